@@ -17,7 +17,7 @@ from hmi.engine.bundles import TaskPart
 from hmi.engine.item import Piece
 from hmi.errors import Damaged
 from hmi.execution.batch import Left
-from hmi.model.heads import pool_cls, pool_text
+from hmi.model.heads import Reads, pool_text
 from hmi.model.lexical import bags_of
 
 Output = Tensor | Exception
@@ -44,7 +44,7 @@ def _together(
     one."""
     mine, part = [pieces[left.texts[i]] for i in indexes], parts[left.texts[indexes[0]]]
     try:
-        together = _head(_read(left, indexes, mine, part), mine, part)
+        together = _head(left, indexes, mine, part)
         # A sum is finite only if all its terms are; it may be infinite although they are not.
         sound = math.isfinite(together.sum())
         tagging = mine[0].bundle.task.reads == "rows"
@@ -56,31 +56,34 @@ def _together(
         return [output for i in indexes for output in _together(left, pieces, parts, [i])]
 
 
-def _read(left: Left, indexes: Sequence[int], pieces: Sequence[Piece], part: TaskPart) -> Tensor:
-    """The input of the head for these texts: [texts, size], in tagging [tokens, dim]."""
-    first, end, reads = indexes[0], indexes[-1] + 1, pieces[0].bundle.task.reads
-    offsets = left.offsets[first : end + 1]
-    if reads == "cls":
-        query = None if part.head is None else part.head.query
-        before = left.before[offsets[0] : offsets[-1]]
-        return pool_cls(left.last[first:end], before, [at - offsets[0] for at in offsets], query)
-    if reads == "rows":
-        return left.last[offsets[0] : offsets[-1]]
-    spans = zip(pairwise(offsets), pieces, strict=True)
-    return torch.stack([pool_text(reads, left.last[a:b], piece.window.types) for (a, b), piece in spans])
-
-
-def _head(read: Tensor, pieces: Sequence[Piece], part: TaskPart) -> Tensor:
-    """Apply the head to all texts in one product, then add the lexical scores of their words."""
-    if part.head is None:
-        return read
-    logits: Tensor = part.head(read)
+def _head(left: Left, indexes: Sequence[int], pieces: Sequence[Piece], part: TaskPart) -> Tensor:
+    """The outputs of these texts [texts, outputs], in tagging [tokens, outputs], lexical scores included."""
+    reads = pieces[0].bundle.task.reads
+    output = _read(left, indexes, pieces, reads, part)
     if part.lexical is not None:
         bags = [bags_of(p.item.request.text, p.window, part.lexical.buckets) for p in pieces]
-        tagging = pieces[0].bundle.task.reads == "rows"
-        lengths = [len(p.window) if tagging else 1 for p in pieces]
-        logits = part.lexical.add_packed(logits, bags, lengths)
-    return logits
+        lengths = [len(p.window) if reads == "rows" else 1 for p in pieces]
+        output = part.lexical.add_packed(output, bags, lengths)
+    return output
+
+
+def _read(
+    left: Left, indexes: Sequence[int], pieces: Sequence[Piece], reads: Reads, part: TaskPart
+) -> Tensor:
+    """Apply the head to all texts in one product; without a head, return what it would read."""
+    first, end = indexes[0], indexes[-1] + 1
+    offsets, head = left.offsets[first : end + 1], part.head
+    start = offsets[0]
+    if reads == "cls":
+        assert head is not None, "only an embedding has no head"
+        at = [offset - start for offset in offsets]
+        return head.of_packed(left.last[first:end], left.before[start : offsets[-1]], at)
+    if reads == "rows":
+        read = left.last[start : offsets[-1]]
+    else:
+        spans = zip(pairwise(offsets), pieces, strict=True)
+        read = torch.stack([pool_text(reads, left.last[a:b], piece.window.types) for (a, b), piece in spans])
+    return read if head is None else head(read)
 
 
 def _finite(output: Tensor, piece: Piece) -> Output:

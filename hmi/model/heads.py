@@ -17,11 +17,12 @@ through [CLS] alone. Measurements: docs/design/0003-tenant-module.md.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from typing import Literal
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from hmi_kernels.text.heads import cls_head
 from torch import Tensor, nn
 
 from hmi.core import Task
@@ -48,6 +49,23 @@ class Head(nn.Module):
     def forward(self, x: Tensor, dropout: float = 0.0) -> Tensor:
         logits: Tensor = self.out(F.dropout(x, dropout, training=True) if dropout else x)
         return logits
+
+    def of_packed(self, first: Tensor, before: Tensor, offsets: Sequence[int]) -> Tensor:
+        """The logits [texts, labels] of packed texts, for a head that reads "cls": one call of compiled code.
+
+        first [texts, dim]: the [CLS] rows of the last layer. before [tokens, dim]: text i has the rows
+        offsets[i]:offsets[i + 1] that enter it. The same as `forward` of `with_attended` of `pool_rows`.
+        """
+        query = (
+            np.empty((0, before.shape[1]), np.float32) if self.query is None else self.query.detach().numpy()
+        )
+        out = np.empty((len(first), len(self.out.bias)), np.float32)
+        weight, bias = self.out.weight.detach().numpy(), self.out.bias.detach().numpy()
+        at = np.array(offsets, np.int64)
+        cls_head(
+            first.contiguous().numpy(), before.contiguous().numpy(), at, query.numpy(), weight, bias, out
+        )
+        return torch.from_numpy(out)
 
     def with_attended(self, read: Tensor, before: Tensor, mask: Tensor) -> Tensor:
         """Append to `read`, for each query, the mean of the rows `before` weighted by its attention.
@@ -129,24 +147,6 @@ def pool_text(reads: Reads, last: Tensor, types: Sequence[int]) -> Tensor:
     texts = last[1:second], last[second:]
     u, v = (rows.mean(0) if len(rows) else torch.zeros_like(last[0]) for rows in texts)
     return torch.cat([last[0], (u - v).abs(), u * v])
-
-
-def pool_cls(first: Tensor, before: Tensor, offsets: Sequence[int], query: Tensor | None) -> Tensor:
-    """`pool_rows` for "cls", then `Head.with_attended`, of packed texts without padding.
-
-    first [texts, dim]: the [CLS] rows of the last layer. before [tokens, dim]: the rows that enter it; text i
-    has before[offsets[i]:offsets[i + 1]]. Returns [texts, (2 + queries)·dim]. A query of zeros attends to all
-    rows alike, so the mean is one more query.
-    """
-    dim = before.shape[1]
-    queries = before.new_zeros(1, dim) if query is None else F.pad(query, (0, 0, 1, 0))
-    scores = before @ queries.T
-    out = before.new_empty(len(first), (1 + len(queries)) * dim)
-    out[:, :dim] = first
-    attended = out[:, dim:].view(len(first), len(queries), dim)
-    for (a, b), mine in zip(pairwise(offsets), attended, strict=True):
-        torch.mm(scores[a:b].softmax(0).T, before[a:b], out=mine)
-    return out
 
 
 def _compare(rows: Tensor, types: Tensor, mask: Tensor) -> Tensor:
