@@ -56,15 +56,12 @@ class Head(nn.Module):
         first [texts, dim]: the [CLS] rows of the last layer. before [tokens, dim]: text i has the rows
         offsets[i]:offsets[i + 1] that enter it. The same as `forward` of `with_attended` of `pool_rows`.
         """
-        query = (
-            np.empty((0, before.shape[1]), np.float32) if self.query is None else self.query.detach().numpy()
-        )
+        query = (before[:0] if self.query is None else self.query.detach()).numpy()
         out = np.empty((len(first), len(self.out.bias)), np.float32)
         weight, bias = self.out.weight.detach().numpy(), self.out.bias.detach().numpy()
         at = np.array(offsets, np.int64)
-        cls_head(
-            first.contiguous().numpy(), before.contiguous().numpy(), at, query.numpy(), weight, bias, out
-        )
+        rows = before.contiguous().numpy()
+        cls_head(first.contiguous().numpy(), rows, at, query, weight, bias, out)
         return torch.from_numpy(out)
 
     def with_attended(self, read: Tensor, before: Tensor, mask: Tensor) -> Tensor:
