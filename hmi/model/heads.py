@@ -55,10 +55,17 @@ class Head(nn.Module):
 
         first [texts, dim]: the [CLS] rows of the last layer. before [tokens, dim]: text i has the rows
         offsets[i]:offsets[i + 1] that enter it. The same as `forward` of `with_attended` of `pool_rows`.
+        Raises RuntimeError for rows of another size than the head's, since the compiled code checks nothing.
         """
         query = (before[:0] if self.query is None else self.query.detach()).numpy()
         out = np.empty((len(first), len(self.out.bias)), np.float32)
         weight, bias = self.out.weight.detach().numpy(), self.out.bias.detach().numpy()
+        count, dim = query.shape
+        if first.shape[1] != dim or before.shape[1] != dim or weight.shape[1] != (2 + count) * dim:
+            raise RuntimeError(
+                f"the head has {weight.shape[1]} inputs and {count} queries of {dim} numbers; "
+                f"the rows have {before.shape[1]}"
+            )
         at = np.array(offsets, np.int64)
         rows = before.contiguous().numpy()
         cls_head(first.contiguous().numpy(), rows, at, query, weight, bias, out)

@@ -44,6 +44,13 @@ def test_a_head_of_packed_texts_is_that_of_padded_ones(queries: int, labels: int
             assert torch.equal(torch.cat(alone), got)
 
 
+def test_a_head_refuses_rows_of_another_size() -> None:
+    for head in (Head(2 * DIM, 2), Head(2 * DIM, 2, queries=1, dim=DIM)):
+        row = torch.zeros(1, DIM + 16)
+        with pytest.raises(RuntimeError, match="the rows have 64"):
+            head.of_packed(row, row, [0, 1])
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_a_head_passes_on_what_is_no_number(value: float) -> None:
     head = Head(2 * DIM, 2).eval()
