@@ -138,6 +138,9 @@ class Admission:
         self._waiting: dict[str, deque[TenantCall]] = {}
         self._aside: dict[asyncio.Task[None], TenantCall] = {}
         """The calls whose models are being loaded."""
+        self._ran_here: set[str] = set()
+        """The tenants that had a turn on the event loop in its present pass: of many calls at once, a tenant's
+        first runs there, and the others take turns."""
         self._arrived = asyncio.Event()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="hmi-tokenise")
 
@@ -211,10 +214,15 @@ class Admission:
         """Return whether a new call is short, and no call waits that should go first."""
         if self._waiting or len(characters) > 1 or characters[call.tenant] > SHORT_CHARACTERS:
             return False
+        if call.tenant in self._ran_here:
+            return False
         return self._resting.get(call.tenant, 0.0) <= time.monotonic()
 
     def _run_here(self, call: TenantCall) -> None:
         """Give a call its turn at once, on the event loop."""
+        if not self._ran_here:
+            asyncio.get_running_loop().call_soon(self._ran_here.clear)
+        self._ran_here.add(call.tenant)
         self._turns.begin((call.tenant,))
         self._ran(call, call.run_turn(self._loader))
         if not (call.future.done() or call.cold):
