@@ -139,8 +139,8 @@ class Admission:
         self._aside: dict[asyncio.Task[None], TenantCall] = {}
         """The calls whose models are being loaded."""
         self._ran_here: set[str] = set()
-        """The tenants that had a turn on the event loop in its present pass: of many calls at once, a tenant's
-        first runs there, and the others take turns."""
+        """The tenants that had a turn on the event loop in its present pass. Of a tenant's many calls at
+        once, the first runs there, and the others take turns."""
         self._arrived = asyncio.Event()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="hmi-tokenise")
 
