@@ -47,12 +47,10 @@ class Bodies:
 
         The pauses of all the holder's requests add up. Other holders run meanwhile.
         """
-        now = time.monotonic()
-        until = max(self._resting.get(holder, 0.0), now) + RESTS * worked_s
         if worked_s < LEAST_S:
-            until = now
-        else:
-            self._resting[holder] = until
+            return
+        now = time.monotonic()
+        until = self._resting[holder] = max(self._resting.get(holder, 0.0), now) + RESTS * worked_s
         await asyncio.sleep(until - now)
         if self._resting.get(holder) == until:
             del self._resting[holder]

@@ -52,7 +52,9 @@ class Received:
     form: Form | None
     """The owner of the files."""
     digest: str
-    """SHA-256 of the JSON, after decompression, or of the multipart parts as sent; "" without a body."""
+    """SHA-256 of the JSON, after decompression, or of the multipart parts as sent.
+
+    "" without a body, and for JSON of a route that creates nothing: only an Idempotency-Key needs it."""
     size: int = 0
     """Bytes of the JSON body, after decompression; 0 for a multipart body."""
 
@@ -239,7 +241,8 @@ async def _parsed(
         found = census(data, most)
         _check_census(found, most, route)
         loan.cover(loan.amount + found.values * VALUE_BYTES)
-        return parse(route.body, data, route.count_members), hashlib.sha256(data).hexdigest(), len(data)
+        digest = hashlib.sha256(data).hexdigest() if route.creates else ""
+        return parse(route.body, data, route.count_members), digest, len(data)
 
     if encoding == "identity" and len(sent) <= LIGHT_BYTES and census(sent, LIGHT).within(LIGHT):
         return work()

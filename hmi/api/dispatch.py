@@ -13,6 +13,7 @@ from typing import Any
 
 from aiohttp import web
 from pydantic import BaseModel
+from pydantic_core import to_json
 
 from hmi.api.body import parse_query, receive
 from hmi.api.caller import NOBODY
@@ -49,14 +50,15 @@ def handler_of(route: Route) -> AioHandler:
         if is_guest(request):
             raise Unavailable("overloaded: all connections are in use; try again shortly")
         services.admit()
+        if route.cancellable:
+            with services.in_flight:
+                return await _serve(route, request, services)
+        # A call that may change something is finished even if its client disconnects.
         work = asyncio.create_task(_serve(route, request, services))
         services.in_flight.until_done(work)
+        services.working.add(work)
+        work.add_done_callback(services.working.discard)
         try:
-            if route.cancellable:
-                return await work
-            # A call that may change something is finished even if its client disconnects.
-            services.working.add(work)
-            work.add_done_callback(services.working.discard)
             return await asyncio.shield(work)
         finally:
             # The traceback of an error refers to this frame, and the task to the error. Without this
@@ -129,7 +131,7 @@ async def _run(route: Route, call: Call, request: web.Request, loan: Loan) -> we
         call.body, call.files, call.size = received.body, received.files, received.size
         keyed = keyed_request(route, request, call.caller, received.digest)
         if keyed is None:
-            return await _response(route, *await _rendered(await route.handler(call)))
+            return await _answer(route, await route.handler(call))
         async with exclusively(keyed, services):
             kept = await keyed.kept(services)
             if kept is not None:
@@ -140,6 +142,13 @@ async def _run(route: Route, call: Call, request: web.Request, loan: Loan) -> we
             return await _response(route, reply, body)
     finally:
         received.discard()
+
+
+async def _answer(route: Route, reply: Reply | web.StreamResponse) -> web.StreamResponse:
+    if isinstance(reply, Reply) and not reply.large:
+        text = to_json(reply.body, by_alias=True, inf_nan_mode="null")
+        return _json(text, route.status, _headers(reply))
+    return await _response(route, *await _rendered(reply))
 
 
 async def _rendered(reply: Reply | web.StreamResponse) -> tuple[Reply | web.StreamResponse, Any]:
@@ -164,10 +173,13 @@ async def _repeated(
 async def _response(route: Route, reply: Reply | web.StreamResponse, body: Any) -> web.StreamResponse:
     if isinstance(reply, web.StreamResponse):
         return reply
-    headers = {"Location": reply.location} if reply.location else None
     # JSONEncoder.encode holds the interpreter's lock to its end, in any thread. Encoding in chunks does not.
     text = await off_loop(reply.large, _text_in_chunks if reply.large else _ENCODER.encode, body)
-    return _json(text, route.status, headers)
+    return _json(text.encode(), route.status, _headers(reply))
+
+
+def _headers(reply: Reply) -> dict[str, str]:
+    return {"Location": reply.location} if reply.location else {}
 
 
 def plain(body: Any) -> Any:
@@ -180,7 +192,7 @@ def plain(body: Any) -> Any:
 
 def _error(request: web.Request, error: Exception) -> web.Response:
     shaped, status, headers = shape(request, error)
-    return _json(_ENCODER.encode(shaped), status, headers)
+    return _json(_ENCODER.encode(shaped).encode(), status, headers)
 
 
 def shape(request: web.Request, error: Exception) -> tuple[dict[str, Any], int, dict[str, str]]:
@@ -224,5 +236,7 @@ def _text_in_chunks(body: Any) -> str:
     return "".join(_ENCODER.iterencode(body))
 
 
-def _json(text: str, status: int, headers: dict[str, str] | None) -> web.Response:
-    return web.Response(text=text, status=status, headers=headers, content_type="application/json")
+def _json(text: bytes, status: int, headers: dict[str, str]) -> web.Response:
+    return web.Response(
+        body=text, status=status, headers=headers, content_type="application/json", charset="utf-8"
+    )

@@ -91,15 +91,17 @@ class Inflow:
         """All bytes that have arrived. aiohttp's read(n) is not used: it would read a body of one-byte
         chunks to its end without a pause."""
         await self._rest(take_loop_time(self._request))
-        return await self._in_time(self._content.readany())
-
-    async def _in_time(self, read: Awaitable[bytes]) -> bytes:
+        if self._content.at_eof():
+            return b""
         loop = asyncio.get_running_loop()
         began = loop.time()
         left = self._idle_s + self._content.total_bytes / LEAST_RATE - self._waited
         try:
+            # Most bodies have arrived with their heads, and need no timer.
+            if at_hand := self._content.read_nowait():
+                return at_hand
             async with asyncio.timeout(max(0.0, min(self._idle_s, left))):
-                return await read
+                return await self._content.readany()
         except HmiError:  # set on the stream by the server, such as `Unfinished` when it stops
             raise
         except TimeoutError as error:

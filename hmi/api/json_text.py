@@ -21,7 +21,7 @@ from hmi.errors import InvalidInput
 from hmi.words import HALF_A_PAIR, not_json
 
 SMALL_BYTES = 1 << 16
-"""A text up to this size is parsed again without counting members first. That takes less than 0.1 ms."""
+"""The members of a text up to this size are not counted exactly: parsing it again takes less than 0.1 ms."""
 DEEPEST = 200
 """Most levels of nesting in a body: the limit of the parser."""
 _TRUNCATED = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}(\\u?)?\Z")
@@ -44,13 +44,15 @@ class _Repeated(dict[str, Any]):
 def refuse_repeated(data: bytes, count_members: Callable[[], int] | None = None) -> None:
     """Raise InvalidInput, which names the member, if an object in the JSON text `data` gives a name twice.
 
-    `count_members` counts the members that the parsed value has. If a large text holds no more members
-    than that, none was given twice and the text is not parsed again: a second parse takes as long as the
-    first, and holds the interpreter's lock.
+    `count_members` counts the members that the parsed value has. If the text holds no more members than
+    that, none was given twice and the text is not parsed again: a second parse takes as long as the first,
+    and holds the interpreter's lock.
     """
-    if count_members is not None and len(data) > SMALL_BYTES:
+    if count_members is not None:
         members = count_members()
-        if data.count(b":") == members or exact_census(data).members == members:
+        if data.count(b":") == members:
+            return
+        if len(data) > SMALL_BYTES and exact_census(data).members == members:
             return
     repeated: list[_Repeated] = []
 

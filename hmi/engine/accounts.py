@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import replace
 
-from hmi.engine.item import Item
-from hmi.engine.request import TextRequest, TextResult
+from hmi.engine.request import TextRequest
 from hmi.engine.running import Ran
 from hmi.metrics import Metrics
 from hmi.stages import Plan
@@ -30,7 +28,7 @@ class Accounts:
         self._metrics.deadline_missed()
 
     def ran(self, ran: Ran, plan: Plan) -> None:
-        """Count a batch that ran, even if some of its texts failed."""
+        """Count a batch that ran, even if some of its texts failed, before its answers are handed on."""
         pieces, tokens, times = ran.batch.pieces, ran.batch.offsets[-1], ran.times
         self._metrics.stage("retrieve", times.retrieve_s)
         self._metrics.stage("compute", times.compute_s)
@@ -38,16 +36,18 @@ class Accounts:
         self._metrics.batch(len(pieces), tokens, tenants, times.retrieve_s + times.compute_s)
         for name, setting in plan.on.items():
             self._metrics.execution_stage(name, setting.name, len(pieces))
+        domains: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        tokens_of: Counter[str] = Counter()
         for piece, hits in zip(pieces, ran.batch.hits, strict=True):
-            self._metrics.plot_hits(piece.bundle.version.domain, hits)
+            domains[piece.bundle.version.domain].update(hits)
+            tokens_of[piece.item.tenant] += len(piece.window)
             if piece.index == 0:
                 self._metrics.stage("queue", times.begun - piece.item.queued)
-            mine = len(piece.window)
-            self._metrics.usage.add(
-                piece.item.tenant, tokens=mine, compute_ms=mine * times.compute_s * 1e3 / tokens
-            )
-
-    def timed(self, item: Item, answer: TextResult) -> TextResult:
-        """Count an answer, and return it with its timing."""
-        self._metrics.usage.add(item.tenant, inputs=1)
-        return replace(answer, timing=item.timing)
+        for domain, hits in domains.items():
+            self._metrics.plot_hits(domain, hits)
+        # Windows that ran again may complete their text twice.
+        answered = {id(item): item.tenant for item, _ in ran.answers if item.sink.wanted}
+        inputs = Counter(answered.values())
+        for tenant, mine in tokens_of.items():
+            spent_ms = mine * times.compute_s * 1e3 / tokens
+            self._metrics.usage.add(tenant, inputs=inputs[tenant], tokens=mine, compute_ms=spent_ms)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ from hmi.engine.loading import ModelLoader
 from hmi.engine.recent import Recent
 from hmi.engine.request import TextRequest
 from hmi.engine.room import Room
-from hmi.engine.threads import contained, in_thread
+from hmi.engine.threads import contained, in_thread, together
 from hmi.engine.turns import Turns
 from hmi.errors import HmiError, InvalidInput, NotFound, copy_of
 from hmi.model.batching import Encoded
@@ -38,6 +38,9 @@ SHORT_TURN_S = 0.001
 """After a turn shorter than this, a tenant does not rest."""
 LONG_TURN_S = 0.02
 """A turn longer than this counts as this long when its rest is computed."""
+SHORT_CHARACTERS = 1024
+"""A call with no more characters is tokenised on the event loop if nothing else waits: that takes at most a
+millisecond or so, and handing it to the thread would often take longer."""
 MAX_CHARACTERS = 32 << 20
 """Capacity for texts that wait to be tokenised, in characters, of all tenants together."""
 
@@ -135,6 +138,9 @@ class Admission:
         self._waiting: dict[str, deque[TenantCall]] = {}
         self._aside: dict[asyncio.Task[None], TenantCall] = {}
         """The calls whose models are being loaded."""
+        self._ran_here: set[str] = set()
+        """The tenants that had a turn on the event loop in its present pass. Of a tenant's many calls at
+        once, the first runs there, and the others take turns."""
         self._arrived = asyncio.Event()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="hmi-tokenise")
 
@@ -168,9 +174,12 @@ class Admission:
         calls = [TenantCall(tenant, texts, loop.create_future()) for tenant, texts in by_tenant.items()]
         for call in calls:
             self._recent.sent(call.tenant)
-            self._line_up(call)
+            if self._may_run_here(call, characters):
+                self._run_here(call)
+            else:
+                self._line_up(call)
         try:
-            await asyncio.gather(*(call.future for call in calls))
+            await together([call.future for call in calls])
         finally:
             for call in calls:
                 call.future.cancel()
@@ -190,12 +199,34 @@ class Admission:
                 call.error = HmiError("tokenising ended unexpectedly; send the request again")
                 call.settle()
                 raise
-            self._turns.charge(call.tenant, took)
-            if took > SHORT_TURN_S and self._recent.other_than((call.tenant,)):
-                self._resting[call.tenant] = time.monotonic() + REST_RATIO * min(took, LONG_TURN_S)
-            if call.cold is not None and not call.future.done():  # no load for a call that is gone
-                self._stand_aside(call)
-            call.settle()
+            self._ran(call, took)
+
+    def _ran(self, call: TenantCall, took: float) -> None:
+        """See to a call after a turn that took this many seconds."""
+        self._turns.charge(call.tenant, took)
+        if took > SHORT_TURN_S and self._recent.other_than((call.tenant,)):
+            self._resting[call.tenant] = time.monotonic() + REST_RATIO * min(took, LONG_TURN_S)
+        if call.cold is not None and not call.future.done():  # no load for a call that is gone
+            self._stand_aside(call)
+        call.settle()
+
+    def _may_run_here(self, call: TenantCall, characters: Mapping[str, int]) -> bool:
+        """Return whether a new call is short, and no call waits that should go first."""
+        if self._waiting or len(characters) > 1 or characters[call.tenant] > SHORT_CHARACTERS:
+            return False
+        if call.tenant in self._ran_here:
+            return False
+        return self._resting.get(call.tenant, 0.0) <= time.monotonic()
+
+    def _run_here(self, call: TenantCall) -> None:
+        """Give a call its turn at once, on the event loop."""
+        if not self._ran_here:
+            asyncio.get_running_loop().call_soon(self._ran_here.clear)
+        self._ran_here.add(call.tenant)
+        self._turns.begin((call.tenant,))
+        self._ran(call, call.run_turn(self._loader))
+        if not (call.future.done() or call.cold):
+            self._line_up(call)  # its turn ended early
 
     def _line_up(self, call: TenantCall) -> None:
         self._waiting.setdefault(call.tenant, deque()).append(call)
@@ -203,7 +234,8 @@ class Admission:
 
     def _stand_aside(self, call: TenantCall) -> None:
         """Load the call's model in a task; the tenant's other calls take its turns meanwhile."""
-        self._waiting[call.tenant].remove(call)
+        if call in self._waiting.get(call.tenant, ()):
+            self._waiting[call.tenant].remove(call)
         task = asyncio.create_task(self._warm(call))
         self._aside[task] = call
         task.add_done_callback(self._aside.pop)

@@ -30,10 +30,12 @@ from hmi.engine.request import TextRequest, TextResult
 from hmi.engine.running import Held, Ran, Runner
 from hmi.engine.sink import Waiting
 from hmi.engine.supervisor import Broken, Supervisor
+from hmi.engine.threads import together
 from hmi.engine.waiting import WaitingTexts
 from hmi.errors import DeadlineExceeded, Unavailable
 from hmi.metrics import Metrics
 from hmi.model.batching import Encoded
+from hmi.model.heads import Head
 from hmi.model.lexical import word_bags
 from hmi.model.memory import usable_memory
 from hmi.model.tagging import best_path, marginals
@@ -185,7 +187,7 @@ class Engine:
             self._waiting.add(items)
             try:
                 self._interleave()
-                return list(await asyncio.gather(*(sink.answer for sink in sinks)))
+                return await together([sink.answer for sink in sinks])
             finally:
                 self._waiting.remove(items)
                 for sink in sinks:
@@ -308,7 +310,7 @@ class Engine:
             self._accounts.ran(ran, batch.plan)
             for item, answer in ran.answers:
                 if item.sink.wanted:  # windows that ran again may complete their text twice
-                    item.sink.done(self._accounts.timed(item, answer))
+                    item.sink.done(replace(answer, timing=item.timing))
             self._learn(batch.plan, Measured(len(pieces), ran.batch.offsets[-1], cpu_s))
         fail(ran.failed)
 
@@ -329,3 +331,5 @@ def _compile() -> None:
     scores, moves = np.zeros((1, 2), np.float32), np.zeros((3, 2), np.float32)
     best_path(scores, moves)
     marginals(scores, moves)
+    row = torch.zeros(1, 16)
+    Head(32, 2).of_packed(row, row, [0, 1])

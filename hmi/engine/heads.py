@@ -6,8 +6,9 @@ shape are not stacked into one product over tenants.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from itertools import groupby
+from itertools import groupby, pairwise
 
 import torch
 from torch import Tensor
@@ -16,7 +17,7 @@ from hmi.engine.bundles import TaskPart
 from hmi.engine.item import Piece
 from hmi.errors import Damaged
 from hmi.execution.batch import Left
-from hmi.model.heads import Reads, pool_rows
+from hmi.model.heads import Reads, pool_text
 from hmi.model.lexical import bags_of
 
 Output = Tensor | Exception
@@ -39,46 +40,50 @@ def outputs_of(left: Left, pieces: Sequence[Piece], parts: Sequence[TaskPart]) -
 def _together(
     left: Left, pieces: Sequence[Piece], parts: Sequence[TaskPart], indexes: list[int]
 ) -> list[Output]:
-    """Outputs of texts of one head, by their indexes in `left.texts`; if they fail together, one by one."""
+    """Outputs of adjacent texts of one head, by their indexes in `left.texts`; if they fail together, one by
+    one."""
     mine, part = [pieces[left.texts[i]] for i in indexes], parts[left.texts[indexes[0]]]
     try:
-        rows = [
-            _read(left, i, piece.bundle.task.reads, piece, part)
-            for i, piece in zip(indexes, mine, strict=True)
-        ]
-        return [_finite(output, piece) for output, piece in zip(_head(rows, mine, part), mine, strict=True)]
+        together = _head(left, indexes, mine, part)
+        # A sum is finite only if all its terms are; it may be infinite although they are not.
+        sound = math.isfinite(together.sum())
+        tagging = mine[0].bundle.task.reads == "rows"
+        each = together.split([len(piece.window) for piece in mine]) if tagging else together.unbind()
+        return list(each) if sound else [_finite(output, p) for output, p in zip(each, mine, strict=True)]
     except Exception as error:
         if len(indexes) == 1:
             return [error]
         return [output for i in indexes for output in _together(left, pieces, parts, [i])]
 
 
-def _read(left: Left, i: int, reads: Reads, piece: Piece, part: TaskPart) -> Tensor:
-    """The input of the head for text i: [size], in tagging [tokens, dim]."""
-    a, b = left.offsets[i], left.offsets[i + 1]
-    before = left.before[a:b]
-    if reads == "cls":
-        both = torch.cat([left.last[i], before.mean(0)])
-        if part.head is None:
-            return both
-        everywhere = torch.ones(1, len(before), dtype=torch.bool)
-        return part.head.with_attended(both[None], before[None], everywhere)[0]
-    types = torch.tensor([piece.window.types])
-    last = left.last[a:b][None]
-    return pool_rows(reads, last, last, types, torch.ones_like(types, dtype=torch.bool))[0]
-
-
-def _head(rows: list[Tensor], pieces: Sequence[Piece], part: TaskPart) -> list[Tensor]:
-    """Apply the head to all texts in one product, then add the lexical scores of their words."""
-    if part.head is None:
-        return rows
-    lengths = [len(r) if r.dim() == 2 else 1 for r in rows]
-    logits: Tensor = part.head(torch.cat([r if r.dim() == 2 else r[None] for r in rows]))
+def _head(left: Left, indexes: Sequence[int], pieces: Sequence[Piece], part: TaskPart) -> Tensor:
+    """The outputs of these texts [texts, outputs], in tagging [tokens, outputs], lexical scores included."""
+    reads = pieces[0].bundle.task.reads
+    output = _read(left, indexes, pieces, reads, part)
     if part.lexical is not None:
         bags = [bags_of(p.item.request.text, p.window, part.lexical.buckets) for p in pieces]
-        logits = part.lexical.add_packed(logits, bags, lengths)
-    split = logits.split(lengths)
-    return [mine if r.dim() == 2 else mine[0] for r, mine in zip(rows, split, strict=True)]
+        lengths = [len(p.window) if reads == "rows" else 1 for p in pieces]
+        output = part.lexical.add_packed(output, bags, lengths)
+    return output
+
+
+def _read(
+    left: Left, indexes: Sequence[int], pieces: Sequence[Piece], reads: Reads, part: TaskPart
+) -> Tensor:
+    """Apply the head to all texts in one product; without a head, return what it would read."""
+    first, end = indexes[0], indexes[-1] + 1
+    offsets, head = left.offsets[first : end + 1], part.head
+    start = offsets[0]
+    if reads == "cls":
+        assert head is not None, "only an embedding has no head"
+        at = [offset - start for offset in offsets]
+        return head.of_packed(left.last[first:end], left.before[start : offsets[-1]], at)
+    if reads == "rows":
+        read = left.last[start : offsets[-1]]
+    else:
+        spans = zip(pairwise(offsets), pieces, strict=True)
+        read = torch.stack([pool_text(reads, left.last[a:b], piece.window.types) for (a, b), piece in spans])
+    return read if head is None else head(read)
 
 
 def _finite(output: Tensor, piece: Piece) -> Output:

@@ -75,6 +75,8 @@ class Host:
 
     def pause(self) -> None:
         """Run the next waiting batch, if any, on the host's thread. Called between two layers."""
+        if not self._waiting:
+            return
         begun, cpu = time.monotonic(), time.thread_time()
         if self._run_next():
             self.away_s += time.monotonic() - begun

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
+from itertools import accumulate, chain, groupby
 
 import numpy as np
 import torch
@@ -70,7 +70,7 @@ def retrieve(pieces: Sequence[Piece]) -> Retrieved:
     for _, group in groupby(pieces, lambda p: p.bundle.version.plot_version):
         same = list(group)
         start = batch.offsets[-1]
-        ends = (start + np.cumsum([len(p.window) for p in same])).tolist()
+        ends = list(accumulate((len(p.window) for p in same), initial=start))[1:]
         try:
             _fill(batch, same[0], [p.window for p in same], batch.rows[start : ends[-1]])
         except Exception as error:
@@ -90,14 +90,12 @@ def _fill(batch: Retrieved, first: Piece, texts: list[Encoded], out: Tensor) -> 
     if first.item.request.exact:
         batch.hits.extend(_compute(first.bundle, texts, out))
         return
-    tokens = np.concatenate([np.asarray(t.ids, np.int32) for t in texts])
-    offsets = np.cumsum([0, *map(len, texts)], dtype=np.int64)
+    tokens = np.array(list(chain.from_iterable(t.ids for t in texts)), np.int32)
+    offsets = np.array(list(accumulate(map(len, texts), initial=0)), np.int64)
     reader = first.bundle.reader
     _, hits = reader.lookup(tokens, offsets, out=out.numpy())
     batch.lookups.append(Lookup(reader.version, tokens, offsets, hits))
-    batch.hits.extend(
-        _counts(hits, a, b) for a, b in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)
-    )
+    batch.hits.extend(_counts(hits, offsets))
 
 
 def _compute(bundle: Bundle, texts: list[Encoded], out: Tensor) -> list[PlotHits]:
@@ -110,6 +108,10 @@ def _compute(bundle: Bundle, texts: list[Encoded], out: Tensor) -> list[PlotHits
     return [{"computed": len(t)} for t in texts]
 
 
-def _counts(hits: Hits, start: int, end: int) -> PlotHits:
-    found = np.bincount(hits.order[start:end], minlength=hits.n + 1)
-    return {ORDER_NAMES[order]: int(found[order]) for order in range(hits.n, -1, -1)}
+def _counts(hits: Hits, offsets: NDArray[np.int64]) -> list[PlotHits]:
+    """The number of tokens that each order answered, by text."""
+    orders, texts = hits.n + 1, len(offsets) - 1
+    text = np.repeat(np.arange(0, texts * orders, orders), np.diff(offsets))
+    found = np.bincount(text + hits.order, minlength=texts * orders).reshape(texts, orders)[:, ::-1]
+    names = [ORDER_NAMES[order] for order in range(hits.n, -1, -1)]
+    return [dict(zip(names, counts, strict=True)) for counts in found.tolist()]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
 from typing import Protocol
 
 from hmi.engine.request import TextResult
@@ -38,7 +37,7 @@ class Waiting:
         return not self._future.done()
 
     @property
-    def answer(self) -> Awaitable[TextResult]:
+    def answer(self) -> asyncio.Future[TextResult]:
         """The answer; awaiting it raises the error that `fail` was given."""
         return self._future
 

@@ -19,8 +19,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from hmi_kernels.text.heads import cls_head
 from torch import Tensor, nn
 
 from hmi.core import Task
@@ -47,6 +49,27 @@ class Head(nn.Module):
     def forward(self, x: Tensor, dropout: float = 0.0) -> Tensor:
         logits: Tensor = self.out(F.dropout(x, dropout, training=True) if dropout else x)
         return logits
+
+    def of_packed(self, first: Tensor, before: Tensor, offsets: Sequence[int]) -> Tensor:
+        """The logits [texts, labels] of packed texts, for a head that reads "cls": one call of compiled code.
+
+        first [texts, dim]: the [CLS] rows of the last layer. before [tokens, dim]: text i has the rows
+        offsets[i]:offsets[i + 1] that enter it. The same as `forward` of `with_attended` of `pool_rows`.
+        Raises RuntimeError for rows of another size than the head's, since the compiled code checks nothing.
+        """
+        query = (before[:0] if self.query is None else self.query.detach()).numpy()
+        out = np.empty((len(first), len(self.out.bias)), np.float32)
+        weight, bias = self.out.weight.detach().numpy(), self.out.bias.detach().numpy()
+        count, dim = query.shape
+        if first.shape[1] != dim or before.shape[1] != dim or weight.shape[1] != (2 + count) * dim:
+            raise RuntimeError(
+                f"the head has {weight.shape[1]} inputs and {count} queries of {dim} numbers; "
+                f"the rows have {before.shape[1]}"
+            )
+        at = np.array(offsets, np.int64)
+        rows = before.contiguous().numpy()
+        cls_head(first.contiguous().numpy(), rows, at, query, weight, bias, out)
+        return torch.from_numpy(out)
 
     def with_attended(self, read: Tensor, before: Tensor, mask: Tensor) -> Tensor:
         """Append to `read`, for each query, the mean of the rows `before` weighted by its attention.
@@ -112,6 +135,22 @@ def pool_rows(reads: Reads, last: Tensor, before: Tensor, types: Tensor, mask: T
     if reads == "mean":
         return _mean(last, mask)
     return last if reads == "rows" else last[:, 0]
+
+
+def pool_text(reads: Reads, last: Tensor, types: Sequence[int]) -> Tensor:
+    """`pool_rows` of one text without padding, from the rows [tokens, dim] of the last layer: [size].
+
+    Not for "cls" (`pool_cls`) and "rows". types: as `pool_rows`, ascending.
+    """
+    if reads == "first":
+        return last[0]
+    if reads == "mean":
+        return last.mean(0)
+    assert reads == "compare"
+    second = types.index(1) if 1 in types else len(types)
+    texts = last[1:second], last[second:]
+    u, v = (rows.mean(0) if len(rows) else torch.zeros_like(last[0]) for rows in texts)
+    return torch.cat([last[0], (u - v).abs(), u * v])
 
 
 def _compare(rows: Tensor, types: Tensor, mask: Tensor) -> Tensor:

@@ -10,7 +10,6 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from hmi.errors import Damaged, Unavailable, UnsupportedModel
@@ -86,9 +85,7 @@ class Root:
         rows [tokens, dim]: the texts' rows, one text after another, from a PLOT or the lower layers. The
         sum is the input of the upper layers.
         """
-        positions = torch.cat([torch.arange(len(text)) for text in texts])
-        types = torch.tensor([t for text in texts for t in text.types])
-        rows += self.bias(positions, types)
+        self.bias.add_packed(rows, [text.types for text in texts])
         return rows
 
 

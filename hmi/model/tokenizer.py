@@ -12,9 +12,12 @@ from hmi.errors import UnsupportedModel
 from hmi.model.batching import Encoded
 from hmi.model.beginnings import CHARACTERS_A_TOKEN, GROWTH, beginning, beginnings_of, is_cut
 from hmi.model.beginnings import Text as Text
+from hmi.model.known_chunks import KnownChunks
 
 TEXTS_AT_ONCE = 256
 """The most texts that are passed to the tokenizer together."""
+FEW_TEXTS = 16
+"""More texts than this go to the tokenizer itself, which may use all cores."""
 CHARACTERS_AT_ONCE = 4 << 20
 """The most characters that are passed to the tokenizer together, unless a single text has more."""
 SPECIALS = {"[CLS]": ("[MASK]", "[PAD]"), "<s>": ("<mask>", "<pad>")}
@@ -49,16 +52,59 @@ class Tokenizer:
         mask, pad = SPECIALS[empty[0]]
         self.pad_id = self._found(pad)
         self.cls_id, self.sep_id, self.mask_id = (self._id(token) for token in (empty[0], empty[1], mask))
+        apart = self._beginnings is not None and self._beginnings.spaces
+        self._chunks = KnownChunks(self._fast) if apart else None
+        between = self._fast.encode("", "").ids[1:-1]
+        self._between = [self._ours(i) for i in between]
+        """What stands between the two texts of a pair."""
 
     def encode(self, texts: Sequence[Text], max_length: int) -> list[Encoded]:
         """Tokenise texts, pairs or lists of words, and cut each to `max_length` tokens, [SEP] included.
 
         With BERT's tokenizers, text far beyond the cut is not read, so the cost depends on the tokens kept.
         """
+        if len(texts) > FEW_TEXTS:
+            return self._encode(texts, max_length)
+        known = [self._known(text, max_length) for text in texts]
+        others = [text for text, found in zip(texts, known, strict=True) if found is None]
+        rest = iter(self._encode(others, max_length))
+        return [next(rest) if found is None else found for found in known]
+
+    def _encode(self, texts: Sequence[Text], max_length: int) -> list[Encoded]:
+        """`encode` by the tokenizer itself."""
         out: list[Encoded] = []
         for some in _at_once([self._beginning(t, max_length) for t in texts]):
             out += self._encode_some(some, texts[len(out) : len(out) + len(some)], max_length)
         return out
+
+    def _known(self, text: Text, max_length: int) -> Encoded | None:
+        """`encode` by the chunks that are known; None for a text that is too long or otherwise unusual."""
+        parts = (text,) if isinstance(text, str) else text
+        if self._chunks is None or sum(map(len, parts)) > CHARACTERS_A_TOKEN * max_length:
+            return None
+        first = self._chunks.of_words(parts) if isinstance(parts, list) else self._chunks.of_text(parts[0])
+        if first is None:
+            return None
+        ids, words = [self.cls_id, *self._all_ours(first[0])], [None, *first[1]]
+        types = [0] * (len(ids) + 1)
+        if isinstance(text, tuple):
+            second = self._chunks.of_text(text[1])
+            if second is None or not (first[0] and second[0]):
+                return None
+            ids += [*self._between, *self._all_ours(second[0])]
+            words += [*[None] * len(self._between), *second[1]]
+            types = [*types[:-1], *[0] * len(self._between), *[1] * (len(second[0]) + 1)]
+            if len(ids) >= max_length:
+                return None
+        ids.append(self.sep_id)
+        words.append(None)
+        if len(ids) <= max_length:
+            return Encoded(ids, types, words)
+        del ids[max_length - 1 : -1], types[max_length:], words[max_length - 1 : -1]
+        return Encoded(ids, types, words, True)
+
+    def _all_ours(self, ids: list[int]) -> list[int]:
+        return [self._ours(i) for i in ids] if self.pad_id else ids
 
     def _beginning(self, text: Text, max_length: int) -> Text:
         """A prefix of the text that is likely to give `max_length` tokens."""

@@ -59,6 +59,14 @@ def compiled(function: F) -> F:
     return _jit(function)
 
 
+def reassociated(function: F) -> F:
+    """As `compiled`, but a sum's terms may be added in another order, as vector instructions do.
+
+    The order depends on the number of terms alone, so a sum still has the same bits in every batch.
+    """
+    return _jit(function, fastmath={"contract", "nsz", "reassoc"})
+
+
 def inlined(function: F) -> F:
     """Compile a helper that is always inlined into kernels. It cannot be called from Python."""
     return _jit(function, forceinline=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)

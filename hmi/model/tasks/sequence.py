@@ -27,10 +27,10 @@ class Classification(TaskKind):
         return mean_output(outputs)
 
     def answer(self, merged: Tensor, *, scores: bool = False) -> Answer:
-        probabilities = merged.softmax(-1)
-        best = int(probabilities.argmax())
-        every = dict(zip(self.labels, probabilities.tolist(), strict=True)) if scores else None
-        return Answer(label=self.labels[best], score=float(probabilities[best]), scores=every)
+        probabilities: list[float] = merged.softmax(-1).tolist()
+        score = max(probabilities)
+        every = dict(zip(self.labels, probabilities, strict=True)) if scores else None
+        return Answer(label=self.labels[probabilities.index(score)], score=score, scores=every)
 
 
 @dataclass(frozen=True)
