@@ -53,7 +53,7 @@ def give_back_memory() -> bool:
 
 
 def usable_memory(limits: Sequence[Path] = CGROUP_LIMITS) -> int:
-    """The bytes of memory that this process may use: the machine's, or its container's limit if that is lower.
+    """The bytes of memory that this process may use: the machine's, or its container's limit if lower.
 
     limits: files with a limit in bytes, or with `max` for none. A file that is missing sets no limit.
     """
