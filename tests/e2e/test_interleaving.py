@@ -197,19 +197,20 @@ async def test_an_interleaved_batch_that_waits_for_its_module_leaves_its_slot(
     try:
         async with held(home, monkeypatch) as lab:
             host = await lab.host(*long_call(home))
-            pool, disk, loads = lab.engine._loader._pool, threading.Event(), []
-            read = pool._load
+            loader, disk, loads = lab.engine._loader, asyncio.Event(), []
+            hold, in_memory = loader._hold, loader.in_memory
 
-            def load(name: str) -> tuple[TaskPart, int]:
-                loads.append(name)
-                if loads.count(slow) > 1 and name == slow:  # the first is the prefetch
-                    assert disk.wait(60)
-                return read(name)
+            async def late(artefacts: list[str], *given: Any, **named: Any) -> Any:
+                """As if the module had been evicted: it waits for the disk again."""
+                if slow in artefacts:
+                    loads.append(slow)
+                    await disk.wait()
+                return await hold(artefacts, *given, **named)
 
-            monkeypatch.setattr(pool, "_load", load)
-            monkeypatch.setattr(pool, "_budget", 0)
+            monkeypatch.setattr(loader, "_hold", late)
+            monkeypatch.setattr(loader, "in_memory", lambda names: slow not in names and in_memory(names))
             waiting = await lab.call(TextRequest(OTHER, home.covered[0]))
-            await until(lambda: loads.count(slow) == 2)
+            await until(lambda: loads == [slow])
             inner = await lab.call(TextRequest(third, home.covered[0].split()))
             await until(lambda: len(lab.engine._hosts._running[0]._waiting) == 1)
             lab.go_on.set()

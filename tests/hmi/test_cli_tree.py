@@ -83,6 +83,7 @@ COMMANDS = {
     "tenant create": "acme",
     "tenant delete": "acme --yes",
     "tenant list": "",
+    "tenant set": "acme --weight 2",
     "top": "",
 }
 """The arguments of each command. FILE, ROWS and ADAPTER are paths that exist, OUT is one that does not."""

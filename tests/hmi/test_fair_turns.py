@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -113,7 +114,7 @@ class Pool:
     def has(self, name: str) -> bool:
         return False
 
-    def prefetch(self, name: str) -> None:
+    def prefetch(self, *_: object, **__: object) -> None:
         raise self._error
 
 
@@ -124,7 +125,9 @@ async def test_an_error_is_never_its_own_cause(error: Exception) -> None:
     loader = ModelLoader(cast(Any, None), cast(Any, Pool(error)))
     version = ModelVersion.model_construct(version=3, artefact="0123")
     with pytest.raises(type(error) if isinstance(error, OSError) else Damaged) as caught:
-        await loader._module(ModelId("acme", "mood"), version)
+        await loader._module(
+            ModelId("acme", "mood"), version, cast(Any, SimpleNamespace(prepare=None)), exact=False
+        )
     assert caught.value.__cause__ is not caught.value
     if isinstance(error, DamagedArtefact):
         assert "version 3 of model acme.mood" in str(caught.value)
