@@ -124,6 +124,7 @@ class Pool:
 async def test_an_error_is_never_its_own_cause(error: Exception) -> None:
     loader = ModelLoader(cast(Any, None), cast(Any, Pool(error)))
     version = ModelVersion.model_construct(version=3, artefact="0123")
+    executor = cast(Any, SimpleNamespace(prepare=int))
     with pytest.raises(type(error) if isinstance(error, OSError) else Damaged) as caught:
         await loader._module(
             ModelId("acme", "mood"), version, cast(Any, SimpleNamespace(prepare=None)), exact=False
