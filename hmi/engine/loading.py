@@ -107,7 +107,7 @@ class ModelLoader:
             parts, errors = await self._hold(artefacts, executor, again=again)
             if parts or not any(isinstance(error, NoRoom) for error in errors.values()):
                 return parts, errors
-            self.let_go(artefacts)
+            self._pool.give_back(artefacts)  # not `let_go`: this gives no room, and would end the wait below
             again = True
             with suppress(TimeoutError):
                 async with asyncio.timeout(ROOM_S):

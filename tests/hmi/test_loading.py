@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable
 from typing import Any, cast
 from unittest.mock import Mock
@@ -13,7 +14,7 @@ import pytest
 from hmi.core import ModelId
 from hmi.engine.bundles import Bundles, Part
 from hmi.engine.cache import IdleCache
-from hmi.engine.loading import ModelLoader
+from hmi.engine.loading import ROOM_S, ModelLoader
 from hmi.engine.recent import Recent
 from hmi.errors import Damaged
 from hmi.stores.adapter_pool import AdapterPool, Size
@@ -122,3 +123,24 @@ def test_tenants_that_sent_something_are_forgotten_without_being_asked_about(
         recent.sent(f"tenant {i}")
         now += 0.1
     assert len(recent._sent) < 20
+
+
+async def test_a_batch_without_room_waits_before_it_reads_its_module_again() -> None:
+    loads = []
+
+    def load(name: str) -> Any:
+        loads.append(name)
+        return Mock()
+
+    pool: AdapterPool[Any] = AdapterPool(10, load, lambda part: Size(10))
+    loader = ModelLoader(cast(Bundles, AtHand(list)), pool)
+    await loader.hold(["held"], Mock())
+    begun = time.monotonic()
+    waiting = asyncio.create_task(loader.hold(["new"], Mock()))
+    await asyncio.sleep(6 * ROOM_S)
+    assert loads.count("new") <= (time.monotonic() - begun) / ROOM_S + 2
+    loader.let_go(["held"])
+    parts, errors = await waiting
+    assert (list(parts), errors) == (["new"], {})
+    loader.let_go(["new"])
+    await asyncio.to_thread(loader.close)
