@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import heapq
 from collections import defaultdict
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import count
 
 from hmi.engine.item import Item, Piece
@@ -70,11 +70,15 @@ class Backlog:
         """Remove the first item."""
         return heapq.heappop(self._heap)[2]
 
-    def remove(self, ids: Container[int]) -> list[Item]:
-        """Remove the items with these `id`s and return them."""
-        gone = [item for item in self if id(item) in ids]
-        self._heap = [entry for entry in self._heap if id(entry[2]) not in ids]
-        heapq.heapify(self._heap)
+    def remove(self, ids: Collection[int]) -> list[Item]:
+        """Remove the items with these `id`s and return them. The first ones cost little."""
+        gone = []
+        while self._heap and id(self.first) in ids:
+            gone.append(self.pop())
+        if len(gone) < len(ids):
+            gone += [item for item in self if id(item) in ids]
+            self._heap = [entry for entry in self._heap if id(entry[2]) not in ids]
+            heapq.heapify(self._heap)
         return gone
 
 

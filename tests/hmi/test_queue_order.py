@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hmi.engine.backlog import Backlog
 from hmi.engine.item import Item, Piece
 from hmi.engine.pace import BATCH_WORK, MODULE_WORK, Pace
 from hmi.engine.queue import BatchLimits, BatchQueue
@@ -191,3 +192,22 @@ def test_a_weight_may_change_while_texts_wait(monkeypatch: pytest.MonkeyPatch) -
     queue.put([item("a", "cls", [20])])
     then = [piece.item.tenant for _ in range(40) for piece in next_of(queue)]
     assert abs(then.count("a") - 3 * then.count("b")) <= 3
+
+
+def test_a_first_text_is_removed_without_a_look_at_those_behind_it() -> None:
+    looked = 0
+
+    class Ids(set[int]):
+        def __contains__(self, one: object) -> bool:
+            nonlocal looked
+            looked += 1
+            return super().__contains__(one)
+
+    backlog, items = Backlog(), [item("a", "cls", [4]) for _ in range(100)]
+    for one in items:
+        backlog.add(one)
+    assert backlog.remove(Ids({id(items[0])})) == [items[0]]
+    assert looked <= 2
+    gone = backlog.remove(Ids({id(items[1]), id(items[7]), id(items[99])}))
+    assert {id(one) for one in gone} == {id(items[1]), id(items[7]), id(items[99])}
+    assert [backlog.pop() for _ in range(len(backlog))] == [*items[2:7], *items[8:99]]
