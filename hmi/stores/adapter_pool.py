@@ -263,7 +263,9 @@ class AdapterPool(Generic[T]):
             self.loads += 1
             self.load_seconds += time.monotonic() - begun
             if isinstance(error, HmiError):
-                self._failed[name] = _Failed(error, mark, time.monotonic() + FAILED_S)
+                # Without its traceback, whose frames keep what was loaded.
+                kept = copy_of(error).with_traceback(None)
+                self._failed[name] = _Failed(kept, mark, time.monotonic() + FAILED_S)
                 if len(self._failed) > MOST_FAILED:
                     self._failed.popitem(last=False)
             if value is not None and not self._make_room(size.private, spare_needed):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import threading
 import time
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -336,3 +338,21 @@ def test_under_a_crowd_nothing_held_is_evicted_and_the_limit_holds() -> None:
     assert pool.bytes == sum(5 + len(n) for n in pool.resident())
     assert pool.evictions > 100
     assert not pool._needed
+
+
+def test_a_remembered_failure_keeps_nothing_of_what_was_loaded() -> None:
+    class Large: ...
+
+    loaded: list[weakref.ref[Large]] = []
+
+    def load(name: str) -> Large:
+        found = Large()
+        loaded.append(weakref.ref(found))
+        raise Damaged(f"artefact {name} is damaged")
+
+    pool = AdapterPool(100, load, ten)
+    with pytest.raises(Damaged):
+        pool.prefetch("x")
+    gc.collect()
+    assert pool._failed
+    assert loaded[0]() is None
