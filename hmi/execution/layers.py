@@ -33,7 +33,8 @@ def through(
     layers: int, key: BatchKey, rows: Rows, hooks: Sequence[Hook], pause: Pause, step: Step
 ) -> Iterator[Left]:
     """Run a batch as `Executor.run` says."""
-    lengths, below, x = [b - a for a, b in rows.spans()], rows.x, rows.x
+    lengths = {text: b - a for text, (a, b) in zip(rows.texts, rows.spans(), strict=True)}
+    below, x = rows.x, rows.x
     step.begin(rows)
     for i in range(layers):
         pause()

@@ -7,6 +7,7 @@ from typing import Any, get_args
 
 import pytest
 import torch
+from torch import nn
 
 from hmi.errors import Unavailable
 from hmi.execution import BatchKey, Rows
@@ -132,6 +133,12 @@ def test_what_does_not_fit_is_refused() -> None:
     long, offsets = packed((301,), BERT.dim)
     with pytest.raises(ValueError, match="reads 300"):
         run_rows(ours, long, offsets, [None])
+    for name in ("down_bias", "up_bias"):
+        short = module(BERT, "parallel", 4)
+        change = short.at(0, "attn")
+        setattr(change, name, nn.Parameter(getattr(change, name)[:-1], requires_grad=False))
+        with pytest.raises(ValueError, match="the layer needs"):
+            ours.prepare(short)
     with pytest.raises(Unavailable, match="HMI_DEVICE_BYTES"):
         run_rows(executor(Twin(), slots=2), x, [0, 4], [module(BERT, "lora", 79)])
     run_rows(ours, x, [0, 4], [module(BERT, "lora", 4)])
@@ -146,6 +153,24 @@ def test_more_tenants_than_slots_run_in_parts(device: str) -> None:
     assert len(lefts) >= 5
     assert [t for left in lefts for t in left.texts] == list(range(12))
     torch.testing.assert_close(torch.cat([left.last for left in lefts]), wanted, **CLOSE)
+
+
+def test_what_stands_in_memory_is_counted_with_the_module() -> None:
+    ours, mine = executor(Twin()), module(BERT, "lora", 8)
+    assert ours.prepare(mine) == mine.forms.bytes > 0
+
+
+@pytest.mark.parametrize("reads", ["cls", "rows"])
+def test_parts_merge_rows_as_a_whole_batch_does(reads: str) -> None:
+    (once, _), lengths = packed((20,), BERT.dim), [8, 4, 12, 6, 10]
+    x, modules = once.repeat_interleave(2, 0), [module(BERT, "lora", r) for r in range(4, 9)]
+    batch = Rows.packed(x, offsets_of(lengths)), modules, [Merge()]
+    wanted = list(PackedExecutor(upper(BERT), BERT).run(key(reads), *batch))
+    got = list(executor(Twin(), slots=2).run(key(reads), *batch))
+    assert len(got) > 1
+    for name in ("last", "before"):
+        mine, theirs = (torch.cat([getattr(left, name) for left in lefts]) for lefts in (got, wanted))
+        torch.testing.assert_close(mine, theirs, **CLOSE)
 
 
 def test_pauses_come_before_slots_are_held() -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -60,8 +58,6 @@ class CudaExecutor:
         count = max(1, slot_bytes // (size * dtype.itemsize))
         self.slots = Slots(device, count, size, dtype)
         self.ways = Ways("loop") if ways is None else ways
-        self._modules: WeakKeyDictionary[TenantModule, Packed] = WeakKeyDictionary()
-        self._lock = threading.Lock()
 
     @property
     def layers(self) -> int:
@@ -162,15 +158,13 @@ class CudaExecutor:
 
     def _packed(self, module: TenantModule) -> Packed:
         """The module in pinned memory, which lives as long as the module does."""
-        with self._lock:
-            found = self._modules.get(module)
-        if found is None:
+
+        def make() -> tuple[Packed, int]:
             made = pack(module, len(self._layers), self._shape, self.dtype, self.device)
-            with self._lock:
-                found = self._modules.setdefault(module, made)
-            if found is made:
-                self.slots.watch(found)
-        return found
+            self.slots.watch(made)
+            return made, made.data.nbytes
+
+        return module.forms.of(self, make)
 
 
 class _Step:

@@ -92,9 +92,9 @@ def pack(
     data = device.pinned((layout.size,), dtype)
     for i, places in enumerate(layout.layers):
         for site, place in places.items():
-            change = module.at(i, site)
-            _check(change, place, site)
-            for at, tensor in _tensors(change, place):
+            tensors = _tensors(module.at(i, site), place)
+            _check([tensor.shape for _, tensor in tensors], place, site)
+            for at, tensor in tensors:
                 data[at : at + tensor.numel()] = tensor.reshape(-1)
     return Packed(layout, data)
 
@@ -169,15 +169,15 @@ def _tensors(change: LowRank | NormShift | None, place: Place) -> list[tuple[int
     ]
 
 
-def _check(change: LowRank | NormShift | None, place: Place, site: str) -> None:
-    if isinstance(change, NormShift) and isinstance(place, NormPlace):
-        found: list[Sequence[int]] = [change.gain.shape]
-        wanted: list[Sequence[int]] = [(place.size,)]
+def _check(found: Sequence[Sequence[int]], place: Place, site: str) -> None:
+    """Raise ValueError unless the tensors fill their places: what they left free would be others' numbers."""
+    wanted: list[Sequence[int]]
+    if isinstance(place, NormPlace):
+        wanted = [(place.size,), (place.size,)]
     else:
-        assert isinstance(change, LowRank)
-        assert isinstance(place, LowRankPlace)
-        found = [change.down.shape, change.up.shape]
         wanted = [(place.rank, place.size_in), (place.size_out, place.rank)]
+        if place.down_bias != NOWHERE:
+            wanted += [(place.rank,), (place.size_out,)]
     if found != wanted:
         given = [tuple(shape) for shape in found]
         raise ValueError(f"a module's site {site} has the shapes {given}, the layer needs {wanted}")
