@@ -16,6 +16,7 @@ from torch import Tensor
 from hmi.core import ModelId, ModelVersion
 from hmi.engine.cache import IdleCache
 from hmi.engine.weights import Weights
+from hmi.errors import Damaged
 from hmi.execution.base import Executor
 from hmi.execution.choose import Chosen, executor_for
 from hmi.model.artefact import Artefact
@@ -61,8 +62,16 @@ class TaskPart:
     """The file that the module's tensors are views of."""
 
     def ready(self, prepare: Callable[[TenantModule], int]) -> None:
-        """Let an executor make its form of the module, after which the file is read no more."""
-        prepare(self.module)
+        """Let an executor make its form of the module, after which the file is read no more.
+
+        Raises Damaged if the module is not of the root's sizes.
+        """
+        try:
+            prepare(self.module)
+        except ValueError as error:
+            raise Damaged(
+                f"a tenant's module does not fit its root ({error}): roll back or fine-tune again"
+            ) from error
         if self.mapped is not None:
             self.mapped.rest()
 

@@ -10,13 +10,15 @@ from hmi_kernels.encoder.layer import BLOCK
 from torch import Tensor, nn
 
 from hmi.core import ModuleSpec
+from hmi.engine.bundles import TaskPart
+from hmi.errors import Damaged
 from hmi.execution import BatchKey, Executor, Left, Rows
 from hmi.execution.fused import FusedExecutor
 from hmi.execution.fused.weights import fused_layers, fused_module
 from hmi.execution.packed import PackedExecutor, run_rows
 from hmi.execution.precision import Precision, available
 from hmi.model.encoder import EncoderLayer
-from hmi.model.modules import TenantModule, new_module
+from hmi.model.modules import LowRank, TenantModule, new_module
 from hmi.model.shape import EncoderShape
 from hmi.modulespec import Kind
 
@@ -178,6 +180,19 @@ def test_a_module_of_other_sizes_is_refused() -> None:
     executor, (x, offsets) = FusedExecutor(upper(BERT), BERT, "fp32"), packed((4,), BERT.dim)
     with pytest.raises(ValueError, match="the layer needs"):
         run_rows(executor, x, offsets, [module(MPNET, "lora", 4)])
+    with pytest.raises(Damaged, match="the layer needs"):
+        TaskPart(module(MPNET, "lora", 4), None, None, None).ready(executor.prepare)
+
+
+@pytest.mark.parametrize("site", ["0-attn", "0-fo"])
+def test_biases_are_where_the_kernels_read_them(site: str) -> None:
+    """Without biases at a bottleneck the kernels would read past the module's end."""
+    kind: Kind = "lora" if site == "0-fo" else "parallel"
+    change = module(BERT, kind, 4).sites[site]
+    biases = (torch.zeros(4), torch.zeros(BERT.dim)) if kind == "lora" else ()
+    other = TenantModule({site: LowRank(change.down, change.up, *biases)})
+    with pytest.raises(ValueError, match="biases"):
+        FusedExecutor(upper(BERT), BERT, "fp32").prepare(other)
 
 
 def test_a_text_beyond_relative_attention_is_refused() -> None:

@@ -49,6 +49,8 @@ _SLOTS = {
     "after_ffn": of_change.AFTER_FFN,
     "after_norm": of_change.AFTER_NORM,
 }
+_BOTTLENECKS = ("attn", "ffn", "after_attn", "after_ffn", "after_norm")
+"""The sites whose changes have biases. The kernels read biases there, and nowhere else."""
 _NORMS = {"ln1": of_change.NORM1, "ln2": of_change.NORM2}
 
 
@@ -135,17 +137,18 @@ def pack_module(layer: Layer, layers: Sequence[Mapping[str, LowRank | NormChange
 
     layer: one of the layers that they change. layers: for each layer its changes by site; the sites are those
     of `hmi.model.modules`. Raises ValueError if a change's sizes are not the layer's, since the kernels check
-    nothing.
+    nothing; or if biases are missing, or are where the kernels read none.
     """
     kind = layer.kind
     places, begins, columns = Places(), list[int](), 16
     for sites in layers:
+        for site, found in sites.items():
+            _check_sizes(layer, site, found)
         record = np.zeros(of_change.MODULE_FIELDS, np.int64)
         begins.append(places.add(record))
         of_qkv = [_low_rank(sites.get(site)) for site in "qkv"]
         packed = {of_change.ON_QKV: pack_change(kind, of_qkv)} if any(of_qkv) else {}
         for site, found in sites.items():
-            _check_sizes(layer, site, found)
             if site in _SLOTS and isinstance(found, LowRank):
                 packed[_SLOTS[site]] = pack_change(kind, [found])
             elif site in _NORMS and isinstance(found, NormChange):
@@ -272,7 +275,7 @@ def run_layer(
         texts.offsets_address,
         texts.count,
         records.ctypes.data,
-        0 if coming is None else coming.ctypes.data,
+        coming.ctypes.data,
         texts.plus_address,
         int(first_only),
         record,
@@ -304,7 +307,7 @@ def _bits(x: float) -> int:
 
 
 def _check_sizes(layer: Layer, site: str, found: LowRank | NormChange) -> None:
-    """Raises ValueError where a change's arrays are not of the layer's sizes."""
+    """Raises ValueError where a change's arrays are not of the layer's sizes, or not those of its site."""
     size_in = layer.inner if site == "fo" else layer.dim
     size_out = layer.inner if site == "fi" else layer.dim
     if isinstance(found, NormChange):
@@ -312,8 +315,11 @@ def _check_sizes(layer: Layer, site: str, found: LowRank | NormChange) -> None:
     else:
         rank = len(found.down)
         have = [(found.down, [rank, size_in]), (found.up, [size_out, rank])]
-        if found.down_bias is not None and found.up_bias is not None:
-            have += [(found.down_bias, [rank]), (found.up_bias, [size_out])]
+        biases = (found.down_bias, rank), (found.up_bias, size_out)
+        given = [(bias, [size]) for bias, size in biases if bias is not None]
+        if len(given) != (wanted := 2 if site in _BOTTLENECKS else 0):
+            raise ValueError(f"the change at {site!r} has {len(given)} biases; {wanted} are needed")
+        have += given
     for array, size in have:
         if list(array.shape) != size:
             raise ValueError(
