@@ -21,8 +21,8 @@ class Host:
 
     All of them together take at most `room_s` predicted seconds.
 
-    Used on the event loop's thread, except `pause`, `away_s` and `away_cpu_s`: those belong to the compute
-    thread.
+    Used on the event loop's thread, except `begin`, `pause`, `away_s` and `away_cpu_s`: those belong to the
+    compute thread.
     """
 
     def __init__(self, room_s: float) -> None:
@@ -31,7 +31,7 @@ class Host:
         self.occupied = False
         """Whether an interleaved batch has the host's only slot."""
         self.away_s = 0.0
-        """Seconds that the host's thread gave to interleaved batches."""
+        """Seconds of the present part (`Engine._run`) that the host's thread gave to interleaved batches."""
         self.away_cpu_s = 0.0
         """The CPU seconds of the same."""
 
@@ -72,6 +72,10 @@ class Host:
             if done.cancel():
                 raise
         return asyncio.wrap_future(done)
+
+    def begin(self) -> None:
+        """A part of the batch begins, on this thread."""
+        self.away_s = self.away_cpu_s = 0.0
 
     def pause(self) -> None:
         """Run the next waiting batch, if any, on the host's thread. Called between two layers."""

@@ -62,6 +62,8 @@ class Runner:
     def run(self, held: Held, plan: Plan, as_host: Host | None) -> Ran:
         """Run a batch. `as_host` runs other batches between its layers; None if it takes none."""
         times, cpu = Times(time.monotonic()), time.thread_time()
+        if as_host is not None:
+            as_host.begin()
         _prefetch(held, plan)
         with trace.span("retrieve"):
             batch = retrieve(held.pieces)
