@@ -160,8 +160,8 @@ class Admission:
     async def admit(self, requests: Sequence[TextRequest]) -> list[Admitted]:
         """Return the bundle and windows of each text of a call, in order. Cancelling the call drops it.
 
-        Raises NotFound, InvalidInput (field: the request's `place`), Damaged, and Unavailable if too much
-        text waits.
+        Raises NotFound, InvalidInput (field: the request's `place`), Damaged; if too much text waits,
+        QuotaExceeded (the tenant's own) or Unavailable (everybody's).
         """
         characters: Counter[str] = Counter()
         by_tenant: dict[str, list[tuple[int, TextRequest]]] = {}

@@ -33,8 +33,8 @@ PAUSE_S = 0.1
 ALONE_TOLERANCE = 1e-6
 """Largest difference of a score to the same executor's alone.
 
-The upper layers give the same bits in every batch. Heads take the texts of one model in one product, whose
-last bit depends on their number.
+On the CPU, compiled layers and heads that read [CLS] give the same bits in every batch, packed torch and
+devices do not.
 """
 TOLERANCE = {"fp32": 1e-4, "bf16": 0.05, "int8": 0.1}
 """Largest difference of a score to packed torch in fp32, by the executor's precision."""
