@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
+from hmi.bench.serve import engine
 from hmi.bench.serve.alone import alone
 from hmi.bench.serve.churn import Churn, Span
 from hmi.bench.serve.engine import serving
@@ -22,7 +25,7 @@ from hmi.bench.serve.traffic import tenants_in_turn
 from hmi.config import Settings
 from hmi.core import ModelId
 from hmi.engine import TextRequest
-from hmi.errors import Conflict, InvalidInput
+from hmi.errors import Conflict, InvalidInput, Unavailable
 from hmi.manager import Manager
 from tests.tiny import random_texts, write_tiny_source
 
@@ -145,3 +148,17 @@ def test_growth_compares_the_end_with_the_beginning_after_the_warm_up() -> None:
 def test_an_unknown_section_is_named_with_those_there_are(quick: Plan) -> None:
     with pytest.raises(InvalidInput, match=r"'rain'.*isolation"):
         steps(replace(quick, sections=("rain",)))
+
+
+async def test_on_a_device_there_is_no_choice_to_wait_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "CHOICE_S", 0.0)
+    shape = SimpleNamespace(dim=64, heads=4, ffn=128)
+
+    def running(name: str) -> Any:
+        root = SimpleNamespace(info=SimpleNamespace(shape=shape))
+        upper = SimpleNamespace(root=root, executor=SimpleNamespace(name=name, measured=()))
+        return SimpleNamespace(upper=lambda version: SimpleNamespace(now=lambda: upper))
+
+    await engine._chosen(running("cuda bf16"), cast(Any, None))
+    with pytest.raises(Unavailable):
+        await engine._chosen(running("packed fp32"), cast(Any, None))

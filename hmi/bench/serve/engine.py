@@ -20,6 +20,7 @@ from hmi.core import ModelId, ModelVersion
 from hmi.engine import TextRequest, TextResult
 from hmi.engine.bundles import Bundles
 from hmi.errors import Unavailable
+from hmi.execution.choose import REFERENCE
 from hmi.manager import Manager
 from hmi.metrics import Metrics, PoolCounters
 from hmi.stores.adapter_pool import AdapterPool
@@ -92,11 +93,12 @@ async def serving(
 
 
 async def _chosen(bundles: Bundles, version: ModelVersion) -> None:
-    """Wait until the root's executor has been chosen. One that fits no kernel has no choice."""
+    """Wait until the root's executor has been chosen. There is no choice if it fits no kernel, or on a
+    device."""
     upper = bundles.upper(version).now()
     assert upper is not None, "the root has answered"
-    shape, until = upper.root.info.shape, time.monotonic() + CHOICE_S
-    while fits(shape.dim, shape.heads, shape.ffn) and not upper.executor.measured:
+    shape, until, executor = upper.root.info.shape, time.monotonic() + CHOICE_S, upper.executor
+    while executor.name == REFERENCE and not executor.measured and fits(shape.dim, shape.heads, shape.ffn):
         if time.monotonic() > until:
             raise Unavailable("no executor was chosen for the root: see the log")
         await asyncio.sleep(0.05)
