@@ -6,6 +6,7 @@ import random
 from pathlib import Path
 
 import pytest
+from tokenizers import AddedToken
 from tokenizers import Tokenizer as FastTokenizer
 
 from hmi.model import known_chunks
@@ -55,6 +56,7 @@ class Counting:
 
     def __init__(self, fast: FastTokenizer) -> None:
         self.fast, self.calls = fast, 0
+        self.get_added_tokens_decoder = fast.get_added_tokens_decoder
 
     def encode(self, text: str, add_special_tokens: bool) -> object:
         self.calls += 1
@@ -82,3 +84,18 @@ def test_the_number_of_kept_chunks_is_limited(tokenizer: Tokenizer, monkeypatch:
         found = tokenizer._fast.encode(text, add_special_tokens=False)
         assert chunks.of_text(text) == (found.ids, found.word_ids)
         assert len(chunks._known) <= 50
+
+
+@pytest.mark.parametrize("lstrip", [True, False])
+@pytest.mark.parametrize("rstrip", [True, False])
+def test_a_token_that_takes_spaces_changes_no_other_text(
+    tiny_source: Path, tmp_path: Path, lstrip: bool, rstrip: bool
+) -> None:
+    """MPNet's mask does: a tenant that sent it could otherwise add it to other tenants' words."""
+    fast = FastTokenizer.from_file(str(tiny_source / "tokenizer.json"))
+    fast.add_special_tokens([AddedToken("<mark>", lstrip=lstrip, rstrip=rstrip)])
+    fast.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = Tokenizer(tmp_path / "tokenizer.json")
+    texts = ["the <mark> virus", "cell  <mark>  in", "the cell", "virus the", "a  cell", "<mark>", "in  the"]
+    for text in (*texts, *reversed(texts), texts):
+        check(tokenizer, text, 24)
