@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
@@ -22,7 +24,7 @@ from hmi.bench.serve.curves import shares_svg, times_svg
 from hmi.bench.serve.home import Home, build
 from hmi.bench.serve.http_calls import CASES
 from hmi.bench.serve.http_driver import Client, Target, client, quantile
-from hmi.bench.serve.http_fleet import Fleet, guard
+from hmi.bench.serve.http_fleet import Fleet, _executor, guard
 from hmi.bench.serve.http_servers import Server, hmi, running
 from hmi.bench.serve.plan import OVER_HTTP, QUICK, Plan
 from hmi.bench.serve.response import BURST_CLIENTS, BURST_PERIOD_S, BURST_REQUESTS, _burst, _constant
@@ -223,3 +225,13 @@ def _status(server: Server, home: Home, key: str) -> int:
         return connection.getresponse().status
     finally:
         connection.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "measured", "found"),
+    [("cuda bf16", False, "cuda bf16"), ("packed fp32", False, ""), ("packed fp32", True, "packed fp32")],
+)
+def test_the_chosen_executor_is_read_from_the_metrics(name: str, measured: bool, found: str) -> None:
+    text = f'hmi_executor{{executor="{name}",root="r"}} 1.0\n'
+    text += 'hmi_executor_token_seconds{batch="short"} 1e-05\n' if measured else ""
+    assert _executor(cast(Server, SimpleNamespace(get=lambda path: text))) == found

@@ -131,7 +131,10 @@ def _executor(server: Server) -> str:
     """Return the executor of the root, or "" while it has not been chosen."""
     text = server.get("/metrics")
     found = re.search(r'hmi_executor\{[^}]*executor="([^"]+)"[^}]*\} 1', text)
-    return found[1] if found and "hmi_executor_token_seconds{" in text else ""
+    if found is None:
+        return ""
+    on_device = found[1].startswith("cuda ")  # nothing is measured there
+    return found[1] if on_device or "hmi_executor_token_seconds{" in text else ""
 
 
 def _one_disk(a: Path, b: Path) -> bool:
