@@ -24,6 +24,8 @@ COUNTED = 500
 """Tenants over which bytes in memory are averaged."""
 SMALL_POOL = 8 << 20
 """A pool of some ten modules, so that nearly each ask loads one and evicts one."""
+MIXED_POOL = 256 << 20
+"""The pool under mixed load. It is full after some seconds; a pool that still fills up would look like a leak."""
 WARM_CYCLES = 500
 AT_ONCE = 4
 EVERY = 100
@@ -116,7 +118,7 @@ async def _mixed(plan: Plan, home: Home) -> Samples:
     texts, samples = home.texts(), Samples()
     some = [text for length in LENGTHS for text in texts.of(length, MIXED_TEXTS)]
     loop = asyncio.get_running_loop()
-    async with serving(home.data, home.model(0)) as engine:
+    async with serving(home.data, home.model(0), pool_bytes=MIXED_POOL) as engine:
         begun, until = loop.time(), loop.time() + 60 * plan.minutes
 
         async def caller(seed: int) -> None:
