@@ -25,7 +25,7 @@ COUNTED = 500
 SMALL_POOL = 8 << 20
 """A pool of some ten modules, so that nearly each ask loads one and evicts one."""
 MIXED_POOL = 256 << 20
-"""The pool under mixed load. It is full after some seconds; a pool that still fills up would look like a leak."""
+"""The pool under mixed load, full after some seconds: one that still fills up would look like a leak."""
 WARM_CYCLES = 500
 AT_ONCE = 4
 EVERY = 100
