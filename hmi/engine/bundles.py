@@ -219,6 +219,9 @@ class Bundles:
         ]
 
     def close(self) -> None:
+        """Drop all parts. Waits for the measurement of an executor that runs."""
+        for upper in self._uppers.values():
+            upper.executor.close()
         self._readers.clear()
         self._uppers.clear()
         self._exact.clear()
