@@ -62,7 +62,7 @@ class TaskPart:
     """The file that the module's tensors are views of."""
 
     def ready(self, prepare: Callable[[TenantModule], int]) -> None:
-        """Let an executor make its form of the module, after which the file is read no more.
+        """Let an executor make its form of the module, after which only other executors read the file.
 
         Raises Damaged if the module is not of the root's sizes.
         """
@@ -74,6 +74,7 @@ class TaskPart:
             ) from error
         if self.mapped is not None:
             self.mapped.rest()
+            self.module.forms.check = self.mapped.check
 
     @property
     def size(self) -> Size:
@@ -218,6 +219,9 @@ class Bundles:
         ]
 
     def close(self) -> None:
+        """Drop all parts. Waits for the measurement of an executor that runs."""
+        for upper in self._uppers.values():
+            upper.executor.close()
         self._readers.clear()
         self._uppers.clear()
         self._exact.clear()

@@ -49,8 +49,8 @@ class Room:
     def refuse_tenant(self, tenant: str) -> NoReturn:
         """Raise QuotaExceeded: the tenant itself has too much waiting."""
         raise QuotaExceeded(
-            f"tenant {tenant} has {self._taken[tenant]} {self._unit} waiting, all that one tenant may have: "
-            "wait for the answers to its calls under way, then try again",
+            f"tenant {tenant} has {self._taken[tenant]} {self._unit} waiting, and with this call more than "
+            "one tenant may have: wait for the answers to its calls under way, then try again",
             retry_after_s=self._retry_s(tenant),
         )
 

@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache
+from contextlib import suppress
 
 import torch
 from hmi_kernels.encoder import fits
@@ -40,8 +40,17 @@ PROBES: dict[str, tuple[int, ...]] = {"short": (16,), "long": (128,), "mixed": (
 REFERENCE = "packed fp32"
 ROUNDS, ROUNDS_TOKENS = 3, 384
 """The least runs of each batch that are timed, and the least tokens of all its runs. The fastest counts."""
+ENDED_S = 0.1
+"""How often, in seconds, a thread that waits for the compilation looks whether the process ends."""
+NEVER = threading.Event()
+_COMPILED = threading.Event()
+"""Set once a process has compiled the kernels, or found them compiled."""
 Progress = Callable[[str, int, int], None]
 """Called before each step of a measurement with its name, the number of steps done, and of all steps."""
+
+
+class _Ended(Exception):
+    """The process ends before the choice is made."""
 
 
 class Chosen:
@@ -54,6 +63,8 @@ class Chosen:
         self._reference = self._best = reference
         self.name = REFERENCE
         self.measured: tuple[Measured, ...] = ()
+        self._ended = threading.Event()
+        self._work: threading.Thread | None = None
 
     @property
     def layers(self) -> int:
@@ -62,6 +73,21 @@ class Chosen:
     def take(self, best: Executor | None, name: str, measured: Sequence[Measured]) -> None:
         """Run `best` from the next batch on. None stands for the reference."""
         self._best, self.name, self.measured = best or self._reference, name, tuple(measured)
+
+    def choose(self, work: Callable[[threading.Event], None]) -> threading.Thread:
+        """Let a thread do what is missing until the fastest is known. `work` ends soon after the event."""
+        self._work = threading.Thread(target=work, args=(self._ended,), name="hmi-choose", daemon=True)
+        self._work.start()
+        return self._work
+
+    def close(self) -> None:
+        """End the choice, if it is under way. Waits for the step that runs, which takes about a second.
+
+        A process that ends while torch runs on a thread is aborted.
+        """
+        self._ended.set()
+        if self._work is not None:
+            self._work.join()
 
     @property
     def precision(self) -> str:
@@ -140,11 +166,9 @@ def executor_for(
         return chosen
     known = None if profiles is None else profiles.get(root.info.name, root.info.version, fingerprint())
     if known is not None and _at_hand(fastest(known.measured, wanted).name):
-        _choose(chosen, upper, wanted, known, None)
+        _choose(chosen, upper, wanted, known, None, NEVER)
         return chosen
-    args = chosen, upper, wanted, known, profiles
-    work = threading.Thread(target=_choose, args=args, name="hmi-choose", daemon=True)
-    work.start()
+    work = chosen.choose(lambda ended: _choose(chosen, upper, wanted, known, profiles, ended))
     if wait:
         work.join()
     return chosen
@@ -205,20 +229,27 @@ class _Upper:
 
 
 def _choose(
-    chosen: Chosen, upper: _Upper, wanted: str, known: Profile | None, profiles: Profiles | None
+    chosen: Chosen,
+    upper: _Upper,
+    wanted: str,
+    known: Profile | None,
+    profiles: Profiles | None,
+    ended: threading.Event,
 ) -> None:
     """Take the fastest executor. Whatever fails, the reference goes on."""
     name = upper.root.info.name
     try:
-        profile = known or _measured_all(upper)
+        profile = known or _measured_all(upper, ended=ended)
         best = fastest(profile.measured, wanted).name
         if known is not None and not _at_hand(best):
-            _compile_apart()
+            _compile_apart(ended)
         chosen.take(upper.executor(best), best, profile.measured)
         if known is None and profiles is not None:
             told = ", ".join(map(str, profile.measured))
             log.info("root %s is measured and runs on %s (microseconds a token: %s)", name, best, told)
             _keep(profiles, upper.root, profile)
+    except _Ended:
+        log.info("root %s is not measured: the process ends first", name)
     except Exception:
         log.exception("root %s stays on packed torch: no other executor could be built or measured", name)
     upper.close()
@@ -231,16 +262,21 @@ def _keep(profiles: Profiles, root: Root, profile: Profile) -> None:
         tell(log, f"the profile of root {root.info.name} could not be kept", error)
 
 
-def _measured_all(upper: _Upper, progress: Progress = _silent) -> Profile:
-    """Build and measure every executor. Raises RuntimeError if the kernels cannot be compiled."""
+def _measured_all(upper: _Upper, progress: Progress = _silent, ended: threading.Event = NEVER) -> Profile:
+    """Build and measure every executor.
+
+    Raises RuntimeError if the kernels cannot be compiled, _Ended before the next step once `ended` is set.
+    """
     names, measured = upper.names(), list[Measured]()
     if upper.fits:
         progress("compiling", 0, len(names))
-        _compile_apart()
+        _compile_apart(ended)
     dim, longest = upper.root.dim, upper.root.max_length
     probes = {name: tuple(min(n, longest) for n in lengths) for name, lengths in PROBES.items()}
     for step, name in enumerate(names):
         progress(name, step, len(names))
+        if ended.is_set():
+            raise _Ended
         measured.append(_measured(name, upper.executor(name), upper.reference, dim, probes))
     return Profile(machine=fingerprint(), measured_at=now(), batches=probes, measured=tuple(measured))
 
@@ -254,22 +290,32 @@ def _at_hand(name: str) -> bool:
     return compiled()
 
 
-@cache
-def _compile_apart() -> None:
+def _compile_apart(ended: threading.Event = NEVER) -> None:
     """Compile the kernels in a process of its own, so that this one only reads the machine code.
 
-    LLVM ends its process where it cannot compile. Raises RuntimeError with the reason.
+    LLVM ends its process where it cannot compile. Raises RuntimeError with the reason, _Ended.
     """
-    child = subprocess.run(
+    if _COMPILED.is_set():
+        return
+    child = subprocess.Popen(
         [sys.executable, "-c", "import hmi_kernels.encoder.ops"],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
         text=True,
-        check=False,
     )
+    said: str | None = None
+    while said is None:
+        with suppress(subprocess.TimeoutExpired):
+            _, said = child.communicate(timeout=ENDED_S)
+        if said is None and ended.is_set():
+            child.kill()
+            child.communicate()
+            raise _Ended
     if child.returncode:
-        last = (child.stderr.strip().splitlines() or ["no message"])[-1]
+        last = (said.strip().splitlines() or ["no message"])[-1]
         raise RuntimeError(f"the kernels cannot be compiled here (exit status {child.returncode}: {last})")
+    _COMPILED.set()
 
 
 @torch.inference_mode()

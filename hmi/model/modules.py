@@ -118,6 +118,8 @@ class Forms:
         self._lock = threading.Lock()
         self.bytes = 0
         """Bytes of all forms, as of the last one that was made."""
+        self.check: Callable[[], None] = lambda: None
+        """Called before a form is made; it raises if the module's tensors must not be read."""
 
     def of(self, executor: object, make: Callable[[], tuple[Form, int]]) -> Form:
         """The executor's form of the module. `make` returns it and its bytes, and is called once."""
@@ -126,6 +128,7 @@ class Forms:
             with self._lock:
                 found = self._by.get(executor)
                 if found is None:
+                    self.check()
                     found = self._by[executor] = make()
                     self.bytes = sum(size for _, size in self._by.values())
         return cast(Form, found[0])

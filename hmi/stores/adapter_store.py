@@ -5,17 +5,20 @@ Each file is named by its SHA-256.
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import json
 import mmap
 import os
 import re
 import time
-from collections.abc import Collection, Mapping
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
+from io import BufferedReader
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from hmi.errors import Damaged, Unavailable
 from hmi.model.checked import check_file
@@ -23,6 +26,8 @@ from hmi.model.files import full_or, write_bytes
 from hmi.stores.layout import wait_lock
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
     from torch import Tensor
 
 # torch takes seconds to import, and most commands and checks load no tensor. It is imported where it is used.
@@ -48,20 +53,22 @@ class DamagedArtefact(Damaged):
 
 @dataclass(frozen=True)
 class Mapped:
-    """An artefact in memory without a copy: its tensors are views of the mapped file.
+    """An artefact in memory without a copy: its tensors are views of the mapped file, which is not kept open.
 
-    The mapping ends with the last of them. No file changes in place, so the views keep their values.
+    The mapping ends with the last of them. HMI changes no file in place, so the views keep their values.
     """
 
     tensors: dict[str, Tensor]
     bytes: int
-    _map: mmap.mmap
+    check: Callable[[], None]
+    """Call it before the tensors are read after `rest`: if another program has cut the file short since it
+    was mapped, a read ends the process. Raises DamagedArtefact if the file changed in place, Unavailable."""
+    _data: NDArray[np.uint8]
 
     def rest(self) -> None:
         """Take the file's pages out of this process's memory. A later access gets them back from the kernel's
         cache, or from the disk."""
-        if self.bytes:
-            self._map.madvise(mmap.MADV_DONTNEED)
+        _libc().madvise(self._data.ctypes.data, self.bytes, mmap.MADV_DONTNEED)
 
 
 class AdapterStore:
@@ -115,15 +122,38 @@ class AdapterStore:
 
         Raises DamagedArtefact, and Unavailable on a read error.
         """
+        with self._opened(name) as file:
+            status = os.fstat(file.fileno())
+            if not status.st_size:
+                raise DamagedArtefact(name, "fails its checksum", self._cure)
+            try:
+                data = _mapped(file, status.st_size)
+            except RuntimeError as error:
+                raise Unavailable(f"artefact {name} could not be mapped ({error}): try again") from error
+            # The file is hashed by reading: a read error of a mapped page would end the process.
+            self._check_hash(file, name)
+        try:
+            views = _views(data)
+        except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
+            raise DamagedArtefact(name, f"cannot be read ({error})", self._cure) from error
+        return Mapped(views, status.st_size, lambda: self._check_inode(name, status.st_ino), data)
+
+    def _check_inode(self, name: str, inode: int) -> None:
+        """Check the artefact's hash, unless its file was removed or replaced: a mapping then has the old
+        one."""
+        if not self._path(name).exists():
+            return
+        with self._opened(name) as file:
+            if os.fstat(file.fileno()).st_ino == inode:
+                self._check_hash(file, name)
+
+    @contextmanager
+    def _opened(self, name: str) -> Iterator[BufferedReader]:
+        """The artefact's file. Its errors, also those of reading it, become DamagedArtefact or
+        Unavailable."""
         try:
             with self._path(name).open("rb") as file:
-                size = os.fstat(file.fileno()).st_size
-                if not size:
-                    raise DamagedArtefact(name, "fails its checksum", self._cure)
-                # Private and writable, because torch takes no view of read-only memory. Nothing writes to it.
-                data = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_COPY)
-                # The file is hashed by reading: a read error of a mapped page would end the process.
-                found = hashlib.file_digest(file, "sha256").hexdigest()
+                yield file
         except FileNotFoundError as error:
             raise DamagedArtefact(name, "is missing", self._cure) from error
         except OSError as error:
@@ -131,12 +161,10 @@ class AdapterStore:
                 f"artefact {name} could not be read ({error.strerror}): try again; if it stays so, "
                 "check the disk"
             ) from error
-        if found != name:
+
+    def _check_hash(self, file: BufferedReader, name: str) -> None:
+        if hashlib.file_digest(file, "sha256").hexdigest() != name:
             raise DamagedArtefact(name, "fails its checksum", self._cure)
-        try:
-            return Mapped(_views(data), size, data)
-        except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
-            raise DamagedArtefact(name, f"cannot be read ({error})", self._cure) from error
 
     def mark(self, name: str) -> object:
         """A value that changes when the artefact's file is replaced or removed. Does not read the file."""
@@ -226,7 +254,29 @@ class AdapterStore:
             return False
 
 
-def _views(data: mmap.mmap) -> dict[str, Tensor]:
+def _mapped(file: BufferedReader, size: int) -> NDArray[np.uint8]:
+    """Map a file into memory. Raises RuntimeError.
+
+    `mmap.mmap` would hold a file descriptor as long as the mapping lives, and a process may open far fewer
+    files than it has modules. The mapping is private and writable, because torch takes no view of read-only
+    memory. Nothing writes to it.
+    """
+    import torch
+
+    storage = torch.UntypedStorage.from_file(f"/dev/fd/{file.fileno()}", shared=False, nbytes=size)
+    whole = torch.empty(0, dtype=torch.uint8).set_(cast(torch.UntypedStorage, storage))
+    found: NDArray[np.uint8] = whole.numpy()
+    return found
+
+
+@cache
+def _libc() -> ctypes.CDLL:
+    libc = ctypes.CDLL(None)
+    libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    return libc
+
+
+def _views(data: NDArray[np.uint8]) -> dict[str, Tensor]:
     """The tensors of a mapped safetensors file: eight bytes of length, a head in JSON, the numbers.
 
     The library itself copies what it reads from memory. Raises ValueError and others if it is no such file.
@@ -234,8 +284,8 @@ def _views(data: mmap.mmap) -> dict[str, Tensor]:
     import torch
 
     types = {"F16": torch.float16, "F32": torch.float32, "BF16": torch.bfloat16, "I8": torch.int8}
-    start = 8 + int.from_bytes(data[:8], "little")
-    head = json.loads(data[8:start])
+    start = 8 + int.from_bytes(data[:8].tobytes(), "little")
+    head = json.loads(data[8:start].tobytes())
     head.pop("__metadata__", None)
     found = {}
     for name, about in head.items():

@@ -218,10 +218,10 @@ def folder_bytes(folder: Path) -> int:
 
 
 def read_json(path: Path) -> object | None:
-    """Return the JSON value in a file; None if the file is missing or is not JSON."""
+    """Return the JSON value in a file; None if the file is missing, is not JSON or is nested too deeply."""
     try:
         value: object = json.loads(path.read_bytes())
-    except (FileNotFoundError, NotADirectoryError, ValueError):
+    except (FileNotFoundError, NotADirectoryError, ValueError, RecursionError):
         return None
     return value
 

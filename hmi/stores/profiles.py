@@ -11,9 +11,9 @@ import json
 import logging
 import shutil
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any, Self
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 
 from hmi.core import Record
 from hmi.model.files import write_json
@@ -29,7 +29,7 @@ class Measured(Record):
 
     name: str
     """`packed fp32`, `fused bf16` and so on."""
-    us_per_token: dict[str, float]
+    us_per_token: dict[str, Annotated[float, Field(gt=0, allow_inf_nan=False)]]
     """Microseconds of processor time a token, by the name of the measured batch."""
     cosine: float = Field(allow_inf_nan=False)
     """The least cosine of a row to the same row of packed torch in fp32."""
@@ -49,6 +49,13 @@ class Profile(Record):
     """The tokens of each text of the measured batches, by the batch's name."""
     measured: tuple[Measured, ...] = Field(min_length=1)
     """The reference, packed torch in fp32, is the first."""
+
+    @model_validator(mode="after")
+    def _times_compare(self) -> Self:
+        """Each executor has a time for each batch: a choice among them divides one by another."""
+        if not self.batches or any(one.us_per_token.keys() != self.batches.keys() for one in self.measured):
+            raise ValueError("an executor's times are not those of the measured batches")
+        return self
 
 
 class Profiles:

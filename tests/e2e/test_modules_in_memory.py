@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ import torch
 
 from hmi.core import ModelId
 from hmi.engine import TextRequest
+from hmi.errors import Damaged
 from hmi.execution.packed import PackedExecutor, run_rows
 from hmi.model.modules import in_fp32, module_from
 from hmi.model.root import load_root
@@ -55,6 +57,17 @@ def test_a_form_ends_with_its_executor_and_is_not_copied(home: Home) -> None:
     assert not module.forms._by
     packed(home).prepare(module)
     assert module.forms.bytes == 256, "not counted twice"
+
+
+def test_a_file_that_was_cut_short_fails_the_next_form_and_not_the_process(home: Home) -> None:
+    first, second = packed(home), packed(home)
+    name, _ = home.manager.adapters.put({**home.state("acme.mood"), "head.out.bias": torch.ones(2) * 7})
+    part = home.bundles().load_task_part(name)
+    part.ready(first.prepare)
+    os.truncate(home.manager.adapters.path(name), 64)
+    first.prepare(part.module)  # has its form
+    with pytest.raises(Damaged, match="checksum"):
+        second.prepare(part.module)
 
 
 def test_many_loads_and_evictions_leave_nothing(home: Home) -> None:

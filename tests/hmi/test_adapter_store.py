@@ -212,6 +212,43 @@ def test_a_mapped_artefact_is_a_view_of_its_file(store: AdapterStore) -> None:
     assert mapped_files() == before
 
 
+def test_mapped_artefacts_hold_no_open_files(store: AdapterStore) -> None:
+    names = [store.put({"a": torch.full((8,), float(i))})[0] for i in range(20)]
+    before = len(os.listdir("/proc/self/fd"))
+    mapped = [store.map(name) for name in names]
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert [m.tensors["a"][0].item() for m in mapped] == list(range(20))
+
+
+@pytest.mark.parametrize("how", ["cut", "altered", "appended"])
+def test_a_check_finds_that_a_mapped_file_changed_in_place(
+    store: AdapterStore, tmp_path: Path, how: str
+) -> None:
+    name, size = store.put({"a": torch.randn(9000)})
+    path, mapped = tmp_path / "adapters" / f"{name}.safetensors", store.map(name)
+    os.utime(path)
+    mapped.check()
+    with path.open("r+b") as file:
+        file.truncate(4096 if how == "cut" else size)
+        file.seek(size if how == "appended" else 3000)
+        file.write(b"x" * (100 if how != "cut" else 0))
+    with pytest.raises(Damaged, match="checksum"):
+        mapped.check()
+
+
+def test_a_mapping_outlives_its_file_and_its_replacement(store: AdapterStore, tmp_path: Path) -> None:
+    tensors = {"a": torch.randn(9000)}
+    name, _ = store.put(tensors)
+    path, mapped = tmp_path / "adapters" / f"{name}.safetensors", store.map(name)
+    mapped.rest()
+    (tmp_path / "other").write_bytes(b"short")
+    (tmp_path / "other").rename(path)
+    mapped.check()
+    path.unlink()
+    mapped.check()
+    assert torch.equal(mapped.tensors["a"], tensors["a"])
+
+
 def test_an_artefact_that_is_no_safetensors_file_is_damaged(store: AdapterStore, tmp_path: Path) -> None:
     inside = b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}'
     heads = [

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import shutil
+import threading
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +24,7 @@ from hmi.execution.precision import available
 from hmi.metrics import Metrics
 from hmi.model.root import Root
 from tests.hmi.test_fused import BERT, packed, upper
+from tests.waiting import wait_until
 
 
 @pytest.fixture
@@ -104,13 +107,50 @@ def test_metrics_show_the_choice(root: Root) -> None:
 def test_a_compiler_that_ends_its_process_leaves_the_server_alone(
     root: Root, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    choose._compile_apart.cache_clear()
+    monkeypatch.setattr(choose, "_COMPILED", threading.Event())
     monkeypatch.setattr(choose.sys, "executable", shutil.which("false"))
     with caplog.at_level(logging.ERROR, "hmi.execution"):
         chosen = executor_for(root, wait=True)
-    choose._compile_apart.cache_clear()
     assert chosen.name == "packed fp32"
     assert "cannot be compiled here (exit status 1" in caplog.text
+
+
+def test_closing_ends_the_measurement_before_its_next_step(
+    root: Root, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go_on, steps = threading.Event(), threading.Event(), []
+    measured = choose._measured
+
+    def slow(name: str, *given: Any) -> Any:
+        steps.append(name)
+        begun.set()
+        assert go_on.wait(60)
+        return measured(name, *given)
+
+    monkeypatch.setattr(choose, "_measured", slow)
+    chosen = executor_for(root)
+    assert begun.wait(60)
+    closing = threading.Thread(target=chosen.close)
+    closing.start()
+    assert chosen._ended.wait(60)
+    assert closing.is_alive(), "it waits for the step"
+    go_on.set()
+    closing.join(60)
+    assert not any(thread.name == "hmi-choose" for thread in threading.enumerate())
+    assert (steps, chosen.name, chosen.measured) == (["packed fp32"], "packed fp32", ())
+
+
+def test_closing_ends_the_compilation(root: Root, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    slow, pid = tmp_path / "slow", tmp_path / "pid"
+    slow.write_text(f"#!/bin/sh\necho $$ > {pid}.new && mv {pid}.new {pid}\nexec sleep 600\n")
+    slow.chmod(0o755)
+    monkeypatch.setattr(choose, "_COMPILED", threading.Event())
+    monkeypatch.setattr(choose.sys, "executable", str(slow))
+    chosen = executor_for(root)
+    wait_until(pid.exists)
+    chosen.close()
+    assert not Path(f"/proc/{pid.read_text().strip()}").exists()
+    assert chosen.name == "packed fp32"
 
 
 def test_an_executor_whose_answers_are_no_numbers_is_not_taken(

@@ -19,7 +19,7 @@ from hmi.execution.machine import fingerprint
 from hmi.manager import Manager
 from hmi.model.root import Root
 from hmi.stores.layout import Layout
-from hmi.stores.profiles import MOST_MACHINES, Measured, Profile, Profiles
+from hmi.stores.profiles import MOST_MACHINES, Measured, Profile, Profiles, _check_of
 from tests.hmi.manager_lab import add_root, root_record
 from tests.hmi.test_fused import BERT, upper
 
@@ -92,6 +92,24 @@ def test_a_damaged_profile_is_none_and_is_written_anew(
     if damage != "folder":
         profiles.put("tiny", "r1", profile())
         assert profiles.get("tiny", "r1", fingerprint()) == profile()
+
+
+@pytest.mark.parametrize("short", [0.0, -1.0, float("nan"), float("inf"), None])
+def test_times_that_cannot_be_compared_are_damage(layout: Layout, short: float | None) -> None:
+    times = {"long": 50.0} if short is None else {"long": 50.0, "short": short}
+    kept = [profile().model_dump(mode="json")]
+    kept[0]["measured"][0]["us_per_token"] = times
+    path = layout.profile("tiny", "r1")
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps({"sha256": _check_of(kept), "machines": kept}))
+    assert Profiles(layout).get("tiny", "r1", fingerprint()) is None
+
+
+def test_a_profile_nested_too_deeply_is_damage(layout: Layout) -> None:
+    path = layout.profile("tiny", "r1")
+    path.parent.mkdir(parents=True)
+    path.write_text("[" * 100_000)
+    assert Profiles(layout).get("tiny", "r1", fingerprint()) is None
 
 
 def test_a_root_that_was_deleted_meanwhile_gets_no_profile(layout: Layout) -> None:
