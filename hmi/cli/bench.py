@@ -243,10 +243,21 @@ def floods(
 @click.option(
     "--plots", type=click.Path(file_okay=False, path_type=Path), help="Write plots (SVG) to this folder."
 )
+@click.option(
+    "--trace",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write a timeline of the batches to this file, in Chrome's trace format. Choose short runs.",
+)
 @as_json
 @pass_session
 def serve(
-    session: Session, only: tuple[str, ...], peers: bool, quick: bool, as_json: bool, **wanted: Any
+    session: Session,
+    only: tuple[str, ...],
+    peers: bool,
+    quick: bool,
+    trace: Path | None,
+    as_json: bool,
+    **wanted: Any,
 ) -> None:
     """Serve up to 10,000 tenants: throughput, cold starts, memory, isolation.
 
@@ -262,8 +273,21 @@ def serve(
     sections = (only or plan.sections) + (("peers",) if peers else ())
     given = {name: value for name, value in wanted.items() if value is not None}
     plan = replace(plan, sections=tuple(dict.fromkeys(sections)), **given)
-    with _shown("serve", as_json) as found, _bar(measured.steps(plan)) as report:
+    with _shown("serve", as_json) as found, _bar(measured.steps(plan)) as report, _traced(trace):
         found.extend(measured.run(plan, session.data, report))
+
+
+@contextmanager
+def _traced(file: Path | None) -> Iterator[None]:
+    """Write a timeline of the work in the context to `file`, if one is given."""
+    if file is None:
+        yield
+        return
+    from hmi.execution import trace
+
+    with trace.collected() as timeline:
+        yield
+    timeline.write(file)
 
 
 @contextmanager

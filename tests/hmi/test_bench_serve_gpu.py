@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hmi.bench import serve_gpu
+from hmi.bench.serve import gpu
 from hmi.execution.cuda.twin import Twin
 from hmi.model.shape import EncoderShape
 from tests.hmi.cuda_lab import DEVICES, device_of
 
-TINY = serve_gpu.Sizes(
+TINY = gpu.Sizes(
     shape=EncoderShape(50, 16, 2, 4, 32, 64, 2, 1e-12),
     upper=2,
     texts=3,
@@ -27,7 +27,7 @@ TINY = serve_gpu.Sizes(
 def test_every_figure_is_measured(device: str) -> None:
     steps: list[str] = []
     there = device_of(device, 3)
-    rows = list(serve_gpu.run(there, TINY, steps.append, "fp32"))
+    rows = list(gpu.run(there, TINY, steps.append, "fp32"))
     assert [row.id for row in rows] == [
         "gpu_texts_per_s",
         "gpu_full_over_no_pipelined_retrieval",
@@ -40,13 +40,13 @@ def test_every_figure_is_measured(device: str) -> None:
         "gpu_slots_mb",
     ]
     assert all(row.value is not None and row.value > 0 for row in rows)
-    assert len(steps) == serve_gpu.steps(None)
+    assert len(steps) == gpu.steps(None)
     if isinstance(there, Twin):
         assert any(name.startswith("module layer") for _, _, name in there.ran)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
 def test_without_a_device_it_says_so() -> None:
-    (row,) = serve_gpu.measure(None, None, lambda step: None)
+    (row,) = gpu.measure(None, None, lambda step: None)
     assert row.value is None
     assert row.why == "torch finds no CUDA device"

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 import torch
 
+from hmi.cli.bench import _traced
 from hmi.execution import trace
 from hmi.execution.packed import PackedExecutor, run_rows
 from tests.hmi.cuda_lab import DEVICES, device_of, executor
@@ -32,6 +36,15 @@ def test_one_trace_at_a_time() -> None:
             pass
     with trace.collected():
         pass
+
+
+def test_a_benchmark_writes_a_timeline_if_a_file_is_given(tmp_path: Path) -> None:
+    with _traced(None):
+        assert trace.span("layer") is trace.span("other"), "nothing is collected"
+    with _traced(tmp_path / "trace.json"), trace.span("layer"):
+        pass
+    written = json.loads((tmp_path / "trace.json").read_text())
+    assert [event["name"] for event in written["traceEvents"] if event["ph"] == "X"] == ["layer"]
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -9,7 +9,7 @@ from pathlib import Path
 from hmi.errors import InvalidInput
 from hmi.model.source import DEFAULT_PACKAGE
 
-IN_PROCESS = ("flat", "cold", "pieces", "memory", "isolation", "peers")
+IN_PROCESS = ("flat", "cold", "pieces", "memory", "isolation", "peers", "gpu")
 OVER_HTTP = ("http_calls", "http_flat", "response", "flood")
 """Sections that run servers as processes of their own."""
 SECTIONS = {name: f"hmi.bench.serve.{name}" for name in (*IN_PROCESS, *OVER_HTTP)}
@@ -18,8 +18,8 @@ SECTIONS = {name: f"hmi.bench.serve.{name}" for name in (*IN_PROCESS, *OVER_HTTP
 A module has `steps(plan) -> int` and `measure(plan, home, report) -> Iterator[Row]`, which calls `report`
 as each step begins.
 """
-ON_REQUEST = ("peers",)
-"""Sections that run only if they are named, or with `--peers`."""
+ON_REQUEST = ("peers", "gpu")
+"""Sections that run only if they are named, `peers` also with `--peers`."""
 Report = Callable[[str], None]
 """Gets a line as each step begins."""
 
