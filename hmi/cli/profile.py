@@ -36,6 +36,10 @@ def profile(session: Session, root: str | None, again: bool, as_json: bool) -> N
     """
     with session.local() as local:
         manager = local.services.manager
+        if manager.settings.device == "cuda":
+            from hmi.execution.cuda.choose import check_device  # imports torch, which takes seconds
+
+            check_device("cuda")
         roots = manager.registry.roots() if root is None else [manager.registry.root(root)]
         if not roots:
             raise NotFound("there is no root to measure: 'hmi root import NAME SOURCE' imports one")
@@ -51,8 +55,6 @@ def _profile(manager: Manager, record: RootRecord, again: bool, as_json: bool) -
     wanted = manager.settings.precision
     stored = manager.profiles.get(record.name, record.version, fingerprint())
     new = _measured(manager, record) if again or stored is None else None
-    if new is not None:
-        manager.profiles.put(record.name, record.version, new)
     shown = new or stored
     assert shown is not None
     execution = execution_view(shown, wanted).model_dump(mode="json")
@@ -61,7 +63,9 @@ def _profile(manager: Manager, record: RootRecord, again: bool, as_json: bool) -
         print_execution(record.name, execution)
         for change in changes:
             notes.print(f"{record.name}: {change}", markup=False, soft_wrap=True)
-        if new is not None:
+    if new is not None:  # after the table, which a full disk must not cost
+        manager.profiles.put(record.name, record.version, new)
+        if not as_json:
             notes.print("a server that runs takes this at its next start", markup=False)
     return {"root": record.name, "measured": new is not None, "changes": changes, "execution": execution}
 

@@ -97,8 +97,17 @@ def test_a_damaged_profile_is_none_and_is_written_anew(
 @pytest.mark.parametrize("short", [0.0, -1.0, float("nan"), float("inf"), None])
 def test_times_that_cannot_be_compared_are_damage(layout: Layout, short: float | None) -> None:
     times = {"long": 50.0} if short is None else {"long": 50.0, "short": short}
+    assert_damaged(layout, us_per_token=times)
+
+
+def test_an_executor_of_an_unknown_name_is_damage(layout: Layout) -> None:
+    assert_damaged(layout, name="fused fp64")
+
+
+def assert_damaged(layout: Layout, **changed: object) -> None:
+    """A profile whose first executor is changed, with a right checksum, is not read."""
     kept = [profile().model_dump(mode="json")]
-    kept[0]["measured"][0]["us_per_token"] = times
+    kept[0]["measured"][0].update(changed)
     path = layout.profile("tiny", "r1")
     path.parent.mkdir(parents=True)
     path.write_text(json.dumps({"sha256": _check_of(kept), "machines": kept}))
