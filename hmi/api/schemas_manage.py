@@ -138,7 +138,7 @@ class ExecutorTimes(Answer):
 
 
 class ExecutionView(Answer):
-    """What runs a root's upper layers, and the times that chose it."""
+    """The executor of a root's upper layers, and the measured times by which it was chosen."""
 
     executor: str = Field(
         description="What runs, or for a root that is not in memory would run: usually the fastest that "

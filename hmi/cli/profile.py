@@ -87,7 +87,7 @@ def _measured(manager: Manager, record: RootRecord) -> Profile:
 
 
 def changes_of(stored: Profile, new: Profile, wanted: str) -> list[str]:
-    """What a new measurement says otherwise than the stored one, one sentence each."""
+    """Return the differences between two measurements, one sentence each."""
     from hmi.execution.fastest import fastest
 
     before, after = (fastest(p.measured, wanted).name for p in (stored, new))

@@ -57,7 +57,7 @@ class Scrape:
 
 @dataclass(frozen=True)
 class Between:
-    """What happened between two scrapes of one server process."""
+    """The changes of the metrics between two scrapes of one server process."""
 
     before: Scrape
     after: Scrape

@@ -41,7 +41,7 @@ class Process:
 
 @dataclass(frozen=True)
 class Queue:
-    """What waits now, and how long the texts waited whose batches ran."""
+    """The waiting texts, and the waiting times of texts whose batches have run."""
 
     texts: float | None = None
     tokens: float | None = None

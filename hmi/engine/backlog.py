@@ -167,7 +167,7 @@ class Backlogs:
         self._work[item.key] += work
 
     def _tidy(self, item: Item) -> None:
-        """Forget the item's tenant, and its key, if nothing of them waits."""
+        """Remove the item's tenant, and then its key, if it has no more waiting items."""
         tenants = self._by_key.get(item.key, {})
         if item.tenant in tenants and not tenants[item.tenant]:
             del tenants[item.tenant]

@@ -35,7 +35,7 @@ MODULE_THREADS = 2
 """Threads that read modules. These reads are short and must not wait behind long loads."""
 
 ROOM_S = 0.05
-"""How often, in seconds, a batch without room looks for room that no other batch gave back."""
+"""Seconds between two attempts of a batch that finds no room in the pool."""
 
 
 class ModelLoader:

@@ -207,7 +207,7 @@ class BatchQueue:
         return line
 
     def _is_lost(self, items: Backlog, work_left: float) -> bool:
-        """Whether nobody wants the first item, or its answer would come too late; then it fails.
+        """Return whether the first item is unwanted or too late. An item that is too late fails here.
 
         While nothing else waits, only a deadline that has passed counts: a text that runs for nothing then
         costs nobody anything, and corrects the prediction.

@@ -29,7 +29,7 @@ class Room:
         self._share = max(1, int(capacity * ROOM_SHARE))
         self._taken: Counter[str] = Counter()
         self._counted = 0
-        """What is taken, without what exceeds each tenant's share."""
+        """The amount taken by all tenants, each counted up to its share."""
         self.taken = 0
         """The waiting work of all tenants. It may be read on any thread."""
 

@@ -41,7 +41,7 @@ REFERENCE = "packed fp32"
 ROUNDS, ROUNDS_TOKENS = 3, 384
 """The least runs of each batch that are timed, and the least tokens of all its runs. The fastest counts."""
 ENDED_S = 0.1
-"""How often, in seconds, a thread that waits for the compilation looks whether the process ends."""
+"""Seconds between two checks, during the compilation, of whether the process is ending."""
 NEVER = threading.Event()
 _COMPILED = threading.Event()
 """Set once a process has compiled the kernels, or found them compiled."""

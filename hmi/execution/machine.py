@@ -1,4 +1,4 @@
-"""What executors' times depend on besides the root: the processor, and the versions of the code that runs."""
+"""The fingerprint of a machine: the processor and code versions on which executors' times depend."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ R = TypeVar("R", bound=Record)
 
 @dataclass(frozen=True)
 class Deleted:
-    """What a deletion removed from use. Some of the artefacts may have other users still."""
+    """The objects that a deletion took out of use. Other models may still use some of the artefacts."""
 
     artefacts: frozenset[str] = frozenset()
     roots: frozenset[str] = frozenset()

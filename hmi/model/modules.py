@@ -108,7 +108,7 @@ Change = LowRank | NormShift
 
 
 class Forms:
-    """What executors keep of one module, each in a form of its own. Thread-safe.
+    """The forms of one module that executors have made, one for each executor. Thread-safe.
 
     A form lives as long as both its executor and its module do. It must refer to neither.
     """

@@ -1,4 +1,4 @@
-"""How a published artefact rests on the disk: in fp16, or its module in int8.
+"""The stored form of a published artefact: all of it in fp16, or its module in int8.
 
 In int8, each direction of a low-rank matrix (a row of `down` [rank, in], a column of `up` [out, rank]) has a
 scale of its own, stored in fp32 beside it as `<name>.scale`. Vectors, the head and everything else stay in

@@ -56,7 +56,7 @@ class Tokenizer:
         self._chunks = KnownChunks(self._fast) if apart else None
         between = self._fast.encode("", "").ids[1:-1]
         self._between = [self._ours(i) for i in between]
-        """What stands between the two texts of a pair."""
+        """The separator between the two texts of a pair."""
 
     def encode(self, texts: Sequence[Text], max_length: int) -> list[Encoded]:
         """Tokenise texts, pairs or lists of words, and cut each to `max_length` tokens, [SEP] included.

@@ -22,7 +22,7 @@ FAILED_S = 1.0
 MOST_FAILED = 1024
 """Failed loads that are remembered."""
 MOST_FORGOTTEN = 4096
-"""Forgotten names that are remembered."""
+"""The most names of deleted objects that the pool remembers."""
 
 
 class Size(NamedTuple):
@@ -31,7 +31,7 @@ class Size(NamedTuple):
     private: int
     """Counts towards the pool's limit."""
     mapped: int = 0
-    """Of mapped files, which the kernel takes back when it needs them."""
+    """Bytes of mapped files. The kernel reclaims them when memory is short."""
 
 
 NOTHING = Size(0)
@@ -101,7 +101,7 @@ class AdapterPool(Generic[T]):
         self._idle: OrderedDict[str, None] = OrderedDict()
         """Names in memory that are neither held nor needed, the least recently used first."""
         self._needed: dict[str, int] = {}
-        """How many callers need each name soon, in the order in which the first one came."""
+        """The number of callers that need each name soon, in the order of their first calls."""
         self._failed: OrderedDict[str, _Failed] = OrderedDict()
         self._forgotten: OrderedDict[str, None] = OrderedDict()
         self._changed = threading.Condition()

@@ -18,7 +18,7 @@ NAMES = st.lists(st.sampled_from(sorted(SIZES)), min_size=1, max_size=4, unique=
 
 
 class PlainPool:
-    """What should be in memory."""
+    """The names that should be in memory."""
 
     def __init__(self) -> None:
         self.memory: list[str] = []

@@ -1,21 +1,7 @@
 // kernels/hmi_kernels/lookup/lookup.cu compiled for the CPU: the threads of a block run one after another, in either direction, and
 // shared memory begins with rubbish, as on a device.
 
-#include <cstring>
-
-#define __device__
-
-static float __uint_as_float(unsigned bits) {
-    float value;
-    std::memcpy(&value, &bits, 4);
-    return value;
-}
-
-static unsigned __float_as_uint(float value) {
-    unsigned bits;
-    std::memcpy(&bits, &value, 4);
-    return bits;
-}
+#include "twin.h"
 
 #include "lookup.cu"
 

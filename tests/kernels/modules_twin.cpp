@@ -2,21 +2,7 @@
 // direction, and shared memory begins with rubbish, as on a device.
 
 #include <cmath>
-#include <cstring>
-
-#define __device__
-
-static float __uint_as_float(unsigned bits) {
-    float value;
-    std::memcpy(&value, &bits, 4);
-    return value;
-}
-
-static unsigned __float_as_uint(float value) {
-    unsigned bits;
-    std::memcpy(&bits, &value, 4);
-    return bits;
-}
+#include "twin.h"
 
 #include "modules.cu"
 

@@ -23,7 +23,7 @@ COLD_GOAL_MS = 10.0
 STARTS = 3
 WARM_ASKS = 5
 KINDS = ("page_cache", "disk")
-"""Where the file of a cold tenant's module lies when it is asked for the first time."""
+"""The place of a cold tenant's module file at the tenant's first text."""
 
 
 def steps(plan: Plan) -> int:

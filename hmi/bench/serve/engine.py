@@ -115,7 +115,7 @@ class Ask:
 
 @dataclass(frozen=True)
 class Load:
-    """What callers got within a time."""
+    """The answers that callers received in one timed run."""
 
     answers: int
     tokens: int

@@ -46,7 +46,7 @@ class Case:
 
 
 Rates = dict[int, list[Load]]
-"""What each number of tenants got, by repetition."""
+"""The results of each repetition, by number of tenants."""
 
 
 def steps(plan: Plan) -> int:

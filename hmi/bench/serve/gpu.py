@@ -64,7 +64,7 @@ class Pipeline:
     threads: int = 2
     """With two, one retrieves while the device computes the other's batch."""
     layer_by_layer: bool = True
-    """Whether modules are copied while earlier layers compute; else a thread waits for all copies first."""
+    """True: modules are copied while earlier layers compute. False: the thread first waits for all copies."""
 
 
 FULL = Pipeline()
@@ -76,7 +76,7 @@ ABLATION = {
 
 
 def steps(plan: object) -> int:
-    """How many times `measure` calls its `report`."""
+    """Return the number of times that `measure` calls `report`."""
     return 5
 
 
@@ -116,7 +116,7 @@ class _Bench:
     modules: list[TenantModule] = field(default_factory=list)
 
     def tenants(self, count: int) -> list[TenantModule]:
-        """Modules of so many tenants, prepared: each has its own copy in pinned memory and on the device."""
+        """Prepare one module for each tenant, with its own copy in pinned memory and on the device."""
         while len(self.modules) < count:
             sites = {
                 f"{i}-{site}": LowRank(*both)
@@ -278,7 +278,7 @@ def _flat(bench: _Bench) -> Iterator[Row]:
 
 
 def _modules(bench: _Bench) -> Iterator[Row]:
-    """What the modules of a batch cost that are on the device already."""
+    """Measure the cost of a batch's modules when all of them are already on the device."""
     few, sizes = bench.tenants(bench.sizes.texts), bench.sizes
 
     def time_of(modules: Sequence[TenantModule | None]) -> float:

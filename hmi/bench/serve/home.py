@@ -34,7 +34,7 @@ class Home:
     folder: Path
     tenants: int
     text_source: str
-    """Where the text comes from."""
+    """The source of the text."""
 
     @property
     def data(self) -> Path:

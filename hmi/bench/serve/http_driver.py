@@ -20,7 +20,7 @@ CONNECTIONS = 256
 
 @dataclass(frozen=True)
 class Target:
-    """Where a request goes: a path, and the key that it carries ("" for none)."""
+    """The target of a request: its path, and its key ("" for none)."""
 
     path: str
     key: str = ""

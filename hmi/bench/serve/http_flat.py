@@ -34,7 +34,7 @@ QUIET_S = 1.1
 """Pause before each measurement: for a second, the queue keeps room for tenants that sent something."""
 
 Rates = dict[int, list[tuple[float, float]]]
-"""By number of tenants: answers a second and CPU seconds an answer, of each round."""
+"""Answers a second and CPU seconds an answer in each round, by number of tenants."""
 
 
 def steps(plan: Plan) -> int:

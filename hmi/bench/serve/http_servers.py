@@ -133,7 +133,7 @@ def running(arm: Arm, folder: Path) -> Iterator[Server]:
 
 
 def peer_environment(packages: Path | None) -> dict[str, str]:
-    """What a peer's process needs: the folder of its packages, and that no hub or meter is called."""
+    """The environment of a peer's process: its packages, and settings that forbid hub and telemetry."""
     given = {"HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1", "PYTHONWARNINGS": "ignore"}
     known = os.environ.get("PYTHONPATH", "")
     return given if packages is None else {**given, "PYTHONPATH": f"{packages}{os.pathsep}{known}"}

@@ -42,7 +42,7 @@ TOLERANCE = {"fp32": 1e-4, "bf16": 0.05, "int8": 0.1}
 
 @dataclass
 class Checked:
-    """What the checks found."""
+    """The results of the checks."""
 
     answers: int = 0
     wrong: int = 0

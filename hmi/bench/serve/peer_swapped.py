@@ -38,7 +38,7 @@ class Swapped(Generic[M]):
         self._files, self._load, self._answer = files, load, answer
         self._models: OrderedDict[int, M] = OrderedDict()
         self.from_disk = False
-        """Whether a file is dropped from the page cache before it is read."""
+        """True: each file is dropped from the page cache before it is read."""
 
     def run(self, ids: NDArray[np.int64], tenants: list[int]) -> object:
         """Answer the texts of each tenant together."""

@@ -1,4 +1,4 @@
-"""Where the engine's time goes: retrieval, upper layers, and the engine's own work around them."""
+"""The shares of the engine's time: retrieval, upper layers, and the engine's own work around them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `hmi bench serve` measures, and for how long."""
+"""The sections and sizes of a run of `hmi bench serve`."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Plan:
     corpus: Path | None = None
     """Real text, one document a line; None: the descriptions of the installed packages."""
     source: str = DEFAULT_PACKAGE
-    """What the root is imported from."""
+    """The source of the root's import."""
     learn: bool = False
     """Whether the import learns locality from the text, for a source without locality weights in HMI."""
     plots: Path | None = None

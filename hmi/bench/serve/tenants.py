@@ -61,7 +61,7 @@ class Model:
 
 @dataclass(frozen=True)
 class Ground:
-    """What models stand on: the root, and its PLOT."""
+    """The root and PLOT that the models use."""
 
     info: RootInfo
     plot: VersionInfo

@@ -18,7 +18,7 @@ from plot_store import Reader
 
 @dataclass
 class Counts:
-    """What retrieval and executor were given, and the CPU seconds of their threads."""
+    """The inputs of retrieval and executor, and the CPU seconds of their threads."""
 
     retrieval_s: float = 0.0
     layers_s: float = 0.0

@@ -104,7 +104,7 @@ def _bucket(starts: Ints, lengths: Ints, texts: Ints, upload: Upload) -> Bucket:
 def _inverses(
     starts: Ints, lengths: Ints, groups: list[Ints], upload: Upload
 ) -> tuple[Callable[[], Tensor], Callable[[], Tensor]]:
-    """Where each row, and each text, stands in the buckets one after another."""
+    """The position of each row and each text in the concatenated buckets."""
     by_row, by_text = np.empty(int(starts[-1]), np.int64), np.empty(len(lengths), np.int64)
     row = text = 0
     for texts in groups:

@@ -18,7 +18,7 @@ class Event(Protocol):
     """A point in a stream's work."""
 
     def done(self) -> bool:
-        """Whether the stream has reached it. Does not wait."""
+        """Return whether the stream has reached this event. Does not wait."""
         ...
 
     def wait(self) -> None:

@@ -29,7 +29,7 @@ NOWHERE = -1
 
 @dataclass(frozen=True)
 class LowRankPlace:
-    """Where the tensors of a low-rank change begin, in elements from the module's beginning."""
+    """The offsets of the tensors of a low-rank change, in elements from the module's beginning."""
 
     down: int
     """[rank, size_in]"""
@@ -45,7 +45,7 @@ class LowRankPlace:
 
 @dataclass(frozen=True)
 class NormPlace:
-    """Where the tensors of a LayerNorm's change begin."""
+    """The offsets of the tensors of a LayerNorm's change."""
 
     gain: int
     bias: int

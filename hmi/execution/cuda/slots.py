@@ -34,7 +34,7 @@ class Entry:
     data: Tensor
     """[layout.size], a view of its slots."""
     arrived: list[Event] = field(default_factory=list)
-    """By layer: when its copy has run."""
+    """The event that ends each layer's copy, by layer."""
     pins: int = 0
     """The batches that are being enqueued and read it."""
     readers: list[Event] = field(default_factory=list)
@@ -57,7 +57,7 @@ class Slots:
         self._owners: list[int | None] = [None] * count
         self._free = set(range(count))
         self._unread: list[list[Event]] = [[] for _ in range(count)]
-        """By slot: the ends of batches that read what was there."""
+        """The ends of the batches that read each slot, by slot."""
         self._coming: deque[frozenset[int]] = deque(maxlen=COMING)
         self._gone: deque[int] = deque()
         self._changed = threading.Condition()
