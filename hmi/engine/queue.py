@@ -26,6 +26,9 @@ from hmi.stages.planner import Candidate
 BATCH_SHARE = 1 / 4
 """The fraction of a batch that a tenant gets while another tenant may send its next text at any moment."""
 
+FEW_TENANTS = 2
+"""While no more tenants wait, the first tenant's batch is not filled up with another's texts."""
+
 
 @dataclass(frozen=True)
 class BatchLimits:
@@ -44,11 +47,14 @@ class BatchQueue:
     """Waiting items, by batch key and tenant.
 
     Within a batch, the tenant that has received least for its weight goes first; the others follow in that
-    order, one window at a time. Once the first has nothing more waiting, or a tenant may have no more of
-    this batch, only tenants that have received no more than it may join. So a loud tenant does not fill up a
-    quiet one's batch. While a tenant that sent something lately has nothing waiting, every other tenant gets
-    a small part of a batch (BATCH_SHARE), so the absent tenant's next text does not wait for a long batch.
-    Otherwise batches are as long as the limits allow.
+    order, one window at a time. Once a tenant may have no more of this batch, only tenants that have received
+    no more than it may join. While only FEW_TENANTS wait, the same holds once the first tenant has nothing
+    more waiting. So a loud tenant does not fill up a quiet one's batch. If more tenants wait, a full batch
+    serves them all sooner.
+
+    While a tenant that sent something lately has nothing waiting, every other tenant gets a small part of a
+    batch (BATCH_SHARE), so the absent tenant's next text does not wait for a long batch. Otherwise batches
+    are as long as the limits allow.
 
     A tenant's own texts go in the order of `hmi.engine.backlog.place_of`.
     """
@@ -180,7 +186,7 @@ class BatchQueue:
                 heapq.heapreplace(line, (given, items.first.queued, tenant))
             else:
                 heapq.heappop(line)
-                if batch.pieces and tenant == candidate.tenant:
+                if batch.pieces and tenant == candidate.tenant and len(waiting) <= FEW_TENANTS:
                     most_s = min(most_s, given)
         return batch.pieces
 

@@ -1,0 +1,95 @@
+"""How full the queue's batches are, in simulated time: callers that each wait for one text at a time."""
+
+from __future__ import annotations
+
+import heapq
+import statistics
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from hmi.bench.serve.traffic import Shape, tenants_in_turn
+from hmi.engine.item import Item, work_in
+from hmi.engine.pace import BATCH_WORK, Pace
+from hmi.engine.queue import BatchLimits, BatchQueue
+from tests.hmi.test_queue_model import item
+
+A_BATCH_S = 0.02
+S_PER_WORK = 27e-6
+"""Seconds per unit of work, as in bf16 on a core with AVX-512."""
+TOKENS = 56
+CALLERS = 64
+SECONDS = 4.0
+"""Simulated seconds."""
+
+
+class Simulation:
+    """One compute thread, callers without pauses, and a quiet tenant with texts of its own now and then."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 0.0
+        clock = SimpleNamespace(monotonic=lambda: self.now)
+        for module in ("recent", "queue", "item"):
+            monkeypatch.setattr(f"hmi.engine.{module}.time", clock)
+        self.pace = Pace()
+        self.queue = BatchQueue(1 << 40, self.pace)
+        self.sizes: list[int] = []
+        self.quiet_s: list[float] = []
+
+    def run(self, tenants: list[str], quiet_a_second: float = 0.0) -> None:
+        """Send a text of the next of `tenants` whenever a caller has its answer."""
+        turn, draw, ends = iter(tenants), np.random.default_rng(0), SECONDS
+        arrivals = [0.0] * CALLERS
+        at = draw.uniform(0.0, ends, int(quiet_a_second * ends))
+        quiet = sorted(at.tolist())
+        heapq.heapify(arrivals)
+        while self.now < ends:
+            while arrivals and arrivals[0] <= self.now:
+                heapq.heappop(arrivals)
+                self._send(next(turn))
+            while quiet and quiet[0] <= self.now:
+                quiet.pop(0)
+                self._send("quiet")
+            for done in self._batch():
+                if done.tenant != "quiet":
+                    heapq.heappush(arrivals, self.now)
+
+    def _send(self, tenant: str) -> None:
+        sent = item(tenant, "cls", [TOKENS])
+        sent.queued = self.now
+        self.queue.put([sent])
+
+    def _batch(self) -> list[Item]:
+        first = min(self.queue.candidates())
+        pieces = self.queue.cut(first, BatchLimits(A_BATCH_S, 1 << 40))
+        work = work_in(pieces)
+        seconds = (work + BATCH_WORK) * S_PER_WORK
+        self.pace.ran(first.key, work, seconds)
+        self.now += seconds
+        self.sizes.append(len(pieces))
+        self.quiet_s += [self.now - p.item.queued for p in pieces if p.item.tenant == "quiet"]
+        return [piece.item for piece in pieces]
+
+
+@pytest.mark.parametrize("shape", ["uniform", "zipf"])
+@pytest.mark.parametrize("tenants", [16, 1000])
+def test_batches_of_many_tenants_are_nearly_as_full_as_those_of_one(
+    shape: Shape, tenants: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = {}
+    for count in (1, tenants):
+        simulation = Simulation(monkeypatch)
+        simulation.run([f"t{i}" for i in tenants_in_turn(shape, count, 10_000, seed=0)])
+        sizes[count] = statistics.mean(simulation.sizes)
+    assert sizes[tenants] > 0.6 * sizes[1]
+
+
+def test_a_quiet_tenants_batch_is_not_filled_up_with_one_loud_tenants_texts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    simulation = Simulation(monkeypatch)
+    simulation.run(["loud"] * 10_000, quiet_a_second=40)
+    assert len(simulation.quiet_s) > 100
+    # Its own batch, and what is left of a batch in which the loud tenant has a part.
+    assert np.quantile(simulation.quiet_s, 0.95) < A_BATCH_S / 2
