@@ -74,7 +74,7 @@ class Simulation:
 
 @pytest.mark.parametrize("shape", ["uniform", "zipf"])
 @pytest.mark.parametrize("tenants", [16, 1000])
-def test_batches_of_many_tenants_are_nearly_as_full_as_those_of_one(
+def test_batches_of_many_tenants_are_not_much_smaller_than_those_of_one(
     shape: Shape, tenants: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes = {}
@@ -82,7 +82,7 @@ def test_batches_of_many_tenants_are_nearly_as_full_as_those_of_one(
         simulation = Simulation(monkeypatch)
         simulation.run([f"t{i}" for i in tenants_in_turn(shape, count, 10_000, seed=0)])
         sizes[count] = statistics.mean(simulation.sizes)
-    assert sizes[tenants] > 0.6 * sizes[1]
+    assert sizes[tenants] > 0.5 * sizes[1]
 
 
 def test_a_quiet_tenants_batch_is_not_filled_up_with_one_loud_tenants_texts(
