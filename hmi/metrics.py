@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
@@ -20,6 +19,7 @@ from prometheus_client.registry import Collector
 
 import hmi
 from hmi.errors import HmiError
+from hmi.resident import resident
 
 # The buckets of histograms.
 SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
@@ -315,7 +315,7 @@ class _MachineCollector(Collector):
             "Resident memory: the process's own (anonymous), and mapped files such as PLOTs and modules.",
             labels=["tier"],
         )
-        for tier, size in resident().items():
+        for tier, size in memory_by_tier().items():
             memory.add_metric([tier], size)
         clock = GaugeMetricFamily(
             "hmi_scrape_timestamp_seconds", "When these values were read, in Unix time.", time.time()
@@ -323,15 +323,13 @@ class _MachineCollector(Collector):
         return [about, memory, clock]
 
 
-def resident() -> dict[str, int]:
-    """This process's resident bytes, `anonymous` and of `files`. Empty where there is no /proc."""
+def memory_by_tier() -> dict[str, int]:
+    """This process's resident bytes: `anonymous` and `files`. Empty where there is no /proc."""
     try:
-        lines = Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines()
+        found = resident()
     except OSError:
         return {}
-    found = dict(line.split(":", 1) for line in lines if ":" in line)
-    tiers = {"anonymous": "RssAnon", "files": "RssFile"}
-    return {tier: int(found[name].split()[0]) * 1024 for tier, name in tiers.items() if name in found}
+    return {"anonymous": found.anonymous, "files": found.files}
 
 
 class _PoolCollector(Collector):

@@ -12,7 +12,7 @@ from hmi.api.schemas_stats import StatsView
 from hmi.core import JobRecord, KeyRecord, ModelRecord, Progress, RootRecord, TenantRecord
 from hmi.execution.fastest import fastest, precision_of
 from hmi.manager import DomainInfo
-from hmi.metrics import Metrics, resident
+from hmi.metrics import Metrics, memory_by_tier
 from hmi.stores.job_table import target_of
 from hmi.stores.profiles import Profile
 
@@ -130,7 +130,7 @@ def stats_view(found: Mapping[str, Any], metrics: Metrics) -> StatsView:
         plot_entries=_by_name(found["plot_entries"]),
         plot_lookups=metrics.lookups.by_domain(),
         disk_bytes=dict(found["bytes"]),
-        memory_bytes={"adapter_pool": 0 if pool is None else pool.bytes, **resident()},
+        memory_bytes={"adapter_pool": 0 if pool is None else pool.bytes, **memory_by_tier()},
     )
 
 

@@ -7,7 +7,7 @@ import platform
 import statistics
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from hmi.core import now
+from hmi.errors import HmiError
 
 Clock = Callable[[], float]
 
@@ -80,6 +81,13 @@ def seconds(work: Callable[[], object], clock: Clock = time.process_time) -> flo
     begun = clock()
     work()
     return clock() - begun
+
+
+def quantile(ms: Sequence[float], share: float) -> float:
+    """Return the value below or at which `share` of `ms` lie. Raises HmiError for none."""
+    if not ms:
+        raise HmiError("no request was answered within the time that the benchmark waits")
+    return sorted(ms)[min(len(ms) - 1, int(share * len(ms)))]
 
 
 def result(bench: str, rows: list[Row]) -> dict[str, Any]:

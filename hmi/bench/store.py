@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -10,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hmi.bench import store_build, store_cold, store_live, store_lookup, store_peers, store_publish
+from hmi.bench.memory import free_bytes
 from hmi.bench.report import Row
 from hmi.bench.store_chain import Chain, Tables, choose
 from hmi.bench.store_data import Sample, corpus_sample, zipf_sample
@@ -97,7 +97,7 @@ def _of_a_chain(
 ) -> Iterator[Row]:
     report(f"building a chain of four versions, d = {dim}")
     _check_disk(folder.parent, 1.1 * tables.bytes(dim))
-    in_memory = tables.bytes(dim) < MEMORY_SHARE * _free_memory()
+    in_memory = tables.bytes(dim) < MEMORY_SHARE * free_bytes()
     chain = Chain(folder, tables, dim)
     try:
         for section in (s for s in OF_A_CHAIN if s in plan.sections):
@@ -117,7 +117,7 @@ def _section(plan: Plan, section: str, chain: Chain, in_memory: bool) -> Iterato
         )
     elif section == "lookup":
         yield from store_lookup.measure(chain, plan.runs)
-    elif (1 + PEER_BYTES) * chain.tables.bytes(chain.dim) > MEMORY_SHARE * _free_memory():
+    elif (1 + PEER_BYTES) * chain.tables.bytes(chain.dim) > MEMORY_SHARE * free_bytes():
         yield Row(
             f"peers_d{chain.dim}", None, "x", why="ours and a peer's rows do not fit in free memory together"
         )
@@ -135,12 +135,3 @@ def _check_disk(folder: Path, need: float) -> None:
         raise StorageFull(
             f"{need / 1e9:.1f} GB are needed and {free / 1e9:.1f} GB free: use --data, or fewer --keys"
         )
-
-
-def _free_memory() -> int:
-    """Return the bytes of memory that are available without swapping or evicting what is in use."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
-    except (OSError, StopIteration):
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2

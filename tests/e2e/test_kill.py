@@ -21,6 +21,7 @@ from typing import Any
 
 import pytest
 
+from hmi.bench.floods.server import free_port
 from hmi.cli.client import Client
 from hmi.errors import HmiError
 from plot_store import Store
@@ -105,9 +106,9 @@ class Lab:
 
 
 @pytest.fixture(scope="module")
-def lab(tiny_source: Path, tmp_path_factory: pytest.TempPathFactory, free_port: int) -> Iterator[Lab]:
+def lab(tiny_source: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     work = tmp_path_factory.mktemp("kill")
-    lab = Lab(work / "data", work, free_port)
+    lab = Lab(work / "data", work, free_port())
     lab.start()
     text = lab.file("text", "\n".join(random_texts(300, seed=1)).encode())
     body = {"root": "tiny", "source": str(tiny_source), "options": {"steps": 4, "upper_steps": 2}}
@@ -118,15 +119,6 @@ def lab(tiny_source: Path, tmp_path_factory: pytest.TempPathFactory, free_port: 
     lab.check_published()
     yield lab
     lab.kill()
-
-
-@pytest.fixture(scope="module")
-def free_port() -> int:
-    import socket
-
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
 
 
 def fine_tune(lab: Lab, model: str, epochs: int) -> str:

@@ -22,6 +22,7 @@ from pathlib import Path
 import pytest
 
 from hmi.api.app import STALL_S
+from hmi.bench.floods.server import free_port
 from tests.hmi.api_world import made_folder
 
 LONGEST_S = 35.0
@@ -145,9 +146,7 @@ class Round:
 async def stop_under_load(
     data: Path, log: Path, clients: int, stall_s: float, rng: random.Random
 ) -> tuple[Round, float]:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = int(s.getsockname()[1])
+    port = free_port()
     command = [sys.executable, "-c", SERVE, str(stall_s), "serve", "--data", str(data), "--port", str(port)]
     with (
         log.open("wb") as out,

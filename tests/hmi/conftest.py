@@ -1,4 +1,4 @@
-"""Data folders, registries and managers for the tests of the server's parts."""
+"""Data folders, registries, managers and tokenizers for the tests of hmi's parts."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ import pytest
 
 from hmi.config import Settings
 from hmi.manager import Manager
+from hmi.model.tokenizer import Tokenizer
 from hmi.stores.registry import Registry
 from tests.hmi.api_world import made_folder
 from tests.hmi.registry_lab import add_tenant
 from tests.hmi.runner_lab import Lab
+from tests.tiny import write_tiny_mpnet
 
 
 @pytest.fixture
@@ -53,3 +55,13 @@ def folder(
     """A copy of `made_folder`: the root `tiny`, the tenant acme and its model acme.m."""
     made = made_folder(tmp_path_factory.getbasetemp(), tiny_source, capsys)
     return Path(shutil.copytree(made, tmp_path / "d"))
+
+
+@pytest.fixture(scope="module", params=["bert", "mpnet"])
+def tokenizer(
+    request: pytest.FixtureRequest, tiny_source: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Tokenizer:
+    """The tokenizer of a tiny source of each architecture."""
+    mpnet = request.param == "mpnet"
+    folder = write_tiny_mpnet(tmp_path_factory.mktemp("mpnet") / "m") if mpnet else tiny_source
+    return Tokenizer(folder / "tokenizer.json")

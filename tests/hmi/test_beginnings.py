@@ -12,7 +12,7 @@ from tokenizers import Tokenizer as FastTokenizer
 
 from hmi.model.beginnings import Text, beginnings_of
 from hmi.model.tokenizer import Tokenizer
-from tests.tiny import WORDS, write_tiny_mpnet
+from tests.tiny import WORDS
 
 SPACES = [*"   ", "\n", "\t\r", "  " * 40, "\u00a0", "\u3000", "\u2028"]
 INVISIBLE = ["\u200b", "\x00", "\x01" * 30, "\ufeff"]
@@ -27,15 +27,6 @@ SUBWORDS = ["##s", "...", "," * 20, "\u2014", "un", "known", "ing", "ed"]
 BITS = [*SPACES, *INVISIBLE, *LATIN, *LONG_WORDS, *IDEOGRAPHS, *ACCENTS, *NORMALIZED]
 BITS += [*EMOJI, *SPECIAL, *SUBWORDS]
 """What texts are composed of."""
-
-
-@pytest.fixture(scope="module", params=["bert", "mpnet"])
-def tokenizer(
-    request: pytest.FixtureRequest, tiny_source: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Tokenizer:
-    mpnet = request.param == "mpnet"
-    folder = write_tiny_mpnet(tmp_path_factory.mktemp("mpnet") / "m") if mpnet else tiny_source
-    return Tokenizer(folder / "tokenizer.json")
 
 
 def nasty(rng: random.Random) -> str:

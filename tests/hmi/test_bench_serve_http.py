@@ -18,12 +18,13 @@ from typing import cast
 
 import pytest
 
+from hmi.bench.report import quantile
 from hmi.bench.serve import flood, http_flat, http_models, response
 from hmi.bench.serve import http_calls as calls
 from hmi.bench.serve.curves import shares_svg, times_svg
 from hmi.bench.serve.home import Home, build
 from hmi.bench.serve.http_calls import CASES
-from hmi.bench.serve.http_driver import Client, Target, client, quantile
+from hmi.bench.serve.http_driver import Client, Target, client
 from hmi.bench.serve.http_fleet import Fleet, _executor, guard
 from hmi.bench.serve.http_servers import Server, hmi, running
 from hmi.bench.serve.plan import OVER_HTTP, QUICK, Plan

@@ -13,16 +13,7 @@ from hmi.model import known_chunks
 from hmi.model.known_chunks import KnownChunks
 from hmi.model.tokenizer import Text, Tokenizer
 from tests.hmi.test_beginnings import BITS, check
-from tests.tiny import WORDS, write_tiny_mpnet
-
-
-@pytest.fixture(scope="module", params=["bert", "mpnet"])
-def tokenizer(
-    request: pytest.FixtureRequest, tiny_source: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Tokenizer:
-    mpnet = request.param == "mpnet"
-    folder = write_tiny_mpnet(tmp_path_factory.mktemp("mpnet") / "m") if mpnet else tiny_source
-    return Tokenizer(folder / "tokenizer.json")
+from tests.tiny import WORDS
 
 
 def mixed(rng: random.Random, most: int) -> str:

@@ -10,15 +10,6 @@ static_assert(sizeof(Table) == 8 * TABLE_WORDS && sizeof(Step) == 8 * STEP_WORDS
 static_assert(sizeof(Level) == 8 * LEVEL_WORDS && sizeof(Segment) == 8 * SEGMENT_WORDS);
 static_assert(TILE == HOST_TILE);
 
-struct CpuBlock {
-    int threads;
-    bool backwards;
-    template <class Phase>
-    void run(Phase phase) const {
-        for (int t = 0; t < threads; t++) phase(backwards ? threads - 1 - t : t, threads);
-    }
-};
-
 extern "C" void launch(i64 blocks, i64 threads, i64 backwards, const Table* table, const int* tokens, i64 total,
                        const i64* offsets, i64 texts, i64 vocab, void* out, i64 half, i64 wide, signed char* order,
                        short* depth, int* wrong) {

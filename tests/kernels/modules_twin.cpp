@@ -10,15 +10,6 @@
 static_assert(sizeof(Change) == 8 * CHANGE_WORDS && sizeof(Piece) == 8 * PIECE_WORDS);
 static_assert(ROWS == HOST_ROWS && COLS == HOST_COLS);
 
-struct CpuBlock {
-    int threads;
-    bool backwards;
-    template <class Phase>
-    void run(Phase phase) const {
-        for (int t = 0; t < threads; t++) phase(backwards ? threads - 1 - t : t, threads);
-    }
-};
-
 extern "C" void module_down(i64 blocks, i64 threads, i64 backwards, const Change* changes, const Piece* pieces,
                             i64 chunks, void* x, i64 x_kind, i64 x_stride, i64 size_in, i64 kind, void* h,
                             i64 h_stride) {

@@ -15,3 +15,13 @@ static unsigned __float_as_uint(float value) {
     std::memcpy(&bits, &value, 4);
     return bits;
 }
+
+// A block of threads, which run each phase one after another, in either direction.
+struct CpuBlock {
+    int threads;
+    bool backwards;
+    template <class Phase>
+    void run(Phase phase) const {
+        for (int t = 0; t < threads; t++) phase(backwards ? threads - 1 - t : t, threads);
+    }
+};

@@ -9,10 +9,11 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 from hmi.bench.floods.kinds import SENTENCE
 from hmi.bench.floods.server import Running
+from hmi.bench.report import quantile
+from hmi.resident import resident
 
 THINK_S = 0.02
 """Seconds between two requests of the quiet tenant, and between two health calls."""
@@ -34,14 +35,14 @@ class Seen:
     health_p99: float
     health_worst: float
     memory: float
-    """The greatest resident memory that was seen."""
+    """The most resident memory that was seen."""
 
 
 def watch(server: Running, key: str, seconds: float) -> Seen:
     """Send short texts one after another, call /healthz and read the server's memory for `seconds`."""
     until = time.monotonic() + seconds
     health: list[float] = []
-    memory = [resident(server)]
+    memory = [_own_memory(server)]
     asking = threading.Thread(target=_timed, args=(health, lambda: _healthy(server), until))
     looking = threading.Thread(target=_look, args=(memory, server, until))
     for thread in (asking, looking):
@@ -52,21 +53,18 @@ def watch(server: Running, key: str, seconds: float) -> Seen:
         thread.join()
     return Seen(
         p50=statistics.median(times),
-        p99=_quantile(times, 0.99),
+        p99=quantile(times, 0.99),
         answers=len(times) - failed,
         failed=failed,
-        health_p99=_quantile(health, 0.99),
+        health_p99=quantile(health, 0.99),
         health_worst=max(health),
         memory=max(memory),
     )
 
 
-def resident(server: Running) -> float:
-    """Return the server's resident memory in MiB, without pages that are shared with files."""
-    for line in Path(f"/proc/{server.pid}/status").read_text().splitlines():
-        if line.startswith("RssAnon:"):
-            return int(line.split()[1]) * 1024 / MIB
-    raise AssertionError("Linux shows RssAnon")
+def _own_memory(server: Running) -> float:
+    """Return the server's own resident memory in MiB, mapped files left out."""
+    return resident(server.pid).anonymous / MIB
 
 
 def _timed(times: list[float], work: Callable[[], bool], until: float) -> int:
@@ -85,7 +83,7 @@ def _timed(times: list[float], work: Callable[[], bool], until: float) -> int:
 
 def _look(memory: list[float], server: Running, until: float) -> None:
     while time.monotonic() < until:
-        memory.append(resident(server))
+        memory.append(_own_memory(server))
         time.sleep(THINK_S)
 
 
@@ -109,7 +107,3 @@ def _exchange(server: Running, method: str, path: str, body: bytes | None, heade
         return answer.status == 200
     finally:
         connection.close()
-
-
-def _quantile(times: list[float], q: float) -> float:
-    return sorted(times)[min(len(times) - 1, int(q * len(times)))]

@@ -11,10 +11,10 @@ import numpy as np
 
 from hmi.bench.floods.server import Home as ServerHome
 from hmi.bench.floods.server import running
+from hmi.bench.memory import drop_cached
 from hmi.bench.report import Row
 from hmi.bench.serve.engine import Serving, serving
 from hmi.bench.serve.home import Home
-from hmi.bench.serve.memory_of import forget
 from hmi.bench.serve.plan import Plan, Report
 from hmi.core import ModelId
 
@@ -65,7 +65,7 @@ async def _extra_ms(plan: Plan, home: Home) -> dict[str, list[float]]:
             path = engine.manager.adapters.path(engine.manager.registry.model(model).live.artefact)
             path.read_bytes()
             if kind == "disk":
-                forget(path)
+                drop_cached(path)
             first = await _ms(engine, model, text)
             found[kind].append(
                 first - statistics.median([await _ms(engine, model, text) for _ in range(WARM_ASKS)])

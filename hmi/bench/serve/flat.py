@@ -9,14 +9,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hmi.bench.memory import free_bytes
 from hmi.bench.quality.plots import lines_svg
 from hmi.bench.report import Row
 from hmi.bench.serve.engine import Ask, Load, Serving, load, serving
 from hmi.bench.serve.home import Home
-from hmi.bench.serve.memory_of import free_bytes, resident
 from hmi.bench.serve.plan import Plan, Report
 from hmi.bench.serve.traffic import SHAPES, Shape, tenants_in_turn
 from hmi.config import Settings
+from hmi.resident import resident
 
 GOAL = 0.95
 LENGTHS: dict[str, int | None] = {"128_tokens": 128, "real_lengths": None}

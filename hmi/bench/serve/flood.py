@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 
 from hmi.bench.floods.kinds import short_texts
-from hmi.bench.report import Row
+from hmi.bench.report import Row, quantile
 from hmi.bench.serve.home import Home
-from hmi.bench.serve.http_driver import Client, Seen, client, quantile
+from hmi.bench.serve.http_driver import Client, Seen, client
 from hmi.bench.serve.http_fleet import guard, wait_chosen
 from hmi.bench.serve.http_servers import Server, hmi, running
 from hmi.bench.serve.plan import Plan, Report

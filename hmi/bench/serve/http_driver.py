@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from hmi.bench.report import quantile
 from hmi.errors import HmiError
 
 GRACE_S = 2.0
@@ -51,13 +52,6 @@ class Seen:
     def at(self, share: float) -> float:
         """The time within which `share` of the requests were answered. Raises HmiError without any."""
         return quantile(self.ms, share)
-
-
-def quantile(ms: Sequence[float], share: float) -> float:
-    """Return the value below or at which `share` of `ms` lie. Raises HmiError for none."""
-    if not ms:
-        raise HmiError("no request was answered within the time that the benchmark waits")
-    return sorted(ms)[min(len(ms) - 1, int(share * len(ms)))]
 
 
 class Client:

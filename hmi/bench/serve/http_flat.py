@@ -10,13 +10,13 @@ from pathlib import Path
 
 import numpy as np
 
+from hmi.bench.memory import free_bytes
 from hmi.bench.quality.plots import lines_svg
 from hmi.bench.report import Row
 from hmi.bench.serve.home import Home
 from hmi.bench.serve.http_driver import Client, Target, client
 from hmi.bench.serve.http_fleet import guard, wait_chosen
 from hmi.bench.serve.http_servers import Server, hmi, running
-from hmi.bench.serve.memory_of import free_bytes
 from hmi.bench.serve.plan import Plan, Report
 from hmi.bench.serve.traffic import SHAPES, Shape, tenants_in_turn
 from hmi.errors import HmiError

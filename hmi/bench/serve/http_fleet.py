@@ -76,13 +76,21 @@ def fleet(plan: Plan, home: Home, folder: Path, missing: list[Row]) -> Iterator[
             servers.append(server)
             chosen.append(wait_chosen(plan, server, sender, home))
             server.halt()
-        for arm in [] if plan.quick else _peers(plan, folder / "models", missing):
-            try:
-                servers.append(stack.enter_context(running(arm, folder)))
-                servers[-1].halt()
-            except Unavailable as error:
-                missing.append(absent(arm.name, error))
+        if not plan.quick:
+            servers += halted(_peers(plan, folder / "models", missing), folder, stack, missing)
         yield Fleet(servers, sender, home, chosen[0])
+
+
+def halted(arms: Sequence[Arm], folder: Path, stack: ExitStack, missing: list[Row]) -> list[Server]:
+    """Start the peers' servers and halt each. A row in `missing` names each that does not start."""
+    servers: list[Server] = []
+    for arm in arms:
+        try:
+            servers.append(stack.enter_context(running(arm, folder)))
+            servers[-1].halt()
+        except Unavailable as error:
+            missing.append(absent(arm.name, error))
+    return servers
 
 
 def guard(home: Home) -> None:

@@ -13,10 +13,10 @@ import numpy as np
 from hmi.bench.report import Row
 from hmi.bench.serve.engine import Serving, serving
 from hmi.bench.serve.home import Home
-from hmi.bench.serve.memory_of import resident
 from hmi.bench.serve.plan import Plan, Report
 from hmi.bench.serve.plots import xy_svg
 from hmi.engine import TextRequest
+from hmi.resident import resident
 
 GOAL = 1.02
 """Memory at the end, divided by memory after the warm-up."""
@@ -95,8 +95,8 @@ async def _tiers(home: Home) -> list[Row]:
         disk = [engine.manager.adapters.path(version.artefact).stat().st_size for version in live]
     tiers = {
         "disk": sum(disk) / count,
-        "mapped": (after.mapped - before.mapped) / count,
-        "private": (after.private - before.private) / count,
+        "mapped": (after.files - before.files) / count,
+        "private": (after.anonymous - before.anonymous) / count,
         "pool_account": pooled / count,
     }
     return [Row(f"tenant_bytes_{name}", round(value), "bytes", runs=count) for name, value in tiers.items()]

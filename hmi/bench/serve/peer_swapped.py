@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 
 from hmi.bench.encoder_peers import exported
-from hmi.bench.serve.memory_of import forget
+from hmi.bench.memory import drop_cached
 from hmi.model.encoder import Encoder
 
 FILES = 16
@@ -55,7 +55,7 @@ class Swapped(Generic[M]):
             self._models.popitem(last=False)
         path = self._files[tenant % len(self._files)]
         if self.from_disk:
-            forget(path)
+            drop_cached(path)
         found = self._models[tenant] = self._load(path)
         return found
 

@@ -20,7 +20,7 @@ from hmi.bench.serve import http_models
 from hmi.bench.serve.curves import shares_svg, times_svg
 from hmi.bench.serve.home import Home, tenant_of
 from hmi.bench.serve.http_driver import Client, Seen, client
-from hmi.bench.serve.http_fleet import absent, guard, slug, wait_chosen
+from hmi.bench.serve.http_fleet import absent, guard, halted, slug, wait_chosen
 from hmi.bench.serve.http_servers import Arm, Server, hmi, running
 from hmi.bench.serve.plan import Plan, Report
 from hmi.errors import Unavailable
@@ -101,12 +101,8 @@ def _started(
     servers = [stack.enter_context(running(hmi(home.data), folder))]
     wait_chosen(plan, servers[0], sender, home)
     servers[0].halt()
-    for arm in [] if plan.quick else _baselines(plan, folder / "models", missing):
-        try:
-            servers.append(stack.enter_context(running(arm, folder)))
-            servers[-1].halt()
-        except Unavailable as error:
-            missing.append(absent(arm.name, error))
+    if not plan.quick:
+        servers += halted(_baselines(plan, folder / "models", missing), folder, stack, missing)
     return servers
 
 
