@@ -39,7 +39,8 @@ PROBES: dict[str, tuple[int, ...]] = {"short": (16,), "long": (128,), "mixed": (
 """The measured batches, and the tokens of their texts."""
 REFERENCE = "packed fp32"
 ROUNDS, ROUNDS_TOKENS = 3, 384
-"""The least runs of each batch that are timed, and the least tokens of all its runs. The fastest counts."""
+"""A batch is timed at least this many times, and until its runs have at least this many tokens together. The
+fastest run counts."""
 ENDED_S = 0.1
 """Seconds between two checks, during the compilation, of whether the process is ending."""
 NEVER = threading.Event()
@@ -75,7 +76,10 @@ class Chosen:
         self._best, self.name, self.measured = best or self._reference, name, tuple(measured)
 
     def choose(self, work: Callable[[threading.Event], None]) -> threading.Thread:
-        """Let a thread do what is missing until the fastest is known. `work` ends soon after the event."""
+        """Run `work` on a thread: it does what is missing until the fastest executor is known.
+
+        `work` must end soon after the event that it gets is set.
+        """
         self._work = threading.Thread(target=work, args=(self._ended,), name="hmi-choose", daemon=True)
         self._work.start()
         return self._work
@@ -91,7 +95,7 @@ class Chosen:
 
     @property
     def precision(self) -> str:
-        """What its products multiply: `fp32`, `bf16` or `int8`."""
+        """The numbers that its products multiply: `fp32`, `bf16` or `int8`."""
         return precision_of(self.name)
 
     def fits(self, key: BatchKey) -> bool:
@@ -343,7 +347,7 @@ def _work(executor: Executor, rows: Rows, texts: int) -> Callable[[], Tensor]:
 
 
 def _seconds(work: Callable[[], Tensor]) -> float:
-    """Of this thread's own processor time, so that a busy machine changes it less."""
+    """Return seconds of this thread's processor time, which a busy machine changes less than the clock's."""
     begun = time.thread_time()
     work()
     return time.thread_time() - begun

@@ -14,15 +14,16 @@ MIN_COSINE = 0.999
 
 
 def precision_of(name: str) -> str:
-    """What an executor's products multiply: `fp32`, `bf16` or `int8`."""
+    """Return the numbers that an executor's products multiply: `fp32`, `bf16` or `int8`."""
     return name.rpartition(" ")[2]
 
 
 def fastest(measured: Sequence[Measured], wanted: str) -> Measured:
     """Return the fastest executor that the setting `precision` allows.
 
-    It has the least mean of its times over the reference's, so each measured batch counts the same. The first
-    of `measured` is the reference, packed torch in fp32, which runs where nothing else is allowed.
+    The fastest has the least mean of its times divided by the reference's, so each measured batch counts the
+    same. The first of `measured` is the reference, packed torch in fp32, which runs where nothing else is
+    allowed.
     """
     base, allowed = measured[0], ALLOWED.get(wanted, (wanted,))
     able = [m for m in measured if precision_of(m.name) in allowed]

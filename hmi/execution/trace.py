@@ -1,4 +1,4 @@
-"""A timeline of batches on request, in the trace format that Chrome and Perfetto show.
+"""A timeline of batches, collected on request, in the trace format that Chrome and Perfetto show.
 
 While no trace is collected, a span costs one look at a global name. Tracks are threads of the host and
 streams of a device, so the timeline shows what overlaps.

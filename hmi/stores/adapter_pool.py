@@ -1,6 +1,6 @@
 """A cache of tenants' modules in memory, which never takes more than its limit.
 
-What a running batch holds stays. What queued texts will need stays while there is anything else to evict.
+A module that a running batch holds is never evicted. One that queued texts will need is evicted last.
 """
 
 from __future__ import annotations
@@ -107,7 +107,8 @@ class AdapterPool(Generic[T]):
         self._changed = threading.Condition()
         self.hits = self.misses = self.evictions = self.loads = self.bytes = self.mapped_bytes = 0
         self.load_seconds = self.unused_seconds = 0.0
-        """Sums over all loads; and over all evictions, of the time since the object's last use."""
+        """Seconds of all loads; and, over all evictions, the sum of the seconds since each object's last
+        use."""
 
     def has(self, name: str) -> bool:
         """Return whether the object is in memory."""
@@ -179,7 +180,7 @@ class AdapterPool(Generic[T]):
         self._let_go(list(dict.fromkeys(names)))
 
     def need(self, names: Iterable[str]) -> None:
-        """Say that texts wait that these names answer, until `need_no_more` with the same `names`."""
+        """Mark these names as needed by waiting texts, until `need_no_more` with the same `names`."""
         with self._changed:
             for name in dict.fromkeys(names):
                 self._needed[name] = self._needed.get(name, 0) + 1

@@ -61,8 +61,8 @@ class Mapped:
     tensors: dict[str, Tensor]
     bytes: int
     check: Callable[[], None]
-    """Call it before the tensors are read after `rest`: if another program has cut the file short since it
-    was mapped, a read ends the process. Raises DamagedArtefact if the file changed in place, Unavailable."""
+    """Call it before the tensors are read again after `rest`: a read ends the process if another program has
+    cut the file short meanwhile. Raises DamagedArtefact if the file changed in place, Unavailable."""
     _data: NDArray[np.uint8]
 
     def rest(self) -> None:
@@ -114,7 +114,7 @@ class AdapterStore:
                 write_bytes(path, data)
 
     def get(self, name: str) -> dict[str, Tensor]:
-        """`map`, with the tensors copied."""
+        """Return the tensors as `map` does, but copied."""
         return {key: value.clone() for key, value in self.map(name).tensors.items()}
 
     def map(self, name: str) -> Mapped:

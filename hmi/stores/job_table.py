@@ -194,7 +194,8 @@ def update_job(
 
 
 def asked_to_stop(record: JobRecord) -> JobRecord:
-    """The record after a request to cancel: a queued job ends, a running one is asked to, others stay."""
+    """Return the record after a request to cancel: a queued job ends, a running one is asked to end, and an
+    ended one does not change."""
     if record.state == "queued":
         return record.model_copy(update={"state": "cancelled", "cancel_requested": True, "ended": now()})
     if record.state == "running":

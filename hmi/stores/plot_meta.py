@@ -11,7 +11,8 @@ from plot_store import VersionInfo
 
 @dataclass(frozen=True)
 class PlotMeta:
-    """The metadata of a PLOT version. Either `alpha` or `budget_bytes` set how much was selected."""
+    """The metadata of a PLOT version. Either `alpha` or `budget_bytes` says how many n-grams were
+    selected."""
 
     root_version: str
     """The version of the root that the rows were computed for; "" if unknown."""

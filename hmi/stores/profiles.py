@@ -1,7 +1,7 @@
 """Profiles: the times of a root's executors, measured once on each machine and kept in the data folder.
 
-One file for each version of a root, `profiles/<root>/<version>.json`. Nothing depends on a profile but which
-executor runs, so one that is lost or damaged is measured again.
+Each version of a root has one file, `profiles/<root>/<version>.json`. A profile only decides which executor
+runs, so a lost or damaged one is measured again.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Measured(Record):
 
 
 class Profile(Record):
-    """What was measured of one version of a root on one machine."""
+    """The measurements of one version of a root on one machine."""
 
     machine: dict[str, str]
     """The processor and software that the times hold for (`hmi.execution.machine.fingerprint`)."""
@@ -51,7 +51,8 @@ class Profile(Record):
 
     @model_validator(mode="after")
     def _times_compare(self) -> Self:
-        """Each executor has a time for each batch: a choice among them divides one by another."""
+        """Check that each executor has a time for each batch, since the choice divides their times batch by
+        batch."""
         if not self.batches or any(one.us_per_token.keys() != self.batches.keys() for one in self.measured):
             raise ValueError("an executor's times are not those of the measured batches")
         return self

@@ -36,7 +36,10 @@ T = TypeVar("T")
 
 
 class Registry:
-    """Thread-safe. Reads are consistent snapshots of a memory map and take microseconds."""
+    """The registry of one data folder. Thread-safe.
+
+    Reads are consistent snapshots of a memory map and take microseconds.
+    """
 
     def __init__(self, database: RegistryDatabase) -> None:
         self._database, self._table = database, Table()
@@ -203,9 +206,9 @@ class Registry:
     def publish_model(self, model: ModelId, version: ModelVersion) -> ModelRecord:
         """Add a version and let it answer unless it is held back. Idempotent for each job.
 
-        version: its number 0 stands for the next number. Its artefact must be durable. The model keeps 8
-        versions: the one that answers, and the newest others. Raises NotFound (no such tenant), Conflict (the
-        number is taken), JobCancelled (the job was cancelled, or its model or tenant deleted).
+        The version's number 0 stands for the next number. The version's artefact must be durable. The model
+        keeps 8 versions: the one that answers, and the newest others. Raises NotFound (no such tenant),
+        Conflict (the number is taken), JobCancelled (the job was cancelled, or its model or tenant deleted).
         """
         return self._database.write(lambda t: model_table.publish_model(self._table, t, model, version))
 

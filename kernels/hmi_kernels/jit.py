@@ -84,7 +84,7 @@ def whole(function: F) -> F:
 
 
 def address_of(kernel: Any) -> int:
-    """Where the machine code of a `whole` kernel lies, for `calling`."""
+    """Return the address of a `whole` kernel's machine code, for `calling`."""
     (found,) = kernel.overloads.values()
     return int(found.library.get_pointer_to_function(found.fndesc.llvm_cfunc_wrapper_name))
 
@@ -108,7 +108,7 @@ def calling(arguments: int) -> Any:
 
 
 def with_places(typed: Any, arguments: int) -> Any:
-    """A typing function of *args with as many named places, which numba asks for."""
+    """Give a typing function of *args this many named parameters, since numba looks for names."""
     names = ["typingctx", *(f"a{i}" for i in range(arguments))]
     places = [Parameter(name, Parameter.POSITIONAL_OR_KEYWORD) for name in names]
     typed.__signature__ = Signature(places)

@@ -42,14 +42,14 @@ class Alone:
 
     @property
     def difference(self) -> float:
-        """The largest difference of a score between the two."""
+        """The largest difference of a score between `executor` and `reference`."""
         return float(np.abs(self.executor - self.reference).max())
 
     def nearest(self) -> float:
-        """Return the least distance between two models' scores of the same text, [models ≥ 2].
+        """Return the least distance between any two models. At least two models are needed.
 
-        A distance is the largest difference of a score. Above the tolerance of a check, the check tells any
-        two models apart.
+        The distance of two models is the largest difference of their scores of the same text. If the least
+        distance exceeds a check's tolerance, the check can tell any two models apart.
         """
         least = np.inf
         for scores in self.executor.transpose(1, 0, 2):

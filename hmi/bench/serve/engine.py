@@ -69,7 +69,8 @@ class Serving:
 async def serving(
     data: Path, first: ModelId, bundles_of: Callable[..., Bundles] = Bundles, **settings: Any
 ) -> AsyncIterator[Serving]:
-    """Run an engine on `data`; `first` is asked until the root's executor has been chosen.
+    """Run an engine on `data`. Before the context opens, `first` is asked until the root's executor is
+    chosen.
 
     Raises Conflict if a server or another benchmark runs on the folder.
     """
@@ -93,8 +94,10 @@ async def serving(
 
 
 async def _chosen(bundles: Bundles, version: ModelVersion) -> None:
-    """Wait until the root's executor has been chosen. There is no choice if it fits no kernel, or on a
-    device."""
+    """Wait until the root's executor has been chosen.
+
+    There is nothing to choose on a device, or if no kernel supports the root's sizes.
+    """
     upper = bundles.upper(version).now()
     assert upper is not None, "the root has answered"
     shape, until, executor = upper.root.info.shape, time.monotonic() + CHOICE_S, upper.executor
@@ -106,7 +109,7 @@ async def _chosen(bundles: Bundles, version: ModelVersion) -> None:
 
 @dataclass(frozen=True)
 class Ask:
-    """One text for one model; `tokens` long."""
+    """One text of `tokens` tokens for one model."""
 
     model: ModelId
     text: str

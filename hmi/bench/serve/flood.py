@@ -21,7 +21,7 @@ GOAL = 1.1
 QUIET, FLOODER = 0, 1
 """The tenants."""
 A_SECOND = 40.0
-"""Texts that the quiet tenant sends, at random times."""
+"""Texts a second that the quiet tenant sends, at random times."""
 FLOODS = {"calls_of_32_texts": (32, 8), "calls_of_1024_texts": (1024, 4)}
 """Texts of a call, and callers that each send one call after another."""
 SETTLE_S = 0.3
@@ -33,7 +33,10 @@ def steps(plan: Plan) -> int:
 
 
 def measure(plan: Plan, home: Home, report: Report) -> Iterator[Row]:
-    """Yield the quiet tenant's times in short turns, alone and beside the flood, of all rounds together."""
+    """Yield the quiet tenant's times, alone and beside the flood.
+
+    They are measured in short turns. The times of all rounds count together.
+    """
     report("flood: starting")
     guard(home)
     with tempfile.TemporaryDirectory(prefix="hmi-bench-flood-") as folder, client() as sender:
@@ -46,7 +49,7 @@ def measure(plan: Plan, home: Home, report: Report) -> Iterator[Row]:
 def _measured(
     plan: Plan, home: Home, server: Server, clients: tuple[Client, Client], name: str, report: Report
 ) -> Iterator[Row]:
-    """Measure one flood. `clients` send for the quiet tenant and for the other."""
+    """Measure one flood. `clients` are the quiet tenant's and the flooding tenant's."""
     sender, flooder = clients
     alone: list[Seen] = []
     beside: list[Seen] = []

@@ -17,7 +17,8 @@ from typing import Any
 
 _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
 LONGEST_S = 120.0
-"""A server that lets callers wait so much longer has failed: the process ends with an error."""
+"""If answers are missing this many seconds after the planned end, the server has failed, and the process ends
+with an error."""
 _LOST = 0
 """The status of a request whose connection was lost, or that was not answered in time."""
 
@@ -72,7 +73,7 @@ class Connection(asyncio.Protocol):
 
 
 class Requests:
-    """The requests of a command: every target, a path and a key, with every body."""
+    """The requests of a command: every target (a path and a key) with every body."""
 
     def __init__(self, targets: Sequence[Sequence[str]], bodies: Sequence[str]) -> None:
         self._heads = [
@@ -106,10 +107,10 @@ class Answers:
 
 
 async def closed(command: dict[str, Any]) -> dict[str, Any]:
-    """Let `callers` each send one request at a time for `seconds`, and longer for `least` requests.
+    """Let `callers` each send one request at a time for `seconds`, or longer until `least` are sent.
 
-    `in_time` counts the good answers within the time. The others have their latency in `ms` too, or the slow
-    ones would be missing there.
+    `in_time` counts the good answers within the time. `ms` has the latency of later answers, too, so that
+    slow ones are not missing.
     """
     loop, answers = asyncio.get_running_loop(), Answers()
     requests, turn = Requests(command["targets"], command["bodies"]), command["turn"]

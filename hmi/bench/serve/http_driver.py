@@ -29,7 +29,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Seen:
-    """What the client saw: a time for each request in milliseconds, and the requests that failed.
+    """The client's measurements: milliseconds of each request, and how many requests failed.
 
     `in_time` counts the good answers within `seconds`.
     """
@@ -71,9 +71,10 @@ class Client:
         callers: int = 1,
         least: int = 1,
     ) -> Seen:
-        """Callers that wait for their answers; `turn` says which target gets which body, again and again.
+        """Let `callers` each send one request at a time, and return what was seen.
 
-        least: go on longer for so many requests.
+        turn: pairs (target, body), used again and again. least: at least this many requests are sent, however
+        long that takes.
         """
         given = {"turn": turn, "callers": callers, "seconds": seconds, "least": least}
         self.begin(port, targets, bodies, **given)
@@ -86,7 +87,7 @@ class Client:
         bodies: Sequence[str],
         arrivals: Sequence[tuple[float, int, int]],
     ) -> Seen:
-        """Requests at their times; `arrivals` are (second, target, body) in order of time."""
+        """Send each request at its time. `arrivals` are (second, target, body) in order of time."""
         given = {"arrivals": arrivals, "connections": CONNECTIONS, "grace": GRACE_S}
         self.begin(port, targets, bodies, **given)
         return self.end()

@@ -30,9 +30,9 @@ CHOICE_S = 120.0
 WARM_CALLS = 3
 """Calls before each measurement that do not count."""
 LEAST_CALLS = 4
-"""Calls of a measurement, even if they take longer than it should."""
+"""The least calls of a measurement, even if they take longer than planned."""
 PRECISIONS = ("fp32", "int8")
-"""Those that the peers have on a CPU."""
+"""The precisions that the peers have on a CPU."""
 
 
 @dataclass(frozen=True)
@@ -62,9 +62,9 @@ class Fleet:
 
 @contextmanager
 def fleet(plan: Plan, home: Home, folder: Path, missing: list[Row]) -> Iterator[Fleet]:
-    """Start HMI in each precision of this machine, and the peers. A row in `missing` says what is absent.
+    """Start HMI in each precision of this machine, and the peers. `missing` gets a row for each absent peer.
 
-    With one run, as in a test, the default precision is alone.
+    A quick plan starts HMI in its default precision alone.
     """
     precisions: list[str] = [] if plan.quick else [p for p in available() if p in PRECISIONS]
     with client() as sender, ExitStack() as stack:

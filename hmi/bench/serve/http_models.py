@@ -46,7 +46,8 @@ def litserve(folder: Path, precision: str, packages: Path | None) -> Arm:
 
 
 def litserve_batching(folder: Path, precision: str, packages: Path | None) -> Arm:
-    """The same, which runs waiting calls as one batch: faster with many callers, slower with one."""
+    """LitServe as `litserve` runs it, but waiting calls run as one batch: faster with many callers, slower
+    with one."""
     model = str(folder / precision / "model.onnx")
     return _litserve(f"LitServe {precision}, batching", model, precision, BATCHING, packages)
 

@@ -1,4 +1,4 @@
-"""HMI's server and the peers' servers, each a process group of its own that can be halted meanwhile."""
+"""HMI's server and the peers' servers. Each is a process group of its own, which can be halted."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ class Arm:
         return Target(self.path) if self.path else Target(f"/infer/{home.model(tenant)}", home.key(tenant))
 
     def body(self, texts: Sequence[str], model: str = MODEL_ID) -> str:
-        """The body of a call. `model` is for peers that are told it there."""
+        """The body of a call. `model` is for peers that take the model's name from the body."""
         if self.name.startswith("infinity"):
             return json.dumps({"model": MODEL_ID, "input": texts, "encoding_format": "base64"})
         return json.dumps({"model": model, "inputs": texts} if self.path else {"inputs": texts})
 
 
 def hmi(data: Path, precision: str = "", pool_bytes: int | None = None) -> Arm:
-    """`hmi serve` on a data folder. It serves one at a time."""
+    """`hmi serve` on a data folder. Only one server at a time can run on a folder."""
     command = [sys.executable, "-m", "hmi", "serve", "--data", str(data), "--port", "{port}"]
     command += ["--job-workers", "0", *(["--pool-bytes", str(pool_bytes)] if pool_bytes else [])]
     name = f"HMI {precision}" if precision else "HMI"

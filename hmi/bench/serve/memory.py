@@ -83,7 +83,7 @@ def measure(plan: Plan, home: Home, report: Report) -> Iterator[Row]:
 
 
 async def _tiers(home: Home) -> list[Row]:
-    """Load modules into a pool that holds them all, and divide what the kernel counts by their number."""
+    """Load modules into a pool that holds them all, and divide the growth of memory by their number."""
     count = min(COUNTED, home.tenants // 2)
     async with serving(home.data, home.model(0), pool_bytes=1 << 40) as engine:
         # The first modules also fill what the allocator keeps.
@@ -105,8 +105,8 @@ async def _tiers(home: Home) -> list[Row]:
 async def _cycles(plan: Plan, home: Home) -> tuple[Samples, int]:
     """Ask tenants in turn with a small pool. Returns samples by cycle, and the number of evictions.
 
-    All of them are asked during the warm-up: what a tenant leaves behind at its first text (pages of the
-    registry, its usage) would look like a leak.
+    The warm-up asks all of them, since a tenant's first text takes memory for good (pages of the registry,
+    its usage), which would look like a leak.
     """
     samples, text = Samples(), home.texts().of(14, 1)[0]
     turn = cycle(range(min(home.tenants, WARM_CYCLES)))

@@ -1,7 +1,8 @@
 """Dedicated models as a peer: a whole encoder for each tenant, the least recently used swapped out.
 
-A model takes as much memory as some 60 modules. So of 1,000 tenants only a few have theirs in memory; the
-others' are read from the disk when they are asked. The files of FILES models stand for all of them.
+A model takes as much memory as some 60 modules, so only a few of 1,000 tenants have their model in memory.
+Another tenant's model is read from the disk when the tenant is asked. FILES files stand for the files of all
+models.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from hmi.bench.memory import drop_cached
 from hmi.model.encoder import Encoder
 
 FILES = 16
-"""Files of models, and models in memory."""
+"""The number of model files, and of models in memory."""
 M = TypeVar("M")
 Run = Callable[[NDArray[np.int64], list[int]], object]
 
@@ -61,9 +62,9 @@ class Swapped(Generic[M]):
 
 
 def swapped(teacher: Encoder, folder: Path) -> Iterator[tuple[str, Run, bool]]:
-    """Yield (name, run, whether it reads from the disk) of each engine, once from the disk, once not.
+    """Yield (name, run, whether it reads from the disk): each engine once from the disk, once from memory.
 
-    The page cache of 1,000 models would take 90 GB, so that one is a bound.
+    Reading from memory is a bound on the time: the page cache of 1,000 models would take 90 GB.
     """
     for name, models in _engines(teacher, folder):
         for from_disk in (True, False):

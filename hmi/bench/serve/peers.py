@@ -1,6 +1,6 @@
-"""Ways to serve 1,000 tenants without HMI, beside HMI: uniform traffic, batches of 64 texts of 128 tokens.
+"""HMI beside other ways to serve 1,000 tenants: uniform traffic, batches of 64 texts of 128 tokens.
 
-All in fp32 on one thread, in turn on the same batches. Peers that are not installed are left out.
+All run in fp32 on one thread, in turn on the same batches. Peers that are not installed are left out.
 """
 
 from __future__ import annotations

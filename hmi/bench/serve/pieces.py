@@ -25,7 +25,7 @@ TENANTS = 64
 OWN_GOAL = 0.10
 TEXTS, ASKS = 256, 5_000
 Spent = tuple[float, Counts]
-"""The process's CPU seconds of one repetition, and what its parts counted."""
+"""The process's CPU seconds of one repetition, and the counts of the parts."""
 
 
 def steps(plan: Plan) -> int:

@@ -34,7 +34,7 @@ IN_TIME_MS = 100.0
 BURST_CLIENTS, BURST_EVERY_S, BURST_PERIOD_S, BURST_REQUESTS = 250, 0.05, 1.2, 12
 """A burst: clients, seconds between their starts, seconds between a client's requests, requests of a client.
 
-The paper's own numbers, but for the requests: it has 50.
+These are the paper's numbers, except the last: the paper's clients send 50 requests each.
 """
 RESIDENT = 16
 """Dedicated models that the baseline keeps in memory: in int8 they take 0.6 GB, as HMI's server does."""
@@ -107,10 +107,10 @@ def _started(
 
 
 def _baselines(plan: Plan, models: Path, missing: list[Row]) -> list[Arm]:
-    """One model for all tenants, which no dedicated models can beat, and a dedicated one for each.
+    """Return two baselines: one model for all tenants, which dedicated models cannot beat; a model for each.
 
-    The dedicated models are names of one file. It stays in the page cache, so that a swap reads no disk: this
-    favours the baseline.
+    All dedicated models are links to one file. The file stays in the page cache, so no swap reads the disk.
+    This favours the baseline.
     """
     try:
         http_models.write(plan.packages, models)
@@ -125,7 +125,8 @@ def _baselines(plan: Plan, models: Path, missing: list[Row]) -> list[Arm]:
 
 
 def _constant(plan: Plan, tenants: int) -> Load:
-    """Each tenant sends a text every second, from a random moment of the first second on."""
+    """Return a load in which each tenant sends a text every second, from a random moment of the first second
+    on."""
     draw = np.random.default_rng(tenants)
     first, seconds = draw.uniform(0.0, 1.0, tenants), max(1, round(2 * plan.seconds))
     sent = sorted((float(first[t]) + s, t) for t in range(tenants) for s in range(seconds))
@@ -133,7 +134,8 @@ def _constant(plan: Plan, tenants: int) -> Load:
 
 
 def _burst(plan: Plan) -> Load:
-    """One more client every BURST_EVERY_S; each sends every BURST_PERIOD_S, its first at a random moment."""
+    """Return a load with one more client every BURST_EVERY_S. A client starts at a random moment of that
+    time, and sends a text every BURST_PERIOD_S."""
     clients, requests = (4, 2) if plan.quick else (BURST_CLIENTS, BURST_REQUESTS)
     draw = np.random.default_rng(5)
     late = draw.uniform(0.0, BURST_EVERY_S, clients)

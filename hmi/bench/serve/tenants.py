@@ -34,14 +34,15 @@ MODEL = "m"
 LABELS = ("a", "b", "c", "d")
 MAX_LENGTH = 128
 AT_ONCE = 500
-"""Tenants of one transaction."""
+"""The number of tenants that one transaction writes."""
 WRITERS = 4
 """Threads that write artefacts, since a durable write mostly waits for the disk."""
 RANKS = (2, 4, 8, 16, 32)
 STD = 0.03
 """Standard deviation of a module's weights, of the size that training gives them."""
 HEAD_STD = 0.05
-"""The same of a head's: large enough that answers differ, small enough that no score is 1."""
+"""Standard deviation of a head's weights: large enough that answers differ, small enough that no score is
+1."""
 
 
 @dataclass(frozen=True)
@@ -92,8 +93,8 @@ def mixed_spec(i: int) -> ModuleSpec:
 def write_tenants(manager: Manager, ground: Ground, models: Sequence[Model]) -> Iterator[int]:
     """Store the models with their tenants and keys. Yields how many are stored.
 
-    The models of one call must have tenants of their own, unless they are versions in their order. A model
-    that exists already stays as it is. Raises StorageFull.
+    In one call, a tenant may have several `models` only if they are versions of one model, in their order. A
+    model that exists already does not change. Raises StorageFull.
     """
     with ThreadPoolExecutor(WRITERS) as writers:
         for at in range(0, len(models), AT_ONCE):

@@ -11,7 +11,7 @@ from hmi.model.tokenizer import Tokenizer
 MEAN_LOG, SPREAD_LOG, LEAST, MOST = 3.9, 0.45, 8, 128
 """Real lengths: log-normal, as in sentences of scientific prose; 56 tokens on average."""
 LONG_WORD = 6
-"""Words of more pieces are left out: they are addresses and hashes rather than words."""
+"""Words of more tokens than this are left out: most are addresses and hashes."""
 TRIES = 1_000
 
 

@@ -33,7 +33,8 @@ class Counts:
 
 
 class TimedExecutor:
-    """An executor that counts. A batch that runs between two layers of another counts into both."""
+    """An executor that counts its inputs and CPU time. A batch that runs between two layers of another one
+    counts for both."""
 
     def __init__(self, executor: Chosen, counts: Counts) -> None:
         self._executor, self._counts = executor, counts
@@ -67,7 +68,7 @@ class TimedExecutor:
 
 
 class TimedReader:
-    """A PLOT reader that counts."""
+    """A PLOT reader that counts its look-ups' CPU time."""
 
     def __init__(self, reader: Reader, counts: Counts) -> None:
         self._reader, self._counts = reader, counts

@@ -58,7 +58,7 @@ class PackedExecutor:
         return torch.empty(tokens, self._dim)
 
     def prefetch(self, modules: Sequence[TenantModule | None]) -> None:
-        """Modules run where they are."""
+        """Do nothing: modules are computed from the memory that they lie in."""
 
     def prepare(self, module: TenantModule) -> int:
         """See `Executor.prepare`. A module that is in fp32 already needs no form."""

@@ -229,8 +229,8 @@ def prefetch_filters(order: Any, hashed: Any) -> Any:
 
 @inlined
 def query_filters(order: Any, hashed: Any) -> Any:
-    """Which of an order's levels may have an n-gram: bit i for the i-th level. Levels
-    without a filter may."""
+    """The levels of an order that may have an n-gram: bit i is set for the i-th level. It is set for levels
+    without a filter."""
     fingerprint, left = hashed & LOW32, ~np.uint64(0)
     bits = filter_bits(fingerprint)
     if get(order, GROUPS) != 0:
@@ -245,7 +245,8 @@ def query_filters(order: Any, hashed: Any) -> Any:
 
 @inlined
 def next_level(left: Any, step: Any) -> Any:
-    """The next level in `left`, which no longer has `step`. From the 64th level on, every level is next."""
+    """The next level in `left`, after `step` was removed. `left` has 64 bits: every level beyond them
+    follows."""
     return lowest_bit(left) if step < 63 else step + 1
 
 
