@@ -65,13 +65,12 @@ class Lmdb:
         cursor = self._txn.cursor()
         get = self._txn.get
         return {
-            "get": lambda batch: self._joined([get(key) for key in batch[0]]),
+            "get": lambda batch: _joined([get(key) for key in batch[0]], self._row_bytes),
             # getmulti skips missing keys. Here none is missing, or `_joined` would fail.
-            "getmulti": lambda batch: self._joined([value for _, value in cursor.getmulti(batch[0])]),
+            "getmulti": lambda batch: _joined(
+                [value for _, value in cursor.getmulti(batch[0])], self._row_bytes
+            ),
         }
-
-    def _joined(self, values: list[Any]) -> Bytes:
-        return np.frombuffer(b"".join(values), np.uint8).reshape(-1, self._row_bytes)
 
     def bytes(self) -> int:
         return folder_bytes(self._folder)
@@ -125,12 +124,9 @@ class RocksDb:
     def modes(self) -> dict[str, Gather]:
         get = self._db.get
         return {
-            "get": lambda batch: self._joined([get(key) for key in batch[0]]),
-            "multi-get": lambda batch: self._joined(get(batch[0])),
+            "get": lambda batch: _joined([get(key) for key in batch[0]], self._row_bytes),
+            "multi-get": lambda batch: _joined(get(batch[0]), self._row_bytes),
         }
-
-    def _joined(self, values: list[bytes]) -> Bytes:
-        return np.frombuffer(b"".join(values), np.uint8).reshape(-1, self._row_bytes)
 
     def bytes(self) -> int:
         return folder_bytes(self._folder)
@@ -182,3 +178,8 @@ class MemmapDict:
 
 
 PEERS: tuple[Callable[[Path, int, int], Peer], ...] = (Lmdb, RocksDb, MemmapDict)
+
+
+def _joined(values: list[Any], row_bytes: int) -> Bytes:
+    """Copy values to one array [values, row_bytes]. Fails if a value is missing."""
+    return np.frombuffer(b"".join(values), np.uint8).reshape(-1, row_bytes)

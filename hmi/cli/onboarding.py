@@ -17,6 +17,7 @@ from hmi.cli.client import Client, RemoteError
 from hmi.cli.endings import figures
 from hmi.core import ENDED, check_name
 from hmi.errors import HmiError, InvalidInput
+from hmi.model.checked import file_sha256
 
 POLL_S = 0.5
 
@@ -162,7 +163,7 @@ class Onboarding:
         given = {"data": entry.data, "dev": entry.dev, "unlabelled": entry.unlabelled}
         files = {name: file for name, file in given.items() if file is not None}
         once = hashlib.sha256(
-            json.dumps([spec, attempt, *((part, _digest(file)) for part, file in files.items())]).encode()
+            json.dumps([spec, attempt, *((part, file_sha256(file)) for part, file in files.items())]).encode()
         ).hexdigest()
         job = self.client.request("POST", "/manage/models", spec, files, once=once)["job"]
         return follow(self.client.request, entry.id, job, self.stop)
@@ -207,11 +208,6 @@ def check_plan(entries: list[Entry]) -> list[Entry]:
     if not entries:
         raise InvalidInput("the plan is empty: see --help for its two forms")
     return entries
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _read(path: Path) -> dict[str, Any]:

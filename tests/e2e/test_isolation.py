@@ -209,8 +209,8 @@ async def test_a_long_text_is_as_many_turns_as_windows(home: Home) -> None:
     assert queue.tokens == 0
 
 
-async def test_a_call_is_tokenised_in_turns(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hmi.engine.admission.TURN_S", 0.0)
+def tokenised(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A list that from now on gets each text that is tokenised."""
     read: list[str] = []
     encode = Tokenizer.encode
 
@@ -219,6 +219,12 @@ async def test_a_call_is_tokenised_in_turns(home: Home, monkeypatch: pytest.Monk
         return encode(self, texts, max_length)
 
     monkeypatch.setattr(Tokenizer, "encode", counted)
+    return read
+
+
+async def test_a_call_is_tokenised_in_turns(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hmi.engine.admission.TURN_S", 0.0)
+    read = tokenised(monkeypatch)
     async with admitting(loader_of(home)) as admission:
         for model in (MOOD, OTHER):
             await admission.admit([TextRequest(model, "warm")])
@@ -266,14 +272,7 @@ async def test_large_calls_of_a_tenant_stand_in_line(home: Home, monkeypatch: py
     calls nor other tenants wait."""
     monkeypatch.setattr("hmi.engine.lines.LARGE_CHARACTERS", 10_000)
     engine = home.engine(queue_tokens=4 * 1500)
-    read: list[str] = []
-    encode = Tokenizer.encode
-
-    def counted(self: Tokenizer, texts: Sequence[Text], max_length: int) -> list[Encoded]:
-        read.extend(map(str, texts))
-        return encode(self, texts, max_length)
-
-    monkeypatch.setattr(Tokenizer, "encode", counted)
+    read = tokenised(monkeypatch)
     await engine.start()
     texts = (home.covered * 4)[:100]
     ended: list[str] = []

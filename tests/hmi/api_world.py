@@ -82,6 +82,15 @@ def is_ready(url: str) -> bool:
         return False
 
 
+async def read_answer(reader: asyncio.StreamReader) -> tuple[int, Any, bytes]:
+    """Read an answer from a bare connection; return (status, JSON body, head of the answer)."""
+    head = await reader.readuntil(b"\r\n\r\n")
+    size = next(
+        int(line.split(b":")[1]) for line in head.split(b"\r\n") if line.lower().startswith(b"content-le")
+    )
+    return int(head.split()[1]), json.loads(await reader.readexactly(size)), head
+
+
 @asynccontextmanager
 async def running(data: Path, **settings: Any) -> AsyncIterator[World]:
     services = build_services(Settings(data=data, **settings))

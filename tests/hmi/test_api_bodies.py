@@ -21,7 +21,7 @@ from hmi.api import census as census_module
 from hmi.api.census import Census, census
 from hmi.api.shares import Shares
 from hmi.errors import QuotaExceeded, TooLarge, Unavailable
-from tests.hmi.api_world import MODEL, World, running, tenant
+from tests.hmi.api_world import MODEL, World, read_answer, running, tenant
 from tests.hmi.flood_lab import MIB, bomb, head, objects, post
 from tests.waiting import until
 
@@ -48,13 +48,8 @@ async def raw(world: World, data: bytes) -> tuple[int, Any]:
     """Send raw bytes on a new connection; return (status, JSON body)."""
     reader, writer = await opened(world, data)
     try:
-        answer = await reader.readuntil(b"\r\n\r\n")
-        size = next(
-            int(line.split(b":")[1])
-            for line in answer.split(b"\r\n")
-            if line.lower().startswith(b"content-le")
-        )
-        return int(answer.split()[1]), json.loads(await reader.readexactly(size))
+        status, body, _ = await read_answer(reader)
+        return status, body
     finally:
         writer.close()
 

@@ -29,6 +29,7 @@ from hmi.api.services import Services
 from hmi.api.shares import Shares
 from hmi.config import Settings
 from hmi.errors import DeadlineExceeded, InvalidInput
+from tests.hmi.api_world import read_answer
 from tests.hmi.flood_lab import head, post
 from tests.waiting import until
 
@@ -63,13 +64,7 @@ async def ask(port: int, data: bytes = HEALTH, host: str = "127.0.0.1") -> tuple
     """Send a request on a new connection; return (status, JSON body, head of the answer)."""
     reader, writer = await connect(port, data, host)
     try:
-        answer = await reader.readuntil(b"\r\n\r\n")
-        size = next(
-            int(line.split(b":")[1])
-            for line in answer.split(b"\r\n")
-            if line.lower().startswith(b"content-le")
-        )
-        return int(answer.split()[1]), json.loads(await reader.readexactly(size)), answer
+        return await read_answer(reader)
     finally:
         writer.close()
 

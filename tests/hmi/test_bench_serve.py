@@ -18,7 +18,7 @@ from hmi.bench.serve.engine import serving
 from hmi.bench.serve.home import Home, build
 from hmi.bench.serve.isolation import Checked, _check, _write
 from hmi.bench.serve.memory import Samples
-from hmi.bench.serve.plan import QUICK, Plan
+from hmi.bench.serve.plan import Plan
 from hmi.bench.serve.run import run, steps
 from hmi.bench.serve.tenants import mixed_spec
 from hmi.bench.serve.traffic import tenants_in_turn
@@ -27,33 +27,19 @@ from hmi.core import ModelId
 from hmi.engine import TextRequest
 from hmi.errors import Conflict, InvalidInput, Unavailable
 from hmi.manager import Manager
-from tests.tiny import random_texts, write_tiny_source
+from tests.hmi.bench_lab import tiny_home, tiny_plan
 
 
 @pytest.fixture(scope="module")
 def quick(tmp_path_factory: pytest.TempPathFactory) -> Plan:
     """The quick plan on a tiny root."""
-    folder = tmp_path_factory.mktemp("bench-serve")
-    corpus = folder / "corpus.txt"
-    corpus.write_text("\n".join(random_texts(300, seed=3, low=8)))
-    source = str(write_tiny_source(folder / "source"))
-    return replace(
-        QUICK,
-        tenants=16,
-        seconds=0.05,
-        answers=64,
-        sections=("flat", "cold", "pieces", "memory", "isolation"),
-        corpus=corpus,
-        source=source,
-        learn=True,
-        plots=folder / "plots",
-    )
+    sections = ("flat", "cold", "pieces", "memory", "isolation")
+    return tiny_plan(tmp_path_factory.mktemp("bench-serve"), tenants=16, answers=64, sections=sections)
 
 
 @pytest.fixture(scope="module")
-def home(quick: Plan, tmp_path_factory: pytest.TempPathFactory) -> Home:
-    assert quick.plots is not None
-    return build(quick, quick.plots.parent / "data" / "bench-serve")
+def home(quick: Plan) -> Home:
+    return tiny_home(quick)
 
 
 def test_the_quick_run_measures_every_section(quick: Plan, home: Home) -> None:

@@ -22,7 +22,7 @@ from hmi.bench.report import quantile
 from hmi.bench.serve import flood, http_flat, http_models, response
 from hmi.bench.serve import http_calls as calls
 from hmi.bench.serve.curves import shares_svg, times_svg
-from hmi.bench.serve.home import Home, build
+from hmi.bench.serve.home import Home
 from hmi.bench.serve.http_calls import CASES
 from hmi.bench.serve.http_driver import Client, Target, client
 from hmi.bench.serve.http_fleet import Fleet, _executor, guard
@@ -31,7 +31,7 @@ from hmi.bench.serve.plan import OVER_HTTP, QUICK, Plan
 from hmi.bench.serve.response import BURST_CLIENTS, BURST_PERIOD_S, BURST_REQUESTS, _burst, _constant
 from hmi.bench.serve.run import run, steps
 from hmi.errors import HmiError, Unavailable
-from tests.tiny import random_texts, write_tiny_source
+from tests.hmi.bench_lab import tiny_home, tiny_plan
 
 SLOW_S = 0.05
 
@@ -128,18 +128,12 @@ def test_a_missing_peer_is_named(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def quick(tmp_path_factory: pytest.TempPathFactory) -> Plan:
     """The quick plan on a tiny root, without a section."""
-    folder = tmp_path_factory.mktemp("bench-http")
-    corpus = folder / "corpus.txt"
-    corpus.write_text("\n".join(random_texts(300, seed=3, low=8)))
-    source = str(write_tiny_source(folder / "source"))
-    tiny = {"corpus": corpus, "source": source, "learn": True, "plots": folder / "plots"}
-    return replace(QUICK, seconds=0.05, **tiny)
+    return tiny_plan(tmp_path_factory.mktemp("bench-http"))
 
 
 @pytest.fixture(scope="module")
 def home(quick: Plan) -> Home:
-    assert quick.plots is not None
-    return build(quick, quick.plots.parent / "data" / "bench-serve")
+    return tiny_home(quick)
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import signal
 import socket
 import stat
@@ -16,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.hmi.api_world import corpus, hmi, made_folder, rows
+from tests.hmi.api_world import corpus, hmi, rows
 from tests.hmi.server_lab import REPO, ready, serving
 
 
@@ -64,15 +63,9 @@ def test_errors_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     hmi(capsys, "nonsense", code=2)
 
 
-def test_life_on_a_data_folder(
-    tmp_path: Path,
-    tmp_path_factory: pytest.TempPathFactory,
-    tiny_source: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    shutil.copytree(made_folder(tmp_path_factory.getbasetemp(), tiny_source, capsys), tmp_path / "d")
+def test_life_on_a_data_folder(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "text").write_bytes(corpus(100))
-    data = ("--data", tmp_path / "d")
+    data = ("--data", folder)
     answer = json.loads(hmi(capsys, "infer", "acme.m", "the market", "a gene", "--json", "--scores", *data))
     assert [set(o["scores"]) for o in answer["outputs"]] == [{"biology", "finance"}] * 2
     assert "the market" in hmi(capsys, "infer", "acme.m", "the market", *data)
@@ -90,7 +83,7 @@ def test_life_on_a_data_folder(
     plots(tmp_path, capsys)
     hmi(capsys, "store", "export", "tiny", tmp_path / "archive", *data)
     hmi(capsys, "store", "verify", *data)
-    assert not list((tmp_path / "d" / "incoming").glob("*"))
+    assert not list((folder / "incoming").glob("*"))
 
 
 def plots(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,7 +19,7 @@ from hmi.config import Settings
 from hmi.manager import Manager
 from hmi.model.root import Root, save_root
 from plot_store import Schema
-from tests.hmi.api_world import hmi, made_folder
+from tests.hmi.api_world import hmi
 from tests.hmi.manager_lab import add_model, add_root, publish_plot
 from tests.hmi.server_lab import REPO, ready, serving
 from tests.waiting import wait_until
@@ -222,17 +222,11 @@ def test_beside_a_server(data: Path, capsys: pytest.CaptureFixture[str]) -> None
         assert "data folder itself" in hmi(capsys, "store", "scrub", "--url", url, code=1)
 
 
-def test_top_shows_what_a_server_looked_up(
-    tmp_path: Path,
-    tmp_path_factory: pytest.TempPathFactory,
-    tiny_source: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    shutil.copytree(made_folder(tmp_path_factory.getbasetemp(), tiny_source, capsys), tmp_path / "d")
-    with serving(tmp_path / "d") as (url, _):
+def test_top_shows_what_a_server_looked_up(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with serving(folder) as (url, _):
         ready(url)
         hmi(capsys, "infer", "acme.m", "the market", "a gene", "--url", url)
-        (row,) = shown(capsys, "store", "top", "--data", tmp_path / "d")["domains"]
+        (row,) = shown(capsys, "store", "top", "--data", folder)["domains"]
         assert row["domain"] == "tiny"
         assert row["lookups"] >= 8, "two words and two special tokens a text"
         assert sum(row[order] for order in ("trigram", "bigram", "unigram", "miss")) == pytest.approx(1)

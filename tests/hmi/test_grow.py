@@ -20,7 +20,7 @@ from hmi.manager import Manager
 from hmi.model.root import Root, load_root
 from hmi.stores.miss_files import MissFiles
 from plot_store import Hits
-from tests.hmi.api_world import World, hmi, made_folder, running
+from tests.hmi.api_world import World, hmi, running
 from tests.hmi.build_lab import run, text
 from tests.hmi.server_lab import ready, serving
 
@@ -171,18 +171,6 @@ def test_misses_go_with_the_switch_and_with_the_domain(manager: Manager) -> None
     assert not manager.misses.on
 
 
-@pytest.fixture
-def data(
-    tmp_path: Path,
-    tmp_path_factory: pytest.TempPathFactory,
-    tiny_source: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> Path:
-    """A data folder with the root tiny, and a model acme.m on the root's own PLOT."""
-    shutil.copytree(made_folder(tmp_path_factory.getbasetemp(), tiny_source, capsys), tmp_path / "d")
-    return tmp_path / "d"
-
-
 async def infer(world: World, times: int) -> dict[str, int]:
     sent = {"inputs": [OFTEN] * times, "parameters": {"return": ["provenance"]}}
     status, answer, _ = await world.call("POST", "/infer/acme.m", sent)
@@ -190,8 +178,8 @@ async def infer(world: World, times: int) -> dict[str, int]:
     return dict(answer["provenance"]["plot"])
 
 
-async def test_over_http_and_a_restart(data: Path) -> None:
-    async with running(data) as world:
+async def test_over_http_and_a_restart(folder: Path) -> None:
+    async with running(folder) as world:
         _, shown, _ = await world.call("GET", "/manage/domains/tiny")
         assert shown["record_misses"] is False
         await infer(world, 5)
@@ -202,7 +190,7 @@ async def test_over_http_and_a_restart(data: Path) -> None:
         status, body, _ = await world.call("PATCH", "/manage/domains/tiny", {"record_misses": 1})
         assert (status, body["error"]["kind"]) == (422, "invalid_input")
         assert (await infer(world, 3)).get("trigram", 0) == 0
-    async with running(data) as world:
+    async with running(folder) as world:
         await infer(world, 2)
         exact = {"inputs": [RARELY] * 9, "parameters": {"exact": True}}
         assert (await world.call("POST", "/infer/acme.m", exact))[0] == 200
@@ -214,7 +202,7 @@ async def test_over_http_and_a_restart(data: Path) -> None:
         _, shown, _ = await world.call("GET", "/manage/domains/tiny")
         assert (len(shown["versions"]), shown["current"]) == (2, ended["result"]["version"])
         reader = world.services.manager.plots.reader(shown["current"])
-        encoded = load_root(next((data / "roots" / "tiny").iterdir())).tokenizer.encode([OFTEN, RARELY], 64)
+        encoded = load_root(next((folder / "roots" / "tiny").iterdir())).tokenizer.encode([OFTEN, RARELY], 64)
         with reader:
             for ids, full in zip((e.ids for e in encoded), (True, False), strict=True):
                 hits = reader.lookup(*ragged([ids]))[1]
@@ -224,11 +212,11 @@ async def test_over_http_and_a_restart(data: Path) -> None:
 
 
 def test_a_server_that_is_stopped_keeps_what_it_recorded(
-    data: Path, capsys: pytest.CaptureFixture[str]
+    folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """SIGTERM comes long before the misses would be written next."""
-    files = MissFiles(data / "misses")
-    with serving(data) as (url, server):
+    files = MissFiles(folder / "misses")
+    with serving(folder) as (url, server):
         ready(url)
         hmi(capsys, "domain", "set", "tiny", "--record-misses", "on", "--url", url)
         for _ in range(3):
@@ -242,8 +230,8 @@ def test_a_server_that_is_stopped_keeps_what_it_recorded(
     )
 
 
-async def test_a_tenant_may_not_switch_or_grow(data: Path) -> None:
-    async with running(data) as world:
+async def test_a_tenant_may_not_switch_or_grow(folder: Path) -> None:
+    async with running(folder) as world:
         _, made, _ = await world.call("POST", "/manage/tenants/acme/keys", {})
         for method, path, body in (
             ("PATCH", "/manage/domains/tiny", {"record_misses": True}),
@@ -253,9 +241,9 @@ async def test_a_tenant_may_not_switch_or_grow(data: Path) -> None:
             assert (status, answer["error"]["kind"]) == (403, "forbidden")
 
 
-async def test_from_the_command_line(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_from_the_command_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def call(*arguments: object, code: int = 0) -> str:
-        return hmi(capsys, *arguments, "--data", data, code=code)
+        return hmi(capsys, *arguments, "--data", folder, code=code)
 
     def all_of_it() -> None:
         assert "switch record_misses on" in call("domain", "grow", "tiny", code=1)
@@ -266,6 +254,6 @@ async def test_from_the_command_line(data: Path, capsys: pytest.CaptureFixture[s
         told = json.loads(call("domain", "grow", "tiny", "--min-count", "2", "--json"))
         assert (told["state"], told["target"]) == ("succeeded", "tiny")
         call("domain", "set", "tiny", "--record-misses", "off")
-        assert not (data / "misses" / "tiny").exists()
+        assert not (folder / "misses" / "tiny").exists()
 
     await asyncio.to_thread(all_of_it)

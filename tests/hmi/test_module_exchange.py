@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from safetensors.torch import load, load_file, save_file
 from hmi.core import ModelId
 from hmi.stores.adapter_store import AdapterStore
 from hmi.stores.registry import Registry
-from tests.hmi.api_world import hmi, made_folder, rows, running
+from tests.hmi.api_world import hmi, rows, running
 from tests.tiny import random_texts
 
 SHORT = tuple(
@@ -31,17 +30,11 @@ FILES = {
 
 
 @pytest.fixture
-def data(
-    tmp_path: Path,
-    tmp_path_factory: pytest.TempPathFactory,
-    tiny_source: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> Path:
-    """A data folder with a root, a tenant and a model of the default module."""
-    made = made_folder(tmp_path_factory.getbasetemp(), tiny_source, capsys)
+def data(folder: Path, tmp_path: Path) -> Path:
+    """A data folder with a model of the default module; rows and tagged rows lie beside it."""
     (tmp_path / "rows").write_bytes(rows())
     (tmp_path / "tagged").write_bytes(tagged())
-    return Path(shutil.copytree(made, tmp_path / "d"))
+    return folder
 
 
 def tagged(count: int = 30) -> bytes:

@@ -28,12 +28,7 @@ MINILM = EncoderShape(vocab=30522, dim=384, heads=12, layers=6, ffn=1536, positi
 
 
 def random_module(root: Root, spec: ModuleSpec, seed: int = 0) -> TenantModule:
-    module = new_module(spec, root.info.shape, len(root.upper))
-    g = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for p in module.parameters():
-            p.copy_(torch.randn(p.shape, generator=g) * 0.2)
-    return module.requires_grad_(False)
+    return random_changes(spec, root.info.shape, len(root.upper), seed)
 
 
 def bottleneck(module: TenantModule, name: str, x: Tensor, act: Any) -> Tensor:
