@@ -27,8 +27,10 @@ class Input:
 
 
 class Inputs(Sized, Iterable[Input], Protocol):
-    """The inputs of an ask. They may be created while they are iterated: a call with too many inputs is
-    refused by their number, before that."""
+    """The inputs of an ask. They may be created only when they are iterated.
+
+    A call with too many inputs is refused by their number, before any of them is created.
+    """
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,7 @@ class Ask:
     deadline_ms: float | None = None
     """The work is dropped this many milliseconds after the call's arrival; None: no deadline."""
     priority: Priority = "normal"
-    """Its order among the tenant's own waiting texts."""
+    """The texts' order among the tenant's own waiting texts."""
 
 
 @dataclass(frozen=True)

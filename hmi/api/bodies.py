@@ -60,8 +60,8 @@ class Bodies:
         return await self._fair.work(holder, partial(self._paced, work))
 
     def finished(self, loan: Loan) -> None:
-        """Return freed memory to the kernel a little after a large body, not after each, since that takes
-        a while."""
+        """Return freed memory to the kernel a little after a large body. Other bodies skip this, since it is
+        slow."""
         if loan.amount >= TRIM_BYTES and not self._trimming:
             self._trimming = True
             asyncio.get_running_loop().call_later(TRIM_EVERY_S, self._trim)

@@ -54,7 +54,8 @@ class Received:
     digest: str
     """SHA-256 of the JSON, after decompression, or of the multipart parts as sent.
 
-    "" without a body, and for JSON of a route that creates nothing: only an Idempotency-Key needs it."""
+    It is "" without a body, and for JSON of a route that creates nothing: only an Idempotency-Key needs it.
+    """
     size: int = 0
     """Bytes of the JSON body, after decompression; 0 for a multipart body."""
 

@@ -33,7 +33,7 @@ class Caller:
             raise NotFound(f"there is no {what}: check the name", field=field)
 
     def only(self, tenant: str | None) -> str | None:
-        """The tenant whose things to list: the one asked for (None: all), but for a tenant's key its own.
+        """Return the tenant whose things to list; None: all. It is the one asked for, or the key's own.
 
         Raises NotFound if a tenant's key asks for another tenant.
         """

@@ -35,8 +35,8 @@ class Census:
 def census(data: bytes, most: Census) -> Census:
     """The counts of a JSON text.
 
-    A quick count that takes brackets and commas inside strings for values is returned if it is within
-    `most`, and the exact one otherwise.
+    The quick count takes brackets and commas inside strings for values. It is returned if it is within
+    `most`; otherwise the exact count is.
     """
     quick = Census(1 + data.count(b",") + data.count(b"[") + data.count(b"{"), data.count(b":"))
     return quick if quick.within(most) else exact_census(data)

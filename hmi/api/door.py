@@ -51,10 +51,10 @@ class Limits:
 class Door:
     """Accepts connections from the listening socket, and owns the table of all connections.
 
-    When all places are taken, a new connection takes the place of an idle one, the longest-waiting first:
-    before all others of those that have not sent the whole head of a request within GRACE_S, then of
-    those whose last request was answered, then of the younger ones. If every connection has a request
-    under way, the new one becomes a guest.
+    When all places are taken, a new connection takes the place of an idle one. Connections that have not sent
+    the whole head of a request within GRACE_S go first, then those whose last request was answered, then the
+    younger ones; within each group, the one that has waited longest goes first. If every connection has a
+    request under way, the new one becomes a guest.
     """
 
     def __init__(self, listener: socket.socket, server: web.Server, settings: Settings) -> None:

@@ -1,7 +1,7 @@
 """Checks of a JSON text that its parsed value does not allow: names given twice, and the place of an error.
 
-Of several members of one name the parser keeps the last. Of an error it tells the line and the column,
-but not the field.
+If an object gives a name several times, the parser keeps the last value. For an error, the parser tells the
+line and the column, but not the field.
 """
 
 from __future__ import annotations

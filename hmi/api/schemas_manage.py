@@ -248,7 +248,7 @@ class ModelQuery(Query):
 
 
 class UsageView(Answer):
-    """What a tenant used since the server started, and what it stores."""
+    """A tenant's use of the server since its start, and what the tenant stores."""
 
     tenant: str
     since: str

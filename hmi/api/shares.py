@@ -15,8 +15,8 @@ Holder = str | None
 class Shares:
     """`total` units of the resource `what`, lent to holders. Thread-safe.
 
-    A holder may have at most as much as stays free: alone half of all, and each of two a third. So a newcomer
-    always finds something free, however many holders there are.
+    A holder may have at most as much as it leaves free: half of all if it is alone, a third if there are two.
+    So a newcomer always finds something free, however many holders there are.
     """
 
     def __init__(self, total: int, what: str) -> None:
@@ -62,7 +62,8 @@ class Shares:
 
 
 class Loan:
-    """What one request holds of the shares. As a context manager it gives that back. Thread-safe."""
+    """The units that one request holds. As a context manager, a loan gives them back at the end.
+    Thread-safe."""
 
     def __init__(self, shares: Shares, holder: Holder) -> None:
         self._shares, self.holder = shares, holder

@@ -42,7 +42,8 @@ UPLOADS_OF_LIMIT = 16
 
 
 class UploadLoan:
-    """What one request with files reserves: a place among the uploads under way, and space on the disk."""
+    """The reservation of one request with files: a place among the uploads under way, and space on the
+    disk."""
 
     def __init__(self, places: Shares, space: Shares, most: int, holder: Holder) -> None:
         self.holder = holder

@@ -42,8 +42,8 @@ def job_view(job: JobRecord, progress: Progress) -> JobView:
 def root_view(
     root: RootRecord, profile: Profile | None, precision: str, running: str | None = None
 ) -> RootView:
-    """profile: the root's on this machine. precision: the setting. running: the executor, if the root is in
-    memory."""
+    """Return a root's view. profile: the root's profile on this machine. precision: the setting. running: the
+    name of the executor, if the root is in memory."""
     return RootView(
         root=root.name,
         version=root.version,

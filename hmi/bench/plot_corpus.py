@@ -31,7 +31,7 @@ COLD_TEXTS = 25
 
 @dataclass(frozen=True)
 class Plan:
-    """What to build."""
+    """The builds of a run."""
 
     corpus: Path
     alphas: tuple[float, ...] = (50.0, 100.0)

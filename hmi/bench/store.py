@@ -27,7 +27,7 @@ MEMORY_SHARE = 0.8
 
 @dataclass(frozen=True)
 class Plan:
-    """What to measure, and how often."""
+    """The measurements of a run, and how often each is repeated."""
 
     keys: int = 1_000_000
     dims: tuple[int, ...] = (384, 768)

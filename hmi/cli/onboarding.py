@@ -46,7 +46,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How one entry ended."""
+    """The end of one entry."""
 
     id: str
     state: str

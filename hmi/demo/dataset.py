@@ -17,7 +17,7 @@ SPLITS = ("train", "dev", "test")
 
 @dataclass(frozen=True)
 class Amounts:
-    """How much text the demo uses: rows for each tenant, bytes for each corpus."""
+    """The amounts of text that the demo uses: rows for each tenant, bytes for each corpus."""
 
     train: int = 400
     dev: int = 100

@@ -28,12 +28,13 @@ from hmi.model.tokenizer import Text
 from hmi.model.windows import encode_texts
 
 TURN_S = 0.003
-"""Length of a turn, in seconds. A turn ends with the first text that ends after this time."""
+"""Length of a turn, in seconds. The text that is tokenised when this time is up is the turn's last."""
 REST_RATIO = 3
-"""While other tenants have sent something lately, a tenant rests this many times as long as its turn took.
+"""If other tenants sent something lately, a tenant rests this many times as long as its turn took.
 
 Tokenising holds the interpreter's lock most of the time, and each step of a batch needs that lock. A tenant
-that tokenises for a quarter of the time still gets more tokens than can be computed."""
+that tokenises for a quarter of the time still gets more tokens than can be computed.
+"""
 SHORT_TURN_S = 0.001
 """After a turn shorter than this, a tenant does not rest."""
 LONG_TURN_S = 0.02
@@ -54,8 +55,8 @@ Wanted = tuple[ModelId, bool]
 class TenantCall:
     """One tenant's texts of one call.
 
-    Texts of one model get the same bundle if all, or none, want the exact reference. Otherwise a version that
-    is published in between may answer some of them.
+    All texts of one model get the same bundle if all of them want the exact reference, or none does. If only
+    some want it, a version that is published meanwhile may answer a part of them.
     """
 
     tenant: str
@@ -124,7 +125,7 @@ class TenantCall:
 class Admission:
     """Owns the texts that are not tokenised yet, and the thread that tokenises.
 
-    Batches do not wait for that thread, and that thread does not wait for loads: a call whose model is not in
+    Batches do not wait for that thread. The thread does not wait for loads: a call whose model is not in
     memory stands aside until the model is loaded.
     """
 
@@ -139,7 +140,7 @@ class Admission:
         self._aside: dict[asyncio.Task[None], TenantCall] = {}
         """The calls whose models are being loaded."""
         self._ran_here: set[str] = set()
-        """The tenants that had a turn on the event loop in its present pass. Of a tenant's many calls at
+        """The tenants that had a turn on the event loop in its present pass. If a tenant sends many calls at
         once, the first runs there, and the others take turns."""
         self._arrived = asyncio.Event()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="hmi-tokenise")
@@ -151,7 +152,7 @@ class Admission:
             call.settle()
 
     async def close(self) -> None:
-        """Drop the loads under way and end the thread. No call may wait any more."""
+        """Drop the loads under way and end the thread. The caller must make sure that no call waits."""
         for task in self._aside:
             task.cancel()
         await asyncio.gather(*self._aside, return_exceptions=True)
@@ -202,7 +203,8 @@ class Admission:
             self._ran(call, took)
 
     def _ran(self, call: TenantCall, took: float) -> None:
-        """See to a call after a turn that took this many seconds."""
+        """Charge a turn of this many seconds. Then load the call's model if it is missing, or settle the
+        call."""
         self._turns.charge(call.tenant, took)
         if took > SHORT_TURN_S and self._recent.other_than((call.tenant,)):
             self._resting[call.tenant] = time.monotonic() + REST_RATIO * min(took, LONG_TURN_S)

@@ -1,4 +1,4 @@
-"""What waits for a batch, by batch key and tenant, and the order of each tenant's own texts.
+"""Backlogs: the texts that wait for a batch, by batch key and tenant, each tenant's in their order.
 
 It has no locks: only the event loop's thread uses it.
 """
@@ -15,18 +15,18 @@ from hmi.engine.request import PRIORITIES
 from hmi.execution.batch import BatchKey
 
 STEP_S = 60.0
-"""The places of two priorities differ by this much: by twice as much as deadlines move a text."""
+"""Seconds between the places of two neighbouring priorities: twice as much as a deadline can move a text."""
 NEAR_S = 30.0
-"""A deadline beyond this many seconds, or none, counts as one after this many seconds."""
+"""A deadline that is further away than this many seconds counts as this far away. So does no deadline."""
 _ARRIVAL = count()
 
 
 def place_of(item: Item) -> float:
-    """The item's place among its tenant's waiting texts: the least goes first.
+    """Return the item's place among its tenant's waiting texts. The least place goes first.
 
-    The order is by priority, then by deadline, then by arrival. A place does not change, so a text goes
-    before newer ones of a higher priority once it has waited for NEAR_S to STEP_S + NEAR_S seconds longer for
-    each step of priority. No text waits for ever.
+    The order is by priority, then by deadline, then by arrival. A place never changes. So a text goes before
+    newer ones of a higher priority once it has waited long enough: for each step of priority, NEAR_S to
+    STEP_S + NEAR_S seconds longer. No text waits for ever.
     """
     deadline = item.request.deadline
     near = NEAR_S if deadline is None else min(deadline - item.queued, NEAR_S)
@@ -134,7 +134,7 @@ class Backlogs:
         self._change(mine, item, left_of(item))
 
     def advance(self, item: Item) -> None:
-        """The next window of an item that goes first is in a batch."""
+        """Note that a batch has taken the next window of `item`, which is its tenant's first."""
         mine = self._by_key[item.key][item.tenant]
         self._change(mine, item, -Piece(item, item.cut).work)
         item.cut += 1

@@ -39,7 +39,7 @@ from plot_store import Reader, Store
 IDLE_S = 600.0
 """A root, reader or exact reference is dropped if nothing has used it for this many seconds."""
 OBJECT_BYTES = 100_000
-"""Memory of a module's Python objects and mapping, about: most of it for a LoRA on all sites."""
+"""Estimated memory of a module's Python objects and mapping. A LoRA on all sites takes most of this."""
 V = TypeVar("V")
 Key = tuple[str, ...]
 """The name of a part: its kind, then its name among parts of that kind."""
@@ -62,7 +62,7 @@ class TaskPart:
     """The file that the module's tensors are views of."""
 
     def ready(self, prepare: Callable[[TenantModule], int]) -> None:
-        """Let an executor make its form of the module, after which only other executors read the file.
+        """Let an executor make its form of the module. Afterwards only other executors read the file.
 
         Raises Damaged if the module is not of the root's sizes.
         """
@@ -91,7 +91,8 @@ class Upper:
 
 @dataclass(frozen=True)
 class Bundle:
-    """What answers a text, except its module and head: those are held in memory while its batch runs."""
+    """The parts that answer a text, except module and head. Those two are held in memory while the text's
+    batch runs."""
 
     model: ModelId
     version: ModelVersion
@@ -105,7 +106,7 @@ class Bundle:
 
 @dataclass(frozen=True)
 class Part(Generic[V]):
-    """A root, reader or lower layers: bundles share it, and it takes long to load."""
+    """A root, PLOT reader or lower layers. Bundles share a part, since it takes long to load."""
 
     key: Key
     cache: IdleCache[Key, V]
@@ -204,7 +205,8 @@ class Bundles:
             give_back_memory()
 
     def gone(self, version: ModelVersion) -> tuple[list[str], list[str]]:
-        """Which of the version's root and PLOT version have been deleted, as arguments of `forget`."""
+        """Return the version's root and PLOT version as arguments of `forget`, each only if it has been
+        deleted."""
         roots = {record.name for record in self._registry.roots(tolerant=True)}
         with plot_errors():
             plots = {found.ref for found in self._plots.refs().values()}
@@ -212,14 +214,15 @@ class Bundles:
         return [] if version.root in roots else [version.root], [version.plot_version] if domain_gone else []
 
     def executors(self) -> list[tuple[str, str, tuple[Measured, ...]]]:
-        """For each root in memory: its name, its executor's, and what was measured to choose it."""
+        """Return for each root in memory: its name, its executor's name, and the measured times that chose
+        it."""
         return [
             (upper.root.info.name, upper.executor.name, upper.executor.measured)
             for upper in self._uppers.values()
         ]
 
     def close(self) -> None:
-        """Drop all parts. Waits for the measurement of an executor that runs."""
+        """Drop all parts. Waits for the end of an executor's measurement, if one is under way."""
         for upper in self._uppers.values():
             upper.executor.close()
         self._readers.clear()

@@ -22,9 +22,10 @@ class Compute:
         self._threads = self._new()
 
     def run(self, work: Callable[[], T], within: Host | None = None) -> asyncio.Future[T]:
-        """Run `work` on a thread and return a future of its result. `within`: between the host's layers.
+        """Run `work` on a thread and return a future of its result.
 
-        If the threads have ended, starts new ones and raises Broken.
+        within: the host between whose layers the work may run. If the threads have ended, starts new ones and
+        raises Broken.
         """
         try:
             if within is None:

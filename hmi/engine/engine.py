@@ -123,7 +123,7 @@ class Engine:
         return self._loops.trouble
 
     async def stop(self, drain: bool = True) -> None:
-        """Accept no more calls. Those accepted are answered, or without `drain` fail with Unavailable."""
+        """Accept no more calls. Accepted calls are answered; without `drain` they fail with Unavailable."""
         self._accepting = False
         if not drain:
             self._ended = stopping = Unavailable("the server is stopping; try again shortly", retry_after_s=5)
@@ -143,9 +143,9 @@ class Engine:
     def forget(
         self, artefacts: Collection[str] = (), roots: Collection[str] = (), plots: Collection[str] = ()
     ) -> None:
-        """Give back the memory of deleted models' artefacts, roots and PLOT versions (their ids).
+        """Free the memory of deleted artefacts, roots and PLOT versions, which are given by their ids.
 
-        Requests in flight are answered with what they use. May be called on any thread.
+        A request in flight keeps what it uses until it is answered. May be called on any thread.
         """
         self._loader.forget(artefacts, roots, plots)
 

@@ -19,7 +19,7 @@ T = TypeVar("T")
 class Host:
     """A running batch that lets others run between its layers.
 
-    All of them together take at most `room_s` predicted seconds.
+    The batches that run between its layers take at most `room_s` predicted seconds together.
 
     Used on the event loop's thread, except `begin`, `pause`, `away_s` and `away_cpu_s`: those belong to the
     compute thread.
@@ -31,9 +31,10 @@ class Host:
         self.occupied = False
         """Whether an interleaved batch has the host's only slot."""
         self.away_s = 0.0
-        """Seconds of the present part (`Engine._run`) that the host's thread gave to interleaved batches."""
+        """Seconds that the host's thread gave to interleaved batches during the present part
+        (`Engine._run`)."""
         self.away_cpu_s = 0.0
-        """The CPU seconds of the same."""
+        """CPU seconds that the host's thread gave to them."""
 
     @property
     def room_s(self) -> float:
@@ -74,7 +75,7 @@ class Host:
         return asyncio.wrap_future(done)
 
     def begin(self) -> None:
-        """A part of the batch begins, on this thread."""
+        """Note that a part of the batch begins, on this thread."""
         self.away_s = self.away_cpu_s = 0.0
 
     def pause(self) -> None:

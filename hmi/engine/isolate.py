@@ -16,7 +16,7 @@ log = logging.getLogger("hmi.engine")
 
 
 def fail(failed: Failed) -> None:
-    """Fail the sinks of these items, each with its own copy of the error, in the names its tenant knows.
+    """Fail the sinks of these items. Each gets its own copy of the error, in the names that its tenant knows.
 
     The log gets each failed version of a model once, with the artefact's hash or the traceback.
     """
@@ -38,7 +38,8 @@ def named(error: Exception, model: ModelId, version: ModelVersion) -> Exception:
 def by_model(pieces: Sequence[Piece]) -> list[list[Piece]]:
     """Split a batch that failed as a whole by version of a model, so that only the faulty ones fail again.
 
-    Models that share an artefact are apart: an error names the model, and only its tenant may see it.
+    Models that share an artefact stay separate, since an error names the model, which only its tenant may
+    see.
     """
     groups: dict[tuple[ModelId, int], list[Piece]] = {}
     for piece in pieces:

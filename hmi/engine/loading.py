@@ -87,7 +87,7 @@ class ModelLoader:
 
     @contextmanager
     def needing(self, artefacts: Sequence[str]) -> Iterator[None]:
-        """Context manager: texts wait in the block that these modules answer, so they should stay."""
+        """Context manager: in the block, texts wait for these modules, so the pool evicts them last."""
         self._pool.need(artefacts)
         try:
             yield
@@ -101,7 +101,7 @@ class ModelLoader:
 
         Returns the modules by artefact, and the errors of those that could not be loaded. NoRoom is the error
         of a module that does not fit beside what running batches hold; if none fits, waits until one does.
-        `again` says that the batch runs again, whose use of its modules was counted the first time.
+        again: the batch runs once more, and its use of the modules was counted the first time.
         """
         while True:
             parts, errors = await self._hold(artefacts, executor, again=again)
@@ -141,7 +141,7 @@ class ModelLoader:
     def forget(
         self, artefacts: Collection[str] = (), roots: Collection[str] = (), plots: Collection[str] = ()
     ) -> None:
-        """Give back the memory of what has been deleted, once requests in flight need it no more.
+        """Free the memory of deleted artefacts, roots and PLOT versions once no request in flight needs them.
 
         May be called on any thread.
         """
@@ -174,9 +174,9 @@ class ModelLoader:
             raise
 
     def _check_alive(self, model: ModelId, version: ModelVersion) -> None:
-        """Raise NotFound if the model was deleted while its parts were loaded, and drop them.
+        """Raise NotFound if the model was deleted while its parts were loaded, and drop the parts.
 
-        Its deletion could not: they were not in memory yet.
+        The deletion could not drop them, since they were not in memory yet.
         """
         try:
             self._bundles.live(model)

@@ -24,7 +24,7 @@ MAX_OVERRUN = 4.0
 
 
 def work_of(tokens: int, dim: int) -> float:
-    """The work of one window, in units of one token of a very short window, without its module's.
+    """Return the work of one window, without its module's. The unit is one token of a very short window.
 
     A layer's linear maps take 24 · dim² operations a token, its attention 4 · dim for each pair of tokens.
     """

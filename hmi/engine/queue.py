@@ -39,8 +39,8 @@ class BatchLimits:
     work_left: float = 1.0
     """The fraction of the layers' work that the plan's stages leave (`hmi.stages.planner.work_left`)."""
     interleaved: bool = False
-    """Whether the batch is to run between two layers of another, its host. It then admits only tenants that
-    have received no more than the host's tenant had before it, and no window that exceeds the limits."""
+    """True: the batch runs between two layers of another one, its host. It then admits only tenants that have
+    received no more than the host's tenant had before its batch, and no window that exceeds the limits."""
 
 
 class BatchQueue:
@@ -77,7 +77,8 @@ class BatchQueue:
         self._longest_s, self._streams = longest_s, streams
         self._turns = Turns()
         self._host_given_s = 0.0
-        """What the first tenant of the last batch that was not interleaved had received before it."""
+        """The seconds that the first tenant of the last batch had received before that batch. Interleaved
+        batches do not count."""
         self._waiting = Backlogs()
         self._recent = Recent()
         self._arrived = asyncio.Event()
@@ -122,9 +123,9 @@ class BatchQueue:
             await self._arrived.wait()
 
     def candidates(self) -> list[Candidate]:
-        """Return one candidate for each key that a tenant wants next.
+        """Return one candidate for each batch key that some tenant's next text has.
 
-        A tenant whose next text has another key does not stand for this one.
+        The candidate is the tenant that has received least, of those whose next text has the key.
         """
         wanted = self._waiting.wanted()
         found = []
@@ -290,8 +291,8 @@ class _Batch:
     def add(self, tenant: str, piece: Piece) -> float:
         """Add a window. Returns the seconds to charge: what it is predicted to take.
 
-        The first window pays for the batch itself, too. Whoever has received no more than its tenant then
-        fills up a batch that would otherwise consist mostly of its fixed cost.
+        The first window also pays the batch's fixed cost. Its tenant is then ahead of others that had
+        received about as much, so they may join a batch that would otherwise consist mostly of that cost.
         """
         takes = self._takes(piece)
         fixed = 0.0 if self.pieces else self._seconds

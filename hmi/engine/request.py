@@ -29,7 +29,7 @@ class TextRequest:
     provenance: bool = False
     deadline: float | None = None
     priority: Priority = "normal"
-    """Its order among its own tenant's waiting texts. Other tenants' turns do not depend on it."""
+    """The text's order among its own tenant's waiting texts. Other tenants' turns do not depend on it."""
     place: str = "inputs"
     """The name of this text in the call, the `field` of errors about it."""
     model_place: str | None = None

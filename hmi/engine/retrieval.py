@@ -50,7 +50,8 @@ class Retrieved:
     """The texts whose look-up failed; their pieces are not in `pieces`."""
 
     def record(self, misses: MissRecorder) -> None:
-        """Record the look-ups, once the batch has run: a batch that runs again repeats them."""
+        """Record the look-ups. Called once the batch has run, since a batch that runs again repeats its
+        look-ups."""
         for lookup in self.lookups:
             misses.record(lookup.version, lookup.tokens, lookup.offsets, lookup.hits)
 

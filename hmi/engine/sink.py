@@ -53,5 +53,5 @@ class Waiting:
             )
 
     def drop(self) -> None:
-        """The caller no longer waits."""
+        """Note that the caller no longer waits."""
         self._future.cancel()

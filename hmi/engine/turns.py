@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 MAX_TENANTS = 4096
-"""Tenants remembered before those that no longer matter are dropped."""
+"""If more tenants than this are remembered, those that no longer matter are dropped."""
 
 
 class Turns:
@@ -32,7 +32,7 @@ class Turns:
         return max(self._given.get(tenant, 0.0), self._least)
 
     def begin(self, waiting: Iterable[str]) -> None:
-        """Begin a turn of any of the tenants that wait, given at least one. The others lose nothing by it."""
+        """Begin a turn, given the tenants that wait, at least one. Those that do not get it lose nothing."""
         self._least = min(map(self.given, waiting))
 
     def weigh(self, tenant: str, weight: float) -> None:

@@ -9,13 +9,14 @@ from hmi.engine.item import Item
 
 
 class WaitingTexts:
-    """The calls under way, of whose texts some may wait. Changed on the event loop's thread only."""
+    """The calls under way, some of whose texts may wait. Changed on the event loop's thread only."""
 
     def __init__(self) -> None:
         self._calls: dict[int, Sequence[Item]] = {}
 
     def add(self, items: Sequence[Item]) -> None:
-        """A call with these items is in the queue, or in batches, until `remove` of the same object."""
+        """Count the items of a call that is in the queue, or in batches, until `remove` of the same
+        object."""
         self._calls[id(items)] = items
 
     def remove(self, items: Sequence[Item]) -> None:

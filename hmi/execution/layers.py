@@ -17,7 +17,7 @@ class Step(Protocol):
     """One executor's run of one batch, layer by layer."""
 
     def begin(self, rows: Rows) -> None:
-        """The next layer starts from these rows: at the beginning, and after a hook."""
+        """Let the next layer start from these rows. Called at the beginning and after a hook."""
         ...
 
     def layer(self, index: int, rows: Rows, first_only: bool) -> Tensor:

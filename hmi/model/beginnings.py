@@ -36,7 +36,7 @@ _SPACES = re.compile("[ \t\n\r]{2,}")
 
 @dataclass(frozen=True)
 class Beginnings:
-    """How the tokens at the end of a prefix may differ, for one tokenizer."""
+    """The ways in which the tokens at the end of a prefix may differ, for one tokenizer."""
 
     margin: int
     """The last tokens of a prefix, this many, may differ from those of the whole text."""

@@ -43,7 +43,7 @@ def centre(n: int) -> int:
 
 @dataclass(frozen=True)
 class Cover:
-    """Which n-grams of a batch count as stored. Unigrams always do."""
+    """The n-grams of a batch that count as stored. Unigrams always do."""
 
     stored: Mapping[int, Tensor]
     """By order, bool [B, T]. For the longest order, element t describes the window around token t; for

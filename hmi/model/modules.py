@@ -89,8 +89,8 @@ class LowRank(nn.Module):
 
 
 class NormShift(nn.Module):
-    """How a LayerNorm's output changes if `gain` and `bias` [dim] are added to its own: x
-    [..., dim] -> [..., dim]."""
+    """The change of a LayerNorm's output if `gain` and `bias` [dim] are added to its own: x [..., dim] ->
+    [..., dim]."""
 
     def __init__(self, gain: Tensor, bias: Tensor) -> None:
         super().__init__()

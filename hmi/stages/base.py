@@ -53,7 +53,7 @@ class Effect:
 
 @dataclass(frozen=True)
 class Batch:
-    """What a stage knows of the batch that it creates hooks for."""
+    """A stage's view of the batch that it creates hooks for."""
 
     key: BatchKey
     lengths: Sequence[int]

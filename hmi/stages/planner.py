@@ -29,7 +29,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Plan:
-    """What runs next."""
+    """The batch that runs next, and the settings of its stages."""
 
     candidate: Candidate
     settings: Mapping[str, Setting] = field(default_factory=dict)

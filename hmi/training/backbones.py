@@ -43,7 +43,7 @@ class Examples:
 
 @dataclass(frozen=True)
 class Hidden:
-    """What a head reads. `last` [B, T, dim] is the last layer's output ([B, 1, dim] if only [CLS]
+    """The states that a head reads. `last` [B, T, dim] is the last layer's output ([B, 1, dim] if only [CLS]
     was computed), `before` [B, T, dim] its input; types int64 [B, T], mask bool [B, T]."""
 
     last: Tensor

@@ -18,7 +18,7 @@ LongTexts = Literal["windows", "cut"]
 
 @dataclass(frozen=True)
 class HeldOut:
-    """How many rows to hold out if the user gives no dev rows."""
+    """The number of rows to hold out if the user gives no dev rows."""
 
     share: float = 0.1
     small_share: float = 0.2

@@ -101,7 +101,7 @@ class VersionInfo:
 
 @dataclass(frozen=True)
 class Hits:
-    """Where the vector of each token of a look-up came from."""
+    """The origin of each token's vector in a look-up."""
 
     order: NDArray[np.int8]  # [total] length of the longest n-gram that filled a part of the window; 0: none
     # [total] position in the chain of the version that filled it first; -1: only unigrams, or nothing.
@@ -139,7 +139,7 @@ class VerifyReport:
 
 @dataclass(frozen=True)
 class GcReport:
-    """What a garbage collection removed, or would remove with `dry_run`."""
+    """The things that a garbage collection removed, or would remove with `dry_run`."""
 
     dry_run: bool
     versions: tuple[str, ...]  # version ids

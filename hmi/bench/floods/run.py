@@ -28,7 +28,7 @@ SETTLE_S = 2.0
 
 @dataclass(frozen=True)
 class Plan:
-    """What to measure: `seconds` alone and `seconds` under each flood, `rounds` times.
+    """The measurements of a run: `seconds` alone and `seconds` under each flood, `rounds` times.
 
     `beside` is a second checkout to measure in turn with this one.
     """

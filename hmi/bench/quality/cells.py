@@ -63,7 +63,7 @@ def problem(task: QualityTask, rows: TaskRows, arm: Arm, models: Encoders) -> Pr
 
 @dataclass(frozen=True)
 class Budget:
-    """How many seeds to run, and whether to score test.
+    """The number of seeds to run, and whether to score the test rows.
 
     Test is not scored while something is being chosen.
     """

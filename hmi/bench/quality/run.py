@@ -29,7 +29,7 @@ from hmi.training.recipe import Recipe
 
 @dataclass(frozen=True)
 class Plan:
-    """What to run.
+    """The cells of a run.
 
     `sets` is the folder of labelled sets, `runs` the file of finished runs. Empty `tasks` or `arms` mean all.
     `rows` is the greatest number of training rows, and of dev rows. `lrs` replace each arm's own rates.

@@ -30,7 +30,8 @@ Show = Callable[[Progress], None]
 
 @dataclass(frozen=True)
 class Amount:
-    """How much of a corpus a PLOT holds: `alpha` percent of its occurrences, or what fits in `megabytes`."""
+    """The part of a corpus that a PLOT holds: `alpha` percent of its occurrences, or what fits in
+    `megabytes`."""
 
     alpha: float | None = None
     megabytes: int | None = None
@@ -54,7 +55,7 @@ class Amount:
 
 @dataclass(frozen=True)
 class Setting:
-    """Which PLOTs tasks use: a branch of general text, and on it a branch for each domain.
+    """The PLOTs that tasks use: a branch of general text, and on it a branch for each domain.
 
     Without `domain` every task uses the general branch. `root` is an existing root; None imports the default
     source.

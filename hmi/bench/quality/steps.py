@@ -25,7 +25,7 @@ CORPUS = "cs.txt.gz"
 
 @dataclass(frozen=True)
 class Steps:
-    """What to measure.
+    """The texts, sets and sizes of a run.
 
     `sets` and `corpora` are folders as for `hmi bench quality`. `megabytes` of text make the PLOT. One tenant
     with `rows` rows is trained for each of `tasks`.

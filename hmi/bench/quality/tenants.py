@@ -32,7 +32,8 @@ TEST = 300
 
 @dataclass(frozen=True)
 class TenantsPlan:
-    """What to run: `tenants` tenants with `rows` rows each. Empty `tasks` mean all but those of pairs."""
+    """The size of a run: `tenants` tenants with `rows` rows each. Empty `tasks` mean all but those of
+    pairs."""
 
     sets: Path
     runs: Path

@@ -34,7 +34,7 @@ from plot_store import NgramCounter, Reader, Schema, Store
 
 BERT_BASE = EncoderShape(30522, 768, 12, 12, 3072, 512, 2, 1e-12)
 PAPER_OVER_DEDICATED, PAPER_OVERLAPS = 2.31, 1.2
-"""The goals: Table 6's throughput over dedicated models, and what both overlaps are worth together."""
+"""The goals: Table 6's throughput over dedicated models, and the gain of both overlaps together."""
 KEY = BatchKey(("bench", "0"), "cls", exact=False)
 
 
@@ -51,7 +51,7 @@ class Sizes:
     batches: int = 100
     rank: int = 8
     tenants: tuple[int, ...] = (16, 1_000, 10_000)
-    """The first number is compared with dedicated models, the others with the first."""
+    """Numbers of tenants. The first is compared with dedicated models, the others with the first."""
     slot_bytes: int = 1 << 30
     runs: int = 7
     """Interleaved repetitions of each ratio."""
@@ -172,7 +172,7 @@ def _plot(folder: Path, sizes: Sizes, tokens: NDArray[np.int32]) -> Reader:
 
 
 def _batches(bench: _Bench, tenants: Sequence[TenantModule]) -> list[list[TenantModule]]:
-    """The tenants of each batch, in turn, so that with many each batch brings new ones."""
+    """Return the tenants of each batch, in turn, so that with many tenants each batch brings new ones."""
     texts = bench.sizes.texts
     return [
         [tenants[(b * texts + i) % len(tenants)] for i in range(texts)] for b in range(bench.sizes.batches)
@@ -244,7 +244,7 @@ def _ablation(bench: _Bench) -> Iterator[Row]:
 
 
 def _dedicated(bench: _Bench, device: Device, precision: str) -> Row:
-    """Beside a whole model for each tenant, whose texts run one model after another."""
+    """Compare with a whole model for each tenant. These models run one after another."""
     sizes, shape = bench.sizes, bench.sizes.shape
     count, layers = sizes.tenants[0], _layers(shape, shape.layers)
     models = [CudaExecutor(layers, shape, precision, device, slot_bytes=0) for _ in range(count)]

@@ -1,4 +1,5 @@
-"""Answers under churn, each checked against its own model's answer computed alone: goal, none wrong."""
+"""Answers under churn. Each is checked against its own model's answer, computed alone; the goal is none
+wrong."""
 
 from __future__ import annotations
 
@@ -31,13 +32,13 @@ CALLERS, A_CALL = 8, 16
 PAUSE_S = 0.1
 """Pause between two changes of a model."""
 ALONE_TOLERANCE = 1e-6
-"""Largest difference of a score to the same executor's alone.
+"""Largest difference between a score and the same executor's score for the text alone.
 
-On the CPU, compiled layers and heads that read [CLS] give the same bits in every batch, packed torch and
+On the CPU, compiled layers and heads that read [CLS] give the same bits in every batch. Packed torch and
 devices do not.
 """
 TOLERANCE = {"fp32": 1e-4, "bf16": 0.05, "int8": 0.1}
-"""Largest difference of a score to packed torch in fp32, by the executor's precision."""
+"""Largest difference between a score and that of packed torch in fp32, by the executor's precision."""
 
 
 @dataclass
@@ -59,7 +60,7 @@ def steps(plan: Plan) -> int:
 
 
 def measure(plan: Plan, home: Home, report: Report) -> Iterator[Row]:
-    """Yield the number of wrong answers, and what shows that the check would have found one."""
+    """Yield the number of wrong answers, and figures that show that the check would have found one."""
     report(f"isolation: {plan.mixed} models of mixed kinds and ranks, alone")
     reference, checked, churn, evictions = asyncio.run(_checked(plan, home, report))
     precision = reference.name.rpartition(" ")[2]
@@ -114,7 +115,7 @@ def _model(i: int, variant: int) -> Model:
 
 
 def _write(engine: Serving, count: int) -> list[list[ModelVersion]]:
-    """Store the models anew. Returns the records of their variants by model; variant 0 is live."""
+    """Store the models anew. Returns the records of each model's variants; variant 0 is live."""
     manager, ground = engine.manager, Ground.of(engine.manager, ROOT)
     versions = []
     for i in range(count):

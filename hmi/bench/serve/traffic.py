@@ -1,4 +1,4 @@
-"""Which tenant sends the next text."""
+"""Traffic: the order in which tenants send texts."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Attention inside each text of a packed batch: texts of similar length run together.
 
-Only attention sees padding, at most to the longest of a bucket. Which row stands where is computed on the
-host and uploaded, so that nothing waits for the device.
+Only attention sees padding, at most to the longest text of a bucket. The host computes where each row stands,
+and uploads it, so that nothing waits for the device.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Bucket:
     """Texts of similar length."""
 
     texts: Callable[[], Tensor]
-    """int64 [texts]: which ones."""
+    """int64 [texts]: their indexes in the batch."""
     rows: Callable[[], Tensor]
     """int64 [texts, longest]: the rows of each; a shorter text's last row is repeated."""
     lengths: Callable[[], Tensor]
@@ -47,7 +47,7 @@ class Buckets:
         groups = _grouped(lengths)
         self.buckets = [_bucket(starts[:-1], lengths, texts, upload) for texts in groups]
         self.in_order = len(groups) == 1 and self.buckets[0].even
-        """The rows of the one bucket are the batch's rows, in their order."""
+        """True: there is one bucket, and its rows are the batch's rows, in their order."""
         self.by_row, self.by_text = _inverses(starts, lengths, groups, upload)
         self.longest = int(lengths.max(initial=0))
 

@@ -41,7 +41,7 @@ class Group:
 
 
 class Groups:
-    """A `Way` by batched products. What stands alone runs alone."""
+    """A `Way` by batched products. A segment that is alone in its group runs alone."""
 
     def __init__(self, segments: Sequence[Segment], slots: Slots, upload: Upload) -> None:
         self._memory, self._size = slots.memory, slots.size

@@ -1,7 +1,7 @@
-"""Tenants' changes on the packed rows of a batch, one way or another; `Loop` is the reference.
+"""Tenants' changes to the packed rows of a batch, in one of three ways; `Loop` is the reference.
 
-A way is made for one batch: `Loop` runs tenant by tenant, `batched.Groups` one product for all tenants of a
-layout, `segmented.Segmented` a kernel over all segments.
+A way is made for one batch. `Loop` runs tenant by tenant, `batched.Groups` runs one product for all tenants
+of a layout, `segmented.Segmented` runs a kernel over all segments.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Segment:
     entry: Entry
     start: int
     end: int
-    """The texts start:end, or their rows."""
+    """The segment has the texts start:end, or the rows start:end."""
 
 
 class Way(Protocol):

@@ -1,4 +1,4 @@
-"""The choice of the device's executor: taken only if it agrees with the reference here and now."""
+"""The choice of the device's executor. It is taken only if it agrees with the reference on this device."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from hmi.model.shape import EncoderShape
 
 log = logging.getLogger("hmi.execution")
 LENGTHS = (9, 40, 17, 64, 3, 25, 31, 12) * 2
-"""The texts of the measured batch, a tenant each."""
+"""Tokens of each text of the measured batch. Each text is another tenant's."""
 MIN_COSINE = 0.999
 """An executor is rejected if a row has a smaller cosine to the same row of the reference."""
 UP_STD = 0.3
@@ -46,7 +46,7 @@ def check_device(wanted: str) -> None:
 
 
 def on_device(wanted: str) -> bool:
-    """Whether roots run on a CUDA device, under the setting `device`, in the precisions that it has."""
+    """Return whether roots run on a CUDA device in the precisions that it has, by the setting `device`."""
     return wanted != "cpu" and torch.cuda.is_available()
 
 
@@ -55,7 +55,7 @@ def cuda_executor(
 ) -> tuple[CudaExecutor, str] | None:
     """Return an executor of a root's upper layers, as they were trained, and its name; None: run on the CPU.
 
-    device, precision: the settings. What is wrong on this device is logged, and the CPU goes on.
+    device, precision: the settings. A failure on this device is logged, and the CPU goes on.
     """
     if not on_device(device):
         return None
@@ -89,7 +89,7 @@ def sound_executor(
     slot_bytes: int,
     launcher: ops.Launcher | None,
 ) -> CudaExecutor:
-    """Build an executor with the fastest way of computing modules here that agrees with the reference.
+    """Build an executor with the fastest way of computing modules, of those that agree with the reference.
 
     Raises RuntimeError if none does.
     """

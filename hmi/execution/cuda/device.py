@@ -1,8 +1,8 @@
 """The interface to a device: memory, streams of work, and the events that order them.
 
-Work of one stream runs in its order. Work of two streams has no order but that of events: a stream that
-waits for an event begins its later work after everything that the event's stream had before it. Nothing
-here waits for the whole device.
+Work of one stream runs in its order. Only events order the work of two streams: a stream that waits for an
+event begins its later work after everything that the event's stream had before the event. Nothing here waits
+for the whole device.
 """
 
 from __future__ import annotations
@@ -44,14 +44,15 @@ class Stream(Protocol):
     def work(
         self, name: str, shape: tuple[int, ...], dtype: torch.dtype, make: Callable[[], Tensor]
     ) -> Tensor:
-        """Return what `make` returns, a tensor [shape] of `dtype`: for this stream's later work only.
+        """Return the result of `make`, a tensor [shape] of `dtype`. Only this stream's later work may use it.
 
         The device may call `make` later, so `make` must not depend on what the caller changes meanwhile.
         """
         ...
 
     def settle(self) -> None:
-        """Let torch operations of the calling thread, which must be the stream's own, see all work so far."""
+        """Let the calling thread's torch operations see all work so far. The thread must be the stream's
+        own."""
         ...
 
 
@@ -75,5 +76,5 @@ class Device(Protocol):
         ...
 
     def put(self, host: Tensor) -> Tensor:
-        """Copy to the device and wait for it: for weights, at a start."""
+        """Copy weights to the device at a start, and wait for the copy."""
         ...

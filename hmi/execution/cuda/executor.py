@@ -33,11 +33,11 @@ SLOT_BYTES = 256 << 20
 class CudaExecutor:
     """Packed rows of all tenants on one device; see `Executor`.
 
-    Made from a root's layers as they were trained, which it copies. Each compute thread has a stream of its
-    own, so the device computes one thread's batch while another thread retrieves the next. Modules lie in
-    slots (`Slots`), which `prefetch` fills on the copies' stream, layer by layer. `run` waits on the host
-    only for its own results. All of a batch's layers are enqueued at once, so `pause` is called only before
-    the first, and what leaves early is returned after the last has been enqueued.
+    The executor copies a root's layers as they were trained. Each compute thread has a stream of its own, so
+    the device computes one thread's batch while another thread retrieves the next. Modules lie in slots
+    (`Slots`), which `prefetch` fills on the copies' stream, layer by layer. `run` waits on the host only for
+    its own results. All of a batch's layers are enqueued at once, so `pause` is called only before the first,
+    and what leaves early is returned after the last has been enqueued.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class CudaExecutor:
 
     @property
     def positions(self) -> int:
-        """The rows of the longest text."""
+        """The number of tokens of the longest text."""
         return self._shape.positions
 
     def layer(self, index: int) -> DeviceLayer:

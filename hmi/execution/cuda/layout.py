@@ -170,7 +170,8 @@ def _tensors(change: LowRank | NormShift | None, place: Place) -> list[tuple[int
 
 
 def _check(found: Sequence[Sequence[int]], place: Place, site: str) -> None:
-    """Raise ValueError unless the tensors fill their places: what they left free would be others' numbers."""
+    """Raise ValueError unless the tensors fill their places: a free place would hold another module's
+    numbers."""
     wanted: list[Sequence[int]]
     if isinstance(place, NormPlace):
         wanted = [(place.size,), (place.size,)]

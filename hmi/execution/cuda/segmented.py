@@ -1,4 +1,7 @@
-"""Two kernels a site over all segments of a batch, of any rank and length, which read the slots in place."""
+"""A way with two kernels a site over all segments of a batch, of any rank and length.
+
+The kernels read modules in their slots.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Slots: device memory for modules, above the pinned host copies.
 
-A module takes one slot, or several neighbours if it is larger. The least recently used one gives way, those
-of a coming batch last, and those of a batch that is being enqueued never. A copy into a slot waits, on the
-copies' stream, for the last batches that read it.
+A module takes one slot, or several neighbours if it is larger. The least recently used module gives way.
+Modules of a coming batch give way last, those of a batch that is being enqueued never. A copy into a slot
+waits, on the copies' stream, for the last batches that read the slot.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Slots:
         finalize(packed, self._gone.append, id(packed))  # before another object can have its id
 
     def prefetch(self, modules: Sequence[Packed]) -> None:
-        """Start copying those of a coming batch that are not there, as far as slots may be taken for them."""
+        """Start copying a coming batch's modules that are not on the device, as far as slots may be taken."""
         with self._changed:
             self._drop_gone()
             distinct = {id(m): m for m in modules}
@@ -104,11 +104,11 @@ class Slots:
             return [self._entries[id(m)] for m in modules]
 
     def settled(self) -> None:
-        """Wait on the host for all copies so far: what a pipeline without layer-wise copies does."""
+        """Wait on the host for all copies so far, as a pipeline without layer-wise copies does."""
         self._copies.record().wait()
 
     def release(self, entries: Iterable[Entry], read: Event) -> None:
-        """Let go of what `acquire` returned; the device reads it until `read`."""
+        """Unpin what `acquire` returned. The device reads it until the event `read`."""
         with self._changed:
             for entry in {id(e): e for e in entries}.values():
                 entry.read_until(read)
@@ -141,7 +141,8 @@ class Slots:
     ) -> list[tuple[Packed, Entry]]:
         """Find slots for those that have none, and count all as used now.
 
-        Modules in spared[0] do not give way, or if there is no other room those in spared[1], and so on.
+        Modules in spared[0] do not give way. If there is no room then, only those in spared[1] do not, and so
+        on.
         """
         placed = []
         for key in distinct:
@@ -231,7 +232,7 @@ class Slots:
                 self._evict([key])  # a batch that has pinned it refers to it, so it is not pinned
 
     def _forget_coming(self, modules: frozenset[int]) -> None:
-        """The batch with these modules has come."""
+        """Forget the coming batch with these modules: it has come."""
         found = next((coming for coming in self._coming if modules <= coming), None)
         if found is not None:
             self._coming.remove(found)

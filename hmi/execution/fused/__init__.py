@@ -1,5 +1,7 @@
-"""One call of compiled code a layer, in float32, bfloat16 or int8: `hmi_kernels.encoder` behind the
-interface."""
+"""The compiled executor: `hmi_kernels.encoder` behind the interface `Executor`.
+
+Each layer is one call of compiled code, in float32, bfloat16 or int8.
+"""
 
 from __future__ import annotations
 

@@ -19,9 +19,9 @@ from hmi.model.shape import EncoderShape
 
 
 class FusedExecutor:
-    """Compiled layers on the CPU; see `Executor`. What is between the products is float32 in every precision.
+    """Compiled layers on the CPU; see `Executor`. All between the products is float32 in every precision.
 
-    Made from a root's layers as they were trained, which it copies. A text's result is the same bits in every
+    The executor copies a root's layers as they were trained. A text's result has the same bits in every
     batch.
     """
 
@@ -41,7 +41,7 @@ class FusedExecutor:
         return torch.empty(tokens, self._dim)
 
     def prefetch(self, modules: Sequence[TenantModule | None]) -> None:
-        """Modules run where they are."""
+        """Do nothing: modules are computed from the memory that they lie in."""
 
     def run(
         self,

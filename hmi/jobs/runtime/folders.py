@@ -84,7 +84,7 @@ class JobFolder:
         return try_lock(self.path / "lock")
 
     def missing(self, names: list[str]) -> list[str]:
-        """Those of these inputs that are not on disk."""
+        """Return those of the inputs that are not on disk."""
         return [n for n in names if not (self.input / n).is_file()]
 
     def write_progress(self, progress: Progress) -> None:

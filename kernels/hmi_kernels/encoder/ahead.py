@@ -1,9 +1,9 @@
-"""Modules on their way into the cache, while the products before their use are computed.
+"""Prefetches modules into the cache, while the products before their use are computed.
 
 A text's module is read once a layer, and a batch of many tenants reads more of them than a cache holds. The
-processor finds the beginnings too late, since no two modules lie side by side. So each tile of a product asks
-for a few lines of the modules whose rows it begins. A module lies in the order of its use, so one mark for
-each run of texts tells how far it has been fetched.
+processor's own prefetcher finds a module's beginning too late, since no two modules lie side by side. So each
+tile of a product asks for a few lines of the modules whose rows it begins. A module lies in the order of its
+use, so one mark for each run of texts tells how far it has been fetched.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ RUN_FIELDS = 4
 """A run of texts with one module: first row, end, the module's record (0: none), how far it is fetched."""
 REST, END, REST_RATE, BEGIN_RATE = range(4)
 AHEAD_FIELDS = 4
-"""The first fields of a module's record: where what the first product needs at once ends, where the layer's
-part of the module ends; bytes of the rest and of the beginning to fetch for each panel of a product."""
+"""The first fields of a module's record: the end of the beginning, which the first product needs at once; the
+end of the layer's part of the module; how many bytes of the rest, and of the beginning, to fetch for each
+panel of a product."""
 
 
 @whole
@@ -32,8 +33,10 @@ def fetch(room: Any, runs: Any, count: Any, begin: Any) -> None:
 
 @whole
 def fetched(room: Any, s: Any, row: Any) -> Any:
-    """Fetch more of the modules of the runs from s on that begin before a row; the first run that does
-    not."""
+    """Fetch more of the modules of the runs from s on that begin before a row.
+
+    Returns the first run that does not.
+    """
     count, begin = get(room, FETCH_COUNT), get(room, FETCH_BEGIN)
     while s < count:
         run = get(room, FETCH_RUNS) + 8 * RUN_FIELDS * s

@@ -60,8 +60,8 @@ def lowered(
     scratch: Any,
     low: Any,
 ) -> None:
-    """low [n, low_width] = activation(n rows · the panel down + bias): float32 if the kind is, else
-    bfloat16. Of parts first..last-1 alone."""
+    """low [n, low_width] = activation(n rows · the panel down + bias): It is float32 if the kind is, else
+    bfloat16. Only parts first..last-1 are computed."""
     width, activation = low_width(change), get(change, ACTIVATION)
     to = low if kind == FLOAT else scratch
     rank = get(change, MATRIX + WORDS) * (1 if kind == FLOAT else 2)
@@ -77,8 +77,8 @@ def lowered(
 
 @whole
 def set_changes(kind: Any, room: Any, runs: Any, count: Any, slot: Any, first: Any, last: Any) -> None:
-    """What the modules add to the next product at this slot, in parts first..last-1, for the rows of each
-    run."""
+    """Set what the modules add to the next product at this slot: for the rows of each run, in parts
+    first..last-1."""
     low, size, found = get(room, LOW), 4 if kind == FLOAT else 2, False
     read = get(room, READ_STEP)
     for s in range(count):

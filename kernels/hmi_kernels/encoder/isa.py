@@ -1,4 +1,4 @@
-"""What the processor can do, as the compiler of the kernels sees it."""
+"""The processor's abilities, as the compiler of the kernels sees them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A whole encoder layer over the packed rows of many texts.
 
-Texts pass in blocks of some hundred rows, each through all of the layer, so that what is between the products
-stays in the second-level cache.
+Texts pass in blocks of some hundred rows. Each block passes through the whole layer, so that results between
+the products stay in the second-level cache.
 """
 
 from __future__ import annotations
@@ -54,8 +54,10 @@ def block_end(offsets: Any, begin: Any, texts: Any) -> Any:
 
 @whole
 def set_runs(offsets: Any, begin: Any, end: Any, modules: Any, runs: Any) -> Any:
-    """Group neighbouring texts with the same module by the block's rows, or by texts if offsets is 0; how
-    many runs."""
+    """Group neighbouring texts with the same module to runs, and return the number of runs.
+
+    A run spans rows of the block, or texts if offsets is 0.
+    """
     start, count, last = begin if offsets == 0 else load_i64(offsets + 8 * begin), 0, -1
     run = runs - 8 * RUN_FIELDS
     for t in range(begin, end):
@@ -138,7 +140,7 @@ def attend_all(
 
 @whole
 def finish(layer: Any, room: Any, x: Any, n: Any, runs: Any, count: Any, out: Any) -> None:
-    """Everything after attention, from CONTEXT and x float32 [n, dim] to out."""
+    """Compute everything after attention, from CONTEXT and x float32 [n, dim] to out."""
     kind, d, inner, eps = get(layer, KIND), get(layer, DIM), get(layer, INNER), get(layer, EPS)
     y, middle, part = get(room, rooms.CONTEXT), get(room, rooms.MIDDLE), get(layer, DIM) // 64
     operand(kind, room, y, n, d)

@@ -28,15 +28,15 @@ class Places:
         return self._reserve(array.nbytes)
 
     def point(self, record: Record, field: int, array: NDArray[Any], beyond: int = 0) -> None:
-        """Add an array, whose address and `beyond` bytes more become this field of a record."""
+        """Add an array. Its address, plus `beyond` bytes, becomes this field of a record."""
         self._pointers.append((record, field, self.add(array) + beyond))
 
     def point_to_zeros(self, record: Record, field: int, size: int) -> None:
-        """The same with so many bytes of zeros."""
+        """Add this many bytes of zeros. Their address becomes this field of a record."""
         self._pointers.append((record, field, self._reserve(size)))
 
     def mark(self, record: Record, field: int, place: int) -> None:
-        """The address of a place becomes this field of a record."""
+        """Make the address of a place this field of a record."""
         self._pointers.append((record, field, place))
 
     def _reserve(self, size: int) -> int:

@@ -87,7 +87,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class NormChange:
-    """What is added to a LayerNorm's gain and bias, float32 [dim]."""
+    """The numbers that are added to a LayerNorm's gain and bias, float32 [dim]."""
 
     gain: Floats
     bias: Floats
@@ -259,7 +259,8 @@ class Texts:
 def run_layer(
     layer: Layer, index: int, x: int, texts: Texts, room: Room, out: int, *, first_only: bool = False
 ) -> None:
-    """Take packed rows through one layer, the GIL released. A row's result is the same bits in every batch.
+    """Run packed rows through one layer, with the GIL released. A row's result has the same bits in every
+    batch.
 
     x: the address of float32 [rows, dim]. out: the address of as many rows, or [texts, dim] if only each
     text's first row is wanted. index: the layer's place, for the modules. Raises ValueError for a text that

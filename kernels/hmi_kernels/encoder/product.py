@@ -19,7 +19,7 @@ offsets (int32) for each panel; words of a row."""
 
 @whole
 def even(rows: Any) -> Any:
-    """Rows of the next tile, so that the tiles of these rows are about equal."""
+    """Return the number of rows of the next tile, chosen so that the tiles of these rows are about equal."""
     tiles = (rows + ROWS - 1) // ROWS
     return (rows + tiles - 1) // tiles
 

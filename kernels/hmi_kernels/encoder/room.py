@@ -43,8 +43,8 @@ from hmi_kernels.jit import get, put, whole
 ) = range(31)
 FIELDS = 31
 """The operand of the next product: its first row A and bytes from row to row; the same rows as modules read
-them, with words of a row; and CHANGES, what the rows' modules add to that product, in CHANGED or 0. The
-rest are buffers for the rows of a block of texts, but: TILE and SPARE (rows of a tile), ATTEND
+them, with words of a row; and CHANGES, what the rows' modules add to that product, in CHANGED or 0. The other
+fields are buffers for the rows of a block of texts, except these: TILE and SPARE (rows of a tile), ATTEND
 (`attention.attend`), CHANGED, RUNS and QUERY_RUNS (records), ZEROS; and the addresses of `tile.tile`,
 `tile.narrow` and `tile.lower`."""
 
@@ -77,7 +77,7 @@ def operand(kind: Any, room: Any, x: Any, n: Any, width: Any) -> None:
 
 @whole
 def wide_operand(kind: Any, room: Any, n: Any, width: Any) -> None:
-    """The same of the rows in WIDE, which are float32 or bfloat16 already."""
+    """Make the rows in WIDE the operand. They are float32 or bfloat16 already."""
     wide, numbers = get(room, WIDE), get(room, BYTES)
     size = 4 if kind == FLOAT else 2
     _put(room, wide, size * width, wide, size * width, width * size // 4)

@@ -1,4 +1,4 @@
-"""What is done to one row at a time: casts, GELU, LayerNorm, softmax, int8.
+"""Operations on one row at a time: casts, GELU, LayerNorm, softmax, int8.
 
 Arguments are int64: addresses, and counts of vectors of 16 numbers.
 """

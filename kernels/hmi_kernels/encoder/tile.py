@@ -265,8 +265,8 @@ def lower(
     """c float32 [n, 8 last] = a [n] · groups first..last-1 of a panel of groups of eight columns, each to its
     place; n is at most ROWS.
 
-    A group has for each pair of words eight columns of the same shape. So a vector of 16 words holds eight
-    columns and nothing else, where a panel of 16 columns would be half empty at a rank of eight.
+    A group has, for each pair of words, eight columns of the same shape. So a vector of 16 words holds eight
+    columns, and is full at a rank of eight. A panel of 16 columns would be half empty.
     """
     for g in range(first, last):
         at, to = panel + 32 * words * g, c + 32 * g

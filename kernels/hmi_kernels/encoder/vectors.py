@@ -39,7 +39,8 @@ BFLOATS, BYTES = ir.VectorType(BF16, LANES), ir.VectorType(I8, LANES)
 
 
 class Vectors:
-    """What a kernel's description may use. Addresses and counts are int64 values, vectors have 16 lanes."""
+    """The operations that a kernel's description may use. Addresses and counts are int64 values, vectors have
+    16 lanes."""
 
     def __init__(self, builder: Any) -> None:
         self.b = builder
@@ -139,7 +140,7 @@ class Vectors:
         return after
 
     def where(self, condition: Any, values: list[Any], otherwise: Callable[[], list[Any]]) -> list[Any]:
-        """What `otherwise` makes if the condition holds, else the values."""
+        """Return the values that `otherwise` makes if the condition holds, else `values`."""
         b = self.b
         before, made, end = b.block, b.append_basic_block("made"), b.append_basic_block("end")
         b.cbranch(condition, made, end)
@@ -157,7 +158,7 @@ class Vectors:
         return out
 
     def switch(self, value: Any, cases: dict[int, Callable[[], None]]) -> None:
-        """The case of an int64 value; nothing for any other."""
+        """Run the case of an int64 value. Nothing runs for a value without a case."""
         b = self.b
         end = b.append_basic_block("end")
         switch = b.switch(value, end)
@@ -170,7 +171,8 @@ class Vectors:
         b.position_at_end(end)
 
     def trap(self) -> None:
-        """End the process: for what this processor cannot do, and is never asked for."""
+        """End the process. It stands for instructions that this processor lacks, in code that never runs on
+        it."""
         self.call("llvm.trap", ir.VoidType())
 
     def exp(self, x: Any) -> Any:
@@ -195,7 +197,7 @@ class Vectors:
 
 
 def vectorised(arguments: int) -> Callable[[Callable[..., None]], Any]:
-    """An intrinsic of so many int64 arguments and no result."""
+    """Return an intrinsic with this many int64 arguments and no result."""
 
     def made(describe: Callable[..., None]) -> Any:
         def typed(typingctx: Any, *args: Any) -> Any:

@@ -61,7 +61,7 @@ Inputs = Annotated[
 
 
 class Parameters(Request):
-    """How to answer, and what to return."""
+    """The options of a call: how to answer, and what to return."""
 
     deadline_ms: float | None = Field(
         default=None,
