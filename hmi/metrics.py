@@ -60,8 +60,8 @@ class ExecutorTimes(Protocol):
     def us_per_token(self) -> Mapping[str, float]: ...
 
 
-RootExecutors = tuple[str, str, Iterable[ExecutorTimes]]
-"""A root's name, the name of its executor, and the measured times."""
+RootExecutors = tuple[str, str, Iterable[ExecutorTimes], str | None]
+"""A root's name, the name of its executor, the measured times, and why its device is not used any more."""
 
 
 @dataclass(frozen=True)
@@ -370,12 +370,14 @@ class _ExecutorCollector(Collector):
             "Measured time of one token, by executor and batch: a short text, a long one, a mixed batch.",
             labels=["root", "executor", "batch"],
         )
-        for root, name, measured in self._executors():
+        lost = GaugeMetricFamily("hmi_device_lost", "1 for a root whose device has failed.", labels=["root"])
+        for root, name, measured, fault in self._executors():
             runs.add_metric([root, name], 1)
+            lost.add_metric([root], fault is not None)
             for one in measured:
                 for batch, us in one.us_per_token.items():
                     times.add_metric([root, one.name, batch], us / 1e6)
-        return [runs, times]
+        return [runs, times, lost]
 
 
 class _JobsCollector(Collector):

@@ -18,6 +18,8 @@ FLAGS = """
 DEFINES = {
     "CHANGE_WORDS": ops.CHANGE_WORDS,
     "PIECE_WORDS": ops.PIECE_WORDS,
+    "HOST_RELU": ops.RELU,
+    "HOST_SILU": ops.SILU,
     "HOST_ROWS": ops.ROWS,
     "HOST_COLS": ops.COLS,
 }

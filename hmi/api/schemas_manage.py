@@ -145,7 +145,12 @@ class ExecutionView(Answer):
         "the setting HMI_PRECISION allows."
     )
     precision: str = Field(description="What its products multiply: fp32, bf16 or int8.")
-    measured_at: str
+    fault: str | None = Field(
+        description="Why the root runs on the CPU although it began on a device: the device's error."
+    )
+    measured_at: str | None = Field(
+        description="Null, with no `batches`, if the root is not measured on this machine, as on a device."
+    )
     batches: dict[str, list[int]] = Field(description="Tokens of each text of the measured batches.")
     measured: list[ExecutorTimes]
 
@@ -164,7 +169,9 @@ class RootView(Answer):
     )
     fidelity_by_kind: dict[str, dict[str, float]] = Field(description="The fidelity for each kind of text.")
     bytes: int
-    execution: ExecutionView | None = Field(description="Null while it is not measured on this machine.")
+    execution: ExecutionView | None = Field(
+        description="Null while the root is neither in memory nor measured on this machine."
+    )
 
 
 class RootList(Answer):

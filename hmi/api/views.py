@@ -16,6 +16,8 @@ from hmi.metrics import Metrics, memory_by_tier
 from hmi.stores.job_table import target_of
 from hmi.stores.profiles import Profile
 
+Running = tuple[str, str | None]
+"""The name of a root's executor, and why its device is not used any more, for a root in memory."""
 ORDER_NAMES = {"5": "5grams", "4": "4grams", "3": "trigrams", "2": "bigrams", "1": "unigrams"}
 
 
@@ -40,10 +42,9 @@ def job_view(job: JobRecord, progress: Progress) -> JobView:
 
 
 def root_view(
-    root: RootRecord, profile: Profile | None, precision: str, running: str | None = None
+    root: RootRecord, profile: Profile | None, precision: str, running: Running | None = None
 ) -> RootView:
-    """Return a root's view. profile: the root's profile on this machine. precision: the setting. running: the
-    name of the executor, if the root is in memory."""
+    """Return a root's view. profile: the root's profile on this machine. precision: the setting."""
     return RootView(
         root=root.name,
         version=root.version,
@@ -56,20 +57,26 @@ def root_view(
         fidelity=root.fidelity,
         fidelity_by_kind=root.fidelity_by_kind,
         bytes=root.bytes,
-        execution=None if profile is None else execution_view(profile, precision, running),
+        execution=execution_view(profile, precision, running),
     )
 
 
-def execution_view(profile: Profile, precision: str, running: str | None = None) -> ExecutionView:
-    best = running or fastest(profile.measured, precision).name
+def execution_view(
+    profile: Profile | None, precision: str, running: Running | None = None
+) -> ExecutionView | None:
+    """What runs a root, or would run it; None if it is neither in memory nor measured on this machine."""
+    measured = () if profile is None else profile.measured
+    if running is None and not measured:
+        return None
+    best, fault = running or (fastest(measured, precision).name, None)
     return ExecutionView(
         executor=best,
         precision=precision_of(best),
-        measured_at=profile.measured_at,
-        batches={name: list(lengths) for name, lengths in profile.batches.items()},
+        fault=fault,
+        measured_at=None if profile is None else profile.measured_at,
+        batches={} if profile is None else {name: list(n) for name, n in profile.batches.items()},
         measured=[
-            ExecutorTimes(executor=m.name, us_per_token=m.us_per_token, cosine=m.cosine)
-            for m in profile.measured
+            ExecutorTimes(executor=m.name, us_per_token=m.us_per_token, cosine=m.cosine) for m in measured
         ],
     )
 

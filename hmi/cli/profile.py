@@ -57,7 +57,9 @@ def _profile(manager: Manager, record: RootRecord, again: bool, as_json: bool) -
     new = _measured(manager, record) if again or stored is None else None
     shown = new or stored
     assert shown is not None
-    execution = execution_view(shown, wanted).model_dump(mode="json")
+    view = execution_view(shown, wanted)
+    assert view is not None
+    execution = view.model_dump(mode="json")
     changes = [] if new is None or stored is None else changes_of(stored, new, wanted)
     if not as_json:
         print_execution(record.name, execution)

@@ -131,10 +131,11 @@ def show(session: Session, name: str, as_json: bool) -> None:
         return
     by_kind, execution = found.pop("fidelity_by_kind"), found.pop("execution")
     runs = "not measured yet" if execution is None else execution["executor"]
-    print_fields({**found, "bytes": size(found["bytes"]), "executor": runs})
+    fault = {"fault": execution["fault"]} if execution and execution["fault"] else {}
+    print_fields({**found, "bytes": size(found["bytes"]), "executor": runs, **fault})
     if by_kind:
         print_fidelity(by_kind)
-    if execution is not None:
+    if execution is not None and execution["measured"]:
         print_execution(name, execution)
 
 

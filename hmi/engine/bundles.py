@@ -213,13 +213,11 @@ class Bundles:
         domain_gone = version.domain not in plots
         return [] if version.root in roots else [version.root], [version.plot_version] if domain_gone else []
 
-    def executors(self) -> list[tuple[str, str, tuple[Measured, ...]]]:
-        """Return for each root in memory: its name, its executor's name, and the measured times that chose
-        it."""
-        return [
-            (upper.root.info.name, upper.executor.name, upper.executor.measured)
-            for upper in self._uppers.values()
-        ]
+    def executors(self) -> list[tuple[str, str, tuple[Measured, ...], str | None]]:
+        """Return for each root in memory: its name, its executor's name, the measured times that chose it,
+        and why its device is not used any more (None: it is, or there was none)."""
+        found = [(upper.root.info.name, upper.executor) for upper in self._uppers.values()]
+        return [(name, chosen.name, chosen.measured, chosen.fault) for name, chosen in found]
 
     def close(self) -> None:
         """Drop all parts. Waits for the end of an executor's measurement, if one is under way."""

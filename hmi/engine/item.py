@@ -30,6 +30,8 @@ class Times:
     retrieve_s: float = 0.0
     compute_s: float = 0.0
     """Seconds of upper layers, heads and answers so far, without the time of interleaved batches."""
+    waited_s: float = 0.0
+    """The part of `compute_s` in which the thread slept until a device was done."""
 
 
 @dataclass

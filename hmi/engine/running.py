@@ -49,7 +49,8 @@ class Ran:
     failed: Failed
     times: Times
     cpu_s: float
-    """CPU seconds of the compute thread, without the time of interleaved batches."""
+    """CPU seconds of the compute thread, and seconds that it slept until a device had computed the batch,
+    without the time of interleaved batches."""
 
 
 class Runner:
@@ -77,7 +78,7 @@ class Runner:
                 else:
                     answers.append((item, outcome))
         _computed(times, as_host)
-        cpu_s = time.thread_time() - cpu - (0.0 if as_host is None else as_host.away_cpu_s)
+        cpu_s = time.thread_time() - cpu - (0.0 if as_host is None else as_host.away_cpu_s) + times.waited_s
         self._record(batch)
         return Ran(batch, answers, failed, times, cpu_s)
 
@@ -109,6 +110,7 @@ class Runner:
         inside = set(range(len(batch.pieces)))
         for left in executor.run(key, rows, [p.module for p in parts], hooks, pause):
             inside.difference_update(left.texts)
+            times.waited_s += left.waited_s
             pause()  # heads and answers take about as long as a layer
             with trace.span("heads"):
                 outputs = outputs_of(left, batch.pieces, parts)

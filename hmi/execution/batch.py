@@ -70,6 +70,8 @@ class Left:
     """The number of layers that these texts went through."""
     why: Literal["end", "exit"] = "end"
     """Whether the texts went through all layers or left early. The engine does not read it."""
+    waited_s: float = 0.0
+    """Seconds that the thread slept until a device had computed these texts."""
 
 
 def offsets_of(lengths: Sequence[int]) -> list[int]:

@@ -25,6 +25,7 @@ from hmi.errors import HmiError, InvalidInput
 from hmi.execution.base import Executor, Hook, Pause, no_pause
 from hmi.execution.batch import BatchKey, Left, Rows, offsets_of
 from hmi.execution.fastest import ALLOWED, fastest, precision_of
+from hmi.execution.guarded import Guarded, OnDevice
 from hmi.execution.machine import fingerprint
 from hmi.execution.packed import PackedExecutor, pack_upper
 from hmi.execution.precision import available
@@ -64,6 +65,8 @@ class Chosen:
         self._reference = self._best = reference
         self.name = REFERENCE
         self.measured: tuple[Measured, ...] = ()
+        self.fault: str | None = None
+        """Why the root's device is not used any more."""
         self._ended = threading.Event()
         self._work: threading.Thread | None = None
 
@@ -74,6 +77,11 @@ class Chosen:
     def take(self, best: Executor | None, name: str, measured: Sequence[Measured]) -> None:
         """Run `best` from the next batch on. None stands for the reference."""
         self._best, self.name, self.measured = best or self._reference, name, tuple(measured)
+
+    def lose(self, why: str) -> None:
+        """Leave the device, which has failed: the reference runs from the next batch on."""
+        self.take(None, REFERENCE, ())
+        self.fault = why
 
     def choose(self, work: Callable[[threading.Event], None]) -> threading.Thread:
         """Run `work` on a thread: it does what is missing until the fastest executor is known.
@@ -152,33 +160,44 @@ def executor_for(
     thread does what is missing while the reference runs: it compiles the kernels, which takes some ten
     seconds, builds all executors and measures them, which takes a second or two, and keeps the times. Tests
     and benchmarks `wait` for it. `device` is the setting: on a CUDA device, its executor runs all but exact
-    requests, and nothing else is built.
+    requests, and nothing else is built or measured unless the device fails.
     """
     there = _on_device(root, wanted, device, device_bytes)
-    if there is not None:
-        pack_upper(root.upper)
-        chosen = Chosen(PackedExecutor(root.upper, root.info.shape))
-        chosen.take(*there, ())
-        return chosen
     upper = _Upper(root)
     chosen = Chosen(upper.reference)
-    if not upper.fits:
-        if wanted not in ALLOWED:
-            log.warning(
-                "root %s runs in fp32: its sizes do not fit the kernels of %s", root.info.name, wanted
-            )
+    if there is None:
+        _on_cpu(chosen, upper, wanted, profiles, at_once=True, wait=wait)
         return chosen
-    known = None if profiles is None else profiles.get(root.info.name, root.info.version, fingerprint())
-    if known is not None and _at_hand(fastest(known.measured, wanted).name):
-        _choose(chosen, upper, wanted, known, None, NEVER)
-        return chosen
-    work = chosen.choose(lambda ended: _choose(chosen, upper, wanted, known, profiles, ended))
-    if wait:
-        work.join()
+    executor, name = there
+
+    def lost(why: str) -> None:
+        log.error("root %s runs on the CPU from now on: its device has failed (%s)", root.info.name, why)
+        chosen.lose(why)
+        _on_cpu(chosen, upper, wanted, profiles, at_once=False, wait=False)
+
+    chosen.take(Guarded(executor, upper.reference, lost), name, ())
     return chosen
 
 
-def _on_device(root: Root, wanted: str, device: str, device_bytes: int) -> tuple[Executor, str] | None:
+def _on_cpu(
+    chosen: Chosen, upper: _Upper, wanted: str, profiles: Profiles | None, *, at_once: bool, wait: bool
+) -> None:
+    """Let the fastest executor of the CPU run. at_once: on this thread, if that takes less than a second."""
+    info = upper.root.info
+    if not upper.fits:
+        if wanted not in ALLOWED:
+            log.warning("root %s runs in fp32: its sizes do not fit the kernels of %s", info.name, wanted)
+        return
+    known = None if profiles is None else profiles.get(info.name, info.version, fingerprint())
+    if at_once and known is not None and _at_hand(fastest(known.measured, wanted).name):
+        _choose(chosen, upper, wanted, known, None, NEVER)
+        return
+    work = chosen.choose(lambda ended: _choose(chosen, upper, wanted, known, profiles, ended))
+    if wait:
+        work.join()
+
+
+def _on_device(root: Root, wanted: str, device: str, device_bytes: int) -> tuple[OnDevice, str] | None:
     """The executor on a CUDA device, and its name; None: there is none."""
     if device == "cpu" or not torch.cuda.is_available():
         return None

@@ -45,4 +45,4 @@ def ways_of(name: Any, device: Device) -> Ways:
     """The way of that name; its kernels compiled for the device, or for the CPU."""
     if name != "kernel":
         return Ways(name)
-    return Ways(name, CpuLauncher() if isinstance(device, Twin) else CupyLauncher())
+    return Ways(name, device.launcher(CpuLauncher()) if isinstance(device, Twin) else CupyLauncher())

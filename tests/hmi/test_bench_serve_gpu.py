@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hmi.bench.serve import gpu
+from hmi.bench.serve import gpu, gpu_limits
 from hmi.execution.cuda.twin import Twin
 from hmi.model.shape import EncoderShape
 from tests.hmi.cuda_lab import DEVICES, device_of
@@ -24,8 +24,9 @@ TINY = gpu.Sizes(
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_every_figure_is_measured(device: str) -> None:
+def test_every_figure_is_measured(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     steps: list[str] = []
+    monkeypatch.setattr(gpu_limits, "IN_A_ROW", 4)
     there = device_of(device, 3)
     rows = list(gpu.run(there, TINY, steps.append, "fp32"))
     assert [row.id for row in rows] == [
@@ -38,6 +39,11 @@ def test_every_figure_is_measured(device: str) -> None:
         "gpu_9_tenants_over_one",
         "gpu_modules_over_none",
         "gpu_slots_mb",
+        "gpu_layers_over_matmul_peak",
+        *(["gpu_modules_over_bandwidth"] if device == "gpu" else []),
+        "gpu_short_text_ms",
+        "gpu_short_text_graphs_over_none",
+        "gpu_graphs_mb",
     ]
     assert all(row.value is not None and row.value > 0 for row in rows)
     assert len(steps) == gpu.steps(None)

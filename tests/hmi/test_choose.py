@@ -98,7 +98,7 @@ def test_unknown_and_unavailable_precisions_are_refused(monkeypatch: pytest.Monk
 
 def test_metrics_show_the_choice(root: Root) -> None:
     chosen, metrics = executor_for(root, "fp32", wait=True), Metrics()
-    metrics.watch_executors(lambda: [("tiny", chosen.name, chosen.measured)])
+    metrics.watch_executors(lambda: [("tiny", chosen.name, chosen.measured, chosen.fault)])
     text = metrics.render().decode()
     assert f'hmi_executor{{executor="{chosen.name}",root="tiny"}} 1.0' in text
     assert ("hmi_executor_token_seconds{" in text) == bool(chosen.measured)

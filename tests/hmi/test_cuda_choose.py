@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -20,11 +23,13 @@ from tests.modules_twin import CpuLauncher
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hmi.execution.cuda.choose.ROUNDS", 1)
     monkeypatch.setattr("hmi.execution.cuda.choose.LENGTHS", (9, 40, 3, 9))
+    monkeypatch.setattr("hmi.execution.cuda.choose.SHORT", (9, 12, 3, 16))
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_way_that_agrees_with_the_reference_is_taken(precision: str) -> None:
-    found = sound_executor(upper(BERT), BERT, precision, Twin(1), 1 << 20, CpuLauncher())
+    twin = Twin(1)
+    found = sound_executor(upper(BERT), BERT, precision, twin, 1 << 20, twin.launcher(CpuLauncher()))
     assert found.precision == precision
     assert found.ways.name in ("loop", "groups", "kernel")
 
@@ -37,10 +42,40 @@ class Wrong(CpuLauncher):
 
 
 def test_kernels_that_are_wrong_here_are_not_taken(caplog: pytest.LogCaptureFixture) -> None:
+    twin = Twin(1)
     with caplog.at_level(logging.ERROR, "hmi.execution"):
-        found = sound_executor(upper(BERT), BERT, "fp32", Twin(1), 1 << 20, Wrong())
+        found = sound_executor(upper(BERT), BERT, "fp32", twin, 1 << 20, twin.launcher(Wrong()))
     assert found.ways.name in ("loop", "groups")
     assert "modules by kernel are wrong on this device" in caplog.text
+
+
+class Forgetful(Twin):
+    """A twin whose replays leave the kernels out."""
+
+    forgets = True
+
+    def enqueue(self, stream: Any, op: Any) -> None:
+        if not (self.forgets and isinstance(op.run, partial) and "launch" in str(op.run.args)):
+            super().enqueue(stream, op)
+
+
+@pytest.mark.parametrize("forgets", [False, True])
+def test_graphs_are_taken_if_they_are_right_and_faster(
+    forgets: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    twin, seconds = Forgetful(1), iter(range(100, 0, -1))
+    twin.forgets = forgets
+
+    def each_is_faster(work: Callable[[], object]) -> float:
+        work()
+        return float(next(seconds))
+
+    monkeypatch.setattr("hmi.execution.cuda.choose._seconds", each_is_faster)
+    with caplog.at_level(logging.ERROR, "hmi.execution"):
+        found = sound_executor(upper(BERT), BERT, "fp32", twin, 1 << 20, twin.launcher(CpuLauncher()))
+    assert found.graphs.on is not forgets
+    assert ("graphs are wrong on this device" in caplog.text) == forgets
+    assert found.graphs.held() == (0, 0)
 
 
 def test_a_device_on_which_nothing_agrees_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

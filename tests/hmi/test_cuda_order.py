@@ -55,7 +55,7 @@ def all_right(device: Any, churn: tuple[Batches, list[Tensor]]) -> bool:
     ours = executor(device, slots=2)
     started = []
     for i, (x, offsets, modules) in enumerate(churn[0]):
-        begun = ours.start(KEY, Rows.packed(x, offsets), [ours._packed(m) for m in modules])
+        begun = ours.start(KEY, Rows.packed(x, offsets), [ours.packed(m) for m in modules])
         started.append(begun)
         if i + 1 < len(churn[0]):
             ours.prefetch(churn[0][i + 1][2])
@@ -162,7 +162,7 @@ def test_no_operation_waits_for_the_device(tenants: list[TenantModule]) -> None:
     pinned = ours.space(len(x))
     pinned.copy_(x)
     for modules in ([*tenants[:2], None], [*tenants[2:4], None]):
-        packed_modules = [None if m is None else ours._packed(m) for m in modules]
+        packed_modules = [None if m is None else ours.packed(m) for m in modules]
         torch.cuda.set_sync_debug_mode("error")
         try:
             ours.prefetch(modules)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from hmi.core import ModuleSpec
 from hmi.execution import BatchKey, Rows
 from hmi.execution.packed import PackedExecutor, pack_upper, run_classified, run_rows
-from hmi.execution.packed.segments import segments_of
+from hmi.execution.segments import segments_of
 from hmi.model import prepacked
 from hmi.model.batching import pad_rows
 from hmi.model.encoder import attend_padded
@@ -177,5 +177,5 @@ def test_a_module_survives_storage(tiny_root: Root, kind: str, rank: int) -> Non
 
 def test_segments_join_neighbours_only(tiny_root: Root) -> None:
     a, b = root_module(tiny_root, "lora", 2, 0), root_module(tiny_root, "lora", 2, 1)
-    runs = [(s.start, s.end) for s in segments_of([a, a, b, a, None, None])]
-    assert runs == [(0, 2), (2, 3), (3, 4), (4, 6)]
+    runs = [(s.start, s.end) for s in segments_of([a, a, b, a, None, a, None])]
+    assert runs == [(0, 2), (2, 3), (3, 4), (5, 6)]

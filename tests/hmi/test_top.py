@@ -66,7 +66,8 @@ def test_top_and_profile_beside_a_server(folder: Path, capsys: pytest.CaptureFix
         assert all(len(line.rstrip()) <= 80 for line in printed.splitlines())
 
         shown = json.loads(hmi(capsys, "root", "show", "tiny", "--json", *admin))
-        assert shown["execution"] is None
+        assert shown["execution"]["executor"] == "packed fp32"
+        assert (shown["execution"]["measured"], shown["execution"]["measured_at"]) == ([], None)
         profiled = json.loads(hmi(capsys, "profile", "tiny", "--json", *data))
         assert [(p["root"], p["measured"], p["changes"]) for p in profiled] == [("tiny", True, [])]
         shown = json.loads(hmi(capsys, "root", "show", "tiny", "--json", *admin))

@@ -9,6 +9,7 @@
 // What ops.py takes these to be.
 static_assert(sizeof(Change) == 8 * CHANGE_WORDS && sizeof(Piece) == 8 * PIECE_WORDS);
 static_assert(ROWS == HOST_ROWS && COLS == HOST_COLS);
+static_assert(RELU == HOST_RELU && SILU == HOST_SILU);
 
 extern "C" void module_down(i64 blocks, i64 threads, i64 backwards, const Change* changes, const Piece* pieces,
                             i64 chunks, void* x, i64 x_kind, i64 x_stride, i64 size_in, i64 kind, void* h,

@@ -22,7 +22,7 @@ async def list_roots(call: Call) -> Reply:
 
 def _listed(services: Services) -> RootList:
     manager, here = services.manager, fingerprint()
-    running = {root: executor for root, executor, _ in services.metrics.executors()}
+    running = {root: (name, fault) for root, name, _, fault in services.metrics.executors()}
     views = []
     for root in manager.registry.roots():
         profile = manager.profiles.get(root.name, root.version, here)

@@ -7,11 +7,12 @@ nothing.
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from hmi.bench.report import Row
+from hmi.bench.serve.gpu_limits import batch_of, limits
 from hmi.execution.batch import BatchKey, Rows
 from hmi.execution.cuda import CudaExecutor, Device
 from hmi.execution.cuda.choose import kernels_for, sound_executor
@@ -77,7 +79,7 @@ ABLATION = {
 
 def steps(plan: object) -> int:
     """Return the number of times that `measure` calls `report`."""
-    return 5
+    return 6
 
 
 def measure(plan: object, home: object, report: Callable[[str], None]) -> Iterator[Row]:
@@ -102,6 +104,9 @@ def run(device: Device, sizes: Sizes, report: Callable[[str], None], precision: 
             yield from _flat(bench)
             report("modules")
             yield from _modules(bench)
+            report("limits of the device")
+            yield from limits(bench.executor, device, bench.tenants(sizes.texts), sizes.length, sizes.runs)
+        bench.threads.shutdown()
 
 
 @dataclass
@@ -114,6 +119,9 @@ class _Bench:
     common: dict[str, tuple[Tensor, Tensor]]
     """By site: the tensors that all tenants' modules share on the host."""
     modules: list[TenantModule] = field(default_factory=list)
+    threads: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(2, "bench"))
+    """The compute threads, which keep their streams and graphs."""
+    passes: Iterator[int] = field(default_factory=itertools.count)
 
     def tenants(self, count: int) -> list[TenantModule]:
         """Prepare one module for each tenant, with its own copy in pinned memory and on the device."""
@@ -172,10 +180,11 @@ def _plot(folder: Path, sizes: Sizes, tokens: NDArray[np.int32]) -> Reader:
 
 
 def _batches(bench: _Bench, tenants: Sequence[TenantModule]) -> list[list[TenantModule]]:
-    """Return the tenants of each batch, in turn, so that with many tenants each batch brings new ones."""
-    texts = bench.sizes.texts
+    """Return the tenants of each batch, in turn: with many tenants each batch and pass brings new ones."""
+    texts, batches = bench.sizes.texts, bench.sizes.batches
+    begin = next(bench.passes) * batches
     return [
-        [tenants[(b * texts + i) % len(tenants)] for i in range(texts)] for b in range(bench.sizes.batches)
+        [tenants[(b * texts + i) % len(tenants)] for i in range(texts)] for b in range(begin, begin + batches)
     ]
 
 
@@ -187,7 +196,7 @@ def _pass(bench: _Bench, tenants: Sequence[TenantModule], pipeline: Pipeline) ->
         for modules in batches[first :: pipeline.threads]:
             _batch(bench, modules, pipeline)
 
-    return len(batches) * bench.sizes.texts / _on_threads(work, pipeline.threads)
+    return len(batches) * bench.sizes.texts / _on_threads(bench, work, pipeline.threads)
 
 
 def _batch(bench: _Bench, modules: list[TenantModule], pipeline: Pipeline) -> None:
@@ -204,25 +213,16 @@ def _batch(bench: _Bench, modules: list[TenantModule], pipeline: Pipeline) -> No
         pass
 
 
-def _on_threads(work: Callable[[int], None], count: int) -> float:
-    """Seconds of `work(0)` to `work(count - 1)`, each on a thread. Raises what they raise."""
-    errors: list[BaseException] = []
+def _on_threads(bench: _Bench, work: Callable[[int], None], threads: int) -> float:
+    """Seconds of `work(0)` to `work(threads - 1)`, each on a thread. Raises what they raise."""
 
     def run(i: int) -> None:
-        try:
-            with torch.inference_mode():
-                work(i)
-        except BaseException as error:
-            errors.append(error)
+        with torch.inference_mode():
+            work(i)
 
-    threads = [threading.Thread(target=run, args=(i,), name=f"bench-{i}") for i in range(count)]
     begun = time.perf_counter()
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
+    for done in [bench.threads.submit(run, i) for i in range(threads)]:
+        done.result()
     return time.perf_counter() - begun
 
 
@@ -248,6 +248,8 @@ def _dedicated(bench: _Bench, device: Device, precision: str) -> Row:
     sizes, shape = bench.sizes, bench.sizes.shape
     count, layers = sizes.tenants[0], _layers(shape, shape.layers)
     models = [CudaExecutor(layers, shape, precision, device, slot_bytes=0) for _ in range(count)]
+    for model in models:
+        model.graphs.on = bench.executor.graphs.on  # each in its best mode
     g = torch.Generator().manual_seed(2)
     rows = Rows.packed(torch.randn(sizes.length, shape.dim, generator=g), [0, sizes.length])
     calls = sizes.batches * sizes.texts
@@ -258,7 +260,7 @@ def _dedicated(bench: _Bench, device: Device, precision: str) -> Row:
                 for _ in models[i % count].run(KEY, replace(rows), [None]):
                     pass
 
-        return calls / _on_threads(work, FULL.threads)
+        return calls / _on_threads(bench, work, FULL.threads)
 
     few = bench.tenants(count)
     value = _ratio(sizes.runs, lambda: _pass(bench, few, FULL), dedicated)
@@ -281,11 +283,9 @@ def _modules(bench: _Bench) -> Iterator[Row]:
     """Measure the cost of a batch's modules when all of them are already on the device."""
     few, sizes = bench.tenants(bench.sizes.texts), bench.sizes
 
+    rows = batch_of(bench.executor, sizes.texts, sizes.length, sizes.shape.dim)
+
     def time_of(modules: Sequence[TenantModule | None]) -> float:
-        rows = Rows.packed(
-            torch.zeros(len(bench.tokens), sizes.shape.dim),
-            list(range(0, len(bench.tokens) + 1, sizes.length)),
-        )
         begun = time.perf_counter()
         for _ in bench.executor.run(KEY, rows, modules):
             pass

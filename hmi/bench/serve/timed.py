@@ -18,7 +18,8 @@ from plot_store import Reader
 
 @dataclass
 class Counts:
-    """The inputs of retrieval and executor, and the CPU seconds of their threads."""
+    """The inputs of retrieval and executor, and the CPU seconds of their threads, with what these wait for a
+    device."""
 
     retrieval_s: float = 0.0
     layers_s: float = 0.0
@@ -60,6 +61,7 @@ class TimedExecutor:
             begun = time.thread_time()
             try:
                 left = next(run)
+                counts.layers_s += left.waited_s
             except StopIteration:
                 return
             finally:

@@ -38,18 +38,46 @@ class Bucket:
     """All are of equal length."""
 
 
+@dataclass(frozen=True)
 class Buckets:
     """A batch's texts by length."""
 
-    def __init__(self, offsets: Sequence[int], upload: Upload) -> None:
+    buckets: Sequence[Bucket]
+    in_order: bool
+    """True: there is one bucket, and its rows are the batch's rows, in their order."""
+    by_row: Callable[[], Tensor]
+    """int64 [rows]: the position of each row in the concatenated buckets."""
+    by_text: Callable[[], Tensor]
+    """int64 [texts]: the same of each text."""
+
+    @classmethod
+    def of(cls, offsets: Sequence[int], upload: Upload) -> Buckets:
         starts = np.asarray(offsets, np.int64)
         lengths = np.diff(starts)
         groups = _grouped(lengths)
-        self.buckets = [_bucket(starts[:-1], lengths, texts, upload) for texts in groups]
-        self.in_order = len(groups) == 1 and self.buckets[0].even
-        """True: there is one bucket, and its rows are the batch's rows, in their order."""
-        self.by_row, self.by_text = _inverses(starts, lengths, groups, upload)
-        self.longest = int(lengths.max(initial=0))
+        buckets = [_bucket(starts[:-1], lengths, texts, upload) for texts in groups]
+        in_order = len(groups) == 1 and buckets[0].even
+        return cls(buckets, in_order, *_inverses(starts, lengths, groups, upload))
+
+    @classmethod
+    def padded(cls, offsets: Sequence[int], upload: Upload, shape: tuple[int, int], rows: int) -> Buckets:
+        """All texts in one bucket of a given shape, [texts, longest], and a given number of rows.
+
+        Texts beyond the batch's see the first row alone. Rows beyond the batch's get what its first row gets.
+        No row of the batch sees any of them.
+        """
+        texts, longest = shape
+        starts = np.asarray(offsets, np.int64)
+        lengths = np.diff(starts)
+        at, many = np.zeros(shape, np.int64), np.ones(texts, np.int64)
+        at[: len(lengths)] = starts[:-1, None] + np.minimum(np.arange(longest), lengths[:, None] - 1)
+        many[: len(lengths)] = lengths
+        by_row = np.zeros(rows, np.int64)
+        firsts = np.arange(len(lengths)) * longest - starts[:-1]
+        by_row[: starts[-1]] = np.arange(starts[-1]) + firsts.repeat(lengths)
+        every = np.arange(texts)
+        bucket = Bucket(upload.add(every), upload.add(at), upload.add(many), shape, even=False)
+        return cls([bucket], False, upload.add(by_row), upload.add(every))
 
     def rows(self, heads: int, size: Tensor | None = None) -> Attend:
         """Attention of every row, [rows, dim]. size: see `Rows.size`."""

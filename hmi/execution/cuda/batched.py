@@ -13,10 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hmi.execution.cuda.changes import Segment, activated, add_one
+from hmi.execution.cuda.changes import activated, add_one
 from hmi.execution.cuda.layout import NOWHERE, Layout, LowRankPlace
-from hmi.execution.cuda.slots import Slots
+from hmi.execution.cuda.slots import Entry, Slots
 from hmi.execution.cuda.upload import Ints, Upload
+from hmi.execution.segments import Segment
 
 MAX_WASTE = 0.25
 """The most padding of a group, as a fraction of its rows."""
@@ -26,7 +27,7 @@ MAX_WASTE = 0.25
 class Group:
     """Segments of one layout and of similar length."""
 
-    segments: list[Segment]
+    segments: list[Segment[Entry]]
     layout: Layout
     span: tuple[int, int] | None
     """The rows, if they follow one another in segments of equal length."""
@@ -43,7 +44,7 @@ class Group:
 class Groups:
     """A `Way` by batched products. A segment that is alone in its group runs alone."""
 
-    def __init__(self, segments: Sequence[Segment], slots: Slots, upload: Upload) -> None:
+    def __init__(self, segments: Sequence[Segment[Entry]], slots: Slots, upload: Upload) -> None:
         self._memory, self._size = slots.memory, slots.size
         self._groups = [_group(some, upload) for some in _similar(segments)]
 
@@ -54,7 +55,7 @@ class Groups:
                 continue
             if len(group.segments) == 1:
                 (s,) = group.segments
-                add_one(s.entry, place, x[s.start : s.end], y[s.start : s.end])
+                add_one(s.module, place, x[s.start : s.end], y[s.start : s.end])
             else:
                 self._together(group, place, x, y)
 
@@ -85,14 +86,14 @@ class Groups:
         return every.index_select(0, slots).view(-1, rows, columns)
 
 
-def _similar(segments: Sequence[Segment]) -> list[list[Segment]]:
+def _similar(segments: Sequence[Segment[Entry]]) -> list[list[Segment[Entry]]]:
     """Segments by layout, then by length, as far as padding to the longest wastes little."""
-    by_layout: dict[Layout, list[Segment]] = {}
+    by_layout: dict[Layout, list[Segment[Entry]]] = {}
     for s in segments:
-        by_layout.setdefault(s.entry.layout, []).append(s)
-    out: list[list[Segment]] = []
+        by_layout.setdefault(s.module.layout, []).append(s)
+    out: list[list[Segment[Entry]]] = []
     for same in by_layout.values():
-        some: list[Segment] = []
+        some: list[Segment[Entry]] = []
         rows = 0
         for s in sorted(same, key=lambda s: s.end - s.start):
             length = s.end - s.start
@@ -105,7 +106,7 @@ def _similar(segments: Sequence[Segment]) -> list[list[Segment]]:
     return out
 
 
-def _group(segments: list[Segment], upload: Upload) -> Group:
+def _group(segments: list[Segment[Entry]], upload: Upload) -> Group:
     starts, ends = (np.array([getattr(s, end) for s in segments], np.int64) for end in ("start", "end"))
     lengths = ends - starts
     longest = int(lengths.max())
@@ -117,9 +118,9 @@ def _group(segments: list[Segment], upload: Upload) -> Group:
     valid = steps < lengths[:, None]
     return Group(
         segments,
-        segments[0].entry.layout,
+        segments[0].module.layout,
         span,
-        slots=upload.add(np.array([s.entry.first for s in segments], np.int64)),
+        slots=upload.add(np.array([s.module.first for s in segments], np.int64)),
         padded=upload.add(padded.reshape(-1)),
         rows=upload.add(padded[valid]),
         places=upload.add(np.flatnonzero(valid)),

@@ -6,29 +6,25 @@ of a layout, `segmented.Segmented` runs a kernel over all segments.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
 from typing import Literal, Protocol
 
+import numpy as np
+import torch
 import torch.nn.functional as F
+from hmi_kernels.modules import ops
 from torch import Tensor
 
-from hmi.execution.cuda.layout import RELU, SILU, LowRankPlace, NormPlace
+from hmi.execution.cuda.layout import NOWHERE, LowRankPlace, NormPlace
 from hmi.execution.cuda.slots import Entry
+from hmi.execution.cuda.upload import Ints, Upload
+from hmi.execution.segments import Segment
 from hmi.model.encoder import Delta, Norm
 from hmi.model.modules import NORM_EPS
+from hmi.modulespec import SITES
 
 WayName = Literal["loop", "groups", "kernel"]
-
-
-@dataclass(frozen=True)
-class Segment:
-    """Neighbouring texts that share a module on the device."""
-
-    entry: Entry
-    start: int
-    end: int
-    """The segment has the texts start:end, or the rows start:end."""
+NORMS = tuple(SITES["ln"])
 
 
 class Way(Protocol):
@@ -39,34 +35,29 @@ class Way(Protocol):
         ...
 
 
-def segments_of(entries: Sequence[Entry | None]) -> list[Segment]:
-    """The runs of neighbouring texts with one module."""
-    out: list[Segment] = []
-    for i, entry in enumerate(entries):
-        if entry is None:
-            continue
-        if out and out[-1].entry is entry and out[-1].end == i:
-            out[-1] = Segment(entry, out[-1].start, i + 1)
-        else:
-            out.append(Segment(entry, i, i + 1))
-    return out
+class Norms(Protocol):
+    """One batch's changes of LayerNorms."""
+
+    def add(self, layer: int, site: str, x: Tensor, y: Tensor) -> None:
+        """y += each segment's change of x, in place, at a LayerNorm's site."""
+        ...
 
 
-def in_rows(segments: Sequence[Segment], offsets: Sequence[int]) -> list[Segment]:
-    """The same segments by rows; text i has the rows offsets[i]:offsets[i + 1]."""
-    return [Segment(s.entry, offsets[s.start], offsets[s.end]) for s in segments]
+def sites_at(segments: Sequence[Segment[Entry]], layer: int) -> set[str]:
+    """The sites of a layer that some segment changes."""
+    return {site for s in segments for site in s.module.layout.layers[layer]}
 
 
-def delta(segments: Sequence[Segment], way: Way, layer: int) -> Delta:
-    """The changes of a layer, in place on the rows of their segments."""
-    sites = {site for s in segments for site in s.entry.layout.layers[layer]}
+def delta(sites: Collection[str], way: Way | None, norms: Norms, layer: int) -> Delta:
+    """The changes of a layer at `sites`, in place. way: None if no change is low-rank."""
 
     def apply(site: str, x: Tensor, y: Tensor, norm: Norm | None = None) -> Tensor:
         if site not in sites:
             return y
-        if site in ("ln1", "ln2"):
-            _add_norms(segments, layer, site, x, y)
+        if site in NORMS:
+            norms.add(layer, site, x, y)
         else:
+            assert way is not None
             way.low_rank(layer, site, x if norm is None else norm(y + x), y)
         return y
 
@@ -76,14 +67,14 @@ def delta(segments: Sequence[Segment], way: Way, layer: int) -> Delta:
 class Loop:
     """One segment after another."""
 
-    def __init__(self, segments: Sequence[Segment]) -> None:
+    def __init__(self, segments: Sequence[Segment[Entry]]) -> None:
         self._segments = segments
 
     def low_rank(self, layer: int, site: str, x: Tensor, y: Tensor) -> None:
         for s in self._segments:
-            place = s.entry.layout.layers[layer].get(site)
+            place = s.module.layout.layers[layer].get(site)
             if isinstance(place, LowRankPlace):
-                add_one(s.entry, place, x[s.start : s.end], y[s.start : s.end])
+                add_one(s.module, place, x[s.start : s.end], y[s.start : s.end])
 
 
 def add_one(entry: Entry, place: LowRankPlace, x: Tensor, y: Tensor) -> None:
@@ -92,7 +83,7 @@ def add_one(entry: Entry, place: LowRankPlace, x: Tensor, y: Tensor) -> None:
     down = _part(data, place.down, place.rank, place.size_in)
     up = _part(data, place.up, place.size_out, place.rank)
     x = x.to(data.dtype)
-    if place.down_bias < 0:
+    if place.down_bias == NOWHERE:
         h = F.linear(x, down)
     else:
         h = activated(F.linear(x, down, _part(data, place.down_bias, place.rank)), place.activation)
@@ -100,25 +91,68 @@ def add_one(entry: Entry, place: LowRankPlace, x: Tensor, y: Tensor) -> None:
         y.addmm_(h, up.t())
     else:
         y += F.linear(h, up)
-    if place.up_bias >= 0:
+    if place.up_bias != NOWHERE:
         y += _part(data, place.up_bias, place.size_out)
 
 
 def activated(h: Tensor, activation: int) -> Tensor:
     """The activation of that name."""
-    if activation == RELU:
+    if activation == ops.RELU:
         return F.relu(h)
-    return F.silu(h) if activation == SILU else h
+    return F.silu(h) if activation == ops.SILU else h
 
 
-def _add_norms(segments: Sequence[Segment], layer: int, site: str, x: Tensor, y: Tensor) -> None:
-    """LayerNorms' changes: one segment after another on every way."""
-    for s in segments:
-        place = s.entry.layout.layers[layer].get(site)
-        if isinstance(place, NormPlace):
-            gain, bias = (_part(s.entry.data, at, place.size).float() for at in (place.gain, place.bias))
-            mine = x[s.start : s.end].float()
-            y[s.start : s.end] += F.layer_norm(mine, gain.shape, gain, bias, NORM_EPS)
+class NormLoop:
+    """`Norms`, one segment after another."""
+
+    def __init__(self, segments: Sequence[Segment[Entry]]) -> None:
+        self._segments = segments
+
+    def add(self, layer: int, site: str, x: Tensor, y: Tensor) -> None:
+        for s in self._segments:
+            place = s.module.layout.layers[layer].get(site)
+            if isinstance(place, NormPlace):
+                gain, bias = (_part(s.module.data, at, place.size).float() for at in (place.gain, place.bias))
+                mine = x[s.start : s.end].float()
+                y[s.start : s.end] += F.layer_norm(mine, gain.shape, gain, bias, NORM_EPS)
+
+
+class NormTable:
+    """`Norms` that read from the device's memory which module changes which row, so that a graph can."""
+
+    def __init__(
+        self,
+        texts: Sequence[Segment[Entry]],
+        of_row: Ints,
+        count: int,
+        memory: Tensor,
+        upload: Upload,
+        sites: Collection[str],
+    ) -> None:
+        """texts: the segments of a batch's texts. of_row: the text of each row. count: the table's texts."""
+        self._memory = memory
+        if not any(site in sites for site in NORMS):
+            return
+        layers = len(texts[0].module.layout.layers)
+        places = np.full((layers, len(NORMS), 2, count), NOWHERE, np.int64)
+        size = memory.numel()
+        for s in texts:
+            begin = s.module.data.storage_offset() - memory.storage_offset()
+            assert 0 <= begin < size
+            for layer, at in enumerate(s.module.layout.layers):
+                for i, site in enumerate(NORMS):
+                    if isinstance(place := at.get(site), NormPlace):
+                        found = [[begin + place.gain], [begin + place.bias]]
+                        places[layer, i, :, s.start : s.end] = found
+        self._places, self._of_row = upload.add(places), upload.add(of_row)
+
+    def add(self, layer: int, site: str, x: Tensor, y: Tensor) -> None:
+        places, of_row, size = self._places()[layer, NORMS.index(site)], self._of_row(), x.shape[-1]
+        steps = torch.arange(size, device=x.device)
+        each = (places.clamp(min=0)[..., None] + steps).view(-1)
+        gain, bias = self._memory.index_select(0, each).view(2, -1, size).float().index_select(1, of_row)
+        changed = F.layer_norm(x.float(), (size,), eps=NORM_EPS) * gain + bias
+        y += changed.masked_fill((places[0] < 0).index_select(0, of_row)[:, None], 0.0)
 
 
 def _part(data: Tensor, at: int, *shape: int) -> Tensor:

@@ -26,6 +26,18 @@ class Event(Protocol):
         ...
 
 
+class Pool(Protocol):
+    """Device memory of graphs that are replayed one after another, in the order of their capture."""
+
+    def bytes(self) -> int:
+        """Return the memory that these graphs hold. Takes some time."""
+        ...
+
+
+class Graph(Protocol):
+    """Recorded work: operations, the addresses that they read and write, and nothing else of the host."""
+
+
 class Stream(Protocol):
     """A queue of work on the device."""
 
@@ -48,6 +60,18 @@ class Stream(Protocol):
 
         The device may call `make` later, so `make` must not depend on what the caller changes meanwhile.
         """
+        ...
+
+    def capture(self, name: str, make: Callable[[], object], pool: Pool) -> Graph:
+        """Run `make` once, then record what it does as a graph.
+
+        `make` allocates no memory but by torch, reads no number back to the host, and leaves its results in
+        memory that lives as long as the graph. Raises RuntimeError if it cannot be recorded.
+        """
+        ...
+
+    def replay(self, graph: Graph, name: str) -> None:
+        """Do again what was recorded, on what the same memory holds then. Only on the capture's stream."""
         ...
 
     def settle(self) -> None:
@@ -77,4 +101,12 @@ class Device(Protocol):
 
     def put(self, host: Tensor) -> Tensor:
         """Copy weights to the device at a start, and wait for the copy."""
+        ...
+
+    def pool(self) -> Pool:
+        """Return memory for graphs, empty as yet."""
+        ...
+
+    def check(self) -> None:
+        """Do a little work, and wait for it. Raises what the device raises: after some errors, always."""
         ...

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -12,14 +13,18 @@ from torch import Tensor, nn
 from hmi.execution.base import Hook, Pause, no_pause
 from hmi.execution.batch import BatchKey, Left, Rows
 from hmi.execution.cuda.attention import Buckets
-from hmi.execution.cuda.changes import delta, in_rows, segments_of
+from hmi.execution.cuda.changes import NormLoop, Way, delta, sites_at
 from hmi.execution.cuda.device import Device, Event, Stream
+from hmi.execution.cuda.graphs import Captured, Graphs
 from hmi.execution.cuda.layers import DeviceLayer
 from hmi.execution.cuda.layout import Packed, lora_size, pack
+from hmi.execution.cuda.replayed import Replayed
 from hmi.execution.cuda.slots import Entry, Slots
 from hmi.execution.cuda.upload import Upload
 from hmi.execution.cuda.ways import Ways
-from hmi.execution.layers import through
+from hmi.execution.layers import Step, through
+from hmi.execution.segments import Segment, segments_of
+from hmi.model.encoder import Delta
 from hmi.model.modules import TenantModule
 from hmi.model.shape import EncoderShape
 
@@ -51,13 +56,14 @@ class CudaExecutor:
         ways: Ways | None = None,
     ) -> None:
         dtype = DTYPES[precision]
-        self.precision, self.dtype, self._shape, self.device = precision, dtype, shape, device
+        self.precision, self.dtype, self.shape, self.device = precision, dtype, shape, device
         with torch.inference_mode():
             self._layers = [DeviceLayer(layer, shape, dtype, device) for layer in upper]
         size = lora_size(SLOT_RANK, len(upper), shape)
         count = max(1, slot_bytes // (size * dtype.itemsize))
         self.slots = Slots(device, count, size, dtype)
         self.ways = Ways("loop") if ways is None else ways
+        self.graphs = Graphs(device, shape.dim, shape.positions)
 
     @property
     def layers(self) -> int:
@@ -65,12 +71,7 @@ class CudaExecutor:
 
     @property
     def heads(self) -> int:
-        return self._shape.heads
-
-    @property
-    def positions(self) -> int:
-        """The number of tokens of the longest text."""
-        return self._shape.positions
+        return self.shape.heads
 
     def layer(self, index: int) -> DeviceLayer:
         return self._layers[index]
@@ -79,15 +80,15 @@ class CudaExecutor:
         return key.phase == "encode"
 
     def space(self, tokens: int) -> Tensor:
-        return self.device.pinned((tokens, self._shape.dim), torch.float32)
+        return self.device.pinned((tokens, self.shape.dim), torch.float32)
 
     def prepare(self, module: TenantModule) -> int:
         """Copy a module into pinned memory, laid out as on the device; returns its bytes there."""
-        return self._packed(module).data.nbytes
+        return self.packed(module).data.nbytes
 
     def prefetch(self, modules: Sequence[TenantModule | None]) -> None:
         """Start copying a coming batch's modules to the device. Does not wait."""
-        self.slots.prefetch([self._packed(m) for m in modules if m is not None])
+        self.slots.prefetch([self.packed(m) for m in modules if m is not None])
 
     def run(
         self,
@@ -102,11 +103,12 @@ class CudaExecutor:
         Raises ValueError if a module's sizes are not the root's, Unavailable if it takes more than all slots.
         """
         pause()
-        packed = [None if m is None else self._packed(m) for m in modules]
+        packed = [None if m is None else self.packed(m) for m in modules]
         for part in self._parts(rows, packed):
             for left, there in self.start(key, part, packed, hooks):
+                begun = time.monotonic()
                 there.wait()
-                yield left
+                yield replace(left, waited_s=time.monotonic() - begun)
 
     def _parts(self, rows: Rows, packed: Sequence[Packed | None]) -> Iterator[Rows]:
         """Cut a batch whose modules need more than all slots into several."""
@@ -135,20 +137,43 @@ class CudaExecutor:
 
         Waits only for slots that other batches hold while they are being enqueued.
         """
+        longest = max((b - a for a, b in rows.spans()), default=0)
+        if longest > self.shape.positions:
+            raise ValueError(f"a text has {longest} rows, the root reads {self.shape.positions}")
         stream = self.device.compute()
         modules = {id(m): m for t in rows.texts if (m := packed[t]) is not None}
         entries = dict(zip(modules, self.slots.acquire(list(modules.values())), strict=True))
         by_text = {t: entries[id(m)] for t in rows.texts if (m := packed[t]) is not None}
         try:
-            x = self.device.empty(tuple(rows.x.shape), torch.float32)
+            captured = None if hooks or rows.size is not None else self._captured(key, rows, entries.values())
+            if captured is None:
+                x = self.device.empty(tuple(rows.x.shape), torch.float32)
+            else:
+                x = captured.x[0][: len(rows.x)]
             stream.copy(rows.x, x, "rows")
             if hooks:
                 stream.settle()
-            step = _Step(self, stream, by_text, settled=bool(hooks))
+            step: Step = _Step(self, stream, by_text, settled=bool(hooks))
+            if captured is not None:
+                step = Replayed(self, stream, captured, by_text)
             whole = through(len(self._layers), key, replace(rows, x=x), hooks, no_pause, step)
             return [self._to_host(left, stream) for left in whole]
         finally:
             self.slots.release(entries.values(), stream.record())
+
+    def _captured(self, key: BatchKey, rows: Rows, entries: Collection[Entry]) -> Captured | None:
+        """The graphs of the batch's shape; None: it runs operation by operation."""
+        layouts, kernels = [entry.layout for entry in entries], self.ways.launcher is not None
+        shape = self.graphs.shape_of(key.reads, rows.offsets, layouts, kernels) if self.graphs.on else None
+        return None if shape is None else self.graphs.of(shape)
+
+    def fault(self) -> str | None:
+        """See `OnDevice.fault`."""
+        try:
+            self.device.check()
+        except Exception as error:
+            return (str(error).splitlines() or [type(error).__name__])[0]
+        return None
 
     def _to_host(self, left: Left, stream: Stream) -> tuple[Left, Event]:
         last, before = (self.device.pinned(tuple(z.shape), z.dtype) for z in (left.last, left.before))
@@ -156,11 +181,11 @@ class CudaExecutor:
         stream.copy(left.before, before, "results")
         return replace(left, last=last, before=before), stream.record()
 
-    def _packed(self, module: TenantModule) -> Packed:
+    def packed(self, module: TenantModule) -> Packed:
         """The module in pinned memory, which lives as long as the module does."""
 
         def make() -> tuple[Packed, int]:
-            made = pack(module, len(self._layers), self._shape, self.dtype, self.device)
+            made = pack(module, len(self._layers), self.shape, self.dtype, self.device)
             self.slots.watch(made)
             return made, made.data.nbytes
 
@@ -177,12 +202,10 @@ class _Step:
 
     def begin(self, rows: Rows) -> None:
         upload = Upload()
-        self._buckets = Buckets(rows.offsets, upload)
-        if self._buckets.longest > self._of.positions:
-            raise ValueError(f"a text has {self._buckets.longest} rows, the root reads {self._of.positions}")
+        self._buckets = Buckets.of(rows.offsets, upload)
         texts = segments_of([self._entries.get(t) for t in rows.texts])
-        self._texts, self._rows = texts, in_rows(texts, rows.offsets)
-        self._used = list({id(s.entry): s.entry for s in texts}.values())
+        self._texts, self._rows = texts, [s.rows(rows.offsets) for s in texts]
+        self._used = list({id(s.module): s.module for s in texts}.values())
         self._by_row = self._of.ways.of(self._rows, self._of.slots, upload)
         self._by_text = self._of.ways.of(texts, self._of.slots, upload)
         self._firsts = upload.add(np.asarray(rows.offsets[:-1], np.int64))
@@ -199,18 +222,21 @@ class _Step:
             self._stream.settle()
         return out
 
+    def _changes(self, segments: Sequence[Segment[Entry]], way: Way, index: int) -> Delta:
+        return delta(sites_at(segments, index), way, NormLoop(segments), index)
+
     def _whole(self, index: int, rows: Rows) -> Callable[[], Tensor]:
         layer, x = self._of.layer(index), rows.x
         attend = self._buckets.rows(self._of.heads, rows.size)
-        changes = delta(self._rows, self._by_row, index)
+        changes = self._changes(self._rows, self._by_row, index)
         return lambda: layer(x, attend, changes)
 
     def _first(self, index: int, rows: Rows) -> Callable[[], Tensor]:
         """Exact: keys and values of all rows are computed, and one query for each text."""
         layer, x, firsts = self._of.layer(index), rows.x, self._firsts
         attend = self._buckets.firsts(self._of.heads, rows.size)
-        changes = delta(self._rows, self._by_row, index)
-        of_texts = delta(self._texts, self._by_text, index)
+        changes = self._changes(self._rows, self._by_row, index)
+        of_texts = self._changes(self._texts, self._by_text, index)
 
         def queries(whole: Tensor) -> Tensor:
             return whole.index_select(0, firsts())

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import torch
 import torch.nn.functional as F
+from hmi_kernels.modules import ops
 from torch import Tensor
 
 from hmi.execution.cuda.device import Device
@@ -21,8 +22,6 @@ from hmi.modulespec import SITES
 
 ALIGN = 16
 """Tensors begin at multiples of this many elements."""
-NONE, RELU, SILU = 0, 1, 2
-"""The activations, as the kernels name them."""
 NOWHERE = -1
 """The place of a bias that a change does not have."""
 
@@ -69,6 +68,17 @@ class Layout:
         """Elements of the whole module."""
         return self.spans[-1][1]
 
+    @cached_property
+    def sites(self) -> frozenset[str]:
+        """The sites that the module changes in some layer."""
+        return frozenset(site for places in self.layers for site in places)
+
+    @cached_property
+    def rank(self) -> int:
+        """The greatest rank of a low-rank change; 0: there is none."""
+        every = (place for places in self.layers for place in places.values())
+        return max((place.rank for place in every if isinstance(place, LowRankPlace)), default=0)
+
 
 @dataclass(frozen=True, eq=False)
 class Packed:
@@ -101,7 +111,7 @@ def pack(
 
 def lora_size(rank: int, layers: int, shape: EncoderShape) -> int:
     """The elements of a LoRA of this rank on all its sites."""
-    sites: tuple[_Site, ...] = tuple((site, rank, False, NONE) for site in SITES["lora"])
+    sites: tuple[_Site, ...] = tuple((site, rank, False, ops.NONE) for site in SITES["lora"])
     return _layout((sites,) * layers, shape).size
 
 
@@ -110,7 +120,7 @@ def _sites(module: TenantModule, layer: int) -> list[_Site]:
     for site in (site for part in SITES.values() for site in part):
         change = module.at(layer, site)
         if isinstance(change, NormShift):
-            found.append((site, 0, False, NONE))
+            found.append((site, 0, False, ops.NONE))
         elif change is not None:
             found.append((site, len(change.down), change.down_bias is not None, _activation(change)))
     return found
@@ -118,8 +128,8 @@ def _sites(module: TenantModule, layer: int) -> list[_Site]:
 
 def _activation(change: LowRank) -> int:
     if change.down_bias is None:
-        return NONE
-    return RELU if change.activation is F.relu else SILU
+        return ops.NONE
+    return ops.RELU if change.activation is F.relu else ops.SILU
 
 
 @lru_cache(maxsize=4096)

@@ -6,6 +6,7 @@ The kernels read modules in their slots.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
@@ -13,10 +14,10 @@ import torch
 from hmi_kernels.modules import ops
 from torch import Tensor
 
-from hmi.execution.cuda.changes import Segment
 from hmi.execution.cuda.layout import Layout, LowRankPlace
-from hmi.execution.cuda.slots import Slots
+from hmi.execution.cuda.slots import Entry, Slots
 from hmi.execution.cuda.upload import Ints, Upload
+from hmi.execution.segments import Segment
 from hmi.modulespec import SITES
 
 KINDS = {torch.bfloat16: ops.BFLOAT, torch.float16: ops.HALF, torch.float32: ops.FLOAT}
@@ -24,16 +25,48 @@ LOW_RANK: list[str] = [site for part, sites in SITES.items() if part != "ln" for
 _INDEX = {site: i for i, site in enumerate(LOW_RANK)}
 
 
+@dataclass(frozen=True)
+class Room:
+    """The sizes of tables that batches of one shape share."""
+
+    segments: int
+    pieces: int
+    rank: int
+    """The greatest rank that fits."""
+
+    @classmethod
+    def of(cls, rows: int, segments: int, rank: int) -> Room:
+        """Room for any so many segments of so many rows."""
+        return cls(segments, min(-(-rows // ops.ROWS) + segments, rows), rank)
+
+    def filled(self, pieces: Ints, changes: Ints) -> tuple[Ints, Ints]:
+        """Both, filled up: one more segment has no change, and all more pieces belong to it."""
+        layers, sites, count, words = changes.shape
+        whole = np.zeros((layers, sites, self.segments + 1, words), np.int64)
+        whole[:, :, :count] = changes
+        more = np.zeros((self.pieces - len(pieces), ops.PIECE_WORDS), np.int64)
+        more[:, 0] = self.segments
+        return np.concatenate([pieces, more]), whole
+
+
 class Segmented:
     """A `Way` by the kernels of `hmi_kernels.modules`."""
 
     def __init__(
-        self, segments: Sequence[Segment], slots: Slots, upload: Upload, launcher: ops.Launcher
+        self,
+        segments: Sequence[Segment[Entry]],
+        slots: Slots,
+        upload: Upload,
+        launcher: ops.Launcher,
+        room: Room | None = None,
     ) -> None:
         self._launcher, self._kind = launcher, KINDS[slots.memory.dtype]
         pieces = ops.pieces_of([(s.start, s.end) for s in segments])
         changes = _changes(segments, slots)
         self._ranks = changes[..., ops.RANK].max(axis=2, initial=0)
+        if room is not None:
+            pieces, changes = room.filled(pieces, changes)
+            self._ranks = np.full_like(self._ranks, room.rank)
         self._count = len(pieces)
         self._pieces, self._changes = upload.add(pieces), upload.add(changes)
 
@@ -59,14 +92,14 @@ def _matrix(x: Tensor) -> ops.Matrix:
     return ops.Matrix(x.data_ptr(), KINDS[x.dtype], x.stride(0), x.shape[1])
 
 
-def _changes(segments: Sequence[Segment], slots: Slots) -> Ints:
+def _changes(segments: Sequence[Segment[Entry]], slots: Slots) -> Ints:
     """The `Change` of every layer, low-rank site and segment: [layers, sites, segments, CHANGE_WORDS]."""
-    layers = len(segments[0].entry.layout.layers) if segments else 0
+    layers = len(segments[0].module.layout.layers) if segments else 0
     out = np.zeros((layers, len(LOW_RANK), len(segments), ops.CHANGE_WORDS), np.int64)
     for i, s in enumerate(segments):
-        out[:, :, i] = _words(s.entry.layout)
+        out[:, :, i] = _words(s.module.layout)
     width = slots.memory.element_size()
-    first = np.array([s.entry.first for s in segments], np.int64)
+    first = np.array([s.module.first for s in segments], np.int64)
     starts = slots.memory.data_ptr() + first * slots.size * width
     places = out[..., : ops.RANK]
     places[:] = np.where(places < 0, 0, places * width + starts[:, None])

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from hmi.execution import trace
-from hmi.execution.cuda.device import Event, Stream
+from hmi.execution.cuda.device import Event, Graph, Pool, Stream
 
 
 class CudaDevice:
@@ -39,6 +40,26 @@ class CudaDevice:
 
     def put(self, host: Tensor) -> Tensor:
         return host.to(self._device)
+
+    def pool(self) -> Pool:
+        return _Pool()
+
+    def check(self) -> None:
+        torch.zeros(1, device=self._device).item()
+
+
+class _Pool:
+    def __init__(self) -> None:
+        self.id = torch.cuda.graph_pool_handle()
+
+    def bytes(self) -> int:
+        every = torch.cuda.memory_snapshot()
+        return sum(int(s["total_size"]) for s in every if tuple(s["segment_pool_id"]) == tuple(self.id))
+
+
+@dataclass(frozen=True)
+class _Graph:
+    torch: torch.cuda.CUDAGraph
 
 
 class _Event:
@@ -79,6 +100,24 @@ class _Stream:
         assert made.shape == shape, (name, made.shape, shape)
         assert made.dtype == dtype, (name, made.dtype, dtype)
         return made
+
+    def capture(self, name: str, make: Callable[[], object], pool: Pool) -> Graph:
+        assert isinstance(pool, _Pool)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.stream(self.torch):
+            make()  # libraries load their kernels and take memory of their own, which a capture must not
+            # Not `torch.cuda.graph`, which waits for the whole device. Other threads go on meanwhile.
+            graph.capture_begin(pool=pool.id, capture_error_mode="thread_local")
+            try:
+                make()
+            finally:
+                graph.capture_end()
+        return _Graph(graph)
+
+    def replay(self, graph: Graph, name: str) -> None:
+        assert isinstance(graph, _Graph)
+        with torch.cuda.stream(self.torch), self._timed(name):
+            graph.torch.replay()
 
     def settle(self) -> None:
         """torch's operations join this stream, which is the thread's current one."""

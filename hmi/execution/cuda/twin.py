@@ -10,14 +10,18 @@ from __future__ import annotations
 import random
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
+from hmi_kernels.modules import ops
 from torch import Tensor
 
 from hmi.execution import trace
-from hmi.execution.cuda.device import Event, Stream
+from hmi.execution.cuda.device import Event, Graph, Pool, Stream
+from hmi.execution.cuda.twin_graphs import Recorded, Recording, spoil
 
 WEIGHTS = (0.01, 1.0, 100.0)
 """Each stream's chance to be next, drawn once."""
@@ -43,6 +47,20 @@ class _Op:
     name: str
     run: Callable[[], None] | None = None
     event: _Event | None = None
+
+
+@dataclass
+class _Pool:
+    held: int = 0
+
+    def bytes(self) -> int:
+        return self.held
+
+
+@dataclass(frozen=True)
+class _Graph:
+    stream: _Stream
+    recording: Recording
 
 
 @dataclass
@@ -79,6 +97,22 @@ class _Stream:
         self.twin.enqueue(self, _Op("work", name, run))
         return out
 
+    def capture(self, name: str, make: Callable[[], object], pool: Pool) -> Graph:
+        assert isinstance(pool, _Pool)
+        self.twin.enqueue(self, _Op("work", name, partial(_run, make)))
+        with self.twin.recording() as recording:
+            make()
+        pool.held += sum(tensor.nbytes for tensor in recording.owned)
+        return _Graph(self, recording)
+
+    def replay(self, graph: Graph, name: str) -> None:
+        assert isinstance(graph, _Graph)
+        assert graph.stream is self, "a graph's memory belongs to the stream of its capture"
+        recording = graph.recording
+        for step in recording.steps:  # work of other streams comes in between
+            self.twin.enqueue(self, _Op("work", name, partial(_run, step)))
+        self.twin.enqueue(self, _Op("work", name, lambda: _spoil(recording.owned)))
+
     def settle(self) -> None:
         self.record().wait()
 
@@ -103,16 +137,43 @@ class Twin:
         return self._new(name)
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        self._refuse_in_capture("memory of the device")
         return torch.full(shape, torch.nan if dtype.is_floating_point else 0x7F, dtype=dtype)
 
     def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         return self.empty(shape, dtype)
 
     def put(self, host: Tensor) -> Tensor:
+        self._refuse_in_capture("a copy")
         return host.clone()
+
+    def pool(self) -> Pool:
+        return _Pool()
+
+    def check(self) -> None:
+        self.compute().record().wait()
+
+    def launcher(self, launcher: ops.Launcher) -> ops.Launcher:
+        """Kernels that run on this device, where captures record them."""
+        return Recorded(launcher, lambda: getattr(self._thread, "recording", None))
+
+    @contextmanager
+    def recording(self) -> Iterator[Recording]:
+        """What this thread does while the context lasts is recorded, and does not run."""
+        self._thread.recording = recording = Recording()
+        try:
+            with recording:
+                yield recording
+        finally:
+            self._thread.recording = None
+
+    def _refuse_in_capture(self, what: str) -> None:
+        if getattr(self._thread, "recording", None) is not None:
+            raise RuntimeError(f"operation not permitted when stream is capturing: {what}")
 
     def enqueue(self, stream: _Stream, op: _Op) -> None:
         """Queue an operation, and run some of what is queued, by this device's eagerness."""
+        self._refuse_in_capture(op.kind)
         with self._lock:
             stream.queue.append(op)
             while self._random.random() < self._eagerness and self._step():
@@ -153,3 +214,12 @@ def _waits(op: _Op) -> bool:
 
 def _write(to: Tensor, source: Tensor) -> None:
     to.copy_(source)
+
+
+def _run(step: Callable[[], object]) -> None:
+    step()
+
+
+def _spoil(memory: Sequence[Tensor]) -> None:
+    for tensor in memory:
+        spoil(tensor)

@@ -29,11 +29,17 @@ class Upload:
         self._size += array.size
         return lambda: self._at(begin, array.shape)
 
-    def send(self, device: Device, stream: Stream) -> None:
+    @property
+    def size(self) -> int:
+        """Numbers in all arrays."""
+        return self._size
+
+    def send(self, device: Device, stream: Stream, to: Tensor | None = None) -> None:
+        """Start the copy. to: memory [size] that all batches of a shape share; None: memory of its own."""
         host = device.pinned((self._size,), torch.int64)
         if self._size:
             np.concatenate(self._arrays, out=host.numpy())
-        self._there = device.empty((self._size,), torch.int64)
+        self._there = device.empty((self._size,), torch.int64) if to is None else to
         stream.copy(host, self._there, "indexes")
 
     def _at(self, begin: int, shape: tuple[int, ...]) -> Tensor:

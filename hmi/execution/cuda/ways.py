@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from hmi_kernels.modules import ops
 
 from hmi.execution.cuda.batched import Groups
-from hmi.execution.cuda.changes import Loop, Segment, Way, WayName
+from hmi.execution.cuda.changes import Loop, Way, WayName
 from hmi.execution.cuda.segmented import Segmented
-from hmi.execution.cuda.slots import Slots
+from hmi.execution.cuda.slots import Entry, Slots
 from hmi.execution.cuda.upload import Upload
+from hmi.execution.segments import Segment
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,7 @@ class Ways:
     launcher: ops.Launcher | None = None
     """The kernels; needed for `kernel`."""
 
-    def of(self, segments: Sequence[Segment], slots: Slots, upload: Upload) -> Way:
+    def of(self, segments: Sequence[Segment[Entry]], slots: Slots, upload: Upload) -> Way:
         """Return the way for a batch's segments; what it needs on the device is added to `upload`."""
         if self.name == "kernel":
             assert self.launcher is not None

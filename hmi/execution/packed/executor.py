@@ -17,7 +17,8 @@ from hmi.execution.base import Executor, Hook, Pause, Weights, no_pause
 from hmi.execution.batch import BatchKey, Left, Rows
 from hmi.execution.layers import through
 from hmi.execution.packed.attention import attend_first, attend_packed
-from hmi.execution.packed.segments import segment_delta, segments_of
+from hmi.execution.packed.segments import segment_delta
+from hmi.execution.segments import segments_of
 from hmi.model.encoder import Delta, EncoderLayer
 from hmi.model.modules import TenantModule, in_fp32
 from hmi.model.prepacked import PackedLinear, padded

@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 
 BFLOAT, HALF, FLOAT = 0, 1, 2
 """The kinds of numbers, as in modules.cu."""
+NONE, RELU, SILU = range(3)
+"""The activations, as in modules.cu."""
 ROWS: Final = 16
 COLS: Final = 32
 """The rows and columns of a block, as in modules.cu."""

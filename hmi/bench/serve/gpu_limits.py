@@ -1,0 +1,142 @@
+"""What a device's layers and kernels reach of its limits: its matrix products, its memory, its launches."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+
+from hmi.bench.report import Row
+from hmi.execution.batch import BatchKey, Rows
+from hmi.execution.cuda import CudaExecutor, Device
+from hmi.execution.cuda.device import Event
+from hmi.model.modules import TenantModule
+from hmi.model.shape import EncoderShape
+
+PEAK_SIZE, COPY_BYTES = 8192, 1 << 30
+"""The measured limits: a product of square matrices, and a copy from device memory to device memory."""
+IN_A_ROW = 20
+"""Batches that are enqueued before the last is waited for."""
+SHORT = 16
+"""Tokens of the short text."""
+GOAL = 0.7
+KEY = BatchKey(("bench", "0"), "rows", exact=False)
+
+
+def batch_of(executor: CudaExecutor, texts: int, length: int, dim: int) -> Rows:
+    """Random rows in the memory that the device copies from."""
+    rows = executor.space(texts * length)
+    rows.copy_(torch.randn(rows.shape, generator=torch.Generator().manual_seed(3)))
+    return Rows.packed(rows, list(range(0, texts * length + 1, length)))
+
+
+def limits(
+    executor: CudaExecutor, device: Device, modules: Sequence[TenantModule], length: int, runs: int
+) -> Iterator[Row]:
+    """The figures: layers over matrix products, modules over memory, graphs over launches one by one."""
+    shape, texts = executor.shape, len(modules)
+    rows = batch_of(executor, texts, length, shape.dim)
+    plain = _batch_s(executor, rows, [None] * texts, runs)
+    ours = _operations(shape, texts * length, length) * executor.layers / plain
+    product = ours / _peak(executor, device, runs)
+    peer = "a large product; ours with the copies from and to the host"
+    yield Row("gpu_layers_over_matmul_peak", round(product, 3), "x", GOAL, runs=runs, peer=peer)
+    if executor.ways.launcher is not None:
+        with_modules = _batch_s(executor, rows, modules, runs)
+        moved = sum(executor.prepare(m) for m in modules) + _rows_bytes(executor, texts * length)
+        share = moved / max(with_modules - plain, 1e-9) / _bandwidth(device, runs)
+        yield Row("gpu_modules_over_bandwidth", round(share, 3), "x", runs=runs, peer="a copy on the device")
+    yield from _graphs(executor, modules[0] if executor.ways.launcher else None, runs)
+
+
+def _graphs(executor: CudaExecutor, module: TenantModule | None, runs: int) -> Iterator[Row]:
+    """One short text, where launches take longest beside the work, with graphs and without."""
+    rows, was = batch_of(executor, 1, SHORT, executor.shape.dim), executor.graphs.on
+    executor.graphs.on = False
+    without = _one_by_one_s(executor, rows, [module], runs)
+    executor.graphs.on = True
+    took = _one_by_one_s(executor, rows, [module], runs)
+    executor.graphs.on = was
+    yield Row("gpu_short_text_ms", round(1e3 * took, 4), "ms", runs=runs)
+    yield Row("gpu_short_text_graphs_over_none", round(without / took, 3), "x", runs=runs, peer="no graphs")
+    shapes, held = executor.graphs.held()
+    yield Row("gpu_graphs_mb", round(held / 1e6, 6), "MB", peer=f"{shapes} shapes")
+
+
+def _operations(shape: EncoderShape, rows: int, length: int) -> float:
+    """Floating-point operations of one layer: its linear maps, and attention."""
+    d = shape.dim
+    return 2.0 * rows * (4 * d * d + 2 * d * shape.ffn) + 4.0 * rows * length * d
+
+
+def _rows_bytes(executor: CudaExecutor, rows: int) -> float:
+    """The least bytes of rows that LoRAs on six sites move: each reads x, and reads and writes y."""
+    d, f = executor.shape.dim, executor.shape.ffn
+    return float(executor.layers * rows * (4 * 3 * d + (d + 2 * f) + (f + 2 * d)) * executor.dtype.itemsize)
+
+
+def _batch_s(executor: CudaExecutor, rows: Rows, modules: Sequence[TenantModule | None], runs: int) -> float:
+    """Seconds of a batch while others wait on the device."""
+    packed = [None if m is None else executor.packed(m) for m in modules]
+
+    def work() -> Event:
+        for _ in range(IN_A_ROW):
+            ((_, there),) = executor.start(KEY, rows, packed)
+        return there
+
+    return _timed(work, runs) / IN_A_ROW
+
+
+def _one_by_one_s(
+    executor: CudaExecutor, rows: Rows, modules: Sequence[TenantModule | None], runs: int
+) -> float:
+    """Seconds of a batch whose results are waited for."""
+
+    def once() -> float:
+        begun = time.perf_counter()
+        for _ in executor.run(KEY, rows, modules):
+            pass
+        return time.perf_counter() - begun
+
+    return statistics.median([once() for _ in range(IN_A_ROW + runs)][IN_A_ROW:])
+
+
+def _peak(executor: CudaExecutor, device: Device, runs: int) -> float:
+    """Operations a second of a large product in the executor's precision."""
+    n = min(PEAK_SIZE, 16 * executor.shape.dim)
+    g = torch.Generator().manual_seed(4)
+    a, b = (device.put(torch.randn(n, n, generator=g).to(executor.dtype)) for _ in range(2))
+    stream = device.compute()
+
+    def work() -> Event:
+        for _ in range(IN_A_ROW):
+            stream.work("product", (n, n), executor.dtype, lambda: a @ b)
+        return stream.record()
+
+    return 2.0 * n**3 * IN_A_ROW / _timed(work, runs)
+
+
+def _bandwidth(device: Device, runs: int) -> float:
+    """Bytes a second that a copy reads and writes."""
+    there = [device.empty((COPY_BYTES // 4,), torch.float32) for _ in range(2)]
+    stream = device.compute()
+
+    def work() -> Event:
+        stream.copy(there[0], there[1], "copy")
+        return stream.record()
+
+    return 2.0 * COPY_BYTES / _timed(work, runs)
+
+
+def _timed(work: Callable[[], Event], runs: int) -> float:
+    """The median seconds until what `work` enqueues has run, after one run that does not count."""
+
+    def once() -> float:
+        begun = time.perf_counter()
+        work().wait()
+        return time.perf_counter() - begun
+
+    once()
+    return statistics.median(once() for _ in range(runs))

@@ -1,0 +1,174 @@
+"""Graphs of layers for shapes of batches that recur: one launch a layer instead of some forty.
+
+A graph is recorded once for a shape, and replayed for any batch of that shape, whoever its tenants are: rows,
+indexes and the addresses of modules lie in memory that belongs to the shape. A batch is padded to the next
+shape. docs/design/0011-cuda-path.md says what a shape is and why padding changes no row.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from weakref import WeakSet
+
+import torch
+from hmi_kernels.modules import ops
+from torch import Tensor
+
+from hmi.execution.cuda.device import Device, Graph, Pool
+from hmi.execution.cuda.layout import Layout
+
+log = logging.getLogger("hmi.execution")
+MOST_ROWS = 4096
+"""Batches of more rows run operation by operation: the device is then busy longer than the launches take."""
+LEAST = 16
+"""The least rows of a shape, and of its longest text."""
+SPREAD = 1.5
+"""Attention over the padding may cost a quarter of the layer's linear maps: texts · longest² is at most
+SPREAD · rows · dim. Batches of very unlike lengths run operation by operation, with attention by length."""
+RECURS = 3
+"""A shape is captured when it comes for the third time."""
+MOST_SEEN = 1024
+"""Shapes whose batches are counted."""
+MOST_SHAPES = 64
+MOST_BYTES = 512 << 20
+"""The most captured shapes of a compute thread, and the most memory of them. The least recently used go."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a graph is made for. All else is read from the device's memory."""
+
+    rows: int
+    texts: int
+    longest: int
+    reads: str
+    """As in `BatchKey`."""
+    sites: frozenset[str]
+    """The sites that some module changes."""
+    rank: int
+    """The greatest rank that fits; 0: there are no low-rank changes."""
+
+
+@dataclass(eq=False)
+class Captured:
+    """The memory and the graphs of a shape, on one compute thread."""
+
+    shape: Shape
+    x: tuple[Tensor, Tensor]
+    """[rows, dim] each: layers read one and write the other, in turn."""
+    pool: Pool
+    graphs: dict[int, Graph] = field(default_factory=dict)
+    """By layer."""
+    indexes: Tensor | None = None
+    """int64: what the host tells the graphs of a batch; its size is known when the first batch begins."""
+
+    def bytes(self) -> int:
+        own = [*self.x] if self.indexes is None else [*self.x, self.indexes]
+        return self.pool.bytes() + sum(t.nbytes for t in own)
+
+
+class Graphs:
+    """The captured shapes of an executor: each compute thread has its own, since its stream runs alone."""
+
+    def __init__(self, device: Device, dim: int, positions: int) -> None:
+        self.on = False
+        self._device, self._dim, self._positions = device, dim, positions
+        self._thread = threading.local()
+        self._threads: WeakSet[_Threads] = WeakSet()
+
+    def shape_of(
+        self, reads: str, offsets: Sequence[int], layouts: Iterable[Layout], kernels: bool
+    ) -> Shape | None:
+        """The shape that a batch is padded to; None: it runs operation by operation.
+
+        kernels: whether there are kernels for low-rank changes, the only way that reads what changes from the
+        device's memory.
+        """
+        distinct = list(layouts)
+        rank = max((layout.rank for layout in distinct), default=0)
+        longest = max(b - a for a, b in pairwise(offsets))
+        shape = Shape(
+            rows=_rounded(max(offsets[-1], LEAST)),
+            texts=_rounded(len(offsets) - 1),
+            longest=min(_rounded(max(longest, LEAST)), self._positions),
+            reads=reads,
+            sites=frozenset().union(*(layout.sites for layout in distinct)),
+            rank=-(-rank // ops.COLS) * ops.COLS,
+        )
+        even = shape.texts * shape.longest**2 <= SPREAD * shape.rows * self._dim
+        able = shape.rows <= MOST_ROWS and longest <= shape.longest and (kernels or not rank)
+        return shape if self.on and even and able else None
+
+    def of(self, shape: Shape) -> Captured | None:
+        """The calling thread's memory of a shape that has recurred; None: it has not, or was refused."""
+        return self._mine().of(shape)
+
+    def refuse(self, shape: Shape) -> None:
+        """Never try this shape again on this thread."""
+        self._mine().refuse(shape)
+
+    def forget(self) -> None:
+        """Drop what the calling thread has captured."""
+        self._thread.shapes = None
+
+    def held(self) -> tuple[int, int]:
+        """The captured shapes of all threads, and their bytes. Takes some time."""
+        all_of = [captured for mine in list(self._threads) for captured in list(mine.captured.values())]
+        return len(all_of), sum(captured.bytes() for captured in all_of)
+
+    def _mine(self) -> _Threads:
+        found: _Threads | None = getattr(self._thread, "shapes", None)
+        if found is None:
+            found = self._thread.shapes = _Threads(self._device, self._dim)
+            self._threads.add(found)
+        return found
+
+
+class _Threads:
+    """One thread's shapes."""
+
+    def __init__(self, device: Device, dim: int) -> None:
+        self._device, self._dim = device, dim
+        self._seen: OrderedDict[Shape, int] = OrderedDict()
+        self._refused: set[Shape] = set()
+        self.captured: OrderedDict[Shape, Captured] = OrderedDict()
+
+    def of(self, shape: Shape) -> Captured | None:
+        if shape in self.captured:
+            self.captured.move_to_end(shape)
+            return self.captured[shape]
+        if shape in self._refused:
+            return None
+        self._seen[shape] = count = self._seen.pop(shape, 0) + 1
+        if len(self._seen) > MOST_SEEN:
+            self._seen.popitem(last=False)
+        if count < RECURS:
+            return None
+        self._make_room()
+        size = max(shape.rows, shape.texts), self._dim
+        with torch.inference_mode(False):  # so that any thread may write to it
+            x = self._device.empty(size, torch.float32), self._device.empty(size, torch.float32)
+        made = self.captured[shape] = Captured(shape, x, self._device.pool())
+        return made
+
+    def refuse(self, shape: Shape) -> None:
+        self._refused.add(shape)
+        self.captured.pop(shape, None)
+
+    def _make_room(self) -> None:
+        """Drop the least recently used. A graph that is dropped while it runs is freed when it has run."""
+        held = [captured.bytes() for captured in self.captured.values()]
+        while held and (len(held) >= MOST_SHAPES or sum(held) > MOST_BYTES):
+            shape, _ = self.captured.popitem(last=False)
+            del self._seen[shape], held[0]
+
+
+def _rounded(count: int) -> int:
+    """The next number of the form 2^k or 3 · 2^k."""
+    power: int = 1 << (count - 1).bit_length()
+    return power * 3 // 4 if power >= 4 and count <= power * 3 // 4 else power
