@@ -13,4 +13,5 @@ def draw(purpose: str, request: str) -> float:
 
     Draws of different purposes are independent, so audits are a random sample of re-routed requests too.
     """
-    return (xxhash.xxh3_64_intdigest(f"{purpose}{PURPOSE_SEPARATOR}{request}") >> 11) / 2.0**53
+    key = f"{purpose}{PURPOSE_SEPARATOR}{request}".encode(errors="surrogatepass")
+    return (xxhash.xxh3_64_intdigest(key) >> 11) / 2.0**53

@@ -48,7 +48,8 @@ class Expected:
 
 def confidence(logits: ArrayLike, temperature: float = 1.0) -> Floats:
     """Equation (3): max softmax(logits / T), [texts, labels] -> [texts]."""
-    return probabilities(logits, temperature).max(-1)
+    out: Floats = probabilities(logits, temperature).max(-1)
+    return out
 
 
 def share_large(confidences: ArrayLike, dispatcher: Dispatcher) -> Floats:

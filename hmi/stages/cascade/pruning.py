@@ -20,7 +20,8 @@ def received(attention: ArrayLike) -> Floats:
     For all heads and layers at once, or to be added up layer by layer. Queries must be tokens, not padding.
     """
     weights = np.asarray(attention, np.float64)
-    return weights.reshape(-1, weights.shape[-1]).sum(0)
+    out: Floats = weights.reshape(-1, weights.shape[-1]).sum(0)
+    return out
 
 
 def kept(importance: ArrayLike, words: ArrayLike, segments: ArrayLike, scale: float) -> Mask:

@@ -10,7 +10,7 @@ least `run_length` (an e-detector; Shin, Ramdas and Rinaldo, 2024, "E-detectors"
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import lru_cache
 
 import numpy as np
 
@@ -32,23 +32,24 @@ class Alarm:
     """The tolerated rate of disagreements, above 0 and below 1/2."""
     run_length: int = RUN_LENGTH
     score: tuple[float, ...] = ()
-    """R for each of `rates`; empty before the first audit."""
+    """R for each of `rates_above`; empty before the first audit."""
     rung: bool = False
 
     def __post_init__(self) -> None:
         if not 0.0 < self.loss < HIGHEST:
             raise ValueError(f"alarm: a loss of {self.loss} is not above 0 and below {HIGHEST}")
 
-    @cached_property
-    def rates(self) -> Floats:
-        """FACTOR, FACTOR², … times the tolerated rate, up to HIGHEST, which is always among them."""
-        steps = int(np.floor(np.log(HIGHEST / self.loss) / np.log(FACTOR)))
-        return np.unique(np.append(self.loss * FACTOR ** np.arange(1, steps + 1), HIGHEST))
-
     def after(self, disagrees: bool) -> Alarm:
         """The alarm after one more audit."""
-        rates = self.rates
+        rates = rates_above(self.loss)
         likelihood = rates / self.loss if disagrees else (1.0 - rates) / (1.0 - self.loss)
         score = (np.array(self.score or np.zeros(len(rates))) + 1.0) * likelihood
         rings = bool(score.mean() >= self.run_length)
         return replace(self, score=tuple(np.minimum(score, 1e300).tolist()), rung=self.rung or rings)
+
+
+@lru_cache(maxsize=64)
+def rates_above(loss: float) -> Floats:
+    """FACTOR, FACTOR², … times the tolerated rate, up to HIGHEST, which is always among them."""
+    steps = int(np.floor(np.log(HIGHEST / loss) / np.log(FACTOR)))
+    return np.unique(np.append(loss * FACTOR ** np.arange(1, steps + 1), HIGHEST))

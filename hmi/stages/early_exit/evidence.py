@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 from scipy.special import betainc, betaincinv, betaln
@@ -107,6 +108,7 @@ class Gate:
         return tuple(thresholds) if self.open else (0.0,) * len(thresholds)
 
 
+@lru_cache(maxsize=4096)
 def most_disagreements(disagreed: int, share: float, error: float) -> float:
     """An upper bound of the disagreements among all answers of a stream so far, from its audits.
 

@@ -97,7 +97,8 @@ def exit_index(uncertainty: ArrayLike, thresholds: ArrayLike) -> NDArray[np.int6
     if u.ndim != 2 or u.shape[1] != len(t):
         raise ValueError(f"uncertainty: shape {u.shape}, but there are {len(t)} thresholds")
     at_end = np.ones((len(u), 1), np.bool_)
-    return np.concatenate([u < t, at_end], 1).argmax(1)
+    index: NDArray[np.int64] = np.concatenate([u < t, at_end], 1).argmax(1)
+    return index
 
 
 def checked(thresholds: ArrayLike) -> Floats:

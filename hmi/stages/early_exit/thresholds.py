@@ -196,10 +196,11 @@ def _ends(u: Floats, wrong: NDArray[np.bool_], allowed: int, unit: int) -> list[
     """
     u = u[: np.searchsorted(u, 1.0)]
     cuts = np.flatnonzero(np.append(np.diff(u) > 0, [True] * min(1, len(u)))) + 1
-    errors = np.cumsum(wrong)[cuts - 1]
-    cuts, errors = np.append(0, cuts[errors <= allowed]), np.append(0, errors[errors <= allowed])
-    last = np.flatnonzero(np.append(np.diff(-(-errors // unit)), 1))
-    return list(zip(cuts[last].tolist(), errors[last].tolist(), strict=True))
+    errors: NDArray[np.int64] = np.cumsum(wrong, dtype=np.int64)[cuts - 1]
+    ends, errors = np.append(0, cuts[errors <= allowed]), np.append(0, errors[errors <= allowed])
+    groups: NDArray[np.int64] = (errors + unit - 1) // unit
+    last = np.flatnonzero(np.append(np.diff(groups), 1))
+    return list(zip(ends[last].tolist(), errors[last].tolist(), strict=True))
 
 
 def _between(u: Floats, end: int) -> float:

@@ -1,0 +1,141 @@
+"""Exits over whole synthetic streams: drift, ramps that know nothing, static thresholds (design/0012)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from hmi.stages.draw import draw
+from hmi.stages.early_exit.control import Control, Terms
+from hmi.stages.early_exit.rule import exit_index
+from hmi.stages.early_exit.thresholds import Window, allowed_errors, tune
+
+TERMS = Terms()
+SAVED_S = (3e-3, 1e-3)
+
+
+@dataclass(frozen=True)
+class Stream:
+    """What each ramp would answer to each text: [texts, ramps] twice."""
+
+    u: np.ndarray
+    agrees: np.ndarray
+
+    def then(self, other: Stream) -> Stream:
+        return Stream(np.concatenate([self.u, other.u]), np.concatenate([self.agrees, other.agrees]))
+
+
+@dataclass(frozen=True)
+class Run:
+    """What happened to each text."""
+
+    left: np.ndarray
+    """bool [texts]"""
+    wrong: np.ndarray
+    """bool [texts]"""
+    alarms: np.ndarray
+    """int [texts]: how many there had been."""
+
+    def share_wrong(self) -> np.ndarray:
+        """The fraction of disagreements of the stream up to each text."""
+        return self.wrong.cumsum() / np.arange(1, len(self.wrong) + 1)
+
+
+def easy(texts: int, seed: int) -> Stream:
+    """Sure ramps are nearly always right."""
+    rng = np.random.default_rng(seed)
+    u = np.clip(rng.beta(0.5, 1.2, (texts, 1)) * rng.uniform(0.6, 1, (texts, 2)), 0, 1)
+    return Stream(u, rng.random((texts, 2)) > 0.001 + 0.5 * np.clip(u - 0.25, 0, 1))
+
+
+def drifted(texts: int, seed: int) -> Stream:
+    """Ramps are as sure as before, and wrong in a sixth of the texts."""
+    rng = np.random.default_rng(seed)
+    return Stream(easy(texts, seed).u, rng.random((texts, 2)) > 0.17)
+
+
+def shuffled(texts: int, seed: int) -> Stream:
+    """Ramps that were taught shuffled answers: now and then sure, right one time in four."""
+    rng = np.random.default_rng(seed)
+    return Stream(rng.beta(2, 2, (texts, 2)), rng.random((texts, 2)) < 0.25)
+
+
+def served(stream: Stream, control: Control, name: str) -> Run:
+    left, wrong, alarms = [], [], []
+    for i, (u, agrees) in enumerate(zip(stream.u, stream.agrees, strict=True)):
+        thresholds, audited = control.thresholds, draw("audit", f"{name}-{i}") < TERMS.share
+        index = int(exit_index(u[None], thresholds)[0])
+        left.append(index < len(agrees))
+        wrong.append(index < len(agrees) and not agrees[index])
+        alarms.append(control.alarms)
+        if audited or control.closed:
+            control.record(u, agrees, audited=audited)
+        else:
+            control.unrecorded()
+    return Run(np.array(left), np.array(wrong), np.array(alarms))
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_on_a_stream_that_drifts_midway_agreement_stays_99_percent_and_the_alarm_rings_within_a_window(
+    seed: int,
+) -> None:
+    half = 4000
+    stream = easy(half, seed).then(drifted(half, seed + 50))
+    run = served(stream, Control(SAVED_S, TERMS), f"drift {seed}")
+    assert run.left[half - 1500 : half].mean() > 0.25, "exits pay before the drift"
+    assert run.share_wrong().max() <= TERMS.loss
+    assert run.alarms[half - 1] == 0, "no alarm before the drift"
+    assert run.alarms[half + TERMS.window] >= 1, "it rang within one window"
+    assert not run.left[half + TERMS.window :].any(), "no policy holds on this half"
+
+
+def test_static_thresholds_fail_after_the_drift() -> None:
+    half = 6000
+    stream = easy(half, 0).then(drifted(half, 50))
+    first = Window(stream.u[: TERMS.window], stream.agrees[: TERMS.window], np.array(SAVED_S))
+    tuned = tune(first, allowed_errors(TERMS.window, TERMS.loss / 4))
+    index = exit_index(stream.u, tuned.thresholds)
+    gone = index < 2
+    right = np.where(gone, stream.agrees[np.arange(2 * half), np.minimum(index, 1)], True)
+    assert right[:half].mean() > 0.99
+    assert right[half:].mean() < 0.95
+    assert right.mean() < 0.99
+
+
+def test_exits_return_with_a_new_policy_after_the_stream_has_settled() -> None:
+    stream = easy(4000, 1).then(drifted(600, 2)).then(easy(6000, 3))
+    run = served(stream, Control(SAVED_S, TERMS), "return")
+    assert run.left[-1000:].mean() > 0.25
+    assert run.alarms[-1] >= 1
+    assert run.share_wrong().max() <= TERMS.loss
+
+
+def test_ramps_taught_on_shuffled_answers_let_about_nothing_leave() -> None:
+    run = served(shuffled(4000, 4), Control(SAVED_S, TERMS), "shuffled")
+    assert run.left.mean() < 0.001
+
+
+def test_a_tenant_who_disagrees_is_not_let_through_by_others_records() -> None:
+    others = easy(2000, 9)
+    pool = [Window(others.u, others.agrees, np.array(SAVED_S))]
+    run = served(shuffled(4000, 5), Control(SAVED_S, TERMS, pool), "pooled")
+    assert run.left.sum() == 0
+
+
+def test_others_records_choose_a_policy_before_the_tenant_has_a_window_of_its_own() -> None:
+    others, stream = easy(2000, 9), easy(4000, 6)
+    helped = Control(SAVED_S, TERMS, [Window(others.u, others.agrees, np.array(SAVED_S))])
+    alone = Control(SAVED_S, TERMS)
+    for control in (helped, alone):
+        control.record(stream.u[0], stream.agrees[0], audited=True)
+        assert control.closed
+    assert (helped.policies, alone.policies) == (1, 0)
+    assert served(stream, helped, "helped").share_wrong().max() <= TERMS.loss
+
+
+def test_nothing_leaves_before_there_is_evidence() -> None:
+    run = served(easy(3000, 7), Control(SAVED_S, TERMS), "early")
+    assert not run.left[: TERMS.window + 300].any()
+    assert run.left.any()
