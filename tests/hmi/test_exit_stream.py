@@ -65,15 +65,14 @@ def shuffled(texts: int, seed: int) -> Stream:
 def served(stream: Stream, control: Control, name: str) -> Run:
     left, wrong, alarms = [], [], []
     for i, (u, agrees) in enumerate(zip(stream.u, stream.agrees, strict=True)):
-        thresholds, audited = control.thresholds, draw("audit", f"{name}-{i}") < TERMS.share
+        audited = draw("audit", f"{name}-{i}") < TERMS.share
+        thresholds = control.begin(audited)
         index = int(exit_index(u[None], thresholds)[0])
         left.append(index < len(agrees))
         wrong.append(index < len(agrees) and not agrees[index])
         alarms.append(control.alarms)
-        if audited or control.closed:
-            control.record(u, agrees, audited=audited)
-        else:
-            control.unrecorded()
+        if audited or not any(thresholds):
+            control.record(u, agrees, thresholds, audited=audited)
     return Run(np.array(left), np.array(wrong), np.array(alarms))
 
 
@@ -129,8 +128,8 @@ def test_others_records_choose_a_policy_before_the_tenant_has_a_window_of_its_ow
     helped = Control(SAVED_S, TERMS, [Window(others.u, others.agrees, np.array(SAVED_S))])
     alone = Control(SAVED_S, TERMS)
     for control in (helped, alone):
-        control.record(stream.u[0], stream.agrees[0], audited=True)
-        assert control.closed
+        control.record(stream.u[0], stream.agrees[0], control.begin(True), audited=True)
+        assert not any(control.thresholds)
     assert (helped.policies, alone.policies) == (1, 0)
     assert served(stream, helped, "helped").share_wrong().max() <= TERMS.loss
 
@@ -139,3 +138,19 @@ def test_nothing_leaves_before_there_is_evidence() -> None:
     run = served(easy(3000, 7), Control(SAVED_S, TERMS), "early")
     assert not run.left[: TERMS.window + 300].any()
     assert run.left.any()
+
+
+def test_an_audit_under_way_counts_as_a_disagreement_until_it_is_reported() -> None:
+    control, stream = Control(SAVED_S, TERMS), easy(4000, 1)
+    assert served(stream, control, "under way").left[-1000:].any()
+    before = control.thresholds
+    assert any(before)
+    begun = 0
+    while any(control.thresholds):
+        thresholds, begun = control.begin(True), begun + 1
+    assert 0 < begun < 50, "more audits at once than the stream has earned"
+    control.abandon(thresholds, audited=True)
+    assert control.thresholds == before
+    for _ in range(begun - 1):
+        control.record((1.0, 1.0), (True, True), thresholds, audited=True)
+    assert control.thresholds == before

@@ -75,7 +75,7 @@ class Control:
         """saved_s: the seconds that an exit at each ramp avoids. others: records of the domain's and the
         root's other tenants, which fill the first window while the model has few of its own."""
         self._saved_s, self._terms, self._others = np.array(saved_s, np.float64), terms, tuple(others)
-        self._texts = self._disagreed = self._failures = 0
+        self._texts = self._disagreed = self._under_way = self._failures = 0
         self._records: deque[tuple[Floats, Bools]] = deque(maxlen=MAX_RECORDS)
         """The newest last."""
         self._present: Policy | None = None
@@ -90,29 +90,42 @@ class Control:
     @property
     def thresholds(self) -> tuple[float, ...]:
         """The thresholds that the next text obeys."""
-        t = self._terms
-        if self._present is None or not solvent(self._texts, self._disagreed, t.share, t.loss, t.error):
+        t, disagreed = self._terms, self._disagreed + self._under_way
+        if self._present is None or not solvent(self._texts, disagreed, t.share, t.loss, t.error):
             return (0.0,) * len(self._saved_s)
         return self._present.thresholds
 
-    @property
-    def closed(self) -> bool:
-        """Whether all texts run to the end."""
-        return not any(self.thresholds)
+    def begin(self, audited: bool) -> tuple[float, ...]:
+        """Count a text, and return the thresholds that it obeys. audited: whether it was drawn for an audit.
 
-    def unrecorded(self) -> None:
-        """Count a text that was not audited while texts might leave, whether it left or not."""
-        self._texts += 1
-
-    def record(self, uncertainty: Sequence[float], agrees: Sequence[bool], *, audited: bool) -> None:
-        """Take note of a text that ran to the end: [ramps] twice.
-
-        Call it for every audited text, and while `closed` for every text. Not for texts that merely did not
-        leave: those are the hard ones, and would bias the records.
+        If it was, or if the thresholds are all 0, it runs to the end and is reported to `record`. Other texts
+        are not, whether they leave or not: those that stay are the hard ones, and would bias the records.
+        Until then an audit counts as a disagreement. `abandon` takes back one that will not be reported.
         """
-        u, right = np.array(uncertainty, np.float64), np.array(agrees, np.bool_)
-        self._disagreed += audited and _errs(u, right, self.thresholds)
+        thresholds = self.thresholds
         self._texts += 1
+        self._under_way += audited and any(thresholds)
+        return thresholds
+
+    def abandon(self, thresholds: Sequence[float], *, audited: bool) -> None:
+        """Take back an audit whose text failed."""
+        self._under_way -= audited and any(thresholds)
+
+    def record(
+        self,
+        uncertainty: Sequence[float],
+        agrees: Sequence[bool],
+        thresholds: Sequence[float],
+        *,
+        audited: bool,
+    ) -> None:
+        """Take note of a text that ran to the end. The first three are [ramps].
+
+        thresholds, audited: those of `begin`.
+        """
+        self.abandon(thresholds, audited=audited)
+        u, right = np.array(uncertainty, np.float64), np.array(agrees, np.bool_)
+        self._disagreed += audited and _errs(u, right, thresholds)
         self._wait -= 1
         self._records.append((u, right))
         if self._present is not None:
