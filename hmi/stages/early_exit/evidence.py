@@ -29,6 +29,10 @@ STRENGTHS = np.array([0.1, 0.2, 0.5, 1.0, 2.0, 5.0])
 """The values of λ over which `most_disagreements` takes the best; their number costs some error each."""
 
 
+SMALLEST = 1e-290
+"""Below this a part of a distribution has lost digits, and counts as 0: less evidence than there is."""
+
+
 @dataclass(frozen=True)
 class Audits:
     """A number of audits, and how many of them disagreed."""
@@ -63,8 +67,10 @@ def log_evidence(audits: Audits, loss: float) -> float:
     exp(log_evidence) after each further audit is at most its present value.
     """
     x, n, a, b = audits.disagreed, audits.seen, 0.5, 2.0 / loss
-    with np.errstate(divide="ignore"):
-        above = betaln(a + x, b + n - x) + np.log(betainc(a + x, b + n - x, loss))
+    kept = betainc(a + x, b + n - x, loss)
+    if kept < SMALLEST:
+        return -np.inf
+    above = betaln(a + x, b + n - x) + np.log(kept)
     below = betaln(a, b) + np.log(betainc(a, b, loss))
     return float(above - below - x * np.log(loss) - (n - x) * np.log1p(-loss))
 
