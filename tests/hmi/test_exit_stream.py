@@ -157,3 +157,12 @@ def test_an_audit_under_way_counts_as_a_disagreement_until_it_is_reported() -> N
     for _ in range(begun - 1):
         control.record((1.0, 1.0), (True, True), thresholds, audited=True)
     assert control.thresholds == before
+
+
+def test_the_gate_waits_for_the_tenants_own_audits_although_others_chose_the_policy() -> None:
+    others = easy(2000, 9)
+    pool = [Window(others.u, others.agrees, np.array(SAVED_S))]
+    control = Control(SAVED_S, replace(TERMS, share=1.0), pool)
+    run = served(easy(1200, 8), control, "own", share=1.0)
+    # The stream is solvent after 200 texts; 400 agreeing audits are the least that the gate needs.
+    assert not run.left[:400].any()
