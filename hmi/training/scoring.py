@@ -8,12 +8,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hmi.model.calibration import calibration_error, reliability
 from hmi.training.headline import headline as headline
 
 MAX_CONFUSION_LABELS = 20
 """The confusion matrix is kept for at most this many labels."""
-BINS = 10
-"""Bins of a calibration."""
 
 
 def score_labels(gold: Sequence[str], got: Sequence[str], labels: Sequence[str]) -> dict[str, Any]:
@@ -106,19 +105,11 @@ def calibration(sure: Sequence[float], right: Sequence[bool]) -> dict[str, Any]:
 
     Bins have equal widths. Empty bins are left out.
     """
-    s, r = np.array(sure, np.float64), np.array(right, np.float64)
-    which = np.minimum((s * BINS).astype(int), BINS - 1)
     bins = [
-        {
-            "rows": int(at.sum()),
-            "confidence": round(float(s[at].mean()), 4),
-            "right": round(float(r[at].mean()), 4),
-        }
-        for at in (which == i for i in range(BINS))
-        if at.any()
+        {"rows": b.rows, "confidence": round(b.confidence, 4), "right": round(b.right, 4)}
+        for b in reliability(sure, right)
     ]
-    error = sum(b["rows"] * abs(b["confidence"] - b["right"]) for b in bins) / max(1, len(s))
-    return {"ece": round(error, 4), "bins": bins}
+    return {"ece": round(calibration_error(sure, right), 4), "bins": bins}
 
 
 def is_bio(tags: set[str]) -> bool:

@@ -1,0 +1,122 @@
+"""Offline profiling of a cascade, and the choice among the candidates it finds (Tabi, section 5).
+
+Both levels' probabilities on the same labelled texts are saved once. The scan over dispatchers needs no
+further run of a model; only the scan over pruning scales does, and of the large level alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hmi.model.calibration import Floats
+from hmi.stages.cascade.dispatch import Dispatcher, expected, latency_quantile, share_large
+from hmi.stages.cascade.ensemble import combined, weight_of
+
+SLOPES = (2.0, 5.0, 10.0, 20.0, 50.0)
+"""The values of k that are tried."""
+TWENTIETHS = range(19, 0, -1)
+"""The values of c that are tried, from .95 down by .05, as whole twentieths, which do not drift."""
+FIRST_SCALE, SCALE_STEP, LAST_SCALE = 0.5, 0.1, 2.0
+MAX_PRUNING_LOSS = 0.02
+"""The most accuracy that pruning may cost the large level."""
+TAIL, MAX_TAIL = 0.75, 1.5
+"""A candidate is kept if this quantile of its latency is at most so many times the slowest level's."""
+
+
+@dataclass(frozen=True)
+class Profiled:
+    """Labelled texts with both levels' results."""
+
+    small: Floats
+    """[texts, labels]: calibrated probabilities."""
+    large: Floats
+    """[texts, labels], of the same labels in the same order; of pruned texts if the cascade prunes."""
+    gold: NDArray[np.int64]
+    """[texts]"""
+    small_s: Floats
+    """[texts]"""
+    large_s: Floats
+    """[texts]: the seconds that going on adds."""
+    alone_s: Floats
+    """[texts]: the seconds of the large level for a text that comes to it at once."""
+
+    def right(self, probabilities: Floats) -> NDArray[np.bool_]:
+        """Whether each text's most probable label is right."""
+        out: NDArray[np.bool_] = probabilities.argmax(-1) == self.gold
+        return out
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A dispatcher with its ensemble, and what they are expected to give."""
+
+    dispatcher: Dispatcher
+    weight: float
+    """Of the large level in the ensemble."""
+    accuracy: float
+    seconds: float
+    """The mean for a text."""
+    tail_s: float
+    returned: float
+    """The fraction of texts that the small level answers."""
+
+
+def candidates(profiled: Profiled, slopes: Sequence[float] = SLOPES) -> list[Candidate]:
+    """Every candidate that is accurate and fast enough to be offered.
+
+    For each slope, c falls from .95 in steps of .05 until the combined accuracy is below the mean of both
+    levels' accuracies. Candidates whose tail exceeds the limit are left out.
+    """
+    levels = [float(profiled.right(level).mean()) for level in (profiled.small, profiled.large)]
+    tails = [float(np.quantile(s, TAIL, method="inverted_cdf")) for s in (profiled.small_s, profiled.alone_s)]
+    found = [c for slope in slopes for c in _scan(profiled, slope, sum(levels) / 2)]
+    return [c for c in found if c.tail_s <= MAX_TAIL * max(tails)]
+
+
+def candidate(profiled: Profiled, dispatcher: Dispatcher) -> Candidate:
+    """The expected performance of one dispatcher, with the ensemble's weight that belongs to it."""
+    p = share_large(profiled.small.max(-1), dispatcher)
+    small, large = profiled.right(profiled.small), profiled.right(profiled.large)
+    weight = weight_of(small, large, p)
+    both = profiled.right(combined(profiled.small, profiled.large, weight))
+    e = expected(p, small, both, profiled.small_s, profiled.large_s)
+    tail_s = latency_quantile(p, profiled.small_s, profiled.large_s, TAIL)
+    return Candidate(dispatcher, weight, e.accuracy, e.seconds, tail_s, e.returned)
+
+
+def select(offered: Sequence[Candidate], accuracy: float, seconds: float = np.inf) -> Candidate | None:
+    """The fastest candidate that reaches the accuracy within the mean seconds; None if there is none.
+
+    Of equally fast ones, the most accurate. None means that the large level answers every text.
+    """
+    able = [c for c in offered if c.accuracy >= accuracy and c.seconds <= seconds]
+    return min(able, key=lambda c: (c.seconds, -c.accuracy), default=None)
+
+
+def pruning_scale(accuracy_at: Callable[[float], float]) -> float:
+    """The highest pruning scale α before the large level's accuracy falls by more than MAX_PRUNING_LOSS.
+
+    accuracy_at: runs the large level on texts pruned at a scale. It is called with 0 (no pruning), then from
+    .5 up by .1 until the first loss that is too large. Returns 0 if .5 already loses too much.
+    """
+    full, found = accuracy_at(0.0), 0.0
+    steps = round((LAST_SCALE - FIRST_SCALE) / SCALE_STEP)
+    for step in range(steps + 1):
+        scale = round(FIRST_SCALE + step * SCALE_STEP, 9)
+        # The slack keeps a loss of exactly the limit.
+        if full - accuracy_at(scale) > MAX_PRUNING_LOSS + 1e-12:
+            break
+        found = scale
+    return found
+
+
+def _scan(profiled: Profiled, slope: float, least: float) -> Iterator[Candidate]:
+    for twentieth in TWENTIETHS:
+        one = candidate(profiled, Dispatcher(twentieth / 20, slope))
+        if one.accuracy < least:
+            return
+        yield one

@@ -1,0 +1,142 @@
+"""Evidence from audits that a policy may be used: does a tenant's early answer equal the full model's?
+
+An audit is a text, drawn at random, that runs to the end whatever the policy decides. It disagrees if the
+policy would have let it leave with another answer. The rate in question is that of disagreements among all of
+the tenant's texts, those that stay to the end included.
+
+Three statements are kept apart:
+
+- `upper_bound`: Clopper–Pearson's bound after a number of audits that was fixed beforehand. For reports.
+- `Gate`: opens for a policy once the tenant's own audits reject "the rate is `loss` or more". It may be read
+  after each audit, since it is an e-process: by Ville's inequality, the probability that it ever opens for a
+  policy whose rate is `loss` or more is at most the error that was granted, however often it is read.
+- `most_disagreements`: how many answers of a stream disagreed so far at most, whatever the stream does.
+
+Only the tenant's own audits count here. Other tenants' records may choose a policy (`thresholds.pooled`), but
+say nothing about this tenant's rate. docs/design/0012-exits-and-cascades.md has the proofs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import numpy as np
+from scipy.special import betainc, betaincinv, betaln
+
+STRENGTHS = np.array([0.1, 0.2, 0.5, 1.0, 2.0, 5.0])
+"""The values of λ over which `most_disagreements` takes the best; their number costs some error each."""
+
+
+SMALLEST = 1e-290
+"""Below this a part of a distribution has lost digits, and counts as 0: less evidence than there is."""
+
+
+@dataclass(frozen=True)
+class Audits:
+    """A number of audits, and how many of them disagreed."""
+
+    seen: int = 0
+    disagreed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.disagreed <= self.seen:
+            raise ValueError(f"audits: {self.disagreed} of {self.seen} cannot disagree")
+
+    def plus(self, disagrees: bool) -> Audits:
+        return Audits(self.seen + 1, self.disagreed + disagrees)
+
+
+def upper_bound(audits: Audits, error: float) -> float:
+    """Clopper–Pearson's upper bound of the rate: wrong with at most this probability. 1 without audits.
+
+    It holds for a number of audits that does not depend on their outcomes, so not at the moment at which the
+    bound first looks good.
+    """
+    if audits.disagreed == audits.seen:
+        return 1.0
+    return float(betaincinv(audits.disagreed + 1, audits.seen - audits.disagreed, 1.0 - error))
+
+
+def log_evidence(audits: Audits, loss: float) -> float:
+    """The logarithm of the e-process against "the rate is `loss` or more", after these audits.
+
+    The likelihood of the audits, averaged over the rates below `loss`, over that at `loss`. The average is by
+    a Beta(1/2, 2 / loss), whose mean is about loss / 4. If the rate is `loss` or more, the expectation of
+    exp(log_evidence) after each further audit is at most its present value.
+    """
+    x, n, a, b = audits.disagreed, audits.seen, 0.5, 2.0 / loss
+    kept = betainc(a + x, b + n - x, loss)
+    if kept < SMALLEST:
+        return -np.inf
+    above = betaln(a + x, b + n - x) + np.log(kept)
+    below = betaln(a, b) + np.log(betainc(a, b, loss))
+    return float(above - below - x * np.log(loss) - (n - x) * np.log1p(-loss))
+
+
+def granted(error: float, policy: int) -> float:
+    """The error for a tenant's policy, counted from 0: error / ((policy + 1)(policy + 2)), in sum `error`.
+
+    So the error bounds the probability that any of all the policies that the tenant ever tries is let through
+    wrongly, although each failure leads to a new attempt.
+    """
+    return error / ((policy + 1) * (policy + 2))
+
+
+@dataclass(frozen=True)
+class Gate:
+    """Whether a policy is used. It begins closed, and stays open once its evidence has sufficed.
+
+    A policy is fixed: with other thresholds, ramps or weights it is another one, with a gate of its own.
+    """
+
+    loss: float
+    """The rate of disagreements that the tenant tolerates, above 0 and below 1."""
+    error: float
+    """The probability with which the gate may open wrongly (`granted`)."""
+    own: Audits = Audits()
+    """The tenant's own audits of this policy, none of which chose it."""
+    open: bool = False
+
+    def __post_init__(self) -> None:
+        if not (0.0 < self.loss < 1.0 and 0.0 < self.error < 1.0):
+            raise ValueError(f"gate: loss {self.loss} and error {self.error} must be between 0 and 1")
+
+    def after(self, disagrees: bool) -> Gate:
+        """The gate after one more audit."""
+        own = self.own.plus(disagrees)
+        enough = log_evidence(own, self.loss) >= -np.log(self.error)
+        return replace(self, own=own, open=self.open or bool(enough))
+
+    def in_force(self, thresholds: Sequence[float]) -> tuple[float, ...]:
+        """The thresholds of the policy, or all 0 while the gate is closed."""
+        return tuple(thresholds) if self.open else (0.0,) * len(thresholds)
+
+
+@lru_cache(maxsize=4096)
+def most_disagreements(disagreed: int, share: float, error: float) -> float:
+    """An upper bound of the disagreements among all answers of a stream so far, from its audits.
+
+    disagreed: the audits that disagreed; those under way count as if they did. share: the probability with
+    which each text was audited, drawn independently of the text and constant over the stream. The bound is
+    wrong with at most the probability `error`, at all times together. Nothing is assumed of the stream: it
+    may drift, and thresholds may change at will.
+
+    For each λ the product over texts of exp(c·d − λ·a·d), with d whether it disagrees, a whether it is
+    audited and c = −ln(1 − share + share·exp(−λ)), has expectation 1, so Ville's inequality bounds c·D − λ·X.
+    """
+    if not 0.0 < share <= 1.0:
+        raise ValueError(f"share: {share} is not a probability above 0")
+    c = -np.log1p(share * np.expm1(-STRENGTHS))
+    return float(((STRENGTHS * disagreed + np.log(len(STRENGTHS) / error)) / c).min())
+
+
+def solvent(texts: int, disagreed: int, share: float, loss: float, error: float) -> bool:
+    """Whether one more text may leave early: even if it disagrees, at most the fraction `loss` will have.
+
+    texts: all of the stream so far. Texts that stay earn, texts that leave may spend. Obeyed from the first
+    text on, the fraction of disagreements is at most `loss` at all times, with the probability 1 − error,
+    under any drift.
+    """
+    return most_disagreements(disagreed, share, error) + 1.0 <= loss * (texts + 1)
