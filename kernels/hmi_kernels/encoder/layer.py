@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hmi_kernels.encoder import FLOAT
+from hmi_kernels.encoder import BFLOAT, FLOAT, INT8
 from hmi_kernels.encoder import room as rooms
 from hmi_kernels.encoder.ahead import FETCHED, FIRST, LAST, MODULE, RUN_FIELDS, fetch
 from hmi_kernels.encoder.attention import attend
@@ -36,11 +36,13 @@ from hmi_kernels.encoder.rowwise import copied
 from hmi_kernels.jit import get, load_i64, put, whole
 
 KIND, DIM, INNER, HEADS, EPS, FACTOR, GAIN1, BIAS1, GAIN2, BIAS2, RELATIVE, RELATIVE_STEP = range(12)
-QKV, OUT, IN_FFN, OUT_FFN, KEYS = (12 + MATRIX_FIELDS * i for i in range(5))
-LAYER_FIELDS = 12 + 5 * MATRIX_FIELDS
+QKV, OUT, IN_FFN, OUT_FFN, KEYS, VALUES = (12 + MATRIX_FIELDS * i for i in range(6))
+LAYER_FIELDS = 12 + 6 * MATRIX_FIELDS
 """A layer: its kind of numbers, its sizes (INNER: of the FFN); EPS and FACTOR, the bits of float32 numbers;
-addresses of gains and biases; relative attention as `attend` takes it, steps of 0 for none; four matrices;
-and K of each head transposed, one after another, in layers whose first rows may be wanted alone."""
+addresses of gains and biases; relative attention as `attend` takes it, steps of 0 for none; four matrices.
+Layers whose first rows may be wanted alone also have KEYS, each head's part of K transposed, one after
+another; and, if they are int8, VALUES: V in bfloat16, with the addresses of a matrix that begins with Q and
+K."""
 BLOCK = 128
 """Rows of a block, unless one text has more."""
 
@@ -155,17 +157,19 @@ def attend_first(
     layer: Any, x: Any, offsets: Any, begin: Any, end: Any, modules: Any, plus: Any, room: Any, at: Any
 ) -> None:
     """CONTEXT = attention of the first rows of up to GROUP texts, whose queries are QUERIES from row `at`
-    on."""
+    on. In int8 its two products are bfloat16: one rounding for each text and head does not average out as
+    those of all rows do."""
     kind, d, heads, n = get(layer, KIND), get(layer, DIM), get(layer, HEADS), end - begin
     q, context, means = 4 * d * at + get(room, rooms.QUERIES), 4 * d * at, get(room, rooms.MEANS)
-    turn_queries(kind, room, layer + 8 * KEYS, q, n, d, heads, means)
+    of_first = FLOAT if kind == FLOAT else BFLOAT
+    turn_queries(of_first, room, layer + 8 * KEYS, q, n, d, heads, means)
     factor, relative, relative_step = get(layer, FACTOR), get(layer, RELATIVE), get(layer, RELATIVE_STEP)
     for t in range(begin, end):
         row, module = load_i64(offsets + 8 * t), load_i64(modules + 8 * t)
         change = 0 if module == 0 or get(module, ON_QKV + DOWN) == 0 else module + 8 * ON_QKV
         length, mine = load_i64(offsets + 8 * t + 8) - row, 4 * d * (t - begin)
         attend_turned(
-            kind,
+            of_first,
             room,
             change,
             x + 4 * d * row,
@@ -182,7 +186,8 @@ def attend_first(
         )
     runs = get(room, rooms.RUNS)
     count = set_runs(0, begin, end, modules, runs)
-    valued(kind, room, layer + 8 * QKV, means, n, d, heads, runs, count, context + get(room, rooms.CONTEXT))
+    matrix = layer + 8 * (VALUES if kind == INT8 else QKV)
+    valued(of_first, room, matrix, means, n, d, heads, runs, count, context + get(room, rooms.CONTEXT))
 
 
 @whole

@@ -137,11 +137,7 @@ def pack_layer(
     ):
         _put_matrix(record, at, pack_matrix(kind, weight, bias), places)
     if first_only:
-        by_head = (
-            weights.qkv[0][dim : 2 * dim].reshape(heads, -1, dim).swapaxes(1, 2).reshape(heads * dim, -1)
-        )
-        none = np.zeros(heads * dim, np.float32)
-        _put_matrix(record, of_layer.KEYS, pack_matrix(kind, by_head, none), places)
+        _put_first_only(record, kind, weights, heads, places)
     longest = None if weights.relative is None else (weights.relative.shape[1] + 1) // 2
     return Layer(kind, dim, inner, longest, dim // heads, *places.placed(), first_only)
 
@@ -285,8 +281,10 @@ def run_layer(
 
     x: the address of float32 [rows, dim]. out: the address of as many rows, or [texts, dim] if only each
     text's first row is wanted. index: the layer's place, for the modules. Raises ValueError for a text that
-    is longer than the layer's relative attention.
+    is longer than the layer's relative attention, and for first rows of a layer that was not packed for them.
     """
+    if first_only and not layer.first_only:
+        raise ValueError("first rows alone are wanted: pack this layer with first_only=True")
     if layer.longest is not None and texts.longest > layer.longest:
         raise ValueError(f"a text of {texts.longest} tokens: relative attention knows {layer.longest}")
     coming = texts.records(index + 1)
@@ -353,11 +351,24 @@ def _low_rank(found: LowRank | NormChange | None) -> LowRank | None:
     return found if isinstance(found, LowRank) else None
 
 
-def _put_matrix(record: Record, at: int, matrix: Matrix, places: Places) -> None:
-    places.point(record, at + of_matrix.PANELS, matrix.panels)
-    places.point(record, at + of_matrix.BIAS, matrix.bias)
+def _put_matrix(record: Record, at: int, matrix: Matrix, places: Places, before: int = 0) -> None:
+    """before: panels that are missing. The addresses are those of a matrix that begins with them."""
+    places.point(record, at + of_matrix.PANELS, matrix.panels, -before * matrix.words * STRIDE)
+    places.point(record, at + of_matrix.BIAS, matrix.bias, -before * STRIDE)
     places.point(record, at + of_matrix.SHARED, matrix.shared)
     record[at + of_matrix.WORDS] = matrix.words
+
+
+def _put_first_only(record: Record, kind: int, weights: LayerWeights, heads: int, places: Places) -> None:
+    """KEYS and VALUES; see `layer.LAYER_FIELDS`."""
+    (weight, bias), dim = weights.qkv, weights.out[0].shape[0]
+    of_first = FLOAT if kind == FLOAT else BFLOAT
+    turned = weight[dim : 2 * dim].reshape(heads, -1, dim).swapaxes(1, 2).reshape(heads * dim, -1)
+    keys = pack_matrix(of_first, turned, np.zeros(len(turned), np.float32))
+    _put_matrix(record, of_layer.KEYS, keys, places)
+    if kind == INT8:
+        values = pack_matrix(of_first, weight[2 * dim :], bias[2 * dim :])
+        _put_matrix(record, of_layer.VALUES, values, places, 2 * dim // COLUMNS)
 
 
 def _plan_ahead(layer: Layer, record: Record, begin: int, rest: int, places: Places) -> None:
