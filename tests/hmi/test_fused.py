@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import get_args
+from typing import Literal, get_args
 
 import pytest
 import torch
+from hmi_kernels.encoder import ops
 from hmi_kernels.encoder.layer import BLOCK
 from torch import Tensor, nn
 
@@ -26,6 +27,10 @@ BERT = EncoderShape(vocab=9, dim=64, heads=4, layers=6, ffn=128, positions=300, 
 MPNET = EncoderShape(
     vocab=9, dim=128, heads=2, layers=6, ffn=192, positions=300, types=0, eps=1e-5, kind="mpnet", buckets=32
 )
+ODD = EncoderShape(vocab=9, dim=192, heads=4, layers=6, ffn=192, positions=300, types=2, eps=1e-12)
+"""Its heads have 48 columns, which begin and end inside the kernels' panels of 64."""
+MANY = EncoderShape(vocab=9, dim=320, heads=20, layers=6, ffn=64, positions=300, types=2, eps=1e-12)
+"""More heads than a vector has lanes."""
 BIG = EncoderShape(vocab=9, dim=384, heads=12, layers=6, ffn=1536, positions=128, types=2, eps=1e-12)
 DEPTH = 3
 LENGTHS = (5, 70, 1, 130, 14, 7, 64, 300)
@@ -75,6 +80,34 @@ def test_fp32_equals_packed_torch(shape: EncoderShape, kind: Kind) -> None:
     for run in (run_rows, first):
         wanted = run(reference, x, offsets, modules)
         torch.testing.assert_close(run(ours, x, offsets, modules), wanted, atol=2e-5, rtol=0)
+
+
+@pytest.mark.parametrize("shape", [ODD, MANY], ids=["odd", "many"])
+def test_heads_of_any_size_equal_packed_torch(shape: EncoderShape) -> None:
+    layers, (x, offsets) = upper(shape), packed(LENGTHS, shape.dim)
+    modules = mixed(shape, "lora")
+    ours, reference = FusedExecutor(layers, shape, "fp32"), PackedExecutor(layers, shape)
+    for run in (run_rows, first):
+        wanted = run(reference, x, offsets, modules)
+        torch.testing.assert_close(run(ours, x, offsets, modules), wanted, atol=2e-5, rtol=0)
+
+
+@pytest.mark.parametrize("precision", HERE)
+@pytest.mark.parametrize("shape", [BERT, MPNET, ODD], ids=["bert", "mpnet", "odd"])
+def test_first_rows_alone_are_those_of_all_rows(shape: EncoderShape, precision: Precision) -> None:
+    """First rows are computed in another order, without keys and values, so they differ by rounding."""
+    (x, offsets), executor = packed(LENGTHS, shape.dim), FusedExecutor(upper(shape), shape, precision)
+    modules = mixed(shape, "lora")
+    alone, among_all = (run(executor, x, offsets, modules) for run in (first, run_rows))
+    least = {"fp32": 0.999999, "bf16": 0.9999, "int8": 0.999}[precision]
+    assert torch.cosine_similarity(alone, among_all[offsets[:-1]]).min() > least
+
+
+def test_a_layer_packed_for_all_rows_refuses_first_rows_alone() -> None:
+    (layer, *_), x = fused_layers(upper(BERT), BERT, "fp32"), torch.zeros(3, BERT.dim)
+    texts = ops.Texts([0, 3], [None])
+    with pytest.raises(ValueError, match="first rows"):
+        ops.run_layer(layer, 0, x.data_ptr(), texts, ops.Room(), x.data_ptr(), first_only=True)
 
 
 class Rounded(nn.Linear):
@@ -210,6 +243,9 @@ def test_not_a_number_stays_with_its_text_and_is_no_answer(precision: Precision,
     got = run_rows(executor, x, offsets, [broken, mine])
     assert not torch.isfinite(got[:6]).any(dim=1).any()
     assert torch.equal(got[6:], run_rows(executor, x[6:].clone(), [0, 9], [mine]))
+    got = first(executor, x, offsets, [broken, mine])
+    assert not torch.isfinite(got[0]).any()
+    assert torch.equal(got[1:], first(executor, x[6:].clone(), [0, 9], [mine]))
 
 
 def test_numbers_far_from_zero_stay_exact() -> None:
@@ -223,15 +259,16 @@ def test_numbers_far_from_zero_stay_exact() -> None:
     torch.testing.assert_close(got, wanted, atol=2e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("reads", ["cls", "rows"])
 @pytest.mark.parametrize("shape", [BERT, MPNET], ids=["bert", "mpnet"])
-def test_merged_rows_and_texts_that_leave_early(shape: EncoderShape) -> None:
+def test_merged_rows_and_texts_that_leave_early(shape: EncoderShape, reads: Literal["cls", "rows"]) -> None:
     layers, (x, offsets) = upper(shape), packed((12, 5, 30), shape.dim)
     sizes = torch.randint(1, 4, (len(x),), generator=torch.Generator().manual_seed(0)).float()
     rows = Rows(x, offsets, range(3), None, sizes)
     modules = [module(shape, "lora", 8), None, module(shape, "sequential", 3)]
 
     def last(executor: Executor) -> list[tuple[list[int], Tensor]]:
-        found = executor.run(BatchKey(("", ""), "rows", exact=False), rows, modules, [FirstLeaves()])
+        found = executor.run(BatchKey(("", ""), reads, exact=False), rows, modules, [FirstLeaves()])
         return [(list(left.texts), left.last) for left in found]
 
     ours, reference = last(FusedExecutor(layers, shape, "fp32")), last(PackedExecutor(layers, shape))

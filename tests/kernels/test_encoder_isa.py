@@ -31,16 +31,17 @@ rng, dim, inner = np.random.default_rng(0), 64, 128
 sizes = {"qkv": (3 * dim, dim), "out": (dim, dim), "inner": (inner, dim), "outer": (dim, inner)}
 matrices = {name: (draw(*size), draw(size[0])) for name, size in sizes.items()}
 weights = ops.LayerWeights(**matrices, norm1=(draw(dim), draw(dim)), norm2=(draw(dim), draw(dim)))
-layer = ops.pack_layer(isa.FLOAT, weights, 4, 1e-12)
+layer = ops.pack_layer(isa.FLOAT, weights, 4, 1e-12, first_only=True)
 x = draw(90, dim)
-out = np.empty_like(x)
+out, firsts = np.empty_like(x), np.empty_like(x[:3])
 ranks = {"q": 3, "v": 8, "o": 20}
 sites = {site: ops.LowRank(draw(rank, dim), draw(dim, rank)) for site, rank in ranks.items()}
 sites["after_ffn"] = ops.LowRank(draw(8, dim), draw(dim, 8), draw(8), draw(dim), ops.SILU)
 texts = ops.Texts([0, 7, 8, 90], [None, ops.pack_module(layer, [sites]), None])
 ops.run_layer(layer, 0, x.ctypes.data, texts, ops.Room(), out.ctypes.data)
+ops.run_layer(layer, 0, x.ctypes.data, texts, ops.Room(), firsts.ctypes.data, first_only=True)
 print(isa.kinds(), tile.WIDE)
-np.save(%r, out)
+np.save(%r, np.concatenate([out, firsts]))
 """
 
 

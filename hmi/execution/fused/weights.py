@@ -22,10 +22,11 @@ _ACTIVATIONS: dict[Callable[[Tensor], Tensor], int] = {F.relu: ops.RELU, F.silu:
 
 def fused_layers(upper: nn.ModuleList, shape: EncoderShape, precision: Precision) -> list[ops.Layer]:
     """Copies of a root's upper layers as they were trained, in the kernels' layout."""
-    return [_layer(layer, shape, KINDS[precision]) for layer in upper]
+    last = len(upper) - 1
+    return [_layer(layer, shape, KINDS[precision], i == last) for i, layer in enumerate(upper)]
 
 
-def _layer(layer: nn.Module, shape: EncoderShape, kind: int) -> ops.Layer:
+def _layer(layer: nn.Module, shape: EncoderShape, kind: int, last: bool) -> ops.Layer:
     assert isinstance(layer, EncoderLayer)
     relative = None if layer.relative is None else by_distance(layer.relative, shape.positions)
     weights = ops.LayerWeights(
@@ -37,7 +38,7 @@ def _layer(layer: nn.Module, shape: EncoderShape, kind: int) -> ops.Layer:
         norm2=_arrays(layer.ln2),
         relative=None if relative is None else relative.detach().numpy(),
     )
-    return ops.pack_layer(kind, weights, shape.heads, shape.eps)
+    return ops.pack_layer(kind, weights, shape.heads, shape.eps, first_only=last)
 
 
 def fused_module(module: TenantModule, layers: Sequence[ops.Layer]) -> ops.Module:

@@ -4,35 +4,48 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
-from hmi_kernels.encoder import FLOAT
-from hmi_kernels.encoder.room import ATTEND, NARROW_CODE, TILE_CODE, ZEROS
+from hmi_kernels.encoder.product import even
+from hmi_kernels.encoder.room import ATTEND, NARROW_CODE, ZEROS
 from hmi_kernels.encoder.rowwise import softmax
-from hmi_kernels.encoder.tile import ROWS, STRIDE, call_narrow, call_tile
-from hmi_kernels.jit import get, load_u32, store_u32, whole
+from hmi_kernels.encoder.tile import STRIDE, call_narrow
+from hmi_kernels.encoder.vectors import I64, LANES, Vectors, vectorised
+from hmi_kernels.jit import get, whole
+
+
+@vectorised(5)
+def _turned(v: Vectors, source: Any, step: Any, rows: Any, target: Any, stride: Any) -> None:
+    """target [16, 16] = the transpose of source [rows, 16], float32; its columns beyond `rows` repeat the
+    last."""
+    last = v.b.sub(rows, I64(1))
+    lines = []
+    for r in range(LANES):
+        row = v.b.select(v.b.icmp_signed("<", I64(r), last), I64(r), last)
+        lines.append(v.load(v.at(source, v.b.mul(row, step))))
+    half = LANES // 2
+    while half:  # each turn exchanges the blocks beside the diagonal
+        for i in range(LANES):
+            if not i & half:
+                lines[i], lines[i + half] = v.exchanged(lines[i], lines[i + half], half)
+        half //= 2
+    for i, line in enumerate(lines):
+        v.store(line, v.at(target, v.scaled(stride, i)))
 
 
 @whole
-def turned(keys: Any, step: Any, count: Any, size: Any, panels: Any) -> None:
-    """One head's keys [count, size], rows `step` bytes apart, as panels of 64 keys; keys beyond the last are
-    0."""
-    for p in range((count + 63) // 64):
-        for j in range(64):
-            i = 64 * p + j
-            for k in range(size):
-                value = load_u32(keys + i * step + 4 * k) if i < count else np.uint32(0)
-                store_u32(panels + (p * size + k) * STRIDE + 4 * j, value)
+def turned(rows: Any, step: Any, count: Any, size: Any, out: Any, stride: Any) -> None:
+    """out [size, count up to a multiple of 16] = the transpose of [count, size], float32.
+
+    size is a multiple of 16; rows lie `step` bytes apart, those of out `stride`. The last row fills up.
+    """
+    for i in range(0, count, LANES):
+        for k in range(0, size, LANES):
+            _turned(rows + i * step + 4 * k, step, count - i, out + k * stride + 4 * i, stride)
 
 
 @whole
 def attend(
-    layer_room: Any,
-    queries: Any,
-    count: Any,
-    query_step: Any,
-    keys: Any,
-    values: Any,
+    room: Any,
+    qkv: Any,
     step: Any,
     length: Any,
     heads: Any,
@@ -42,29 +55,32 @@ def attend(
     relative_step: Any,
     plus: Any,
     out: Any,
-    out_step: Any,
 ) -> None:
-    """out [count, heads · size] = softmax(factor · queries · keysᵀ + relative + plus) · values of one text.
+    """out [length, heads · size] = softmax(factor · queries · keysᵀ + relative + plus) · values of one text.
 
-    The queries are the text's first `count` rows, keys and values its `length` rows, all float32. Head h is
-    at columns h · size. factor: the bits of a float32. relative: what head 0 adds at distance 0 (key less
+    qkv: its rows' queries, keys and values, one after another, rows `step` bytes apart, all float32. Head h
+    is at columns h · size. factor: the bits of a float32. relative: what head 0 adds at distance 0 (key less
     query), with the distances around it and the next head `relative_step` bytes on; a step of 0 for none.
     plus: what is added to each key, or 0.
     """
-    room, zeros = get(layer_room, ATTEND), get(layer_room, ZEROS)
-    code, narrow_code = get(layer_room, TILE_CODE), get(layer_room, NARROW_CODE)
-    panels, row = (length + 63) // 64, (length + 63) // 64 * STRIDE
-    scores, by_key = room + panels * size * STRIDE, plus if plus != 0 else zeros
+    turned_keys, zeros, code = get(room, ATTEND), get(room, ZEROS), get(room, NARROW_CODE)
+    panels, row, width = (length + 63) // 64, (length + 63) // 64 * STRIDE, 4 * size * heads
+    scores, by_key = turned_keys + panels * size * STRIDE, plus if plus != 0 else zeros
     for h in range(heads):
-        at = 4 * size * h
-        turned(keys + at, step, length, size, room)
-        for i in range(0, count, ROWS):
-            n, q = min(ROWS, count - i), queries + i * query_step + at
+        queries = qkv + 4 * size * h
+        for p in range(panels):
+            keys = queries + width + 64 * p * step
+            turned(keys, step, min(64, length - 64 * p), size, turned_keys + p * size * STRIDE, STRIDE)
+        i = 0
+        while i < length:
+            n = even(length - i)
             for p in range(panels):
-                panel, to = room + p * size * STRIDE, scores + p * STRIDE
-                call_tile(code, FLOAT, n, q, query_step, size, panel, zeros, 0, 0, 0, 0, 0, to, row)
+                columns, panel = min(64, (length - 64 * p + 15) // 16 * 16), turned_keys + p * size * STRIDE
+                to = scores + p * STRIDE
+                call_narrow(code, columns, n, queries + i * step, step, size, panel, STRIDE, to, row)
             for r in range(n):
                 distance = relative + h * relative_step - 4 * (i + r) if relative_step != 0 else zeros
                 softmax(scores + r * row, length, factor, distance, by_key)
-            to = out + i * out_step + at
-            call_narrow(narrow_code, size, n, scores, row, length, values + at, step, to, out_step)
+            values, to = queries + 2 * width, out + i * width + 4 * size * h
+            call_narrow(code, size, n, scores, row, length, values, step, to, width)
+            i += n

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hmi_kernels.encoder import FLOAT
+from hmi_kernels.encoder import BFLOAT, FLOAT, INT8
 from hmi_kernels.encoder import room as rooms
 from hmi_kernels.encoder.ahead import FETCHED, FIRST, LAST, MODULE, RUN_FIELDS, fetch
 from hmi_kernels.encoder.attention import attend
@@ -16,8 +16,8 @@ from hmi_kernels.encoder.change import (
     AFTER_ATTN,
     AFTER_FFN,
     ATTN,
+    DOWN,
     FFN,
-    MATRIX,
     NORM1,
     NORM2,
     ON_FFN,
@@ -29,16 +29,20 @@ from hmi_kernels.encoder.change import (
     normalised,
     set_changes,
 )
-from hmi_kernels.encoder.product import MATRIX_FIELDS, PANELS, multiply, multiply_gelu
+from hmi_kernels.encoder.first import GROUP, attend_turned, turn_queries, valued
+from hmi_kernels.encoder.product import MATRIX_FIELDS, multiply, multiply_gelu
 from hmi_kernels.encoder.room import operand, wide_operand
 from hmi_kernels.encoder.rowwise import copied
 from hmi_kernels.jit import get, load_i64, put, whole
 
 KIND, DIM, INNER, HEADS, EPS, FACTOR, GAIN1, BIAS1, GAIN2, BIAS2, RELATIVE, RELATIVE_STEP = range(12)
-QKV, OUT, IN_FFN, OUT_FFN = (12 + MATRIX_FIELDS * i for i in range(4))
-LAYER_FIELDS = 12 + 4 * MATRIX_FIELDS
+QKV, OUT, IN_FFN, OUT_FFN, KEYS, VALUES = (12 + MATRIX_FIELDS * i for i in range(6))
+LAYER_FIELDS = 12 + 6 * MATRIX_FIELDS
 """A layer: its kind of numbers, its sizes (INNER: of the FFN); EPS and FACTOR, the bits of float32 numbers;
-addresses of gains and biases; relative attention as `attend` takes it, steps of 0 for none; four matrices."""
+addresses of gains and biases; relative attention as `attend` takes it, steps of 0 for none; four matrices.
+Layers whose first rows may be wanted alone also have KEYS, each head's part of K transposed, one after
+another; and, if they are int8, VALUES: V in bfloat16, with the addresses of a matrix that begins with Q and
+K."""
 BLOCK = 128
 """Rows of a block, unless one text has more."""
 
@@ -95,47 +99,17 @@ def product(
 
 
 @whole
-def attend_all(
-    layer: Any,
-    offsets: Any,
-    begin: Any,
-    end: Any,
-    plus: Any,
-    queries: Any,
-    query_step: Any,
-    context: Any,
-    first_only: Any,
-    room: Any,
-) -> None:
-    """context = attention of each text of the block over its keys and values in QKV."""
+def attend_all(layer: Any, offsets: Any, begin: Any, end: Any, plus: Any, room: Any) -> None:
+    """CONTEXT = attention of each text of the block over its queries, keys and values in QKV."""
     d, heads, factor, step = get(layer, DIM), get(layer, HEADS), get(layer, FACTOR), 12 * get(layer, DIM)
-    start = load_i64(offsets + 8 * begin)
+    start, context = load_i64(offsets + 8 * begin), get(room, rooms.CONTEXT)
     relative, relative_step = get(layer, RELATIVE), get(layer, RELATIVE_STEP)
     for t in range(begin, end):
         row = load_i64(offsets + 8 * t) - start
         length = load_i64(offsets + 8 * t + 8) - start - row
-        at, mine = get(room, rooms.QKV) + row * step, (t - begin) if first_only else row
-        q, to = queries + mine * query_step, context + 4 * d * mine
-        by_key = plus + 4 * (start + row) if plus != 0 else 0
-        count = 1 if first_only else length
-        attend(
-            room,
-            q,
-            count,
-            query_step,
-            at + 4 * d,
-            at + 8 * d,
-            step,
-            length,
-            heads,
-            d // heads,
-            factor,
-            relative,
-            relative_step,
-            by_key,
-            to,
-            4 * d,
-        )
+        at, to = get(room, rooms.QKV) + row * step, context + 4 * d * row
+        by_key, size = plus + 4 * (start + row) if plus != 0 else 0, d // heads
+        attend(room, at, step, length, heads, size, factor, relative, relative_step, by_key, to)
 
 
 @whole
@@ -174,46 +148,65 @@ def block(
     operand(get(layer, KIND), room, mine, n, d)
     fetch(room, runs, count, False)
     product(layer, room, QKV, ON_QKV, runs, count, n, 0, 3 * d // 64, qkv, 12 * d)
-    attend_all(layer, offsets, begin, end, plus, qkv, 12 * d, get(room, rooms.CONTEXT), False, room)
+    attend_all(layer, offsets, begin, end, plus, room)
     finish(layer, room, mine, n, runs, count, out + 4 * d * start)
+
+
+@whole
+def attend_first(
+    layer: Any, x: Any, offsets: Any, begin: Any, end: Any, modules: Any, plus: Any, room: Any, at: Any
+) -> None:
+    """CONTEXT = attention of the first rows of up to GROUP texts, whose queries are QUERIES from row `at`
+    on. In int8 its two products are bfloat16: one rounding for each text and head does not average out as
+    those of all rows do."""
+    kind, d, heads, n = get(layer, KIND), get(layer, DIM), get(layer, HEADS), end - begin
+    q, context, means = 4 * d * at + get(room, rooms.QUERIES), 4 * d * at, get(room, rooms.MEANS)
+    of_first = FLOAT if kind == FLOAT else BFLOAT
+    turn_queries(of_first, room, layer + 8 * KEYS, q, n, d, heads, means)
+    factor, relative, relative_step = get(layer, FACTOR), get(layer, RELATIVE), get(layer, RELATIVE_STEP)
+    for t in range(begin, end):
+        row, module = load_i64(offsets + 8 * t), load_i64(modules + 8 * t)
+        change = 0 if module == 0 or get(module, ON_QKV + DOWN) == 0 else module + 8 * ON_QKV
+        length, mine = load_i64(offsets + 8 * t + 8) - row, 4 * d * (t - begin)
+        attend_turned(
+            of_first,
+            room,
+            change,
+            x + 4 * d * row,
+            length,
+            d,
+            q + mine,
+            heads,
+            factor,
+            relative,
+            relative_step,
+            plus + 4 * row if plus != 0 else 0,
+            means + mine,
+            4 * d * n,
+        )
+    runs = get(room, rooms.RUNS)
+    count = set_runs(0, begin, end, modules, runs)
+    matrix = layer + 8 * (VALUES if kind == INT8 else QKV)
+    valued(of_first, room, matrix, means, n, d, heads, runs, count, context + get(room, rooms.CONTEXT))
 
 
 @whole
 def first_rows(
     layer: Any, x: Any, offsets: Any, begin: Any, end: Any, modules: Any, plus: Any, room: Any, out: Any
 ) -> None:
-    """out [texts, dim] = each text's first row after the layer, for up to BLOCK texts begin..end-1.
-
-    Only keys and values are computed block by block. All else is computed once for the first rows of all
-    these texts, since a block of long texts has few of them: tiles would have one row or two.
-    """
+    """out [texts, dim] = each text's first row after the layer, for up to BLOCK texts begin..end-1."""
     kind, d, part, queries = get(layer, KIND), get(layer, DIM), get(layer, DIM) // 64, end - begin
-    firsts, q, qkv = get(room, rooms.FIRSTS), get(room, rooms.QUERIES), get(room, rooms.QKV)
-    runs, query_runs = get(room, rooms.RUNS), get(room, rooms.QUERY_RUNS)
+    firsts, q, runs = get(room, rooms.FIRSTS), get(room, rooms.QUERIES), get(room, rooms.QUERY_RUNS)
     for t in range(queries):
         copied(x + 4 * d * load_i64(offsets + 8 * (begin + t)), firsts + 4 * d * t, d // 16)
     operand(kind, room, firsts, queries, d)
-    count = set_runs(0, begin, end, modules, query_runs)
-    fetch(room, query_runs, 0, False)
-    product(layer, room, QKV, ON_QKV, query_runs, count, queries, 0, part, q, 4 * d)
-    t = begin
-    while t < end:
-        after, start = block_end(offsets, t, end), load_i64(offsets + 8 * t)
-        n, mine = load_i64(offsets + 8 * after) - start, 4 * d * (t - begin)
-        of_block = set_runs(offsets, t, after, modules, runs)
-        operand(kind, room, x + 4 * d * start, n, d)
-        fetch(room, runs, of_block, False)
-        product(layer, room, QKV, ON_QKV, runs, of_block, n, part, 3 * part, qkv + 4 * d, 12 * d)
-        context = get(room, rooms.CONTEXT) + mine
-        attend_all(layer, offsets, t, after, plus, q + mine, 4 * d, context, True, room)
-        t = after
-    for s in range(count):
-        run = query_runs + 8 * RUN_FIELDS * s
-        module = get(run, MODULE)
-        if module != 0:  # only what comes after keys and values is still to be fetched
-            put(run, FETCHED, get(module, ON_OUT + MATRIX + PANELS))
-    fetch(room, query_runs, count, False)
-    finish(layer, room, firsts, queries, query_runs, count, out + 4 * d * begin)
+    count = set_runs(0, begin, end, modules, runs)
+    fetch(room, runs, count, False)
+    product(layer, room, QKV, ON_QKV, runs, count, queries, 0, part, q, 4 * d)
+    for t in range(begin, end, GROUP):
+        attend_first(layer, x, offsets, t, min(t + GROUP, end), modules, plus, room, t - begin)
+    fetch(room, runs, count, False)
+    finish(layer, room, firsts, queries, runs, count, out + 4 * d * begin)
 
 
 @whole

@@ -13,6 +13,7 @@ from hmi_kernels.encoder import change as of_change
 from hmi_kernels.encoder import layer as of_layer
 from hmi_kernels.encoder import product as of_matrix
 from hmi_kernels.encoder import room as of_room
+from hmi_kernels.encoder.first import GROUP
 from hmi_kernels.encoder.memory import LINE, Memory, Places, Record
 from hmi_kernels.encoder.pack import COLUMNS, Change, Floats, LowRank, Matrix, pack_change, pack_matrix
 from hmi_kernels.encoder.tile import CHANGED_FIELDS, ROWS, STRIDE, lower, narrow, tile
@@ -83,6 +84,8 @@ class Layer:
     """The record and all that it points to."""
     address: int
     """The address of the record."""
+    first_only: bool
+    """Whether it can be run for each text's first row alone."""
 
 
 @dataclass(frozen=True)
@@ -105,8 +108,13 @@ class Module:
     """Numbers of its widest low-rank row."""
 
 
-def pack_layer(kind: int, weights: LayerWeights, heads: int, eps: float) -> Layer:
-    """Bring a layer into the kernels' layout. Raises ValueError if they cannot run it; see `fits`."""
+def pack_layer(
+    kind: int, weights: LayerWeights, heads: int, eps: float, *, first_only: bool = False
+) -> Layer:
+    """Bring a layer into the kernels' layout, on request with what a run for first rows alone needs.
+
+    Raises ValueError if the kernels cannot run it; see `fits`.
+    """
     inner, dim = weights.inner[0].shape
     if not fits(dim, heads, inner):
         raise ValueError(f"no kernel for {dim} dimensions, {heads} heads and an FFN of {inner}")
@@ -128,8 +136,10 @@ def pack_layer(kind: int, weights: LayerWeights, heads: int, eps: float) -> Laye
         (of_layer.OUT_FFN, weights.outer),
     ):
         _put_matrix(record, at, pack_matrix(kind, weight, bias), places)
+    if first_only:
+        _put_first_only(record, kind, weights, heads, places)
     longest = None if weights.relative is None else (weights.relative.shape[1] + 1) // 2
-    return Layer(kind, dim, inner, longest, dim // heads, *places.placed())
+    return Layer(kind, dim, inner, longest, dim // heads, *places.placed(), first_only)
 
 
 def pack_module(layer: Layer, layers: Sequence[Mapping[str, LowRank | NormChange]]) -> Module:
@@ -188,7 +198,8 @@ class Room:
     def address(self, layer: Layer, texts: Texts) -> int:
         """The address of a record whose buffers are large enough for these texts."""
         rows = max(texts.longest, of_layer.BLOCK)
-        needed = (layer.dim, layer.inner, layer.head, rows, texts.longest, texts.columns)
+        heads = layer.dim // layer.head
+        needed = (layer.dim, layer.inner, layer.head, heads, rows, texts.longest, texts.columns)
         if not self._sizes or any(a > b for a, b in zip(needed, self._sizes, strict=True)):
             sizes = tuple(map(max, needed, self._sizes or needed))
             self._sizes = ()  # if memory is short, the next batch must not trust half of the buffers
@@ -196,7 +207,9 @@ class Room:
             self._sizes = sizes
         return self._address
 
-    def _allocate(self, dim: int, inner: int, head: int, rows: int, longest: int, columns: int) -> None:
+    def _allocate(
+        self, dim: int, inner: int, head: int, heads: int, rows: int, longest: int, columns: int
+    ) -> None:
         wide = max(dim, inner)
         bytes_of = {
             of_room.BFLOATS: 2 * rows * dim,
@@ -211,7 +224,11 @@ class Room:
             of_room.LOW: 4 * rows * columns,
             of_room.TILE: ROWS * max(4 * columns, STRIDE),
             of_room.SPARE: 6 * ROWS * dim,
-            of_room.ATTEND: -(-longest // 64) * (head + ROWS) * STRIDE,
+            of_room.MEANS: 4 * GROUP * heads * dim,
+            of_room.ATTEND: max(
+                -(-longest // 64) * (head + ROWS) * STRIDE,
+                4 * (-(-heads // 16) * 16) * (dim + longest + max(longest + 15, columns)),
+            ),
             of_room.CHANGED: 8 * CHANGED_FIELDS * rows,
             of_room.RUNS: 8 * ahead.RUN_FIELDS * rows,
             of_room.NEXT_RUNS: 8 * ahead.RUN_FIELDS * rows,
@@ -264,8 +281,10 @@ def run_layer(
 
     x: the address of float32 [rows, dim]. out: the address of as many rows, or [texts, dim] if only each
     text's first row is wanted. index: the layer's place, for the modules. Raises ValueError for a text that
-    is longer than the layer's relative attention.
+    is longer than the layer's relative attention, and for first rows of a layer that was not packed for them.
     """
+    if first_only and not layer.first_only:
+        raise ValueError("first rows alone are wanted: pack this layer with first_only=True")
     if layer.longest is not None and texts.longest > layer.longest:
         raise ValueError(f"a text of {texts.longest} tokens: relative attention knows {layer.longest}")
     coming = texts.records(index + 1)
@@ -332,11 +351,24 @@ def _low_rank(found: LowRank | NormChange | None) -> LowRank | None:
     return found if isinstance(found, LowRank) else None
 
 
-def _put_matrix(record: Record, at: int, matrix: Matrix, places: Places) -> None:
-    places.point(record, at + of_matrix.PANELS, matrix.panels)
-    places.point(record, at + of_matrix.BIAS, matrix.bias)
+def _put_matrix(record: Record, at: int, matrix: Matrix, places: Places, before: int = 0) -> None:
+    """before: panels that are missing. The addresses are those of a matrix that begins with them."""
+    places.point(record, at + of_matrix.PANELS, matrix.panels, -before * matrix.words * STRIDE)
+    places.point(record, at + of_matrix.BIAS, matrix.bias, -before * STRIDE)
     places.point(record, at + of_matrix.SHARED, matrix.shared)
     record[at + of_matrix.WORDS] = matrix.words
+
+
+def _put_first_only(record: Record, kind: int, weights: LayerWeights, heads: int, places: Places) -> None:
+    """KEYS and VALUES; see `layer.LAYER_FIELDS`."""
+    (weight, bias), dim = weights.qkv, weights.out[0].shape[0]
+    of_first = FLOAT if kind == FLOAT else BFLOAT
+    turned = weight[dim : 2 * dim].reshape(heads, -1, dim).swapaxes(1, 2).reshape(heads * dim, -1)
+    keys = pack_matrix(of_first, turned, np.zeros(len(turned), np.float32))
+    _put_matrix(record, of_layer.KEYS, keys, places)
+    if kind == INT8:
+        values = pack_matrix(of_first, weight[2 * dim :], bias[2 * dim :])
+        _put_matrix(record, of_layer.VALUES, values, places, 2 * dim // COLUMNS)
 
 
 def _plan_ahead(layer: Layer, record: Record, begin: int, rest: int, places: Places) -> None:

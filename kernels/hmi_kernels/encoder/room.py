@@ -20,6 +20,7 @@ from hmi_kernels.jit import get, put, whole
     QKV,
     QUERIES,
     FIRSTS,
+    MEANS,
     CONTEXT,
     MIDDLE,
     WIDE,
@@ -40,13 +41,13 @@ from hmi_kernels.jit import get, put, whole
     TILE_CODE,
     NARROW_CODE,
     LOWER_CODE,
-) = range(31)
-FIELDS = 31
+) = range(32)
+FIELDS = 32
 """The operand of the next product: its first row A and bytes from row to row; the same rows as modules read
 them, with words of a row; and CHANGES, what the rows' modules add to that product, in CHANGED or 0. The other
-fields are buffers for the rows of a block of texts, except these: TILE and SPARE (rows of a tile), ATTEND
-(`attention.attend`), CHANGED, RUNS and QUERY_RUNS (records), ZEROS; and the addresses of `tile.tile`,
-`tile.narrow` and `tile.lower`."""
+fields are buffers for the rows of a block of texts, except these: MEANS (`first.turn_queries`), TILE and
+SPARE (rows of a tile), ATTEND (`attention.attend` and `first.attend_turned`), CHANGED, RUNS and QUERY_RUNS
+(records), ZEROS; and the addresses of `tile.tile`, `tile.narrow` and `tile.lower`."""
 
 
 @whole

@@ -178,7 +178,7 @@ def _changed(
 def _narrow(
     wide: int, v: Vectors, n: Any, a: Any, step: Any, words: Any, panel: Any, stride: Any, *c: Any
 ) -> None:
-    """n, a, step, words, panel, stride, c, c_step: c = a · a panel of 16 or 32 columns, float32."""
+    """n, a, step, words, panel, stride, c, c_step: c = a · a panel of 16, 32 or 64 columns, float32."""
 
     def product(rows: int) -> None:
         sums = _products(v, FLOAT, _zeros(FLOAT, rows * wide), rows, a, step, words, panel, stride)
@@ -206,7 +206,7 @@ def _lowered(
 _tile_floats, _tile_bfloats, _tile_bytes = (
     vectorised(13)(partial(_tile, kind)) for kind in (FLOAT, BFLOAT, INT8)
 )
-_narrow1, _narrow2 = (vectorised(8)(partial(_narrow, wide)) for wide in (1, 2))
+_narrow1, _narrow2, _narrow4 = (vectorised(8)(partial(_narrow, wide)) for wide in (1, 2, VECTORS))
 _lowered_floats, _lowered_bfloats = (vectorised(7)(partial(_lowered, kind)) for kind in (FLOAT, BFLOAT))
 
 
@@ -250,7 +250,10 @@ def narrow(
     j = 0
     while j < columns:
         at, to = panel + 4 * j, c + 4 * j
-        if columns - j >= 32:
+        if WIDE == VECTORS and columns - j >= 64:
+            _narrow4(n, a, step, words, at, stride, to, c_step)
+            j += 64
+        elif columns - j >= 32:
             _narrow2(n, a, step, words, at, stride, to, c_step)
             j += 32
         else:

@@ -72,6 +72,14 @@ class Vectors:
         """These lanes of x."""
         return self.b.shuffle_vector(x, x, ir.Constant(ir.VectorType(I32, len(lanes)), list(lanes)))
 
+    def exchanged(self, x: Any, y: Any, half: int) -> tuple[Any, Any]:
+        """x and y, whose blocks of `half` lanes are taken in turn: x's even ones and y's, x's odd and y's."""
+        lanes = range(LANES)
+        even = [LANES + i - half if i & half else i for i in lanes]
+        odd = [LANES + i if i & half else i + half for i in lanes]
+        first, second = (self.b.shuffle_vector(x, y, ir.Constant(WORDS, order)) for order in (even, odd))
+        return first, second
+
     def call(self, name: str, result: Any, *args: Any) -> Any:
         module = self.b.module
         function = module.globals.get(name)
