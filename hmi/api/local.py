@@ -24,6 +24,7 @@ from hmi.config import Settings
 from hmi.core import Progress
 from hmi.engine import TextRequest, TextResult
 from hmi.errors import Conflict, InvalidInput, NotFound
+from hmi.execution.compiling import compile_all
 from hmi.manager import Manager
 from hmi.metrics import Metrics
 
@@ -37,6 +38,7 @@ class EngineAtStart:
         self._engine: InferenceEngine | None = None
 
     async def start(self) -> None:
+        compile_all()
         self._engine = build_engine(*self._parts)
         await self._engine.start()
 
