@@ -38,7 +38,6 @@ class EngineAtStart:
         self._engine: InferenceEngine | None = None
 
     async def start(self) -> None:
-        compile_all()
         self._engine = build_engine(*self._parts)
         await self._engine.start()
 
@@ -101,6 +100,7 @@ class LocalCalls:
         route, parameters = _match("POST", path)
         call = Call(self.services, ADMINISTRATOR, parameters, time.monotonic())
         call.body = parse(route.body, json.dumps(body).encode())
+        compile_all()  # before the event loop, where Ctrl-C would not end it
         return asyncio.run(_run_with_engine(route, call))
 
     def run(self, job: str, on_progress: Callable[[Progress], None]) -> None:

@@ -47,7 +47,7 @@ def compile_all(ended: threading.Event = NEVER) -> None:
     if all(map(is_compiled, ENTRIES)):
         return
     log.info(
-        "compiling for this processor; this usually takes half a minute, and happens once for each "
+        "compiling for this processor: it usually takes half a minute, and happens once for each "
         "installation of HMI"
     )
     try:

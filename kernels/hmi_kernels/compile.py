@@ -40,9 +40,13 @@ ENTRIES = tuple(_ENTRIES)
 
 
 def compile_entry(entry: str) -> None:
-    """Compile an entry in this process, or load it from the cache, and record that it is there."""
-    _ENTRIES[entry]()
-    jit.keep(entry)
+    """Compile an entry in this process, or load it from the cache, and record that it is there.
+
+    If another process compiles it, waits and loads what that has made.
+    """
+    with jit.alone(entry):
+        _ENTRIES[entry]()
+        jit.keep(entry)
 
 
 if __name__ == "__main__":

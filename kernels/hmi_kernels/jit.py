@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import glob
 import hashlib
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from inspect import Parameter, Signature
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -50,6 +52,14 @@ def keep(entry: str) -> None:
     aside = record.with_suffix(f".{os.getpid()}.tmp")
     aside.write_text(json.dumps(files), encoding="utf-8")
     aside.replace(record)
+
+
+@contextmanager
+def alone(entry: str) -> Iterator[None]:
+    """Context manager: no other process is in such a block for this entry. Waits for its turn."""
+    with _record(entry).with_suffix(".lock").open("w") as lock:  # closing the file frees the lock
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def kept(entry: str) -> bool:

@@ -29,7 +29,7 @@ def test_what_is_compiled_is_not_compiled_again(
     with caplog.at_level(logging.INFO, "hmi.execution"):
         compiling.compile_all()
         assert begun == ["lookup"]
-        assert "usually takes half a minute, and happens once for each installation" in caplog.text
+        assert "it usually takes half a minute, and happens once for each installation" in caplog.text
         assert caplog.messages[-1] == "compiled"
         caplog.clear()
         known.add("lookup")

@@ -17,6 +17,14 @@ CALLER = (
     "compiled\n\n\n@compiled\ndef twice():\n"
     "    return 2 * number()\n"
 )
+ALONE = """
+import fcntl
+with jit.alone("both"), open(jit._record("both").with_suffix(".lock")) as lock:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        print("another waits")
+"""
 
 
 def twice(folder: Path) -> int:
@@ -65,7 +73,7 @@ def test_an_entry_is_compiled_once_all_of_it_is(tmp_path: Path) -> None:
     named = [Path(file) for file in json.loads(record.read_text())]
     assert {file.suffix for file in named} == {".nbi", ".nbc"}
     lose = f"import os; first = jit.kept('both'); os.remove({str(named[-1])!r}); "
-    assert run(tmp_path, lose + says) == "True False False"
+    assert run(tmp_path, lose + says + ALONE) == "True False False\nanother waits"
 
 
 def test_a_change_of_a_helper_reaches_its_callers(tmp_path: Path) -> None:
