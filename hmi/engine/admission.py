@@ -44,7 +44,7 @@ SHORT_CHARACTERS = 1024
 millisecond or so, and handing it to the thread would often take longer."""
 MAX_CHARACTERS = 32 << 20
 """Capacity for texts that wait to be tokenised, in characters, of all tenants together."""
-FIRST_S = 1e-6
+FIRST_S = 2.5e-7
 """Seconds per character of tokenising, assumed until texts have been tokenised."""
 SPEED_CHARACTERS = 1 << 18
 """The speed of tokenising is the mean over about this many characters, the latest ones."""
