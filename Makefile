@@ -75,5 +75,5 @@ format: setup ## format the code, and fix what ruff can
 	$(BIN)/ruff check --fix .
 
 clean: ## remove .venv and caches, but no data
-	find kernels -name "*.nb[ic]" -delete
+	find kernels -name "*.nb[ick]" -delete
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache *.egg-info

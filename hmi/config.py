@@ -72,7 +72,8 @@ class Settings:
     """The same limit as a time: the most seconds of work that may be waiting, by the engine's prediction."""
     pool_bytes: int = 0
     """Memory for the modules of recently used models, about 500 kB each. Other modules are read from the disk
-    when needed. 0 = a quarter of the memory that the process may use."""
+    when needed. A model whose module is larger than this gets `too_large`. 0 = a quarter of the memory that
+    the process may use."""
     max_text_bytes: int = 100_000
     """The largest size of one text of a request, in UTF-8."""
     max_inputs: int = 1024

@@ -24,6 +24,7 @@ from hmi.config import Settings
 from hmi.core import Progress
 from hmi.engine import TextRequest, TextResult
 from hmi.errors import Conflict, InvalidInput, NotFound
+from hmi.execution.compiling import compile_all
 from hmi.manager import Manager
 from hmi.metrics import Metrics
 
@@ -99,6 +100,7 @@ class LocalCalls:
         route, parameters = _match("POST", path)
         call = Call(self.services, ADMINISTRATOR, parameters, time.monotonic())
         call.body = parse(route.body, json.dumps(body).encode())
+        compile_all()  # before the event loop, where Ctrl-C would not end it
         return asyncio.run(_run_with_engine(route, call))
 
     def run(self, job: str, on_progress: Callable[[Progress], None]) -> None:

@@ -5,9 +5,9 @@ Each body and each answer is one pydantic model, which validates it and document
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
 from hmi.core import (
     DOMAIN_PATTERN,
@@ -44,6 +44,19 @@ class Request(BaseModel):
     """A request body. Unknown fields and wrong types are refused."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class Change(Request):
+    """Changes to a record: a field that is left out or null is not changed. A body that changes nothing is
+    refused."""
+
+    model_config = ConfigDict(json_schema_extra={"minProperties": 1})
+
+    @model_validator(mode="after")
+    def _changes_something(self) -> Self:
+        if all(getattr(self, name) is None for name in type(self).model_fields):
+            raise ValueError(f"changes nothing: give one or more of {', '.join(type(self).model_fields)}")
+        return self
 
 
 class Query(BaseModel):

@@ -6,11 +6,11 @@ from typing import Any
 
 from pydantic import Field
 
-from hmi.api.schemas import Answer, Request
+from hmi.api.schemas import Answer, Change, Request
 
 
-class ChangeDomain(Request):
-    """Changes to a domain. A field that is left out is not changed."""
+class ChangeDomain(Change):
+    """Changes to a domain. A field that is left out is not changed; at least one must be given."""
 
     record_misses: bool | None = Field(
         default=None,

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from hmi.api.schemas import NEXT, Alpha, Answer, DomainName, ModelName, Name, Query, Request
+from hmi.api.schemas import NEXT, Alpha, Answer, Change, DomainName, ModelName, Name, Query, Request
 from hmi.core import MAX_WEIGHT, MIN_WEIGHT, ModelVersion, Scope, Task
 from hmi.jobs.options import BuildPlotOptions, FineTuneOptions, ImportRootOptions, Publish
 
@@ -67,8 +67,8 @@ class CreateTenant(Request):
     weight: Weight = 1.0
 
 
-class ChangeTenant(Request):
-    """Changes to a tenant. A field that is left out is not changed."""
+class ChangeTenant(Change):
+    """Changes to a tenant. A field that is left out is not changed; at least one must be given."""
 
     weight: Weight | None = None
 

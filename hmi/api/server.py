@@ -8,6 +8,7 @@ import gc
 import logging
 import signal
 import socket
+import threading
 import warnings
 from contextlib import ExitStack
 
@@ -21,6 +22,7 @@ from hmi.api.server_lock import announced, owning
 from hmi.api.services import Services
 from hmi.config import Settings
 from hmi.errors import Conflict, InvalidInput
+from hmi.execution.compiling import compile_all
 from hmi.manager.maintenance import probe_plots
 
 log = logging.getLogger("hmi.api")
@@ -52,10 +54,16 @@ def url_of(host: str, port: int) -> str:
 
 
 async def _serve(services: Services, listener: socket.socket, url: str) -> None:
-    stop = asyncio.Event()
+    stop, stopping = asyncio.Event(), threading.Event()
     loop = asyncio.get_running_loop()
+
+    def end() -> None:
+        stop.set()
+        stopping.set()
+
     for signum in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(signum, stop.set)
+        loop.add_signal_handler(signum, end)
+    await asyncio.to_thread(compile_all, stopping)
     # handler_cancellation: when a client disconnects, its request is cancelled. dispatch
     # shields what must be finished.
     runner = web.AppRunner(

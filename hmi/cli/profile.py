@@ -31,9 +31,11 @@ DIFFERS = 1.25
 def profile(session: Session, root: str | None, again: bool, as_json: bool) -> None:
     """Measure the executors of ROOT, or of every root, on this machine.
 
-    The times are kept in the data folder. A server reads them when it loads the root, and runs the fastest
-    executor; it measures by itself what it does not find.
+    On a new installation it compiles first. The times are kept in the data folder. A server reads them when
+    it loads the root, and runs the fastest executor; it measures by itself what it does not find.
     """
+    from hmi.execution.compiling import compile_all
+
     with session.local() as local:
         manager = local.services.manager
         if manager.settings.device == "cuda":
@@ -43,6 +45,7 @@ def profile(session: Session, root: str | None, again: bool, as_json: bool) -> N
         roots = manager.registry.roots() if root is None else [manager.registry.root(root)]
         if not roots:
             raise NotFound("there is no root to measure: 'hmi root import NAME SOURCE' imports one")
+        compile_all()
         found = [_profile(manager, record, again, as_json) for record in roots]
     if as_json:
         print_json(found)

@@ -18,7 +18,7 @@ from hmi.errors import Unavailable
 
 HOST = "127.0.0.1"
 USUAL_PORT = 8080
-_READY_S = 120
+_READY_S = 300  # the first start of an installation compiles
 _DRAIN_S = 60
 _MOST_WORKERS = 8
 _PR_SET_PDEATHSIG = 1

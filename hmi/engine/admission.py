@@ -44,6 +44,10 @@ SHORT_CHARACTERS = 1024
 millisecond or so, and handing it to the thread would often take longer."""
 MAX_CHARACTERS = 32 << 20
 """Capacity for texts that wait to be tokenised, in characters, of all tenants together."""
+FIRST_S = 2.5e-7
+"""Seconds per character of tokenising, assumed until texts have been tokenised."""
+SPEED_CHARACTERS = 1 << 18
+"""The speed of tokenising is the mean over about this many characters, the latest ones."""
 
 Admitted = tuple[Bundle, list[Encoded]]
 """The bundle that answers a text, and the text's windows."""
@@ -71,6 +75,13 @@ class TenantCall:
     """The model that must be loaded before the next text."""
     error: Exception | None = None
     """The first error of a text or its model."""
+    left: int = 0
+    """Characters that are not tokenised yet."""
+    counted: int = 0
+    """What the event loop has counted of `left`, which the thread changes during a turn."""
+
+    def __post_init__(self) -> None:
+        self.left = self.counted = sum(request.characters for _, request in self.texts)
 
     @property
     def next(self) -> TextRequest:
@@ -119,6 +130,7 @@ class TenantCall:
         self.bundles[wanted] = bundle
         check_form(request, bundle)
         self.done.append((bundle, _windows(request.text, bundle)))
+        self.left -= request.characters
         return True
 
 
@@ -131,7 +143,10 @@ class Admission:
 
     def __init__(self, loader: ModelLoader) -> None:
         self._loader = loader
-        self._room = Room(MAX_CHARACTERS, "characters")
+        self._room = Room(MAX_CHARACTERS, "characters", self._wait_s)
+        self._left: Counter[str] = Counter()
+        """Characters by tenant that are not tokenised yet."""
+        self._s_per_character = FIRST_S
         self._turns = Turns()
         self._recent = Recent()
         self._resting: dict[str, float] = {}
@@ -171,6 +186,7 @@ class Admission:
             characters[tenant] += request.characters
             by_tenant.setdefault(tenant, []).append((i, request))
         self._room.take(characters)
+        self._left.update(characters)
         loop = asyncio.get_running_loop()
         calls = [TenantCall(tenant, texts, loop.create_future()) for tenant, texts in by_tenant.items()]
         for call in calls:
@@ -184,6 +200,7 @@ class Admission:
         finally:
             for call in calls:
                 call.future.cancel()
+                self._count_left(call, 0)
             for tenant, amount in characters.items():
                 self._room.release(tenant, amount)
         found = {i: done for c in calls for (i, _), done in zip(c.texts, c.done, strict=True)}
@@ -194,23 +211,47 @@ class Admission:
         while True:
             call = await self._next()
             self._turns.begin(self._waiting)
+            before = call.left
             try:
                 took = await in_thread(self._thread, partial(call.run_turn, self._loader))
             except BaseException:
                 call.error = HmiError("tokenising ended unexpectedly; send the request again")
                 call.settle()
                 raise
-            self._ran(call, took)
+            self._ran(call, took, before - call.left)
 
-    def _ran(self, call: TenantCall, took: float) -> None:
-        """Charge a turn of this many seconds. Then load the call's model if it is missing, or settle the
-        call."""
+    def _ran(self, call: TenantCall, took: float, characters: int) -> None:
+        """Charge a turn of this many seconds, for this many characters. Then load the call's model if it is
+        missing, or settle the call."""
         self._turns.charge(call.tenant, took)
+        if characters:
+            seconds = SPEED_CHARACTERS * self._s_per_character + took
+            self._s_per_character = seconds / (SPEED_CHARACTERS + characters)
+        if not call.future.done():  # else its caller has gone, and counted it
+            self._count_left(call, call.left)
         if took > SHORT_TURN_S and self._recent.other_than((call.tenant,)):
             self._resting[call.tenant] = time.monotonic() + REST_RATIO * min(took, LONG_TURN_S)
         if call.cold is not None and not call.future.done():  # no load for a call that is gone
             self._stand_aside(call)
         call.settle()
+
+    def _count_left(self, call: TenantCall, left: int) -> None:
+        self._left[call.tenant] -= call.counted - left
+        call.counted = left
+        if not self._left[call.tenant]:
+            del self._left[call.tenant]
+
+    def _wait_s(self, tenant: str | None) -> float:
+        """Predicted seconds until what waits is tokenised: everything, or one tenant's texts.
+
+        A tenant gets an equal share of the time, and rests after its turns while others send something.
+        """
+        all_s = sum(self._left.values()) * self._s_per_character
+        if tenant is None:
+            return all_s
+        own_s = self._left[tenant] * self._s_per_character
+        rests = 1 + REST_RATIO if self._recent.other_than((tenant,)) else 1
+        return max(min(all_s, own_s * len(self._left)), own_s * rests)
 
     def _may_run_here(self, call: TenantCall, characters: Mapping[str, int]) -> bool:
         """Return whether a new call is short, and no call waits that should go first."""
@@ -226,7 +267,9 @@ class Admission:
             asyncio.get_running_loop().call_soon(self._ran_here.clear)
         self._ran_here.add(call.tenant)
         self._turns.begin((call.tenant,))
-        self._ran(call, call.run_turn(self._loader))
+        before = call.left
+        took = call.run_turn(self._loader)
+        self._ran(call, took, before - call.left)
         if not (call.future.done() or call.cold):
             self._line_up(call)  # its turn ended early
 

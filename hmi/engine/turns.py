@@ -5,7 +5,7 @@ It has no locks: only the event loop's thread uses it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 
 MAX_TENANTS = 4096
 """If more tenants than this are remembered, those that no longer matter are dropped."""
@@ -23,7 +23,7 @@ class Turns:
         self._given: dict[str, float] = {}
         self._weights: dict[str, float] = {}
         """The weights that are not 1."""
-        self._most = MAX_TENANTS
+        self._most = self._most_weights = MAX_TENANTS
         self._least = 0.0
         """The least that a waiting tenant had received when the last turn began."""
 
@@ -31,12 +31,15 @@ class Turns:
         """Seconds, divided by its weight, that the tenant counts as having received."""
         return max(self._given.get(tenant, 0.0), self._least)
 
-    def begin(self, waiting: Iterable[str]) -> None:
+    def begin(self, waiting: Collection[str]) -> None:
         """Begin a turn, given the tenants that wait, at least one. Those that do not get it lose nothing."""
         self._least = min(map(self.given, waiting))
+        if len(self._weights) > self._most_weights:
+            self._weights = {t: self._weights[t] for t in waiting if t in self._weights}
+            self._most_weights = max(MAX_TENANTS, 2 * len(self._weights))
 
     def weigh(self, tenant: str, weight: float) -> None:
-        """Set a tenant's weight for what it receives from now on."""
+        """Set a tenant's weight for what it receives until it no longer waits. Then it may be forgotten."""
         if weight == 1.0:
             self._weights.pop(tenant, None)
         else:

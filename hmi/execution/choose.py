@@ -8,13 +8,9 @@ from __future__ import annotations
 import copy
 import logging
 import math
-import os
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 
 import torch
 from hmi_kernels.encoder import fits
@@ -24,6 +20,7 @@ from hmi.core import now
 from hmi.errors import HmiError, InvalidInput
 from hmi.execution.base import Executor, Hook, Pause, no_pause
 from hmi.execution.batch import BatchKey, Left, Rows, offsets_of
+from hmi.execution.compiling import NEVER, Ended, compile_missing, is_compiled
 from hmi.execution.fastest import ALLOWED, fastest, precision_of
 from hmi.execution.guarded import Guarded, OnDevice
 from hmi.execution.machine import fingerprint
@@ -42,17 +39,8 @@ REFERENCE = "packed fp32"
 ROUNDS, ROUNDS_TOKENS = 3, 384
 """A batch is timed at least this many times, and until its runs have at least this many tokens together. The
 fastest run counts."""
-ENDED_S = 0.1
-"""Seconds between two checks, during the compilation, of whether the process is ending."""
-NEVER = threading.Event()
-_COMPILED = threading.Event()
-"""Set once a process has compiled the kernels, or found them compiled."""
 Progress = Callable[[str, int, int], None]
 """Called before each step of a measurement with its name, the number of steps done, and of all steps."""
-
-
-class _Ended(Exception):
-    """The process ends before the choice is made."""
 
 
 class Chosen:
@@ -265,13 +253,13 @@ def _choose(
         profile = known or _measured_all(upper, ended=ended)
         best = fastest(profile.measured, wanted).name
         if known is not None and not _at_hand(best):
-            _compile_apart(ended)
+            compile_missing(("encoder",), ended)
         chosen.take(upper.executor(best), best, profile.measured)
         if known is None and profiles is not None:
             told = ", ".join(map(str, profile.measured))
             log.info("root %s is measured and runs on %s (microseconds a token: %s)", name, best, told)
             _keep(profiles, upper.root, profile)
-    except _Ended:
+    except Ended:
         log.info("root %s is not measured: the process ends first", name)
     except Exception:
         log.exception("root %s stays on packed torch: no other executor could be built or measured", name)
@@ -288,57 +276,25 @@ def _keep(profiles: Profiles, root: Root, profile: Profile) -> None:
 def _measured_all(upper: _Upper, progress: Progress = _silent, ended: threading.Event = NEVER) -> Profile:
     """Build and measure every executor.
 
-    Raises RuntimeError if the kernels cannot be compiled, _Ended before the next step once `ended` is set.
+    Raises RuntimeError if the kernels cannot be compiled, Ended before the next step once `ended` is set.
     """
     names, measured = upper.names(), list[Measured]()
     if upper.fits:
         progress("compiling", 0, len(names))
-        _compile_apart(ended)
+        compile_missing(("encoder",), ended)
     dim, longest = upper.root.dim, upper.root.max_length
     probes = {name: tuple(min(n, longest) for n in lengths) for name, lengths in PROBES.items()}
     for step, name in enumerate(names):
         progress(name, step, len(names))
         if ended.is_set():
-            raise _Ended
+            raise Ended
         measured.append(_measured(name, upper.executor(name), upper.reference, dim, probes))
     return Profile(machine=fingerprint(), measured_at=now(), batches=probes, measured=tuple(measured))
 
 
 def _at_hand(name: str) -> bool:
     """Return whether the executor, which was measured here before, can be built in less than a second."""
-    if name == REFERENCE:
-        return True
-    from hmi_kernels.encoder.isa import compiled  # numba, which takes a third of a second
-
-    return compiled()
-
-
-def _compile_apart(ended: threading.Event = NEVER) -> None:
-    """Compile the kernels in a process of its own, so that this one only reads the machine code.
-
-    LLVM ends its process where it cannot compile. Raises RuntimeError with the reason, _Ended.
-    """
-    if _COMPILED.is_set():
-        return
-    child = subprocess.Popen(
-        [sys.executable, "-c", "import hmi_kernels.encoder.ops"],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    said: str | None = None
-    while said is None:
-        with suppress(subprocess.TimeoutExpired):
-            _, said = child.communicate(timeout=ENDED_S)
-        if said is None and ended.is_set():
-            child.kill()
-            child.communicate()
-            raise _Ended
-    if child.returncode:
-        last = (said.strip().splitlines() or ["no message"])[-1]
-        raise RuntimeError(f"the kernels cannot be compiled here (exit status {child.returncode}: {last})")
-    _COMPILED.set()
+    return name == REFERENCE or is_compiled("encoder")
 
 
 @torch.inference_mode()

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
-from hmi.errors import HmiError, Unavailable, copy_of
+from hmi.errors import HmiError, TooLarge, Unavailable, copy_of
 
 T = TypeVar("T")
 MOST = 30_000
@@ -81,9 +81,8 @@ class AdapterPool(Generic[T]):
     and whenever the last holder gives the object back, since objects may grow in use.
 
     Objects that are held are never evicted. Objects that are needed (`need`) are evicted only for a batch
-    that is about to run, and last. A load that finds no room beside what others hold raises NoRoom. Only an
-    object that is larger than the whole budget exceeds it: such an object is loaded while nothing else is in
-    memory.
+    that is about to run, and last. A load that finds no room beside what others hold raises NoRoom. An object
+    that is larger than the whole budget raises TooLarge, and evicts nothing.
 
     Each use of an object, from `take` or `load` to `give_back`, is counted once. It is a miss if the object
     was loaded for it, a hit otherwise. A prefetch is no use: the first use after it is the miss.
@@ -257,6 +256,12 @@ class AdapterPool(Generic[T]):
             if ready is not None:
                 ready(value)
             size = self._size_of(value)
+            if size.private > self._budget:
+                raise TooLarge(
+                    f"the model's module takes {size.private:,} bytes of memory, more than all modules may "
+                    f"take together ({self._budget:,}): the server needs a larger HMI_POOL_BYTES",
+                    limit=self._budget,
+                )
         except Exception as failed:
             value, error = None, failed
         assert value is not None or error is not None, "load returns an object"
@@ -349,8 +354,7 @@ class AdapterPool(Generic[T]):
             self._evict(next(iter(self._idle)))
 
     def _make_room(self, more: int, spare_needed: bool) -> bool:
-        """Evict until `more` bytes fit; returns whether they do. Nothing else need be in memory if they never
-        fit."""
+        """Evict until `more` bytes fit, which are at most the budget; returns whether they do."""
         while self._full(more) and self._idle:
             self._evict(next(iter(self._idle)))
         if self._full(more) and not spare_needed:
@@ -358,7 +362,7 @@ class AdapterPool(Generic[T]):
                 self._evict(name)
                 if not self._full(more):
                     break
-        return not self._full(more) or not any(c.value is not None for c in self._cached.values())
+        return not self._full(more)
 
     def _free(self, name: str) -> bool:
         cached = self._cached.get(name)

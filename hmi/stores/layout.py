@@ -45,9 +45,9 @@ class Layout:
     def profiles(self) -> Path:
         return self.data / "profiles"
 
-    def profile(self, root: str, version: str) -> Path:
-        """The measured times of the executors of a root's version."""
-        return self.profiles / root / f"{version}.json"
+    def profiles_of(self, root: str, version: str) -> Path:
+        """The measured times of the executors of a root's version: a file for each machine."""
+        return self.profiles / root / version
 
     @property
     def lowers(self) -> Path:

@@ -1,6 +1,7 @@
 """Profiles: the times of a root's executors, measured once on each machine and kept in the data folder.
 
-Each version of a root has one file, `profiles/<root>/<version>.json`. A profile only decides which executor
+`profiles/<root>/<version>/` has a file for each machine, named by a hash of its fingerprint. So machines and
+processes that share a data folder never write each other's profiles. A profile only decides which executor
 runs, so a lost or damaged one is measured again.
 """
 
@@ -10,7 +11,8 @@ import hashlib
 import json
 import logging
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any, Self
 
 from pydantic import Field, ValidationError, model_validator
@@ -21,7 +23,7 @@ from hmi.stores.layout import Layout, read_json
 
 log = logging.getLogger("hmi.stores")
 MOST_MACHINES = 8
-"""The most machines, or states of one machine's software, in a file. The oldest leave first."""
+"""The most machines, or states of one machine's software, of a root's version. The oldest leave first."""
 
 
 class Measured(Record):
@@ -66,8 +68,22 @@ class Profiles:
 
     def get(self, root: str, version: str, machine: Mapping[str, str]) -> Profile | None:
         """Return the profile of this machine; None if there is none, or the file is damaged."""
-        found = self._read(root, version)
-        return next((profile for profile in found if profile.machine == machine), None)
+        path = self._path(root, version, machine)
+        if not path.exists():
+            return None
+        try:
+            held: Any = read_json(path)
+            kept = held["profile"]
+            if held["sha256"] != _hash_of(kept):
+                raise ValueError("its checksum is wrong")
+            found = Profile.model_validate(kept)
+            if found.machine != machine:
+                raise ValueError("it is another machine's")
+        except (OSError, ValidationError, ValueError, KeyError, TypeError) as error:
+            why = error.strerror if isinstance(error, OSError) else "it is damaged"
+            log.warning("the profile of root %s is ignored (%s): it has to be measured again", root, why)
+            return None
+        return found
 
     def put(self, root: str, version: str, profile: Profile) -> None:
         """Keep a profile in place of this machine's earlier one, unless the root was deleted meanwhile.
@@ -76,31 +92,28 @@ class Profiles:
         """
         if not self._layout.root(root, version).is_dir():
             return
-        others = [other for other in self._read(root, version) if other.machine != profile.machine]
-        kept = [p.model_dump(mode="json") for p in [profile, *others][:MOST_MACHINES]]
-        path = self._layout.profile(root, version)
+        kept, path = profile.model_dump(mode="json"), self._path(root, version, profile.machine)
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_json(path, {"sha256": _check_of(kept), "machines": kept})
+        write_json(path, {"sha256": _hash_of(kept), "profile": kept})
+        others = sorted((other for other in path.parent.glob("*.json") if other != path), key=_written)
+        for oldest in others[: -MOST_MACHINES + 1]:
+            oldest.unlink(missing_ok=True)
 
     def drop(self, root: str) -> None:
         """Remove the profiles of all versions of a root, if there are any."""
         shutil.rmtree(self._layout.profiles / root, ignore_errors=True)
 
-    def _read(self, root: str, version: str) -> list[Profile]:
-        path = self._layout.profile(root, version)
-        if not path.exists():
-            return []
-        try:
-            held: Any = read_json(path)
-            kept = held["machines"]
-            if held["sha256"] != _check_of(kept):
-                raise ValueError("its checksum is wrong")
-            return [Profile.model_validate(one) for one in kept]
-        except (OSError, ValidationError, ValueError, KeyError, TypeError) as error:
-            why = error.strerror if isinstance(error, OSError) else "it is damaged"
-            log.warning("the profile of root %s is ignored (%s): it has to be measured again", root, why)
-            return []
+    def _path(self, root: str, version: str, machine: Mapping[str, str]) -> Path:
+        return self._layout.profiles_of(root, version) / f"{_hash_of(dict(machine))[:16]}.json"
 
 
-def _check_of(kept: Sequence[Any]) -> str:
-    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
+def _written(path: Path) -> int:
+    """When a file was written; 0 if another process has just removed it."""
+    try:
+        return path.stat().st_mtime_ns
+    except FileNotFoundError:
+        return 0
+
+
+def _hash_of(value: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()

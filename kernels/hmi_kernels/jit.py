@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
+import glob
 import hashlib
-from collections.abc import Callable
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from inspect import Parameter, Signature
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -11,6 +17,7 @@ from typing import Any, TypeVar, cast
 import numba
 from numba import types
 from numba.core import cgutils
+from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 
 ir: Any = cast(Any, cgutils).ir  # llvmlite.ir, without a dependency on llvmlite
@@ -30,12 +37,49 @@ def _stamp() -> str:
 STAMP = _stamp()
 
 
-def kept(folder: Path) -> bool:
-    """Return whether machine code of the sources in `folder`, as they are now, lies beside them.
+_MADE: list[tuple[Any, str]] = []
+"""The dispatchers made so far, and where each one's cached files lie, without their endings."""
 
-    False also where numba keeps it elsewhere (NUMBA_CACHE_DIR, or sources that cannot be written beside).
+
+def keep(entry: str) -> None:
+    """Record that all kernels of `entry` are compiled for this processor: call it after the last of them.
+
+    The record names the cached files of everything that this process has compiled or loaded so far.
     """
-    return any((folder / "__pycache__").glob(f"*.{STAMP[:16]}*.nbc"))
+    places = sorted({place for dispatcher, place in _MADE if dispatcher.overloads})
+    files = sorted(path for place in places for path in glob.glob(f"{glob.escape(place)}.*nb[ic]"))
+    record = _record(entry)
+    aside = record.with_suffix(f".{os.getpid()}.tmp")
+    aside.write_text(json.dumps(files), encoding="utf-8")
+    aside.replace(record)
+
+
+@contextmanager
+def alone(entry: str) -> Iterator[None]:
+    """Context manager: no other process is in such a block for this entry. Waits for its turn."""
+    with _record(entry).with_suffix(".lock").open("w") as lock:  # closing the file frees the lock
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def kept(entry: str) -> bool:
+    """Return whether machine code of the sources as they are now lies in numba's cache for all of `entry`.
+
+    True only after a `keep` for this processor, and as long as no file that it named is lost.
+    """
+    try:
+        files = json.loads(_record(entry).read_text(encoding="utf-8"))
+        return bool(files) and all(map(os.path.exists, files))
+    except (OSError, ValueError):
+        return False
+
+
+def _record(entry: str) -> Path:
+    """The file that `keep` writes, in the cache's folder of this module."""
+    codegen: Any = cpu_target.target_context.codegen()
+    machine = f"{numba.__version__} {sys.version} {codegen.magic_tuple()}"
+    digest = hashlib.blake2b(machine.encode(), digest_size=8).hexdigest()
+    return Path(_MADE[0][1]).parent / f"{entry}.{STAMP[:16]}.{digest}.nbk"
 
 
 def _jit(function: F, **options: Any) -> F:
@@ -47,6 +91,7 @@ def _jit(function: F, **options: Any) -> F:
     cache = dispatcher._cache
     base = f"{cache._impl.filename_base}.{STAMP[:16]}"
     cache._cache_file = type(cache._cache_file)(cache._cache_path, base, STAMP)
+    _MADE.append((dispatcher, os.path.join(cache._cache_path, base)))
     return cast(F, dispatcher)
 
 

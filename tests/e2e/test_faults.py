@@ -83,7 +83,7 @@ PLACES: dict[str, tuple[Any, str]] = {
 async def test_every_text_is_told_once_whatever_fails(
     home: Home, place: str, error: BaseException, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = home.engine(pool_bytes=1 if place == "pool" else 1 << 20, streams=2)
+    engine = home.engine(pool_bytes=150_000 if place == "pool" else 1 << 20, streams=2)
     await engine.start()
     requests = {
         model: [TextRequest(model, t, scores=True) for t in home.covered[:12]] for model in (MOOD, OTHER)

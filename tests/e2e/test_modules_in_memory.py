@@ -13,7 +13,7 @@ import torch
 
 from hmi.core import ModelId
 from hmi.engine import TextRequest
-from hmi.errors import Damaged
+from hmi.errors import Damaged, TooLarge
 from hmi.execution.packed import PackedExecutor, run_rows
 from hmi.model.modules import in_fp32, module_from
 from hmi.model.root import load_root
@@ -120,7 +120,7 @@ async def test_a_model_that_rests_in_int8_answers_as_its_training_scored_it(home
     home.manager.delete_model(name)
 
 
-@pytest.mark.parametrize("pool_bytes", [1, 250_000])
+@pytest.mark.parametrize("pool_bytes", [150_000, 250_000])
 async def test_a_batch_whose_modules_do_not_fit_together_runs_in_parts(home: Home, pool_bytes: int) -> None:
     roomy, small = home.engine(), home.engine(pool_bytes=pool_bytes)
     requests = [TextRequest(m, t, scores=True) for t in home.covered[:4] for m in (MOOD, OTHER)]
@@ -129,8 +129,26 @@ async def test_a_batch_whose_modules_do_not_fit_together_runs_in_parts(home: Hom
         await engine.start()
         answers.append([result.scores for result in await engine.infer(requests)])
         pool = engine._loader._pool
-        assert pool.bytes <= max(pool_bytes, 1 << 18)
+        assert pool.bytes <= pool._budget
         assert not pool._needed
         await engine.stop()
     for mine, theirs in zip(*answers, strict=True):
         assert mine == pytest.approx(theirs, abs=1e-5)
+
+
+async def test_a_module_larger_than_the_pool_fails_at_once_and_others_are_answered(home: Home) -> None:
+    executor, bundles, sizes = packed(home), home.bundles(), dict[ModelId, int]()
+    for model in (MOOD, OTHER):
+        part = bundles.load_task_part(home.manager.registry.model(model).live.artefact)
+        part.ready(executor.prepare)
+        sizes[model] = part.size.private
+    small, large = sorted(sizes, key=lambda model: sizes[model])
+    assert sizes[small] < sizes[large]
+    engine = home.engine(pool_bytes=sizes[small])
+    await engine.start()
+    for _ in range(2):
+        with pytest.raises(TooLarge, match=rf"takes {sizes[large]:,} bytes .* HMI_POOL_BYTES"):
+            await engine.infer([TextRequest(large, home.covered[0])])
+        assert (await engine.infer([TextRequest(small, home.covered[0])]))[0].label
+    assert (engine._loader._pool.evictions, engine._loader._pool.misses) == (0, 1)
+    await engine.stop()

@@ -1,12 +1,16 @@
-"""A short call is tokenised on the event loop, unless another call waits for its turn."""
+"""A short call is tokenised on the event loop, unless another call waits for its turn. A call that is
+refused is told how long what waits will take."""
 
 from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from hmi.core import ModelId
 from hmi.engine import TextRequest
-from hmi.engine.admission import SHORT_CHARACTERS
+from hmi.engine.admission import SHORT_CHARACTERS, Admission
+from hmi.errors import QuotaExceeded
 from tests.e2e.conftest import Home
 from tests.e2e.hall import admitting, loader_of
 
@@ -38,3 +42,36 @@ async def test_a_short_call_for_a_model_that_is_not_in_memory_waits_for_its_load
         ((bundle, _),) = await admission.admit([TextRequest(MOOD, "a quiet text")])
         assert bundle.model == MOOD
         assert not admission._waiting
+
+
+async def refused_s(admission: Admission) -> int:
+    """The `retry_after_s` of a call that is refused."""
+    with pytest.raises(QuotaExceeded, match="characters waiting") as caught:
+        await admission.admit([TextRequest(MOOD, "x" * 100)])
+    return int(caught.value.details["retry_after_s"])
+
+
+async def test_a_refused_call_is_told_how_long_tokenising_takes(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hmi.engine.admission.MAX_CHARACTERS", 1 << 14)
+    loader, begin = loader_of(home), asyncio.Event()
+    for model in (MOOD, OTHER):
+        await loader.load(model, exact=False)
+    async with admitting(loader, later=begin) as admission:
+        admission._s_per_character = 1e-3
+        long = [TextRequest(MOOD, "word " * 100) for _ in range(10)]
+        flood = asyncio.create_task(admission.admit(long))
+        await asyncio.sleep(0)
+        assert await refused_s(admission) == 5, "5,000 characters of its own"
+        other = asyncio.create_task(admission.admit([TextRequest(OTHER, "word " * 300)]))
+        await asyncio.sleep(0)
+        assert admission._wait_s(None) == pytest.approx(6.5)
+        assert await refused_s(admission) == 20, "while another sends, it rests between turns"
+        other.cancel()
+        await asyncio.gather(other, return_exceptions=True)
+        assert admission._wait_s(None) == pytest.approx(5.0), "what nobody waits for takes no time"
+        begin.set()
+        await flood
+        assert not admission._left
+        assert admission._s_per_character < 1e-3, "learnt from the turns"

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from hmi.errors import Damaged
+from hmi.errors import Damaged, TooLarge
 from hmi.stores.adapter_pool import FAILED_S, MOST_FAILED, AdapterPool, NoRoom, Size
 
 
@@ -83,16 +83,19 @@ def test_what_is_held_stays_and_what_does_not_fit_beside_it_is_refused() -> None
     assert pool.bytes == 30
 
 
-def test_an_object_larger_than_the_budget_is_loaded_alone() -> None:
+def test_an_object_larger_than_the_budget_fails_and_evicts_nothing() -> None:
     load = Loader()
-    pool = AdapterPool(0, load, ten)
-    values, errors = pool.load(["a", "b"])
-    assert (values, list(errors)) == ({"a": ["a"]}, ["b"])
-    assert isinstance(errors["b"], NoRoom)
-    pool.give_back(["a", "b"])
-    assert (pool.resident(), pool.bytes, pool.evictions) == ([], 0, 1)
-    with leased(pool, ["b"]) as got:
-        assert got == [["b"]]
+    pool = AdapterPool(1500, load, lambda value: Size(2000 if value == ["large"] else 500))
+    with leased(pool, ["a"]):
+        for _ in range(2):
+            values, errors = pool.load(["large", "b"])
+            assert values == {"b": ["b"]}
+            assert isinstance(errors["large"], TooLarge)
+            pool.give_back(["large", "b"])
+    with pytest.raises(TooLarge, match=r"2,000 bytes .* \(1,500\): the server needs a larger HMI_POOL_BYTES"):
+        pool.prefetch("large")
+    assert load.loads.count("large") == 1, "the failure is remembered"
+    assert (pool.resident(), pool.bytes, pool.evictions) == (["b", "a"], 1000, 0)
 
 
 def test_what_queued_texts_need_is_evicted_last_and_only_for_a_batch() -> None:

@@ -9,11 +9,12 @@ import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from hmi.errors import Damaged
+from hmi.errors import Damaged, TooLarge
 from hmi.stores.adapter_pool import AdapterPool, NoRoom, Size
 
 SIZES = {"a": 1, "b": 2, "c": 3, "d": 3, "e": 4, "f": 5, "g": 9}
 BUDGET = 8
+ENDS: dict[type[Exception], str] = {NoRoom: "no room", TooLarge: "too large", Damaged: "broken"}
 NAMES = st.lists(st.sampled_from(sorted(SIZES)), min_size=1, max_size=4, unique=True)
 
 
@@ -38,7 +39,7 @@ class PlainPool:
         return sum(SIZES[name] for name in self.memory)
 
     def load(self, names: Sequence[str], *, spare_needed: bool = False) -> dict[str, str]:
-        """Hold `names`; returns what becomes of each: here, broken or no room."""
+        """Hold `names`; returns what becomes of each: here, broken, too large or no room."""
         missing = [name for name in names if name not in self.memory]
         self.held.update(names)
         found = dict.fromkeys(names, "here")
@@ -47,12 +48,14 @@ class PlainPool:
         return found
 
     def _admit(self, name: str, spare_needed: bool) -> str:
+        if SIZES[name] > BUDGET:
+            return "too large"
         free = [n for n in self.memory if n in self.needed() and not self.held[n]]
         latest_first = sorted(free, key=self.needed().index, reverse=True)
         for victim in [*self.idle(), *([] if spare_needed else latest_first)]:
             if self.bytes() + SIZES[name] > BUDGET:
                 self.memory.remove(victim)
-        if self.memory and self.bytes() + SIZES[name] > BUDGET:
+        if self.bytes() + SIZES[name] > BUDGET:
             return "no room"
         self.memory.append(name)
         return "here"
@@ -90,7 +93,7 @@ class PoolMachine(RuleBasedStateMachine):
     def load(self, names: list[str]) -> None:
         values, errors = self.pool.load(names)
         found: dict[str, str] = dict.fromkeys(values, "here")
-        found |= {n: "no room" if isinstance(e, NoRoom) else "broken" for n, e in errors.items()}
+        found |= {n: ENDS[type(e)] for n, e in errors.items()}
         assert found == self.plain.load(names)
         self.held.append(names)
 
@@ -119,6 +122,9 @@ class PoolMachine(RuleBasedStateMachine):
         except Damaged:
             assert not skipped
             assert name in self.plain.broken
+        except TooLarge:
+            assert not skipped
+            assert SIZES[name] > BUDGET
         if not skipped:
             self.plain.load([name], spare_needed=True)
             self.plain.give_back([name])
@@ -153,7 +159,7 @@ class PoolMachine(RuleBasedStateMachine):
         assert set(self.pool.resident()) == set(self.plain.memory)
         assert self.pool.bytes == self.plain.bytes()
         assert self.pool.mapped_bytes == 2 * len(self.plain.memory)
-        assert self.pool.bytes <= BUDGET or len(self.plain.memory) == 1
+        assert self.pool.bytes <= BUDGET
 
 
 PoolMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)

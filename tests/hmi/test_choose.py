@@ -15,7 +15,7 @@ from torch import Tensor
 
 from hmi.config import Settings
 from hmi.errors import InvalidInput
-from hmi.execution import BatchKey, Executor, Rows, choose
+from hmi.execution import BatchKey, Executor, Rows, choose, compiling
 from hmi.execution import fused as fused_room
 from hmi.execution.choose import check_precision, executor_for
 from hmi.execution.fused import FusedExecutor
@@ -107,8 +107,8 @@ def test_metrics_show_the_choice(root: Root) -> None:
 def test_a_compiler_that_ends_its_process_leaves_the_server_alone(
     root: Root, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(choose, "_COMPILED", threading.Event())
-    monkeypatch.setattr(choose.sys, "executable", shutil.which("false"))
+    monkeypatch.setattr(compiling, "is_compiled", lambda entry: False)
+    monkeypatch.setattr(compiling.sys, "executable", shutil.which("false"))
     with caplog.at_level(logging.ERROR, "hmi.execution"):
         chosen = executor_for(root, wait=True)
     assert chosen.name == "packed fp32"
@@ -144,8 +144,8 @@ def test_closing_ends_the_compilation(root: Root, monkeypatch: pytest.MonkeyPatc
     slow, pid = tmp_path / "slow", tmp_path / "pid"
     slow.write_text(f"#!/bin/sh\necho $$ > {pid}.new && mv {pid}.new {pid}\nexec sleep 600\n")
     slow.chmod(0o755)
-    monkeypatch.setattr(choose, "_COMPILED", threading.Event())
-    monkeypatch.setattr(choose.sys, "executable", str(slow))
+    monkeypatch.setattr(compiling, "is_compiled", lambda entry: False)
+    monkeypatch.setattr(compiling.sys, "executable", str(slow))
     chosen = executor_for(root)
     wait_until(pid.exists)
     chosen.close()

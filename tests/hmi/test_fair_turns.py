@@ -15,7 +15,7 @@ from hmi.engine.loading import ModelLoader
 from hmi.engine.pace import Pace
 from hmi.engine.queue import BatchLimits, BatchQueue
 from hmi.engine.room import Room
-from hmi.engine.turns import Turns
+from hmi.engine.turns import MAX_TENANTS, Turns
 from hmi.errors import Damaged, QuotaExceeded, Unavailable
 from hmi.stores.adapter_store import DamagedArtefact
 from tests.hmi.test_queue_model import item
@@ -59,6 +59,17 @@ def test_a_turn_out_of_order_costs_those_who_wait_nothing() -> None:
     assert turns.given("new") == pytest.approx(0.1), "a newcomer is level with who has received least"
     turns.begin(["loud"])
     assert turns.given("quiet") == pytest.approx(11.0), "who stays away saves nothing up"
+
+
+def test_the_weights_of_tenants_that_no_longer_wait_are_forgotten() -> None:
+    turns = Turns()
+    turns.weigh("stays", 2.0)
+    for i in range(3 * MAX_TENANTS):
+        turns.weigh(f"gone{i}", 2.0)
+        turns.begin(["stays"])
+    assert len(turns._weights) <= MAX_TENANTS + 1
+    turns.charge("stays", 1.0)
+    assert turns.given("stays") == pytest.approx(0.5), "who waits keeps its weight"
 
 
 def test_a_planner_may_pass_over_the_tenant_that_received_least() -> None:

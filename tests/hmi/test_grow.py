@@ -189,6 +189,9 @@ async def test_over_http_and_a_restart(folder: Path) -> None:
         assert (status, shown["record_misses"]) == (200, True)
         status, body, _ = await world.call("PATCH", "/manage/domains/tiny", {"record_misses": 1})
         assert (status, body["error"]["kind"]) == (422, "invalid_input")
+        status, body, _ = await world.call("PATCH", "/manage/domains/tiny", {})
+        assert status == 422
+        assert "changes nothing: give one or more of record_misses" in body["error"]["message"]
         assert (await infer(world, 3)).get("trigram", 0) == 0
     async with running(folder) as world:
         await infer(world, 2)

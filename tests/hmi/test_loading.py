@@ -67,7 +67,7 @@ async def test_a_hold_that_is_cancelled_holds_nothing_whatever_comes_of_its_load
             raise SystemExit(3)
         return Mock()
 
-    pool: AdapterPool[Any] = AdapterPool(0, load, lambda part: Size(10))
+    pool: AdapterPool[Any] = AdapterPool(10, load, lambda part: Size(10))
     loader = ModelLoader(cast(Bundles, AtHand(list)), pool)
     holds = [asyncio.create_task(loader.hold([name], Mock())) for name in ("ends", "raises", "never begins")]
     await until(lambda: pool.misses >= 2)
@@ -81,7 +81,7 @@ async def test_a_hold_that_is_cancelled_holds_nothing_whatever_comes_of_its_load
     await closing
     await asyncio.sleep(0.05)
     assert wrong == []
-    assert pool._cached == {}
+    assert [(name, cached.holders) for name, cached in pool._cached.items()] == [("ends", 0)]
 
 
 async def test_lower_layers_that_domains_share_are_named_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,7 +96,7 @@ async def test_lower_layers_that_domains_share_are_named_for_each(monkeypatch: p
     async def at_once(*_: object, **__: object) -> None:
         """The module is in memory."""
 
-    pool: AdapterPool[Any] = AdapterPool(0, lambda name: name, lambda name: Size(1))
+    pool: AdapterPool[Any] = AdapterPool(1, lambda name: name, lambda name: Size(1))
     loader = ModelLoader(cast(Bundles, AtHand(damaged)), pool)
     monkeypatch.setattr(loader, "_module", at_once)
     models = [ModelId("acme", "mood"), ModelId("globex", "mood")]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,9 @@ from hmi.execution.fastest import fastest
 from hmi.execution.machine import fingerprint
 from hmi.manager import Manager
 from hmi.model.root import Root
+from hmi.stores import profiles as of_profiles
 from hmi.stores.layout import Layout
-from hmi.stores.profiles import MOST_MACHINES, Measured, Profile, Profiles, _check_of
+from hmi.stores.profiles import MOST_MACHINES, Measured, Profile, Profiles, _hash_of
 from tests.hmi.manager_lab import add_root, root_record
 from tests.hmi.test_fused import BERT, upper
 
@@ -34,6 +36,11 @@ def profile(*found: Measured, machine: dict[str, str] | None = None) -> Profile:
     here = fingerprint() if machine is None else machine
     found = found or (measured("packed fp32", 100, 50),)
     return Profile(machine=here, measured_at="2026-01-01T00:00:00Z", batches=BATCHES, measured=found)
+
+
+def path_of(layout: Layout, root: str = "tiny", machine: dict[str, str] | None = None) -> Path:
+    """The file of a profile."""
+    return Profiles(layout)._path(root, "r1", fingerprint() if machine is None else machine)
 
 
 @pytest.fixture
@@ -64,19 +71,38 @@ def test_a_profile_comes_back_on_its_machine_only(layout: Layout) -> None:
 def test_a_new_profile_replaces_the_machine_s_own_and_old_machines_leave(layout: Layout) -> None:
     profiles = Profiles(layout)
     for i in range(MOST_MACHINES + 2):
-        profiles.put("tiny", "r1", profile(machine={"processor": str(i)}))
+        machine = {"processor": str(i)}
+        profiles.put("tiny", "r1", profile(machine=machine))
+        os.utime(path_of(layout, "tiny", machine), (i, i))
     newer = profile(measured("packed fp32", 1, 1), machine={"processor": "5"})
     profiles.put("tiny", "r1", newer)
     assert profiles.get("tiny", "r1", {"processor": "5"}) == newer
-    assert profiles.get("tiny", "r1", {"processor": "1"}) is None
-    assert len(json.loads(layout.profile("tiny", "r1").read_bytes())["machines"]) == MOST_MACHINES
+    kept = [i for i in range(10) if profiles.get("tiny", "r1", {"processor": str(i)}) is not None]
+    assert kept == list(range(2, MOST_MACHINES + 2))
+
+
+def test_two_processes_that_write_at_once_both_keep_their_machine_s_profile(
+    layout: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine, theirs = profile(machine={"processor": "mine"}), profile(machine={"processor": "theirs"})
+    write = of_profiles.write_json
+
+    def late(path: Path, value: Any) -> None:
+        monkeypatch.undo()
+        Profiles(layout).put("tiny", "r1", theirs)
+        write(path, value)
+
+    monkeypatch.setattr(of_profiles, "write_json", late)
+    Profiles(layout).put("tiny", "r1", mine)
+    for one in (mine, theirs):
+        assert Profiles(layout).get("tiny", "r1", one.machine) == one
 
 
 @pytest.mark.parametrize("damage", ["cut", "flip", "list", "binary", "folder"])
 def test_a_damaged_profile_is_none_and_is_written_anew(
     layout: Layout, damage: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    profiles, path = Profiles(layout), layout.profile("tiny", "r1")
+    profiles, path = Profiles(layout), path_of(layout)
     profiles.put("tiny", "r1", profile())
     whole = path.read_bytes()
     changed = {"cut": whole[:-20], "flip": whole.replace(b"50.0", b"51.0"), "list": b"[]", "binary": b"\xff"}
@@ -106,16 +132,16 @@ def test_an_executor_of_an_unknown_name_is_damage(layout: Layout) -> None:
 
 def assert_damaged(layout: Layout, **changed: object) -> None:
     """A profile whose first executor is changed, with a right checksum, is not read."""
-    kept = [profile().model_dump(mode="json")]
-    kept[0]["measured"][0].update(changed)
-    path = layout.profile("tiny", "r1")
+    kept = profile().model_dump(mode="json")
+    kept["measured"][0].update(changed)
+    path = path_of(layout)
     path.parent.mkdir(parents=True)
-    path.write_text(json.dumps({"sha256": _check_of(kept), "machines": kept}))
+    path.write_text(json.dumps({"sha256": _hash_of(kept), "profile": kept}))
     assert Profiles(layout).get("tiny", "r1", fingerprint()) is None
 
 
 def test_a_profile_nested_too_deeply_is_damage(layout: Layout) -> None:
-    path = layout.profile("tiny", "r1")
+    path = path_of(layout)
     path.parent.mkdir(parents=True)
     path.write_text("[" * 100_000)
     assert Profiles(layout).get("tiny", "r1", fingerprint()) is None
@@ -133,12 +159,12 @@ def test_a_root_s_profiles_go_with_it(manager: Manager) -> None:
     for name in ("tiny", "tiny-2"):
         manager.profiles.put(name, "r1", profile())
     manager.delete_root("tiny")
-    assert not layout.profile("tiny", "r1").exists()
-    assert layout.profile("tiny-2", "r1").exists()
+    assert not path_of(layout).exists()
+    assert path_of(layout, "tiny-2").exists()
 
 
 def test_an_import_drops_the_profiles_under_its_name(manager: Manager, tiny_source: Path) -> None:
-    path = Layout(manager.settings.data).profile("tiny", "r0")
+    path = Layout(manager.settings.data).profiles_of("tiny", "r0") / "0.json"
     path.parent.mkdir(parents=True)
     path.write_bytes(b"{}")
     manager.import_root("tiny", str(tiny_source), texts={"text-0.txt": b"some words of text\n" * 50})
@@ -189,7 +215,7 @@ def test_a_server_measures_once_and_keeps_the_choice(
 
 
 def test_a_damaged_profile_is_measured_again(root: Root, layout: Layout) -> None:
-    path = layout.profile("tiny", "r1")
+    path = path_of(layout)
     path.parent.mkdir(parents=True)
     path.write_bytes(b"not json")
     chosen = executor_for(root, "auto", Profiles(layout), wait=True)

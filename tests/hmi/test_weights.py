@@ -87,6 +87,10 @@ async def test_only_an_administrator_sets_a_weight(tmp_path: Path) -> None:
         for wrong in (0, -1, 1e9, "2"):
             status, body, _ = await world.call("PATCH", path, {"weight": wrong})
             assert (status, body["error"]["details"]["field"]) == (422, "weight")
+        for nothing in ({}, {"weight": None}):
+            status, body, _ = await world.call("PATCH", path, nothing)
+            assert (status, body["error"]["kind"]) == (422, "invalid_input")
+            assert "changes nothing: give one or more of weight" in body["error"]["message"]
         assert (await world.call("PATCH", "/manage/tenants/nobody", {"weight": 2}))[0] == 404
         _, listed, _ = await world.call("GET", "/manage/tenants", key=acme)
         assert [(row["tenant"], row["weight"]) for row in listed["tenants"]] == [("acme", 2.0)]

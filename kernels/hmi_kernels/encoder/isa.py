@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from numba.core.registry import cpu_target
 
-from hmi_kernels import jit
 from hmi_kernels.encoder import BFLOAT, FLOAT, INT8
 
 NEEDS = {FLOAT: (), BFLOAT: ("avx512bf16",), INT8: ("avx512vnni", "avx512bf16")}
@@ -33,8 +31,3 @@ def able(kind: int) -> bool:
 def kinds() -> list[int]:
     """The kinds that this processor has instructions for. Compiles nothing."""
     return [kind for kind in NEEDS if able(kind)]
-
-
-def compiled() -> bool:
-    """Return whether the kernels were compiled before, so that they load in less than a second."""
-    return jit.kept(Path(__file__).parent)
