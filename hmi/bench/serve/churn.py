@@ -60,8 +60,8 @@ class Churn:
         spans = self._live[model]
         return any(s.version == version and s.begun <= until and s.ended >= since for s in reversed(spans))
 
-    async def keep_up(self, answers: int) -> None:
-        """Change random models until there is a change for each ANSWERS_A_CHANGE of `answers`.
+    async def keep_up(self, answers: Callable[[], int]) -> None:
+        """Change random models until there is a change for each ANSWERS_A_CHANGE of `answers()`.
 
         Returns at once while another caller's changes run.
         """
@@ -69,7 +69,7 @@ class Churn:
             return
         self._changing = True
         try:
-            while (count := self.done.total()) * ANSWERS_A_CHANGE < answers:
+            while (count := self.done.total()) * ANSWERS_A_CHANGE < answers():
                 name, change = self._ways[count % len(self._ways)]
                 await asyncio.to_thread(change, int(self._draw.integers(len(self.models))))
                 self.done[name] += 1

@@ -163,7 +163,7 @@ async def _ask(
         while found.answers < plan.answers:
             await _call(engine, texts, reference, churn, found, draw)
             told.reached(found)
-            await churn.keep_up(found.answers)
+            await churn.keep_up(lambda: found.answers)
 
     report(f"isolation: {plan.answers} answers under churn")
     async with asyncio.TaskGroup() as callers:
