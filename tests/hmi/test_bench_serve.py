@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from dataclasses import replace
 from types import SimpleNamespace
@@ -13,10 +14,10 @@ import pytest
 
 from hmi.bench.serve import engine
 from hmi.bench.serve.alone import alone
-from hmi.bench.serve.churn import Churn, Span
+from hmi.bench.serve.churn import ANSWERS_A_CHANGE, Churn, Span
 from hmi.bench.serve.engine import serving
 from hmi.bench.serve.home import Home, build
-from hmi.bench.serve.isolation import Checked, _check, _write
+from hmi.bench.serve.isolation import Checked, _check, _write, checked
 from hmi.bench.serve.memory import Samples
 from hmi.bench.serve.plan import Plan
 from hmi.bench.serve.run import run, steps
@@ -24,7 +25,8 @@ from hmi.bench.serve.tenants import mixed_spec
 from hmi.bench.serve.traffic import tenants_in_turn
 from hmi.config import Settings
 from hmi.core import ModelId
-from hmi.engine import TextRequest
+from hmi.engine import TextRequest, TextResult
+from hmi.engine.bundles import Bundles, TaskPart
 from hmi.errors import Conflict, InvalidInput, Unavailable
 from hmi.manager import Manager
 from tests.hmi.bench_lab import tiny_home, tiny_plan
@@ -51,6 +53,7 @@ def test_the_quick_run_measures_every_section(quick: Plan, home: Home) -> None:
     assert rows["answers_wrong"].value == 0
     assert rows["calls_with_other_errors"].value == 0
     assert rows["nearest_two_models"].ok
+    assert rows["nearest_two_texts"].ok
     assert rows["alone_beside_fp32_reference"].ok
     assert rows["padding_share_16_texts_a_call"].value == 0
     assert rows["tenant_bytes_disk"].value > 2 * 3_000
@@ -108,22 +111,73 @@ def test_mixed_models_have_every_kind_and_rank() -> None:
 def test_the_check_finds_a_wrong_answer_and_one_of_a_version_that_was_not_live(
     quick: Plan, home: Home
 ) -> None:
-    async def checked() -> tuple[Checked, Checked, Checked]:
+    async def cases() -> list[int]:
         async with serving(home.data, home.model(0)) as engine:
             versions = _write(engine, 2)
             texts = home.texts().of(14, 2)
             reference = alone(engine, [v for both in versions for v in both], texts)
             churn = Churn(engine.manager, versions, [ModelId(f"x{i:05}", "m") for i in range(2)])
-            answers = await engine.engine.infer([TextRequest(churn.models[0], texts[0], scores=True)])
-            found = Checked(), Checked(), Checked()
-            _check(found[0], reference, churn, 0, 0, answers[0], 0.0, 1.0)
-            _check(found[1], reference, churn, 1, 0, answers[0], 0.0, 1.0)  # another model's
-            churn._live[0] = [Span(1, 0.0)]
-            _check(found[2], reference, churn, 0, 0, answers[0], 0.0, 1.0)
-            return found
+            (answer,) = await engine.engine.infer([TextRequest(churn.models[0], texts[0], scores=True)])
 
-    right, other, stale = asyncio.run(checked())
-    assert (right.wrong, other.wrong, stale.wrong) == (0, 1, 1)
+            def wrong(model: int, text: int, answer: TextResult) -> int:
+                found = Checked()
+                _check(found, reference, churn, model, text, answer, 0.0, 1.0)
+                return found.wrong
+
+            of_another = replace(answer, model=churn.models[1])
+            found = [wrong(*case) for case in ((0, 0, answer), (0, 1, answer), (0, 0, of_another))]
+            found.append(wrong(1, 0, of_another))  # by the right name, with another model's scores
+            churn._live[0] = [Span(1, 0.0)]
+            return [*found, wrong(0, 0, answer)]
+
+    assert asyncio.run(cases()) == [0, 1, 1, 1, 1]
+
+
+class MixedUp(Bundles):
+    """Every third load gives the module that was loaded before it, as a pool that mixes up names would."""
+
+    loads, before = 0, ""
+
+    def load_task_part(self, artefact: str) -> TaskPart:
+        self.loads += 1
+        given = self.before if self.loads % 3 == 0 else artefact
+        self.before = artefact
+        return super().load_task_part(given)
+
+
+def test_the_check_finds_modules_that_are_mixed_up_under_load(quick: Plan, home: Home) -> None:
+    plan, reports = replace(quick, answers=300), list[str]()
+    right, mixed = (
+        asyncio.run(checked(plan, home, reports.append, bundles, pool=250_000))
+        for bundles in (Bundles, MixedUp)
+    )
+    assert right.evictions > 5
+    assert right.checked.answers >= plan.answers
+    assert right.checked.wrong == right.checked.errors.total() == 0
+    assert right.changes.total() >= plan.answers // ANSWERS_A_CHANGE
+    assert mixed.checked.wrong > plan.answers // 20
+    assert ", 0 wrong" not in reports[-1]
+
+
+def test_there_are_as_many_changes_as_the_answers_ask_for(quick: Plan, home: Home) -> None:
+    async def changed() -> Counter[str]:
+        async with serving(home.data, home.model(0)) as engine:
+            churn = Churn(engine.manager, _write(engine, 2), [ModelId(f"x{i:05}", "m") for i in range(2)])
+            await asyncio.gather(*(churn.keep_up(lambda: 12 * ANSWERS_A_CHANGE) for _ in range(3)))
+            await churn.keep_up(lambda: 12 * ANSWERS_A_CHANGE)
+            at, current = (
+                time.monotonic(),
+                [engine.manager.registry.model(model).current for model in churn.models],
+            )
+            assert all(churn.was_live(i, v, at, at) for i, v in enumerate(current))
+            return churn.done
+
+    assert asyncio.run(changed()) == {
+        "publish": 6,
+        "roll back": 2,
+        "delete and create a model": 2,
+        "delete and create a tenant": 2,
+    }
 
 
 def test_growth_compares_the_end_with_the_beginning_after_the_warm_up() -> None:
@@ -137,7 +191,7 @@ def test_an_unknown_section_is_named_with_those_there_are(quick: Plan) -> None:
 
 
 async def test_on_a_device_there_is_no_choice_to_wait_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "CHOICE_S", 0.0)
+    monkeypatch.setattr(engine, "CHOICE_POLLS", 0)
     shape = SimpleNamespace(dim=64, heads=4, ffn=128)
 
     def running(name: str) -> Any:

@@ -15,7 +15,7 @@ import pytest
 from hmi.core import JobKind, JobState, KeyRecord, ModelId, now
 from hmi.errors import Conflict, InvalidInput, JobCancelled, NotFound
 from hmi.manager.tenants import new_key
-from hmi.stores import job_table
+from hmi.stores import job_table, table
 from hmi.stores.job_table import drop_jobs
 from hmi.stores.registry import Registry
 from hmi.stores.registry_database import RegistryDatabase, RegistryTxn
@@ -262,3 +262,23 @@ def test_a_page_of_jobs_reads_a_bounded_number_of_records(
     assert read == []
     assert pages(registry, None, "succeeded", None, 5) == []
     assert len(pages(registry, None, None, None, 7)) == 100
+
+
+def test_the_cache_of_records_is_bounded_keeps_those_in_use_and_never_answers_with_an_old_one(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(table, "CACHED", 8)
+    parsed: list[str] = []
+    parse = table._parsed
+    monkeypatch.setattr(table, "_parsed", lambda *a: parsed.append(a[0]) or parse(*a))
+    names = [f"t{i:02}" for i in range(50)]
+    for name in names:
+        add_tenant(registry, name)
+    parsed.clear()
+    for name in names:
+        assert registry.tenant(name).tenant == name
+        assert registry.tenant("t00").tenant == "t00"  # used all the time
+        assert len(registry._table._new) + len(registry._table._old) <= 16
+    assert sorted(parsed) == [table.TENANT + name for name in names]
+    registry.update_tenant("t00", lambda old: old.model_copy(update={"weight": 3.0}))
+    assert registry.tenant("t00").weight == 3.0

@@ -51,11 +51,20 @@ class Alone:
         The distance of two models is the largest difference of their scores of the same text. If the least
         distance exceeds a check's tolerance, the check can tell any two models apart.
         """
-        least = np.inf
-        for scores in self.executor.transpose(1, 0, 2):
-            for i in range(len(scores) - 1):
-                least = min(least, float(np.abs(scores[i + 1 :] - scores[i]).max(-1).min()))
-        return least
+        return _nearest(self.executor.transpose(1, 0, 2))
+
+    def nearest_texts(self) -> float:
+        """Return the least distance between two texts' scores by the same model, [texts ≥ 2]."""
+        return _nearest(self.executor)
+
+
+def _nearest(groups: NDArray[np.float32]) -> float:
+    """Return the least distance of two rows of the same group, [groups, rows, labels]."""
+    least = np.inf
+    for rows in groups:
+        for i in range(len(rows) - 1):
+            least = min(least, float(np.abs(rows[i + 1 :] - rows[i]).max(-1).min()))
+    return least
 
 
 @torch.inference_mode()

@@ -17,6 +17,8 @@ from hmi.manager import Manager
 
 VARIANTS = 2
 """Artefacts of a model. Its version n has artefact n % 2, also after it was deleted and made again."""
+ANSWERS_A_CHANGE = 16
+"""Answers for each change. Their number counts, not the time, so that a slow or paused run has as many."""
 
 
 @dataclass
@@ -38,7 +40,17 @@ class Churn:
         self._manager, self._versions, self.models = manager, versions, models
         self._live = [[Span(VARIANTS, 0.0)] for _ in models]
         self._draw = np.random.default_rng(0)
+        self._ways: tuple[tuple[str, Callable[[int], None]], ...] = (
+            ("publish", self._publish),
+            ("roll back", self._roll_back),
+            ("publish", self._publish),
+            ("delete and create a model", self._make_again),
+            ("publish", self._publish),
+            ("delete and create a tenant", self._new_tenant),
+        )
+        self._changing = False
         self.done: Counter[str] = Counter()
+        """The changes that were made, by their names."""
 
     def variant(self, version: int) -> int:
         return version % VARIANTS
@@ -48,21 +60,21 @@ class Churn:
         spans = self._live[model]
         return any(s.version == version and s.begun <= until and s.ended >= since for s in reversed(spans))
 
-    async def run(self, pause_s: float) -> None:
-        """Change a random model every `pause_s`, until cancelled."""
-        ways: list[tuple[str, Callable[[int], None]]] = [
-            ("publish", self._publish),
-            ("roll back", self._roll_back),
-            ("publish", self._publish),
-            ("delete and create a model", self._make_again),
-            ("publish", self._publish),
-            ("delete and create a tenant", self._new_tenant),
-        ]
-        while True:
-            for name, change in ways:
+    async def keep_up(self, answers: Callable[[], int]) -> None:
+        """Change random models until there is a change for each ANSWERS_A_CHANGE of `answers()`.
+
+        Returns at once while another caller's changes run.
+        """
+        if self._changing:
+            return
+        self._changing = True
+        try:
+            while (count := self.done.total()) * ANSWERS_A_CHANGE < answers():
+                name, change = self._ways[count % len(self._ways)]
                 await asyncio.to_thread(change, int(self._draw.integers(len(self.models))))
                 self.done[name] += 1
-                await asyncio.sleep(pause_s)
+        finally:
+            self._changing = False
 
     def _publish(self, model: int) -> None:
         record = self._manager.registry.model(self.models[model])

@@ -25,8 +25,9 @@ from hmi.manager import Manager
 from hmi.metrics import Metrics, PoolCounters
 from hmi.stores.adapter_pool import AdapterPool
 
-CHOICE_S = 120.0
-"""Longest wait for the choice of the root's executor."""
+CHOICE_POLLS, POLL_S = 2_400, 0.05
+"""Longest wait for the choice of the root's executor: so many looks at it, so many seconds apart. A pause of
+the process does not count."""
 
 
 class Watched(Metrics):
@@ -83,6 +84,7 @@ async def serving(
 
         metrics = Watched()
         engine = build_engine(manager, metrics, make)
+        manager.on_deleted = lambda gone: engine.forget(gone.artefacts, gone.roots, gone.plots)
         await engine.start()
         try:
             found = Serving(engine, manager, made[0], metrics)
@@ -100,11 +102,12 @@ async def _chosen(bundles: Bundles, version: ModelVersion) -> None:
     """
     upper = bundles.upper(version).now()
     assert upper is not None, "the root has answered"
-    shape, until, executor = upper.root.info.shape, time.monotonic() + CHOICE_S, upper.executor
+    shape, executor, polls = upper.root.info.shape, upper.executor, 0
     while executor.name == REFERENCE and not executor.measured and fits(shape.dim, shape.heads, shape.ffn):
-        if time.monotonic() > until:
+        if polls == CHOICE_POLLS:
             raise Unavailable("no executor was chosen for the root: see the log")
-        await asyncio.sleep(0.05)
+        polls += 1
+        await asyncio.sleep(POLL_S)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -21,21 +21,24 @@ from hmi.bench.serve.plan import Plan, Report
 from hmi.bench.serve.tenants import LABELS, Ground, Model, mixed_spec, publish_at_once, put_model
 from hmi.core import ModelVersion
 from hmi.engine import TextRequest, TextResult
+from hmi.engine.bundles import Bundles
 from hmi.errors import HmiError, NotFound
 
-POOL = 8 << 20
-"""A small pool, so that modules are evicted all the time."""
-TOKENS = 14
-TEXTS_EACH = 24
-"""Texts that each model is asked."""
-CALLERS, A_CALL = 8, 16
-PAUSE_S = 0.1
-"""Pause between two changes of a model."""
+POOL = 48 << 20
+"""A pool that holds about a third of the models, so that modules are evicted all the time."""
+TOKENS = (6, 10, 14)
+TEXTS_EACH = 8
+"""Texts of each length that each model is asked."""
+CALLERS, TEXTS_A_CALL = 8, 32
+MODELS_A_CALL = (1, 4, 16)
+"""A call asks so many models, drawn anew for each call."""
+PARTS = 20
+"""The progress is reported so many times."""
 ALONE_TOLERANCE = 1e-6
 """Largest difference between a score and the same executor's score for the text alone.
 
-On the CPU, compiled layers and heads that read [CLS] give the same bits in every batch. Packed torch and
-devices do not.
+On the CPU, compiled layers give the same bits in every batch. A head of several texts may round the last one
+in another way. Packed torch and devices do not give the same bits.
 """
 TOLERANCE = {"fp32": 1e-4, "bf16": 0.05, "int8": 0.1}
 """Largest difference between a score and that of packed torch in fp32, by the executor's precision."""
@@ -47,38 +50,55 @@ class Checked:
 
     answers: int = 0
     wrong: int = 0
-    equal: int = 0
-    """Answers with the same bits as alone."""
+    off: float = 0.0
+    """The largest difference of a score to alone."""
     gone: int = 0
     """Calls to a model that was deleted at that time."""
     errors: Counter[str] = field(default_factory=Counter)
     """Other errors, by their text."""
 
 
+@dataclass(frozen=True)
+class Result:
+    """What a run found, and how much happened in it."""
+
+    reference: Alone
+    checked: Checked
+    changes: Counter[str]
+    loads: int
+    evictions: int
+    held: float
+    """Models in the pool at the end, as a fraction of the models."""
+    cpu_s: float
+    """CPU seconds of this process while it asked."""
+
+
 def steps(plan: Plan) -> int:
-    return 2
+    return 2 + PARTS
 
 
 def measure(plan: Plan, home: Home, report: Report) -> Iterator[Row]:
     """Yield the number of wrong answers, and figures that show that the check would have found one."""
-    report(f"isolation: {plan.mixed} models of mixed kinds and ranks, alone")
-    reference, checked, churn, evictions = asyncio.run(_checked(plan, home, report))
+    found = asyncio.run(checked(plan, home, report))
+    reference, seen = found.reference, found.checked
     precision = reference.name.rpartition(" ")[2]
-    yield Row("answers_checked", checked.answers, "answers", peer=reference.name)
-    yield Row("answers_wrong", checked.wrong, "answers", 0, False, checked.answers)
-    yield Row("answers_of_equal_bits", checked.equal, "answers", runs=checked.answers)
-    yield Row("calls_to_deleted_models", checked.gone, "calls")
-    yield Row(
-        "calls_with_other_errors",
-        checked.errors.total(),
-        "calls",
-        0,
-        False,
-        why="; ".join(checked.errors) or None,
-    )
-    for name, count in sorted(churn.done.items()):
+    yield Row("answers_checked", seen.answers, "answers", peer=reference.name)
+    yield Row("answers_wrong", seen.wrong, "answers", 0, False, seen.answers)
+    off = float(f"{seen.off:.2g}")
+    yield Row("largest_difference_to_alone", off, "of a score", ALONE_TOLERANCE, False, seen.answers)
+    yield Row("calls_to_deleted_models", seen.gone, "calls")
+    why = "; ".join(seen.errors) or None
+    yield Row("calls_with_other_errors", seen.errors.total(), "calls", 0, False, why=why)
+    for name, count in sorted(found.changes.items()):
         yield Row("changes_" + name.replace(" ", "_"), count, "changes")
-    yield Row("evictions_under_churn", evictions, "evictions")
+    yield Row("evictions_under_churn", found.evictions, "evictions")
+    for name, amount, unit in (
+        ("loads", found.loads, "loads"),
+        ("evictions", found.evictions, "evictions"),
+        ("cpu", 1e3 * found.cpu_s, "ms"),
+    ):
+        yield Row(f"{name}_an_answer", round(amount / seen.answers, 4), unit, runs=seen.answers)
+    yield Row("models_in_the_pool", round(found.held, 3), "of all", runs=plan.mixed)
     yield Row(
         "alone_beside_fp32_reference",
         float(f"{reference.difference:.2g}"),
@@ -88,24 +108,29 @@ def measure(plan: Plan, home: Home, report: Report) -> Iterator[Row]:
         reference.executor[..., 0].size,
         "packed torch in fp32",
     )
-    yield Row("nearest_two_models", float(f"{reference.nearest():.2g}"), "of a score", 10 * ALONE_TOLERANCE)
+    for name, least in (("models", reference.nearest()), ("texts", reference.nearest_texts())):
+        yield Row(f"nearest_two_{name}", float(f"{least:.2g}"), "of a score", 10 * ALONE_TOLERANCE)
 
 
-async def _checked(plan: Plan, home: Home, report: Report) -> tuple[Alone, Checked, Churn, int]:
-    async with serving(home.data, home.model(0), pool_bytes=POOL) as engine:
+async def checked(
+    plan: Plan, home: Home, report: Report, bundles_of: Callable[..., Bundles] = Bundles, pool: int = POOL
+) -> Result:
+    """Ask models while they change, and check each answer.
+
+    bundles_of: loads the modules; a test passes one that mixes them up. pool: its bytes.
+    """
+    async with serving(home.data, home.model(0), bundles_of, pool_bytes=pool) as engine:
+        report(f"isolation: {plan.mixed} models of mixed kinds and ranks, alone")
         versions = _write(engine, plan.mixed)
-        texts = home.texts().of(TOKENS, TEXTS_EACH if plan.mixed > 10 else 2)
+        texts = [t for n in TOKENS for t in home.texts().of(n, TEXTS_EACH if plan.mixed > 10 else 1)]
         reference = alone(engine, [variant for both in versions for variant in both], texts)
         churn = Churn(engine.manager, versions, [_model(i, 0).id for i in range(plan.mixed)])
-        report(f"isolation: {plan.answers} answers under churn")
-        changing = asyncio.create_task(churn.run(PAUSE_S))
-        try:
-            checked = await _ask(engine, plan, texts, reference, churn)
-        finally:
-            changing.cancel()
-            with suppress(asyncio.CancelledError):
-                await changing
-        return reference, checked, churn, engine.metrics.pool.evictions
+        counts = engine.metrics.pool
+        loads, evictions, cpu = counts.loads, counts.evictions, time.process_time()
+        seen = await _ask(engine, plan, texts, reference, churn, report)
+        cpu_s, held = time.process_time() - cpu, len(counts.resident()) / plan.mixed
+        loads, evictions = counts.loads - loads, counts.evictions - evictions
+        return Result(reference, seen, churn.done, loads, evictions, held, cpu_s)
 
 
 def _model(i: int, variant: int) -> Model:
@@ -127,38 +152,73 @@ def _write(engine: Serving, count: int) -> list[list[ModelVersion]]:
     return versions
 
 
-async def _ask(engine: Serving, plan: Plan, texts: list[str], reference: Alone, churn: Churn) -> Checked:
-    """Ask until enough answers are checked."""
-    found = Checked()
+async def _ask(
+    engine: Serving, plan: Plan, texts: list[str], reference: Alone, churn: Churn, report: Report
+) -> Checked:
+    """Ask, and change the models, until enough answers are checked."""
+    found, told = Checked(), _Told(plan.answers, report)
 
     async def caller(seed: int) -> None:
         draw = np.random.default_rng(seed)
         while found.answers < plan.answers:
-            few = len(churn.models) < A_CALL
-            models = draw.choice(len(churn.models), A_CALL, replace=few).tolist()
-            asked = draw.integers(0, len(texts), A_CALL).tolist()
-            requests = [
-                TextRequest(churn.models[m], texts[t], scores=True)
-                for m, t in zip(models, asked, strict=True)
-            ]
-            since = time.monotonic()
-            try:
-                answers = await engine.engine.infer(requests)
-            except NotFound as error:
-                if any(churn.was_live(m, None, since, time.monotonic()) for m in models):
-                    found.gone += 1
-                else:
-                    found.errors[error.message] += 1
-                continue
-            except HmiError as error:
-                found.errors[error.message] += 1
-                continue
-            until = time.monotonic()
-            for model, text, answer in zip(models, asked, answers, strict=True):
-                _check(found, reference, churn, model, text, answer, since, until)
+            await _call(engine, texts, reference, churn, found, draw)
+            told.reached(found)
+            await churn.keep_up(lambda: found.answers)
 
-    await asyncio.gather(*(caller(i) for i in range(CALLERS)))
+    report(f"isolation: {plan.answers} answers under churn")
+    async with asyncio.TaskGroup() as callers:
+        for i in range(CALLERS):
+            callers.create_task(caller(i))
     return found
+
+
+class _Told:
+    """Reports the progress at each of PARTS equal parts of the answers."""
+
+    def __init__(self, answers: int, report: Report) -> None:
+        self._answers, self._report = answers, report
+        self._parts, self._begun = 0, time.monotonic()
+
+    def reached(self, found: Checked) -> None:
+        while self._parts < PARTS and found.answers * PARTS >= (self._parts + 1) * self._answers:
+            self._parts += 1
+            minutes = (time.monotonic() - self._begun) / 60
+            left = minutes * max(0, self._answers - found.answers) / found.answers
+            self._report(
+                f"isolation: {found.answers} answers checked, {found.wrong} wrong, {found.errors.total()} "
+                f"calls with errors; {minutes:.0f} minutes gone, about {left:.0f} left"
+            )
+
+
+async def _call(
+    engine: Serving,
+    texts: list[str],
+    reference: Alone,
+    churn: Churn,
+    found: Checked,
+    draw: np.random.Generator,
+) -> None:
+    """Ask some models some texts in one call, and check the answers."""
+    some = draw.permutation(len(churn.models))[: draw.choice(MODELS_A_CALL)]
+    models = draw.choice(some, TEXTS_A_CALL).tolist()
+    asked = draw.integers(0, len(texts), TEXTS_A_CALL).tolist()
+    pairs = list(zip(models, asked, strict=True))
+    requests = [TextRequest(churn.models[m], texts[t], scores=True) for m, t in pairs]
+    since = time.monotonic()
+    try:
+        answers = await engine.engine.infer(requests)
+    except NotFound as error:
+        if any(churn.was_live(m, None, since, time.monotonic()) for m in set(models)):
+            found.gone += 1
+        else:
+            found.errors[error.message] += 1
+        return
+    except HmiError as error:
+        found.errors[error.message] += 1
+        return
+    until = time.monotonic()
+    for (model, text), answer in zip(pairs, answers, strict=True):
+        _check(found, reference, churn, model, text, answer, since, until)
 
 
 def _check(
@@ -176,5 +236,6 @@ def _check(
     got = np.array([answer.scores[label] for label in LABELS])
     want = reference.executor[VARIANTS * model + churn.variant(answer.version), text]
     off = float(np.abs(got - want).max())
-    found.equal += off == 0.0
-    found.wrong += not (off <= ALONE_TOLERANCE and churn.was_live(model, answer.version, since, until))
+    own = answer.model == churn.models[model] and churn.was_live(model, answer.version, since, until)
+    found.off = max(found.off, off)
+    found.wrong += not (own and off <= ALONE_TOLERANCE)
