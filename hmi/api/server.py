@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import gc
 import logging
 import signal
 import socket
+import sys
 import threading
 import warnings
 from contextlib import ExitStack
@@ -18,6 +18,7 @@ from hmi.api import leaving
 from hmi.api.app import DRAIN_S, application, build_services, drain
 from hmi.api.auth import check_binding
 from hmi.api.door import Door
+from hmi.api.garbage import short_collections
 from hmi.api.server_lock import announced, owning
 from hmi.api.services import Services
 from hmi.config import Settings
@@ -26,6 +27,10 @@ from hmi.execution.compiling import compile_all
 from hmi.manager.maintenance import probe_plots
 
 log = logging.getLogger("hmi.api")
+SWITCH_S = 0.0005
+"""A thread that wants the interpreter's lock gets it from another after this many seconds. Python's default
+is 5 ms. The event loop and the compute threads take the lock again every few hundred microseconds, and would
+wait for 5 ms each time beside a thread that parses or tokenises."""
 
 
 def serve(settings: Settings) -> None:
@@ -37,6 +42,7 @@ def serve(settings: Settings) -> None:
     # Python remembers the text of each warning. These quote what clients send, so they would fill memory.
     for quoting in (BadContentDispositionHeader, BadContentDispositionParam):
         warnings.simplefilter("ignore", quoting)
+    sys.setswitchinterval(SWITCH_S)
     with ExitStack() as stack:
         stack.enter_context(owning(settings.data))
         listener = stack.enter_context(_listen(settings.host, settings.port))
@@ -70,31 +76,21 @@ async def _serve(services: Services, listener: socket.socket, url: str) -> None:
         application(services), handler_cancellation=True, access_log=None, shutdown_timeout=leaving.CUT_S
     )
     await runner.setup()
-    _freeze_objects()
     assert runner.server is not None
     door = Door(listener, runner.server, services.settings)
     try:
-        door.open()
-        log.info("%s", greeting(services, url))
-        await stop.wait()
-        log.info("stopping: new requests get 503, accepted ones are answered")
-        until = loop.time() + DRAIN_S
-        await drain(services)
-        await leaving.leave(runner.server, listener, door.stop, until)
-        log.info("stopped: %d requests got 503 meanwhile", services.refused)
+        async with short_collections(lambda: not services.in_flight.count):
+            door.open()
+            log.info("%s", greeting(services, url))
+            await stop.wait()
+            log.info("stopping: new requests get 503, accepted ones are answered")
+            until = loop.time() + DRAIN_S
+            await drain(services)
+            await leaving.leave(runner.server, listener, door.stop, until)
+            log.info("stopped: %d requests got 503 meanwhile", services.refused)
     finally:
         await door.stop()
         await runner.cleanup()
-
-
-def _freeze_objects() -> None:
-    """Exclude the objects that exist now, and live as long as the process, from garbage collection.
-
-    A flood of inputs causes several full collections a second. Each would visit the objects of every
-    imported library and stop all threads for 100 ms or more.
-    """
-    gc.collect()
-    gc.freeze()
 
 
 def greeting(services: Services, url: str) -> str:

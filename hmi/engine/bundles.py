@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -18,6 +19,7 @@ from hmi.engine.cache import IdleCache
 from hmi.engine.weights import Weights
 from hmi.errors import Damaged
 from hmi.execution.base import Executor
+from hmi.execution.batch import BatchKey
 from hmi.execution.choose import Chosen, executor_for
 from hmi.model.artefact import Artefact
 from hmi.model.heads import Head, head_from
@@ -102,6 +104,12 @@ class Bundle:
     task: TaskKind
     lower: LocalLower | None = None
     """The lower layers behind the PLOT; None unless the request is for the exact reference."""
+
+    @cached_property
+    def key(self) -> BatchKey:
+        """What batches its texts may run in."""
+        root = self.version.root, self.version.root_version
+        return BatchKey(root, "cls" if self.task.reads == "cls" else "rows", exact=self.lower is not None)
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ from hmi.engine.accounts import Accounts
 from hmi.engine.admission import Admission
 from hmi.engine.bundles import Bundles, TaskPart
 from hmi.engine.compute import Compute
+from hmi.engine.express import Host, Hosts
 from hmi.engine.in_flight import InFlight
-from hmi.engine.interleaving import Host, Hosts
 from hmi.engine.isolate import by_model, fail
 from hmi.engine.item import Item, Piece, artefacts_of, work_in
 from hmi.engine.lines import Lines
@@ -28,9 +28,8 @@ from hmi.engine.pace import BATCH_WORK, Pace
 from hmi.engine.queue import BatchLimits, BatchQueue
 from hmi.engine.request import TextRequest, TextResult
 from hmi.engine.running import Held, Ran, Runner
-from hmi.engine.sink import Waiting
+from hmi.engine.sink import Answers
 from hmi.engine.supervisor import Broken, Supervisor
-from hmi.engine.threads import together
 from hmi.engine.waiting import WaitingTexts
 from hmi.errors import DeadlineExceeded, Unavailable
 from hmi.metrics import Metrics
@@ -63,8 +62,8 @@ class Engine:
 
     Texts are admitted (`Admission`), wait in the batch queue, and run in `settings.streams` streams of one
     thread each. A stream cuts its next batch only when it is free, so a text that arrives in between waits
-    for at most one batch. If that batch has a single tenant, a shorter batch waits only for the layer that
-    runs (`hmi.engine.interleaving`).
+    for at most one batch. If that batch has a single tenant, a shorter batch runs beside it
+    (`hmi.engine.express`).
     """
 
     def __init__(
@@ -98,7 +97,7 @@ class Engine:
         self._runner = Runner(self._planner.stages, misses)
         self._compute = Compute(settings.streams)
         self._lines, self._hosts, self._loops = Lines(), Hosts(settings.streams), Supervisor()
-        self._interleaved: set[asyncio.Task[None]] = set()
+        self._express: set[asyncio.Task[None]] = set()
         self._calls = InFlight()
         self._accepting = False
         self._ended: Unavailable | None = None
@@ -131,9 +130,9 @@ class Engine:
             self._queue.fail_all(stopping)
         await self._calls.none()
         await self._loops.stop()
-        for task in self._interleaved:
+        for task in self._express:
             task.cancel()
-        await asyncio.gather(*self._interleaved, return_exceptions=True)
+        await asyncio.gather(*self._express, return_exceptions=True)
         await self._admission.close()
         await self._compute.close()
         if self._misses is not None:
@@ -180,18 +179,17 @@ class Engine:
         # Refuse a call before work is spent on it: each text has at least three tokens.
         self._queue.check(Counter({t: 3 * n for t, n in Counter(r.model.tenant for r in requests).items()}))
         admitted = await self._admission.admit(requests)
-        sinks = [Waiting() for _ in requests]
-        items = [Item(r, b, w, s) for r, (b, w), s in zip(requests, admitted, sinks, strict=True)]
+        answers = Answers(len(requests))
+        items = [Item(r, b, w, s) for r, (b, w), s in zip(requests, admitted, answers.sinks, strict=True)]
         with self._loader.needing([bundle.version.artefact for bundle, _ in admitted]):
             self._queue.put(items)
             self._waiting.add(items)
             try:
-                self._interleave()
-                return await together([sink.answer for sink in sinks])
+                self._start_express()
+                return await answers.all()
             finally:
                 self._waiting.remove(items)
-                for sink in sinks:
-                    sink.drop()
+                answers.drop()
                 self._queue.drop(items)
 
     async def _stream(self) -> None:
@@ -204,59 +202,57 @@ class Engine:
                 continue
             alone = len({piece.item.tenant for piece in batch.pieces}) == 1
             # A host is delayed by at most its own time, or one turn if that is longer.
-            with self._hosts.running(max(self._expected_s(batch), turn_s) if alone else 0.0) as host:
-                await self._serve(batch, as_host=host)
+            with self._hosts.running(max(self._expected_s(batch), turn_s) if alone else 0.0):
+                await self._serve(batch)
 
-    def _cut(self, candidates: Sequence[Candidate], seconds: float, *, interleaved: bool = False) -> Cut:
+    def _cut(self, candidates: Sequence[Candidate], seconds: float, *, express: bool = False) -> Cut:
         """Let the planner choose, and cut its batch. All errors of the planner are raised before the cut."""
         plan = self._planner.plan(candidates, time.monotonic())
         left = work_left(plan, self._planner.stages)
-        limits = BatchLimits(seconds, self._settings.max_batch_tokens, left, interleaved)
+        limits = BatchLimits(seconds, self._settings.max_batch_tokens, left, express)
         return Cut(self._queue.cut(plan.candidate, limits), plan, left)
 
-    def _interleave(self) -> None:
-        """Start a small batch of other tenants between the layers of a running batch that has one tenant.
+    def _start_express(self) -> None:
+        """Start a small batch of other tenants beside a running batch that has one tenant.
 
         Does nothing if a stream is free, or no host has room. A batch of several tenants is no host: when
         many tenants send a little each, newcomers should make the next batch large.
         """
-        host, candidates = self._hosts.roomiest(), self._queue.interleavable()
+        host, candidates = self._hosts.roomiest(), self._queue.express_candidates()
         if host is None or not candidates:
             return
         try:
-            batch = self._cut(candidates, host.room_s, interleaved=True)
+            batch = self._cut(candidates, host.room_s, express=True)
         except Exception as error:  # no fault of the call or the batch that led here
-            tell(log, "no interleaved batch could be planned", error)
+            tell(log, "no express batch could be planned", error)
             return
         if batch.pieces:
             at_hand = self._loader.in_memory(artefacts_of(batch.pieces))
             host.reserve(self._expected_s(batch), at_hand)
-            task = asyncio.create_task(self._run_interleaved(batch, host, at_hand))
-            self._interleaved.add(task)
-            task.add_done_callback(self._interleaved.discard)
+            task = asyncio.create_task(self._run_express(batch, host, at_hand))
+            self._express.add(task)
+            task.add_done_callback(self._express.discard)
             if not at_hand:  # it must load modules first, and leaves the host's slot to another batch
-                asyncio.get_running_loop().call_soon(self._interleave)
+                asyncio.get_running_loop().call_soon(self._start_express)
 
-    async def _run_interleaved(self, batch: Cut, host: Host, at_hand: bool) -> None:
+    async def _run_express(self, batch: Cut, host: Host, at_hand: bool) -> None:
         try:
-            await self._serve(batch, within=host)
+            await self._serve(batch, express=True)
         except Broken as error:
-            tell(log, "an interleaved batch could not run", error)
+            tell(log, "an express batch could not run", error)
         finally:
             if at_hand:
                 host.occupied = False
-        self._interleave()
+        self._start_express()
 
-    async def _serve(self, batch: Cut, *, as_host: Host | None = None, within: Host | None = None) -> None:
+    async def _serve(self, batch: Cut, *, express: bool = False) -> None:
         """Run a batch and reply. If it fails as a whole, run it again model by model.
 
-        as_host: lets others run between the layers of this batch. within: the batch between whose layers this
-        one runs. Every text gets an answer or an error, also if this task is cancelled or the threads have
-        ended.
+        Every text gets an answer or an error, also if this task is cancelled or the threads have ended.
         """
         try:
             try:
-                await self._run(batch, as_host=as_host, within=within)
+                await self._run(batch, express=express)
             except Broken:
                 raise
             except Exception as error:
@@ -282,9 +278,7 @@ class Engine:
             except Exception as alone:
                 fail([(piece.item, alone) for piece in group])
 
-    async def _run(
-        self, batch: Cut, *, as_host: Host | None = None, within: Host | None = None, again: bool = False
-    ) -> None:
+    async def _run(self, batch: Cut, *, express: bool = False, again: bool = False) -> None:
         """Run a batch, in several parts if its modules do not fit into the pool together."""
         left = batch.pieces
         while left:
@@ -297,7 +291,8 @@ class Engine:
                 sound = [p for p in left if p.bundle.version.artefact in parts]
                 failed = [(p.item, broken[a]) for p in left if (a := p.bundle.version.artefact) in broken]
                 held = Held(sound, parts, failed)
-                ran = await self._compute.run(partial(self._runner.run, held, batch.plan, as_host), within)
+                run = partial(self._runner.run, held, batch.plan)
+                ran = await self._compute.run(run, express=express)
             finally:
                 self._loader.let_go(artefacts)
             self._reply(ran, batch)

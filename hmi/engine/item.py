@@ -29,7 +29,7 @@ class Times:
     """The `time.monotonic()` at which the batch began."""
     retrieve_s: float = 0.0
     compute_s: float = 0.0
-    """Seconds of upper layers, heads and answers so far, without the time of interleaved batches."""
+    """Seconds of upper layers, heads and answers so far."""
     waited_s: float = 0.0
     """The part of `compute_s` in which the thread slept until a device was done."""
 
@@ -64,11 +64,9 @@ class Item:
     """The number of windows that are in batches already."""
     partial: Partial = field(default_factory=Partial)
 
-    def __post_init__(self) -> None:
-        version, reads = self.bundle.version, self.bundle.task.reads
-        self.key = BatchKey(
-            (version.root, version.root_version), "cls" if reads == "cls" else "rows", self.request.exact
-        )
+    @property
+    def key(self) -> BatchKey:
+        return self.bundle.key
 
     @property
     def tenant(self) -> str:

@@ -38,9 +38,9 @@ class BatchLimits:
     tokens: int
     work_left: float = 1.0
     """The fraction of the layers' work that the plan's stages leave (`hmi.stages.planner.work_left`)."""
-    interleaved: bool = False
-    """True: the batch runs between two layers of another one, its host. It then admits only tenants that have
-    received no more than the host's tenant had before its batch, and no window that exceeds the limits."""
+    express: bool = False
+    """Whether the batch is to run beside another, its host. It then admits only tenants that have received
+    less than the host's tenant with it, and no window that exceeds the limits."""
 
 
 class BatchQueue:
@@ -77,8 +77,7 @@ class BatchQueue:
         self._longest_s, self._streams = longest_s, streams
         self._turns = Turns()
         self._host_given_s = 0.0
-        """The seconds that the first tenant of the last batch had received before that batch. Interleaved
-        batches do not count."""
+        """What the first tenant of the last batch that was not express has received with it."""
         self._waiting = Backlogs()
         self._recent = Recent()
         self._arrived = asyncio.Event()
@@ -141,31 +140,30 @@ class BatchQueue:
                 found.append(Candidate(*first, key, layers))
         return found
 
-    def interleavable(self) -> list[Candidate]:
-        """Return the candidates that may run between the layers of a running batch.
+    def express_candidates(self) -> list[Candidate]:
+        """Return the candidates that may run beside a running batch.
 
-        Their tenants have received no more than the first tenant of the last batch had before it. Interleaved
-        batches do not count as the last one.
+        Their tenants have received less than the first tenant of the last batch has with it. Express batches
+        do not count as the last one.
         """
-        return [candidate for candidate in self.candidates() if candidate.given_s <= self._host_given_s]
+        return [candidate for candidate in self.candidates() if candidate.given_s < self._host_given_s]
 
     def cut(self, candidate: Candidate, limits: BatchLimits) -> list[Piece]:
         """Cut a batch of the candidate's key, its tenant first.
 
-        The batch has at least one window, unless it is interleaved, or no item is left. Items whose client
+        The batch has at least one window, unless it is express, or no item is left. Items whose client
         has gone are dropped. Items that cannot be answered before their deadline fail with DeadlineExceeded.
         """
         waiting = self._waiting.tenants
-        if not limits.interleaved:
+        if not limits.express:
             self._turns.begin(waiting)
-            self._host_given_s = self._turns.given(candidate.tenant)
         line = self._line(candidate)
         share = BATCH_SHARE if self._recent.other_than(waiting) else 1.0
         batch = _Batch(candidate.key, self._pace, limits, share)
-        most_s = self._host_given_s if limits.interleaved else math.inf
+        most_s = math.inf
         while line:
             given, _, tenant = line[0]
-            if given > most_s:
+            if given > most_s or (limits.express and given >= self._host_given_s):
                 break
             items = self._waiting.of(candidate.key)[tenant]
             if self._is_lost(items, limits.work_left):
@@ -175,7 +173,7 @@ class BatchQueue:
                 full = batch.is_full(piece)
                 if full and batch.pieces:
                     break
-                if (full and limits.interleaved) or batch.exceeds_share(tenant, piece):
+                if (full and limits.express) or batch.exceeds_share(tenant, piece):
                     heapq.heappop(line)  # the next tenant's window may be shorter
                     most_s = min(most_s, given)
                     continue
@@ -189,6 +187,8 @@ class BatchQueue:
                 heapq.heappop(line)
                 if batch.pieces and tenant == candidate.tenant and len(waiting) <= FEW_TENANTS:
                     most_s = min(most_s, given)
+        if not limits.express:
+            self._host_given_s = self._turns.given(candidate.tenant)
         return batch.pieces
 
     def fail_all(self, error: Exception) -> None:

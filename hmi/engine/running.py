@@ -15,11 +15,10 @@ import torch
 from hmi.engine.answers import answer_of
 from hmi.engine.bundles import TaskPart
 from hmi.engine.heads import outputs_of
-from hmi.engine.interleaving import Host
 from hmi.engine.item import Item, Piece, Times
 from hmi.engine.request import TextResult
 from hmi.engine.retrieval import Failed, Retrieved, retrieve
-from hmi.execution import Hook, Rows, no_pause, trace
+from hmi.execution import Hook, Rows, trace
 from hmi.stages import Batch, Plan, Stage
 from hmi.stores.failures import tell
 from hmi.stores.miss_recorder import MissRecorder
@@ -49,8 +48,7 @@ class Ran:
     failed: Failed
     times: Times
     cpu_s: float
-    """CPU seconds of the compute thread, and seconds that it slept until a device had computed the batch,
-    without the time of interleaved batches."""
+    """CPU seconds of the compute thread, and seconds that it slept until a device had computed the batch."""
 
 
 class Runner:
@@ -60,11 +58,9 @@ class Runner:
         self._stages, self._misses = {stage.name: stage for stage in stages}, misses
 
     @torch.inference_mode()
-    def run(self, held: Held, plan: Plan, as_host: Host | None) -> Ran:
-        """Run a batch. `as_host` runs other batches between its layers; None if it takes none."""
+    def run(self, held: Held, plan: Plan) -> Ran:
+        """Run a batch."""
         times, cpu = Times(time.monotonic()), time.thread_time()
-        if as_host is not None:
-            as_host.begin()
         _prefetch(held, plan)
         with trace.span("retrieve"):
             batch = retrieve(held.pieces)
@@ -72,13 +68,13 @@ class Runner:
         answers: list[tuple[Item, TextResult]] = []
         failed = [*held.failed, *batch.failed]
         if batch.pieces:
-            for item, outcome in self._compute(batch, held.parts, plan, times, as_host):
+            for item, outcome in self._compute(batch, held.parts, plan, times):
                 if isinstance(outcome, Exception):
                     failed.append((item, outcome))
                 else:
                     answers.append((item, outcome))
-        _computed(times, as_host)
-        cpu_s = time.thread_time() - cpu - (0.0 if as_host is None else as_host.away_cpu_s) + times.waited_s
+        _computed(times)
+        cpu_s = time.thread_time() - cpu + times.waited_s
         self._record(batch)
         return Ran(batch, answers, failed, times, cpu_s)
 
@@ -91,30 +87,23 @@ class Runner:
             tell(log, "the misses of a batch could not be recorded", error)
 
     def _compute(
-        self,
-        batch: Retrieved,
-        by_artefact: Mapping[str, TaskPart],
-        plan: Plan,
-        times: Times,
-        as_host: Host | None,
+        self, batch: Retrieved, by_artefact: Mapping[str, TaskPart], plan: Plan, times: Times
     ) -> Iterator[Outcome]:
         """Run the upper layers, and the head of each text as soon as the text has left them.
 
         Rows of different texts never mix, so a NaN stays in its own text.
         """
         key, parts = plan.candidate.key, [by_artefact[p.bundle.version.artefact] for p in batch.pieces]
-        rows, pause = Rows.packed(batch.rows, batch.offsets), no_pause if as_host is None else as_host.pause
-        executor = batch.pieces[0].bundle.executor
+        rows, executor = Rows.packed(batch.rows, batch.offsets), batch.pieces[0].bundle.executor
         stages = {name: setting.name for name, setting in plan.on.items()}
         hooks = self._hooks(batch, plan)
         inside = set(range(len(batch.pieces)))
-        for left in executor.run(key, rows, [p.module for p in parts], hooks, pause):
+        for left in executor.run(key, rows, [p.module for p in parts], hooks):
             inside.difference_update(left.texts)
             times.waited_s += left.waited_s
-            pause()  # heads and answers take about as long as a layer
             with trace.span("heads"):
                 outputs = outputs_of(left, batch.pieces, parts)
-            _computed(times, as_host)
+            _computed(times)
             for text, output in zip(left.texts, outputs, strict=True):
                 piece, hits = batch.pieces[text], batch.hits[text]
                 if isinstance(output, Exception):
@@ -144,10 +133,9 @@ def _prefetch(held: Held, plan: Plan) -> None:
         held.pieces[0].bundle.executor.prefetch(modules)
 
 
-def _computed(times: Times, as_host: Host | None) -> None:
+def _computed(times: Times) -> None:
     """Set the compute time up to now."""
-    away_s = 0.0 if as_host is None else as_host.away_s
-    times.compute_s = time.monotonic() - times.begun - times.retrieve_s - away_s
+    times.compute_s = time.monotonic() - times.begun - times.retrieve_s
 
 
 def _answer(item: Item, part: TaskPart) -> TextResult | Exception:

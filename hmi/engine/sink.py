@@ -26,32 +26,63 @@ class Sink(Protocol):
         ...
 
 
-class Waiting:
-    """A sink whose caller awaits the answer."""
+class Answers:
+    """The answers of one call, which its caller awaits: one future, and a sink for each text."""
 
-    def __init__(self) -> None:
-        self._future: asyncio.Future[TextResult] = asyncio.get_running_loop().create_future()
+    def __init__(self, texts: int) -> None:
+        self._future: asyncio.Future[list[TextResult]] = asyncio.get_running_loop().create_future()
+        self._found: list[TextResult | None] = [None] * texts
+        self._left = texts
+
+    @property
+    def sinks(self) -> list[Place]:
+        """A new sink for each text. They are not kept here: a cycle would wait for the garbage collector."""
+        return [Place(self, i) for i in range(len(self._found))]
 
     @property
     def wanted(self) -> bool:
+        """Whether the caller still waits: it does until the last text is answered, or one has failed."""
         return not self._future.done()
 
-    @property
-    def answer(self) -> asyncio.Future[TextResult]:
-        """The answer; awaiting it raises the error that `fail` was given."""
-        return self._future
+    async def all(self) -> list[TextResult]:
+        """Return the answers in the order of the texts, or raise the first error that a text was given."""
+        return await self._future
 
-    def done(self, result: TextResult) -> None:
-        if self.wanted:
-            self._future.set_result(result)
+    def done(self, index: int, result: TextResult) -> None:
+        self._found[index] = result
+        self._left -= 1
+        if not self._left:
+            self._future.set_result([found for found in self._found if found is not None])
 
     def fail(self, error: Exception) -> None:
-        if self.wanted:
-            # A future takes no StopIteration.
-            self._future.set_exception(
-                RuntimeError(repr(error)) if isinstance(error, StopIteration) else error
-            )
+        # A future takes no StopIteration.
+        self._future.set_exception(RuntimeError(repr(error)) if isinstance(error, StopIteration) else error)
+
+    def has(self, index: int) -> bool:
+        """Return whether this text is answered."""
+        return self._found[index] is not None
 
     def drop(self) -> None:
         """Note that the caller no longer waits."""
         self._future.cancel()
+
+
+class Place:
+    """The sink of one text of a call."""
+
+    __slots__ = ("_answers", "_index")
+
+    def __init__(self, answers: Answers, index: int) -> None:
+        self._answers, self._index = answers, index
+
+    @property
+    def wanted(self) -> bool:
+        return self._answers.wanted and not self._answers.has(self._index)
+
+    def done(self, result: TextResult) -> None:
+        if self.wanted:
+            self._answers.done(self._index, result)
+
+    def fail(self, error: Exception) -> None:
+        if self.wanted:
+            self._answers.fail(error)

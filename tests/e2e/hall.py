@@ -68,10 +68,10 @@ def take(queue: BatchQueue, tokens: int, seconds: float = FOR_EVER) -> list[Piec
     return queue.cut(RoundRobin().plan(queue.candidates(), 0.0).candidate, BatchLimits(seconds, tokens))
 
 
-def take_interleaved(queue: BatchQueue, tokens: int, seconds: float = FOR_EVER) -> list[Piece]:
-    """The next batch that may run within the last one."""
-    candidates = queue.interleavable()
-    return queue.cut(min(candidates), BatchLimits(seconds, tokens, interleaved=True)) if candidates else []
+def take_express(queue: BatchQueue, tokens: int, seconds: float = FOR_EVER) -> list[Piece]:
+    """The next batch that may run beside the last one."""
+    candidates = queue.express_candidates()
+    return queue.cut(min(candidates), BatchLimits(seconds, tokens, express=True)) if candidates else []
 
 
 @asynccontextmanager

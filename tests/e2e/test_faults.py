@@ -15,7 +15,7 @@ import pytest
 from hmi.core import ModelId
 from hmi.engine import Engine, TextRequest, TextResult, admission, running
 from hmi.engine.admission import TenantCall
-from hmi.engine.sink import Waiting
+from hmi.engine.sink import Place
 from hmi.execution import Left, Rows
 from hmi.execution.packed import PackedExecutor
 from hmi.metrics import Metrics
@@ -56,16 +56,16 @@ class Sometimes:
 def watch_sinks(patch: pytest.MonkeyPatch) -> Counter[int]:
     """How often each sink is told something while somebody waits."""
     told: Counter[int] = Counter()
-    kept: list[Waiting] = []
+    kept: list[Place] = []
     for name in ("done", "fail"):
-        tell = getattr(Waiting, name)
+        tell = getattr(Place, name)
 
-        def counted(self: Waiting, what: Any, tell: Callable[..., None] = tell) -> None:
+        def counted(self: Place, what: Any, tell: Callable[..., None] = tell) -> None:
             kept.append(self)
             told[id(self)] += self.wanted
             tell(self, what)
 
-        patch.setattr(Waiting, name, counted)
+        patch.setattr(Place, name, counted)
     return told
 
 
@@ -311,7 +311,7 @@ async def test_windows_that_run_again_count_their_text_once(
     assert metrics.usage.of("globex").inputs == 2
 
 
-async def test_a_planner_that_fails_at_an_interleaved_batch_fails_no_call(
+async def test_a_planner_that_fails_at_an_express_batch_fails_no_call(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = home.engine()

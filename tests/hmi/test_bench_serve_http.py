@@ -190,9 +190,11 @@ def test_rates_responses_and_floods_are_measured_on_a_server(
     assert (len(seen.ms), seen.failed) == (8, {})
     server.go_on()
     with client() as flooder:
-        found = flood._measured(quick, home, server, (sender, flooder), "calls_of_32_texts", lambda _: None)
-        rows = {row.id: row for row in found}
+        ground = flood.Ground(home, server, server, sender, flooder)
+        times = flood._measured(quick, ground, "calls_of_32_texts", lambda _: None)
+    rows = {row.id: row for row in flood._rows("calls_of_32_texts", times)}
     assert rows["flood_calls_of_32_texts_quiet_p99_over_alone"].goal == 1.1
+    assert rows["flood_calls_of_32_texts_quiet_p99_over_machine"].value > 0
     assert rows["flood_calls_of_32_texts_quiet_failed"].value == 0
 
 

@@ -82,7 +82,7 @@ def test_a_planner_may_pass_over_the_tenant_that_received_least() -> None:
     before = {c.tenant: c.given_s for c in queue.candidates()}
     assert before["quiet"] < before["loud"]
     queue.cut(max(queue.candidates()), limits)
-    assert [c.tenant for c in queue.interleavable()] == ["quiet"], (
+    assert [c.tenant for c in queue.express_candidates()] == ["quiet"], (
         "it has received less than the host's tenant"
     )
     assert min(queue.candidates()).tenant == "quiet"

@@ -19,6 +19,7 @@ from hmi.engine.pace import BATCH_WORK, Pace
 from hmi.engine.queue import BatchLimits, BatchQueue
 from hmi.engine.request import PRIORITIES, Priority
 from hmi.errors import DeadlineExceeded, QuotaExceeded, Unavailable
+from hmi.execution.batch import BatchKey
 from hmi.model.batching import Encoded
 
 TENANTS = ("a", "b", "c", "d")
@@ -49,6 +50,7 @@ def item(
         task=SimpleNamespace(reads=reads),
         root=SimpleNamespace(dim=64),
         executor=SimpleNamespace(layers=3),
+        key=BatchKey(("r", "1"), "cls" if reads == "cls" else "rows", exact=False),
     )
     windows = [Encoded([0] * n, [0] * n, [None] * n) for n in lengths]
     request = TextRequest(ModelId(tenant, "m"), "x", deadline=deadline, priority=priority)
@@ -126,12 +128,12 @@ class Machine(RuleBasedStateMachine):
             assert sum(len(p.window) for p in pieces) <= tokens
             assert pace.seconds(first.key, BATCH_WORK + share * work_in(pieces)) <= seconds * (1 + 1e-9)
 
-    @precondition(lambda self: self.queue.interleavable())
+    @precondition(lambda self: self.queue.express_candidates())
     @rule(work=st.floats(20, 100))
-    def take_interleaved(self, work: float) -> None:
-        candidate, pace = min(self.queue.interleavable()), Pace()
+    def take_express(self, work: float) -> None:
+        candidate, pace = min(self.queue.express_candidates()), Pace()
         seconds = pace.seconds(candidate.key, work)
-        pieces = self.queue.cut(candidate, BatchLimits(seconds, 100, interleaved=True))
+        pieces = self.queue.cut(candidate, BatchLimits(seconds, 100, express=True))
         self.check(pieces, candidate.key)
         assert not pieces or pace.seconds(candidate.key, BATCH_WORK + work_in(pieces)) <= seconds * (1 + 1e-9)
 

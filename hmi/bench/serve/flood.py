@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from hmi.bench.floods.kinds import short_texts
 from hmi.bench.report import Row, quantile
 from hmi.bench.serve.home import Home
 from hmi.bench.serve.http_driver import Client, Seen, client
-from hmi.bench.serve.http_fleet import guard, wait_chosen
+from hmi.bench.serve.http_fleet import copied, guard, wait_chosen
 from hmi.bench.serve.http_servers import Server, hmi, running
 from hmi.bench.serve.plan import Plan, Report
 
@@ -32,6 +33,30 @@ def steps(plan: Plan) -> int:
     return 1 + len(FLOODS) * plan.runs
 
 
+@dataclass(frozen=True)
+class Ground:
+    """The running processes. The flood goes to `server`, or for comparison to `other`.
+
+    `other` is a second server of the same kind, with a copy of the data: what the quiet tenant notices of its
+    flood is the machine's doing, not the server's.
+    """
+
+    home: Home
+    server: Server
+    other: Server
+    sender: Client
+    flooder: Client
+
+
+@dataclass
+class Times:
+    """What the quiet tenant saw in each of its turns: alone, beside the flood, beside the other server's."""
+
+    alone: list[Seen] = field(default_factory=list)
+    beside: list[Seen] = field(default_factory=list)
+    apart: list[Seen] = field(default_factory=list)
+
+
 def measure(plan: Plan, home: Home, report: Report) -> Iterator[Row]:
     """Yield the quiet tenant's times, alone and beside the flood.
 
@@ -39,55 +64,68 @@ def measure(plan: Plan, home: Home, report: Report) -> Iterator[Row]:
     """
     report("flood: starting")
     guard(home)
-    with tempfile.TemporaryDirectory(prefix="hmi-bench-flood-") as folder, client() as sender:
-        with running(hmi(home.data), Path(folder)) as server, client() as flooder:
-            wait_chosen(plan, server, sender, home)
+    with tempfile.TemporaryDirectory(prefix="hmi-bench-flood-", dir=home.folder) as given:
+        folder = Path(given)
+        copy = copied(home, folder / "data")
+        with (
+            client() as sender,
+            client() as flooder,
+            running(hmi(home.data), folder) as server,
+            running(replace(hmi(copy), name="HMI, the other"), folder) as other,
+        ):
+            for each in (server, other):
+                wait_chosen(plan, each, sender, home)
+            ground = Ground(home, server, other, sender, flooder)
             for name in FLOODS:
-                yield from _measured(plan, home, server, (sender, flooder), name, report)
+                yield from _rows(name, _measured(plan, ground, name, report))
 
 
-def _measured(
-    plan: Plan, home: Home, server: Server, clients: tuple[Client, Client], name: str, report: Report
-) -> Iterator[Row]:
-    """Measure one flood. `clients` are the quiet tenant's and the flooding tenant's."""
-    sender, flooder = clients
-    alone: list[Seen] = []
-    beside: list[Seen] = []
+def _measured(plan: Plan, ground: Ground, name: str, report: Report) -> Times:
+    """Measure one flood."""
+    times = Times()
     for turn in range(plan.runs):
         report(f"flood, {name}: {turn + 1} of {plan.runs}")
-        alone.append(_quiet(plan, home, server, sender, 2 * turn))
-        _begin(home, server, flooder, name, plan.seconds + SETTLE_S)
-        time.sleep(SETTLE_S)
-        beside.append(_quiet(plan, home, server, sender, 2 * turn + 1))
-        flooder.end()
-    yield from _rows(name, alone, beside)
+        times.alone.append(_quiet(plan, ground, 3 * turn))
+        times.beside.append(_beside(plan, ground, ground.server, name, 3 * turn + 1))
+        times.apart.append(_beside(plan, ground, ground.other, name, 3 * turn + 2))
+    return times
 
 
-def _quiet(plan: Plan, home: Home, server: Server, sender: Client, seed: int) -> Seen:
+def _beside(plan: Plan, ground: Ground, flooded: Server, name: str, seed: int) -> Seen:
+    """What the quiet tenant sees while a server is flooded."""
+    texts, callers = FLOODS[name]
+    target, body = flooded.arm.target(ground.home, FLOODER), flooded.arm.body(short_texts(texts))
+    given = {"turn": [(0, 0)], "callers": callers, "seconds": plan.seconds + SETTLE_S, "least": 1}
+    ground.flooder.begin(flooded.port, [target], [body], **given)
+    time.sleep(SETTLE_S)
+    seen = _quiet(plan, ground, seed)
+    ground.flooder.end()
+    return seen
+
+
+def _quiet(plan: Plan, ground: Ground, seed: int) -> Seen:
     """Send one short text at each of random times, for the plan's seconds."""
     draw = np.random.default_rng(seed)
     count = max(2, int(plan.seconds * A_SECOND))
     at = np.sort(draw.uniform(0.0, plan.seconds, count)).tolist()
+    server = ground.server
     bodies = [server.arm.body([text]) for text in short_texts(count)]
     arrivals = [(second, 0, i) for i, second in enumerate(at)]
-    return sender.opened(server.port, [server.arm.target(home, QUIET)], bodies, arrivals)
+    return ground.sender.opened(server.port, [server.arm.target(ground.home, QUIET)], bodies, arrivals)
 
 
-def _begin(home: Home, server: Server, flooder: Client, name: str, seconds: float) -> None:
-    texts, callers = FLOODS[name]
-    target, body = server.arm.target(home, FLOODER), server.arm.body(short_texts(texts))
-    flooder.begin(server.port, [target], [body], turn=[(0, 0)], callers=callers, seconds=seconds, least=1)
-
-
-def _rows(name: str, alone: list[Seen], beside: list[Seen]) -> Iterator[Row]:
-    runs = len(alone)
-    quiet = [ms for seen in alone for ms in seen.ms]
-    under = [ms for seen in beside for ms in seen.ms]
+def _rows(name: str, times: Times) -> Iterator[Row]:
+    runs = len(times.alone)
+    alone, beside, apart = (
+        [ms for seen in some for ms in seen.ms] for some in (times.alone, times.beside, times.apart)
+    )
     for share, goal in ((0.5, None), (0.99, GOAL)):
         at = f"flood_{name}_quiet_p{share * 100:.0f}"
-        ratio = round(quantile(under, share) / quantile(quiet, share), 3)
-        yield Row(f"{at}_over_alone", ratio, "x", goal, False, runs, "the same tenant alone")
-        yield Row(f"{at}_alone", round(quantile(quiet, share), 2), "ms", runs=runs)
-        yield Row(at, round(quantile(under, share), 2), "ms", runs=runs)
-    failed = sum(sum(seen.failed.values()) for seen in beside)
+        base, ms, machine = (quantile(some, share) for some in (alone, beside, apart))
+        yield Row(f"{at}_over_alone", round(ms / base, 3), "x", goal, False, runs, "the same tenant alone")
+        peer = "the same tenant beside a flood of another server on the machine"
+        yield Row(f"{at}_over_machine", round(ms / machine, 3), "x", None, False, runs, peer)
+        for kind, value in (("_alone", base), ("", ms), ("_machine", machine)):
+            yield Row(f"{at}{kind}", round(value, 2), "ms", runs=runs)
+    failed = sum(sum(seen.failed.values()) for seen in times.beside)
     yield Row(f"flood_{name}_quiet_failed", failed, "requests", 0, False, runs)

@@ -1,10 +1,9 @@
-"""Small batches between two layers of a long one: who goes first, and that nobody's answer depends on it."""
+"""Small batches beside a long one: who goes first, and that nobody's answer depends on it."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -14,8 +13,8 @@ import pytest
 from hmi.core import ModelId
 from hmi.engine import Engine, TextRequest, TextResult, running
 from hmi.engine.bundles import TaskPart
+from hmi.engine.express import Hosts
 from hmi.engine.heads import Output
-from hmi.engine.interleaving import Hosts
 from hmi.engine.item import Item, Piece
 from hmi.engine.pace import Pace
 from hmi.engine.queue import BatchQueue
@@ -23,13 +22,13 @@ from hmi.errors import Damaged, Unavailable
 from hmi.execution import Left
 from hmi.metrics import Metrics
 from tests.e2e.conftest import Home
-from tests.e2e.hall import items, take, take_interleaved
+from tests.e2e.hall import items, take, take_express
 from tests.waiting import until
 
 MOOD, PAIRS = ModelId("acme", "mood"), ModelId("acme", "pairs")
 TAGS, OTHER = ModelId("globex", "tags"), ModelId("globex", "mood")
 LONG = 64
-"""Rows of a batch that is held; interleaved ones have fewer."""
+"""Rows of a batch that is held; express ones have fewer."""
 
 
 class Held:
@@ -39,8 +38,6 @@ class Held:
     def __init__(self, engine: Engine, metrics: Metrics) -> None:
         self.engine, self.metrics = engine, metrics
         self.reached, self.go_on = threading.Event(), threading.Event()
-        self.inner_s = 0.0
-        """Every other batch takes at least this many seconds."""
         self.puts = 0
         self.ended: list[asyncio.Task[list[TextResult]]] = []
 
@@ -48,8 +45,6 @@ class Held:
         if len(given[0]) >= LONG and not self.reached.is_set():
             self.reached.set()
             assert self.go_on.wait(60)
-        else:
-            time.sleep(self.inner_s)
 
     async def call(self, *requests: TextRequest) -> asyncio.Task[list[TextResult]]:
         """Send a call, and wait until its texts are queued."""
@@ -96,38 +91,24 @@ def answers(results: list[TextResult]) -> list[Any]:
     return [(r.label, r.scores, r.tags, r.tag_scores) for r in results]
 
 
-async def test_a_small_batch_runs_within_a_long_one_and_changes_nothing(
+async def test_small_batches_run_beside_a_long_one_and_change_nothing(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small = TextRequest(OTHER, home.covered[0], scores=True)
     tags = TextRequest(TAGS, home.covered[0].split(), scores=True)
-    for inner_request in (small, tags):
-        async with held(home, monkeypatch) as lab:
-            host = await lab.host(*long_call(home))
-            inner = await lab.call(inner_request)
-            lab.go_on.set()
-            await asyncio.gather(host, inner)
-            assert lab.ended == [inner, host]
-            assert lab.metrics.usage.of("globex").tokens < LONG
-            again = await lab.engine.infer(long_call(home))
-            assert answers(again) == answers(host.result()), "interrupted or not: the same, to the last bit"
-            assert answers(await lab.engine.infer([inner_request])) == answers(inner.result())
-
-
-async def test_each_is_charged_its_own_time(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     async with held(home, monkeypatch) as lab:
-        lab.inner_s = 0.3
-        begun = time.monotonic()
         host = await lab.host(*long_call(home))
-        inner = await lab.call(TextRequest(OTHER, home.covered[0]))
+        beside = [await lab.engine.infer([request]) for request in (small, tags)]
+        assert not host.done()
+        assert lab.metrics.usage.of("globex").tokens < LONG
         lab.go_on.set()
-        (result, *_), _ = await asyncio.gather(host, inner)
-        took = (time.monotonic() - begun) * 1e3
-        assert result.timing["compute_ms"] < took - 299
-        assert inner.result()[0].timing["compute_ms"] > 299
+        await host
+        again = await lab.engine.infer(long_call(home))
+        assert answers(again) == answers(host.result()), "beside others or not: the same, to the last bit"
+        assert [answers(await lab.engine.infer([r])) for r in (small, tags)] == list(map(answers, beside))
 
 
-async def test_who_may_not_interleave_waits(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_who_may_have_no_express_batch_waits(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same tenant; and where several tenants' texts run, nobody."""
     text = home.covered[0]
     async with held(home, monkeypatch) as lab:
@@ -154,15 +135,12 @@ async def test_neither_fails_or_ends_with_the_other(home: Home, monkeypatch: pyt
 
     async with held(home, monkeypatch) as lab:
         host = await lab.host(*long_call(home))
-        gone = await lab.call(TextRequest(TAGS, home.covered[0].split()))
         with monkeypatch.context() as patch:
             patch.setattr(running, "outputs_of", spoilt)
-            inner = await lab.call(TextRequest(OTHER, home.covered[0]))
-            gone.cancel()
-            lab.go_on.set()
-            results = await asyncio.gather(host, inner, gone, return_exceptions=True)
-        assert len(results[0]) == len(home.covered)  # type: ignore[arg-type]
-        assert [type(r) for r in results[1:]] == [Damaged, asyncio.CancelledError]
+            with pytest.raises(Damaged):
+                await lab.engine.infer([TextRequest(OTHER, home.covered[0])])
+        lab.go_on.set()
+        assert len(await host) == len(home.covered)
     async with held(home, monkeypatch) as lab:
         host = await lab.host(*long_call(home))
         inner = await lab.call(TextRequest(OTHER, home.covered[0]))
@@ -171,23 +149,23 @@ async def test_neither_fails_or_ends_with_the_other(home: Home, monkeypatch: pyt
         assert (await inner)[0].label
 
 
-async def test_an_interleaved_batch_without_threads_fails_alone_and_is_to_try_again(
+async def test_an_express_batch_without_threads_fails_alone_and_is_to_try_again(
     home: Home, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with held(home, monkeypatch) as lab:
         host = await lab.host(*long_call(home))
-        lab.engine._compute._threads.shutdown(wait=False)
+        lab.engine._compute._express.shutdown(wait=False)
         inner = await lab.call(TextRequest(OTHER, home.covered[0]))
         with pytest.raises(Unavailable, match="try again"):
             await inner
-        assert "an interleaved batch could not run" in caplog.text
+        assert "an express batch could not run" in caplog.text
         lab.go_on.set()
         assert len(await host) == len(home.covered)
-        assert lab.engine.ready(), "an interleaved batch takes no loop with it"
+        assert lab.engine.ready(), "an express batch takes no loop with it"
         assert (await lab.engine.infer([TextRequest(OTHER, home.covered[0])]))[0].label
 
 
-async def test_an_interleaved_batch_that_waits_for_its_module_leaves_its_slot(
+async def test_an_express_batch_that_waits_for_its_module_leaves_its_slot(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     third, registry = ModelId("initech", "tags"), home.manager.registry
@@ -212,36 +190,47 @@ async def test_an_interleaved_batch_that_waits_for_its_module_leaves_its_slot(
             waiting = await lab.call(TextRequest(OTHER, home.covered[0]))
             await until(lambda: loads == [slow])
             inner = await lab.call(TextRequest(third, home.covered[0].split()))
-            await until(lambda: len(lab.engine._hosts._running[0]._waiting) == 1)
+            await inner
+            assert not host.done()
             lab.go_on.set()
-            await asyncio.gather(host, inner)
-            assert lab.ended == [inner, host]
+            await host
             disk.set()
             assert (await waiting)[0].label
     finally:
         home.manager.delete_tenant("initech")
 
 
-async def test_interleaved_batches_together_take_no_longer_than_their_host(home: Home) -> None:
-    """And a tenant may interleave until it has received more than the host's tenant had, which is soon."""
+async def test_express_batches_receive_no_more_than_their_host(home: Home) -> None:
+    """A tenant gets them until it has received as much as the host's tenant."""
     queue = BatchQueue(1_000_000, Pace())
     queue.put(await items(home, MOOD, home.covered * 2))
     take(queue, 200)
-    assert take_interleaved(queue, 10_000) == [], "who was just given a batch"
-    first, second = await items(home, OTHER, home.covered[:2])
-    queue.put([first])
-    assert [p.item for p in take_interleaved(queue, 10_000)] == [first]
-    queue.put([second])
-    assert take_interleaved(queue, 10_000) == []
-    assert second in [p.item for p in take(queue, 200)], "it still goes before the loud one"
-    with Hosts(1).running(1.0) as host:
+    assert take_express(queue, 10_000) == [], "who was just given a batch"
+    given = []
+    for item in await items(home, OTHER, home.covered):
+        queue.put([item])
+        given += [p.item for p in take_express(queue, 10_000)]
+    assert 2 <= len(given) < len(home.covered)
+    charged = queue._turns.given("globex"), queue._turns.given("acme")
+    assert charged[0] >= charged[1], "it has caught up"
+    queue.drop(list(queue._waiting.of(given[0].key)["globex"]))
+    assert [p.item.tenant for p in take(queue, 10)] == ["acme"]
+
+
+def test_express_batches_of_one_host_have_a_common_limit() -> None:
+    hosts = Hosts(1)
+    with hosts.running(1.0):
+        host = hosts.roomiest()
+        assert host is not None
         assert host.room_s == 1.0
         host.reserve(0.75, at_hand=False)
         assert host.room_s == 0.25
         host.reserve(0.1, at_hand=True)
         assert host.room_s == 0.0, "its place is taken"
     hosts = Hosts(2)
-    with hosts.running(1.0) as host:
+    with hosts.running(1.0):
         assert hosts.roomiest() is None, "a stream is free"
         with hosts.running(0.0):
-            assert hosts.roomiest() is host
+            host = hosts.roomiest()
+            assert host is not None
+            assert host.room_s == 1.0
