@@ -176,6 +176,7 @@ class Metrics:
             buckets=SECONDS,
             registry=self.registry,
         )
+        self._stages: dict[str, Histogram] = {}
         self._batch_inputs = Histogram(
             "hmi_batch_inputs", "Texts in a batch.", buckets=COUNTS, registry=self.registry
         )
@@ -218,10 +219,13 @@ class Metrics:
 
     def stage(self, name: str, seconds: float) -> None:
         """Observe the time of one batch in a stage, or of one text in the stage `queue`."""
-        self._stage.labels(name).observe(seconds)
+        of_stage = self._stages.get(name)
+        if of_stage is None:  # `labels` takes as long as `observe`
+            of_stage = self._stages[name] = self._stage.labels(name)
+        of_stage.observe(seconds)
 
     def batch(self, inputs: int, tokens: int, tenants: int, seconds: float) -> None:
-        """Observe a batch that ran. `seconds` excludes what other batches took between its layers."""
+        """Observe a batch that ran. `seconds` is its time of a compute thread."""
         self._batch_inputs.observe(inputs)
         self._batch_tokens.observe(tokens)
         self._batch_tenants.observe(tenants)

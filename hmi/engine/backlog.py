@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import count
 
 from hmi.engine.item import Item, Piece
+from hmi.engine.pace import work_of
 from hmi.engine.request import PRIORITIES
 from hmi.execution.batch import BatchKey
 
@@ -35,7 +36,8 @@ def place_of(item: Item) -> float:
 
 def left_of(item: Item) -> float:
     """The work of the item's windows that are in no batch yet."""
-    return sum(Piece(item, index).work for index in range(item.cut, len(item.windows)))
+    dim = item.bundle.root.dim
+    return sum(work_of(len(window), dim) for window in item.windows[item.cut :])
 
 
 class Backlog:
@@ -133,10 +135,11 @@ class Backlogs:
         mine.add(item)
         self._change(mine, item, left_of(item))
 
-    def advance(self, item: Item) -> None:
-        """Note that a batch has taken the next window of `item`, which is its tenant's first."""
+    def advance(self, piece: Piece) -> None:
+        """This window, the next of an item that goes first, is in a batch."""
+        item = piece.item
         mine = self._by_key[item.key][item.tenant]
-        self._change(mine, item, -Piece(item, item.cut).work)
+        self._change(mine, item, -piece.work)
         item.cut += 1
         if item.cut == len(item.windows):
             mine.pop()

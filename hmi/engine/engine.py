@@ -25,7 +25,7 @@ from hmi.engine.item import Item, Piece, artefacts_of, work_in
 from hmi.engine.lines import Lines
 from hmi.engine.loading import ModelLoader
 from hmi.engine.pace import BATCH_WORK, Pace
-from hmi.engine.queue import BatchLimits, BatchQueue
+from hmi.engine.queue import FEW_TENANTS, BatchLimits, BatchQueue
 from hmi.engine.request import TextRequest, TextResult
 from hmi.engine.running import Held, Ran, Runner
 from hmi.engine.sink import Answers
@@ -45,6 +45,8 @@ from hmi.stores.failures import tell
 from hmi.stores.miss_recorder import MissRecorder
 
 log = logging.getLogger("hmi.engine")
+LONE_TURNS = 2
+"""A batch may take this many turns while no other tenant's texts wait: newcomers run beside it."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,7 @@ class Engine:
 
     Texts are admitted (`Admission`), wait in the batch queue, and run in `settings.streams` streams of one
     thread each. A stream cuts its next batch only when it is free, so a text that arrives in between waits
-    for at most one batch. If that batch has a single tenant, a shorter batch runs beside it
+    for at most one batch. If that batch has few tenants, a shorter batch of another runs beside it
     (`hmi.engine.express`).
     """
 
@@ -197,12 +199,13 @@ class Engine:
         while True:
             await self._queue.wait()
             turn_s = self._settings.batch_ms / 1e3
-            batch = self._cut(self._queue.candidates(), turn_s)
+            turns = LONE_TURNS if self._queue.tenants == 1 else 1
+            batch = self._cut(self._queue.candidates(), turns * turn_s)
             if not batch.pieces:
                 continue
-            alone = len({piece.item.tenant for piece in batch.pieces}) == 1
+            few = len({piece.item.tenant for piece in batch.pieces}) <= FEW_TENANTS
             # A host is delayed by at most its own time, or one turn if that is longer.
-            with self._hosts.running(max(self._expected_s(batch), turn_s) if alone else 0.0):
+            with self._hosts.running(max(self._expected_s(batch), turn_s) if few else 0.0):
                 await self._serve(batch)
 
     def _cut(self, candidates: Sequence[Candidate], seconds: float, *, express: bool = False) -> Cut:
@@ -213,11 +216,7 @@ class Engine:
         return Cut(self._queue.cut(plan.candidate, limits), plan, left)
 
     def _start_express(self) -> None:
-        """Start a small batch of other tenants beside a running batch that has one tenant.
-
-        Does nothing if a stream is free, or no host has room. A batch of several tenants is no host: when
-        many tenants send a little each, newcomers should make the next batch large.
-        """
+        """Start a small batch beside a running one of few tenants, unless a stream is free."""
         host, candidates = self._hosts.roomiest(), self._queue.express_candidates()
         if host is None or not candidates:
             return

@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from torch import Tensor
 
@@ -126,7 +127,7 @@ class Piece:
     def window(self) -> Encoded:
         return self.item.windows[self.index]
 
-    @property
+    @cached_property
     def work(self) -> float:
         return work_of(len(self.window), self.item.bundle.root.dim)
 

@@ -9,22 +9,18 @@ import asyncio
 import heapq
 import math
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from hmi.engine.backlog import STEP_S, Backlog, Backlogs, left_of
 from hmi.engine.item import Item, Piece
 from hmi.engine.pace import BATCH_WORK, MODULE_WORK, Pace
-from hmi.engine.recent import Recent
 from hmi.engine.room import ROOM_SHARE, Room
 from hmi.engine.turns import Turns
 from hmi.errors import DeadlineExceeded, copy_of
 from hmi.execution.batch import BatchKey
 from hmi.stages.planner import Candidate
-
-BATCH_SHARE = 1 / 4
-"""The fraction of a batch that a tenant gets while another tenant may send its next text at any moment."""
 
 FEW_TENANTS = 2
 """While no more tenants wait, the first tenant's batch is not filled up with another's texts."""
@@ -47,14 +43,9 @@ class BatchQueue:
     """Waiting items, by batch key and tenant.
 
     Within a batch, the tenant that has received least for its weight goes first; the others follow in that
-    order, one window at a time. Once a tenant may have no more of this batch, only tenants that have received
-    no more than it may join. While only FEW_TENANTS wait, the same holds once the first tenant has nothing
-    more waiting. So a loud tenant does not fill up a quiet one's batch. If more tenants wait, a full batch
-    serves them all sooner.
-
-    While a tenant that sent something lately has nothing waiting, every other tenant gets a small part of a
-    batch (BATCH_SHARE), so the absent tenant's next text does not wait for a long batch. Otherwise batches
-    are as long as the limits allow.
+    order, one window at a time. While only FEW_TENANTS wait and the first has nothing more waiting, only
+    tenants that have received no more than it may join. So a loud tenant does not fill up a quiet one's
+    batch. If more tenants wait, a full batch serves them all sooner.
 
     A tenant's own texts go in the order of `hmi.engine.backlog.place_of`.
     """
@@ -79,13 +70,17 @@ class BatchQueue:
         self._host_given_s = 0.0
         """What the first tenant of the last batch that was not express has received with it."""
         self._waiting = Backlogs()
-        self._recent = Recent()
         self._arrived = asyncio.Event()
 
     @property
     def tokens(self) -> int:
         """The number of tokens that wait. It may be read on any thread."""
         return self._room.taken
+
+    @property
+    def tenants(self) -> int:
+        """The number of tenants that wait."""
+        return len(self._waiting.tenants)
 
     def check(self, wanted: Counter[str]) -> None:
         """Raise if there is no room for these tokens, given by tenant, or the wait would be too long.
@@ -106,7 +101,6 @@ class BatchQueue:
         for item in items:
             self._waiting.add(item)
         for tenant in new:
-            self._recent.sent(tenant)
             self._turns.weigh(tenant, self._weight_of(tenant))
         self._arrived.set()
 
@@ -158,28 +152,28 @@ class BatchQueue:
         if not limits.express:
             self._turns.begin(waiting)
         line = self._line(candidate)
-        share = BATCH_SHARE if self._recent.other_than(waiting) else 1.0
-        batch = _Batch(candidate.key, self._pace, limits, share)
-        most_s = math.inf
+        batch = _Batch(candidate.key, self._pace, limits)
+        waiting_here, most_s = self._waiting.of(candidate.key), math.inf
         while line:
             given, _, tenant = line[0]
             if given > most_s or (limits.express and given >= self._host_given_s):
                 break
-            items = self._waiting.of(candidate.key)[tenant]
+            items = waiting_here[tenant]
             if self._is_lost(items, limits.work_left):
                 self.drop([items.first])
             else:
                 piece = Piece(items.first, items.first.cut)
-                full = batch.is_full(piece)
+                takes = batch.takes(piece)
+                full = batch.is_full(piece, takes)
                 if full and batch.pieces:
                     break
-                if (full and limits.express) or batch.exceeds_share(tenant, piece):
+                if full and limits.express:
                     heapq.heappop(line)  # the next tenant's window may be shorter
                     most_s = min(most_s, given)
                     continue
-                self._turns.charge(tenant, batch.add(tenant, piece))
+                self._turns.charge(tenant, batch.add(piece, takes))
                 self._room.release(tenant, len(piece.window))
-                self._waiting.advance(piece.item)
+                self._waiting.advance(piece)
             given = self._turns.given(tenant)
             if items:
                 heapq.heapreplace(line, (given, items.first.queued, tenant))
@@ -270,38 +264,30 @@ class BatchQueue:
 class _Batch:
     """A batch while it is being cut."""
 
-    def __init__(self, key: BatchKey, pace: Pace, limits: BatchLimits, share: float) -> None:
+    def __init__(self, key: BatchKey, pace: Pace, limits: BatchLimits) -> None:
         self.pieces: list[Piece] = []
-        self._key, self._pace, self._limits = key, pace, limits
-        self._share_s = limits.seconds * share
-        self._seconds, self._tokens = pace.seconds(key, BATCH_WORK), 0
-        self._taken: defaultdict[str, float] = defaultdict(float)
+        self._unit_s, self._limits = pace.seconds(key, 1.0), limits
+        self._seconds, self._tokens = self._unit_s * BATCH_WORK, 0
         self._modules: set[str] = set()
 
-    def is_full(self, piece: Piece) -> bool:
+    def takes(self, piece: Piece) -> float:
+        """Return the predicted seconds that a window would add to the batch."""
+        module = 0.0 if piece.bundle.version.artefact in self._modules else MODULE_WORK
+        return self._unit_s * (piece.work + module) * self._limits.work_left
+
+    def is_full(self, piece: Piece, takes: float) -> bool:
         """Return whether the batch would exceed its limits with this window."""
-        seconds, tokens = self._seconds + self._takes(piece), self._tokens + len(piece.window)
+        seconds, tokens = self._seconds + takes, self._tokens + len(piece.window)
         return seconds > self._limits.seconds or tokens > self._limits.tokens
 
-    def exceeds_share(self, tenant: str, piece: Piece) -> bool:
-        """Return whether the tenant would exceed its share with this window. Its first window never does."""
-        taken = self._taken[tenant]
-        return bool(taken) and taken + self._takes(piece) > self._share_s
-
-    def add(self, tenant: str, piece: Piece) -> float:
+    def add(self, piece: Piece, takes: float) -> float:
         """Add a window. Returns the seconds to charge: what it is predicted to take.
 
         The first window also pays the batch's fixed cost. Its tenant is then ahead of others that had
         received about as much, so they may join a batch that would otherwise consist mostly of that cost.
         """
-        takes = self._takes(piece)
         fixed = 0.0 if self.pieces else self._seconds
         self.pieces.append(piece)
         self._modules.add(piece.bundle.version.artefact)
         self._seconds, self._tokens = self._seconds + takes, self._tokens + len(piece.window)
-        self._taken[tenant] += takes
         return takes + fixed
-
-    def _takes(self, piece: Piece) -> float:
-        module = 0.0 if piece.bundle.version.artefact in self._modules else MODULE_WORK
-        return self._pace.seconds(self._key, (piece.work + module) * self._limits.work_left)

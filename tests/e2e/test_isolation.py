@@ -20,7 +20,7 @@ from hmi.engine.bundles import Bundle
 from hmi.engine.cache import IdleCache
 from hmi.engine.engine import Cut
 from hmi.engine.item import Piece, work_in
-from hmi.engine.pace import BATCH_WORK, MODULE_WORK, Pace, work_of
+from hmi.engine.pace import Pace, work_of
 from hmi.engine.queue import BatchQueue
 from hmi.errors import Damaged, DeadlineExceeded, InvalidInput, QuotaExceeded, Unavailable
 from hmi.execution.packed import PackedExecutor
@@ -150,31 +150,6 @@ async def test_the_one_text_of_a_quiet_tenant_is_not_held_up_by_its_batch(home: 
         "other quiet ones may join, the loud one not"
     )
     assert len(take(queue, 200)) > 5
-
-
-async def test_batches_are_short_while_somebody_may_come_back(
-    home: Home, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    at = [100.0]
-    monkeypatch.setattr("hmi.engine.recent.time", SimpleNamespace(monotonic=lambda: at[0]))
-    texts = [home.covered[0]] * 40
-    loud, quiet = await items(home, MOOD, texts), await items(home, OTHER, texts[:1])
-    for item in (*loud, *quiet):
-        item.queued = 0.0
-    pace = Pace()
-    one, module = (pace.seconds(loud[0].key, work) for work in (Piece(loud[0], 0).work, MODULE_WORK))
-    fixed = pace.seconds(loud[0].key, BATCH_WORK) + module
-    queue, turn_s = BatchQueue(1_000_000, pace), fixed + 12.5 * one
-    queue.put(loud)
-    assert len(take(queue, 1 << 20, turn_s)) == 12, "alone: as long as a batch may be"
-    queue.put(quiet)
-    batch = take(queue, 1 << 20, turn_s)
-    assert Counter(piece.item.request.model.tenant for piece in batch)["globex"] == 1
-    part = ((fixed + 12.5 * one) / 4 - module) / one
-    assert len(take(queue, 1 << 20, turn_s)) == int(part), "the other one is between two texts"
-    at[0] += 2.0
-    queue.put((await items(home, MOOD, texts[:1]))[:1])
-    assert len(take(queue, 1 << 20, turn_s)) == 12, "it has gone"
 
 
 async def test_a_batch_is_a_short_turn(home: Home) -> None:

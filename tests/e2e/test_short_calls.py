@@ -1,5 +1,5 @@
-"""A short call is tokenised on the event loop, unless another call waits for its turn. A call that is
-refused is told how long what waits will take."""
+"""A short call is tokenised on the event loop, unless a call waits that goes before it. A call that is refused
+is told how long what waits will take."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.e2e.hall import admitting, loader_of
 MOOD, OTHER = ModelId("acme", "mood"), ModelId("globex", "mood")
 
 
-async def test_a_short_call_runs_at_once_and_overtakes_nobody(home: Home) -> None:
+async def test_a_short_call_runs_at_once_if_it_is_next(home: Home) -> None:
     loader, begin = loader_of(home), asyncio.Event()
     for model in (MOOD, OTHER):
         await loader.load(model, exact=False)
@@ -28,13 +28,19 @@ async def test_a_short_call_runs_at_once_and_overtakes_nobody(home: Home) -> Non
             assert len(windows) == 1
         assert not admission._waiting
         text = "a quiet text " * (1 + SHORT_CHARACTERS // 12)
-        calls = [[TextRequest(MOOD, text)], [TextRequest(OTHER, "a quiet text")]]
+        calls = [[TextRequest(MOOD, text)], [TextRequest(MOOD, "a quiet text")]]
         waiting = [asyncio.create_task(admission.admit(call)) for call in calls]
         await asyncio.sleep(0.05)
-        assert not any(task.done() for task in waiting), "the second call was there after the first"
+        admission._turns.charge("acme", 1.0)
+        ((bundle, _),) = await admission.admit([TextRequest(OTHER, "a quiet text")])
+        assert bundle.model == OTHER, "a loud tenant's call waits, but this one is next"
+        admission._turns.charge("globex", 2.0)
+        waiting.append(asyncio.create_task(admission.admit([TextRequest(OTHER, "a quiet text")])))
+        await asyncio.sleep(0.05)
+        assert not any(task.done() for task in waiting), "others received less, or sent before"
         begin.set()
-        long, short = await asyncio.gather(*waiting)
-        assert [bundle.model for bundle, _ in (*long, *short)] == [MOOD, OTHER]
+        long, short, late = await asyncio.gather(*waiting)
+        assert [bundle.model for bundle, _ in (*long, *short, *late)] == [MOOD, MOOD, OTHER]
 
 
 async def test_a_short_call_for_a_model_that_is_not_in_memory_waits_for_its_load(home: Home) -> None:

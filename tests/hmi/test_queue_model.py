@@ -66,8 +66,6 @@ class Machine(RuleBasedStateMachine):
         self.waiting: defaultdict[str, list[Item]] = defaultdict(list)
         self.cut: list[tuple[int, int]] = []
         self.every: list[Item] = []
-        self.patch = pytest.MonkeyPatch()
-        self.patch.setattr("hmi.engine.recent.time", SimpleNamespace(monotonic=lambda: 0.0))
 
     @property
     def all(self) -> list[Item]:
@@ -162,7 +160,6 @@ class Machine(RuleBasedStateMachine):
         """All items that are still wanted come out, and then the queue is empty."""
         if not hasattr(self, "queue"):
             return
-        self.patch.undo()
         for _ in range(2000):
             candidates = self.queue.candidates()
             if not candidates:
