@@ -61,8 +61,8 @@ class Settings:
     """Memory for modules on the device, for each root in memory. Others are copied there when needed."""
     batch_ms: int = 20
     """Target time of one batch, and so about how long a text waits for the batch before it. Longer batches
-    raise throughput a little. If another tenant sent a request in the last second and has nothing waiting, a
-    tenant gets a quarter of this time. A window of a text that takes longer than this runs alone."""
+    raise throughput a little. While a single tenant's texts wait, its batch may take twice as long. A window
+    of a text that takes longer than this runs alone."""
     max_batch_tokens: int = 2048
     """The most tokens in one batch. Larger batches are slightly faster overall, but others wait longer."""
     queue_tokens: int = 65536
