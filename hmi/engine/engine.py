@@ -18,7 +18,7 @@ from hmi.engine.accounts import Accounts
 from hmi.engine.admission import Admission
 from hmi.engine.bundles import Bundles, TaskPart
 from hmi.engine.compute import Compute
-from hmi.engine.express import Host, Hosts
+from hmi.engine.express import Hosts
 from hmi.engine.in_flight import InFlight
 from hmi.engine.isolate import by_model, fail
 from hmi.engine.item import Item, Piece, artefacts_of, work_in
@@ -227,21 +227,20 @@ class Engine:
             return
         if batch.pieces:
             at_hand = self._loader.in_memory(artefacts_of(batch.pieces))
-            host.reserve(self._expected_s(batch), at_hand)
-            task = asyncio.create_task(self._run_express(batch, host, at_hand))
+            self._hosts.begin(host, self._expected_s(batch), at_hand=at_hand)
+            task = asyncio.create_task(self._run_express(batch, at_hand))
             self._express.add(task)
             task.add_done_callback(self._express.discard)
-            if not at_hand:  # it must load modules first, and leaves the host's slot to another batch
+            if not at_hand:  # it must load modules first, and leaves its place to another batch
                 asyncio.get_running_loop().call_soon(self._start_express)
 
-    async def _run_express(self, batch: Cut, host: Host, at_hand: bool) -> None:
+    async def _run_express(self, batch: Cut, at_hand: bool) -> None:
         try:
             await self._serve(batch, express=True)
         except Broken as error:
             tell(log, "an express batch could not run", error)
         finally:
-            if at_hand:
-                host.occupied = False
+            self._hosts.end(at_hand=at_hand)
         self._start_express()
 
     async def _serve(self, batch: Cut, *, express: bool = False) -> None:
@@ -304,7 +303,8 @@ class Engine:
             self._accounts.ran(ran, batch.plan)
             for item, answer in ran.answers:
                 if item.sink.wanted:  # windows that ran again may complete their text twice
-                    item.sink.done(replace(answer, timing=item.timing))
+                    answer.timing.update(item.timing)
+                    item.sink.done(answer)
             self._learn(batch.plan, Measured(len(pieces), ran.batch.offsets[-1], cpu_s))
         fail(ran.failed)
 

@@ -8,40 +8,29 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 
+@dataclass(eq=False)
 class Host:
-    """A running batch beside which others may run.
+    """A running batch beside which others may run."""
 
-    All of them together take at most `room_s` predicted seconds: they delay the host by no more on a machine
-    without an idle core.
-    """
-
-    def __init__(self, room_s: float) -> None:
-        self._left_s = room_s
-        self.occupied = False
-        """Whether an express batch has the host's only slot."""
-
-    @property
-    def room_s(self) -> float:
-        """The most seconds that an express batch may take now."""
-        return 0.0 if self.occupied else self._left_s
-
-    def reserve(self, expected_s: float, at_hand: bool) -> None:
-        """Reserve time for a batch, and the slot if its modules are at hand.
-
-        A batch that must load modules first takes no slot, since the load may outlast the host. The caller
-        resets `occupied` when the batch ends.
-        """
-        self.occupied, self._left_s = at_hand, self._left_s - expected_s
+    room_s: float
+    """The predicted seconds that they may still take, all together. They delay the host by no more, on a
+    machine without an idle core."""
 
 
 class Hosts:
-    """The batches that run now, at most one in each stream; express batches are not among them."""
+    """The batches that run now, at most one in each stream, and how many express batches run beside them.
+
+    As many express batches run at once as there are streams. A batch that must load modules first does not
+    count, since the load may take long.
+    """
 
     def __init__(self, streams: int) -> None:
         self._streams = streams
         self._running: list[Host] = []
+        self._express = 0
 
     @contextmanager
     def running(self, room_s: float) -> Iterator[None]:
@@ -54,8 +43,20 @@ class Hosts:
             self._running.remove(host)
 
     def roomiest(self) -> Host | None:
-        """Return the host with the most room; None if a stream is free or no host has room."""
-        if len(self._running) < self._streams:
+        """Return the host with the most room; None if no host has any, or an express batch has no thread.
+
+        None, too, if a stream is free: it runs the next batch.
+        """
+        if len(self._running) < self._streams or self._express == self._streams:
             return None
         host = max(self._running, key=lambda host: host.room_s)
         return host if host.room_s > 0 else None
+
+    def begin(self, host: Host, expected_s: float, *, at_hand: bool) -> None:
+        """An express batch begins. `at_hand`: its modules are in memory."""
+        host.room_s -= expected_s
+        self._express += at_hand
+
+    def end(self, *, at_hand: bool) -> None:
+        """An express batch has ended; `at_hand` as at its beginning."""
+        self._express -= at_hand

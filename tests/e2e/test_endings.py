@@ -29,12 +29,12 @@ async def test_threads_that_end_before_a_batch_runs_again_end_it_with_try_again(
     await engine.start()
     run, sizes = engine._runner.run, []
 
-    def ends_threads(held: Any, plan: Any, host: Any) -> Any:
+    def ends_threads(held: Any, plan: Any) -> Any:
         sizes.append(len(held.pieces))
         if len(sizes) == 1:
             engine._compute._threads.shutdown(wait=False)
             raise RuntimeError("planted")
-        return run(held, plan, host)
+        return run(held, plan)
 
     monkeypatch.setattr(engine._runner, "run", ends_threads)
     both = [TextRequest(model, home.covered[0]) for model in (MOOD, OTHER)]
@@ -108,7 +108,7 @@ async def test_a_module_counts_one_hit_or_miss_for_each_batch_that_uses_it(
         runs.append(1)
         if len(runs) == 1:
             raise RuntimeError("planted")
-        return run(held, plan, host)
+        return run(held, plan)
 
     monkeypatch.setattr(engine._runner, "run", fails_once)
     await engine.infer(both)

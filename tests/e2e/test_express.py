@@ -223,11 +223,18 @@ def test_express_batches_of_one_host_have_a_common_limit() -> None:
     with hosts.running(1.0):
         host = hosts.roomiest()
         assert host is not None
-        assert host.room_s == 1.0
-        host.reserve(0.75, at_hand=False)
+        hosts.begin(host, 0.75, at_hand=False)
         assert host.room_s == 0.25
-        host.reserve(0.1, at_hand=True)
-        assert host.room_s == 0.0, "its place is taken"
+        assert hosts.roomiest() is host
+        hosts.begin(host, 0.1, at_hand=True)
+        assert hosts.roomiest() is None, "the only place is taken"
+    with hosts.running(1.0):
+        assert hosts.roomiest() is None, "also beside the next host"
+        hosts.end(at_hand=True)
+        host = hosts.roomiest()
+        assert host is not None
+        hosts.begin(host, 1.0, at_hand=False)
+        assert hosts.roomiest() is None, "the room is used up"
     hosts = Hosts(2)
     with hosts.running(1.0):
         assert hosts.roomiest() is None, "a stream is free"

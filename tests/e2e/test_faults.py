@@ -292,9 +292,9 @@ async def test_windows_that_run_again_count_their_text_once(
     await engine.start()
     run, sizes = engine._runner.run, []
 
-    def fails_once(held: Any, plan: Any, host: Any) -> Any:
+    def fails_once(held: Any, plan: Any) -> Any:
         sizes.append(len(held.pieces))
-        ran = run(held, plan, host)
+        ran = run(held, plan)
         if len(sizes) == 1:
             raise RuntimeError("planted")
         return ran
