@@ -104,7 +104,7 @@ async def test_a_module_counts_one_hit_or_miss_for_each_batch_that_uses_it(
     engine._queue._turns._given.clear()  # so that both tenants share a batch
     run, runs = engine._runner.run, []
 
-    def fails_once(held: Any, plan: Any, host: Any) -> Any:
+    def fails_once(held: Any, plan: Any) -> Any:
         runs.append(1)
         if len(runs) == 1:
             raise RuntimeError("planted")
