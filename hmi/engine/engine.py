@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections import Counter
 from collections.abc import Collection, Sequence
@@ -47,6 +48,8 @@ from hmi.stores.miss_recorder import MissRecorder
 log = logging.getLogger("hmi.engine")
 LONE_TURNS = 2
 """A batch may take this many turns while no other tenant's texts wait: newcomers run beside it."""
+EXPRESS_TURNS = 1 / 4
+"""An express batch of several windows takes at most this part of a turn: a third tenant's may wait for it."""
 
 
 @dataclass(frozen=True)
@@ -206,13 +209,15 @@ class Engine:
             few = len({piece.item.tenant for piece in batch.pieces}) <= FEW_TENANTS
             # A host is delayed by at most its own time, or one turn if that is longer.
             with self._hosts.running(max(self._expected_s(batch), turn_s) if few else 0.0):
+                self._start_express()
                 await self._serve(batch)
 
     def _cut(self, candidates: Sequence[Candidate], seconds: float, *, express: bool = False) -> Cut:
         """Let the planner choose, and cut its batch. All errors of the planner are raised before the cut."""
         plan = self._planner.plan(candidates, time.monotonic())
         left = work_left(plan, self._planner.stages)
-        limits = BatchLimits(seconds, self._settings.max_batch_tokens, left, express)
+        several_s = EXPRESS_TURNS * self._settings.batch_ms / 1e3 if express else math.inf
+        limits = BatchLimits(seconds, self._settings.max_batch_tokens, left, express, several_s)
         return Cut(self._queue.cut(plan.candidate, limits), plan, left)
 
     def _start_express(self) -> None:

@@ -37,6 +37,8 @@ class BatchLimits:
     express: bool = False
     """Whether the batch is to run beside another, its host. It then admits only tenants that have received
     less than the host's tenant with it, and no window that exceeds the limits."""
+    several_s: float = math.inf
+    """The most seconds of a batch of more than one window, if that is less than `seconds`."""
 
 
 class BatchQueue:
@@ -278,7 +280,8 @@ class _Batch:
     def is_full(self, piece: Piece, takes: float) -> bool:
         """Return whether the batch would exceed its limits with this window."""
         seconds, tokens = self._seconds + takes, self._tokens + len(piece.window)
-        return seconds > self._limits.seconds or tokens > self._limits.tokens
+        most_s = min(self._limits.seconds, self._limits.several_s if self.pieces else math.inf)
+        return seconds > most_s or tokens > self._limits.tokens
 
     def add(self, piece: Piece, takes: float) -> float:
         """Add a window. Returns the seconds to charge: what it is predicted to take.
