@@ -1,5 +1,5 @@
-"""A short call is tokenised on the event loop, unless a call waits that goes before it. A call that is refused
-is told how long what waits will take."""
+"""A short call is tokenised on the event loop, unless a call waits that goes before it. A call that is
+refused is told how long what waits will take."""
 
 from __future__ import annotations
 
