@@ -10,10 +10,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hmi.execution.base import Executor, Hook, Pause, Weights, no_pause
+    from hmi.execution.base import Executor, Hook, Weights
     from hmi.execution.batch import BatchKey, Left, Rows
 
-__all__ = ["BatchKey", "Executor", "Hook", "Left", "Pause", "Rows", "Weights", "no_pause"]
+__all__ = ["BatchKey", "Executor", "Hook", "Left", "Rows", "Weights"]
 
 
 def __getattr__(name: str) -> Any:

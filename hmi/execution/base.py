@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from torch import Tensor
@@ -10,13 +10,6 @@ from torch import Tensor
 from hmi.execution.batch import BatchKey, Left, Rows
 from hmi.model.encoder import EncoderLayer
 from hmi.model.modules import TenantModule
-
-Pause = Callable[[], None]
-"""Called before each layer; may run other work on the thread before it returns."""
-
-
-def no_pause() -> None:
-    """A `Pause` that returns at once."""
 
 
 class Hook(Protocol):
@@ -75,12 +68,7 @@ class Executor(Protocol):
         ...
 
     def run(
-        self,
-        key: BatchKey,
-        rows: Rows,
-        modules: Sequence[TenantModule | None],
-        hooks: Sequence[Hook] = (),
-        pause: Pause = no_pause,
+        self, key: BatchKey, rows: Rows, modules: Sequence[TenantModule | None], hooks: Sequence[Hook] = ()
     ) -> Iterator[Left]:
         """Run packed rows through the layers. Yields every text once, as soon as it leaves the layers.
 

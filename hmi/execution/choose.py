@@ -18,7 +18,7 @@ from torch import Tensor
 
 from hmi.core import now
 from hmi.errors import HmiError, InvalidInput
-from hmi.execution.base import Executor, Hook, Pause, no_pause
+from hmi.execution.base import Executor, Hook
 from hmi.execution.batch import BatchKey, Left, Rows, offsets_of
 from hmi.execution.compiling import NEVER, Ended, compile_missing, is_compiled
 from hmi.execution.fastest import ALLOWED, fastest, precision_of
@@ -108,14 +108,9 @@ class Chosen:
         return (self._reference if exact else self._best).prepare(module)
 
     def run(
-        self,
-        key: BatchKey,
-        rows: Rows,
-        modules: Sequence[TenantModule | None],
-        hooks: Sequence[Hook] = (),
-        pause: Pause = no_pause,
+        self, key: BatchKey, rows: Rows, modules: Sequence[TenantModule | None], hooks: Sequence[Hook] = ()
     ) -> Iterator[Left]:
-        return self._for(key).run(key, rows, modules, hooks, pause)
+        return self._for(key).run(key, rows, modules, hooks)
 
     def _for(self, key: BatchKey) -> Executor:
         return self._reference if key.exact else self._best

@@ -11,7 +11,7 @@ from typing import Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from hmi.execution.base import Executor, Hook, Pause, no_pause
+from hmi.execution.base import Executor, Hook
 from hmi.execution.batch import BatchKey, Left, Rows, offsets_of
 from hmi.model.modules import TenantModule
 
@@ -57,25 +57,20 @@ class Guarded:
         return self._first(lambda executor: executor.prepare(module))
 
     def run(
-        self,
-        key: BatchKey,
-        rows: Rows,
-        modules: Sequence[TenantModule | None],
-        hooks: Sequence[Hook] = (),
-        pause: Pause = no_pause,
+        self, key: BatchKey, rows: Rows, modules: Sequence[TenantModule | None], hooks: Sequence[Hook] = ()
     ) -> Iterator[Left]:
         """See `Executor.run`. Texts that the device has not returned when it fails run on the CPU."""
         done = set[int]()
         if not self._lost:
             try:
-                for left in self._device.run(key, rows, modules, hooks, pause):
+                for left in self._device.run(key, rows, modules, hooks):
                     done.update(left.texts)
                     yield left
                 return
             except Exception as error:
                 if not self._cannot(error):
                     raise
-        yield from self._cpu.run(key, _without(rows, done), modules, hooks, pause)
+        yield from self._cpu.run(key, _without(rows, done), modules, hooks)
 
     def _first(self, work: Callable[[Executor], V]) -> V:
         """Do it on the device, or on the CPU if the device cannot."""

@@ -1,4 +1,4 @@
-"""A batch's way through the layers: pauses, hooks, texts that leave. Executors differ in how a layer runs."""
+"""A batch's way through the layers: hooks, texts that leave. Executors differ in how a layer runs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hmi.execution import trace
-from hmi.execution.base import Hook, Pause
+from hmi.execution.base import Hook
 from hmi.execution.batch import BatchKey, Left, Rows, offsets_of
 
 
@@ -29,15 +29,12 @@ class Step(Protocol):
 
 
 @torch.inference_mode()
-def through(
-    layers: int, key: BatchKey, rows: Rows, hooks: Sequence[Hook], pause: Pause, step: Step
-) -> Iterator[Left]:
+def through(layers: int, key: BatchKey, rows: Rows, hooks: Sequence[Hook], step: Step) -> Iterator[Left]:
     """Run a batch as `Executor.run` says."""
     lengths = {text: b - a for text, (a, b) in zip(rows.texts, rows.spans(), strict=True)}
     below, x = rows.x, rows.x
     step.begin(rows)
     for i in range(layers):
-        pause()
         for hook in hooks:
             if i not in hook.at:
                 continue

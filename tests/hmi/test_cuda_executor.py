@@ -171,17 +171,3 @@ def test_parts_merge_rows_as_a_whole_batch_does(reads: str) -> None:
     for name in ("last", "before"):
         mine, theirs = (torch.cat([getattr(left, name) for left in lefts]) for lefts in (got, wanted))
         torch.testing.assert_close(mine, theirs, **CLOSE)
-
-
-def test_pauses_come_before_slots_are_held() -> None:
-    ours, (x, offsets) = executor(Twin(), slots=1), packed((4,), BERT.dim)
-    inner = module(BERT, "lora", 8)
-    alone, within = run_rows(ours, x, offsets, [inner]), []
-
-    def pause() -> None:
-        within.append(run_rows(ours, x, offsets, [inner]))
-
-    list(ours.run(key("rows"), Rows.packed(x, offsets), [module(BERT, "lora", 8)], pause=pause))
-    assert within
-    for rows in within:
-        torch.testing.assert_close(rows, alone, **CLOSE)

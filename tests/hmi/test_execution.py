@@ -164,11 +164,3 @@ def test_texts_that_leave_early_move_nobody_else(
     everyone = Leave(frozenset(range(5)), frozenset({1}))
     (only,) = executor.run(key("cls"), packed, modules, [everyone])
     assert list(only.texts) == [0, 1, 2, 3, 4]
-
-
-def test_the_executor_pauses_before_each_layer(tiny_root: Root) -> None:
-    calls: list[int] = []
-    executor = PackedExecutor(tiny_root.upper, tiny_root.info.shape)
-    packed = Rows.packed(torch.randn(3, tiny_root.dim), [0, 3])
-    list(executor.run(key("cls"), packed, [None], pause=lambda: calls.append(1)))
-    assert len(calls) == executor.layers

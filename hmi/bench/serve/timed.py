@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from hmi.core import ModelVersion
 from hmi.engine.bundles import Bundles, Part, Upper
-from hmi.execution.base import Hook, Pause, no_pause
+from hmi.execution.base import Hook
 from hmi.execution.batch import BatchKey, Left, Rows
 from hmi.execution.choose import Chosen
 from hmi.model.modules import TenantModule
@@ -44,14 +44,9 @@ class TimedExecutor:
         return getattr(self._executor, name)
 
     def run(
-        self,
-        key: BatchKey,
-        rows: Rows,
-        modules: Sequence[TenantModule | None],
-        hooks: Sequence[Hook] = (),
-        pause: Pause = no_pause,
+        self, key: BatchKey, rows: Rows, modules: Sequence[TenantModule | None], hooks: Sequence[Hook] = ()
     ) -> Iterator[Left]:
-        counts, run = self._counts, self._executor.run(key, rows, modules, hooks, pause)
+        counts, run = self._counts, self._executor.run(key, rows, modules, hooks)
         counts.batches, counts.texts = counts.batches + 1, counts.texts + len(rows.texts)
         counts.rows, counts.tokens = (
             counts.rows + len(rows.x),

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hmi.execution.base import Hook, Pause, no_pause
+from hmi.execution.base import Hook
 from hmi.execution.batch import BatchKey, Left, Rows
 from hmi.execution.cuda.attention import Buckets
 from hmi.execution.cuda.changes import NormLoop, Way, delta, sites_at
@@ -41,8 +41,8 @@ class CudaExecutor:
     The executor copies a root's layers as they were trained. Each compute thread has a stream of its own, so
     the device computes one thread's batch while another thread retrieves the next. Modules lie in slots
     (`Slots`), which `prefetch` fills on the copies' stream, layer by layer. `run` waits on the host only for
-    its own results. All of a batch's layers are enqueued at once, so `pause` is called only before the first,
-    and what leaves early is returned after the last has been enqueued.
+    its own results. All of a batch's layers are enqueued at once, so what leaves early is returned after the
+    last has been enqueued.
     """
 
     def __init__(
@@ -91,18 +91,12 @@ class CudaExecutor:
         self.slots.prefetch([self.packed(m) for m in modules if m is not None])
 
     def run(
-        self,
-        key: BatchKey,
-        rows: Rows,
-        modules: Sequence[TenantModule | None],
-        hooks: Sequence[Hook] = (),
-        pause: Pause = no_pause,
+        self, key: BatchKey, rows: Rows, modules: Sequence[TenantModule | None], hooks: Sequence[Hook] = ()
     ) -> Iterator[Left]:
         """See `Executor.run`. The results are in host memory.
 
         Raises ValueError if a module's sizes are not the root's, Unavailable if it takes more than all slots.
         """
-        pause()
         packed = [None if m is None else self.packed(m) for m in modules]
         for part in self._parts(rows, packed):
             for left, there in self.start(key, part, packed, hooks):
@@ -156,7 +150,7 @@ class CudaExecutor:
             step: Step = _Step(self, stream, by_text, settled=bool(hooks))
             if captured is not None:
                 step = Replayed(self, stream, captured, by_text)
-            whole = through(len(self._layers), key, replace(rows, x=x), hooks, no_pause, step)
+            whole = through(len(self._layers), key, replace(rows, x=x), hooks, step)
             return [self._to_host(left, stream) for left in whole]
         finally:
             self.slots.release(entries.values(), stream.record())

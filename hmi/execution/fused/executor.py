@@ -9,7 +9,7 @@ import torch
 from hmi_kernels.encoder import ops
 from torch import Tensor, nn
 
-from hmi.execution.base import Hook, Pause, no_pause
+from hmi.execution.base import Hook
 from hmi.execution.batch import BatchKey, Left, Rows
 from hmi.execution.fused.weights import bytes_of, fused_layers, fused_module
 from hmi.execution.layers import through
@@ -44,16 +44,11 @@ class FusedExecutor:
         """Do nothing: modules are computed from the memory that they lie in."""
 
     def run(
-        self,
-        key: BatchKey,
-        rows: Rows,
-        modules: Sequence[TenantModule | None],
-        hooks: Sequence[Hook] = (),
-        pause: Pause = no_pause,
+        self, key: BatchKey, rows: Rows, modules: Sequence[TenantModule | None], hooks: Sequence[Hook] = ()
     ) -> Iterator[Left]:
         """See `Executor.run`."""
         step = _Step(self._layers, [None if m is None else self._module(m) for m in modules], self._room())
-        return through(len(self._layers), key, rows, hooks, pause, step)
+        return through(len(self._layers), key, rows, hooks, step)
 
     def prepare(self, module: TenantModule) -> int:
         """See `Executor.prepare`: a copy in the kernels' layout."""

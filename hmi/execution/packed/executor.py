@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hmi.execution.base import Executor, Hook, Pause, Weights, no_pause
+from hmi.execution.base import Executor, Hook, Weights
 from hmi.execution.batch import BatchKey, Left, Rows
 from hmi.execution.layers import through
 from hmi.execution.packed.attention import attend_first, attend_packed
@@ -77,17 +77,12 @@ class PackedExecutor:
         return module if form is None else form
 
     def run(
-        self,
-        key: BatchKey,
-        rows: Rows,
-        modules: Sequence[TenantModule | None],
-        hooks: Sequence[Hook] = (),
-        pause: Pause = no_pause,
+        self, key: BatchKey, rows: Rows, modules: Sequence[TenantModule | None], hooks: Sequence[Hook] = ()
     ) -> Iterator[Left]:
         """See `Executor.run`."""
         forms = [None if m is None else self._form(m) for m in modules]
         step = _Step(self._weights, self._heads, self._counted, forms)
-        return through(len(self._weights), key, rows, hooks, pause, step)
+        return through(len(self._weights), key, rows, hooks, step)
 
 
 class _Step:
