@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch import nn
 
 from hmi.core import RootRecord, now
 from hmi.errors import Conflict, InvalidInput, UnsupportedModel
 from hmi.jobs import repair_root
+from hmi.jobs.learn_locality import LocalParts, learn_locality
 from hmi.jobs.ngrams import choose, count_corpus
 from hmi.jobs.options import ImportRootOptions
 from hmi.jobs.plots import Wanted, in_chunks, write_version
@@ -22,9 +22,7 @@ from hmi.jobs.runtime.context import JobContext
 from hmi.jobs.specs import ImportRootSpec
 from hmi.model.batching import Encoded
 from hmi.model.encoder import Encoder
-from hmi.model.files import read_checkpoint, write_checkpoint
 from hmi.model.locality import apply_locality, shipped_locality
-from hmi.model.lower import InputBias, LocalLower
 from hmi.model.memory import keep_freed_memory
 from hmi.model.root import Root, RootInfo, load_root, read_root_info, save_root, split_encoder
 from hmi.model.source import Source, find_source, load_encoder, read_pooling
@@ -32,12 +30,9 @@ from hmi.model.tokenizer import Text, Tokenizer
 from hmi.stores.layout import Layout
 from hmi.stores.plot_meta import PlotMeta
 from hmi.training.data.corpus import check_corpus, read_documents
-from hmi.training.distillation import DistilPlan, distil_lower, start_local, train_upper
 from hmi.training.fidelity import fidelity_report
-from hmi.training.reports import StepReport
 from plot_store import ORDER_NAMES
 
-LocalParts = tuple[LocalLower, nn.ModuleList, InputBias]
 Texts = dict[str, list[Encoded]]  # by kind
 Fidelity = tuple[dict[str, float], dict[str, dict[str, float]]]  # over all texts; by kind
 MAX_TEXTS = 40_000
@@ -174,7 +169,13 @@ def _make_local(
                 f"{lower.n}: give unlabelled text (--text) to learn them",
                 field="texts",
             )
-        _learn(ctx, teacher, parts, texts, options)
+        if len(texts) < MIN_TEXTS:
+            raise InvalidInput(
+                f"{len(texts)} usable texts are too few to learn locality: give at least "
+                f"{FIDELITY_TEXTS + MIN_TEXTS} lines",
+                field="texts",
+            )
+        learn_locality(ctx, teacher, parts, texts, options)
         return _measured(ctx, parts, teacher, held_out)
     ctx.progress(0, 1, phase="locality weights")
     about: dict[str, Any] = apply_locality(shipped, parts)
@@ -189,40 +190,6 @@ def _measured(ctx: JobContext, parts: LocalParts, teacher: Encoder, held_out: Te
     found = fidelity_report(parts, teacher, {kind: texts for kind, texts in held_out.items() if texts})
     ctx.progress(1, 1, phase="fidelity")
     return found
-
-
-def _learn(
-    ctx: JobContext, teacher: Encoder, parts: LocalParts, texts: list[Encoded], options: ImportRootOptions
-) -> None:
-    """Learn locality in three phases: ridge regression, distillation, co-training. Each ends
-    with a checkpoint."""
-    if len(texts) < MIN_TEXTS:
-        raise InvalidInput(
-            f"{len(texts)} usable texts are too few to learn locality: give at least "
-            f"{FIDELITY_TEXTS + MIN_TEXTS} lines",
-            field="texts",
-        )
-    lower, upper, bias = parts
-    plan = DistilPlan(steps=options.steps, upper_steps=options.upper_steps, seed=options.seed)
-    if not _restored(ctx, "ridge", parts):
-        ctx.progress(0, 1, phase="ridge regression")
-        start_local(lower, bias, teacher, texts, plan)
-        _checkpoint(ctx, "ridge", parts)
-    if plan.steps and not _restored(ctx, "distilled", parts):
-        distil_lower(lower, bias, teacher, texts, plan, _report(ctx, "distillation"), bf16=True)
-        _checkpoint(ctx, "distilled", parts)
-    if plan.upper_steps and not _restored(ctx, "trained", parts):
-        train_upper(
-            lower,
-            bias,
-            upper,
-            teacher,
-            texts,
-            plan,
-            _report(ctx, "co-training of the upper layers"),
-            bf16=True,
-        )
-        _checkpoint(ctx, "trained", parts)
 
 
 def _publish_plot(ctx: JobContext, folder: Path, alpha: float, texts: list[Path], documents: int) -> None:
@@ -289,25 +256,3 @@ def _piece(document: str, rng: random.Random) -> str:
     length = rng.choice((20, 40, 160))
     start = rng.randrange(max(1, len(words) - length))
     return " ".join(words[start : start + length])
-
-
-def _report(ctx: JobContext, phase: str) -> StepReport:
-    return lambda step, total, loss: ctx.progress(step, total, phase=phase, loss=loss)
-
-
-def _checkpoint(ctx: JobContext, name: str, parts: LocalParts) -> None:
-    state = {
-        f"{p}.{k}": v for p, part in zip("abc", parts, strict=True) for k, v in part.state_dict().items()
-    }
-    write_checkpoint(ctx.folder / f"checkpoint-{name}.safetensors", state)
-    ctx.checkpointed()
-
-
-def _restored(ctx: JobContext, name: str, parts: LocalParts) -> bool:
-    found = read_checkpoint(ctx.folder / f"checkpoint-{name}.safetensors")
-    if found is None:
-        return False
-    state, _ = found
-    for prefix, part in zip("abc", parts, strict=True):
-        part.load_state_dict({k[2:]: v for k, v in state.items() if k.startswith(f"{prefix}.")})
-    return True

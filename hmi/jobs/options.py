@@ -121,10 +121,12 @@ class BuildPlotOptions(Record):
 class ImportRootOptions(Record):
     """Options of the import of a root. `n`: tokens of the longest n-grams. `distil`: train locality
     even if HMI ships weights for this source. `steps`: steps of distillation; 0 skips it.
-    `upper_steps`: steps of co-training of the upper layers; 0 skips it."""
+    `upper_steps`: steps of co-training of the upper layers; 0 skips it. `checkpoint_s`: seconds between
+    two checkpoints within distillation or co-training, from which an interrupted import goes on."""
 
     n: int = Field(default=3, ge=2, le=5)
     distil: bool = False
     steps: int = Field(default=700, ge=0, le=100_000)
     upper_steps: int = Field(default=450, ge=0, le=100_000)
+    checkpoint_s: float = Field(default=300, ge=0, le=86_400)
     seed: int = Field(default=0, ge=0, lt=2**31)

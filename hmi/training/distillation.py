@@ -2,12 +2,12 @@
 the upper layers on the states that a PLOT will give them.
 
 The recipe is explained in docs/design/0002-locality.md. The functions change only the modules that
-they are given; the caller handles progress, checkpoints and cancellation through `StepReport`.
+they are given; the caller handles progress and cancellation through `StepReport`, and may keep
+checkpoints within a phase with a `Keeper`.
 """
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -19,10 +19,13 @@ from hmi.model.batching import Encoded, pad_ids
 from hmi.model.encoder import Encoder, EncoderLayer, attend_padded
 from hmi.model.lower import Cover, InputBias, LocalLower, centre, ngram_windows, shifted
 from hmi.model.relative import bucket_of
+from hmi.training.phases import Group, Keeper, run_phase
 from hmi.training.precision import arithmetic
 from hmi.training.reports import StepReport
 
 RIDGE_TOKENS = 2048
+GROUPS = 4
+"""A batch is one of this many groups, into which a random sample of texts is divided by length."""
 
 
 @dataclass(frozen=True)
@@ -59,15 +62,32 @@ def make_batch(texts: Sequence[Encoded]) -> PaddedBatch:
 
 
 def sample_batches(texts: Sequence[Encoded], tokens: int, rng: random.Random) -> Iterator[PaddedBatch]:
-    """Yield batches of about `tokens` tokens without end. Each batch's texts are cut to one
-    of three lengths."""
-    sep = texts[0].ids[-1]
+    """Yield batches of `sample_batch` without end."""
     while True:
-        limit = rng.choices((48, 96, 224), (0.45, 0.35, 0.2))[0]
-        chosen: list[Encoded] = []
-        while sum(map(len, chosen)) < tokens:
-            chosen.append(_cut(rng.choice(texts), limit, sep))
-        yield make_batch(chosen)
+        yield sample_batch(texts, tokens, rng)
+
+
+def sample_batch(texts: Sequence[Encoded], tokens: int, rng: random.Random) -> PaddedBatch:
+    """A random batch of about `tokens` tokens. Its texts are of similar length, so that there is little
+    padding, and are cut to one of three lengths."""
+    sep = texts[0].ids[-1]
+    limit = rng.choices((48, 96, 224), (0.45, 0.35, 0.2))[0]
+    drawn: list[Encoded] = []
+    left = GROUPS * tokens
+    while left > 0:
+        drawn.append(_cut(rng.choice(texts), limit, sep))
+        left -= len(drawn[-1])
+    groups: list[list[Encoded]] = [[]]
+    filled = 0
+    for text in sorted(drawn, key=len):
+        if filled >= tokens:
+            groups.append([])
+            filled = 0
+        groups[-1].append(text)
+        filled += len(text)
+    if len(groups) > 1 and filled < tokens // 2:  # too few are left for a batch of their own
+        groups[-2] += groups.pop()
+    return make_batch(rng.choice(groups))
 
 
 def random_cover(ids: Tensor, n: int, rng: random.Random, generator: torch.Generator) -> Cover | None:
@@ -198,31 +218,28 @@ def distil_lower(
     report: StepReport,
     *,
     bf16: bool = False,
+    keeper: Keeper | None = None,
 ) -> None:
     """Train lower layers, slots, W_r and bias against the teacher's hidden states at the split (MSE)."""
-    rng, generator = random.Random(plan.seed), torch.Generator().manual_seed(plan.seed)
-    lower.requires_grad_(True)
-    bias.requires_grad_(True)
-    # The word table stays the source's: it has 12 M of the 17 M lower parameters, and the shipped
-    # delta must stay small.
-    lower.embeddings.word.requires_grad_(False)
-    if lower.embeddings.token_type is not None:
-        lower.embeddings.token_type.requires_grad_(False)
-    body = [p for p in lower.parameters() if p.requires_grad]
-    groups = [{"params": body, "lr": plan.lr}, {"params": list(bias.parameters()), "lr": plan.lr_bias}]
-    optimiser = torch.optim.AdamW(groups, weight_decay=0.0)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda s: _cosine(s, plan.steps))
-    for step, batch in zip(range(plan.steps), sample_batches(texts, plan.tokens_per_step, rng), strict=False):
-        with torch.no_grad():
-            target = teacher(batch.ids, batch.mask, batch.types, upto=lower.depth)
+    # The tables of words and types stay the source's: the words' has 12 M of the 17 M lower parameters, and
+    # the shipped delta must stay small.
+    body = {
+        f"lower.{name}": p
+        for name, p in lower.named_parameters()
+        if name not in ("embeddings.word.weight", "embeddings.token_type.weight")
+    }
+    biases = {f"bias.{name}": p for name, p in bias.named_parameters()}
+
+    def loss_of(step: int) -> Tensor:
+        batch, cover = _drawn(texts, plan.tokens_per_step, lower.n, (plan.seed, "lower", step))
         with arithmetic(bf16=bf16):
-            got = compute_features(lower, bias, batch, random_cover(batch.ids, lower.n, rng, generator))
-        loss = ((got.float() - target)[batch.mask] ** 2).sum(-1).mean()
-        _step(loss, optimiser, [*body, *bias.parameters()], 5.0)
-        schedule.step()
-        report(step + 1, plan.steps, loss.item())
-    lower.requires_grad_(False)
-    bias.requires_grad_(False)
+            with torch.no_grad():
+                target = teacher(batch.ids, batch.mask, batch.types, upto=lower.depth)
+            got = compute_features(lower, bias, batch, cover)
+        return ((got.float() - target.float())[batch.mask] ** 2).sum(-1).mean()
+
+    groups = [Group(body, plan.lr), Group(biases, plan.lr_bias)]
+    run_phase(groups, plan.steps, loss_of, report, clip=5.0, keeper=keeper)
 
 
 def train_upper(
@@ -235,30 +252,34 @@ def train_upper(
     report: StepReport,
     *,
     bf16: bool = False,
+    keeper: Keeper | None = None,
 ) -> None:
     """Train the upper layers on frozen PLOT states against the teacher's last hidden states (MSE,
     with a further term for [CLS])."""
-    rng, generator = random.Random(plan.seed + 1), torch.Generator().manual_seed(plan.seed + 1)
-    upper.requires_grad_(True)
-    optimiser = torch.optim.AdamW(upper.parameters(), lr=plan.upper_lr, weight_decay=0.0)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda s: _cosine(s, plan.upper_steps))
-    batches = sample_batches(texts, plan.tokens_per_step * 2, rng)
-    for step, batch in zip(range(plan.upper_steps), batches, strict=False):
-        with torch.no_grad():
-            target = teacher(batch.ids, batch.mask, batch.types)
-            with arithmetic(bf16=bf16):
-                x = compute_features(
-                    lower, bias, batch, random_cover(batch.ids, lower.n, rng, generator)
-                ).float()
+
+    def loss_of(step: int) -> Tensor:
+        batch, cover = _drawn(texts, plan.tokens_per_step * 2, lower.n, (plan.seed, "upper", step))
         with arithmetic(bf16=bf16):
+            with torch.no_grad():
+                target = teacher(batch.ids, batch.mask, batch.types).float()
+                x = compute_features(lower, bias, batch, cover).float()
             got = run_upper(upper, x, batch.mask, teacher.shape.heads).float()
         spread = target[batch.mask].var(0).sum()
         loss = ((got - target)[batch.mask] ** 2).sum(-1).mean() / spread
-        loss = loss + ((got - target)[:, 0] ** 2).sum(-1).mean() / spread
-        _step(loss, optimiser, list(upper.parameters()), 1.0)
-        schedule.step()
-        report(step + 1, plan.upper_steps, loss.item())
-    upper.requires_grad_(False)
+        return loss + ((got - target)[:, 0] ** 2).sum(-1).mean() / spread
+
+    group = Group(dict(upper.named_parameters()), plan.upper_lr)
+    run_phase([group], plan.upper_steps, loss_of, report, clip=1.0, keeper=keeper)
+
+
+def _drawn(
+    texts: Sequence[Encoded], tokens: int, n: int, seed: tuple[int, str, int]
+) -> tuple[PaddedBatch, Cover | None]:
+    """A step's batch and the n-grams to drop. They depend on `seed` alone, so a resumed phase needs no
+    random states."""
+    rng = random.Random(repr(seed))
+    batch = sample_batch(texts, tokens, rng)
+    return batch, random_cover(batch.ids, n, rng, torch.Generator().manual_seed(rng.getrandbits(48)))
 
 
 def _cut(text: Encoded, limit: int, sep: int) -> Encoded:
@@ -286,14 +307,3 @@ def _smooth(total: Tensor, count: Tensor) -> Tensor:
         seen = counts[high] - counts[low - 1]
         out[i] = (sums[high] - sums[low - 1]) / seen if seen > 0 else out[i - 1]
     return out
-
-
-def _cosine(step: int, total: int) -> float:
-    return min(1.0, (step + 1) / 20) * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * step / total)))
-
-
-def _step(loss: Tensor, optimiser: torch.optim.Optimizer, params: list[nn.Parameter], clip: float) -> None:
-    optimiser.zero_grad(set_to_none=True)
-    loss.backward()
-    nn.utils.clip_grad_norm_(params, clip)
-    optimiser.step()

@@ -25,6 +25,7 @@ from hmi.model.root import Root
 from hmi.model.tasks import TaskKind
 from hmi.training.backbones import Backbone, Examples, ModuleBackbone
 from hmi.training.objectives import OBJECTIVES
+from hmi.training.optimisers import load_optimiser, optimiser_tensors
 from hmi.training.plan import TrainPlan
 from hmi.training.precision import arithmetic
 from hmi.training.reports import StepReport
@@ -156,17 +157,11 @@ class Trainer:
 
     def optimiser_state(self) -> dict[str, Tensor]:
         """AdamW's state and the averaged weights as a flat mapping, for a checkpoint."""
-        states = self.optimiser.state_dict()["state"]
         average = {f"average.{i}": mean for i, mean in enumerate(self._average)}
-        return {f"optimiser.{i}.{k}": v for i, s in states.items() for k, v in s.items()} | average
+        return optimiser_tensors(self.optimiser) | average
 
     def load_optimiser(self, state: dict[str, Tensor]) -> None:
-        current = self.optimiser.state_dict()
-        for key, value in state.items():
-            if key.startswith("optimiser."):
-                _, index, name = key.split(".", 2)
-                current["state"].setdefault(int(index), {})[name] = value
-        self.optimiser.load_state_dict(current)
+        load_optimiser(self.optimiser, state)
         for i, mean in enumerate(self._average):
             mean.copy_(state[f"average.{i}"])
 
