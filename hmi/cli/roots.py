@@ -79,7 +79,8 @@ def import_(
     root NAME is damaged, importing its own source again repairs it.
 
     Options of the job: n (tokens of the longest n-grams, 2 to 5), steps (of distillation) and upper_steps (of
-    co-training; 0 skips either), distil (train even if HMI ships weights for SOURCE), seed.
+    co-training; 0 skips either), distil (train even if HMI ships weights for SOURCE), checkpoint_s (seconds
+    between the checkpoints from which an interrupted import goes on), seed.
     """
     session.may_start_jobs()
     if len(texts) > MOST_TEXTS:

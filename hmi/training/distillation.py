@@ -24,7 +24,7 @@ from hmi.training.precision import arithmetic
 from hmi.training.reports import StepReport
 
 RIDGE_TOKENS = 2048
-GROUPS = 4
+GROUPS = 8
 """A batch is one of this many groups, into which a random sample of texts is divided by length."""
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from hmi.config import Settings
 from hmi.core import JobRecord
 from hmi.jobs import import_root
 from hmi.jobs.runtime.context import JobContext
@@ -24,9 +26,24 @@ STEPS = {"steps": 5, "upper_steps": 4}
 EACH_STEP = {**STEPS, "checkpoint_s": 0}
 
 
-@pytest.fixture
-def source(tmp_path: Path) -> Path:
-    return write_tiny_mpnet(tmp_path / "tiny-mpnet")
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_mpnet(tmp_path_factory.mktemp("source") / "tiny-mpnet")
+
+
+@pytest.fixture(scope="module")
+def manager(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Manager]:
+    """A manager on an empty data folder, which runs no jobs."""
+    opened = Manager(Settings(data=tmp_path_factory.mktemp("resume") / "data", job_workers=0))
+    yield opened
+    opened.close()
+
+
+@pytest.fixture(scope="module")
+def whole(manager: Manager, source: Path) -> dict[str, str]:
+    """The files of a root whose import was not interrupted."""
+    assert attempt(manager, start(manager, source, "whole", STEPS), import_root.run)
+    return files_of(manager, "whole")
 
 
 def start(manager: Manager, source: Path, name: str, options: dict[str, Any]) -> JobRecord:
@@ -40,8 +57,7 @@ def files_of(manager: Manager, name: str) -> dict[str, str]:
     return dict(read_root_info(manager.settings.data / "roots" / name / version).files)
 
 
-def test_a_stop_after_any_step_changes_no_bit(manager: Manager, source: Path) -> None:
-    assert attempt(manager, start(manager, source, "whole", STEPS), import_root.run)
+def test_a_stop_after_any_step_changes_no_bit(manager: Manager, source: Path, whole: dict[str, str]) -> None:
     job = start(manager, source, "parts", EACH_STEP)
     steps: list[tuple[str, int]] = []
 
@@ -64,11 +80,12 @@ def test_a_stop_after_any_step_changes_no_bit(manager: Manager, source: Path) ->
     phases = [("distillation", i + 1) for i in range(5)]
     phases += [("co-training of the upper layers", i + 1) for i in range(4)]
     assert steps == phases, "each step is taken once"
-    assert files_of(manager, "parts") == files_of(manager, "whole")
+    assert files_of(manager, "parts") == whole
 
 
-def test_a_killed_process_leaves_a_job_that_ends_as_if_it_had_lived(manager: Manager, source: Path) -> None:
-    assert attempt(manager, start(manager, source, "whole", STEPS), import_root.run)
+def test_a_killed_process_leaves_a_job_that_ends_as_if_it_had_lived(
+    manager: Manager, source: Path, whole: dict[str, str]
+) -> None:
     job = start(manager, source, "killed", EACH_STEP)
     folder = manager.settings.data / "jobs" / job.job
     command = [sys.executable, "-m", "hmi.jobs", "--data", str(manager.settings.data), job.job]
@@ -89,7 +106,7 @@ def test_a_killed_process_leaves_a_job_that_ends_as_if_it_had_lived(manager: Man
     assert run() == 0
     assert manager.registry.job(job.job).state == "succeeded"
     assert list(folder.glob("*checkpoint*")) == []
-    assert files_of(manager, "killed") == files_of(manager, "whole")
+    assert files_of(manager, "killed") == whole
 
 
 def test_a_checkpoint_is_written_only_when_it_is_due(tmp_path: Path) -> None:
