@@ -9,7 +9,7 @@ checkpoints within a phase with a `Keeper`.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -26,6 +26,8 @@ from hmi.training.reports import StepReport
 RIDGE_TOKENS = 2048
 GROUPS = 8
 """A batch is one of this many groups, into which a random sample of texts is divided by length."""
+INNER_WEIGHT = 0.5
+"""In co-training, the weight of the mean error after the upper layers but the last. The last one's is 1."""
 
 
 @dataclass(frozen=True)
@@ -236,7 +238,7 @@ def distil_lower(
             with torch.no_grad():
                 target = teacher(batch.ids, batch.mask, batch.types, upto=lower.depth)
             got = compute_features(lower, bias, batch, cover)
-        return ((got.float() - target.float())[batch.mask] ** 2).sum(-1).mean()
+        return _square((got.float() - target.float())[batch.mask])
 
     groups = [Group(body, plan.lr), Group(biases, plan.lr_bias)]
     run_phase(groups, plan.steps, loss_of, report, clip=5.0, keeper=keeper)
@@ -254,22 +256,36 @@ def train_upper(
     bf16: bool = False,
     keeper: Keeper | None = None,
 ) -> None:
-    """Train the upper layers on frozen PLOT states against the teacher's last hidden states (MSE,
-    with a further term for [CLS])."""
+    """Train the upper layers on frozen PLOT states against the teacher's states (MSE, relative to their
+    spread): those after the last layer, with a further term for [CLS], and with less weight those after
+    each layer before it."""
 
     def loss_of(step: int) -> Tensor:
         batch, cover = _drawn(texts, plan.tokens_per_step * 2, lower.n, (plan.seed, "upper", step))
+        mask, heads = batch.mask, teacher.shape.heads
         with arithmetic(bf16=bf16):
             with torch.no_grad():
-                target = teacher(batch.ids, batch.mask, batch.types).float()
+                true = teacher(batch.ids, mask, batch.types, upto=lower.depth)
+                want = _upper_states(teacher.layers[lower.depth :], true, mask, heads)
                 x = compute_features(lower, bias, batch, cover).float()
-            got = run_upper(upper, x, batch.mask, teacher.shape.heads).float()
-        spread = target[batch.mask].var(0).sum()
-        loss = ((got - target)[batch.mask] ** 2).sum(-1).mean() / spread
-        return loss + ((got - target)[:, 0] ** 2).sum(-1).mean() / spread
+            got = _upper_states(upper, x, mask, heads)
+        wrong, spread = got[-1] - want[-1], _spread(want[-1][mask])
+        loss = (_square(wrong[mask]) + _square(wrong[:, 0])) / spread
+        inner = [_square((g - w)[mask]) / _spread(w[mask]) for g, w in zip(got[:-1], want, strict=False)]
+        return loss + INNER_WEIGHT / max(1, len(inner)) * sum(inner, torch.zeros(()))
 
     group = Group(dict(upper.named_parameters()), plan.upper_lr)
     run_phase([group], plan.upper_steps, loss_of, report, clip=1.0, keeper=keeper)
+
+
+def _upper_states(layers: Iterable[nn.Module], x: Tensor, mask: Tensor, heads: int) -> list[Tensor]:
+    """The states after each of the layers, fp32 [B, T, dim]."""
+    attend = attend_padded(mask, heads)
+    states = []
+    for layer in layers:
+        x = layer(x, attend)
+        states.append(x.float())
+    return states
 
 
 def _drawn(
@@ -280,6 +296,17 @@ def _drawn(
     rng = random.Random(repr(seed))
     batch = sample_batch(texts, tokens, rng)
     return batch, random_cover(batch.ids, n, rng, torch.Generator().manual_seed(rng.getrandbits(48)))
+
+
+def _square(rows: Tensor) -> Tensor:
+    """The mean squared length of rows [m, dim]."""
+    mean: Tensor = (rows**2).sum(-1).mean()
+    return mean
+
+
+def _spread(rows: Tensor) -> Tensor:
+    """The variance of rows [m, dim], summed over their components."""
+    return rows.var(0).sum()
 
 
 def _cut(text: Encoded, limit: int, sep: int) -> Encoded:
