@@ -41,7 +41,7 @@ class DistilPlan:
     lr: float = 2e-4
     lr_bias: float = 5e-4
     upper_steps: int = 700
-    upper_lr: float = 3e-4
+    upper_lr: float = 1e-4
     seed: int = 0
 
 
