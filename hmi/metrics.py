@@ -21,9 +21,8 @@ import hmi
 from hmi.errors import HmiError
 from hmi.resident import resident
 
-# The buckets of histograms.
 SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
-COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
+COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)  # both: buckets of histograms
 TOP_TENANTS = 20
 """Tenants with metrics of their own; all others are summed."""
 RECENT_S = 30.0
@@ -249,10 +248,9 @@ class Metrics:
     def watch_queue(
         self, tokens: Callable[[], int], texts: Callable[[], tuple[int, float]], streams: int
     ) -> None:
-        """Report what waits, read on the scrape's thread, and the number of compute threads.
+        """Report the tokens that wait, the texts that wait with the seconds of the oldest, and the streams.
 
-        tokens: those that wait. texts: the number of those that wait, and the seconds that the oldest has
-        waited.
+        Both functions are called on the scrape's thread.
         """
         self._streams.set(streams)
         self.registry.register(_QueueCollector(tokens, texts))

@@ -156,23 +156,3 @@ async def test_a_tenant_cannot_fill_the_queue(tmp_path: Path, monkeypatch: pytes
         assert len(list((tmp_path / "jobs").iterdir())) == 2
         assert (await create("zeta.m", zeta))[0] == 202
         assert (await create("acme.m2", None))[0] == 202, "an administrator is not limited"
-
-
-def test_what_stays_for_ever_is_not_collected_again_and_again(tmp_path: Path) -> None:
-    """A full garbage collection over all imported modules stops every thread, so `serve` freezes them."""
-    code = (
-        "import gc, pathlib; from hmi.api import server; from hmi.config import Settings\n"
-        f"server.serve(Settings(data=pathlib.Path({str(tmp_path)!r}), port=0))\n"
-        "print(gc.get_freeze_count())"
-    )
-    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
-    note = tmp_path / "server.json"
-
-    def ready() -> bool:
-        assert process.poll() is None
-        return note.exists() and is_ready(json.loads(note.read_text())["url"])
-
-    wait_until(ready)
-    process.send_signal(signal.SIGTERM)
-    frozen = process.communicate(timeout=60)[0]
-    assert int(frozen) > 50_000

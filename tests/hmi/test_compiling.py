@@ -64,7 +64,6 @@ async def test_a_server_compiles_before_it_is_ready_and_can_be_stopped_meanwhile
         assert ended.wait(60)
 
     monkeypatch.setattr(server, "compile_all", compile_all)
-    monkeypatch.setattr(server, "_freeze_objects", lambda: None)
     services = build_services(Settings(data=tmp_path / "data", job_workers=0))
     with server._listen("127.0.0.1", 0) as listener:
         serving = asyncio.create_task(server._serve(services, listener, "http://127.0.0.1"))
