@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import signal
-import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -16,9 +13,8 @@ import pytest
 from hmi.api import body as body_module
 from hmi.api import dispatch, quotas
 from hmi.metrics import Metrics
-from tests.hmi.api_world import MODEL, World, is_ready, rows, running, tenant
+from tests.hmi.api_world import MODEL, World, rows, running, tenant
 from tests.hmi.manager_lab import add_root
-from tests.waiting import wait_until
 
 
 async def named(world: World, key: str | None, path: str) -> tuple[int, str]:
