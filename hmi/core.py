@@ -88,18 +88,10 @@ class DomainId:
         return "/".join(self.parts)
 
 
-_FIELDS_SET: dict[frozenset[str], set[str]] = {}
-"""The sets of names of given fields, each once. One of twenty names takes 2 kB, half of a model's record."""
-
-
 class Record(BaseModel):
     """An immutable record in the registry, stored as JSON."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
-
-    def model_post_init(self, context: Any) -> None:
-        given = self.__pydantic_fields_set__
-        object.__setattr__(self, "__pydantic_fields_set__", _FIELDS_SET.setdefault(frozenset(given), given))
 
 
 class RootRecord(Record):

@@ -282,3 +282,11 @@ def test_the_cache_of_records_is_bounded_keeps_those_in_use_and_never_answers_wi
     assert sorted(parsed) == [table.TENANT + name for name in names]
     registry.update_tenant("t00", lambda old: old.model_copy(update={"weight": 3.0}))
     assert registry.tenant("t00").weight == 3.0
+
+
+def test_records_of_a_kind_share_the_names_of_their_fields(registry: Registry) -> None:
+    for name in ("a", "b"):
+        add_tenant(registry, name)
+    a, b = registry.tenant("a"), registry.tenant("b")
+    assert a.__pydantic_fields_set__ is b.__pydantic_fields_set__
+    assert a.model_fields_set == set(type(a).model_fields)
