@@ -24,7 +24,7 @@ async def test_a_full_collection_visits_only_what_is_new_and_a_rare_one_everythi
 ) -> None:
     monkeypatch.setattr(garbage, "EVERY_S", 0.05)
     monkeypatch.setattr(garbage, "LOOK_S", 0.01)
-    idle = False
+    idle, callbacks = False, list(gc.callbacks)
     async with garbage.short_collections(lambda: idle):
         old = Cycle()
         gc.collect()
@@ -39,4 +39,21 @@ async def test_a_full_collection_visits_only_what_is_new_and_a_rare_one_everythi
         idle = True
         await until(lambda: kept() is None)
     assert gc.get_freeze_count() == 0
-    assert garbage._leave_out_survivors not in gc.callbacks
+    assert gc.callbacks == callbacks
+
+
+async def test_cycles_that_were_in_use_at_full_collections_stay_few_in_a_server_that_is_never_idle(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(garbage, "GROWTH", 1.0)
+    monkeypatch.setattr(garbage, "SPARE", 1_000)
+    left: weakref.WeakSet[Cycle] = weakref.WeakSet()
+    async with garbage.short_collections(lambda: False):
+        most = 0
+        for _ in range(40):
+            in_use = [Cycle() for _ in range(200)]
+            left.update(in_use)
+            gc.collect()
+            del in_use
+            most = max(most, len(left))
+        assert most <= 2_000, "of 8,000"
