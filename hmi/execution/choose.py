@@ -10,6 +10,7 @@ import logging
 import math
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
@@ -152,11 +153,16 @@ def executor_for(
         _on_cpu(chosen, upper, wanted, profiles, at_once=True, wait=wait)
         return chosen
     executor, name = there
+    # Without the weak reference, device memory would wait for the garbage collector when the root is dropped:
+    # what `chosen` takes refers to `lost`.
+    owner = weakref.ref(chosen)
 
     def lost(why: str) -> None:
         log.error("root %s runs on the CPU from now on: its device has failed (%s)", root.info.name, why)
-        chosen.lose(why)
-        _on_cpu(chosen, upper, wanted, profiles, at_once=False, wait=False)
+        left = owner()
+        if left is not None:
+            left.lose(why)
+            _on_cpu(left, upper, wanted, profiles, at_once=False, wait=False)
 
     chosen.take(Guarded(executor, upper.reference, lost), name, ())
     return chosen

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import time
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -164,6 +166,27 @@ def test_a_root_leaves_its_device_and_says_so(
     shown = execution_view(None, "auto", (chosen.name, chosen.fault))
     assert shown is not None
     assert (shown.executor, shown.fault) == (REFERENCE, WHY)
+
+
+def test_the_memory_of_a_device_is_freed_with_its_root(
+    tiny_root: Root, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[weakref.ref[CudaExecutor]] = []
+
+    def on_device(root: Root, *_: Any) -> tuple[CudaExecutor, str]:
+        ours = CudaExecutor(root.upper, root.info.shape, "fp32", Twin())
+        made.append(weakref.ref(ours))
+        return ours, "cuda fp32"
+
+    monkeypatch.setattr(choose, "_on_device", on_device)
+    gc.disable()
+    try:
+        chosen = executor_for(tiny_root)
+        answers(chosen, *packed((3, 4), tiny_root.dim), [None, None])
+        del chosen
+        assert made[0]() is None
+    finally:
+        gc.enable()
 
 
 async def test_what_waits_for_a_device_counts_as_its_time(tenants: list[TenantModule]) -> None:
