@@ -107,13 +107,23 @@ class TenantCall:
         self.error = error
 
     def settle(self) -> None:
-        """Resolve the future if the call has failed or is done."""
+        """Resolve the future if the call has failed or is done. Hands over the error, see `leave`."""
+        error, self.error = self.error, None
         if self.future.done():
             return
-        if self.error is not None:
-            self.future.set_exception(self.error)
+        if error is not None:
+            self.future.set_exception(error)
         elif len(self.done) == len(self.texts):
             self.future.set_result(self.done)
+
+    def leave(self) -> None:
+        """Note that nobody waits any more.
+
+        An error's traceback refers to this call. If the call, or its future, kept the error, the cycle would
+        stay in memory until the garbage collector runs.
+        """
+        self.error, self.future = None, self.future.get_loop().create_future()
+        self.future.cancel()
 
     def _admit_until(self, end: float, loader: ModelLoader) -> None:
         while len(self.done) < len(self.texts) and self._admit(loader) and time.monotonic() <= end:
@@ -199,7 +209,8 @@ class Admission:
             await together([call.future for call in calls])
         finally:
             for call in calls:
-                call.future.cancel()
+                call.future.cancel()  # if it is not done
+                call.leave()
                 self._count_left(call, 0)
             for tenant, amount in characters.items():
                 self._room.release(tenant, amount)
@@ -219,6 +230,7 @@ class Admission:
                 call.settle()
                 raise
             self._ran(call, took, before - call.left)
+            del call  # or it, and its models, would stay in memory until another call comes
 
     def _ran(self, call: TenantCall, took: float, characters: int) -> None:
         """Charge a turn of this many seconds, for this many characters. Then load the call's model if it is

@@ -211,6 +211,7 @@ class Engine:
             with self._hosts.running(max(self._expected_s(batch), turn_s) if few else 0.0):
                 self._start_express()
                 await self._serve(batch)
+            del batch  # or its calls, and their models, would stay in memory until another batch comes
 
     def _cut(self, candidates: Sequence[Candidate], seconds: float, *, express: bool = False) -> Cut:
         """Let the planner choose, and cut its batch. All errors of the planner are raised before the cut."""

@@ -194,7 +194,10 @@ class ModelLoader:
         if loading is None:
             loading = self._loads[key] = in_thread(threads, load)
             loading.add_done_callback(lambda done: self._end(key, done))
-        found: V = await asyncio.shield(loading)
+        try:
+            found: V = await asyncio.shield(loading)
+        finally:
+            del loading  # its error's traceback refers to this frame: see `together`
         return found
 
     def _give_back_unused(self, artefacts: list[str], done: asyncio.Future[Any]) -> None:

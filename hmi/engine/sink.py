@@ -27,12 +27,15 @@ class Sink(Protocol):
 
 
 class Answers:
-    """The answers of one call, which its caller awaits: one future, and a sink for each text."""
+    """The answers of one call, which its caller awaits: a sink for each text."""
 
     def __init__(self, texts: int) -> None:
-        self._future: asyncio.Future[list[TextResult]] = asyncio.get_running_loop().create_future()
+        self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._error: Exception | None = None
         self._found: list[TextResult | None] = [None] * texts
         self._left = texts
+        if not texts:
+            self._ended.set_result(None)
 
     @property
     def sinks(self) -> list[Place]:
@@ -42,21 +45,30 @@ class Answers:
     @property
     def wanted(self) -> bool:
         """Whether the caller still waits: it does until the last text is answered, or one has failed."""
-        return not self._future.done()
+        return not self._ended.done()
 
     async def all(self) -> list[TextResult]:
         """Return the answers in the order of the texts, or raise the first error that a text was given."""
-        return await self._future
+        await self._ended
+        if self._error is not None:
+            try:
+                raise self._error
+            finally:
+                # The error's traceback refers to this frame, so to `self`. If this kept the error, as a
+                # future does, the cycle would stay in memory until the garbage collector runs.
+                self._error = None
+        return [found for found in self._found if found is not None]
 
     def done(self, index: int, result: TextResult) -> None:
         self._found[index] = result
         self._left -= 1
         if not self._left:
-            self._future.set_result([found for found in self._found if found is not None])
+            self._ended.set_result(None)
 
     def fail(self, error: Exception) -> None:
-        # A future takes no StopIteration.
-        self._future.set_exception(RuntimeError(repr(error)) if isinstance(error, StopIteration) else error)
+        # A coroutine cannot raise StopIteration.
+        self._error = RuntimeError(repr(error)) if isinstance(error, StopIteration) else error
+        self._ended.set_result(None)
 
     def has(self, index: int) -> bool:
         """Return whether this text is answered."""
@@ -64,7 +76,7 @@ class Answers:
 
     def drop(self) -> None:
         """Note that the caller no longer waits."""
-        self._future.cancel()
+        self._ended.cancel()
 
 
 class Place:
