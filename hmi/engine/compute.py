@@ -21,25 +21,27 @@ class Compute:
 
     def __init__(self, streams: int) -> None:
         self._streams = streams
-        self._begin()
+        self._pools = {express: self._pool(express) for express in (False, True)}
+        """By whether the threads run express batches."""
 
     def run(self, work: Callable[[], T], *, express: bool = False) -> asyncio.Future[T]:
         """Run `work` on a thread and return a future of its result.
 
-        within: the host between whose layers the work may run. If the threads have ended, starts new ones and
-        raises Broken.
+        express: use the threads of express batches. If the threads have ended, or one cannot start, raises
+        Broken, and the next call has new threads. The other kind of threads stays.
         """
+        threads = self._pools[express]
         try:
-            return in_thread(self._express if express else self._threads, work)
+            return in_thread(threads, work)
         except RuntimeError as error:
-            self._begin()
+            self._pools[express] = self._pool(express)
+            threads.shutdown(wait=False, cancel_futures=True)  # `work` may wait there: it must not run later
             raise Broken(f"the compute threads have ended ({error})") from error
 
     async def close(self) -> None:
         """Wait for the work that has begun, and end the threads."""
-        for threads in (self._threads, self._express):
+        for threads in self._pools.values():
             await asyncio.to_thread(threads.shutdown)
 
-    def _begin(self) -> None:
-        self._threads = ThreadPoolExecutor(self._streams, thread_name_prefix="hmi-engine")
-        self._express = ThreadPoolExecutor(self._streams, thread_name_prefix="hmi-express")
+    def _pool(self, express: bool) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(self._streams, f"hmi-{'express' if express else 'engine'}")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import time
 from collections import Counter
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -19,7 +19,7 @@ from hmi.engine.accounts import Accounts
 from hmi.engine.admission import Admission
 from hmi.engine.bundles import Bundles, TaskPart
 from hmi.engine.compute import Compute
-from hmi.engine.express import Hosts
+from hmi.engine.express import Host, Hosts
 from hmi.engine.in_flight import InFlight
 from hmi.engine.isolate import by_model, fail
 from hmi.engine.item import Item, Piece, artefacts_of, work_in
@@ -203,7 +203,8 @@ class Engine:
             await self._queue.wait()
             turn_s = self._settings.batch_ms / 1e3
             turns = LONE_TURNS if self._queue.tenants == 1 else 1
-            batch = self._cut(self._queue.candidates(), turns * turn_s)
+            limits = BatchLimits(turns * turn_s, self._settings.max_batch_tokens)
+            batch = self._cut(self._queue.candidates(), limits)
             if not batch.pieces:
                 continue
             few = len({piece.item.tenant for piece in batch.pieces}) <= FEW_TENANTS
@@ -213,40 +214,72 @@ class Engine:
                 await self._serve(batch)
             del batch  # or its calls, and their models, would stay in memory until another batch comes
 
-    def _cut(self, candidates: Sequence[Candidate], seconds: float, *, express: bool = False) -> Cut:
+    def _cut(self, candidates: Sequence[Candidate], limits: BatchLimits) -> Cut:
         """Let the planner choose, and cut its batch. All errors of the planner are raised before the cut."""
         plan = self._planner.plan(candidates, time.monotonic())
         left = work_left(plan, self._planner.stages)
-        several_s = EXPRESS_TURNS * self._settings.batch_ms / 1e3 if express else math.inf
-        limits = BatchLimits(seconds, self._settings.max_batch_tokens, left, express, several_s)
-        return Cut(self._queue.cut(plan.candidate, limits), plan, left)
+        return Cut(self._queue.cut(plan.candidate, replace(limits, work_left=left)), plan, left)
 
     def _start_express(self) -> None:
-        """Start a small batch beside a running one of few tenants, unless a stream is free."""
-        host, candidates = self._hosts.roomiest(), self._queue.express_candidates()
-        if host is None or not candidates:
+        """Start a small batch beside a running one of few tenants, unless a stream is free.
+
+        A text whose module is not in memory is left out. The first such module is loaded, and then its text
+        may be in an express batch.
+        """
+        host = self._hosts.roomiest()
+        if host is None:
             return
+        absent: list[Item] = []
         try:
-            batch = self._cut(candidates, host.room_s, express=True)
+            batch = self._cut_express(host, absent)
         except Exception as error:  # no fault of the call or the batch that led here
             tell(log, "no express batch could be planned", error)
             return
-        if batch.pieces:
-            at_hand = self._loader.in_memory(artefacts_of(batch.pieces))
-            self._hosts.begin(host, self._expected_s(batch), at_hand=at_hand)
-            task = asyncio.create_task(self._run_express(batch, at_hand))
+        if batch is not None:
+            self._hosts.begin(host, self._expected_s(batch))
+            task = asyncio.create_task(self._run_express(batch, host))
             self._express.add(task)
             task.add_done_callback(self._express.discard)
-            if not at_hand:  # it must load modules first, and leaves its place to another batch
-                asyncio.get_running_loop().call_soon(self._start_express)
+        if absent:
+            with suppress(RuntimeError):  # no thread can start: the batch that uses the module loads it
+                self._loader.prefetch(absent[0].bundle, self._start_express)
 
-    async def _run_express(self, batch: Cut, at_hand: bool) -> None:
+    def _cut_express(self, host: Host, absent: list[Item]) -> Cut | None:
+        """Cut a batch that fits beside `host`, of the first key that has one; None if no key has.
+
+        absent: receives the items that were left out because their modules are not in memory.
+        """
+
+        def at_hand(item: Item) -> bool:
+            found = self._loader.in_memory(item.bundle)
+            if not found:
+                absent.append(item)
+            return found
+
+        limits = BatchLimits(
+            host.room_s,
+            self._settings.max_batch_tokens,
+            express=True,
+            at_hand=at_hand,
+            several_s=EXPRESS_TURNS * self._settings.batch_ms / 1e3,
+        )
+        candidates = self._queue.express_candidates()
+        while candidates:
+            batch = self._cut(candidates, limits)
+            if batch.pieces:
+                return batch
+            candidates.remove(batch.plan.candidate)  # its texts are too long, or wait for their modules
+        return None
+
+    async def _run_express(self, batch: Cut, host: Host) -> None:
         try:
             await self._serve(batch, express=True)
         except Broken as error:
             tell(log, "an express batch could not run", error)
+            host.room_s = 0.0  # the next beside it would fail, too
+            return
         finally:
-            self._hosts.end(at_hand=at_hand)
+            self._hosts.end()
         self._start_express()
 
     async def _serve(self, batch: Cut, *, express: bool = False) -> None:
@@ -260,7 +293,7 @@ class Engine:
             except Broken:
                 raise
             except Exception as error:
-                await self._run_apart(batch, error)
+                await self._run_apart(batch, error, express=express)
         except BaseException:
             ended = self._ended or Unavailable(
                 "the work ended before its time; try again shortly", retry_after_s=1
@@ -268,7 +301,7 @@ class Engine:
             fail([(piece.item, ended) for piece in batch.pieces])
             raise
 
-    async def _run_apart(self, batch: Cut, error: Exception) -> None:
+    async def _run_apart(self, batch: Cut, error: Exception, *, express: bool) -> None:
         """Run a batch that failed with `error` again, model by model. A batch of one model fails."""
         groups = by_model([piece for piece in batch.pieces if piece.item.sink.wanted])
         if len(groups) == 1:
@@ -276,7 +309,7 @@ class Engine:
             return
         for group in groups:
             try:
-                await self._run(replace(batch, pieces=group), again=True)
+                await self._run(replace(batch, pieces=group), express=express, again=True)
             except Broken:
                 raise
             except Exception as alone:

@@ -23,8 +23,7 @@ class Host:
 class Hosts:
     """The batches that run now, at most one in each stream, and how many express batches run beside them.
 
-    As many express batches run at once as there are streams. A batch that must load modules first does not
-    count, since the load may take long.
+    As many express batches run at once as there are streams.
     """
 
     def __init__(self, streams: int) -> None:
@@ -52,11 +51,11 @@ class Hosts:
         host = max(self._running, key=lambda host: host.room_s)
         return host if host.room_s > 0 else None
 
-    def begin(self, host: Host, expected_s: float, *, at_hand: bool) -> None:
-        """An express batch begins. `at_hand`: its modules are in memory."""
+    def begin(self, host: Host, expected_s: float) -> None:
+        """An express batch begins."""
         host.room_s -= expected_s
-        self._express += at_hand
+        self._express += 1
 
-    def end(self, *, at_hand: bool) -> None:
-        """An express batch has ended; `at_hand` as at its beginning."""
-        self._express -= at_hand
+    def end(self) -> None:
+        """An express batch has ended."""
+        self._express -= 1

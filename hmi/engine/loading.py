@@ -21,6 +21,7 @@ from hmi.errors import NotFound
 from hmi.execution.base import Executor
 from hmi.execution.choose import Chosen
 from hmi.model.lower import LocalLower
+from hmi.model.modules import TenantModule
 from hmi.model.tasks import task_of_version
 from hmi.stores.adapter_pool import AdapterPool, NoRoom
 from hmi.stores.adapter_store import DamagedArtefact
@@ -81,9 +82,21 @@ class ModelLoader:
         await in_thread(self._module_threads, lambda: self._check_alive(model, version))
         return _bundle(model, version, upper, reader, lower)
 
-    def in_memory(self, artefacts: list[str]) -> bool:
-        """Return whether all these modules are in memory, so that `hold` would not wait."""
-        return all(map(self._pool.has, artefacts))
+    def in_memory(self, bundle: Bundle) -> bool:
+        """Return whether the bundle's module is in memory, so that `hold` would not wait."""
+        return self._pool.has(bundle.version.artefact)
+
+    def prefetch(self, bundle: Bundle, then: Callable[[], None]) -> None:
+        """Load the bundle's module, unless a load is under way, and call `then` once it is in memory.
+
+        It is not loaded if that would evict a module which texts need, and `then` is not called.
+        """
+        artefact = bundle.version.artefact
+        key = "module", artefact
+        if key not in self._loads:
+            read = partial(self._read, artefact, bundle.executor.prepare)
+            loading = self._begin(key, read, self._module_threads)
+            loading.add_done_callback(lambda _: then() if self._pool.has(artefact) else None)
 
     @contextmanager
     def needing(self, artefacts: Sequence[str]) -> Iterator[None]:
@@ -159,15 +172,13 @@ class ModelLoader:
         key = "module", version.artefact
         if not self._pool.has(version.artefact):
             try:
-                await self._once(
-                    key, lambda: self._read(version.artefact, executor, exact=exact), self._module_threads
-                )
+                prepare = partial(executor.prepare, exact=exact)
+                await self._once(key, lambda: self._read(version.artefact, prepare), self._module_threads)
             except DamagedArtefact as error:
                 raise named(error, model, version) from error
 
-    def _read(self, artefact: str, executor: Chosen, *, exact: bool) -> None:
+    def _read(self, artefact: str, prepare: Callable[[TenantModule], int]) -> None:
         try:
-            prepare = partial(executor.prepare, exact=exact)
             self._pool.prefetch(artefact, ready=lambda part: part.ready(prepare))
         except Exception as error:
             tell(log, "a module could not be loaded", error)
@@ -190,15 +201,17 @@ class ModelLoader:
 
     async def _once(self, key: Key, load: Callable[[], V], threads: ThreadPoolExecutor) -> V:
         """Load something once for all concurrent callers (single-flight)."""
-        loading = self._loads.get(key)
-        if loading is None:
-            loading = self._loads[key] = in_thread(threads, load)
-            loading.add_done_callback(lambda done: self._end(key, done))
+        loading = self._loads.get(key) or self._begin(key, load, threads)
         try:
             found: V = await asyncio.shield(loading)
         finally:
             del loading  # its error's traceback refers to this frame: see `together`
         return found
+
+    def _begin(self, key: Key, load: Callable[[], V], threads: ThreadPoolExecutor) -> asyncio.Future[V]:
+        loading = self._loads[key] = in_thread(threads, load)
+        loading.add_done_callback(lambda done: self._end(key, done))
+        return loading
 
     def _give_back_unused(self, artefacts: list[str], done: asyncio.Future[Any]) -> None:
         """Give back what was loaded for a batch that is gone, unless the load failed or never began."""

@@ -37,6 +37,8 @@ class BatchLimits:
     express: bool = False
     """Whether the batch is to run beside another, its host. It then admits only tenants that have received
     less than the host's tenant with it, and no window that exceeds the limits."""
+    at_hand: Callable[[Item], bool] = lambda item: True
+    """Whether an item's module is in memory. An express batch leaves out texts whose module is not."""
     several_s: float = math.inf
     """The most seconds of a batch of more than one window, if that is less than `seconds`."""
 
@@ -169,9 +171,9 @@ class BatchQueue:
                 full = batch.is_full(piece, takes)
                 if full and batch.pieces:
                     break
-                if full and limits.express:
+                if limits.express and (full or not limits.at_hand(items.first)):
                     heapq.heappop(line)  # the next tenant's window may be shorter
-                    most_s = min(most_s, given)
+                    most_s = min(most_s, given) if full else most_s
                     continue
                 self._turns.charge(tenant, batch.add(piece, takes))
                 self._room.release(tenant, len(piece.window))

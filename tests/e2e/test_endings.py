@@ -32,7 +32,7 @@ async def test_threads_that_end_before_a_batch_runs_again_end_it_with_try_again(
     def ends_threads(held: Any, plan: Any) -> Any:
         sizes.append(len(held.pieces))
         if len(sizes) == 1:
-            engine._compute._threads.shutdown(wait=False)
+            engine._compute._pools[False].shutdown(wait=False)
             raise RuntimeError("planted")
         return run(held, plan)
 
@@ -120,7 +120,7 @@ async def test_a_module_counts_one_hit_or_miss_for_each_batch_that_uses_it(
 def threads_of(engine: Engine) -> dict[str, ThreadPoolExecutor]:
     loader = engine._loader
     return {
-        "compute": engine._compute._threads,
+        "compute": engine._compute._pools[False],
         "tokenise": engine._admission._thread,
         "load": loader._part_threads,
         "modules": loader._module_threads,

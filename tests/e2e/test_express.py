@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -13,11 +13,13 @@ import pytest
 from hmi.core import ModelId
 from hmi.engine import Engine, TextRequest, TextResult, running
 from hmi.engine.bundles import TaskPart
+from hmi.engine.compute import Compute
 from hmi.engine.express import Hosts
 from hmi.engine.heads import Output
 from hmi.engine.item import Item, Piece
-from hmi.engine.pace import Pace
+from hmi.engine.pace import BATCH_WORK, FIRST_S, Pace
 from hmi.engine.queue import BatchQueue
+from hmi.engine.supervisor import Broken
 from hmi.errors import Damaged, Unavailable
 from hmi.execution import Left
 from hmi.metrics import Metrics
@@ -58,6 +60,17 @@ class Held:
         task = await self.call(*requests)
         await until(self.reached.is_set)
         return task
+
+
+@pytest.fixture
+def third(home: Home) -> Iterator[ModelId]:
+    """A model of a third tenant, the same as TAGS."""
+    model, registry = ModelId("initech", "tags"), home.manager.registry
+    home.manager.create_tenant("initech")
+    live = registry.model(TAGS).live
+    registry.publish_model(model, live.model_copy(update={"version": 0, "job": "j-initech"}))
+    yield model
+    home.manager.delete_tenant("initech")
 
 
 @asynccontextmanager
@@ -153,52 +166,130 @@ async def test_neither_fails_or_ends_with_the_other(home: Home, monkeypatch: pyt
 async def test_an_express_batch_without_threads_fails_alone_and_is_to_try_again(
     home: Home, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """No other is tried beside that host, and the stream keeps its threads."""
     async with held(home, monkeypatch) as lab:
         host = await lab.host(*long_call(home))
-        lab.engine._compute._express.shutdown(wait=False)
+        compute, pools = lab.engine._compute, dict(lab.engine._compute._pools)
+        pools[True].shutdown(wait=False)
         inner = await lab.call(TextRequest(OTHER, home.covered[0]))
+        following = await lab.call(TextRequest(TAGS, home.covered[0].split()))
         with pytest.raises(Unavailable, match="try again"):
             await inner
         assert "an express batch could not run" in caplog.text
+        later = await lab.call(TextRequest(OTHER, home.covered[0]))
+        assert lab.engine._queue.tenants == 1, "what came meanwhile and what comes wait for the stream"
+        assert {express: compute._pools[express] is pools[express] for express in pools} == {
+            False: True,
+            True: False,
+        }
         lab.go_on.set()
         assert len(await host) == len(home.covered)
+        assert (await following)[0].tags
+        assert (await later)[0].label
         assert lab.engine.ready(), "an express batch takes no loop with it"
-        assert (await lab.engine.infer([TextRequest(OTHER, home.covered[0])]))[0].label
 
 
-async def test_an_express_batch_that_waits_for_its_module_leaves_its_slot(
+async def test_work_whose_thread_cannot_start_never_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pool keeps it, and would run it once a thread is free."""
+    compute, free, ran = Compute(2), threading.Event(), list[str]()
+    first = compute.run(lambda: free.wait(60), express=True)
+
+    def no_thread(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", no_thread)
+        with pytest.raises(Broken, match="can't start"):
+            compute.run(lambda: ran.append("lost"), express=True)
+    free.set()
+    assert await first
+    await compute.run(lambda: ran.append("next"), express=True)
+    await compute.close()
+    assert ran == ["next"]
+
+
+async def test_a_text_whose_module_was_evicted_is_in_an_express_batch_once_it_is_loaded(
+    home: Home, third: ModelId, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = home.manager.registry.model(OTHER).live.artefact
+    small, disk, loads, evicted = TextRequest(OTHER, home.covered[0]), threading.Event(), list[str](), {slow}
+
+    def late(artefact: str, prepare: Any) -> None:
+        loads.append(artefact)
+        assert disk.wait(60)
+        evicted.discard(artefact)
+
+    async with held(home, monkeypatch) as lab:
+        other = TextRequest(third, home.covered[0].split())
+        await lab.engine.infer([small, other])
+        call = await lab.host(*long_call(home))
+        loader, host = lab.engine._loader, lab.engine._hosts.roomiest()
+        assert host is not None
+        monkeypatch.setattr(loader, "_read", late)
+        monkeypatch.setattr(loader, "in_memory", lambda bundle: bundle.version.artefact not in evicted)
+        before = host.room_s
+        waiting = await lab.call(small)
+        await until(lambda: loads == [slow])
+        assert host.room_s == before, "a batch that does not run takes no room from the host"
+        await lab.engine.infer([other])
+        assert not waiting.done()
+        disk.set()
+        assert (await waiting)[0].label
+        assert loads == [slow]
+        assert not call.done()
+        lab.go_on.set()
+        await call
+
+
+async def test_an_express_batch_that_failed_runs_again_on_its_own_threads(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    third, registry = ModelId("initech", "tags"), home.manager.registry
-    home.manager.create_tenant("initech")
-    tags, slow = registry.model(TAGS).live, registry.model(OTHER).live.artefact
-    registry.publish_model(third, tags.model_copy(update={"version": 0, "job": "j-initech"}))
-    try:
-        async with held(home, monkeypatch) as lab:
-            host = await lab.host(*long_call(home))
-            loader, disk, loads = lab.engine._loader, asyncio.Event(), []
-            hold, in_memory = loader._hold, loader.in_memory
+    async with held(home, monkeypatch) as lab:
+        host = await lab.host(*long_call(home))
+        run, names = lab.engine._runner.run, list[str]()
 
-            async def late(artefacts: list[str], *given: Any, **named: Any) -> Any:
-                """As if the module had been evicted: it waits for the disk again."""
-                if slow in artefacts:
-                    loads.append(slow)
-                    await disk.wait()
-                return await hold(artefacts, *given, **named)
+        def fails_once(batch: Any, plan: Any) -> Any:
+            names.append(threading.current_thread().name)
+            if len(names) == 1:
+                raise RuntimeError("planted")
+            return run(batch, plan)
 
-            monkeypatch.setattr(loader, "_hold", late)
-            monkeypatch.setattr(loader, "in_memory", lambda names: slow not in names and in_memory(names))
-            waiting = await lab.call(TextRequest(OTHER, home.covered[0]))
-            await until(lambda: loads == [slow])
-            inner = await lab.call(TextRequest(third, home.covered[0].split()))
-            await inner
-            assert not host.done()
-            lab.go_on.set()
-            await host
-            disk.set()
-            assert (await waiting)[0].label
-    finally:
-        home.manager.delete_tenant("initech")
+        monkeypatch.setattr(lab.engine._runner, "run", fails_once)
+        monkeypatch.setattr("hmi.engine.engine.by_model", lambda pieces: [pieces[:1], pieces[1:]])
+        assert len(await lab.engine.infer([TextRequest(OTHER, home.covered[0])] * 2)) == 2
+        assert not host.done()
+        assert len(names) == 3
+        assert all(name.startswith("hmi-express_") for name in names)
+
+
+async def test_no_one_looks_for_an_express_batch_without_a_host(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes time for each tenant that waits."""
+    engine, looked = home.engine(), list[int]()
+    find = engine._queue.express_candidates
+    monkeypatch.setattr(engine._queue, "express_candidates", lambda: [looked.append(1), find()][1])
+    await engine.start()
+    assert (await engine.infer([TextRequest(MOOD, home.covered[0])]))[0].label
+    await engine.stop()
+    assert len(looked) == 1, "the stream's batch is a host"
+
+
+async def test_a_text_too_long_for_the_host_lets_one_of_another_key_pass(
+    home: Home, third: ModelId, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with held(home, monkeypatch) as lab:
+        call = await lab.host(*long_call(home))
+        host = lab.engine._hosts.roomiest()
+        assert host is not None
+        host.room_s = FIRST_S * (BATCH_WORK + 40)
+        long = await lab.call(TextRequest(OTHER, " ".join(home.covered)))
+        short = await lab.call(TextRequest(third, home.covered[0].split()[:4]))
+        assert lab.engine._queue.tenants == 1
+        assert (await short)[0].tags
+        assert not long.done()
+        lab.go_on.set()
+        await asyncio.gather(call, long)
 
 
 async def test_express_batches_receive_no_more_than_their_host(home: Home) -> None:
@@ -223,17 +314,16 @@ def test_express_batches_of_one_host_have_a_common_limit() -> None:
     with hosts.running(1.0):
         host = hosts.roomiest()
         assert host is not None
-        hosts.begin(host, 0.75, at_hand=False)
+        hosts.begin(host, 0.75)
         assert host.room_s == 0.25
-        assert hosts.roomiest() is host
-        hosts.begin(host, 0.1, at_hand=True)
         assert hosts.roomiest() is None, "the only place is taken"
     with hosts.running(1.0):
         assert hosts.roomiest() is None, "also beside the next host"
-        hosts.end(at_hand=True)
+        hosts.end()
         host = hosts.roomiest()
         assert host is not None
-        hosts.begin(host, 1.0, at_hand=False)
+        hosts.begin(host, 1.0)
+        hosts.end()
         assert hosts.roomiest() is None, "the room is used up"
     hosts = Hosts(2)
     with hosts.running(1.0):

@@ -192,7 +192,7 @@ async def test_threads_that_ended_are_made_anew(home: Home, monkeypatch: pytest.
     engine = home.engine()
     await engine.start()
     await engine.infer([TextRequest(MOOD, home.covered[0])])
-    engine._compute._threads.shutdown()
+    engine._compute._pools[False].shutdown()
     with pytest.raises(Exception, match="try again"):
         await engine.infer([TextRequest(MOOD, home.covered[0])])
     await until(lambda: engine.ready())
