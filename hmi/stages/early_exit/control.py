@@ -18,9 +18,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from hmi.model.calibration import Floats
 from hmi.stages.early_exit.drift import Alarm
 from hmi.stages.early_exit.evidence import Audits, Gate, granted, solvent, upper_bound
-from hmi.stages.early_exit.rule import Floats, exit_index
+from hmi.stages.early_exit.rule import exit_index
 from hmi.stages.early_exit.thresholds import Window, evaluate, pooled, tune
 
 Bools = NDArray[np.bool_]

@@ -18,7 +18,6 @@ say nothing about this tenant's rate. docs/design/0012-exits-and-cascades.md has
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -108,10 +107,6 @@ class Gate:
         own = self.own.plus(disagrees)
         enough = log_evidence(own, self.loss) >= -np.log(self.error)
         return replace(self, own=own, open=self.open or bool(enough))
-
-    def in_force(self, thresholds: Sequence[float]) -> tuple[float, ...]:
-        """The thresholds of the policy, or all 0 while the gate is closed."""
-        return tuple(thresholds) if self.open else (0.0,) * len(thresholds)
 
 
 @lru_cache(maxsize=4096)

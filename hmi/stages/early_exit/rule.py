@@ -12,7 +12,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-Floats = NDArray[np.float64]
+from hmi.model.calibration import Floats
+
 NEVER = 1.0
 """The uncertainty of a text that may not leave early: no threshold is above it."""
 

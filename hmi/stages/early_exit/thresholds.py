@@ -19,7 +19,8 @@ from math import comb, floor
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from hmi.stages.early_exit.rule import Floats, checked
+from hmi.model.calibration import Floats
+from hmi.stages.early_exit.rule import checked
 
 FIRST_STEP, SMALLEST_STEP = 0.1, 0.01
 """Apparate's step sizes of thresholds."""
