@@ -49,7 +49,8 @@ class Settings:
     job_workers: int = 1
     """The number of jobs that run at once; 0 = start none, and leave them to another process."""
     streams: int = 1
-    """The number of compute threads; each runs one batch at a time."""
+    """The number of batches that are computed at a time, one thread each. As many short batches of other
+    tenants may run beside them, on threads of their own."""
     precision: str = "auto"
     """Numbers that the upper layers multiply: `fp32`; `bf16` or `int8`, where the processor can; or `auto`,
     the fastest of fp32 and bf16 on this machine (`hmi profile`). Requests with `exact` always run in fp32."""

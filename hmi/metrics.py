@@ -187,12 +187,12 @@ class Metrics:
         )
         self._batch_seconds = Histogram(
             "hmi_batch_seconds",
-            "Time of a batch on a compute thread: the rate of the sum, divided by hmi_compute_streams, is "
-            "the threads' busy share.",
+            "Time of a batch on a compute thread: the rate of the sum is the number of batches that run at a "
+            "time, at most twice hmi_compute_streams.",
             buckets=SECONDS,
             registry=self.registry,
         )
-        self._streams = Gauge("hmi_compute_streams", "Compute threads.", registry=self.registry)
+        self._streams = Gauge("hmi_compute_streams", "Streams of batches.", registry=self.registry)
         self._plot = Counter(
             "hmi_plot_lookups", "PLOT lookups by the n-gram that answered.", ["order"], registry=self.registry
         )

@@ -29,11 +29,12 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Process:
-    """The server's process. `cpu` is the number of cores in use, `busy` the share of the compute threads."""
+    """The server's process. `cpu` is the number of cores in use."""
 
     uptime_s: float | None = None
     cpu: float | None = None
     busy: float | None = None
+    """Batches that run at a time, for each stream. It is above 1, and at most 2, with express batches."""
     streams: float | None = None
     resident_bytes: float | None = None
     memory_bytes: dict[str, float] = field(default_factory=dict)
@@ -154,7 +155,7 @@ def _process(now: Scrape, span: Between | None) -> Process:
     return Process(
         uptime_s=None if started is None else max(0.0, now.at - started),
         cpu=None if span is None else span.rate("process_cpu_seconds_total"),
-        busy=min(1.0, busy / streams) if busy is not None and streams else None,
+        busy=min(2.0, busy / streams) if busy is not None and streams else None,
         streams=streams,
         resident_bytes=now.value("process_resident_memory_bytes"),
         memory_bytes=now.by("hmi_memory_bytes", "tier"),

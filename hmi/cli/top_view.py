@@ -84,7 +84,7 @@ def _levels(shown: Figures) -> Table:
     table.add_row(
         "COMPUTE",
         _bar(process.busy),
-        _cell(process.streams, "threads"),
+        _cell(process.streams, "streams"),
         _cell(process.cpu, "cores"),
         "of processors in use",
     )
