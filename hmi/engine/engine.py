@@ -29,7 +29,7 @@ from hmi.engine.pace import BATCH_WORK, Pace
 from hmi.engine.queue import FEW_TENANTS, BatchLimits, BatchQueue
 from hmi.engine.request import TextRequest, TextResult
 from hmi.engine.running import Held, Ran, Runner
-from hmi.engine.sink import Answers
+from hmi.engine.sink import CallSink
 from hmi.engine.supervisor import Broken, Supervisor
 from hmi.engine.waiting import WaitingTexts
 from hmi.errors import DeadlineExceeded, Unavailable
@@ -184,7 +184,7 @@ class Engine:
         # Refuse a call before work is spent on it: each text has at least three tokens.
         self._queue.check(Counter({t: 3 * n for t, n in Counter(r.model.tenant for r in requests).items()}))
         admitted = await self._admission.admit(requests)
-        answers = Answers(len(requests))
+        answers = CallSink(len(requests))
         items = [Item(r, b, w, s) for r, (b, w), s in zip(requests, admitted, answers.sinks, strict=True)]
         with self._loader.needing([bundle.version.artefact for bundle, _ in admitted]):
             self._queue.put(items)

@@ -26,7 +26,7 @@ class Sink(Protocol):
         ...
 
 
-class Answers:
+class CallSink:
     """The answers of one call, which its caller awaits: a sink for each text."""
 
     def __init__(self, texts: int) -> None:
@@ -38,9 +38,9 @@ class Answers:
             self._ended.set_result(None)
 
     @property
-    def sinks(self) -> list[Place]:
+    def sinks(self) -> list[TextSink]:
         """A new sink for each text. They are not kept here: a cycle would wait for the garbage collector."""
-        return [Place(self, i) for i in range(len(self._found))]
+        return [TextSink(self, i) for i in range(len(self._found))]
 
     @property
     def wanted(self) -> bool:
@@ -79,12 +79,12 @@ class Answers:
         self._ended.cancel()
 
 
-class Place:
+class TextSink:
     """The sink of one text of a call."""
 
     __slots__ = ("_answers", "_index")
 
-    def __init__(self, answers: Answers, index: int) -> None:
+    def __init__(self, answers: CallSink, index: int) -> None:
         self._answers, self._index = answers, index
 
     @property

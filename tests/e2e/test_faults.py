@@ -15,7 +15,7 @@ import pytest
 from hmi.core import ModelId
 from hmi.engine import Engine, TextRequest, TextResult, admission, running
 from hmi.engine.admission import TenantCall
-from hmi.engine.sink import Place
+from hmi.engine.sink import TextSink
 from hmi.execution import Left, Rows
 from hmi.execution.packed import PackedExecutor
 from hmi.metrics import Metrics
@@ -56,16 +56,16 @@ class Sometimes:
 def watch_sinks(patch: pytest.MonkeyPatch) -> Counter[int]:
     """How often each sink is told something while somebody waits."""
     told: Counter[int] = Counter()
-    kept: list[Place] = []
+    kept: list[TextSink] = []
     for name in ("done", "fail"):
-        tell = getattr(Place, name)
+        tell = getattr(TextSink, name)
 
-        def counted(self: Place, what: Any, tell: Callable[..., None] = tell) -> None:
+        def counted(self: TextSink, what: Any, tell: Callable[..., None] = tell) -> None:
             kept.append(self)
             told[id(self)] += self.wanted
             tell(self, what)
 
-        patch.setattr(Place, name, counted)
+        patch.setattr(TextSink, name, counted)
     return told
 
 
