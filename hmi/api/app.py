@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, get_args
 
@@ -93,14 +93,17 @@ def build_services(
     )
 
 
-def application(services: Services) -> web.Application:
-    """Create an application around existing services."""
+def application(services: Services, *, begun: bool = True) -> web.Application:
+    """Create an application around existing services. It starts them itself, unless `begun` is False: until
+    the caller has called `begin`, it answers health calls only."""
     app = web.Application(middlewares=[answer_errors], handler_args=handler_settings(services.settings))
     app[SERVICES] = services
     for route in ROUTES:
         app.router.add_route(route.method, route.path, handler_of(route), expect_handler=no_answer_yet)
     app.on_response_prepare.append(add_request_id)
-    app.cleanup_ctx.append(_running)
+    if begun:
+        app.on_startup.append(lambda app: begin(app[SERVICES]))
+    app.on_cleanup.append(_end)
     return app
 
 
@@ -151,15 +154,19 @@ def _give_up(request: web.Request) -> None:
     )
 
 
-async def _running(app: web.Application) -> AsyncIterator[None]:
-    """Start the services with the application, and drain and close them at its end."""
-    services = app[SERVICES]
+async def begin(services: Services) -> None:
+    """Start the services, and serve."""
+    services.phase = "starting"
     await asyncio.to_thread(contract)
     await asyncio.to_thread(services.uploads.clear)
     await services.engine.start()
     await asyncio.to_thread(services.manager.runner.start)
     services.phase = "serving"
-    yield
+
+
+async def _end(app: web.Application) -> None:
+    """Drain and close the services."""
+    services = app[SERVICES]
     await drain(services)
     services.bodies.close()
     services.uploads.close()

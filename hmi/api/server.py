@@ -15,7 +15,7 @@ from contextlib import ExitStack
 from aiohttp import BadContentDispositionHeader, BadContentDispositionParam, web
 
 from hmi.api import leaving
-from hmi.api.app import DRAIN_S, application, build_services, drain
+from hmi.api.app import DRAIN_S, application, begin, build_services, drain
 from hmi.api.auth import check_binding
 from hmi.api.door import Door
 from hmi.api.garbage import short_collections
@@ -37,7 +37,7 @@ def serve(settings: Settings) -> None:
     """Serve until SIGTERM or Ctrl-C. Blocks.
 
     Raises Conflict (the port or the data folder is in use), InvalidInput (a host that cannot be used, or
-    that needs an administrator's key) and Damaged.
+    that needs an administrator's key), Damaged, and Unavailable (the kernels cannot be compiled).
     """
     # Python remembers the text of each warning. These quote what clients send, so they would fill memory.
     for quoting in (BadContentDispositionHeader, BadContentDispositionParam):
@@ -69,19 +69,21 @@ async def _serve(services: Services, listener: socket.socket, url: str) -> None:
 
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, end)
-    await asyncio.to_thread(compile_all, stopping)
     # handler_cancellation: when a client disconnects, its request is cancelled. dispatch
     # shields what must be finished.
-    runner = web.AppRunner(
-        application(services), handler_cancellation=True, access_log=None, shutdown_timeout=leaving.CUT_S
-    )
+    app = application(services, begun=False)
+    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=leaving.CUT_S)
+    services.phase = "compiling"
     await runner.setup()
     assert runner.server is not None
     door = Door(listener, runner.server, services.settings)
     try:
         async with short_collections(lambda: not services.in_flight.count):
-            door.open()
-            log.info("%s", greeting(services, url))
+            door.open()  # health calls are answered from here on
+            await asyncio.to_thread(compile_all, stopping)
+            if not stopping.is_set():
+                await begin(services)
+                log.info("%s", greeting(services, url))
             await stop.wait()
             log.info("stopping: new requests get 503, accepted ones are answered")
             until = loop.time() + DRAIN_S

@@ -27,7 +27,7 @@ from hmi.manager import Manager
 from hmi.metrics import Metrics
 
 log = logging.getLogger("hmi.api")
-Phase = Literal["starting", "serving", "draining"]
+Phase = Literal["compiling", "starting", "serving", "draining"]
 
 
 class Stopping(Unavailable):
@@ -66,7 +66,7 @@ class Services:
     """Places for requests under way, as many as there may be connections."""
     scrape: Scrape
     phase: Phase = "starting"
-    """It goes from starting to serving to draining, and never back."""
+    """It ends with starting, serving and draining, in this order. A server begins with compiling."""
     started: str = field(default_factory=now)
     """When this server started, in RFC 3339 UTC."""
     in_flight: InFlight = field(default_factory=InFlight)
@@ -83,10 +83,17 @@ class Services:
     """The locks of the Idempotency-Keys in use, by `KeyedRequest.name`."""
 
     def admit(self) -> None:
-        """Raise Stopping if the server drains."""
+        """Raise Stopping if the server drains, Unavailable if it does not serve yet."""
         if self.phase == "draining":
             self.refused += 1
             raise Stopping("the server is stopping: try again in a few seconds")
+        if self.phase != "serving":
+            raise self.not_yet()
+
+    def not_yet(self) -> Unavailable:
+        """The answer to a request before the server serves."""
+        why = " for this processor, once for each installation" if self.phase == "compiling" else ""
+        return Unavailable(f"the server is {self.phase}{why}: try again in a few seconds", phase=self.phase)
 
     @contextmanager
     def reading(self, request: web.Request) -> Iterator[None]:

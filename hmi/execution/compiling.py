@@ -13,10 +13,16 @@ import threading
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 
+from hmi.errors import Unavailable
+
 log = logging.getLogger("hmi.execution")
 ENDED_S = 0.1
 """Seconds between two checks, during the compilation, of whether the process is ending."""
 NEVER = threading.Event()
+CURE = (
+    "if LLVM refused this processor, set NUMBA_CPU_NAME=generic; if the status is -9, the system ended it, "
+    "mostly for want of memory"
+)
 
 
 class Ended(Exception):
@@ -40,9 +46,10 @@ def compile_missing(entries: Sequence[str], ended: threading.Event = NEVER) -> N
 def compile_all(ended: threading.Event = NEVER) -> None:
     """Compile all that answers need, and log it. Does nothing if it was compiled before.
 
-    If something cannot be compiled, logs the reason: whatever needs it fails or does without it.
+    If the encoder cannot be compiled, logs the reason: packed torch runs the layers then. Raises Unavailable
+    if anything else cannot, since the first text would compile it in this process.
     """
-    from hmi_kernels.compile import ENTRIES  # numba, which takes a third of a second
+    from hmi_kernels.compile import ENTRIES, NEEDED  # numba, which takes a third of a second
 
     if all(map(is_compiled, ENTRIES)):
         return
@@ -55,6 +62,8 @@ def compile_all(ended: threading.Event = NEVER) -> None:
     except Ended:
         log.info("the compilation is given up: the process ends first")
     except RuntimeError as error:
+        if not all(map(is_compiled, NEEDED)):
+            raise Unavailable(f"{error}; HMI cannot serve without them: {CURE}") from error
         log.error("%s", error)
     else:
         log.info("compiled")

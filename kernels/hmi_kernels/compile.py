@@ -1,8 +1,8 @@
 """Compilation before first use: `python -m hmi_kernels.compile ENTRY…` puts an entry's machine code into
 numba's cache.
 
-numba compiles a kernel when it is first called, for the types that it is called with. That takes some ten
-seconds for each entry here, which the first text of a fresh installation would wait for.
+numba compiles a kernel when it is first called, for the types that it is called with. That takes up to
+twenty seconds for an entry here, which the first text of a fresh installation would wait for.
 """
 
 from __future__ import annotations
@@ -22,21 +22,42 @@ def _encoder() -> None:
 
 
 def _lookup() -> None:
-    """A look-up in an empty index, with arrays of the types that a reader of a store passes."""
+    """Look-ups in empty indexes, with arrays of the types that a reader of a store passes.
+
+    Stores of trigrams have kernels of their own; those of all other n share the rest.
+    """
     slots = np.full(8, EMPTY_SLOT, np.uint64)
     slots.flags.writeable = False  # a store's indexes are files that are mapped for reading
     dim, dtype = 64, 0
-    table = ops.level_table([ops.IndexRun(3, 0, dtype, slots, 1, False, ())], 3, dim)
     tokens, offsets = np.zeros(1, np.int32), np.array([0, 1], np.int64)
-    ops.candidates(table, tokens, offsets)
-    ops.lookup(
-        table, tokens, offsets, 1, np.empty((1, dim), np.float32), np.empty(1, np.int8), np.empty(1, np.int16)
-    )
+    for n in (3, 5):
+        table = ops.level_table([ops.IndexRun(n, 0, dtype, slots, 1, False, ())], n, dim)
+        ops.candidates(table, tokens, offsets)
+        out = np.empty((1, dim), np.float32)
+        ops.lookup(table, tokens, offsets, 1, out, np.empty(1, np.int8), np.empty(1, np.int16))
 
 
-_ENTRIES = {"lookup": _lookup, "encoder": _encoder}
+def _text() -> None:
+    """Words' features, best paths and heads, with arrays of the types that models pass."""
+    from hmi_kernels.text.heads import cls_head
+    from hmi_kernels.text.paths import forward_backward, viterbi
+    from hmi_kernels.text.words import word_features
+
+    ids = np.empty(64, np.int64)
+    word_features(np.ones(1, np.uint64), np.array([0, 1], np.int64), 1, ids, np.empty(2, np.int64))
+    scores, moves = np.zeros((1, 2), np.float32), np.zeros((3, 2), np.float32)
+    viterbi(scores, moves, np.empty((1, 2), np.int32), np.empty(1, np.int64))
+    words, weights = np.ones((1, 2)), np.ones((3, 2))
+    forward_backward(words, weights[-1], weights[:-1], np.empty((1, 2)))
+    row, bias = np.zeros((1, 1), np.float32), np.zeros(1, np.float32)
+    cls_head(row, row, np.array([0, 1], np.int64), row[:0], np.zeros((1, 2), np.float32), bias, row.copy())
+
+
+_ENTRIES = {"lookup": _lookup, "text": _text, "encoder": _encoder}
 ENTRIES = tuple(_ENTRIES)
-"""What a server needs: look-ups of trigrams, and the encoder's layers."""
+"""What a server needs: look-ups, models' features and heads, and the encoder's layers."""
+NEEDED = ("lookup", "text")
+"""Entries without which nothing is served. Packed torch runs layers without the encoder."""
 
 
 def compile_entry(entry: str) -> None:

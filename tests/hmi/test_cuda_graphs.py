@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import random
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, get_args
 
 import pytest
@@ -208,26 +209,58 @@ def test_a_capture_that_fails_is_not_tried_again(
     assert ours.graphs.held() == (0, 0)
 
 
-def test_graphs_are_bounded_and_the_least_recently_used_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    ours, reference = replaying(Twin(3)), PackedExecutor(upper(BERT), BERT)
-
-    def run(length: int) -> None:
+def run(ours: CudaExecutor, *lengths: int) -> None:
+    """Batches of one text each, of these lengths, beside packed torch."""
+    reference = PackedExecutor(upper(BERT), BERT)
+    for length in lengths:
         x, offsets = packed((length,), BERT.dim)
-        torch.testing.assert_close(
-            run_rows(ours, x, offsets, [None]), run_rows(reference, x, offsets, [None]), **CLOSE
-        )
+        wanted = run_rows(reference, x, offsets, [None])
+        torch.testing.assert_close(run_rows(ours, x, offsets, [None]), wanted, **CLOSE)
 
-    def held() -> list[int]:
-        (mine,) = ours.graphs._threads
-        return [shape.rows for shape in mine.captured]
 
+def held(ours: CudaExecutor) -> list[list[int]]:
+    """The rows of each thread's shapes."""
+    return sorted([shape.rows for shape in mine.captured] for mine in ours.graphs._threads)
+
+
+def test_graphs_are_bounded_and_the_least_recently_used_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = replaying(Twin(3))
     monkeypatch.setattr(graphs, "MOST_SHAPES", 2)
-    for length in (16, 32, 16, 48):
-        run(length)
-    assert held() == [16, 48]
+    run(ours, 16, 32, 16, 48)
+    assert held(ours) == [[16, 48]]
     monkeypatch.setattr(graphs, "MOST_BYTES", ours.graphs.held()[1] - 1)
-    run(64)
-    assert held() == [48, 64]
+    run(ours, 64)
+    assert held(ours) == [[48, 64]]
+
+
+def test_a_captured_shape_gives_way_after_many_others_were_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = replaying(Twin())
+    monkeypatch.setattr(graphs, "MOST_SEEN", 1)
+    monkeypatch.setattr(graphs, "MOST_SHAPES", 1)
+    run(ours, 16, 32)
+    assert held(ours) == [[32]]
+
+
+def test_a_shapes_memory_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    twin, measured = Twin(), list[Any]()
+    ours, kind = replaying(twin), type(twin.pool())
+    monkeypatch.setattr(kind, "bytes", lambda pool: [measured.append(pool), 1][1])
+    run(ours, 16, 32, 48, 64, 16)
+    assert ours.graphs.held()[0] == 4
+    assert len(measured) == len(set(map(id, measured))) == 4
+
+
+def test_the_memory_is_that_of_all_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread's part becomes smaller when another begins."""
+    ours = replaying(Twin())
+    run(ours, 16, 32)
+    monkeypatch.setattr(graphs, "MOST_BYTES", most := ours.graphs.held()[1])
+    with ThreadPoolExecutor(1) as other:
+        other.submit(run, ours, 16).result()
+        assert held(ours) == [[16], [16, 32]]
+        run(ours, 16)
+        assert held(ours) == [[16], [16]]
+        assert ours.graphs.held()[1] <= most
 
 
 def test_what_no_graph_can_do_runs_operation_by_operation() -> None:

@@ -18,9 +18,11 @@ async def healthz(call: Call) -> Reply:
 async def readyz(call: Call) -> Reply:
     """Answer whether inference is served.
 
-    The answer is 503 while the server starts or drains, or while a part of the engine is down.
+    The answer is 503 while the server compiles, starts or drains, or while a part of the engine is down.
     """
     services = call.services
+    if services.phase in ("compiling", "starting"):
+        raise services.not_yet()
     if services.phase != "serving" or not services.engine.ready():
         kind = Stopping if services.phase == "draining" else Unavailable
         trouble = services.engine.trouble()

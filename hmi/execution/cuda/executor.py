@@ -165,6 +165,8 @@ class CudaExecutor:
         """See `OnDevice.fault`."""
         try:
             self.device.check()
+        except torch.OutOfMemoryError:
+            return None  # the device works: its memory is full
         except Exception as error:
             return (str(error).splitlines() or [type(error).__name__])[0]
         return None

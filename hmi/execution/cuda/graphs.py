@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from weakref import WeakSet
@@ -35,8 +35,9 @@ RECURS = 3
 MOST_SEEN = 1024
 """Shapes whose batches are counted."""
 MOST_SHAPES = 64
+"""The most captured shapes of a compute thread. The least recently used go."""
 MOST_BYTES = 512 << 20
-"""The most captured shapes of a compute thread, and the most memory of them. The least recently used go."""
+"""The most memory of all threads' shapes together. Each thread that has captured any gets an equal part."""
 
 
 @dataclass(frozen=True)
@@ -67,9 +68,15 @@ class Captured:
     indexes: Tensor | None = None
     """int64: what the host tells the graphs of a batch; its size is known when the first batch begins."""
 
+    measured: tuple[int, int] = 0, 0
+    """For how many graphs the pool was measured, and its bytes then."""
+
     def bytes(self) -> int:
+        """Takes some time after each capture, and none between two."""
+        if self.measured[0] != (count := len(self.graphs)):
+            self.measured = count, self.pool.bytes()
         own = [*self.x] if self.indexes is None else [*self.x, self.indexes]
-        return self.pool.bytes() + sum(t.nbytes for t in own)
+        return self.measured[1] + sum(t.nbytes for t in own)
 
 
 class Graphs:
@@ -117,28 +124,34 @@ class Graphs:
         self._thread.shapes = None
 
     def held(self) -> tuple[int, int]:
-        """The captured shapes of all threads, and their bytes. Takes some time."""
+        """The captured shapes of all threads, and their bytes."""
         all_of = [captured for mine in list(self._threads) for captured in list(mine.captured.values())]
         return len(all_of), sum(captured.bytes() for captured in all_of)
 
     def _mine(self) -> _Threads:
         found: _Threads | None = getattr(self._thread, "shapes", None)
         if found is None:
-            found = self._thread.shapes = _Threads(self._device, self._dim)
+            found = self._thread.shapes = _Threads(
+                self._device, self._dim, lambda: MOST_BYTES // len(self._threads)
+            )
             self._threads.add(found)
         return found
 
 
 class _Threads:
-    """One thread's shapes."""
+    """One thread's shapes. share: the most bytes that they may take now."""
 
-    def __init__(self, device: Device, dim: int) -> None:
-        self._device, self._dim = device, dim
+    def __init__(self, device: Device, dim: int, share: Callable[[], int]) -> None:
+        self._device, self._dim, self._share = device, dim, share
+        self._had = MOST_BYTES
         self._seen: OrderedDict[Shape, int] = OrderedDict()
         self._refused: set[Shape] = set()
         self.captured: OrderedDict[Shape, Captured] = OrderedDict()
 
     def of(self, shape: Shape) -> Captured | None:
+        if (share := self._share()) < self._had:  # another thread has begun
+            self._drop(MOST_SHAPES, share)
+        self._had = share
         if shape in self.captured:
             self.captured.move_to_end(shape)
             return self.captured[shape]
@@ -149,7 +162,7 @@ class _Threads:
             self._seen.popitem(last=False)
         if count < RECURS:
             return None
-        self._make_room()
+        self._drop(MOST_SHAPES - 1, share)
         size = max(shape.rows, shape.texts), self._dim
         with torch.inference_mode(False):  # so that any thread may write to it
             x = self._device.empty(size, torch.float32), self._device.empty(size, torch.float32)
@@ -160,12 +173,16 @@ class _Threads:
         self._refused.add(shape)
         self.captured.pop(shape, None)
 
-    def _make_room(self) -> None:
-        """Drop the least recently used. A graph that is dropped while it runs is freed when it has run."""
+    def _drop(self, count: int, size: int) -> None:
+        """Keep at most `count` shapes of `size` bytes together, the most recently used.
+
+        A graph that is dropped while it runs is freed when it has run.
+        """
         held = [captured.bytes() for captured in self.captured.values()]
-        while held and (len(held) >= MOST_SHAPES or sum(held) > MOST_BYTES):
+        while held and (len(held) > count or sum(held) > size):
             shape, _ = self.captured.popitem(last=False)
-            del self._seen[shape], held[0]
+            self._seen.pop(shape, None)  # other shapes may have driven it out
+            del held[0]
 
 
 def _rounded(count: int) -> int:
