@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -34,7 +35,10 @@ PART_THREADS = 8
 """Threads that load roots, PLOT readers and lower layers."""
 MODULE_THREADS = 2
 """Threads that read modules. These reads are short and must not wait behind long loads."""
-
+TOLD_S = 10.0
+"""Least time between two log lines about the same module: each of a tenant's calls would cause one."""
+MAX_TOLD = 1000
+"""Modules whose last log lines are remembered."""
 ROOM_S = 0.05
 """Seconds between two attempts of a batch that finds no room in the pool."""
 
@@ -53,6 +57,8 @@ class ModelLoader:
         self._module_threads = ThreadPoolExecutor(MODULE_THREADS, thread_name_prefix="hmi-modules")
         self._loads: dict[Key, asyncio.Future[Any]] = {}
         self._let_some_go = asyncio.Event()
+        self._told: dict[str, float] = {}
+        """The `time.monotonic()` of the last log line about each module that could not be loaded."""
 
     def now(self, model: ModelId, *, exact: bool) -> Bundle | None:
         """Return the live version's bundle, or None if a part must be loaded. Raises NotFound, Damaged."""
@@ -181,8 +187,18 @@ class ModelLoader:
         try:
             self._pool.prefetch(artefact, ready=lambda part: part.ready(prepare))
         except Exception as error:
-            tell(log, "a module could not be loaded", error)
+            self._tell(artefact, error)
             raise
+
+    def _tell(self, artefact: str, error: Exception) -> None:
+        """Log a failed load, but not again with every call for the same module."""
+        now = time.monotonic()
+        if now - self._told.get(artefact, -TOLD_S) < TOLD_S:
+            return
+        if len(self._told) >= MAX_TOLD:
+            self._told.clear()
+        self._told[artefact] = now
+        tell(log, f"module {artefact[:16]} could not be loaded", error)
 
     def _check_alive(self, model: ModelId, version: ModelVersion) -> None:
         """Raise NotFound if the model was deleted while its parts were loaded, and drop the parts.

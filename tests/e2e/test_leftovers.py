@@ -126,3 +126,17 @@ async def test_an_idle_engine_keeps_no_call(home: Home) -> None:
 
 def kept(kind: type) -> int:
     return sum(type(found) is kind for found in gc.get_objects())
+
+
+async def test_a_module_that_cannot_be_loaded_is_logged_once_however_many_calls_want_it(
+    home: Home, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = home.engine(pool_bytes=1)
+    await engine.start()
+    try:
+        with caplog.at_level(logging.ERROR, "hmi.engine"):
+            for _ in range(CALLS):
+                assert await failing(engine, [TextRequest(MOOD, "one")]) == "TooLarge"
+    finally:
+        await engine.stop()
+    assert len([r for r in caplog.records if "could not be loaded" in r.message]) == 1
