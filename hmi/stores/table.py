@@ -28,9 +28,9 @@ KEY_ID = "keyid/"  # + key_id -> tenant (or nothing)
 ONCE = "once/"
 ONCE_UNTIL = "onceuntil/"  # + expiry / the rest of the ONCE key
 
-CACHED = 8_192
-"""The most records in each of the cache's two parts. A model's record takes 3 kB there, and parsing one takes
-40 µs, some 3% of the time of an answer."""
+CACHED = 2_048
+"""The most records in each of the cache's two parts. A model's record takes 2 kB there, and parsing one takes
+40 µs, some 3% of the time of an answer. A larger cache would grow with each tenant that comes."""
 R = TypeVar("R", bound=Record)
 _NAMES: dict[frozenset[str], set[str]] = {}
 
