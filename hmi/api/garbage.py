@@ -48,7 +48,7 @@ class _Survivors:
 
     def __init__(self) -> None:
         self._whole = True
-        """Whether the next full collection visits all objects."""
+        """True if the next full collection visits all objects."""
         self._count = 0
         """The number of objects left out, or more: those freed since they were last counted are included."""
         self._most = 0.0

@@ -64,7 +64,7 @@ def root_view(
 def execution_view(
     profile: Profile | None, precision: str, running: Running | None = None
 ) -> ExecutionView | None:
-    """What runs a root, or would run it; None if it is neither in memory nor measured on this machine."""
+    """The executor that runs a root. None if the root is neither in memory nor measured on this machine."""
     measured = () if profile is None else profile.measured
     if running is None and not measured:
         return None

@@ -30,7 +30,7 @@ from hmi.model.windows import encode_texts
 TURN_S = 0.003
 """Length of a turn, in seconds. The text that is tokenised when this time is up is the turn's last."""
 REST_RATIO = 3
-"""If other tenants sent something lately, a tenant rests this many times as long as its turn took.
+"""A tenant's rest divided by the time of its turn. Tenants rest while others have sent something lately.
 
 Tokenising holds the interpreter's lock most of the time, and each step of a batch needs that lock. A tenant
 that tokenises for a quarter of the time still gets more tokens than can be computed.
@@ -78,7 +78,7 @@ class TenantCall:
     left: int = 0
     """Characters that are not tokenised yet."""
     counted: int = 0
-    """What the event loop has counted of `left`, which the thread changes during a turn."""
+    """The value of `left` that the event loop has counted. The thread changes `left` during a turn."""
 
     def __post_init__(self) -> None:
         self.left = self.counted = sum(request.characters for _, request in self.texts)

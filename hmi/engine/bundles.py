@@ -107,7 +107,7 @@ class Bundle:
 
     @cached_property
     def key(self) -> BatchKey:
-        """What batches its texts may run in."""
+        """The key of the batches that its texts may run in."""
         root = self.version.root, self.version.root_version
         return BatchKey(root, "cls" if self.task.reads == "cls" else "rows", exact=self.lower is not None)
 

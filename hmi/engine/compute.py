@@ -22,7 +22,7 @@ class Compute:
     def __init__(self, streams: int) -> None:
         self._streams = streams
         self._pools = {express: self._pool(express) for express in (False, True)}
-        """By whether the threads run express batches."""
+        """The two pools of threads. The key is true for the threads of express batches."""
 
     def run(self, work: Callable[[], T], *, express: bool = False) -> asyncio.Future[T]:
         """Run `work` on a thread and return a future of its result.

@@ -35,10 +35,10 @@ class BatchLimits:
     work_left: float = 1.0
     """The fraction of the layers' work that the plan's stages leave (`hmi.stages.planner.work_left`)."""
     express: bool = False
-    """Whether the batch is to run beside another, its host. It then admits only tenants that have received
+    """True if the batch is to run beside another, its host. It then admits only tenants that have received
     less than the host's tenant with it, and no window that exceeds the limits."""
     at_hand: Callable[[Item], bool] = lambda item: True
-    """Whether an item's module is in memory. An express batch leaves out texts whose module is not."""
+    """Tells whether an item's module is in memory. An express batch leaves out the other texts."""
     several_s: float = math.inf
     """The most seconds of a batch of more than one window, if that is less than `seconds`."""
 
@@ -72,7 +72,7 @@ class BatchQueue:
         self._longest_s, self._streams = longest_s, streams
         self._turns = Turns()
         self._host_given_s = 0.0
-        """What the first tenant of the last batch that was not express has received with it."""
+        """The seconds that the first tenant of the last ordinary batch has received, that batch included."""
         self._waiting = Backlogs()
         self._arrived = asyncio.Event()
 

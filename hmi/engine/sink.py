@@ -44,7 +44,7 @@ class CallSink:
 
     @property
     def wanted(self) -> bool:
-        """Whether the caller still waits: it does until the last text is answered, or one has failed."""
+        """True while the caller waits: until the last text is answered, or one has failed."""
         return not self._ended.done()
 
     async def all(self) -> list[TextResult]:

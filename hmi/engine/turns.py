@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 MAX_TENANTS = 4096
-"""If more tenants than this are remembered, those that no longer matter are dropped."""
+"""The number of remembered tenants above which those that no longer matter are dropped."""
 
 
 class Turns:

@@ -83,7 +83,7 @@ class Guarded:
         return work(self._cpu)
 
     def _cannot(self, error: Exception) -> bool:
-        """Whether the device, not its work, is the reason of the error."""
+        """Return True if the device, not its work, is the reason for the error."""
         why = self._device.fault()
         if why is None:
             if isinstance(error, torch.OutOfMemoryError):

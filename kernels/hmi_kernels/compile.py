@@ -55,7 +55,7 @@ def _text() -> None:
 
 _ENTRIES = {"lookup": _lookup, "text": _text, "encoder": _encoder}
 ENTRIES = tuple(_ENTRIES)
-"""What a server needs: look-ups, models' features and heads, and the encoder's layers."""
+"""The entries that a server needs: look-ups, models' features and heads, and the encoder's layers."""
 NEEDED = ("lookup", "text")
 """Entries without which nothing is served. Packed torch runs layers without the encoder."""
 

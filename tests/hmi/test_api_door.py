@@ -314,6 +314,7 @@ async def test_a_client_that_does_not_read_is_not_waited_for(tmp_path: Path) -> 
                     await loop.sock_sendall(deaf, head("/openapi.json", None, method="GET") * 20)
             # The connection is closed, though the client still reads nothing.
             await until(lambda: not door._count())
+            assert not door._count()
 
 
 def test_the_limit_follows_the_files() -> None:

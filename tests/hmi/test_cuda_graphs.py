@@ -119,7 +119,8 @@ def tenants() -> list[TenantModule]:
 
 
 def all_right(device: Any, many: list[Any], wanted: list[Tensor]) -> bool:
-    """Whether batches that drive each other's modules out of two slots are right, all enqueued at once."""
+    """Return whether batches that drive each other's modules out of two slots are right when enqueued at
+    once."""
     ours, started = replaying(device, slots=2), []
     for i, (x, offsets, modules) in enumerate(many):
         started += ours.start(KEY, Rows.packed(x, offsets), [ours.packed(m) for m in modules])
@@ -280,7 +281,7 @@ def test_what_no_graph_can_do_runs_operation_by_operation() -> None:
 
 
 class TestTheTwin:
-    """What a capture of the twin does not permit, and what a replay does not know."""
+    """The twin refuses what a capture does not permit, and freezes what a replay does not know."""
 
     def test_a_replay_reads_memory_as_it_is_and_the_host_as_it_was(self) -> None:
         twin, host = Twin(1), [2.0]

@@ -147,7 +147,7 @@ def test_a_tenant_who_disagrees_is_not_let_through_whatever_others_do() -> None:
 
 
 def late_bound(stream: np.ndarray, share: float, seed: int) -> bool:
-    """Whether the bound of a stream's disagreements is ever exceeded."""
+    """Return whether the bound of a stream's disagreements is ever exceeded."""
     audited = np.random.default_rng(seed).random(len(stream)) < share
     found, true = (stream & audited).cumsum(), stream.cumsum()
     bounds = np.array([most_disagreements(x, share, 0.1) for x in range(int(found[-1]) + 1)])

@@ -18,7 +18,7 @@ SAVED_S = (3e-3, 1e-3)
 
 @dataclass(frozen=True)
 class Stream:
-    """What each ramp would answer to each text: [texts, ramps] twice."""
+    """Two arrays [texts, ramps]: each ramp's uncertainty, and whether its answer agrees."""
 
     u: np.ndarray
     agrees: np.ndarray
@@ -29,7 +29,7 @@ class Stream:
 
 @dataclass(frozen=True)
 class Run:
-    """What happened to each text."""
+    """The outcome of each text."""
 
     left: np.ndarray
     """bool [texts]"""

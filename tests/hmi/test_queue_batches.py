@@ -1,4 +1,4 @@
-"""How full the queue's batches are, in simulated time: callers that each wait for one text at a time."""
+"""The sizes of the queue's batches in simulated time, for callers that each wait for one text at a time."""
 
 from __future__ import annotations
 

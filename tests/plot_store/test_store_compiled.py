@@ -1,4 +1,4 @@
-"""What `hmi_kernels.compile` compiles is what a reader of a store calls."""
+"""A reader of a store calls what `hmi_kernels.compile` has compiled."""
 
 from __future__ import annotations
 

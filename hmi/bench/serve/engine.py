@@ -26,8 +26,8 @@ from hmi.metrics import Metrics, PoolCounters
 from hmi.stores.adapter_pool import AdapterPool
 
 CHOICE_POLLS, POLL_S = 2_400, 0.05
-"""Longest wait for the choice of the root's executor: so many looks at it, so many seconds apart. A pause of
-the process does not count."""
+"""The number of looks at whether the root's executor is chosen, and the seconds between them. Their product
+is the longest wait. Looks are counted, so a pause of the process does not end the wait."""
 
 
 class Watched(Metrics):

@@ -50,7 +50,8 @@ class Ground:
 
 @dataclass
 class Times:
-    """What the quiet tenant saw in each of its turns: alone, beside the flood, beside the other server's."""
+    """The quiet tenant's answers in each of its turns: alone, beside the flood, beside a flood of the other
+    server."""
 
     alone: list[Seen] = field(default_factory=list)
     beside: list[Seen] = field(default_factory=list)
@@ -92,7 +93,7 @@ def _measured(plan: Plan, ground: Ground, name: str, report: Report) -> Times:
 
 
 def _beside(plan: Plan, ground: Ground, flooded: Server, name: str, seed: int) -> Seen:
-    """What the quiet tenant sees while a server is flooded."""
+    """The quiet tenant's answers while a server is flooded."""
     texts, callers = FLOODS[name]
     target, body = flooded.arm.target(ground.home, FLOODER), flooded.arm.body(short_texts(texts))
     given = {"turn": [(0, 0)], "callers": callers, "seconds": plan.seconds + SETTLE_S, "least": 1}

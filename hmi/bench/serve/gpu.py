@@ -117,7 +117,7 @@ class _Bench:
     tokens: NDArray[np.int32]
     """One batch's tokens, [texts · length]."""
     common: dict[str, tuple[Tensor, Tensor]]
-    """By site: the tensors that all tenants' modules share on the host."""
+    """The tensors that all tenants' modules share on the host, by site."""
     modules: list[TenantModule] = field(default_factory=list)
     threads: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(2, "bench"))
     """The compute threads, which keep their streams and graphs."""

@@ -1,4 +1,5 @@
-"""What a device's layers and kernels reach of its limits: its matrix products, its memory, its launches."""
+"""Speeds of a device's layers and kernels, divided by the limits of the device: matrix products, memory,
+launches."""
 
 from __future__ import annotations
 
@@ -119,7 +120,7 @@ def _peak(executor: CudaExecutor, device: Device, runs: int) -> float:
 
 
 def _bandwidth(device: Device, runs: int) -> float:
-    """Bytes a second that a copy reads and writes."""
+    """The bandwidth of a copy within the device's memory, reads and writes together, in bytes a second."""
     there = [device.empty((COPY_BYTES // 4,), torch.float32) for _ in range(2)]
     stream = device.compute()
 

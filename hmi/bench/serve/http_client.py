@@ -17,8 +17,8 @@ from typing import Any
 
 _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
 LONGEST_S = 120.0
-"""If answers are missing this many seconds after the planned end, the server has failed, and the process ends
-with an error."""
+"""Seconds after the planned end. If answers are still missing then, the server has failed and the process
+ends with an error."""
 _LOST = 0
 """The status of a request whose connection was lost, or that was not answered in time."""
 

@@ -31,9 +31,9 @@ TEXTS_EACH = 8
 """Texts of each length that each model is asked."""
 CALLERS, TEXTS_A_CALL = 8, 32
 MODELS_A_CALL = (1, 4, 16)
-"""A call asks so many models, drawn anew for each call."""
+"""The possible numbers of models in a call. Each call draws one of them."""
 PARTS = 20
-"""The progress is reported so many times."""
+"""The number of progress reports in a run."""
 ALONE_TOLERANCE = 1e-6
 """Largest difference between a score and the same executor's score for the text alone.
 
@@ -60,7 +60,7 @@ class Checked:
 
 @dataclass(frozen=True)
 class Result:
-    """What a run found, and how much happened in it."""
+    """The result of a run: wrong answers, errors, and counts of what was checked and changed."""
 
     reference: Alone
     checked: Checked

@@ -42,7 +42,8 @@ MOST_BYTES = 512 << 20
 
 @dataclass(frozen=True)
 class Shape:
-    """What a graph is made for. All else is read from the device's memory."""
+    """The properties of a batch that its graph depends on. A replay reads all others from the device's
+    memory."""
 
     rows: int
     texts: int
@@ -64,7 +65,7 @@ class Captured:
     """[rows, dim] each: layers read one and write the other, in turn."""
     pool: Pool
     graphs: dict[int, Graph] = field(default_factory=dict)
-    """By layer."""
+    """The graph of each layer."""
     indexes: Tensor | None = None
     """int64: what the host tells the graphs of a batch; its size is known when the first batch begins."""
 

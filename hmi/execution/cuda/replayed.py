@@ -74,7 +74,7 @@ class Replayed:
         return out
 
     def _layer(self, index: int, x: Tensor, out: Tensor, first_only: bool) -> Callable[[], Tensor]:
-        """What is recorded: x -> out, both in the shape's memory."""
+        """The work that is recorded: x -> out, both in the shape's memory."""
         layer, heads, buckets = self._of.layer(index), self._of.heads, self._buckets
         of_rows, of_texts, firsts = self._of_rows(index), self._of_texts(index), self._firsts
 

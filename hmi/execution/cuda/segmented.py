@@ -36,7 +36,7 @@ class Room:
 
     @classmethod
     def of(cls, rows: int, segments: int, rank: int) -> Room:
-        """Room for any so many segments of so many rows."""
+        """Return the room for any batch of at most this many rows and segments."""
         return cls(segments, min(-(-rows // ops.ROWS) + segments, rows), rank)
 
     def filled(self, pieces: Ints, changes: Ints) -> tuple[Ints, Ints]:

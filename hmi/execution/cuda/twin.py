@@ -159,7 +159,7 @@ class Twin:
 
     @contextmanager
     def recording(self) -> Iterator[Recording]:
-        """What this thread does while the context lasts is recorded, and does not run."""
+        """Record the thread's work in the block, instead of running it."""
         self._thread.recording = recording = Recording()
         try:
             with recording:

@@ -18,8 +18,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 READ_BY_HOST = ("nonzero", "masked_select", "_unique2", "lift_fresh")
-"""What makes a device's host wait, or copies from memory that is not pinned. No capture may contain it, nor
-anything that returns a number."""
+"""The operations that no capture may contain: they make the host wait, or copy from memory that is not
+pinned. An operation that returns a number is not permitted either."""
 MEMORY = ("empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided")
 
 

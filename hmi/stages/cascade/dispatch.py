@@ -66,9 +66,8 @@ def share_large(confidences: ArrayLike, dispatcher: Dispatcher) -> Floats:
 
 
 def goes_on(request: str, probability: float) -> bool:
-    """Whether this request goes on, with the given probability: always the same answer for the same request.
-
-    A probability of 1 is always true, of 0 never.
+    """Draw whether this request goes on, with the given probability. The same request gets the same answer. A
+    probability of 1 is always true, 0 never.
     """
     return draw("cascade", request) < probability
 

@@ -24,7 +24,8 @@ FIRST_SCALE, SCALE_STEP, LAST_SCALE = 0.5, 0.1, 2.0
 MAX_PRUNING_LOSS = 0.02
 """The most accuracy that pruning may cost the large level."""
 TAIL, MAX_TAIL = 0.75, 1.5
-"""A candidate is kept if this quantile of its latency is at most so many times the slowest level's."""
+"""A quantile and a factor. A candidate is kept if this quantile of its latency is at most the factor times
+that of the slowest level."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class Profiled:
     """[texts]: the seconds of the large level for a text that comes to it at once."""
 
     def right(self, probabilities: Floats) -> NDArray[np.bool_]:
-        """Whether each text's most probable label is right."""
+        """True for each text whose most probable label is right."""
         out: NDArray[np.bool_] = probabilities.argmax(-1) == self.gold
         return out
 

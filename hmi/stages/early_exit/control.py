@@ -32,7 +32,7 @@ fraction of the tolerated rate. The search picks what looks best, so the true ra
 the window: without the margin it was .46% with one error in 512 records, and gates need long for such rates
 (at a tolerated 1%: 400 audits at 0, some 900 at .25%, 2,400 at .5%). Each failure halves the target."""
 PATIENCE = 20.0
-"""A policy whose gate is still closed is given up after so many audits, divided by the tolerated rate."""
+"""The audits after which a policy whose gate is still closed is given up, times the tolerated rate."""
 MAX_RECORDS = 4096
 """Older records are dropped."""
 WORTH, LEAST = 1.05, 0.05
@@ -43,7 +43,7 @@ none: while nothing leaves, every text is a record, and a good policy is found s
 
 @dataclass(frozen=True)
 class Terms:
-    """What a tenant asks for, and what finding it out may cost."""
+    """The bounds that a tenant sets, and the fraction of its texts that may be audited."""
 
     loss: float = 0.01
     """The tolerated fraction of answers that differ from the full model's."""
@@ -65,7 +65,8 @@ class Policy:
     alarm: Alarm
 
     def errs(self, uncertainty: Floats, agrees: Bools) -> bool:
-        """Whether a text would leave with another answer than the full model's: [ramps] twice."""
+        """Return whether a text would leave with another answer than the full model's. Both arrays are
+        [ramps]."""
         return _errs(uncertainty, agrees, self.thresholds)
 
 
@@ -86,7 +87,7 @@ class Control:
         self._wait = terms.window - sum(len(window.agrees) for window in others)
         """Records until the next policy is tuned."""
         self.policies = self.alarms = 0
-        """How many there have been."""
+        """The numbers of policies and of alarms so far."""
 
     @property
     def thresholds(self) -> tuple[float, ...]:
@@ -179,7 +180,8 @@ class Control:
 
 
 def _most_errors(texts: int, rate: float) -> int | None:
-    """The most errors on so many records whose upper bound is at most `rate`; None if there is none."""
+    """Return the most errors on `texts` records with an upper bound of at most `rate`; None if no number has
+    one."""
     fits = [e for e in range(int(texts * rate) + 1) if upper_bound(Audits(texts, e), DOUBT) <= rate]
     return max(fits, default=None)
 

@@ -85,7 +85,8 @@ def granted(error: float, policy: int) -> float:
 
 @dataclass(frozen=True)
 class Gate:
-    """Whether a policy is used. It begins closed, and stays open once its evidence has sufficed.
+    """The gate of one policy, which is used while the gate is open. It begins closed, and stays open once the
+    evidence has sufficed.
 
     A policy is fixed: with other thresholds, ramps or weights it is another one, with a gate of its own.
     """
@@ -128,7 +129,8 @@ def most_disagreements(disagreed: int, share: float, error: float) -> float:
 
 
 def solvent(texts: int, disagreed: int, share: float, loss: float, error: float) -> bool:
-    """Whether one more text may leave early: even if it disagrees, at most the fraction `loss` will have.
+    """Return whether one more text may leave early. It may if at most the fraction `loss` disagrees even when
+    it does.
 
     texts: all of the stream so far. Texts that stay earn, texts that leave may spend. Obeyed from the first
     text on, the fraction of disagreements is at most `loss` at all times, with the probability 1 − error,

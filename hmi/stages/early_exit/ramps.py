@@ -33,13 +33,13 @@ class Costs:
         return sum(self.layer_s[site:])
 
     def overhead(self, active: Iterable[int]) -> float:
-        """What the ramps add to a text that passes them all, as a fraction of the time without ramps."""
+        """The time that all ramps add to a text, divided by its time without ramps."""
         return sum(self.ramp_s[site] for site in active) / self.full_s
 
 
 @dataclass(frozen=True)
 class Counts:
-    """What a ramp did to the texts of a period."""
+    """Counts and times of one ramp over a period."""
 
     reached: int
     """The texts that came to the ramp."""
@@ -48,7 +48,7 @@ class Counts:
 
 
 Counted = Mapping[int, Counts]
-"""By active site."""
+"""The values by active site."""
 
 
 @dataclass(frozen=True)

@@ -83,7 +83,8 @@ def of_tags(uncertainty: ArrayLike, offsets: Sequence[int]) -> Floats:
 
 
 def leaves(uncertainty: ArrayLike, threshold: float) -> NDArray[np.bool_]:
-    """Whether each text leaves at a ramp: if and only if its uncertainty is below the threshold, strictly."""
+    """Return whether each text leaves at a ramp: if and only if its uncertainty is strictly below the
+    threshold."""
     out: NDArray[np.bool_] = np.asarray(uncertainty, np.float64) < threshold
     return out
 

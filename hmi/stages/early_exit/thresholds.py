@@ -25,7 +25,7 @@ from hmi.stages.early_exit.rule import checked
 FIRST_STEP, SMALLEST_STEP = 0.1, 0.01
 """Apparate's step sizes of thresholds."""
 MAX_DEALS = 300
-"""`tune` is exact up to so many ways to deal the allowed errors out; each takes some 0.1 ms."""
+"""The most divisions of the allowed errors among ramps that `tune` tries exactly. Each takes some 0.1 ms."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Tuned:
 
 
 def allowed_errors(texts: int, loss: float) -> int:
-    """The most errors among so many texts that keep the fraction of errors within `loss`.
+    """Return the most errors among `texts` texts that keep the fraction of errors within `loss`.
 
     16 texts at 1% allow none, so Apparate's window cannot see whether a setting errs at .9% or at 0.1%.
     """
@@ -100,7 +100,8 @@ def tune(window: Window, allowed: int) -> Tuned:
 
 
 def pooled(levels: Sequence[Window], texts: int) -> Window:
-    """A window of so many texts, the nearest level's first: the tenant's own, its domain's, its root's.
+    """Return a window of at most `texts` records. The tenant's own come first, then its domain's, then its
+    root's.
 
     While a tenant has few records, others' help to choose its thresholds, and its own push them out as they
     come. All levels need the same ramps, with the first one's times. Each level's newest texts stand first.
@@ -190,7 +191,8 @@ def _deals(
 
 
 def _ends(u: Floats, wrong: NDArray[np.bool_], allowed: int, unit: int) -> list[tuple[int, int]]:
-    """How many of the texts may leave, in order of uncertainty, by the errors that this makes.
+    """Return the numbers of texts that may leave, in order of uncertainty, and the errors that each number
+    makes.
 
     Texts of equal uncertainty leave together. A text of uncertainty 1 or NaN cannot leave. Each number of
     errors, up to the next multiple of `unit`, appears once, with the most texts.

@@ -85,7 +85,7 @@ class Layer:
     address: int
     """The address of the record."""
     first_only: bool
-    """Whether it can be run for each text's first row alone."""
+    """True if the layer can run for each text's first row alone."""
 
 
 @dataclass(frozen=True)
