@@ -157,6 +157,47 @@ class TaskRules(Record):
     """Whether a long text is read in overlapping windows (hmi.model.windows); otherwise it is cut."""
 
 
+class Objective(Record):
+    """The bounds that a tenant sets for the answers of one model. By default a stage that may change answers
+    is off."""
+
+    agreement: float | None = Field(default=None, ge=0.5, le=0.9999)
+    """The fraction of answers that must equal the full model's. None: no text leaves early."""
+    deadline_ms: float | None = Field(default=None, gt=0)
+    """The mean time that an answer may take, for the choice among a cascade's dispatchers."""
+
+
+class Offer(Record):
+    """One dispatcher of a cascade, with what it is expected to give (Tabi, section 5)."""
+
+    cut_off: float
+    slope: float
+    weight: float
+    """Of the large level in the ensemble."""
+    pruning: float = 0.0
+    """The scale of word pruning for texts that go on; 0: none."""
+    accuracy: float
+    mean_ms: float
+    returned: float
+    """The fraction of texts that the small level answers."""
+
+
+class Cascade(Record):
+    """A profiled cascade of a model. It holds for these versions only: another one has to be profiled."""
+
+    large: str | None = None
+    """The model that texts go on to, of the same tenant. None: the later layers of the same model."""
+    site: int | None = None
+    """The ramp that is the small level; None if the levels are two models."""
+    version: int
+    large_version: int | None = None
+    rows: int
+    """The number of labelled rows of the profile."""
+    large_accuracy: float
+    large_ms: float
+    offers: tuple[Offer, ...]
+
+
 class ModelVersion(Record):
     """One published version of a tenant's model. It refers to the PLOT version that it was fine-tuned on."""
 
@@ -178,6 +219,10 @@ class ModelVersion(Record):
     """Whether it has lexical features."""
     transitions: bool | None = None
     """Whether the user asked for transitions (which tag follows which); None if the task decided."""
+    ramps: tuple[int, ...] = ()
+    """The upper layers before which it has a ramp, ascending: 0 is right after retrieval."""
+    temperature: float | None = None
+    """Dividing the outputs by it calibrates the probabilities. None: it was not fitted."""
     rest: Literal["fp16", "int8"] = "fp16"
     """How the module's matrices are stored (hmi.model.rest)."""
     held_back: str | None = None
@@ -195,6 +240,8 @@ class ModelRecord(Record):
     name: str
     current: int
     versions: tuple[ModelVersion, ...]
+    objective: Objective = Objective()
+    cascade: Cascade | None = None
 
     @property
     def live(self) -> ModelVersion:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 
+from hmi.engine.item import Item
 from hmi.engine.request import TextRequest
 from hmi.engine.running import Ran
 from hmi.metrics import Metrics
-from hmi.stages import Plan
 
 
 class Accounts:
@@ -27,15 +27,15 @@ class Accounts:
         """Count a call that was not answered before its deadline."""
         self._metrics.deadline_missed()
 
-    def ran(self, ran: Ran, plan: Plan) -> None:
+    def ran(self, ran: Ran) -> None:
         """Count a batch that ran, even if some of its texts failed, before its answers are handed on."""
         pieces, tokens, times = ran.batch.pieces, ran.batch.offsets[-1], ran.times
         self._metrics.stage("retrieve", times.retrieve_s)
         self._metrics.stage("compute", times.compute_s)
         tenants = len({piece.item.tenant for piece in pieces})
         self._metrics.batch(len(pieces), tokens, tenants, times.retrieve_s + times.compute_s)
-        for name, setting in plan.on.items():
-            self._metrics.execution_stage(name, setting.name, len(pieces))
+        for name, setting in ran.stages.items():
+            self._metrics.execution_stage(name, setting, len(pieces))
         domains: defaultdict[str, Counter[str]] = defaultdict(Counter)
         tokens_of: Counter[str] = Counter()
         for piece, hits in zip(pieces, ran.batch.hits, strict=True):
@@ -45,9 +45,17 @@ class Accounts:
                 self._metrics.stage("queue", times.begun - piece.item.queued)
         for domain, hits in domains.items():
             self._metrics.plot_hits(domain, hits)
-        # Windows that ran again may complete their text twice.
-        answered = {id(item): item.tenant for item, _ in ran.answers if item.sink.wanted}
-        inputs = Counter(answered.values())
+        inputs = Counter(item.tenant for item in _newly_answered(ran))
         for tenant, mine in tokens_of.items():
             spent_ms = mine * times.compute_s * 1e3 / tokens
             self._metrics.usage.add(tenant, inputs=inputs[tenant], tokens=mine, compute_ms=spent_ms)
+
+
+def _newly_answered(ran: Ran) -> list[Item]:
+    """The texts that this batch has answered. Windows that ran again may complete a text twice."""
+    early, found = {id(item) for item in ran.early}, []
+    for item, _ in ran.answers:
+        if not item.counted and (id(item) in early or item.sink.wanted):
+            item.counted = True
+            found.append(item)
+    return found

@@ -34,4 +34,5 @@ def _provenance(item: Item) -> Provenance:
             root=f"{version.root}/{version.root_version}",
         ),
         stages=dict(partial.stages),
+        confidence=partial.confidence,
     )

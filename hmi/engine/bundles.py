@@ -5,8 +5,8 @@ A text's bundle is chosen when the text is admitted, and stays the same until th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor
 
-from hmi.core import ModelId, ModelVersion
+from hmi.core import Cascade, ModelId, ModelRecord, ModelVersion, Objective
 from hmi.engine.cache import IdleCache
 from hmi.engine.weights import Weights
 from hmi.errors import Damaged
@@ -22,7 +22,7 @@ from hmi.execution.base import Executor
 from hmi.execution.batch import BatchKey
 from hmi.execution.choose import Chosen, executor_for
 from hmi.model.artefact import Artefact
-from hmi.model.heads import Head, head_from
+from hmi.model.heads import Head, head_from, ramps_from
 from hmi.model.lexical import Lexical, lexical_from
 from hmi.model.lower import LocalLower
 from hmi.model.memory import give_back_memory
@@ -62,6 +62,12 @@ class TaskPart:
     """Private memory without the executors' forms of the module."""
     mapped: Mapped | None = None
     """The file that the module's tensors are views of."""
+    ramps: Mapping[int, Head] = field(default_factory=dict)
+    """The head of each ramp, by the upper layer before which it is."""
+
+    def at_ramp(self, site: int) -> TaskPart:
+        """The same model with a ramp in place of its head."""
+        return replace(self, head=self.ramps[site])
 
     def ready(self, prepare: Callable[[TenantModule], int]) -> None:
         """Let an executor make its form of the module. Afterwards only other executors read the file.
@@ -104,6 +110,8 @@ class Bundle:
     task: TaskKind
     lower: LocalLower | None = None
     """The lower layers behind the PLOT; None unless the request is for the exact reference."""
+    objective: Objective = field(default_factory=Objective)
+    cascade: Cascade | None = None
 
     @cached_property
     def key(self) -> BatchKey:
@@ -156,9 +164,9 @@ class Bundles:
         self._readers: IdleCache[Key, Reader] = IdleCache(1024, IDLE_S)
         self._exact: IdleCache[Key, LocalLower] = IdleCache(2, IDLE_S)
 
-    def live(self, model: ModelId) -> ModelVersion:
-        """Return the model's version that answers. Raises NotFound, Damaged."""
-        return self._registry.model(model).live
+    def record(self, model: ModelId) -> ModelRecord:
+        """Return the model's record; `live` is its version that answers. Raises NotFound, Damaged."""
+        return self._registry.model(model)
 
     def weight(self, tenant: str) -> float:
         """The tenant's weight (`Weights`)."""
@@ -186,7 +194,7 @@ class Bundles:
         mapped = self._adapters.map(artefact)
         found = Artefact.split(mapped.tensors)
         table = found.transitions.get("table")
-        copied = [*found.head.values(), *found.lexical.values(), *found.transitions.values()]
+        copied = [t for p in (found.head, found.lexical, found.transitions, found.ramps) for t in p.values()]
         unpacked = [v for k, v in found.module.items() if mapped.tensors[f"module.{k}"].dtype == torch.int8]
         return TaskPart(
             module_from(found.module),
@@ -195,6 +203,7 @@ class Bundles:
             None if table is None else table.clone(),
             OBJECT_BYTES + sum(4 * v.numel() for v in copied) + sum(v.nbytes for v in unpacked),
             mapped,
+            ramps_from(found.ramps),
         )
 
     def mark(self, artefact: str) -> object:

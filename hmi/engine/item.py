@@ -47,6 +47,8 @@ class Partial:
     """The largest number of upper layers that a window went through."""
     stages: dict[str, str] = field(default_factory=dict)
     """The setting of each stage that was on."""
+    confidence: float | None = None
+    """Of the ramp that answered the text; None if none did."""
     batches: set[Times] = field(default_factory=set)
     """The times of each batch that a window was in."""
 
@@ -64,6 +66,8 @@ class Item:
     cut: int = 0
     """The number of windows that are in batches already."""
     partial: Partial = field(default_factory=Partial)
+    counted: bool = False
+    """True once its tenant's usage has it as answered."""
 
     @property
     def key(self) -> BatchKey:
@@ -96,6 +100,7 @@ class Item:
         layers: int,
         stages: Mapping[str, str],
         times: Times,
+        confidence: float | None = None,
     ) -> bool:
         """Store a window's results. Returns whether all windows of the text have run.
 
@@ -108,6 +113,7 @@ class Item:
                 mine.layers = max(mine.layers, layers)
                 mine.stages.update(stages)
                 mine.batches.add(times)
+                mine.confidence = confidence
             mine.outputs[index] = output
             return len(mine.outputs) == len(self.windows)
 

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, TypeVar
 
-from hmi.core import ModelId, ModelVersion
+from hmi.core import ModelId, ModelRecord, ModelVersion
 from hmi.engine.bundles import Bundle, Bundles, Key, Part, TaskPart, Upper
 from hmi.engine.isolate import named
 from hmi.engine.threads import in_thread
@@ -62,19 +62,21 @@ class ModelLoader:
 
     def now(self, model: ModelId, *, exact: bool) -> Bundle | None:
         """Return the live version's bundle, or None if a part must be loaded. Raises NotFound, Damaged."""
-        version = self._bundles.live(model)
+        record = self._bundles.record(model)
+        version = record.live
         upper, reader = self._bundles.upper(version).now(), self._bundles.reader(version).now()
         if upper is None or reader is None or not self._pool.has(version.artefact):
             return None
         lower = self._bundles.lower(version, upper, reader).now() if exact else None
-        return None if exact and lower is None else _bundle(model, version, upper, reader, lower)
+        return None if exact and lower is None else _bundle(model, record, upper, reader, lower)
 
     async def load(self, model: ModelId, *, exact: bool) -> Bundle:
         """Load what is missing and return the live version's bundle.
 
         Raises NotFound, Damaged, Unavailable.
         """
-        version = await in_thread(self._module_threads, lambda: self._bundles.live(model))
+        record = await in_thread(self._module_threads, lambda: self._bundles.record(model))
+        version = record.live
         upper, reader = await asyncio.gather(
             self._part(self._bundles.upper(version)), self._part(self._bundles.reader(version))
         )
@@ -86,7 +88,7 @@ class ModelLoader:
             except DamagedArtefact as error:  # domains may share the file: name the caller's own
                 raise error.of(f"domain {reader.version.ref}'s lower layers") from error
         await in_thread(self._module_threads, lambda: self._check_alive(model, version))
-        return _bundle(model, version, upper, reader, lower)
+        return _bundle(model, record, upper, reader, lower)
 
     def in_memory(self, bundle: Bundle) -> bool:
         """Return whether the bundle's module is in memory, so that `hold` would not wait."""
@@ -206,7 +208,7 @@ class ModelLoader:
         The deletion could not drop them, since they were not in memory yet.
         """
         try:
-            self._bundles.live(model)
+            self._bundles.record(model)
         except NotFound:
             self.forget([version.artefact], *self._bundles.gone(version))
             raise
@@ -241,6 +243,17 @@ class ModelLoader:
 
 
 def _bundle(
-    model: ModelId, version: ModelVersion, upper: Upper, reader: Reader, lower: LocalLower | None
+    model: ModelId, record: ModelRecord, upper: Upper, reader: Reader, lower: LocalLower | None
 ) -> Bundle:
-    return Bundle(model, version, upper.root, upper.executor, reader, task_of_version(version), lower)
+    version = record.live
+    return Bundle(
+        model,
+        version,
+        upper.root,
+        upper.executor,
+        reader,
+        task_of_version(version),
+        lower,
+        record.objective,
+        record.cascade,
+    )

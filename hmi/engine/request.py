@@ -34,6 +34,9 @@ class TextRequest:
     """The name of this text in the call, the `field` of errors about it."""
     model_place: str | None = None
     """The field of the call that names the model; None if no field does."""
+    id: str = ""
+    """The same id makes the same draws (`hmi.stages.draw`). Texts of a call have different ones. Without one
+    they are drawn at random."""
     ask: int = 0
     """The index of the call's ask that the text belongs to. Usage counts each ask as one request."""
 
@@ -65,6 +68,8 @@ class Provenance:
     versions: Versions
     stages: Mapping[str, str] = field(default_factory=dict)
     """The setting of each execution stage that was not off."""
+    confidence: float | None = None
+    """Of a text that left early: that of the ramp that answered it. The least over all answers."""
 
     @classmethod
     def together(cls, parts: Sequence[Provenance]) -> Provenance:
@@ -72,7 +77,8 @@ class Provenance:
         plot: Counter[str] = Counter()
         for part in parts:
             plot.update(part.plot)
-        return replace(parts[0], plot=dict(plot), layers=max(part.layers for part in parts))
+        sure = min((p.confidence for p in parts if p.confidence is not None), default=None)
+        return replace(parts[0], plot=dict(plot), layers=max(part.layers for part in parts), confidence=sure)
 
 
 @dataclass(frozen=True, kw_only=True)

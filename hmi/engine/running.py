@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,14 +16,18 @@ from hmi.engine.answers import answer_of
 from hmi.engine.bundles import TaskPart
 from hmi.engine.heads import outputs_of
 from hmi.engine.item import Item, Piece, Times
+from hmi.engine.ramps import ramps_of, texts_of
 from hmi.engine.request import TextResult
 from hmi.engine.retrieval import Failed, Retrieved, retrieve
-from hmi.execution import Hook, Rows, trace
+from hmi.execution import BatchKey, Hook, Left, Rows, trace
+from hmi.execution.base import Output
 from hmi.stages import Batch, Plan, Stage
 from hmi.stores.failures import tell
 from hmi.stores.miss_recorder import MissRecorder
 
 log = logging.getLogger("hmi.engine")
+Early = Callable[[list[tuple[Item, TextResult]]], None]
+"""Takes answers of texts that left before their batch ended, with their timing."""
 Outcome = tuple[Item, TextResult | Exception]
 """A text, with its answer or the error that it has instead."""
 
@@ -47,6 +51,10 @@ class Ran:
     answers: list[tuple[Item, TextResult]]
     failed: Failed
     times: Times
+    early: list[Item]
+    """The texts whose answers were handed on before the batch had ended."""
+    stages: Mapping[str, str]
+    """The setting of each stage that had hooks for the batch."""
     cpu_s: float
     """CPU seconds of the compute thread, and seconds that it slept until a device had computed the batch."""
 
@@ -58,25 +66,33 @@ class Runner:
         self._stages, self._misses = {stage.name: stage for stage in stages}, misses
 
     @torch.inference_mode()
-    def run(self, held: Held, plan: Plan) -> Ran:
-        """Run a batch."""
+    def run(self, held: Held, plan: Plan, early: Early = lambda _: None) -> Ran:
+        """Run a batch. `early` receives answers as soon as they are there; `Ran.answers` has all."""
         times, cpu = Times(time.monotonic()), time.thread_time()
         _prefetch(held, plan)
         with trace.span("retrieve"):
             batch = retrieve(held.pieces)
         times.retrieve_s = time.monotonic() - times.begun
         answers: list[tuple[Item, TextResult]] = []
+        gone: list[Item] = []
         failed = [*held.failed, *batch.failed]
+        parts = [held.parts[p.bundle.version.artefact] for p in batch.pieces]
+        stages, hooks = self._hooks(batch, parts, plan) if parts else ({}, [])
         if batch.pieces:
-            for item, outcome in self._compute(batch, held.parts, plan, times):
-                if isinstance(outcome, Exception):
-                    failed.append((item, outcome))
-                else:
-                    answers.append((item, outcome))
+            running = Running(batch, parts, plan.candidate.key, hooks, stages, times)
+            for outcomes, ended in running.outcomes():
+                found = [(i, o) for i, o in outcomes if not isinstance(o, Exception)]
+                failed += [(i, o) for i, o in outcomes if isinstance(o, Exception)]
+                answers += found
+                if found and not ended:
+                    for item, answer in found:
+                        answer.timing.update(item.timing)
+                    early(found)
+                    gone += [item for item, _ in found]
         _computed(times)
         cpu_s = time.thread_time() - cpu + times.waited_s
         self._record(batch)
-        return Ran(batch, answers, failed, times, cpu_s)
+        return Ran(batch, answers, failed, times, gone, stages, cpu_s)
 
     def _record(self, batch: Retrieved) -> None:
         """Record the batch's misses. Answers are worth more than their record: a failure is logged."""
@@ -86,44 +102,63 @@ class Runner:
         except Exception as error:
             tell(log, "the misses of a batch could not be recorded", error)
 
-    def _compute(
-        self, batch: Retrieved, by_artefact: Mapping[str, TaskPart], plan: Plan, times: Times
-    ) -> Iterator[Outcome]:
+    def _hooks(
+        self, batch: Retrieved, parts: Sequence[TaskPart], plan: Plan
+    ) -> tuple[dict[str, str], list[Hook]]:
+        """The settings by name of the stages that have hooks for this batch, and the hooks."""
+        if not plan.on:
+            return {}, []
+        key, pieces = plan.candidate.key, batch.pieces
+        about = Batch(key, plan.candidate.layers, texts_of(pieces, parts), ramps_of(key, pieces, parts))
+        found = {name: self._stages[name].hooks(setting, about) for name, setting in plan.on.items()}
+        names = {name: plan.on[name].name for name, hooks in found.items() if hooks}
+        return names, [hook for hooks in found.values() for hook in hooks]
+
+
+@dataclass(frozen=True)
+class Running:
+    """A batch on its way through the upper layers."""
+
+    batch: Retrieved
+    parts: Sequence[TaskPart]
+    """By piece of the batch."""
+    key: BatchKey
+    hooks: Sequence[Hook]
+    stages: Mapping[str, str]
+    times: Times
+
+    def outcomes(self) -> Iterator[tuple[list[Outcome], bool]]:
         """Run the upper layers, and the head of each text as soon as the text has left them.
 
-        Rows of different texts never mix, so a NaN stays in its own text.
+        Yields texts that leave together, and whether they went through all layers. Rows of different texts
+        never mix, so a NaN stays in its own text.
         """
-        key, parts = plan.candidate.key, [by_artefact[p.bundle.version.artefact] for p in batch.pieces]
+        batch, times = self.batch, self.times
         rows, executor = Rows.packed(batch.rows, batch.offsets), batch.pieces[0].bundle.executor
-        stages = {name: setting.name for name, setting in plan.on.items()}
-        hooks = self._hooks(batch, plan)
         inside = set(range(len(batch.pieces)))
-        for left in executor.run(key, rows, [p.module for p in parts], hooks):
+        for left in executor.run(self.key, rows, [p.module for p in self.parts], self.hooks):
             inside.difference_update(left.texts)
             times.waited_s += left.waited_s
             with trace.span("heads"):
-                outputs = outputs_of(left, batch.pieces, parts)
+                outputs = outputs_of(left, batch.pieces, self.parts)
+            if left.why == "end":
+                for hook in self.hooks:
+                    outputs = hook.ended(left.texts, outputs)
             _computed(times)
-            for text, output in zip(left.texts, outputs, strict=True):
-                piece, hits = batch.pieces[text], batch.hits[text]
-                if isinstance(output, Exception):
-                    yield piece.item, output
-                elif piece.item.add(piece.index, output, hits, left.after, stages, times):
-                    yield piece.item, _answer(piece.item, parts[text])
-        for text in inside:
-            yield batch.pieces[text].item, RuntimeError("a text was lost between layers")
+            yield list(self._of(left, outputs)), left.why == "end"
+        if inside:
+            lost = RuntimeError("a text was lost between layers")
+            yield [(batch.pieces[text].item, lost) for text in inside], True
 
-    def _hooks(self, batch: Retrieved, plan: Plan) -> list[Hook]:
-        if not plan.on:
-            return []
-        about = Batch(
-            plan.candidate.key,
-            [len(p.window) for p in batch.pieces],
-            [p.item.request.model for p in batch.pieces],
-        )
-        return [
-            hook for name, setting in plan.on.items() for hook in self._stages[name].hooks(setting, about)
-        ]
+    def _of(self, left: Left, outputs: Sequence[Output]) -> Iterator[Outcome]:
+        """The answers that these windows complete, and their errors."""
+        sure: Sequence[float | None] = left.confidences or [None] * len(left.texts)
+        for text, output, confidence in zip(left.texts, outputs, sure, strict=True):
+            piece, hits = self.batch.pieces[text], self.batch.hits[text]
+            if isinstance(output, Exception):
+                yield piece.item, output
+            elif piece.item.add(piece.index, output, hits, left.after, self.stages, self.times, confidence):
+                yield piece.item, _answer(piece.item, self.parts[text])
 
 
 def _prefetch(held: Held, plan: Plan) -> None:

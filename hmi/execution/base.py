@@ -11,6 +11,9 @@ from hmi.execution.batch import BatchKey, Left, Rows
 from hmi.model.encoder import EncoderLayer
 from hmi.model.modules import TenantModule
 
+Output = Tensor | Exception
+"""One window's output, or the error that it has instead."""
+
 
 class Hook(Protocol):
     """One stage's work between two layers of one batch, on the executor's device and stream. Never blocks."""
@@ -23,6 +26,13 @@ class Hook(Protocol):
     def __call__(self, layer: int, rows: Rows) -> tuple[Rows, Left | None]:
         """Return the rows that continue, and the texts that leave here. Must not change `rows.x` in place."""
         ...
+
+    def ended(self, texts: Sequence[int], outputs: list[Output]) -> list[Output]:
+        """Take the outputs of texts that went through all layers, and return those to answer with.
+
+        texts: indexes into the batch, ascending. Called once a batch or more often, on its thread.
+        """
+        return outputs
 
 
 class Weights(Protocol):

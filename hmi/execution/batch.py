@@ -69,7 +69,11 @@ class Left:
     after: int
     """The number of layers that these texts went through."""
     why: Literal["end", "exit"] = "end"
-    """Whether the texts went through all layers or left early. The engine does not read it."""
+    """Whether the texts went through all layers or left early."""
+    outputs: Sequence[Tensor] | None = None
+    """[k]: the outputs of texts that a hook has answered; None: the models' heads compute them."""
+    confidences: Sequence[float] | None = None
+    """[k]: the confidence with which a hook has answered these texts."""
     waited_s: float = 0.0
     """Seconds that the thread slept until a device had computed these texts."""
 

@@ -38,12 +38,14 @@ def through(layers: int, key: BatchKey, rows: Rows, hooks: Sequence[Hook], step:
         for hook in hooks:
             if i not in hook.at:
                 continue
+            before = rows
             rows, left = hook(i, rows)
             if left is not None:
                 yield left
             if not rows.texts:
                 return
-            step.begin(rows)
+            if rows is not before:
+                step.begin(rows)
         first_only = i == layers - 1 and key.reads == "cls"
         with trace.span("layer"):
             below, x = rows.x, step.layer(i, rows, first_only)

@@ -21,7 +21,7 @@ Tensors = Mapping[str, "Tensor"]
 
 @dataclass(frozen=True)
 class Artefact:
-    """The tensors of a module, a head, lexical features and transitions.
+    """The tensors of a module, a head, lexical features, transitions and ramps.
 
     Each part names its tensors as the `state_dict` of its class does. A part that the model lacks is empty.
     """
@@ -30,6 +30,8 @@ class Artefact:
     head: Tensors = field(default_factory=dict)
     lexical: Tensors = field(default_factory=dict)
     transitions: Tensors = field(default_factory=dict)
+    ramps: Tensors = field(default_factory=dict)
+    """`<site>.<name>`: the head of the ramp before that upper layer."""
 
     @classmethod
     def split(cls, tensors: Tensors) -> Artefact:

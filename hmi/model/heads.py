@@ -26,6 +26,7 @@ from hmi_kernels.text.heads import cls_head
 from torch import Tensor, nn
 
 from hmi.core import Task
+from hmi.model.artefact import tensors_below
 
 Reads = Literal["cls", "compare", "rows", "mean", "first"]
 """What a head reads: the poolings of `pool_rows`."""
@@ -185,6 +186,12 @@ def head_from(state: Mapping[str, Tensor]) -> Head:
     head = Head(weight.shape[1] - queries * dim, weight.shape[0], queries=queries, dim=dim)
     head.load_state_dict(dict(state))
     return head.eval().requires_grad_(False)
+
+
+def ramps_from(state: Mapping[str, Tensor]) -> dict[int, Head]:
+    """Rebuild the ramps of a model from their tensors, `<site>.<name>` as `head_from` takes them: by site."""
+    sites = sorted({int(name.partition(".")[0]) for name in state})
+    return {site: head_from(tensors_below(state, str(site))) for site in sites}
 
 
 def widened(weight: Tensor, size: int) -> Tensor:

@@ -6,7 +6,7 @@ docs/design/0007-rooms.md shows how to write a stage.
 
 from __future__ import annotations
 
-from hmi.stages.base import OFF, Batch, Effect, Setting, Shape, Stage
+from hmi.stages.base import OFF, Batch, Effect, Setting, Shape, Stage, Text
 from hmi.stages.planner import Candidate, Measured, Plan, Planner, RoundRobin
 
 __all__ = [
@@ -21,4 +21,5 @@ __all__ = [
     "Setting",
     "Shape",
     "Stage",
+    "Text",
 ]

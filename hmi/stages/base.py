@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from hmi.core import ModelId
+from torch import Tensor
+
+from hmi.core import Cascade, ModelId, ModelVersion, Objective
 from hmi.execution.base import Hook
-from hmi.execution.batch import BatchKey
+from hmi.execution.batch import BatchKey, Rows
+from hmi.model.tasks import TaskKind
 
 
 @dataclass(frozen=True)
@@ -52,14 +55,34 @@ class Effect:
 
 
 @dataclass(frozen=True)
+class Text:
+    """A stage's view of one text of a batch."""
+
+    model: ModelId
+    version: ModelVersion
+    objective: Objective
+    cascade: Cascade | None
+    task: TaskKind
+    id: str
+    """The id of its request, for draws (`hmi.stages.draw`)."""
+    tokens: int
+    whole: bool
+    """True if the text has one window. The answer of a text with several is made of all of them."""
+    merged: Callable[[Tensor], Tensor]
+    """The task's `merge` of a whole text's output."""
+
+
+@dataclass(frozen=True)
 class Batch:
     """A stage's view of the batch that it creates hooks for."""
 
     key: BatchKey
-    lengths: Sequence[int]
-    """The number of tokens of each text."""
-    models: Sequence[ModelId]
-    """The model that answers each text."""
+    layers: int
+    texts: Sequence[Text]
+    ramp: Callable[[int, Rows, Sequence[int]], list[Tensor | None]]
+    """ramp(site, rows, texts): the outputs of the texts' ramps before the layer `site`, in the form of a
+    head's outputs. `rows` are those that enter the layer; `texts`, ascending, are among theirs. None for a
+    text without such a ramp, and for one whose output is not finite."""
 
 
 class Stage(Protocol):
@@ -80,5 +103,8 @@ class Stage(Protocol):
         ...
 
     def hooks(self, setting: Setting, batch: Batch) -> Sequence[Hook]:
-        """Return the hooks of one batch under a setting other than OFF."""
+        """Return the hooks of one batch under a setting other than OFF; none if no text is concerned.
+
+        Called on the batch's compute thread, maybe for several batches at once.
+        """
         ...

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from hmi.core import JobRecord, ModelId, ModelRecord, ModelVersion, TenantRecord, check_name
 from hmi.errors import Conflict, JobCancelled, NotFound
 from hmi.stores.job_table import cancel_for_model
@@ -49,7 +51,10 @@ def publish_model(table: Table, txn: RegistryTxn, model: ModelId, version: Model
     # Keep the version that answers, however many were held back since.
     answers, others = ([v for v in added if (v.version == current) is same] for same in (True, False))
     kept = sorted([*answers, *others[-KEPT_VERSIONS + 1 :]], key=added.index)
-    record = ModelRecord(tenant=model.tenant, name=model.name, current=current, versions=tuple(kept))
+    if old is None:
+        record = ModelRecord(tenant=model.tenant, name=model.name, current=current, versions=tuple(kept))
+    else:
+        record = old.model_copy(update={"current": current, "versions": tuple(kept)})
     table.put(txn, model_key(model), record)
     return record
 
@@ -63,6 +68,14 @@ def set_current(table: Table, txn: RegistryTxn, model: ModelId, version: int) ->
             field="version",
         )
     record = old.model_copy(update={"current": version})
+    table.put(txn, model_key(model), record)
+    return record
+
+
+def change_model(
+    table: Table, txn: RegistryTxn, model: ModelId, change: Callable[[ModelRecord], ModelRecord]
+) -> ModelRecord:
+    record = change(get_model(table, txn, model))
     table.put(txn, model_key(model), record)
     return record
 

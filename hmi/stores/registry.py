@@ -216,6 +216,10 @@ class Registry:
         """Let an older or newer version answer. Raises NotFound."""
         return self._database.write(lambda t: model_table.set_current(self._table, t, model, version))
 
+    def change_model(self, model: ModelId, change: Callable[[ModelRecord], ModelRecord]) -> ModelRecord:
+        """Replace the model's record by `change` of it, in one transaction. Raises NotFound."""
+        return self._database.write(lambda t: model_table.change_model(self._table, t, model, change))
+
     def delete_model(self, model: ModelId) -> ModelRecord:
         """Remove a model and ask its jobs to stop. Returns its last record. Raises NotFound."""
         return self._database.write(lambda t: model_table.delete_model(self._table, t, model))

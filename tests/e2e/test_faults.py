@@ -274,7 +274,7 @@ class Loses(Drop):
 
 
 async def test_a_text_that_a_hook_loses_is_failed(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running.Runner, "_hooks", lambda *_: [Loses(before=1)])
+    monkeypatch.setattr(running.Runner, "_hooks", lambda *_: ({}, [Loses(before=1)]))
     engine = home.engine()
     await engine.start()
     async with asyncio.timeout(30):
@@ -292,9 +292,9 @@ async def test_windows_that_run_again_count_their_text_once(
     await engine.start()
     run, sizes = engine._runner.run, []
 
-    def fails_once(held: Any, plan: Any) -> Any:
+    def fails_once(held: Any, plan: Any, early: Any) -> Any:
         sizes.append(len(held.pieces))
-        ran = run(held, plan)
+        ran = run(held, plan, early)
         if len(sizes) == 1:
             raise RuntimeError("planted")
         return ran

@@ -76,7 +76,7 @@ async def test_a_stage_reaches_provenance_metrics_and_planner(home: Home) -> Non
         assert result.provenance.stages == {"shorter": "quarter"}
         if isinstance(request.text, list):
             assert len(result.tags or ()) == len(request.text), "every word has a tag, dropped or not"
-    assert {model for batch in stage.batches for model in batch.models} == {MOOD, TAGS}
+    assert {text.model for batch in stage.batches for text in batch.texts} == {MOOD, TAGS}
     assert sum(measured.texts for _, measured in planner.learnt) == len(results)
     assert (
         'hmi_execution_stage_inputs_total{setting="quarter",stage="shorter"} 12.0'

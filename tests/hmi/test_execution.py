@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from hmi.execution import BatchKey, Left, Rows
+from hmi.execution.base import Output
 from hmi.execution.batch import offsets_of
 from hmi.execution.packed import PackedExecutor
 from hmi.model.batching import pad_rows
@@ -41,8 +42,15 @@ def shorter(rows: Rows, kept: Sequence[Sequence[int]]) -> Rows:
     return Rows(rows.x[index], new, rows.texts, source)
 
 
+class Passes:
+    """The end of a hook that changes no output."""
+
+    def ended(self, texts: Sequence[int], outputs: list[Output]) -> list[Output]:
+        return outputs
+
+
 @dataclass(frozen=True)
-class Drop:
+class Drop(Passes):
     """A hook that drops the last quarter of each text's rows before one layer."""
 
     before: int
@@ -104,7 +112,7 @@ def test_rows_that_a_hook_drops(
 
 
 @dataclass(frozen=True)
-class Merge:
+class Merge(Passes):
     """A hook that merges rows 2i and 2i + 1 of each text, which are equal, into one that stands for both."""
 
     at: frozenset[int] = frozenset({0})
@@ -128,7 +136,7 @@ def test_equal_rows_merged_are_as_if_they_were_not(tiny_root: Root, reads: Reads
 
 
 @dataclass(frozen=True)
-class Leave:
+class Leave(Passes):
     """A hook by which some texts leave before a layer."""
 
     who: frozenset[int]

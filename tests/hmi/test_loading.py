@@ -28,8 +28,8 @@ class AtHand:
     def __init__(self, lower: Callable[[], Any]) -> None:
         self._lower = lower
 
-    def live(self, model: ModelId) -> Any:
-        return model
+    def record(self, model: ModelId) -> Any:
+        return Mock(live=model)
 
     def upper(self, version: Any) -> Part[Any]:
         return at_hand("root")

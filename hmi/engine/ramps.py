@@ -1,0 +1,71 @@
+"""The outputs of ramps: heads that read the rows between two layers, for stages that let texts leave."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from hmi.engine.bundles import TaskPart
+from hmi.engine.heads import outputs_of
+from hmi.engine.item import Piece
+from hmi.execution.batch import BatchKey, Left, Rows, offsets_of
+from hmi.stages import Text
+
+
+def texts_of(pieces: Sequence[Piece], parts: Sequence[TaskPart]) -> list[Text]:
+    """The texts of a batch as a stage sees them."""
+    return [_text(piece, part) for piece, part in zip(pieces, parts, strict=True)]
+
+
+def ramps_of(
+    key: BatchKey, pieces: Sequence[Piece], parts: Sequence[TaskPart]
+) -> Callable[[int, Rows, Sequence[int]], list[Tensor | None]]:
+    """Return `Batch.ramp` of a batch.
+
+    A ramp reads the rows that enter its layer as the model's head reads those of the last layer: it is that
+    head's `reads` over other rows, without queries. A model's lexical scores are added, as they are to the
+    head's.
+    """
+
+    def ramp(site: int, rows: Rows, texts: Sequence[int]) -> list[Tensor | None]:
+        wanted = {text for text in texts if site in parts[text].ramps}
+        if not wanted:
+            return [None] * len(texts)
+        at = {text: i for i, text in enumerate(rows.texts)}
+        spans = list(rows.spans())
+        kept = [text for text in rows.texts if text in wanted]
+        x, offsets = rows.x, list(rows.offsets)
+        if rows.source is not None:
+            raise NotImplementedError("ramps over merged rows")
+        if len(kept) < len(at):
+            x = torch.cat([x[slice(*spans[at[text]])] for text in kept])
+            offsets = offsets_of([spans[at[t]][1] - spans[at[t]][0] for t in kept])
+        x = x.cpu()
+        last = x[offsets[:-1]] if key.reads == "cls" else x
+        left = Left(kept, last, x, offsets, after=site)
+        instead = {id(parts[text]): parts[text].at_ramp(site) for text in kept}
+        outputs = outputs_of(left, pieces, [instead.get(id(part), part) for part in parts])
+        found = {t: o for t, o in zip(kept, outputs, strict=True) if isinstance(o, Tensor)}
+        return [found.get(text) for text in texts]
+
+    return ramp
+
+
+def _text(piece: Piece, part: TaskPart) -> Text:
+    bundle, request, window = piece.bundle, piece.item.request, piece.window
+    task = bundle.task.with_transitions(part.transitions)
+    words = len(request.text) if isinstance(request.text, list) else 0
+    return Text(
+        model=bundle.model,
+        version=bundle.version,
+        objective=bundle.objective,
+        cascade=bundle.cascade,
+        task=task,
+        id=request.id or uuid.uuid4().hex,
+        tokens=len(window),
+        whole=len(piece.item.windows) == 1,
+        merged=lambda output: task.merge([output], [window], words),
+    )
