@@ -177,20 +177,25 @@ class Offer(Record):
     pruning: float = 0.0
     """The scale of word pruning for texts that go on; 0: none."""
     accuracy: float
+    agreement: float
+    """The fraction of answers that equal the large level's."""
     mean_ms: float
     returned: float
     """The fraction of texts that the small level answers."""
 
 
 class Cascade(Record):
-    """A profiled cascade of a model. It holds for these versions only: another one has to be profiled."""
+    """A profiled cascade of a model, which is its large level: another level answers first.
 
-    large: str | None = None
-    """The model that texts go on to, of the same tenant. None: the later layers of the same model."""
+    It holds for these versions only: others have to be profiled again.
+    """
+
+    small: str | None = None
+    """The model that is asked first, of the same tenant. None: a ramp of the same model answers first."""
     site: int | None = None
-    """The ramp that is the small level; None if the levels are two models."""
+    """That ramp; None if the levels are two models."""
     version: int
-    large_version: int | None = None
+    small_version: int | None = None
     rows: int
     """The number of labelled rows of the profile."""
     large_accuracy: float
