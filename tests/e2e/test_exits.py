@@ -1,0 +1,316 @@
+"""Early exits in the engine: who leaves, what is answered, what is counted (systems.md, section 4)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+import torch
+
+from hmi.core import ModelId
+from hmi.engine import Engine, TextRequest, TextResult
+from hmi.engine.item import Partial, Piece
+from hmi.engine.ramps import Texts
+from hmi.engine.running import Held, Runner
+from hmi.stages import OFF, Batch, Candidate, Plan, Setting
+from hmi.stages.draw import draw
+from hmi.stages.early_exit.stage import ON, EarlyExit
+from hmi.stages.early_exit.state import AUDIT
+from tests.e2e.conftest import Home
+from tests.e2e.exits_lab import SITES, always, plant, ramped, requests, state_of
+from tests.e2e.hall import items
+
+MOOD, TAGS, PAIRS, OTHER = (
+    ModelId.parse(n) for n in ("acme.mood", "globex.tags", "acme.pairs", "globex.mood")
+)
+ANY = (1.0, 1.0)
+"""Thresholds under which every text leaves at the first ramp, unless its uncertainty is 1."""
+
+
+@asynccontextmanager
+async def started(engine: Engine) -> AsyncIterator[Engine]:
+    await engine.start()
+    try:
+        yield engine
+    finally:
+        await engine.stop()
+
+
+def plain(results: list[TextResult]) -> list[object]:
+    """Answers to the bit, without their provenance."""
+    return [(r.label, r.score, r.scores, r.tags, r.tag_scores) for r in results]
+
+
+def layers(results: list[TextResult]) -> list[int]:
+    return [r.provenance.layers for r in results if r.provenance is not None]
+
+
+def unaudited(name: str, count: int) -> list[str]:
+    """Ids that no audit is drawn for."""
+    found = (f"{name}{i}" for i in range(100 * count))
+    return [i for i in found if draw(AUDIT, i) >= 0.5][:count]
+
+
+async def test_the_full_path_has_the_same_bits_with_and_without_ramps_and_with_closed_gates(
+    home: Home,
+) -> None:
+    with ramped(home, MOOD) as a, ramped(home, TAGS) as b:
+        pieces = [Piece(i, 0) for i in await items(home, MOOD, home.covered[:8])]
+        words = [Piece(i, 0) for i in await items(home, TAGS, [t.split() for t in home.covered[:8]])]
+        parts = {artefact: home.bundles().load_task_part(artefact) for artefact in (a, b)}
+    for batch in (pieces, words):
+        key, runner = batch[0].item.key, Runner([EarlyExit()], None)
+
+        def run(setting: Setting) -> list[object]:
+            for piece in batch:  # noqa: B023
+                piece.item.partial = Partial()
+            candidate = Candidate(0.0, 0.0, "acme", key, 2)  # noqa: B023
+            ran = runner.run(Held(batch, parts, []), Plan(candidate, {"exit": setting}))  # noqa: B023
+            assert ran.stages == ({} if setting == OFF else {"exit": "on"})
+            return plain([answer for _, answer in ran.answers])
+
+        for _ in range(5):
+            without, closed, again = run(OFF), run(ON), run(OFF)
+            if without == again:  # or another executor has taken over meanwhile
+                break
+        assert closed == without
+        assert len(closed) == 8
+
+
+async def test_a_threshold_of_0_lets_nobody_leave_even_at_confidence_1(home: Home) -> None:
+    sure = {site: always(home.state("acme.mood"), 0, logit=200.0) for site in SITES}
+    with ramped(home, MOOD, sure) as artefact:
+        async with started(home.engine()) as engine:
+            full = await engine.infer(requests(MOOD, home.covered[:8]))
+            plant(state_of(engine, artefact), (0.0, 1e-30))
+            found = await engine.infer(requests(MOOD, home.covered[:8], "later"))
+            assert set(layers(found)) <= {1, max(layers(full))}, "never at site 0"
+            assert 1 in layers(found), "confidence 1 is below the smallest threshold above 0"
+
+
+async def test_a_text_leaves_earlier_or_at_the_same_site_if_thresholds_rise(home: Home) -> None:
+    ids = unaudited("monotone", 12)
+    asked = [TextRequest(MOOD, t, provenance=True, id=i) for t, i in zip(home.covered[:12], ids, strict=True)]
+    with ramped(home, MOOD) as artefact:
+        async with started(home.engine()) as engine:
+            await engine.infer(asked[:1])
+            gone = []
+            for threshold in (0.0, 0.02, 0.1, 0.3, 0.45, 1.0):
+                plant(state_of(engine, artefact), (threshold * 0.7, threshold))
+                gone.append(layers(await engine.infer(asked)))
+    for early, late in pairwise(gone):
+        assert all(a >= b for a, b in zip(early, late, strict=True))
+    assert set(gone[-1]) == {0}
+    assert len({*gone[0]}) == 1
+
+
+async def test_a_text_that_leaves_is_answered_before_its_batch_ends(home: Home) -> None:
+    order: list[str] = []
+    with ramped(home, MOOD) as artefact:
+        async with started(home.engine(streams=1)) as engine:
+            await engine.infer(requests(MOOD, home.covered[:1]))
+            plant(state_of(engine, artefact), ANY)
+            runner, ran = engine._runner, engine._runner.run
+
+            def slow(*args, **kwargs):  # type: ignore[no-untyped-def]
+                found = ran(*args, **kwargs)
+                released.wait(20)
+                order.append("batch")
+                return found
+
+            import threading
+
+            released = threading.Event()
+            runner.run = slow  # type: ignore[method-assign]
+            early = TextRequest(MOOD, home.covered[0], id=unaudited("soon", 1)[0])
+            both = [early, TextRequest(TAGS, home.covered[1].split())]
+            calls = [asyncio.create_task(engine.infer([r])) for r in both]
+            (first,) = await calls[0]
+            order.append("answer")
+            released.set()
+            await calls[1]
+    assert first.label
+    assert order[0] == "answer"
+
+
+async def test_in_a_mixed_batch_each_answer_equals_that_alone_at_the_same_decision(home: Home) -> None:
+    half = {0: always(home.state("acme.mood"), 1), 1: always(home.state("acme.mood"), 0)}
+    with ramped(home, MOOD) as a, ramped(home, OTHER, half) as b, ramped(home, TAGS) as c:
+        async with started(home.engine()) as engine:
+            words = [t.split() for t in home.covered[:10]]
+            asked = requests(MOOD, home.covered[:10], "a") + requests(OTHER, home.covered[:10], "b")
+            asked += requests(TAGS, words, "c") + requests(PAIRS, [(t, t) for t in home.covered[:5]], "d")
+            await engine.infer(asked)
+            for artefact, thresholds in ((a, (0.3, 0.4)), (b, (0.0, 0.5)), (c, (0.2, 0.3))):
+                plant(state_of(engine, artefact), thresholds, phase=0)
+            together = await engine.infer(asked)
+            alone = [(await engine.infer([request]))[0] for request in asked]
+    assert layers(together) == layers(alone)
+    assert len(set(layers(together))) > 1
+    for one, other in zip(together, alone, strict=True):
+        assert (one.label, one.tags) == (other.label, other.tags)
+        assert one.scores is None or one.scores == pytest.approx(other.scores, abs=1e-5)
+        assert one.provenance is not None
+        assert other.provenance is not None
+        assert (one.provenance.confidence is None) == (other.provenance.confidence is None)
+
+
+async def test_exact_texts_and_texts_of_several_windows_never_leave(home: Home) -> None:
+    with ramped(home, MOOD) as artefact:
+        async with started(home.engine()) as engine:
+            (full,) = await engine.infer(requests(MOOD, home.covered[:1]))
+            plant(state_of(engine, artefact), ANY)
+            seen = state_of(engine, artefact).control.account.texts
+            exact = [TextRequest(MOOD, t, exact=True, provenance=True) for t in home.covered[:4]]
+            found = await engine.infer(exact)
+            assert set(layers(found)) == set(layers([full]))
+            assert state_of(engine, artefact).control.account.texts == seen, "they are not concerned"
+        piece = Piece((await items(home, MOOD, home.covered[:1]))[0], 0)
+        text = Texts([piece], [home.bundles().load_task_part(artefact)])[0]
+        for whole in (True, False):
+            one = [replace(text, whole=whole)]
+            batch = Batch(piece.item.key, 2, one, lambda *_: [None], [text.objective])
+            assert bool(EarlyExit().hooks(ON, batch)) is whole, "several windows are not concerned"
+
+
+async def test_a_tagged_text_leaves_by_its_least_certain_word(home: Home) -> None:
+    """A ramp that is unsure of some words only."""
+    with ramped(home, TAGS) as artefact:
+        async with started(home.engine()) as engine:
+            words = [t.split() for t in home.covered[:12]]
+            ids = unaudited("words", 12)
+            asked = [TextRequest(TAGS, w, provenance=True, id=i) for w, i in zip(words, ids, strict=True)]
+            await engine.infer(asked)
+            state = state_of(engine, artefact)
+            u, _ = state.records()
+            assert len(u) == 12
+            worst = {}
+            plant(state, ANY)
+            for request, result in zip(asked, await engine.infer(asked), strict=True):
+                assert result.provenance is not None
+                worst[request.id] = 1.0 - (result.provenance.confidence or 0.0)
+            middle = sum(sorted(worst.values())[5:7]) / 2
+            plant(state, (middle, 0.0))
+            for request, result in zip(asked, await engine.infer(asked), strict=True):
+                left = result.provenance is not None and result.provenance.layers == 0
+                assert left is (worst[request.id] < middle)
+            assert sorted(u[:, 0]) == pytest.approx(sorted(worst.values()), abs=1e-5), "of recorded texts too"
+
+
+async def test_ramps_that_become_wrong_ring_the_alarm_and_nobody_leaves_any_more(home: Home) -> None:
+    full = [r.label for r in await _answers(home, home.covered)]
+    other = 0 if full.count("pos") > len(full) / 2 else 1
+    wrong = {site: always(home.state("acme.mood"), other) for site in SITES}
+    with ramped(home, MOOD, wrong) as artefact:
+        async with started(home.engine()) as engine:
+            await engine.infer(requests(MOOD, home.covered[:1]))
+            plant(state_of(engine, artefact), (1e-3, 0.0), texts=2000)
+            left = []
+            for i in range(12):
+                found = await engine.infer(requests(MOOD, home.covered, f"drift {i}"))
+                left.append(sum(n == 0 for n in layers(found)))
+            report = engine.exits.report(artefact) if engine.exits else None
+    assert report is not None
+    assert report.alarms == 1
+    assert report.left == {0: sum(left)}
+    assert 0 < sum(left) <= 20 + 0.01 * 12 * 30, "what the account could afford"
+    assert left[-1] == 0
+    assert report.state in ("collecting", "off")
+
+
+async def _answers(home: Home, texts: list[str]) -> list[TextResult]:
+    async with started(home.engine()) as engine:
+        return await engine.infer(requests(MOOD, texts))
+
+
+async def test_texts_that_fail_give_their_audits_back(home: Home) -> None:
+    with ramped(home, MOOD) as artefact, ramped(home, OTHER) as other:
+        async with started(home.engine()) as engine:
+            await engine.infer(requests(MOOD, home.covered[:1]) + requests(OTHER, home.covered[:1]))
+            states = [state_of(engine, a) for a in (artefact, other)]
+            for state in states:
+                plant(state, (0.0, 1e-9), phase=0)
+            before = [(s.control.account.texts, s.control.audits.seen) for s in states]
+            executor = (await _bundle(engine, MOOD)).executor
+            run, failed = executor.run, []
+
+            def once(key, rows, modules, hooks=()):  # type: ignore[no-untyped-def]
+                for left in run(key, rows, modules, hooks):
+                    if not failed:
+                        failed.append(left)
+                        raise RuntimeError("planted")
+                    yield left
+
+            executor.run = once  # type: ignore[method-assign]
+            try:
+                asked = requests(MOOD, home.covered[:10], "x") + requests(OTHER, home.covered[:10], "y")
+                await engine.infer(asked)
+            finally:
+                del executor.run
+            assert failed
+            for state, (texts, audits) in zip(states, before, strict=True):
+                account = state.control.account
+                assert account.texts == texts + 10, "each text counts once, although its batch ran twice"
+                assert (account.count.under_way, account.count.free) == (0, 0)
+                drawn = sum(draw(AUDIT, f"{'x' if state is states[0] else 'y'}-{i}") < 0.5 for i in range(10))
+                assert state.control.audits.seen == audits + drawn
+
+
+async def _bundle(engine: Engine, model: ModelId):  # type: ignore[no-untyped-def]
+    return await engine._loader.load(model, exact=False)
+
+
+async def test_late_labels_find_their_answers(home: Home) -> None:
+    with ramped(home, MOOD) as artefact, ramped(home, TAGS) as tags:
+        async with started(home.engine()) as engine:
+            exits = engine.exits
+            assert exits is not None
+            asked = requests(MOOD, home.covered[:6]) + requests(
+                TAGS, [t.split() for t in home.covered[:3]], "t"
+            )
+            found = await engine.infer(asked)
+            ids = unaudited("gone", 6)
+            plant(state_of(engine, artefact), ANY)
+            early = await engine.infer(
+                [TextRequest(MOOD, t, id=i) for t, i in zip(home.covered[:6], ids, strict=True)]
+            )
+            assert not exits.feedback(artefact, "unknown", "pos")
+            assert not exits.feedback("unknown", "r-0", "pos")
+            assert all(exits.feedback(artefact, f"r-{i}", found[i].label or "") for i in range(6))
+            assert not exits.feedback(artefact, "r-0", "pos"), "each answer counts once"
+            assert all(exits.feedback(tags, f"t-{i}", found[6 + i].tags or []) for i in range(3))
+            for i, (one, result) in enumerate(zip(ids, early, strict=True)):
+                other = "neg" if result.label == "pos" else "pos"
+                assert exits.feedback(artefact, one, other if i == 0 else result.label or "")
+            report = exits.report(artefact)
+            assert report is not None
+            assert (report.full.seen, report.full.right) == (6, 6)
+            assert (report.early.seen, report.early.right) == (6, 5)
+            assert 0.3 < report.early.at_least < 5 / 6 < report.early.at_most < 1
+
+
+async def test_a_forgotten_artefact_begins_anew_and_a_batch_grows_by_what_leaves(home: Home) -> None:
+    with ramped(home, MOOD) as artefact:
+        async with started(home.engine()) as engine:
+            exits = engine.exits
+            assert exits is not None
+            await engine.infer(requests(MOOD, home.covered[:4]))
+            ((measured, key, n),) = [(m, k, n) for (k, n), m in exits._measured.items()]
+            assert measured.entered == (1.0,) * n, "exactly, as long as nobody leaves"
+            plant(state_of(engine, artefact), ANY)
+            await engine.infer(requests(MOOD, home.covered, "x"))
+            assert measured.known
+            assert 0.0 < measured.entered[0] < 1.0
+            assert list(measured.entered) == sorted(measured.entered, reverse=True)
+            engine.forget([artefact])
+            assert exits.report(artefact) is None
+            await engine.infer(requests(MOOD, home.covered[:4]))
+            report = exits.report(artefact)
+            assert report is not None
+            assert (report.texts, report.state) == (4, "collecting")
+            assert torch.is_inference_mode_enabled() is False
+            assert key.reads == "cls"
