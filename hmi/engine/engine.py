@@ -44,6 +44,7 @@ from hmi.stages.early_exit.stage import EarlyExit
 from hmi.stages.planner import work_left
 from hmi.stores.adapter_pool import AdapterPool, NoRoom
 from hmi.stores.failures import tell
+from hmi.stores.layout import Layout
 from hmi.stores.miss_recorder import MissRecorder
 
 log = logging.getLogger("hmi.engine")
@@ -81,7 +82,9 @@ class Engine:
         planner: Planner | None = None,
     ) -> None:
         self._settings, self._misses = settings, misses
-        self._planner: Planner = RoundRobin([EarlyExit()]) if planner is None else planner
+        self._planner: Planner = (
+            RoundRobin([EarlyExit(Layout(settings.data).exits)]) if planner is None else planner
+        )
         self.exits = next((s for s in self._planner.stages if isinstance(s, EarlyExit)), None)
         """The stage of early exits, with reports and late labels; None if the planner has none."""
         self._accounts = Accounts(metrics)
@@ -145,6 +148,8 @@ class Engine:
         await self._compute.close()
         if self._misses is not None:
             await asyncio.to_thread(self._misses.stop)
+        if self.exits is not None:
+            await asyncio.to_thread(self.exits.close)
         await asyncio.to_thread(self._loader.close)
 
     def forget(

@@ -45,6 +45,11 @@ class Layout:
     def profiles(self) -> Path:
         return self.data / "profiles"
 
+    @property
+    def exits(self) -> Path:
+        """What an engine that stopped knows of each model's early exits, for the next one."""
+        return self.data / "exits"
+
     def profiles_of(self, root: str, version: str) -> Path:
         """The measured times of the executors of a root's version: a file for each machine."""
         return self.profiles / root / version

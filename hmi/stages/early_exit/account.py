@@ -1,8 +1,8 @@
 """The account of a stream: may one more text leave early without breaking what the tenant tolerates?
 
 Texts that stay earn, texts that leave may spend. The fraction of audited texts falls in phases, since a small
-fraction costs a long wait at the beginning (`most_disagreements` without any disagreement is 6.2 early
-answers at 1/2, 22 at 1/5 and 46 at 1/10), and a large one costs savings for ever.
+fraction costs a long wait at the beginning (`most_disagreements` without any disagreement is 6.7 early
+answers at 1/2, 22 at 1/5 and 47 at 1/10), and a large one costs savings for ever.
 
 Why the bounds of the phases may be added: a phase begins at a time that depends on the past alone. From then
 on `most_disagreements` bounds the phase's early answers that disagree, at all times together, with the

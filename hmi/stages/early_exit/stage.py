@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
+from pathlib import Path
 from typing import Final
 
 from hmi.core import ModelId
@@ -33,7 +34,9 @@ class EarlyExit:
 
     name = "exit"
 
-    def __init__(self) -> None:
+    def __init__(self, folder: Path | None = None) -> None:
+        """folder: where `close` writes the states that a later engine takes over; None: nowhere."""
+        self._folder = folder
         self._states: OrderedDict[str, dict[ModelId, ModelState]] = OrderedDict()
         """By artefact, those seen last at the end. Models that share an artefact have states of their own,
         since the guarantee holds for each tenant's stream."""
@@ -76,6 +79,15 @@ class EarlyExit:
         with self._lock:
             for artefact in artefacts:
                 self._states.pop(artefact, None)
+                if self._folder is not None:
+                    for path in self._folder.glob(f"{artefact}.*"):
+                        path.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Write the states of all models. Called when no batch runs any more."""
+        with self._lock:
+            while self._states:
+                self._write(*self._states.popitem())
 
     def _asked(self, index: int, text: Text, agreement: float, measured: Measured) -> list[Asked]:
         """The text, if it is concerned and a ramp is to be asked for it."""
@@ -94,9 +106,19 @@ class EarlyExit:
             state = models.get(text.model)
             if state is None or state.agreement != agreement:
                 state = models[text.model] = ModelState(text, agreement, measured, self._others(text))
+                if (path := self._path(artefact, text.model)) is not None:
+                    state.restore(path)
             while len(self._states) > MAX_MODELS:
-                self._states.popitem(last=False)
+                self._write(*self._states.popitem(last=False))
             return state
+
+    def _write(self, artefact: str, models: dict[ModelId, ModelState]) -> None:
+        for model, state in models.items():
+            if (path := self._path(artefact, model)) is not None:
+                state.write(path)
+
+    def _path(self, artefact: str, model: ModelId) -> Path | None:
+        return None if self._folder is None else self._folder / f"{artefact}.{model}"
 
     def _others(self, text: Text) -> list[Recorded]:
         """Records of other models for a new one's first window: its domain's first, then its root's."""

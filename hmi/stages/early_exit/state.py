@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 
 from hmi.model.calibration import Floats
 from hmi.stages.base import Text
 from hmi.stages.draw import draw
+from hmi.stages.early_exit import snapshot
 from hmi.stages.early_exit.answers import agrees, short_of
 from hmi.stages.early_exit.control import Begun, Bools, Control, Recorded, Terms
 from hmi.stages.early_exit.costs import Measured
@@ -41,6 +43,16 @@ class ModelState:
         """Count a text; None: no ramp is to be asked for it."""
         with self._lock:
             return self.control.begin(draw(AUDIT, id))
+
+    def restore(self, path: Path) -> None:
+        """Take over what an earlier engine has written, if there is something."""
+        with self._lock:
+            snapshot.take(path, self.control)
+
+    def write(self, path: Path) -> None:
+        """Write what a later engine may take over."""
+        with self._lock:
+            snapshot.write(path, self.control)
 
     def abandon(self, begun: Begun) -> None:
         """Take back a text that got no answer."""

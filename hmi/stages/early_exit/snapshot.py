@@ -1,0 +1,114 @@
+"""A control's state in one small file, written when the engine stops and read at the model's next text.
+
+A file is deleted when it is read. So after a crash there is none, and the model begins anew: what was counted
+since the last file is lost, and with it the account that the guarantee rests on. Then the guarantee holds for
+the stream since the crash, with an error of its own. Audits and texts under way are written as if they had
+disagreed.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections import Counter
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xxhash
+from safetensors.numpy import load, save
+
+from hmi.model.files import write_bytes
+from hmi.stages.early_exit.account import Account, Count
+from hmi.stages.early_exit.control import Control, Policy
+from hmi.stages.early_exit.drift import Alarm
+from hmi.stages.early_exit.evidence import Audits, Gate
+from hmi.stores.failures import tell
+
+log = logging.getLogger("hmi.stages")
+KEPT = 1024
+"""The newest records that are written."""
+PLAIN = ("wait", "policies", "alarms", "failures", "fruitless", "off")
+"""The control's fields that are numbers."""
+
+
+def write(path: Path, control: Control) -> None:
+    """Write the control's state. A failure is logged: the model begins anew."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        body = packed(control)
+        write_bytes(path, xxhash.xxh3_64_digest(body) + body)
+    except Exception as error:
+        tell(log, "the state of a model's early exits could not be written", error)
+
+
+def take(path: Path, control: Control) -> None:
+    """Put the state in this file into a new control, and delete the file.
+
+    A damaged file, or one of other terms or ramps, is deleted too, and the control stays new.
+    """
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        tell(log, "the state of a model's early exits could not be read", error)
+        return
+    try:
+        path.unlink()  # first, so that no two streams ever spend from one account
+        if xxhash.xxh3_64_digest(data[8:]) != data[:8]:
+            raise ValueError("the checksum is wrong")
+        unpack(data[8:], control)
+    except Exception as error:
+        tell(log, "the state of a model's early exits is damaged and begins anew", error)
+
+
+def packed(control: Control) -> bytes:
+    """The control's state as bytes."""
+    account = control.account
+    state = {
+        "terms": asdict(control.terms),
+        "ramps": control.ramps,
+        "texts": account.texts,
+        "phase": account.phase,
+        "counts": [(c.disagreed + c.under_way, c.free) for c in account.counts],
+        "audits": asdict(control.audits),
+        "left_at": sorted(control.left_at.items()),
+        "present": None if control.present is None else asdict(control.present),
+        "tested": [asdict(policy) for policy in control.tested],
+        **{name: getattr(control, name) for name in PLAIN},
+    }
+    u, agrees = control.records.newest(KEPT)
+    text = np.frombuffer(json.dumps(state).encode(), np.uint8)
+    return save({"uncertainty": u, "agrees": agrees, "state": text})
+
+
+def unpack(data: bytes, control: Control) -> None:
+    """Put a state into a new control, unless it is one of other terms or ramps."""
+    tensors = load(data)
+    state: dict[str, Any] = json.loads(tensors["state"].tobytes())
+    if state["terms"] != asdict(control.terms) or state["ramps"] != control.ramps:
+        return
+    present = None if state["present"] is None else _policy(state["present"])
+    tested = tuple(map(_policy, state["tested"]))
+    counts = [Count(disagreed, 0, free) for disagreed, free in state["counts"]]
+    terms = control.terms
+    account = Account(terms.loss, terms.error, texts=state["texts"], phase=state["phase"], counts=counts)
+    if len(counts) != len(account.phases):
+        return
+    control.account, control.audits = account, Audits(**state["audits"])
+    control.left_at = Counter(dict(state["left_at"]))
+    control.present, control.tested = present, tested
+    for name in PLAIN:
+        setattr(control, name, state[name])
+    rows = zip(tensors["uncertainty"][::-1], tensors["agrees"][::-1], strict=True)
+    for u, agrees in rows:
+        control.records.add(u, agrees)
+
+
+def _policy(state: dict[str, Any]) -> Policy:
+    gate, alarm = state["gate"], state["alarm"]
+    own = Audits(**gate.pop("own"))
+    score = tuple(alarm.pop("score"))
+    return Policy(tuple(state["thresholds"]), Gate(**gate, own=own), Alarm(**alarm, score=score))
