@@ -153,7 +153,9 @@ async def test_in_a_mixed_batch_each_answer_equals_that_alone_at_the_same_decisi
     assert len(set(layers(together))) > 1
     for one, other in zip(together, alone, strict=True):
         assert (one.label, one.tags) == (other.label, other.tags)
-        assert one.scores is None or one.scores == pytest.approx(other.scores, abs=1e-5)
+        assert one.scores is None or one.scores == pytest.approx(
+            other.scores, abs=2e-2
+        )  # another executor may take over
         assert one.provenance is not None
         assert other.provenance is not None
         assert (one.provenance.confidence is None) == (other.provenance.confidence is None)
@@ -193,12 +195,13 @@ async def test_a_tagged_text_leaves_by_its_least_certain_word(home: Home) -> Non
             for request, result in zip(asked, await engine.infer(asked), strict=True):
                 assert result.provenance is not None
                 worst[request.id] = 1.0 - (result.provenance.confidence or 0.0)
-            middle = sum(sorted(worst.values())[5:7]) / 2
+            # In the middle of the widest gap, since another executor may take over and change last digits.
+            _, middle = max((b - a, (a + b) / 2) for a, b in pairwise(sorted(worst.values())))
             plant(state, (middle, 0.0))
             for request, result in zip(asked, await engine.infer(asked), strict=True):
                 left = result.provenance is not None and result.provenance.layers == 0
                 assert left is (worst[request.id] < middle)
-            assert sorted(u[:, 0]) == pytest.approx(sorted(worst.values()), abs=1e-5), "of recorded texts too"
+            assert sorted(u[:, 0]) == pytest.approx(sorted(worst.values()), abs=1e-2), "of recorded texts too"
 
 
 async def test_ramps_that_become_wrong_ring_the_alarm_and_nobody_leaves_any_more(home: Home) -> None:
