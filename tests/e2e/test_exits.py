@@ -16,6 +16,7 @@ from hmi.engine import Engine, TextRequest, TextResult
 from hmi.engine.item import Partial, Piece
 from hmi.engine.ramps import Texts
 from hmi.engine.running import Held, Runner
+from hmi.execution.batch import Left
 from hmi.stages import OFF, Batch, Candidate, Plan, Setting
 from hmi.stages.draw import draw
 from hmi.stages.early_exit.stage import ON, EarlyExit
@@ -60,7 +61,7 @@ async def test_the_full_path_has_the_same_bits_with_and_without_ramps_and_with_c
 ) -> None:
     with ramped(home, MOOD) as a, ramped(home, TAGS) as b:
         pieces = [Piece(i, 0) for i in await items(home, MOOD, home.covered[:8])]
-        words = [Piece(i, 0) for i in await items(home, TAGS, [t.split() for t in home.covered[:8]])]
+        words = [Piece(i, 0) for i in await items(home, TAGS, [t.split() for t in home.covered[:8]])]  # type: ignore[misc]
         parts = {artefact: home.bundles().load_task_part(artefact) for artefact in (a, b)}
     for batch in (pieces, words):
         key, runner = batch[0].item.key, Runner([EarlyExit()], None)
@@ -239,7 +240,7 @@ async def test_texts_that_fail_give_their_audits_back(home: Home) -> None:
                 plant(state, (0.0, 1e-9), phase=0)
             before = [(s.control.account.texts, s.control.audits.seen) for s in states]
             executor = (await _bundle(engine, MOOD)).executor
-            run, failed = executor.run, []
+            run, failed = executor.run, list[Left]()
 
             def once(key, rows, modules, hooks=()):  # type: ignore[no-untyped-def]
                 for left in run(key, rows, modules, hooks):
@@ -248,7 +249,7 @@ async def test_texts_that_fail_give_their_audits_back(home: Home) -> None:
                         raise RuntimeError("planted")
                     yield left
 
-            executor.run = once  # type: ignore[method-assign]
+            executor.run = once
             try:
                 asked = requests(MOOD, home.covered[:10], "x") + requests(OTHER, home.covered[:10], "y")
                 found = await asyncio.gather(
@@ -307,7 +308,8 @@ async def test_a_stopped_engines_state_is_taken_over_once_and_a_damaged_one_begi
             await engine.infer(requests(MOOD, home.covered[:8]))
             plant(state_of(engine, artefact), ANY)
             await engine.infer(requests(MOOD, home.covered[:8], "x"))
-            state, before = state_of(engine, artefact), engine.exits and engine.exits.report(artefact)
+            assert engine.exits is not None
+            state, before = state_of(engine, artefact), engine.exits.report(artefact)
         (path,) = folder.glob(f"{artefact}.*")
         data = path.read_bytes()
         async with started(home.engine()) as engine:
