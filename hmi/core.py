@@ -194,6 +194,8 @@ class Cascade(Record):
     """The model that is asked first, of the same tenant. None: a ramp of the same model answers first."""
     site: int | None = None
     """That ramp; None if the levels are two models."""
+    temperature: float = 1.0
+    """Dividing the small level's outputs by it calibrates its probabilities."""
     version: int
     small_version: int | None = None
     rows: int

@@ -12,7 +12,10 @@ from hmi.engine.bundles import TaskPart
 from hmi.engine.heads import outputs_of
 from hmi.engine.item import Piece
 from hmi.execution.batch import BatchKey, Left, Rows, offsets_of
+from hmi.model.calibration import Floats
+from hmi.model.encoder import EncoderLayer
 from hmi.stages import Text
+from hmi.stages.cascade.attention import from_first
 
 
 def texts_of(pieces: Sequence[Piece], parts: Sequence[TaskPart]) -> list[Text]:
@@ -54,6 +57,22 @@ def ramps_of(
     return ramp
 
 
+def attention_of(
+    pieces: Sequence[Piece], parts: Sequence[TaskPart]
+) -> Callable[[int, Rows, Sequence[int]], list[Floats]]:
+    """Return `Batch.attention` of a batch."""
+    root = pieces[0].bundle.root
+
+    def attention(layer: int, rows: Rows, texts: Sequence[int]) -> list[Floats]:
+        weights, heads = root.upper[layer], root.info.shape.heads
+        assert isinstance(weights, EncoderLayer)
+        spans = dict(zip(rows.texts, rows.spans(), strict=True))
+        mine = [(rows.x[slice(*spans[text])].cpu(), parts[text].module) for text in texts]
+        return [from_first(weights, heads, x, module, layer) for x, module in mine]
+
+    return attention
+
+
 def _text(piece: Piece, part: TaskPart) -> Text:
     bundle, request, window = piece.bundle, piece.item.request, piece.window
     task = bundle.task.with_transitions(part.transitions)
@@ -68,4 +87,6 @@ def _text(piece: Piece, part: TaskPart) -> Text:
         tokens=len(window),
         whole=len(piece.item.windows) == 1,
         merged=lambda output: task.merge([output], [window], words),
+        words=[-1 if word is None else word for word in window.words],
+        segments=window.types,
     )

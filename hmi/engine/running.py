@@ -16,7 +16,7 @@ from hmi.engine.answers import answer_of
 from hmi.engine.bundles import TaskPart
 from hmi.engine.heads import outputs_of
 from hmi.engine.item import Item, Piece, Times
-from hmi.engine.ramps import ramps_of, texts_of
+from hmi.engine.ramps import attention_of, ramps_of, texts_of
 from hmi.engine.request import TextResult
 from hmi.engine.retrieval import Failed, Retrieved, retrieve
 from hmi.execution import BatchKey, Hook, Left, Rows, trace
@@ -109,7 +109,8 @@ class Runner:
         if not plan.on:
             return {}, []
         key, pieces = plan.candidate.key, batch.pieces
-        about = Batch(key, plan.candidate.layers, texts_of(pieces, parts), ramps_of(key, pieces, parts))
+        texts, ramps = texts_of(pieces, parts), ramps_of(key, pieces, parts)
+        about = Batch(key, plan.candidate.layers, texts, ramps, attention_of(pieces, parts))
         found = {name: self._stages[name].hooks(setting, about) for name, setting in plan.on.items()}
         names = {name: plan.on[name].name for name, hooks in found.items() if hooks}
         return names, [hook for hooks in found.values() for hook in hooks]
@@ -153,8 +154,11 @@ class Running:
     def _of(self, left: Left, outputs: Sequence[Output]) -> Iterator[Outcome]:
         """The answers that these windows complete, and their errors."""
         sure: Sequence[float | None] = left.confidences or [None] * len(left.texts)
+        before = -1
         for text, output, confidence in zip(left.texts, outputs, sure, strict=True):
-            piece, hits = self.batch.pieces[text], self.batch.hits[text]
+            if text == before:
+                continue  # a stage let the text run twice, and has had the second output
+            before, piece, hits = text, self.batch.pieces[text], self.batch.hits[text]
             if isinstance(output, Exception):
                 yield piece.item, output
             elif piece.item.add(piece.index, output, hits, left.after, self.stages, self.times, confidence):

@@ -11,6 +11,7 @@ from torch import Tensor
 from hmi.core import Cascade, ModelId, ModelVersion, Objective
 from hmi.execution.base import Hook
 from hmi.execution.batch import BatchKey, Rows
+from hmi.model.calibration import Floats
 from hmi.model.tasks import TaskKind
 
 
@@ -70,6 +71,10 @@ class Text:
     """True if the text has one window. The answer of a text with several is made of all of them."""
     merged: Callable[[Tensor], Tensor]
     """The task's `merge` of a whole text's output."""
+    words: Sequence[int] = ()
+    """[tokens]: the index of each token's word within its segment; -1 for special tokens."""
+    segments: Sequence[int] = ()
+    """[tokens]: 0 in the first text, 1 in the second."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +88,9 @@ class Batch:
     """ramp(site, rows, texts): the outputs of the texts' ramps before the layer `site`, in the form of a
     head's outputs. `rows` are those that enter the layer; `texts`, ascending, are among theirs. None for a
     text without such a ramp, and for one whose output is not finite."""
+    attention: Callable[[int, Rows, Sequence[int]], list[Floats]]
+    """attention(layer, rows, texts): the attention [rows] that each row of a text receives in a layer from
+    the text's first row. `rows` are those that enter the layer; `texts` are among theirs."""
 
 
 class Stage(Protocol):

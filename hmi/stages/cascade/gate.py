@@ -13,6 +13,7 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass
 
+from hmi.core import Cascade, Objective, Offer
 from hmi.stages.draw import draw
 from hmi.stages.early_exit.control import PATIENCE, Terms
 from hmi.stages.early_exit.drift import HIGHEST, Alarm
@@ -22,6 +23,10 @@ AUDIT = "cascade audit"
 """The purpose of the draw that decides whether a text is audited."""
 CLOSEST = 0.999 * HIGHEST
 """The largest loss that gate and alarm are made for."""
+
+
+MOST_OFFERS = 8
+"""The offers of a cascade that are tested at most. Each failure costs many audits."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +61,26 @@ class Counts:
 def terms_for(agreement: float) -> Terms:
     """The terms of a tenant that insists on this fraction of equal answers."""
     return Terms(loss=min(1.0 - agreement, CLOSEST))
+
+
+def offers_for(cascade: Cascade, objective: Objective) -> tuple[Offer, ...]:
+    """The offers to test, in order: each is slower than the one before and agrees more often.
+
+    The first is the fastest that agreed often enough on the profile's rows. With a deadline it is the one
+    that agreed most often among those within it, if there are any. None without an agreement to keep.
+    """
+    least = 1.0 if objective.agreement is None else objective.agreement
+    able = [] if objective.agreement is None else [o for o in cascade.offers if o.agreement >= least]
+    able.sort(key=lambda o: (o.mean_ms, -o.agreement))
+    in_time = [o for o in able if objective.deadline_ms is not None and o.mean_ms <= objective.deadline_ms]
+    if in_time:
+        best = max(in_time, key=lambda o: (o.agreement, -o.mean_ms))
+        able = able[able.index(best) :]
+    found: list[Offer] = []
+    for offer in able:
+        if not found or offer.agreement > found[-1].agreement:
+            found.append(offer)
+    return tuple(found[:MOST_OFFERS])
 
 
 class Trial:
@@ -107,8 +132,9 @@ class Trial:
                 self._begin_test(self._offer)
 
     def abandon(self, begun: Begun) -> None:
-        """Take back an audit whose text failed."""
+        """Take back a text that failed."""
         with self._lock:
+            self._texts -= 1
             self._under_way -= begun.audited and begun.at_stake
 
     @property
