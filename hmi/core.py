@@ -24,6 +24,11 @@ MAX_DOMAIN_PARTS = 7  # the limit of a ref in the PLOT store
 Task = Literal["classification", "pair", "multilabel", "regression", "tagging", "embedding"]
 JobKind = Literal["import_root", "build_plot", "fine_tune", "compact_plot", "profile_cascade"]
 JobState = Literal["queued", "running", "succeeded", "failed", "cancelled"]
+CascadeState = Literal["no objective", "no offer", "testing", "earning", "in use"]
+"""no objective: the tenant insists on no agreement, so the large level answers. no offer: no dispatcher of
+the profile reaches the objective, or all that do have failed. testing: audits of the tenant's traffic do not
+yet suffice. earning: they do, but the stream may not yet disagree once more. in use: the small level answers
+first."""
 Scope = Literal["infer", "manage", "admin"]
 ENDED: frozenset[JobState] = frozenset({"succeeded", "failed", "cancelled"})
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from hmi.core import Cascade, ModelId, Objective, Offer
+from hmi.core import Cascade, CascadeState, ModelId, Objective, Offer
 from hmi.engine.admission import Admission
 from hmi.engine.bundles import Bundle
 from hmi.engine.request import Level, TextRequest, TextResult
@@ -29,7 +29,7 @@ from hmi.stages.cascade.dispatch import Dispatcher, goes_on, share_large
 from hmi.stages.cascade.ensemble import calibrated, combined
 from hmi.stages.cascade.gate import Terms, Ticket, Trial
 from hmi.stages.cascade.profiling import select
-from hmi.stages.cascade.report import CascadeReport, State
+from hmi.stages.cascade.report import CascadeReport
 from hmi.stages.draw import draw
 
 log = logging.getLogger("hmi.engine")
@@ -84,7 +84,7 @@ class Watched:
     @property
     def report(self) -> CascadeReport:
         trial, offer = self.trial, self.offer
-        state: State = "no offer" if offer is None else "testing"
+        state: CascadeState = "no offer" if offer is None else "testing"
         if offer is not None and trial.open:
             state = "in use" if trial.solvent else "earning"
         return CascadeReport(

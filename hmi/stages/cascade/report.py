@@ -1,24 +1,17 @@
-"""What is known of a model's cascade: whether its profile still holds, and what it did to the traffic."""
+"""What a model's cascade did to the traffic."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
-from hmi.core import Cascade, ModelVersion
-
-State = Literal["no objective", "no offer", "testing", "earning", "in use"]
+from hmi.core import CascadeState
 
 
 @dataclass(frozen=True)
 class CascadeReport:
     """What a cascade did since the server started, or since its profile or its tenant's objective changed."""
 
-    state: State
-    """no objective: the tenant insists on no agreement, so the large level answers. no offer: no dispatcher
-    of the profile reaches the objective, or all that do have failed. testing: audits of the tenant's traffic
-    do not yet suffice. earning: they do, but the stream may not yet disagree once more. in use: the small
-    level answers first."""
+    state: CascadeState
     cut_off: float | None
     """The dispatcher that is tested or used; None if none is."""
     slope: float | None
@@ -40,30 +33,3 @@ class CascadeReport:
     alarms: int
     share: float | None
     """The share of texts that is audited."""
-
-
-NO_OBJECTIVE = CascadeReport("no objective", None, None, 0, 0, 0, 0, 0, 0, 0, None, 0, None)
-"""The report of a model whose objective has no agreement."""
-
-
-def why_stale(cascade: Cascade, live: ModelVersion, small: ModelVersion | None) -> str | None:
-    """Why a profile does not hold for the versions that answer; None if it does.
-
-    small: the version of the small level that answers; None if that model is gone, or is a ramp.
-    """
-    if cascade.version != live.version:
-        return f"it is of version {cascade.version} of the model, but version {live.version} answers"
-    if cascade.small is None:
-        return None
-    if small is None:
-        return f"its small level {cascade.small} does not exist any more"
-    if (small.version, small.artefact) != (cascade.small_version, cascade.small_artefact):
-        return (
-            f"it is of version {cascade.small_version} of its small level {cascade.small}, but version "
-            f"{small.version} answers"
-        )
-    return None
-
-
-CURE = "profile it again: POST …/cascade, or hmi profile cascade"
-"""What to do about a stale cascade."""
