@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from hmi.config import Settings
+from hmi.core import ModelId
 from hmi.engine.accounts import Accounts
 from hmi.engine.admission import Admission
 from hmi.engine.bundles import Bundles, TaskPart
@@ -23,6 +24,7 @@ from hmi.engine.express import Host, Hosts
 from hmi.engine.in_flight import InFlight
 from hmi.engine.isolate import by_model, fail
 from hmi.engine.item import Item, Piece, artefacts_of, work_in
+from hmi.engine.levels import Admitted, Levels
 from hmi.engine.lines import Lines
 from hmi.engine.loading import ModelLoader
 from hmi.engine.pace import BATCH_WORK, Pace
@@ -40,6 +42,7 @@ from hmi.model.lexical import word_bags
 from hmi.model.memory import usable_memory
 from hmi.model.tagging import best_path, marginals
 from hmi.stages import Candidate, Measured, Plan, Planner, RoundRobin
+from hmi.stages.cascade.report import CascadeReport
 from hmi.stages.planner import work_left
 from hmi.stores.adapter_pool import AdapterPool, NoRoom
 from hmi.stores.failures import tell
@@ -99,6 +102,7 @@ class Engine:
         metrics.watch_queue(lambda: self._queue.tokens, self._waiting.seen, settings.streams)
         self._loader = ModelLoader(bundles, pool)
         self._admission = Admission(self._loader)
+        self._levels = Levels(self._admission, self._ask)
         self._runner = Runner(self._planner.stages, misses)
         self._compute = Compute(settings.streams)
         self._lines, self._hosts, self._loops = Lines(), Hosts(settings.streams), Supervisor()
@@ -153,6 +157,10 @@ class Engine:
         """
         self._loader.forget(artefacts, roots, plots)
 
+    def cascade_report(self, model: ModelId, artefact: str, small_artefact: str) -> CascadeReport | None:
+        """See `Levels.report`. Called on the event loop's thread."""
+        return self._levels.report(model, artefact, small_artefact)
+
     async def infer(self, requests: Sequence[TextRequest]) -> list[TextResult]:
         """Answer a call's requests, in their order. Cancelling the call drops the texts that have not begun.
 
@@ -184,6 +192,12 @@ class Engine:
         # Refuse a call before work is spent on it: each text has at least three tokens.
         self._queue.check(Counter({t: 3 * n for t, n in Counter(r.model.tenant for r in requests).items()}))
         admitted = await self._admission.admit(requests)
+        if any(bundle.cascade is not None for bundle, _ in admitted):
+            return await self._levels.answer(requests, admitted)
+        return await self._ask(requests, admitted)
+
+    async def _ask(self, requests: Sequence[TextRequest], admitted: Sequence[Admitted]) -> list[TextResult]:
+        """Run admitted texts, and return their answers in their order."""
         answers = CallSink(len(requests))
         items = [Item(r, b, w, s) for r, (b, w), s in zip(requests, admitted, answers.sinks, strict=True)]
         with self._loader.needing([bundle.version.artefact for bundle, _ in admitted]):

@@ -77,6 +77,10 @@ class Text:
     """[tokens]: 0 in the first text, 1 in the second."""
 
 
+def _unknown(layer: int, rows: Rows, texts: Sequence[int]) -> list[Floats]:
+    raise RuntimeError("attention of a batch that was made without it")
+
+
 @dataclass(frozen=True)
 class Batch:
     """A stage's view of the batch that it creates hooks for."""
@@ -88,7 +92,7 @@ class Batch:
     """ramp(site, rows, texts): the outputs of the texts' ramps before the layer `site`, in the form of a
     head's outputs. `rows` are those that enter the layer; `texts`, ascending, are among theirs. None for a
     text without such a ramp, and for one whose output is not finite."""
-    attention: Callable[[int, Rows, Sequence[int]], list[Floats]]
+    attention: Callable[[int, Rows, Sequence[int]], list[Floats]] = _unknown
     """attention(layer, rows, texts): the attention [rows] that each row of a text receives in a layer from
     the text's first row. `rows` are those that enter the layer; `texts` are among theirs."""
 

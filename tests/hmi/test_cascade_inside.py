@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -26,14 +26,15 @@ from hmi.model.tasks import task_of
 from hmi.stages.base import Batch, Text
 from hmi.stages.cascade.attention import from_first
 from hmi.stages.cascade.dispatch import Dispatcher, goes_on, share_large
-from hmi.stages.cascade.gate import Trial, offers_for, terms_for
+from hmi.stages.cascade.gate import Terms
 from hmi.stages.cascade.hook import Concern, InsideHook
 from hmi.stages.cascade.pruning import kept
-from hmi.stages.early_exit.control import Terms
+from hmi.stages.cascade.standing import Standing
 from tests.hmi.test_fused import BERT, DEPTH, MPNET, module, upper
 
 LENGTHS, LABELS, SITE = (5, 9, 1, 24, 13, 2, 30, 17), ("a", "b", "c"), 1
 OFFER = Offer(cut_off=0.35, slope=4.0, weight=0.6, accuracy=0.9, agreement=0.99, mean_ms=1.0, returned=0.5)
+CASCADE = Cascade(site=SITE, version=1, rows=100, large_accuracy=0.9, large_ms=5.0, offers=())
 
 
 @dataclass
@@ -92,13 +93,13 @@ class World:
         )
 
     def run(
-        self, texts: Sequence[int], offer: Offer | None, trial: Trial | None = None
+        self, texts: Sequence[int], offer: Offer | None, stands: Standing | None = None
     ) -> dict[int, tuple[str, Tensor]]:
         """The batch as the engine runs it: why each text ended, and its output."""
         batch, hooks = self.batch(texts), []
         if offer is not None:
-            used = opened() if trial is None else trial
-            concerns = {i: Concern(t, (offer,), used, SITE, 0.8) for i, t in enumerate(batch.texts)}
+            used = opened(offer) if stands is None else stands
+            concerns = {i: Concern(t, used, SITE, 0.8) for i, t in enumerate(batch.texts)}
             hooks = [InsideHook(batch, concerns)]
         lengths = [LENGTHS[t] for t in texts]
         packed = Rows.packed(torch.cat([self.rows[t] for t in texts]), offsets_of(lengths))
@@ -136,18 +137,26 @@ class World:
         return "end", torch.from_numpy(np.log(offer.weight * large + (1 - offer.weight) * small)).float()
 
 
-def opened(share: float = 1e-9) -> Trial:
-    """A trial whose gate is open, and which audits this share of texts (or none)."""
-    trial = Trial(1, Terms(loss=0.4, share=0.5))
+def standing(offer: Offer, agreement: float = 0.9, share: float | None = None) -> Standing:
+    """The standing of a cascade with this offer, which audits this share of texts (None: what it chooses)."""
+    made = Standing(CASCADE.model_copy(update={"offers": (offer,)}), Objective(agreement=agreement))
+    if share is not None:
+        made._trial.terms = Terms(made._trial.terms.loss, share)
+    return made
+
+
+def opened(offer: Offer, share: float = 1e-9) -> Standing:
+    """A standing whose gate is open and whose stream has earned much."""
+    made = standing(offer, 0.6, 0.5)
     for i in range(5000):
-        begun = trial.begin(f"earlier-{i}")
+        begun = made.begin(f"earlier-{i}")
         assert begun is not None
         if begun.followed:
             break
-        trial.report(begun, disagrees=False)
-    trial._terms = replace(trial._terms, share=share)
-    trial._texts = 10**12
-    return trial
+        made.record(begun, disagrees=False)
+    made._trial.terms = Terms(made._trial.terms.loss, share)
+    made._trial.texts = 10**12
+    return made
 
 
 @pytest.fixture(params=["packed", "fused", "mpnet"])
@@ -190,15 +199,15 @@ def replace_offer(**changes: float) -> Offer:
     return OFFER.model_copy(update=changes)
 
 
-def test_a_cut_off_of_1_and_a_weight_of_1_give_the_large_levels_bits(world: World) -> None:
-    plain, cascade = world.run(ALL, None), world.run(ALL, replace_offer(cut_off=1.0, weight=1.0))
+def test_if_all_texts_go_on_a_weight_of_1_gives_the_large_levels_bits(world: World) -> None:
+    plain, cascade = world.run(ALL, None), world.run(ALL, replace_offer(cut_off=0.9999, weight=1.0))
     for text in ALL:
         assert cascade[text][0] == "end"
         assert torch.equal(cascade[text][1], plain[text][1])
 
 
 def test_a_weight_of_0_gives_the_ramps_output(world: World) -> None:
-    for text, (why, output) in world.run(ALL, replace_offer(cut_off=1.0, weight=0.0)).items():
+    for text, (why, output) in world.run(ALL, replace_offer(cut_off=0.9999, weight=0.0)).items():
         assert why == "end"
         torch.testing.assert_close(output, world.ramp @ first_layer(world, text)[0], rtol=1e-4, atol=1e-4)
 
@@ -214,70 +223,63 @@ def first_layer(world: World, text: int) -> Tensor:
 
 def test_while_the_gate_is_closed_answers_have_the_full_models_bits(world: World) -> None:
     """Without pruning every text is an audit then."""
-    trial = Trial(1, terms_for(0.9))
-    plain, cascade = world.run(ALL, None), world.run(ALL, OFFER, trial)
+    stands = standing(OFFER)
+    plain, cascade = world.run(ALL, None), world.run(ALL, OFFER, stands)
     assert all(torch.equal(cascade[t][1], plain[t][1]) and cascade[t][0] == "end" for t in ALL)
-    audits, wrong = trial.counts.audits, 0
-    for text in ALL:
-        would = world.slow(text, OFFER)[1]
-        wrong += int(would.argmax() != plain[text][1].argmax())
-    assert (audits.seen, audits.disagreed) == (len(LENGTHS), wrong)
+    wrong = sum(int(world.slow(t, OFFER)[1].argmax() != plain[t][1].argmax()) for t in ALL)
+    assert (stands.report.audited, stands.report.disagreed) == (len(LENGTHS), wrong)
+    assert stands.report.state == "testing"
 
 
 def test_an_audit_with_pruning_reads_the_text_twice(world: World) -> None:
     """Whole for its answer, and without the words for the audit. Only texts drawn for an audit are."""
-    offer = replace_offer(pruning=1.0, cut_off=1.0)
-    plain, wrong = world.run(ALL, None), 0
-    for share, seen in ((1.0, len(LENGTHS)), (0.0, 0)):
-        trial = Trial(1, replace(terms_for(0.9), share=share))
-        cascade = world.run(ALL, offer, trial)
+    offer = replace_offer(pruning=1.0, cut_off=0.999)
+    plain = world.run(ALL, None)
+    wrong = sum(int(world.slow(t, offer)[1].argmax() != plain[t][1].argmax()) for t in ALL)
+    for share, seen in ((1.0, len(LENGTHS)), (1e-9, 0)):
+        stands = standing(offer, share=share)
+        cascade = world.run(ALL, offer, stands)
         for text in ALL:
             torch.testing.assert_close(cascade[text][1], plain[text][1], rtol=1e-5, atol=1e-5)
-        assert trial.counts.audits.seen == seen
-        wrong += trial.counts.audits.disagreed
-    expected = sum(int(world.slow(t, offer)[1].argmax() != plain[t][1].argmax()) for t in ALL)
-    assert wrong == expected
+        assert (stands.report.audited, stands.report.disagreed) == (seen, wrong if seen else 0)
 
 
-def test_audits_of_an_open_gate_run_to_the_end_and_are_reported(world: World) -> None:
-    trial = opened(share=1.0)
-    before, plain = trial.counts.texts, world.run(ALL, None)
-    alarm = trial._alarm
-    cascade = world.run(ALL, OFFER, trial)
+def test_audits_of_an_open_gate_run_to_the_end_and_are_recorded(world: World) -> None:
+    stands, plain = opened(OFFER, share=1.0), world.run(ALL, None)
+    before = stands.report.audited
+    cascade = world.run(ALL, OFFER, stands)
     assert all(torch.equal(cascade[t][1], plain[t][1]) for t in ALL)
-    assert trial.counts.texts == before + len(LENGTHS)
-    assert trial._alarm != alarm, "the audits reached the alarm"
-    assert trial._under_way == 0
+    assert stands.report.audited == before + len(LENGTHS)
+    assert stands._trial._under_way == 0
+
+
+def test_texts_that_were_followed_are_counted_by_level(world: World) -> None:
+    stands = opened(OFFER)
+    before, found = stands.report, world.run(ALL, OFFER, stands)
+    assert stands.report.returned - before.returned == sum(why == "exit" for why, _ in found.values())
+    assert stands.report.gone_on - before.gone_on == sum(why == "end" for why, _ in found.values())
+    assert stands.report.state == "in use"
+
+
+def hook_at_its_site(world: World, stands: Standing) -> InsideHook:
+    """A hook of the whole batch that has been called."""
+    batch = world.batch(ALL)
+    hook = InsideHook(batch, {i: Concern(t, stands, SITE, 0.8) for i, t in enumerate(batch.texts)})
+    hook(SITE, Rows.packed(torch.cat(world.rows), offsets_of(LENGTHS)))
+    return hook
 
 
 def test_a_batch_that_fails_midway_takes_its_audits_back(world: World) -> None:
-    trial = opened(share=1.0)
-    before, batch = trial.counts.texts, world.batch(ALL)
-    hook = InsideHook(batch, {i: Concern(t, (OFFER,), trial, SITE, 0.8) for i, t in enumerate(batch.texts)})
-    hook(SITE, Rows.packed(torch.cat(world.rows), offsets_of(LENGTHS)))
-    assert trial._under_way == len(LENGTHS)
+    stands = opened(OFFER, share=1.0)
+    hook = hook_at_its_site(world, stands)
+    assert stands._trial._under_way == len(LENGTHS)
     del hook
-    assert (trial._under_way, trial.counts.texts) == (0, before)
+    assert stands._trial._under_way == 0
 
 
 def test_a_text_that_fails_is_no_audit(world: World) -> None:
-    trial, batch = opened(share=1.0), world.batch(ALL)
-    hook = InsideHook(batch, {i: Concern(t, (OFFER,), trial, SITE, 0.8) for i, t in enumerate(batch.texts)})
-    hook(SITE, Rows.packed(torch.cat(world.rows), offsets_of(LENGTHS)))
+    stands = opened(OFFER, share=1.0)
+    before, hook = stands.report.audited, hook_at_its_site(world, stands)
     errors: list[Output] = [ValueError("planted")] * len(LENGTHS)
     assert hook.ended(list(ALL), errors) == errors
-    assert trial._under_way == 0
-
-
-def test_offers_are_tried_from_the_fastest_to_the_most_careful() -> None:
-    made = [
-        replace_offer(mean_ms=ms, agreement=agreement)
-        for ms, agreement in ((4.0, 0.99), (1.0, 0.95), (2.0, 0.94), (3.0, 0.97), (0.5, 0.8))
-    ]
-    cascade = Cascade(
-        site=1, version=1, rows=100, large_accuracy=0.9, large_ms=5.0, offers=tuple(made), temperature=0.8
-    )
-    assert offers_for(cascade, Objective(agreement=0.9)) == (made[1], made[3], made[0])
-    assert offers_for(cascade, Objective(agreement=0.9, deadline_ms=3.5)) == (made[3], made[0])
-    assert offers_for(cascade, Objective(agreement=0.9, deadline_ms=0.1)) == (made[1], made[3], made[0])
-    assert offers_for(cascade, Objective()) == ()
+    assert (stands._trial._under_way, stands.report.audited) == (0, before)

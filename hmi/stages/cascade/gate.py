@@ -1,152 +1,158 @@
-"""A fixed policy under test: may this cascade decide about this model's texts?
+"""The evidence for one fixed policy of a model at a time, from audits of the tenant's own traffic.
 
-Early exits tune their policies from records (`hmi.stages.early_exit.control`). A cascade's were profiled
-offline: its offers, each with a dispatcher, an ensemble and a pruning scale. They are tested one after
-another. While the offer under test has a closed gate, the large level answers every text, and each text that
-both levels have read is an audit. Once the audits suffice (`Gate`) the offer is followed, as long as the
-stream is `solvent`, and a random share of the texts is audited. If they ring the alarm, the test of that
-offer begins again.
+A cascade's policy is an offer of its profile: dispatcher, ensemble, pruning scale. While its gate is closed,
+the large level answers every text, and the policy's answer to a random share of them is compared with it.
+Once the gate is open the policy is in force, as long as the stream is `solvent`; the share is audited as
+before. The alarm closes the gate, and the evidence begins anew.
+
+`hmi.stages.early_exit.control` does the same for policies that it tunes itself.
 """
 
 from __future__ import annotations
 
-import threading
 from dataclasses import dataclass
+from functools import lru_cache
 
-from hmi.core import Cascade, Objective, Offer
-from hmi.stages.draw import draw
-from hmi.stages.early_exit.control import PATIENCE, Terms
-from hmi.stages.early_exit.drift import HIGHEST, Alarm
-from hmi.stages.early_exit.evidence import Audits, Gate, granted, solvent
+from hmi.stages.early_exit.drift import Alarm
+from hmi.stages.early_exit.evidence import Audits, Gate, granted, log_evidence, solvent, upper_bound
 
-AUDIT = "cascade audit"
-"""The purpose of the draw that decides whether a text is audited."""
-CLOSEST = 0.999 * HIGHEST
-"""The largest loss that gate and alarm are made for."""
-
-
-MOST_OFFERS = 8
-"""The offers of a cascade that are tested at most. Each failure costs many audits."""
+ERROR = 0.05
+"""The probability with which the tolerated rate may be exceeded: that of all gates of a model together, and
+that of the bound of its stream."""
+MOST_LOSS = 0.45
+"""A tolerated rate above this counts as this: the alarm listens for rates up to 1/2."""
+MOST_SHARE, LEAST_SHARE, SHARE_LOSS = 0.25, 0.01, 0.0025
+"""The share of audited texts is SHARE_LOSS over the tolerated rate, within these bounds: 1/4 at 1%, 1/20 at
+5%. Then a stream without disagreements may return its first text after about 1,800 at each rate, and audits
+of returned texts, which run both levels, cost less where more is tolerated."""
+PATIENCE = 20.0
+"""The audits after which a policy whose gate is still closed is given up, times the tolerated rate."""
+HOPELESS = -4.0
+"""It is also given up once the logarithm of its evidence is below this: it would need long to recover."""
 
 
 @dataclass(frozen=True)
-class Begun:
-    """What was decided about one text when its small level answered."""
+class Terms:
+    """What a tenant tolerates, and what it costs to find out."""
 
-    offer: int
-    """The index of the offer under test or in use."""
-    test: int
-    """The number of the test, so that reports to an earlier one are recognised."""
+    loss: float
+    """The fraction of answers that may differ from the large level's."""
+    share: float
+    """The fraction of texts that are audited, constant over the stream."""
+    error: float = ERROR
+
+    @classmethod
+    def of(cls, agreement: float) -> Terms:
+        """The terms of a tenant who insists on this fraction of equal answers."""
+        loss = min(1.0 - agreement, MOST_LOSS)
+        return cls(loss, min(MOST_SHARE, max(LEAST_SHARE, SHARE_LOSS / loss)))
+
+
+@dataclass(frozen=True)
+class Ticket:
+    """One text of the stream, from `begin` until it is settled."""
+
+    policy: int
+    """The number of the policy that was tested or used when the text came."""
+    in_force: bool
+    """Whether the text obeys the policy; otherwise the large level answers it."""
     audited: bool
-    """Whether the text was drawn for an audit."""
-    followed: bool
-    """Whether the offer decides about the text. Otherwise the large level answers it."""
-    at_stake: bool
-    """Whether the text would be followed if it were not audited."""
-
-
-@dataclass(frozen=True)
-class Counts:
-    """The state of one model's cascade, for metrics."""
-
-    texts: int
-    audits: Audits
-    """Of the present test."""
-    offer: int | None
-    """None: no offer is left to test."""
-    open: bool
-    alarms: int
-
-
-def terms_for(agreement: float) -> Terms:
-    """The terms of a tenant that insists on this fraction of equal answers."""
-    return Terms(loss=min(1.0 - agreement, CLOSEST))
-
-
-def offers_for(cascade: Cascade, objective: Objective) -> tuple[Offer, ...]:
-    """The offers to test, in order: each is slower than the one before and agrees more often.
-
-    The first is the fastest that agreed often enough on the profile's rows. With a deadline it is the one
-    that agreed most often among those within it, if there are any. None without an agreement to keep.
-    """
-    least = 1.0 if objective.agreement is None else objective.agreement
-    able = [] if objective.agreement is None else [o for o in cascade.offers if o.agreement >= least]
-    able.sort(key=lambda o: (o.mean_ms, -o.agreement))
-    in_time = [o for o in able if objective.deadline_ms is not None and o.mean_ms <= objective.deadline_ms]
-    if in_time:
-        best = max(in_time, key=lambda o: (o.agreement, -o.mean_ms))
-        able = able[able.index(best) :]
-    found: list[Offer] = []
-    for offer in able:
-        if not found or offer.agreement > found[-1].agreement:
-            found.append(offer)
-    return tuple(found[:MOST_OFFERS])
 
 
 class Trial:
-    """The offers of one cascade of one version of one model, and the test of the present one. Thread-safe.
+    """The evidence of one stream for one policy after another. It holds no lock: one thread uses it."""
 
-    Offers are named by their index, in the order in which they are tried.
-    """
-
-    def __init__(self, offers: int, terms: Terms) -> None:
-        self._offers, self._terms, self._lock = offers, terms, threading.Lock()
-        self._texts = self._disagreed = self._under_way = 0
-        self._offer = self._test = self._alarms = 0
+    def __init__(self, terms: Terms) -> None:
+        self.terms = terms
+        self.texts = self.policies = self.alarms = 0
+        """The numbers of texts, of policies so far, and of alarms."""
+        self._disagreed = self._under_way = 0
+        """Audits of texts that obeyed a policy: those that disagreed, and those not yet reported."""
         self._gate, self._alarm = self._fresh()
 
-    def begin(self, request: str) -> Begun | None:
-        """Count a text. None: no offer is left, so the large level answers it, and nothing is reported.
-
-        A text that is audited, or not followed, may be reported (`report`); if it was audited, it must be, or
-        be taken back by `abandon`. A text that is followed must not be reported.
-        """
-        t = self._terms
-        audited = draw(AUDIT, request) < t.share
-        with self._lock:
-            self._texts += 1
-            if self._offer >= self._offers:
-                return None
-            disagreed = self._disagreed + self._under_way
-            open_ = self._gate.open and solvent(self._texts - 1, disagreed, t.share, t.loss, t.error)
-            self._under_way += open_ and audited
-            return Begun(self._offer, self._test, audited, open_ and not audited, open_)
-
-    def report(self, begun: Begun, *, disagrees: bool) -> None:
-        """Take note of an audit. disagrees: whether the offer, had it decided, would have given another
-        answer than the large level."""
-        with self._lock:
-            if begun.audited and begun.at_stake:
-                self._under_way -= 1
-                self._disagreed += disagrees
-            if begun.test != self._test or self._offer >= self._offers:
-                return
-            if not self._gate.open:
-                self._gate = self._gate.after(disagrees)
-                if not self._gate.open and self._gate.own.seen >= PATIENCE / self._terms.loss:
-                    self._begin_test(self._offer + 1)
-                return
-            self._alarm = self._alarm.after(disagrees)
-            if self._alarm.rung:
-                self._alarms += 1
-                self._begin_test(self._offer)
-
-    def abandon(self, begun: Begun) -> None:
-        """Take back a text that failed."""
-        with self._lock:
-            self._texts -= 1
-            self._under_way -= begun.audited and begun.at_stake
+    @property
+    def open(self) -> bool:
+        """Whether the present policy's gate is open."""
+        return self._gate.open
 
     @property
-    def counts(self) -> Counts:
-        with self._lock:
-            offer = self._offer if self._offer < self._offers else None
-            return Counts(self._texts, self._gate.own, offer, self._gate.open, self._alarms)
+    def own(self) -> Audits:
+        """The audits of the present policy until its gate opened, or so far."""
+        return self._gate.own
 
-    def _begin_test(self, offer: int) -> None:
-        self._offer, self._test = offer, self._test + 1
+    @property
+    def solvent(self) -> bool:
+        """Whether one more text may obey a policy, whatever the stream has been (`evidence.solvent`)."""
+        return _solvent(self.texts, self._disagreed + self._under_way, self.terms)
+
+    @property
+    def bound(self) -> float:
+        """Clopper–Pearson's upper bound of the rate of disagreements in `own`."""
+        return upper_bound(self.own, self.terms.error)
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether the present policy should be given up: its gate is closed after too many audits."""
+        if self.open or not self.own.disagreed:
+            return False
+        late = self.own.seen >= PATIENCE / self.terms.loss
+        return late or log_evidence(self.own, self.terms.loss) < HOPELESS
+
+    def begin(self, audited: bool) -> Ticket:
+        """Count a text. audited: whether it was drawn for an audit, with the probability `terms.share`.
+
+        An audited text must be settled by `record` or `abandon`. Until then it counts as a disagreement.
+        """
+        ticket = Ticket(self.policies, self.open and self.solvent, audited)
+        self.texts += 1
+        self._under_way += ticket.in_force and audited
+        return ticket
+
+    def abandon(self, ticket: Ticket) -> None:
+        """Take back an audit that will not be reported, such as that of a text that failed."""
+        self._under_way -= ticket.in_force and ticket.audited
+
+    def record(self, ticket: Ticket, disagrees: bool) -> bool:
+        """Take note of an audit: whether the policy's answer differs from the large level's.
+
+        Returns whether the alarm has rung: the stream has drifted, and a fresh policy is to be tested.
+        """
+        self.abandon(ticket)
+        self._disagreed += ticket.in_force and disagrees
+        if ticket.policy != self.policies:  # of a policy that was given up meanwhile
+            return False
+        if not self._gate.open:
+            self._gate = self._gate.after(disagrees)
+            return False
+        self._alarm = self._alarm.after(disagrees)
+        if not self._alarm.rung:
+            return False
+        self.alarms += 1
+        self.renew()
+        return True
+
+    def renew(self) -> None:
+        """Begin anew with another policy, or with the same on a stream that has drifted."""
+        self.policies += 1
         self._gate, self._alarm = self._fresh()
 
     def _fresh(self) -> tuple[Gate, Alarm]:
-        """A gate of its own for each test, so that all of them together err with `Terms.error`."""
-        return Gate(self._terms.loss, granted(self._terms.error, self._test)), Alarm(self._terms.loss)
+        loss = self.terms.loss
+        return Gate(loss, granted(self.terms.error, self.policies)), Alarm(loss)
+
+
+@lru_cache(maxsize=1024)
+def _least_texts(disagreed: int, terms: Terms) -> int:
+    """The least number of texts at which a stream with these disagreements is solvent."""
+    low, high = 0, 1
+    while not solvent(high, disagreed, terms.share, terms.loss, terms.error):
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        enough = solvent(middle, disagreed, terms.share, terms.loss, terms.error)
+        low, high = (low, middle) if enough else (middle, high)
+    return high
+
+
+def _solvent(texts: int, disagreed: int, terms: Terms) -> bool:
+    return texts >= _least_texts(disagreed, terms)

@@ -26,8 +26,8 @@ from hmi.model.calibration import Floats, probabilities
 from hmi.stages.base import Batch, Text
 from hmi.stages.cascade.dispatch import Dispatcher, goes_on, share_large
 from hmi.stages.cascade.ensemble import combined
-from hmi.stages.cascade.gate import Begun, Trial
 from hmi.stages.cascade.pruning import kept
+from hmi.stages.cascade.standing import Begun, Standing
 
 SMALLEST = float(np.finfo(np.float32).tiny)
 """Mixed probabilities are at least this, so that their logarithms are finite."""
@@ -38,9 +38,7 @@ class Concern:
     """A text of the batch whose model has a cascade inside."""
 
     text: Text
-    offers: Sequence[Offer]
-    """In the order of `trial`."""
-    trial: Trial
+    standing: Standing
     site: int
     temperature: float
     """Of the small level."""
@@ -60,7 +58,7 @@ class Decided:
 
     @property
     def offer(self) -> Offer:
-        return self.concern.offers[self.begun.offer]
+        return self.begun.offer
 
     @property
     def leaves(self) -> bool:
@@ -70,7 +68,7 @@ class Decided:
     def reported(self) -> bool:
         """Whether the text is an audit. Where words are dropped an audit costs a second run, so only texts
         drawn for it are; others would be those that the small level answers, and no random sample."""
-        return not self.begun.followed and (self.begun.audited or not self.offer.pruning)
+        return not self.begun.followed and (self.begun.ticket.audited or not self.offer.pruning)
 
     @property
     def shortened(self) -> bool:
@@ -114,6 +112,8 @@ class InsideHook:
         decided = [self._decide(text, output) for text, output in zip(mine, outputs, strict=True)]
         found = {text: one for text, one in zip(mine, decided, strict=True) if one is not None}
         leaving = {text: one for text, one in found.items() if one.leaves}
+        for one in leaving.values():
+            one.concern.standing.followed(returned=True)
         self._decided.update({text: one for text, one in found.items() if text not in leaving})
         return self._onward(layer, rows, found), _left(layer, rows, leaving) if leaving else None
 
@@ -129,10 +129,10 @@ class InsideHook:
 
     def _decide(self, text: int, output: Tensor | None) -> Decided | None:
         concern = self._concerns[text]
-        begun = None if output is None else concern.trial.begin(concern.text.id)
+        begun = None if output is None else concern.standing.begin(concern.text.id)
         if output is None or begun is None:
             return None
-        offer = concern.offers[begun.offer]
+        offer = begun.offer
         small = probabilities(output.double().numpy(), concern.temperature)
         share = share_large(small.max(), Dispatcher(offer.cut_off, offer.slope))
         return Decided(concern, begun, output, small, goes_on(concern.text.id, float(share)))
@@ -185,16 +185,17 @@ def _answered(one: Decided, output: Output, shortened: Output) -> Output:
     """
     concern, begun = one.concern, one.begun
     if isinstance(output, Exception) or isinstance(shortened, Exception):
-        concern.trial.abandon(begun)
+        concern.standing.abandon(begun)
         return output
     if begun.followed:
+        concern.standing.followed(returned=False)
         return one.mixed(output)
     if one.reported:
         would = one.mixed(shortened) if one.goes_on else one.ramp
-        concern.trial.report(begun, disagrees=one.label(would) != one.label(output))
+        concern.standing.record(begun, disagrees=one.label(would) != one.label(output))
     return output
 
 
 def _abandon(decided: Mapping[int, Decided]) -> None:
     for one in decided.values():
-        one.concern.trial.abandon(one.begun)
+        one.concern.standing.abandon(one.begun)

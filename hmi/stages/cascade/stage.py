@@ -11,18 +11,19 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from hmi.core import Cascade, ModelId, Objective, Offer
+from hmi.core import Cascade, ModelId, Objective
 from hmi.execution.base import Hook
 from hmi.execution.batch import BatchKey
 from hmi.stages.base import OFF, Batch, Effect, Setting, Shape, Text
-from hmi.stages.cascade.gate import Counts, Trial, offers_for, terms_for
 from hmi.stages.cascade.hook import Concern, InsideHook
+from hmi.stages.cascade.report import CascadeReport
+from hmi.stages.cascade.standing import Standing
 
 ON = Setting("inside")
 TASKS = ("classification", "pair")
 """The tasks with one label for a text, which have a confidence that the dispatcher knows."""
 MOST = 16_384
-"""The models whose tests are remembered; those that have not been asked for longest begin anew."""
+"""The models whose standings are kept; the one that has not been asked for longest begins anew."""
 Terms = tuple[Cascade, Objective]
 
 
@@ -36,13 +37,13 @@ def inside(text: Text) -> Cascade | None:
 
 
 class CascadeInside:
-    """A `Stage`. It keeps the tests of each version's offers, which a new version begins anew."""
+    """A `Stage`. It keeps the standing of each version's cascade, which a new version begins anew."""
 
     name = "cascade"
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._trials: OrderedDict[tuple[ModelId, str], tuple[Terms, tuple[Offer, ...], Trial]] = OrderedDict()
+        self._standings: OrderedDict[tuple[ModelId, str], tuple[Terms, Standing]] = OrderedDict()
         """By model and artefact, the one asked last at the end."""
 
     def settings(self, key: BatchKey) -> Sequence[Setting]:
@@ -59,30 +60,26 @@ class CascadeInside:
         concerns = {i: c for i, text in enumerate(batch.texts) if (c := self._concern(text)) is not None}
         return [InsideHook(batch, concerns)] if concerns else []
 
-    def counts(self, model: ModelId, artefact: str) -> Counts | None:
-        """The state of a version's cascade; None if no text has asked for it."""
+    def report(self, model: ModelId, artefact: str) -> CascadeReport | None:
+        """What a version's cascade did; None if no text has asked for it."""
         with self._lock:
-            found = self._trials.get((model, artefact))
-        return None if found is None else found[2].counts
+            found = self._standings.get((model, artefact))
+        return None if found is None else found[1].report
 
     def _concern(self, text: Text) -> Concern | None:
         cascade = inside(text)
         if cascade is None or cascade.site is None:
             return None
-        offers, trial = self._trial(text, cascade)
-        return Concern(text, offers, trial, cascade.site, cascade.temperature) if offers else None
+        return Concern(text, self._standing(text, cascade), cascade.site, cascade.temperature)
 
-    def _trial(self, text: Text, cascade: Cascade) -> tuple[tuple[Offer, ...], Trial]:
-        """The offers under test, and their test. Another cascade or objective begins a test of its own."""
+    def _standing(self, text: Text, cascade: Cascade) -> Standing:
+        """The version's standing. Another cascade or objective begins one of its own."""
         key, terms = (text.model, text.version.artefact), (cascade, text.objective)
-        assert text.objective.agreement is not None
         with self._lock:
-            found = self._trials.get(key)
-            if found is None or (found[0] is not terms and found[0] != terms):
-                offers = offers_for(cascade, text.objective)
-                found = terms, offers, Trial(len(offers), terms_for(text.objective.agreement))
-                self._trials[key] = found
-            self._trials.move_to_end(key)
-            while len(self._trials) > MOST:
-                self._trials.popitem(last=False)
-        return found[1], found[2]
+            found = self._standings.get(key)
+            if found is None or found[0] != terms:
+                found = self._standings[key] = terms, Standing(cascade, text.objective)
+            self._standings.move_to_end(key)
+            if len(self._standings) > MOST:
+                self._standings.popitem(last=False)
+        return found[1]
