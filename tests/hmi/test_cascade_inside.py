@@ -34,7 +34,16 @@ from tests.hmi.test_fused import BERT, DEPTH, MPNET, module, upper
 
 LENGTHS, LABELS, SITE = (5, 9, 1, 24, 13, 2, 30, 17), ("a", "b", "c"), 1
 OFFER = Offer(cut_off=0.35, slope=4.0, weight=0.6, accuracy=0.9, agreement=0.99, mean_ms=1.0, returned=0.5)
-CASCADE = Cascade(site=SITE, version=1, rows=100, large_accuracy=0.9, large_ms=5.0, offers=())
+CASCADE = Cascade(
+    site=SITE,
+    temperature=0.8,
+    large_temperature=1.3,
+    version=1,
+    rows=100,
+    large_accuracy=0.9,
+    large_ms=5.0,
+    offers=(),
+)
 
 
 @dataclass
@@ -77,7 +86,7 @@ class World:
         length = LENGTHS[text]
         second = max(2, length // 2)
         words = [-1 if i in (0, second, length - 1) else i // 2 for i in range(length)]
-        version: Any = type("Version", (), {"temperature": 1.3})()
+        version: Any = type("Version", (), {})()
         return Text(
             model=ModelId("acme", "m"),
             version=version,
@@ -99,7 +108,7 @@ class World:
         batch, hooks = self.batch(texts), []
         if offer is not None:
             used = opened(offer) if stands is None else stands
-            concerns = {i: Concern(t, used, SITE, 0.8) for i, t in enumerate(batch.texts)}
+            concerns = {i: Concern(t, used, CASCADE) for i, t in enumerate(batch.texts)}
             hooks = [InsideHook(batch, concerns)]
         lengths = [LENGTHS[t] for t in texts]
         packed = Rows.packed(torch.cat([self.rows[t] for t in texts]), offsets_of(lengths))
@@ -264,7 +273,7 @@ def test_texts_that_were_followed_are_counted_by_level(world: World) -> None:
 def hook_at_its_site(world: World, stands: Standing) -> InsideHook:
     """A hook of the whole batch that has been called."""
     batch = world.batch(ALL)
-    hook = InsideHook(batch, {i: Concern(t, stands, SITE, 0.8) for i, t in enumerate(batch.texts)})
+    hook = InsideHook(batch, {i: Concern(t, stands, CASCADE) for i, t in enumerate(batch.texts)})
     hook(SITE, Rows.packed(torch.cat(world.rows), offsets_of(LENGTHS)))
     return hook
 

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hmi.core import Offer
+from hmi.core import Cascade, Offer
 from hmi.execution.base import Output
 from hmi.execution.batch import Left, Rows
 from hmi.model.calibration import Floats, probabilities
@@ -39,9 +39,7 @@ class Concern:
 
     text: Text
     standing: Standing
-    site: int
-    temperature: float
-    """Of the small level."""
+    cascade: Cascade
 
 
 @dataclass(frozen=True)
@@ -81,7 +79,7 @@ class Decided:
         weight = self.offer.weight
         if weight in (0.0, 1.0):
             return output if weight else self.ramp
-        large = probabilities(output.double().numpy(), self.concern.text.version.temperature or 1.0)
+        large = probabilities(output.double().numpy(), self.concern.cascade.large_temperature)
         mixture = combined(self.small, large, weight)
         return torch.from_numpy(np.log(np.maximum(mixture, SMALLEST))).to(output.dtype)
 
@@ -102,10 +100,11 @@ class InsideHook:
 
     @property
     def at(self) -> frozenset[int]:
-        return frozenset(concern.site for concern in self._concerns.values())
+        sites = (concern.cascade.site for concern in self._concerns.values())
+        return frozenset(site for site in sites if site is not None)
 
     def __call__(self, layer: int, rows: Rows) -> tuple[Rows, Left | None]:
-        mine = [t for t in rows.texts if t in self._concerns and self._concerns[t].site == layer]
+        mine = [t for t in rows.texts if t in self._concerns and self._concerns[t].cascade.site == layer]
         if not mine or rows.source is not None:
             return rows, None
         outputs = self._batch.ramp(layer, rows, mine)
@@ -133,7 +132,7 @@ class InsideHook:
         if output is None or begun is None:
             return None
         offer = begun.offer
-        small = probabilities(output.double().numpy(), concern.temperature)
+        small = probabilities(output.double().numpy(), concern.cascade.temperature)
         share = share_large(small.max(), Dispatcher(offer.cut_off, offer.slope))
         return Decided(concern, begun, output, small, goes_on(concern.text.id, float(share)))
 
@@ -152,14 +151,13 @@ class InsideHook:
             if one is None or not (one.shortened and one.begun.followed):
                 parts.append((place, None))
             if one is not None and one.shortened:
-                parts.append((place, _words_kept(one, given[text])))
+                parts.append((place, shortened(one.concern.text, given[text], one.offer.pruning)))
         return rows.taken(parts)
 
 
-def _words_kept(one: Decided, attention: Floats) -> list[int]:
-    """The places of the tokens that stay."""
-    text = one.concern.text
-    stay: list[int] = np.flatnonzero(kept(attention, text.words, text.segments, one.offer.pruning)).tolist()
+def shortened(text: Text, attention: Floats, scale: float) -> list[int]:
+    """The places of the tokens that a text keeps. attention [tokens]: of `Batch.attention`."""
+    stay: list[int] = np.flatnonzero(kept(attention, text.words, text.segments, scale)).tolist()
     return stay
 
 

@@ -47,6 +47,8 @@ class Profiled:
     """[texts]: the seconds that going on adds."""
     alone_s: Floats
     """[texts]: the seconds of the large level for a text that comes to it at once."""
+    whole: Floats | None = None
+    """[texts, labels]: the large level's of whole texts, if `large` are of pruned ones."""
 
     def right(self, probabilities: Floats) -> NDArray[np.bool_]:
         """True for each text whose most probable label is right."""
@@ -98,7 +100,8 @@ def candidate(profiled: Profiled, dispatcher: Dispatcher, weight: float | None =
     both = combined(profiled.small, profiled.large, weight)
     e = expected(p, small, profiled.right(both), profiled.small_s, profiled.large_s)
     tail_s = latency_quantile(p, profiled.small_s, profiled.large_s, TAIL)
-    said, first, last = (level.argmax(-1) for level in (profiled.large, profiled.small, both))
+    whole = profiled.large if profiled.whole is None else profiled.whole
+    said, first, last = (level.argmax(-1) for level in (whole, profiled.small, both))
     agreement = float((p * (last == said) + (1.0 - p) * (first == said)).mean())
     return Candidate(dispatcher, weight, e.accuracy, e.seconds, tail_s, e.returned, agreement)
 

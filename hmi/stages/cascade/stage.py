@@ -68,9 +68,7 @@ class CascadeInside:
 
     def _concern(self, text: Text) -> Concern | None:
         cascade = inside(text)
-        if cascade is None or cascade.site is None:
-            return None
-        return Concern(text, self._standing(text, cascade), cascade.site, cascade.temperature)
+        return None if cascade is None else Concern(text, self._standing(text, cascade), cascade)
 
     def _standing(self, text: Text, cascade: Cascade) -> Standing:
         """The version's standing. Another cascade or objective begins one of its own."""
