@@ -40,6 +40,7 @@ from hmi.model.lexical import word_bags
 from hmi.model.memory import usable_memory
 from hmi.model.tagging import best_path, marginals
 from hmi.stages import Candidate, Measured, Plan, Planner, RoundRobin
+from hmi.stages.early_exit.stage import EarlyExit
 from hmi.stages.planner import work_left
 from hmi.stores.adapter_pool import AdapterPool, NoRoom
 from hmi.stores.failures import tell
@@ -80,7 +81,9 @@ class Engine:
         planner: Planner | None = None,
     ) -> None:
         self._settings, self._misses = settings, misses
-        self._planner: Planner = RoundRobin() if planner is None else planner
+        self._planner: Planner = RoundRobin([EarlyExit()]) if planner is None else planner
+        self.exits = next((s for s in self._planner.stages if isinstance(s, EarlyExit)), None)
+        """The stage of early exits, with reports and late labels; None if the planner has none."""
         self._accounts = Accounts(metrics)
         self._pace = Pace()
         self._queue = BatchQueue(
@@ -152,6 +155,8 @@ class Engine:
         A request in flight keeps what it uses until it is answered. May be called on any thread.
         """
         self._loader.forget(artefacts, roots, plots)
+        if self.exits is not None:
+            self.exits.forget(artefacts)
 
     async def infer(self, requests: Sequence[TextRequest]) -> list[TextResult]:
         """Answer a call's requests, in their order. Cancelling the call drops the texts that have not begun.

@@ -79,10 +79,13 @@ class Batch:
     key: BatchKey
     layers: int
     texts: Sequence[Text]
+    """Each is made when it is first read."""
     ramp: Callable[[int, Rows, Sequence[int]], list[Tensor | None]]
     """ramp(site, rows, texts): the outputs of the texts' ramps before the layer `site`, in the form of a
     head's outputs. `rows` are those that enter the layer; `texts`, ascending, are among theirs. None for a
     text without such a ramp, and for one whose output is not finite."""
+    objectives: Sequence[Objective]
+    """[texts]: the objective of each. To look at them all costs less than to look at the texts."""
 
 
 class Stage(Protocol):

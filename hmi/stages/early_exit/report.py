@@ -61,7 +61,7 @@ class ExitReport:
 
 
 class Exits(Protocol):
-    """The early exits of all models, by artefact (`ModelVersion.artefact`). Thread-safe, never blocks long."""
+    """The early exits of all models, by artefact (`ModelVersion.artefact`). Thread-safe; never waits long."""
 
     def report(self, artefact: str) -> ExitReport | None:
         """Return what is known of a model; None if no text of it has been concerned since the start."""
