@@ -156,12 +156,12 @@ class Control:
         records. Until it is recorded, an audit counts as a disagreement.
         """
         account = self.account
-        account.texts += 1
-        if self.off:
-            return None
         if account.texts % ADVANCE_EVERY == 0 and self.present is not None:
             account.advance()
         thresholds, count = self.thresholds, account.count
+        account.texts += 1
+        if self.off:
+            return None
         if not any(thresholds):
             return Begun(thresholds, True, count)
         audited = draw < account.share
@@ -257,9 +257,9 @@ class Control:
         self.policies += 1
         return Policy(thresholds, gate, Alarm(self.terms.loss))
 
-    def _without(self, enough: bool, u: Floats, agrees: Bools, costs: Costs) -> None:
-        """Count a window without a policy, unless one is in force; off if a further one is not expected."""
-        if not enough:
+    def _without(self, whole: bool, u: Floats, agrees: Bools, costs: Costs) -> None:
+        """Count a whole window without a policy; off if none is to be expected of a further one."""
+        if whole:
             self.fruitless += 1
             hopeless = choose(u, agrees, costs, int(len(agrees) * self.terms.loss)).net_s <= 0.0
             self.off = hopeless or self.fruitless >= FRUITLESS
