@@ -43,6 +43,8 @@ from hmi.model.memory import usable_memory
 from hmi.model.tagging import best_path, marginals
 from hmi.stages import Candidate, Measured, Plan, Planner, RoundRobin
 from hmi.stages.cascade.report import CascadeReport
+from hmi.stages.cascade.stage import CascadeInside
+from hmi.stages.early_exit.stage import EarlyExit
 from hmi.stages.planner import work_left
 from hmi.stores.adapter_pool import AdapterPool, NoRoom
 from hmi.stores.failures import tell
@@ -83,7 +85,9 @@ class Engine:
         planner: Planner | None = None,
     ) -> None:
         self._settings, self._misses = settings, misses
-        self._planner: Planner = RoundRobin() if planner is None else planner
+        self._planner: Planner = RoundRobin([EarlyExit(), CascadeInside()]) if planner is None else planner
+        self.exits = next((s for s in self._planner.stages if isinstance(s, EarlyExit)), None)
+        """The stage of early exits, with reports and late labels; None if the planner has none."""
         self._accounts = Accounts(metrics)
         self._pace = Pace()
         self._queue = BatchQueue(
@@ -156,6 +160,8 @@ class Engine:
         A request in flight keeps what it uses until it is answered. May be called on any thread.
         """
         self._loader.forget(artefacts, roots, plots)
+        if self.exits is not None:
+            self.exits.forget(artefacts)
 
     def cascade_report(self, model: ModelId, artefact: str, small_artefact: str) -> CascadeReport | None:
         """See `Levels.report`. Called on the event loop's thread."""

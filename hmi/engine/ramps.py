@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Sequence
+from typing import overload
 
 import torch
 from torch import Tensor
@@ -18,9 +19,27 @@ from hmi.stages import Text
 from hmi.stages.cascade.attention import from_first
 
 
-def texts_of(pieces: Sequence[Piece], parts: Sequence[TaskPart]) -> list[Text]:
-    """The texts of a batch as a stage sees them."""
-    return [_text(piece, part) for piece, part in zip(pieces, parts, strict=True)]
+class Texts(Sequence[Text]):
+    """The texts of a batch as a stage sees them. Each is made when it is first read."""
+
+    def __init__(self, pieces: Sequence[Piece], parts: Sequence[TaskPart]) -> None:
+        self._pieces, self._parts = pieces, parts
+        self._made: dict[int, Text] = {}
+
+    def __len__(self) -> int:
+        return len(self._pieces)
+
+    @overload
+    def __getitem__(self, index: int) -> Text: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Text]: ...
+    def __getitem__(self, index: int | slice) -> Text | list[Text]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(len(self))[index]]
+        at = range(len(self))[index]
+        if at not in self._made:
+            self._made[at] = _text(self._pieces[at], self._parts[at])
+        return self._made[at]
 
 
 def ramps_of(
@@ -75,7 +94,7 @@ def attention_of(
 
 def _text(piece: Piece, part: TaskPart) -> Text:
     bundle, request, window = piece.bundle, piece.item.request, piece.window
-    task = bundle.task.with_transitions(part.transitions)
+    task = bundle.task if part.transitions is None else bundle.task.with_transitions(part.transitions)
     words = len(request.text) if isinstance(request.text, list) else 0
     return Text(
         model=bundle.model,

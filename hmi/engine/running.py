@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import torch
@@ -16,7 +17,7 @@ from hmi.engine.answers import answer_of
 from hmi.engine.bundles import TaskPart
 from hmi.engine.heads import outputs_of
 from hmi.engine.item import Item, Piece, Times
-from hmi.engine.ramps import attention_of, ramps_of, texts_of
+from hmi.engine.ramps import Texts, attention_of, ramps_of
 from hmi.engine.request import TextResult
 from hmi.engine.retrieval import Failed, Retrieved, retrieve
 from hmi.execution import BatchKey, Hook, Left, Rows, trace
@@ -77,10 +78,11 @@ class Runner:
         gone: list[Item] = []
         failed = [*held.failed, *batch.failed]
         parts = [held.parts[p.bundle.version.artefact] for p in batch.pieces]
-        stages, hooks = self._hooks(batch, parts, plan) if parts else ({}, [])
-        if batch.pieces:
+        stages: dict[str, str] = {}
+        with ExitStack() as hooked:
+            hooks = self._hooks(batch, parts, plan, stages, hooked) if parts else []
             running = Running(batch, parts, plan.candidate.key, hooks, stages, times)
-            for outcomes, ended in running.outcomes():
+            for outcomes, ended in running.outcomes() if batch.pieces else ():
                 found = [(i, o) for i, o in outcomes if not isinstance(o, Exception)]
                 failed += [(i, o) for i, o in outcomes if isinstance(o, Exception)]
                 answers += found
@@ -103,17 +105,34 @@ class Runner:
             tell(log, "the misses of a batch could not be recorded", error)
 
     def _hooks(
-        self, batch: Retrieved, parts: Sequence[TaskPart], plan: Plan
-    ) -> tuple[dict[str, str], list[Hook]]:
-        """The settings by name of the stages that have hooks for this batch, and the hooks."""
-        if not plan.on:
-            return {}, []
-        key, pieces = plan.candidate.key, batch.pieces
-        texts, ramps = texts_of(pieces, parts), ramps_of(key, pieces, parts)
-        about = Batch(key, plan.candidate.layers, texts, ramps, attention_of(pieces, parts))
-        found = {name: self._stages[name].hooks(setting, about) for name, setting in plan.on.items()}
-        names = {name: plan.on[name].name for name, hooks in found.items() if hooks}
-        return names, [hook for hooks in found.values() for hook in hooks]
+        self,
+        batch: Retrieved,
+        parts: Sequence[TaskPart],
+        plan: Plan,
+        stages: dict[str, str],
+        hooked: ExitStack,
+    ) -> list[Hook]:
+        """The hooks of this batch. Puts the settings of the stages that have some into `stages`, and lets
+        `hooked` close the hooks."""
+        on = plan.on
+        if not on:
+            return []
+        key, pieces, every = plan.candidate.key, batch.pieces, list[Hook]()
+        objectives = [piece.bundle.objective for piece in pieces]
+        texts, ramps, attention = (
+            Texts(pieces, parts),
+            ramps_of(key, pieces, parts),
+            attention_of(pieces, parts),
+        )
+        about = Batch(key, plan.candidate.layers, texts, ramps, objectives, attention)
+        for name, setting in on.items():
+            hooks = self._stages[name].hooks(setting, about)
+            for hook in hooks:
+                hooked.callback(hook.close)
+            if hooks:
+                stages[name] = setting.name
+            every += hooks
+        return every
 
 
 @dataclass(frozen=True)

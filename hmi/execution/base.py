@@ -34,6 +34,9 @@ class Hook(Protocol):
         """
         return outputs
 
+    def close(self) -> None:
+        """Give back what the hook still holds. Called once, when the batch has ended or failed."""
+
 
 class Weights(Protocol):
     """A provider of the upper layers: all in memory, or one at a time as it is needed."""

@@ -64,14 +64,15 @@ class Rows:
         """
         assert self.source is None, "rows that stand for others cannot be taken apart"
         spans = list(self.spans())
-        places = [range(*spans[at]) if of is None else [spans[at][0] + i for i in of] for at, of in parts]
-        index = torch.tensor([row for mine in places for row in mine], dtype=torch.int64)
+        own = [
+            torch.arange(spans[at][1] - spans[at][0]) if of is None else torch.tensor(of) for at, of in parts
+        ]
+        places = [each + spans[at][0] for each, (at, _) in zip(own, parts, strict=True)]
+        index = torch.cat(places or [torch.arange(0)])
         there = index.to(self.x.device)
         tokens = None if self.tokens is None else self.tokens[index]
         if self.tokens is None and any(of is not None for _, of in parts):
-            starts = [spans[at][0] for at, _ in parts]
-            own = [row - start for start, mine in zip(starts, places, strict=True) for row in mine]
-            tokens = torch.tensor(own, dtype=torch.int64)
+            tokens = torch.cat(own)
         return Rows(
             self.x.index_select(0, there),
             offsets_of([len(mine) for mine in places]),

@@ -83,6 +83,8 @@ class Watch:
         self.left[layer] = time.thread_time()
         return rows, None
 
+    def close(self) -> None: ...
+
     def ended(self, texts: Sequence[int], outputs: list[Output]) -> list[Output]:
         return outputs
 

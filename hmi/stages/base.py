@@ -88,10 +88,13 @@ class Batch:
     key: BatchKey
     layers: int
     texts: Sequence[Text]
+    """Each is made when it is first read."""
     ramp: Callable[[int, Rows, Sequence[int]], list[Tensor | None]]
     """ramp(site, rows, texts): the outputs of the texts' ramps before the layer `site`, in the form of a
     head's outputs. `rows` are those that enter the layer; `texts`, ascending, are among theirs. None for a
     text without such a ramp, and for one whose output is not finite."""
+    objectives: Sequence[Objective]
+    """[texts]: the objective of each. To look at them all costs less than to look at the texts."""
     attention: Callable[[int, Rows, Sequence[int]], list[Floats]] = _unknown
     """attention(layer, rows, texts): the attention [rows] that each row of a text receives in a layer from
     the text's first row. `rows` are those that enter the layer; `texts` are among theirs."""

@@ -83,13 +83,15 @@ class Planner(Protocol):
 class RoundRobin:
     """Picks the tenant that has received least, on a tie the one whose first text waits longest.
 
-    Every stage is off.
+    Each stage runs under the last of its settings for the batch.
     """
 
-    stages: Sequence[Stage] = ()
+    def __init__(self, stages: Sequence[Stage] = ()) -> None:
+        self.stages = stages
 
     def plan(self, candidates: Sequence[Candidate], now: float) -> Plan:
-        return Plan(min(candidates))
+        chosen = min(candidates)
+        return Plan(chosen, {stage.name: stage.settings(chosen.key)[-1] for stage in self.stages})
 
     def learn(self, plan: Plan, measured: Measured) -> None:
         """Do nothing: the plan does not depend on measurements."""

@@ -75,7 +75,8 @@ class World:
             ]
 
         key = BatchKey(("tiny", "1"), "cls", exact=False)
-        return Batch(key, DEPTH, [self.text(t) for t in texts], ramp, attention)
+        about = [self.text(t) for t in texts]
+        return Batch(key, DEPTH, about, ramp, [one.objective for one in about], attention)
 
     def layer(self, index: int) -> EncoderLayer:
         layer = self.layers[index]
@@ -282,7 +283,7 @@ def test_a_batch_that_fails_midway_takes_its_audits_back(world: World) -> None:
     stands = opened(OFFER, share=1.0)
     hook = hook_at_its_site(world, stands)
     assert stands._trial._under_way == len(LENGTHS)
-    del hook
+    hook.close()
     assert stands._trial._under_way == 0
 
 

@@ -48,6 +48,9 @@ class Passes:
     def ended(self, texts: Sequence[int], outputs: list[Output]) -> list[Output]:
         return outputs
 
+    def close(self) -> None:
+        """It holds nothing."""
+
 
 @dataclass(frozen=True)
 class Drop(Passes):

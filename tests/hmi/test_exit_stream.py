@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import copy
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
 
 from hmi.stages.draw import draw
-from hmi.stages.early_exit.control import Control, Terms
+from hmi.stages.early_exit.control import Control, Recorded, Terms
+from hmi.stages.early_exit.ramps import Costs
 from hmi.stages.early_exit.rule import exit_index
 from hmi.stages.early_exit.thresholds import Window, allowed_errors, tune
 
 TERMS = Terms()
+COSTS = Costs((2e-3, 1e-3), (1e-5, 1e-5))
 SAVED_S = (3e-3, 1e-3)
 
 
@@ -62,17 +65,27 @@ def shuffled(texts: int, seed: int) -> Stream:
     return Stream(rng.beta(2, 2, (texts, 2)), rng.random((texts, 2)) < 0.25)
 
 
-def served(stream: Stream, control: Control, name: str, share: float = TERMS.share) -> Run:
+def new(others: list[Recorded] | None = None, costs: Costs = COSTS) -> Control:
+    return Control(lambda: costs, TERMS, others or [])
+
+
+def served(stream: Stream, control: Control, name: str) -> Run:
     left, wrong, alarms = [], [], []
     for i, (u, agrees) in enumerate(zip(stream.u, stream.agrees, strict=True)):
-        audited = draw("audit", f"{name}-{i}") < share
-        thresholds = control.begin(audited)
-        index = int(exit_index(u[None], thresholds)[0])
-        left.append(index < len(agrees))
-        wrong.append(index < len(agrees) and not agrees[index])
+        begun = control.begin(draw("audit", f"{name}-{i}"))
+        index = len(agrees) if begun is None else int(exit_index(u[None], begun.thresholds)[0])
+        goes = begun is not None and not begun.recorded and index < len(agrees)
+        left.append(goes)
+        wrong.append(goes and not agrees[index])
         alarms.append(control.alarms)
-        if audited or not any(thresholds):
-            control.record(u, agrees, thresholds, audited=audited)
+        if begun is None:
+            continue
+        if goes:
+            control.left(begun, index)
+        elif begun.recorded:
+            control.record(u, agrees, begun)
+        else:
+            control.stayed(begun)
     return Run(np.array(left), np.array(wrong), np.array(alarms))
 
 
@@ -82,7 +95,7 @@ def test_on_a_stream_that_drifts_midway_agreement_stays_99_percent_and_the_alarm
 ) -> None:
     half = 4000
     stream = easy(half, seed).then(drifted(half, seed + 50))
-    run = served(stream, Control(SAVED_S, TERMS), f"drift {seed}")
+    run = served(stream, new(), f"drift {seed}")
     assert run.left[half - 1500 : half].mean() > 0.25, "exits pay before the drift"
     assert run.share_wrong().max() <= TERMS.loss
     assert run.alarms[half - 1] == 0, "no alarm before the drift"
@@ -105,64 +118,100 @@ def test_static_thresholds_fail_after_the_drift() -> None:
 
 def test_exits_return_with_a_new_policy_after_the_stream_has_settled() -> None:
     stream = easy(4000, 1).then(drifted(600, 2)).then(easy(6000, 3))
-    run = served(stream, Control(SAVED_S, TERMS), "return")
+    run = served(stream, new(), "return")
     assert run.left[-1000:].mean() > 0.25
     assert run.alarms[-1] >= 1
     assert run.share_wrong().max() <= TERMS.loss
 
 
 def test_ramps_taught_on_shuffled_answers_let_about_nothing_leave() -> None:
-    run = served(shuffled(4000, 4), Control(SAVED_S, TERMS), "shuffled")
+    run = served(shuffled(4000, 4), new(), "shuffled")
     assert run.left.mean() < 0.001
 
 
 def test_a_tenant_who_disagrees_is_not_let_through_by_others_records() -> None:
     others = easy(2000, 9)
-    pool = [Window(others.u, others.agrees, np.array(SAVED_S))]
-    # With every text audited the stream is solvent after 200 texts, so the gate alone holds them back.
-    control = Control(SAVED_S, replace(TERMS, share=1.0), pool)
-    run = served(shuffled(3000, 5), control, "pooled", share=1.0)
+    control = new([(others.u, others.agrees)])
+    run = served(shuffled(3000, 5), control, "pooled")
     assert control.policies >= 1, "others' records chose a policy"
     assert run.left.sum() == 0
 
 
 def test_others_records_choose_a_policy_before_the_tenant_has_a_window_of_its_own() -> None:
     others, stream = easy(2000, 9), easy(4000, 6)
-    helped = Control(SAVED_S, TERMS, [Window(others.u, others.agrees, np.array(SAVED_S))])
-    alone = Control(SAVED_S, TERMS)
+    helped, alone = new([(others.u, others.agrees)]), new()
     for control in (helped, alone):
-        control.record(stream.u[0], stream.agrees[0], control.begin(True), audited=True)
+        begun = control.begin(0.0)
+        assert begun is not None
+        control.record(stream.u[0], stream.agrees[0], begun)
         assert not any(control.thresholds)
-    assert (helped.policies, alone.policies) == (1, 0)
-    assert served(stream, helped, "helped").share_wrong().max() <= TERMS.loss
+    assert helped.policies > alone.policies == 0
+    run = served(stream, helped, "helped")
+    assert run.share_wrong().max() <= TERMS.loss
+    assert not run.left[:350].any(), "the gate waits for the tenant's own audits"
+    assert run.left[:900].any()
 
 
-def test_nothing_leaves_before_there_is_evidence() -> None:
-    run = served(easy(3000, 7), Control(SAVED_S, TERMS), "early")
-    assert not run.left[: TERMS.window + 300].any()
-    assert run.left.any()
+@pytest.mark.parametrize("seed", range(3))
+def test_the_first_text_leaves_after_a_thousand_and_a_tenth_is_audited_in_the_end(seed: int) -> None:
+    control = new()
+    run = served(easy(14_000, seed), control, f"speed {seed}")
+    assert not run.left[: TERMS.window + 300].any(), "nothing leaves before there is evidence"
+    assert run.left[:1000].any()
+    assert run.left[1200:2000].mean() > 0.1, "half of the texts are audited at first"
+    assert run.left[-1000:].mean() > 0.4
+    assert control.account.share <= 0.2
+    assert run.share_wrong().max() <= TERMS.loss
 
 
 def test_an_audit_under_way_counts_as_a_disagreement_until_it_is_reported() -> None:
-    control, stream = Control(SAVED_S, TERMS), easy(4000, 1)
+    control, stream = new(), easy(4000, 1)
     assert served(stream, control, "under way").left[-1000:].any()
-    before = control.thresholds
+    before, begun = control.thresholds, []
     assert any(before)
-    begun = 0
     while any(control.thresholds):
-        thresholds, begun = control.begin(True), begun + 1
-    assert 0 < begun < 50, "more audits at once than the stream has earned"
-    control.abandon(thresholds, audited=True)
+        begun.append(control.begin(0.0))
+    assert 0 < len(begun) < 50, "more audits at once than the stream has earned"
+    control.abandon(begun.pop())
     assert control.thresholds == before
-    for _ in range(begun - 1):
-        control.record((1.0, 1.0), (True, True), thresholds, audited=True)
+    for one in begun:
+        control.record((1.0, 1.0), (True, True), one)
     assert control.thresholds == before
 
 
-def test_the_gate_waits_for_the_tenants_own_audits_although_others_chose_the_policy() -> None:
-    others = easy(2000, 9)
-    pool = [Window(others.u, others.agrees, np.array(SAVED_S))]
-    control = Control(SAVED_S, replace(TERMS, share=1.0), pool)
-    run = served(easy(1200, 8), control, "own", share=1.0)
-    # The stream is solvent after 200 texts; 400 agreeing audits are the least that the gate needs.
-    assert not run.left[:400].any()
+def test_texts_that_are_given_back_leave_the_account_as_it_was() -> None:
+    control = new()
+    served(easy(4000, 1), control, "given back")
+    before = copy.deepcopy(control.account)
+    for draw_of in (0.0, 0.999):
+        begun = control.begin(draw_of)
+        assert begun is not None
+        assert begun.audited is (draw_of == 0.0)
+        assert control.account != before
+        control.abandon(begun)
+        assert control.account == before
+
+
+def test_ramps_that_cost_more_than_they_save_switch_the_control_off() -> None:
+    dear = Costs((2e-3, 1e-3), (3e-3, 3e-3))
+    control = new(costs=dear)
+    run = served(easy(1000, 1), control, "dear")
+    assert control.state == "off"
+    assert not run.left.any()
+    assert control.begin(0.5) is None, "no ramp is asked any more"
+
+
+def test_a_policy_in_force_that_begins_to_lose_time_is_given_up() -> None:
+    costs = [COSTS]
+    control = Control(lambda: costs[0], TERMS)
+    assert served(easy(3000, 1), control, "cheap").left[-500:].any()
+    costs[0] = Costs((2e-3, 1e-3), (3e-3, 3e-3))
+    assert not served(easy(12_000, 2), control, "dear").left[-500:].any()
+    assert control.state == "off"
+
+
+def test_the_dearer_of_two_ramps_that_help_alike_is_not_used() -> None:
+    control = new(costs=Costs((1e-5, 3e-3), (1e-3, 1e-5)))
+    served(easy(3000, 1), control, "dearer")
+    assert control.present is not None
+    assert control.present.thresholds[0] == 0.0 < control.present.thresholds[1]

@@ -14,7 +14,14 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from hmi.stages.early_exit.drift import Alarm
-from hmi.stages.early_exit.evidence import Audits, Gate, granted, log_evidence, solvent, upper_bound
+from hmi.stages.early_exit.evidence import (
+    Audits,
+    Gate,
+    granted,
+    log_evidence,
+    most_disagreements,
+    upper_bound,
+)
 
 ERROR = 0.05
 """The probability with which the tolerated rate may be exceeded: that of all gates of a model together, and
@@ -145,13 +152,20 @@ class Trial:
 def _least_texts(disagreed: int, terms: Terms) -> int:
     """The least number of texts at which a stream with these disagreements is solvent."""
     low, high = 0, 1
-    while not solvent(high, disagreed, terms.share, terms.loss, terms.error):
+    while not _affordable(high, disagreed, terms):
         low, high = high, 2 * high
     while high - low > 1:
         middle = (low + high) // 2
-        enough = solvent(middle, disagreed, terms.share, terms.loss, terms.error)
+        enough = _affordable(middle, disagreed, terms)
         low, high = (low, middle) if enough else (middle, high)
     return high
+
+
+def _affordable(texts: int, disagreed: int, terms: Terms) -> bool:
+    """Whether one more text may disagree. Audits count too: between two roots they get the policy's
+    answer."""
+    answered = most_disagreements(disagreed, terms.share, terms.error) + disagreed
+    return answered + 1.0 <= terms.loss * (texts + 1)
 
 
 def _solvent(texts: int, disagreed: int, terms: Terms) -> bool:

@@ -11,7 +11,6 @@ its answer, and shortened, for the audit.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -20,7 +19,7 @@ import torch
 from torch import Tensor
 
 from hmi.core import Cascade, Offer
-from hmi.execution.base import Output
+from hmi.execution.base import Hook, Output
 from hmi.execution.batch import Left, Rows
 from hmi.model.calibration import Floats, probabilities
 from hmi.stages.base import Batch, Text
@@ -87,7 +86,7 @@ class Decided:
         return self.concern.text.task.answer(output).label
 
 
-class InsideHook:
+class InsideHook(Hook):
     """One batch's hook; see `Hook`."""
 
     def __init__(self, batch: Batch, concerns: Mapping[int, Concern]) -> None:
@@ -95,8 +94,6 @@ class InsideHook:
         self._batch, self._concerns = batch, concerns
         self._decided: dict[int, Decided] = {}
         """Texts that are still in the layers."""
-        # Audits of a batch that fails between two layers are taken back when the hook goes.
-        weakref.finalize(self, _abandon, self._decided)
 
     @property
     def at(self) -> frozenset[int]:
@@ -125,6 +122,12 @@ class InsideHook:
             if one is not None:
                 done[text] = _answered(one, output, last[text])
         return [done.get(text, output) for text, output in zip(texts, outputs, strict=True)]
+
+    def close(self) -> None:
+        """Take back the audits of a batch that failed between two layers."""
+        for one in self._decided.values():
+            one.concern.standing.abandon(one.begun)
+        self._decided.clear()
 
     def _decide(self, text: int, output: Tensor | None) -> Decided | None:
         concern = self._concerns[text]
@@ -192,8 +195,3 @@ def _answered(one: Decided, output: Output, shortened: Output) -> Output:
         would = one.mixed(shortened) if one.goes_on else one.ramp
         concern.standing.record(begun, disagrees=one.label(would) != one.label(output))
     return output
-
-
-def _abandon(decided: Mapping[int, Decided]) -> None:
-    for one in decided.values():
-        one.concern.standing.abandon(one.begun)

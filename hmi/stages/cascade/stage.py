@@ -57,7 +57,9 @@ class CascadeInside:
         """See `Stage.hooks`."""
         if batch.key.exact:
             return []
-        concerns = {i: c for i, text in enumerate(batch.texts) if (c := self._concern(text)) is not None}
+        # To make texts costs more than to look at objectives, which few models have.
+        able = [i for i, objective in enumerate(batch.objectives) if objective.agreement is not None]
+        concerns = {i: c for i in able if (c := self._concern(batch.texts[i])) is not None}
         return [InsideHook(batch, concerns)] if concerns else []
 
     def report(self, model: ModelId, artefact: str) -> CascadeReport | None:

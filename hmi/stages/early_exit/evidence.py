@@ -10,7 +10,7 @@ Three statements are kept apart:
 - `Gate`: opens for a policy once the tenant's own audits reject "the rate is `loss` or more". It may be read
   after each audit, since it is an e-process: by Ville's inequality, the probability that it ever opens for a
   policy whose rate is `loss` or more is at most the error that was granted, however often it is read.
-- `most_disagreements`: how many answers of a stream disagreed so far at most, whatever the stream does.
+- `most_disagreements`: how many early answers of a stream disagreed so far at most, whatever the stream does.
 
 Only the tenant's own audits count here. Other tenants' records may choose a policy (`thresholds.pooled`), but
 say nothing about this tenant's rate. docs/design/0012-exits-and-cascades.md has the proofs.
@@ -25,8 +25,9 @@ import numpy as np
 from scipy.special import betainc, betaincinv, betaln
 
 STRENGTHS = np.array([0.1, 0.2, 0.5, 1.0, 2.0, 5.0])
-"""The values of λ over which `most_disagreements` takes the best; their number costs some error each."""
-
+"""The values of λ over which `most_disagreements` takes the best."""
+PARTS = np.array([1, 1, 1, 1, 2, 6]) / 12
+"""The part of the error that each of them gets. A large λ is best while few audits disagree."""
 
 SMALLEST = 1e-290
 """Below this a part of a distribution has lost digits, and counts as 0: less evidence than there is."""
@@ -112,28 +113,22 @@ class Gate:
 
 @lru_cache(maxsize=4096)
 def most_disagreements(disagreed: int, share: float, error: float) -> float:
-    """An upper bound of the disagreements among all answers of a stream so far, from its audits.
+    """An upper bound of the early answers of a stream so far that differ from the full model's.
 
     disagreed: the audits that disagreed; those under way count as if they did. share: the probability with
-    which each text was audited, drawn independently of the text and constant over the stream. The bound is
-    wrong with at most the probability `error`, at all times together. Nothing is assumed of the stream: it
-    may drift, and thresholds may change at will.
+    which each text was audited, drawn independently of the text and constant over the stream. An audited text
+    gets the full model's answer, so it is not among the early ones. The bound is wrong with at most the
+    probability `error`, at all times together. Nothing is assumed of the stream: it may drift, and thresholds
+    may change at will.
 
-    For each λ the product over texts of exp(c·d − λ·a·d), with d whether it disagrees, a whether it is
-    audited and c = −ln(1 − share + share·exp(−λ)), has expectation 1, so Ville's inequality bounds c·D − λ·X.
+    A text that would leave wrongly is audited with the probability `share`, and otherwise answered early. So
+    for each λ the product over texts of exp(c·w − λ·x), with w whether it was answered early and wrongly, x
+    whether it was an audit that disagreed and c = ln((1 − share·exp(−λ)) / (1 − share)), has expectation 1,
+    and Ville's inequality bounds c·W − λ·X.
     """
     if not 0.0 < share <= 1.0:
         raise ValueError(f"share: {share} is not a probability above 0")
-    c = -np.log1p(share * np.expm1(-STRENGTHS))
-    return float(((STRENGTHS * disagreed + np.log(len(STRENGTHS) / error)) / c).min())
-
-
-def solvent(texts: int, disagreed: int, share: float, loss: float, error: float) -> bool:
-    """Return whether one more text may leave early. It may if at most the fraction `loss` disagrees even when
-    it does.
-
-    texts: all of the stream so far. Texts that stay earn, texts that leave may spend. Obeyed from the first
-    text on, the fraction of disagreements is at most `loss` at all times, with the probability 1 − error,
-    under any drift.
-    """
-    return most_disagreements(disagreed, share, error) + 1.0 <= loss * (texts + 1)
+    if share == 1.0:
+        return 0.0
+    c = np.log1p(-share * np.exp(-STRENGTHS)) - np.log1p(-share)
+    return float(((STRENGTHS * disagreed - np.log(PARTS * error)) / c).min())

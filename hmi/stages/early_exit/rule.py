@@ -67,6 +67,15 @@ def of_values(error: ArrayLike, tolerance: float) -> Floats:
     return out
 
 
+def expected_error(raw: ArrayLike) -> Floats:
+    """The absolute error that a regression's ramp expects of itself, from its second output: softplus.
+
+    [texts] -> [texts], at least 0, in units of the value's spread, like the first output.
+    """
+    out: Floats = np.logaddexp(0.0, np.asarray(raw, np.float64))
+    return out
+
+
 def of_tags(uncertainty: ArrayLike, offsets: Sequence[int]) -> Floats:
     """The uncertainty of tagged texts: that of their least certain token.
 

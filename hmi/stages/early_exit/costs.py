@@ -1,0 +1,94 @@
+"""Measured times of layers and ramps, and the fraction of texts that enter each layer, by batch key."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from hmi.execution.batch import BatchKey
+from hmi.model.calibration import Floats
+from hmi.stages.early_exit.ramps import Costs
+
+LAST, RAMP = 0.15, 0.02
+"""Before anything is measured: the times of a last layer of which heads read [CLS] alone (0008), and of a
+ramp, as fractions of another layer's."""
+MEMORY = 8192
+"""The texts that a mean is over: older ones count half, a quarter and so on."""
+
+
+class Measured:
+    """What batches of one key cost, and who left them. Thread-safe."""
+
+    def __init__(self, key: BatchKey, layers: int) -> None:
+        self.layers, self._lock = layers, threading.Lock()
+        self.relative = np.ones(layers)
+        """The times of layers relative to each other, to divide a time that is known of several together."""
+        if key.reads == "cls":
+            self.relative[-1] = LAST
+        # [layers, 2]: seconds, and the texts that they were spent on.
+        self._layer, self._ramp = np.zeros((layers, 2)), np.zeros((layers, 2))
+        # [layers]: the texts that entered each layer, of as many as `_texts`.
+        self._entered, self._texts = np.zeros(layers), 0.0
+
+    @property
+    def known(self) -> bool:
+        """Whether anything was measured."""
+        return bool(self._layer.any())
+
+    def took(
+        self, spans: Sequence[tuple[int, int, float, int]], ramps: Mapping[int, tuple[float, int]]
+    ) -> None:
+        """Take note of a batch. spans: (layer, end, seconds, texts). ramps: by site, (seconds, texts)."""
+        with self._lock:
+            for begin, end, seconds, texts in spans:
+                part = self.relative[begin:end] / self.relative[begin:end].sum()
+                self._layer[begin:end, 0] += seconds * part
+                self._layer[begin:end, 1] += texts
+            for site, (seconds, texts) in ramps.items():
+                self._ramp[site] += seconds, texts
+            for sums in (self._layer, self._ramp):
+                sums[sums[:, 1] > MEMORY] /= 2
+
+    def passed(self, texts: int, left: Mapping[int, int]) -> None:
+        """Take note of a batch of so many texts. left: by layer, those that left before it."""
+        with self._lock:
+            if not left and self._texts == 0.0:
+                return  # nobody has left: the fraction stays exactly 1
+            gone = np.zeros(self.layers)
+            for layer, count in left.items():
+                gone[layer:] += count
+            self._entered += texts - gone
+            self._texts += texts
+            if self._texts > MEMORY:
+                self._entered, self._texts = self._entered / 2, self._texts / 2
+
+    @property
+    def entered(self) -> tuple[float, ...]:
+        """[layers]: the mean fraction of a batch's texts that entered each layer lately; 1 if none left."""
+        with self._lock:
+            if self._texts == 0.0:
+                return (1.0,) * self.layers
+            return tuple((self._entered / self._texts).tolist())
+
+    def costs(self, sites: Sequence[int]) -> tuple[Costs, float]:
+        """The seconds of a text: of the layers from each of these sites to the next, and of the ramps there;
+        and of the layers before the first. Relative numbers before anything is measured."""
+        with self._lock:
+            layer = _means(self._layer, self.relative)
+            ramp = _means(self._ramp, np.full(self.layers, RAMP * layer[0]))
+        ends = [*sites[1:], self.layers]
+        spans = tuple(float(layer[a:b].sum()) for a, b in zip(sites, ends, strict=True))
+        return Costs(spans, tuple(ramp[list(sites)].tolist())), float(layer[: sites[0]].sum())
+
+
+def _means(sums: Floats, relative: Floats) -> Floats:
+    """Seconds a text; what was not measured yet is scaled from `relative` by what was."""
+    seen = sums[:, 1] > 0
+    if not seen.any():
+        return relative
+    means = sums[:, 0] / np.maximum(sums[:, 1], 1e-12)
+    scale = means[seen].sum() / relative[seen].sum()
+    out: Floats = np.where(seen, means, relative * scale)
+    return out

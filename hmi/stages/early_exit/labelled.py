@@ -1,0 +1,85 @@
+"""Late labels: the answers that a model gave lately, and how many of them proved right."""
+
+from __future__ import annotations
+
+import numpy as np
+import xxhash
+
+from hmi.stages.early_exit.evidence import Audits, granted, upper_bound
+from hmi.stages.early_exit.report import Labelled
+
+REMEMBERED = 4096
+"""The answers of a model that are remembered."""
+FIRST = 128
+"""The answers that there is memory for at first; it doubles when they are full."""
+FIRST_LOOK = 32
+"""The labels at which early and full answers are compared first; then at twice as many, and so on."""
+ERROR = 0.05
+"""The probability that the comparison ever rings wrongly; also that of each bound in reports."""
+
+
+class Answers:
+    """The newest answers by the id of their text. Ids are kept as hashes, so an answer takes 17 bytes."""
+
+    def __init__(self) -> None:
+        self._ids, self._shorts = np.zeros(FIRST, np.uint64), np.zeros(FIRST, np.uint64)
+        self._early = np.zeros(FIRST, np.bool_)
+        self._added = 0
+
+    def add(self, id: str, short: int, *, early: bool) -> None:
+        """Remember an answer in its short form. early: whether the text left early."""
+        if self._added == len(self._ids) < REMEMBERED:
+            self._ids = np.concatenate([self._ids, np.zeros_like(self._ids)])
+            self._shorts = np.concatenate([self._shorts, np.zeros_like(self._shorts)])
+            self._early = np.concatenate([self._early, np.zeros_like(self._early)])
+        at = self._added % REMEMBERED
+        self._ids[at], self._shorts[at], self._early[at] = _hash(id), short, early
+        self._added += 1
+
+    def take(self, id: str) -> tuple[int, bool] | None:
+        """The short form of an answer, and whether it was early; forgets it. None if it is not known."""
+        found = np.flatnonzero(self._ids == _hash(id))
+        if not len(found):
+            return None
+        at = int(found[-1])
+        self._ids[at] = 0
+        return int(self._shorts[at]), bool(self._early[at])
+
+
+class Labels:
+    """Counts of answers that got a label, since the model's last alarm."""
+
+    def __init__(self) -> None:
+        self.early, self.full = Audits(), Audits()
+        """Answers that were wrong count as `disagreed`."""
+        self._looks = 0
+
+    def add(self, right: bool, *, early: bool) -> None:
+        if early:
+            self.early = self.early.plus(not right)
+        else:
+            self.full = self.full.plus(not right)
+
+    def rings(self, loss: float) -> bool:
+        """Return whether early answers are surely less often right than full ones, by more than `loss`.
+
+        Texts that leave are the easy ones, so on a stream that has not changed they are right more often.
+        The bounds of both rates are Clopper and Pearson's. They are compared only at 32, 64, 128 … labels.
+        Comparison k gets `granted(ERROR, k)`, half for each bound, so all together err with at most ERROR.
+        """
+        if self.early.seen + self.full.seen < FIRST_LOOK << self._looks:
+            return False
+        error = granted(ERROR, self._looks) / 2
+        self._looks += 1
+        right = Audits(self.early.seen, self.early.seen - self.early.disagreed)
+        return 1.0 - upper_bound(right, error) > upper_bound(self.full, error) + loss
+
+    @staticmethod
+    def report(counted: Audits) -> Labelled:
+        right = counted.seen - counted.disagreed
+        low = 1.0 - upper_bound(counted, ERROR)
+        return Labelled(counted.seen, right, low, upper_bound(Audits(counted.seen, right), ERROR))
+
+
+def _hash(id: str) -> np.uint64:
+    return np.uint64(xxhash.xxh3_64_intdigest(id.encode(errors="surrogatepass")) | 1)

@@ -1,0 +1,76 @@
+"""What is known of one model's early exits, for people and for the API. Does not import torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+State = Literal["collecting", "testing", "open", "paused", "off"]
+"""collecting: full answers are recorded until a policy can be tuned. testing: a policy waits for evidence.
+open: texts may leave early. paused: they may not at present, since the disagreements that the audits allow
+for are used up; they may again after more texts. off: every ramp costs more time than it saves."""
+Label = str | float | Sequence[str]
+"""A right answer in the task's JSON form: a label, a value, a list of labels, or a list of tags."""
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """Answers that were compared with labels that came later."""
+
+    seen: int = 0
+    right: int = 0
+    at_least: float = 0.0
+    """Clopper–Pearson's bounds of the accuracy: each is wrong with a probability of 5%."""
+    at_most: float = 1.0
+
+
+@dataclass(frozen=True)
+class ExitReport:
+    """The early exits of one version of a model since its counts began."""
+
+    state: State
+    agreement: float
+    """The fraction of answers that must equal the full model's (`Objective.agreement`)."""
+    texts: int
+    """The texts that were concerned: of one window, not exact."""
+    left: Mapping[int, int]
+    """By site, ascending: the texts that left there."""
+    share: float
+    """The fraction of texts that are audited at present."""
+    audits: int
+    """The texts that were audited while others could leave."""
+    disagreed: int
+    """The audits that would have left with another answer than the full model's."""
+    agreement_at_least: float
+    """Clopper–Pearson's lower bound, 95%, of the fraction of those texts whose answer is the full model's."""
+    sites: tuple[int, ...]
+    """The ramps that are in use, by the upper layer before which they are; 0 is right after retrieval."""
+    thresholds: tuple[float, ...]
+    """By these sites: a text leaves if its uncertainty is below. All 0: no text leaves at present."""
+    policies: int
+    """The number of sets of thresholds that were put to the test."""
+    alarms: int
+    """How often the audits, or labels, showed that the texts had changed, and everything began again."""
+    saved: float
+    """The fraction of the upper layers' time that exits have saved, less what the ramps cost."""
+    early: Labelled = Labelled()
+    """Answers of texts that left early."""
+    full: Labelled = Labelled()
+    """Answers of texts that went through all layers."""
+
+
+class Exits(Protocol):
+    """The early exits of all models, by artefact (`ModelVersion.artefact`). Thread-safe; never waits long."""
+
+    def report(self, artefact: str) -> ExitReport | None:
+        """Return what is known of a model; None if no text of it has been concerned since the start."""
+        ...
+
+    def feedback(self, artefact: str, id: str, label: Label) -> bool:
+        """Compare an answer with its right label. Returns whether the answer is known.
+
+        id: that of the text (`TextRequest.id`). A model's last 4,096 answers are known, each until it got a
+        label.
+        """
+        ...

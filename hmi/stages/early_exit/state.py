@@ -1,0 +1,126 @@
+"""The state of one model's exits: its control, its answers and their labels, behind one lock."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+from hmi.model.calibration import Floats
+from hmi.stages.base import Text
+from hmi.stages.draw import draw
+from hmi.stages.early_exit.answers import agrees, short_of
+from hmi.stages.early_exit.control import Begun, Bools, Control, Recorded, Terms
+from hmi.stages.early_exit.costs import Measured
+from hmi.stages.early_exit.evidence import Audits, upper_bound
+from hmi.stages.early_exit.labelled import Answers, Labels
+from hmi.stages.early_exit.ramps import Costs
+from hmi.stages.early_exit.report import ExitReport, Label
+
+AUDIT = "audit"
+"""The purpose of the draw that decides whether a text is audited."""
+
+
+class ModelState:
+    """The state of one version of one model under one objective. Thread-safe."""
+
+    def __init__(
+        self, text: Text, agreement: float, measured: Measured, others: Sequence[Recorded] = ()
+    ) -> None:
+        """agreement: the tenant's. others: records of other models with the same task, root and sites."""
+        self.agreement, self.task = agreement, text.task
+        self.sites, self.domain = text.version.ramps, text.version.domain
+        self.peers = text.task.name, text.version.root, text.version.root_version, self.sites
+        """Models that have this in common may choose thresholds by each other's records."""
+        self._measured, self._lock = measured, threading.Lock()
+        self.control = Control(self._costs, Terms(loss=1.0 - agreement), others, ramps=len(self.sites))
+        self.labels, self._answers = Labels(), Answers()
+        self._saved = self._full = 0.0
+        """Seconds that exits saved less those of the ramps, and seconds of all layers, of all texts."""
+
+    def begin(self, id: str) -> Begun | None:
+        """Count a text; None: no ramp is to be asked for it."""
+        with self._lock:
+            return self.control.begin(draw(AUDIT, id))
+
+    def abandon(self, begun: Begun) -> None:
+        """Take back a text that got no answer."""
+        with self._lock:
+            self.control.abandon(begun)
+
+    def left(self, begun: Begun, ramp: int, id: str, short: int) -> None:
+        """Take note of a text that left at this ramp, with its answer."""
+        with self._lock:
+            self.control.left(begun, ramp)
+            self._answered(begun, ramp, id, short)
+
+    def stayed(self, begun: Begun, id: str, short: int) -> None:
+        """Take note of a text that could have left, and ran to the end."""
+        with self._lock:
+            self.control.stayed(begun)
+            self._answered(begun, len(self.sites), id, short)
+
+    def record(self, begun: Begun, uncertainty: Floats, right: Bools, id: str, short: int) -> None:
+        """Take note of a recorded text: its uncertainty and agreement at each ramp, and its answer."""
+        with self._lock:
+            self.control.record(uncertainty, right, begun)
+            self._answered(begun, len(self.sites), id, short)
+
+    def feedback(self, id: str, label: Label) -> bool:
+        """See `Exits.feedback`."""
+        with self._lock:
+            known = self._answers.take(id)
+            if known is None:
+                return False
+            short, early = known
+            truth = short_of(self.task, label)
+            self.labels.add(truth is not None and agrees(self.task, short, truth), early=early)
+            if self.control.present is not None and self.labels.rings(self.control.terms.loss):
+                self.control.begin_again()
+                self.labels = Labels()
+            return True
+
+    def records(self) -> Recorded:
+        """The newest window of records: [records, ramps] twice."""
+        with self._lock:
+            u, right = self.control.records.newest(self.control.terms.window)
+        return u.astype(float), right
+
+    def report(self) -> ExitReport:
+        with self._lock:
+            control, account = self.control, self.control.account
+            audits, thresholds = control.audits, control.thresholds
+            used = control.present.thresholds if control.present else thresholds
+            active = [i for i, threshold in enumerate(used) if threshold > 0.0]
+            return ExitReport(
+                state=control.state,
+                agreement=self.agreement,
+                texts=account.texts,
+                left={self.sites[i]: n for i, n in sorted(control.left_at.items())},
+                share=account.share,
+                audits=audits.seen,
+                disagreed=audits.disagreed,
+                agreement_at_least=1.0 - upper_bound(Audits(audits.seen, audits.disagreed), 0.05),
+                sites=tuple(self.sites[i] for i in active),
+                thresholds=tuple(thresholds[i] for i in active),
+                policies=control.policies,
+                alarms=control.alarms,
+                saved=self._saved / self._full if self._full else 0.0,
+                early=Labels.report(self.labels.early),
+                full=Labels.report(self.labels.full),
+            )
+
+    def _answered(self, begun: Begun, ramp: int, id: str, short: int) -> None:
+        """Remember an answer, and count the time of its text. ramp: their number if it ran to the end."""
+        early = ramp < len(self.sites)
+        self._answers.add(id, short, early=early)
+        costs, before_s = self._measured.costs(self.sites)
+        asked = [
+            cost
+            for i, (cost, threshold) in enumerate(zip(costs.ramp_s, begun.thresholds, strict=True))
+            if i <= ramp and (begun.recorded or threshold > 0.0)
+        ]
+        self._full += before_s + costs.full_s
+        self._saved += (costs.rest_s(ramp) if early else 0.0) - sum(asked)
+
+    def _costs(self) -> Costs:
+        return self._measured.costs(self.sites)[0]
