@@ -64,9 +64,8 @@ class Rows:
         """
         assert self.source is None, "rows that stand for others cannot be taken apart"
         spans = list(self.spans())
-        own = [
-            torch.arange(spans[at][1] - spans[at][0]) if of is None else torch.tensor(of) for at, of in parts
-        ]
+        lengths = [b - a for a, b in spans]
+        own = [torch.arange(lengths[at]) if of is None else _whole_numbers(of) for at, of in parts]
         places = [each + spans[at][0] for each, (at, _) in zip(own, parts, strict=True)]
         index = torch.cat(places or [torch.arange(0)])
         there = index.to(self.x.device)
@@ -112,3 +111,7 @@ class Left:
 def offsets_of(lengths: Sequence[int]) -> list[int]:
     """Cumulative sums of the lengths, from 0: [texts] -> [texts + 1]."""
     return [0, *torch.tensor(lengths, dtype=torch.int64).cumsum(0).tolist()]
+
+
+def _whole_numbers(values: Sequence[int]) -> Tensor:
+    return torch.tensor(values, dtype=torch.int64)
