@@ -341,6 +341,7 @@ def test_a_deletion_asks_or_says_how_not_to(
     ("command", "name"),
     [
         ("model delete", "acme.none"),
+        ("model cascade delete", "acme.none"),
         ("domain delete", "tiny/none"),
         ("root delete", "none"),
         ("tenant delete", "none"),
@@ -363,7 +364,7 @@ def test_what_is_not_there_is_not_asked_about(
 
 def test_every_command_that_asks_looks_first() -> None:
     asking = {name for name, command in leaves(cli) if any(p.name == "yes" for p in command.params)}
-    assert asking == {"model delete", "domain delete", "root delete", "tenant delete"}
+    assert asking == {"model delete", "model cascade delete", "domain delete", "root delete", "tenant delete"}
 
 
 def test_the_settings_page_is_what_the_class_says(capsys: pytest.CaptureFixture[str]) -> None:
