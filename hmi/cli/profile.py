@@ -75,9 +75,9 @@ def executors(session: Session, root: str | None, again: bool, as_json: bool) ->
 @click.argument("data", type=FILE)
 @click.option(
     "--small",
+    required=True,
     metavar="TENANT.SMALL",
-    help="The model that is asked first: of the same task and labels, usually on another root (default: the "
-    "best ramp of LARGE).",
+    help="The model that is asked first: of the same task and labels, usually on another root.",
 )
 @click.option(
     "--skip-bad-rows", "skip", type=Whole(0), default=0, metavar="N", help="Leave out up to N bad rows."
@@ -85,9 +85,9 @@ def executors(session: Session, root: str | None, again: bool, as_json: bool) ->
 @job_options
 @pass_session
 def cascade(
-    session: Session, large: str, data: Path, small: str | None, skip: int, detach: bool, as_json: bool
+    session: Session, large: str, data: Path, small: str, skip: int, detach: bool, as_json: bool
 ) -> None:
-    """Profile a cascade: SMALL, or a ramp of LARGE, answers first, LARGE the texts that need it.
+    """Profile a cascade: SMALL answers first, LARGE the texts that need it.
 
     DATA has labelled rows that neither model was trained on, at least 200. Requests go on naming LARGE. SMALL
     answers once LARGE has an objective with an agreement, and audits of its own traffic have shown that the

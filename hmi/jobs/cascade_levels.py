@@ -32,23 +32,6 @@ def check_levels(large: ModelRecord, small: ModelRecord) -> None:
         )
 
 
-def check_inside(large: ModelRecord) -> None:
-    """Raise InvalidInput if a ramp of this model cannot be the small level."""
-    last, name = large.live, f"{large.tenant}.{large.name}"
-    if last.task not in TASKS:
-        raise InvalidInput(
-            f"a cascade needs one label for each text, and {name} is a {last.task} model: use early exits "
-            "instead",
-            field="model",
-        )
-    if not last.ramps:
-        raise InvalidInput(
-            f"small is missing, and {name} has no ramps that could answer first: name a model of "
-            f"{large.tenant}, or train ramps",
-            field="small",
-        )
-
-
 def why_stale(cascade: Cascade, live: ModelVersion, small: ModelVersion | None) -> str | None:
     """Why a profile does not hold for the versions that answer; None if it does.
 

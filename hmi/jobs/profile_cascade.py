@@ -9,21 +9,19 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, cast
 
 import numpy as np
 import torch
 
 from hmi.core import Cascade, ModelId, ModelRecord, ModelVersion, Offer, now
-from hmi.engine.bundles import Bundle, Bundles, TaskPart
+from hmi.engine.bundles import Bundle, Bundles
 from hmi.engine.item import Item, Piece
 from hmi.engine.request import TextRequest, TextResult
 from hmi.engine.running import Held, Runner
-from hmi.errors import Conflict, InvalidData
+from hmi.errors import Conflict, InvalidData, InvalidInput
 from hmi.execution.machine import fingerprint
-from hmi.jobs import profile_inside
-from hmi.jobs.cascade_levels import check_inside, check_levels
+from hmi.jobs.cascade_levels import check_levels
 from hmi.jobs.comparing import seen_by, unseen
 from hmi.jobs.runtime.context import JobContext
 from hmi.jobs.specs import ProfileCascadeSpec
@@ -48,25 +46,21 @@ RUNS = 3
 def run(ctx: JobContext) -> dict[str, Any]:
     """Run the job. Raises InvalidInput, InvalidData, NotFound, Conflict (a level has a new version)."""
     spec = ProfileCascadeSpec.of(ctx.job)
-    large = ctx.registry.model(spec.model_id)
-    small = large if spec.small is None else ctx.registry.model(ModelId.parse(spec.small, "small"))
     if spec.small is None:
-        check_inside(large)
-    else:
-        check_levels(large, small)
+        raise InvalidInput("small is missing: name the model that is asked first", field="small")
+    large = ctx.registry.model(spec.model_id)
+    small = ctx.registry.model(ModelId.parse(spec.small, "small"))
+    check_levels(large, small)
     rows, seen = _rows(ctx, large.live, small.live, spec.skip_bad_rows)
     torch.set_num_threads(1)
     s = ctx.settings
     bundles = Bundles(s.data, ctx.registry, ctx.plots, ctx.adapters, ctx.lowers, s.precision)
     try:
-        if spec.small is None:
-            report = partial(ctx.progress, phase="profiling")
-            made = profile_inside.profiled(*Level(bundles, large).parts, rows, report=report)
-        else:
-            levels = [Level(bundles, record) for record in (small, large)]
-            made = profiled(large, small, rows, _answer(ctx, levels, rows))
+        levels = [Level(bundles, record) for record in (small, large)]
+        answered = _answer(ctx, levels, rows)
     finally:
         bundles.close()
+    made = profiled(large, small, rows, answered)
 
     def attach(record: ModelRecord) -> ModelRecord:
         if (record.live.version, record.live.artefact) != (large.live.version, large.live.artefact):
@@ -111,10 +105,6 @@ class Level:
         self._part.ready(upper.executor.prepare)
         self._runner = Runner([], None)
         self._plan = Plan(Candidate(0.0, 0.0, model.tenant, self._bundle.key, upper.executor.layers))
-
-    @property
-    def parts(self) -> tuple[Bundle, TaskPart]:
-        return self._bundle, self._part
 
     def answer(self, row: Row) -> tuple[TextResult, float]:
         """Return the answer, and the seconds of processor time from text to answer."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from hmi.core import Cascade, JobRecord, ModelId, ModelRecord
 from hmi.errors import InvalidInput, NotFound
-from hmi.jobs.cascade_levels import check_inside, check_levels, why_stale
+from hmi.jobs.cascade_levels import check_levels, why_stale
 from hmi.jobs.checks import checked_files
 from hmi.jobs.specs import ProfileCascadeSpec
 from hmi.manager.parts import Parts
@@ -35,22 +35,22 @@ class Cascades:
     ) -> JobRecord:
         wanted = ModelId.parse(model)
         large = self._parts.registry.model(wanted)
-        first = None if small is None else ModelId.parse(small, "small")
-        if first is None:
-            check_inside(large)
-        elif first.tenant != wanted.tenant:  # before the look-up, which must not tell whether it exists
+        if small is None:
+            raise InvalidInput(
+                f"small is missing: name the model of {wanted.tenant} that is asked first", field="small"
+            )
+        first = ModelId.parse(small, "small")
+        if first.tenant != wanted.tenant:  # before the look-up, which must not tell whether it exists
             raise InvalidInput(
                 f"small {first} belongs to another tenant: name a model of {wanted.tenant}", field="small"
             )
-        else:
-            check_levels(large, self._parts.registry.model(first))
+        check_levels(large, self._parts.registry.model(first))
         if data is None:
             raise InvalidInput(
                 "data is missing: a cascade is profiled on labelled rows; name a file", field="data"
             )
         checked_files(large.live.task, {"data": data}, skip)
-        first_name = None if first is None else str(first)
-        spec = ProfileCascadeSpec(model=str(wanted), small=first_name, skip_bad_rows=skip)
+        spec = ProfileCascadeSpec(model=str(wanted), small=str(first), skip_bad_rows=skip)
         return self._parts.runner.submit(
             "profile_cascade", spec.stored(), wanted.tenant, {"data": data}, tenant_limit=job_limit
         )
