@@ -117,7 +117,7 @@ class ProfileCascade(Request):
     small: ModelName | None = Field(
         default=None,
         description="The model that is asked first: of the same tenant, task and labels, usually on another "
-        "root.",
+        "root. Without it, a ramp of the model itself answers first.",
     )
     skip_bad_rows: int = Field(default=0, ge=0, description="Leave out up to this many bad rows.")
 

@@ -92,6 +92,7 @@ def _of_cascade(result: Mapping[str, Any]) -> Figures:
         **{
             level: f"accuracy {result[f'{level}_accuracy']:.4g}, {result[f'{level}_ms']:.3g} ms a text"
             for level in ("small", "large")
+            if result[f"{level}_accuracy"] is not None and result[f"{level}_ms"] is not None
         },
         "offers": str(result["offers"]) if result["offers"] else "none is faster than the large level alone",
     }

@@ -75,9 +75,9 @@ def executors(session: Session, root: str | None, again: bool, as_json: bool) ->
 @click.argument("data", type=FILE)
 @click.option(
     "--small",
-    required=True,
     metavar="TENANT.SMALL",
-    help="The model that is asked first: of the same task and labels, usually on another root.",
+    help="The model that is asked first: of the same task and labels, usually on another root. Without it, a "
+    "ramp of LARGE itself answers first.",
 )
 @click.option(
     "--skip-bad-rows", "skip", type=Whole(0), default=0, metavar="N", help="Leave out up to N bad rows."
@@ -85,7 +85,7 @@ def executors(session: Session, root: str | None, again: bool, as_json: bool) ->
 @job_options
 @pass_session
 def cascade(
-    session: Session, large: str, data: Path, small: str, skip: int, detach: bool, as_json: bool
+    session: Session, large: str, data: Path, small: str | None, skip: int, detach: bool, as_json: bool
 ) -> None:
     """Profile a cascade: SMALL answers first, LARGE the texts that need it.
 

@@ -11,18 +11,31 @@ CURE = "profile it again: POST …/cascade, or hmi profile cascade"
 """What to do about a stale cascade."""
 
 
-def check_levels(large: ModelRecord, small: ModelRecord) -> None:
-    """Raise InvalidInput if these models cannot be a cascade's levels."""
-    first, last = small.live, large.live
+def check_levels(large: ModelRecord, small: ModelRecord | None) -> None:
+    """Raise InvalidInput if these models cannot be a cascade's levels. small: None is a ramp of the large."""
+    last, name = large.live, f"{large.tenant}.{large.name}"
+    if last.task not in TASKS:
+        raise InvalidInput(
+            f"a cascade needs one label for each text, and {name} is a {last.task} model: use early exits "
+            "instead",
+            field="model",
+        )
+    if small is None:
+        if not last.ramps:
+            raise InvalidInput(
+                f"{name} has no ramps that could answer first: train them ('hmi model ramps'), or name "
+                "another model in small",
+                field="small",
+            )
+        return
+    first = small.live
     if small.tenant != large.tenant:
         raise InvalidInput(f"small belongs to another tenant: name a model of {large.tenant}", field="small")
     if small.name == large.name:
-        raise InvalidInput("small is the model itself: name another model of the tenant", field="small")
-    if last.task not in TASKS:
         raise InvalidInput(
-            f"a cascade of two models needs one label for each text, and {large.tenant}.{large.name} is a "
-            f"{last.task} model: use early exits instead",
-            field="model",
+            "small is the model itself: name another model of the tenant, or leave it out, so that a ramp "
+            "answers first",
+            field="small",
         )
     if (first.task, {*first.labels}) != (last.task, {*last.labels}):
         raise InvalidInput(

@@ -1,4 +1,6 @@
-"""The job that profiles a cascade: both levels answer labelled rows as the server would, and are timed.
+"""The job that profiles a cascade. Here for two models; `profile_inside` does it for a ramp of one model.
+
+Both levels answer labelled rows as the server would, and are timed.
 
 Half of the rows chooses dispatchers and ensembles. The other half measures the ones that were chosen, since
 on its own half a choice looks better than it is.
@@ -19,10 +21,12 @@ from hmi.engine.bundles import Bundle, Bundles
 from hmi.engine.item import Item, Piece
 from hmi.engine.request import TextRequest, TextResult
 from hmi.engine.running import Held, Runner
-from hmi.errors import Conflict, InvalidData, InvalidInput
+from hmi.errors import Conflict, InvalidData
 from hmi.execution.machine import fingerprint
+from hmi.jobs import profile_inside
 from hmi.jobs.cascade_levels import check_levels
 from hmi.jobs.comparing import seen_by, unseen
+from hmi.jobs.profile_inside import Report
 from hmi.jobs.runtime.context import JobContext
 from hmi.jobs.specs import ProfileCascadeSpec
 from hmi.model.calibration import Floats, fit_labels
@@ -46,21 +50,22 @@ RUNS = 3
 def run(ctx: JobContext) -> dict[str, Any]:
     """Run the job. Raises InvalidInput, InvalidData, NotFound, Conflict (a level has a new version)."""
     spec = ProfileCascadeSpec.of(ctx.job)
-    if spec.small is None:
-        raise InvalidInput("small is missing: name the model that is asked first", field="small")
     large = ctx.registry.model(spec.model_id)
-    small = ctx.registry.model(ModelId.parse(spec.small, "small"))
+    small = None if spec.small is None else ctx.registry.model(ModelId.parse(spec.small, "small"))
     check_levels(large, small)
-    rows, seen = _rows(ctx, large.live, small.live, spec.skip_bad_rows)
+    rows, seen = _rows(ctx, large.live, None if small is None else small.live, spec.skip_bad_rows)
     torch.set_num_threads(1)
     s = ctx.settings
     bundles = Bundles(s.data, ctx.registry, ctx.plots, ctx.adapters, ctx.lowers, s.precision)
     try:
-        levels = [Level(bundles, record) for record in (small, large)]
-        answered = _answer(ctx, levels, rows)
+        last = Level(bundles, large)
+        if small is None:
+            made = profile_inside.profiled(last.bundle, last.part, rows, report=_report(ctx))
+        else:
+            levels = [Level(bundles, small), last]
+            made = profiled(large, small, rows, _answer(_report(ctx), levels, rows))
     finally:
         bundles.close()
-    made = profiled(large, small, rows, answered)
 
     def attach(record: ModelRecord) -> ModelRecord:
         if (record.live.version, record.live.artefact) != (large.live.version, large.live.artefact):
@@ -72,6 +77,7 @@ def run(ctx: JobContext) -> dict[str, Any]:
     return {
         "model": spec.model,
         "small": spec.small,
+        "site": made.site,
         "rows": made.rows,
         "seen_rows": seen,
         "large_accuracy": made.large_accuracy,
@@ -100,19 +106,19 @@ class Level:
         upper = bundles.upper(version).load()
         upper.executor.settle()
         model, reader = ModelId(record.tenant, record.name), bundles.reader(version).load()
-        self._bundle = Bundle(model, version, upper.root, upper.executor, reader, task_of_version(version))
-        self._part = bundles.load_task_part(version.artefact)
-        self._part.ready(upper.executor.prepare)
+        self.bundle = Bundle(model, version, upper.root, upper.executor, reader, task_of_version(version))
+        self.part = bundles.load_task_part(version.artefact)
+        self.part.ready(upper.executor.prepare)
         self._runner = Runner([], None)
-        self._plan = Plan(Candidate(0.0, 0.0, model.tenant, self._bundle.key, upper.executor.layers))
+        self._plan = Plan(Candidate(0.0, 0.0, model.tenant, self.bundle.key, upper.executor.layers))
 
     def answer(self, row: Row) -> tuple[TextResult, float]:
         """Return the answer, and the seconds of processor time from text to answer."""
-        begun, version, bundle = time.thread_time(), self.version, self._bundle
+        begun, version, bundle = time.thread_time(), self.version, self.bundle
         length, windows = version.max_length, version.rules.windows
         (encoded,) = encode_texts(bundle.root.tokenizer, [row.text], length, windows=windows)
         item = Item(TextRequest(bundle.model, row.text, scores=True), bundle, encoded, _Unread())
-        held = Held([Piece(item, i) for i in range(len(encoded))], {version.artefact: self._part}, [])
+        held = Held([Piece(item, i) for i in range(len(encoded))], {version.artefact: self.part}, [])
         ran = self._runner.run(held, self._plan)
         seconds = time.thread_time() - begun
         for _, error in ran.failed:
@@ -185,7 +191,13 @@ def _temperature(version: ModelVersion, chances: Floats, gold: np.ndarray[Any, A
     return fit_labels(np.log(np.maximum(chances, np.finfo(np.float32).tiny)), gold)
 
 
-def _rows(ctx: JobContext, large: ModelVersion, small: ModelVersion, skip: int) -> tuple[list[Row], int]:
+def _report(ctx: JobContext) -> Report:
+    return lambda done, total: ctx.progress(done, total, phase="profiling")
+
+
+def _rows(
+    ctx: JobContext, large: ModelVersion, small: ModelVersion | None, skip: int
+) -> tuple[list[Row], int]:
     """The rows that neither level was trained on, and how many were left out."""
     given = read_labelled_file(ctx.input / "data", large.task, skip=skip).rows
     unknown = {str(row.label) for row in given} - {*large.labels}
@@ -196,7 +208,7 @@ def _rows(ctx: JobContext, large: ModelVersion, small: ModelVersion, skip: int) 
             field="data",
         )
     rows = list(given)
-    for version in (large, small):
+    for version in [large, *([] if small is None else [small])]:
         rows = [rows[i] for i in unseen(rows, seen_by(ctx, version))]
     if len(rows) < MIN_ROWS:
         gone = len(given) - len(rows)
@@ -209,7 +221,9 @@ def _rows(ctx: JobContext, large: ModelVersion, small: ModelVersion, skip: int) 
     return sorted(rows, key=key_of)[:MOST_ROWS], len(given) - len(rows)
 
 
-def _answer(ctx: JobContext, levels: Sequence[Level], rows: Sequence[Row]) -> list[Answered]:
+def _answer(
+    report: Callable[[int, int], None], levels: Sequence[Level], rows: Sequence[Row]
+) -> list[Answered]:
     """Let each level answer each row RUNS times, in turns, so that a busy moment slows both."""
     labels = levels[-1].version.labels
     chances = np.zeros((len(levels), len(rows), len(labels)))
@@ -217,11 +231,11 @@ def _answer(ctx: JobContext, levels: Sequence[Level], rows: Sequence[Row]) -> li
     for level in levels:
         level.answer(rows[0])  # the first run of a level prepares memory
     for i, row in enumerate(rows):
-        ctx.progress(i, len(rows), phase="profiling")
+        report(i, len(rows))
         for r in range(RUNS):
             for n, level in enumerate(levels):
                 answer, seconds[n, i, r] = level.answer(row)
                 assert answer.scores is not None
                 chances[n, i] = [answer.scores[label] for label in labels]
-    ctx.progress(len(rows), len(rows), phase="profiling")
+    report(len(rows), len(rows))
     return [Answered(c, np.median(s, axis=1)) for c, s in zip(chances, seconds, strict=True)]

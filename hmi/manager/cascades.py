@@ -35,22 +35,20 @@ class Cascades:
     ) -> JobRecord:
         wanted = ModelId.parse(model)
         large = self._parts.registry.model(wanted)
-        if small is None:
-            raise InvalidInput(
-                f"small is missing: name the model of {wanted.tenant} that is asked first", field="small"
-            )
-        first = ModelId.parse(small, "small")
-        if first.tenant != wanted.tenant:  # before the look-up, which must not tell whether it exists
+        first = None if small is None else ModelId.parse(small, "small")
+        if first is not None and first.tenant != wanted.tenant:  # before the look-up of a foreign model
             raise InvalidInput(
                 f"small {first} belongs to another tenant: name a model of {wanted.tenant}", field="small"
             )
-        check_levels(large, self._parts.registry.model(first))
+        check_levels(large, None if first is None else self._parts.registry.model(first))
         if data is None:
             raise InvalidInput(
                 "data is missing: a cascade is profiled on labelled rows; name a file", field="data"
             )
         checked_files(large.live.task, {"data": data}, skip)
-        spec = ProfileCascadeSpec(model=str(wanted), small=str(first), skip_bad_rows=skip)
+        spec = ProfileCascadeSpec(
+            model=str(wanted), small=None if first is None else str(first), skip_bad_rows=skip
+        )
         return self._parts.runner.submit(
             "profile_cascade", spec.stored(), wanted.tenant, {"data": data}, tenant_limit=job_limit
         )

@@ -374,7 +374,7 @@ def test_a_profile_of_two_roots(pair: Home) -> None:
 @pytest.mark.parametrize(
     ("small", "data", "match"),
     [
-        (None, mood_rows(1), "small is missing"),
+        (None, mood_rows(1), "no ramps"),
         (LARGE, mood_rows(1), "the model itself"),
         ("acme.pairs", mood_rows(1), "same task"),
         (SMALL, None, "data is missing"),
