@@ -164,8 +164,12 @@ class Engine:
             self.exits.forget(artefacts)
 
     def cascade_report(self, model: ModelId, artefact: str, small_artefact: str) -> CascadeReport | None:
-        """See `Levels.report`. Called on the event loop's thread."""
-        return self._levels.report(model, artefact, small_artefact)
+        """See `Levels.report`; of a cascade inside one root if no small level is named. Called on the event
+        loop's thread."""
+        if small_artefact:
+            return self._levels.report(model, artefact, small_artefact)
+        found = next((s for s in self._planner.stages if isinstance(s, CascadeInside)), None)
+        return None if found is None else found.report(model, artefact)
 
     async def infer(self, requests: Sequence[TextRequest]) -> list[TextResult]:
         """Answer a call's requests, in their order. Cancelling the call drops the texts that have not begun.

@@ -17,7 +17,7 @@ from hmi.engine.answers import answer_of
 from hmi.engine.bundles import TaskPart
 from hmi.engine.heads import outputs_of
 from hmi.engine.item import Item, Piece, Times
-from hmi.engine.ramps import Texts, attention_of, ramps_of
+from hmi.engine.ramps import Texts, attention_of, objective_of, ramps_of
 from hmi.engine.request import TextResult
 from hmi.engine.retrieval import Failed, Retrieved, retrieve
 from hmi.execution import BatchKey, Hook, Left, Rows, trace
@@ -118,7 +118,7 @@ class Runner:
         if not on:
             return []
         key, pieces, every = plan.candidate.key, batch.pieces, list[Hook]()
-        objectives = [piece.bundle.objective for piece in pieces]
+        objectives = [objective_of(piece) for piece in pieces]
         texts, ramps, attention = (
             Texts(pieces, parts),
             ramps_of(key, pieces, parts),

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 
@@ -16,11 +18,15 @@ from hmi.engine.bundles import TaskPart
 from hmi.engine.heads import outputs_of
 from hmi.engine.request import TextResult
 from hmi.execution import Left
+from hmi.jobs.profile_inside import profiled, seen_by
 from hmi.model.heads import Head, pool_rows
 from hmi.model.modules import TenantModule
 from hmi.model.tasks import task_of
 from hmi.stages.cascade.stage import CascadeInside
-from tests.e2e.conftest import Home
+from hmi.training.data.rows import Row
+from hmi.training.row_keys import key_of
+from tests.e2e.conftest import Home, mood_rows
+from tests.e2e.hall import bundle_of
 from tests.e2e.test_stage import Always
 from tests.hmi.test_cascade_inside import opened
 
@@ -118,6 +124,28 @@ async def test_an_open_gate_answers_some_texts_early_each_as_alone(inside: Home)
         if not left:
             assert one.scores != pytest.approx(full.scores, abs=1e-4), "the ensemble, of fewer words"
     assert early == {f"{model} {left}" for model in (MOOD, PAIRS) for left in (True, False)}
+
+
+async def test_a_profile_of_its_ramps_finds_what_the_engine_would_say(inside: Home) -> None:
+    bundle = await bundle_of(inside, MOOD)
+    part = inside.bundles().load_task_part(bundle.version.artefact)
+    rows = [Row(str(r["text"]), str(r["label"])) for r in map(json.loads, mood_rows(9, 60).splitlines())]
+    cascade = profiled(bundle, part, rows)
+    assert (cascade.site, cascade.version, cascade.small) == (1, 1, None)
+    seen, again = (seen_by(bundle, part, rows, [1], runs=1, prune_at=at, scale=1.0) for at in (None, 1))
+    np.testing.assert_array_equal(seen.ramps, again.ramps)
+    assert not np.array_equal(seen.full, again.full)
+    labels, half = bundle.version.labels, np.array([key_of(row) % 2 == 1 for row in rows])
+    right = np.array([labels.index(str(row.label)) for row in rows]) == seen.full.argmax(-1)
+    assert cascade.large_accuracy == pytest.approx(right[half].mean())
+    assert 0.0 < seen.alone_s.mean() < 10.0
+    engine = inside.engine()
+    await engine.start()
+    found = await engine.infer([TextRequest(MOOD, row.text, scores=True, early=False) for row in rows])
+    await engine.stop()
+    for result, chances in zip(found, seen.full, strict=True):
+        assert result.scores is not None
+        assert [result.scores[label] for label in labels] == pytest.approx(chances.tolist(), abs=1e-5)
 
 
 def test_a_pair_without_some_tokens_is_pooled_by_the_types_of_those_left() -> None:

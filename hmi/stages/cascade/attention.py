@@ -67,12 +67,13 @@ def from_first(
     query = torch.mv(maps.query, first) + maps.bias
     change = None if module is None else module.at(index, "q")
     if isinstance(change, LowRank):
-        query = query + change(first[None].to(change.down.dtype))[0].to(x.dtype)
+        # In fp32: products of halves are slow on CPUs.
+        query = query + torch.mv(change.up.float(), torch.mv(change.down.float(), first)) * LORA_SCALE
     by_head = query.view(heads, 1, -1)
     reading = (by_head @ maps.key.view(heads, -1, layer.dim)).squeeze(1)  # [heads, dim]
     change = None if module is None else module.at(index, "k")
     if isinstance(change, LowRank):
-        up, down = change.up.to(x.dtype), change.down.to(x.dtype)
+        up, down = change.up.float(), change.down.float()
         reading = reading + (by_head @ up.view(heads, -1, up.shape[1])).squeeze(1) @ down * LORA_SCALE
     scores = reading @ x.T * by_head.shape[-1] ** -0.5
     if layer.relative is not None:
