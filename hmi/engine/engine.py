@@ -11,7 +11,6 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
-import numpy as np
 import torch
 
 from hmi.config import Settings
@@ -34,13 +33,10 @@ from hmi.engine.running import Early, Held, Ran, Runner
 from hmi.engine.sink import CallSink
 from hmi.engine.supervisor import Broken, Supervisor
 from hmi.engine.waiting import WaitingTexts
+from hmi.engine.warming import compile_answers
 from hmi.errors import DeadlineExceeded, Unavailable
 from hmi.metrics import Metrics
-from hmi.model.batching import Encoded
-from hmi.model.heads import Head
-from hmi.model.lexical import word_bags
 from hmi.model.memory import usable_memory
-from hmi.model.tagging import best_path, marginals
 from hmi.stages import Candidate, Measured, Plan, Planner, RoundRobin
 from hmi.stages.cascade.report import CascadeReport
 from hmi.stages.cascade.stage import CascadeInside
@@ -121,7 +117,7 @@ class Engine:
             await asyncio.to_thread(self._misses.start)
         # One thread a stream: two streams of one thread beat one of two (docs/design/0004-engine.md).
         torch.set_num_threads(1)
-        await asyncio.to_thread(_compile)
+        await asyncio.to_thread(compile_answers)
         self._loops.keep("admission", self._admission.run)
         for i in range(self._settings.streams):
             self._loops.keep(f"stream {i + 1}", self._stream)
@@ -395,13 +391,3 @@ class Engine:
 def _deliver(answers: list[tuple[Item, TextResult]]) -> None:
     for item, answer in answers:
         item.sink.done(answer)
-
-
-def _compile() -> None:
-    """Compile the functions that answers need, before a batch waits for them."""
-    word_bags(["word"], Encoded([1], [0], [0]), 1)
-    scores, moves = np.zeros((1, 2), np.float32), np.zeros((3, 2), np.float32)
-    best_path(scores, moves)
-    marginals(scores, moves)
-    row = torch.zeros(1, 16)
-    Head(32, 2).of_packed(row, row, [0, 1])
