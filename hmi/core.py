@@ -22,8 +22,13 @@ _NAME = re.compile(NAME_PATTERN)
 MAX_DOMAIN_PARTS = 7  # the limit of a ref in the PLOT store
 
 Task = Literal["classification", "pair", "multilabel", "regression", "tagging", "embedding"]
-JobKind = Literal["import_root", "build_plot", "fine_tune", "compact_plot"]
+JobKind = Literal["import_root", "build_plot", "fine_tune", "compact_plot", "profile_cascade"]
 JobState = Literal["queued", "running", "succeeded", "failed", "cancelled"]
+CascadeState = Literal["no objective", "no offer", "testing", "earning", "in use"]
+"""no objective: the tenant insists on no agreement, so the large level answers. no offer: no dispatcher of
+the profile reaches the objective, or all that do have failed. testing: audits of the tenant's traffic do not
+yet suffice. earning: they do, but the stream may not yet disagree once more. in use: the small level answers
+first."""
 Scope = Literal["infer", "manage", "admin"]
 ENDED: frozenset[JobState] = frozenset({"succeeded", "failed", "cancelled"})
 
@@ -194,13 +199,25 @@ class Cascade(Record):
     """The model that is asked first, of the same tenant. None: a ramp of the same model answers first."""
     site: int | None = None
     """That ramp; None if the levels are two models."""
+    temperature: float = 1.0
+    """Dividing the small level's outputs by it calibrates its probabilities."""
     version: int
     small_version: int | None = None
+    small_artefact: str | None = None
+    """That version's artefact: a model that was deleted and made anew begins at version 1 again."""
+    large_temperature: float = 1.0
+    """The same for the large level, where it is another model."""
     rows: int
     """The number of labelled rows of the profile."""
     large_accuracy: float
+    small_accuracy: float | None = None
     large_ms: float
+    small_ms: float | None = None
     offers: tuple[Offer, ...]
+    machine: dict[str, str] = Field(default_factory=dict)
+    """The processor and software that the times hold for (`hmi.execution.machine.fingerprint`)."""
+    measured_at: str = ""
+    """RFC 3339 in UTC."""
 
 
 class ModelVersion(Record):

@@ -13,12 +13,14 @@ from hmi.api.caller import Caller
 from hmi.api.errors import over
 from hmi.api.loop import off_loop
 from hmi.config import Settings
+from hmi.core import ModelId
 from hmi.engine import TextRequest, TextResult
 from hmi.engine.request import Provenance
 from hmi.errors import InvalidInput
 
 if TYPE_CHECKING:
     from hmi.model.tokenizer import Text
+    from hmi.stages.cascade.report import CascadeReport
 
 
 class InferenceEngine(Protocol):
@@ -34,6 +36,13 @@ class InferenceEngine(Protocol):
 
     def forget(self, artefacts: Collection[str], roots: Collection[str], plots: Collection[str]) -> None:
         """Give back the memory of what has been deleted. May be called on any thread."""
+        ...
+
+    def cascade_report(self, model: ModelId, artefact: str, small_artefact: str) -> CascadeReport | None:
+        """Return what a cascade did; None if none of its texts came. Called on the event loop's thread.
+
+        model: the large level. artefact, small_artefact: the levels'.
+        """
         ...
 
     def ready(self) -> bool:

@@ -9,7 +9,7 @@ import re
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from hmi.api.app import build_engine, build_services
@@ -21,12 +21,15 @@ from hmi.api.inference import InferenceEngine
 from hmi.api.route import Call, Reply, Route
 from hmi.api.routes import ROUTES
 from hmi.config import Settings
-from hmi.core import Progress
+from hmi.core import ModelId, Progress
 from hmi.engine import TextRequest, TextResult
 from hmi.errors import Conflict, InvalidInput, NotFound
 from hmi.execution.compiling import compile_all
 from hmi.manager import Manager
 from hmi.metrics import Metrics
+
+if TYPE_CHECKING:
+    from hmi.stages.cascade.report import CascadeReport
 
 
 class EngineAtStart:
@@ -52,6 +55,11 @@ class EngineAtStart:
     def forget(self, artefacts: Collection[str], roots: Collection[str], plots: Collection[str]) -> None:
         if self._engine is not None:
             self._engine.forget(artefacts, roots, plots)
+
+    def cascade_report(self, model: ModelId, artefact: str, small_artefact: str) -> CascadeReport | None:
+        if self._engine is None:
+            return None
+        return self._engine.cascade_report(model, artefact, small_artefact)
 
     def ready(self) -> bool:
         return self._engine is not None and self._engine.ready()

@@ -8,13 +8,14 @@ from functools import cache
 
 from aiohttp import web
 
-from hmi.api.handlers import domains, health, infer, jobs, models, roots, stats, tenants
+from hmi.api.handlers import cascades, domains, health, infer, jobs, models, roots, stats, tenants
 from hmi.api.openapi import document
 from hmi.api.protocols.native import NATIVE
 from hmi.api.route import Call, Route
 from hmi.api.schemas import Health, JobAccepted, JobList, JobQuery, JobView, NoBody
 from hmi.api.schemas_domain import ChangeDomain, DomainList, DomainView, GrowDomain
 from hmi.api.schemas_manage import (
+    CascadeView,
     ChangeTenant,
     CreateDomain,
     CreateKey,
@@ -28,6 +29,7 @@ from hmi.api.schemas_manage import (
     ModelQuery,
     ModelView,
     ModuleExport,
+    ProfileCascade,
     RollbackDomain,
     RollbackModel,
     RootList,
@@ -294,6 +296,26 @@ MODELS = (
     Route("DELETE", MODEL, models.delete_model, "Delete a model.", NoBody, "manage", kinds=("conflict",)),
 )
 
+CASCADES = (
+    Route(
+        "POST",
+        f"{MODEL}/cascade",
+        cascades.profile_cascade,
+        "Profile a cascade with this model as its large level.",
+        JobAccepted,
+        "manage",
+        202,
+        body=ProfileCascade,
+        files={"data": False},
+        creates=True,
+        kinds=("conflict", "invalid_data"),
+    ),
+    Route(
+        "GET", f"{MODEL}/cascade", cascades.show_cascade, "A cascade and its traffic.", CascadeView, "manage"
+    ),
+    Route("DELETE", f"{MODEL}/cascade", cascades.delete_cascade, "Remove a cascade.", NoBody, "manage"),
+)
+
 JOBS = (
     Route(
         "GET",
@@ -336,7 +358,16 @@ OPERATION = (
     Route("GET", "/openapi.json", openapi, "This document.", while_draining=True, etag=True),
 )
 
-ROUTES: tuple[Route, ...] = (*ROOTS, *DOMAINS, *TENANTS, *MODELS, *JOBS, *infer.routes_of(NATIVE), *OPERATION)
+ROUTES: tuple[Route, ...] = (
+    *ROOTS,
+    *DOMAINS,
+    *TENANTS,
+    *MODELS,
+    *CASCADES,
+    *JOBS,
+    *infer.routes_of(NATIVE),
+    *OPERATION,
+)
 
 
 def openapi_text() -> str:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from hmi.api.schemas import NEXT, Alpha, Answer, Change, DomainName, ModelName, Name, Query, Request
-from hmi.core import MAX_WEIGHT, MIN_WEIGHT, ModelVersion, Scope, Task
+from hmi.core import MAX_WEIGHT, MIN_WEIGHT, Cascade, CascadeState, ModelVersion, Scope, Task
 from hmi.jobs.options import BuildPlotOptions, FineTuneOptions, ImportRootOptions, Publish
 
 WEIGHT = "The tenant's share of compute beside other tenants that wait: twice the weight, twice the time."
@@ -108,6 +108,18 @@ class UpdateModel(Request):
         "held-out rows (a tie included), always, or never. A version that is held back is kept; `rollback` "
         "with its number lets it answer.",
     )
+
+
+class ProfileCascade(Request):
+    data: PathRef | None = Field(
+        default=None, description="Labelled rows that neither level was trained on, at least 200."
+    )
+    small: ModelName | None = Field(
+        default=None,
+        description="The model that is asked first: of the same tenant, task and labels, usually on another "
+        "root. Without it, a ramp of the model itself answers first.",
+    )
+    skip_bad_rows: int = Field(default=0, ge=0, description="Leave out up to this many bad rows.")
 
 
 class ImportModule(Request):
@@ -229,6 +241,46 @@ class ModelView(Answer):
     metrics: dict[str, Any]
     bytes: int
     versions: list[ModelVersion]
+
+
+class CascadeTraffic(Answer):
+    """What a cascade did since the server started, or since its profile or the model's objective changed."""
+
+    state: CascadeState = Field(
+        description="`no objective`: the tenant insists on no agreement, so the large level answers. "
+        "`no offer`: no dispatcher reaches the objective, or all that do have failed. `testing`: the audits "
+        "do not yet suffice. `earning`: they do, but the stream may not yet disagree once more. `in use`: "
+        "the small level answers first."
+    )
+    cut_off: float | None = Field(
+        default=None, description="The dispatcher that is tested or used: c of Tabi's equation (4)."
+    )
+    slope: float | None = Field(default=None, description="Its k.")
+    texts: int = 0
+    returned: int = Field(default=0, description="Texts that the small level answered.")
+    gone_on: int = Field(default=0, description="Texts that the dispatcher sent on to the large level.")
+    audited: int = Field(default=0, description="Texts on which both levels were compared.")
+    disagreed: int = Field(default=0, description="Audits on which the dispatcher's answer differed.")
+    gate_audits: int = Field(default=0, description="Audits that opened the gate, or count for it so far.")
+    gate_disagreed: int = 0
+    gate_bound: float | None = Field(
+        default=None,
+        description="Clopper-Pearson's upper bound of their rate of disagreements, wrong with 5%.",
+    )
+    alarms: int = 0
+    share: float | None = Field(default=None, description="The share of texts that is audited.")
+
+
+class CascadeView(Answer):
+    """A model's cascade."""
+
+    model: str
+    state: Literal["ready", "stale"]
+    stale: str | None = Field(description="Why it does not hold any more, and the cure.")
+    cascade: Cascade
+    traffic: CascadeTraffic | None = Field(
+        description="Null if none of its texts came since the server started, or without a server."
+    )
 
 
 class ModuleExport(Answer):

@@ -21,6 +21,8 @@ def figures(view: Mapping[str, Any]) -> Figures:
         return _of_model(result)
     if view["kind"] == "build_plot":
         return _of_plot(result)
+    if view["kind"] == "profile_cascade":
+        return _of_cascade(result)
     if "repaired" in result:
         return {"repaired": ", ".join(result["repaired"]) or "nothing: its files are sound"}
     return {}
@@ -83,6 +85,19 @@ def _epochs(metrics: Mapping[str, Any]) -> str:
     return f"{run} of {planned}, all that were planned; epoch {best} is kept"
 
 
+def _of_cascade(result: Mapping[str, Any]) -> Figures:
+    seen = f"; {result['seen_rows']} that a level was trained on were left out" if result["seen_rows"] else ""
+    return {
+        "rows": f"{result['rows']}{seen}",
+        **{
+            level: f"accuracy {result[f'{level}_accuracy']:.4g}, {result[f'{level}_ms']:.3g} ms a text"
+            for level in ("small", "large")
+            if result[f"{level}_accuracy"] is not None and result[f"{level}_ms"] is not None
+        },
+        "offers": str(result["offers"]) if result["offers"] else "none is faster than the large level alone",
+    }
+
+
 def _of_plot(result: Mapping[str, Any]) -> Figures:
     found: Figures = {}
     stored = {k.removeprefix("stored_"): n for k, n in result.items() if k.startswith("stored_")}
@@ -106,6 +121,8 @@ def _next(kind: str, target: str) -> str | None:
         return f"hmi infer {target} TEXT, or hmi model report {target}"
     if kind == "build_plot":
         return f"hmi model create TENANT.MODEL ROWS --domain {target}"
+    if kind == "profile_cascade":
+        return f"hmi model cascade show {target}"
     if kind == "import_root":
         return f"hmi domain create {target}/NAME CORPUS"
     return None

@@ -9,6 +9,7 @@ from typing import Any, get_args
 import click
 
 from hmi.cli.base import Group, as_json, pass_session
+from hmi.cli.cascades import cascade
 from hmi.cli.check import show_formats, skipping
 from hmi.cli.options import FILE, Whole, confirm, job_options, settings_option, yes_option
 from hmi.cli.output import notes, print_done, print_fields, print_json, print_table, size
@@ -51,6 +52,7 @@ def model() -> None:
 
 
 model.add_command(report)
+model.add_command(cascade)
 
 
 @model.command()

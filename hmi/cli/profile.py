@@ -1,17 +1,20 @@
 """`hmi profile`: the times of the executors on this machine, and the table of them that `hmi root show`
-prints."""
+prints; `hmi profile cascade`: two models that answer one after the other."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 from rich.progress import BarColumn, Progress, TextColumn
 
-from hmi.cli.base import FolderCommand, as_json, pass_session
+from hmi.cli.base import FolderCommand, Group, as_json, pass_session
+from hmi.cli.options import FILE, Whole, job_options
 from hmi.cli.output import notes, print_json, print_table
-from hmi.cli.session import Session
+from hmi.cli.progress import finish
+from hmi.cli.session import Session, segment
 from hmi.errors import NotFound
 
 if TYPE_CHECKING:
@@ -23,12 +26,28 @@ DIFFERS = 1.25
 """Times that differ by this factor are reported: smaller differences are usual on a busy machine."""
 
 
-@click.command(cls=FolderCommand)
+class Fallback(Group):
+    """A group whose command `executors` runs if no command is named: `hmi profile ROOT` means it."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        named = any(arg in self.commands or arg in ctx.help_option_names for arg in args)
+        return super().parse_args(ctx, args if named else ["executors", *args])
+
+
+@click.group(cls=Fallback)
+def profile() -> None:
+    """Measure the executors of roots, or a cascade of two models.
+
+    'hmi profile [ROOT]' is short for 'hmi profile executors [ROOT]'.
+    """
+
+
+@profile.command(cls=FolderCommand)
 @click.argument("root", required=False)
 @click.option("--again", is_flag=True, help="Measure again, even if the times on this machine are known.")
 @as_json
 @pass_session
-def profile(session: Session, root: str | None, again: bool, as_json: bool) -> None:
+def executors(session: Session, root: str | None, again: bool, as_json: bool) -> None:
     """Measure the executors of ROOT, or of every root, on this machine.
 
     On a new installation it compiles first. The times are kept in the data folder. A server reads them when
@@ -49,6 +68,37 @@ def profile(session: Session, root: str | None, again: bool, as_json: bool) -> N
         found = [_profile(manager, record, again, as_json) for record in roots]
     if as_json:
         print_json(found)
+
+
+@profile.command()
+@click.argument("large", metavar="TENANT.LARGE")
+@click.argument("data", type=FILE)
+@click.option(
+    "--small",
+    metavar="TENANT.SMALL",
+    help="The model that is asked first: of the same task and labels, usually on another root. Without it, a "
+    "ramp of LARGE itself answers first.",
+)
+@click.option(
+    "--skip-bad-rows", "skip", type=Whole(0), default=0, metavar="N", help="Leave out up to N bad rows."
+)
+@job_options
+@pass_session
+def cascade(
+    session: Session, large: str, data: Path, small: str | None, skip: int, detach: bool, as_json: bool
+) -> None:
+    """Profile a cascade: SMALL answers first, LARGE the texts that need it.
+
+    DATA has labelled rows that neither model was trained on, at least 200. Requests go on naming LARGE. SMALL
+    answers once LARGE has an objective with an agreement, and audits of its own traffic have shown that the
+    cascade keeps it: 'hmi model cascade show LARGE'.
+    """
+    session.may_start_jobs()
+    with session.calls() as calls:
+        body = {"small": small, "skip_bad_rows": skip}
+        path = f"/manage/models/{segment(large)}/cascade"
+        job = calls.request("POST", path, body, {"data": data})["job"]
+        finish(session, calls, job, detach=detach, as_json=as_json)
 
 
 def _profile(manager: Manager, record: RootRecord, again: bool, as_json: bool) -> dict[str, Any]:

@@ -11,10 +11,10 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
-import numpy as np
 import torch
 
 from hmi.config import Settings
+from hmi.core import ModelId
 from hmi.engine.accounts import Accounts
 from hmi.engine.admission import Admission
 from hmi.engine.bundles import Bundles, TaskPart
@@ -23,6 +23,7 @@ from hmi.engine.express import Host, Hosts
 from hmi.engine.in_flight import InFlight
 from hmi.engine.isolate import by_model, fail
 from hmi.engine.item import Item, Piece, artefacts_of, work_in
+from hmi.engine.levels import Admitted, Levels
 from hmi.engine.lines import Lines
 from hmi.engine.loading import ModelLoader
 from hmi.engine.pace import BATCH_WORK, Pace
@@ -32,14 +33,13 @@ from hmi.engine.running import Early, Held, Ran, Runner
 from hmi.engine.sink import CallSink
 from hmi.engine.supervisor import Broken, Supervisor
 from hmi.engine.waiting import WaitingTexts
+from hmi.engine.warming import compile_answers
 from hmi.errors import DeadlineExceeded, Unavailable
 from hmi.metrics import Metrics
-from hmi.model.batching import Encoded
-from hmi.model.heads import Head
-from hmi.model.lexical import word_bags
 from hmi.model.memory import usable_memory
-from hmi.model.tagging import best_path, marginals
 from hmi.stages import Candidate, Measured, Plan, Planner, RoundRobin
+from hmi.stages.cascade.report import CascadeReport
+from hmi.stages.cascade.stage import CascadeInside
 from hmi.stages.early_exit.stage import EarlyExit
 from hmi.stages.planner import work_left
 from hmi.stores.adapter_pool import AdapterPool, NoRoom
@@ -83,7 +83,9 @@ class Engine:
     ) -> None:
         self._settings, self._misses = settings, misses
         self._planner: Planner = (
-            RoundRobin([EarlyExit(Layout(settings.data).exits)]) if planner is None else planner
+            RoundRobin([EarlyExit(Layout(settings.data).exits), CascadeInside()])
+            if planner is None
+            else planner
         )
         self.exits = next((s for s in self._planner.stages if isinstance(s, EarlyExit)), None)
         """The stage of early exits, with reports and late labels; None if the planner has none."""
@@ -105,6 +107,7 @@ class Engine:
         metrics.watch_queue(lambda: self._queue.tokens, self._waiting.seen, settings.streams)
         self._loader = ModelLoader(bundles, pool)
         self._admission = Admission(self._loader)
+        self._levels = Levels(self._admission, self._ask)
         self._runner = Runner(self._planner.stages, misses)
         self._compute = Compute(settings.streams)
         self._lines, self._hosts, self._loops = Lines(), Hosts(settings.streams), Supervisor()
@@ -119,7 +122,7 @@ class Engine:
             await asyncio.to_thread(self._misses.start)
         # One thread a stream: two streams of one thread beat one of two (docs/design/0004-engine.md).
         torch.set_num_threads(1)
-        await asyncio.to_thread(_compile)
+        await asyncio.to_thread(compile_answers)
         self._loops.keep("admission", self._admission.run)
         for i in range(self._settings.streams):
             self._loops.keep(f"stream {i + 1}", self._stream)
@@ -163,6 +166,14 @@ class Engine:
         if self.exits is not None:
             self.exits.forget(artefacts)
 
+    def cascade_report(self, model: ModelId, artefact: str, small_artefact: str) -> CascadeReport | None:
+        """See `Levels.report`; of a cascade inside one root if no small level is named. Called on the event
+        loop's thread."""
+        if small_artefact:
+            return self._levels.report(model, artefact, small_artefact)
+        found = next((s for s in self._planner.stages if isinstance(s, CascadeInside)), None)
+        return None if found is None else found.report(model, artefact)
+
     async def infer(self, requests: Sequence[TextRequest]) -> list[TextResult]:
         """Answer a call's requests, in their order. Cancelling the call drops the texts that have not begun.
 
@@ -194,6 +205,12 @@ class Engine:
         # Refuse a call before work is spent on it: each text has at least three tokens.
         self._queue.check(Counter({t: 3 * n for t, n in Counter(r.model.tenant for r in requests).items()}))
         admitted = await self._admission.admit(requests)
+        if any(bundle.cascade is not None for bundle, _ in admitted):
+            return await self._levels.answer(requests, admitted)
+        return await self._ask(requests, admitted)
+
+    async def _ask(self, requests: Sequence[TextRequest], admitted: Sequence[Admitted]) -> list[TextResult]:
+        """Run admitted texts, and return their answers in their order."""
         answers = CallSink(len(requests))
         items = [Item(r, b, w, s) for r, (b, w), s in zip(requests, admitted, answers.sinks, strict=True)]
         with self._loader.needing([bundle.version.artefact for bundle, _ in admitted]):
@@ -381,13 +398,3 @@ class Engine:
 def _deliver(answers: list[tuple[Item, TextResult]]) -> None:
     for item, answer in answers:
         item.sink.done(answer)
-
-
-def _compile() -> None:
-    """Compile the functions that answers need, before a batch waits for them."""
-    word_bags(["word"], Encoded([1], [0], [0]), 1)
-    scores, moves = np.zeros((1, 2), np.float32), np.zeros((3, 2), np.float32)
-    best_path(scores, moves)
-    marginals(scores, moves)
-    row = torch.zeros(1, 16)
-    Head(32, 2).of_packed(row, row, [0, 1])

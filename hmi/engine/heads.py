@@ -82,8 +82,14 @@ def _read(
         read = left.last[start : offsets[-1]]
     else:
         spans = zip(pairwise(offsets), pieces, strict=True)
-        read = torch.stack([pool_text(reads, left.last[a:b], piece.window.types) for (a, b), piece in spans])
+        read = torch.stack([pool_text(reads, left.last[a:b], _types(left, a, b, p)) for (a, b), p in spans])
     return read if head is None else head(read)
+
+
+def _types(left: Left, start: int, end: int, piece: Piece) -> Sequence[int]:
+    """The token types of a text's rows start:end."""
+    types = piece.window.types
+    return types if left.tokens is None else [types[token] for token in left.tokens[start:end].tolist()]
 
 
 def _finite(output: Tensor, piece: Piece) -> Output:

@@ -9,11 +9,15 @@ from typing import overload
 import torch
 from torch import Tensor
 
+from hmi.core import Objective
 from hmi.engine.bundles import TaskPart
 from hmi.engine.heads import outputs_of
 from hmi.engine.item import Piece
 from hmi.execution.batch import BatchKey, Left, Rows, offsets_of
+from hmi.model.calibration import Floats
+from hmi.model.encoder import EncoderLayer
 from hmi.stages import Text
+from hmi.stages.cascade.attention import from_first
 
 
 class Texts(Sequence[Text]):
@@ -73,6 +77,27 @@ def ramps_of(
     return ramp
 
 
+def attention_of(
+    pieces: Sequence[Piece], parts: Sequence[TaskPart]
+) -> Callable[[int, Rows, Sequence[int]], list[Floats]]:
+    """Return `Batch.attention` of a batch."""
+    root = pieces[0].bundle.root
+
+    def attention(layer: int, rows: Rows, texts: Sequence[int]) -> list[Floats]:
+        weights, heads = root.upper[layer], root.info.shape.heads
+        assert isinstance(weights, EncoderLayer)
+        spans = dict(zip(rows.texts, rows.spans(), strict=True))
+        mine = [(rows.x[slice(*spans[text])].cpu(), parts[text].module) for text in texts]
+        return [from_first(weights, heads, x, module, layer) for x, module in mine]
+
+    return attention
+
+
+def objective_of(piece: Piece) -> Objective:
+    """The bounds that stages keep for a text: none may change its answer if its request insists on that."""
+    return piece.bundle.objective if piece.item.request.early else Objective()
+
+
 def _text(piece: Piece, part: TaskPart) -> Text:
     bundle, request, window = piece.bundle, piece.item.request, piece.window
     task = bundle.task if part.transitions is None else bundle.task.with_transitions(part.transitions)
@@ -80,11 +105,13 @@ def _text(piece: Piece, part: TaskPart) -> Text:
     return Text(
         model=bundle.model,
         version=bundle.version,
-        objective=bundle.objective,
+        objective=objective_of(piece),
         cascade=bundle.cascade,
         task=task,
         id=request.id or uuid.uuid4().hex,
         tokens=len(window),
         whole=len(piece.item.windows) == 1,
         merged=lambda output: task.merge([output], [window], words),
+        words=[-1 if word is None else word for word in window.words],
+        segments=window.types,
     )

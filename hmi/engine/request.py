@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 Priority = Literal["high", "normal", "low"]
 PRIORITIES: tuple[Priority, ...] = get_args(Priority)
 """The most urgent first."""
+Level = Literal["small", "large"]
+"""Of a cascade."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,10 @@ class TextRequest:
     deadline: float | None = None
     priority: Priority = "normal"
     """The text's order among its own tenant's waiting texts. Other tenants' turns do not depend on it."""
+    calibrated: bool = False
+    """Divide the outputs by the model's calibration temperature before they become probabilities."""
+    early: bool = True
+    """Whether a stage may answer it with less than the full model, if the tenant's objective lets it."""
     place: str = "inputs"
     """The name of this text in the call, the `field` of errors about it."""
     model_place: str | None = None
@@ -70,15 +76,29 @@ class Provenance:
     """The setting of each execution stage that was not off."""
     confidence: float | None = None
     """Of a text that left early: that of the ramp that answered it. The least over all answers."""
+    level: Level | None = None
+    """Of a cascade: the level that answered; `large` if it answered one of several texts. None without a
+    cascade."""
 
     @classmethod
     def together(cls, parts: Sequence[Provenance]) -> Provenance:
-        """Sum the counts of at least one provenance. All must have the same model, versions and settings."""
+        """Sum the counts of at least one provenance. All must have the same model and versions, except that
+        the levels of a cascade have their own: the large level's are given if it answered one of them."""
         plot: Counter[str] = Counter()
+        stages: dict[str, str] = {}
         for part in parts:
             plot.update(part.plot)
-        sure = min((p.confidence for p in parts if p.confidence is not None), default=None)
-        return replace(parts[0], plot=dict(plot), layers=max(part.layers for part in parts), confidence=sure)
+            stages.update(part.stages)
+        levels = [p.level for p in parts if p.level is not None]
+        first = next((part for part in parts if part.level != "small"), parts[0])
+        return replace(
+            first,
+            plot=dict(plot),
+            layers=max(part.layers for part in parts),
+            stages=stages,
+            confidence=min((p.confidence for p in parts if p.confidence is not None), default=None),
+            level="large" if "large" in levels else next(iter(levels), None),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

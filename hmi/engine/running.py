@@ -17,7 +17,7 @@ from hmi.engine.answers import answer_of
 from hmi.engine.bundles import TaskPart
 from hmi.engine.heads import outputs_of
 from hmi.engine.item import Item, Piece, Times
-from hmi.engine.ramps import Texts, ramps_of
+from hmi.engine.ramps import Texts, attention_of, objective_of, ramps_of
 from hmi.engine.request import TextResult
 from hmi.engine.retrieval import Failed, Retrieved, retrieve
 from hmi.execution import BatchKey, Hook, Left, Rows, trace
@@ -118,10 +118,13 @@ class Runner:
         if not on:
             return []
         key, pieces, every = plan.candidate.key, batch.pieces, list[Hook]()
-        objectives = [piece.bundle.objective for piece in pieces]
-        about = Batch(
-            key, plan.candidate.layers, Texts(pieces, parts), ramps_of(key, pieces, parts), objectives
+        objectives = [objective_of(piece) for piece in pieces]
+        texts, ramps, attention = (
+            Texts(pieces, parts),
+            ramps_of(key, pieces, parts),
+            attention_of(pieces, parts),
         )
+        about = Batch(key, plan.candidate.layers, texts, ramps, objectives, attention)
         for name, setting in on.items():
             hooks = self._stages[name].hooks(setting, about)
             for hook in hooks:
@@ -170,8 +173,11 @@ class Running:
     def _of(self, left: Left, outputs: Sequence[Output]) -> Iterator[Outcome]:
         """The answers that these windows complete, and their errors."""
         sure: Sequence[float | None] = left.confidences or [None] * len(left.texts)
+        before = -1
         for text, output, confidence in zip(left.texts, outputs, sure, strict=True):
-            piece, hits = self.batch.pieces[text], self.batch.hits[text]
+            if text == before:
+                continue  # a stage let the text run twice, and has had the second output
+            before, piece, hits = text, self.batch.pieces[text], self.batch.hits[text]
             if isinstance(output, Exception):
                 yield piece.item, output
             elif piece.item.add(piece.index, output, hits, left.after, self.stages, self.times, confidence):

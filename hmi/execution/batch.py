@@ -39,6 +39,10 @@ class Rows:
     size: Tensor | None = None
     """[rows]: the number of tokens that each row stands for; None: one each. Its logarithm is added to the
     attention scores."""
+    tokens: Tensor | None = None
+    """int64 [rows] in host memory: the place in its text of the token that each row stands for, if a stage
+    has dropped tokens for good; None: none was dropped. Heads then read the rows that are left. Executors
+    treat these as neighbours (docs/design/0012-exits-and-cascades.md). Not together with `source`."""
 
     @classmethod
     def packed(cls, x: Tensor, offsets: Sequence[int]) -> Rows:
@@ -53,10 +57,34 @@ class Rows:
         """Expand [rows, …] to [tokens, …]: the row that stands for each original token of these texts."""
         return rows if self.source is None else rows.index_select(0, self.source)
 
+    def taken(self, parts: Sequence[tuple[int, Sequence[int] | None]]) -> Rows:
+        """Some rows of some texts: (place in `texts`, its rows, counted from its first; None: all of them).
+
+        A text may be taken twice; the result then has it twice, one after the other.
+        """
+        assert self.source is None, "rows that stand for others cannot be taken apart"
+        spans = list(self.spans())
+        lengths = [b - a for a, b in spans]
+        own = [torch.arange(lengths[at]) if of is None else _whole_numbers(of) for at, of in parts]
+        places = [each + spans[at][0] for each, (at, _) in zip(own, parts, strict=True)]
+        index = torch.cat(places or [torch.arange(0)])
+        there = index.to(self.x.device)
+        tokens = None if self.tokens is None else self.tokens[index]
+        if self.tokens is None and any(of is not None for _, of in parts):
+            tokens = torch.cat(own)
+        return Rows(
+            self.x.index_select(0, there),
+            offsets_of([len(mine) for mine in places]),
+            [self.texts[at] for at, _ in parts],
+            size=None if self.size is None else self.size.index_select(0, there),
+            tokens=tokens,
+        )
+
 
 @dataclass(frozen=True)
 class Left:
-    """Texts that have left the upper layers. Rows are by original token, whatever stages did in between."""
+    """Texts that have left the upper layers. Rows are by original token, whatever stages did in between,
+    except for tokens that a stage has dropped for good."""
 
     texts: Sequence[int]
     """[k]: indexes into the batch, ascending."""
@@ -74,6 +102,8 @@ class Left:
     """[k]: the outputs of texts that a hook has answered; None: the models' heads compute them."""
     confidences: Sequence[float] | None = None
     """[k]: the confidence with which a hook has answered these texts."""
+    tokens: Tensor | None = None
+    """See `Rows.tokens`."""
     waited_s: float = 0.0
     """Seconds that the thread slept until a device had computed these texts."""
 
@@ -81,3 +111,7 @@ class Left:
 def offsets_of(lengths: Sequence[int]) -> list[int]:
     """Cumulative sums of the lengths, from 0: [texts] -> [texts + 1]."""
     return [0, *torch.tensor(lengths, dtype=torch.int64).cumsum(0).tolist()]
+
+
+def _whole_numbers(values: Sequence[int]) -> Tensor:
+    return torch.tensor(values, dtype=torch.int64)

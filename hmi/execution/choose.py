@@ -81,6 +81,11 @@ class Chosen:
         self._work.start()
         return self._work
 
+    def settle(self) -> None:
+        """Wait until the choice has ended. Blocks: some seconds, if the root was not measured here before."""
+        if self._work is not None:
+            self._work.join()
+
     def close(self) -> None:
         """End the choice, if it is under way. Waits for the step that runs, which takes about a second.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import torch
@@ -50,7 +51,7 @@ def through(layers: int, key: BatchKey, rows: Rows, hooks: Sequence[Hook], step:
         with trace.span("layer"):
             below, x = rows.x, step.layer(i, rows, first_only)
         if not first_only:
-            rows = Rows(x[: rows.offsets[-1]], rows.offsets, rows.texts, rows.source, rows.size)
+            rows = replace(rows, x=x[: rows.offsets[-1]])
     offsets = rows.offsets if rows.source is None else offsets_of([lengths[t] for t in rows.texts])
     ended = rows.by_token(rows.x) if key.reads == "rows" else x[: len(rows.texts)]
-    yield Left(rows.texts, ended, rows.by_token(below), offsets, after=layers)
+    yield Left(rows.texts, ended, rows.by_token(below), offsets, after=layers, tokens=rows.tokens)

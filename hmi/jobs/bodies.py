@@ -23,6 +23,7 @@ BODIES: Mapping[JobKind, Body] = {
     "build_plot": _lazily("hmi.jobs.build_plot"),
     "fine_tune": _lazily("hmi.jobs.fine_tune"),
     "compact_plot": _lazily("hmi.jobs.compact_plot"),
+    "profile_cascade": _lazily("hmi.jobs.profile_cascade"),
 }
 
 

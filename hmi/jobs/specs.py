@@ -89,3 +89,17 @@ class CompactPlotSpec(Spec):
 
     domain: str
     max_segments: int
+
+
+class ProfileCascadeSpec(Spec):
+    """Profile a cascade on labelled rows, for its large level. Input: data."""
+
+    model: str
+    """The large level."""
+    small: str | None = None
+    """The model that is asked first; None: a ramp of the large level itself."""
+    skip_bad_rows: int = 0
+
+    @property
+    def model_id(self) -> ModelId:
+        return ModelId.parse(self.model)

@@ -11,6 +11,7 @@ from hmi.config import Settings
 from hmi.core import JobRecord, JobState, KeyRecord, ModelId, ModelRecord, Progress, Scope, Task, TenantRecord
 from hmi.jobs.runtime.runner import JobRunner
 from hmi.manager.archives import ByteProgress, export_domain, import_domain
+from hmi.manager.cascades import CascadeInfo, Cascades
 from hmi.manager.consistency import Consistency
 from hmi.manager.domains import DomainInfo, Domains
 from hmi.manager.exchange import Exchange, ModuleFiles
@@ -55,6 +56,7 @@ class Manager:
         self.adapters, self.lowers, self.runner = adapters, lowers, runner
         self._domains = Domains(self._parts)
         self._models = Models(self._parts, self._domains)
+        self._cascades = Cascades(self._parts)
         self._exchange = Exchange(self._parts, self._domains)
         self._tenants = Tenants(self._parts)
         self._roots = Roots(self._parts, self._domains)
@@ -274,6 +276,30 @@ class Manager:
     def delete_model(self, model: str) -> None:
         """Remove a model and stop its jobs. Its files are freed an hour later. Raises NotFound."""
         self._models.delete(model)
+
+    def profile_cascade(
+        self,
+        model: str,
+        *,
+        small: str | None = None,
+        data: Path | bytes | None = None,
+        skip_bad_rows: int = 0,
+        job_limit: int | None = None,
+    ) -> JobRecord:
+        """Profile a cascade on labelled rows. model: its large level. small: the model that is asked first.
+
+        Raises InvalidInput, InvalidData, NotFound, Conflict (a profile is made already), QuotaExceeded,
+        StorageFull.
+        """
+        return self._cascades.profile(model, small, data, skip_bad_rows, job_limit)
+
+    def cascade(self, model: str) -> CascadeInfo:
+        """The cascade of this large level. Raises NotFound (also if it has none)."""
+        return self._cascades.show(model)
+
+    def delete_cascade(self, model: str) -> None:
+        """Remove the cascade: the model answers alone again. Raises NotFound (also if it has none)."""
+        self._cascades.delete(model)
 
     def models(
         self, tenant: str | None = None, after: str | None = None, limit: int | None = None

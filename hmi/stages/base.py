@@ -11,6 +11,7 @@ from torch import Tensor
 from hmi.core import Cascade, ModelId, ModelVersion, Objective
 from hmi.execution.base import Hook
 from hmi.execution.batch import BatchKey, Rows
+from hmi.model.calibration import Floats
 from hmi.model.tasks import TaskKind
 
 
@@ -70,6 +71,14 @@ class Text:
     """True if the text has one window. The answer of a text with several is made of all of them."""
     merged: Callable[[Tensor], Tensor]
     """The task's `merge` of a whole text's output."""
+    words: Sequence[int] = ()
+    """[tokens]: the index of each token's word within its segment; -1 for special tokens."""
+    segments: Sequence[int] = ()
+    """[tokens]: 0 in the first text, 1 in the second."""
+
+
+def _unknown(layer: int, rows: Rows, texts: Sequence[int]) -> list[Floats]:
+    raise RuntimeError("attention of a batch that was made without it")
 
 
 @dataclass(frozen=True)
@@ -86,6 +95,9 @@ class Batch:
     text without such a ramp, and for one whose output is not finite."""
     objectives: Sequence[Objective]
     """[texts]: the objective of each. To look at them all costs less than to look at the texts."""
+    attention: Callable[[int, Rows, Sequence[int]], list[Floats]] = _unknown
+    """attention(layer, rows, texts): the attention [rows] that each row of a text receives in a layer from
+    the text's first row. `rows` are those that enter the layer; `texts` are among theirs."""
 
 
 class Stage(Protocol):

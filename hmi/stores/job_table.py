@@ -24,7 +24,13 @@ LOOKED_AT = 2000
 PER_DAY = 1000
 """The most jobs that a tenant with a quota may start within a day."""
 DAY_S = 86_400.0
-_TARGET = {"import_root": "name", "build_plot": "domain", "fine_tune": "model", "compact_plot": "domain"}
+_TARGET = {
+    "import_root": "name",
+    "build_plot": "domain",
+    "fine_tune": "model",
+    "compact_plot": "domain",
+    "profile_cascade": "model",
+}
 _JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 
 
@@ -205,7 +211,7 @@ def asked_to_stop(record: JobRecord) -> JobRecord:
 
 def cancel_for_model(table: Table, txn: RegistryTxn, model: ModelId) -> None:
     for record in live_jobs(table, txn, tolerant=True):
-        if record.kind == "fine_tune" and target_of(record) == str(model):
+        if record.kind in ("fine_tune", "profile_cascade") and target_of(record) == str(model):
             put_job(table, txn, asked_to_stop(record))
 
 

@@ -11,6 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import binom
 
+from hmi.core import Offer
+from hmi.model.calibration import probabilities
 from hmi.stages.cascade.dispatch import (
     ALWAYS_LARGE,
     Dispatcher,
@@ -20,20 +22,24 @@ from hmi.stages.cascade.dispatch import (
     latency_quantile,
     share_large,
 )
-from hmi.stages.cascade.ensemble import combined, weight_of
+from hmi.stages.cascade.ensemble import calibrated, combined, weight_of
 from hmi.stages.cascade.profiling import (
+    CAREFUL,
     MAX_TAIL,
     TAIL,
-    Candidate,
     Profiled,
     candidate,
     candidates,
+    offered,
+    prudent,
     pruning_scale,
     select,
 )
 from hmi.stages.draw import draw
 
 UNIT = st.floats(0, 1)
+SOME = (2.0, 20.0)
+"""Slopes."""
 
 
 @settings(max_examples=50)
@@ -167,9 +173,10 @@ def test_the_scan_over_cut_offs_stops_at_the_first_that_is_worse_than_the_mean()
         if one.accuracy < sum(means) / 2:
             break
         slow.append(one)
-    found = candidates(data, [slope])
+    found = [one for one in candidates(data, [slope]) if one.dispatcher.cut_off not in CAREFUL]
     assert found == [one for one in slow if one.tail_s <= MAX_TAIL * 3.0]
     assert 0 < len(found) < 19
+    assert {one.dispatcher.cut_off for one in candidates(data, [slope])} >= {*CAREFUL}
 
 
 def test_a_candidates_figures_are_those_of_drawn_requests() -> None:
@@ -182,6 +189,51 @@ def test_a_candidates_figures_are_those_of_drawn_requests() -> None:
     assert one.accuracy == pytest.approx(right.mean(), abs=2e-3)
     assert one.seconds == pytest.approx((1 + 3 * on).mean(), abs=5e-3)
     assert one.returned == pytest.approx(1 - on.mean(), abs=2e-3)
+    said = np.where(
+        on, (one.weight * data.large + (1 - one.weight) * data.small).argmax(1), data.small.argmax(1)
+    )
+    assert one.agreement == pytest.approx((said == data.large.argmax(1)).mean(), abs=2e-3)
+
+
+def test_expected_agreement_equals_the_sum_over_all_draws() -> None:
+    data, weight = profiled(texts=8), 0.3
+    p = share_large(data.small.max(1), Dispatcher(0.6, 3.0))
+    both = combined(data.small, data.large, weight).argmax(1)
+    total = 0.0
+    for outcome in product((False, True), repeat=8):
+        chance = math.prod(x if on else 1 - x for on, x in zip(outcome, p, strict=True))
+        said = np.where(outcome, both, data.small.argmax(1))
+        total += chance * (said == data.large.argmax(1)).mean()
+    assert candidate(data, Dispatcher(0.6, 3.0), weight).agreement == pytest.approx(total, abs=1e-12)
+
+
+def test_offers_are_judged_on_other_rows_than_those_that_chose_them() -> None:
+    choice, judge = profiled(1), profiled(2)
+    found = offered(choice, judge, SOME)
+    assert found
+    scanned = candidates(choice, SOME)
+    scanned += [candidate(choice, c.dispatcher, 1.0) for c in scanned]
+    of_all = [(c.agreement, c.accuracy, -c.seconds) for c in scanned]
+    for one in found:
+        assert one == candidate(judge, one.dispatcher, one.weight), "to the bit"
+        before = candidate(choice, one.dispatcher, one.weight)
+        assert before.seconds < 3.0, "slower than the large level alone"
+        mine = (before.agreement, before.accuracy, -before.seconds)
+        for other in of_all:
+            assert other == mine or any(a < b for a, b in zip(other, mine, strict=True)), "Pareto-optimal"
+    assert [one.seconds for one in found] == sorted(one.seconds for one in found)
+    assert offered(profiled(1, large_s=0.4), judge, SOME) == [], (
+        "the large level is faster than the small one"
+    )
+
+
+@pytest.mark.parametrize("temperature", [0.05, 0.7, 1.0, 3.0, 20.0])
+def test_probabilities_are_calibrated_as_their_logits_would_be(temperature: float) -> None:
+    logits = np.random.default_rng(0).normal(size=(50, 4)) * 5
+    found = calibrated(probabilities(logits), temperature)
+    assert found == pytest.approx(probabilities(logits, temperature), abs=1e-12)
+    assert (found.argmax(1) == logits.argmax(1)).all(), "no temperature changes an answer"
+    assert calibrated([0.0, 0.25, 0.75], 2.0)[0] == 0.0
 
 
 def test_candidates_whose_tail_is_too_long_are_not_offered() -> None:
@@ -197,16 +249,20 @@ def test_candidates_whose_tail_is_too_long_are_not_offered() -> None:
         assert (one.dispatcher in kept) == (share <= MAX_TAIL * 1.2)
 
 
-def test_the_fastest_candidate_that_is_good_enough_is_selected() -> None:
-    d = Dispatcher(0.9, 5.0)
-    slow, fast, bad = (
-        Candidate(d, 0.5, accuracy, seconds, 1.0, 0.5)
-        for accuracy, seconds in ((0.95, 3.0), (0.93, 2.0), (0.8, 1.0))
+def test_the_fastest_offer_that_agrees_enough_is_selected() -> None:
+    slow, fast, bad, off = (
+        Offer(cut_off=cut_off, slope=5, weight=1, accuracy=0.9, agreement=agreement, mean_ms=ms, returned=0.5)
+        for cut_off, agreement, ms in ((0.9, 0.99, 3.0), (0.9, 0.97, 2.0), (0.9, 0.8, 1.0), (1.0, 1.0, 0.5))
     )
-    assert select([slow, fast, bad], 0.9) == fast
-    assert select([slow, fast, bad], 0.94) == slow
-    assert select([slow, fast, bad], 0.94, seconds=2.5) is None
+    more = slow.model_copy(update={"accuracy": 0.95})
+    assert select([slow, fast, bad], 0.97) == fast
+    assert select([slow, fast, more, bad], 0.98) == more, "of equally fast ones the most accurate"
+    assert select([slow, fast, bad], 0.98, mean_ms=2.5) is None
     assert select([], 0.5) is None
+    assert prudent([slow, fast, bad], 0.97) == slow, "half of the tolerated disagreements"
+    assert prudent([slow, fast, bad], 0.94) == fast
+    assert prudent([fast, bad], 0.97) == fast, "none keeps the margin"
+    assert select([off], 0.5) is None, "a cut-off of 1 sends all on: the large level alone"
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,8 @@ COMMANDS = {
     "key create": "acme",
     "key list": "acme",
     "key revoke": "k1 acme",
+    "model cascade delete": "acme.m --yes",
+    "model cascade show": "acme.m",
     "model create": "acme.m ROWS --domain tiny",
     "model delete": "acme.m --yes",
     "model export-module": "acme.m OUT",
@@ -62,7 +64,8 @@ COMMANDS = {
     "model show": "acme.m",
     "model update": "acme.m ROWS",
     "openapi": "",
-    "profile": "tiny",
+    "profile cascade": "acme.m ROWS --small acme.s",
+    "profile executors": "tiny",
     "root delete": "tiny --yes",
     "root export-locality": "tiny OUT",
     "root import": "tiny ADAPTER",
@@ -102,7 +105,7 @@ NO_URL = {
         "it reads or changes the files of the store",
     ),
     "job resume": "a server resumes its jobs by itself",
-    "profile": "it measures this machine",
+    "profile executors": "it measures this machine",
     "root export-locality": "it reads the root's files",
     "root measure": "it reads the root's files and its source",
     "serve": "it is the server",
@@ -338,6 +341,7 @@ def test_a_deletion_asks_or_says_how_not_to(
     ("command", "name"),
     [
         ("model delete", "acme.none"),
+        ("model cascade delete", "acme.none"),
         ("domain delete", "tiny/none"),
         ("root delete", "none"),
         ("tenant delete", "none"),
@@ -360,7 +364,7 @@ def test_what_is_not_there_is_not_asked_about(
 
 def test_every_command_that_asks_looks_first() -> None:
     asking = {name for name, command in leaves(cli) if any(p.name == "yes" for p in command.params)}
-    assert asking == {"model delete", "domain delete", "root delete", "tenant delete"}
+    assert asking == {"model delete", "model cascade delete", "domain delete", "root delete", "tenant delete"}
 
 
 def test_the_settings_page_is_what_the_class_says(capsys: pytest.CaptureFixture[str]) -> None:

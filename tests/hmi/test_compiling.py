@@ -81,8 +81,8 @@ compile._lookup()
 compile._text()
 before = known()
 assert before
-from hmi.engine import engine
-engine._compile()
+from hmi.engine import warming
+warming.compile_answers()
 print(len(known() - before))
 """
 

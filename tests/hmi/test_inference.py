@@ -47,6 +47,8 @@ class Echo:
 
     def forget(self, *gone: object) -> None: ...
 
+    def cascade_report(self, *of: object) -> None: ...
+
     async def infer(self, requests: list[TextRequest]) -> Sequence[TextResult]:
         self.calls.append(requests)
         if self.error is not None:

@@ -44,7 +44,7 @@ def _given(call: Call, body: CreateModel | UpdateModel) -> dict[str, Any]:
     return {
         **{part: call.files.get(part) for part in ("data", "dev", "unlabelled")},
         "options": body.options.model_dump(mode="json", exclude_unset=True),
-        "job_limit": _job_limit(call),
+        "job_limit": job_limit(call),
     }
 
 
@@ -77,7 +77,7 @@ async def import_module(call: Call) -> Reply:
         task=body.task,
         files=call.files,
         options=body.options.model_dump(mode="json", exclude_unset=True),
-        job_limit=_job_limit(call),
+        job_limit=job_limit(call),
     )
     return accepted(job)
 
@@ -102,7 +102,7 @@ def accepted(job: JobRecord) -> Reply:
     return Reply(JobAccepted(job=job.job), location=f"/manage/jobs/{job.job}")
 
 
-def _job_limit(call: Call) -> int | None:
+def job_limit(call: Call) -> int | None:
     """The most jobs that the caller's tenant may have; None, without limit, for an administrator."""
     return None if call.caller.tenant is None else quotas.TENANT_JOBS
 

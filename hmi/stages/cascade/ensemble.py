@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
-from hmi.model.calibration import Floats
+from hmi.model.calibration import Floats, probabilities
 
 
 def combined(small: ArrayLike, large: ArrayLike, weight: float) -> Floats:
@@ -33,3 +33,12 @@ def weight_of(small_right: ArrayLike, large_right: ArrayLike, probability: Array
     p = np.asarray(probability, np.float64)
     small, large = (float((p * np.asarray(right, np.float64)).sum()) for right in (small_right, large_right))
     return large / (small + large) if small + large > 0.0 else 0.5
+
+
+def calibrated(given: ArrayLike, temperature: float) -> Floats:
+    """The probabilities softmax(z / T), from those at T = 1: [..., labels] -> [..., labels]. A 0 stays 0.
+
+    A model's logits z are the logarithms of its probabilities but for a constant, which a softmax ignores.
+    """
+    with np.errstate(divide="ignore"):
+        return probabilities(np.log(np.asarray(given, np.float64)), temperature)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from hmi.core import Offer
 from hmi.model.calibration import Floats
 from hmi.stages.cascade.dispatch import Dispatcher, expected, latency_quantile, share_large
 from hmi.stages.cascade.ensemble import combined, weight_of
@@ -19,10 +20,14 @@ from hmi.stages.cascade.ensemble import combined, weight_of
 SLOPES = (2.0, 5.0, 10.0, 20.0, 50.0)
 """The values of k that are tried."""
 TWENTIETHS = range(19, 0, -1)
-"""The values of c that are tried, from .95 down by .05, as whole twentieths, which do not drift."""
+"""The values of c that are scanned, from .95 down by .05, as whole twentieths, which do not drift."""
+CAREFUL = (0.995, 0.99, 0.98, 0.97)
+"""Further values of c, above those of the scan: for tenants who insist on more agreement than .95 gives."""
 FIRST_SCALE, SCALE_STEP, LAST_SCALE = 0.5, 0.1, 2.0
 MAX_PRUNING_LOSS = 0.02
 """The most accuracy that pruning may cost the large level."""
+MARGIN = 0.5
+"""See `prudent`."""
 TAIL, MAX_TAIL = 0.75, 1.5
 """A quantile and a factor. A candidate is kept if this quantile of its latency is at most the factor times
 that of the slowest level."""
@@ -44,6 +49,8 @@ class Profiled:
     """[texts]: the seconds that going on adds."""
     alone_s: Floats
     """[texts]: the seconds of the large level for a text that comes to it at once."""
+    whole: Floats | None = None
+    """[texts, labels]: the large level's of whole texts, if `large` are of pruned ones."""
 
     def right(self, probabilities: Floats) -> NDArray[np.bool_]:
         """True for each text whose most probable label is right."""
@@ -64,38 +71,82 @@ class Candidate:
     tail_s: float
     returned: float
     """The fraction of texts that the small level answers."""
+    agreement: float = 0.0
+    """The fraction of answers that equal the large level's."""
 
 
 def candidates(profiled: Profiled, slopes: Sequence[float] = SLOPES) -> list[Candidate]:
     """Every candidate that is accurate and fast enough to be offered.
 
     For each slope, c falls from .95 in steps of .05 until the combined accuracy is below the mean of both
-    levels' accuracies. Candidates whose tail exceeds the limit are left out.
+    levels' accuracies. CAREFUL values of c are tried besides. Candidates whose tail exceeds the limit are
+    left out.
     """
     levels = [float(profiled.right(level).mean()) for level in (profiled.small, profiled.large)]
     tails = [float(np.quantile(s, TAIL, method="inverted_cdf")) for s in (profiled.small_s, profiled.alone_s)]
-    found = [c for slope in slopes for c in _scan(profiled, slope, sum(levels) / 2)]
+    least = sum(levels) / 2
+    found = [c for slope in slopes for c in _scan(profiled, slope, least)]
+    careful = (candidate(profiled, Dispatcher(c, slope)) for slope in slopes for c in CAREFUL)
+    found += [c for c in careful if c.accuracy >= least]
     return [c for c in found if c.tail_s <= MAX_TAIL * max(tails)]
 
 
-def candidate(profiled: Profiled, dispatcher: Dispatcher) -> Candidate:
-    """The expected performance of one dispatcher, with the ensemble's weight that belongs to it."""
+def candidate(profiled: Profiled, dispatcher: Dispatcher, weight: float | None = None) -> Candidate:
+    """The expected performance of one dispatcher, over its draws.
+
+    weight: of the large level in the ensemble; None: the one that belongs to the dispatcher on these texts.
+    """
     p = share_large(profiled.small.max(-1), dispatcher)
     small, large = profiled.right(profiled.small), profiled.right(profiled.large)
-    weight = weight_of(small, large, p)
-    both = profiled.right(combined(profiled.small, profiled.large, weight))
-    e = expected(p, small, both, profiled.small_s, profiled.large_s)
+    weight = weight_of(small, large, p) if weight is None else weight
+    both = combined(profiled.small, profiled.large, weight)
+    e = expected(p, small, profiled.right(both), profiled.small_s, profiled.large_s)
     tail_s = latency_quantile(p, profiled.small_s, profiled.large_s, TAIL)
-    return Candidate(dispatcher, weight, e.accuracy, e.seconds, tail_s, e.returned)
+    whole = profiled.large if profiled.whole is None else profiled.whole
+    said, first, last = (level.argmax(-1) for level in (whole, profiled.small, both))
+    agreement = float((p * (last == said) + (1.0 - p) * (first == said)).mean())
+    return Candidate(dispatcher, weight, e.accuracy, e.seconds, tail_s, e.returned, agreement)
 
 
-def select(offered: Sequence[Candidate], accuracy: float, seconds: float = np.inf) -> Candidate | None:
-    """The fastest candidate that reaches the accuracy within the mean seconds; None if there is none.
+def offered(choice: Profiled, judge: Profiled, slopes: Sequence[float] = SLOPES) -> list[Candidate]:
+    """The Pareto-optimal candidates on `choice`, each with its performance on `judge`; the fastest first.
 
-    Of equally fast ones, the most accurate. None means that the large level answers every text.
+    The texts of `judge` must be others: on the texts that chose it, a candidate looks better than it is. Each
+    dispatcher is a candidate with its ensemble, and without one (weight 1), which agrees more. Candidates
+    that are slower than the large level alone are left out.
     """
-    able = [c for c in offered if c.accuracy >= accuracy and c.seconds <= seconds]
-    return min(able, key=lambda c: (c.seconds, -c.accuracy), default=None)
+    found = candidates(choice, slopes)
+    found += [candidate(choice, c.dispatcher, 1.0) for c in found if c.weight != 1.0]
+    found = [c for c in found if c.seconds < float(choice.alone_s.mean())]
+    best = [one for one in found if not any(_beats(other, one) for other in found)]
+    judged = [candidate(judge, one.dispatcher, one.weight) for one in best]
+    return sorted(judged, key=lambda c: (c.seconds, -c.agreement, -c.accuracy))
+
+
+def _beats(one: Candidate, other: Candidate) -> bool:
+    """Whether `one` is nowhere worse than `other`, and somewhere better."""
+    ours, theirs = ((c.agreement, c.accuracy, -c.seconds) for c in (one, other))
+    return ours != theirs and all(a >= b for a, b in zip(ours, theirs, strict=True))
+
+
+def select(offers: Sequence[Offer], agreement: float, mean_ms: float = np.inf) -> Offer | None:
+    """The fastest offer that reaches the agreement within the mean time; None if there is none.
+
+    Of equally fast ones, the most accurate. None means that the large level answers every text. An offer that
+    sends every text on is none.
+    """
+    able = [o for o in offers if o.agreement >= agreement and o.mean_ms <= mean_ms and o.cut_off < 1.0]
+    return min(able, key=lambda o: (o.mean_ms, -o.accuracy), default=None)
+
+
+def prudent(offers: Sequence[Offer], agreement: float, mean_ms: float = np.inf) -> Offer | None:
+    """The offer to put to the test: `select` with only MARGIN of the disagreements that are tolerated.
+
+    Evidence takes long for a rate close to the tolerated one, and the profile's rows are no random sample of
+    the traffic. If no offer keeps the margin, the agreement itself decides.
+    """
+    careful = 1.0 - MARGIN * (1.0 - agreement)
+    return select(offers, careful, mean_ms) or select(offers, agreement, mean_ms)
 
 
 def pruning_scale(accuracy_at: Callable[[float], float]) -> float:

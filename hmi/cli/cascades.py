@@ -1,0 +1,80 @@
+"""`hmi model cascade`: show and delete a model's cascade. `hmi profile cascade` makes one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from hmi.cli.base import Group, as_json, pass_session
+from hmi.cli.options import confirm, yes_option
+from hmi.cli.output import print_done, print_fields, print_json, print_table
+from hmi.cli.session import Session, segment
+
+
+@click.group(cls=Group)
+def cascade() -> None:
+    """Cascades: a small model answers first, and the model itself the texts that need it."""
+
+
+@cascade.command()
+@click.argument("name", metavar="TENANT.MODEL")
+@as_json
+@pass_session
+def show(session: Session, name: str, as_json: bool) -> None:
+    """Show a model's cascade, its dispatchers, and what it did to the traffic."""
+    with session.calls() as calls:
+        found = calls.request("GET", f"/manage/models/{segment(name)}/cascade")
+    if as_json:
+        print_json(found)
+        return
+    made: dict[str, Any] = found["cascade"]
+    print_fields(
+        {
+            "model": found["model"],
+            "state": found["stale"] or found["state"],
+            "small level": _level(made["small"], made["small_accuracy"], made["small_ms"]),
+            "large level": _level(found["model"], made["large_accuracy"], made["large_ms"]),
+            "rows": made["rows"],
+            "measured": made["measured_at"],
+            **{f"traffic: {name.replace('_', ' ')}": v for name, v in (found["traffic"] or {}).items()},
+        }
+    )
+    rows = [
+        {
+            **offer,
+            "weight": f"{offer['weight']:.2f}",
+            "ms": f"{offer['mean_ms']:.2f}",
+            **{name: f"{100 * offer[name]:.1f}%" for name in ("agreement", "accuracy", "returned")},
+        }
+        for offer in made["offers"]
+    ]
+    columns = {
+        "agreement": "AGREEMENT",
+        "ms": "MS",
+        "returned": "RETURNED",
+        "accuracy": "ACCURACY",
+        "cut_off": "CUT-OFF",
+        "slope": "SLOPE",
+        "weight": "WEIGHT",
+    }
+    print_table(rows, columns, "no dispatcher is faster than the large level: the cascade stays off")
+
+
+@cascade.command()
+@click.argument("name", metavar="TENANT.MODEL")
+@yes_option
+@as_json
+@pass_session
+def delete(session: Session, name: str, yes: bool, as_json: bool) -> None:
+    """Remove a model's cascade. The model answers alone again."""
+    path = f"/manage/models/{segment(name)}/cascade"
+    with session.calls() as calls:
+        confirm(f"the cascade of {name}", yes, lambda: calls.request("GET", path))
+        calls.request("DELETE", path)
+    print_done({"deleted": name}, f"{name} has no cascade any more", as_json)
+
+
+def _level(name: str | None, accuracy: float | None, ms: float | None) -> str:
+    figures = [] if accuracy is None or ms is None else [f"accuracy {accuracy:.4g}", f"{ms:.3g} ms"]
+    return ", ".join([name or "a ramp of the model", *figures])

@@ -1,0 +1,21 @@
+"""What a process does once before its first batch."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from hmi.model.batching import Encoded
+from hmi.model.heads import Head
+from hmi.model.lexical import word_bags
+from hmi.model.tagging import best_path, marginals
+
+
+def compile_answers() -> None:
+    """Compile the functions that answers need, before a batch waits for them."""
+    word_bags(["word"], Encoded([1], [0], [0]), 1)
+    scores, moves = np.zeros((1, 2), np.float32), np.zeros((3, 2), np.float32)
+    best_path(scores, moves)
+    marginals(scores, moves)
+    row = torch.zeros(1, 16)
+    Head(32, 2).of_packed(row, row, [0, 1])

@@ -1,0 +1,64 @@
+"""Which two models can be the levels of a cascade, and whether its profile still holds. Loads no torch."""
+
+from __future__ import annotations
+
+from hmi.core import Cascade, ModelRecord, ModelVersion, Task
+from hmi.errors import InvalidInput
+
+TASKS: tuple[Task, ...] = ("classification", "pair")
+"""The tasks with one label, whose probabilities a dispatcher can read."""
+CURE = "profile it again: POST …/cascade, or hmi profile cascade"
+"""What to do about a stale cascade."""
+
+
+def check_levels(large: ModelRecord, small: ModelRecord | None) -> None:
+    """Raise InvalidInput if these models cannot be a cascade's levels. small: None is a ramp of the large."""
+    last, name = large.live, f"{large.tenant}.{large.name}"
+    if last.task not in TASKS:
+        raise InvalidInput(
+            f"a cascade needs one label for each text, and {name} is a {last.task} model: use early exits "
+            "instead",
+            field="model",
+        )
+    if small is None:
+        if not last.ramps:
+            raise InvalidInput(
+                f"{name} has no ramps that could answer first: train them ('hmi model ramps'), or name "
+                "another model in small",
+                field="small",
+            )
+        return
+    first = small.live
+    if small.tenant != large.tenant:
+        raise InvalidInput(f"small belongs to another tenant: name a model of {large.tenant}", field="small")
+    if small.name == large.name:
+        raise InvalidInput(
+            "small is the model itself: name another model of the tenant, or leave it out, so that a ramp "
+            "answers first",
+            field="small",
+        )
+    if (first.task, {*first.labels}) != (last.task, {*last.labels}):
+        raise InvalidInput(
+            f"small is a {first.task} model with {len(first.labels)} labels, but the large level is a "
+            f"{last.task} model with {len(last.labels)}: both need the same task and the same labels",
+            field="small",
+        )
+
+
+def why_stale(cascade: Cascade, live: ModelVersion, small: ModelVersion | None) -> str | None:
+    """Why a profile does not hold for the versions that answer; None if it does.
+
+    small: the version of the small level that answers; None if that model is gone, or is a ramp.
+    """
+    if cascade.version != live.version:
+        return f"it is of version {cascade.version} of the model, but version {live.version} answers"
+    if cascade.small is None:
+        return None
+    if small is None:
+        return f"its small level {cascade.small} does not exist any more"
+    if (small.version, small.artefact) != (cascade.small_version, cascade.small_artefact):
+        return (
+            f"it is of version {cascade.small_version} of its small level {cascade.small}, but version "
+            f"{small.version} answers"
+        )
+    return None

@@ -1,0 +1,197 @@
+"""The hook of a cascade inside one root: at a site the ramp is the small level, the rest of the layers the
+large one.
+
+A text leaves with its ramp's output, or goes on. One that goes on may lose words, and gets the ensemble of
+both levels. While the cascade is under test, and for audits, a text runs to the end as if there were no
+cascade, and what the cascade would have answered is compared with its answer.
+
+An audit must know that answer too if words would have been dropped. So such a text goes on twice: whole, for
+its answer, and shortened, for the audit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hmi.core import Cascade, Offer
+from hmi.execution.base import Hook, Output
+from hmi.execution.batch import Left, Rows
+from hmi.model.calibration import Floats, probabilities
+from hmi.stages.base import Batch, Text
+from hmi.stages.cascade.dispatch import Dispatcher, goes_on, share_large
+from hmi.stages.cascade.ensemble import combined
+from hmi.stages.cascade.pruning import kept
+from hmi.stages.cascade.standing import Begun, Standing
+
+SMALLEST = float(np.finfo(np.float32).tiny)
+"""Mixed probabilities are at least this, so that their logarithms are finite."""
+
+
+@dataclass(frozen=True)
+class Concern:
+    """A text of the batch whose model has a cascade inside."""
+
+    text: Text
+    standing: Standing
+    cascade: Cascade
+
+
+@dataclass(frozen=True)
+class Decided:
+    """A text at its site."""
+
+    concern: Concern
+    begun: Begun
+    ramp: Tensor
+    """The ramp's output."""
+    small: Floats
+    """The ramp's calibrated probabilities."""
+    goes_on: bool
+
+    @property
+    def offer(self) -> Offer:
+        return self.begun.offer
+
+    @property
+    def leaves(self) -> bool:
+        return self.begun.followed and not self.goes_on
+
+    @property
+    def reported(self) -> bool:
+        """Whether the text is an audit. Where words are dropped an audit costs a second run, so only texts
+        drawn for it are; others would be those that the small level answers, and no random sample."""
+        return not self.begun.followed and (self.begun.ticket.audited or not self.offer.pruning)
+
+    @property
+    def shortened(self) -> bool:
+        """Whether the text's words are dropped, be it only for an audit."""
+        return self.goes_on and self.offer.pruning > 0.0 and (self.begun.followed or self.reported)
+
+    def mixed(self, output: Tensor) -> Tensor:
+        """The ensemble with the large level's output, as logarithms of probabilities; at the weights 0 and 1
+        one level's output as it is."""
+        weight = self.offer.weight
+        if weight in (0.0, 1.0):
+            return output if weight else self.ramp
+        large = probabilities(output.double().numpy(), self.concern.cascade.large_temperature)
+        mixture = combined(self.small, large, weight)
+        return torch.from_numpy(np.log(np.maximum(mixture, SMALLEST))).to(output.dtype)
+
+    def label(self, output: Tensor) -> str | None:
+        return self.concern.text.task.answer(output).label
+
+
+class InsideHook(Hook):
+    """One batch's hook; see `Hook`."""
+
+    def __init__(self, batch: Batch, concerns: Mapping[int, Concern]) -> None:
+        """concerns: by index of the text in the batch."""
+        self._batch, self._concerns = batch, concerns
+        self._decided: dict[int, Decided] = {}
+        """Texts that are still in the layers."""
+
+    @property
+    def at(self) -> frozenset[int]:
+        sites = (concern.cascade.site for concern in self._concerns.values())
+        return frozenset(site for site in sites if site is not None)
+
+    def __call__(self, layer: int, rows: Rows) -> tuple[Rows, Left | None]:
+        mine = [t for t in rows.texts if t in self._concerns and self._concerns[t].cascade.site == layer]
+        if not mine or rows.source is not None:
+            return rows, None
+        outputs = self._batch.ramp(layer, rows, mine)
+        decided = [self._decide(text, output) for text, output in zip(mine, outputs, strict=True)]
+        found = {text: one for text, one in zip(mine, decided, strict=True) if one is not None}
+        leaving = {text: one for text, one in found.items() if one.leaves}
+        for one in leaving.values():
+            one.concern.standing.followed(returned=True)
+        self._decided.update({text: one for text, one in found.items() if text not in leaving})
+        return self._onward(layer, rows, found), _left(layer, rows, leaving) if leaving else None
+
+    def ended(self, texts: Sequence[int], outputs: list[Output]) -> list[Output]:
+        """See `Hook.ended`. The second output of a text that went on twice is the shortened one's."""
+        last = dict(zip(texts, outputs, strict=True))
+        done: dict[int, Output] = {}
+        for text, output in zip(texts, outputs, strict=True):
+            one = self._decided.pop(text, None)
+            if one is not None:
+                done[text] = _answered(one, output, last[text])
+        return [done.get(text, output) for text, output in zip(texts, outputs, strict=True)]
+
+    def close(self) -> None:
+        """Take back the audits of a batch that failed between two layers."""
+        for one in self._decided.values():
+            one.concern.standing.abandon(one.begun)
+        self._decided.clear()
+
+    def _decide(self, text: int, output: Tensor | None) -> Decided | None:
+        concern = self._concerns[text]
+        begun = None if output is None else concern.standing.begin(concern.text.id)
+        if output is None or begun is None:
+            return None
+        offer = begun.offer
+        small = probabilities(output.double().numpy(), concern.cascade.temperature)
+        share = share_large(small.max(), Dispatcher(offer.cut_off, offer.slope))
+        return Decided(concern, begun, output, small, goes_on(concern.text.id, float(share)))
+
+    def _onward(self, layer: int, rows: Rows, found: Mapping[int, Decided]) -> Rows:
+        """The rows of the texts that stay; the same object if all stay as they are."""
+        shorter = [text for text, one in found.items() if one.shortened]
+        if not shorter and not any(one.leaves for one in found.values()):
+            return rows
+        seen = self._batch.attention(layer, rows, shorter) if shorter else []
+        given = dict(zip(shorter, seen, strict=True))
+        parts: list[tuple[int, Sequence[int] | None]] = []
+        for place, text in enumerate(rows.texts):
+            one = found.get(text)
+            if one is not None and one.leaves:
+                continue
+            if one is None or not (one.shortened and one.begun.followed):
+                parts.append((place, None))
+            if one is not None and one.shortened:
+                parts.append((place, shortened(one.concern.text, given[text], one.offer.pruning)))
+        return rows.taken(parts)
+
+
+def shortened(text: Text, attention: Floats, scale: float) -> list[int]:
+    """The places of the tokens that a text keeps. attention [tokens]: of `Batch.attention`."""
+    stay: list[int] = np.flatnonzero(kept(attention, text.words, text.segments, scale)).tolist()
+    return stay
+
+
+def _left(layer: int, rows: Rows, leaving: Mapping[int, Decided]) -> Left:
+    """The texts that leave with their ramps' outputs; nothing reads their rows any more."""
+    none, ones = rows.x[:0], leaving.values()
+    return Left(
+        list(leaving),
+        none,
+        none,
+        [0] * (len(leaving) + 1),
+        after=layer,
+        why="exit",
+        outputs=[one.ramp for one in ones],
+        confidences=[float(one.small.max()) for one in ones],
+    )
+
+
+def _answered(one: Decided, output: Output, shortened: Output) -> Output:
+    """The output to answer with. Reports the text if it is an audit.
+
+    shortened: the output of the text without the words that would be dropped; else `output` itself.
+    """
+    concern, begun = one.concern, one.begun
+    if isinstance(output, Exception) or isinstance(shortened, Exception):
+        concern.standing.abandon(begun)
+        return output
+    if begun.followed:
+        concern.standing.followed(returned=False)
+        return one.mixed(output)
+    if one.reported:
+        would = one.mixed(shortened) if one.goes_on else one.ramp
+        concern.standing.record(begun, disagrees=one.label(would) != one.label(output))
+    return output

@@ -1,0 +1,35 @@
+"""What a model's cascade did to the traffic."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hmi.core import CascadeState
+
+
+@dataclass(frozen=True)
+class CascadeReport:
+    """What a cascade did since the server started, or since its profile or its tenant's objective changed."""
+
+    state: CascadeState
+    cut_off: float | None
+    """The dispatcher that is tested or used; None if none is."""
+    slope: float | None
+    texts: int
+    """All texts of the stream."""
+    returned: int
+    """The texts that the small level answered."""
+    gone_on: int
+    """The texts that obeyed the dispatcher and went on to the large level."""
+    audited: int
+    """The texts on which the dispatcher's answer was compared with the large level's."""
+    disagreed: int
+    """The audits whose answers differed."""
+    gate_audits: int
+    """The audits that have opened the gate, or count for it so far."""
+    gate_disagreed: int
+    gate_bound: float | None
+    """Clopper–Pearson's upper bound of their rate of disagreements."""
+    alarms: int
+    share: float | None
+    """The share of texts that is audited."""
