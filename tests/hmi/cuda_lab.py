@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
 
 import pytest
 import torch
 from hmi_kernels.modules.device import CupyLauncher
 
+from hmi.execution import Rows
 from hmi.execution.cuda import CudaExecutor, Device
 from hmi.execution.cuda.layout import lora_size
 from hmi.execution.cuda.torch_device import CudaDevice
@@ -17,9 +20,26 @@ from tests.hmi.test_fused import BERT, DEPTH, upper
 from tests.modules_twin import CpuLauncher
 
 DEVICES = ["twin", pytest.param("gpu", marks=pytest.mark.gpu)]
-
-
 WAYS = ["loop", "groups", "kernel"]
+T = TypeVar("T")
+
+
+class Broken:
+    """A hook that fails."""
+
+    at = frozenset({1})
+
+    def __call__(self, layer: int, rows: Rows) -> Any:
+        raise RuntimeError("the stage is broken")
+
+    def ended(self, texts: Any, outputs: Any) -> Any:
+        raise AssertionError("no text came to the end")
+
+
+def on_two_threads(work: Callable[[int], T]) -> list[T]:
+    """Run work(1) and work(2) at once; return their results, or raise the first error of one."""
+    with ThreadPoolExecutor(2) as threads:
+        return list(threads.map(work, (1, 2)))
 
 
 def device_of(kind: str, seed: int = 0) -> Device:

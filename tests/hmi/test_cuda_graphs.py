@@ -20,7 +20,7 @@ from hmi.execution.packed import PackedExecutor, run_rows
 from hmi.model.modules import TenantModule
 from hmi.model.shape import EncoderShape
 from hmi.modulespec import Kind
-from tests.hmi.cuda_lab import DEVICES, device_of, executor
+from tests.hmi.cuda_lab import DEVICES, device_of, executor, on_two_threads
 from tests.hmi.test_cuda_executor import CLOSE
 from tests.hmi.test_cuda_order import Careless
 from tests.hmi.test_fused import BERT, DEPTH, MPNET, first, module, packed, upper
@@ -144,28 +144,18 @@ def test_modules_that_leave_between_replays_and_a_wait_that_is_missing(tenants: 
 @pytest.mark.parametrize("device", DEVICES)
 def test_threads_replay_graphs_of_their_own(device: str, tenants: list[TenantModule]) -> None:
     ours, reference = replaying(device_of(device, 7), slots=4), PackedExecutor(upper(BERT), BERT)
-    wrong: list[Any] = []
-    held: list[int] = []
     both = threading.Barrier(2)
 
-    def work(seed: int) -> None:
-        try:
-            for x, offsets, modules in rounds(8, seed, tenants):
-                got, wanted = (run_rows(e, x, offsets, modules) for e in (ours, reference))
-                if not torch.allclose(got, wanted, atol=2e-5, rtol=0):
-                    wrong.append((seed, modules))
-            both.wait(60)
-            held.append(ours.graphs.held()[0])
-            both.wait(60)
-        except BaseException as error:
-            wrong.append(error)
+    def work(seed: int) -> int:
+        for x, offsets, modules in rounds(8, seed, tenants):
+            got, wanted = (run_rows(e, x, offsets, modules) for e in (ours, reference))
+            torch.testing.assert_close(got, wanted, atol=2e-5, rtol=0)
+        both.wait(60)
+        held = ours.graphs.held()[0]
+        both.wait(60)
+        return held
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in (1, 2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert (wrong, held) == ([], [2, 2])
+    assert on_two_threads(work) == [2, 2]
 
 
 @pytest.mark.gpu

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gc
 import random
-import threading
 from typing import Any
 
 import pytest
@@ -21,7 +20,7 @@ from hmi.execution.cuda.slots import Slots
 from hmi.execution.cuda.twin import Twin
 from hmi.execution.packed import PackedExecutor, run_rows
 from hmi.model.modules import TenantModule
-from tests.hmi.cuda_lab import DEVICES, device_of, executor
+from tests.hmi.cuda_lab import DEVICES, Broken, device_of, executor, on_two_threads
 from tests.hmi.test_fused import BERT, DEPTH, module, packed, upper
 
 KEY = BatchKey(("", ""), "rows", exact=False)
@@ -134,24 +133,14 @@ def test_what_was_prefetched_is_not_copied_again(tenants: list[TenantModule]) ->
 def test_threads_share_an_executor_under_churn(device: str, tenants: list[TenantModule]) -> None:
     """Two compute threads, three slots, six tenants of unlike sizes: every answer is right."""
     ours, reference = executor(device_of(device, 7), slots=3), PackedExecutor(upper(BERT), BERT)
-    wrong: list[Any] = []
 
     def work(seed: int) -> None:
-        try:
-            for x, offsets, modules in batches(25, seed, tenants):
-                ours.prefetch(modules)
-                got, wanted = (run_rows(e, x, offsets, modules) for e in (ours, reference))
-                if not torch.allclose(got, wanted, atol=2e-5, rtol=0):
-                    wrong.append((seed, modules))
-        except BaseException as error:
-            wrong.append(error)
+        for x, offsets, modules in batches(25, seed, tenants):
+            ours.prefetch(modules)
+            got, wanted = (run_rows(e, x, offsets, modules) for e in (ours, reference))
+            torch.testing.assert_close(got, wanted, atol=2e-5, rtol=0)
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in (1, 2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert wrong == []
+    on_two_threads(work)
     check(ours.slots)
 
 
@@ -214,16 +203,6 @@ def test_a_module_that_is_gone_gives_its_slot_back(tenants: list[TenantModule]) 
 
 def test_a_batch_that_fails_lets_go_of_its_slots(tenants: list[TenantModule]) -> None:
     ours, (x, offsets) = executor(Twin()), packed((3,), BERT.dim)
-    at = frozenset({1})
-
-    class Broken:
-        @property
-        def at(self) -> frozenset[int]:
-            return at
-
-        def __call__(self, layer: int, rows: Rows) -> Any:
-            raise RuntimeError("the stage is broken")
-
     with pytest.raises(RuntimeError, match="broken"):
         list(ours.run(KEY, Rows.packed(x, offsets), [tenants[0]], [Broken()]))
     check(ours.slots)

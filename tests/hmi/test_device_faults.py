@@ -24,7 +24,7 @@ from hmi.execution.packed import PackedExecutor
 from hmi.metrics import Metrics
 from hmi.model.modules import TenantModule
 from hmi.model.root import Root
-from tests.hmi.cuda_lab import executor
+from tests.hmi.cuda_lab import Broken, executor
 from tests.hmi.test_cuda_executor import CLOSE
 from tests.hmi.test_fused import BERT, module, packed, upper
 
@@ -100,16 +100,6 @@ def test_the_errors_of_a_batch_are_its_own(tenants: list[TenantModule]) -> None:
     told, (x, offsets) = list[str](), packed((3, 4), BERT.dim)
     device = executor(Twin())
     ours = Guarded(device, PackedExecutor(upper(BERT), BERT), told.append)
-    at = frozenset({1})
-
-    class Broken:
-        @property
-        def at(self) -> frozenset[int]:
-            return at
-
-        def __call__(self, layer: int, rows: Rows) -> Any:
-            raise RuntimeError("the stage is broken")
-
     with pytest.raises(RuntimeError, match="the stage is broken"):
         list(ours.run(KEY, Rows.packed(x, offsets), tenants[:2], [Broken()]))
     assert told == []
