@@ -28,7 +28,7 @@ from hmi.model.calibration import Floats
 from hmi.stages.cascade.dispatch import Dispatcher, goes_on, share_large
 from hmi.stages.cascade.ensemble import calibrated, combined
 from hmi.stages.cascade.gate import Terms, Ticket, Trial
-from hmi.stages.cascade.profiling import select
+from hmi.stages.cascade.profiling import prudent
 from hmi.stages.cascade.report import CascadeReport
 from hmi.stages.draw import draw
 
@@ -66,7 +66,7 @@ class Watched:
         """Take the fastest offer that reaches the objective and has not failed."""
         assert self.objective.agreement is not None
         left = [offer for offer in self.cascade.offers if offer not in self.failed]
-        self.offer = select(left, self.objective.agreement, self.objective.deadline_ms or np.inf)
+        self.offer = prudent(left, self.objective.agreement, self.objective.deadline_ms or np.inf)
 
     def audit(self, ticket: Ticket, disagrees: bool) -> None:
         """Take note of an audit, and choose anew if that ends the present offer's trial."""
@@ -100,7 +100,7 @@ class Watched:
             gate_disagreed=trial.own.disagreed,
             gate_bound=trial.bound,
             alarms=trial.alarms,
-            share=trial.terms.share,
+            share=trial.share,
         )
 
 
@@ -293,7 +293,7 @@ class Levels:
         if watched.offer is None or watched.rests_until > time.monotonic():
             return None
         request = request if request.id else replace(request, id=uuid.uuid4().hex)
-        audited = draw("audit", request.id) < watched.trial.terms.share
+        audited = draw("audit", request.id) < watched.trial.share
         return Passage(index, request, bundle, watched, watched.offer, watched.trial.begin(audited))
 
     def _of(self, key: Key, bundle: Bundle) -> Watched:

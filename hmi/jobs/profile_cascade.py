@@ -9,7 +9,7 @@ on its own half a choice looks better than it is.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -221,9 +221,7 @@ def _rows(
     return sorted(rows, key=key_of)[:MOST_ROWS], len(given) - len(rows)
 
 
-def _answer(
-    report: Callable[[int, int], None], levels: Sequence[Level], rows: Sequence[Row]
-) -> list[Answered]:
+def _answer(report: Report, levels: Sequence[Level], rows: Sequence[Row]) -> list[Answered]:
     """Let each level answer each row RUNS times, in turns, so that a busy moment slows both."""
     labels = levels[-1].version.labels
     chances = np.zeros((len(levels), len(rows), len(labels)))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import shutil
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -18,7 +17,9 @@ from hmi.core import Cascade, ModelId, ModelRecord, Objective, Offer
 from hmi.engine import Engine, TextRequest, TextResult
 from hmi.engine import levels as engine_levels
 from hmi.engine.levels import Watched
-from hmi.errors import DeadlineExceeded, InvalidInput, NotFound
+from hmi.errors import DeadlineExceeded, InvalidData, InvalidInput, NotFound
+from hmi.jobs import profile_cascade
+from hmi.jobs.runtime.context import JobContext
 from hmi.manager import Manager
 from hmi.metrics import Metrics
 from hmi.model.artefact import Artefact
@@ -387,12 +388,12 @@ def test_a_profile_that_cannot_be_is_refused(
         pair.manager.profile_cascade(LARGE, small=small, data=data)
 
 
-def test_too_few_rows_fail_the_job(pair: Home) -> None:
-    job = pair.manager.profile_cascade(LARGE, small=SMALL, data=mood_rows(23, 100))
-    done = pair.manager.runner.run_one(job.job, lambda progress: None)
-    assert done.state == "failed"
-    assert "at least 200 rows" in str(json.dumps(done.error))
-    rows = jsonl([{"text": "x y", "label": "pos"}, {"text": "z", "label": "no"}] * 2)
-    job = pair.manager.profile_cascade(LARGE, small=SMALL, data=rows)
-    done = pair.manager.runner.run_one(job.job, lambda progress: None)
-    assert "label" in str(done.error)
+def test_rows_that_do_not_suffice_fail_the_job(pair: Home) -> None:
+    unknown = jsonl([{"text": "x y", "label": "pos"}, {"text": "z", "label": "no"}] * 2)
+    for data, match in ((mood_rows(23, 100), "at least 200 rows"), (unknown, "label 'no'")):
+        job = pair.manager.profile_cascade(LARGE, small=SMALL, data=data)
+        try:
+            with pytest.raises(InvalidData, match=match):
+                profile_cascade.run(JobContext(job, pair.settings, pair.manager.registry))
+        finally:
+            pair.manager.cancel_job(job.job)

@@ -31,6 +31,7 @@ from hmi.stages.cascade.profiling import (
     candidate,
     candidates,
     offered,
+    prudent,
     pruning_scale,
     select,
 )
@@ -258,6 +259,9 @@ def test_the_fastest_offer_that_agrees_enough_is_selected() -> None:
     assert select([slow, fast, more, bad], 0.98) == more, "of equally fast ones the most accurate"
     assert select([slow, fast, bad], 0.98, mean_ms=2.5) is None
     assert select([], 0.5) is None
+    assert prudent([slow, fast, bad], 0.97) == slow, "half of the tolerated disagreements"
+    assert prudent([slow, fast, bad], 0.94) == fast
+    assert prudent([fast, bad], 0.97) == fast, "none keeps the margin"
     assert select([off], 0.5) is None, "a cut-off of 1 sends all on: the large level alone"
 
 

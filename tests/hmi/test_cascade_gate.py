@@ -7,9 +7,14 @@ import random
 import pytest
 
 from hmi.stages.cascade.gate import Terms, Trial
-from hmi.stages.early_exit.evidence import solvent
+from hmi.stages.early_exit.evidence import most_disagreements
 
 TERMS = Terms(loss=0.05, share=0.25)
+
+
+def solvent(texts: int, disagreed: int, share: float, loss: float, error: float) -> bool:
+    """Whether one more text may disagree without the stream exceeding its rate."""
+    return most_disagreements(disagreed, share, error) + 1.0 <= loss * (texts + 1)
 
 
 def run(trial: Trial, rate: float, texts: int, seed: int = 0) -> tuple[int, int]:
@@ -17,7 +22,7 @@ def run(trial: Trial, rate: float, texts: int, seed: int = 0) -> tuple[int, int]
     among them that were wrong: an audited one is answered by the large level."""
     rng, obeyed, wrong = random.Random(seed), 0, 0
     for _ in range(texts):
-        ticket = trial.begin(rng.random() < trial.terms.share)
+        ticket = trial.begin(rng.random() < trial.share)
         errs = rng.random() < rate
         if ticket.audited:
             trial.record(ticket, errs)

@@ -30,8 +30,9 @@ MOST_LOSS = 0.45
 """A tolerated rate above this counts as this: the alarm listens for rates up to 1/2."""
 MOST_SHARE, LEAST_SHARE, SHARE_LOSS = 0.25, 0.01, 0.0025
 """The share of audited texts is SHARE_LOSS over the tolerated rate, within these bounds: 1/4 at 1%, 1/20 at
-5%. Then a stream without disagreements may return its first text after about 1,800 at each rate, and audits
-of returned texts, which run both levels, cost less where more is tolerated."""
+5%. While no policy is in force it is MOST_SHARE. Then a stream without disagreements may return its first
+text after about 1,800 at each rate, and audits of returned texts, which run both levels, cost less where more
+is tolerated."""
 PATIENCE = 20.0
 """The audits after which a policy whose gate is still closed is given up, times the tolerated rate."""
 HOPELESS = -4.0
@@ -45,7 +46,7 @@ class Terms:
     loss: float
     """The fraction of answers that may differ from the large level's."""
     share: float
-    """The fraction of texts that are audited, constant over the stream."""
+    """The fraction of texts that are audited while a policy is in force, constant over the stream."""
     error: float = ERROR
 
     @classmethod
@@ -105,8 +106,17 @@ class Trial:
         late = self.own.seen >= PATIENCE / self.terms.loss
         return late or log_evidence(self.own, self.terms.loss) < HOPELESS
 
+    @property
+    def share(self) -> float:
+        """The probability with which the next text is to be audited.
+
+        While the large level answers every text, it may be any: no answer can disagree, so the bound of the
+        stream, which needs a constant share, does not read these audits. They cost the small level alone.
+        """
+        return self.terms.share if self.open and self.solvent else max(MOST_SHARE, self.terms.share)
+
     def begin(self, audited: bool) -> Ticket:
-        """Count a text. audited: whether it was drawn for an audit, with the probability `terms.share`.
+        """Count a text. audited: whether it was drawn for an audit, with the probability `share`.
 
         An audited text must be settled by `record` or `abandon`. Until then it counts as a disagreement.
         """

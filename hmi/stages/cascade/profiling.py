@@ -26,6 +26,8 @@ CAREFUL = (0.995, 0.99, 0.98, 0.97)
 FIRST_SCALE, SCALE_STEP, LAST_SCALE = 0.5, 0.1, 2.0
 MAX_PRUNING_LOSS = 0.02
 """The most accuracy that pruning may cost the large level."""
+MARGIN = 0.5
+"""See `prudent`."""
 TAIL, MAX_TAIL = 0.75, 1.5
 """A quantile and a factor. A candidate is kept if this quantile of its latency is at most the factor times
 that of the slowest level."""
@@ -135,6 +137,16 @@ def select(offers: Sequence[Offer], agreement: float, mean_ms: float = np.inf) -
     """
     able = [o for o in offers if o.agreement >= agreement and o.mean_ms <= mean_ms and o.cut_off < 1.0]
     return min(able, key=lambda o: (o.mean_ms, -o.accuracy), default=None)
+
+
+def prudent(offers: Sequence[Offer], agreement: float, mean_ms: float = np.inf) -> Offer | None:
+    """The offer to put to the test: `select` with only MARGIN of the disagreements that are tolerated.
+
+    Evidence takes long for a rate close to the tolerated one, and the profile's rows are no random sample of
+    the traffic. If no offer keeps the margin, the agreement itself decides.
+    """
+    careful = 1.0 - MARGIN * (1.0 - agreement)
+    return select(offers, careful, mean_ms) or select(offers, agreement, mean_ms)
 
 
 def pruning_scale(accuracy_at: Callable[[float], float]) -> float:

@@ -13,7 +13,7 @@ import numpy as np
 
 from hmi.core import Cascade, CascadeState, Objective, Offer
 from hmi.stages.cascade.gate import Terms, Ticket, Trial
-from hmi.stages.cascade.profiling import select
+from hmi.stages.cascade.profiling import prudent
 from hmi.stages.cascade.report import CascadeReport
 from hmi.stages.draw import draw
 
@@ -54,7 +54,7 @@ class Standing:
             if self._offer is None:
                 self._trial.texts += 1
                 return None
-            audited = draw("audit", request) < self._trial.terms.share
+            audited = draw("audit", request) < self._trial.share
             return Begun(self._trial.begin(audited), self._offer)
 
     def followed(self, *, returned: bool) -> None:
@@ -102,10 +102,10 @@ class Standing:
                 gate_disagreed=trial.own.disagreed,
                 gate_bound=trial.bound,
                 alarms=trial.alarms,
-                share=trial.terms.share,
+                share=trial.share,
             )
 
     def _chosen(self) -> Offer | None:
         """The fastest offer that reaches the objective and has not failed."""
         left = [offer for offer in self._cascade.offers if offer not in self._failed]
-        return select(left, self._agreement, self._deadline or np.inf)
+        return prudent(left, self._agreement, self._deadline or np.inf)
