@@ -26,10 +26,11 @@ from hmi.model.tasks import task_of
 from hmi.stages.base import Batch, Text
 from hmi.stages.cascade.attention import from_first
 from hmi.stages.cascade.dispatch import Dispatcher, goes_on, share_large
-from hmi.stages.cascade.gate import Terms
+from hmi.stages.cascade.gate import MOST_SHARE, Terms
 from hmi.stages.cascade.hook import Concern, InsideHook
 from hmi.stages.cascade.pruning import kept
 from hmi.stages.cascade.standing import Standing
+from hmi.stages.draw import draw
 from tests.hmi.test_fused import BERT, DEPTH, MPNET, module, upper
 
 LENGTHS, LABELS, SITE = (5, 9, 1, 24, 13, 2, 30, 17), ("a", "b", "c"), 1
@@ -245,13 +246,14 @@ def test_an_audit_with_pruning_reads_the_text_twice(world: World) -> None:
     """Whole for its answer, and without the words for the audit. Only texts drawn for an audit are."""
     offer = replace_offer(pruning=1.0, cut_off=0.999)
     plain = world.run(ALL, None)
-    wrong = sum(int(world.slow(t, offer)[1].argmax() != plain[t][1].argmax()) for t in ALL)
-    for share, seen in ((1.0, len(LENGTHS)), (1e-9, 0)):
+    for share in (1.0, MOST_SHARE):
         stands = standing(offer, share=share)
+        drawn = [t for t in ALL if draw("audit", world.text(t).id) < share]
+        wrong = sum(int(world.slow(t, offer)[1].argmax() != plain[t][1].argmax()) for t in drawn)
         cascade = world.run(ALL, offer, stands)
         for text in ALL:
             torch.testing.assert_close(cascade[text][1], plain[text][1], rtol=1e-5, atol=1e-5)
-        assert (stands.report.audited, stands.report.disagreed) == (seen, wrong if seen else 0)
+        assert (stands.report.audited, stands.report.disagreed) == (len(drawn), wrong)
 
 
 def test_audits_of_an_open_gate_run_to_the_end_and_are_recorded(world: World) -> None:
