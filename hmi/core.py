@@ -162,11 +162,15 @@ class TaskRules(Record):
     """Whether a long text is read in overlapping windows (hmi.model.windows); otherwise it is cut."""
 
 
+MIN_AGREEMENT, MAX_AGREEMENT = 0.5, 0.9999
+"""The range of an agreement. One of 1 could never be shown by audits."""
+
+
 class Objective(Record):
     """The bounds that a tenant sets for the answers of one model. By default a stage that may change answers
     is off."""
 
-    agreement: float | None = Field(default=None, ge=0.5, le=0.9999)
+    agreement: float | None = Field(default=None, ge=MIN_AGREEMENT, le=MAX_AGREEMENT)
     """The fraction of answers that must equal the full model's. None: no text leaves early."""
     deadline_ms: float | None = Field(default=None, gt=0)
     """The mean time that an answer may take, for the choice among a cascade's dispatchers."""

@@ -48,10 +48,20 @@ class Ask:
     """Return the probability of every label."""
     provenance: bool = False
     """Return the answer's provenance."""
+    calibrated: bool = False
+    """Return calibrated probabilities."""
+    early: bool = True
+    """Whether an answer may come from less than the full model, if the model's objective lets it."""
     deadline_ms: float | None = None
     """The work is dropped this many milliseconds after the call's arrival; None: no deadline."""
     priority: Priority = "normal"
     """The texts' order among the tenant's own waiting texts."""
+    place: int | None = None
+    """The ask's index in a call of a list of asks; None for a call of one ask."""
+
+    def id_in(self, call: str) -> str:
+        """The id of the ask, given its call's. With `text_id` it names one of the ask's texts."""
+        return call if self.place is None else f"{call}.{self.place}"
 
 
 @dataclass(frozen=True)
@@ -67,3 +77,10 @@ class AskResult:
     arrived."""
     provenance: Provenance | None
     """None unless the ask wants it."""
+    id: str = ""
+    """The ask's id, by which feedback names it (`Ask.id_in`)."""
+
+
+def text_id(ask: str, index: int) -> str:
+    """The id of one text (`TextRequest.id`), given its ask's and its index among the ask's inputs."""
+    return f"{ask}/{index}"

@@ -112,7 +112,7 @@ async def _serve(route: Route, request: web.Request, services: Services) -> web.
     caller = services.auth.caller(request, route.scope) if route.scope is not None else NOBODY
     if route.changes:
         services.quotas.change(caller.tenant)
-    call = Call(services, caller, request.match_info, arrived, request)
+    call = Call(services, caller, request.match_info, arrived, request, id=request[REQUEST_ID])
     call.query = parse_query(route, request.query)
     # Reserved before any of the body is read, so that no tenant takes more than its share of the server.
     holder = call.holder()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Protocol
 
-from hmi.api.asks import Ask, AskResult, Input
+from hmi.api.asks import Ask, AskResult, Input, text_id
 from hmi.api.caller import Caller
 from hmi.api.errors import over
 from hmi.api.loop import off_loop
@@ -21,6 +21,7 @@ from hmi.errors import InvalidInput
 if TYPE_CHECKING:
     from hmi.model.tokenizer import Text
     from hmi.stages.cascade.report import CascadeReport
+    from hmi.stages.early_exit.report import Exits
 
 
 class InferenceEngine(Protocol):
@@ -49,6 +50,11 @@ class InferenceEngine(Protocol):
         """Return whether it accepts requests."""
         ...
 
+    @property
+    def exits(self) -> Exits | None:
+        """The early exits of all models: their reports, and labels that come later. None: it has none."""
+        ...
+
     def trouble(self) -> str | None:
         """Why it is not ready although it was started; None if nothing is wrong."""
         ...
@@ -67,13 +73,15 @@ class Inference:
         caller: Caller,
         arrived: float,
         *,
+        id: str = "",
         field: str = "inputs",
         large: bool = False,
     ) -> list[AskResult]:
         """Answer all asks, in their order, or none. The engine gets them together, so that it can batch them.
 
-        arrived: the `time.monotonic()` from which deadlines and `total_ms` count. field: the field that the
-        error about too many inputs names. large: check the inputs in a thread instead of on the event loop.
+        arrived: the `time.monotonic()` from which deadlines and `total_ms` count. id: the call's. field: the
+        field that the error about too many inputs names. large: check the inputs in a thread instead of on
+        the event loop.
 
         Raises NotFound (a model that does not exist or that the caller does not reach), TooLarge and
         InvalidInput (each names the field), Unavailable, DeadlineExceeded.
@@ -82,19 +90,21 @@ class Inference:
             caller.must_reach(ask.model.tenant, f"model {str(ask.model)!r}", field=ask.model_place)
         if sum(len(ask.inputs) for ask in asks) > self.settings.max_inputs:
             raise over(field, self.settings.max_inputs, "inputs", "send several requests")
-        requests = await off_loop(large, self._requests, asks, arrived)
+        requests = await off_loop(large, self._requests, asks, arrived, id)
         results = iter(await self.engine.infer(requests))
         total_ms = round((time.monotonic() - arrived) * 1000, 3)
-        return [_result(ask, list(islice(results, len(ask.inputs))), total_ms) for ask in asks]
+        return [_result(ask, list(islice(results, len(ask.inputs))), total_ms, id) for ask in asks]
 
-    def _requests(self, asks: Sequence[Ask], arrived: float) -> list[TextRequest]:
+    def _requests(self, asks: Sequence[Ask], arrived: float, id: str) -> list[TextRequest]:
         return [
-            request for number, ask in enumerate(asks) for request in self._requests_of(ask, number, arrived)
+            request
+            for number, ask in enumerate(asks)
+            for request in self._requests_of(ask, number, arrived, ask.id_in(id) if id else "")
         ]
 
-    def _requests_of(self, ask: Ask, number: int, arrived: float) -> Iterator[TextRequest]:
+    def _requests_of(self, ask: Ask, number: int, arrived: float, id: str) -> Iterator[TextRequest]:
         deadline = None if ask.deadline_ms is None else arrived + ask.deadline_ms / 1000
-        for given in ask.inputs:
+        for index, given in enumerate(ask.inputs):
             yield TextRequest(
                 model=ask.model,
                 text=_checked(given, self.settings.max_text_bytes),
@@ -103,6 +113,9 @@ class Inference:
                 provenance=ask.provenance,
                 deadline=deadline,
                 priority=ask.priority,
+                calibrated=ask.calibrated,
+                early=ask.early,
+                id=text_id(id, index) if id else "",
                 ask=number,
                 place=given.place,
                 model_place=ask.model_place,
@@ -138,7 +151,7 @@ def _blank(field: str) -> InvalidInput:
     return InvalidInput(f"{field} is blank: send some text", field=field)
 
 
-def _result(ask: Ask, outputs: list[TextResult], total_ms: float) -> AskResult:
+def _result(ask: Ask, outputs: list[TextResult], total_ms: float, call: str) -> AskResult:
     made_by = [output.provenance for output in outputs if output.provenance is not None]
     return AskResult(
         model=ask.model,
@@ -146,6 +159,7 @@ def _result(ask: Ask, outputs: list[TextResult], total_ms: float) -> AskResult:
         outputs=outputs,
         timing={**_timing(outputs), "total_ms": total_ms},
         provenance=Provenance.together(made_by) if made_by else None,
+        id=ask.id_in(call),
     )
 
 

@@ -30,6 +30,7 @@ from hmi.metrics import Metrics
 
 if TYPE_CHECKING:
     from hmi.stages.cascade.report import CascadeReport
+    from hmi.stages.early_exit.report import Exits
 
 
 class EngineAtStart:
@@ -63,6 +64,10 @@ class EngineAtStart:
 
     def ready(self) -> bool:
         return self._engine is not None and self._engine.ready()
+
+    @property
+    def exits(self) -> Exits | None:
+        return None if self._engine is None else self._engine.exits
 
     def trouble(self) -> str | None:
         return None if self._engine is None else self._engine.trouble()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,6 +39,8 @@ class Call:
     files: Mapping[str, Path] = field(default_factory=dict)
     size: int = 0
     """Bytes of the JSON body; 0 for a multipart body or a call without HTTP."""
+    id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    """The X-Request-Id of the answer."""
 
     def holder(self) -> str | None:
         """The tenant whose share of the server the request uses: the model's if the path names one, else

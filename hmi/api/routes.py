@@ -8,12 +8,13 @@ from functools import cache
 
 from aiohttp import web
 
-from hmi.api.handlers import cascades, domains, health, infer, jobs, models, roots, stats, tenants
+from hmi.api.handlers import cascades, domains, exits, health, infer, jobs, models, roots, stats, tenants
 from hmi.api.openapi import document
 from hmi.api.protocols.native import NATIVE
 from hmi.api.route import Call, Route
 from hmi.api.schemas import Health, JobAccepted, JobList, JobQuery, JobView, NoBody
 from hmi.api.schemas_domain import ChangeDomain, DomainList, DomainView, GrowDomain
+from hmi.api.schemas_exits import ChangeModel, ExitsView, Feedback, FeedbackTaken
 from hmi.api.schemas_manage import (
     CascadeView,
     ChangeTenant,
@@ -292,6 +293,28 @@ MODELS = (
         "manage",
         body=RollbackModel,
         kinds=("conflict",),
+    ),
+    Route(
+        "PATCH",
+        MODEL,
+        exits.change_model,
+        "Set or remove the bounds for a model's answers.",
+        ModelView,
+        "manage",
+        body=ChangeModel,
+        kinds=("storage_full",),
+    ),
+    Route(
+        "GET", f"{MODEL}/exits", exits.show_exits, "A model's objective and early exits.", ExitsView, "manage"
+    ),
+    Route(
+        "POST",
+        f"{MODEL}/feedback",
+        exits.feedback,
+        "Send labels that became known after the answers.",
+        FeedbackTaken,
+        "infer",
+        body=Feedback,
     ),
     Route("DELETE", MODEL, models.delete_model, "Delete a model.", NoBody, "manage", kinds=("conflict",)),
 )

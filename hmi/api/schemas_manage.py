@@ -7,7 +7,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from hmi.api.schemas import NEXT, Alpha, Answer, Change, DomainName, ModelName, Name, Query, Request
-from hmi.core import MAX_WEIGHT, MIN_WEIGHT, Cascade, CascadeState, ModelVersion, Scope, Task
+from hmi.api.schemas_exits import CascadeBrief, ExitsView
+from hmi.core import MAX_WEIGHT, MIN_WEIGHT, Cascade, CascadeState, ModelVersion, Objective, Scope, Task
 from hmi.jobs.options import BuildPlotOptions, FineTuneOptions, ImportRootOptions, Publish
 
 WEIGHT = "The tenant's share of compute beside other tenants that wait: twice the weight, twice the time."
@@ -238,8 +239,17 @@ class ModelView(Answer):
     domain: str
     task: Task
     labels: list[str]
+    ramps: list[int] = Field(
+        description="The upper layers before which it has a ramp, where a text may leave early."
+    )
+    temperature: float | None = Field(description="Its calibration temperature; null: it was not fitted.")
     metrics: dict[str, Any]
     bytes: int
+    objective: Objective
+    cascade: CascadeBrief | None
+    exits: ExitsView | None = Field(
+        description="The state of its early exits; null in lists, and if no agreement is set."
+    )
     versions: list[ModelVersion]
 
 

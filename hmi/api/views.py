@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from hmi.api.exits import cascade_brief
 from hmi.api.schemas import JobView
 from hmi.api.schemas_domain import DomainVersionView, DomainView
+from hmi.api.schemas_exits import ExitsView
 from hmi.api.schemas_manage import ExecutionView, ExecutorTimes, KeyView, ModelView, RootView, TenantView
 from hmi.api.schemas_stats import StatsView
 from hmi.core import JobRecord, KeyRecord, ModelRecord, Progress, RootRecord, TenantRecord
@@ -89,7 +91,7 @@ def key_view(key: KeyRecord) -> KeyView:
     return KeyView(key_id=key.key_id, tenant=key.tenant, scopes=list(key.scopes), created=key.created)
 
 
-def model_view(model: ModelRecord) -> ModelView:
+def model_view(model: ModelRecord, exits: ExitsView | None = None) -> ModelView:
     live = model.live
     return ModelView(
         model=f"{model.tenant}.{model.name}",
@@ -97,8 +99,13 @@ def model_view(model: ModelRecord) -> ModelView:
         domain=live.domain,
         task=live.task,
         labels=list(live.labels),
+        ramps=list(live.ramps),
+        temperature=live.temperature,
         metrics=live.metrics,
         bytes=live.bytes,
+        objective=model.objective,
+        cascade=cascade_brief(model.cascade),
+        exits=exits,
         versions=list(model.versions),
     )
 

@@ -112,6 +112,7 @@ def _text(piece: Piece, part: TaskPart) -> Text:
         tokens=len(window),
         whole=len(piece.item.windows) == 1,
         merged=lambda output: task.merge([output], [window], words),
+        early=request.early,
         words=[-1 if word is None else word for word in window.words],
         segments=window.types,
     )

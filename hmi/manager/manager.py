@@ -8,7 +8,18 @@ from pathlib import Path
 from typing import Any
 
 from hmi.config import Settings
-from hmi.core import JobRecord, JobState, KeyRecord, ModelId, ModelRecord, Progress, Scope, Task, TenantRecord
+from hmi.core import (
+    JobRecord,
+    JobState,
+    KeyRecord,
+    ModelId,
+    ModelRecord,
+    Objective,
+    Progress,
+    Scope,
+    Task,
+    TenantRecord,
+)
 from hmi.jobs.runtime.runner import JobRunner
 from hmi.manager.archives import ByteProgress, export_domain, import_domain
 from hmi.manager.cascades import CascadeInfo, Cascades
@@ -17,6 +28,7 @@ from hmi.manager.domains import DomainInfo, Domains
 from hmi.manager.exchange import Exchange, ModuleFiles
 from hmi.manager.maintenance import Maintenance
 from hmi.manager.models import Models
+from hmi.manager.objectives import set_objective
 from hmi.manager.parts import Deleted, Parts
 from hmi.manager.roots import Roots
 from hmi.manager.tenants import TENANT_SCOPES, Tenants
@@ -272,6 +284,14 @@ class Manager:
     def rollback_model(self, model: str, version: int) -> ModelRecord:
         """Make a version the one that answers. Raises NotFound."""
         return self._models.rollback(model, version)
+
+    def set_objective(self, model: str, change: Callable[[Objective], Mapping[str, Any]]) -> ModelRecord:
+        """Replace a model's objective. change: from the old one to the fields of the new one. Running
+        servers use it from the model's next text on.
+
+        Raises NotFound, InvalidInput (an embedding's answers cannot agree).
+        """
+        return set_objective(self.registry, ModelId.parse(model), change)
 
     def delete_model(self, model: str) -> None:
         """Remove a model and stop its jobs. Its files are freed an hour later. Raises NotFound."""

@@ -71,6 +71,8 @@ class Text:
     """True if the text has one window. The answer of a text with several is made of all of them."""
     merged: Callable[[Tensor], Tensor]
     """The task's `merge` of a whole text's output."""
+    early: bool = True
+    """False if the request insists on the full model's answer."""
     words: Sequence[int] = ()
     """[tokens]: the index of each token's word within its segment; -1 for special tokens."""
     segments: Sequence[int] = ()

@@ -42,6 +42,8 @@ class Echo:
     def ready(self) -> bool:
         return True
 
+    exits = None
+
     def trouble(self) -> str | None:
         return None
 

@@ -42,6 +42,7 @@ def _handler(endpoint: Endpoint) -> Handler:
             endpoint.decode(call.body, call.path),
             call.caller,
             call.arrived,
+            id=call.id,
             field=endpoint.inputs_field,
             large=call.size > OFF_LOOP_BYTES,
         )

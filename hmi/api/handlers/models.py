@@ -7,6 +7,7 @@ import base64
 from typing import Any
 
 from hmi.api import quotas
+from hmi.api.exits import exits_view
 from hmi.api.loop import OFF_LOOP_ROWS
 from hmi.api.route import Call, Reply
 from hmi.api.schemas import JobAccepted, NoBody
@@ -21,7 +22,7 @@ from hmi.api.schemas_manage import (
     UpdateModel,
 )
 from hmi.api.views import model_view
-from hmi.core import DomainId, JobRecord, ModelId
+from hmi.core import DomainId, JobRecord, ModelId, ModelRecord
 from hmi.stores.job_table import LOOKED_AT
 
 
@@ -89,7 +90,7 @@ async def export_module(call: Call) -> Reply:
 async def rollback_model(call: Call) -> Reply:
     body: RollbackModel = call.body
     record = await asyncio.to_thread(call.services.manager.rollback_model, str(call.model()), body.version)
-    return Reply(model_view(record))
+    return Reply(shown(call, record))
 
 
 async def delete_model(call: Call) -> Reply:
@@ -107,8 +108,14 @@ def job_limit(call: Call) -> int | None:
     return None if call.caller.tenant is None else quotas.TENANT_JOBS
 
 
+def shown(call: Call, record: ModelRecord) -> ModelView:
+    """A model with the state of its early exits."""
+    wanted = record.objective.agreement is not None
+    return model_view(record, exits_view(record, call.services.engine.exits) if wanted else None)
+
+
 def _view(call: Call) -> ModelView:
-    return model_view(call.services.manager.model(str(call.model())))
+    return shown(call, call.services.manager.model(str(call.model())))
 
 
 def _exported(call: Call) -> ModuleExport:

@@ -58,6 +58,11 @@ class ExitReport:
     """Answers of texts that left early."""
     full: Labelled = Labelled()
     """Answers of texts that went through all layers."""
+    counted: int = 0
+    """collecting: the records so far. testing: the audits of the policy under test so far."""
+    needed: int = 0
+    """collecting: the records before a policy is tuned. testing: the audits after which the policy may be
+    used, if none of them disagrees."""
 
 
 class Exits(Protocol):

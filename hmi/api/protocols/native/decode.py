@@ -18,7 +18,7 @@ def decode_one(body: InferBody, path: Mapping[str, str]) -> list[Ask]:
 def decode_mixed(body: list[MixedItem], path: Mapping[str, str]) -> list[Ask]:
     """Decode POST /infer: one ask for each request of the body."""
     return [
-        _ask(ModelId.parse(item.model), item, prefix=f"[{i}].", model_place=f"[{i}].model")
+        _ask(ModelId.parse(item.model), item, prefix=f"[{i}].", model_place=f"[{i}].model", place=i)
         for i, item in enumerate(body)
     ]
 
@@ -42,7 +42,13 @@ class _BodyInputs:
             yield _input(item, f"{self.prefix}inputs[{i}]")
 
 
-def _ask(model: ModelId, body: InferBody, prefix: str = "", model_place: str | None = None) -> Ask:
+def _ask(
+    model: ModelId,
+    body: InferBody,
+    prefix: str = "",
+    model_place: str | None = None,
+    place: int | None = None,
+) -> Ask:
     wanted = body.parameters.return_
     return Ask(
         model=model,
@@ -53,6 +59,9 @@ def _ask(model: ModelId, body: InferBody, prefix: str = "", model_place: str | N
         provenance="provenance" in wanted,
         deadline_ms=body.parameters.deadline_ms,
         priority=body.parameters.priority,
+        calibrated=body.parameters.calibrated,
+        early=body.parameters.early,
+        place=place,
     )
 
 

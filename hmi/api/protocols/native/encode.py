@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hmi.api.asks import AskResult
-from hmi.api.protocols.native.schemas import InferAnswer, LabelScore, Output, Provenance, Versions
+from hmi.api.protocols.native.schemas import (
+    InferAnswer,
+    InputProvenance,
+    LabelScore,
+    Output,
+    Provenance,
+    Versions,
+)
 from hmi.engine import TextResult
 from hmi.engine.request import Provenance as EngineProvenance
 
@@ -23,11 +30,12 @@ def encode_mixed(results: Sequence[AskResult]) -> list[InferAnswer]:
 
 def _answer(result: AskResult) -> InferAnswer:
     return InferAnswer(
+        id=result.id,
         model=str(result.model),
         version=result.version,
         outputs=[_output(output) for output in result.outputs],
         timing=dict(result.timing),
-        provenance=None if result.provenance is None else _provenance(result.provenance),
+        provenance=None if result.provenance is None else _provenance(result.provenance, result.outputs),
     )
 
 
@@ -45,6 +53,18 @@ def _output(output: TextResult) -> Output:
     )
 
 
-def _provenance(made_by: EngineProvenance) -> Provenance:
-    versions = Versions(**vars(made_by.versions))
-    return Provenance(plot=dict(made_by.plot), layers=made_by.layers, exact=made_by.exact, versions=versions)
+def _provenance(made_by: EngineProvenance, outputs: Sequence[TextResult]) -> Provenance:
+    return Provenance(
+        plot=dict(made_by.plot),
+        layers=made_by.layers,
+        exact=made_by.exact,
+        versions=Versions(**vars(made_by.versions)),
+        stages=dict(made_by.stages),
+        confidence=made_by.confidence,
+        level=made_by.level,
+        inputs=[
+            InputProvenance(layers=of.layers, confidence=of.confidence, level=of.level)
+            for output in outputs
+            if (of := output.provenance) is not None
+        ],
+    )

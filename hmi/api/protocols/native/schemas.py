@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag
 
 from hmi.api.schemas import Answer, ModelName, Request
-from hmi.engine.request import Priority
+from hmi.engine.request import Level, Priority
 
 Text = Annotated[str, Field(min_length=1)]
 MAX_WORDS = 10_000
@@ -74,6 +74,14 @@ class Parameters(Request):
         description="Its order among this tenant's own waiting calls. Other tenants' turns do not change.",
     )
     exact: bool = Field(default=False, description="Compute the lower layers in full, without the PLOT.")
+    calibrated: bool = Field(
+        default=False, description="Return calibrated probabilities. Labels, values and tags do not change."
+    )
+    early: bool = Field(
+        default=True,
+        description="False insists on the full model's answer where the model's objective lets texts leave "
+        "early or a smaller model answer.",
+    )
     return_: list[Literal["scores", "provenance"]] = Field(
         default_factory=list, alias="return", description="What to add to the answer."
     )
@@ -136,6 +144,16 @@ class Versions(Answer):
     root: str = Field(description="The root's name and version.")
 
 
+class InputProvenance(Answer):
+    """How one input was answered."""
+
+    layers: int = Field(description="Number of upper layers that ran.")
+    confidence: float | None = Field(
+        description="Of an input that left early: that of the ramp that answered it, from 0 to 1."
+    )
+    level: Level | None = Field(description="Of a cascade: the level that answered.")
+
+
 class Provenance(Answer):
     """The origin of an answer."""
 
@@ -143,12 +161,31 @@ class Provenance(Answer):
         description="Number of tokens, over all inputs, by what their look-up found: trigram, bigram, "
         "unigram, …, miss; with `exact`: computed."
     )
-    layers: int = Field(description="Number of upper layers that ran, the same for all inputs.")
+    layers: int = Field(
+        description="Number of upper layers that ran: the most of any input, since texts may leave early."
+    )
     exact: bool
     versions: Versions
+    stages: dict[str, str] = Field(
+        default_factory=dict, description="The setting of each execution stage that was on."
+    )
+    confidence: float | None = Field(
+        default=None,
+        description="The least confidence of any input that left early, from 0 to 1; null if none did.",
+    )
+    level: Level | None = Field(
+        default=None,
+        description="Of a cascade: the level that answered; `large` if it answered any of the inputs.",
+    )
+    inputs: list[InputProvenance] = Field(default_factory=list, description="The same for each input.")
 
 
 class InferAnswer(Answer):
+    id: str = Field(
+        default="",
+        description="Names the answer when labels are sent later (`POST …/feedback`). It is the answer's "
+        "X-Request-Id, in an answer to `POST /infer` with `.` and the index in the body.",
+    )
     model: str
     version: int
     outputs: list[Output]

@@ -1,0 +1,164 @@
+"""A model's early exits as its tenant sees them, and the check of labels that come later."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from hmi.api.asks import text_id
+from hmi.api.schemas_exits import (
+    CascadeBrief,
+    ExitReportView,
+    ExitState,
+    ExitsView,
+    LabelledView,
+    LateLabel,
+    SiteView,
+)
+from hmi.core import Cascade, ModelRecord
+from hmi.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from hmi.stages.early_exit.report import ExitReport, Exits, Label, Labelled
+
+FORMS = {
+    "classification": ("a label, as a text", str),
+    "pair": ("a label, as a text", str),
+    "multilabel": ("a list of labels, [] if none applies", list),
+    "regression": ("a number", float),
+    "tagging": ("a list with one tag for each word", list),
+}
+"""By task: the form of a label in words, and its type."""
+
+
+def exits_view(record: ModelRecord, exits: Exits | None) -> ExitsView:
+    """Return a model's objective and the state of its exits. exits: the running engine's; None: there is
+    none in this process."""
+    report = None if exits is None else exits.report(record.live.artefact)
+    state, says = _state(record, report, served=exits is not None)
+    return ExitsView(
+        model=f"{record.tenant}.{record.name}",
+        version=record.current,
+        objective=record.objective,
+        state=state,
+        says=says,
+        report=None if report is None else _report_view(report),
+    )
+
+
+def cascade_brief(cascade: Cascade | None) -> CascadeBrief | None:
+    if cascade is None:
+        return None
+    return CascadeBrief(
+        small=cascade.small,
+        site=cascade.site,
+        version=cascade.version,
+        small_version=cascade.small_version,
+        rows=cascade.rows,
+        offers=len(cascade.offers),
+    )
+
+
+def checked_labels(record: ModelRecord, items: Sequence[LateLabel]) -> list[tuple[str, Label]]:
+    """Return each item's text and label. Raises InvalidInput, naming the field, if one does not fit the
+    model's task and labels or names the same answer as another."""
+    task = record.live.task
+    if task == "embedding":
+        raise InvalidInput("items: an embedding has no labels: name a model of another task", field="items")
+    words, kind = FORMS[task]
+    known = {label for version in record.versions for label in version.labels}
+    first: dict[str, int] = {}
+    found: list[tuple[str, Label]] = []
+    for i, item in enumerate(items):
+        field = f"items[{i}].label"
+        if not isinstance(item.label, kind):
+            raise InvalidInput(f"{field} is not what the task {task} answers: give {words}", field=field)
+        wrong = next((label for label in _names(item.label) if label not in known), None)
+        if wrong is not None:
+            raise InvalidInput(
+                f"{field}: {wrong[:80]!r} is no label of {record.tenant}.{record.name}: use "
+                f"{_listed(sorted(known))}, or leave the item out",
+                field=field,
+            )
+        text = text_id(item.id, item.index)
+        if first.setdefault(text, i) != i:
+            raise InvalidInput(
+                f"items[{i}] names the same answer as items[{first[text]}]: send one of them",
+                field=f"items[{i}]",
+            )
+        found.append((text, item.label))
+    return found
+
+
+def _names(label: str | float | list[str]) -> Iterator[str]:
+    if isinstance(label, str):
+        yield label
+    elif isinstance(label, list):
+        yield from label
+
+
+def _listed(labels: Sequence[str], shown: int = 10) -> str:
+    more = f" or one of {len(labels) - shown} more" if len(labels) > shown else ""
+    return ", ".join(repr(label[:40]) for label in labels[:shown]) + more
+
+
+def _state(record: ModelRecord, report: ExitReport | None, *, served: bool) -> tuple[ExitState, str]:
+    name, live = f"{record.tenant}.{record.name}", record.live
+    if record.objective.agreement is None:
+        cure = "" if live.task == "embedding" else f": hmi model objective {name} --agreement 0.99 sets one"
+        return "no objective", f"no agreement is set, so every text goes through the full model{cure}"
+    if not live.ramps and record.cascade is None:
+        return "no ramps", f"no ramps: run hmi model ramps {name}"
+    if not served:
+        return "waiting", "the server that answers knows: ask it with --url"
+    if report is None:
+        return "waiting", "no text has come since the server started or this version was published"
+    return report.state, f"{report.state}: {_words(report)}"
+
+
+def _words(report: ExitReport) -> str:
+    if report.state == "collecting":
+        return f"{report.counted} of {report.needed} full answers, from which thresholds are tuned"
+    if report.state == "testing":
+        return f"{report.counted} of about {report.needed} audits"
+    if report.state == "open":
+        return f"{_percent(_left_share(report))} of {report.texts} texts left early"
+    if report.state == "paused":
+        return (
+            "no text may leave at present: the disagreements that the agreement allows are used up. Texts "
+            "leave again after more texts have agreed"
+        )
+    return "every ramp costs more time than it saves, so every text goes through the full model"
+
+
+def _report_view(report: ExitReport) -> ExitReportView:
+    sites = zip(report.sites, report.thresholds, strict=True)
+    return ExitReportView(
+        texts=report.texts,
+        left={str(site): count for site, count in report.left.items()},
+        left_share=_left_share(report),
+        saved=report.saved,
+        sites=[SiteView(site=site, threshold=threshold) for site, threshold in sites],
+        audit_share=report.share,
+        audits=report.audits,
+        disagreed=report.disagreed,
+        agreement_at_least=report.agreement_at_least,
+        counted=report.counted,
+        needed=report.needed,
+        policies=report.policies,
+        alarms=report.alarms,
+        early=_labelled(report.early),
+        full=_labelled(report.full),
+    )
+
+
+def _labelled(labelled: Labelled) -> LabelledView:
+    return LabelledView(**vars(labelled))
+
+
+def _left_share(report: ExitReport) -> float:
+    return sum(report.left.values()) / report.texts if report.texts else 0.0
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f}%"

@@ -1,0 +1,184 @@
+"""Bodies and answers about a model's objective, its early exits and its cascade, and labels sent later."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, StringConstraints, Tag, model_validator
+
+from hmi.api.schemas import Answer, Request
+from hmi.core import MAX_AGREEMENT, MIN_AGREEMENT, Objective
+
+MOST_ITEMS = 1000
+"""Labels in one call of feedback."""
+MAX_LABELS = 10_000
+"""Labels or tags of one item; as many as one input may have words."""
+ExitState = Literal["no objective", "no ramps", "waiting", "collecting", "testing", "open", "paused", "off"]
+
+
+def _changes_something(body: BaseModel) -> None:
+    if not body.model_fields_set:
+        raise ValueError(f"changes nothing: give one or more of {', '.join(type(body).model_fields)}")
+
+
+class ChangeObjective(Request):
+    """Bounds for a model's answers. A field that is left out does not change; null removes the bound."""
+
+    model_config = ConfigDict(json_schema_extra={"minProperties": 1})
+
+    agreement: float | None = Field(
+        default=None,
+        ge=MIN_AGREEMENT,
+        le=MAX_AGREEMENT,
+        description="The fraction of answers that must equal the full model's (with a cascade: the large "
+        "level's), such as 0.99. Without it every text goes through the full model.",
+    )
+    deadline_ms: float | None = Field(
+        default=None,
+        gt=0,
+        le=3_600_000,
+        description="The mean time that an answer may take, for the choice among a cascade's dispatchers.",
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        _changes_something(self)
+        return self
+
+
+class ChangeModel(Request):
+    """Changes to a model (RFC 7396): a field that is left out does not change; null removes the value."""
+
+    model_config = ConfigDict(json_schema_extra={"minProperties": 1})
+
+    objective: ChangeObjective | None = Field(default=None, description="Null removes both bounds.")
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        _changes_something(self)
+        return self
+
+    def changed(self, old: Objective) -> dict[str, Any]:
+        """The fields of the new objective."""
+        return (
+            {} if self.objective is None else {**dict(old), **self.objective.model_dump(exclude_unset=True)}
+        )
+
+
+def _label_kind(value: Any) -> str | None:
+    if isinstance(value, bool):
+        return None
+    kinds = {str: "<text>", int: "<number>", float: "<number>", list: "<list>"}
+    return kinds.get(type(value))
+
+
+LateAnswer = Annotated[
+    Annotated[Annotated[str, Field(min_length=1)], Tag("<text>")]
+    | Annotated[float, Tag("<number>")]
+    | Annotated[
+        Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=MAX_LABELS, fail_fast=True)],
+        Tag("<list>"),
+    ],
+    Discriminator(
+        _label_kind,
+        "label_form",
+        "is no answer: give a label as a text, a value as a number, or several labels or tags as a list",
+    ),
+]
+
+
+class LateLabel(Request):
+    """The right answer to one input of an earlier call."""
+
+    id: Annotated[str, StringConstraints(min_length=1, max_length=80)] = Field(
+        description="The `id` of the answer to that call."
+    )
+    index: int = Field(default=0, ge=0, le=1 << 31, description="The input's index in `inputs` of that call.")
+    label: LateAnswer = Field(
+        description="In the form of the task: a label (classification, pair), a list of labels that may be "
+        "empty (multilabel), a number (regression), or one tag for each word (tagging)."
+    )
+
+
+class Feedback(Request):
+    """Labels that became known after the answers."""
+
+    items: list[LateLabel] = Field(min_length=1, max_length=MOST_ITEMS, fail_fast=True)
+
+
+class FeedbackTaken(Answer):
+    taken: int = Field(description="Labels that were compared with their answers.")
+    unknown: int = Field(
+        description="Labels whose answers the server does not have: answered too long ago or before it "
+        "started, without ramps and an objective, or labelled already."
+    )
+
+
+class LabelledView(Answer):
+    """Answers that were compared with late labels."""
+
+    seen: int
+    right: int
+    at_least: float = Field(description="The accuracy is at least this, with a probability of 95%.")
+    at_most: float = Field(description="The accuracy is at most this, with a probability of 95%.")
+
+
+class SiteView(Answer):
+    """A ramp in use."""
+
+    site: int = Field(description="The upper layer before which it is; 0 is right after retrieval.")
+    threshold: float = Field(description="A text leaves if its uncertainty is below; 0: none leaves.")
+
+
+class ExitReportView(Answer):
+    """What is known of the early exits of the version that answers, since its counts began."""
+
+    texts: int = Field(description="Texts that might have left: of one window, not `exact`.")
+    left: dict[str, int] = Field(description="Texts that left early, by site.")
+    left_share: float = Field(description="The fraction of texts that left early.")
+    saved: float = Field(
+        description="The fraction of the upper layers' time that exits saved, less what the ramps cost. "
+        "Negative: they cost more than they saved."
+    )
+    sites: list[SiteView]
+    audit_share: float = Field(description="The fraction of texts that are audited at present.")
+    audits: int = Field(description="Texts that were audited while others could leave.")
+    disagreed: int = Field(
+        description="Audits that would have left with another answer than the full model's."
+    )
+    agreement_at_least: float = Field(
+        description="The fraction of those texts whose answer is the full model's is at least this, with a "
+        "probability of 95%."
+    )
+    counted: int = Field(description="Texts that count towards the next state, while it waits for `needed`.")
+    needed: int = Field(description="About how many are needed; 0: it waits for none.")
+    policies: int = Field(description="Sets of thresholds that were put to the test.")
+    alarms: int = Field(description="How often the texts changed so much that everything began again.")
+    early: LabelledView = Field(description="Late labels of texts that left early.")
+    full: LabelledView = Field(description="Late labels of texts that went through all layers.")
+
+
+class ExitsView(Answer):
+    """The objective of a model, and the state of its early exits."""
+
+    model: str
+    version: int
+    objective: Objective
+    state: ExitState
+    says: str = Field(description="The state in words, with what to do next if anything.")
+    report: ExitReportView | None = Field(
+        description="Null while no text of this version was concerned since the server started."
+    )
+
+
+class CascadeBrief(Answer):
+    """A model's profiled cascade, in short."""
+
+    small: str | None = Field(
+        description="The model that is asked first; null if a ramp of the same model answers first."
+    )
+    site: int | None = Field(description="That ramp; null if the levels are two models.")
+    version: int = Field(description="The version of the model that the profile holds for.")
+    small_version: int | None
+    rows: int = Field(description="The labelled rows of the profile.")
+    offers: int = Field(description="The number of dispatchers to choose from.")
