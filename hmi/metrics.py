@@ -8,6 +8,7 @@ from __future__ import annotations
 import heapq
 import threading
 import time
+from collections import Counter as Tally
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -71,6 +72,14 @@ class TenantUse:
     inputs: int = 0
     tokens: int = 0
     compute_ms: float = 0.0
+    early: int = 0
+    """Texts that left early."""
+    saved_ms: float = 0.0
+    """The time that the layers which these did not run would have taken."""
+    small: int = 0
+    """Texts that the small level of a cascade between two models answered."""
+    cascaded: int = 0
+    """Texts that came to a cascade that was in use, whichever level answered."""
 
 
 class Usage:
@@ -78,23 +87,22 @@ class Usage:
 
     def __init__(self) -> None:
         self._lock, self._ranking = threading.Lock(), threading.Lock()
-        self._by_tenant: dict[str, TenantUse] = {}
+        self._by_tenant: dict[str, dict[str, float]] = {}
+        """By tenant, the fields of `TenantUse` that are not 0."""
         self._ranked: dict[str, tuple[float, float]] = {}
         """By tenant, at the last ranking: its compute since the start, and its recent compute, in ms."""
         self._ranked_at = 0.0
 
-    def add(
-        self, tenant: str, *, requests: int = 0, inputs: int = 0, tokens: int = 0, compute_ms: float = 0.0
-    ) -> None:
+    def add(self, tenant: str, **more: float) -> None:
+        """Add to a tenant's usage. more: fields of `TenantUse`."""
         with self._lock:
-            old = self._by_tenant.get(tenant, TenantUse())
-            self._by_tenant[tenant] = TenantUse(
-                old.requests + requests, old.inputs + inputs, old.tokens + tokens, old.compute_ms + compute_ms
-            )
+            mine = self._by_tenant.setdefault(tenant, {})
+            for name, value in more.items():
+                mine[name] = mine.get(name, 0) + value
 
     def of(self, tenant: str) -> TenantUse:
         with self._lock:
-            return self._by_tenant.get(tenant, TenantUse())
+            return _use_of(self._by_tenant.get(tenant, {}))
 
     def forget(self, tenant: str) -> None:
         """Drop a deleted tenant's usage, so that a later tenant of the same name starts from zero."""
@@ -107,20 +115,20 @@ class Usage:
         Of tenants with the same recent compute, those with more requests come first.
         """
         with self._lock:
-            rows = dict(self._by_tenant)
+            live = dict(self._by_tenant)
+        # Outside the lock, which batches' accounting waits for. A copy of one dict is atomic.
+        rows = {tenant: fields.copy() for tenant, fields in live.items()}
         recent = self._rank(rows)
-        busiest = heapq.nlargest(count, rows, key=lambda name: (recent[name], rows[name].requests, name))
-        result = {name: rows.pop(name) for name in busiest}
-        rest = rows.values()
-        other = TenantUse(
-            sum(use.requests for use in rest),
-            sum(use.inputs for use in rest),
-            sum(use.tokens for use in rest),
-            sum(use.compute_ms for use in rest),
+        busiest = heapq.nlargest(
+            count, rows, key=lambda name: (recent[name], rows[name].get("requests", 0), name)
         )
-        return {**result, "_other": other} if rest else result
+        result = {name: _use_of(rows.pop(name)) for name in busiest}
+        other: Tally[str] = Tally()
+        for fields in rows.values():
+            other.update(fields)
+        return {**result, "_other": _use_of(other)} if rows else result
 
-    def _rank(self, rows: Mapping[str, TenantUse]) -> dict[str, float]:
+    def _rank(self, rows: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
         """Each tenant's recent compute; computed at scrapes, so that a batch's accounting stays short."""
         with self._ranking:
             at = time.monotonic()
@@ -128,9 +136,14 @@ class Usage:
             ranked = {}
             for name, use in rows.items():
                 before, recent = self._ranked.get(name, (0.0, 0.0))
-                ranked[name] = use.compute_ms, recent * left + max(0.0, use.compute_ms - before)
+                compute_ms = use.get("compute_ms", 0.0)
+                ranked[name] = compute_ms, recent * left + max(0.0, compute_ms - before)
             self._ranked, self._ranked_at = ranked, at
             return {name: recent for name, (_, recent) in ranked.items()}
+
+
+def _use_of(fields: Mapping[str, float]) -> TenantUse:
+    return TenantUse(**fields)  # type: ignore[arg-type]
 
 
 class Lookups:
@@ -202,6 +215,12 @@ class Metrics:
             ["stage", "setting"],
             registry=self.registry,
         )
+        self._exits = Counter(
+            "hmi_exits",
+            "Texts that left early, by the upper layer before which they did.",
+            ["site"],
+            registry=self.registry,
+        )
         self._deadlines = Counter(
             "hmi_deadline_misses",
             "Calls that were not answered before their deadline.",
@@ -237,6 +256,10 @@ class Metrics:
     def execution_stage(self, stage: str, setting: str, inputs: int) -> None:
         """Count the texts of a batch that ran with this execution stage on."""
         self._execution.labels(stage, setting).inc(inputs)
+
+    def exits(self, site: int, inputs: int) -> None:
+        """Count texts that left early, before the upper layer `site`."""
+        self._exits.labels(str(site)).inc(inputs)
 
     def plot_hits(self, domain: str, hits: Mapping[str, int]) -> None:
         """Count a text's look-ups by what answered: trigram, bigram, unigram, …, miss, computed."""
@@ -283,14 +306,30 @@ class _UsageCollector(Collector):
             "requests": CounterMetricFamily("hmi_tenant_requests", "Inference requests.", labels=["tenant"]),
             "inputs": CounterMetricFamily("hmi_tenant_inputs", "Texts answered.", labels=["tenant"]),
             "tokens": CounterMetricFamily("hmi_tenant_tokens", "Tokens inferred.", labels=["tenant"]),
+            "early": CounterMetricFamily(
+                "hmi_tenant_early_inputs", "Texts that left early.", labels=["tenant"]
+            ),
+            "small": CounterMetricFamily(
+                "hmi_tenant_small_inputs",
+                "Texts that the small level of a cascade answered.",
+                labels=["tenant"],
+            ),
+            "cascaded": CounterMetricFamily(
+                "hmi_tenant_cascade_inputs", "Texts that came to a cascade in use.", labels=["tenant"]
+            ),
         }
         compute = CounterMetricFamily("hmi_tenant_compute_seconds", "Compute time.", labels=["tenant"])
+        saved = CounterMetricFamily(
+            "hmi_tenant_saved_seconds",
+            "Time of the layers that texts which left early did not run.",
+            labels=["tenant"],
+        )
         for tenant, use in self._usage.top().items():
-            families["requests"].add_metric([tenant], use.requests)
-            families["inputs"].add_metric([tenant], use.inputs)
-            families["tokens"].add_metric([tenant], use.tokens)
+            for name, family in families.items():
+                family.add_metric([tenant], getattr(use, name))
             compute.add_metric([tenant], use.compute_ms / 1000)
-        return [*families.values(), compute]
+            saved.add_metric([tenant], use.saved_ms / 1000)
+        return [*families.values(), compute, saved]
 
 
 class _QueueCollector(Collector):

@@ -45,10 +45,30 @@ class Accounts:
                 self._metrics.stage("queue", times.begun - piece.item.queued)
         for domain, hits in domains.items():
             self._metrics.plot_hits(domain, hits)
-        inputs = Counter(item.tenant for item in _newly_answered(ran))
+        answered = _newly_answered(ran)
+        inputs = Counter(item.tenant for item in answered)
         for tenant, mine in tokens_of.items():
             spent_ms = mine * times.compute_s * 1e3 / tokens
             self._metrics.usage.add(tenant, inputs=inputs[tenant], tokens=mine, compute_ms=spent_ms)
+        left = [item for item in answered if item.partial.confidence is not None]
+        if left:
+            self._left_early(left, ran)
+
+    def _left_early(self, items: Sequence[Item], ran: Ran) -> None:
+        """Count texts that left early, and the time of the layers that they did not run.
+
+        That time is estimated by the time that the batch took for each token and layer.
+        """
+        for site, count in Counter(item.partial.layers for item in items).items():
+            self._metrics.exits(site, count)
+        layers, skipped = len(items[0].bundle.root.upper), Counter[str]()
+        for item in items:
+            skipped[item.tenant] += item.tokens * (layers - item.partial.layers)
+        run = layers * ran.batch.offsets[-1] - skipped.total()
+        each_ms = ran.times.compute_s * 1e3 / max(run, 1)
+        early = Counter(item.tenant for item in items)
+        for tenant, count in early.items():
+            self._metrics.usage.add(tenant, early=count, saved_ms=skipped[tenant] * each_ms)
 
 
 def _newly_answered(ran: Ran) -> list[Item]:

@@ -96,18 +96,36 @@ async def test_results_are_in_the_order_of_the_asks_and_their_inputs() -> None:
     assert [result.version for result in results] == [7, 7, 7]
     assert len(echo.calls) == 1, "at once, so that the engine batches them together"
     assert [request.ask for request in echo.calls[0]] == [0, 0, 1, 2, 2, 2]
+    assert {request.id for request in echo.calls[0]} == {""}, "a call without an id has texts without one"
+
+
+async def test_each_text_has_an_id_that_feedback_can_name() -> None:
+    room, echo = inference()
+    (one,) = await room.answer([Ask(TOPIC, texts("a", "bb"))], ACME, 0.0, id="x")
+    both = await room.answer(
+        [Ask(TOPIC, texts("a"), place=0), Ask(MOOD, texts("b", "c"), place=1)], ACME, 0.0, id="x"
+    )
+    assert [request.id for call in echo.calls for request in call] == [
+        "x/0",
+        "x/1",
+        "x.0/0",
+        "x.1/0",
+        "x.1/1",
+    ]
+    assert [result.id for result in (one, *both)] == ["x", "x.0", "x.1"]
 
 
 async def test_what_an_ask_wants_reaches_the_engine_with_each_input() -> None:
     room, echo = inference()
     words = ["some", "words"]
     inputs = [Input(("one", "other"), "[1].inputs[0]", ("t", "p")), Input(words, "[1].inputs[1]", ("w",))]
-    full = Ask(MOOD, inputs, "[1].model", exact=True, scores=True, provenance=True, deadline_ms=50)
+    wanted: dict[str, Any] = {"exact": True, "scores": True, "provenance": True}
+    wanted |= {"calibrated": True, "early": False}
+    full = Ask(MOOD, inputs, "[1].model", **wanted, deadline_ms=50)
     await room.answer([Ask(TOPIC, texts("a")), full], ACME, 100.0)
     plain, pair, split = echo.calls[0]
     assert plain == TextRequest(TOPIC, "a", place="inputs[0]")
-    told: dict[str, Any] = {"exact": True, "scores": True, "provenance": True, "deadline": 100.05}
-    told |= {"ask": 1, "model_place": "[1].model"}
+    told: dict[str, Any] = {**wanted, "deadline": 100.05, "ask": 1, "model_place": "[1].model"}
     assert pair == TextRequest(MOOD, ("one", "other"), place="[1].inputs[0]", **told)
     assert split == TextRequest(MOOD, words, place="[1].inputs[1]", **told)
 

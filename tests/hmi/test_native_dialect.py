@@ -23,7 +23,8 @@ from tests.hmi.test_api_fuzz import draw
 
 ONE, MIXED = NATIVE.endpoints
 TOPIC = ModelId("acme", "topic")
-MADE_BY = Provenance({"trigram": 4, "miss": 1}, 6, False, Versions(3, "0a1b", "minilm/papers", "minilm@1"))
+VERSIONS = Versions(3, "0a1b", "minilm/papers", "minilm@1")
+MADE_BY = Provenance({"trigram": 4, "miss": 1}, 6, False, VERSIONS, {"exits": "on"}, 0.98, "small")
 OUTPUTS: dict[str, dict[str, Any]] = {
     "classification": {"label": "a", "score": 0.75, "scores": {"a": 0.75, "b": 0.25}},
     "multilabel": {"labels": [("a", 0.9), ("b", 0.6)], "scores": {"a": 0.9, "b": 0.6, "c": 0.1}},
@@ -50,7 +51,13 @@ def encoded(endpoint: Endpoint, results: list[AskResult]) -> Any:
 def body_of(ask: Ask) -> dict[str, Any]:
     """The most explicit native body of an ask."""
     wanted = [name for name in ("scores", "provenance") if getattr(ask, name)]
-    parameters = {"deadline_ms": ask.deadline_ms, "exact": ask.exact, "return": wanted}
+    parameters = {
+        "deadline_ms": ask.deadline_ms,
+        "exact": ask.exact,
+        "calibrated": ask.calibrated,
+        "early": ask.early,
+        "return": wanted,
+    }
     return {"inputs": [item_of(each) for each in ask.inputs], "parameters": parameters}
 
 
@@ -97,6 +104,7 @@ def test_what_a_body_leaves_out_is_not_wanted() -> None:
     (ask,) = decoded(ONE, {"inputs": "a"})
     assert (ask.model, ask.model_place) == (TOPIC, None)
     assert (ask.exact, ask.scores, ask.provenance, ask.deadline_ms) == (False, False, False, None)
+    assert (ask.calibrated, ask.early) == (False, True)
     full = {"deadline_ms": 40, "exact": True, "return": ["provenance", "scores", "scores"]}
     (ask,) = decoded(ONE, {"inputs": "a", "parameters": full})
     assert (ask.exact, ask.scores, ask.provenance, ask.deadline_ms) == (True, True, True, 40)
@@ -109,6 +117,9 @@ def test_a_mixed_body_names_each_model() -> None:
     assert [str(ask.model) for ask in asks] == ["acme.topic", "zeta.mood", "acme.topic"]
     assert [ask.model_place for ask in asks] == ["[0].model", "[1].model", "[2].model"]
     assert [each.place for ask in asks for each in ask.inputs] == ["[0].inputs", "[1].inputs", "[2].inputs"]
+    assert [ask.id_in("call") for ask in asks] == ["call.0", "call.1", "call.2"]
+    (one,) = decoded(ONE, {"inputs": "a"})
+    assert one.id_in("call") == "call"
 
 
 @pytest.mark.parametrize("path", ["acme", "Acme.m", "acme.m.n", "acme."])
@@ -135,6 +146,8 @@ def filled(body: dict[str, Any]) -> dict[str, Any]:
     parameters = {
         "deadline_ms": given.get("deadline_ms"),
         "exact": given.get("exact", False),
+        "calibrated": given.get("calibrated", False),
+        "early": given.get("early", True),
         "return": wanted,
     }
     items = [body["inputs"]] if isinstance(body["inputs"], str) else body["inputs"]
@@ -151,9 +164,11 @@ def test_an_answer_has_what_the_result_has(task: str, provenance: Provenance | N
     output = TextResult(
         model=TOPIC, version=3, provenance=provenance, timing={"queue_ms": 1.0}, **OUTPUTS[task]
     )
-    result = AskResult(TOPIC, 3, [output, output], {"queue_ms": 1.0, "total_ms": 2.5}, provenance)
+    timing = {"queue_ms": 1.0, "total_ms": 2.5}
+    result = AskResult(TOPIC, 3, [output, output], timing, provenance, "call")
     sent = encoded(ONE, [result])
-    assert {name: sent[name] for name in ("model", "version", "timing")} == {
+    assert {name: sent[name] for name in ("id", "model", "version", "timing")} == {
+        "id": "call",
         "model": "acme.topic",
         "version": 3,
         "timing": {"queue_ms": 1.0, "total_ms": 2.5},
@@ -174,6 +189,10 @@ def test_an_answer_has_what_the_result_has(task: str, provenance: Provenance | N
             "layers": 6,
             "exact": False,
             "versions": {"model": 3, "plot": "0a1b", "domain": "minilm/papers", "root": "minilm@1"},
+            "stages": {"exits": "on"},
+            "confidence": 0.98,
+            "level": "small",
+            "inputs": [{"layers": 6, "confidence": 0.98, "level": "small"}] * 2,
         }
     )
     other = AskResult(ModelId("zeta", "mood"), 1, [output], {"total_ms": 2.5}, None)
