@@ -24,7 +24,8 @@ from hmi.cli.scrape import Scrape, between
 from hmi.cli.top_figures import OTHERS, figures
 from hmi.cli.top_view import view
 from hmi.engine.waiting import WaitingTexts
-from hmi.metrics import TOP_TENANTS, Metrics
+from hmi.metrics import Metrics
+from hmi.usage import TOP_TENANTS
 from tests.hmi.api_world import hmi
 from tests.hmi.server_lab import PYTHON, REPO, ready, serving
 from tests.hmi.test_queue_model import item
@@ -180,7 +181,7 @@ def test_without_an_administrator_s_key_tenants_are_not_told() -> None:
 
 def test_the_tenants_shown_are_the_busiest_of_late(monkeypatch: pytest.MonkeyPatch) -> None:
     at = 1000.0
-    monkeypatch.setattr("hmi.metrics.time.monotonic", lambda: at)
+    monkeypatch.setattr("hmi.usage.time.monotonic", lambda: at)
     metrics = Metrics()
     for i in range(TOP_TENANTS):
         metrics.usage.add(f"old{i}", requests=100, compute_ms=1000)

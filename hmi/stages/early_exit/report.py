@@ -65,11 +65,26 @@ class ExitReport:
     used, if none of them disagrees."""
 
 
+@dataclass(frozen=True)
+class Totals:
+    """Counts over all models since the server started, also of those that are not in memory any more."""
+
+    states: Mapping[str, int]
+    """The number of models in each state."""
+    audits: int
+    disagreed: int
+    alarms: int
+
+
 class Exits(Protocol):
     """The early exits of all models, by artefact (`ModelVersion.artefact`). Thread-safe; never waits long."""
 
     def report(self, artefact: str) -> ExitReport | None:
         """Return what is known of a model; None if no text of it has been concerned since the start."""
+        ...
+
+    def totals(self) -> Totals:
+        """Return the counts of all models, for metrics. Cheap even with thousands of models."""
         ...
 
     def feedback(self, artefact: str, id: str, label: Label) -> bool:
