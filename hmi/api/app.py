@@ -67,7 +67,10 @@ def build_engine(
     settled = settings.precision, settings.device, settings.device_bytes
     bundles = (bundles_of or Bundles)(settings.data, *stores, *settled)
     metrics.watch_executors(bundles.executors)
-    return Engine(bundles, settings, metrics, manager.misses)
+    engine = Engine(bundles, settings, metrics, manager.misses)
+    if engine.exits is not None:
+        metrics.watch_exits(engine.exits.totals)
+    return engine
 
 
 def build_services(

@@ -15,7 +15,7 @@ from hmi.api.schemas_exits import (
     LateLabel,
     SiteView,
 )
-from hmi.core import Cascade, ModelRecord
+from hmi.core import Cascade, ModelId, ModelRecord
 from hmi.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -34,7 +34,8 @@ FORMS = {
 def exits_view(record: ModelRecord, exits: Exits | None) -> ExitsView:
     """Return a model's objective and the state of its exits. exits: the running engine's; None: there is
     none in this process."""
-    report = None if exits is None else exits.report(record.live.artefact)
+    model = ModelId(record.tenant, record.name)
+    report = None if exits is None else exits.report(record.live.artefact, model)
     state, says = _state(record, report, served=exits is not None)
     return ExitsView(
         model=f"{record.tenant}.{record.name}",
@@ -111,6 +112,8 @@ def _state(record: ModelRecord, report: ExitReport | None, *, served: bool) -> t
         return "no ramps", f"no ramps: run hmi model ramps {name}"
     if not served:
         return "waiting", "the server that answers knows: ask it with --url"
+    if report is None and record.cascade is not None:
+        return "cascade", f"a cascade answers instead of early exits: hmi model cascade show {name}"
     if report is None:
         return "waiting", "no text has come since the server started or this version was published"
     return report.state, f"{report.state}: {_words(report)}"

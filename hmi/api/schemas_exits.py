@@ -13,7 +13,9 @@ MOST_ITEMS = 1000
 """Labels in one call of feedback."""
 MAX_LABELS = 10_000
 """Labels or tags of one item; as many as one input may have words."""
-ExitState = Literal["no objective", "no ramps", "waiting", "collecting", "testing", "open", "paused", "off"]
+ExitState = Literal[
+    "no objective", "no ramps", "cascade", "waiting", "collecting", "testing", "open", "paused", "off"
+]
 
 
 def _changes_something(body: BaseModel) -> None:

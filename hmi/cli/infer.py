@@ -10,7 +10,7 @@ import click
 from hmi.cli.base import Command, as_json, pass_session
 from hmi.cli.output import print_json, print_table
 from hmi.cli.session import Session, segment
-from hmi.errors import HmiError
+from hmi.errors import HmiError, InvalidInput
 
 
 @click.command("infer", cls=Command)
@@ -25,6 +25,13 @@ from hmi.errors import HmiError
     is_flag=True,
     help="Include the origin of the answer: PLOT hits and versions (with --json).",
 )
+@click.option(
+    "--calibrated",
+    is_flag=True,
+    help="Show calibrated scores: of answers with the score 0.9, about nine in ten are right.",
+)
+@click.option("--full", is_flag=True, help="Insist on the full model: no early exit, no cascade.")
+@click.option("--ids", is_flag=True, help="Show the id and index of each answer, for 'hmi model feedback'.")
 @as_json
 @pass_session
 def infer(
@@ -36,6 +43,9 @@ def infer(
     exact: bool,
     scores: bool,
     provenance: bool,
+    calibrated: bool,
+    full: bool,
+    ids: bool,
     as_json: bool,
 ) -> None:
     """Ask TENANT.MODEL about each TEXT, or about each line of standard input if no TEXT is given."""
@@ -43,7 +53,10 @@ def infer(
     if pair and len(pair) != len(lines):
         raise click.UsageError("give --pair once for each TEXT")
     wanted = [name for name, on in (("scores", scores), ("provenance", provenance)) if on]
-    body = {"inputs": _inputs(lines, pair, tokens), "parameters": {"exact": exact, "return": wanted}}
+    if ids and not session.remote:
+        raise InvalidInput("ids are for feedback to the server that answers: name it with --url")
+    parameters = {"exact": exact, "calibrated": calibrated, "early": not full, "return": wanted}
+    body = {"inputs": _inputs(lines, pair, tokens), "parameters": parameters}
     path = f"/infer/{segment(model)}"
     if not lines:
         raise click.UsageError("give a TEXT, or pipe some in, one a line")
@@ -52,7 +65,7 @@ def infer(
     except HmiError as error:
         error.message += _hint(error.message, pair=bool(pair), tokens=tokens)
         raise
-    print_json(answer) if as_json else _show(lines, answer)
+    print_json(answer) if as_json else _show(lines, answer, ids=ids)
 
 
 def _asked(session: Session, path: str, body: Any) -> Any:
@@ -81,11 +94,13 @@ def _inputs(lines: tuple[str, ...], pair: tuple[str, ...], tokens: bool) -> list
     return list(lines)
 
 
-def _show(lines: tuple[str, ...], answer: dict[str, Any]) -> None:
+def _show(lines: tuple[str, ...], answer: dict[str, Any], *, ids: bool) -> None:
     rows = []
-    for line, output in zip(lines, answer["outputs"], strict=True):
-        rows.append({**output, "text": line[:60], "label": _said(output)})
+    for i, (line, output) in enumerate(zip(lines, answer["outputs"], strict=True)):
+        named = {"id": answer["id"] if ids else None, "index": i if ids else None}
+        rows.append({**output, **named, "text": line[:60], "label": _said(output)})
     columns = {"text": "TEXT", "label": "ANSWER", "score": "SCORE", "scores": "SCORES"}
+    columns |= {"id": "ID", "index": "INDEX"}
     shown = {name: heading for name, heading in columns.items() if any(row[name] is not None for row in rows)}
     print_table(rows, shown, "no texts: give some, or pipe them in")
 

@@ -11,6 +11,7 @@ import click
 from hmi.cli.base import Group, as_json, pass_session
 from hmi.cli.cascades import cascade
 from hmi.cli.check import show_formats, skipping
+from hmi.cli.exits import exits, feedback, objective
 from hmi.cli.options import FILE, Whole, confirm, job_options, settings_option, yes_option
 from hmi.cli.output import notes, print_done, print_fields, print_json, print_table, size
 from hmi.cli.progress import finish
@@ -53,6 +54,8 @@ def model() -> None:
 
 model.add_command(report)
 model.add_command(cascade)
+for command in (objective, exits, feedback):
+    model.add_command(command)
 
 
 @model.command()
@@ -182,8 +185,9 @@ def show(session: Session, name: str, as_json: bool) -> None:
     if as_json:
         print_json(found)
         return
-    versions = found.pop("versions")
-    print_fields({**found, "metrics": brief(found["metrics"]), "bytes": size(found["bytes"])})
+    versions, state = found.pop("versions"), found.pop("exits", None)
+    about = {"metrics": brief(found["metrics"]), "bytes": size(found["bytes"])}
+    print_fields({**found, **about, "exits": "-" if state is None else state["says"]})
     for version in versions:
         version["metrics"] = brief(version["metrics"])
         back = version.get("held_back")  # a server of an earlier version has none

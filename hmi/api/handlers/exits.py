@@ -35,11 +35,12 @@ def _view(call: Call) -> ExitsView:
 def _taken(call: Call) -> FeedbackTaken:
     """Compare labels with the answers that the engine remembers, of whichever version gave them."""
     body: Feedback = call.body
-    exits, record = call.services.engine.exits, call.services.manager.model(str(call.model()))
+    exits, model = call.services.engine.exits, call.model()
+    record = call.services.manager.model(str(model))
     labels = checked_labels(record, body.items)
     if exits is None:
         raise Unavailable("no engine runs here: send labels to the server that answered, with --url")
     artefacts = [record.live.artefact, *(v.artefact for v in reversed(record.versions))]
     artefacts = list(dict.fromkeys(artefacts))
-    taken = sum(any(exits.feedback(a, text, label) for a in artefacts) for text, label in labels)
+    taken = sum(any(exits.feedback(a, text, label, model) for a in artefacts) for text, label in labels)
     return FeedbackTaken(taken=taken, unknown=len(labels) - taken)

@@ -142,6 +142,16 @@ class Control:
         return "testing" if self.tested else "collecting"
 
     @property
+    def progress(self) -> tuple[int, int]:
+        """The texts that count towards the next state, and how many it takes (`ExitReport.counted`)."""
+        if self.state == "collecting":
+            window = self.terms.window
+            return window - max(0, self.wait), window
+        if self.state == "testing":  # the most careful policy, whose gate opens first
+            return self.tested[0].gate.own.seen, self.tested[0].gate.needed
+        return 0, 0
+
+    @property
     def thresholds(self) -> tuple[float, ...]:
         """The thresholds that the next text obeys: [ramps]."""
         if self.present is None or not self.account.solvent:

@@ -107,8 +107,25 @@ class Gate:
     def after(self, disagrees: bool) -> Gate:
         """The gate after one more audit."""
         own = self.own.plus(disagrees)
-        enough = log_evidence(own, self.loss) >= -np.log(self.error)
-        return replace(self, own=own, open=self.open or bool(enough))
+        return replace(self, own=own, open=self.open or self._enough(own))
+
+    @property
+    def needed(self) -> int:
+        """The audits after which it opens if no further one disagrees."""
+        high, wrong = max(1, self.own.seen), self.own.disagreed
+        while not self._enough(Audits(high, wrong)):
+            high *= 2
+        low = high // 2
+        while high - low > 1:
+            middle = (low + high) // 2
+            if self._enough(Audits(max(middle, wrong), wrong)):
+                high = middle
+            else:
+                low = middle
+        return max(high, self.own.seen)
+
+    def _enough(self, own: Audits) -> bool:
+        return bool(log_evidence(own, self.loss) >= -np.log(self.error))
 
 
 @lru_cache(maxsize=4096)

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from hmi.core import ModelId
+
 State = Literal["collecting", "testing", "open", "paused", "off"]
 """collecting: full answers are recorded until a policy can be tuned. testing: a policy waits for evidence.
 open: texts may leave early. paused: they may not at present, since the disagreements that the audits allow
@@ -79,15 +81,18 @@ class Totals:
 class Exits(Protocol):
     """The early exits of all models, by artefact (`ModelVersion.artefact`). Thread-safe; never waits long."""
 
-    def report(self, artefact: str) -> ExitReport | None:
-        """Return what is known of a model; None if no text of it has been concerned since the start."""
+    def report(self, artefact: str, model: ModelId | None = None) -> ExitReport | None:
+        """Return what is known of a model; None if no text of it has been concerned since the start.
+
+        model: which one, if several have the same artefact; None: any.
+        """
         ...
 
     def totals(self) -> Totals:
         """Return the counts of all models, for metrics. Cheap even with thousands of models."""
         ...
 
-    def feedback(self, artefact: str, id: str, label: Label) -> bool:
+    def feedback(self, artefact: str, id: str, label: Label, model: ModelId | None = None) -> bool:
         """Compare an answer with its right label. Returns whether the answer is known.
 
         id: that of the text (`TextRequest.id`). A model's last 4,096 answers are known, each until it got a

@@ -7,8 +7,8 @@ window, and it is not exact. The state of each model is held here, by the artefa
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
-from collections.abc import Collection, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -19,7 +19,7 @@ from hmi.stages.base import OFF, Batch, Effect, Setting, Shape, Text
 from hmi.stages.early_exit.control import Recorded
 from hmi.stages.early_exit.costs import Measured
 from hmi.stages.early_exit.hook import Asked, ExitHook
-from hmi.stages.early_exit.report import ExitReport, Label
+from hmi.stages.early_exit.report import ExitReport, Label, Totals
 from hmi.stages.early_exit.state import ModelState
 
 ON: Final = Setting("on")
@@ -42,6 +42,8 @@ class EarlyExit:
         since the guarantee holds for each tenant's stream."""
         self._measured: dict[tuple[BatchKey, int], Measured] = {}
         self._lock = threading.Lock()
+        self._gone = Totals({}, 0, 0, 0)
+        """The counts of the states that were dropped."""
 
     def settings(self, key: BatchKey) -> Sequence[Setting]:
         return (OFF,) if key.exact else (OFF, ON)
@@ -70,15 +72,27 @@ class EarlyExit:
         state = next(iter(found.values()), None) if model is None else found.get(model)
         return None if state is None else state.report()
 
-    def feedback(self, artefact: str, id: str, label: Label) -> bool:
-        """See `Exits.feedback`."""
-        return any(state.feedback(id, label) for state in self._held(artefact).values())
+    def feedback(self, artefact: str, id: str, label: Label, model: ModelId | None = None) -> bool:
+        """See `Exits.feedback`. model: as of `report`."""
+        found = self._held(artefact)
+        return any(s.feedback(id, label) for name, s in found.items() if model in (None, name))
+
+    def totals(self) -> Totals:
+        """See `Exits.totals`."""
+        with self._lock:
+            held = [state for models in self._states.values() for state in models.values()]
+            gone = self._gone
+        counted = [gone, *(state.totals() for state in held)]
+        return Totals(
+            sum((Counter(each.states) for each in counted), Counter()),
+            *(sum(getattr(each, name) for each in counted) for name in ("audits", "disagreed", "alarms")),
+        )
 
     def forget(self, artefacts: Collection[str]) -> None:
         """Drop the states of deleted artefacts. Batches in flight end as they began."""
         with self._lock:
             for artefact in artefacts:
-                self._states.pop(artefact, None)
+                self._drop(self._states.pop(artefact, {}).values())
                 if self._folder is not None:
                     for path in self._folder.glob(f"{artefact}.*"):
                         path.unlink(missing_ok=True)
@@ -91,8 +105,9 @@ class EarlyExit:
 
     def _asked(self, index: int, text: Text, agreement: float, measured: Measured) -> list[Asked]:
         """The text, if it is concerned and a ramp is to be asked for it."""
-        ruled = text.cascade is not None and text.cascade.site is not None  # its ramps obey the cascade
-        if not text.version.ramps or not text.whole or text.task.name == "embedding" or ruled:
+        ruled = inside(text) is not None  # its ramps obey the cascade
+        may = text.version.ramps and text.whole and text.early and text.task.name != "embedding"
+        if ruled or not may:
             return []
         state = self._state(text, agreement, measured)
         begun = state.begin(text.id)
@@ -105,11 +120,14 @@ class EarlyExit:
             self._states.move_to_end(artefact)
             state = models.get(text.model)
             if state is None or state.agreement != agreement:
+                self._drop([] if state is None else [state])
                 state = models[text.model] = ModelState(text, agreement, measured, self._others(text))
                 if (path := self._path(artefact, text.model)) is not None:
                     state.restore(path)
             while len(self._states) > MAX_MODELS:
-                self._write(*self._states.popitem(last=False))
+                artefact, others = self._states.popitem(last=False)
+                self._write(artefact, others)
+                self._drop(others.values())
             return state
 
     def _write(self, artefact: str, models: dict[ModelId, ModelState]) -> None:
@@ -119,6 +137,17 @@ class EarlyExit:
 
     def _path(self, artefact: str, model: ModelId) -> Path | None:
         return None if self._folder is None else self._folder / f"{artefact}.{model}"
+
+    def _drop(self, states: Iterable[ModelState]) -> None:
+        """Keep the counts of states that are dropped. The caller holds the lock."""
+        for counts in (state.totals() for state in states):
+            gone = self._gone
+            self._gone = Totals(
+                {},
+                gone.audits + counts.audits,
+                gone.disagreed + counts.disagreed,
+                gone.alarms + counts.alarms,
+            )
 
     def _others(self, text: Text) -> list[Recorded]:
         """Records of other models for a new one's first window: its domain's first, then its root's."""

@@ -16,7 +16,7 @@ from hmi.stages.early_exit.costs import Measured
 from hmi.stages.early_exit.evidence import Audits, upper_bound
 from hmi.stages.early_exit.labelled import Answers, Labels
 from hmi.stages.early_exit.ramps import Costs
-from hmi.stages.early_exit.report import ExitReport, Label
+from hmi.stages.early_exit.report import ExitReport, Label, Totals
 
 AUDIT = "audit"
 """The purpose of the draw that decides whether a text is audited."""
@@ -100,6 +100,7 @@ class ModelState:
     def report(self) -> ExitReport:
         with self._lock:
             control, account = self.control, self.control.account
+            counted, needed = control.progress
             audits, thresholds = control.audits, control.thresholds
             used = control.present.thresholds if control.present else thresholds
             active = [i for i, threshold in enumerate(used) if threshold > 0.0]
@@ -119,7 +120,15 @@ class ModelState:
                 saved=self._saved / self._full if self._full else 0.0,
                 early=Labels.report(self.labels.early),
                 full=Labels.report(self.labels.full),
+                counted=counted,
+                needed=needed,
             )
+
+    def totals(self) -> Totals:
+        """The counts of this model (`Exits.totals`)."""
+        with self._lock:
+            audits, alarms = self.control.audits, self.control.alarms
+            return Totals({self.control.state: 1}, audits.seen, audits.disagreed, alarms)
 
     def _answered(self, begun: Begun, ramp: int, id: str, short: int) -> None:
         """Remember an answer, and count the time of its text. ramp: their number if it ran to the end."""

@@ -1,0 +1,188 @@
+"""`hmi model objective`, `hmi model exits`, `hmi model feedback`: answers from less than the full model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+
+from hmi.cli.base import Command, as_json, pass_session
+from hmi.cli.client import Client
+from hmi.cli.options import FILE
+from hmi.cli.output import notes, print_done, print_fields, print_json, print_table
+from hmi.cli.session import Session, segment
+from hmi.core import Task
+from hmi.errors import HmiError, InvalidData, InvalidInput
+
+A_CALL = 1000
+"""Labels in one call of feedback."""
+FIELDS: dict[str, str] = {"multilabel": "labels", "regression": "value", "tagging": "tags"}
+"""By task: the column of a label, if it is not `label`."""
+PERCENT = "{:.4g}%".format
+
+
+@click.command(cls=Command)
+@click.argument("name", metavar="TENANT.MODEL")
+@click.option(
+    "--agreement", type=float, help="The fraction of answers that must equal the full model's, such as 0.99."
+)
+@click.option(
+    "--deadline-ms",
+    type=float,
+    help="The mean time that an answer may take, for the choice among a cascade's dispatchers.",
+)
+@click.option("--none", "none", is_flag=True, help="Remove both bounds: the full model answers every text.")
+@as_json
+@pass_session
+def objective(
+    session: Session, name: str, agreement: float | None, deadline_ms: float | None, none: bool, as_json: bool
+) -> None:
+    """Show or set what answers of a model must keep to.
+
+    With an agreement, texts may leave the model early, or a smaller model may answer them, once audits of the
+    tenant's own texts have shown that answers stay equal so often. The model's next text obeys it.
+    """
+    given = {"agreement": agreement, "deadline_ms": deadline_ms}
+    given = {field: value for field, value in given.items() if value is not None}
+    if none and given:
+        raise click.UsageError("give --none, or the bounds, not both")
+    path = f"/manage/models/{segment(name)}"
+    with session.calls() as calls:
+        if none or given:
+            found = calls.request("PATCH", path, {"objective": None if none else given})
+        else:
+            found = calls.request("GET", path)
+    print_done(
+        {"model": name, "objective": found["objective"], "exits": found["exits"]},
+        f"{name}: {_bounds(found['objective'])}",
+        as_json,
+    )
+    if not as_json and found["exits"] is not None:
+        notes.print(found["exits"]["says"], markup=False, soft_wrap=True)
+
+
+@click.command(cls=Command)
+@click.argument("name", metavar="TENANT.MODEL")
+@as_json
+@pass_session
+def exits(session: Session, name: str, as_json: bool) -> None:
+    """Show how far a model's early exits are, and what they saved.
+
+    Without --url it asks the server that runs on the data folder, which counts since its start.
+    """
+    found = _ask(session, "GET", f"/manage/models/{segment(name)}/exits")
+    if as_json:
+        print_json(found)
+        return
+    report = found["report"]
+    fields = {
+        "model": f"{found['model']}, version {found['version']}",
+        "state": found["says"],
+        "objective": _bounds(found["objective"]),
+    }
+    print_fields(fields if report is None else {**fields, **_told(report)})
+    if report is not None:
+        rows = [{**site, "left": report["left"].get(str(site["site"]), 0)} for site in report["sites"]]
+        if rows:
+            print_table(rows, {"site": "SITE", "threshold": "THRESHOLD", "left": "LEFT EARLY"}, "")
+
+
+@click.command(cls=Command)
+@click.argument("name", metavar="TENANT.MODEL")
+@click.argument("file", type=FILE)
+@as_json
+@pass_session
+def feedback(session: Session, name: str, file: Path, as_json: bool) -> None:
+    """Send labels that became known after the answers.
+
+    FILE is JSON or CSV with the columns id, index (0 if left out) and label, labels, value or tags, as the
+    task has it. 'hmi infer --ids' and each answer over HTTP have the id; index is the input's place in the
+    call. Without --url the labels go to the server that runs on the data folder.
+    """
+    path = f"/manage/models/{segment(name)}"
+    items = list(_items(file, _ask(session, "GET", path)["task"]))
+    taken = unknown = 0
+    for first in range(0, len(items), A_CALL):
+        try:
+            body = {"items": items[first : first + A_CALL]}
+            done = _ask(session, "POST", f"{path}/feedback", body)
+        except HmiError as error:
+            if len(items) > A_CALL:
+                error.message += f" (items of {file.name} from row {first + 1} on; {taken} taken)"
+            raise
+        taken, unknown = taken + done["taken"], unknown + done["unknown"]
+    told = f"{taken} taken, {unknown} unknown"
+    why = ": answered too long ago, without an objective and ramps, or labelled already" if unknown else ""
+    print_done({"taken": taken, "unknown": unknown}, told + why, as_json)
+
+
+def _ask(session: Session, method: str, path: str, body: Any = None) -> Any:
+    """Make a call to the server that answers: the named one, or the one on the data folder."""
+    from hmi.cli.top import server_of
+
+    return Client(server_of(session), session.key, patience_s=5.0).request(method, path, body)
+
+
+def _bounds(objective: dict[str, Any]) -> str:
+    agreement, deadline = objective["agreement"], objective["deadline_ms"]
+    if agreement is None:
+        said = "the full model answers every text"
+    else:
+        said = f"at least {PERCENT(100 * agreement)} of answers equal the full model's"
+    return said if deadline is None else f"{said}; {deadline:g} ms in the mean"
+
+
+def _told(report: dict[str, Any]) -> dict[str, str]:
+    """The lines about a report."""
+    left = sum(report["left"].values())
+    audits = f"{report['audits']} ({PERCENT(100 * report['audit_share'])} of texts at present)"
+    if report["audits"]:
+        least = PERCENT(round(100 * report["agreement_at_least"], 2))
+        audits += f", {report['disagreed']} disagreed: agreement at least {least} (95%)"
+    share, saved = (PERCENT(round(100 * report[name], 1)) for name in ("left_share", "saved"))
+    return {
+        "texts": f"{report['texts']}, of which {left} left early ({share})",
+        "saved": f"{saved} of the upper layers' time",
+        "audits": audits,
+        "late labels": f"early {_right(report['early'])}; full {_right(report['full'])}",
+        "alarms": str(report["alarms"]),
+    }
+
+
+def _right(labelled: dict[str, Any]) -> str:
+    if not labelled["seen"]:
+        return "none"
+    low, high = (PERCENT(round(100 * labelled[name], 1)) for name in ("at_least", "at_most"))
+    return f"{labelled['right']} of {labelled['seen']} right ({low} to {high})"
+
+
+def _items(file: Path, task: Task) -> Iterator[dict[str, Any]]:
+    """The items of a file of late labels. Raises InvalidInput, InvalidData with the line."""
+    from hmi.training.data.fields import answer_of
+    from hmi.training.data.tables import read_table
+    from hmi.training.data.text_files import TextFile
+
+    column = FIELDS.get(task, "label")
+    table = read_table(TextFile(file, "file"), lambda names: "id" in names, conll="no")
+    lacks = next((name for name in ("id", column) if name not in table.columns), None)
+    if lacks is not None:
+        raise InvalidInput(
+            f"file has no column `{lacks}`, but {', '.join(table.columns) or 'none'}: each row needs id and "
+            f"{column}, and index unless it is 0",
+            field="file",
+        )
+    for record in table.records:
+        try:
+            if record.problem:
+                raise ValueError(record.problem)
+            given, index = record.values, record.values.get("index") or 0
+            label = given.get(column)
+            yield {
+                "id": str(given["id"]),
+                "index": int(index),
+                "label": answer_of({column: label, "tokens": label}, task),
+            }
+        except (KeyError, TypeError, ValueError) as error:
+            raise InvalidData(f"file, {record.place}: {error}", field="file", line=record.line) from error
