@@ -140,12 +140,7 @@ class Metrics:
             ["stage", "setting"],
             registry=self.registry,
         )
-        self._exits = Counter(
-            "hmi_exits",
-            "Texts that left early, by the upper layer before which they did.",
-            ["site"],
-            registry=self.registry,
-        )
+        self._exits = _exits_counter(self.registry)
         self._deadlines = Counter(
             "hmi_deadline_misses",
             "Calls that were not answered before their deadline.",
@@ -224,6 +219,11 @@ class Metrics:
     def render(self) -> bytes:
         """The Prometheus text format."""
         return generate_latest(self.registry)
+
+
+def _exits_counter(registry: CollectorRegistry) -> Counter:
+    about = "Texts that left early, by the upper layer before which they did."
+    return Counter("hmi_exits", about, ["site"], registry=registry)
 
 
 class _UsageCollector(Collector):

@@ -89,6 +89,20 @@ class Tenant:
     texts_s: float
     tokens_s: float
     compute_share: float
+    early_share: float
+    """Of its texts: the fraction that left early."""
+
+
+@dataclass(frozen=True)
+class Saving:
+    """What early exits and cascades spared. Shares are None without texts, or without a cascade in use."""
+
+    early_share: float | None = None
+    """Of all texts: the fraction that left early."""
+    saved_share: float | None = None
+    """The layers' time that these did not take, as a fraction of the compute that all texts took and it."""
+    returned_share: float | None = None
+    """Of the texts that came to a cascade in use: the fraction that the small level answered."""
 
 
 @dataclass(frozen=True)
@@ -101,6 +115,7 @@ class Figures:
     queue: Queue
     batches: Batches
     pool: Pool
+    saving: Saving
     executors: list[Runs]
     tenants: list[Tenant]
     tenants_told: bool
@@ -121,6 +136,7 @@ def figures(before: Scrape | None, now: Scrape) -> Figures:
         queue=_queue(now, span),
         batches=Batches() if span is None else _batches(span),
         pool=_pool(now, span),
+        saving=Saving() if span is None else _saving(span),
         executors=_executors(now),
         tenants=[] if span is None else _tenants(span),
         tenants_told=bool(now.by("hmi_tenant_requests_total", "tenant")) or not _requests(now),
@@ -190,6 +206,25 @@ def _pool(now: Scrape, span: Between | None) -> Pool:
     )
 
 
+def _saving(span: Between) -> Saving:
+    texts, early, compute, saved, cascaded, small = (
+        span.rate(f"hmi_tenant_{what}_total") or 0.0
+        for what in (
+            "inputs",
+            "early_inputs",
+            "compute_seconds",
+            "saved_seconds",
+            "cascade_inputs",
+            "small_inputs",
+        )
+    )
+    return Saving(
+        early_share=early / texts if texts else None,
+        saved_share=saved / (compute + saved) if compute + saved else None,
+        returned_share=small / cascaded if cascaded else None,
+    )
+
+
 def _executors(now: Scrape) -> list[Runs]:
     found = []
     for labels, _ in now.samples.get("hmi_executor", ()):
@@ -200,13 +235,20 @@ def _executors(now: Scrape) -> list[Runs]:
 
 
 def _tenants(span: Between) -> list[Tenant]:
-    calls, texts, tokens, compute = (
+    calls, texts, tokens, compute, early = (
         span.rates(f"hmi_tenant_{what}_total", "tenant", others=OTHERS)
-        for what in ("requests", "inputs", "tokens", "compute_seconds")
+        for what in ("requests", "inputs", "tokens", "compute_seconds", "early_inputs")
     )
     whole = sum(compute.values()) or 1.0
     found = [
-        Tenant(name, calls[name], texts.get(name, 0.0), tokens.get(name, 0.0), compute.get(name, 0.0) / whole)
+        Tenant(
+            name,
+            calls[name],
+            texts.get(name, 0.0),
+            tokens.get(name, 0.0),
+            compute.get(name, 0.0) / whole,
+            early.get(name, 0.0) / (texts.get(name) or 1.0),
+        )
         for name in calls
     ]
     busy = [tenant for tenant in found if tenant.calls_s or tenant.tokens_s]

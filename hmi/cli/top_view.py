@@ -13,7 +13,7 @@ BAR = 8
 """Cells of a bar."""
 LABEL = 7
 """Cells of the first column."""
-COLUMNS = 48
+COLUMNS = 55
 """Cells beside the names in the tables of executors and tenants."""
 LEAST_TENANTS = 3
 """Tenants that are shown even if the terminal is lower."""
@@ -34,7 +34,7 @@ def view(
         f"  up {_span(shown.process.uptime_s)}",
     )
     parts: list[RenderableType] = [head, Text(), _levels(shown), _notes(shown), Text()]
-    lines = 11
+    lines = 12
     if shown.executors:
         parts += [_executors(shown, longest), Text()]
         lines += len(shown.executors) + 2
@@ -107,9 +107,22 @@ def _notes(shown: Figures) -> Table:
     table.add_row("REFUSED", Text(refused, "red") if refused else "nothing")
     whole = _bytes(shown.process.resident_bytes)
     table.add_row("MEMORY", f"{whole} resident: {_bytes(own)} its own, {_bytes(files)} mapped files")
+    table.add_row("STAGES", _stages(shown))
     jobs = ", ".join(f"{count} {state}" for state, count in shown.jobs.items())
     table.add_row("JOBS", jobs or "none")
     return table
+
+
+def _stages(shown: Figures) -> str:
+    saving = shown.saving
+    if not saving.early_share and saving.returned_share is None:
+        return "no text left early, none came to a cascade"
+    parts = [f"{100 * (saving.early_share or 0.0):.0f}% of texts left early"]
+    if saving.saved_share:
+        parts.append(f"{100 * saving.saved_share:.0f}% of compute saved")
+    if saving.returned_share is not None:
+        parts.append(f"{100 * saving.returned_share:.0f}% returned by cascades")
+    return ", ".join(parts)
 
 
 def _executors(shown: Figures, longest: int) -> Table:
@@ -126,13 +139,14 @@ def _executors(shown: Figures, longest: int) -> Table:
 
 def _tenants(tenants: list[Tenant], longest: int, most: int) -> Table:
     table = _table("TENANT")
-    for heading in ("CALLS/S", "TEXTS/S", "TOKENS/S"):
+    for heading in ("CALLS/S", "TEXTS/S", "TOKENS/S", "EARLY"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("SHARE OF COMPUTE", no_wrap=True)
     for tenant in tenants[:most]:
         table.add_row(
             "all others" if tenant.tenant == OTHERS else _cut(tenant.tenant, longest),
             *(_number(rate) for rate in (tenant.calls_s, tenant.texts_s, tenant.tokens_s)),
+            f"{100 * tenant.early_share:.0f}%",
             _bar(tenant.compute_share),
         )
     if len(tenants) > most:

@@ -21,7 +21,7 @@ from rich.console import Console
 from hmi.api.scrape import totals
 from hmi.cli.client import Client
 from hmi.cli.scrape import Scrape, between
-from hmi.cli.top_figures import OTHERS, figures
+from hmi.cli.top_figures import OTHERS, Saving, figures
 from hmi.cli.top_view import view
 from hmi.engine.waiting import WaitingTexts
 from hmi.metrics import Metrics
@@ -139,6 +139,7 @@ def test_rates_and_quantiles_between_two_scrapes() -> None:
     metrics.batch(inputs=4, tokens=100, tenants=2, seconds=0.01)
     metrics.batch(inputs=2, tokens=50, tenants=1, seconds=0.03)
     metrics.usage.add("acme", requests=3, inputs=6, tokens=150, compute_ms=30)
+    metrics.usage.add("acme", early=6, saved_ms=10, cascaded=4, small=1)
     metrics.usage.add("globex", requests=1, inputs=1, tokens=10, compute_ms=10)
     after = scrape(metrics)
     found, span = figures(before, after), between(before, after)
@@ -155,6 +156,11 @@ def test_rates_and_quantiles_between_two_scrapes() -> None:
     batches = found.batches
     assert (batches.texts, batches.tokens, batches.tenants) == pytest.approx((3, 75, 1.5))
     assert found.batches.ms == pytest.approx(20)
+    assert found.saving == Saving(6 / 7, pytest.approx(10 / 50), 0.25)
+    assert [t.early_share for t in found.tenants] == [1.0, 0.0]
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(view(found, "http://127.0.0.1:8080", "ready"))
+    assert "86% of texts left early, 20% of compute saved, 25% returned" in console.export_text()
     assert [(t.tenant, round(t.compute_share, 3)) for t in found.tenants] == [
         ("acme", 0.75),
         ("globex", 0.25),
