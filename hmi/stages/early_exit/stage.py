@@ -125,8 +125,8 @@ class EarlyExit:
                 if (path := self._path(artefact, text.model)) is not None:
                     state.restore(path)
             while len(self._states) > MAX_MODELS:
-                artefact, others = self._states.popitem(last=False)
-                self._write(artefact, others)
+                oldest, others = self._states.popitem(last=False)
+                self._write(oldest, others)
                 self._drop(others.values())
             return state
 
