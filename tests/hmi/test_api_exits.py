@@ -104,7 +104,7 @@ async def the_command_line(world: World, folder: Path, capsys: pytest.CaptureFix
     told = json.loads(await run("model", "objective", "acme.m", "--deadline-ms", 40, "--json"))
     assert told["objective"] == {"agreement": 0.9, "deadline_ms": 40.0}
     told = await run("model", "objective", "acme.m", "--agreement", 99, code=1)
-    assert "objective.agreement: is 99, and must be at most 0.9999" in told
+    assert "objective.agreement: is 99.0, and must be at most 0.9999" in told
     asked = json.loads(await run("infer", "acme.m", "profit", "genes", "--json"))
     rows = folder / "late.csv"
     rows.write_text(f"id,index,label\n{asked['id']},1,biology\n{asked['id']},0,finance\nzz,0,finance\n")
