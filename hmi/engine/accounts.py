@@ -27,6 +27,10 @@ class Accounts:
         """Count a call that was not answered before its deadline."""
         self._metrics.deadline_missed()
 
+    def cascaded(self, tenant: str, small: bool) -> None:
+        """Count a text that came to a cascade in use. small: whether the small level answered it."""
+        self._metrics.usage.add(tenant, cascaded=1, small=int(small))
+
     def ran(self, ran: Ran) -> None:
         """Count a batch that ran, even if some of its texts failed, before its answers are handed on."""
         pieces, tokens, times = ran.batch.pieces, ran.batch.offsets[-1], ran.times

@@ -107,7 +107,7 @@ class Engine:
         metrics.watch_queue(lambda: self._queue.tokens, self._waiting.seen, settings.streams)
         self._loader = ModelLoader(bundles, pool)
         self._admission = Admission(self._loader)
-        self._levels = Levels(self._admission, self._ask)
+        self._levels = Levels(self._admission, self._ask, self._accounts.cascaded)
         self._runner = Runner(self._planner.stages, misses)
         self._compute = Compute(settings.streams)
         self._lines, self._hosts, self._loops = Lines(), Hosts(settings.streams), Supervisor()

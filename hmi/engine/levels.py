@@ -220,8 +220,15 @@ class Passage:
 class Levels:
     """Answers the texts of models that have a cascade between two roots."""
 
-    def __init__(self, admission: Admission, ask: Ask) -> None:
-        self._admission, self._ask = admission, ask
+    def __init__(
+        self,
+        admission: Admission,
+        ask: Ask,
+        counted: Callable[[str, bool], None] = lambda tenant, small: None,
+    ) -> None:
+        """counted: receives the tenant of each text that came to a cascade in use, and whether the small
+        level answered it."""
+        self._admission, self._ask, self._counted = admission, ask, counted
         self._watched: OrderedDict[Key, Watched] = OrderedDict()
         """The one used last is the last."""
 
@@ -253,6 +260,8 @@ class Levels:
         at_once = [i for i in range(len(requests)) if i not in waiting]
         try:
             results = await _both(large(at_once), in_turn()) if small else await large(at_once)
+            for i in waiting:
+                self._counted(requests[i].model.tenant, i not in results)
             return [
                 passages[i].answer(results.get(i)) if i in passages else results[i]
                 for i in range(len(requests))
