@@ -33,7 +33,8 @@ def inside(text: Text) -> Cascade | None:
     if cascade is None or cascade.small is not None or text.objective.agreement is None:
         return None
     holds = cascade.version == version.version and cascade.site in version.ramps
-    return cascade if holds and text.task.name in TASKS and text.whole else None
+    may = text.whole and text.early and text.task.name in TASKS
+    return cascade if holds and may else None
 
 
 class CascadeInside:
