@@ -88,12 +88,15 @@ class Trainer:
             yield epoch + 1
 
     @torch.inference_mode()
-    def predict(self, examples: Examples, *, exact: bool = False) -> list[Tensor]:
+    def predict(
+        self, examples: Examples, *, exact: bool = False, backbone: Backbone | None = None
+    ) -> list[Tensor]:
         """The head's outputs for each row: [labels], for tagging [T_i, labels]. exact: compute in
-        fp32, as the server does."""
+        fp32, as the server does. backbone: one to use instead of the trainer's own."""
         out: list[Tensor] = [torch.empty(0)] * len(examples)
         for rows in length_grouped(examples.lengths, 64, None):
-            logits, mask = self._forward(examples, rows, 0.0, bf16=self.plan.bf16 and not exact)
+            bf16 = self.plan.bf16 and not exact
+            logits, mask = self._forward(examples, rows, 0.0, bf16=bf16, backbone=backbone)
             for i, row in enumerate(rows):
                 out[row] = logits[i, : int(mask[i].sum())] if self.plan.task == "tagging" else logits[i]
         return out
@@ -203,13 +206,19 @@ class Trainer:
         return OBJECTIVES[self.plan.task].loss(logits, targets, weights)
 
     def _forward(
-        self, examples: Examples, rows: Sequence[int], dropout: float, *, bf16: bool
+        self,
+        examples: Examples,
+        rows: Sequence[int],
+        dropout: float,
+        *,
+        bf16: bool,
+        backbone: Backbone | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Logits and the token mask of a batch."""
         task, paired = self.plan.task, self.plan.paired
         cls_only = reads_cls_only(task, paired=paired)
         with arithmetic(bf16=bf16):
-            h = self.backbone(examples, rows, cls_only=cls_only, dropout=dropout)
+            h = (backbone or self.backbone)(examples, rows, cls_only=cls_only, dropout=dropout)
         read = head_input(task, h.last.float(), h.before.float(), h.types, h.mask, paired=paired)
         logits = self.head(self.head.with_attended(read, h.before.float(), h.mask), dropout)
         if self.lexical is not None:
