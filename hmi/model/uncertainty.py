@@ -1,7 +1,7 @@
 """How unsure an answer is, in [0, 1], for each form of answer: what the exit rule compares with thresholds.
 
-For one label it is 1 − max softmax (Apparate, section 2.2, with the measure of its public code). Functions over
-arrays; loads no torch. `hmi.stages.early_exit.rule` says when a text leaves.
+For one label it is 1 − max softmax (Apparate, section 2.2, with the measure of its public code). Functions
+over arrays; loads no torch. `hmi.stages.early_exit.rule` says when a text leaves.
 """
 
 from __future__ import annotations

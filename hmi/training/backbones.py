@@ -53,8 +53,8 @@ class Hidden:
 
 
 Watch = Callable[[Sequence[int], int, Tensor, Tensor, Tensor], None]
-"""Sees the rows that enter each layer: (indices of the batch's rows, layer, x [B, T, dim], types int64 [B, T],
-mask bool [B, T])."""
+"""Sees the rows that enter each layer: (indices of the batch's texts, layer, x [B, T, dim], types int64
+[B, T], mask bool [B, T])."""
 
 
 class Backbone(Protocol):

@@ -52,7 +52,7 @@ class Trainer:
 
     def __init__(self, backbone: Backbone, dim: int, plan: TrainPlan, train: Examples) -> None:
         torch.manual_seed(plan.seed)
-        self.backbone, self.plan, self.train = backbone, plan, train
+        self.backbone, self.dim, self.plan, self.train = backbone, dim, plan, train
         size = head_input_size(plan.task, dim, paired=plan.paired)
         self.head = Head(size, plan.labels, queries=plan.queries, dim=dim)
         self.total = plan.epochs * -(-len(train) // plan.batch)
