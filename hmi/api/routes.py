@@ -35,6 +35,7 @@ from hmi.api.schemas_manage import (
     TenantDeleted,
     TenantList,
     TenantView,
+    TrainRamps,
     UpdateDomain,
     UpdateModel,
     UsageView,
@@ -44,6 +45,8 @@ from hmi.api.schemas_stats import StatsView
 DATA = {"data": False, "dev": False, "unlabelled": False}
 """File parts of a model's rows. None is required here: an embedding model needs no data, and the manager
 refuses missing data for any other task."""
+TEXTS = {"data": False, "unlabelled": False}
+"""File parts of texts for ramps. The manager refuses a request without both."""
 ADAPTER = {
     "adapter_config": True,
     "adapter": True,
@@ -278,6 +281,19 @@ MODELS = (
         202,
         body=UpdateModel,
         files=DATA,
+        creates=True,
+        kinds=("conflict", "invalid_data"),
+    ),
+    Route(
+        "POST",
+        f"{MODEL}/ramps",
+        models.train_ramps,
+        "Train ramps, by which texts may leave early.",
+        JobAccepted,
+        "manage",
+        202,
+        body=TrainRamps,
+        files=TEXTS,
         creates=True,
         kinds=("conflict", "invalid_data"),
     ),

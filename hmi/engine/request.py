@@ -26,6 +26,8 @@ class TextRequest:
     text: Text
     exact: bool = False
     scores: bool = False
+    calibrated: bool = False
+    """Whether probabilities are calibrated: by the version's temperature, if it has one."""
     provenance: bool = False
     deadline: float | None = None
     priority: Priority = "normal"

@@ -40,8 +40,16 @@ STEPS = 60
 """The most steps of L-BFGS for a penalty."""
 FLAT = 1e-4
 """A feature whose standard deviation is below this is not used."""
+FEW_ROWS, FEW_OUTPUTS = 60_000, 64
+"""Ramps are trained by default if the rows times the upper layers, and the outputs, are at most these: then
+they take about a tenth of the training's time, and less space than the module."""
 Report = Callable[[int, int], None]
 """Is called with (steps done, steps in all)."""
+
+
+def ramps_by_default(windows: int, layers: int, outputs: int) -> bool:
+    """Whether a training of this many windows also trains ramps, if its options do not say."""
+    return windows * layers <= FEW_ROWS and outputs <= FEW_OUTPUTS
 
 
 @dataclass(frozen=True)

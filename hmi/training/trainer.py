@@ -26,7 +26,7 @@ from hmi.model.tasks import TaskKind
 from hmi.training.backbones import Backbone, Examples, ModuleBackbone
 from hmi.training.objectives import OBJECTIVES
 from hmi.training.optimisers import load_optimiser, optimiser_tensors
-from hmi.training.plan import TrainPlan
+from hmi.training.plan import TrainPlan, plan_reading
 from hmi.training.precision import arithmetic
 from hmi.training.reports import StepReport
 from hmi.training.transitions import Transitions
@@ -45,6 +45,14 @@ def tenant_trainer(root: Root, module: ModuleSpec, plan: TrainPlan, train: Examp
     torch.manual_seed(plan.seed)
     fresh = new_module(module, root.info.shape, len(root.upper))
     return Trainer(ModuleBackbone(root.upper, fresh, root.info.shape.heads), root.dim, plan, train)
+
+
+def reading_trainer(root: Root, module: ModuleSpec, task: TaskKind, artefact: Artefact) -> Trainer:
+    """A trainer that has a published artefact's weights and only predicts."""
+    plan, nothing = plan_reading(task, artefact), Examples([], [], lambda rows: [], [])
+    trainer = tenant_trainer(root, module, plan, nothing)
+    trainer.start_from(artefact.map(lambda value: value.float()))
+    return trainer
 
 
 class Trainer:
