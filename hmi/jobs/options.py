@@ -87,8 +87,8 @@ class FineTuneOptions(Record):
     ramps: bool | None = Field(
         default=None,
         description="Also train ramps, by which texts may leave early. None: an update trains them if the "
-        "live version has some; else yes, if the training rows times the upper layers are at most 60,000 and the "
-        "labels at most 64.",
+        "live version has some; else yes, if the training rows times the upper layers are at most 60,000 "
+        "and the labels at most 64.",
     )
 
     def recipe(self) -> Recipe:

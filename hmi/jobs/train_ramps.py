@@ -144,6 +144,7 @@ def _trained(
         return train_ramps(
             trainer,
             trainer.reading(task),
-            *texts,
+            texts[0],
+            texts[1],
             lambda done, total: ctx.progress(done, total, phase="training ramps"),
         )

@@ -1,5 +1,4 @@
-"""The calibration of a trained model on its held-out rows: the temperature, and the error with and without
-it."""
+"""The calibration of a trained model on its held-out rows: the temperature, and the error with it."""
 
 from __future__ import annotations
 
