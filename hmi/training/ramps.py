@@ -38,7 +38,7 @@ PENALTIES = (1e-1, 3e-2, 1e-2, 3e-3, 1e-3, 3e-4)
 held-out texts rises."""
 STEPS = 60
 """The most steps of L-BFGS for a penalty."""
-FLAT = 1e-4
+FLAT = 1e-3
 """A feature whose standard deviation is below this is not used."""
 FEW_ROWS, FEW_OUTPUTS = 60_000, 64
 """Ramps are trained by default if the rows times the upper layers, and the outputs, are at most these: then
@@ -57,7 +57,7 @@ class Ramps:
     """A model's ramps as published, and their figures for its report."""
 
     tensors: dict[str, Tensor]
-    """fp16, as the part `ramps` of an artefact names them."""
+    """As the part `ramps` of an artefact names them: weights in fp16, biases in fp32."""
     sites: tuple[int, ...]
     metrics: dict[str, Any]
 
@@ -148,7 +148,7 @@ def train_ramps(
 
 
 def fitted(task: TaskKind, site: int, seen: RampRows, kept: RampRows) -> tuple[Tensor, Tensor]:
-    """Weight and bias of one site's ramp, in fp16. kept: held-out rows, for the choice of the penalty."""
+    """Weight (fp16) and bias (fp32) of one site's ramp. kept: held-out rows, for the choice of the penalty."""
     x, mean, scale = _standardised(seen.features[site])
     held = (kept.features[site] - mean) / scale
     loss = LOSSES.get(task.name, _soft_labels)
@@ -164,8 +164,8 @@ def fitted(task: TaskKind, site: int, seen: RampRows, kept: RampRows) -> tuple[T
     if task.name == "regression":
         found = _with_error(found, x, seen, held, kept)
     weight = (found.weight / scale).half()
-    # The weights are rounded first, so that the bias makes up for their rounding at the mean of the features.
-    return weight, (found.bias - weight.float() @ mean).half()
+    # The bias makes up for the weights' rounding at the mean of the features. It may be large, so it stays fp32.
+    return weight, found.bias - weight.float() @ mean
 
 
 def _standardised(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -17,6 +17,7 @@ from hmi.model.tasks import task_of_version
 from hmi.model.tokenizer import Text
 from hmi.model.windows import encode_texts, first_pieces
 from hmi.stages import OFF, Batch, Candidate, Effect, Plan, RoundRobin, Setting, Shape
+from hmi.stores.layout import Layout
 from hmi.training.data.rows import Row
 from hmi.training.features import dev_examples
 from hmi.training.ramp_report import ramp_outputs
@@ -87,7 +88,7 @@ async def test_a_served_ramp_gives_what_the_trained_one_gave(home: Home, name: s
     version = home.manager.registry.model(ModelId.parse(name)).live
     assert version.ramps == (0, 1)
     assert version.module is not None
-    root = load_root(home.manager.parts.layout.root(version.root, version.root_version))
+    root = load_root(Layout(home.settings.data).root(version.root, version.root_version))
     artefact, task = Artefact.split(home.state(name)), task_of_version(version)
     trainer = reading_trainer(root, version.module, task, artefact)
     encoded = [w for (w,) in encode_texts(root.tokenizer, texts, version.max_length, windows=False)]

@@ -54,7 +54,7 @@ def test_a_training_makes_ramps_and_says_how_good_they_are(manager: Manager) -> 
     assert [site["site"] for site in told["sites"]] == [0, 1]
     assert told["texts"] == live.metrics["rows"]
     ramps = Artefact.split(artefact(manager, live)).ramps
-    assert {value.dtype for value in ramps.values()} == {torch.float16}
+    assert {value.dtype for name, value in ramps.items() if name.endswith("weight")} == {torch.float16}
     assert {f"{site}.out.weight" for site in live.ramps} < set(ramps)
     assert told["sites"][0]["bytes"] == sum(v.nbytes for k, v in ramps.items() if k.startswith("0."))
     # the planted words are read by any ramp
