@@ -15,6 +15,7 @@ from hmi.jobs import import_module
 from hmi.jobs import train_ramps as train_ramps_job
 from hmi.jobs.comparing import HeldOutAnswers, Verdict, judge_update, seen_by
 from hmi.jobs.options import FineTuneOptions
+from hmi.jobs.results import published_result
 from hmi.jobs.runtime.context import JobContext
 from hmi.jobs.runtime.folders import PinnedPlots
 from hmi.jobs.specs import FineTuneSpec
@@ -94,16 +95,7 @@ def run(ctx: JobContext) -> dict[str, Any]:
             held_back=verdict.held_back,
         ),
     )
-    version = next(v for v in record.versions if v.job == ctx.job.job)
-    return {
-        "model": str(model),
-        "version": version.version,
-        "metrics": version.metrics,
-        "bytes": size,
-        "published": version.held_back is None,
-        "reason": version.held_back,
-        "publish": spec.publish,
-    }
+    return published_result(record, ctx.job.job, spec.publish)
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from typing import Any
 from hmi.core import ModelVersion, now
 from hmi.errors import Conflict, InvalidData
 from hmi.jobs.comparing import seen_by
+from hmi.jobs.results import published_result
 from hmi.jobs.runtime.context import JobContext
 from hmi.jobs.runtime.folders import PinnedPlots
 from hmi.jobs.specs import FineTuneSpec
@@ -59,16 +60,7 @@ def run(ctx: JobContext) -> dict[str, Any]:
             }
         ),
     )
-    made = next(v for v in record.versions if v.job == ctx.job.job)
-    return {
-        "model": spec.model,
-        "version": made.version,
-        "metrics": made.metrics,
-        "bytes": size,
-        "published": made.held_back is None,
-        "reason": made.held_back,
-        "publish": None,
-    }
+    return published_result(record, ctx.job.job)
 
 
 @dataclass(frozen=True)
