@@ -148,7 +148,7 @@ def train_ramps(
 
 
 def fitted(task: TaskKind, site: int, seen: RampRows, kept: RampRows) -> tuple[Tensor, Tensor]:
-    """Weight (fp16) and bias (fp32) of one site's ramp. kept: held-out rows, for the choice of the penalty."""
+    """Weight (fp16) and bias (fp32) of one site's ramp. kept: held-out rows, to choose the penalty."""
     x, mean, scale = _standardised(seen.features[site])
     held = (kept.features[site] - mean) / scale
     loss = LOSSES.get(task.name, _soft_labels)
@@ -164,7 +164,7 @@ def fitted(task: TaskKind, site: int, seen: RampRows, kept: RampRows) -> tuple[T
     if task.name == "regression":
         found = _with_error(found, x, seen, held, kept)
     weight = (found.weight / scale).half()
-    # The bias makes up for the weights' rounding at the mean of the features. It may be large, so it stays fp32.
+    # The bias makes up for the weights' rounding at the mean of the features. It may be large: it stays fp32.
     return weight, found.bias - weight.float() @ mean
 
 
