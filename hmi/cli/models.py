@@ -138,7 +138,7 @@ def update(
 @model.command()
 @click.argument("name", metavar="TENANT.MODEL")
 @click.option("--unlabelled", type=FILE, help="Texts without answers.")
-@click.option("--data", type=FILE, help="Rows, whose answers are ignored.")
+@click.option("--rows", "data", type=FILE, help="Rows, whose answers are ignored.")
 @SKIP
 @job_options
 @pass_session
@@ -154,7 +154,7 @@ def ramps(
     """Train ramps, by which texts may leave early, and publish them as a new version.
 
     Its weights are those of the live version, so its answers are the same. Ramps learn the model's own
-    answers. Texts that the model was not trained on are worth most. At least one of --unlabelled and --data
+    answers. Texts that the model was not trained on are worth most. At least one of --unlabelled and --rows
     is required.
     """
     session.may_start_jobs()

@@ -15,7 +15,7 @@ from hmi.errors import InvalidData, InvalidInput
 from hmi.jobs import fine_tune
 from hmi.manager import Manager
 from hmi.model.artefact import Artefact
-from tests.hmi.api_world import rows
+from tests.hmi.api_world import hmi, rows
 from tests.hmi.build_lab import attempt, tiny_manager
 from tests.tiny import random_texts
 
@@ -87,6 +87,20 @@ def test_a_job_gives_a_model_ramps_and_changes_nothing_else(manager: Manager) ->
     assert not torch.equal(
         artefact(manager, manager.model("acme.late").live)["ramps.0.out.weight"], new["ramps.0.out.weight"]
     )
+
+
+def test_the_command_trains_ramps_and_the_report_shows_them(
+    manager: Manager, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    created(manager, "acme.told", ramps=False)
+    (tmp_path / "texts").write_bytes(unlabelled(30))
+    at = ("--data", manager.settings.data)
+    shown = hmi(capsys, "model", "ramps", "acme.told", "--unlabelled", tmp_path / "texts", *at)
+    assert "answer as the model" in shown
+    report = hmi(capsys, "model", "report", "acme.told", *at)
+    assert "RAMP BEFORE LAYER" in report
+    assert "error with it" in report
+    assert "0, 1" in hmi(capsys, "model", "show", "acme.told", *at)
 
 
 def test_an_update_renews_ramps_or_drops_them(manager: Manager) -> None:
