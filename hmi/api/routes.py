@@ -8,58 +8,35 @@ from functools import cache
 
 from aiohttp import web
 
-from hmi.api.handlers import cascades, domains, exits, health, infer, jobs, models, roots, stats, tenants
+from hmi.api.handlers import domains, health, infer, jobs, roots, stats, tenants
 from hmi.api.openapi import document
 from hmi.api.protocols.native import NATIVE
 from hmi.api.route import Call, Route
+from hmi.api.routes_models import CASCADES, MODELS
 from hmi.api.schemas import Health, JobAccepted, JobList, JobQuery, JobView, NoBody
 from hmi.api.schemas_domain import ChangeDomain, DomainList, DomainView, GrowDomain
-from hmi.api.schemas_exits import ChangeModel, ExitsView, Feedback, FeedbackTaken
 from hmi.api.schemas_manage import (
-    CascadeView,
     ChangeTenant,
     CreateDomain,
     CreateKey,
-    CreateModel,
     CreateTenant,
-    ImportModule,
     ImportRoot,
     KeyCreated,
     KeyList,
-    ModelList,
-    ModelQuery,
-    ModelView,
-    ModuleExport,
-    ProfileCascade,
     RollbackDomain,
-    RollbackModel,
     RootList,
     TenantCreated,
     TenantDeleted,
     TenantList,
     TenantView,
     UpdateDomain,
-    UpdateModel,
     UsageView,
 )
 from hmi.api.schemas_stats import StatsView
 
-DATA = {"data": False, "dev": False, "unlabelled": False}
-"""File parts of a model's rows. None is required here: an embedding model needs no data, and the manager
-refuses missing data for any other task."""
-ADAPTER = {
-    "adapter_config": True,
-    "adapter": True,
-    "head_config": False,
-    "head": False,
-    "data": False,
-    "dev": False,
-}
-"""File parts of an adapter from adapter-hub. The manager refuses a request without a head and without
-data."""
 CORPUS = {"corpus": True}
 TENANT, KEYS = "/manage/tenants/{tenant}", "/manage/tenants/{tenant}/keys"
-DOMAIN, MODEL, JOB = "/manage/domains/{domain}", "/manage/models/{model}", "/manage/jobs/{job}"
+DOMAIN, JOB = "/manage/domains/{domain}", "/manage/jobs/{job}"
 
 
 @cache
@@ -222,121 +199,6 @@ TENANTS = (
     ),
     Route("DELETE", f"{KEYS}/{{key}}", tenants.revoke_key, "Revoke a key.", NoBody, "manage"),
     Route("GET", f"{TENANT}/usage", tenants.usage, "What a tenant used and stores.", UsageView, "manage"),
-)
-
-MODELS = (
-    Route(
-        "GET",
-        "/manage/models",
-        models.list_models,
-        "List models.",
-        ModelList,
-        "manage",
-        query=ModelQuery,
-        kinds=("not_found",),
-    ),
-    Route(
-        "POST",
-        "/manage/models",
-        models.create_model,
-        "Fine-tune a new model.",
-        JobAccepted,
-        "manage",
-        202,
-        body=CreateModel,
-        files=DATA,
-        creates=True,
-        kinds=("conflict", "invalid_data"),
-    ),
-    Route(
-        "POST",
-        "/manage/models/import",
-        models.import_module,
-        "Make a model from an adapter of adapter-hub.",
-        JobAccepted,
-        "manage",
-        202,
-        body=ImportModule,
-        files=ADAPTER,
-        creates=True,
-        kinds=("conflict", "invalid_data"),
-    ),
-    Route(
-        "GET",
-        f"{MODEL}/module",
-        models.export_module,
-        "Export a module to adapter-hub.",
-        ModuleExport,
-        "manage",
-        kinds=("damaged",),
-    ),
-    Route("GET", MODEL, models.show_model, "A model and its versions.", ModelView, "manage"),
-    Route(
-        "POST",
-        f"{MODEL}/update",
-        models.update_model,
-        "Fine-tune a new version.",
-        JobAccepted,
-        "manage",
-        202,
-        body=UpdateModel,
-        files=DATA,
-        creates=True,
-        kinds=("conflict", "invalid_data"),
-    ),
-    Route(
-        "POST",
-        f"{MODEL}/rollback",
-        models.rollback_model,
-        "Let another version answer.",
-        ModelView,
-        "manage",
-        body=RollbackModel,
-        kinds=("conflict",),
-    ),
-    Route(
-        "PATCH",
-        MODEL,
-        exits.change_model,
-        "Set or remove the bounds for a model's answers.",
-        ModelView,
-        "manage",
-        body=ChangeModel,
-        kinds=("storage_full",),
-    ),
-    Route(
-        "GET", f"{MODEL}/exits", exits.show_exits, "A model's objective and early exits.", ExitsView, "manage"
-    ),
-    Route(
-        "POST",
-        f"{MODEL}/feedback",
-        exits.feedback,
-        "Send labels that became known after the answers.",
-        FeedbackTaken,
-        "infer",
-        body=Feedback,
-    ),
-    Route("DELETE", MODEL, models.delete_model, "Delete a model.", NoBody, "manage", kinds=("conflict",)),
-)
-
-CASCADES = (
-    Route(
-        "POST",
-        f"{MODEL}/cascade",
-        cascades.profile_cascade,
-        "Profile a cascade with this model as its large level.",
-        JobAccepted,
-        "manage",
-        202,
-        body=ProfileCascade,
-        files={"data": False},
-        creates=True,
-        kinds=("conflict", "invalid_data"),
-    ),
-    Route(
-        "GET", f"{MODEL}/cascade", cascades.show_cascade, "A cascade and its traffic.", CascadeView, "manage"
-    ),
-    Route("DELETE", f"{MODEL}/cascade", cascades.delete_cascade, "Remove a cascade.", NoBody, "manage"),
 )
 
 JOBS = (

@@ -123,6 +123,18 @@ class ProfileCascade(Request):
     skip_bad_rows: int = Field(default=0, ge=0, description="Leave out up to this many bad rows.")
 
 
+class TrainRamps(Request):
+    data: PathRef | None = Field(default=None, description="Rows. Their answers are ignored.")
+    unlabelled: PathRef | None = Field(
+        default=None,
+        description="Texts without answers. Ramps learn the model's own answers; texts that the model was "
+        "not trained on are worth most. At least one of data and unlabelled is required.",
+    )
+    skip_bad_rows: int = Field(
+        default=0, ge=0, le=1_000_000, description="Leave out up to this many bad rows of each file."
+    )
+
+
 class ImportModule(Request):
     model: ModelName
     domain: DomainName

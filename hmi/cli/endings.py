@@ -52,9 +52,16 @@ def _of_model(result: Mapping[str, Any]) -> Figures:
         found["trained on"] = f"{metrics['train_rows']} rows"
     if "epochs_run" in metrics:
         found["epochs"] = _epochs(metrics)
+    if metrics.get("ramps"):
+        found["ramps"] = _ramps(metrics["ramps"])
     if "bytes" in result:
         found["size"] = size(result["bytes"])
     return found
+
+
+def _ramps(ramps: Mapping[str, Any]) -> str:
+    each = ", ".join(f"{site['agreement']:.3g} (before layer {site['site']})" for site in ramps["sites"])
+    return f"answer as the model: {each}, on {ramps['texts']} held-out texts"
 
 
 def compared(live: Mapping[str, Any], name: str | None) -> str:

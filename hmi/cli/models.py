@@ -140,6 +140,36 @@ def update(
         finish(session, calls, job, detach=detach, as_json=as_json)
 
 
+@model.command()
+@click.argument("name", metavar="TENANT.MODEL")
+@click.option("--unlabelled", type=FILE, help="Texts without answers.")
+@click.option("--rows", "data", type=FILE, help="Rows, whose answers are ignored.")
+@SKIP
+@job_options
+@pass_session
+def ramps(
+    session: Session,
+    name: str,
+    unlabelled: Path | None,
+    data: Path | None,
+    skip: int | None,
+    detach: bool,
+    as_json: bool,
+) -> None:
+    """Train ramps, by which texts may leave early, and publish them as a new version.
+
+    Its weights are those of the live version, so its answers are the same. Ramps learn the model's own
+    answers. Texts that the model was not trained on are worth most. At least one of --unlabelled and --rows
+    is required.
+    """
+    session.may_start_jobs()
+    files = _files(data, None, unlabelled)
+    with session.calls() as calls:
+        body = skipping({}, skip)
+        job = calls.request("POST", f"/manage/models/{segment(name)}/ramps", body, files)["job"]
+        finish(session, calls, job, detach=detach, as_json=as_json)
+
+
 @model.command("list")
 @click.option("--tenant", help="Only models of this tenant.")
 @click.option("--domain", help="Only models on this domain.")
@@ -190,6 +220,7 @@ def show(session: Session, name: str, as_json: bool) -> None:
     print_fields({**found, **about, "exits": "-" if state is None else state["says"]})
     for version in versions:
         version["metrics"] = brief(version["metrics"])
+        version["ramps"] = ", ".join(map(str, version.get("ramps", ())))
         back = version.get("held_back")  # a server of an earlier version has none
         version["state"] = (
             "answers" if version["version"] == found["current"] else f"held back: {back}" if back else ""
@@ -202,6 +233,8 @@ def show(session: Session, name: str, as_json: bool) -> None:
             "domain": "DOMAIN",
             "plot_version": "PLOT",
             "metrics": "METRICS",
+            "ramps": "RAMPS",
+            "temperature": "TEMPERATURE",
             "state": "STATE",
         },
         "no versions",

@@ -12,7 +12,7 @@ from hmi.cli.base import Command, as_json, pass_session
 from hmi.cli.chart import reliability_svg
 from hmi.cli.endings import compared
 from hmi.cli.options import Whole
-from hmi.cli.output import fits, notes, print_fields, print_json, print_table
+from hmi.cli.output import fits, notes, print_fields, print_json, print_table, size
 from hmi.cli.session import Session, segment
 from hmi.errors import InvalidInput, NotFound
 from hmi.model.files import write_bytes
@@ -69,9 +69,34 @@ def _show(metrics: Mapping[str, Any]) -> None:
     if "calibration" in metrics:
         columns = {"rows": "ANSWERS", "confidence": "PROBABILITY GIVEN", "right": "SHARE RIGHT"}
         print_table(metrics["calibration"]["bins"], columns, "")
-        print_fields({"expected calibration error": metrics["calibration"]["ece"]})
+        print_fields(_calibration(metrics["calibration"]))
+    if metrics.get("ramps"):
+        _show_ramps(metrics["ramps"])
     for warning in metrics.get("warnings", ()):
         notes.print(f"note: {warning}")
+
+
+def _calibration(found: Mapping[str, Any]) -> dict[str, Any]:
+    """The calibration error, and if there is a temperature, the error with it."""
+    shown = {"expected calibration error": found["ece"]}
+    if "temperature" in found:
+        shown |= {"temperature": found["temperature"], "error with it": found["ece_calibrated"]}
+    return shown
+
+
+def _show_ramps(found: Mapping[str, Any]) -> None:
+    """Print how good each ramp is on the held-out texts."""
+    rows = [{**site, "bytes": size(site["bytes"])} for site in found["sites"]]
+    columns = {
+        "site": "RAMP BEFORE LAYER",
+        "agreement": "ANSWERS AS THE MODEL",
+        "may_leave": "MAY LEAVE AT 1% OTHERS",
+        "bytes": "SIZE",
+    }
+    print_table(rows, columns, "")
+    print_fields({"texts of these figures": found["texts"], "texts fitted to": found["fitted_to"]})
+    if not found.get("unseen", True):
+        notes.print("note: the model was trained on some of these texts, so the figures are too good")
 
 
 def _show_confusion(names: Sequence[str], rows: Sequence[Sequence[int]]) -> None:

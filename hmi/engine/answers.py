@@ -12,8 +12,9 @@ def answer_of(item: Item, part: TaskPart) -> TextResult:
     task, text = item.bundle.task.with_transitions(part.transitions), item.request.text
     outputs = [item.partial.outputs[i] for i in range(len(item.windows))]
     merged = task.merge(outputs, item.windows, len(text) if isinstance(text, list) else 0)
+    temperature = item.bundle.version.temperature if item.request.calibrated else None
     return TextResult(
-        **vars(task.answer(merged, scores=item.request.scores)),
+        **vars(task.answer(merged, scores=item.request.scores, temperature=temperature)),
         model=item.request.model,
         version=item.bundle.version.version,
         truncated=any(window.truncated for window in item.windows),

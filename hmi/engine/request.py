@@ -28,12 +28,12 @@ class TextRequest:
     text: Text
     exact: bool = False
     scores: bool = False
+    calibrated: bool = False
+    """Whether probabilities are calibrated: by the version's temperature, if it has one."""
     provenance: bool = False
     deadline: float | None = None
     priority: Priority = "normal"
     """The text's order among its own tenant's waiting texts. Other tenants' turns do not depend on it."""
-    calibrated: bool = False
-    """Divide the outputs by the model's calibration temperature before they become probabilities."""
     early: bool = True
     """Whether a stage may answer it with less than the full model, if the tenant's objective lets it."""
     place: str = "inputs"

@@ -75,6 +75,16 @@ def checked_files(task: Task, files: Mapping[str, Upload], skip: int = 0) -> dic
     return found
 
 
+def checked_texts(
+    task: Task, files: Mapping[str, Upload], *, paired: bool, skip: int = 0
+) -> dict[str, RowFile]:
+    """As `checked_files`, for files whose answers are ignored."""
+    return {
+        name: read_unlabelled_file(file, task, paired=paired, field=name, skip=skip, first=CHECKED_BYTES)
+        for name, file in files.items()
+    }
+
+
 def checked_corpus(corpus: Upload, field: str = "corpus") -> str:
     """Check a corpus, or a root's text, and return the format that it was read as.
     Raises as `checked_files`."""

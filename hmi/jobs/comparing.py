@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -27,11 +27,10 @@ from hmi.training.data.rows import Row
 from hmi.training.features import dev_examples
 from hmi.training.headline import headline, headline_name
 from hmi.training.objectives import objective_of
-from hmi.training.plan import plan_reading
 from hmi.training.recipe import HELD_OUT
 from hmi.training.row_keys import RowKeys, are_seen, keys_from_text
 from hmi.training.splits import encoded_split, merged_outputs
-from hmi.training.trainer import tenant_trainer
+from hmi.training.trainer import reading_trainer
 from plot_store import PlotStoreError
 
 NEAR_CHANCE = 2
@@ -151,11 +150,9 @@ def _live_answers(ctx: JobContext, root: Root, live: ModelVersion, dev: list[Row
     assert live.module is not None
     task, artefact = task_of_version(live), Artefact.split(ctx.adapters.get(live.artefact))
     split = encoded_split(dev, root.tokenizer, live.max_length, windows=live.rules.windows)
-    plan = plan_reading(task, artefact)
+    trainer = reading_trainer(root, live.module, task, artefact)
     with ctx.plots.reader(live.plot_version) as reader:
-        examples = dev_examples(root, reader, split, plan.lexical)
-        trainer = tenant_trainer(root, live.module, plan, replace(examples, targets=[]))
-        trainer.start_from(artefact.map(lambda value: value.float()))
+        examples = dev_examples(root, reader, split, trainer.plan.lexical)
         outputs = trainer.predict(examples, exact=True)
     read = trainer.reading(task)
     return HeldOutAnswers(read, merged_outputs(read, split, outputs))

@@ -12,8 +12,10 @@ from torch import Tensor
 from hmi.core import ModelId, ModelVersion, Task, TaskRules, now
 from hmi.errors import InvalidInput, NotFound
 from hmi.jobs import import_module
+from hmi.jobs import train_ramps as train_ramps_job
 from hmi.jobs.comparing import HeldOutAnswers, Verdict, judge_update, seen_by
 from hmi.jobs.options import FineTuneOptions
+from hmi.jobs.results import published_result
 from hmi.jobs.runtime.context import JobContext
 from hmi.jobs.runtime.folders import PinnedPlots
 from hmi.jobs.specs import FineTuneSpec
@@ -26,11 +28,13 @@ from hmi.model.tasks import KINDS, TaskKind, task_of_version
 from hmi.model.tasks.embedding import Embedding
 from hmi.stores.adapter_store import DamagedArtefact
 from hmi.stores.plot_meta import PlotMeta
+from hmi.training.calibrating import calibrated
 from hmi.training.checkpoint import CHECKPOINT, Resumed, resume_training, write_training
 from hmi.training.early_stopping import History, train_to_best
 from hmi.training.features import dev_examples, examples_of
 from hmi.training.objectives import objective_of
 from hmi.training.plan import plan_training
+from hmi.training.ramps import Texts, ramps_by_default, train_ramps
 from hmi.training.remarks import remarks
 from hmi.training.row_keys import RowKeys, joined_keys, keys_as_text
 from hmi.training.splits import Split, class_weights, encoded_split, merged_outputs, task_targets
@@ -45,6 +49,8 @@ def run(ctx: JobContext) -> dict[str, Any]:
     spec = FineTuneSpec.of(ctx.job)
     if import_module.without_rows(ctx):
         return import_module.run(ctx)
+    if spec.mode == "ramps":
+        return train_ramps_job.run(ctx)
     options, name = spec.options, _known(spec.task)
     # Rows are read first, so that their errors are reported at once.
     data = None if name == "embedding" else read_data(ctx.input, name, options)
@@ -80,6 +86,8 @@ def run(ctx: JobContext) -> dict[str, Any]:
             metrics=metrics,
             lexical=bool(made.artefact.lexical),
             transitions=options.transitions,
+            ramps=made.ramps,
+            temperature=made.temperature,
             rest=options.rest or "fp16",
             bytes=size,
             created=now(),
@@ -87,16 +95,7 @@ def run(ctx: JobContext) -> dict[str, Any]:
             held_back=verdict.held_back,
         ),
     )
-    version = next(v for v in record.versions if v.job == ctx.job.job)
-    return {
-        "model": str(model),
-        "version": version.version,
-        "metrics": version.metrics,
-        "bytes": size,
-        "published": version.held_back is None,
-        "reason": version.held_back,
-        "publish": spec.publish,
-    }
+    return published_result(record, ctx.job.job, spec.publish)
 
 
 @dataclass(frozen=True)
@@ -107,6 +106,10 @@ class Made:
     artefact: Artefact
     max_length: int
     metrics: dict[str, Any]
+    temperature: float | None = None
+    """That calibrates its probabilities."""
+    ramps: tuple[int, ...] = ()
+    """The sites of its ramps."""
     afresh: str | None = None
     """A remark if an update started without the live version's weights, because that version is damaged."""
 
@@ -184,7 +187,34 @@ def _train(
     # Score the rounded weights that users get, not the fp32 ones.
     answers, metrics = _judged(trainer.reading(task), dev, trainer.predict(held_out, exact=True))
     metrics = {**metrics, "epoch": history.kept.epoch, "epochs": plan.epochs, "epochs_run": history.epochs}
-    return Made(answers, published, min(recipe.max_length, root.max_length), metrics, begun.remark)
+    temperature, figures = _calibrated(answers, dev, recipe.held_out.enough)
+    if figures:
+        metrics["calibration"] = {**metrics["calibration"], **figures}
+    sites: tuple[int, ...] = ()
+    if _wants_ramps(spec.options, train, root, task):
+        ramps = train_ramps(
+            trainer,
+            answers.task,
+            Texts(train, dev_examples(root, reader, train, plan.lexical)),
+            Texts(dev, held_out),
+            lambda done, total: ctx.progress(done, total, phase="training ramps"),
+        )
+        published, sites = replace(published, ramps=ramps.tensors), ramps.sites
+        metrics = {**metrics, "ramps": {**ramps.metrics, "unseen": True}}
+    length = min(recipe.max_length, root.max_length)
+    return Made(answers, published, length, metrics, temperature, sites, begun.remark)
+
+
+def _wants_ramps(options: FineTuneOptions, train: Split, root: Root, task: TaskKind) -> bool:
+    if options.ramps is not None:
+        return options.ramps
+    return ramps_by_default(len(train.encoded), len(root.upper), task.outputs)
+
+
+def _calibrated(answers: HeldOutAnswers, dev: Split, enough: int) -> tuple[float | None, dict[str, Any]]:
+    """The temperature, if there are enough rows, and figures for the report."""
+    golds = [row.label for row in dev.rows]
+    return calibrated(objective_of(answers.task).decisions(golds, answers.merged), len(golds), enough)
 
 
 def _judged(task: TaskKind, dev: Split, outputs: Sequence[Tensor]) -> tuple[HeldOutAnswers, dict[str, Any]]:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from hmi.core import ModelVersion, TaskRules, now
 from hmi.errors import NotFound
+from hmi.jobs.results import published_result
 from hmi.jobs.runtime.context import JobContext
 from hmi.jobs.specs import FineTuneSpec
 from hmi.model.artefact import Artefact
@@ -72,9 +73,7 @@ def run(ctx: JobContext) -> dict[str, Any]:
             job=ctx.job.job,
         ),
     )
-    version = next(v for v in record.versions if v.job == ctx.job.job)
-    result = {"model": str(model), "version": version.version, "metrics": metrics, "bytes": size}
-    return {**result, "published": True, "reason": None, "publish": None}
+    return published_result(record, ctx.job.job)
 
 
 def start_state(ctx: JobContext, info: RootInfo, task: str, labels: tuple[str, ...]) -> Artefact:

@@ -84,6 +84,13 @@ class FineTuneOptions(Record):
         "live version's choice, a new model gets fp16.",
     )
 
+    ramps: bool | None = Field(
+        default=None,
+        description="Also train ramps, by which texts may leave early. None: an update trains them if the "
+        "live version has some; else yes, if the training rows times the upper layers are at most 60,000 "
+        "and the labels at most 64.",
+    )
+
     def recipe(self) -> Recipe:
         """The recipe of a training with these options."""
         return Recipe(
@@ -91,8 +98,9 @@ class FineTuneOptions(Record):
         )
 
 
-NOT_OF_A_RECIPE = frozenset({"start", "skip_bad_rows", "rest"})
-"""Options that choose the initial weights, the rows and the storage, not how to train."""
+NOT_OF_A_RECIPE = frozenset({"start", "skip_bad_rows", "rest", "ramps"})
+"""Options that choose the initial weights, the rows, the storage and what is made beside, not how to
+train."""
 
 
 class BuildPlotOptions(Record):

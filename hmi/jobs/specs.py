@@ -31,16 +31,18 @@ class Spec(Record):
 
 
 class FineTuneSpec(Spec):
-    """Train or import a tenant's model. Inputs: data (none for embeddings), optionally dev and
-    unlabelled; for an import also the adapter's files."""
+    """Train or import a tenant's model, or give it ramps. Inputs: data (none for embeddings), optionally dev
+    and unlabelled; for an import also the adapter's files; for ramps data, unlabelled or both."""
 
     model: str
     domain: str
     task: str
-    mode: Literal["create", "update", "import"]
+    mode: Literal["create", "update", "import", "ramps"]
     options: FineTuneOptions = FineTuneOptions()
     publish: Publish | None = None
     """None if the job is not an update."""
+    version: int | None = None
+    """ramps: the version that gets them."""
 
     @property
     def model_id(self) -> ModelId:

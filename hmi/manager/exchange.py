@@ -85,6 +85,8 @@ class Exchange:
                 "which tag follows which: adapters has no such table; train with transitions=false for "
                 "a model without it"
             )
+        if artefact.ramps:
+            left_out.append("ramps: adapters has none; 'hmi model ramps' trains some for an imported model")
         if live.rules.scheme in ("iob1", "io"):
             left_out.append(
                 "the rows' tag scheme: the head's labels are BIO, and so are the answers of a model "

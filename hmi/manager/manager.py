@@ -259,6 +259,22 @@ class Manager:
         """
         return self._models.update(model, _given(data, dev, unlabelled), options, job_limit, publish)
 
+    def train_ramps(
+        self,
+        model: str,
+        *,
+        data: Path | bytes | None = None,
+        unlabelled: Path | bytes | None = None,
+        skip_bad_rows: int = 0,
+        job_limit: int | None = None,
+    ) -> JobRecord:
+        """Give a model ramps, by which texts may leave early: a new version with the same weights.
+
+        data, unlabelled: texts to train them on, at least one of the two; answers in them are ignored. Raises
+        InvalidInput (no texts, an embedding), and as `update_model`.
+        """
+        return self._models.ramps(model, _given(data, None, unlabelled), skip_bad_rows, job_limit)
+
     def import_module(
         self,
         model: str,

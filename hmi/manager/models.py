@@ -9,7 +9,7 @@ from typing import Any, Literal, cast, get_args
 
 from hmi.core import DomainId, JobRecord, ModelId, ModelRecord, ModelVersion, Task
 from hmi.errors import Conflict, InvalidInput, NotFound
-from hmi.jobs.checks import checked_files
+from hmi.jobs.checks import checked_files, checked_texts
 from hmi.jobs.options import FineTuneOptions, Publish
 from hmi.jobs.specs import FineTuneSpec
 from hmi.manager.domains import Domains
@@ -85,6 +85,35 @@ class Models:
             wanted, live.domain, live.task, "update", files, options, job_limit, cast(Publish, publish)
         )
 
+    def ramps(
+        self, model: str, files: Mapping[str, Path | bytes], skip_bad_rows: int, job_limit: int | None
+    ) -> JobRecord:
+        """Publish the live version again with ramps trained on these texts."""
+        wanted = ModelId.parse(model)
+        live = self._parts.registry.model(wanted).live
+        if live.module is None:
+            raise InvalidInput(
+                "an embedding model has no ramps: it has no answer that a ramp could give", field="model"
+            )
+        if not files:
+            raise InvalidInput(
+                "there are no texts: give unlabelled (texts without answers), data, or both; send them as "
+                'multipart parts, as {"path": …} below <data>/uploads, or name files',
+                field="unlabelled",
+            )
+        checked_texts(live.task, files, paired=live.task == "pair" or live.rules.paired, skip=skip_bad_rows)
+        spec = FineTuneSpec(
+            model=str(wanted),
+            domain=live.domain,
+            task=live.task,
+            mode="ramps",
+            options=FineTuneOptions(skip_bad_rows=skip_bad_rows),
+            version=live.version,
+        )
+        return self._parts.runner.submit(
+            "fine_tune", spec.stored(), wanted.tenant, files, tenant_limit=job_limit
+        )
+
     def rollback(self, model: str, version: int) -> ModelRecord:
         return self._parts.registry.set_current(ModelId.parse(model), version)
 
@@ -150,6 +179,8 @@ def _choices(live: ModelVersion) -> dict[str, Any]:
     made: dict[str, Any] = {"module": module, "max_length": length, "lexical": live.lexical}
     if live.rest != "fp16":
         made["rest"] = live.rest
+    if live.ramps:
+        made["ramps"] = True  # never the old ones, which read other rows
     if live.transitions is not None:
         made["transitions"] = live.transitions
     if live.task != "pair" and not live.rules.paired:

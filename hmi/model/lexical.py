@@ -103,10 +103,15 @@ class Lexical(nn.Module):
     def add_packed(
         self, logits: Tensor, bags: Sequence[Bags], lengths: Sequence[int], dropout: float = 0.0
     ) -> Tensor:
-        """Add the windows' scores to a head's outputs [sum of lengths, labels], lengths[i] for window i."""
+        """Add the windows' scores to a head's outputs [sum of lengths, labels], lengths[i] for window i.
+
+        Further outputs, which a regression's ramp has, get no scores.
+        """
         starts = [0, *accumulate(lengths)]
         at = torch.cat([bag.rows + start for bag, start in zip(bags, starts, strict=False)])
-        return logits.index_add(0, at, self.scores(bags, dropout))
+        scores = self.scores(bags, dropout)
+        more = logits.shape[1] - scores.shape[1]
+        return logits.index_add(0, at, F.pad(scores, (0, more)) if more else scores)
 
 
 def lexical_buckets(task: Task, wanted: bool | None) -> int:

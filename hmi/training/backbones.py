@@ -52,6 +52,11 @@ class Hidden:
     mask: Tensor
 
 
+Watch = Callable[[Sequence[int], int, Tensor, Tensor, Tensor], None]
+"""Sees the rows that enter each layer: (indices of the batch's texts, layer, x [B, T, dim], types int64
+[B, T], mask bool [B, T])."""
+
+
 class Backbone(Protocol):
     """Computes the states of a batch. `trained` is the part that is trained and kept; None if
     there is none."""
@@ -67,15 +72,23 @@ class Backbone(Protocol):
 class ModuleBackbone:
     """Shared, frozen upper layers with one tenant's module. Features are [T_i, dim]."""
 
-    def __init__(self, upper: nn.ModuleList, module: TenantModule, heads: int) -> None:
-        self.upper, self.module, self.heads = upper, module, heads
+    def __init__(
+        self, upper: nn.ModuleList, module: TenantModule, heads: int, watch: Watch | None = None
+    ) -> None:
+        self.upper, self.module, self.heads, self.watch = upper, module, heads, watch
 
     @property
     def trained(self) -> nn.Module:
         return self.module
 
     def __call__(self, examples: Examples, rows: Sequence[int], *, cls_only: bool, dropout: float) -> Hidden:
-        return _through(self.upper, self.module.delta, self.heads, examples, rows, cls_only, dropout)
+        return _through(
+            self.upper, self.module.delta, self.heads, examples, rows, cls_only, dropout, self.watch
+        )
+
+    def watched(self, watch: Watch) -> ModuleBackbone:
+        """The same backbone, which also shows `watch` the rows that enter each layer."""
+        return ModuleBackbone(self.upper, self.module, self.heads, watch)
 
 
 class UpperBackbone:
@@ -124,15 +137,19 @@ def _through(
     rows: Sequence[int],
     cls_only: bool,
     dropout: float,
+    watch: Watch | None = None,
 ) -> Hidden:
     x, mask = pad_rows(examples.features(rows))
+    types = pad_ids([examples.types[i] for i in rows])
     attend: Attend = attend_padded(mask, heads)
     before = x
     for i, layer in enumerate(upper):
         before = x
+        if watch is not None:
+            watch(rows, i, x, types, mask)
         last = cls_only and i == len(upper) - 1
         x = layer(x, attend, delta(i), queries=_first_row if last else None, dropout=dropout)
-    return Hidden(x, before, pad_ids([examples.types[i] for i in rows]), mask)
+    return Hidden(x, before, types, mask)
 
 
 def _first_row(x: Tensor) -> Tensor:

@@ -26,7 +26,7 @@ from hmi.model.tasks import TaskKind
 from hmi.training.backbones import Backbone, Examples, ModuleBackbone
 from hmi.training.objectives import OBJECTIVES
 from hmi.training.optimisers import load_optimiser, optimiser_tensors
-from hmi.training.plan import TrainPlan
+from hmi.training.plan import TrainPlan, plan_reading
 from hmi.training.precision import arithmetic
 from hmi.training.reports import StepReport
 from hmi.training.transitions import Transitions
@@ -47,12 +47,20 @@ def tenant_trainer(root: Root, module: ModuleSpec, plan: TrainPlan, train: Examp
     return Trainer(ModuleBackbone(root.upper, fresh, root.info.shape.heads), root.dim, plan, train)
 
 
+def reading_trainer(root: Root, module: ModuleSpec, task: TaskKind, artefact: Artefact) -> Trainer:
+    """A trainer that has a published artefact's weights and only predicts."""
+    plan, nothing = plan_reading(task, artefact), Examples([], [], lambda rows: [], [])
+    trainer = tenant_trainer(root, module, plan, nothing)
+    trainer.start_from(artefact.map(lambda value: value.float()))
+    return trainer
+
+
 class Trainer:
     """One run of fine-tuning. It owns the head and the optimiser."""
 
     def __init__(self, backbone: Backbone, dim: int, plan: TrainPlan, train: Examples) -> None:
         torch.manual_seed(plan.seed)
-        self.backbone, self.plan, self.train = backbone, plan, train
+        self.backbone, self.dim, self.plan, self.train = backbone, dim, plan, train
         size = head_input_size(plan.task, dim, paired=plan.paired)
         self.head = Head(size, plan.labels, queries=plan.queries, dim=dim)
         self.total = plan.epochs * -(-len(train) // plan.batch)
@@ -88,12 +96,15 @@ class Trainer:
             yield epoch + 1
 
     @torch.inference_mode()
-    def predict(self, examples: Examples, *, exact: bool = False) -> list[Tensor]:
+    def predict(
+        self, examples: Examples, *, exact: bool = False, backbone: Backbone | None = None
+    ) -> list[Tensor]:
         """The head's outputs for each row: [labels], for tagging [T_i, labels]. exact: compute in
-        fp32, as the server does."""
+        fp32, as the server does. backbone: one to use instead of the trainer's own."""
         out: list[Tensor] = [torch.empty(0)] * len(examples)
         for rows in length_grouped(examples.lengths, 64, None):
-            logits, mask = self._forward(examples, rows, 0.0, bf16=self.plan.bf16 and not exact)
+            bf16 = self.plan.bf16 and not exact
+            logits, mask = self._forward(examples, rows, 0.0, bf16=bf16, backbone=backbone)
             for i, row in enumerate(rows):
                 out[row] = logits[i, : int(mask[i].sum())] if self.plan.task == "tagging" else logits[i]
         return out
@@ -203,13 +214,19 @@ class Trainer:
         return OBJECTIVES[self.plan.task].loss(logits, targets, weights)
 
     def _forward(
-        self, examples: Examples, rows: Sequence[int], dropout: float, *, bf16: bool
+        self,
+        examples: Examples,
+        rows: Sequence[int],
+        dropout: float,
+        *,
+        bf16: bool,
+        backbone: Backbone | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Logits and the token mask of a batch."""
         task, paired = self.plan.task, self.plan.paired
         cls_only = reads_cls_only(task, paired=paired)
         with arithmetic(bf16=bf16):
-            h = self.backbone(examples, rows, cls_only=cls_only, dropout=dropout)
+            h = (backbone or self.backbone)(examples, rows, cls_only=cls_only, dropout=dropout)
         read = head_input(task, h.last.float(), h.before.float(), h.types, h.mask, paired=paired)
         logits = self.head(self.head.with_attended(read, h.before.float(), h.mask), dropout)
         if self.lexical is not None:

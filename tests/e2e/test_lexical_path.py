@@ -90,4 +90,4 @@ def test_an_update_keeps_the_choice_unless_told_another(home: Home) -> None:
 def test_an_export_says_what_stays_behind(home: Home) -> None:
     made(home, module={"kind": "parallel", "rank": 4})
     left_out = [what.partition(":")[0] for what in home.manager.export_module(str(MODEL)).left_out]
-    assert left_out == ["lexical features", "which tag follows which"]
+    assert left_out == ["lexical features", "which tag follows which", "ramps"]

@@ -19,7 +19,9 @@ from tests.hmi.api_world import hmi, rows, running
 from tests.tiny import random_texts
 
 SHORT = tuple(
-    w for o in ("epochs=1", "max_length=32", "lexical=false", "transitions=false") for w in ("--option", o)
+    w
+    for o in ("epochs=1", "max_length=32", "lexical=false", "transitions=false", "ramps=false")
+    for w in ("--option", o)
 )
 FILES = {
     "adapter_config": "adapter_config.json",

@@ -19,6 +19,7 @@ from hmi.api.schemas_manage import (
     ModelView,
     ModuleExport,
     RollbackModel,
+    TrainRamps,
     UpdateModel,
 )
 from hmi.api.views import model_view
@@ -63,6 +64,19 @@ async def update_model(call: Call) -> Reply:
     body: UpdateModel = call.body
     job = await asyncio.to_thread(
         call.services.manager.update_model, str(call.model()), publish=body.publish, **_given(call, body)
+    )
+    return accepted(job)
+
+
+async def train_ramps(call: Call) -> Reply:
+    body: TrainRamps = call.body
+    job = await asyncio.to_thread(
+        call.services.manager.train_ramps,
+        str(call.model()),
+        data=call.files.get("data"),
+        unlabelled=call.files.get("unlabelled"),
+        skip_bad_rows=body.skip_bad_rows,
+        job_limit=job_limit(call),
     )
     return accepted(job)
 

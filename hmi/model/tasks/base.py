@@ -59,8 +59,12 @@ class TaskKind(ABC):
         """
 
     @abstractmethod
-    def answer(self, merged: Tensor, *, scores: bool = False) -> Answer:
-        """The answer from an input's merged output. `scores` adds the probabilities of all labels."""
+    def answer(self, merged: Tensor, *, scores: bool = False, temperature: float | None = None) -> Answer:
+        """The answer from an input's merged output. `scores` adds the probabilities of all labels.
+
+        temperature: calibrates the probabilities (`hmi.model.calibration`). It changes no label, tag or set
+        of labels, since these are decided without it. Values and vectors have no probabilities.
+        """
 
     def with_transitions(self, table: Tensor | None) -> Self:
         """A copy with a model's learnt table of transitions (`Transitions`). Only tagging uses one."""

@@ -32,6 +32,6 @@ class Embedding(TaskKind):
         (only,) = outputs
         return only
 
-    def answer(self, merged: Tensor, *, scores: bool = False) -> Answer:
+    def answer(self, merged: Tensor, *, scores: bool = False, temperature: float | None = None) -> Answer:
         vector = F.normalize(merged, dim=-1) if self.rules.normalise else merged
         return Answer(embedding=vector.tolist())

@@ -26,7 +26,12 @@ class MultiLabel(TaskKind):
     def merge(self, outputs: Sequence[Tensor], windows: Sequence[Encoded], words: int) -> Tensor:
         return mean_output(outputs)
 
-    def answer(self, merged: Tensor, *, scores: bool = False) -> Answer:
-        every = dict(zip(self.labels, merged.sigmoid().tolist(), strict=True))
-        given = sorted(((n, p) for n, p in every.items() if p >= self.rules.threshold), key=lambda x: -x[1])
+    def answer(self, merged: Tensor, *, scores: bool = False, temperature: float | None = None) -> Answer:
+        """See `TaskKind.answer`. With a temperature, a label that is given may have a probability below the
+        threshold, and one that is not given may have one above it."""
+        every = plain = dict(zip(self.labels, merged.sigmoid().tolist(), strict=True))
+        if temperature is not None:
+            every = dict(zip(self.labels, (merged / temperature).sigmoid().tolist(), strict=True))
+        given = [(name, every[name]) for name, p in plain.items() if p >= self.rules.threshold]
+        given.sort(key=lambda pair: -plain[pair[0]])
         return Answer(labels=given, scores=every if scores else None)

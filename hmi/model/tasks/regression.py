@@ -26,5 +26,5 @@ class Regression(TaskKind):
     def merge(self, outputs: Sequence[Tensor], windows: Sequence[Encoded], words: int) -> Tensor:
         return mean_output(outputs)
 
-    def answer(self, merged: Tensor, *, scores: bool = False) -> Answer:
+    def answer(self, merged: Tensor, *, scores: bool = False, temperature: float | None = None) -> Answer:
         return Answer(value=float(merged[0]) * self.rules.spread + self.rules.centre)

@@ -26,11 +26,13 @@ class Classification(TaskKind):
     def merge(self, outputs: Sequence[Tensor], windows: Sequence[Encoded], words: int) -> Tensor:
         return mean_output(outputs)
 
-    def answer(self, merged: Tensor, *, scores: bool = False) -> Answer:
+    def answer(self, merged: Tensor, *, scores: bool = False, temperature: float | None = None) -> Answer:
         probabilities: list[float] = merged.softmax(-1).tolist()
-        score = max(probabilities)
+        best = probabilities.index(max(probabilities))
+        if temperature is not None:
+            probabilities = (merged / temperature).softmax(-1).tolist()
         every = dict(zip(self.labels, probabilities, strict=True)) if scores else None
-        return Answer(label=self.labels[probabilities.index(score)], score=score, scores=every)
+        return Answer(label=self.labels[best], score=probabilities[best], scores=every)
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,12 @@ from typing import ClassVar, Self
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from hmi.core import Task
 from hmi.model.batching import Encoded
+from hmi.model.calibration import probabilities
 from hmi.model.heads import outside_tag
 from hmi.model.tagging import Floats, best_path, from_bio, marginals, rules
 from hmi.model.tasks.base import Answer, TaskKind
@@ -20,6 +22,26 @@ from hmi.model.windows import central_pieces
 
 UNSEEN = -1e4
 """The log-probability, for a word that the model did not see, of every tag but the outside tag."""
+LEAST = 1e-30
+"""Smaller probabilities count as this one in `Decoded.logits`."""
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """The tags of the words that the model saw."""
+
+    words: NDArray[np.int64]
+    """[seen]: their indexes in the text."""
+    path: NDArray[np.int64]
+    """[seen]: each word's label."""
+    marginals: Floats
+    """[seen, labels]: the probability of each tag, over all paths."""
+
+    @property
+    def logits(self) -> NDArray[np.float64]:
+        """The logarithms of `marginals`; of a probability below LEAST that of LEAST."""
+        out: NDArray[np.float64] = np.log(np.maximum(self.marginals, LEAST, dtype=np.float64))
+        return out
 
 
 @dataclass(frozen=True)
@@ -55,21 +77,33 @@ class Tagging(TaskKind):
             merged[list(seen)] = rows.float().log_softmax(-1)
         return merged
 
-    def answer(self, merged: Tensor, *, scores: bool = False) -> Answer:
-        """Decode the tags. The path covers only the words that the model saw, so its cost does not grow
-        with words that were cut off."""
+    def answer(self, merged: Tensor, *, scores: bool = False, temperature: float | None = None) -> Answer:
+        """Decode the tags.
+
+        A tag's probability is its marginal one over all paths. A temperature T calibrates each word's
+        marginal probabilities: they are raised to the power 1/T and scaled to sum 1. Without rules and
+        transitions that is the softmax of the word's outputs divided by T.
+        """
+        found = self.decoded(merged)
+        seen, path = found.words.tolist(), found.path
+        each = range(len(seen))
+        sure = np.zeros(len(merged))
+        if temperature is None:
+            sure[seen] = found.marginals[each, path]
+        elif seen:
+            sure[seen] = probabilities(found.logits, temperature)[each, path]
+        tags = [outside_tag(self.labels)] * len(merged)
+        for word, tag in zip(seen, path.tolist(), strict=True):
+            tags[word] = self.labels[tag]
+        return Answer(tags=from_bio(_bridged(tags, seen), self.rules.scheme), tag_scores=sure.tolist())
+
+    def decoded(self, merged: Tensor) -> Decoded:
+        """The best path over the words that the model saw, so that its cost does not grow with words that
+        were cut off."""
         seen = torch.nonzero((merged != UNSEEN).all(-1))[:, 0].numpy()
         moves, found = self._moves, merged.numpy()[seen]
-        path = best_path(found, moves)
         of_each = np.exp(found) if moves is None or not len(seen) else marginals(found, moves)
-        sure = np.zeros(len(merged))
-        sure[seen] = of_each[range(len(seen)), path]
-        tags = [outside_tag(self.labels)] * len(merged)
-        for word, tag in zip(seen.tolist(), path.tolist(), strict=True):
-            tags[word] = self.labels[tag]
-        return Answer(
-            tags=from_bio(_bridged(tags, seen.tolist()), self.rules.scheme), tag_scores=sure.tolist()
-        )
+        return Decoded(seen, best_path(found, moves), of_each)
 
     def with_transitions(self, table: Tensor | None) -> Self:
         return replace(self, transitions=None if table is None else table.detach().float().numpy())

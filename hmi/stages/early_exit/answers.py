@@ -16,10 +16,11 @@ from torch import Tensor
 
 from hmi.model.calibration import Floats
 from hmi.model.tasks import TaskKind
+from hmi.model.uncertainty import VALUE_TOLERANCE
 from hmi.stages.early_exit import rule
 from hmi.stages.early_exit.report import Label
 
-TOLERANCE = 0.25
+TOLERANCE = VALUE_TOLERANCE
 """Two values agree if they differ by at most this fraction of the standard deviation of the training values.
 If all early values were off by so much, their correlation with the full model's would still be .97."""
 _VALUE = struct.Struct("<d")

@@ -16,6 +16,7 @@ from hmi.core import ModelId
 from hmi.execution.base import Hook
 from hmi.execution.batch import BatchKey
 from hmi.stages.base import OFF, Batch, Effect, Setting, Shape, Text
+from hmi.stages.cascade.stage import inside
 from hmi.stages.early_exit.control import Recorded
 from hmi.stages.early_exit.costs import Measured
 from hmi.stages.early_exit.hook import Asked, ExitHook

@@ -15,6 +15,7 @@ from torch import Tensor
 from hmi.errors import InvalidInput
 from hmi.model.batching import Encoded
 from hmi.model.tasks import TaskKind
+from hmi.training.calibrating import Decisions
 from hmi.training.golds import Gold
 
 IGNORE = -100
@@ -60,6 +61,13 @@ class Objective(ABC, Generic[K]):
     @abstractmethod
     def score(self, golds: Sequence[Gold], merged: Sequence[Tensor]) -> dict[str, Any]:
         """Held-out metrics, including the tables that a report draws. merged: each row's output."""
+
+    def decisions(self, golds: Sequence[Gold], merged: Sequence[Tensor]) -> Decisions | None:
+        """The decisions whose probabilities a temperature calibrates; None if the task gives none.
+
+        golds, merged: as in `score`.
+        """
+        return None
 
     @abstractmethod
     def chance(self, golds: Sequence[Gold]) -> float:

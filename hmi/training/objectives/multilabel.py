@@ -16,6 +16,7 @@ from torch import Tensor
 from hmi.errors import InvalidData
 from hmi.model.batching import Encoded
 from hmi.model.tasks.multilabel import MultiLabel
+from hmi.training.calibrating import Decisions
 from hmi.training.golds import Gold, refuse_many
 from hmi.training.objectives.base import MAX_WEIGHT, Objective
 from hmi.training.scoring import calibration, score_sets
@@ -64,6 +65,14 @@ class MultiLabelObjective(Objective[MultiLabel]):
             # Over all rows and labels: how often a label with probability p is right.
             "calibration": calibration(sure.ravel().tolist(), gold.ravel().tolist()),
         }
+
+    def decisions(self, golds: Sequence[Gold], merged: Sequence[Tensor]) -> Decisions:
+        """One for each label of each row: a sigmoid is a softmax of (0, logit)."""
+        gold, _ = self._table(golds, merged)
+        z = torch.stack(list(merged)).double().numpy()
+        logits = np.stack([np.zeros(z.size), z.ravel()], 1)
+        rows = np.repeat(np.arange(len(z)), z.shape[1])
+        return Decisions(logits, gold.ravel().astype(np.int64), np.ones(z.size, np.int64), rows)
 
     def tuned(self, golds: Sequence[Gold], merged: Sequence[Tensor]) -> MultiLabel:
         """The task with the threshold of the best micro F1; among equals, the one nearest to 0.5."""

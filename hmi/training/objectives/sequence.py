@@ -7,12 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from hmi.model.batching import Encoded
 from hmi.model.tasks.sequence import Classification, Pair
+from hmi.training.calibrating import Decisions
 from hmi.training.golds import Gold, SoftLabel, checked_labels
 from hmi.training.objectives.base import Objective, balanced
 from hmi.training.scoring import calibration, score_labels
@@ -56,6 +58,12 @@ class ClassificationObjective(Objective[Classification]):
             **score_labels([str(g) for g in golds], got, self.task.labels),
             "calibration": calibration([a.score or 0.0 for a in answers], right),
         }
+
+    def decisions(self, golds: Sequence[Gold], merged: Sequence[Tensor]) -> Decisions:
+        at = {label: i for i, label in enumerate(self.task.labels)}
+        logits = torch.stack(list(merged)).double().numpy()
+        gold = np.array([at.get(str(g), -1) for g in golds], np.int64)
+        return Decisions(logits, gold, logits.argmax(-1), np.arange(len(gold)))
 
     def chance(self, golds: Sequence[Gold]) -> float:
         """The commonest label's share of the rows."""

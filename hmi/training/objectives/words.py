@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -16,6 +17,7 @@ from hmi.model.batching import Encoded
 from hmi.model.tagging import scheme_of, to_bio
 from hmi.model.tasks.words import Tagging
 from hmi.model.windows import first_pieces
+from hmi.training.calibrating import Decisions
 from hmi.training.golds import Gold, checked_labels
 from hmi.training.objectives.base import IGNORE, Objective, balanced
 from hmi.training.scoring import calibration, is_bio, score_tags
@@ -65,6 +67,20 @@ class TaggingObjective(Objective[Tagging]):
         right = [g == p for gs, ps in zip(tags, got, strict=True) for g, p in zip(gs, ps, strict=True)]
         sure = [s for a in answers for s in a.tag_scores or []]
         return {**score_tags(tags, got), "calibration": calibration(sure, right)}
+
+    def decisions(self, golds: Sequence[Gold], merged: Sequence[Tensor]) -> Decisions:
+        """One for each word that the model saw, with the logarithms of its tags' marginal probabilities."""
+        at = {label: i for i, label in enumerate(self.task.labels)}
+        found = [self.task.decoded(m) for m in merged]
+        tags = [self._in_scheme(g) for g in golds]
+        gold = [at.get(of[word], -1) for of, d in zip(tags, found, strict=True) for word in d.words]
+        rows = np.repeat(np.arange(len(found)), [len(d.words) for d in found])
+        return Decisions(
+            np.concatenate([d.logits for d in found]),
+            np.array(gold, np.int64),
+            np.concatenate([d.path for d in found]),
+            rows,
+        )
 
     def chance(self, golds: Sequence[Gold]) -> float:
         """For entities 0, since tagging every word O finds none; for other tags the commonest tag's
