@@ -13,7 +13,9 @@ from hmi.engine import Engine, TextRequest
 from hmi.engine.bundles import Bundles
 from hmi.metrics import Metrics
 from hmi.stages import Planner, RoundRobin
+from hmi.stages.cascade.stage import CascadeInside
 from hmi.stages.early_exit.report import ExitReport
+from hmi.stages.early_exit.stage import EarlyExit
 
 
 class Shared(Bundles):
@@ -34,8 +36,8 @@ class Lab:
 
     @asynccontextmanager
     async def engine(self, planner: Planner | None = None) -> AsyncIterator[Engine]:
-        """Run an engine whose stages know nothing yet. planner: None is the server's own."""
-        s = self.serving
+        """Run an engine. planner: None is one with the server's stages, which know nothing of earlier runs."""
+        s, planner = self.serving, planner or RoundRobin([EarlyExit(), CascadeInside()])
         engine = Engine(s.bundles, s.manager.settings, Metrics(), None, planner)
         await engine.start()
         try:
@@ -61,7 +63,7 @@ class Lab:
         return None if engine.exits is None else engine.exits.report(live.artefact, model)
 
     def cascade(self, engine: Engine, model: ModelId) -> str | None:
-        """The state of a model's cascade in an engine; None if the engine does not tell."""
+        """The state of a model's cascade in an engine; None if no text of it was concerned."""
         record = self.serving.manager.registry.model(model)
         small = "" if record.cascade is None else record.cascade.small_artefact or ""
         found = engine.cascade_report(model, record.live.artefact, small)
