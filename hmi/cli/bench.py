@@ -5,32 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from hmi.cli.base import FolderCommand, Group, as_json, pass_session
 from hmi.cli.bench_quality import FOLDER, MEASURED_HERE, quality, tenants
+from hmi.cli.bench_rows import shown
+from hmi.cli.bench_stages import stages
 from hmi.cli.options import FILE
-from hmi.cli.output import notes, print_json, print_table
+from hmi.cli.output import notes
 from hmi.cli.progress import job_bar
 from hmi.cli.session import Session
-
-if TYPE_CHECKING:
-    from hmi.bench.report import Row
-
-COLUMNS = {
-    "id": "row",
-    "value": "value",
-    "unit": "unit",
-    "goal": "goal",
-    "ok": "ok",
-    "stretch": "stretch",
-    "stretch_ok": "ok",
-    "runs": "runs",
-    "peer": "against",
-}
 
 
 @click.group(cls=Group)
@@ -40,6 +27,7 @@ def bench() -> None:
 
 bench.add_command(quality)
 bench.add_command(tenants)
+bench.add_command(stages)
 
 
 @bench.command(cls=FolderCommand)
@@ -61,7 +49,7 @@ def path(session: Session, runs: int, peers: bool, modules: bool, as_json: bool)
     from hmi.bench import path_modules, path_peers
 
     measures = [m.run for m, wanted in ((path_peers, peers), (path_modules, modules)) if wanted]
-    with _shown("path", as_json) as found:
+    with shown("path", as_json) as found:
         found.extend(measured.run(runs, notes.print, measures))
 
 
@@ -119,7 +107,7 @@ def store(
         "sections": only,
     }
     plan = replace(plan, **{name: value for name, value in wanted.items() if value})
-    with _shown("store", as_json) as found, _bar(plan.steps) as report:
+    with shown("store", as_json) as found, _bar(plan.steps) as report:
         found.extend(measured.run(plan, session.data, report))
 
 
@@ -156,7 +144,7 @@ def plot(
 
     session.may_start_jobs()
     plan = measured.Plan(corpus, alphas or (50.0, 100.0), minutes, limit_documents, root)
-    with _shown("plot", as_json) as found, job_bar() as bar:
+    with shown("plot", as_json) as found, job_bar() as bar:
         found.extend(measured.run(plan, session.data, notes.print, bar.show))
 
 
@@ -185,7 +173,7 @@ def steps(session: Session, sets: Path, corpora: Path, megabytes: float, rows: i
     from hmi.bench.quality import steps as measured
 
     session.may_start_jobs()
-    with _shown("steps", as_json) as found, job_bar() as bar:
+    with shown("steps", as_json) as found, job_bar() as bar:
         found.extend(measured.run(measured.Steps(sets, corpora, megabytes, rows), notes.print, bar.show))
 
 
@@ -222,7 +210,7 @@ def floods(
     session.not_remote(MEASURED_HERE)
     from hmi.bench.floods import run as measured
 
-    with _shown("floods", as_json) as found:
+    with shown("floods", as_json) as found:
         found.extend(measured.run(measured.Plan(only, seconds, rounds, beside), notes.print))
 
 
@@ -273,7 +261,7 @@ def serve(
     sections = (only or plan.sections) + (("peers",) if peers else ())
     given = {name: value for name, value in wanted.items() if value is not None}
     plan = replace(plan, sections=tuple(dict.fromkeys(sections)), **given)
-    with _shown("serve", as_json) as found, _bar(measured.steps(plan)) as report, _traced(trace):
+    with shown("serve", as_json) as found, _bar(measured.steps(plan)) as report, _traced(trace):
         found.extend(measured.run(plan, session.data, report))
 
 
@@ -309,26 +297,3 @@ def _bar(steps: int) -> Iterator[Callable[[str], None]]:
                 notes.print(what)
 
         yield report
-
-
-@contextmanager
-def _shown(bench: str, as_json: bool) -> Iterator[list[Row]]:
-    """Yield a list for the rows, and show them at the end, even after an error or Ctrl-C."""
-    from hmi.bench.report import result
-
-    rows: list[Row] = []
-    try:
-        yield rows
-    finally:
-        if rows:
-            _show(result(bench, rows), as_json)
-
-
-def _show(found: dict[str, Any], as_json: bool) -> None:
-    if as_json:
-        print_json(found)
-        return
-    print_table(found["rows"], COLUMNS, "nothing was measured")
-    for row in found["rows"]:
-        if row["why"]:
-            notes.print(f"{row['id']}: {row['why']}")

@@ -199,6 +199,6 @@ async def test_on_a_device_there_is_no_choice_to_wait_for(monkeypatch: pytest.Mo
         upper = SimpleNamespace(root=root, executor=SimpleNamespace(name=name, measured=()))
         return SimpleNamespace(upper=lambda version: SimpleNamespace(now=lambda: upper))
 
-    await engine._chosen(running("cuda bf16"), cast(Any, None))
+    await engine.chosen(running("cuda bf16"), cast(Any, None))
     with pytest.raises(Unavailable):
-        await engine._chosen(running("packed fp32"), cast(Any, None))
+        await engine.chosen(running("packed fp32"), cast(Any, None))

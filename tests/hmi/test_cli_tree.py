@@ -30,6 +30,7 @@ COMMANDS = {
     "bench plot": "--corpus FILE",
     "bench quality": "--sets . --corpora . --out OUT",
     "bench serve": "",
+    "bench stages": "--sets .",
     "bench steps": "--sets . --corpora .",
     "bench store": "",
     "bench tenants": "--sets . --corpora . --out OUT",
@@ -100,7 +101,7 @@ NO_SERVER = {"check"}
 """Commands that only read a file, and ignore HMI_URL."""
 NO_DATA = {*NO_SERVER, "job watch"}
 """Commands without --data. `job watch` needs a server."""
-BENCHES = ("floods", "path", "plot", "quality", "serve", "steps", "store", "tenants")
+BENCHES = ("floods", "path", "plot", "quality", "serve", "stages", "steps", "store", "tenants")
 NO_URL = {
     **dict.fromkeys((f"bench {name}" for name in BENCHES), "it measures this machine"),
     **dict.fromkeys(

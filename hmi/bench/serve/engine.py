@@ -89,13 +89,13 @@ async def serving(
         try:
             found = Serving(engine, manager, made[0], metrics)
             await found.ask(first, "first")
-            await _chosen(made[0], manager.registry.model(first).live)
+            await chosen(made[0], manager.registry.model(first).live)
             yield found
         finally:
             await engine.stop()
 
 
-async def _chosen(bundles: Bundles, version: ModelVersion) -> None:
+async def chosen(bundles: Bundles, version: ModelVersion) -> None:
     """Wait until the root's executor has been chosen.
 
     There is nothing to choose on a device, or if no kernel supports the root's sizes.

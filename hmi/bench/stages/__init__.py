@@ -1,0 +1,1 @@
+"""The benchmark of the stages early exits and cascades."""

@@ -1,0 +1,99 @@
+"""The engines that a section compares, in one process: with the stages, without any, and one that records."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from hmi.bench.serve.engine import Serving, chosen, serving
+from hmi.core import ModelId, Objective
+from hmi.engine import Engine, TextRequest
+from hmi.engine.bundles import Bundles
+from hmi.metrics import Metrics
+from hmi.stages import Planner, RoundRobin
+from hmi.stages.cascade.stage import CascadeInside
+from hmi.stages.early_exit.report import ExitReport
+from hmi.stages.early_exit.stage import EarlyExit
+
+
+class Shared(Bundles):
+    """Bundles that several engines use: they stay open when an engine stops."""
+
+    def close(self) -> None:
+        """Do nothing: `end` closes them."""
+
+    def end(self) -> None:
+        super().close()
+
+
+@dataclass(frozen=True)
+class Lab:
+    """A data folder whose roots are in memory. Engines that it starts share them, and nothing else."""
+
+    serving: Serving
+
+    @asynccontextmanager
+    async def engine(self, planner: Planner | None = None) -> AsyncIterator[Engine]:
+        """Run an engine. planner: None is one with the server's stages, which know nothing of earlier runs."""
+        s, planner = self.serving, planner or RoundRobin([EarlyExit(), CascadeInside()])
+        engine = Engine(s.bundles, s.manager.settings, Metrics(), None, planner)
+        await engine.start()
+        try:
+            yield engine
+        finally:
+            await engine.stop()
+
+    @asynccontextmanager
+    async def without(self) -> AsyncIterator[Engine]:
+        """Run an engine whose planner has no stages."""
+        async with self.engine(RoundRobin()) as engine:
+            yield engine
+
+    def agree(self, model: ModelId, agreement: float | None) -> None:
+        """Set the fraction of a model's answers that must equal the full model's; None: no stage."""
+        self.serving.manager.registry.change_model(
+            model, lambda record: record.model_copy(update={"objective": Objective(agreement=agreement)})
+        )
+
+    def exits(self, engine: Engine, model: ModelId) -> ExitReport | None:
+        """What an engine knows of a model's exits; None if no text of it was concerned."""
+        live = self.serving.manager.registry.model(model).live
+        return None if engine.exits is None else engine.exits.report(live.artefact, model)
+
+    def cascade(self, engine: Engine, model: ModelId) -> str | None:
+        """The state of a model's cascade in an engine; None if no text of it was concerned."""
+        record = self.serving.manager.registry.model(model)
+        small = "" if record.cascade is None else record.cascade.small_artefact or ""
+        found = engine.cascade_report(model, record.live.artefact, small)
+        return None if found is None else found.state
+
+    def depth(self, model: ModelId) -> int:
+        """The number of upper layers of a model's root."""
+        live = self.serving.manager.registry.model(model).live
+        upper = self.serving.bundles.upper(live).now()
+        assert upper is not None, "the lab has asked each root"
+        return upper.executor.layers
+
+
+@asynccontextmanager
+async def opened(data: Path, models: Sequence[ModelId]) -> AsyncIterator[Lab]:
+    """Open a folder. Before the context opens, each of `models` has answered, and its root's executor is
+    chosen. Raises Conflict if a server or another benchmark runs on the folder."""
+    async with serving(data, models[0], Shared) as found:
+        assert isinstance(found.bundles, Shared)
+        try:
+            for model in models[1:]:
+                await found.ask(model, "first")
+                await chosen(found.bundles, found.manager.registry.model(model).live)
+            yield Lab(found)
+        finally:
+            found.bundles.end()
+
+
+def requests_of(model: ModelId, texts: Sequence[str], name: str, first: int = 0) -> list[TextRequest]:
+    """Requests whose ids, and with them all draws, depend on `name` and their place in the stream alone."""
+    return [
+        TextRequest(model, text, provenance=True, id=f"{name}-{first + i}") for i, text in enumerate(texts)
+    ]
