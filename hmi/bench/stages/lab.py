@@ -36,7 +36,7 @@ class Lab:
 
     @asynccontextmanager
     async def engine(self, planner: Planner | None = None) -> AsyncIterator[Engine]:
-        """Run an engine. planner: None is one with the server's stages, which know nothing of earlier runs."""
+        """Run an engine. planner: None is one of the server's stages, without states of earlier runs."""
         s, planner = self.serving, planner or RoundRobin([EarlyExit(), CascadeInside()])
         engine = Engine(s.bundles, s.manager.settings, Metrics(), None, planner)
         await engine.start()
