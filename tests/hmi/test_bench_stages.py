@@ -16,6 +16,7 @@ from click.testing import CliRunner
 from hmi.bench.report import Row
 from hmi.bench.stages import tuning
 from hmi.bench.stages.arrivals import poisson, read_trace, traced
+from hmi.bench.stages.cascade import closed_form
 from hmi.bench.stages.exits import mixed
 from hmi.bench.stages.plan import Plan
 from hmi.bench.stages.records import Records, joined
@@ -24,6 +25,7 @@ from hmi.bench.stages.static import misled
 from hmi.bench.stages.static import rows as static_rows
 from hmi.bench.stages.tasks import drifted, load
 from hmi.cli.bench import bench
+from hmi.core import Cascade, Offer
 from hmi.errors import InvalidInput
 from hmi.stages.early_exit.thresholds import Window, evaluate
 from tests.tiny import random_texts
@@ -166,6 +168,20 @@ def test_a_drift_has_texts_that_mislead_static_thresholds(plan: Plan) -> None:
     texts = mixed([f"text {i}" for i in range(1_000)], ["hard"])
     assert texts.count("hard") == pytest.approx(150, abs=40)
     assert mixed(["a", "b"], []) == ["a", "b"]
+
+
+def test_gaps_and_the_ensemble_are_those_of_the_dispatchers_draws(plan: Plan) -> None:
+    """The small level is right where it is sure; the large one is always right."""
+    sure = np.array([0.99, 0.9, 0.6, 0.55])
+    small = np.stack([sure, 1 - sure], 1)
+    gold = np.array([0, 0, 1, 1])
+    large = np.where(gold[:, None] == [[0, 1]], 0.9, 0.1)
+    offer = Offer(cut_off=0.7, slope=1e6, weight=1.0, accuracy=1.0, agreement=1.0, mean_ms=1.0, returned=0.5)
+    cascade = Cascade(small="a.b", version=1, rows=4, large_accuracy=1.0, large_ms=2.0, offers=(offer,))
+    rows = {row.id: row for row in closed_form("x", cascade, small, large, gold, plan)}
+    assert rows["x_levels_gap_returned"].value == 0.0
+    assert rows["x_levels_gap_on"].value == 1.0
+    assert rows["x_ensemble_change"].value == 0.0
 
 
 def test_the_grid_is_the_best_of_all_settings() -> None:
