@@ -62,9 +62,9 @@ class Plan:
     """The arrivals a second, as a fraction of what the engine answers at most."""
     agreement: float = 0.99
     """The fraction of answers that must equal the full model's, in every section with exits."""
-    labelled: int = 1_500
+    labelled: int = 500
     """Rows that each model is trained on."""
-    unlabelled: int = 3_000
+    unlabelled: int = 2_000
     """Further texts that its ramps are trained on."""
     profiled: int = 500
     """Rows that the cascades are profiled on."""
