@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
 from hmi.model.encoder import Encoder
 from hmi.model.root import Root, RootInfo, split_encoder
@@ -19,6 +20,8 @@ from hmi.model.tokenizer import Tokenizer
 from tests.tiny import write_tiny_source
 
 torch.set_num_threads(1)
+settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("busy")  # times say nothing on a busy machine
 
 
 @pytest.fixture(scope="session")

@@ -14,11 +14,9 @@ import time
 import uuid
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
-import numpy as np
-
-from hmi.core import Cascade, CascadeState, ModelId, Objective, Offer
+from hmi.core import ModelId, Offer
 from hmi.engine.admission import Admission
 from hmi.engine.bundles import Bundle
 from hmi.engine.request import Level, TextRequest, TextResult
@@ -27,9 +25,9 @@ from hmi.model.batching import Encoded
 from hmi.model.calibration import Floats
 from hmi.stages.cascade.dispatch import Dispatcher, goes_on, share_large
 from hmi.stages.cascade.ensemble import calibrated, combined
-from hmi.stages.cascade.gate import Terms, Ticket, Trial
-from hmi.stages.cascade.profiling import prudent
+from hmi.stages.cascade.gate import Ticket
 from hmi.stages.cascade.report import CascadeReport
+from hmi.stages.cascade.watched import Watched
 from hmi.stages.draw import draw
 
 log = logging.getLogger("hmi.engine")
@@ -45,63 +43,11 @@ Key = tuple[ModelId, str, str]
 
 
 @dataclass
-class Watched:
-    """The evidence and the counts of one cascade."""
+class WatchedLevels(Watched):
+    """The evidence and the counts of one cascade between two roots."""
 
-    cascade: Cascade
-    objective: Objective
-    trial: Trial
-    offer: Offer | None = None
-    """The dispatcher that is tested or used; None: the large level answers."""
-    failed: list[Offer] = field(default_factory=list)
-    """Offers whose gates were given up."""
     rests_until: float = 0.0
     """The `time.monotonic()` until which the small level is not asked."""
-    returned: int = 0
-    gone_on: int = 0
-    audited: int = 0
-    disagreed: int = 0
-
-    def choose(self) -> None:
-        """Take the fastest offer that reaches the objective and has not failed."""
-        assert self.objective.agreement is not None
-        left = [offer for offer in self.cascade.offers if offer not in self.failed]
-        self.offer = prudent(left, self.objective.agreement, self.objective.deadline_ms or np.inf)
-
-    def audit(self, ticket: Ticket, disagrees: bool) -> None:
-        """Take note of an audit, and choose anew if that ends the present offer's trial."""
-        self.audited += 1
-        self.disagreed += disagrees
-        if self.trial.record(ticket, disagrees):
-            log.info("a cascade's audits rang the alarm: its evidence begins anew")
-            self.failed.clear()
-            self.choose()
-        elif self.trial.hopeless and self.offer is not None:
-            self.failed.append(self.offer)
-            self.trial.renew()
-            self.choose()
-
-    @property
-    def report(self) -> CascadeReport:
-        trial, offer = self.trial, self.offer
-        state: CascadeState = "no offer" if offer is None else "testing"
-        if offer is not None and trial.open:
-            state = "in use" if trial.solvent else "earning"
-        return CascadeReport(
-            state=state,
-            cut_off=None if offer is None else offer.cut_off,
-            slope=None if offer is None else offer.slope,
-            texts=trial.texts,
-            returned=self.returned,
-            gone_on=self.gone_on,
-            audited=self.audited,
-            disagreed=self.disagreed,
-            gate_audits=trial.own.seen,
-            gate_disagreed=trial.own.disagreed,
-            gate_bound=trial.bound,
-            alarms=trial.alarms,
-            share=trial.share,
-        )
 
 
 @dataclass
@@ -113,7 +59,7 @@ class Passage:
     """As the caller sent it, with an id."""
     bundle: Bundle
     """The large level's."""
-    watched: Watched
+    watched: WatchedLevels
     offer: Offer
     ticket: Ticket
     settled: bool = False
@@ -162,8 +108,8 @@ class Passage:
         self.settled = True
         if disagrees is None or not self.ticket.audited:
             self.watched.trial.abandon(self.ticket)
-        else:
-            self.watched.audit(self.ticket, disagrees)
+        elif self.watched.audit(self.ticket, disagrees):
+            log.info("a cascade's audits rang the alarm: its evidence begins anew")
 
     def answer(self, last: TextResult | None) -> TextResult:
         """The text's answer, from the small level's and the large level's. None: it did not run."""
@@ -229,7 +175,7 @@ class Levels:
         """counted: receives the tenant of each text that came to a cascade in use, and whether the small
         level answered it."""
         self._admission, self._ask, self._counted = admission, ask, counted
-        self._watched: OrderedDict[Key, Watched] = OrderedDict()
+        self._watched: OrderedDict[Key, WatchedLevels] = OrderedDict()
         """The one used last is the last."""
 
     def report(self, model: ModelId, artefact: str, small_artefact: str) -> CascadeReport | None:
@@ -305,16 +251,13 @@ class Levels:
         audited = draw("audit", request.id) < watched.trial.share
         return Passage(index, request, bundle, watched, watched.offer, watched.trial.begin(audited))
 
-    def _of(self, key: Key, bundle: Bundle) -> Watched:
+    def _of(self, key: Key, bundle: Bundle) -> WatchedLevels:
         """The cascade's evidence. It begins anew if the profile or the objective has changed."""
         found, cascade, objective = self._watched.get(key), bundle.cascade, bundle.objective
         assert cascade is not None
-        assert objective.agreement is not None
         same = found is not None and found.cascade == cascade and found.objective == objective
         if found is None or not same:
-            found = Watched(cascade, objective, Trial(Terms.of(objective.agreement)))
-            found.choose()
-            self._watched[key] = found
+            found = self._watched[key] = WatchedLevels(cascade, objective)
             if len(self._watched) > MAX_WATCHED:
                 self._watched.popitem(last=False)
         self._watched.move_to_end(key)

@@ -107,7 +107,7 @@ def home(tiny_source: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     home.run(create("acme.mood", domain="tiny/full", task="classification", data=mood_rows(7), options=QUICK))
     home.run(create("acme.pairs", domain="tiny", task="pair", data=pair_rows(7), options=QUICK))
     home.run(create("globex.tags", domain="tiny/full", task="tagging", data=tag_rows(7), options=QUICK))
-    adapters = {**QUICK, "module": {"kind": "parallel", "rank": 6}}
+    adapters = {**QUICK, "module": {"kind": "parallel", "rank": 6}, "ramps": False}
     home.run(
         create("globex.mood", domain="tiny/half", task="classification", data=mood_rows(8), options=adapters)
     )

@@ -15,6 +15,7 @@ from hmi.stages.early_exit.drift import Alarm
 from hmi.stages.early_exit.evidence import Gate
 from hmi.stages.early_exit.stage import EarlyExit
 from hmi.stages.early_exit.state import ModelState
+from hmi.stores.layout import Layout
 from tests.e2e.conftest import Home
 
 SITES = (0, 1)
@@ -41,7 +42,10 @@ def ramped(
     ramps: dict[int, tuple[Tensor, Tensor]] | None = None,
     agreement: float | None = AGREEMENT,
 ) -> Iterator[str]:
-    """The model with these ramps, by default the head itself at each of SITES; yields its artefact."""
+    """The model with these ramps, by default the head itself at each of SITES; yields its artefact.
+
+    Equal ramps make an equal artefact, so what an engine kept of its exits is deleted in the end.
+    """
     before, state = home.manager.registry.model(model), home.state(str(model))
     made = {site: as_the_head(state) for site in SITES} if ramps is None else ramps
     for site, (weight, bias) in made.items():
@@ -60,6 +64,8 @@ def ramped(
         yield artefact
     finally:
         home.manager.registry.change_model(model, lambda _: before)
+        for path in Layout(home.settings.data).exits.glob(f"{artefact}.*"):
+            path.unlink()
 
 
 def state_of(engine: Engine, artefact: str) -> ModelState:

@@ -85,7 +85,7 @@ async def test_the_full_path_has_the_same_bits_with_and_without_ramps_and_with_c
 async def test_a_threshold_of_0_lets_nobody_leave_even_at_confidence_1(home: Home) -> None:
     sure = {site: always(home.state("acme.mood"), 0, logit=200.0) for site in SITES}
     with ramped(home, MOOD, sure) as artefact:
-        async with started(home.engine()) as engine:
+        async with started(home.engine(precision="fp32")) as engine:
             full = await engine.infer(requests(MOOD, home.covered[:8]))
             plant(state_of(engine, artefact), (0.0, 1e-30))
             found = await engine.infer(requests(MOOD, home.covered[:8], "later"))
@@ -97,7 +97,7 @@ async def test_a_text_leaves_earlier_or_at_the_same_site_if_thresholds_rise(home
     ids = unaudited("monotone", 12)
     asked = [TextRequest(MOOD, t, provenance=True, id=i) for t, i in zip(home.covered[:12], ids, strict=True)]
     with ramped(home, MOOD) as artefact:
-        async with started(home.engine()) as engine:
+        async with started(home.engine(precision="fp32")) as engine:
             await engine.infer(asked[:1])
             gone = []
             for threshold in (0.0, 0.02, 0.1, 0.3, 0.45, 1.0):
@@ -112,7 +112,7 @@ async def test_a_text_leaves_earlier_or_at_the_same_site_if_thresholds_rise(home
 async def test_a_text_that_leaves_is_answered_before_its_batch_ends(home: Home) -> None:
     order: list[str] = []
     with ramped(home, MOOD) as artefact:
-        async with started(home.engine(streams=1)) as engine:
+        async with started(home.engine(streams=1, precision="fp32")) as engine:
             await engine.infer(requests(MOOD, home.covered[:1]))
             plant(state_of(engine, artefact), ANY)
             runner, ran = engine._runner, engine._runner.run
@@ -141,7 +141,7 @@ async def test_a_text_that_leaves_is_answered_before_its_batch_ends(home: Home) 
 async def test_in_a_mixed_batch_each_answer_equals_that_alone_at_the_same_decision(home: Home) -> None:
     half = {0: always(home.state("acme.mood"), 1), 1: always(home.state("acme.mood"), 0)}
     with ramped(home, MOOD) as a, ramped(home, OTHER, half) as b, ramped(home, TAGS) as c:
-        async with started(home.engine()) as engine:
+        async with started(home.engine(precision="fp32")) as engine:
             words = [t.split() for t in home.covered[:10]]
             asked = requests(MOOD, home.covered[:10], "a") + requests(OTHER, home.covered[:10], "b")
             asked += requests(TAGS, words, "c") + requests(PAIRS, [(t, t) for t in home.covered[:5]], "d")
@@ -154,9 +154,7 @@ async def test_in_a_mixed_batch_each_answer_equals_that_alone_at_the_same_decisi
     assert len(set(layers(together))) > 1
     for one, other in zip(together, alone, strict=True):
         assert (one.label, one.tags) == (other.label, other.tags)
-        assert one.scores is None or one.scores == pytest.approx(
-            other.scores, abs=2e-2
-        )  # another executor may take over
+        assert one.scores is None or one.scores == pytest.approx(other.scores, abs=1e-4)
         assert one.provenance is not None
         assert other.provenance is not None
         assert (one.provenance.confidence is None) == (other.provenance.confidence is None)
@@ -164,7 +162,7 @@ async def test_in_a_mixed_batch_each_answer_equals_that_alone_at_the_same_decisi
 
 async def test_exact_texts_and_texts_of_several_windows_never_leave(home: Home) -> None:
     with ramped(home, MOOD) as artefact:
-        async with started(home.engine()) as engine:
+        async with started(home.engine(precision="fp32")) as engine:
             (full,) = await engine.infer(requests(MOOD, home.covered[:1]))
             plant(state_of(engine, artefact), ANY)
             seen = state_of(engine, artefact).control.account.texts
@@ -183,7 +181,7 @@ async def test_exact_texts_and_texts_of_several_windows_never_leave(home: Home) 
 async def test_a_tagged_text_leaves_by_its_least_certain_word(home: Home) -> None:
     """A ramp that is unsure of some words only."""
     with ramped(home, TAGS) as artefact:
-        async with started(home.engine()) as engine:
+        async with started(home.engine(precision="fp32")) as engine:
             words = [t.split() for t in home.covered[:12]]
             ids = unaudited("words", 12)
             asked = [TextRequest(TAGS, w, provenance=True, id=i) for w, i in zip(words, ids, strict=True)]
@@ -196,13 +194,13 @@ async def test_a_tagged_text_leaves_by_its_least_certain_word(home: Home) -> Non
             for request, result in zip(asked, await engine.infer(asked), strict=True):
                 assert result.provenance is not None
                 worst[request.id] = 1.0 - (result.provenance.confidence or 0.0)
-            # In the middle of the widest gap, since another executor may take over and change last digits.
+            # In the middle of the widest gap: last digits depend on the batch.
             _, middle = max((b - a, (a + b) / 2) for a, b in pairwise(sorted(worst.values())))
             plant(state, (middle, 0.0))
             for request, result in zip(asked, await engine.infer(asked), strict=True):
                 left = result.provenance is not None and result.provenance.layers == 0
                 assert left is (worst[request.id] < middle)
-            assert sorted(u[:, 0]) == pytest.approx(sorted(worst.values()), abs=1e-2), "of recorded texts too"
+            assert sorted(u[:, 0]) == pytest.approx(sorted(worst.values()), abs=1e-4), "of recorded texts too"
 
 
 async def test_ramps_that_become_wrong_ring_the_alarm_and_nobody_leaves_any_more(home: Home) -> None:
@@ -210,7 +208,7 @@ async def test_ramps_that_become_wrong_ring_the_alarm_and_nobody_leaves_any_more
     other = 0 if full.count("pos") > len(full) / 2 else 1
     wrong = {site: always(home.state("acme.mood"), other) for site in SITES}
     with ramped(home, MOOD, wrong) as artefact:
-        async with started(home.engine()) as engine:
+        async with started(home.engine(precision="fp32")) as engine:
             await engine.infer(requests(MOOD, home.covered[:1]))
             plant(state_of(engine, artefact), (1e-3, 0.0), texts=2000)
             left = []
@@ -227,13 +225,13 @@ async def test_ramps_that_become_wrong_ring_the_alarm_and_nobody_leaves_any_more
 
 
 async def _answers(home: Home, texts: list[str]) -> list[TextResult]:
-    async with started(home.engine()) as engine:
+    async with started(home.engine(precision="fp32")) as engine:
         return await engine.infer(requests(MOOD, texts))
 
 
 async def test_texts_that_fail_give_their_audits_back(home: Home) -> None:
     with ramped(home, MOOD) as artefact, ramped(home, OTHER) as other:
-        async with started(home.engine()) as engine:
+        async with started(home.engine(precision="fp32")) as engine:
             await engine.infer(requests(MOOD, home.covered[:1]) + requests(OTHER, home.covered[:1]))
             states = [state_of(engine, a) for a in (artefact, other)]
             for state in states:
@@ -274,7 +272,7 @@ async def _bundle(engine: Engine, model: ModelId):  # type: ignore[no-untyped-de
 
 async def test_late_labels_find_their_answers(home: Home) -> None:
     with ramped(home, MOOD) as artefact, ramped(home, TAGS) as tags:
-        async with started(home.engine()) as engine:
+        async with started(home.engine(precision="fp32")) as engine:
             exits = engine.exits
             assert exits is not None
             asked = requests(MOOD, home.covered[:6]) + requests(
@@ -304,7 +302,7 @@ async def test_late_labels_find_their_answers(home: Home) -> None:
 async def test_a_stopped_engines_state_is_taken_over_once_and_a_damaged_one_begins_anew(home: Home) -> None:
     folder = home.settings.data / "exits"
     with ramped(home, MOOD) as artefact:
-        async with started(home.engine()) as engine:
+        async with started(home.engine(precision="fp32")) as engine:
             await engine.infer(requests(MOOD, home.covered[:8]))
             plant(state_of(engine, artefact), ANY)
             await engine.infer(requests(MOOD, home.covered[:8], "x"))
@@ -312,7 +310,7 @@ async def test_a_stopped_engines_state_is_taken_over_once_and_a_damaged_one_begi
             state, before = state_of(engine, artefact), engine.exits.report(artefact)
         (path,) = folder.glob(f"{artefact}.*")
         data = path.read_bytes()
-        async with started(home.engine()) as engine:
+        async with started(home.engine(precision="fp32")) as engine:
             ids = unaudited("taken", 1)
             found = await engine.infer([TextRequest(MOOD, home.covered[0], provenance=True, id=ids[0])])
             assert layers(found) == [0], "the policy is in force again"
@@ -322,7 +320,7 @@ async def test_a_stopped_engines_state_is_taken_over_once_and_a_damaged_one_begi
             assert (after.records()[0] == state.records()[0]).all()
             assert not path.exists(), "a crash from here on begins anew"
         path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
-        async with started(home.engine()) as engine:
+        async with started(home.engine(precision="fp32")) as engine:
             await engine.infer(requests(MOOD, home.covered[:1]))
             report = engine.exits.report(artefact) if engine.exits else None
             assert report is not None
@@ -333,7 +331,7 @@ async def test_a_stopped_engines_state_is_taken_over_once_and_a_damaged_one_begi
 
 async def test_a_forgotten_artefact_begins_anew_and_a_batch_grows_by_what_leaves(home: Home) -> None:
     with ramped(home, MOOD) as artefact:
-        async with started(home.engine()) as engine:
+        async with started(home.engine(precision="fp32")) as engine:
             exits = engine.exits
             assert exits is not None
             await engine.infer(requests(MOOD, home.covered[:4]))

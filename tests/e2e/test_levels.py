@@ -15,14 +15,14 @@ import pytest
 
 from hmi.core import Cascade, ModelId, ModelRecord, Objective, Offer
 from hmi.engine import Engine, TextRequest, TextResult
-from hmi.engine import levels as engine_levels
-from hmi.engine.levels import Watched
+from hmi.engine.levels import WatchedLevels
 from hmi.errors import DeadlineExceeded, InvalidData, InvalidInput, NotFound
 from hmi.jobs import profile_cascade
 from hmi.jobs.runtime.context import JobContext
 from hmi.manager import Manager
 from hmi.metrics import Metrics
 from hmi.model.artefact import Artefact
+from hmi.stages.cascade import watched as watching
 from hmi.stages.cascade.dispatch import Dispatcher, goes_on, share_large
 from hmi.stages.cascade.ensemble import calibrated, combined
 from hmi.stages.cascade.gate import Terms
@@ -52,7 +52,9 @@ def pair(home: Home, tiny_source: Path, tmp_path_factory: pytest.TempPathFactory
         )
     )
     two.run(
-        manager.create_model(LARGE, domain="tall", task="classification", data=mood_rows(17), options=QUICK)
+        manager.create_model(
+            LARGE, domain="tall", task="classification", data=mood_rows(17), options={**QUICK, "ramps": False}
+        )
     )
     copies(two)
     yield two
@@ -99,7 +101,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
         def of(cls, agreement: float) -> Terms:
             return TERMS
 
-    monkeypatch.setattr(engine_levels, "Terms", Few)
+    monkeypatch.setattr(watching, "Terms", Few)
 
 
 @asynccontextmanager
@@ -127,7 +129,7 @@ def same(one: TextResult, other: TextResult) -> bool:
     return one.label == other.label and one.scores is not None and one.scores == close
 
 
-def watched(engine: Engine) -> Watched:
+def watched(engine: Engine) -> WatchedLevels:
     (found,) = engine._levels._watched.values()
     return found
 

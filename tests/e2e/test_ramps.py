@@ -62,6 +62,9 @@ class Reader:
     def ended(self, texts: Sequence[int], outputs: list[Tensor | Exception]) -> list[Tensor | Exception]:
         return outputs
 
+    def close(self) -> None:
+        pass
+
 
 class On(RoundRobin):
     def __init__(self, stage: Reading) -> None:

@@ -122,6 +122,7 @@ def made_folder(base: Path, source: Path, capsys: pytest.CaptureFixture[str]) ->
     hmi(capsys, "root", "import", "tiny", source, "--text", base / "text", "--alpha", 10, *steps, *data)
     hmi(capsys, "tenant", "create", "acme", *data)
     options = ("--option", "epochs=1", "--option", "module.rank=2", "--option", "max_length=32")
+    options += ("--option", "ramps=false")
     made = hmi(
         capsys, "model", "create", "acme.m", base / "rows", "--domain", "tiny", "--json", *options, *data
     )

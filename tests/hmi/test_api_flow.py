@@ -127,7 +127,11 @@ async def provenance(world: World, key: str, of_two: dict[str, Any]) -> None:
         sent = {"inputs": text, "parameters": {"return": ["provenance"]}}
         _, answer, _ = await world.call("POST", "/infer/acme.topic", sent, key=key)
         each.append(answer["provenance"])
-    assert set(of_two) == {"plot", "layers", "exact", "versions"}
+    known = {"plot", "layers", "exact", "versions", "stages", "confidence", "level", "inputs"}
+    assert set(of_two) == known
+    assert (of_two["stages"], of_two["confidence"], of_two["level"]) == ({}, None, None), "no early exits"
+    assert of_two["inputs"] == [*each[0]["inputs"], *each[1]["inputs"]]
+    assert [each["layers"] for each in of_two["inputs"]] == [of_two["layers"]] * 2
     assert set(of_two["versions"]) == {"model", "plot", "domain", "root"}
     assert of_two["versions"] == each[0]["versions"] == each[1]["versions"]
     assert (of_two["layers"], of_two["exact"]) == (each[0]["layers"], False)

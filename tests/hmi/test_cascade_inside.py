@@ -152,7 +152,7 @@ def standing(offer: Offer, agreement: float = 0.9, share: float | None = None) -
     """The standing of a cascade with this offer, which audits this share of texts (None: what it chooses)."""
     made = Standing(CASCADE.model_copy(update={"offers": (offer,)}), Objective(agreement=agreement))
     if share is not None:
-        made._trial.terms = Terms(made._trial.terms.loss, share)
+        made._watched.trial.terms = Terms(made._watched.trial.terms.loss, share)
     return made
 
 
@@ -165,8 +165,8 @@ def opened(offer: Offer, share: float = 1e-9) -> Standing:
         if begun.followed:
             break
         made.record(begun, disagrees=False)
-    made._trial.terms = Terms(made._trial.terms.loss, share)
-    made._trial.texts = 10**12
+    made._watched.trial.terms = Terms(made._watched.trial.terms.loss, share)
+    made._watched.trial.texts = 10**12
     return made
 
 
@@ -262,7 +262,7 @@ def test_audits_of_an_open_gate_run_to_the_end_and_are_recorded(world: World) ->
     cascade = world.run(ALL, OFFER, stands)
     assert all(torch.equal(cascade[t][1], plain[t][1]) for t in ALL)
     assert stands.report.audited == before + len(LENGTHS)
-    assert stands._trial._under_way == 0
+    assert stands._watched.trial._under_way == 0
 
 
 def test_texts_that_were_followed_are_counted_by_level(world: World) -> None:
@@ -284,9 +284,9 @@ def hook_at_its_site(world: World, stands: Standing) -> InsideHook:
 def test_a_batch_that_fails_midway_takes_its_audits_back(world: World) -> None:
     stands = opened(OFFER, share=1.0)
     hook = hook_at_its_site(world, stands)
-    assert stands._trial._under_way == len(LENGTHS)
+    assert stands._watched.trial._under_way == len(LENGTHS)
     hook.close()
-    assert stands._trial._under_way == 0
+    assert stands._watched.trial._under_way == 0
 
 
 def test_a_text_that_fails_is_no_audit(world: World) -> None:
@@ -294,4 +294,4 @@ def test_a_text_that_fails_is_no_audit(world: World) -> None:
     before, hook = stands.report.audited, hook_at_its_site(world, stands)
     errors: list[Output] = [ValueError("planted")] * len(LENGTHS)
     assert hook.ended(list(ALL), errors) == errors
-    assert (stands._trial._under_way, stands.report.audited) == (0, before)
+    assert (stands._watched.trial._under_way, stands.report.audited) == (0, before)

@@ -85,4 +85,4 @@ def test_counts_are_exact_under_threads() -> None:
     for thread in threads:
         thread.join()
     assert standing.report.texts == 1600
-    assert standing._trial._under_way == 0
+    assert standing._watched.trial._under_way == 0

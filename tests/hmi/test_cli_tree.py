@@ -63,6 +63,7 @@ COMMANDS = {
     "model list": "",
     "model objective": "acme.m",
     "model publish": "acme.m 1",
+    "model ramps": "acme.m --unlabelled FILE",
     "model report": "acme.m",
     "model rollback": "acme.m 1",
     "model show": "acme.m",

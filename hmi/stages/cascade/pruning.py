@@ -39,7 +39,7 @@ def kept(importance: ArrayLike, words: ArrayLike, segments: ArrayLike, scale: fl
     given, word = np.asarray(importance, np.float64), np.asarray(words, np.int64)
     inside = np.flatnonzero(word >= 0)
     stays = np.ones(len(word), np.bool_)
-    if not len(inside):
+    if not len(inside) or np.isnan(given[inside]).any():
         return stays
     own = np.asarray(segments, np.int64)[inside]
     pairs, of_word = np.unique(np.stack([own, word[inside]]), axis=1, return_inverse=True)
