@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import overload
 
 import torch
@@ -13,7 +14,7 @@ from hmi.core import Objective
 from hmi.engine.bundles import TaskPart
 from hmi.engine.heads import outputs_of
 from hmi.engine.item import Piece
-from hmi.execution.batch import BatchKey, Left, Rows, offsets_of
+from hmi.execution.batch import BatchKey, Left, Rows
 from hmi.model.calibration import Floats
 from hmi.model.encoder import EncoderLayer
 from hmi.stages import Text
@@ -54,24 +55,24 @@ def ramps_of(
     """
 
     def ramp(site: int, rows: Rows, texts: Sequence[int]) -> list[Tensor | None]:
-        wanted = {text for text in texts if site in parts[text].ramps}
+        wanted = [text for text in texts if site in parts[text].ramps]
         if not wanted:
             return [None] * len(texts)
-        at = {text: i for i, text in enumerate(rows.texts)}
-        spans = list(rows.spans())
-        kept = [text for text in rows.texts if text in wanted]
-        x, offsets = rows.x, list(rows.offsets)
+        x, offsets = rows.x, rows.offsets
         if rows.source is not None:
             raise NotImplementedError("ramps over merged rows")
-        if len(kept) < len(at):
-            x = torch.cat([x[slice(*spans[at[text]])] for text in kept])
-            offsets = offsets_of([spans[at[t]][1] - spans[at[t]][0] for t in kept])
+        if len(wanted) < len(rows.texts):
+            spans = dict(zip(rows.texts, rows.spans(), strict=True))
+            mine = [spans[text] for text in wanted]
+            x = torch.cat([x[a:b] for a, b in mine])
+            offsets = [0, *accumulate(b - a for a, b in mine)]
         x = x.cpu()
-        last = x[offsets[:-1]] if key.reads == "cls" else x
-        left = Left(kept, last, x, offsets, after=site)
-        instead = {id(parts[text]): parts[text].at_ramp(site) for text in kept}
-        outputs = outputs_of(left, pieces, [instead.get(id(part), part) for part in parts])
-        found = {t: o for t, o in zip(kept, outputs, strict=True) if isinstance(o, Tensor)}
+        last = x[list(offsets[:-1])] if key.reads == "cls" else x
+        left = Left(wanted, last, x, offsets, after=site)
+        at_ramp = {id(part): part for part in (parts[text] for text in wanted)}
+        at_ramp = {known: part.at_ramp(site) for known, part in at_ramp.items()}
+        outputs = outputs_of(left, pieces, [at_ramp.get(id(part), part) for part in parts])
+        found = {t: o for t, o in zip(wanted, outputs, strict=True) if isinstance(o, Tensor)}
         return [found.get(text) for text in texts]
 
     return ramp

@@ -29,9 +29,10 @@ def of_labels(logits: ArrayLike) -> Floats:
     if z.shape[-1] == 0:
         raise ValueError("logits: there are no labels")
     with np.errstate(invalid="ignore"):  # inf − inf is NaN, which never leaves
-        weights = np.exp(z - z.max(-1, keepdims=True))
+        weights = np.exp(z - z.max(-1, keepdims=True), order="C")
     total = weights.sum(-1)
-    np.put_along_axis(weights, z.argmax(-1, keepdims=True), 0.0, -1)
+    flat = weights.reshape(-1, z.shape[-1])
+    flat[np.arange(len(flat)), flat.argmax(-1)] = 0.0
     others: Floats = weights.sum(-1) / total
     return others
 

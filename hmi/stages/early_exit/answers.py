@@ -7,7 +7,7 @@ answer has a short form, a number of 64 bits, by which two answers of one model 
 from __future__ import annotations
 
 import struct
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -24,14 +24,6 @@ TOLERANCE = VALUE_TOLERANCE
 """Two values agree if they differ by at most this fraction of the standard deviation of the training values.
 If all early values were off by so much, their correlation with the full model's would still be .97."""
 _VALUE = struct.Struct("<d")
-
-
-def kind_of(task: TaskKind) -> Hashable:
-    """Tasks of one kind can be passed to the functions below together, under any of their names."""
-    rules = task.rules
-    if task.name == "tagging":
-        return id(task)
-    return task.name, len(task.labels), rules.threshold, rules.spread, rules.centre
 
 
 def uncertainty(task: TaskKind, outputs: Sequence[Tensor]) -> Floats:
@@ -66,6 +58,11 @@ def agrees(task: TaskKind, one: int, other: int) -> bool:
         return one == other
     (a,), (b,) = (_VALUE.unpack(value.to_bytes(8, "little")) for value in (one, other))
     return bool(abs(a - b) <= TOLERANCE * task.rules.spread)
+
+
+def agreeing(task: TaskKind, some: Sequence[int], others: Sequence[int]) -> list[bool]:
+    """`agrees` of each pair."""
+    return [agrees(task, a, b) for a, b in zip(some, others, strict=True)]
 
 
 def short_of(task: TaskKind, label: Label) -> int | None:

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hmi.model.calibration import Floats
+from hmi.stages.early_exit.costs import AUDITED
 from hmi.stages.early_exit.ramps import Costs, saved_s
 from hmi.stages.early_exit.thresholds import Window, best, evaluate, tune
 
@@ -28,7 +29,7 @@ class Choice:
 
     thresholds: tuple[float, ...]
     net_s: float
-    """The mean seconds that a text saves on the records, less what the ramps in use cost it."""
+    """The mean seconds that a text saves on the records, less all that the stage costs (`worth`)."""
 
 
 def choose(
@@ -65,15 +66,25 @@ def net_of(
         return 0.0
     window = _window(uncertainty, agrees, costs, active)
     saved, _ = evaluate(window, [[thresholds[i] for i in active]])
-    return float(saved[0]) - sum(costs.ramp_s[i] for i in active)
+    return worth(costs, active, float(saved[0]))
+
+
+def worth(costs: Costs, active: Sequence[int], saved_s: float) -> float:
+    """The mean seconds that a text saves in the long run, less all that the stage takes.
+
+    saved_s: what it would save if none were audited. An audited text saves nothing and asks every ramp; the
+    others ask the ramps in use. What the stage takes besides, each text pays.
+    """
+    in_use = sum(costs.ramp_s[ramp] for ramp in active)
+    paid = (1.0 - AUDITED) * in_use + AUDITED * sum(costs.ramp_s) + costs.fixed_s
+    return (1.0 - AUDITED) * saved_s - paid
 
 
 def _net(
     uncertainty: Floats, agrees: NDArray[np.bool_], costs: Costs, active: Sequence[int], allowed: int
 ) -> float:
     window = _window(uncertainty, agrees, costs, active)
-    saved = best(window, allowed, max(1, -(-allowed // DEALS))).saved_s
-    return saved - sum(costs.ramp_s[i] for i in active)
+    return worth(costs, active, best(window, allowed, max(1, -(-allowed // DEALS))).saved_s)
 
 
 def _window(uncertainty: Floats, agrees: NDArray[np.bool_], costs: Costs, active: Sequence[int]) -> Window:

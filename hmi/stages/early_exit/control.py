@@ -7,7 +7,8 @@
 3. From then on texts leave, as long as the stream is solvent (`account`). A random share is audited. The
    audits ring the alarm if the stream has drifted, and then everything begins again. They also test a further
    policy, if one would save more.
-4. If no ramp saves time, the control is off: texts run as if the model had no ramps.
+4. If no policy saves more than the stage takes, the control is off: texts run as if the model had no ramps,
+   until an alarm, or until RETRY texts have run; then one more window is collected.
 """
 
 from __future__ import annotations
@@ -39,9 +40,10 @@ the window: without the margin it was .46% with one error in 512 records, and ga
 (at a tolerated 1%: 400 audits at 0, some 900 at .25%, 2,400 at .5%). Each failure halves the target."""
 PATIENCE = 20.0
 """The audits after which a policy whose gate is still closed is given up, times the tolerated rate."""
-WORTH, LEAST = 1.05, 0.05
+WORTH, LEAST, KEPT = 1.05, 0.05, 0.01
 """A policy is tested if it saves so many times what the present one saves on the records, and at least this
-fraction of what it would save if every text left at the first ramp. One that saves less is no better than
+fraction of what it would save if every text left at the first ramp. A present one that saves less than KEPT
+of it is given up. One that saves less is no better than
 none: while nothing leaves, every text is a record, and a good policy is found sooner."""
 WINDOW, LEAST_WINDOW = 5.12, 128
 """The records before a policy is tuned, times the tolerated rate: with 512 at 1%, a policy without an error
@@ -50,8 +52,10 @@ CAREFUL = (0.5, 0.75, 1.0)
 """Versions of a policy that are tested side by side: they let this part of its early texts leave, the surest.
 The first two give up little, and their gates open sooner: the tuned thresholds lie just below the errors of
 their window, so their own rate is near what the gate can tell from too high."""
-FRUITLESS = 8
+FRUITLESS = 3
 """The windows in a row without a policy that is worth a test, after which the control is off."""
+RETRY = 50_000
+"""The texts after which a control that is off collects one more window: it costs about 1% of them."""
 ADVANCE_EVERY = 64
 """The texts between looks at whether fewer audits will do."""
 
@@ -131,7 +135,8 @@ class Control:
         self.policies = self.alarms = self.failures = self.fruitless = 0
         """The numbers of policies and of alarms so far, of failures in a row, and of windows in a row without
         a policy."""
-        self.off = False
+        self.off, self.skipped, self.asleep = False, 0, 0
+        """Whether it is off; the texts that ran while it was, in all and since it was last put off."""
 
     @property
     def state(self) -> State:
@@ -178,6 +183,15 @@ class Control:
         count.under_way += audited
         count.free += not audited
         return Begun(thresholds, audited, count)
+
+    def skip(self, texts: int) -> bool:
+        """Count texts that run while it is off; returns whether it is. They earn nothing in the account."""
+        if self.off and self.asleep >= RETRY:
+            self.off, self.wait, self.fruitless = False, self.terms.window, FRUITLESS - 1
+        if self.off:
+            self.skipped += texts
+            self.asleep += texts
+        return self.off
 
     def left(self, begun: Begun, ramp: int) -> None:
         """Take note of a text that left."""
@@ -252,7 +266,7 @@ class Control:
         few = len(self.records) < terms.window
         u, agrees = self._window(few)
         now = 0.0 if self.present is None else net_of(u, agrees, costs, self.present.thresholds)
-        if now < 0.0:
+        if now < KEPT * costs.full_s:
             self.present, now = None, 0.0
         allowed = most_errors(len(agrees), terms.loss * TARGET / 2**self.failures)
         found = None if allowed is None else choose(u, agrees, costs, allowed)
@@ -273,6 +287,7 @@ class Control:
             self.fruitless += 1
             hopeless = choose(u, agrees, costs, int(len(agrees) * self.terms.loss)).net_s <= 0.0
             self.off = hopeless or self.fruitless >= FRUITLESS
+            self.asleep = 0
 
     def _window(self, few: bool) -> tuple[Floats, Bools]:
         """The records that choose a policy: own first, then the domain's, then the root's."""

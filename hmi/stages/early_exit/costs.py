@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 import numpy as np
 
 from hmi.execution.batch import BatchKey
 from hmi.model.calibration import Floats
+from hmi.stages.early_exit.account import PHASES
 from hmi.stages.early_exit.ramps import Costs
 
 LAST, RAMP = 0.15, 0.02
 """Before anything is measured: the times of a last layer of which heads read [CLS] alone (0008), and of a
 ramp, as fractions of another layer's."""
+FIXED = ("begin", "record", "stay")
+Fixed = Literal["begin", "record", "stay"]
+"""What the stage does for a text besides ramps: it begins with it, and when the text has run to the end, it
+records it, or takes note that it stayed."""
+AUDITED = PHASES[-1].share
+"""The part of the texts that is recorded in the long run."""
 MEMORY = 8192
 """The texts that a mean is over: older ones count half, a quarter and so on."""
 
@@ -29,6 +37,10 @@ class Measured:
             self.relative[-1] = LAST
         # [layers, 2]: seconds, and the texts that they were spent on.
         self._layer, self._ramp = np.zeros((layers, 2)), np.zeros((layers, 2))
+        self._fixed = np.zeros((len(FIXED), 2))
+        self._known: dict[tuple[int, ...], tuple[Costs, float]] = {}
+        self._took = self._known_at = 0
+        """The batches so far, and those when `_known` began."""
         # [layers]: the texts that entered each layer, of as many as `_texts`.
         self._entered, self._texts = np.zeros(layers), 0.0
 
@@ -38,17 +50,24 @@ class Measured:
         return bool(self._layer.any())
 
     def took(
-        self, spans: Sequence[tuple[int, int, float, int]], ramps: Mapping[int, tuple[float, int]]
+        self,
+        spans: Sequence[tuple[int, int, float, int]],
+        ramps: Mapping[int, tuple[float, int]],
+        fixed: Mapping[Fixed, tuple[float, int]] | None = None,
     ) -> None:
-        """Take note of a batch. spans: (layer, end, seconds, texts). ramps: by site, (seconds, texts)."""
+        """Take note of a batch. spans: (layer, end, seconds, texts). ramps: by site, (seconds, texts). fixed:
+        the same for what the stage does besides."""
         with self._lock:
+            self._took += 1
+            for what, spent in (fixed or {}).items():
+                self._fixed[FIXED.index(what)] += spent
             for begin, end, seconds, texts in spans:
                 part = self.relative[begin:end] / self.relative[begin:end].sum()
                 self._layer[begin:end, 0] += seconds * part
                 self._layer[begin:end, 1] += texts
             for site, (seconds, texts) in ramps.items():
                 self._ramp[site] += seconds, texts
-            for sums in (self._layer, self._ramp):
+            for sums in (self._layer, self._ramp, self._fixed):
                 sums[sums[:, 1] > MEMORY] /= 2
 
     def passed(self, texts: int, left: Mapping[int, int]) -> None:
@@ -74,13 +93,26 @@ class Measured:
 
     def costs(self, sites: Sequence[int]) -> tuple[Costs, float]:
         """The seconds of a text: of the layers from each of these sites to the next, and of the ramps there;
-        and of the layers before the first. Relative numbers before anything is measured."""
+        and of the layers before the first. Relative numbers before anything is measured.
+
+        They may lack the last few batches of many.
+        """
+        of = tuple(sites)
         with self._lock:
-            layer = _means(self._layer, self.relative)
-            ramp = _means(self._ramp, np.full(self.layers, RAMP * layer[0]))
+            if self._took - self._known_at > min(self._known_at // 16, 64):
+                self._known, self._known_at = {}, self._took
+            if of not in self._known:
+                self._known[of] = self._costs(of)
+            return self._known[of]
+
+    def _costs(self, sites: Sequence[int]) -> tuple[Costs, float]:
+        layer = _means(self._layer, self.relative)
+        ramp = _means(self._ramp, np.full(self.layers, RAMP * layer[0]))
         ends = [*sites[1:], self.layers]
         spans = tuple(float(layer[a:b].sum()) for a, b in zip(sites, ends, strict=True))
-        return Costs(spans, tuple(ramp[list(sites)].tolist())), float(layer[: sites[0]].sum())
+        begin, record, stay = (s / n if n else 0.0 for s, n in self._fixed.tolist())
+        fixed = begin + AUDITED * record + (1.0 - AUDITED) * (stay or record)
+        return Costs(spans, tuple(ramp[list(sites)].tolist()), fixed), float(layer[: sites[0]].sum())
 
 
 def _means(sums: Floats, relative: Floats) -> Floats:

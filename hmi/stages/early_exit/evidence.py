@@ -59,6 +59,7 @@ def upper_bound(audits: Audits, error: float) -> float:
     return float(betaincinv(audits.disagreed + 1, audits.seen - audits.disagreed, 1.0 - error))
 
 
+@lru_cache(maxsize=4096)
 def log_evidence(audits: Audits, loss: float) -> float:
     """The logarithm of the e-process against "the rate is `loss` or more", after these audits.
 

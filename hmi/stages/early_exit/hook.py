@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -14,14 +14,14 @@ from torch import Tensor
 from hmi.execution.base import Hook, Output
 from hmi.execution.batch import Left, Rows, offsets_of
 from hmi.stages.base import Batch, Text
-from hmi.stages.early_exit.answers import agrees, kind_of, short, uncertainty
+from hmi.stages.early_exit.answers import agreeing, short, uncertainty
 from hmi.stages.early_exit.control import Begun
-from hmi.stages.early_exit.costs import Measured
+from hmi.stages.early_exit.costs import Fixed, Measured
 from hmi.stages.early_exit.rule import NEVER
-from hmi.stages.early_exit.state import ModelState
+from hmi.stages.early_exit.state import Ended, ModelState
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Asked:
     """A text of the batch whose ramps are asked."""
 
@@ -34,20 +34,27 @@ class Asked:
     """Of a recorded text: the merged output of each ramp, by the ramp's index."""
 
     @property
-    def sites(self) -> list[int]:
+    def sites(self) -> Sequence[int]:
         """The layers before which it asks a ramp."""
+        if self.begun.recorded:
+            return self.state.sites
         pairs = zip(self.state.sites, self.begun.thresholds, strict=True)
-        return [site for site, threshold in pairs if self.begun.recorded or threshold > 0.0]
+        return [site for site, threshold in pairs if threshold > 0.0]
 
     def ramp(self, site: int) -> int:
         """The index of the ramp at a site."""
         return self.state.sites.index(site)
 
+    def merged(self, output: Tensor) -> Tensor:
+        """The output as answers are made of it. A single window's is not changed, except in tagging."""
+        return self.text.merged(output) if self.text.task.name == "tagging" else output
+
 
 class ExitHook(Hook):
     """Early exits of one batch. `close` gives back the texts that got no answer."""
 
-    def __init__(self, batch: Batch, asked: Sequence[Asked], measured: Measured) -> None:
+    def __init__(self, batch: Batch, asked: Sequence[Asked], measured: Measured, took_s: float = 0.0) -> None:
+        """took_s: seconds that it took to begin with the texts."""
         self._batch, self._measured = batch, measured
         self._open = {one.index: one for one in asked}
         """The texts under way."""
@@ -60,6 +67,7 @@ class ExitHook(Hook):
         """The texts that left, by layer."""
         self._spans: list[tuple[int, int, float, int]] = []
         self._ramps: dict[int, tuple[float, int]] = {}
+        self._fixed: dict[Fixed, tuple[float, int]] = {"begin": (took_s, len(asked))}
         self._since = 0, 0.0, 0
         """The layer of the last call, when it ended, and the number of texts that went on."""
 
@@ -69,7 +77,8 @@ class ExitHook(Hook):
 
     def __call__(self, layer: int, rows: Rows) -> tuple[Rows, Left | None]:
         begun = self._ran_to(layer, rows.x)
-        here = [self._open[t] for t in rows.texts if t in self._at[layer] and t in self._open]
+        at = self._at.get(layer, ())
+        here = [self._open[t] for t in rows.texts if t in at and t in self._open]
         left = None
         # Rows that another stage has merged are not those of any ramp's training: their texts stay.
         if here and rows.source is None:
@@ -83,18 +92,20 @@ class ExitHook(Hook):
     def ended(self, texts: Sequence[int], outputs: list[Output]) -> list[Output]:
         if outputs:
             self._ran_to(self._batch.layers, next((o for o in outputs if isinstance(o, Tensor)), None))
-        kinds: defaultdict[Hashable, list[tuple[Asked, Tensor]]] = defaultdict(list)
+        found: defaultdict[tuple[ModelState, bool], list[tuple[Asked, Tensor]]] = defaultdict(list)
         for index, output in zip(texts, outputs, strict=True):
             one = self._open.get(index)
             if one is not None and isinstance(output, Tensor):
-                kinds[kind_of(one.text.task)].append((one, one.text.merged(output)))
-        for group in kinds.values():
-            answers = short(group[0][0].text.task, [output for _, output in group])
-            self._record([(one, final) for (one, _), final in zip(group, answers, strict=True)])
+                found[one.state, one.begun.recorded].append((one, one.merged(output)))
+        for (state, recorded), group in found.items():
+            begun, what = time.thread_time(), "record" if recorded else "stay"
+            self._end(state, [one for one, _ in group], [output for _, output in group], recorded)
+            spent, count = self._fixed.get(what, (0.0, 0))
+            self._fixed[what] = spent + time.thread_time() - begun, count + len(group)
         return outputs
 
     def close(self) -> None:
-        self._measured.took(self._spans, self._ramps)
+        self._measured.took(self._spans, self._ramps, self._fixed)
         self._measured.passed(len(self._batch.texts), self._left)
         for one in self._open.values():
             one.state.abandon(one.begun)
@@ -103,56 +114,55 @@ class ExitHook(Hook):
     def _leaving(self, layer: int, rows: Rows, here: Sequence[Asked]) -> Left | None:
         """Ask the ramps of these texts; returns those that leave."""
         outputs = self._batch.ramp(layer, rows, [one.index for one in here])
-        kinds: defaultdict[Hashable, list[tuple[Asked, Tensor, Tensor]]] = defaultdict(list)
+        models: defaultdict[ModelState, list[tuple[Asked, Tensor]]] = defaultdict(list)
         for one, output in zip(here, outputs, strict=True):
-            if output is None:
-                continue
-            merged = one.text.merged(output)
-            if one.begun.recorded:
-                one.outputs[one.ramp(layer)] = merged
-            else:
-                kinds[kind_of(one.text.task)].append((one, output, merged))
+            if output is not None and one.begun.recorded:
+                one.outputs[one.ramp(layer)] = one.merged(output)
+            elif output is not None:
+                models[one.state].append((one, output))
         found = {}
-        for group in kinds.values():
-            task = group[0][0].text.task
-            sure = uncertainty(task, [merged for _, _, merged in group]).tolist()
-            gone = [
-                (one, output[: task.outputs] if task.name == "regression" else output, merged, u)
-                for (one, output, merged), u in zip(group, sure, strict=True)
-                if u < one.begun.thresholds[one.ramp(layer)]
-            ]
-            answers = short(task, [merged for _, _, merged, _ in gone]) if gone else []
-            for (one, output, _, u), answer in zip(gone, answers, strict=True):
-                found[one.index] = output, 1.0 - u
-                one.state.left(one.begun, one.ramp(layer), one.text.id, answer)
+        for state, group in models.items():
+            task, ramp = group[0][0].text.task, group[0][0].ramp(layer)
+            merged = [one.merged(output) for one, output in group]
+            sure = uncertainty(task, merged).tolist()
+            gone = [i for i, u in enumerate(sure) if u < group[i][0].begun.thresholds[ramp]]
+            if not gone:
+                continue
+            for i, answer in zip(gone, short(task, [merged[i] for i in gone]), strict=True):
+                one, output = group[i]
+                found[one.index] = output[: task.outputs] if task.name == "regression" else output, sure[i]
+                state.left(one.begun, ramp, one.text.id, answer)
                 del self._open[one.index]
         if not found:
             return None
         self._left[layer] += len(found)
         texts = sorted(found)
-        outs, sure = [found[t][0] for t in texts], [found[t][1] for t in texts]
+        outs, confidences = [found[t][0] for t in texts], [1.0 - found[t][1] for t in texts]
         nothing = rows.x[:0]
-        return Left(texts, nothing, nothing, [0] * (len(texts) + 1), layer, "exit", outs, sure)
+        return Left(texts, nothing, nothing, [0] * (len(texts) + 1), layer, "exit", outs, confidences)
 
-    def _record(self, group: Sequence[tuple[Asked, int]]) -> None:
-        """Take note of texts of one kind that ran to the end, with their answers."""
-        task = group[0][0].text.task
-        every = [(one, ramp, o) for one, _ in group for ramp, o in one.outputs.items()]
-        outputs = [output for _, _, output in every]
-        sure = uncertainty(task, outputs).tolist() if outputs else []
-        shorts = short(task, outputs) if outputs else []
-        found: defaultdict[int, dict[int, tuple[float, int]]] = defaultdict(dict)
-        for (one, ramp, _), u, answer in zip(every, sure, shorts, strict=True):
-            found[one.index][ramp] = u, answer
-        for one, final in group:
+    def _end(self, state: ModelState, group: list[Asked], finals: list[Tensor], recorded: bool) -> None:
+        """Take note of one model's texts that ran to the end, with their outputs."""
+        task = group[0].text.task
+        answers = short(task, finals)
+        for one in group:
             del self._open[one.index]
-            if not one.begun.recorded:
-                one.state.stayed(one.begun, one.text.id, final)
-                continue
-            u, right = np.full(len(one.state.sites), NEVER), np.zeros(len(one.state.sites), np.bool_)
-            for ramp, (value, answer) in found[one.index].items():
-                u[ramp], right[ramp] = value, agrees(one.text.task, answer, final)
-            one.state.record(one.begun, np.nan_to_num(u, nan=NEVER), right, one.text.id, final)
+        ended = [Ended(one.begun, one.text.id, answer) for one, answer in zip(group, answers, strict=True)]
+        if not recorded:
+            state.stayed(ended)
+            return
+        u, right = (
+            np.full((len(group), len(state.sites)), NEVER),
+            np.zeros((len(group), len(state.sites)), np.bool_),
+        )
+        every = [(i, ramp, output) for i, one in enumerate(group) for ramp, output in one.outputs.items()]
+        if every:
+            of, ramps = [i for i, _, _ in every], [ramp for _, ramp, _ in every]
+            outputs = [output for _, _, output in every]
+            u[of, ramps] = uncertainty(task, outputs)
+            right[of, ramps] = agreeing(task, short(task, outputs), [answers[i] for i in of])
+            u[np.isnan(u)] = NEVER
+        state.record(ended, u, right)
 
     def _ran_to(self, layer: int, x: Tensor | None) -> float:
         """Take the time of the layers since the last call; returns the present one."""

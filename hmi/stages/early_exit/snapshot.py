@@ -29,7 +29,7 @@ from hmi.stores.failures import tell
 log = logging.getLogger("hmi.stages")
 KEPT = 1024
 """The newest records that are written."""
-PLAIN = ("wait", "policies", "alarms", "failures", "fruitless", "off")
+PLAIN = ("wait", "policies", "alarms", "failures", "fruitless", "off", "skipped", "asleep")
 """The control's fields that are numbers."""
 
 
@@ -101,7 +101,7 @@ def unpack(data: bytes, control: Control) -> None:
     control.left_at = Counter(dict(state["left_at"]))
     control.present, control.tested = present, tested
     for name in PLAIN:
-        setattr(control, name, state[name])
+        setattr(control, name, state.get(name, getattr(control, name)))
     rows = zip(tensors["uncertainty"][::-1], tensors["agrees"][::-1], strict=True)
     for u, agrees in rows:
         control.records.add(u, agrees)

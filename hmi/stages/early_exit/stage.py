@@ -7,6 +7,7 @@ window, and it is not exact. The state of each model is held here, by the artefa
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
@@ -53,19 +54,36 @@ class EarlyExit:
         return Effect(rows=self._of(shape.key, shape.layers).entered)
 
     def hooks(self, setting: Setting, batch: Batch) -> Sequence[Hook]:
-        measured = self._of(batch.key, batch.layers)
+        begun, measured = time.thread_time(), self._of(batch.key, batch.layers)
         asked: list[Asked] = []
         try:
-            for index, objective in enumerate(batch.objectives):
-                if objective.agreement is not None and not batch.key.exact:
-                    asked += self._asked(index, batch.texts[index], objective.agreement, measured)
+            for index in () if batch.key.exact else self._awake(batch):
+                asked += self._asked(index, batch.texts[index], measured)
         except BaseException:
             ExitHook(batch, asked, measured).close()
             raise
         if asked:
-            return [ExitHook(batch, asked, measured)]
+            return [ExitHook(batch, asked, measured, time.thread_time() - begun)]
         measured.passed(len(batch.objectives), {})
         return []
+
+    def _awake(self, batch: Batch) -> list[int]:
+        """The texts with an objective whose models are not off. A text is looked at only if it is one of
+        these, since that costs more than all else that is done for a model that is off."""
+        able = [i for i, objective in enumerate(batch.objectives) if objective.agreement is not None]
+        if not batch.versions or not able:
+            return able
+        counted = Counter((batch.versions[i][1].artefact, batch.versions[i][0]) for i in able)
+        agreement = {batch.versions[i][0]: batch.objectives[i].agreement for i in able}
+        with self._lock:
+            states = {of: self._states.get(of[0], {}).get(of[1]) for of in counted}
+        off = {
+            of
+            for of, state in states.items()
+            if state is not None and state.agreement == agreement[of[1]] and state.skip(counted[of])
+        }
+        of_text = batch.versions
+        return [i for i in able if of_text[i][1].ramps and (of_text[i][1].artefact, of_text[i][0]) not in off]
 
     def report(self, artefact: str, model: ModelId | None = None) -> ExitReport | None:
         """See `Exits.report`. model: which one, if several share the artefact; None: any."""
@@ -104,11 +122,12 @@ class EarlyExit:
             while self._states:
                 self._write(*self._states.popitem())
 
-    def _asked(self, index: int, text: Text, agreement: float, measured: Measured) -> list[Asked]:
+    def _asked(self, index: int, text: Text, measured: Measured) -> list[Asked]:
         """The text, if it is concerned and a ramp is to be asked for it."""
         ruled = inside(text) is not None  # its ramps obey the cascade
         may = text.version.ramps and text.whole and text.early and text.task.name != "embedding"
-        if ruled or not may:
+        agreement = text.objective.agreement
+        if ruled or not may or agreement is None:
             return []
         state = self._state(text, agreement, measured)
         begun = state.begin(text.id)

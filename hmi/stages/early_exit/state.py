@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from hmi.model.calibration import Floats
 from hmi.stages.base import Text
@@ -20,6 +21,16 @@ from hmi.stages.early_exit.report import ExitReport, Label, Totals
 
 AUDIT = "audit"
 """The purpose of the draw that decides whether a text is audited."""
+
+
+class Ended(NamedTuple):
+    """A text with its answer."""
+
+    begun: Begun
+    id: str
+    """Of its request."""
+    short: int
+    """The short form of its answer."""
 
 
 class ModelState:
@@ -59,23 +70,32 @@ class ModelState:
         with self._lock:
             self.control.abandon(begun)
 
+    def skip(self, texts: int) -> bool:
+        """Count texts if the control is off; returns whether it is."""
+        if not self.control.off:  # read without the lock: one batch more or less does not matter
+            return False
+        with self._lock:
+            return self.control.skip(texts)
+
     def left(self, begun: Begun, ramp: int, id: str, short: int) -> None:
         """Take note of a text that left at this ramp, with its answer."""
         with self._lock:
             self.control.left(begun, ramp)
-            self._answered(begun, ramp, id, short)
+            self._answered([Ended(begun, id, short)], ramp)
 
-    def stayed(self, begun: Begun, id: str, short: int) -> None:
-        """Take note of a text that could have left, and ran to the end."""
+    def stayed(self, ended: Sequence[Ended]) -> None:
+        """Take note of texts that could have left, and ran to the end."""
         with self._lock:
-            self.control.stayed(begun)
-            self._answered(begun, len(self.sites), id, short)
+            for one in ended:
+                self.control.stayed(one.begun)
+            self._answered(ended, len(self.sites))
 
-    def record(self, begun: Begun, uncertainty: Floats, right: Bools, id: str, short: int) -> None:
-        """Take note of a recorded text: its uncertainty and agreement at each ramp, and its answer."""
+    def record(self, ended: Sequence[Ended], uncertainty: Floats, right: Bools) -> None:
+        """Take note of recorded texts: their uncertainty and agreement at each ramp [texts, ramps]."""
         with self._lock:
-            self.control.record(uncertainty, right, begun)
-            self._answered(begun, len(self.sites), id, short)
+            for one, u, agrees in zip(ended, uncertainty, right, strict=True):
+                self.control.record(u, agrees, one.begun)
+            self._answered(ended, len(self.sites))
 
     def feedback(self, id: str, label: Label) -> bool:
         """See `Exits.feedback`."""
@@ -107,7 +127,7 @@ class ModelState:
             return ExitReport(
                 state=control.state,
                 agreement=self.agreement,
-                texts=account.texts,
+                texts=account.texts + control.skipped,
                 left={self.sites[i]: n for i, n in sorted(control.left_at.items())},
                 share=account.share,
                 audits=audits.seen,
@@ -130,18 +150,21 @@ class ModelState:
             audits, alarms = self.control.audits, self.control.alarms
             return Totals({self.control.state: 1}, audits.seen, audits.disagreed, alarms)
 
-    def _answered(self, begun: Begun, ramp: int, id: str, short: int) -> None:
-        """Remember an answer, and count the time of its text. ramp: their number if it ran to the end."""
+    def _answered(self, ended: Sequence[Ended], ramp: int) -> None:
+        """Remember answers, and count the time of their texts. ramp: their number if they ran to the end."""
         early = ramp < len(self.sites)
-        self._answers.add(id, short, early=early)
         costs, before_s = self._measured.costs(self.sites)
-        asked = [
-            cost
-            for i, (cost, threshold) in enumerate(zip(costs.ramp_s, begun.thresholds, strict=True))
-            if i <= ramp and (begun.recorded or threshold > 0.0)
-        ]
-        self._full += before_s + costs.full_s
-        self._saved += (costs.rest_s(ramp) if early else 0.0) - sum(asked)
+        saved = (costs.rest_s(ramp) if early else 0.0) - costs.fixed_s
+        for one in ended:
+            self._answers.add(one.id, one.short, early=early)
+            self._saved += saved - _asked_s(costs, one.begun, ramp)
+        self._full += len(ended) * (before_s + costs.full_s)
 
     def _costs(self) -> Costs:
         return self._measured.costs(self.sites)[0]
+
+
+def _asked_s(costs: Costs, begun: Begun, last: int) -> float:
+    """The seconds of the ramps, up to this one, that a text has asked."""
+    pairs = zip(costs.ramp_s[: last + 1], begun.thresholds, strict=False)
+    return sum(cost for cost, threshold in pairs if begun.recorded or threshold > 0.0)
