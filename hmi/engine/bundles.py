@@ -22,7 +22,7 @@ from hmi.execution.base import Executor
 from hmi.execution.batch import BatchKey
 from hmi.execution.choose import Chosen, executor_for
 from hmi.model.artefact import Artefact
-from hmi.model.heads import Head, head_from, ramps_from
+from hmi.model.heads import Head, copied_ramps, head_from
 from hmi.model.lexical import Lexical, lexical_from
 from hmi.model.lower import LocalLower
 from hmi.model.memory import give_back_memory
@@ -62,12 +62,18 @@ class TaskPart:
     """Private memory without the executors' forms of the module."""
     mapped: Mapped | None = None
     """The file that the module's tensors are views of."""
-    ramps: Mapping[int, Head] = field(default_factory=dict)
-    """The head of each ramp, by the upper layer before which it is."""
+    ramps: Mapping[int, Mapping[str, Tensor]] = field(default_factory=dict)
+    """The tensors of each ramp in fp32 (`head_from`), by the upper layer before which it is. They are copies:
+    only executors read the file later."""
+    _at_ramp: dict[int, TaskPart] = field(default_factory=dict, compare=False)
 
     def at_ramp(self, site: int) -> TaskPart:
-        """The same model with a ramp in place of its head."""
-        return replace(self, head=self.ramps[site])
+        """The same model with a ramp in place of its head. The ramp is made when it is first asked: most
+        models are never asked for one."""
+        found = self._at_ramp.get(site)
+        if found is None:  # two threads may both make it
+            found = self._at_ramp[site] = replace(self, head=head_from(self.ramps[site]), _at_ramp={})
+        return found
 
     def ready(self, prepare: Callable[[TenantModule], int]) -> None:
         """Let an executor make its form of the module. Afterwards only other executors read the file.
@@ -203,7 +209,7 @@ class Bundles:
             None if table is None else table.clone(),
             OBJECT_BYTES + sum(4 * v.numel() for v in copied) + sum(v.nbytes for v in unpacked),
             mapped,
-            ramps_from(found.ramps),
+            copied_ramps(found.ramps),
         )
 
     def mark(self, artefact: str) -> object:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hmi.core import Objective
 from hmi.engine.bundles import TaskPart
-from hmi.engine.heads import outputs_of
+from hmi.engine.heads import inference_outputs
 from hmi.engine.item import Piece
 from hmi.execution.batch import BatchKey, Left, Rows
 from hmi.model.calibration import Floats
@@ -67,11 +67,11 @@ def ramps_of(
             x = torch.cat([x[a:b] for a, b in mine])
             offsets = [0, *accumulate(b - a for a, b in mine)]
         x = x.cpu()
-        last = x[list(offsets[:-1])] if key.reads == "cls" else x
+        last = torch.from_numpy(x.numpy()[list(offsets[:-1])]) if key.reads == "cls" else x
         left = Left(wanted, last, x, offsets, after=site)
         at_ramp = {id(part): part for part in (parts[text] for text in wanted)}
         at_ramp = {known: part.at_ramp(site) for known, part in at_ramp.items()}
-        outputs = outputs_of(left, pieces, [at_ramp.get(id(part), part) for part in parts])
+        outputs = inference_outputs(left, pieces, [at_ramp.get(id(part), part) for part in parts])
         found = {t: o for t, o in zip(wanted, outputs, strict=True) if isinstance(o, Tensor)}
         return [found.get(text) for text in texts]
 

@@ -124,7 +124,7 @@ class Runner:
             ramps_of(key, pieces, parts),
             attention_of(pieces, parts),
         )
-        versions = [(piece.bundle.model, piece.bundle.version) for piece in pieces]
+        versions = [(b.model, b.version, b.cascade) for b in (piece.bundle for piece in pieces)]
         about = Batch(key, plan.candidate.layers, texts, ramps, objectives, attention, versions)
         for name, setting in on.items():
             hooks = self._stages[name].hooks(setting, about)

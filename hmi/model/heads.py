@@ -23,14 +23,15 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from hmi_kernels.text.heads import cls_head
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from hmi.core import Task
-from hmi.model.artefact import tensors_below
 
 Reads = Literal["cls", "compare", "rows", "mean", "first"]
 """What a head reads: the poolings of `pool_rows`."""
 
+Matrix = NDArray[np.float32]
 QUERIES = 4
 """The number of queries of a head; no other number was tried (docs/design/0003-tenant-module.md)."""
 MAX_OUTPUTS_WITH_QUERIES = 32
@@ -46,6 +47,7 @@ class Head(nn.Module):
         nn.init.normal_(self.out.weight, std=0.02)
         nn.init.zeros_(self.out.bias)
         self.query = nn.Parameter(torch.randn(queries, dim) * 0.02) if queries else None
+        self._known: tuple[int, tuple[Matrix, Matrix, Matrix]] | None = None
 
     def forward(self, x: Tensor, dropout: float = 0.0) -> Tensor:
         logits: Tensor = self.out(F.dropout(x, dropout, training=True) if dropout else x)
@@ -58,19 +60,31 @@ class Head(nn.Module):
         offsets[i]:offsets[i + 1] that enter it. The same as `forward` of `with_attended` of `pool_rows`.
         Raises RuntimeError for rows of another size than the head's, since the compiled code checks nothing.
         """
-        query = (before[:0] if self.query is None else self.query.detach()).numpy()
-        out = np.empty((len(first), len(self.out.bias)), np.float32)
-        weight, bias = self.out.weight.detach().numpy(), self.out.bias.detach().numpy()
-        count, dim = query.shape
+        query, weight, bias = self._arrays()
+        out = np.empty((len(first), len(bias)), np.float32)
+        count, dim = len(query), before.shape[1] if self.query is None else query.shape[1]
         if first.shape[1] != dim or before.shape[1] != dim or weight.shape[1] != (2 + count) * dim:
             raise RuntimeError(
                 f"the head has {weight.shape[1]} inputs and {count} queries of {dim} numbers; "
                 f"the rows have {before.shape[1]}"
             )
+        query = query if count else np.empty((0, dim), np.float32)
         at = np.array(offsets, np.int64)
         rows = before.contiguous().numpy()
         cls_head(first.contiguous().numpy(), rows, at, query, weight, bias, out)
         return torch.from_numpy(out)
+
+    def _arrays(self) -> tuple[Matrix, Matrix, Matrix]:
+        """Views of the queries, the weight and the bias, kept since it takes long to make them.
+
+        They keep their storage alive, so the weight's address is theirs as long as it has not moved.
+        """
+        weight = self.out.weight
+        if self._known is None or self._known[0] != weight.data_ptr():
+            query = np.empty((0, 0), np.float32) if self.query is None else self.query.detach().numpy()
+            views = query, weight.detach().numpy(), self.out.bias.detach().numpy()
+            self._known = weight.data_ptr(), views
+        return self._known[1]
 
     def with_attended(self, read: Tensor, before: Tensor, mask: Tensor) -> Tensor:
         """Append to `read`, for each query, the mean of the rows `before` weighted by its attention.
@@ -188,10 +202,13 @@ def head_from(state: Mapping[str, Tensor]) -> Head:
     return head.eval().requires_grad_(False)
 
 
-def ramps_from(state: Mapping[str, Tensor]) -> dict[int, Head]:
-    """Rebuild the ramps of a model from their tensors, `<site>.<name>` as `head_from` takes them: by site."""
-    sites = sorted({int(name.partition(".")[0]) for name in state})
-    return {site: head_from(tensors_below(state, str(site))) for site in sites}
+def copied_ramps(state: Mapping[str, Tensor]) -> dict[int, dict[str, Tensor]]:
+    """Copies in fp32 of the tensors of ramps, `<site>.<name>`: by site, as `head_from` takes them."""
+    found: dict[int, dict[str, Tensor]] = {}
+    for name, tensor in state.items():
+        site, _, rest = name.partition(".")
+        found.setdefault(int(site), {})[rest] = tensor.to(torch.float32, copy=True)
+    return dict(sorted(found.items()))
 
 
 def widened(weight: Tensor, size: int) -> Tensor:

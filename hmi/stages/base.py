@@ -100,8 +100,8 @@ class Batch:
     attention: Callable[[int, Rows, Sequence[int]], list[Floats]] = _unknown
     """attention(layer, rows, texts): the attention [rows] that each row of a text receives in a layer from
     the text's first row. `rows` are those that enter the layer; `texts` are among theirs."""
-    versions: Sequence[tuple[ModelId, ModelVersion]] = ()
-    """[texts]: the model of each and its version, which cost as little as objectives; (): not given."""
+    versions: Sequence[tuple[ModelId, ModelVersion, Cascade | None]] = ()
+    """[texts]: the model, version and cascade of each, which cost as little as objectives; (): not given."""
 
 
 class Stage(Protocol):

@@ -60,6 +60,8 @@ class CascadeInside:
             return []
         # To make texts costs more than to look at objectives, which few models have.
         able = [i for i, objective in enumerate(batch.objectives) if objective.agreement is not None]
+        if batch.versions:
+            able = [i for i in able if batch.versions[i][2] is not None]
         concerns = {i: c for i in able if (c := self._concern(batch.texts[i])) is not None}
         return [InsideHook(batch, concerns)] if concerns else []
 

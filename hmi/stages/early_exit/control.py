@@ -223,6 +223,8 @@ class Control:
             self.present = replace(self.present, alarm=alarm)
             if alarm.rung:
                 self.begin_again()
+        if self.tested and self.wait <= 0:
+            self._review()
         if self.tested:
             self._test(u, right)
         elif self.wait <= 0 and not self.off:
@@ -255,6 +257,18 @@ class Control:
         if not tested:
             self.wait = 0 if self.present is None else self.terms.window
         self.tested = tuple(tested)
+
+    def _review(self) -> None:
+        """Give up what has come to save less than it takes, since tests may last for many windows."""
+        (u, agrees), costs, self.wait = self._window(False), self._costs(), self.terms.window
+
+        def pays(policy: Policy) -> bool:
+            return net_of(u, agrees, costs, policy.thresholds) >= KEPT * costs.full_s
+
+        self.tested = tuple(filter(pays, self.tested))
+        self.present = self.present if self.present is not None and pays(self.present) else None
+        if not self.tested:
+            self.wait = 0
 
     def _tune(self) -> tuple[Policy, ...]:
         """Policies for the newest records, after a failure for all; () if none is worth a test.

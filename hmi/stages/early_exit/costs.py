@@ -35,9 +35,9 @@ class Measured:
         """The times of layers relative to each other, to divide a time that is known of several together."""
         if key.reads == "cls":
             self.relative[-1] = LAST
-        # [layers, 2]: seconds, and the texts that they were spent on.
-        self._layer, self._ramp = np.zeros((layers, 2)), np.zeros((layers, 2))
-        self._fixed = np.zeros((len(FIXED), 2))
+        # [layers or FIXED][2]: seconds, and the texts that they were spent on. For so few numbers lists are
+        # faster than arrays.
+        self._layer, self._ramp, self._fixed = ([[0.0, 0.0] for _ in range(n)] for n in (layers, layers, 3))
         self._known: dict[tuple[int, ...], tuple[Costs, float]] = {}
         self._took = self._known_at = 0
         """The batches so far, and those when `_known` began."""
@@ -47,7 +47,7 @@ class Measured:
     @property
     def known(self) -> bool:
         """Whether anything was measured."""
-        return bool(self._layer.any())
+        return any(texts for _, texts in self._layer)
 
     def took(
         self,
@@ -59,26 +59,23 @@ class Measured:
         the same for what the stage does besides."""
         with self._lock:
             self._took += 1
-            for what, spent in (fixed or {}).items():
-                self._fixed[FIXED.index(what)] += spent
+            for what, (seconds, texts) in (fixed or {}).items():
+                _add(self._fixed[FIXED.index(what)], seconds, texts)
             for begin, end, seconds, texts in spans:
-                part = self.relative[begin:end] / self.relative[begin:end].sum()
-                self._layer[begin:end, 0] += seconds * part
-                self._layer[begin:end, 1] += texts
+                whole = float(self.relative[begin:end].sum())
+                for layer in range(begin, end):
+                    _add(self._layer[layer], seconds * float(self.relative[layer]) / whole, texts)
             for site, (seconds, texts) in ramps.items():
-                self._ramp[site] += seconds, texts
-            for sums in (self._layer, self._ramp, self._fixed):
-                sums[sums[:, 1] > MEMORY] /= 2
+                _add(self._ramp[site], seconds, texts)
 
     def passed(self, texts: int, left: Mapping[int, int]) -> None:
         """Take note of a batch of so many texts. left: by layer, those that left before it."""
         with self._lock:
             if not left and self._texts == 0.0:
                 return  # nobody has left: the fraction stays exactly 1
-            gone = np.zeros(self.layers)
+            self._entered += texts
             for layer, count in left.items():
-                gone[layer:] += count
-            self._entered += texts - gone
+                self._entered[layer:] -= count
             self._texts += texts
             if self._texts > MEMORY:
                 self._entered, self._texts = self._entered / 2, self._texts / 2
@@ -110,13 +107,21 @@ class Measured:
         ramp = _means(self._ramp, np.full(self.layers, RAMP * layer[0]))
         ends = [*sites[1:], self.layers]
         spans = tuple(float(layer[a:b].sum()) for a, b in zip(sites, ends, strict=True))
-        begin, record, stay = (s / n if n else 0.0 for s, n in self._fixed.tolist())
+        begin, record, stay = (s / n if n else 0.0 for s, n in self._fixed)
         fixed = begin + AUDITED * record + (1.0 - AUDITED) * (stay or record)
         return Costs(spans, tuple(ramp[list(sites)].tolist()), fixed), float(layer[: sites[0]].sum())
 
 
-def _means(sums: Floats, relative: Floats) -> Floats:
+def _add(sums: list[float], seconds: float, texts: int) -> None:
+    sums[0] += seconds
+    sums[1] += texts
+    if sums[1] > MEMORY:
+        sums[:] = sums[0] / 2, sums[1] / 2
+
+
+def _means(measured: Sequence[Sequence[float]], relative: Floats) -> Floats:
     """Seconds a text; what was not measured yet is scaled from `relative` by what was."""
+    sums = np.array(measured)
     seen = sums[:, 1] > 0
     if not seen.any():
         return relative

@@ -63,6 +63,7 @@ class ExitHook(Hook):
         for one in asked:
             for site in one.sites:
                 self._at[site].add(one.index)
+        self._sites = frozenset({0, *self._at})
         self._left: Counter[int] = Counter()
         """The texts that left, by layer."""
         self._spans: list[tuple[int, int, float, int]] = []
@@ -73,7 +74,7 @@ class ExitHook(Hook):
 
     @property
     def at(self) -> frozenset[int]:
-        return frozenset({0, *self._at})
+        return self._sites
 
     def __call__(self, layer: int, rows: Rows) -> tuple[Rows, Left | None]:
         begun = self._ran_to(layer, rows.x)
@@ -98,7 +99,8 @@ class ExitHook(Hook):
             if one is not None and isinstance(output, Tensor):
                 found[one.state, one.begun.recorded].append((one, one.merged(output)))
         for (state, recorded), group in found.items():
-            begun, what = time.thread_time(), "record" if recorded else "stay"
+            begun = time.thread_time()
+            what: Fixed = "record" if recorded else "stay"
             self._end(state, [one for one, _ in group], [output for _, output in group], recorded)
             spent, count = self._fixed.get(what, (0.0, 0))
             self._fixed[what] = spent + time.thread_time() - begun, count + len(group)

@@ -182,5 +182,9 @@ class EarlyExit:
             return dict(self._states.get(artefact, {}))
 
     def _of(self, key: BatchKey, layers: int) -> Measured:
+        of = key, layers
+        found = self._measured.get(of)
+        if found is not None:
+            return found
         with self._lock:
-            return self._measured.setdefault((key, layers), Measured(key, layers))
+            return self._measured.setdefault(of, Measured(key, layers))
