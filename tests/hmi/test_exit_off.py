@@ -12,9 +12,10 @@ from hmi.core import ModelId, Objective
 from hmi.execution.batch import BatchKey
 from hmi.stages.base import Batch
 from hmi.stages.early_exit import control as control_module
+from hmi.stages.early_exit.account import AUDITED
 from hmi.stages.early_exit.choice import choose, net_of
 from hmi.stages.early_exit.control import Control, Terms
-from hmi.stages.early_exit.costs import AUDITED, Measured
+from hmi.stages.early_exit.costs import Measured
 from hmi.stages.early_exit.ramps import Costs
 from hmi.stages.early_exit.stage import ON, EarlyExit
 

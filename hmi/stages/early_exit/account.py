@@ -31,6 +31,8 @@ class Phase:
 
 
 PHASES = (Phase(1 / 2, 0.4), Phase(1 / 5, 0.3), Phase(1 / 10, 0.3))
+AUDITED = PHASES[-1].share
+"""The part of the texts that is audited in the long run."""
 ROOM = 0.95
 """The next phase begins once its bound without disagreements, with all that is spent, is at most this part of
 what the stream has earned."""

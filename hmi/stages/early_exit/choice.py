@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hmi.model.calibration import Floats
-from hmi.stages.early_exit.costs import AUDITED
+from hmi.stages.early_exit.account import AUDITED
 from hmi.stages.early_exit.ramps import Costs, saved_s
 from hmi.stages.early_exit.thresholds import Window, best, evaluate, tune
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from hmi.execution.batch import BatchKey
 from hmi.model.calibration import Floats
-from hmi.stages.early_exit.account import PHASES
+from hmi.stages.early_exit.account import AUDITED
 from hmi.stages.early_exit.ramps import Costs
 
 LAST, RAMP = 0.15, 0.02
@@ -20,8 +20,6 @@ FIXED = ("begin", "record", "stay")
 Fixed = Literal["begin", "record", "stay"]
 """What the stage does for a text besides ramps: it begins with it, and when the text has run to the end, it
 records it, or takes note that it stayed."""
-AUDITED = PHASES[-1].share
-"""The part of the texts that is recorded in the long run."""
 MEMORY = 8192
 """The texts that a mean is over: older ones count half, a quarter and so on."""
 
