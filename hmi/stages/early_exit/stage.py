@@ -73,17 +73,21 @@ class EarlyExit:
         able = [i for i, objective in enumerate(batch.objectives) if objective.agreement is not None]
         if not batch.versions or not able:
             return able
-        counted = Counter((batch.versions[i][1].artefact, batch.versions[i][0]) for i in able)
-        agreement = {batch.versions[i][0]: batch.objectives[i].agreement for i in able}
-        with self._lock:
-            states = {of: self._states.get(of[0], {}).get(of[1]) for of in counted}
-        off = {
-            of
-            for of, state in states.items()
-            if state is not None and state.agreement == agreement[of[1]] and state.skip(counted[of])
-        }
-        of_text = batch.versions
-        return [i for i in able if of_text[i][1].ramps and (of_text[i][1].artefact, of_text[i][0]) not in off]
+        groups: dict[tuple[str, ModelId], list[int]] = {}
+        for i in able:
+            model, version, _ = batch.versions[i]
+            if version.ramps:
+                groups.setdefault((version.artefact, model), []).append(i)
+        awake: list[int] = []
+        for (artefact, model), texts in groups.items():
+            with self._lock:
+                state = self._states.get(artefact, {}).get(model)
+                if state is not None:
+                    self._states.move_to_end(artefact)
+            same = state is not None and state.agreement == batch.objectives[texts[0]].agreement
+            if state is None or not same or not state.skip(len(texts)):
+                awake += texts
+        return sorted(awake)
 
     def report(self, artefact: str, model: ModelId | None = None) -> ExitReport | None:
         """See `Exits.report`. model: which one, if several share the artefact; None: any."""
