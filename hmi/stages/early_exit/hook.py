@@ -98,7 +98,8 @@ class ExitHook(Hook):
             if one is not None and isinstance(output, Tensor):
                 found[one.state, one.begun.recorded].append((one, one.merged(output)))
         for (state, recorded), group in found.items():
-            begun, what = time.thread_time(), "record" if recorded else "stay"
+            begun = time.thread_time()
+            what: Fixed = "record" if recorded else "stay"
             self._end(state, [one for one, _ in group], [output for _, output in group], recorded)
             spent, count = self._fixed.get(what, (0.0, 0))
             self._fixed[what] = spent + time.thread_time() - begun, count + len(group)
