@@ -34,6 +34,7 @@ from tests.tiny import random_texts
 LARGE, SMALL, TWIN, WRONG = "acme.large", "acme.mood", "acme.twin", "acme.wrong"
 TERMS = Terms(loss=0.3, share=0.5)
 """Few texts suffice, so that tests are short."""
+PLAIN = {**QUICK, "ramps": False}
 CLOSE = 1e-5
 TEXTS = [f"{text} {'good' if i % 2 else 'bad'}" for i, text in enumerate(random_texts(60, seed=70))]
 
@@ -52,9 +53,7 @@ def pair(home: Home, tiny_source: Path, tmp_path_factory: pytest.TempPathFactory
         )
     )
     two.run(
-        manager.create_model(
-            LARGE, domain="tall", task="classification", data=mood_rows(17), options={**QUICK, "ramps": False}
-        )
+        manager.create_model(LARGE, domain="tall", task="classification", data=mood_rows(17), options=PLAIN)
     )
     copies(two)
     yield two

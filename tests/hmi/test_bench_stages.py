@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from hmi.api.local import LocalCalls
 from hmi.bench.report import Row
 from hmi.bench.stages import tuning
 from hmi.bench.stages.arrivals import poisson, read_trace, traced
@@ -27,6 +28,8 @@ from hmi.bench.stages.tasks import drifted, load
 from hmi.cli.bench import bench
 from hmi.core import Cascade, Offer
 from hmi.errors import InvalidInput
+from hmi.jobs.bodies import find_bodies
+from hmi.jobs.runtime.process import DONE, run_job
 from hmi.stages.early_exit.thresholds import Window, evaluate
 from tests.tiny import random_texts
 
@@ -94,6 +97,19 @@ def plan(tmp_path_factory: pytest.TempPathFactory) -> Plan:
     )
 
 
+@pytest.fixture
+def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Jobs run in this process, as their own would run them. Each of these would spend seconds on imports."""
+
+    def run(calls: LocalCalls, job: str, on_progress: object) -> None:
+        with monkeypatch.context() as signals:
+            signals.setattr("signal.signal", lambda *_: None)
+            assert run_job(calls.services.settings, job, find_bodies(None)) == DONE
+
+    monkeypatch.setattr(LocalCalls, "run", run)
+
+
+@pytest.mark.usefixtures("in_process")
 def test_all_sections_measure(plan: Plan, folder: Path) -> None:
     told = Told()
     found: dict[str, Row] = {row.id: row for row in run(plan, folder, told)}
