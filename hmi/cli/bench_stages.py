@@ -41,8 +41,8 @@ from hmi.cli.session import Session
 @click.option(
     "--load", type=click.FloatRange(0.01, 0.95), help="Arrivals, as a part of the capacity.  [default: 0.5]"
 )
-@click.option("--labelled", type=click.IntRange(10), help="Rows that models are trained on.  [default: 1500]")
-@click.option("--unlabelled", type=click.IntRange(0), help="Further texts for ramps.  [default: 3000]")
+@click.option("--labelled", type=click.IntRange(10), help="Rows that models are trained on.  [default: 500]")
+@click.option("--unlabelled", type=click.IntRange(0), help="Further texts for ramps.  [default: 2000]")
 @click.option("--answers", type=click.IntRange(1), help="Answers to check for isolation.  [default: 10000]")
 @click.option("--plots", type=OUT, help="Write plots (SVG) to this folder.")
 @as_json
