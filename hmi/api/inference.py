@@ -35,7 +35,13 @@ class InferenceEngine(Protocol):
         """Answer all requests, in their order, or raise."""
         ...
 
-    def forget(self, artefacts: Collection[str], roots: Collection[str], plots: Collection[str]) -> None:
+    def forget(
+        self,
+        artefacts: Collection[str],
+        roots: Collection[str],
+        plots: Collection[str],
+        models: Collection[ModelId] = (),
+    ) -> None:
         """Give back the memory of what has been deleted. May be called on any thread."""
         ...
 

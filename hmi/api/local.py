@@ -53,9 +53,15 @@ class EngineAtStart:
         assert self._engine is not None, "start it first"
         return await self._engine.infer(requests)
 
-    def forget(self, artefacts: Collection[str], roots: Collection[str], plots: Collection[str]) -> None:
+    def forget(
+        self,
+        artefacts: Collection[str],
+        roots: Collection[str],
+        plots: Collection[str],
+        models: Collection[ModelId] = (),
+    ) -> None:
         if self._engine is not None:
-            self._engine.forget(artefacts, roots, plots)
+            self._engine.forget(artefacts, roots, plots, models)
 
     def cascade_report(self, model: ModelId, artefact: str, small_artefact: str) -> CascadeReport | None:
         if self._engine is None:

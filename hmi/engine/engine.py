@@ -156,15 +156,20 @@ class Engine:
         await asyncio.to_thread(self._loader.close)
 
     def forget(
-        self, artefacts: Collection[str] = (), roots: Collection[str] = (), plots: Collection[str] = ()
+        self,
+        artefacts: Collection[str] = (),
+        roots: Collection[str] = (),
+        plots: Collection[str] = (),
+        models: Collection[ModelId] = (),
     ) -> None:
         """Free the memory of deleted artefacts, roots and PLOT versions, which are given by their ids.
 
-        A request in flight keeps what it uses until it is answered. May be called on any thread.
+        models: those deleted, which had the artefacts; (): all that have them. A request in flight keeps what
+        it uses until it is answered. May be called on any thread.
         """
         self._loader.forget(artefacts, roots, plots)
         if self.exits is not None:
-            self.exits.forget(artefacts)
+            self.exits.forget(artefacts, models)
 
     def cascade_report(self, model: ModelId, artefact: str, small_artefact: str) -> CascadeReport | None:
         """See `Levels.report`; of a cascade inside one root if no small level is named. Called on the event

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from hmi.config import Settings
-from hmi.core import ModelRecord, Record
+from hmi.core import ModelId, ModelRecord, Record
 from hmi.errors import InvalidInput
 from hmi.jobs.runtime.runner import JobRunner
 from hmi.stores.adapter_store import AdapterStore
@@ -32,6 +32,8 @@ class Deleted:
     roots: frozenset[str] = frozenset()
     plots: frozenset[str] = frozenset()
     """Ids of PLOT versions."""
+    models: frozenset[ModelId] = frozenset()
+    """Those that had the artefacts."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,13 @@ class Parts:
 
     def deleted_models(self, models: Iterable[ModelRecord]) -> None:
         """Tell that these models have been deleted."""
-        self.tell_deleted(Deleted(artefacts=frozenset(v.artefact for m in models for v in m.versions)))
+        gone = list(models)
+        self.tell_deleted(
+            Deleted(
+                artefacts=frozenset(v.artefact for m in gone for v in m.versions),
+                models=frozenset(ModelId(m.tenant, m.name) for m in gone),
+            )
+        )
 
     def spare_artefacts(self, models: Iterable[ModelRecord]) -> None:
         """Keep these models' artefacts for an hour; call it before the models are deleted. Requests in

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -64,13 +65,12 @@ def ramped(
         yield artefact
     finally:
         home.manager.registry.change_model(model, lambda _: before)
-        for path in Layout(home.settings.data).exits.glob(f"{artefact}.*"):
-            path.unlink()
+        shutil.rmtree(Layout(home.settings.data).exits / artefact, ignore_errors=True)
 
 
 def state_of(engine: Engine, artefact: str) -> ModelState:
     assert isinstance(engine.exits, EarlyExit)
-    (state,) = engine.exits._states[artefact].values()
+    (state,) = engine.exits._states.known(artefact, None)
     return state
 
 

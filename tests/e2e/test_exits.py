@@ -314,7 +314,7 @@ async def test_a_stopped_engines_state_is_taken_over_once_and_a_damaged_one_begi
             await engine.infer(requests(MOOD, home.covered[:8], "x"))
             assert engine.exits is not None
             state, before = state_of(engine, artefact), engine.exits.report(artefact)
-        (path,) = folder.glob(f"{artefact}.*")
+        (path,) = folder.glob(f"{artefact}/*")
         data = path.read_bytes()
         async with started(home.engine(precision="fp32")) as engine:
             ids = unaudited("taken", 1)
@@ -332,7 +332,7 @@ async def test_a_stopped_engines_state_is_taken_over_once_and_a_damaged_one_begi
             assert report is not None
             assert (report.texts, report.state) == (1, "collecting")
             engine.forget([artefact])
-        assert not list(folder.glob(f"{artefact}.*"))
+        assert not (folder / artefact).exists()
 
 
 async def test_a_forgotten_artefact_begins_anew_and_a_batch_grows_by_what_leaves(home: Home) -> None:

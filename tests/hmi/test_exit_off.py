@@ -132,7 +132,7 @@ class Off:
 def test_a_model_that_is_off_gets_no_hooks_and_its_texts_are_not_even_made() -> None:
     stage, state, model = EarlyExit(), Off(), ModelId("acme", "intent")
     version = type("Version", (), {"artefact": "a", "ramps": (0, 1)})()
-    stage._states["a"] = {model: state}  # type: ignore[dict-item]
+    stage._states._held["a", model] = state  # type: ignore[assignment]
     batch = Batch(
         KEY,
         2,

@@ -147,6 +147,11 @@ class Control:
         return "testing" if self.tested else "collecting"
 
     @property
+    def nbytes(self) -> int:
+        """The memory of its records and of others'."""
+        return self.records.nbytes + sum(u.nbytes + agrees.nbytes for u, agrees in self._others)
+
+    @property
     def progress(self) -> tuple[int, int]:
         """The texts that count towards the next state, and how many it takes (`ExitReport.counted`)."""
         if self.state == "collecting":
@@ -230,6 +235,16 @@ class Control:
         elif self.wait <= 0 and not self.off:
             self.tested = self._tune()
 
+    def obey(self, terms: Terms) -> None:
+        """Obey other terms. Account, records and the number of policies go on, so that to change terms and to
+        change them back buys no further disagreements. What was certified for the former ones is dropped."""
+        self.terms, self.account.loss = terms, terms.loss
+        self.present, self.tested = None, ()
+        self.failures = self.fruitless = self.asleep = 0
+        self.off = False
+        known = len(self.records) + sum(len(agrees) for _, agrees in self._others)
+        self.wait = max(0, terms.window - known)
+
     def begin_again(self) -> None:
         """Forget all records: the stream is another one from here on. The account goes on."""
         self.records = Records(self.ramps)
@@ -278,6 +293,7 @@ class Control:
         """
         terms, costs, self.wait = self.terms, self._costs(), self.terms.window
         few = len(self.records) < terms.window
+        self._others = self._others if few else ()
         u, agrees = self._window(few)
         now = 0.0 if self.present is None else net_of(u, agrees, costs, self.present.thresholds)
         if now < KEPT * costs.full_s:

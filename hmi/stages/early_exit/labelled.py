@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+from typing import Any
+
 import numpy as np
 import xxhash
 
@@ -36,23 +39,43 @@ class Answers:
         self._ids[at], self._shorts[at], self._early[at] = _hash(id), short, early
         self._added += 1
 
+    @property
+    def nbytes(self) -> int:
+        """The memory that they take."""
+        return self._ids.nbytes + self._shorts.nbytes + self._early.nbytes
+
     def take(self, id: str) -> tuple[int, bool] | None:
-        """The short form of an answer, and whether it was early; forgets it. None if it is not known."""
+        """The short form of the newest answer with this id, and whether it was early; forgets it. None if
+        there is none."""
         found = np.flatnonzero(self._ids == _hash(id))
         if not len(found):
             return None
-        at = int(found[-1])
+        at = int(found[np.argmin((self._added - 1 - found) % len(self._ids))])  # the newest of them
         self._ids[at] = 0
         return int(self._shorts[at]), bool(self._early[at])
 
 
+@dataclass
 class Labels:
     """Counts of answers that got a label, since the model's last alarm."""
 
-    def __init__(self) -> None:
-        self.early, self.full = Audits(), Audits()
-        """Answers that were wrong count as `disagreed`."""
-        self._looks = 0
+    early: Audits = field(default_factory=Audits)
+    """Answers that were wrong count as `disagreed`."""
+    full: Audits = field(default_factory=Audits)
+    looks: int = 0
+    """The comparisons so far, also those before the last alarm: each took its part of ERROR."""
+    due: int = FIRST_LOOK
+    """The labels at which the next one is made."""
+
+    @classmethod
+    def of(cls, state: dict[str, Any]) -> Labels:
+        """What `asdict` had made a dictionary of."""
+        early, full = Audits(**state.pop("early")), Audits(**state.pop("full"))
+        return cls(early, full, **state)
+
+    def begin_again(self) -> None:
+        """Count from 0, after an alarm."""
+        self.early, self.full, self.due = Audits(), Audits(), FIRST_LOOK
 
     def add(self, right: bool, *, early: bool) -> None:
         if early:
@@ -65,12 +88,14 @@ class Labels:
 
         Texts that leave are the easy ones, so on a stream that has not changed they are right more often.
         The bounds of both rates are Clopper and Pearson's. They are compared only at 32, 64, 128 … labels.
-        Comparison k gets `granted(ERROR, k)`, half for each bound, so all together err with at most ERROR.
+        Comparison k gets `granted(ERROR, k)`, half for each bound, so all together err with at most ERROR,
+        also those after an alarm, which begin at 32 labels again.
         """
-        if self.early.seen + self.full.seen < FIRST_LOOK << self._looks:
+        if self.early.seen + self.full.seen < self.due:
             return False
-        error = granted(ERROR, self._looks) / 2
-        self._looks += 1
+        error = granted(ERROR, self.looks) / 2
+        self.looks += 1
+        self.due *= 2
         right = Audits(self.early.seen, self.early.seen - self.early.disagreed)
         return 1.0 - upper_bound(right, error) > upper_bound(self.full, error) + loss
 

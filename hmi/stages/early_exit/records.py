@@ -31,6 +31,18 @@ class Records:
         self._uncertainty[at], self._agrees[at] = uncertainty, agrees
         self._added += 1
 
+    def fill(self, uncertainty: NDArray[np.float32], agrees: NDArray[np.bool_]) -> None:
+        """Put what `newest` gave into new records, at once."""
+        self._added = len(agrees)
+        size = max(FIRST, 1 << (self._added - 1).bit_length())
+        self._uncertainty = np.resize(uncertainty[::-1], (size, uncertainty.shape[1]))
+        self._agrees = np.resize(agrees[::-1], (size, agrees.shape[1]))
+
+    @property
+    def nbytes(self) -> int:
+        """The memory that they take."""
+        return self._uncertainty.nbytes + self._agrees.nbytes
+
     def newest(self, count: int = MAX_RECORDS) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
         """Copies of the newest records, the newest first: [at most count, ramps] twice."""
         rows = (self._added - 1 - np.arange(min(count, len(self)))) % MAX_RECORDS

@@ -82,7 +82,8 @@ class Exits(Protocol):
     """The early exits of all models, by artefact (`ModelVersion.artefact`). Thread-safe; never waits long."""
 
     def report(self, artefact: str, model: ModelId | None = None) -> ExitReport | None:
-        """Return what is known of a model; None if no text of it has been concerned since the start.
+        """Return what is known of a model, as of its last text; None if no text of it has been concerned
+        since the start.
 
         model: which one, if several have the same artefact; None: any.
         """
@@ -96,6 +97,6 @@ class Exits(Protocol):
         """Compare an answer with its right label. Returns whether the answer is known.
 
         id: that of the text (`TextRequest.id`). A model's last 4,096 answers are known, each until it got a
-        label.
+        label, and none after the model's state has left memory.
         """
         ...

@@ -1,9 +1,10 @@
-"""A control's state in one small file, written when the engine stops and read at the model's next text.
+"""A model's state in one small file, written when it is put away and read at the model's next text.
 
 A file is deleted when it is read. So after a crash there is none, and the model begins anew: what was counted
 since the last file is lost, and with it the account that the guarantee rests on. Then the guarantee holds for
 the stream since the crash, with an error of its own. Audits and texts under way are written as if they had
-disagreed.
+disagreed. Files are not synced, since compute threads write them: after a power cut one may be damaged, and
+then its model begins anew, too.
 """
 
 from __future__ import annotations
@@ -19,9 +20,8 @@ import numpy as np
 import xxhash
 from safetensors.numpy import load, save
 
-from hmi.model.files import write_bytes
 from hmi.stages.early_exit.account import Account, Count
-from hmi.stages.early_exit.control import Control, Policy
+from hmi.stages.early_exit.control import Control, Policy, Terms
 from hmi.stages.early_exit.drift import Alarm
 from hmi.stages.early_exit.evidence import Audits, Gate
 from hmi.stores.failures import tell
@@ -33,41 +33,47 @@ PLAIN = ("wait", "policies", "alarms", "failures", "fruitless", "off", "skipped"
 """The control's fields that are numbers."""
 
 
-def write(path: Path, control: Control) -> None:
-    """Write the control's state. A failure is logged: the model begins anew."""
+def write(path: Path, control: Control, besides: dict[str, Any]) -> None:
+    """Write the control's state, and what JSON can hold besides.
+
+    A failure is logged: the model begins anew.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        body = packed(control)
-        write_bytes(path, xxhash.xxh3_64_digest(body) + body)
+        body = packed(control, besides)
+        path.write_bytes(xxhash.xxh3_64_digest(body) + body)
     except Exception as error:
         tell(log, "the state of a model's early exits could not be written", error)
 
 
-def take(path: Path, control: Control) -> None:
-    """Put the state in this file into a new control, and delete the file.
+def take(path: Path, control: Control) -> dict[str, Any] | None:
+    """Put the state in this file into a new control, and delete the file. Returns what it held besides; None
+    if there is no file.
 
-    A damaged file, or one of other terms or ramps, is deleted too, and the control stays new.
+    A damaged file, or one of other ramps, is deleted too, and the control stays new.
     """
     try:
         data = path.read_bytes()
     except FileNotFoundError:
-        return
+        return None
     except OSError as error:
         tell(log, "the state of a model's early exits could not be read", error)
-        return
+        return None
     try:
         path.unlink()  # first, so that no two streams ever spend from one account
         if xxhash.xxh3_64_digest(data[8:]) != data[:8]:
             raise ValueError("the checksum is wrong")
-        unpack(data[8:], control)
+        return unpack(data[8:], control)
     except Exception as error:
         tell(log, "the state of a model's early exits is damaged and begins anew", error)
+        return None
 
 
-def packed(control: Control) -> bytes:
-    """The control's state as bytes."""
+def packed(control: Control, besides: dict[str, Any]) -> bytes:
+    """The control's state as bytes, with what JSON can hold besides."""
     account = control.account
     state = {
+        "besides": besides,
         "terms": asdict(control.terms),
         "ramps": control.ramps,
         "texts": account.texts,
@@ -84,27 +90,32 @@ def packed(control: Control) -> bytes:
     return save({"uncertainty": u, "agrees": agrees, "state": text})
 
 
-def unpack(data: bytes, control: Control) -> None:
-    """Put a state into a new control, unless it is one of other terms or ramps."""
+def unpack(data: bytes, control: Control) -> dict[str, Any] | None:
+    """Put a state into a new control, unless it is one of other ramps. Returns what it held besides.
+
+    If it is one of other terms, the control obeys its own (`Control.obey`).
+    """
     tensors = load(data)
     state: dict[str, Any] = json.loads(tensors["state"].tobytes())
-    if state["terms"] != asdict(control.terms) or state["ramps"] != control.ramps:
-        return
+    if state["ramps"] != control.ramps:
+        return None
     present = None if state["present"] is None else _policy(state["present"])
     tested = tuple(map(_policy, state["tested"]))
     counts = [Count(disagreed, 0, free) for disagreed, free in state["counts"]]
-    terms = control.terms
+    wanted, terms = control.terms, Terms(**state["terms"])
     account = Account(terms.loss, terms.error, texts=state["texts"], phase=state["phase"], counts=counts)
-    if len(counts) != len(account.phases):
-        return
-    control.account, control.audits = account, Audits(**state["audits"])
+    besides: dict[str, Any] = state["besides"]
+    if len(counts) != len(account.phases) or terms.error != wanted.error:
+        return None
+    control.terms, control.account, control.audits = terms, account, Audits(**state["audits"])
     control.left_at = Counter(dict(state["left_at"]))
     control.present, control.tested = present, tested
     for name in PLAIN:
         setattr(control, name, state.get(name, getattr(control, name)))
-    rows = zip(tensors["uncertainty"][::-1], tensors["agrees"][::-1], strict=True)
-    for u, agrees in rows:
-        control.records.add(u, agrees)
+    control.records.fill(tensors["uncertainty"], tensors["agrees"])
+    if terms != wanted:
+        control.obey(wanted)
+    return besides
 
 
 def _policy(state: dict[str, Any]) -> Policy:

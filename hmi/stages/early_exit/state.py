@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,6 +24,11 @@ from hmi.stages.early_exit.report import ExitReport, Label, Totals
 
 AUDIT = "audit"
 """The purpose of the draw that decides whether a text is audited."""
+SETTLES_S = 30.0
+"""The seconds after a change of the objective in which texts under the former one may still come: they were
+admitted before it."""
+SMALL = 8192
+"""The bytes of a state besides records and answers, about."""
 
 
 class Ended(NamedTuple):
@@ -34,12 +42,22 @@ class Ended(NamedTuple):
 
 
 class ModelState:
-    """The state of one version of one model under one objective. Thread-safe."""
+    """The state of one version of one model. Thread-safe.
+
+    It reads what was put away of it when its first text begins, so that only this model's texts wait for the
+    file. Once it is put away itself, no text begins in it any more.
+    """
 
     def __init__(
-        self, text: Text, agreement: float, measured: Measured, others: Sequence[Recorded] = ()
+        self,
+        text: Text,
+        agreement: float,
+        measured: Measured,
+        others: Sequence[Recorded] = (),
+        path: Path | None = None,
     ) -> None:
-        """agreement: the tenant's. others: records of other models with the same task, root and sites."""
+        """agreement: the tenant's. others: records of other models with the same task, root and sites. path:
+        the file that it is put away in; None: nothing is kept."""
         self.agreement, self.task = agreement, text.task
         self.sites, self.domain = text.version.ramps, text.version.domain
         self.peers = text.task.name, text.version.root, text.version.root_version, self.sites
@@ -49,21 +67,44 @@ class ModelState:
         self.labels, self._answers = Labels(), Answers()
         self._saved = self._full = 0.0
         """Seconds that exits saved less those of the ramps, and seconds of all layers, of all texts."""
+        self._path, self._gone = path, False
+        self.read = False
+        """Whether the file has been read, if there was one."""
+        self.before: ModelState | None = None
+        """The model's former state, which is being put away. Set before the first text begins."""
+        self._earlier = 0, 0, 0
+        """The audits, disagreements and alarms that were read: not of this run."""
+        self._former, self._until = agreement, -math.inf
+        """The agreement before the present one, and the time until which its texts may still come."""
+        self.nbytes = SMALL + self.control.nbytes + self._answers.nbytes
+        """The memory that it takes, about."""
 
-    def begin(self, nonce: str) -> Begun | None:
-        """Count a text; None: no ramp is to be asked for it. nonce: the text's, for audits."""
+    def begin(self, nonce: str, agreement: float) -> Begun | None:
+        """Count a text; None: no ramp is to be asked for it. nonce: the text's, for audits. agreement: the
+        tenant's when the text was admitted."""
         with self._lock:
+            if self._gone:
+                return None
+            if not self.read:
+                self._take_over()
+            if not self._obeys(agreement):
+                return None
             return self.control.begin(draw(AUDIT, nonce))
 
-    def restore(self, path: Path) -> None:
-        """Take over what an earlier engine has written, if there is something."""
+    def put_away(self) -> None:
+        """Write what a later state may take over, once, and let no further text begin."""
         with self._lock:
-            snapshot.take(path, self.control)
+            if not self._gone and self.read and self._path is not None:
+                besides = {"saved": self._saved, "full": self._full, "labels": asdict(self.labels)}
+                snapshot.write(self._path, self.control, besides)
+            elif not self._gone and self.before is not None:
+                self.before.put_away()
+            self._gone = True
 
-    def write(self, path: Path) -> None:
-        """Write what a later engine may take over."""
+    def discard(self) -> None:
+        """Let no further text begin, and write nothing."""
         with self._lock:
-            snapshot.write(path, self.control)
+            self._gone = True
 
     def abandon(self, begun: Begun) -> None:
         """Take back a text that got no answer."""
@@ -108,7 +149,7 @@ class ModelState:
             self.labels.add(truth is not None and agrees(self.task, short, truth), early=early)
             if self.control.present is not None and self.labels.rings(self.control.terms.loss):
                 self.control.begin_again()
-                self.labels = Labels()
+                self.labels.begin_again()
             return True
 
     def records(self) -> Recorded:
@@ -145,10 +186,37 @@ class ModelState:
             )
 
     def totals(self) -> Totals:
-        """The counts of this model (`Exits.totals`)."""
+        """The counts of this model in this run (`Exits.totals`)."""
         with self._lock:
-            audits, alarms = self.control.audits, self.control.alarms
-            return Totals({self.control.state: 1}, audits.seen, audits.disagreed, alarms)
+            now = zip(self._counts, self._earlier, strict=True)
+            return Totals({self.control.state: 1}, *(count - earlier for count, earlier in now))
+
+    @property
+    def _counts(self) -> tuple[int, int, int]:
+        audits = self.control.audits
+        return audits.seen, audits.disagreed, self.control.alarms
+
+    def _take_over(self) -> None:
+        """Read what was put away of the model. The caller holds the lock."""
+        if self.before is not None:
+            self.before.put_away()
+            self.before = None
+        found = None if self._path is None else snapshot.take(self._path, self.control)
+        if found is not None:
+            self._saved, self._full = found["saved"], found["full"]
+            self.labels, self._earlier = Labels.of(found["labels"]), self._counts
+        self.read = True
+
+    def _obeys(self, agreement: float) -> bool:
+        """Whether the present objective is this one. Takes it over unless the text is older than a change."""
+        if agreement == self.agreement:
+            return True
+        now = time.monotonic()
+        if agreement == self._former and now < self._until:
+            return False
+        self._former, self._until, self.agreement = self.agreement, now + SETTLES_S, agreement
+        self.control.obey(Terms(loss=1.0 - agreement))
+        return True
 
     def _answered(self, ended: Sequence[Ended], ramp: int) -> None:
         """Remember answers, and count the time of their texts. ramp: their number if they ran to the end."""
@@ -159,6 +227,7 @@ class ModelState:
             self._answers.add(one.id, one.short, early=early)
             self._saved += saved - _asked_s(costs, one.begun, ramp)
         self._full += len(ended) * (before_s + costs.full_s)
+        self.nbytes = SMALL + self.control.nbytes + self._answers.nbytes
 
     def _costs(self) -> Costs:
         return self._measured.costs(self.sites)[0]
