@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections import Counter
@@ -80,6 +81,11 @@ class Item:
     @property
     def tokens(self) -> int:
         return sum(map(len, self.windows))
+
+    @cached_property
+    def nonce(self) -> str:
+        """See `hmi.stages.base.Text`."""
+        return os.urandom(16).hex()
 
     @property
     def timing(self) -> dict[str, float]:

@@ -110,6 +110,7 @@ def _text(piece: Piece, part: TaskPart) -> Text:
         cascade=bundle.cascade,
         task=task,
         id=request.id or uuid.uuid4().hex,
+        nonce=piece.item.nonce,
         tokens=len(window),
         whole=len(piece.item.windows) == 1,
         merged=lambda output: task.merge([output], [window], words),

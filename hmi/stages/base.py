@@ -65,7 +65,11 @@ class Text:
     cascade: Cascade | None
     task: TaskKind
     id: str
-    """The id of its request, for draws (`hmi.stages.draw`)."""
+    """The id of its request, which its sender may choose. Late labels name it, and a cascade dispatches by it
+    (`hmi.stages.draw`)."""
+    nonce: str
+    """A random number of the text that no sender knows, for draws that decide about audits. A batch that runs
+    again has the same ones."""
     tokens: int
     whole: bool
     """True if the text has one window. The answer of a text with several is made of all of them."""

@@ -13,7 +13,7 @@ import torch
 
 from hmi.core import ModelId
 from hmi.engine import Engine, TextRequest, TextResult
-from hmi.engine.item import Partial, Piece
+from hmi.engine.item import Item, Partial, Piece
 from hmi.engine.ramps import Texts
 from hmi.engine.running import Held, Runner
 from hmi.execution.batch import Left
@@ -30,6 +30,12 @@ MOOD, TAGS, PAIRS, OTHER = (
 )
 ANY = (1.0, 1.0)
 """Thresholds under which every text leaves at the first ramp, unless its uncertainty is 1."""
+
+
+@pytest.fixture(autouse=True)
+def drawn_by_id(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draws for audits by the request's id, so that a test knows them."""
+    monkeypatch.setattr(Item, "nonce", property(lambda item: item.request.id))
 
 
 @asynccontextmanager
@@ -51,7 +57,7 @@ def layers(results: list[TextResult]) -> list[int]:
 
 
 def unaudited(name: str, count: int) -> list[str]:
-    """Ids that no audit is drawn for."""
+    """Ids that no audit is drawn for (`drawn_by_id`)."""
     found = (f"{name}{i}" for i in range(100 * count))
     return [i for i in found if draw(AUDIT, i) >= 0.5][:count]
 

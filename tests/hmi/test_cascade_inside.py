@@ -96,6 +96,7 @@ class World:
             cascade=None,
             task=task_of("classification", LABELS),
             id=f"request-{text}",
+            nonce=f"request-{text}",
             tokens=length,
             whole=True,
             merged=lambda output: output,

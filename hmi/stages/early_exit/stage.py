@@ -134,7 +134,7 @@ class EarlyExit:
         if ruled or not may or agreement is None:
             return []
         state = self._state(text, agreement, measured)
-        begun = state.begin(text.id)
+        begun = state.begin(text.nonce)
         return [] if begun is None else [Asked(index, text, state, begun)]
 
     def _state(self, text: Text, agreement: float, measured: Measured) -> ModelState:

@@ -50,10 +50,10 @@ class ModelState:
         self._saved = self._full = 0.0
         """Seconds that exits saved less those of the ramps, and seconds of all layers, of all texts."""
 
-    def begin(self, id: str) -> Begun | None:
-        """Count a text; None: no ramp is to be asked for it."""
+    def begin(self, nonce: str) -> Begun | None:
+        """Count a text; None: no ramp is to be asked for it. nonce: the text's, for audits."""
         with self._lock:
-            return self.control.begin(draw(AUDIT, id))
+            return self.control.begin(draw(AUDIT, nonce))
 
     def restore(self, path: Path) -> None:
         """Take over what an earlier engine has written, if there is something."""

@@ -1,0 +1,19 @@
+"""Early exits in the engine: draws that no sender can choose, changed objectives, states put away."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tests.e2e.conftest import Home
+from tests.e2e.exits_lab import plant, ramped, requests, state_of
+from tests.e2e.test_exits import ANY, MOOD, started
+
+
+async def test_a_sender_who_always_names_the_same_id_gets_audits_all_the_same(home: Home) -> None:
+    with ramped(home, MOOD) as artefact:
+        async with started(home.engine(precision="fp32")) as engine:
+            await engine.infer(requests(MOOD, home.covered[:1]))
+            plant(state := state_of(engine, artefact), ANY, phase=0)
+            texts = [home.covered[i % 8] for i in range(80)]
+            await engine.infer([replace(one, id="same") for one in requests(MOOD, texts)])
+            assert 10 < state.control.audits.seen < 70, "half of them, whatever their id"
