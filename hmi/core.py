@@ -23,12 +23,14 @@ MAX_DOMAIN_PARTS = 7  # the limit of a ref in the PLOT store
 
 Task = Literal["classification", "pair", "multilabel", "regression", "tagging", "embedding"]
 JobKind = Literal["import_root", "build_plot", "fine_tune", "compact_plot", "profile_cascade"]
+CASCADE_TASKS: tuple[Task, ...] = ("classification", "pair")
+"""The tasks that may have a cascade: their one label has a probability that a dispatcher can read."""
 JobState = Literal["queued", "running", "succeeded", "failed", "cancelled"]
-CascadeState = Literal["no objective", "no offer", "testing", "earning", "in use"]
+CascadeState = Literal["no objective", "no offer", "testing", "paused", "in use"]
 """no objective: the tenant insists on no agreement, so the large level answers. no offer: no dispatcher of
 the profile reaches the objective, or all that do have failed. testing: audits of the tenant's traffic do not
-yet suffice. earning: they do, but the stream may not yet disagree once more. in use: the small level answers
-first."""
+yet suffice. paused: they do, but one more answer that disagrees might exceed what is tolerated, so the large
+level answers until more texts have come. in use: the small level answers first."""
 Scope = Literal["infer", "manage", "admin"]
 ENDED: frozenset[JobState] = frozenset({"succeeded", "failed", "cancelled"})
 
@@ -162,8 +164,9 @@ class TaskRules(Record):
     """Whether a long text is read in overlapping windows (hmi.model.windows); otherwise it is cut."""
 
 
-MIN_AGREEMENT, MAX_AGREEMENT = 0.5, 0.9999
-"""The range of an agreement. One of 1 could never be shown by audits."""
+MIN_AGREEMENT, MAX_AGREEMENT = 0.55, 0.9999
+"""The range of an agreement. The alarm listens for rates of disagreement up to 1/2, and must tell them from
+the tolerated one. An agreement of 1 could never be shown by audits."""
 
 
 class Objective(Record):

@@ -266,12 +266,13 @@ class ModelView(Answer):
 
 
 class CascadeTraffic(Answer):
-    """What a cascade did since the server started, or since its profile or the model's objective changed."""
+    """What a cascade did under the present agreement, since the server started or its profile changed."""
 
     state: CascadeState = Field(
         description="`no objective`: the tenant insists on no agreement, so the large level answers. "
         "`no offer`: no dispatcher reaches the objective, or all that do have failed. `testing`: the audits "
-        "do not yet suffice. `earning`: they do, but the stream may not yet disagree once more. `in use`: "
+        "do not yet suffice. `paused`: they do, but one more answer that disagrees might exceed what is "
+        "tolerated, so the large level answers until more texts have come. `in use`: "
         "the small level answers first."
     )
     cut_off: float | None = Field(

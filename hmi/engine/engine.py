@@ -89,6 +89,7 @@ class Engine:
         )
         self.exits = next((s for s in self._planner.stages if isinstance(s, EarlyExit)), None)
         """The stage of early exits, with reports and late labels; None if the planner has none."""
+        self._inside = next((s for s in self._planner.stages if isinstance(s, CascadeInside)), None)
         self._accounts = Accounts(metrics)
         self._pace = Pace()
         self._queue = BatchQueue(
@@ -107,7 +108,7 @@ class Engine:
         metrics.watch_queue(lambda: self._queue.tokens, self._waiting.seen, settings.streams)
         self._loader = ModelLoader(bundles, pool)
         self._admission = Admission(self._loader)
-        self._levels = Levels(self._admission, self._ask, self._accounts.cascaded)
+        self._levels = Levels(self._admission, self._ask, bundles.record, self._accounts.cascaded)
         self._runner = Runner(self._planner.stages, misses)
         self._compute = Compute(settings.streams)
         self._lines, self._hosts, self._loops = Lines(), Hosts(settings.streams), Supervisor()
@@ -170,14 +171,15 @@ class Engine:
         self._loader.forget(artefacts, roots, plots)
         if self.exits is not None:
             self.exits.forget(artefacts, models)
+        for keeper in (self._inside, self._levels):
+            if keeper is not None:
+                keeper.forget(artefacts)
 
     def cascade_report(self, model: ModelId, artefact: str, small_artefact: str) -> CascadeReport | None:
-        """See `Levels.report`; of a cascade inside one root if no small level is named. Called on the event
-        loop's thread."""
+        """See `Levels.report`; of a cascade inside one root if no small level is named."""
         if small_artefact:
             return self._levels.report(model, artefact, small_artefact)
-        found = next((s for s in self._planner.stages if isinstance(s, CascadeInside)), None)
-        return None if found is None else found.report(model, artefact)
+        return None if self._inside is None else self._inside.report(model, artefact)
 
     async def infer(self, requests: Sequence[TextRequest]) -> list[TextResult]:
         """Answer a call's requests, in their order. Cancelling the call drops the texts that have not begun.

@@ -12,42 +12,33 @@ import asyncio
 import logging
 import time
 import uuid
-from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
-from hmi.core import ModelId, Offer
+from hmi.core import Cascade, ModelId, ModelRecord, ModelVersion, Offer
 from hmi.engine.admission import Admission
 from hmi.engine.bundles import Bundle
 from hmi.engine.request import Level, TextRequest, TextResult
-from hmi.errors import Damaged, NotFound, QuotaExceeded, Unavailable
+from hmi.errors import DeadlineExceeded, HmiError
 from hmi.model.batching import Encoded
 from hmi.model.calibration import Floats
 from hmi.stages.cascade.dispatch import Dispatcher, goes_on, share_large
 from hmi.stages.cascade.ensemble import calibrated, combined
 from hmi.stages.cascade.gate import Ticket
 from hmi.stages.cascade.report import CascadeReport
-from hmi.stages.cascade.watched import Watched
+from hmi.stages.cascade.watched import Evidence, Watched
 from hmi.stages.draw import draw
 
+T = TypeVar("T")
 log = logging.getLogger("hmi.engine")
 MAX_WATCHED = 1 << 14
-"""Cascades whose evidence is kept, about 2 KB each. The one that was used longest ago begins anew."""
-REST_S = 10.0
-"""Seconds for which a small level that is stale or cannot be loaded is not asked again."""
+"""Cascades whose evidence is kept, about 2 KB each."""
+PAUSE_S = 10.0
+"""Seconds for which a small level that could not answer is not asked again."""
 Admitted = tuple[Bundle, list[Encoded]]
 Ask = Callable[[Sequence[TextRequest], Sequence[Admitted]], Awaitable[list[TextResult]]]
 """Runs texts that were admitted, and returns their answers in their order."""
-Key = tuple[ModelId, str, str]
-"""The large model, and the artefacts of both levels. Two tenants may have equal artefacts."""
-
-
-@dataclass
-class WatchedLevels(Watched):
-    """The evidence and the counts of one cascade between two roots."""
-
-    rests_until: float = 0.0
-    """The `time.monotonic()` until which the small level is not asked."""
 
 
 @dataclass
@@ -59,7 +50,7 @@ class Passage:
     """As the caller sent it, with an id."""
     bundle: Bundle
     """The large level's."""
-    watched: WatchedLevels
+    watched: Watched
     offer: Offer
     ticket: Ticket
     settled: bool = False
@@ -88,10 +79,8 @@ class Passage:
     @property
     def large_request(self) -> TextRequest:
         """The request to the large level, which answers in full: exits of its own would disagree further.
-
-        Texts that go on would be pruned here, by `offer.pruning`.
-        """
-        scores = self.request.scores or self.needs_small
+        It reads the whole text: a profile of two models has no pruning. Its scores are calibrated here."""
+        scores = self.request.scores or self.request.calibrated or self.needs_small
         return replace(self.request, scores=scores, calibrated=False, early=False)
 
     def take(self, first: TextResult) -> None:
@@ -111,33 +100,54 @@ class Passage:
         elif self.watched.audit(self.ticket, disagrees):
             log.info("a cascade's audits rang the alarm: its evidence begins anew")
 
+    def drop(self) -> None:
+        """End a text that gets no answer, since its call has failed, its deadline has passed or its caller
+        has gone.
+
+        An audit of a text that the small level would have answered alone counts as a disagreement. It made
+        the text wait for the large level, so without the audit the text might have had its answer; if such
+        audits were left out, texts on which the levels disagree might be missing more often than others.
+        """
+        made_to_wait = self.ticket.in_force and self.first is not None and not self.on
+        self.settle(True if made_to_wait else None)
+
     def answer(self, last: TextResult | None) -> TextResult:
-        """The text's answer, from the small level's and the large level's. None: it did not run."""
-        if self.first is None or self.chances is None:
-            assert last is not None
-            self.settle()
-            return self._given(last, None, "large")
+        """The text's answer, from the small level's and the large level's. last: None if that did not run.
+
+        | policy in force | audited | the levels that run | answer |
+        |---|---|---|---|
+        | no | no | large | large |
+        | no | yes | both at once | large; compared with what the policy would say |
+        | yes | no | small; large if the text goes on | small; the ensemble's if it goes on |
+        | yes | yes | small, then large | large, or the ensemble's if it goes on; compared with large |
+
+        If the small level cannot answer, the large one does, and nothing is compared.
+        """
         if last is None:
+            assert self.first is not None
+            assert self.chances is not None
             self.settle()
             self.watched.returned += 1
-            return self._given(self.first, self.chances, "small")
-        chances = self._chances(last, self.watched.cascade.large_temperature)
-        both = combined(self.chances, chances, self.offer.weight)
-        mixed = self.on and self.offer.weight < 1.0
-        said = self.labels[int(both.argmax())] if mixed else last.label if self.on else self.first.label
-        self.settle(said != last.label)
-        if not self.ticket.in_force:
-            return self._given(last, chances, "large")
-        self.watched.gone_on += self.on
-        last = replace(last, timing=_sum(self.first.timing, last.timing))
-        if not mixed:
-            return self._given(last, chances, "large")
-        one = replace(last, label=said, score=float(both.max()), scores=self._named(both))
-        return self._given(one, None, "large")
+            return self._given(self.first, self._shown(self.chances), "small")
+        if self.first is not None and self.chances is not None:
+            both = combined(self.chances, self._large(last), self.offer.weight)
+            mixed = self.on and self.offer.weight < 1.0
+            said = self.labels[int(both.argmax())] if mixed else last.label if self.on else self.first.label
+            self.settle(said != last.label)
+            if self.ticket.in_force:
+                self.watched.gone_on += self.on
+                last = replace(last, timing=_sum(self.first.timing, last.timing))
+                if mixed:
+                    return self._given(replace(last, label=said), self._shown(both), "large")
+        self.settle()
+        return self._given(last, self._large(last) if self.request.calibrated else None, "large")
 
     def _given(self, result: TextResult, chances: Floats | None, level: Level) -> TextResult:
-        """A level's answer as the caller gets it: the large model's, in the form that was asked for."""
-        if self.request.calibrated and chances is not None:
+        """A level's answer as the caller gets it: the large model's, in the form that was asked for.
+
+        chances: its probabilities; None: those of `result`.
+        """
+        if chances is not None:
             result = replace(result, score=float(chances.max()), scores=self._named(chances))
         made_by = result.provenance
         if made_by is not None:
@@ -155,6 +165,18 @@ class Passage:
             provenance=made_by,
         )
 
+    def _shown(self, chances: Floats) -> Floats:
+        """Calibrated probabilities as the caller gets them.
+
+        A request that asks for none gets all answers on the scale of the large level's own: with its
+        temperature taken back.
+        """
+        taken_back = 1.0 / self.watched.cascade.large_temperature
+        return chances if self.request.calibrated else calibrated(chances, taken_back)
+
+    def _large(self, result: TextResult) -> Floats:
+        return self._chances(result, self.watched.cascade.large_temperature)
+
     def _chances(self, result: TextResult, temperature: float) -> Floats:
         assert result.scores is not None, "scores were asked for"
         return calibrated([result.scores[label] for label in self.labels], temperature)
@@ -170,23 +192,30 @@ class Levels:
         self,
         admission: Admission,
         ask: Ask,
+        record: Callable[[ModelId], ModelRecord],
         counted: Callable[[str, bool], None] = lambda tenant, small: None,
     ) -> None:
-        """counted: receives the tenant of each text that came to a cascade in use, and whether the small
+        """record: returns a model's record, or raises NotFound or Damaged.
+
+        counted: receives the tenant of each text that came to a cascade in use, and whether the small
         level answered it."""
-        self._admission, self._ask, self._counted = admission, ask, counted
-        self._watched: OrderedDict[Key, WatchedLevels] = OrderedDict()
-        """The one used last is the last."""
+        self._admission, self._ask, self._record, self._counted = admission, ask, record, counted
+        self._evidence = Evidence(MAX_WATCHED)
+        self._paused: dict[ModelId, float] = {}
+        """By large model the `time.monotonic()` until which its small level is not asked."""
 
     def report(self, model: ModelId, artefact: str, small_artefact: str) -> CascadeReport | None:
         """What a cascade did; None if none of its texts came since the server started."""
-        found = self._watched.get((model, artefact, small_artefact))
-        return None if found is None else found.report
+        return self._evidence.report(model, artefact, small_artefact)
+
+    def forget(self, artefacts: Collection[str]) -> None:
+        """Drop the evidence of deleted artefacts. May be called on any thread."""
+        self._evidence.forget(artefacts)
 
     async def answer(self, requests: Sequence[TextRequest], admitted: Sequence[Admitted]) -> list[TextResult]:
         """Answer a call's texts, in their order. Raises as `Engine.infer`."""
-        found = [self._passage(i, r, b) for i, (r, (b, _)) in enumerate(zip(requests, admitted, strict=True))]
-        passages = {p.index: p for p in found if p is not None}
+        begun = [self._passage(i, r, b) for i, (r, (b, _)) in enumerate(zip(requests, admitted, strict=True))]
+        passages = {p.index: p for p in begun if p is not None}
         sent = [p.large_request if (p := passages.get(i)) else r for i, r in enumerate(requests)]
         small = [p for p in passages.values() if p.needs_small]
         waiting = {p.index for p in small if p.ticket.in_force}
@@ -205,7 +234,8 @@ class Levels:
 
         at_once = [i for i in range(len(requests)) if i not in waiting]
         try:
-            results = await _both(large(at_once), in_turn()) if small else await large(at_once)
+            found = await _together([large(at_once), in_turn()]) if small else [await large(at_once)]
+            results = {i: result for part in found for i, result in part.items()}
             for i in waiting:
                 self._counted(requests[i].model.tenant, i not in results)
             return [
@@ -214,27 +244,46 @@ class Levels:
             ]
         finally:
             for passage in passages.values():
-                passage.settle()  # those that failed
+                passage.drop()  # those without an answer
 
     async def _first(self, passages: Sequence[Passage]) -> None:
-        """Let the small level answer. Texts that it cannot answer are left to the large one."""
+        """Let the small levels answer. Texts that one cannot answer are left to the large level."""
+        groups: dict[ModelId, list[Passage]] = {}
+        for passage in passages:
+            groups.setdefault(passage.request.model, []).append(passage)
+        await _together([self._first_of(group) for group in groups.values()])
+
+    async def _first_of(self, passages: Sequence[Passage]) -> None:
+        """The same for one model's texts. A small level that fails does not fail their call."""
+        model, cascade = passages[0].request.model, passages[0].watched.cascade
         requests = [p.small_request for p in passages]
         try:
-            admitted = await self._admission.admit(requests)
-            sound = [i for i, (p, (b, _)) in enumerate(zip(passages, admitted, strict=True)) if _holds(p, b)]
-            results = await self._ask([requests[i] for i in sound], [admitted[i] for i in sound])
-        except (NotFound, Damaged):
-            sound, results = [], []
-        except (QuotaExceeded, Unavailable):
-            if any(p.ticket.in_force for p in passages):
-                raise
-            sound, results = [], []  # audits alone must not fail a call
-        for i, result in zip(sound, results, strict=True):
-            passages[i].take(result)
-        for passage in passages:
-            if passage.first is None:
-                passage.watched.rests_until = time.monotonic() + REST_S
+            results = await self._small(cascade, requests)
+        except DeadlineExceeded:
+            raise
+        except HmiError as error:
+            log.warning("the small level of %s is not asked for %g s: %s", model, PAUSE_S, error)
+            results = []
+        for passage, result in zip(passages, results, strict=False):
+            passage.take(result)
+        if not results:
+            now = time.monotonic()
+            self._paused = {of: until for of, until in self._paused.items() if until > now}
+            self._paused[model] = now + PAUSE_S
+            for passage in passages:
                 passage.settle()
+
+    async def _small(self, cascade: Cascade, requests: Sequence[TextRequest]) -> list[TextResult]:
+        """The small level's answers; [] if its version is not the profiled one.
+
+        The version is looked up first: another one may not even take these texts.
+        """
+        if not _holds(cascade, self._record(requests[0].model).live):
+            return []
+        admitted = await self._admission.admit(requests)
+        if not all(_holds(cascade, bundle.version) for bundle, _ in admitted):
+            return []  # it was published meanwhile
+        return await self._ask(requests, admitted)
 
     def _passage(self, index: int, request: TextRequest, bundle: Bundle) -> Passage | None:
         """Begin a text's way through its model's cascade. None: the large level answers as if there were
@@ -244,44 +293,29 @@ class Levels:
             return None
         if request.exact or not request.early or cascade.version != version.version:
             return None
-        watched = self._of((request.model, version.artefact, cascade.small_artefact or ""), bundle)
-        if watched.offer is None or watched.rests_until > time.monotonic():
+        watched = self._evidence.of(request.model, version.artefact, cascade, bundle.objective)
+        if watched.offer is None or self._paused.get(request.model, 0.0) > time.monotonic():
             return None
         request = request if request.id else replace(request, id=uuid.uuid4().hex)
-        audited = draw("audit", request.id) < watched.trial.share
+        # Not by the request's id: a client may choose it, and send the same one again.
+        audited = draw("audit", uuid.uuid4().hex) < watched.trial.share
         return Passage(index, request, bundle, watched, watched.offer, watched.trial.begin(audited))
 
-    def _of(self, key: Key, bundle: Bundle) -> WatchedLevels:
-        """The cascade's evidence. It begins anew if the profile or the objective has changed."""
-        found, cascade, objective = self._watched.get(key), bundle.cascade, bundle.objective
-        assert cascade is not None
-        same = found is not None and found.cascade == cascade and found.objective == objective
-        if found is None or not same:
-            found = self._watched[key] = WatchedLevels(cascade, objective)
-            if len(self._watched) > MAX_WATCHED:
-                self._watched.popitem(last=False)
-        self._watched.move_to_end(key)
-        return found
 
-
-async def _both(
-    one: Awaitable[dict[int, TextResult]], other: Awaitable[dict[int, TextResult]]
-) -> dict[int, TextResult]:
-    """Await both side by side. If one fails or the caller is cancelled, the other is cancelled."""
-    tasks = [asyncio.ensure_future(one), asyncio.ensure_future(other)]
+async def _together(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+    """Await all side by side. If one fails or the caller is cancelled, the others are cancelled."""
+    tasks = [asyncio.ensure_future(one) for one in work]
     try:
-        first, second = await asyncio.gather(*tasks)
-        return first | second
+        return await asyncio.gather(*tasks)
     finally:
         for task in tasks:
             task.cancel()
         del tasks  # see `threads.together`
 
 
-def _holds(passage: Passage, small: Bundle) -> bool:
+def _holds(cascade: Cascade, small: ModelVersion) -> bool:
     """Whether the small level's version is the profiled one."""
-    cascade, version = passage.watched.cascade, small.version
-    return (version.version, version.artefact) == (cascade.small_version, cascade.small_artefact)
+    return (small.version, small.artefact) == (cascade.small_version, cascade.small_artefact)
 
 
 def _sum(one: dict[str, float], other: dict[str, float]) -> dict[str, float]:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from hmi.core import Cascade, ModelRecord, ModelVersion, Task
+from hmi.core import CASCADE_TASKS, Cascade, ModelRecord, ModelVersion
 from hmi.errors import InvalidInput
 
-TASKS: tuple[Task, ...] = ("classification", "pair")
-"""The tasks with one label, whose probabilities a dispatcher can read."""
 CURE = "profile it again: POST …/cascade, or hmi profile cascade"
 """What to do about a stale cascade."""
 
@@ -14,7 +12,7 @@ CURE = "profile it again: POST …/cascade, or hmi profile cascade"
 def check_levels(large: ModelRecord, small: ModelRecord | None) -> None:
     """Raise InvalidInput if these models cannot be a cascade's levels. small: None is a ramp of the large."""
     last, name = large.live, f"{large.tenant}.{large.name}"
-    if last.task not in TASKS:
+    if last.task not in CASCADE_TASKS:
         raise InvalidInput(
             f"a cascade needs one label for each text, and {name} is a {last.task} model: use early exits "
             "instead",

@@ -113,3 +113,11 @@ def home(tiny_source: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     )
     yield home
     manager.close()
+
+
+@pytest.fixture(scope="session")
+def pair(home: Home, tiny_source: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
+    """See `levels_lab.two_roots`."""
+    from tests.e2e.levels_lab import two_roots  # which imports this file
+
+    yield from two_roots(home, tiny_source, tmp_path_factory.mktemp("levels") / "data")

@@ -16,19 +16,22 @@ from hmi.core import Cascade, ModelId, Objective, Offer
 from hmi.engine import TextRequest
 from hmi.engine.bundles import TaskPart
 from hmi.engine.heads import outputs_of
+from hmi.engine.item import Item
 from hmi.engine.request import TextResult
 from hmi.execution import Left
 from hmi.jobs.profile_inside import profiled, seen_by
 from hmi.model.heads import Head, pool_rows
 from hmi.model.modules import TenantModule
 from hmi.model.tasks import task_of
+from hmi.stages.cascade.ensemble import calibrated
 from hmi.stages.cascade.stage import CascadeInside
+from hmi.stages.cascade.standing import Standing
 from hmi.training.data.rows import Row
 from hmi.training.row_keys import key_of
 from tests.e2e.conftest import Home, mood_rows
 from tests.e2e.hall import bundle_of
 from tests.e2e.test_stage import Always
-from tests.hmi.test_cascade_inside import opened
+from tests.hmi.test_cascade_inside import used as opened
 
 MOOD, PAIRS = ModelId("acme", "inside-mood"), ModelId("acme", "inside-pairs")
 OBJECTIVE = Objective(agreement=0.9)
@@ -62,27 +65,31 @@ def inside(home: Home) -> Iterator[Home]:
         registry.delete_model(made)
 
 
-def asked(home: Home) -> list[TextRequest]:
+def asked(home: Home, **options: bool) -> list[TextRequest]:
     """Texts of models with and without a cascade, in one call."""
     texts = home.covered
     requests = [TextRequest(MOOD, t, id=f"m{i}", scores=True, provenance=True) for i, t in enumerate(texts)]
     pairs = zip(texts[:12], texts[3:15], strict=True)
     requests += [TextRequest(PAIRS, p, id=f"p{i}", scores=True, provenance=True) for i, p in enumerate(pairs)]
     requests += [TextRequest(ModelId("globex", "mood"), t, scores=True, provenance=True) for t in texts[:6]]
-    return requests + [TextRequest(ModelId("globex", "tags"), t.split(), provenance=True) for t in texts[:4]]
+    requests += [TextRequest(ModelId("globex", "tags"), t.split(), provenance=True) for t in texts[:4]]
+    return [replace(request, **options) for request in requests]
 
 
-async def answers(home: Home, stage: CascadeInside | None, *, alone: bool = False) -> list[TextResult]:
+async def answers(
+    home: Home, stage: CascadeInside | None, *, alone: bool = False, **options: bool
+) -> list[TextResult]:
     engine = home.engine(None, None if stage is None else Always(cast(Any, stage), 1))
     await engine.start()
-    requests = asked(home)
+    requests = asked(home, **options)
     found = [(await engine.infer([r]))[0] for r in requests] if alone else await engine.infer(requests)
     await engine.stop()
     return found
 
 
-async def test_a_closed_gate_changes_no_answer(inside: Home) -> None:
+async def test_a_closed_gate_changes_no_answer(inside: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     """Audited texts run twice, in longer batches, in which torch rounds otherwise."""
+    monkeypatch.setattr(Item, "nonce", property(lambda item: item.request.id))  # a known draw
     stage = CascadeInside()
     for one, other in zip(await answers(inside, stage), await answers(inside, None), strict=True):
         assert (one.label, one.tags) == (other.label, other.tags)
@@ -101,7 +108,7 @@ def used(home: Home) -> CascadeInside:
     for model in (MOOD, PAIRS):
         record = home.manager.registry.model(model)
         assert record.cascade is not None
-        stage._standings[model, record.live.artefact] = (record.cascade, OBJECTIVE), opened(OFFER)
+        opened(Standing(stage._evidence.of(model, record.live.artefact, record.cascade, OBJECTIVE)))
     return stage
 
 
@@ -124,6 +131,36 @@ async def test_an_open_gate_answers_some_texts_early_each_as_alone(inside: Home)
         if not left:
             assert one.scores != pytest.approx(full.scores, abs=1e-4), "the ensemble, of fewer words"
     assert early == {f"{model} {left}" for model in (MOOD, PAIRS) for left in (True, False)}
+
+
+async def test_calibrated_scores_are_divided_once(inside: Home) -> None:
+    """By the temperature of each level; others are on the scale of the full model's."""
+    registry, heat = inside.manager.registry, {"temperature": 0.5, "large_temperature": 2.0}
+    for model in (MOOD, PAIRS):
+        registry.change_model(
+            model,
+            lambda r: r.model_copy(
+                update={
+                    "cascade": r.cascade and r.cascade.model_copy(update=heat),
+                    "versions": (r.live.model_copy(update={"temperature": 2.0}),),
+                }
+            ),
+        )
+    pairs = [await answers(inside, used(inside), calibrated=wanted) for wanted in (True, False)]
+    left = 0
+    for one, raw in zip(*pairs, strict=True):
+        if one.model not in (MOOD, PAIRS):
+            continue
+        assert one.label == raw.label
+        assert one.scores is not None
+        assert raw.scores is not None
+        divided = calibrated([*raw.scores.values()], 2.0)
+        assert list(one.scores.values()) == pytest.approx(divided.tolist(), abs=1e-5)
+        assert one.provenance is not None
+        if one.provenance.confidence is not None:
+            assert one.score == pytest.approx(one.provenance.confidence, abs=1e-5)
+            left += 1
+    assert left > 5
 
 
 async def test_a_profile_of_its_ramps_finds_what_the_engine_would_say(inside: Home) -> None:

@@ -3,152 +3,55 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import replace
-from pathlib import Path
+from itertools import chain, cycle
 from typing import Any
 
 import pytest
 
-from hmi.core import Cascade, ModelId, ModelRecord, Objective, Offer
-from hmi.engine import Engine, TextRequest, TextResult
-from hmi.engine.levels import WatchedLevels
+from hmi.core import ModelId, ModelRecord, Objective
+from hmi.engine import TextRequest, TextResult
 from hmi.errors import DeadlineExceeded, InvalidData, InvalidInput, NotFound
 from hmi.jobs import profile_cascade
 from hmi.jobs.runtime.context import JobContext
-from hmi.manager import Manager
 from hmi.metrics import Metrics
-from hmi.model.artefact import Artefact
-from hmi.stages.cascade import watched as watching
 from hmi.stages.cascade.dispatch import Dispatcher, goes_on, share_large
 from hmi.stages.cascade.ensemble import calibrated, combined
-from hmi.stages.cascade.gate import Terms
-from hmi.stages.draw import draw
-from hmi.stages.early_exit.drift import Alarm
-from tests.e2e.conftest import QUICK, ROOT_OPTIONS, ROOT_TEXT, Home, jsonl, mood_rows
-from tests.tiny import random_texts
-
-LARGE, SMALL, TWIN, WRONG = "acme.large", "acme.mood", "acme.twin", "acme.wrong"
-TERMS = Terms(loss=0.3, share=0.5)
-"""Few texts suffice, so that tests are short."""
-PLAIN = {**QUICK, "ramps": False}
-CLOSE = 1e-5
-TEXTS = [f"{text} {'good' if i % 2 else 'bad'}" for i, text in enumerate(random_texts(60, seed=70))]
-
-
-@pytest.fixture(scope="module")
-def pair(home: Home, tiny_source: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
-    """A copy of the data folder with a second root of three upper layers, and a model on each root."""
-    data = tmp_path_factory.mktemp("levels") / "data"
-    shutil.copytree(home.settings.data, data)
-    settings = replace(home.settings, data=data)
-    manager = Manager(settings)
-    two = Home(manager, settings, home.covered)
-    two.run(
-        manager.import_root(
-            "tall", str(tiny_source), split=1, texts={"text-0.txt": ROOT_TEXT}, options=ROOT_OPTIONS
-        )
-    )
-    two.run(
-        manager.create_model(LARGE, domain="tall", task="classification", data=mood_rows(17), options=PLAIN)
-    )
-    copies(two)
-    yield two
-    manager.close()
-
-
-def copies(pair: Home) -> None:
-    """Publish a twin of the large level, and a copy that always gives the other label."""
-    m, live = pair.manager, pair.manager.registry.model(ModelId.parse(LARGE)).live
-    found = Artefact.split(m.adapters.get(live.artefact))
-    other = replace(found, head={k: -v if "out" in k else v for k, v in found.head.items()})
-    name, size = m.adapters.put(other.joined(), {})
-    for model, artefact in ((TWIN, live.artefact), (WRONG, name)):
-        of = {"artefact": artefact, "bytes": size, "version": 0, "job": f"j{model.partition('.')[2]}"}
-        m.registry.publish_model(ModelId.parse(model), live.model_copy(update=of))
-
-
-def change(pair: Home, **fields: Any) -> None:
-    pair.manager.registry.change_model(ModelId.parse(LARGE), lambda r: r.model_copy(update=fields))
-
-
-def cascade_of(pair: Home, small: str = SMALL, **offer: float) -> Cascade:
-    """A cascade of one dispatcher, without a profile."""
-    record, first = (pair.manager.registry.model(ModelId.parse(name)) for name in (LARGE, small))
-    given = {"cut_off": 0.5, "slope": 4.0, "weight": 1.0, **offer}
-    return Cascade(
-        small=small,
-        version=record.live.version,
-        small_version=first.live.version,
-        small_artefact=first.live.artefact,
-        temperature=0.3,
-        large_temperature=1.5,
-        rows=400,
-        large_accuracy=1.0,
-        large_ms=2.0,
-        offers=(Offer(**given, accuracy=1.0, agreement=1.0, mean_ms=1.0, returned=0.5),),
-    )
+from tests.e2e.conftest import Home, jsonl, mood_rows
+from tests.e2e.levels_lab import (
+    CLOSE,
+    LARGE,
+    SMALL,
+    TERMS,
+    TEXTS,
+    TWIN,
+    WRONG,
+    ask,
+    audited,
+    cascade_of,
+    change,
+    few,
+    in_order,
+    open_gate,
+    running,
+    same,
+    watched,
+)
 
 
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Few(Terms):
-        @classmethod
-        def of(cls, agreement: float) -> Terms:
-            return TERMS
-
-    monkeypatch.setattr(watching, "Terms", Few)
-
-
-@asynccontextmanager
-async def running(pair: Home, metrics: Metrics | None = None) -> AsyncIterator[Engine]:
-    engine = pair.engine(metrics)
-    await engine.start()
-    try:
-        yield engine
-    finally:
-        await engine.stop()
-
-
-def ask(ids: Sequence[int], model: str = LARGE, **options: Any) -> list[TextRequest]:
-    given = {"scores": True, "provenance": True, **options}
-    return [TextRequest(ModelId.parse(model), TEXTS[i % len(TEXTS)], id=f"r{i}", **given) for i in ids]
+    few(monkeypatch)
 
 
 def said(result: TextResult) -> tuple[Any, ...]:
     return result.label, result.score, result.scores
 
 
-def same(one: TextResult, other: TextResult) -> bool:
-    """Whether two answers are equal but for what the composition of their batches changes."""
-    close = pytest.approx(other.scores, abs=CLOSE)
-    return one.label == other.label and one.scores is not None and one.scores == close
-
-
-def watched(engine: Engine) -> WatchedLevels:
-    (found,) = engine._levels._watched.values()
-    return found
-
-
-def open_gate(engine: Engine, *, for_good: bool = False) -> None:
-    """Let the gate open by audits that agree, and the stream be long enough. for_good: without an alarm."""
-    trial = watched(engine).trial
-    for _ in range(400):
-        trial.record(trial.begin(audited=True), disagrees=False)
-    assert trial.open
-    assert trial.solvent
-    if for_good:
-        trial._alarm = Alarm(TERMS.loss, run_length=10**300)
-
-
-def audited(i: int) -> bool:
-    return draw("audit", f"r{i}") < TERMS.share
-
-
-async def test_the_closed_gate_answers_as_the_large_level_and_audits_open_it(pair: Home, short: None) -> None:
+async def test_the_closed_gate_answers_as_the_large_level_and_audits_open_it(
+    pair: Home, short: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_order(monkeypatch, chain(range(20), cycle(range(60))))
     change(pair, cascade=None, objective=Objective())
     async with running(pair) as engine:
         plain = await engine.infer(ask(range(60)))
@@ -183,9 +86,10 @@ async def test_the_closed_gate_answers_as_the_large_level_and_audits_open_it(pai
 
 @pytest.mark.parametrize("weight", [1.0, 0.4])
 async def test_each_text_is_answered_as_alone_at_the_same_decision(
-    pair: Home, short: None, weight: float
+    pair: Home, short: None, weight: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the equations, from each level's own answers."""
+    in_order(monkeypatch, chain([0], *[range(40)] * 3))
     change(pair, cascade=None, objective=Objective())
     async with running(pair) as engine:
         large = await engine.infer(ask(range(40)))
@@ -210,13 +114,16 @@ async def test_each_text_is_answered_as_alone_at_the_same_decision(
         on = goes_on(f"r{i}", float(share_large(p.max(), Dispatcher(0.5, 4.0))))
         seen.add((on, audited(i)))
         if not on and not audited(i):
-            assert same(together[i], small[i]), "the small level's answer"
+            assert together[i].label == small[i].label
+            on_scale = calibrated(p, 1 / made.large_temperature)
+            assert list((together[i].scores or {}).values()) == pytest.approx(on_scale.tolist(), abs=CLOSE)
         elif not on or weight == 1.0:
             assert same(together[i], large[i]), "the large level's answer"
         else:
             both = combined(p, q, weight)
             assert together[i].label == labels[both.argmax()]
-            assert list((together[i].scores or {}).values()) == pytest.approx(both.tolist(), abs=CLOSE)
+            on_scale = calibrated(both, 1 / made.large_temperature)
+            assert list((together[i].scores or {}).values()) == pytest.approx(on_scale.tolist(), abs=CLOSE)
         made_by = together[i].provenance
         assert made_by
         assert made_by.confidence == pytest.approx(p.max(), abs=CLOSE)
@@ -250,7 +157,7 @@ async def test_requests_that_insist_on_the_model_itself_get_it(pair: Home, short
     change(pair, objective=Objective())
     async with running(pair, metrics) as engine:
         found = await engine.infer(ask(range(10)))
-        assert not engine._levels._watched, "without an objective the cascade is off"
+        assert not engine._levels._evidence._profiles, "without an objective the cascade is off"
     assert {r.provenance.level for r in found if r.provenance} == {None}
 
 
@@ -282,7 +189,7 @@ async def test_a_stale_cascade_leaves_the_large_level_alone(pair: Home, short: N
         assert {r.provenance.level for r in found if r.provenance} == {"large"}
         assert "version" in (pair.manager.cascade(LARGE).stale or "")
         registry.set_current(first, live.version)
-        watched(engine).rests_until = 0.0
+        engine._levels._paused.clear()
         found = await engine.infer(ask(range(20)))
         assert "small" in {r.provenance.level for r in found if r.provenance}
         change(pair, cascade=cascade_of(pair).model_copy(update={"version": 99}))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -164,19 +165,49 @@ def profiled(seed: int = 0, texts: int = 400, large_s: float = 3.0) -> Profiled:
     return Profiled(levels[0], levels[1], gold, ones, large_s * ones, large_s * ones)
 
 
-def test_the_scan_over_cut_offs_stops_at_the_first_that_is_worse_than_the_mean() -> None:
+def test_the_scan_over_cut_offs_stops_at_the_first_that_is_surely_worse_than_both_levels() -> None:
     data, slope = profiled(), 10.0
-    means = [(level.argmax(1) == data.gold).mean() for level in (data.small, data.large)]
-    slow = []
+    worse = min((level.argmax(1) == data.gold).mean() for level in (data.small, data.large))
+    least, slow = worse - (worse * (1 - worse) / 400) ** 0.5, []
     for c in (0.95 - 0.05 * i for i in range(19)):
         one = candidate(data, Dispatcher(round(c, 2), slope))
-        if one.accuracy < sum(means) / 2:
+        if one.accuracy < least:
             break
         slow.append(one)
     found = [one for one in candidates(data, [slope]) if one.dispatcher.cut_off not in CAREFUL]
     assert found == [one for one in slow if one.tail_s <= MAX_TAIL * 3.0]
-    assert 0 < len(found) < 19
+    assert found
     assert {one.dispatcher.cut_off for one in candidates(data, [slope])} >= {*CAREFUL}
+
+
+def test_a_dispatcher_that_is_worse_than_both_levels_is_no_candidate() -> None:
+    """The small level is wrong where it is sure, and elsewhere the ensemble follows the one that is wrong."""
+    # How sure the small level is of its answer, whether that is right; the same of the large level.
+    rows = [(0.99, False, 0.85, True)] * 35 + [(0.51, True, 0.99, False)] * 45
+    rows += [(0.51, False, 0.99, True)] * 20
+    small, large = (
+        np.array([[row[at], 1 - row[at]] if row[at + 1] else [1 - row[at], row[at]] for row in rows])
+        for at in (0, 2)
+    )
+    gold, ones = np.zeros(100, np.int64), np.ones(100)
+    assert candidates(Profiled(small, large, gold, ones, ones, ones)) == []
+
+
+def test_levels_of_about_equal_accuracy_have_candidates() -> None:
+    """By chance many a dispatcher is less accurate than the mean of both levels."""
+    below = 0
+    for seed in range(20):
+        rng, data = np.random.default_rng(seed), profiled(seed)
+        sure, right = rng.uniform(0.9, 1, (400, 2)), rng.random((400, 2)) < 0.8
+        first = np.where(right == (data.gold == 0)[:, None], sure, 1 - sure)  # of the label 0, by level
+        small, large = (np.stack([p, 1 - p], 1) for p in first.T)
+        data = replace(data, small=small, large=large)
+        levels = [(level.argmax(1) == data.gold).mean() for level in (data.small, data.large)]
+        one = candidate(data, Dispatcher(0.95, 10.0))
+        if one.accuracy < sum(levels) / 2:
+            below += 1
+            assert one in candidates(data, [10.0])
+    assert below
 
 
 def test_a_candidates_figures_are_those_of_drawn_requests() -> None:

@@ -6,7 +6,10 @@ import random
 
 import pytest
 
+from hmi.core import MAX_AGREEMENT, MIN_AGREEMENT, Objective
 from hmi.stages.cascade.gate import Terms, Trial
+from hmi.stages.early_exit.control import Terms as ExitTerms
+from hmi.stages.early_exit.drift import Alarm
 from hmi.stages.early_exit.evidence import most_disagreements
 
 TERMS = Terms(loss=0.05, share=0.25)
@@ -50,9 +53,9 @@ def test_a_policy_that_disagrees_too_often_is_not_used_and_given_up(seed: int) -
         obeyed += run(trial, 0.12, 100, seed + trial.texts)[0]
         assert trial.texts < 10_000
     assert obeyed == 0
-    policy = trial.policies
+    policy = trial.policy
     trial.renew()
-    assert (trial.policies, trial.own.seen, trial.hopeless) == (policy + 1, 0, False)
+    assert (trial.policy, trial.own.seen, trial.hopeless) == (policy + 1, 0, False)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -100,11 +103,17 @@ def test_audits_of_a_policy_that_was_given_up_say_nothing_of_the_next() -> None:
     assert trial.own.seen == 0
 
 
-@pytest.mark.parametrize("agreement", [0.5, 0.9, 0.95, 0.99, 0.9999])
+@pytest.mark.parametrize("agreement", [MIN_AGREEMENT, 0.9, 0.95, 0.99, MAX_AGREEMENT])
 def test_a_tenants_agreement_gives_terms_that_gate_and_alarm_take(agreement: float) -> None:
     terms = Terms.of(agreement)
     assert terms.loss <= 1 - agreement + 1e-12
     assert 0.01 <= terms.share <= 0.25
     Trial(terms)
+    Alarm(ExitTerms(loss=1.0 - agreement).loss)
     first = next(n for n in range(0, 200_000, 50) if solvent(n, 0, terms.share, terms.loss, terms.error))
     assert first < (2000 if agreement <= 0.99 else 200_000)
+
+
+def test_an_agreement_that_the_alarm_cannot_watch_is_no_objective() -> None:
+    with pytest.raises(ValueError, match="agreement"):
+        Objective(agreement=0.5)

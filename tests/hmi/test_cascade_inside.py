@@ -30,6 +30,7 @@ from hmi.stages.cascade.gate import MOST_SHARE, Terms
 from hmi.stages.cascade.hook import Concern, InsideHook
 from hmi.stages.cascade.pruning import kept
 from hmi.stages.cascade.standing import Standing
+from hmi.stages.cascade.watched import Watched
 from hmi.stages.draw import draw
 from tests.hmi.test_fused import BERT, DEPTH, MPNET, module, upper
 
@@ -137,7 +138,7 @@ class World:
                 small = probabilities(output.double().numpy(), 0.8)
                 share = float(share_large(small.max(), Dispatcher(offer.cut_off, offer.slope)))
                 if not goes_on(about.id, share):
-                    return "exit", output
+                    return "exit", output * (1.3 / 0.8)
                 if offer.pruning:
                     seen = from_first(self.layer(index), self.shape.heads, x, module, index)
                     x = x[torch.from_numpy(kept(seen, about.words, about.segments, offer.pruning))]
@@ -146,20 +147,25 @@ class World:
             layer = self.layer(index)
             x = (layer(padded, attend) if module is None else layer(padded, attend, module.delta(index)))[0]
         large = probabilities((self.head @ x[0]).double().numpy(), 1.3)
-        return "end", torch.from_numpy(np.log(offer.weight * large + (1 - offer.weight) * small)).float()
+        mixture = offer.weight * large + (1 - offer.weight) * small
+        return "end", torch.from_numpy(1.3 * np.log(mixture)).float()
 
 
 def standing(offer: Offer, agreement: float = 0.9, share: float | None = None) -> Standing:
     """The standing of a cascade with this offer, which audits this share of texts (None: what it chooses)."""
-    made = Standing(CASCADE.model_copy(update={"offers": (offer,)}), Objective(agreement=agreement))
+    made = Watched(CASCADE.model_copy(update={"offers": (offer,)}), Objective(agreement=agreement))
     if share is not None:
-        made._watched.trial.terms = Terms(made._watched.trial.terms.loss, share)
-    return made
+        made.trial.terms = Terms(made.trial.terms.loss, share)
+    return Standing(made)
 
 
 def opened(offer: Offer, share: float = 1e-9) -> Standing:
     """A standing whose gate is open and whose stream has earned much."""
-    made = standing(offer, 0.6, 0.5)
+    return used(standing(offer, 0.6, 0.5), share)
+
+
+def used(made: Standing, share: float = 1e-9) -> Standing:
+    """The same standing with its gate opened."""
     for i in range(5000):
         begun = made.begin(f"earlier-{i}")
         assert begun is not None
@@ -221,7 +227,8 @@ def test_if_all_texts_go_on_a_weight_of_1_gives_the_large_levels_bits(world: Wor
 def test_a_weight_of_0_gives_the_ramps_output(world: World) -> None:
     for text, (why, output) in world.run(ALL, replace_offer(cut_off=0.9999, weight=0.0)).items():
         assert why == "end"
-        torch.testing.assert_close(output, world.ramp @ first_layer(world, text)[0], rtol=1e-4, atol=1e-4)
+        ramp = world.ramp @ first_layer(world, text)[0]
+        torch.testing.assert_close(output, ramp * (1.3 / 0.8), rtol=1e-4, atol=1e-4)
 
 
 def first_layer(world: World, text: int) -> Tensor:

@@ -7,8 +7,9 @@ import threading
 
 import pytest
 
-from hmi.core import Objective
+from hmi.core import ModelId, Objective
 from hmi.stages.cascade.standing import Begun, Standing
+from hmi.stages.cascade.watched import MAX_AGREEMENTS, Evidence, Watched
 from tests.hmi.test_cascade_inside import CASCADE, OFFER
 
 OFFERS = tuple(
@@ -18,7 +19,7 @@ OFFERS = tuple(
 
 def made(offers: int = 1, agreement: float = 0.98, deadline_ms: float | None = None) -> Standing:
     cascade = CASCADE.model_copy(update={"offers": OFFERS[:offers]})
-    return Standing(cascade, Objective(agreement=agreement, deadline_ms=deadline_ms))
+    return Standing(Watched(cascade, Objective(agreement=agreement, deadline_ms=deadline_ms)))
 
 
 def stream(standing: Standing, rates: list[float], seed: int = 0) -> tuple[int, int, list[Begun | None]]:
@@ -86,3 +87,58 @@ def test_counts_are_exact_under_threads() -> None:
         thread.join()
     assert standing.report.texts == 1600
     assert standing._watched.trial._under_way == 0
+
+
+ABOUT = ModelId("acme", "m"), "artefact"
+BOTH = CASCADE.model_copy(update={"offers": OFFERS})
+
+
+def audited(watched: Watched, texts: int) -> Watched:
+    for _ in range(texts):
+        watched.audit(watched.trial.begin(audited=True), disagrees=False)
+    return watched
+
+
+def test_another_objective_and_back_loses_no_evidence() -> None:
+    evidence, wanted = Evidence(10), Objective(agreement=0.9)
+    first = audited(evidence.of(*ABOUT, BOTH, wanted), 200)
+    assert first.trial.open
+    other = evidence.of(*ABOUT, BOTH, Objective(agreement=0.8))
+    assert not other.trial.open
+    assert other.trial.policy == first.trial.policy + 1, "all policies share one error"
+    assert evidence.of(*ABOUT, BOTH, wanted) is first
+    report = evidence.report(*ABOUT)
+    assert report is not None
+    assert report.audited == 200
+    for i in range(MAX_AGREEMENTS):
+        evidence.of(*ABOUT, BOTH, Objective(agreement=0.6 + i / 100))
+    again = evidence.of(*ABOUT, BOTH, wanted)
+    assert again is not first, "too many others"
+    assert again.trial.policy == MAX_AGREEMENTS + 2
+    assert evidence.of(*ABOUT, CASCADE, wanted).trial.policy == 0, "another profile"
+
+
+def test_another_mean_time_keeps_the_evidence_of_the_same_offer_and_the_account() -> None:
+    evidence = Evidence(10)
+    watched = audited(evidence.of(*ABOUT, BOTH, Objective(agreement=0.9)), 200)
+    for allowed_ms in (5.0, 1.5, None):
+        assert evidence.of(*ABOUT, BOTH, Objective(agreement=0.9, deadline_ms=allowed_ms)) is watched
+        assert (watched.trial.open, watched.offer) == (True, OFFERS[0])
+    evidence.of(*ABOUT, BOTH, Objective(agreement=0.9, deadline_ms=0.5))
+    assert watched.offer is None
+    assert evidence.of(*ABOUT, BOTH, Objective(agreement=0.9)).offer == OFFERS[0]
+    assert not watched.trial.open, "another policy was chosen in between"
+    assert watched.trial.texts == 200
+
+
+def test_evidence_of_deleted_artefacts_and_of_those_used_longest_ago_is_dropped() -> None:
+    evidence, wanted = Evidence(2), Objective(agreement=0.9)
+    of_two = BOTH.model_copy(update={"small": "acme.s", "small_artefact": "small"})
+    models = [ModelId("acme", name) for name in "abc"]
+    for model in models:
+        evidence.of(model, "large", of_two, wanted)
+    assert [evidence.report(m, "large", "small") is not None for m in models] == [False, True, True]
+    evidence.forget(["else"])
+    assert evidence.report(models[2], "large", "small") is not None
+    evidence.forget(["small"])
+    assert evidence.report(models[2], "large", "small") is None

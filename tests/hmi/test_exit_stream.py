@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
+from hmi.core import MIN_AGREEMENT
 from hmi.stages.draw import draw
 from hmi.stages.early_exit.control import Control, Recorded, Terms
 from hmi.stages.early_exit.ramps import Costs
@@ -215,3 +216,11 @@ def test_the_dearer_of_two_ramps_that_help_alike_is_not_used() -> None:
     served(easy(3000, 1), control, "dearer")
     assert control.present is not None
     assert control.present.thresholds[0] == 0.0 < control.present.thresholds[1]
+
+
+def test_the_least_agreement_is_one_that_all_parts_of_the_control_take() -> None:
+    control = Control(lambda: COSTS, Terms(loss=1.0 - MIN_AGREEMENT))
+    run = served(easy(2000, 7).then(shuffled(500, 7)), control, "least")
+    assert run.left.any()
+    assert control.audits.seen
+    assert run.share_wrong()[-1] <= 1.0 - MIN_AGREEMENT

@@ -10,8 +10,10 @@ before. The alarm closes the gate, and the evidence begins anew.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import count
 
 from hmi.stages.early_exit.drift import Alarm
 from hmi.stages.early_exit.evidence import (
@@ -26,8 +28,6 @@ from hmi.stages.early_exit.evidence import (
 ERROR = 0.05
 """The probability with which the tolerated rate may be exceeded: that of all gates of a model together, and
 that of the bound of its stream."""
-MOST_LOSS = 0.45
-"""A tolerated rate above this counts as this: the alarm listens for rates up to 1/2."""
 MOST_SHARE, LEAST_SHARE, SHARE_LOSS = 0.25, 0.01, 0.0025
 """The share of audited texts is SHARE_LOSS over the tolerated rate, within these bounds: 1/4 at 1%, 1/20 at
 5%. While no policy is in force it is MOST_SHARE. Then a stream without disagreements may return its first
@@ -52,7 +52,7 @@ class Terms:
     @classmethod
     def of(cls, agreement: float) -> Terms:
         """The terms of a tenant who insists on this fraction of equal answers."""
-        loss = min(1.0 - agreement, MOST_LOSS)
+        loss = 1.0 - agreement
         return cls(loss, min(MOST_SHARE, max(LEAST_SHARE, SHARE_LOSS / loss)))
 
 
@@ -70,10 +70,12 @@ class Ticket:
 class Trial:
     """The evidence of one stream for one policy after another. It holds no lock: one thread uses it."""
 
-    def __init__(self, terms: Terms) -> None:
-        self.terms = terms
-        self.texts = self.policies = self.alarms = 0
-        """The numbers of texts, of policies so far, and of alarms."""
+    def __init__(self, terms: Terms, numbers: Iterator[int] | None = None) -> None:
+        """numbers: of the policies, each once. Trials that share one error share them; None: it is alone."""
+        self.terms, self._numbers = terms, count() if numbers is None else numbers
+        self.policy = next(self._numbers)
+        """The number of the present policy."""
+        self.texts = self.alarms = 0
         self._disagreed = self._under_way = 0
         """Audits of texts that obeyed a policy: those that disagreed, and those not yet reported."""
         self._gate, self._alarm = self._fresh()
@@ -90,7 +92,8 @@ class Trial:
 
     @property
     def solvent(self) -> bool:
-        """Whether one more text may obey a policy, whatever the stream has been (`evidence.solvent`)."""
+        """Whether one more text may obey a policy, whatever the stream has been: even if it disagrees,
+        the rate is at most the tolerated one, wrong with the probability `terms.error`."""
         return _solvent(self.texts, self._disagreed + self._under_way, self.terms)
 
     @property
@@ -120,13 +123,17 @@ class Trial:
 
         An audited text must be settled by `record` or `abandon`. Until then it counts as a disagreement.
         """
-        ticket = Ticket(self.policies, self.open and self.solvent, audited)
+        ticket = Ticket(self.policy, self.open and self.solvent, audited)
         self.texts += 1
         self._under_way += ticket.in_force and audited
         return ticket
 
     def abandon(self, ticket: Ticket) -> None:
-        """Take back an audit that will not be reported, such as that of a text that failed."""
+        """Take back an audit that will not be reported, such as that of a text that failed.
+
+        Only if the text would have failed without the audit, too. Otherwise texts on which the levels
+        disagree might be lost more often than others: then `record` a disagreement.
+        """
         self._under_way -= ticket.in_force and ticket.audited
 
     def record(self, ticket: Ticket, disagrees: bool) -> bool:
@@ -136,7 +143,7 @@ class Trial:
         """
         self.abandon(ticket)
         self._disagreed += ticket.in_force and disagrees
-        if ticket.policy != self.policies:  # of a policy that was given up meanwhile
+        if ticket.policy != self.policy:  # of a policy that was given up meanwhile
             return False
         if not self._gate.open:
             self._gate = self._gate.after(disagrees)
@@ -150,12 +157,12 @@ class Trial:
 
     def renew(self) -> None:
         """Begin anew with another policy, or with the same on a stream that has drifted."""
-        self.policies += 1
+        self.policy = next(self._numbers)
         self._gate, self._alarm = self._fresh()
 
     def _fresh(self) -> tuple[Gate, Alarm]:
         loss = self.terms.loss
-        return Gate(loss, granted(self.terms.error, self.policies)), Alarm(loss)
+        return Gate(loss, granted(self.terms.error, self.policy)), Alarm(loss)
 
 
 @lru_cache(maxsize=1024)

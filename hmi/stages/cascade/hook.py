@@ -2,8 +2,9 @@
 large one.
 
 A text leaves with its ramp's output, or goes on. One that goes on may lose words, and gets the ensemble of
-both levels. While the cascade is under test, and for audits, a text runs to the end as if there were no
-cascade, and what the cascade would have answered is compared with its answer.
+both levels. Both outputs are on the scale of the large level's own, so that dividing them by the version's
+temperature calibrates them. While the cascade is under test, and for audits, a text runs to the end as if
+there were no cascade, and what the cascade would have answered is compared with its answer.
 
 An audit must know that answer too if words would have been dropped. So such a text goes on twice: whole, for
 its answer, and shortened, for the audit.
@@ -48,7 +49,7 @@ class Decided:
     concern: Concern
     begun: Begun
     ramp: Tensor
-    """The ramp's output."""
+    """The ramp's output on the large level's scale: divided by that one's temperature it is calibrated."""
     small: Floats
     """The ramp's calibrated probabilities."""
     goes_on: bool
@@ -73,14 +74,15 @@ class Decided:
         return self.goes_on and self.offer.pruning > 0.0 and (self.begun.followed or self.reported)
 
     def mixed(self, output: Tensor) -> Tensor:
-        """The ensemble with the large level's output, as logarithms of probabilities; at the weights 0 and 1
-        one level's output as it is."""
+        """The ensemble with the large level's output, on that one's scale; at the weights 0 and 1 one level's
+        output as it is."""
         weight = self.offer.weight
         if weight in (0.0, 1.0):
             return output if weight else self.ramp
-        large = probabilities(output.double().numpy(), self.concern.cascade.large_temperature)
+        temperature = self.concern.cascade.large_temperature
+        large = probabilities(output.double().numpy(), temperature)
         mixture = combined(self.small, large, weight)
-        return torch.from_numpy(np.log(np.maximum(mixture, SMALLEST))).to(output.dtype)
+        return torch.from_numpy(temperature * np.log(np.maximum(mixture, SMALLEST))).to(output.dtype)
 
     def label(self, output: Tensor) -> str | None:
         return self.concern.text.task.answer(output).label
@@ -131,13 +133,14 @@ class InsideHook(Hook):
 
     def _decide(self, text: int, output: Tensor | None) -> Decided | None:
         concern = self._concerns[text]
-        begun = None if output is None else concern.standing.begin(concern.text.id)
+        begun = None if output is None else concern.standing.begin(concern.text.nonce)
         if output is None or begun is None:
             return None
         offer = begun.offer
         small = probabilities(output.double().numpy(), concern.cascade.temperature)
         share = share_large(small.max(), Dispatcher(offer.cut_off, offer.slope))
-        return Decided(concern, begun, output, small, goes_on(concern.text.id, float(share)))
+        on_scale = output * (concern.cascade.large_temperature / concern.cascade.temperature)
+        return Decided(concern, begun, on_scale, small, goes_on(concern.text.id, float(share)))
 
     def _onward(self, layer: int, rows: Rows, found: Mapping[int, Decided]) -> Rows:
         """The rows of the texts that stay; the same object if all stay as they are."""

@@ -78,13 +78,14 @@ class Candidate:
 def candidates(profiled: Profiled, slopes: Sequence[float] = SLOPES) -> list[Candidate]:
     """Every candidate that is accurate and fast enough to be offered.
 
-    For each slope, c falls from .95 in steps of .05 until the combined accuracy is below the mean of both
-    levels' accuracies. CAREFUL values of c are tried besides. Candidates whose tail exceeds the limit are
-    left out.
+    For each slope, c falls from .95 in steps of .05 until the combined accuracy is surely below both levels'
+    accuracies: by more than a standard error below the lower one. CAREFUL values of c are tried besides.
+    Candidates whose tail exceeds the limit are left out.
     """
     levels = [float(profiled.right(level).mean()) for level in (profiled.small, profiled.large)]
     tails = [float(np.quantile(s, TAIL, method="inverted_cdf")) for s in (profiled.small_s, profiled.alone_s)]
-    least = sum(levels) / 2
+    least = min(levels)
+    least -= float(np.sqrt(least * (1.0 - least) / len(profiled.gold)))
     found = [c for slope in slopes for c in _scan(profiled, slope, least)]
     careful = (candidate(profiled, Dispatcher(c, slope)) for slope in slopes for c in CAREFUL)
     found += [c for c in careful if c.accuracy >= least]

@@ -9,7 +9,7 @@ from hmi.core import CascadeState
 
 @dataclass(frozen=True)
 class CascadeReport:
-    """What a cascade did since the server started, or since its profile or its tenant's objective changed."""
+    """What a cascade did under the present agreement, since the server started or its profile changed."""
 
     state: CascadeState
     cut_off: float | None

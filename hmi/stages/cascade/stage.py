@@ -7,24 +7,20 @@ Going on costs only the layers that have not run. A cascade of two models on two
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
-from hmi.core import Cascade, ModelId, Objective
+from hmi.core import CASCADE_TASKS, Cascade, ModelId
 from hmi.execution.base import Hook
 from hmi.execution.batch import BatchKey
 from hmi.stages.base import OFF, Batch, Effect, Setting, Shape, Text
 from hmi.stages.cascade.hook import Concern, InsideHook
 from hmi.stages.cascade.report import CascadeReport
 from hmi.stages.cascade.standing import Standing
+from hmi.stages.cascade.watched import Evidence
 
 ON = Setting("inside")
-TASKS = ("classification", "pair")
-"""The tasks with one label for a text, which have a confidence that the dispatcher knows."""
 MOST = 16_384
-"""The models whose standings are kept; the one that has not been asked for longest begins anew."""
-Terms = tuple[Cascade, Objective]
+"""The models whose evidence is kept."""
 
 
 def inside(text: Text) -> Cascade | None:
@@ -33,19 +29,17 @@ def inside(text: Text) -> Cascade | None:
     if cascade is None or cascade.small is not None or text.objective.agreement is None:
         return None
     holds = cascade.version == version.version and cascade.site in version.ramps
-    may = text.whole and text.early and text.task.name in TASKS
+    may = text.whole and text.early and text.task.name in CASCADE_TASKS
     return cascade if holds and may else None
 
 
 class CascadeInside:
-    """A `Stage`. It keeps the standing of each version's cascade, which a new version begins anew."""
+    """A `Stage`. It keeps the evidence of each version's cascade, which a new version begins anew."""
 
     name = "cascade"
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._standings: OrderedDict[tuple[ModelId, str], tuple[Terms, Standing]] = OrderedDict()
-        """By model and artefact, the one asked last at the end."""
+        self._evidence = Evidence(MOST)
 
     def settings(self, key: BatchKey) -> Sequence[Setting]:
         return (OFF,) if key.exact else (OFF, ON)
@@ -67,22 +61,15 @@ class CascadeInside:
 
     def report(self, model: ModelId, artefact: str) -> CascadeReport | None:
         """What a version's cascade did; None if no text has asked for it."""
-        with self._lock:
-            found = self._standings.get((model, artefact))
-        return None if found is None else found[1].report
+        return self._evidence.report(model, artefact)
+
+    def forget(self, artefacts: Collection[str]) -> None:
+        """Drop the evidence of deleted artefacts. Batches in flight end as they began."""
+        self._evidence.forget(artefacts)
 
     def _concern(self, text: Text) -> Concern | None:
         cascade = inside(text)
-        return None if cascade is None else Concern(text, self._standing(text, cascade), cascade)
-
-    def _standing(self, text: Text, cascade: Cascade) -> Standing:
-        """The version's standing. Another cascade or objective begins one of its own."""
-        key, terms = (text.model, text.version.artefact), (cascade, text.objective)
-        with self._lock:
-            found = self._standings.get(key)
-            if found is None or found[0] != terms:
-                found = self._standings[key] = terms, Standing(cascade, text.objective)
-            self._standings.move_to_end(key)
-            if len(self._standings) > MOST:
-                self._standings.popitem(last=False)
-        return found[1]
+        if cascade is None:
+            return None
+        watched = self._evidence.of(text.model, text.version.artefact, cascade, text.objective)
+        return Concern(text, Standing(watched), cascade)

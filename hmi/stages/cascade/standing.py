@@ -6,10 +6,9 @@ another reason is an audit too.
 
 from __future__ import annotations
 
-import threading
 from dataclasses import dataclass
 
-from hmi.core import Cascade, Objective, Offer
+from hmi.core import Offer
 from hmi.stages.cascade.gate import Ticket
 from hmi.stages.cascade.report import CascadeReport
 from hmi.stages.cascade.watched import Watched
@@ -31,24 +30,23 @@ class Begun:
 
 
 class Standing:
-    """The offers of a cascade of one version of a model, and the trial of the present one. Thread-safe."""
+    """How compute threads use the evidence of a cascade of one version of a model. Thread-safe."""
 
-    def __init__(self, cascade: Cascade, objective: Objective) -> None:
-        """The objective must name an agreement."""
-        self._lock, self._watched = threading.Lock(), Watched(cascade, objective)
+    def __init__(self, watched: Watched) -> None:
+        self._lock, self._watched = watched.lock, watched
 
-    def begin(self, request: str) -> Begun | None:
+    def begin(self, nonce: str) -> Begun | None:
         """Count a text. None: no offer is left, so the text runs to the end, and nothing is reported.
 
         A text that is not followed may be recorded, and must be if it was drawn for an audit (`record`,
-        `abandon`). One that is followed must not.
+        `abandon`). One that is followed must not. nonce: the text's, for audits.
         """
         with self._lock:
             trial, offer = self._watched.trial, self._watched.offer
             if offer is None:
                 trial.texts += 1
                 return None
-            return Begun(trial.begin(draw("audit", request) < trial.share), offer)
+            return Begun(trial.begin(draw("audit", nonce) < trial.share), offer)
 
     def followed(self, *, returned: bool) -> None:
         """Count a text that the offer decided about, by the level that answered."""

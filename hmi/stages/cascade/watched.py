@@ -1,24 +1,34 @@
-"""One cascade's evidence and counts: which of its offers is tested or used."""
+"""The evidence and counts of cascades: which offer of each is tested or used."""
 
 from __future__ import annotations
 
+import threading
+from collections import OrderedDict
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
+from itertools import count
 
 import numpy as np
 
-from hmi.core import Cascade, CascadeState, Objective, Offer
+from hmi.core import Cascade, CascadeState, ModelId, Objective, Offer
 from hmi.stages.cascade.gate import Terms, Ticket, Trial
 from hmi.stages.cascade.profiling import prudent
 from hmi.stages.cascade.report import CascadeReport
 
+MAX_AGREEMENTS = 8
+"""The agreements of one model whose evidence is kept. The one that was asked for longest ago begins anew."""
+
 
 @dataclass
 class Watched:
-    """The evidence and the counts of one cascade. It holds no lock: one thread at a time uses it."""
+    """The evidence and the counts of one cascade under one agreement. One thread at a time uses it; threads
+    that share it hold `lock`."""
 
     cascade: Cascade
     objective: Objective
     """It must name an agreement."""
+    numbers: Iterator[int] = field(default_factory=count)
+    """Of the cascade's policies, under all agreements."""
     trial: Trial = field(init=False)
     offer: Offer | None = None
     """The dispatcher that is tested or used; None: the large level answers."""
@@ -28,11 +38,20 @@ class Watched:
     gone_on: int = 0
     audited: int = 0
     disagreed: int = 0
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
         assert self.objective.agreement is not None
-        self.trial = Trial(Terms.of(self.objective.agreement))
+        self.trial = Trial(Terms.of(self.objective.agreement), self.numbers)
         self._choose()
+
+    def within(self, objective: Objective) -> None:
+        """Obey an objective with the same agreement and another mean time. The evidence goes on, unless
+        another offer is chosen."""
+        before, self.objective = self.offer, objective
+        self._choose()
+        if self.offer != before:
+            self.trial.renew()
 
     def _choose(self) -> None:
         """Take the fastest offer that reaches the objective and has not failed."""
@@ -62,7 +81,7 @@ class Watched:
         trial, offer = self.trial, self.offer
         state: CascadeState = "no offer" if offer is None else "testing"
         if offer is not None and trial.open:
-            state = "in use" if trial.solvent else "earning"
+            state = "in use" if trial.solvent else "paused"
         return CascadeReport(
             state=state,
             cut_off=None if offer is None else offer.cut_off,
@@ -78,3 +97,65 @@ class Watched:
             alarms=trial.alarms,
             share=trial.share,
         )
+
+
+@dataclass(frozen=True)
+class Profile:
+    """One model's cascade with its evidence by agreement, the one used last at the end."""
+
+    cascade: Cascade
+    found: OrderedDict[float, Watched] = field(default_factory=OrderedDict)
+    numbers: Iterator[int] = field(default_factory=count)
+
+
+class Evidence:
+    """The evidence of many models' cascades. Thread-safe."""
+
+    def __init__(self, most: int) -> None:
+        """most: the cascades whose evidence is kept. The one that was used longest ago begins anew."""
+        self._most, self._lock = most, threading.Lock()
+        self._profiles: OrderedDict[tuple[ModelId, str, str], Profile] = OrderedDict()
+        """By model and the artefacts of both levels, since two tenants may have equal artefacts. The one used
+        last is the last."""
+
+    def of(self, model: ModelId, artefact: str, cascade: Cascade, objective: Objective) -> Watched:
+        """The evidence of a cascade under an objective, which must name an agreement.
+
+        Another profile begins anew. Each agreement has evidence of its own, which is kept while another one
+        holds; their policies share one error.
+        """
+        key, agreement = (model, artefact, cascade.small_artefact or ""), objective.agreement
+        assert agreement is not None
+        with self._lock:
+            profile = self._profiles.get(key)
+            if profile is None or profile.cascade != cascade:
+                profile = self._profiles[key] = Profile(cascade)
+            found = profile.found.get(agreement)
+            if found is None:
+                found = profile.found[agreement] = Watched(cascade, objective, profile.numbers)
+            profile.found.move_to_end(agreement)
+            self._profiles.move_to_end(key)
+            if len(profile.found) > MAX_AGREEMENTS:
+                profile.found.popitem(last=False)
+            if len(self._profiles) > self._most:
+                self._profiles.popitem(last=False)
+        if found.objective != objective:
+            with found.lock:
+                found.within(objective)
+        return found
+
+    def report(self, model: ModelId, artefact: str, small_artefact: str = "") -> CascadeReport | None:
+        """What a cascade did under the present agreement; None if none of its texts has come."""
+        with self._lock:
+            profile = self._profiles.get((model, artefact, small_artefact))
+            found = None if profile is None else next(reversed(profile.found.values()))
+        if found is None:
+            return None
+        with found.lock:
+            return found.report
+
+    def forget(self, artefacts: Collection[str]) -> None:
+        """Drop the evidence of deleted artefacts."""
+        with self._lock:
+            for key in [key for key in self._profiles if not {*key[1:]}.isdisjoint(artefacts)]:
+                del self._profiles[key]
