@@ -108,12 +108,16 @@ def _state(record: ModelRecord, report: ExitReport | None, *, served: bool) -> t
     if record.objective.agreement is None:
         cure = "" if live.task == "embedding" else f": hmi model objective {name} --agreement 0.99 sets one"
         return "no objective", f"no agreement is set, so every text goes through the full model{cure}"
-    if not live.ramps and record.cascade is None:
+    held = record.cascade is not None and record.cascade.version == live.version
+    if not live.ramps and not held:
         return "no ramps", f"no ramps: run hmi model ramps {name}"
     if not served:
-        return "waiting", "the server that answers knows: ask it with --url"
-    if report is None and record.cascade is not None:
-        return "cascade", f"a cascade answers instead of early exits: hmi model cascade show {name}"
+        return "waiting", f"hmi model exits {name} asks the running server, which knows"
+    if report is None and held:
+        return "cascade", (
+            "no text leaves early while the model has a cascade for its live version; hmi model cascade show "
+            f"{name} tells what the cascade does"
+        )
     if report is None:
         return "waiting", "no text has come since the server started or this version was published"
     return report.state, f"{report.state}: {_words(report)}"
@@ -128,10 +132,13 @@ def _words(report: ExitReport) -> str:
         return f"{_percent(_left_share(report))} of {report.texts} texts left early"
     if report.state == "paused":
         return (
-            "no text may leave at present: the disagreements that the agreement allows are used up. Texts "
-            "leave again after more texts have agreed"
+            "no text leaves at present: one more answer that disagrees might exceed what the agreement "
+            "allows. Texts leave again after more texts have come"
         )
-    return "every ramp costs more time than it saves, so every text goes through the full model"
+    return (
+        "at this agreement early exits would cost more time than they save, or hardly save any. Every text "
+        "goes through the full model; another try follows after many more texts"
+    )
 
 
 def _report_view(report: ExitReport) -> ExitReportView:

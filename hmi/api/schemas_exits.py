@@ -112,7 +112,8 @@ class FeedbackTaken(Answer):
     taken: int = Field(description="Labels that were compared with their answers.")
     unknown: int = Field(
         description="Labels whose answers the server does not have: answered too long ago or before it "
-        "started, without ramps and an objective, or labelled already."
+        "started, by a model without early exits (no ramps, no objective, off, or a cascade), or labelled "
+        "already."
     )
 
 

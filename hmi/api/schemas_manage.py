@@ -272,8 +272,8 @@ class CascadeTraffic(Answer):
         description="`no objective`: the tenant insists on no agreement, so the large level answers. "
         "`no offer`: no dispatcher reaches the objective, or all that do have failed. `testing`: the audits "
         "do not yet suffice. `paused`: they do, but one more answer that disagrees might exceed what is "
-        "tolerated, so the large level answers until more texts have come. `in use`: "
-        "the small level answers first."
+        "tolerated, so the large level answers until more texts have come. `in use`: the small level answers "
+        "first."
     )
     cut_off: float | None = Field(
         default=None, description="The dispatcher that is tested or used: c of Tabi's equation (4)."

@@ -70,7 +70,8 @@ def objective(
 def exits(session: Session, name: str, as_json: bool) -> None:
     """Show how far a model's early exits are, and what they saved.
 
-    Without --url it asks the server that runs on the data folder, which counts since its start.
+    Without --url it asks the server that runs on the data folder. The counts begin with the version that
+    answers, and go on after a clean stop of the server.
     """
     found = _ask(session, "GET", f"/manage/models/{segment(name)}/exits")
     if as_json:
@@ -114,7 +115,7 @@ def feedback(session: Session, name: str, file: Path, as_json: bool) -> None:
             raise
         taken, unknown = taken + done["taken"], unknown + done["unknown"]
     told = f"{taken} taken, {unknown} unknown"
-    why = ": answered too long ago, without an objective and ramps, or labelled already" if unknown else ""
+    why = ": answered too long ago, without early exits, or labelled already" if unknown else ""
     print_done({"taken": taken, "unknown": unknown}, told + why, as_json)
 
 

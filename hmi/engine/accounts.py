@@ -32,47 +32,60 @@ class Accounts:
         self._metrics.usage.add(tenant, cascaded=1, small=int(small))
 
     def ran(self, ran: Ran) -> None:
-        """Count a batch that ran, even if some of its texts failed, before its answers are handed on."""
+        """Count a batch that ran, even if some of its texts failed, before its answers are handed on.
+
+        Tenants share the time of its layers by the work of the layers that ran for their texts; if none did,
+        by tokens.
+        """
         pieces, tokens, times = ran.batch.pieces, ran.batch.offsets[-1], ran.times
         self._metrics.stage("retrieve", times.retrieve_s)
         self._metrics.stage("compute", times.compute_s)
         tenants = len({piece.item.tenant for piece in pieces})
         self._metrics.batch(len(pieces), tokens, tenants, times.retrieve_s + times.compute_s)
-        for name, setting in ran.stages.items():
-            self._metrics.execution_stage(name, setting, len(pieces))
+        settings = Counter(on for concerned in ran.stages for on in concerned.items())
+        for (name, setting), count in settings.items():
+            self._metrics.execution_stage(name, setting, count)
         domains: defaultdict[str, Counter[str]] = defaultdict(Counter)
         tokens_of: Counter[str] = Counter()
-        for piece, hits in zip(pieces, ran.batch.hits, strict=True):
+        work_of: defaultdict[str, float] = defaultdict(float)
+        works = [done for done, _ in ran.work]
+        if not any(works):
+            works = [whole for _, whole in ran.work]
+        for piece, hits, work in zip(pieces, ran.batch.hits, works, strict=True):
             domains[piece.bundle.version.domain].update(hits)
             tokens_of[piece.item.tenant] += len(piece.window)
+            work_of[piece.item.tenant] += work
             if piece.index == 0:
                 self._metrics.stage("queue", times.begun - piece.item.queued)
         for domain, hits in domains.items():
             self._metrics.plot_hits(domain, hits)
         answered = _newly_answered(ran)
         inputs = Counter(item.tenant for item in answered)
+        each_ms = times.compute_s * 1e3 / sum(works)
         for tenant, mine in tokens_of.items():
-            spent_ms = mine * times.compute_s * 1e3 / tokens
+            spent_ms = work_of[tenant] * each_ms
             self._metrics.usage.add(tenant, inputs=inputs[tenant], tokens=mine, compute_ms=spent_ms)
         left = [item for item in answered if item.partial.confidence is not None]
         if left:
-            self._left_early(left, ran)
+            self._left_early(left)
+            pairs = zip(pieces, ran.work, strict=True)
+            skipped = {id(piece.item): whole - done for piece, (done, whole) in pairs}
+            for item in left:
+                self._metrics.usage.add(item.tenant, saved_ms=skipped[id(item)] * each_ms)
 
-    def _left_early(self, items: Sequence[Item], ran: Ran) -> None:
-        """Count texts that left early, and the time of the layers that they did not run.
+    def answered_early(self, items: Sequence[Item]) -> None:
+        """Count texts whose answers were handed on although their batch failed later."""
+        for item in items:
+            item.counted = True
+            self._metrics.usage.add(item.tenant, inputs=1, tokens=item.tokens)
+        self._left_early(items)
 
-        That time is estimated by the time that the batch took for each token and layer.
-        """
+    def _left_early(self, items: Sequence[Item]) -> None:
+        """Count texts that left early."""
         for site, count in Counter(item.partial.layers for item in items).items():
             self._metrics.exits(site, count)
-        layers, skipped = len(items[0].bundle.root.upper), Counter[str]()
-        for item in items:
-            skipped[item.tenant] += item.tokens * (layers - item.partial.layers)
-        run = layers * ran.batch.offsets[-1] - skipped.total()
-        each_ms = ran.times.compute_s * 1e3 / max(run, 1)
-        early = Counter(item.tenant for item in items)
-        for tenant, count in early.items():
-            self._metrics.usage.add(tenant, early=count, saved_ms=skipped[tenant] * each_ms)
+        for tenant, count in Counter(item.tenant for item in items).items():
+            self._metrics.usage.add(tenant, early=count)
 
 
 def _newly_answered(ran: Ran) -> list[Item]:

@@ -19,6 +19,7 @@ from hmi.engine.accounts import Accounts
 from hmi.engine.admission import Admission
 from hmi.engine.bundles import Bundles, TaskPart
 from hmi.engine.compute import Compute
+from hmi.engine.early import EarlyAnswers
 from hmi.engine.express import Host, Hosts
 from hmi.engine.in_flight import InFlight
 from hmi.engine.isolate import by_model, fail
@@ -29,7 +30,7 @@ from hmi.engine.loading import ModelLoader
 from hmi.engine.pace import BATCH_WORK, Pace
 from hmi.engine.queue import FEW_TENANTS, BatchLimits, BatchQueue
 from hmi.engine.request import TextRequest, TextResult
-from hmi.engine.running import Early, Held, Ran, Runner
+from hmi.engine.running import Held, Ran, Runner
 from hmi.engine.sink import CallSink
 from hmi.engine.supervisor import Broken, Supervisor
 from hmi.engine.waiting import WaitingTexts
@@ -362,27 +363,23 @@ class Engine:
                 sound = [p for p in left if p.bundle.version.artefact in parts]
                 failed = [(p.item, broken[a]) for p in left if (a := p.bundle.version.artefact) in broken]
                 held = Held(sound, parts, failed)
-                run = partial(self._runner.run, held, batch.plan, self._deliver_early())
-                ran = await self._compute.run(run, express=express)
+                early = EarlyAnswers()
+                run = partial(self._runner.run, held, batch.plan, early)
+                try:
+                    ran = await self._compute.run(run, express=express)
+                except Exception:
+                    self._accounts.answered_early(early.items)
+                    raise
             finally:
                 self._loader.let_go(artefacts)
             self._reply(ran, batch)
             left, again = later, True
 
-    def _deliver_early(self) -> Early:
-        """Return what a compute thread calls with answers of texts that leave before their batch ends."""
-        loop = asyncio.get_running_loop()
-
-        def deliver(answers: list[tuple[Item, TextResult]]) -> None:
-            with suppress(RuntimeError):  # the loop has ended, and with it all callers
-                loop.call_soon_threadsafe(_deliver, answers)
-
-        return deliver
-
     def _reply(self, ran: Ran, batch: Cut) -> None:
         pieces, cpu_s = ran.batch.pieces, ran.cpu_s
         if pieces:
-            self._pace.ran(batch.plan.candidate.key, work_in(pieces) * batch.work_left, cpu_s)
+            if share := ran.share:  # of a batch whose layers did not run there is nothing to learn
+                self._pace.ran(batch.plan.candidate.key, work_in(pieces) * batch.work_left * share, cpu_s)
             self._accounts.ran(ran)
             for item, answer in ran.answers:
                 if item.sink.wanted:  # windows that ran again may complete their text twice
@@ -400,8 +397,3 @@ class Engine:
     def _expected_s(self, batch: Cut) -> float:
         work = work_in(batch.pieces) * batch.work_left + BATCH_WORK
         return self._pace.seconds(batch.plan.candidate.key, work)
-
-
-def _deliver(answers: list[tuple[Item, TextResult]]) -> None:
-    for item, answer in answers:
-        item.sink.done(answer)

@@ -47,7 +47,7 @@ class Partial:
     layers: int = 0
     """The largest number of upper layers that a window went through."""
     stages: dict[str, str] = field(default_factory=dict)
-    """The setting of each stage that was on."""
+    """The setting of each stage that concerned a window."""
     confidence: float | None = None
     """Of the ramp that answered the text; None if none did."""
     batches: set[Times] = field(default_factory=set)

@@ -73,7 +73,7 @@ class Provenance:
     exact: bool
     versions: Versions
     stages: Mapping[str, str] = field(default_factory=dict)
-    """The setting of each execution stage that was not off."""
+    """The setting of each execution stage that was on for the text."""
     confidence: float | None = None
     """Of a text that left early: that of the ramp that answered it. The least over all answers."""
     level: Level | None = None

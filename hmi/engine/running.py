@@ -8,21 +8,25 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import closing
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from itertools import accumulate
 
 import torch
 
 from hmi.engine.answers import answer_of
 from hmi.engine.bundles import TaskPart
 from hmi.engine.heads import outputs_of
+from hmi.engine.hooked import Hooked
 from hmi.engine.item import Item, Piece, Times
 from hmi.engine.ramps import Texts, attention_of, objective_of, ramps_of
 from hmi.engine.request import TextResult
 from hmi.engine.retrieval import Failed, Retrieved, retrieve
-from hmi.execution import BatchKey, Hook, Left, Rows, trace
+from hmi.execution import BatchKey, Left, Rows, trace
 from hmi.execution.base import Output
 from hmi.stages import Batch, Plan, Stage
+from hmi.stages.early_exit.costs import relative
 from hmi.stores.failures import tell
 from hmi.stores.miss_recorder import MissRecorder
 
@@ -54,10 +58,38 @@ class Ran:
     times: Times
     early: list[Item]
     """The texts whose answers were handed on before the batch had ended."""
-    stages: Mapping[str, str]
-    """The setting of each stage that had hooks for the batch."""
+    stages: Sequence[Mapping[str, str]]
+    """By window of the batch: the setting of each stage that concerned it."""
+    layers: Sequence[int]
+    """By window of the batch: the upper layers that it went through."""
     cpu_s: float
     """CPU seconds of the compute thread, and seconds that it slept until a device had computed the batch."""
+
+    @cached_property
+    def work(self) -> list[tuple[float, float]]:
+        """By window: the work of the upper layers that ran for it, and that of all layers.
+
+        It is in tokens times layers, each layer by its time relative to others (`relative`).
+        """
+        pieces = self.batch.pieces
+        up_to = _up_to(pieces[0].item.key, len(pieces[0].bundle.root.upper))
+        pairs = zip(pieces, self.layers, strict=True)
+        return [(len(p.window) * up_to[layers], len(p.window) * up_to[-1]) for p, layers in pairs]
+
+    @property
+    def share(self) -> float:
+        """The part of the time that the batch would have taken if no text had left early; 1 if none did."""
+        ran, whole = map(sum, zip(*self.work, strict=True))
+        if ran == whole or ran == 0.0:
+            return float(ran == whole)
+        times = self.times
+        return (times.retrieve_s + times.compute_s) / (times.retrieve_s + times.compute_s * whole / ran)
+
+
+@lru_cache(maxsize=256)
+def _up_to(key: BatchKey, layers: int) -> tuple[float, ...]:
+    """[layers + 1]: the times of the layers before each, relative to one."""
+    return (0.0, *accumulate(relative(key, layers).tolist()))
 
 
 class Runner:
@@ -78,10 +110,10 @@ class Runner:
         gone: list[Item] = []
         failed = [*held.failed, *batch.failed]
         parts = [held.parts[p.bundle.version.artefact] for p in batch.pieces]
-        stages: dict[str, str] = {}
-        with ExitStack() as hooked:
-            hooks = self._hooks(batch, parts, plan, stages, hooked) if parts else []
-            running = Running(batch, parts, plan.candidate.key, hooks, stages, times)
+        with closing(Hooked(len(parts))) as hooked:
+            if parts:
+                self._hook(hooked, batch, parts, plan)
+            running = Running(batch, parts, plan.candidate.key, hooked, times, [0] * len(parts))
             for outcomes, ended in running.outcomes() if batch.pieces else ():
                 found = [(i, o) for i, o in outcomes if not isinstance(o, Exception)]
                 failed += [(i, o) for i, o in outcomes if isinstance(o, Exception)]
@@ -94,7 +126,7 @@ class Runner:
         _computed(times)
         cpu_s = time.thread_time() - cpu + times.waited_s
         self._record(batch)
-        return Ran(batch, answers, failed, times, gone, stages, cpu_s)
+        return Ran(batch, answers, failed, times, gone, hooked.stages, running.layers, cpu_s)
 
     def _record(self, batch: Retrieved) -> None:
         """Record the batch's misses. Answers are worth more than their record: a failure is logged."""
@@ -104,20 +136,12 @@ class Runner:
         except Exception as error:
             tell(log, "the misses of a batch could not be recorded", error)
 
-    def _hooks(
-        self,
-        batch: Retrieved,
-        parts: Sequence[TaskPart],
-        plan: Plan,
-        stages: dict[str, str],
-        hooked: ExitStack,
-    ) -> list[Hook]:
-        """The hooks of this batch. Puts the settings of the stages that have some into `stages`, and lets
-        `hooked` close the hooks."""
+    def _hook(self, hooked: Hooked, batch: Retrieved, parts: Sequence[TaskPart], plan: Plan) -> None:
+        """Put the hooks of this batch into `hooked`."""
         on = plan.on
         if not on:
-            return []
-        key, pieces, every = plan.candidate.key, batch.pieces, list[Hook]()
+            return
+        key, pieces = plan.candidate.key, batch.pieces
         objectives = [objective_of(piece) for piece in pieces]
         texts, ramps, attention = (
             Texts(pieces, parts),
@@ -127,13 +151,7 @@ class Runner:
         versions = [(b.model, b.version, b.cascade) for b in (piece.bundle for piece in pieces)]
         about = Batch(key, plan.candidate.layers, texts, ramps, objectives, attention, versions)
         for name, setting in on.items():
-            hooks = self._stages[name].hooks(setting, about)
-            for hook in hooks:
-                hooked.callback(hook.close)
-            if hooks:
-                stages[name] = setting.name
-            every += hooks
-        return every
+            hooked.add(name, setting, self._stages[name].hooks(setting, about))
 
 
 @dataclass(frozen=True)
@@ -144,9 +162,10 @@ class Running:
     parts: Sequence[TaskPart]
     """By piece of the batch."""
     key: BatchKey
-    hooks: Sequence[Hook]
-    stages: Mapping[str, str]
+    hooked: Hooked
     times: Times
+    layers: list[int]
+    """By piece: the upper layers that it went through."""
 
     def outcomes(self) -> Iterator[tuple[list[Outcome], bool]]:
         """Run the upper layers, and the head of each text as soon as the text has left them.
@@ -157,14 +176,15 @@ class Running:
         batch, times = self.batch, self.times
         rows, executor = Rows.packed(batch.rows, batch.offsets), batch.pieces[0].bundle.executor
         inside = set(range(len(batch.pieces)))
-        for left in executor.run(self.key, rows, [p.module for p in self.parts], self.hooks):
+        for left in executor.run(self.key, rows, [p.module for p in self.parts], self.hooked.hooks):
             inside.difference_update(left.texts)
+            for text in left.texts:
+                self.layers[text] = left.after
             times.waited_s += left.waited_s
             with trace.span("heads"):
                 outputs = outputs_of(left, batch.pieces, self.parts)
             if left.why == "end":
-                for hook in self.hooks:
-                    outputs = hook.ended(left.texts, outputs)
+                outputs = self.hooked.ended(left.texts, outputs)
             _computed(times)
             yield list(self._of(left, outputs)), left.why == "end"
         if inside:
@@ -179,9 +199,10 @@ class Running:
             if text == before:
                 continue  # a stage let the text run twice, and has had the second output
             before, piece, hits = text, self.batch.pieces[text], self.batch.hits[text]
+            stages = self.hooked.stages[text]
             if isinstance(output, Exception):
                 yield piece.item, output
-            elif piece.item.add(piece.index, output, hits, left.after, self.stages, self.times, confidence):
+            elif piece.item.add(piece.index, output, hits, left.after, stages, self.times, confidence):
                 yield piece.item, _answer(piece.item, self.parts[text])
 
 

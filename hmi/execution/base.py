@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Protocol
 
 from torch import Tensor
@@ -23,6 +23,11 @@ class Hook(Protocol):
         """The layers before which the hook is called. At 0 it is called right after retrieval."""
         ...
 
+    @property
+    def concerns(self) -> Collection[int] | None:
+        """The texts of the batch that the stage may treat otherwise than without it; None: all of them."""
+        return None
+
     def __call__(self, layer: int, rows: Rows) -> tuple[Rows, Left | None]:
         """Return the rows that continue, and the texts that leave here. Must not change `rows.x` in place."""
         ...
@@ -30,7 +35,8 @@ class Hook(Protocol):
     def ended(self, texts: Sequence[int], outputs: list[Output]) -> list[Output]:
         """Take the outputs of texts that went through all layers, and return those to answer with.
 
-        texts: indexes into the batch, ascending. Called once a batch or more often, on its thread.
+        texts: indexes into the batch, ascending. Called once a batch or more often, on its thread. If it
+        raises, the texts are answered with the outputs as they were, and the hook is closed.
         """
         return outputs
 

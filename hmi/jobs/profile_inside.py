@@ -71,6 +71,10 @@ class Watch:
     def at(self) -> frozenset[int]:
         return frozenset(self.sites)
 
+    @property
+    def concerns(self) -> None:
+        return None
+
     def __call__(self, layer: int, rows: Rows) -> tuple[Rows, Left | None]:
         assert self.batch is not None
         self.entered[layer] = time.thread_time()

@@ -7,7 +7,6 @@ by gradient steps can end at a negative T or not at all. Loads no torch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -73,30 +72,6 @@ def fit_labels(logits: ArrayLike, gold: ArrayLike) -> float:
             high = middle
     found = 2.0 / (low + high)
     return found if _loss(z / found, right) < _loss(z, right) else 1.0
-
-
-def fit_sets(logits: ArrayLike, gold: ArrayLike) -> float:
-    """The temperature of a multi-label model: of sigmoid(logit / T), over all decisions of all rows.
-
-    logits [rows, labels], gold bool [rows, labels]. A sigmoid is a softmax of (0, logit). Which labels are
-    given must be decided by the logits as they are: dividing them moves every threshold but 1/2.
-    """
-    z, given = np.asarray(logits, np.float64), np.asarray(gold, np.bool_)
-    if z.shape != given.shape:
-        raise ValueError(f"gold: shape {given.shape}, but the logits have {z.shape}")
-    return fit_labels(np.stack([np.zeros(z.size), z.ravel()], 1), given.ravel().astype(np.int64))
-
-
-def fit_tags(logits: Sequence[ArrayLike], gold: Sequence[ArrayLike]) -> float:
-    """The temperature of a tagger: of each word's softmax, every word counting the same.
-
-    logits: [words, tags] of each text. gold: int [words] of each text. The path of tags must be decided
-    without the temperature, since transitions are not divided by it.
-    """
-    words = [np.asarray(text, np.float64) for text in logits if len(np.asarray(text))]
-    if not words:
-        return 1.0
-    return fit_labels(np.concatenate(words), np.concatenate([np.asarray(text, np.int64) for text in gold]))
 
 
 def reliability(confidence: ArrayLike, right: ArrayLike, bins: int = BINS) -> list[Bin]:

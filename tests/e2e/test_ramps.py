@@ -48,6 +48,8 @@ class Reading:
 
 
 class Reader:
+    concerns = None
+
     def __init__(self, stage: Reading, batch: Batch) -> None:
         self.stage, self.batch = stage, batch
         self.at = frozenset(range(batch.layers))

@@ -11,7 +11,7 @@ import pytest
 
 from hmi.api.exits import checked_labels, exits_view
 from hmi.api.schemas_exits import Feedback
-from hmi.core import ModelId, ModelRecord, Objective
+from hmi.core import Cascade, ModelId, ModelRecord, Objective
 from hmi.errors import InvalidInput
 from hmi.manager import Manager
 from hmi.stages.early_exit.report import ExitReport, Label, Totals
@@ -232,10 +232,10 @@ def test_an_answer_is_named_once_and_an_embedding_has_no_bounds(manager: Manager
 class Told:
     """Exits whose report is given."""
 
-    def __init__(self, given: ExitReport) -> None:
+    def __init__(self, given: ExitReport | None) -> None:
         self.given = given
 
-    def report(self, artefact: str, model: ModelId | None = None) -> ExitReport:
+    def report(self, artefact: str, model: ModelId | None = None) -> ExitReport | None:
         return self.given
 
     def totals(self) -> Totals:
@@ -251,8 +251,8 @@ class Told:
         ("collecting", "collecting: 212 of 344 full answers"),
         ("testing", "testing: 212 of about 344 audits"),
         ("open", "open: 40% of 1000 texts left early"),
-        ("paused", "paused: no text may leave at present"),
-        ("off", "off: every ramp costs more time than it saves"),
+        ("paused", "paused: no text leaves at present"),
+        ("off", "off: at this agreement early exits would cost more time than they save, or hardly save any"),
     ],
 )
 def test_each_state_in_words(manager: Manager, state: Any, said: str) -> None:
@@ -270,4 +270,19 @@ def test_each_state_in_words(manager: Manager, state: Any, said: str) -> None:
     assert view.report is not None
     assert (view.report.left, view.report.left_share) == ({"0": 100, "2": 300}, 0.4)
     assert [(s.site, s.threshold) for s in view.report.sites] == [(0, 0.1), (2, 0.2)]
-    assert exits_view(model, None).state == "waiting"
+    offline = exits_view(model, None)
+    assert offline.state == "waiting"
+    assert "hmi model exits acme.m asks the running server" in offline.says
+
+
+def test_a_cascade_is_named_only_while_it_holds_and_is_not_said_to_answer(manager: Manager) -> None:
+    model = record(manager, "classification", ("a",))
+    version = model.live.version
+    cascade = Cascade(version=version, rows=200, large_accuracy=0.9, large_ms=2.0, offers=())
+    model = model.model_copy(update={"objective": Objective(agreement=0.99), "cascade": cascade})
+    view = exits_view(model, Told(None))
+    assert view.state == "cascade"
+    assert "answers" not in view.says, "no offer may reach the agreement"
+    assert "hmi model cascade show acme.m" in view.says
+    stale = model.model_copy(update={"cascade": cascade.model_copy(update={"version": version + 1})})
+    assert exits_view(stale, Told(None)).state == "no ramps"

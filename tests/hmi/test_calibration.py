@@ -13,8 +13,6 @@ from hmi.model.calibration import (
     MIN_TEMPERATURE,
     calibration_error,
     fit_labels,
-    fit_sets,
-    fit_tags,
     loss,
     probabilities,
     reliability,
@@ -90,29 +88,6 @@ def test_labels_that_a_model_has_not_do_not_change_the_fit() -> None:
     logits, gold = said(1, 3.0)
     padded = np.concatenate([logits, np.full((len(gold), 2), -np.inf)], 1)
     assert fit_labels(padded, gold) == pytest.approx(fit_labels(logits, gold), rel=1e-9)
-
-
-def test_sets_are_fitted_decision_by_decision() -> None:
-    rng = np.random.default_rng(2)
-    true = rng.normal(0, 2, (800, 5))
-    gold = rng.random(true.shape) < 1 / (1 + np.exp(-true))
-    logits = 2.5 * true
-    found = fit_sets(logits, gold)
-    assert found == pytest.approx(2.5, rel=0.1)
-
-    def binary(t: float) -> float:
-        signed = np.where(gold, 1, -1) * logits / t
-        return float(np.logaddexp(0, -signed).mean())
-
-    assert binary(found) <= min(binary(t) for t in np.geomspace(0.05, 20, 2000)) + 1e-9
-
-
-def test_tags_are_fitted_word_by_word() -> None:
-    logits, gold = said(3, 2.0)
-    cuts = [0, 1, 40, 40, 300]
-    found = fit_tags(np.split(logits, cuts), np.split(gold, cuts))
-    assert found == fit_labels(logits, gold)
-    assert fit_tags([], []) == 1.0
 
 
 def slow_error(confidence: np.ndarray, right: np.ndarray, bins: int) -> float:

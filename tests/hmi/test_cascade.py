@@ -15,7 +15,6 @@ from scipy.stats import binom
 from hmi.core import Offer
 from hmi.model.calibration import probabilities
 from hmi.stages.cascade.dispatch import (
-    ALWAYS_LARGE,
     Dispatcher,
     confidence,
     expected,
@@ -67,7 +66,7 @@ def test_equation_4_at_its_landmarks() -> None:
 
 def test_a_cut_off_of_1_re_routes_all() -> None:
     con = [0.0, 0.5, np.nextafter(1, 0), 1.0]
-    for dispatcher in (ALWAYS_LARGE, Dispatcher(1.0, 50.0)):
+    for dispatcher in (Dispatcher(1.0, 0.0), Dispatcher(1.0, 50.0)):
         p = share_large(con, dispatcher)
         assert p.tolist() == [1.0] * 4
         assert all(goes_on(f"r{i}", float(share)) for i, share in enumerate(p))

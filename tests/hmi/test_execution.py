@@ -45,6 +45,8 @@ def shorter(rows: Rows, kept: Sequence[Sequence[int]]) -> Rows:
 class Passes:
     """The end of a hook that changes no output."""
 
+    concerns = None
+
     def ended(self, texts: Sequence[int], outputs: list[Output]) -> list[Output]:
         return outputs
 

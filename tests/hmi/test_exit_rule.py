@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from hmi.stages.early_exit.rule import NEVER, exit_index, leaves, of_labels, of_sets, of_tags, of_values
+from hmi.stages.early_exit.rule import NEVER, exit_index, of_labels, of_sets, of_tags, of_values
 
 UNIT = st.floats(0.0, 1.0)
 
@@ -37,9 +37,8 @@ def cases(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray]:
 def test_a_threshold_of_0_never_lets_a_text_leave_even_at_confidence_1() -> None:
     sure = of_labels(np.array([[1000.0, 0.0, -1000.0], [0.0, -np.inf, -np.inf]]))
     assert sure.tolist() == [0.0, 0.0], "both have confidence 1"
-    assert not leaves(sure, 0.0).any()
     assert exit_index(sure[:, None], [0.0]).tolist() == [1, 1]
-    assert leaves(sure, np.nextafter(0.0, 1.0)).all()
+    assert exit_index(sure[:, None], [np.nextafter(0.0, 1.0)]).tolist() == [0, 0]
 
 
 @settings(max_examples=50)
@@ -66,8 +65,9 @@ def test_ramp_0_is_not_none_and_the_end_is_a_number_of_its_own() -> None:
 
 
 def test_the_comparison_is_strict() -> None:
-    assert leaves([0.2, np.nextafter(0.2, 0.0)], 0.2).tolist() == [False, True]
-    assert not leaves([NEVER], 1.0).any()
+    u = np.array([[0.2], [np.nextafter(0.2, 0.0)]])
+    assert exit_index(u, [0.2]).tolist() == [1, 0]
+    assert exit_index([[NEVER]], [1.0]).tolist() == [1]
 
 
 @settings(max_examples=50)
@@ -110,7 +110,6 @@ def test_a_set_with_threshold_a_half_has_the_uncertainty_of_two_labels() -> None
 def test_values_leave_by_the_error_that_their_ramp_expects() -> None:
     u = of_values([0.0, 0.1, 1.0, 1e9], tolerance=0.5)
     assert u.tolist() == pytest.approx([0.0, np.exp(-5), np.exp(-0.5), 1.0], abs=1e-9)
-    assert not leaves(u, 0.0).any()
     draws = np.random.default_rng(0).laplace(scale=0.4, size=200_000)
     assert of_values([0.4], 0.5)[0] == pytest.approx((np.abs(draws) > 0.5).mean(), abs=0.005)
 

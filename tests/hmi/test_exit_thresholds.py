@@ -10,16 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from hmi.stages.early_exit.thresholds import (
-    Tuned,
-    Window,
-    allowed_errors,
-    best,
-    climb,
-    evaluate,
-    pooled,
-    tune,
-)
+from hmi.stages.early_exit.thresholds import Tuned, Window, allowed_errors, best, climb, evaluate, tune
 
 
 def outcome(window: Window, thresholds: tuple[float, ...]) -> tuple[float, int]:
@@ -152,16 +143,6 @@ def test_16_texts_at_1_percent_allow_no_error() -> None:
     assert [allowed_errors(n, 0.01) for n in (0, 16, 99, 100, 300)] == [0, 0, 0, 1, 3]
     with pytest.raises(ValueError, match="loss"):
         allowed_errors(10, 1.5)
-
-
-def test_others_records_fill_a_tenants_window_and_leave_it_again() -> None:
-    def level(value: float, texts: int) -> Window:
-        return Window(np.full((texts, 1), value), np.ones((texts, 1), bool), np.array([1.0]))
-
-    for own, expected in ((0, [0, 3, 2]), (2, [2, 3, 0]), (9, [5, 0, 0])):
-        window = pooled([level(0.1, own), level(0.2, 3), level(0.3, 9)], 5)
-        counts = [int((window.uncertainty == value).sum()) for value in (0.1, 0.2, 0.3)]
-        assert counts == expected
 
 
 @pytest.mark.parametrize(

@@ -31,10 +31,6 @@ class Dispatcher:
             )
 
 
-ALWAYS_LARGE = Dispatcher(1.0, 0.0)
-"""Every text goes on: the stage is off."""
-
-
 @dataclass(frozen=True)
 class Expected:
     """The expected performance of a cascade on profiled texts, over the dispatcher's draws."""

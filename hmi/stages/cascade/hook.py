@@ -102,6 +102,10 @@ class InsideHook(Hook):
         sites = (concern.cascade.site for concern in self._concerns.values())
         return frozenset(site for site in sites if site is not None)
 
+    @property
+    def concerns(self) -> frozenset[int]:
+        return frozenset(self._concerns)
+
     def __call__(self, layer: int, rows: Rows) -> tuple[Rows, Left | None]:
         mine = [t for t in rows.texts if t in self._concerns and self._concerns[t].cascade.site == layer]
         if not mine or rows.source is not None:
@@ -120,9 +124,10 @@ class InsideHook(Hook):
         last = dict(zip(texts, outputs, strict=True))
         done: dict[int, Output] = {}
         for text, output in zip(texts, outputs, strict=True):
-            one = self._decided.pop(text, None)
+            one = self._decided.get(text)
             if one is not None:
                 done[text] = _answered(one, output, last[text])
+                del self._decided[text]
         return [done.get(text, output) for text, output in zip(texts, outputs, strict=True)]
 
     def close(self) -> None:

@@ -1,6 +1,6 @@
 """The choice of ramps and their thresholds together, from records that hold every ramp.
 
-Apparate tries ramps one after another, since it sees only the active ones (`ramps.adjust`). An audit here
+Apparate tries ramps one after another, since it sees only the active ones. An audit here
 evaluates all ramps, so records tell what any set of them would have saved.
 """
 

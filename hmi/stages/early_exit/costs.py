@@ -1,4 +1,4 @@
-"""Measured times of layers and ramps, and the fraction of texts that enter each layer, by batch key."""
+"""Measured times of layers and ramps, by batch key."""
 
 from __future__ import annotations
 
@@ -25,22 +25,18 @@ MEMORY = 8192
 
 
 class Measured:
-    """What batches of one key cost, and who left them. Thread-safe."""
+    """What batches of one key cost. Thread-safe."""
 
     def __init__(self, key: BatchKey, layers: int) -> None:
         self.layers, self._lock = layers, threading.Lock()
-        self.relative = np.ones(layers)
-        """The times of layers relative to each other, to divide a time that is known of several together."""
-        if key.reads == "cls":
-            self.relative[-1] = LAST
+        self.relative = relative(key, layers)
+        """To divide a time that is known of several layers together."""
         # [layers or FIXED][2]: seconds, and the texts that they were spent on. For so few numbers lists are
         # faster than arrays.
         self._layer, self._ramp, self._fixed = ([[0.0, 0.0] for _ in range(n)] for n in (layers, layers, 3))
         self._known: dict[tuple[int, ...], tuple[Costs, float]] = {}
         self._took = self._known_at = 0
         """The batches so far, and those when `_known` began."""
-        # [layers]: the texts that entered each layer, of as many as `_texts`.
-        self._entered, self._texts = np.zeros(layers), 0.0
 
     @property
     def known(self) -> bool:
@@ -65,26 +61,6 @@ class Measured:
                     _add(self._layer[layer], seconds * float(self.relative[layer]) / whole, texts)
             for site, (seconds, texts) in ramps.items():
                 _add(self._ramp[site], seconds, texts)
-
-    def passed(self, texts: int, left: Mapping[int, int]) -> None:
-        """Take note of a batch of so many texts. left: by layer, those that left before it."""
-        with self._lock:
-            if not left and self._texts == 0.0:
-                return  # nobody has left: the fraction stays exactly 1
-            self._entered += texts
-            for layer, count in left.items():
-                self._entered[layer:] -= count
-            self._texts += texts
-            if self._texts > MEMORY:
-                self._entered, self._texts = self._entered / 2, self._texts / 2
-
-    @property
-    def entered(self) -> tuple[float, ...]:
-        """[layers]: the mean fraction of a batch's texts that entered each layer lately; 1 if none left."""
-        with self._lock:
-            if self._texts == 0.0:
-                return (1.0,) * self.layers
-            return tuple((self._entered / self._texts).tolist())
 
     def costs(self, sites: Sequence[int]) -> tuple[Costs, float]:
         """The seconds of a text: of the layers from each of these sites to the next, and of the ramps there;
@@ -115,6 +91,14 @@ def _add(sums: list[float], seconds: float, texts: int) -> None:
     sums[1] += texts
     if sums[1] > MEMORY:
         sums[:] = sums[0] / 2, sums[1] / 2
+
+
+def relative(key: BatchKey, layers: int) -> Floats:
+    """[layers]: the times of layers relative to each other."""
+    times = np.ones(layers)
+    if key.reads == "cls":
+        times[-1] = LAST
+    return times
 
 
 def _means(measured: Sequence[Sequence[float]], relative: Floats) -> Floats:

@@ -12,8 +12,8 @@ Three statements are kept apart:
   policy whose rate is `loss` or more is at most the error that was granted, however often it is read.
 - `most_disagreements`: how many early answers of a stream disagreed so far at most, whatever the stream does.
 
-Only the tenant's own audits count here. Other tenants' records may choose a policy (`thresholds.pooled`), but
-say nothing about this tenant's rate. docs/design/0012-exits-and-cascades.md has the proofs.
+Only the tenant's own audits count here. Other tenants' records may choose a policy (`Control`), but say
+nothing about this tenant's rate. docs/design/0012-exits-and-cascades.md has the proofs.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -58,14 +58,13 @@ class ExitHook(Hook):
         self._batch, self._measured = batch, measured
         self._open = {one.index: one for one in asked}
         """The texts under way."""
+        self._concerned = frozenset(self._open)
         self._at: defaultdict[int, set[int]] = defaultdict(set)
         """The texts that ask a ramp, by layer."""
         for one in asked:
             for site in one.sites:
                 self._at[site].add(one.index)
         self._sites = frozenset({0, *self._at})
-        self._left: Counter[int] = Counter()
-        """The texts that left, by layer."""
         self._spans: list[tuple[int, int, float, int]] = []
         self._ramps: dict[int, tuple[float, int]] = {}
         self._fixed: dict[Fixed, tuple[float, int]] = {"begin": (took_s, len(asked))}
@@ -75,6 +74,10 @@ class ExitHook(Hook):
     @property
     def at(self) -> frozenset[int]:
         return self._sites
+
+    @property
+    def concerns(self) -> frozenset[int]:
+        return self._concerned
 
     def __call__(self, layer: int, rows: Rows) -> tuple[Rows, Left | None]:
         begun = self._ran_to(layer, rows.x)
@@ -108,7 +111,6 @@ class ExitHook(Hook):
 
     def close(self) -> None:
         self._measured.took(self._spans, self._ramps, self._fixed)
-        self._measured.passed(len(self._batch.texts), self._left)
         for one in self._open.values():
             one.state.abandon(one.begun)
         self._open.clear()
@@ -137,7 +139,6 @@ class ExitHook(Hook):
                 del self._open[one.index]
         if not found:
             return None
-        self._left[layer] += len(found)
         texts = sorted(found)
         outs, confidences = [found[t][0] for t in texts], [1.0 - found[t][1] for t in texts]
         nothing = rows.x[:0]
@@ -147,10 +148,9 @@ class ExitHook(Hook):
         """Take note of one model's texts that ran to the end, with their outputs."""
         task = group[0].text.task
         answers = short(task, finals)
-        for one in group:
-            del self._open[one.index]
         ended = [Ended(one.begun, one.text.id, answer) for one, answer in zip(group, answers, strict=True)]
         if not recorded:
+            self._settle(group)
             state.stayed(ended)
             return
         u, right = (
@@ -164,7 +164,13 @@ class ExitHook(Hook):
             u[of, ramps] = uncertainty(task, outputs)
             right[of, ramps] = agreeing(task, short(task, outputs), [answers[i] for i in of])
             u[np.isnan(u)] = NEVER
+        self._settle(group)
         state.record(ended, u, right)
+
+    def _settle(self, group: Sequence[Asked]) -> None:
+        """The state answers for these texts from here on."""
+        for one in group:
+            del self._open[one.index]
 
     def _ran_to(self, layer: int, x: Tensor | None) -> float:
         """Take the time of the layers since the last call; returns the present one."""

@@ -19,13 +19,6 @@ from hmi.model.uncertainty import of_tags as of_tags
 from hmi.model.uncertainty import of_values as of_values
 
 
-def leaves(uncertainty: ArrayLike, threshold: float) -> NDArray[np.bool_]:
-    """Return whether each text leaves at a ramp: if and only if its uncertainty is strictly below the
-    threshold."""
-    out: NDArray[np.bool_] = np.asarray(uncertainty, np.float64) < threshold
-    return out
-
-
 def exit_index(uncertainty: ArrayLike, thresholds: ArrayLike) -> NDArray[np.int64]:
     """The ramp at which each text leaves: [texts, ramps], thresholds [ramps] -> int64 [texts].
 

@@ -134,8 +134,13 @@ class ModelState:
     def record(self, ended: Sequence[Ended], uncertainty: Floats, right: Bools) -> None:
         """Take note of recorded texts: their uncertainty and agreement at each ramp [texts, ramps]."""
         with self._lock:
-            for one, u, agrees in zip(ended, uncertainty, right, strict=True):
-                self.control.record(u, agrees, one.begun)
+            left = [one.begun for one in reversed(ended)]
+            try:
+                for u, agrees in zip(uncertainty, right, strict=True):
+                    self.control.record(u, agrees, left.pop())
+            finally:  # if one fails, the others do not stay under way
+                for begun in left:
+                    self.control.abandon(begun)
             self._answered(ended, len(self.sites))
 
     def feedback(self, id: str, label: Label) -> bool:

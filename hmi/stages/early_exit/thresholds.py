@@ -12,7 +12,7 @@ assumes that agreement falls with each threshold, which is not so, and nothing h
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import comb, floor
 
@@ -97,18 +97,6 @@ def tune(window: Window, allowed: int) -> Tuned:
     climbed = climb(window, allowed)
     evaluations = found.evaluations + climbed.evaluations
     return replace(max(found, climbed, key=lambda tuned: tuned.saved_s), evaluations=evaluations)
-
-
-def pooled(levels: Sequence[Window], texts: int) -> Window:
-    """Return a window of at most `texts` records. The tenant's own come first, then its domain's, then its
-    root's.
-
-    While a tenant has few records, others' help to choose its thresholds, and its own push them out as they
-    come. All levels need the same ramps, with the first one's times. Each level's newest texts stand first.
-    Whether the choice is good for the tenant is for the tenant's own audits to say (`evidence.Gate`).
-    """
-    uncertainty = np.concatenate([level.uncertainty for level in levels])[:texts]
-    return Window(uncertainty, np.concatenate([level.agrees for level in levels])[:texts], levels[0].saved_s)
 
 
 def climb(

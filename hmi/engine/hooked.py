@@ -1,0 +1,56 @@
+"""The hooks of one batch: whom they concern, and what happens if one fails."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from hmi.execution import Hook
+from hmi.execution.base import Output
+from hmi.stages import Setting
+from hmi.stores.failures import tell
+
+log = logging.getLogger("hmi.engine")
+
+
+class Hooked:
+    """The hooks of one batch, used on its compute thread.
+
+    An error before a layer fails the batch. Once the layers have run, answers are worth more than what stages
+    learn from them: an error is logged, and the stage's hook is closed.
+    """
+
+    def __init__(self, texts: int) -> None:
+        self.hooks: tuple[Hook, ...] = ()
+        """Those that are not closed."""
+        self.stages: list[dict[str, str]] = [{} for _ in range(texts)]
+        """By text: the setting of each stage that concerns it."""
+
+    def add(self, stage: str, setting: Setting, hooks: Sequence[Hook]) -> None:
+        self.hooks += tuple(hooks)
+        for hook in hooks:
+            concerned = hook.concerns
+            for text in range(len(self.stages)) if concerned is None else concerned:
+                self.stages[text][stage] = setting.name
+
+    def ended(self, texts: Sequence[int], outputs: list[Output]) -> list[Output]:
+        """The outputs to answer with: what each hook in turn makes of them (`Hook.ended`)."""
+        for hook in self.hooks:
+            try:
+                outputs = hook.ended(texts, list(outputs))
+            except Exception as error:
+                tell(log, "a stage could not take note of a batch's answers", error)
+                self._close(hook)
+        return outputs
+
+    def close(self) -> None:
+        """Close every hook that is not closed yet."""
+        for hook in self.hooks:
+            self._close(hook)
+
+    def _close(self, hook: Hook) -> None:
+        self.hooks = tuple(other for other in self.hooks if other is not hook)
+        try:
+            hook.close()
+        except Exception as error:
+            tell(log, "a stage could not end its work on a batch", error)
