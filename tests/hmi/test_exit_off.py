@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from hmi.core import ModelId, Objective
-from hmi.execution.batch import BatchKey
+from hmi.execution.batch import BatchKey, Rows
 from hmi.stages.base import Batch
 from hmi.stages.early_exit import control as control_module
 from hmi.stages.early_exit.account import AUDITED
 from hmi.stages.early_exit.choice import choose, net_of
 from hmi.stages.early_exit.control import Control, Terms
 from hmi.stages.early_exit.costs import Measured
+from hmi.stages.early_exit.hook import ExitHook
 from hmi.stages.early_exit.ramps import Costs
 from hmi.stages.early_exit.stage import ON, EarlyExit
 
@@ -143,3 +146,23 @@ def test_a_model_that_is_off_gets_no_hooks_and_its_texts_are_not_even_made() -> 
     )
     assert stage.hooks(ON, batch) == []
     assert state.texts == 2
+
+
+class OnDevice(torch.Tensor):
+    """Rows that say that they are on a device. Their outputs come back in host memory."""
+
+    @property
+    def is_cuda(self) -> bool:
+        return True
+
+
+def test_the_time_of_a_device_is_taken_by_one_clock() -> None:
+    """The thread sleeps while a device computes, so its own time would be too short."""
+    batch = Batch(KEY, 2, [], lambda *_: [], [])
+    hook = ExitHook(batch, [], Measured(KEY, 2))
+    hook(0, Rows(torch.zeros(3, 4).as_subclass(OnDevice), [0, 3], [0]))
+    time.sleep(0.02)
+    hook.ended([0], [torch.zeros(2)])
+    ((_, end, seconds, texts),) = hook._spans
+    assert (end, texts) == (2, 1)
+    assert 0.02 <= seconds < 60

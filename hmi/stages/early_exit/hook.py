@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from hmi.execution.base import Hook, Output
-from hmi.execution.batch import Left, Rows, offsets_of
+from hmi.execution.batch import Left, Rows
 from hmi.stages.base import Batch, Text
 from hmi.stages.early_exit.answers import agreeing, short, uncertainty
 from hmi.stages.early_exit.control import Begun
@@ -68,6 +67,8 @@ class ExitHook(Hook):
         self._spans: list[tuple[int, int, float, int]] = []
         self._ramps: dict[int, tuple[float, int]] = {}
         self._fixed: dict[Fixed, tuple[float, int]] = {"begin": (took_s, len(asked))}
+        self._clock = time.thread_time
+        """One clock for the whole batch."""
         self._since = 0, 0.0, 0
         """The layer of the last call, when it ended, and the number of texts that went on."""
 
@@ -80,7 +81,9 @@ class ExitHook(Hook):
         return self._concerned
 
     def __call__(self, layer: int, rows: Rows) -> tuple[Rows, Left | None]:
-        begun = self._ran_to(layer, rows.x)
+        if rows.x.is_cuda:  # the thread waits for a device
+            self._clock = time.perf_counter
+        begun = self._ran_to(layer)
         at = self._at.get(layer, ())
         here = [self._open[t] for t in rows.texts if t in at and t in self._open]
         left = None
@@ -88,14 +91,15 @@ class ExitHook(Hook):
         if here and rows.source is None:
             left = self._leaving(layer, rows, here)
             if left is not None:
-                rows = without(rows, set(left.texts))
-            self._ramps[layer] = self._now(rows.x) - begun, len(here)
-        self._since = layer, self._now(rows.x), len(rows.texts)
+                gone = set(left.texts)
+                rows = rows.taken([(i, None) for i, text in enumerate(rows.texts) if text not in gone])
+            self._ramps[layer] = self._clock() - begun, len(here)
+        self._since = layer, self._clock(), len(rows.texts)
         return rows, left
 
     def ended(self, texts: Sequence[int], outputs: list[Output]) -> list[Output]:
         if outputs:
-            self._ran_to(self._batch.layers, next((o for o in outputs if isinstance(o, Tensor)), None))
+            self._ran_to(self._batch.layers)
         found: defaultdict[tuple[ModelState, bool], list[tuple[Asked, Tensor]]] = defaultdict(list)
         for index, output in zip(texts, outputs, strict=True):
             one = self._open.get(index)
@@ -172,23 +176,9 @@ class ExitHook(Hook):
         for one in group:
             del self._open[one.index]
 
-    def _ran_to(self, layer: int, x: Tensor | None) -> float:
+    def _ran_to(self, layer: int) -> float:
         """Take the time of the layers since the last call; returns the present one."""
-        now, (since, then, texts) = self._now(x), self._since
+        now, (since, then, texts) = self._clock(), self._since
         if texts and layer > since:
             self._spans.append((since, layer, now - then, texts))
         return now
-
-    @staticmethod
-    def _now(x: Tensor | None) -> float:
-        """Seconds of the thread; of the clock if the rows are on a device, for which the thread waits."""
-        return time.perf_counter() if x is not None and x.is_cuda else time.thread_time()
-
-
-def without(rows: Rows, texts: Mapping[int, object] | set[int]) -> Rows:
-    """The rows of the other texts, copied once."""
-    kept = [(text, a, b) for text, (a, b) in zip(rows.texts, rows.spans(), strict=True) if text not in texts]
-    index = torch.cat([torch.arange(a, b) for _, a, b in kept] or [torch.arange(0)]).to(rows.x.device)
-    size = None if rows.size is None else rows.size.index_select(0, index)
-    offsets = offsets_of([b - a for _, a, b in kept])
-    return Rows(rows.x.index_select(0, index), offsets, [text for text, _, _ in kept], None, size)
