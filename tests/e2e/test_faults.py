@@ -15,11 +15,12 @@ import pytest
 from hmi.core import ModelId
 from hmi.engine import Engine, TextRequest, TextResult, admission, running
 from hmi.engine.admission import TenantCall
+from hmi.engine.hooked import Hooked
 from hmi.engine.sink import TextSink
 from hmi.execution import Left, Rows
 from hmi.execution.packed import PackedExecutor
 from hmi.metrics import Metrics
-from hmi.stages import Candidate, Plan, RoundRobin
+from hmi.stages import Candidate, Plan, RoundRobin, Setting
 from hmi.stores.adapter_pool import AdapterPool
 from plot_store import Reader
 from tests.e2e.conftest import Home
@@ -119,6 +120,7 @@ class Mad(RoundRobin):
     """A planner that fails as long as it is told to."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.mad = False
 
     def plan(self, candidates: Any, now: float) -> Plan:
@@ -274,7 +276,10 @@ class Loses(Drop):
 
 
 async def test_a_text_that_a_hook_loses_is_failed(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running.Runner, "_hooks", lambda *_: ({}, [Loses(before=1)]))
+    def hook(runner: object, hooked: Hooked, *_: object) -> None:
+        hooked.add("loses", Setting("on"), [Loses(before=1)])
+
+    monkeypatch.setattr(running.Runner, "_hook", hook)
     engine = home.engine()
     await engine.start()
     async with asyncio.timeout(30):
