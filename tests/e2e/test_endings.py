@@ -29,12 +29,12 @@ async def test_threads_that_end_before_a_batch_runs_again_end_it_with_try_again(
     await engine.start()
     run, sizes = engine._runner.run, []
 
-    def ends_threads(held: Any, plan: Any) -> Any:
+    def ends_threads(held: Any, plan: Any, early: Any) -> Any:
         sizes.append(len(held.pieces))
         if len(sizes) == 1:
             engine._compute._pools[False].shutdown(wait=False)
             raise RuntimeError("planted")
-        return run(held, plan)
+        return run(held, plan, early)
 
     monkeypatch.setattr(engine._runner, "run", ends_threads)
     both = [TextRequest(model, home.covered[0]) for model in (MOOD, OTHER)]
@@ -81,7 +81,7 @@ async def test_misses_that_cannot_be_recorded_cost_no_answer(
 ) -> None:
     metrics, recorder = Metrics(), FullDisk()
     engine = home.engine(metrics)
-    engine._runner = Runner((), recorder)  # type: ignore[arg-type]
+    engine._runner = Runner(engine._planner.stages, recorder)  # type: ignore[arg-type]
     await engine.start()
     assert (await engine.infer([TextRequest(MOOD, home.covered[0])]))[0].label
     await engine.stop()
@@ -104,11 +104,11 @@ async def test_a_module_counts_one_hit_or_miss_for_each_batch_that_uses_it(
     engine._queue._turns._given.clear()  # so that both tenants share a batch
     run, runs = engine._runner.run, []
 
-    def fails_once(held: Any, plan: Any) -> Any:
+    def fails_once(held: Any, plan: Any, early: Any) -> Any:
         runs.append(1)
         if len(runs) == 1:
             raise RuntimeError("planted")
-        return run(held, plan)
+        return run(held, plan, early)
 
     monkeypatch.setattr(engine._runner, "run", fails_once)
     await engine.infer(both)

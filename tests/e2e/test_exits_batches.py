@@ -108,6 +108,7 @@ async def test_a_text_that_leaves_is_answered_while_its_batch_is_still_in_the_la
             gates.gates[1].set()
             await before
             left = await asyncio.wait_for(calls[0], LIMIT_S)
+            await until(lambda: len(gates.batches) == 3)
             assert gates.batches == [1, 1, 2], "both are in one batch, which waits before layer 1"
             assert len(gates.opened) == 2
             assert not calls[1].done()

@@ -248,11 +248,11 @@ async def test_an_express_batch_that_failed_runs_again_on_its_own_threads(
         host = await lab.host(*long_call(home))
         run, names = lab.engine._runner.run, list[str]()
 
-        def fails_once(batch: Any, plan: Any) -> Any:
+        def fails_once(batch: Any, plan: Any, early: Any) -> Any:
             names.append(threading.current_thread().name)
             if len(names) == 1:
                 raise RuntimeError("planted")
-            return run(batch, plan)
+            return run(batch, plan, early)
 
         monkeypatch.setattr(lab.engine._runner, "run", fails_once)
         monkeypatch.setattr("hmi.engine.engine.by_model", lambda pieces: [pieces[:1], pieces[1:]])

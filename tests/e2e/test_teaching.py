@@ -24,7 +24,10 @@ from hmi.training.objectives import learn_task
 from hmi.training.recipe import Recipe
 from hmi.training.splits import Split
 from hmi.training.teacher import Lesson, gold_from_json, gold_of, gold_to_json, lesson_texts, usable
-from tests.e2e.conftest import QUICK, Home, jsonl, mood_rows, pair_rows, tag_rows
+from tests.e2e.conftest import QUICK as TRAINED
+from tests.e2e.conftest import Home, jsonl, mood_rows, pair_rows, tag_rows
+
+QUICK = {**TRAINED, "ramps": False}
 
 
 def texts_of(rows: bytes) -> bytes:
