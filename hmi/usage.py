@@ -39,9 +39,9 @@ class Usage:
     def __init__(self) -> None:
         self._lock, self._ranking = threading.Lock(), threading.Lock()
         self._by_tenant: dict[str, dict[str, float]] = {}
-        """By tenant, the fields of `TenantUse` that are not 0."""
+        """The fields of `TenantUse` that are not 0, by tenant."""
         self._ranked: dict[str, tuple[float, float]] = {}
-        """By tenant, at the last ranking: its compute since the start, and its recent compute, in ms."""
+        """The compute of each tenant at the last ranking, in ms: since the start, and recently."""
         self._ranked_at = 0.0
 
     def add(self, tenant: str, **more: float) -> None:

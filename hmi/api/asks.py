@@ -51,7 +51,7 @@ class Ask:
     calibrated: bool = False
     """Return calibrated probabilities."""
     early: bool = True
-    """Whether an answer may come from less than the full model, if the model's objective lets it."""
+    """True if early exits and cascades may answer. They do so only as the model's objective lets them."""
     deadline_ms: float | None = None
     """The work is dropped this many milliseconds after the call's arrival; None: no deadline."""
     priority: Priority = "normal"

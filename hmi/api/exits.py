@@ -28,7 +28,7 @@ FORMS = {
     "regression": ("a number", float),
     "tagging": ("a list with one tag for each word", list),
 }
-"""By task: the form of a label in words, and its type."""
+"""The form of a label in words, and its type, by task."""
 
 
 def exits_view(record: ModelRecord, exits: Exits | None) -> ExitsView:

@@ -134,7 +134,7 @@ class SiteView(Answer):
 
 
 class ExitReportView(Answer):
-    """What is known of the early exits of the version that answers, since its counts began."""
+    """The early exits of the version that answers, since its counts began."""
 
     texts: int = Field(description="Texts that might have left: of one window, not `exact`.")
     left: dict[str, int] = Field(description="Texts that left early, by site.")

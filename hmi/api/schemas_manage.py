@@ -266,7 +266,7 @@ class ModelView(Answer):
 
 
 class CascadeTraffic(Answer):
-    """What a cascade did under the present agreement, since the server started or its profile changed."""
+    """A cascade's traffic under the present agreement, since the server started or its profile changed."""
 
     state: CascadeState = Field(
         description="`no objective`: the tenant insists on no agreement, so the large level answers. "

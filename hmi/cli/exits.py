@@ -19,7 +19,7 @@ from hmi.errors import HmiError, InvalidData, InvalidInput
 A_CALL = 1000
 """Labels in one call of feedback."""
 FIELDS: dict[str, str] = {"multilabel": "labels", "regression": "value", "tagging": "tags"}
-"""By task: the column of a label, if it is not `label`."""
+"""The column of a label, by task, if it is not `label`."""
 PERCENT = "{:.4g}%".format
 
 

@@ -95,7 +95,8 @@ class Tenant:
 
 @dataclass(frozen=True)
 class Saving:
-    """What early exits and cascades spared. Shares are None without texts, or without a cascade in use."""
+    """The texts and the time that early exits and cascades saved. Shares are None without texts, or without a
+    cascade in use."""
 
     early_share: float | None = None
     """Of all texts: the fraction that left early."""

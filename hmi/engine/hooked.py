@@ -24,7 +24,7 @@ class Hooked:
         self.hooks: tuple[Hook, ...] = ()
         """Those that are not closed."""
         self.stages: list[dict[str, str]] = [{} for _ in range(texts)]
-        """By text: the setting of each stage that concerns it."""
+        """The setting of each stage that concerns a text, by text."""
 
     def add(self, stage: str, setting: Setting, hooks: Sequence[Hook]) -> None:
         self.hooks += tuple(hooks)

@@ -59,7 +59,7 @@ class Passage:
     chances: Floats | None = None
     """The small level's calibrated probabilities, by the large level's labels."""
     on: bool = True
-    """Whether the dispatcher sends it on."""
+    """True if the dispatcher sends it on to the large level."""
 
     @property
     def needs_small(self) -> bool:
@@ -202,10 +202,10 @@ class Levels:
         self._admission, self._ask, self._record, self._counted = admission, ask, record, counted
         self._evidence = Evidence(MAX_WATCHED)
         self._paused: dict[ModelId, float] = {}
-        """By large model the `time.monotonic()` until which its small level is not asked."""
+        """The `time.monotonic()` until which a large model's small level is not asked, by large model."""
 
     def report(self, model: ModelId, artefact: str, small_artefact: str) -> CascadeReport | None:
-        """What a cascade did; None if none of its texts came since the server started."""
+        """Return a cascade's traffic; None if none of its texts has come since the server started."""
         return self._evidence.report(model, artefact, small_artefact)
 
     def forget(self, artefacts: Collection[str]) -> None:
@@ -314,7 +314,7 @@ async def _together(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
 
 
 def _holds(cascade: Cascade, small: ModelVersion) -> bool:
-    """Whether the small level's version is the profiled one."""
+    """Return True if the small level's version is the profiled one."""
     return (small.version, small.artefact) == (cascade.small_version, cascade.small_artefact)
 
 

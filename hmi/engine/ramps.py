@@ -56,11 +56,10 @@ def ramps_of(
 
     def ramp(site: int, rows: Rows, texts: Sequence[int]) -> list[Tensor | None]:
         wanted = [text for text in texts if site in parts[text].ramps]
-        if not wanted:
+        # Rows that another stage has merged are not those of any ramp's training.
+        if not wanted or rows.source is not None:
             return [None] * len(texts)
         x, offsets = rows.x, rows.offsets
-        if rows.source is not None:
-            raise NotImplementedError("ramps over merged rows")
         if len(wanted) < len(rows.texts):
             spans = dict(zip(rows.texts, rows.spans(), strict=True))
             mine = [spans[text] for text in wanted]

@@ -29,13 +29,13 @@ class TextRequest:
     exact: bool = False
     scores: bool = False
     calibrated: bool = False
-    """Whether probabilities are calibrated: by the version's temperature, if it has one."""
+    """True if probabilities are to be calibrated, by the version's temperature if it has one."""
     provenance: bool = False
     deadline: float | None = None
     priority: Priority = "normal"
     """The text's order among its own tenant's waiting texts. Other tenants' turns do not depend on it."""
     early: bool = True
-    """Whether a stage may answer it with less than the full model, if the tenant's objective lets it."""
+    """True if early exits and cascades may answer. They do so only as the tenant's objective lets them."""
     place: str = "inputs"
     """The name of this text in the call, the `field` of errors about it."""
     model_place: str | None = None

@@ -59,15 +59,16 @@ class Ran:
     early: list[Item]
     """The texts whose answers were handed on before the batch had ended."""
     stages: Sequence[Mapping[str, str]]
-    """By window of the batch: the setting of each stage that concerned it."""
+    """The setting of each stage that concerned a window, by window of the batch."""
     layers: Sequence[int]
-    """By window of the batch: the upper layers that it went through."""
+    """The upper layers that a window went through, by window of the batch."""
     cpu_s: float
     """CPU seconds of the compute thread, and seconds that it slept until a device had computed the batch."""
 
     @cached_property
     def work(self) -> list[tuple[float, float]]:
-        """By window: the work of the upper layers that ran for it, and that of all layers.
+        """Two works of each window: that of the upper layers that ran for it, and that of all. A work is
+        tokens times layers, each layer weighed by its time relative to others (`relative`).
 
         It is in tokens times layers, each layer by its time relative to others (`relative`).
         """
@@ -160,12 +161,12 @@ class Running:
 
     batch: Retrieved
     parts: Sequence[TaskPart]
-    """By piece of the batch."""
+    """The modules and heads, by piece of the batch."""
     key: BatchKey
     hooked: Hooked
     times: Times
     layers: list[int]
-    """By piece: the upper layers that it went through."""
+    """The upper layers that a piece went through, by piece."""
 
     def outcomes(self) -> Iterator[tuple[list[Outcome], bool]]:
         """Run the upper layers, and the head of each text as soon as the text has left them.

@@ -1,4 +1,4 @@
-"""What a process does once before its first batch."""
+"""Compiles what answers need, once in a process, before its first batch."""
 
 from __future__ import annotations
 

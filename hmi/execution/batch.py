@@ -97,7 +97,7 @@ class Left:
     after: int
     """The number of layers that these texts went through."""
     why: Literal["end", "exit"] = "end"
-    """Whether the texts went through all layers or left early."""
+    """`end` if the texts went through all layers, `exit` if they left early."""
     outputs: Sequence[Tensor] | None = None
     """[k]: the outputs of texts that a hook has answered; None: the models' heads compute them."""
     confidences: Sequence[float] | None = None

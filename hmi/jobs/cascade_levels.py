@@ -6,7 +6,7 @@ from hmi.core import CASCADE_TASKS, Cascade, ModelRecord, ModelVersion
 from hmi.errors import InvalidInput
 
 CURE = "profile it again: POST …/cascade, or hmi profile cascade"
-"""What to do about a stale cascade."""
+"""The cure for a stale cascade, in messages."""
 
 
 def check_levels(large: ModelRecord, small: ModelRecord | None) -> None:

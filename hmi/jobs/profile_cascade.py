@@ -44,7 +44,7 @@ MIN_ROWS = 200
 MOST_ROWS = 4000
 """Of more rows, those with the smallest keys are used: each is run RUNS times on both levels."""
 RUNS = 3
-"""The median of so many runs of a row is its time."""
+"""The number of runs of a row. Its time is their median."""
 
 
 def run(ctx: JobContext) -> dict[str, Any]:
@@ -90,7 +90,7 @@ def run(ctx: JobContext) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Answered:
-    """What one level answered to each row."""
+    """The answers of one level to the rows."""
 
     chances: Floats
     """[rows, labels]: probabilities, not calibrated, by the large level's labels."""

@@ -33,7 +33,7 @@ from hmi.training.data.rows import Row
 from hmi.training.row_keys import key_of
 
 RUNS = 3
-"""The median of so many runs of a row is its time."""
+"""The number of runs of a row. Its time is their median."""
 AGREEMENT = 0.99
 """Sites are compared by their fastest offer of this agreement, or by the one that agrees most."""
 ON = Setting("on")
@@ -50,9 +50,9 @@ class Watch:
     scale: float = 0.0
     batch: Batch | None = None
     outputs: dict[int, Floats] = field(default_factory=dict)
-    """By site: what the ramp says."""
+    """The ramp's output, by site."""
     entered: dict[int, float] = field(default_factory=dict)
-    """By site: the thread's CPU time when the text came to it."""
+    """The thread's CPU time when the text came to a site, by site."""
     left: dict[int, float] = field(default_factory=dict)
     """The same when the ramp had answered, and words were dropped."""
     name: str = "watch"
@@ -95,7 +95,7 @@ class Watch:
 
 @dataclass(frozen=True)
 class Seen:
-    """What the ramps and the full model say of rows, and when. CPU seconds."""
+    """The outputs of the ramps and of the full model for rows, and their times in CPU seconds."""
 
     ramps: Floats
     """[sites, rows, labels]: outputs."""
@@ -268,7 +268,8 @@ def _logits(chances: Floats) -> Floats:
 
 
 def _worth(cascade: Cascade) -> tuple[bool, float]:
-    """How good a site is: whether it has an offer of AGREEMENT, and then what share of the time it saves."""
+    """The worth of a site: first whether it has an offer of AGREEMENT, then the share of the time that it
+    saves."""
     chosen = select(cascade.offers, AGREEMENT)
     if chosen is None:
         return False, max((offer.agreement for offer in cascade.offers), default=0.0)

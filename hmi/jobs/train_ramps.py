@@ -70,7 +70,7 @@ class Divided:
     fit: list[Row]
     held: list[Row]
     unseen: bool
-    """Whether the model was trained on none of the texts in `held`."""
+    """Return True if the model was trained on none of the texts in `held`."""
 
 
 def divided(rows: list[Row], seen: RowKeys) -> Divided:

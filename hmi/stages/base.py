@@ -98,7 +98,7 @@ class Batch:
     ramp: Callable[[int, Rows, Sequence[int]], list[Tensor | None]]
     """ramp(site, rows, texts): the outputs of the texts' ramps before the layer `site`, in the form of a
     head's outputs. `rows` are those that enter the layer; `texts`, ascending, are among theirs. None for a
-    text without such a ramp, and for one whose output is not finite."""
+    text without such a ramp, for one whose output is not finite, and for all if `rows` are merged."""
     objectives: Sequence[Objective]
     """[texts]: the objective of each. To look at them all costs less than to look at the texts."""
     attention: Callable[[int, Rows, Sequence[int]], list[Floats]] = _unknown

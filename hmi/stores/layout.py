@@ -47,7 +47,7 @@ class Layout:
 
     @property
     def exits(self) -> Path:
-        """What an engine that stopped knows of each model's early exits, for the next one."""
+        """The folder of states of early exits that an engine wrote when it stopped, for the next one."""
         return self.data / "exits"
 
     def profiles_of(self, root: str, version: str) -> Path:

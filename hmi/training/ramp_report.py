@@ -1,5 +1,5 @@
-"""How good ramps are on held-out texts: how often each answers as the whole model does, and how many texts it
-might let leave."""
+"""Measures ramps on held-out texts: how often each answers as the whole model does, and how many texts may
+leave at it."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ class RampRows:
     piece."""
 
     features: list[Tensor]
-    """By site: fp32 [rows, size], what a head reads."""
+    """The rows that a head reads, by site: fp32 [rows, size]."""
     offsets: Tensor
     """[rows, outputs]: the lexical scores; 0 without lexical features."""
     outputs: Tensor

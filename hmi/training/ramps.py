@@ -48,7 +48,7 @@ Report = Callable[[int, int], None]
 
 
 def ramps_by_default(windows: int, layers: int, outputs: int) -> bool:
-    """Whether a training of this many windows also trains ramps, if its options do not say."""
+    """Return True if a training of this many windows also trains ramps when its options do not say."""
     return windows * layers <= FEW_ROWS and outputs <= FEW_OUTPUTS
 
 
@@ -192,7 +192,7 @@ def _values(z: Tensor, full: Tensor) -> Tensor:
 
 
 LOSSES: dict[str, Loss] = {"multilabel": _soft_sets, "regression": _values}
-"""By task; all others have soft labels."""
+"""The hard labels, by task. All other tasks have soft labels."""
 
 
 @dataclass(frozen=True)

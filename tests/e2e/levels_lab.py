@@ -115,7 +115,7 @@ def said(result: TextResult) -> tuple[Any, ...]:
 
 
 def same(one: TextResult, other: TextResult) -> bool:
-    """Whether two answers are equal but for what the composition of their batches changes."""
+    """Return True if two answers are equal, apart from rounding that depends on the batch."""
     close = pytest.approx(other.scores, abs=CLOSE)
     return one.label == other.label and one.scores is not None and one.scores == close
 

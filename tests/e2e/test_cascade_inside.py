@@ -134,7 +134,7 @@ async def test_an_open_gate_answers_some_texts_early_each_as_alone(inside: Home)
 
 
 async def test_calibrated_scores_are_divided_once(inside: Home) -> None:
-    """By the temperature of each level; others are on the scale of the full model's."""
+    """The calibrated scores use each level's temperature. Others are on the scale of the full model's."""
     registry, heat = inside.manager.registry, {"temperature": 0.5, "large_temperature": 2.0}
     for model in (MOOD, PAIRS):
         registry.change_model(

@@ -88,7 +88,7 @@ async def test_the_closed_gate_answers_as_the_large_level_and_audits_open_it(
 async def test_each_text_is_answered_as_alone_at_the_same_decision(
     pair: Home, short: None, weight: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the equations, from each level's own answers."""
+    """The answers by the equations, from each level's own answers."""
     in_order(monkeypatch, chain([0], *[range(40)] * 3))
     change(pair, cascade=None, objective=Objective())
     async with running(pair) as engine:

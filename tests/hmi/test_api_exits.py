@@ -1,4 +1,4 @@
-"""What a tenant says and sees of early exits, over HTTP and on the command line."""
+"""Objectives, reports and late labels of early exits, over HTTP and on the command line."""
 
 from __future__ import annotations
 

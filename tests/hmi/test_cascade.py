@@ -193,7 +193,7 @@ def test_a_dispatcher_that_is_worse_than_both_levels_is_no_candidate() -> None:
 
 
 def test_levels_of_about_equal_accuracy_have_candidates() -> None:
-    """By chance many a dispatcher is less accurate than the mean of both levels."""
+    """A dispatcher may by chance be less accurate than the mean of both levels."""
     below = 0
     for seed in range(20):
         rng, data = np.random.default_rng(seed), profiled(seed)

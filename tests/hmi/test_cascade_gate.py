@@ -17,7 +17,7 @@ TERMS = Terms(loss=0.05, share=0.25)
 
 
 def solvent(texts: int, disagreed: int, share: float, loss: float, error: float) -> bool:
-    """Whether one more text may disagree without the stream exceeding its rate."""
+    """Return True if one more text may disagree while the stream stays within its rate."""
     return most_disagreements(disagreed, share, error) + 1.0 <= loss * (texts + 1)
 
 

@@ -48,7 +48,7 @@ def measure(plan: Plan, home: Home, report: Report) -> Iterator[Row]:
 
 @dataclass
 class Arm:
-    """What one way to answer gave."""
+    """The answers and times of one arm."""
 
     model: ModelId
     engine: Engine
@@ -150,7 +150,7 @@ def _figures(
 
 
 def answered_early(answer: Answered, layers: int) -> bool:
-    """Whether the small level answered: another model, or a ramp of the same."""
+    """True if the small level answered: another model, or a ramp of the same one."""
     made_by = answer.result.provenance
     assert made_by is not None
     return made_by.level == "small" or (made_by.level is None and made_by.layers < layers)

@@ -58,7 +58,7 @@ class Lab:
         )
 
     def exits(self, engine: Engine, model: ModelId) -> ExitReport | None:
-        """What an engine knows of a model's exits; None if no text of it was concerned."""
+        """Return an engine's report of a model's exits; None if no text of the model was concerned."""
         live = self.serving.manager.registry.model(model).live
         return None if engine.exits is None else engine.exits.report(live.artefact, model)
 

@@ -26,7 +26,7 @@ class Answered:
 
 @dataclass(frozen=True)
 class Asked:
-    """What one run answered, in the requests' order."""
+    """The answers of one run, in the requests' order."""
 
     answers: list[Answered]
     seconds: float

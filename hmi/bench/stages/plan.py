@@ -29,7 +29,7 @@ class Report(Protocol):
         ...
 
     def did(self, texts: int) -> None:
-        """Take note that so many more texts have been asked."""
+        """Add this many texts to those that have been asked."""
         ...
 
 
@@ -47,7 +47,7 @@ class Plan:
     small: str | None = None
     """The root of the small level. None: there is no cascade between two roots."""
     source: str = DEFAULT_PACKAGE
-    """What the root is imported from if the data folder lacks it."""
+    """The source that the root is imported from if the data folder lacks it."""
     sections: tuple[str, ...] = tuple(SECTIONS)
     runs: int = 7
     """Interleaved repetitions of each ratio."""

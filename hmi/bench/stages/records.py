@@ -1,4 +1,4 @@
-"""What every ramp would have answered to every text: a stage that lets no text leave, and writes it down."""
+"""Records the answers of every ramp to every text, by a stage that lets no text leave."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Record:
     """One text's outputs at its ramps, and whether they agree with the last layer's."""
 
     outputs: list[Tensor] = field(default_factory=list)
-    """By site, ascending."""
+    """The sites, ascending."""
     uncertainty: list[float] = field(default_factory=list)
     agrees: list[bool] = field(default_factory=list)
 

@@ -1,4 +1,4 @@
-"""What thresholds that were tuned once would have done: computed from records, no text is asked."""
+"""Computes from records the answers under thresholds that were tuned once. No text is asked."""
 
 from __future__ import annotations
 

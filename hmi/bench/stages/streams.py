@@ -23,7 +23,7 @@ CAPACITY_TEXTS = 300
 
 @dataclass
 class Streamed:
-    """What two arms answered to one stream."""
+    """The answers of two arms to one stream."""
 
     warm: int
     """The texts before the first paced one, which only the arm with stages was asked."""
@@ -36,12 +36,12 @@ class Streamed:
     cpu_s: dict[str, float] = field(default_factory=lambda: {"plain": 0.0, "staged": 0.0})
     """CPU seconds of the paced texts."""
     report: ExitReport | None = None
-    """What the stage knows at the end; None if it is off."""
+    """The stage's report at the end; None if the stage is off."""
 
 
 @dataclass(frozen=True)
 class Pacing:
-    """How texts arrive."""
+    """The process by which texts arrive."""
 
     rate: float
     """Texts a second."""

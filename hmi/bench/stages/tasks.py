@@ -23,13 +23,13 @@ class TaskRows:
 
     name: str
     labelled: list[Row]
-    """What its models are trained on."""
+    """The rows that its models are trained on."""
     unlabelled: list[Row]
-    """What their ramps are trained on besides; the labels are not used."""
+    """Further texts that its ramps are trained on. Their labels are not used."""
     profiled: list[Row]
-    """What its cascades are profiled on."""
+    """The rows that its cascades are profiled on."""
     stream: list[Row]
-    """What is asked."""
+    """The texts that are asked."""
 
 
 def load(name: str, plan: Plan) -> TaskRows:

@@ -32,7 +32,7 @@ class Compared:
     faster: float
     """The grid's CPU time divided by that of `tune`."""
     saving: float | None
-    """What `tune` saves divided by what the grid's best saves; None if that is nothing."""
+    """The saving of `tune`, divided by that of the grid's best; None if the grid's best saves nothing."""
     greedy: float | None
     """The same of Apparate's search."""
     all_ms: float

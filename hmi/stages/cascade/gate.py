@@ -41,7 +41,7 @@ HOPELESS = -4.0
 
 @dataclass(frozen=True)
 class Terms:
-    """What a tenant tolerates, and what it costs to find out."""
+    """The rate of other answers that a tenant tolerates, and the cost of finding it out."""
 
     loss: float
     """The fraction of answers that may differ from the large level's."""
@@ -63,7 +63,7 @@ class Ticket:
     policy: int
     """The number of the policy that was tested or used when the text came."""
     in_force: bool
-    """Whether the text obeys the policy; otherwise the large level answers it."""
+    """True if the text obeys the policy. Otherwise the large level answers it."""
     audited: bool
 
 
@@ -82,7 +82,7 @@ class Trial:
 
     @property
     def open(self) -> bool:
-        """Whether the present policy's gate is open."""
+        """True if the present policy's gate is open."""
         return self._gate.open
 
     @property
@@ -92,8 +92,8 @@ class Trial:
 
     @property
     def solvent(self) -> bool:
-        """Whether one more text may obey a policy, whatever the stream has been: even if it disagrees,
-        the rate is at most the tolerated one, wrong with the probability `terms.error`."""
+        """Return True if one more text may obey a policy, whatever the stream has been. If it disagrees, the
+        rate is still at most the tolerated one, wrong with the probability `terms.error`."""
         return _solvent(self.texts, self._disagreed + self._under_way, self.terms)
 
     @property
@@ -103,7 +103,7 @@ class Trial:
 
     @property
     def hopeless(self) -> bool:
-        """Whether the present policy should be given up: its gate is closed after too many audits."""
+        """True if the present policy should be given up: its gate is closed after too many audits."""
         if self.open or not self.own.disagreed:
             return False
         late = self.own.seen >= PATIENCE / self.terms.loss
@@ -179,7 +179,7 @@ def _least_texts(disagreed: int, terms: Terms) -> int:
 
 
 def _affordable(texts: int, disagreed: int, terms: Terms) -> bool:
-    """Whether one more text may disagree. Audits count too: between two roots they get the policy's
+    """Return True if one more text may disagree. Audits count too: between two roots they get the policy's
     answer."""
     answered = most_disagreements(disagreed, terms.share, terms.error) + disagreed
     return answered + 1.0 <= terms.loss * (texts + 1)

@@ -64,13 +64,14 @@ class Decided:
 
     @property
     def reported(self) -> bool:
-        """Whether the text is an audit. Where words are dropped an audit costs a second run, so only texts
-        drawn for it are; others would be those that the small level answers, and no random sample."""
+        """True if the text is an audit. Where words are dropped, an audit costs a second run, so only texts
+        that were drawn for it are audits. The other texts that the small level answers would be no random
+        sample."""
         return not self.begun.followed and (self.begun.ticket.audited or not self.offer.pruning)
 
     @property
     def shortened(self) -> bool:
-        """Whether the text's words are dropped, be it only for an audit."""
+        """True if the text's words are dropped, even if only for an audit."""
         return self.goes_on and self.offer.pruning > 0.0 and (self.begun.followed or self.reported)
 
     def mixed(self, output: Tensor) -> Tensor:

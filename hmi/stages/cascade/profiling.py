@@ -125,7 +125,7 @@ def offered(choice: Profiled, judge: Profiled, slopes: Sequence[float] = SLOPES)
 
 
 def _beats(one: Candidate, other: Candidate) -> bool:
-    """Whether `one` is nowhere worse than `other`, and somewhere better."""
+    """Return True if `one` is nowhere worse than `other`, and somewhere better."""
     ours, theirs = ((c.agreement, c.accuracy, -c.seconds) for c in (one, other))
     return ours != theirs and all(a >= b for a, b in zip(ours, theirs, strict=True))
 

@@ -1,4 +1,4 @@
-"""What a model's cascade did to the traffic."""
+"""The report of a cascade's traffic."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hmi.core import CascadeState
 
 @dataclass(frozen=True)
 class CascadeReport:
-    """What a cascade did under the present agreement, since the server started or its profile changed."""
+    """A cascade's traffic under the present agreement, since the server started or its profile changed."""
 
     state: CascadeState
     cut_off: float | None

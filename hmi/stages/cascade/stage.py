@@ -60,7 +60,7 @@ class CascadeInside:
         return [InsideHook(batch, concerns)] if concerns else []
 
     def report(self, model: ModelId, artefact: str) -> CascadeReport | None:
-        """What a version's cascade did; None if no text has asked for it."""
+        """Return the traffic of a version's cascade; None if no text has asked for it."""
         return self._evidence.report(model, artefact)
 
     def forget(self, artefacts: Collection[str]) -> None:

@@ -17,7 +17,7 @@ from hmi.stages.draw import draw
 
 @dataclass(frozen=True)
 class Begun:
-    """What was decided about one text when its ramp had answered."""
+    """The decision about one text, made when its ramp had answered."""
 
     ticket: Ticket
     offer: Offer
@@ -25,12 +25,12 @@ class Begun:
 
     @property
     def followed(self) -> bool:
-        """Whether the offer decides about the text. Otherwise the text runs to the end."""
+        """True if the offer decides about the text. Otherwise the text runs to the end."""
         return self.ticket.in_force and not self.ticket.audited
 
 
 class Standing:
-    """How compute threads use the evidence of a cascade of one version of a model. Thread-safe."""
+    """The evidence of a cascade of one version of a model, for compute threads. Thread-safe."""
 
     def __init__(self, watched: Watched) -> None:
         self._lock, self._watched = watched.lock, watched

@@ -115,8 +115,8 @@ class Evidence:
         """most: the cascades whose evidence is kept. The one that was used longest ago begins anew."""
         self._most, self._lock = most, threading.Lock()
         self._profiles: OrderedDict[tuple[ModelId, str, str], Profile] = OrderedDict()
-        """By model and the artefacts of both levels, since two tenants may have equal artefacts. The one used
-        last is the last."""
+        """The evidence, by model and the artefacts of both levels, since two tenants may have equal
+        artefacts. The one used last is the last."""
 
     def of(self, model: ModelId, artefact: str, cascade: Cascade, objective: Objective) -> Watched:
         """The evidence of a cascade under an objective, which must name an agreement.
@@ -145,7 +145,7 @@ class Evidence:
         return found
 
     def report(self, model: ModelId, artefact: str, small_artefact: str = "") -> CascadeReport | None:
-        """What a cascade did under the present agreement; None if none of its texts has come."""
+        """Return a cascade's traffic under the present agreement; None if none of its texts has come."""
         with self._lock:
             profile = self._profiles.get((model, artefact, small_artefact))
             found = None if profile is None else next(reversed(profile.found.values()))

@@ -82,7 +82,7 @@ class Account:
 
     @property
     def solvent(self) -> bool:
-        """Whether one more text may leave early."""
+        """True if one more text may leave early."""
         return self.spent + 1.0 <= self.loss * (self.texts + 1)
 
     def advance(self) -> None:

@@ -103,7 +103,7 @@ class Begun:
 
     @property
     def audited(self) -> bool:
-        """Whether it was drawn for an audit while others could leave."""
+        """True if it was drawn for an audit while others could leave."""
         return self.recorded and any(self.thresholds)
 
 
@@ -136,7 +136,8 @@ class Control:
         """The numbers of policies and of alarms so far, of failures in a row, and of windows in a row without
         a policy."""
         self.off, self.skipped, self.asleep = False, 0, 0
-        """Whether it is off; the texts that ran while it was, in all and since it was last put off."""
+        """Three values: True if it is off, the texts that ran while it was off, and those since it was last
+        put off."""
 
     @property
     def state(self) -> State:

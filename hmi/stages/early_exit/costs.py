@@ -18,14 +18,14 @@ LAST, RAMP = 0.15, 0.02
 ramp, as fractions of another layer's."""
 FIXED = ("begin", "record", "stay")
 Fixed = Literal["begin", "record", "stay"]
-"""What the stage does for a text besides ramps: it begins with it, and when the text has run to the end, it
-records it, or takes note that it stayed."""
+"""The work of the stage for a text besides ramps: to begin with it, and, once it has run to the end, to
+record it or to note that it stayed."""
 MEMORY = 8192
 """The texts that a mean is over: older ones count half, a quarter and so on."""
 
 
 class Measured:
-    """What batches of one key cost. Thread-safe."""
+    """The costs of batches of one key. Thread-safe."""
 
     def __init__(self, key: BatchKey, layers: int) -> None:
         self.layers, self._lock = layers, threading.Lock()
@@ -40,7 +40,7 @@ class Measured:
 
     @property
     def known(self) -> bool:
-        """Whether anything was measured."""
+        """True once something has been measured."""
         return any(texts for _, texts in self._layer)
 
     def took(

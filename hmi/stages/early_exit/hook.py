@@ -87,8 +87,7 @@ class ExitHook(Hook):
         at = self._at.get(layer, ())
         here = [self._open[t] for t in rows.texts if t in at and t in self._open]
         left = None
-        # Rows that another stage has merged are not those of any ramp's training: their texts stay.
-        if here and rows.source is None:
+        if here:
             left = self._leaving(layer, rows, here)
             if left is not None:
                 gone = set(left.texts)

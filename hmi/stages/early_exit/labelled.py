@@ -69,7 +69,7 @@ class Labels:
 
     @classmethod
     def of(cls, state: dict[str, Any]) -> Labels:
-        """What `asdict` had made a dictionary of."""
+        """The inverse of `asdict`."""
         early, full = Audits(**state.pop("early")), Audits(**state.pop("full"))
         return cls(early, full, **state)
 

@@ -15,7 +15,7 @@ class Costs:
     ramp_s: tuple[float, ...]
     """[layers]: of a ramp at each site, with what it takes to drop the texts that leave."""
     fixed_s: float = 0.0
-    """What the stage takes besides for every text, whether it leaves or not."""
+    """The stage's other seconds for every text, whether it leaves or not."""
 
     def __post_init__(self) -> None:
         if len(self.layer_s) != len(self.ramp_s) or min((*self.layer_s, *self.ramp_s), default=0.0) < 0.0:

@@ -1,4 +1,4 @@
-"""What is known of one model's early exits, for people and for the API. Does not import torch."""
+"""The report of one model's early exits, for people and for the API. Does not import torch."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class ExitReport:
     texts: int
     """The texts that were concerned: of one window, not exact."""
     left: Mapping[int, int]
-    """By site, ascending: the texts that left there."""
+    """The number of texts that left at a site, by site, ascending."""
     share: float
     """The fraction of texts that are audited at present."""
     audits: int
@@ -49,11 +49,13 @@ class ExitReport:
     sites: tuple[int, ...]
     """The ramps that are in use, by the upper layer before which they are; 0 is right after retrieval."""
     thresholds: tuple[float, ...]
-    """By these sites: a text leaves if its uncertainty is below. All 0: no text leaves at present."""
+    """The thresholds, by these sites: a text leaves if its uncertainty is below. All 0: no text leaves at
+    present."""
     policies: int
     """The number of sets of thresholds that were put to the test."""
     alarms: int
-    """How often the audits, or labels, showed that the texts had changed, and everything began again."""
+    """The number of alarms: audits or labels showed that the texts had changed, and everything began again.
+    """
     saved: float
     """The fraction of the upper layers' time that exits have saved, less what the ramps cost."""
     early: Labelled = Labelled()

@@ -69,7 +69,7 @@ class ModelState:
         """Seconds that exits saved less those of the ramps, and seconds of all layers, of all texts."""
         self._path, self._gone = path, False
         self.read = False
-        """Whether the file has been read, if there was one."""
+        """True once the file has been read, if there was one."""
         self.before: ModelState | None = None
         """The model's former state, which is being put away. Set before the first text begins."""
         self._earlier = 0, 0, 0
@@ -213,7 +213,8 @@ class ModelState:
         self.read = True
 
     def _obeys(self, agreement: float) -> bool:
-        """Whether the present objective is this one. Takes it over unless the text is older than a change."""
+        """Return True if the present objective is this one. Takes it over unless the text is older than a
+        change."""
         if agreement == self.agreement:
             return True
         now = time.monotonic()

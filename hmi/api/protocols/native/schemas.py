@@ -145,7 +145,7 @@ class Versions(Answer):
 
 
 class InputProvenance(Answer):
-    """How one input was answered."""
+    """The layers, level and stages that answered one input."""
 
     layers: int = Field(description="Number of upper layers that ran.")
     confidence: float | None = Field(
