@@ -176,9 +176,8 @@ class Running:
         """
         batch, times = self.batch, self.times
         rows, executor = Rows.packed(batch.rows, batch.offsets), batch.pieces[0].bundle.executor
-        inside = set(range(len(batch.pieces)))
+        waiting = set(range(len(batch.pieces)))
         for left in executor.run(self.key, rows, [p.module for p in self.parts], self.hooked.hooks):
-            inside.difference_update(left.texts)
             for text in left.texts:
                 self.layers[text] = left.after
             times.waited_s += left.waited_s
@@ -187,19 +186,19 @@ class Running:
             if left.why == "end":
                 outputs = self.hooked.ended(left.texts, outputs)
             _computed(times)
-            yield list(self._of(left, outputs)), left.why == "end"
-        if inside:
+            yield list(self._of(left, outputs, waiting)), left.why == "end"
+        if waiting:
             lost = RuntimeError("a text was lost between layers")
-            yield [(batch.pieces[text].item, lost) for text in inside], True
+            yield [(batch.pieces[text].item, lost) for text in waiting], True
 
-    def _of(self, left: Left, outputs: Sequence[Output]) -> Iterator[Outcome]:
-        """The answers that these windows complete, and their errors."""
+    def _of(self, left: Left, outputs: Sequence[Output], waiting: set[int]) -> Iterator[Outcome]:
+        """The answers that these windows complete, and their errors. Takes them out of `waiting`."""
         sure: Sequence[float | None] = left.confidences or [None] * len(left.texts)
-        before = -1
         for text, output, confidence in zip(left.texts, outputs, sure, strict=True):
-            if text == before:
-                continue  # a stage let the text run twice, and has had the second output
-            before, piece, hits = text, self.batch.pieces[text], self.batch.hits[text]
+            if text not in waiting:
+                continue  # it was answered early and ran on, or ran twice: a stage has had this output
+            waiting.remove(text)
+            piece, hits = self.batch.pieces[text], self.batch.hits[text]
             stages = self.hooked.stages[text]
             if isinstance(output, Exception):
                 yield piece.item, output

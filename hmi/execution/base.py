@@ -89,7 +89,9 @@ class Executor(Protocol):
     def run(
         self, key: BatchKey, rows: Rows, modules: Sequence[TenantModule | None], hooks: Sequence[Hook] = ()
     ) -> Iterator[Left]:
-        """Run packed rows through the layers. Yields every text once, as soon as it leaves the layers.
+        """Run packed rows through the layers. Yields every text as soon as it leaves the layers.
+
+        A text that a hook has answered, but not taken out of the rows, is yielded again when it ends.
 
         modules: one for each text of the batch; None runs the root without a module. Adjacent texts with the
         same module run together.

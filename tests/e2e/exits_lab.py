@@ -13,7 +13,6 @@ from hmi.core import ModelId, ModelRecord, Objective
 from hmi.engine import Engine, TextRequest
 from hmi.stages.early_exit.control import Policy
 from hmi.stages.early_exit.drift import Alarm
-from hmi.stages.early_exit.evidence import Gate
 from hmi.stages.early_exit.stage import EarlyExit
 from hmi.stages.early_exit.state import ModelState
 from hmi.stores.layout import Layout
@@ -77,9 +76,9 @@ def state_of(engine: Engine, artefact: str) -> ModelState:
 def plant(state: ModelState, thresholds: Sequence[float], texts: int = 1_000_001, phase: int = 2) -> None:
     """Put a policy into force, on an account that can afford it."""
     control = state.control
-    gate = Gate(control.terms.loss, 0.05, open=True)
-    control.present, control.tested = Policy(tuple(thresholds), gate, Alarm(control.terms.loss)), ()
+    control.present, control.tested = Policy(tuple(thresholds), Alarm(control.terms.loss)), ()
     control.account.texts, control.account.phase, control.off = texts, phase, False
+    control.account.used, control.windows = phase, 8
     control.wait = 1 << 30
 
 

@@ -124,7 +124,7 @@ async def test_in_a_mixed_batch_each_answer_equals_that_alone_at_the_same_decisi
             asked += requests(TAGS, words, "c") + requests(PAIRS, [(t, t) for t in home.covered[:5]], "d")
             await engine.infer(asked)
             for artefact, thresholds in ((a, (0.3, 0.4)), (b, (0.0, 0.5)), (c, (0.2, 0.3))):
-                plant(state_of(engine, artefact), thresholds, phase=0)
+                plant(state_of(engine, artefact), thresholds)
             together = await engine.infer(asked)
             alone = [(await engine.infer([request]))[0] for request in asked]
     assert layers(together) == layers(alone)
@@ -212,7 +212,7 @@ async def test_texts_that_fail_give_their_audits_back(home: Home) -> None:
             await engine.infer(requests(MOOD, home.covered[:1]) + requests(OTHER, home.covered[:1]))
             states = [state_of(engine, a) for a in (artefact, other)]
             for state in states:
-                plant(state, (0.0, 1e-9), phase=0)
+                plant(state, (0.0, 1e-9), phase=1)
             before = [(s.control.account.texts, s.control.audits.seen) for s in states]
             executor = (await _bundle(engine, MOOD)).executor
             run, failed = executor.run, list[Left]()
@@ -238,8 +238,8 @@ async def test_texts_that_fail_give_their_audits_back(home: Home) -> None:
                 answered = [r.id for r, a in pairs if r.model == model and isinstance(a, list)]
                 account = state.control.account
                 assert account.texts == texts + len(answered), "once each, although their batch ran twice"
-                assert (account.count.under_way, account.count.free) == (0, 0)
-                drawn = sum(draw(AUDIT, one) < 0.5 for one in answered)
+                assert (account.count.pending, account.count.free) == ({}, 0)
+                drawn = sum(draw(AUDIT, one) < 1 / 3 for one in answered)
                 assert state.control.audits.seen == audits + drawn
 
 

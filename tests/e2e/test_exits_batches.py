@@ -119,6 +119,59 @@ async def test_a_text_that_leaves_is_answered_while_its_batch_is_still_in_the_la
     assert all(gates.opened)
 
 
+async def test_an_audited_text_that_leaves_is_answered_at_once_too_and_runs_on_to_be_compared(
+    home: Home,
+) -> None:
+    gates, metrics = Gates(), Metrics()
+    with ramped(home, MOOD) as artefact:
+        engine = home.engine(metrics, RoundRobin([EarlyExit(), gates]), streams=1, precision="fp32")
+        gates.gates[0].set()
+        async with started(engine):
+            await engine.infer(requests(MOOD, home.covered[:1]))
+            plant(state := state_of(engine, artefact), ANY, phase=0)
+            (left,) = await asyncio.wait_for(engine.infer(requests(MOOD, home.covered[1:2], "x")), LIMIT_S)
+            account = state.control.account
+            assert (len(account.count.pending), account.count.wrong, account.count.free) == (1, 0, 0)
+            assert state.control.audits.seen == 0
+            gates.gates[1].set()
+            await until(lambda: state.control.audits.seen == 1)
+            assert account.count.pending == {}
+            report = state.report()
+            full = [replace(r, early=False) for r in requests(MOOD, home.covered[1:2], "full")]
+            gates.gates[2].set()
+            (right,) = await engine.infer(full)
+    assert layers([left]) == [0]
+    assert account.count.wrong == (left.label != right.label)
+    assert report.left == {0: 1}
+    assert metrics.usage.of("acme").early == 1
+
+
+@pytest.mark.parametrize("way", ["batch", "answer"])
+async def test_an_early_answer_that_is_never_compared_counts_as_a_disagreement(way: str, home: Home) -> None:
+    with ramped(home, MOOD) as artefact:
+        async with started(home.engine(streams=1, precision="fp32")) as engine:
+            await engine.infer(requests(MOOD, home.covered[:1]))
+            plant(state := state_of(engine, artefact), ANY, phase=0)
+            executor = (await engine._loader.load(MOOD, exact=False)).executor
+            run = executor.run
+
+            def fails(key, rows, modules, hooks=()):  # type: ignore[no-untyped-def]
+                for left in run(key, rows, modules, hooks):
+                    if left.why == "end" and way == "batch":
+                        raise RuntimeError("planted")
+                    yield left if left.why == "exit" else replace(left, last=left.last * float("nan"))
+
+            executor.run = fails  # type: ignore[method-assign]
+            try:
+                found = await engine.infer(requests(MOOD, home.covered[:3], "x"))
+                await until(lambda: not state.control.account.count.pending)
+            finally:
+                del executor.run
+    assert layers(found) == [0, 0, 0], "each is answered once"
+    assert state.control.account.count.wrong == 3
+    assert state.control.audits.seen == 0
+
+
 class Forgetful(Watching):
     """Its hooks fail once the layers have run."""
 
@@ -161,7 +214,7 @@ async def test_records_that_fail_give_the_audits_of_their_batch_back(
         async with started(home.engine(streams=1, precision="fp32")) as engine:
             await engine.infer(requests(MOOD, home.covered[:1]))
             state = state_of(engine, artefact)
-            plant(state, (0.0, 1e-9), phase=0)
+            plant(state, (0.0, 1e-9), phase=1)
             control, record, calls = state.control, state.control.record, list[int]()
 
             def fails(u, agrees, begun):  # type: ignore[no-untyped-def]
@@ -176,7 +229,7 @@ async def test_records_that_fail_give_the_audits_of_their_batch_back(
     assert len(found) == len(home.covered)
     assert len(calls) >= 2
     assert [r.message for r in caplog.records] == ["a stage could not take note of a batch's answers"]
-    assert (control.account.count.under_way, control.account.count.free) == (0, 0)
+    assert (control.account.count.pending, control.account.count.free) == ({}, 0)
 
 
 async def ran_together(home: Home, thresholds: tuple[float, float]) -> Ran:

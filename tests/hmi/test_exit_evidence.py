@@ -177,15 +177,47 @@ def test_the_bound_of_a_stream_is_an_exact_martingale() -> None:
     assert all(most_disagreements(x, 0.1, 0.05) > 9 * x for x in range(50))
 
 
+def test_while_every_text_is_audited_what_is_spent_is_known_exactly() -> None:
+    account = Account(LOSS, ERROR, texts=499)
+    for i in range(5):
+        assert account.solvent
+        account.left(account.count, i)
+    assert not account.solvent, "five under way, of 500 texts"
+    for i in range(4):
+        del account.count.pending[i]
+    account.count.wrong += 3
+    assert account.solvent, "three were wrong, one is under way"
+    account.count.wrong += 1
+    assert not account.solvent
+
+
+def test_audits_under_way_cost_no_more_than_the_texts_that_left_since() -> None:
+    account = Account(LOSS, ERROR, texts=2000, phase=1, used=1)
+    for _ in range(400):
+        account.left(account.count, None)
+    least = next(n for n in range(100_000) if replace(account, texts=n).solvent)
+    for i in range(12):
+        account.left(account.count, i)
+        account.left(account.count, None)
+    assert account.count.since == 12
+    now = next(n for n in range(100_000) if replace(account, texts=n).solvent)
+    assert now == pytest.approx(least + 24 / LOSS, abs=1)
+    for i in range(12):
+        del account.count.pending[i]
+    assert next(n for n in range(100_000) if replace(account, texts=n).solvent) == least
+
+
 def test_exits_must_be_earned_by_texts_that_stayed() -> None:
     account = Account(LOSS, ERROR)
+    account.phase = account.used = 1
     account.count.free = 1000
     account.texts = next(n for n in range(100_000) if replace(account, texts=n).solvent)
-    assert 500 < account.texts < 1000
-    account.count.under_way = 1
+    assert 1000 < account.texts < 1500
+    account.left(account.count, "an audited text")
     assert not account.solvent, "an audit under way counts as a disagreement"
+    assert account.open, "it may end well"
     account.count.free = 3
-    assert account.solvent, "only three have left"
+    assert account.solvent, "only three have left that nobody checks"
 
 
 @pytest.mark.parametrize("shape", ["even", "at each phase's beginning"])
@@ -197,16 +229,16 @@ def test_the_account_of_all_phases_keeps_the_tolerated_fraction_whatever_would_l
         for text in range(6000):
             before = account.phase
             if text % 64 == 0:
-                account.advance()
+                account.advance(settled=True)
             phase_began = text if account.phase != before else phase_began
             may = account.solvent
             account.texts += 1
             disagrees = may and (text % 40 == 0 if shape == "even" else text - phase_began < 300)
             if may and rng.random() < account.share:
-                account.count.disagreed += disagrees
+                account.count.wrong += disagrees
             elif may:
                 account.count.free += 1
-                wrong += disagrees
+            wrong += disagrees
             worst.append((wrong / account.texts, seed))
     assert len({seed for fraction, seed in worst if fraction > LOSS}) <= 3, "5% of 20 streams, and chance"
 

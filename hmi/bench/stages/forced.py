@@ -11,10 +11,17 @@ from hmi.stages import OFF, Batch, Effect, Setting, Shape
 from hmi.stages.early_exit.control import Begun
 from hmi.stages.early_exit.costs import Measured
 from hmi.stages.early_exit.hook import Asked, ExitHook
-from hmi.stages.early_exit.state import ModelState
+from hmi.stages.early_exit.state import Ended, ModelState
 
 FORCED = Setting("forced")
 AT = "@"
+
+
+class Unbounded(ModelState):
+    """A state that lets every text leave that asks."""
+
+    def leave(self, one: Ended, ramp: int) -> bool:
+        return True
 
 
 class Forced:
@@ -41,7 +48,7 @@ class Forced:
             if any(thresholds):
                 state = self._states.get(text.model)
                 if state is None:
-                    state = self._states.setdefault(text.model, ModelState(text, 0.99, measured))
+                    state = self._states.setdefault(text.model, Unbounded(text, 0.99, measured))
                 asked.append(Asked(index, text, state, Begun(thresholds, False, state.control.account.count)))
         return [ExitHook(batch, asked, measured)] if asked else []
 

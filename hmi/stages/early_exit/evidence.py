@@ -113,20 +113,28 @@ class Gate:
     @property
     def needed(self) -> int:
         """The audits after which it opens if no further one disagrees."""
-        high, wrong = max(1, self.own.seen), self.own.disagreed
-        while not self._enough(Audits(high, wrong)):
-            high *= 2
-        low = high // 2
-        while high - low > 1:
-            middle = (low + high) // 2
-            if self._enough(Audits(max(middle, wrong), wrong)):
-                high = middle
-            else:
-                low = middle
-        return max(high, self.own.seen)
+        return max(self.own.seen, least_audits(self.own.disagreed, self.loss, self.error))
 
     def _enough(self, own: Audits) -> bool:
-        return bool(log_evidence(own, self.loss) >= -np.log(self.error))
+        return own.seen >= least_audits(own.disagreed, self.loss, self.error)
+
+
+@lru_cache(maxsize=4096)
+def least_audits(disagreed: int, loss: float, error: float) -> int:
+    """The least number of audits at which a gate opens if so many of them disagree. An audit that agrees
+    always adds to the evidence."""
+
+    def enough(seen: int) -> bool:
+        return bool(log_evidence(Audits(seen, disagreed), loss) >= -np.log(error))
+
+    high = max(1, disagreed)
+    while not enough(high):
+        high *= 2
+    low = max(high // 2, disagreed - 1)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if enough(middle) else (middle, high)
+    return high
 
 
 @lru_cache(maxsize=4096)

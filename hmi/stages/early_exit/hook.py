@@ -1,4 +1,7 @@
-"""The hook of one batch: asks ramps, lets texts leave, and records those that run to the end."""
+"""The hook of one batch: asks ramps, lets texts leave, and records those that are audited.
+
+The rows of a text that leaves are dropped, unless it is audited: then it has its answer, and its rows run on.
+"""
 
 from __future__ import annotations
 
@@ -31,6 +34,11 @@ class Asked:
     begun: Begun
     outputs: dict[int, Tensor] = field(default_factory=dict)
     """Of a recorded text: the merged output of each ramp, by the ramp's index."""
+
+    @property
+    def answered(self) -> bool:
+        """True if it has left, and its rows run on for the audit."""
+        return self.begun.left_at is not None
 
     @property
     def sites(self) -> Sequence[int]:
@@ -89,8 +97,8 @@ class ExitHook(Hook):
         left = None
         if here:
             left = self._leaving(layer, rows, here)
-            if left is not None:
-                gone = set(left.texts)
+            gone = {text for text in left.texts if text not in self._open} if left is not None else ()
+            if gone:
                 rows = rows.taken([(i, None) for i, text in enumerate(rows.texts) if text not in gone])
             self._ramps[layer] = self._clock() - begun, len(here)
         self._since = layer, self._clock(), len(rows.texts)
@@ -123,23 +131,27 @@ class ExitHook(Hook):
         outputs = self._batch.ramp(layer, rows, [one.index for one in here])
         models: defaultdict[ModelState, list[tuple[Asked, Tensor]]] = defaultdict(list)
         for one, output in zip(here, outputs, strict=True):
-            if output is not None and one.begun.recorded:
+            if output is None:
+                continue
+            if one.begun.recorded:
                 one.outputs[one.ramp(layer)] = one.merged(output)
-            elif output is not None:
+            if not one.answered and one.begun.thresholds[one.ramp(layer)] > 0.0:
                 models[one.state].append((one, output))
         found = {}
         for state, group in models.items():
             task, ramp = group[0][0].text.task, group[0][0].ramp(layer)
             merged = [one.merged(output) for one, output in group]
             sure = uncertainty(task, merged).tolist()
-            gone = [i for i, u in enumerate(sure) if u < group[i][0].begun.thresholds[ramp]]
-            if not gone:
+            wanted = [i for i, u in enumerate(sure) if u < group[i][0].begun.thresholds[ramp]]
+            if not wanted:
                 continue
-            for i, answer in zip(gone, short(task, [merged[i] for i in gone]), strict=True):
+            for i, answer in zip(wanted, short(task, [merged[i] for i in wanted]), strict=True):
                 one, output = group[i]
+                if not state.leave(Ended(one.begun, one.text.id, answer), ramp):
+                    continue
                 found[one.index] = output[: task.outputs] if task.name == "regression" else output, sure[i]
-                state.left(one.begun, ramp, one.text.id, answer)
-                del self._open[one.index]
+                if not one.begun.recorded:
+                    del self._open[one.index]
         if not found:
             return None
         texts = sorted(found)

@@ -23,13 +23,15 @@ from safetensors.numpy import load, save
 from hmi.stages.early_exit.account import Account, Count
 from hmi.stages.early_exit.control import Control, Policy, Terms
 from hmi.stages.early_exit.drift import Alarm
-from hmi.stages.early_exit.evidence import Audits, Gate
+from hmi.stages.early_exit.evidence import Audits
+from hmi.stages.early_exit.ladder import Ladder
 from hmi.stores.failures import tell
 
 log = logging.getLogger("hmi.stages")
 KEPT = 1024
 """The newest records that are written."""
-PLAIN = ("wait", "policies", "alarms", "failures", "fruitless", "off", "skipped", "asleep")
+ACCOUNT = ("texts", "phase", "used")
+PLAIN = ("wait", "windows", "due", "policies", "alarms", "fruitless", "off", "skipped", "asleep")
 """The control's fields that are numbers."""
 
 
@@ -76,13 +78,13 @@ def packed(control: Control, besides: dict[str, Any]) -> bytes:
         "besides": besides,
         "terms": asdict(control.terms),
         "ramps": control.ramps,
-        "texts": account.texts,
-        "phase": account.phase,
-        "counts": [(c.disagreed + c.under_way, c.free) for c in account.counts],
+        **{name: getattr(account, name) for name in ACCOUNT},
+        "phases": [asdict(phase) for phase in account.phases],
+        "counts": [(c.wrong + len(c.pending), c.free) for c in account.counts],
         "audits": asdict(control.audits),
         "left_at": sorted(control.left_at.items()),
         "present": None if control.present is None else asdict(control.present),
-        "tested": [asdict(policy) for policy in control.tested],
+        "tested": [asdict(ladder) for ladder in control.tested],
         **{name: getattr(control, name) for name in PLAIN},
     }
     u, agrees = control.records.newest(KEPT)
@@ -100,12 +102,13 @@ def unpack(data: bytes, control: Control) -> dict[str, Any] | None:
     if state["ramps"] != control.ramps:
         return None
     present = None if state["present"] is None else _policy(state["present"])
-    tested = tuple(map(_policy, state["tested"]))
-    counts = [Count(disagreed, 0, free) for disagreed, free in state["counts"]]
+    tested = tuple(_ladder(each) for each in state["tested"])
+    counts = [Count(wrong, free) for wrong, free in state["counts"]]
     wanted, terms = control.terms, Terms(**state["terms"])
-    account = Account(terms.loss, terms.error, texts=state["texts"], phase=state["phase"], counts=counts)
+    numbers = {name: state[name] for name in ACCOUNT}
+    account = Account(terms.loss, terms.error, **numbers, counts=counts)
     besides: dict[str, Any] = state["besides"]
-    if len(counts) != len(account.phases) or terms.error != wanted.error:
+    if state["phases"] != [asdict(phase) for phase in account.phases] or terms.error != wanted.error:
         return None
     control.terms, control.account, control.audits = terms, account, Audits(**state["audits"])
     control.left_at = Counter(dict(state["left_at"]))
@@ -119,7 +122,9 @@ def unpack(data: bytes, control: Control) -> dict[str, Any] | None:
 
 
 def _policy(state: dict[str, Any]) -> Policy:
-    gate, alarm = state["gate"], state["alarm"]
-    own = Audits(**gate.pop("own"))
-    score = tuple(alarm.pop("score"))
-    return Policy(tuple(state["thresholds"]), Gate(**gate, own=own), Alarm(**alarm, score=score))
+    alarm = state["alarm"]
+    return Policy(tuple(state["thresholds"]), Alarm(**{**alarm, "score": tuple(alarm["score"])}))
+
+
+def _ladder(state: dict[str, Any]) -> Ladder:
+    return Ladder(**{**state, "rungs": tuple(map(tuple, state["rungs"]))})

@@ -118,18 +118,20 @@ class ModelState:
         with self._lock:
             return self.control.skip(texts)
 
-    def left(self, begun: Begun, ramp: int, id: str, short: int) -> None:
-        """Take note of a text that left at this ramp, with its answer."""
+    def leave(self, one: Ended, ramp: int) -> bool:
+        """Let a text leave with this ramp's answer, if the stream can afford it. Returns whether it does."""
         with self._lock:
-            self.control.left(begun, ramp)
-            self._answered([Ended(begun, id, short)], ramp)
+            if not self.control.leave(one.begun, ramp):
+                return False
+            self._answers.add(one.id, one.short, early=True)
+            if not one.begun.recorded:
+                self._ran([one], ramp)
+            return True
 
     def stayed(self, ended: Sequence[Ended]) -> None:
-        """Take note of texts that could have left, and ran to the end."""
+        """Take note of texts that ran to the end, and are not recorded."""
         with self._lock:
-            for one in ended:
-                self.control.stayed(one.begun)
-            self._answered(ended, len(self.sites))
+            self._ended(ended)
 
     def record(self, ended: Sequence[Ended], uncertainty: Floats, right: Bools) -> None:
         """Take note of recorded texts: their uncertainty and agreement at each ramp [texts, ramps]."""
@@ -141,7 +143,7 @@ class ModelState:
             finally:  # if one fails, the others do not stay under way
                 for begun in left:
                     self.control.abandon(begun)
-            self._answered(ended, len(self.sites))
+            self._ended(ended)
 
     def feedback(self, id: str, label: Label) -> bool:
         """See `Exits.feedback`."""
@@ -224,13 +226,18 @@ class ModelState:
         self.control.obey(Terms(loss=1.0 - agreement))
         return True
 
-    def _answered(self, ended: Sequence[Ended], ramp: int) -> None:
-        """Remember answers, and count the time of their texts. ramp: their number if they ran to the end."""
-        early = ramp < len(self.sites)
-        costs, before_s = self._measured.costs(self.sites)
-        saved = (costs.rest_s(ramp) if early else 0.0) - costs.fixed_s
+    def _ended(self, ended: Sequence[Ended]) -> None:
+        """Take note of texts that ran to the end."""
         for one in ended:
-            self._answers.add(one.id, one.short, early=early)
+            if one.begun.left_at is None:
+                self._answers.add(one.id, one.short, early=False)
+        self._ran(ended, len(self.sites))
+
+    def _ran(self, ended: Sequence[Ended], ramp: int) -> None:
+        """Count the time of texts. ramp: the one before which their layers ended; their number for all."""
+        costs, before_s = self._measured.costs(self.sites)
+        saved = (costs.rest_s(ramp) if ramp < len(self.sites) else 0.0) - costs.fixed_s
+        for one in ended:
             self._saved += saved - _asked_s(costs, one.begun, ramp)
         self._full += len(ended) * (before_s + costs.full_s)
         self.nbytes = SMALL + self.control.nbytes + self._answers.nbytes
