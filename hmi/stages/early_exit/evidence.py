@@ -1,8 +1,8 @@
 """Evidence from audits that a policy may be used: does a tenant's early answer equal the full model's?
 
-An audit is a text, drawn at random, that runs to the end whatever the policy decides. It disagrees if the
-policy would have let it leave with another answer. The rate in question is that of disagreements among all of
-the tenant's texts, those that stay to the end included.
+An audit is a text, drawn at random, whose rows run to the end whatever the policy decides. It disagrees if
+the policy lets it leave, or would have let it leave, with another answer. The rate in question is that of
+disagreements among all of the tenant's texts, those that stay to the end included.
 
 Three statements are kept apart:
 
@@ -10,7 +10,8 @@ Three statements are kept apart:
 - `Gate`: opens for a policy once the tenant's own audits reject "the rate is `loss` or more". It may be read
   after each audit, since it is an e-process: by Ville's inequality, the probability that it ever opens for a
   policy whose rate is `loss` or more is at most the error that was granted, however often it is read.
-- `most_disagreements`: how many early answers of a stream disagreed so far at most, whatever the stream does.
+- `most_disagreements`: how many unchecked early answers of a stream disagreed so far at most, whatever the
+  stream does.
 
 Only the tenant's own audits count here. Other tenants' records may choose a policy (`Control`), but say
 nothing about this tenant's rate. docs/design/0012-exits-and-cascades.md has the proofs.
@@ -139,18 +140,17 @@ def least_audits(disagreed: int, loss: float, error: float) -> int:
 
 @lru_cache(maxsize=4096)
 def most_disagreements(disagreed: int, share: float, error: float) -> float:
-    """An upper bound of the early answers of a stream so far that differ from the full model's.
+    """An upper bound of the unchecked early answers of a stream so far that differ from the full model's.
 
-    disagreed: the audits that disagreed; those under way count as if they did. share: the probability with
-    which each text was audited, drawn independently of the text and constant over the stream. An audited text
-    gets the full model's answer, so it is not among the early ones. The bound is wrong with at most the
+    disagreed: the early answers whose audits disagreed. share: the probability with which each text was
+    audited, drawn independently of the text and constant over the stream. The bound is wrong with at most the
     probability `error`, at all times together. Nothing is assumed of the stream: it may drift, and thresholds
     may change at will.
 
-    A text that would leave wrongly is audited with the probability `share`, and otherwise answered early. So
-    for each λ the product over texts of exp(c·w − λ·x), with w whether it was answered early and wrongly, x
-    whether it was an audit that disagreed and c = ln((1 − share·exp(−λ)) / (1 − share)), has expectation 1,
-    and Ville's inequality bounds c·W − λ·X.
+    A text that leaves wrongly is audited with the probability `share`, and otherwise unchecked. So for each λ
+    the product over texts of exp(c·w − λ·x), with w whether it was wrong and unchecked, x whether it was
+    wrong and audited and c = ln((1 − share·exp(−λ)) / (1 − share)), has expectation 1, and Ville's inequality
+    bounds c·W − λ·X.
     """
     if not 0.0 < share <= 1.0:
         raise ValueError(f"share: {share} is not a probability above 0")

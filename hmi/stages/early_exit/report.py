@@ -43,7 +43,7 @@ class ExitReport:
     audits: int
     """The texts that were audited while others could leave."""
     disagreed: int
-    """The audits that would have left with another answer than the full model's."""
+    """The audits whose early answer differed from the full model's."""
     agreement_at_least: float
     """Clopper–Pearson's lower bound, 95%, of the fraction of those texts whose answer is the full model's."""
     sites: tuple[int, ...]
@@ -52,7 +52,7 @@ class ExitReport:
     """The thresholds, by these sites: a text leaves if its uncertainty is below. All 0: no text leaves at
     present."""
     policies: int
-    """The number of sets of thresholds that were put to the test."""
+    """The number of ladders of thresholds that were put to the test."""
     alarms: int
     """The number of alarms: audits or labels showed that the texts had changed, and everything began again.
     """
@@ -63,10 +63,10 @@ class ExitReport:
     full: Labelled = Labelled()
     """Answers of texts that went through all layers."""
     counted: int = 0
-    """collecting: the records so far. testing: the audits of the policy under test so far."""
+    """collecting: the records so far. testing: the audits of the thresholds under test so far."""
     needed: int = 0
-    """collecting: the records before a policy is tuned. testing: the audits after which the policy may be
-    used, if none of them disagrees."""
+    """collecting: the records before thresholds are tuned. testing: the audits after which the most careful
+    ones may be used, if no further one disagrees."""
 
 
 @dataclass(frozen=True)
