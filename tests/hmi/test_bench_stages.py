@@ -83,6 +83,7 @@ def plan(tmp_path_factory: pytest.TempPathFactory) -> Plan:
         runs=2,
         texts=50,
         warm=20,
+        saturated=30,
         before=10,
         labelled=60,
         unlabelled=40,

@@ -56,6 +56,8 @@ class Plan:
     warm: int = 1_500
     """The first texts of each stream, which callers ask as fast as they are answered. The others arrive at
     times of their own."""
+    saturated: int = 6_000
+    """Texts at full speed before throughput is measured."""
     before: int = 600
     """Texts between these and a drift."""
     load: float = 0.5

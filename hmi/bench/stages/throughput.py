@@ -21,7 +21,7 @@ GOAL = 0.99
 
 
 def texts(plan: Plan) -> int:
-    return (len(plan.tasks) + 1) * (plan.warm + 2 * _each(plan) * plan.runs)
+    return (len(plan.tasks) + 1) * (plan.saturated + 2 * _each(plan) * plan.runs)
 
 
 def measure(plan: Plan, home: Home, report: Report) -> Iterator[Row]:
@@ -31,11 +31,14 @@ def measure(plan: Plan, home: Home, report: Report) -> Iterator[Row]:
 
 
 def _each(plan: Plan) -> int:
-    return min(EACH, plan.texts - plan.warm)
+    return min(EACH, plan.texts)
 
 
 async def _measured(plan: Plan, home: Home, task: TaskRows, name: str, report: Report) -> list[Row]:
-    """Answers a second with exits, once the stage has seen `plan.warm` texts, divided by those without."""
+    """Answers a second with exits, once the stage has seen `plan.saturated` texts, divided by those without.
+
+    The stream is asked again from its beginning when it has ended.
+    """
     model, texts = home.model(task, name), [str(row.text) for row in task.stream]
     label = task.name if name == LARGE else f"{task.name}_shuffled_ramps"
     report.say(f"throughput: {label}")
@@ -43,14 +46,15 @@ async def _measured(plan: Plan, home: Home, task: TaskRows, name: str, report: R
     async with opened(home.data, [model]) as lab:
         lab.agree(model, plan.agreement)
         async with lab.without() as plain, lab.engine() as staged:
-            requests = requests_of(model, texts, "saturated")
-            await closed(staged, requests[: plan.warm], plan.callers)
-            await closed(plain, requests[: plan.callers], plan.callers)  # loads the model
-            report.did(plan.warm)
             each = _each(plan)
+            rounds = -(-(plan.saturated + plan.runs * each) // len(texts))
+            requests = requests_of(model, texts * rounds, "saturated")
+            await closed(staged, requests[: plan.saturated], plan.callers)
+            await closed(plain, requests[: plan.callers], plan.callers)  # loads the model
+            report.did(plan.saturated)
             for i in range(plan.runs):
-                at = plan.warm + (i * each) % max(1, len(requests) - each - plan.warm)
-                some, found = requests[at : at + each], {}
+                at, found = plan.saturated + i * each, {}
+                some = requests[at : at + each]
                 for engine in (plain, staged) if i % 2 else (staged, plain):
                     found[engine] = await closed(engine, some, plan.callers)
                     report.did(len(some))
