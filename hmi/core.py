@@ -228,6 +228,9 @@ class Cascade(Record):
     """The same for the large level, where it is another model."""
     rows: int
     """The number of labelled rows of the profile."""
+    judged: int = 0
+    """The rows of these that measured the offers and both levels; the others chose the offers. 0: not known,
+    since an earlier version of HMI made the profile."""
     large_accuracy: float
     small_accuracy: float | None = None
     large_ms: float

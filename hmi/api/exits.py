@@ -125,9 +125,16 @@ def _state(record: ModelRecord, report: ExitReport | None, *, served: bool) -> t
 
 def _words(report: ExitReport) -> str:
     if report.state == "collecting":
-        return f"{report.counted} of {report.needed} full answers, from which thresholds are tuned"
+        others = f", {report.borrowed} of them of other models on this root" if report.borrowed else ""
+        return (
+            f"{report.counted} of the {report.needed} texts from which thresholds are tuned{others}. None "
+            "leaves early yet"
+        )
     if report.state == "testing":
-        return f"{report.counted} of about {report.needed} audits"
+        return (
+            f"thresholds are tuned, and {report.counted} of about {report.needed} further texts have tested "
+            "them. None leaves early yet"
+        )
     if report.state == "open":
         return f"{_percent(_left_share(report))} of {report.texts} texts left early"
     if report.state == "paused":
@@ -142,19 +149,27 @@ def _words(report: ExitReport) -> str:
 
 
 def _report_view(report: ExitReport) -> ExitReportView:
-    sites = zip(report.sites, report.thresholds, strict=True)
+    used = dict(zip(report.sites, report.thresholds, strict=True))
     return ExitReportView(
         texts=report.texts,
         left={str(site): count for site, count in report.left.items()},
         left_share=_left_share(report),
+        skipped=report.skipped,
+        avoided=report.avoided,
+        cost=report.avoided - report.saved,
         saved=report.saved,
-        sites=[SiteView(site=site, threshold=threshold) for site, threshold in sites],
+        layers_ms=report.layers_ms,
+        sites=[
+            SiteView(site=site, threshold=used.get(site, 0.0), avoids=report.avoids.get(site, 0.0))
+            for site in sorted({*used, *report.left})
+        ],
         audit_share=report.share,
         audits=report.audits,
         disagreed=report.disagreed,
         agreement_at_least=report.agreement_at_least,
         counted=report.counted,
         needed=report.needed,
+        borrowed=report.borrowed,
         policies=report.policies,
         alarms=report.alarms,
         early=_labelled(report.early),

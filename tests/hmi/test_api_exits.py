@@ -79,7 +79,7 @@ async def test_from_an_objective_to_late_labels(folder: Path, capsys: pytest.Cap
         assert await sent(world, *first) == (0, 3), "each answer takes one label"
         _, view, _ = await world.call("GET", f"{MODEL}/exits")
         assert (view["state"], view["report"]["counted"], view["report"]["texts"]) == ("collecting", 5, 5)
-        assert view["says"].startswith("collecting: 5 of 128 ")
+        assert view["says"].startswith("collecting: 5 of the 128 texts ")
         assert view["report"]["full"]["seen"] == 3
         assert b'hmi_exit_models{state="collecting"} 1.0' in world.services.metrics.render()
 
@@ -113,7 +113,8 @@ async def the_command_line(world: World, folder: Path, capsys: pytest.CaptureFix
     rows.write_text("id,text\nzz,a\n")
     assert "file has no column `label`" in await run("model", "feedback", "acme.m", rows, code=1)
     shown = await run("model", "exits", "acme.m")
-    assert "collecting: 7 of 128 full answers" in shown
+    assert "collecting: 7 of the 128 texts" in shown
+    assert "of the time that all upper layers take for all these texts" in shown
     assert "at least 90% of answers equal the full model's; 40 ms in the mean" in shown
     assert asked["id"] not in await run("infer", "acme.m", "profit")
     assert "INDEX" in await run("infer", "acme.m", "profit", "--ids")
@@ -127,7 +128,9 @@ async def the_command_line(world: World, folder: Path, capsys: pytest.CaptureFix
         ({"objective": {"agreement": 99}}, "objective.agreement", "must be at most 0.9999"),
         ({"objective": {"agreement": "99%"}}, "objective.agreement", "must be a number"),
         ({"objective": {"agrement": 0.9}}, "objective.agrement", "did you mean 'agreement'"),
-        ({"objective": {"deadline_ms": 0}}, "objective.deadline_ms", "must be more than 0"),
+        ({"objective": {"deadline_ms": 0}}, "objective.deadline_ms", "no answer takes less than 0.1 ms"),
+        ({"objective": {"deadline_ms": 1e-300}}, "objective.deadline_ms", "is 1e-300, and no answer takes"),
+        ({"objective": {"deadline_ms": 4e6}}, "objective.deadline_ms", "must be at most 3600000"),
         ({"objectives": None}, "objectives", "did you mean 'objective'"),
     ],
 )
@@ -248,8 +251,8 @@ class Told:
 @pytest.mark.parametrize(
     ("state", "said"),
     [
-        ("collecting", "collecting: 212 of 344 full answers"),
-        ("testing", "testing: 212 of about 344 audits"),
+        ("collecting", "collecting: 212 of the 344 texts from which thresholds are tuned, 200 of them"),
+        ("testing", "testing: thresholds are tuned, and 212 of about 344 further texts have tested them"),
         ("open", "open: 40% of 1000 texts left early"),
         ("paused", "paused: no text leaves at present"),
         ("off", "off: at this agreement early exits would cost more time than they save, or hardly save any"),
@@ -264,12 +267,16 @@ def test_each_state_in_words(manager: Manager, state: Any, said: str) -> None:
         *(state, 0.99, 1000, {0: 100, 2: 300}, 0.25, 300, 1, 0.9843, (0, 2), (0.1, 0.2), 2, 0, 0.22),
         counted=212,
         needed=344,
+        borrowed=200,
+        avoided=0.3,
+        avoids={0: 0.9, 1: 0.6, 2: 0.3},
     )
     view = exits_view(model, Told(given))
     assert view.says.startswith(said)
     assert view.report is not None
     assert (view.report.left, view.report.left_share) == ({"0": 100, "2": 300}, 0.4)
-    assert [(s.site, s.threshold) for s in view.report.sites] == [(0, 0.1), (2, 0.2)]
+    assert [(s.site, s.threshold, s.avoids) for s in view.report.sites] == [(0, 0.1, 0.9), (2, 0.2, 0.3)]
+    assert view.report.cost == pytest.approx(0.3 - 0.22)
     offline = exits_view(model, None)
     assert offline.state == "waiting"
     assert "hmi model exits acme.m asks the running server" in offline.says

@@ -73,7 +73,7 @@ class Terms:
     @property
     def window(self) -> int:
         """The number of records before a policy is tuned, and again before a further one is."""
-        return int(min(MAX_RECORDS, max(LEAST_WINDOW, WINDOW / self.loss)))
+        return round(min(MAX_RECORDS, max(LEAST_WINDOW, WINDOW / self.loss)))  # 1 - .99 is no round .01
 
 
 @dataclass(frozen=True)

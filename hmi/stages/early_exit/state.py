@@ -65,8 +65,11 @@ class ModelState:
         self._measured, self._lock = measured, threading.Lock()
         self.control = Control(self._costs, Terms(loss=1.0 - agreement), others, ramps=len(self.sites))
         self.labels, self._answers = Labels(), Answers()
-        self._saved = self._full = 0.0
-        """Seconds that exits saved less those of the ramps, and seconds of all layers, of all texts."""
+        self._saved, self._avoided, self._timed = 0.0, 0.0, 0
+        """Sums over texts of the fraction of all upper layers' time that an exit saved, less what the stage
+        took, and that it avoided; and the number of these texts. Fractions, not seconds: the costs are
+        relative numbers before anything is measured."""
+        self._borrowed = sum(len(agrees) for _, agrees in others)
         self._path, self._gone = path, False
         self.read = False
         """True once the file has been read, if there was one."""
@@ -95,7 +98,12 @@ class ModelState:
         """Write what a later state may take over, once, and let no further text begin."""
         with self._lock:
             if not self._gone and self.read and self._path is not None:
-                besides = {"saved": self._saved, "full": self._full, "labels": asdict(self.labels)}
+                besides = {
+                    "saved": self._saved,
+                    "avoided": self._avoided,
+                    "timed": self._timed,
+                    "labels": asdict(self.labels),
+                }
                 snapshot.write(self._path, self.control, besides)
             elif not self._gone and self.before is not None:
                 self.before.put_away()
@@ -170,6 +178,8 @@ class ModelState:
             audits, thresholds = control.audits, control.thresholds
             used = control.present.thresholds if control.present else thresholds
             active = [i for i, threshold in enumerate(used) if threshold > 0.0]
+            costs, before_s = self._measured.costs(self.sites)
+            whole_s = before_s + costs.full_s
             return ExitReport(
                 state=control.state,
                 agreement=self.agreement,
@@ -183,11 +193,16 @@ class ModelState:
                 thresholds=tuple(thresholds[i] for i in active),
                 policies=control.policies,
                 alarms=control.alarms,
-                saved=self._saved / self._full if self._full else 0.0,
+                saved=self._saved / max(1, self._timed),
                 early=Labels.report(self.labels.early),
                 full=Labels.report(self.labels.full),
                 counted=counted,
                 needed=needed,
+                borrowed=min(self._borrowed, max(0, counted - len(control.records))),
+                skipped=control.skipped,
+                avoided=self._avoided / max(1, self._timed),
+                layers_ms=1e3 * whole_s if self._measured.known else None,
+                avoids={site: costs.rest_s(i) / whole_s for i, site in enumerate(self.sites)},
             )
 
     def totals(self) -> Totals:
@@ -208,7 +223,8 @@ class ModelState:
             self.before = None
         found = None if self._path is None else snapshot.take(self._path, self.control)
         if found is not None:
-            self._saved, self._full = found["saved"], found["full"]
+            if "timed" in found:  # an earlier version wrote seconds
+                self._saved, self._avoided, self._timed = (found[n] for n in ("saved", "avoided", "timed"))
             self.labels, self._earlier = Labels.of(found["labels"]), self._counts
         self.read = True
 
@@ -228,11 +244,13 @@ class ModelState:
         """Remember answers, and count the time of their texts. ramp: their number if they ran to the end."""
         early = ramp < len(self.sites)
         costs, before_s = self._measured.costs(self.sites)
-        saved = (costs.rest_s(ramp) if early else 0.0) - costs.fixed_s
+        whole_s = before_s + costs.full_s
+        avoided = costs.rest_s(ramp) / whole_s if early else 0.0
         for one in ended:
             self._answers.add(one.id, one.short, early=early)
-            self._saved += saved - _asked_s(costs, one.begun, ramp)
-        self._full += len(ended) * (before_s + costs.full_s)
+            self._saved += avoided - (costs.fixed_s + _asked_s(costs, one.begun, ramp)) / whole_s
+        self._avoided += len(ended) * avoided
+        self._timed += len(ended)
         self.nbytes = SMALL + self.control.nbytes + self._answers.nbytes
 
     def _costs(self) -> Costs:
