@@ -10,11 +10,8 @@ import click
 from hmi.cli.base import Group, as_json, pass_session
 from hmi.cli.endings import halves
 from hmi.cli.options import confirm, yes_option
-from hmi.cli.output import print_done, print_fields, print_json, print_table
+from hmi.cli.output import notes, print_done, print_fields, print_json, print_table
 from hmi.cli.session import Session, segment
-
-TOLD = ("texts", "returned", "gone_on", "audited", "disagreed", "alarms", "share")
-"""The counts of traffic that are printed; --json has the others, too."""
 
 
 @click.group(cls=Group)
@@ -27,8 +24,11 @@ def cascade() -> None:
 @as_json
 @pass_session
 def show(session: Session, name: str, as_json: bool) -> None:
-    """Show a model's cascade, its dispatchers, and what it did to the traffic."""
-    with session.calls() as calls:
+    """Show a model's cascade, its dispatchers, and what it did to the traffic.
+
+    Without --url it asks the server that runs on the data folder, if one does: the server knows the traffic.
+    """
+    with session.calls(server=True) as calls:
         found = calls.request("GET", f"/manage/models/{segment(name)}/cascade")
     print_json(found) if as_json else print_cascade(found)
 
@@ -45,7 +45,7 @@ def print_cascade(found: Mapping[str, Any]) -> None:
             "large level": _level(found["model"], made["large_accuracy"], made["large_ms"]),
             "rows": halves(made),
             "measured": made["measured_at"],
-            **{f"traffic: {name.replace('_', ' ')}": v for name, v in traffic.items() if name in TOLD},
+            "traffic": _told(traffic) if traffic.get("texts") else "none since the server started",
         }
     )
     rows = [
@@ -57,6 +57,7 @@ def print_cascade(found: Mapping[str, Any]) -> None:
             "fits": _standing(found, i),
         }
         for i, offer in enumerate(made["offers"])
+        if i == found["chosen"] or not any(_beats(other, offer) for other in made["offers"])
     ]
     columns = {
         "agreement": "AGREEMENT",
@@ -69,6 +70,22 @@ def print_cascade(found: Mapping[str, Any]) -> None:
         "fits": "OBJECTIVE",
     }
     print_table(rows, columns, "no dispatcher is faster than the large level: the cascade stays off")
+    if len(rows) < len(made["offers"]):
+        notes.print(f"{len(made['offers']) - len(rows)} others agree less and are no faster: --json has them")
+
+
+def _beats(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Return True if one offer is no slower than another and agrees more, or is faster and agrees no less."""
+    ours, theirs = ((offer["agreement"], -offer["mean_ms"]) for offer in (one, other))
+    return ours != theirs and all(a >= b for a, b in zip(ours, theirs, strict=True))
+
+
+def _told(traffic: Mapping[str, Any]) -> str:
+    return (
+        f"{traffic['texts']} texts: the small level answered {traffic['returned']} alone, and sent "
+        f"{traffic['gone_on']} on; {traffic['audited']} were audited, of which {traffic['disagreed']} "
+        f"disagreed; {traffic['alarms']} alarms"
+    )
 
 
 def _standing(found: Mapping[str, Any], index: int) -> str:

@@ -36,13 +36,17 @@ def lines(view: Mapping[str, Any]) -> list[str]:
     found = figures(view)
     shown += [f"  {name}: {value}" for name, value in found.items()]
     shown += [f"  note: {warning}" for warning in (result.get("metrics") or {}).get("warnings", ())]
-    after = _next(view["kind"], str(view["target"]))
+    after = _next(view["kind"], str(view["target"]), only_ramps=bool(result.get("only_ramps")))
     return [*shown, f"next: {after}"] if after else shown
 
 
 def _of_model(result: Mapping[str, Any]) -> Figures:
     metrics = result.get("metrics") or {}
     found: Figures = {}
+    if result.get(
+        "only_ramps"
+    ):  # nothing else was trained, so scores and epochs are those of the old version
+        return {"ramps": _ramps(metrics["ramps"]), "size": size(result["bytes"])}
     name = headline_name(metrics)
     if name is not None:
         found["score"] = f"{name} {metrics[name]:.4g} on {metrics.get('rows', '?')} held-out rows"
@@ -131,7 +135,9 @@ def _of_plot(result: Mapping[str, Any]) -> Figures:
     return found
 
 
-def _next(kind: str, target: str) -> str | None:
+def _next(kind: str, target: str, *, only_ramps: bool) -> str | None:
+    if only_ramps:
+        return f"hmi model objective {target} --agreement 0.99"
     if kind == "fine_tune":
         return f"hmi infer {target} TEXT, or hmi model report {target}"
     if kind == "build_plot":

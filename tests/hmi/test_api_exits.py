@@ -9,11 +9,14 @@ from typing import Any
 
 import pytest
 
+from hmi.api.cascades import cascade_view
 from hmi.api.exits import checked_labels, exits_view
 from hmi.api.schemas_exits import Feedback
-from hmi.core import Cascade, ModelId, ModelRecord, Objective
+from hmi.core import Cascade, ModelId, ModelRecord, Objective, Offer
 from hmi.errors import InvalidInput
 from hmi.manager import Manager
+from hmi.manager.cascades import CascadeInfo
+from hmi.stages.cascade.report import CascadeReport
 from hmi.stages.early_exit.report import ExitReport, Label, Totals
 from tests.hmi.api_world import World, hmi, running, tenant
 from tests.hmi.manager_lab import add_model, publish_plot
@@ -271,13 +274,13 @@ def test_each_state_in_words(manager: Manager, state: Any, said: str) -> None:
         avoided=0.3,
         avoids={0: 0.9, 1: 0.6, 2: 0.3},
     )
-    view = exits_view(model, Told(given))
+    view = exits_view(model, Told(given), held=False)
     assert view.says.startswith(said)
     assert view.report is not None
     assert (view.report.left, view.report.left_share) == ({"0": 100, "2": 300}, 0.4)
     assert [(s.site, s.threshold, s.avoids) for s in view.report.sites] == [(0, 0.1, 0.9), (2, 0.2, 0.3)]
     assert view.report.cost == pytest.approx(0.3 - 0.22)
-    offline = exits_view(model, None)
+    offline = exits_view(model, None, held=False)
     assert offline.state == "waiting"
     assert "hmi model exits acme.m asks the running server" in offline.says
 
@@ -287,9 +290,54 @@ def test_a_cascade_is_named_only_while_it_holds_and_is_not_said_to_answer(manage
     version = model.live.version
     cascade = Cascade(version=version, rows=200, large_accuracy=0.9, large_ms=2.0, offers=())
     model = model.model_copy(update={"objective": Objective(agreement=0.99), "cascade": cascade})
-    view = exits_view(model, Told(None))
+    view = exits_view(model, Told(None), held=True)
     assert view.state == "cascade"
     assert "answers" not in view.says, "no offer may reach the agreement"
     assert "hmi model cascade show acme.m" in view.says
     stale = model.model_copy(update={"cascade": cascade.model_copy(update={"version": version + 1})})
-    assert exits_view(stale, Told(None)).state == "no ramps"
+    assert exits_view(stale, Told(None), held=False).state == "no ramps"
+
+
+OFFERS = tuple(
+    Offer(cut_off=c, slope=20.0, weight=w, accuracy=0.9, agreement=agreement, mean_ms=ms, returned=0.5)
+    for c, w, agreement, ms in ((0.3, 1.0, 0.97, 1.0), (0.6, 0.4, 0.991, 1.4), (0.6, 1.0, 0.996, 1.5))
+)
+
+
+def traffic(state: Any, offer: Offer | None) -> CascadeReport:
+    chosen = (None, None, None) if offer is None else (offer.cut_off, offer.slope, offer.weight)
+    return CascadeReport(state, *chosen, 900, 300, 200, 100, 1, 90, 419, 1, 0.05, 0, 0.25)
+
+
+@pytest.mark.parametrize(
+    ("objective", "report", "fits", "chosen", "said"),
+    [
+        ({}, None, [], None, "no agreement is set"),
+        ({"agreement": 0.99}, None, [1, 2], 2, "ready: 2 of 3 dispatchers reach the objective"),
+        ({"agreement": 0.99, "deadline_ms": 1.45}, None, [1], 1, "ready: 1 of 3"),
+        ({"agreement": 0.99, "deadline_ms": 0.5}, None, [], None, "no dispatcher reaches the objective"),
+        ({"agreement": 0.999}, None, [], None, "no dispatcher reaches the objective"),
+        ({"agreement": 0.99}, traffic("testing", OFFERS[1]), [1, 2], 1, "testing: 90 of about 419 audits"),
+        ({"agreement": 0.99}, traffic("paused", OFFERS[2]), [1, 2], 2, "paused: the large level answers"),
+        ({"agreement": 0.99}, traffic("no offer", None), [1, 2], None, "no offer: 2 of 3"),
+        (
+            {"agreement": 0.9},
+            traffic("in use", OFFERS[0]),
+            [0, 1, 2],
+            0,
+            "in use: the small level answered 300",
+        ),
+    ],
+)
+def test_a_cascade_tells_which_offers_reach_the_objective(
+    manager: Manager, objective: Any, report: CascadeReport | None, fits: list[int], chosen: int, said: str
+) -> None:
+    model = record(manager, "classification", ("a",))
+    model = model.model_copy(update={"objective": Objective(**objective)})
+    cascade = Cascade(version=1, rows=200, judged=90, large_accuracy=0.9, large_ms=2.0, offers=OFFERS)
+    view = cascade_view(CascadeInfo(model, cascade, None), report)
+    assert (view.fits, view.chosen) == (fits, chosen)
+    assert view.says.startswith(said)
+    stale = cascade_view(CascadeInfo(model, cascade, "another version answers"), report)
+    assert (stale.state, stale.fits, stale.chosen) == ("stale", [], None)
+    assert stale.says.startswith("stale: another version answers")
