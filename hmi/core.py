@@ -65,6 +65,18 @@ class ModelId:
         return f"{self.tenant}.{self.name}"
 
 
+@dataclass(frozen=True)
+class Deleted:
+    """The objects that a deletion took out of use. Other models may still use some of the artefacts."""
+
+    artefacts: frozenset[str] = frozenset()
+    roots: frozenset[str] = frozenset()
+    plots: frozenset[str] = frozenset()
+    """Ids of PLOT versions."""
+    models: frozenset[ModelId] = frozenset()
+    """Those that had the artefacts; empty: all that have them."""
+
+
 @dataclass(frozen=True, order=True)
 class DomainId:
     """The name of a domain, `root/branch[/sub…]`. The first part is the root."""
@@ -216,6 +228,9 @@ class Cascade(Record):
     """The same for the large level, where it is another model."""
     rows: int
     """The number of labelled rows of the profile."""
+    judged: int = 0
+    """The rows of these that measured the offers and both levels; the others chose the offers. 0: not known,
+    since an earlier version of HMI made the profile."""
     large_accuracy: float
     small_accuracy: float | None = None
     large_ms: float

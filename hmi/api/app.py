@@ -81,7 +81,7 @@ def build_services(
     metrics = Metrics()
     metrics.watch_jobs(manager.registry.count_jobs, get_args(JobState))
     engine = engine_of(manager, metrics)
-    manager.on_deleted = lambda gone: engine.forget(gone.artefacts, gone.roots, gone.plots, gone.models)
+    manager.on_deleted = engine.forget
     return Services(
         settings=settings,
         manager=manager,

@@ -31,12 +31,12 @@ FORMS = {
 """The form of a label in words, and its type, by task."""
 
 
-def exits_view(record: ModelRecord, exits: Exits | None) -> ExitsView:
+def exits_view(record: ModelRecord, exits: Exits | None, *, held: bool) -> ExitsView:
     """Return a model's objective and the state of its exits. exits: the running engine's; None: there is
-    none in this process."""
+    none in this process. held: whether the model has a cascade that holds, so that its exits rest."""
     model = ModelId(record.tenant, record.name)
     report = None if exits is None else exits.report(record.live.artefact, model)
-    state, says = _state(record, report, served=exits is not None)
+    state, says = _state(record, report, held=held, served=exits is not None)
     return ExitsView(
         model=f"{record.tenant}.{record.name}",
         version=record.current,
@@ -103,31 +103,44 @@ def _listed(labels: Sequence[str], shown: int = 10) -> str:
     return ", ".join(repr(label[:40]) for label in labels[:shown]) + more
 
 
-def _state(record: ModelRecord, report: ExitReport | None, *, served: bool) -> tuple[ExitState, str]:
+def _state(
+    record: ModelRecord, report: ExitReport | None, *, held: bool, served: bool
+) -> tuple[ExitState, str]:
     name, live = f"{record.tenant}.{record.name}", record.live
     if record.objective.agreement is None:
         cure = "" if live.task == "embedding" else f": hmi model objective {name} --agreement 0.99 sets one"
         return "no objective", f"no agreement is set, so every text goes through the full model{cure}"
-    held = record.cascade is not None and record.cascade.version == live.version
     if not live.ramps and not held:
         return "no ramps", f"no ramps: run hmi model ramps {name}"
     if not served:
         return "waiting", f"hmi model exits {name} asks the running server, which knows"
-    if report is None and held:
+    if held:
         return "cascade", (
             "no text leaves early while the model has a cascade for its live version; hmi model cascade show "
             f"{name} tells what the cascade does"
         )
     if report is None:
-        return "waiting", "no text has come since the server started or this version was published"
+        return "waiting", (
+            "no text has come since the server started or this version was published. Counts from before a "
+            "restart come back with the next text"
+        )
+    if report.agreement != record.objective.agreement:
+        return "waiting", "no text has come since the agreement was changed; the counts are of the former one"
     return report.state, f"{report.state}: {_words(report)}"
 
 
 def _words(report: ExitReport) -> str:
     if report.state == "collecting":
-        return f"{report.counted} of {report.needed} full answers, from which thresholds are tuned"
+        others = f", {report.borrowed} of them of other models on this root" if report.borrowed else ""
+        return (
+            f"{report.counted} of the {report.needed} texts from which thresholds are tuned{others}. None "
+            "leaves early yet"
+        )
     if report.state == "testing":
-        return f"{report.counted} of about {report.needed} audits"
+        return (
+            f"thresholds are tuned, and {report.counted} of about {report.needed} further texts have tested "
+            "them. None leaves early yet"
+        )
     if report.state == "open":
         return f"{_percent(_left_share(report))} of {report.texts} texts left early"
     if report.state == "paused":
@@ -142,19 +155,29 @@ def _words(report: ExitReport) -> str:
 
 
 def _report_view(report: ExitReport) -> ExitReportView:
-    sites = zip(report.sites, report.thresholds, strict=True)
+    used = dict(zip(report.sites, report.thresholds, strict=True))
     return ExitReportView(
         texts=report.texts,
         left={str(site): count for site, count in report.left.items()},
         left_share=_left_share(report),
+        checked={str(site): count for site, count in report.checked.items()},
+        sooner=report.sooner,
+        skipped=report.skipped,
+        avoided=report.avoided,
+        cost=report.avoided - report.saved,
         saved=report.saved,
-        sites=[SiteView(site=site, threshold=threshold) for site, threshold in sites],
+        layers_ms=report.layers_ms,
+        sites=[
+            SiteView(site=site, threshold=used.get(site, 0.0), avoids=report.avoids.get(site, 0.0))
+            for site in sorted({*used, *report.left})
+        ],
         audit_share=report.share,
         audits=report.audits,
         disagreed=report.disagreed,
         agreement_at_least=report.agreement_at_least,
         counted=report.counted,
         needed=report.needed,
+        borrowed=report.borrowed,
         policies=report.policies,
         alarms=report.alarms,
         early=_labelled(report.early),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Protocol
@@ -13,7 +13,7 @@ from hmi.api.caller import Caller
 from hmi.api.errors import over
 from hmi.api.loop import off_loop
 from hmi.config import Settings
-from hmi.core import ModelId
+from hmi.core import Deleted, ModelId
 from hmi.engine import TextRequest, TextResult
 from hmi.engine.request import Provenance
 from hmi.errors import InvalidInput
@@ -35,13 +35,7 @@ class InferenceEngine(Protocol):
         """Answer all requests, in their order, or raise."""
         ...
 
-    def forget(
-        self,
-        artefacts: Collection[str],
-        roots: Collection[str],
-        plots: Collection[str],
-        models: Collection[ModelId] = (),
-    ) -> None:
+    def forget(self, gone: Deleted) -> None:
         """Give back the memory of what has been deleted. May be called on any thread."""
         ...
 

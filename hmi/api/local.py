@@ -7,7 +7,7 @@ import asyncio
 import json
 import re
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
@@ -21,7 +21,7 @@ from hmi.api.inference import InferenceEngine
 from hmi.api.route import Call, Reply, Route
 from hmi.api.routes import ROUTES
 from hmi.config import Settings
-from hmi.core import ModelId, Progress
+from hmi.core import Deleted, ModelId, Progress
 from hmi.engine import TextRequest, TextResult
 from hmi.errors import Conflict, InvalidInput, NotFound
 from hmi.execution.compiling import compile_all
@@ -53,15 +53,9 @@ class EngineAtStart:
         assert self._engine is not None, "start it first"
         return await self._engine.infer(requests)
 
-    def forget(
-        self,
-        artefacts: Collection[str],
-        roots: Collection[str],
-        plots: Collection[str],
-        models: Collection[ModelId] = (),
-    ) -> None:
+    def forget(self, gone: Deleted) -> None:
         if self._engine is not None:
-            self._engine.forget(artefacts, roots, plots, models)
+            self._engine.forget(gone)
 
     def cascade_report(self, model: ModelId, artefact: str, small_artefact: str) -> CascadeReport | None:
         if self._engine is None:

@@ -4,11 +4,22 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, StringConstraints, Tag, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    StringConstraints,
+    Tag,
+    field_validator,
+    model_validator,
+)
 
 from hmi.api.schemas import Answer, Request
 from hmi.core import MAX_AGREEMENT, MIN_AGREEMENT, Objective
 
+MIN_MEAN_MS = 0.1
+"""The least mean time that an objective may ask for. The fastest answer takes several times as long."""
 MOST_ITEMS = 1000
 """Labels in one call of feedback."""
 MAX_LABELS = 10_000
@@ -37,10 +48,20 @@ class ChangeObjective(Request):
     )
     deadline_ms: float | None = Field(
         default=None,
-        gt=0,
+        ge=MIN_MEAN_MS,
         le=3_600_000,
         description="The mean time that an answer may take, for the choice among a cascade's dispatchers.",
     )
+
+    @field_validator("deadline_ms", mode="before")
+    @classmethod
+    def _can_be_met(cls, value: Any) -> Any:
+        if isinstance(value, int | float) and value < MIN_MEAN_MS:
+            raise ValueError(
+                f"is {value:g}, and no answer takes less than {MIN_MEAN_MS:g} ms: give the mean time in "
+                "milliseconds, such as 20, or null for no bound"
+            )
+        return value
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -127,10 +148,13 @@ class LabelledView(Answer):
 
 
 class SiteView(Answer):
-    """A ramp in use."""
+    """A ramp that is in use, or was."""
 
     site: int = Field(description="The upper layer before which it is; 0 is right after retrieval.")
     threshold: float = Field(description="A text leaves if its uncertainty is below; 0: none leaves.")
+    avoids: float = Field(
+        description="The fraction of `layers_ms` that a text which leaves here does not need."
+    )
 
 
 class ExitReportView(Answer):
@@ -139,23 +163,49 @@ class ExitReportView(Answer):
     texts: int = Field(description="Texts that might have left: of one window, not `exact`.")
     left: dict[str, int] = Field(description="Texts that left early, by site.")
     left_share: float = Field(description="The fraction of texts that left early.")
+    checked: dict[str, int] = Field(
+        description="Texts of `left` that were audited: they got their early answer, and their layers ran on "
+        "to compare it, by site."
+    )
+    sooner: float = Field(
+        description="How much sooner answers came in the mean over all texts, as a fraction of `layers_ms`: "
+        "the sum of `left` × `avoids` over the sites, divided by the texts."
+    )
+    skipped: int = Field(
+        description="Texts of these that came while exits were off. The times below leave them out."
+    )
+    avoided: float = Field(
+        description="The processor time of the layers that were not run since texts left early, as a "
+        "fraction of the time that all upper layers take for all texts: about the sum of (`left` − "
+        "`checked`) × `avoids` over the sites, divided by the texts."
+    )
+    cost: float = Field(
+        description="The time that the ramps took, and all else that early exits take, as such a fraction."
+    )
     saved: float = Field(
-        description="The fraction of the upper layers' time that exits saved, less what the ramps cost. "
-        "Negative: they cost more than they saved."
+        description="`avoided` less `cost`. Negative: early exits took more time than they saved."
+    )
+    layers_ms: float | None = Field(
+        description="The mean time of all upper layers for a text, measured on this machine lately; null: "
+        "not yet measured."
     )
     sites: list[SiteView]
     audit_share: float = Field(description="The fraction of texts that are audited at present.")
     audits: int = Field(description="Texts that were audited while others could leave.")
-    disagreed: int = Field(
-        description="Audits that would have left with another answer than the full model's."
-    )
+    disagreed: int = Field(description="Audits whose early answer differed from the full model's.")
     agreement_at_least: float = Field(
         description="The fraction of those texts whose answer is the full model's is at least this, with a "
         "probability of 95%."
     )
     counted: int = Field(description="Texts that count towards the next state, while it waits for `needed`.")
     needed: int = Field(description="About how many are needed; 0: it waits for none.")
-    policies: int = Field(description="Sets of thresholds that were put to the test.")
+    borrowed: int = Field(
+        description="Texts of `counted` that another model of the same task and root answered: while a model "
+        "is new, its first thresholds are tuned on such texts, too. Only its own texts test them."
+    )
+    policies: int = Field(
+        description="Ladders of thresholds, from careful to bold, that were put to the test."
+    )
     alarms: int = Field(description="How often the texts changed so much that everything began again.")
     early: LabelledView = Field(description="Late labels of texts that left early.")
     full: LabelledView = Field(description="Late labels of texts that went through all layers.")

@@ -279,12 +279,16 @@ class CascadeTraffic(Answer):
         default=None, description="The dispatcher that is tested or used: c of Tabi's equation (4)."
     )
     slope: float | None = Field(default=None, description="Its k.")
+    weight: float | None = Field(default=None, description="Of the large level in its ensemble.")
     texts: int = 0
     returned: int = Field(default=0, description="Texts that the small level answered.")
     gone_on: int = Field(default=0, description="Texts that the dispatcher sent on to the large level.")
     audited: int = Field(default=0, description="Texts on which both levels were compared.")
     disagreed: int = Field(default=0, description="Audits on which the dispatcher's answer differed.")
     gate_audits: int = Field(default=0, description="Audits that opened the gate, or count for it so far.")
+    gate_needed: int = Field(
+        default=0, description="The audits after which it opens if no further one disagrees."
+    )
     gate_disagreed: int = 0
     gate_bound: float | None = Field(
         default=None,
@@ -300,7 +304,15 @@ class CascadeView(Answer):
     model: str
     state: Literal["ready", "stale"]
     stale: str | None = Field(description="Why it does not hold any more, and the cure.")
+    says: str = Field(description="What it does at present, in words, with what to do next if anything.")
     cascade: Cascade
+    fits: list[int] = Field(
+        description="The offers that reach the model's objective, by their index in `cascade.offers`. Empty "
+        "without an agreement, and of a stale cascade."
+    )
+    chosen: int | None = Field(
+        description="The index of the offer that is tested or used, or will be tested first; null: none."
+    )
     traffic: CascadeTraffic | None = Field(
         description="Null if none of its texts came since the server started, or without a server."
     )

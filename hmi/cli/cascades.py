@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import click
 
 from hmi.cli.base import Group, as_json, pass_session
+from hmi.cli.endings import halves
 from hmi.cli.options import confirm, yes_option
-from hmi.cli.output import print_done, print_fields, print_json, print_table
+from hmi.cli.output import notes, print_done, print_fields, print_json, print_table
 from hmi.cli.session import Session, segment
 
 
@@ -22,22 +24,28 @@ def cascade() -> None:
 @as_json
 @pass_session
 def show(session: Session, name: str, as_json: bool) -> None:
-    """Show a model's cascade, its dispatchers, and what it did to the traffic."""
-    with session.calls() as calls:
+    """Show a model's cascade, its dispatchers, and what it did to the traffic.
+
+    Without --url it asks the server that runs on the data folder, if one does: the server knows the traffic.
+    """
+    with session.calls(server=True) as calls:
         found = calls.request("GET", f"/manage/models/{segment(name)}/cascade")
-    if as_json:
-        print_json(found)
-        return
+    print_json(found) if as_json else print_cascade(found)
+
+
+def print_cascade(found: Mapping[str, Any]) -> None:
+    """Print a cascade with a row for each dispatcher. found: what the server tells of it."""
     made: dict[str, Any] = found["cascade"]
+    traffic: dict[str, Any] = found["traffic"] or {}
     print_fields(
         {
             "model": found["model"],
-            "state": found["stale"] or found["state"],
+            "state": found["says"],
             "small level": _level(made["small"], made["small_accuracy"], made["small_ms"]),
             "large level": _level(found["model"], made["large_accuracy"], made["large_ms"]),
-            "rows": made["rows"],
+            "rows": halves(made),
             "measured": made["measured_at"],
-            **{f"traffic: {name.replace('_', ' ')}": v for name, v in (found["traffic"] or {}).items()},
+            "traffic": _told(traffic) if traffic.get("texts") else "none since the server started",
         }
     )
     rows = [
@@ -46,8 +54,10 @@ def show(session: Session, name: str, as_json: bool) -> None:
             "weight": f"{offer['weight']:.2f}",
             "ms": f"{offer['mean_ms']:.2f}",
             **{name: f"{100 * offer[name]:.1f}%" for name in ("agreement", "accuracy", "returned")},
+            "fits": _standing(found, i),
         }
-        for offer in made["offers"]
+        for i, offer in enumerate(made["offers"])
+        if i == found["chosen"] or not any(_beats(other, offer) for other in made["offers"])
     ]
     columns = {
         "agreement": "AGREEMENT",
@@ -57,8 +67,33 @@ def show(session: Session, name: str, as_json: bool) -> None:
         "cut_off": "CUT-OFF",
         "slope": "SLOPE",
         "weight": "WEIGHT",
+        "fits": "OBJECTIVE",
     }
     print_table(rows, columns, "no dispatcher is faster than the large level: the cascade stays off")
+    if len(rows) < len(made["offers"]):
+        notes.print(f"{len(made['offers']) - len(rows)} others agree less and are no faster: --json has them")
+
+
+def _beats(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Return True if one offer is no slower than another and agrees more, or is faster and agrees no less."""
+    ours, theirs = ((offer["agreement"], -offer["mean_ms"]) for offer in (one, other))
+    return ours != theirs and all(a >= b for a, b in zip(ours, theirs, strict=True))
+
+
+def _told(traffic: Mapping[str, Any]) -> str:
+    return (
+        f"{traffic['texts']} texts: the small level answered {traffic['returned']} alone, and sent "
+        f"{traffic['gone_on']} on; {traffic['audited']} were audited, of which {traffic['disagreed']} "
+        f"disagreed; {traffic['alarms']} alarms"
+    )
+
+
+def _standing(found: Mapping[str, Any], index: int) -> str:
+    """Say of a dispatcher whether it reaches the objective, and whether it is used."""
+    if index == found["chosen"]:
+        state = found["traffic"]["state"] if found["traffic"] else "tested first"
+        return f"reached; {state}"
+    return "reached" if index in found["fits"] else ""
 
 
 @cascade.command()

@@ -36,13 +36,17 @@ def lines(view: Mapping[str, Any]) -> list[str]:
     found = figures(view)
     shown += [f"  {name}: {value}" for name, value in found.items()]
     shown += [f"  note: {warning}" for warning in (result.get("metrics") or {}).get("warnings", ())]
-    after = _next(view["kind"], str(view["target"]))
+    after = _next(view["kind"], str(view["target"]), only_ramps=bool(result.get("only_ramps")))
     return [*shown, f"next: {after}"] if after else shown
 
 
 def _of_model(result: Mapping[str, Any]) -> Figures:
     metrics = result.get("metrics") or {}
     found: Figures = {}
+    if result.get(
+        "only_ramps"
+    ):  # nothing else was trained, so scores and epochs are those of the old version
+        return {"ramps": _ramps(metrics["ramps"]), "size": size(result["bytes"])}
     name = headline_name(metrics)
     if name is not None:
         found["score"] = f"{name} {metrics[name]:.4g} on {metrics.get('rows', '?')} held-out rows"
@@ -95,7 +99,7 @@ def _epochs(metrics: Mapping[str, Any]) -> str:
 def _of_cascade(result: Mapping[str, Any]) -> Figures:
     seen = f"; {result['seen_rows']} that a level was trained on were left out" if result["seen_rows"] else ""
     return {
-        "rows": f"{result['rows']}{seen}",
+        "rows": f"{halves(result)}{seen}",
         **{
             level: f"accuracy {result[f'{level}_accuracy']:.4g}, {result[f'{level}_ms']:.3g} ms a text"
             for level in ("small", "large")
@@ -103,6 +107,14 @@ def _of_cascade(result: Mapping[str, Any]) -> Figures:
         },
         "offers": str(result["offers"]) if result["offers"] else "none is faster than the large level alone",
     }
+
+
+def halves(profile: Mapping[str, Any]) -> str:
+    """Describe the rows of a cascade's profile, or of its job's result."""
+    rows, judged = profile["rows"], profile.get("judged")  # an earlier version does not tell
+    if not judged:
+        return f"{rows}; about half of them measured what is shown"
+    return f"{rows}: {rows - judged} chose the dispatchers; the other {judged} measured what is shown"
 
 
 def _of_plot(result: Mapping[str, Any]) -> Figures:
@@ -123,13 +135,15 @@ def _of_plot(result: Mapping[str, Any]) -> Figures:
     return found
 
 
-def _next(kind: str, target: str) -> str | None:
+def _next(kind: str, target: str, *, only_ramps: bool) -> str | None:
+    if only_ramps:
+        return f"hmi model objective {target} --agreement 0.99"
     if kind == "fine_tune":
         return f"hmi infer {target} TEXT, or hmi model report {target}"
     if kind == "build_plot":
         return f"hmi model create TENANT.MODEL ROWS --domain {target}"
     if kind == "profile_cascade":
-        return f"hmi model cascade show {target}"
+        return f"hmi model objective {target} --agreement 0.99, then hmi model cascade show {target}"
     if kind == "import_root":
         return f"hmi domain create {target}/NAME CORPUS"
     return None

@@ -83,11 +83,20 @@ def exits(session: Session, name: str, as_json: bool) -> None:
         "state": found["says"],
         "objective": _bounds(found["objective"]),
     }
-    print_fields(fields if report is None else {**fields, **_told(report)})
+    print_fields(fields if report is None else {**fields, **_told(report, found["state"])})
     if report is not None:
-        rows = [{**site, "left": report["left"].get(str(site["site"]), 0)} for site in report["sites"]]
+        rows = [
+            {
+                **site,
+                "left": report["left"].get(str(site["site"]), 0),
+                "checked": report["checked"].get(str(site["site"]), 0),
+                "avoids": f"{100 * site['avoids']:.0f}% of the layers' time",
+            }
+            for site in report["sites"]
+        ]
         if rows:
-            print_table(rows, {"site": "SITE", "threshold": "THRESHOLD", "left": "LEFT EARLY"}, "")
+            heads = {"site": "RAMP BEFORE LAYER", "threshold": "THRESHOLD", "left": "LEFT EARLY"}
+            print_table(rows, {**heads, "checked": "OF THEM AUDITED", "avoids": "EACH IS SOONER BY"}, "")
 
 
 @click.command(cls=Command)
@@ -135,17 +144,22 @@ def _bounds(objective: dict[str, Any]) -> str:
     return said if deadline is None else f"{said}; {deadline:g} ms in the mean"
 
 
-def _told(report: dict[str, Any]) -> dict[str, str]:
+def _told(report: dict[str, Any], state: str) -> dict[str, str]:
     """The lines about a report."""
     left = sum(report["left"].values())
-    audits = f"{report['audits']} ({PERCENT(100 * report['audit_share'])} of texts at present)"
+    now = f" ({PERCENT(100 * report['audit_share'])} of texts at present)" if state == "open" else ""
+    audits = f"{report['audits']}{now}"
     if report["audits"]:
         least = PERCENT(round(100 * report["agreement_at_least"], 2))
         audits += f", {report['disagreed']} disagreed: agreement at least {least} (95%)"
-    share, saved = (PERCENT(round(100 * report[name], 1)) for name in ("left_share", "saved"))
+    names = "left_share", "sooner", "saved", "avoided", "cost"
+    share, sooner, saved, avoided, cost = (PERCENT(round(100 * report[name], 1)) for name in names)
+    each = "" if report["layers_ms"] is None else f" ({report['layers_ms']:.3g} ms a text)"
+    off = f"; {report['skipped']} came while exits were off, and are in no time" if report["skipped"] else ""
     return {
-        "texts": f"{report['texts']}, of which {left} left early ({share})",
-        "saved": f"{saved} of the upper layers' time",
+        "texts": f"{report['texts']}, of which {left} left early ({share}){off}",
+        "sooner": f"{sooner} of the time that all upper layers take{each}, in the mean over all these texts",
+        "saved": f"{saved} of this time on the processor: {avoided} not run, less {cost} taken by exits",
         "audits": audits,
         "late labels": f"early {_right(report['early'])}; full {_right(report['full'])}",
         "alarms": str(report["alarms"]),

@@ -11,6 +11,7 @@ import click
 from rich.progress import BarColumn, Progress, TextColumn
 
 from hmi.cli.base import FolderCommand, Group, as_json, pass_session
+from hmi.cli.cascades import print_cascade
 from hmi.cli.options import FILE, Whole, job_options
 from hmi.cli.output import notes, print_json, print_table
 from hmi.cli.progress import finish
@@ -99,6 +100,8 @@ def cascade(
         path = f"/manage/models/{segment(large)}/cascade"
         job = calls.request("POST", path, body, {"data": data})["job"]
         finish(session, calls, job, detach=detach, as_json=as_json)
+        if not (detach or as_json):
+            print_cascade(calls.request("GET", path))
 
 
 def _profile(manager: Manager, record: RootRecord, again: bool, as_json: bool) -> dict[str, Any]:

@@ -56,10 +56,14 @@ class Session:
         return Settings.from_env(None, data=self.data, **self.overrides)
 
     @contextmanager
-    def calls(self, *, creates: bool = False) -> Iterator[Calls]:
-        """Open the server or the data folder that the options name. `creates`: see `local`."""
-        if self.url is not None:
-            yield Client(self.url, self.key, patience_s=5.0)
+    def calls(self, *, creates: bool = False, server: bool = False) -> Iterator[Calls]:
+        """Open the server or the data folder that the options name. `creates`: see `local`.
+
+        server: if they name a folder on which a server runs, open that server, which knows more.
+        """
+        url = self.url or (self._live_url() if server else None)
+        if url is not None:
+            yield Client(url, self.key, patience_s=5.0)
             return
         with self.local(creates=creates) as local:
             yield local
@@ -104,6 +108,12 @@ class Session:
                 "'hmi root import' creates a new one"
             )
         notes.print(f"creating the data folder {data}", markup=False, soft_wrap=True)
+
+    def _live_url(self) -> str | None:
+        from hmi.api.server_lock import live_server
+
+        found = live_server(self.settings().data)
+        return None if found is None else found.url or None
 
     def may_start_jobs(self) -> None:
         """Raise Conflict if a server runs on the data folder, since it runs the jobs there."""

@@ -119,7 +119,7 @@ def _stages(shown: Figures) -> str:
         return "no text left early, none came to a cascade"
     parts = [f"{100 * (saving.early_share or 0.0):.0f}% of texts left early"]
     if saving.saved_share:
-        parts.append(f"{100 * saving.saved_share:.0f}% of compute saved")
+        parts.append(f"{100 * saving.saved_share:.0f}% of compute avoided")
     if saving.returned_share is not None:
         parts.append(f"{100 * saving.returned_share:.0f}% returned by cascades")
     return ", ".join(parts)

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,7 +14,7 @@ from functools import partial
 import torch
 
 from hmi.config import Settings
-from hmi.core import ModelId
+from hmi.core import Deleted, ModelId
 from hmi.engine.accounts import Accounts
 from hmi.engine.admission import Admission
 from hmi.engine.bundles import Bundles, TaskPart
@@ -157,24 +157,17 @@ class Engine:
             await asyncio.to_thread(self.exits.close)
         await asyncio.to_thread(self._loader.close)
 
-    def forget(
-        self,
-        artefacts: Collection[str] = (),
-        roots: Collection[str] = (),
-        plots: Collection[str] = (),
-        models: Collection[ModelId] = (),
-    ) -> None:
-        """Free the memory of deleted artefacts, roots and PLOT versions, which are given by their ids.
+    def forget(self, gone: Deleted) -> None:
+        """Free the memory of what has been deleted.
 
-        models: those deleted, which had the artefacts; (): all that have them. A request in flight keeps what
-        it uses until it is answered. May be called on any thread.
+        A request in flight keeps what it uses until it is answered. May be called on any thread.
         """
-        self._loader.forget(artefacts, roots, plots)
+        self._loader.forget(gone.artefacts, gone.roots, gone.plots)
         if self.exits is not None:
-            self.exits.forget(artefacts, models)
+            self.exits.forget(gone.artefacts, gone.models)
         for keeper in (self._inside, self._levels):
             if keeper is not None:
-                keeper.forget(artefacts)
+                keeper.forget(gone.artefacts)
 
     def cascade_report(self, model: ModelId, artefact: str, small_artefact: str) -> CascadeReport | None:
         """See `Levels.report`; of a cascade inside one root if no small level is named."""

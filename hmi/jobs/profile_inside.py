@@ -220,6 +220,7 @@ class _About:
             version=version.version,
             large_temperature=large_heat,
             rows=len(self.rows),
+            judged=int((~half).sum()),
             large_accuracy=float((full == gold[~half]).mean()),
             small_accuracy=float(judge.right(judge.small).mean()),
             large_ms=1e3 * float(judge.alone_s.mean()),

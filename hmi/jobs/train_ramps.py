@@ -60,7 +60,7 @@ def run(ctx: JobContext) -> dict[str, Any]:
             }
         ),
     )
-    return published_result(record, ctx.job.job)
+    return {**published_result(record, ctx.job.job), "only_ramps": True}
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from hmi.core import DomainId, JobRecord
+from hmi.core import Deleted, DomainId, JobRecord
 from hmi.errors import Conflict, InvalidInput, NotFound
 from hmi.jobs.checks import checked_corpus
 from hmi.jobs.options import BuildPlotOptions
 from hmi.jobs.specs import BuildPlotSpec
-from hmi.manager.parts import Deleted, Parts, checked_alpha, checked_options
+from hmi.manager.parts import Parts, checked_alpha, checked_options
 from hmi.stores.miss_files import SKETCH, sketch_bytes
 from hmi.stores.plot_meta import PlotMeta
 from hmi.stores.plots import plot_errors

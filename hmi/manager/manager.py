@@ -9,6 +9,7 @@ from typing import Any
 
 from hmi.config import Settings
 from hmi.core import (
+    Deleted,
     JobRecord,
     JobState,
     KeyRecord,
@@ -29,7 +30,7 @@ from hmi.manager.exchange import Exchange, ModuleFiles
 from hmi.manager.maintenance import Maintenance
 from hmi.manager.models import Models
 from hmi.manager.objectives import set_objective
-from hmi.manager.parts import Deleted, Parts
+from hmi.manager.parts import Parts
 from hmi.manager.roots import Roots
 from hmi.manager.tenants import TENANT_SCOPES, Tenants
 from hmi.stores.adapter_store import LOWER_CURE, AdapterStore

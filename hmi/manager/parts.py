@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from hmi.config import Settings
-from hmi.core import ModelId, ModelRecord, Record
+from hmi.core import Deleted, ModelId, ModelRecord, Record
 from hmi.errors import InvalidInput
 from hmi.jobs.runtime.runner import JobRunner
 from hmi.stores.adapter_store import AdapterStore
@@ -22,18 +22,6 @@ from plot_store import Store
 
 HOUR_S = 3600.0
 R = TypeVar("R", bound=Record)
-
-
-@dataclass(frozen=True)
-class Deleted:
-    """The objects that a deletion took out of use. Other models may still use some of the artefacts."""
-
-    artefacts: frozenset[str] = frozenset()
-    roots: frozenset[str] = frozenset()
-    plots: frozenset[str] = frozenset()
-    """Ids of PLOT versions."""
-    models: frozenset[ModelId] = frozenset()
-    """Those that had the artefacts."""
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from hmi.core import DomainId, JobRecord, RootRecord, check_name
+from hmi.core import Deleted, DomainId, JobRecord, RootRecord, check_name
 from hmi.errors import Conflict, InvalidInput
 from hmi.jobs.checks import checked_corpus
 from hmi.jobs.options import ImportRootOptions
 from hmi.jobs.specs import ImportRootSpec
 from hmi.manager.domains import Domains
-from hmi.manager.parts import Deleted, Parts, checked_alpha, checked_options
+from hmi.manager.parts import Parts, checked_alpha, checked_options
 from hmi.stores.layout import Layout
 from hmi.stores.plots import plot_errors
 from hmi.stores.profiles import Profiles

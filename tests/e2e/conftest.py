@@ -121,3 +121,11 @@ def pair(home: Home, tiny_source: Path, tmp_path_factory: pytest.TempPathFactory
     from tests.e2e.levels_lab import two_roots  # which imports this file
 
     yield from two_roots(home, tiny_source, tmp_path_factory.mktemp("levels") / "data")
+
+
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """See `levels_lab.few`."""
+    from tests.e2e.levels_lab import few
+
+    few(monkeypatch)

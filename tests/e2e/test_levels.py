@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import time
 from itertools import chain, cycle
-from typing import Any
 
 import pytest
 
 from hmi.core import ModelId, ModelRecord, Objective
-from hmi.engine import TextRequest, TextResult
+from hmi.engine import TextRequest
 from hmi.errors import DeadlineExceeded, InvalidData, InvalidInput, NotFound
 from hmi.jobs import profile_cascade
 from hmi.jobs.runtime.context import JobContext
@@ -30,22 +29,13 @@ from tests.e2e.levels_lab import (
     audited,
     cascade_of,
     change,
-    few,
     in_order,
     open_gate,
     running,
+    said,
     same,
     watched,
 )
-
-
-@pytest.fixture
-def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    few(monkeypatch)
-
-
-def said(result: TextResult) -> tuple[Any, ...]:
-    return result.label, result.score, result.scores
 
 
 async def test_the_closed_gate_answers_as_the_large_level_and_audits_open_it(

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from hmi.core import ModelId, Objective
+from hmi.core import Deleted, ModelId, Objective
 from hmi.engine import TextRequest, TextResult
 from hmi.engine.levels import Admitted
 from hmi.errors import Unavailable
@@ -27,7 +27,6 @@ from tests.e2e.levels_lab import (
     ask,
     cascade_of,
     change,
-    few,
     in_order,
     open_gate,
     running,
@@ -35,10 +34,7 @@ from tests.e2e.levels_lab import (
     watched,
 )
 
-
-@pytest.fixture(autouse=True)
-def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    few(monkeypatch)
+pytestmark = pytest.mark.usefixtures("short")
 
 
 def planted(pair: Home, small: str = SMALL, **offer: float) -> None:
@@ -174,7 +170,7 @@ async def test_deleted_artefacts_leave_no_evidence(pair: Home) -> None:
     async with running(pair) as engine:
         for gone in (live.artefact, made.small_artefact):
             await engine.infer(ask([0]))
-            engine.forget(["another"])
+            engine.forget(Deleted(artefacts=frozenset(["another"])))
             assert engine.cascade_report(*about) is not None
-            engine.forget([str(gone)])
+            engine.forget(Deleted(artefacts=frozenset([str(gone)])))
             assert engine.cascade_report(*about) is None

@@ -114,7 +114,7 @@ async def fleet_of(home: Home) -> AsyncIterator[Fleet]:
     engine = home.engine(pool_bytes=1 << 20)
     await engine.start()
     fleet = Fleet(home, engine)
-    home.manager.on_deleted = lambda gone: engine.forget(gone.artefacts, gone.roots, gone.plots, gone.models)
+    home.manager.on_deleted = engine.forget
     home.manager.create_tenant("umbra")
     plain = ModelId("umbra", "plain")
     fleet.publish(plain, 0.0)

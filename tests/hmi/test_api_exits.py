@@ -9,11 +9,14 @@ from typing import Any
 
 import pytest
 
+from hmi.api.cascades import cascade_view
 from hmi.api.exits import checked_labels, exits_view
 from hmi.api.schemas_exits import Feedback
-from hmi.core import Cascade, ModelId, ModelRecord, Objective
+from hmi.core import Cascade, ModelId, ModelRecord, Objective, Offer
 from hmi.errors import InvalidInput
 from hmi.manager import Manager
+from hmi.manager.cascades import CascadeInfo
+from hmi.stages.cascade.report import CascadeReport
 from hmi.stages.early_exit.report import ExitReport, Label, Totals
 from tests.hmi.api_world import World, hmi, running, tenant
 from tests.hmi.manager_lab import add_model, publish_plot
@@ -79,7 +82,7 @@ async def test_from_an_objective_to_late_labels(folder: Path, capsys: pytest.Cap
         assert await sent(world, *first) == (0, 3), "each answer takes one label"
         _, view, _ = await world.call("GET", f"{MODEL}/exits")
         assert (view["state"], view["report"]["counted"], view["report"]["texts"]) == ("collecting", 5, 5)
-        assert view["says"].startswith("collecting: 5 of 128 ")
+        assert view["says"].startswith("collecting: 5 of the 128 texts ")
         assert view["report"]["full"]["seen"] == 3
         assert b'hmi_exit_models{state="collecting"} 1.0' in world.services.metrics.render()
 
@@ -113,7 +116,8 @@ async def the_command_line(world: World, folder: Path, capsys: pytest.CaptureFix
     rows.write_text("id,text\nzz,a\n")
     assert "file has no column `label`" in await run("model", "feedback", "acme.m", rows, code=1)
     shown = await run("model", "exits", "acme.m")
-    assert "collecting: 7 of 128 full answers" in shown
+    assert "collecting: 7 of the 128 texts" in shown
+    assert "of the time that all upper layers take for all these texts" in shown
     assert "at least 90% of answers equal the full model's; 40 ms in the mean" in shown
     assert asked["id"] not in await run("infer", "acme.m", "profit")
     assert "INDEX" in await run("infer", "acme.m", "profit", "--ids")
@@ -127,7 +131,9 @@ async def the_command_line(world: World, folder: Path, capsys: pytest.CaptureFix
         ({"objective": {"agreement": 99}}, "objective.agreement", "must be at most 0.9999"),
         ({"objective": {"agreement": "99%"}}, "objective.agreement", "must be a number"),
         ({"objective": {"agrement": 0.9}}, "objective.agrement", "did you mean 'agreement'"),
-        ({"objective": {"deadline_ms": 0}}, "objective.deadline_ms", "must be more than 0"),
+        ({"objective": {"deadline_ms": 0}}, "objective.deadline_ms", "no answer takes less than 0.1 ms"),
+        ({"objective": {"deadline_ms": 1e-300}}, "objective.deadline_ms", "is 1e-300, and no answer takes"),
+        ({"objective": {"deadline_ms": 4e6}}, "objective.deadline_ms", "must be at most 3600000"),
         ({"objectives": None}, "objectives", "did you mean 'objective'"),
     ],
 )
@@ -248,8 +254,8 @@ class Told:
 @pytest.mark.parametrize(
     ("state", "said"),
     [
-        ("collecting", "collecting: 212 of 344 full answers"),
-        ("testing", "testing: 212 of about 344 audits"),
+        ("collecting", "collecting: 212 of the 344 texts from which thresholds are tuned, 200 of them"),
+        ("testing", "testing: thresholds are tuned, and 212 of about 344 further texts have tested them"),
         ("open", "open: 40% of 1000 texts left early"),
         ("paused", "paused: no text leaves at present"),
         ("off", "off: at this agreement early exits would cost more time than they save, or hardly save any"),
@@ -264,13 +270,17 @@ def test_each_state_in_words(manager: Manager, state: Any, said: str) -> None:
         *(state, 0.99, 1000, {0: 100, 2: 300}, 0.25, 300, 1, 0.9843, (0, 2), (0.1, 0.2), 2, 0, 0.22),
         counted=212,
         needed=344,
+        borrowed=200,
+        avoided=0.3,
+        avoids={0: 0.9, 1: 0.6, 2: 0.3},
     )
-    view = exits_view(model, Told(given))
+    view = exits_view(model, Told(given), held=False)
     assert view.says.startswith(said)
     assert view.report is not None
     assert (view.report.left, view.report.left_share) == ({"0": 100, "2": 300}, 0.4)
-    assert [(s.site, s.threshold) for s in view.report.sites] == [(0, 0.1), (2, 0.2)]
-    offline = exits_view(model, None)
+    assert [(s.site, s.threshold, s.avoids) for s in view.report.sites] == [(0, 0.1, 0.9), (2, 0.2, 0.3)]
+    assert view.report.cost == pytest.approx(0.3 - 0.22)
+    offline = exits_view(model, None, held=False)
     assert offline.state == "waiting"
     assert "hmi model exits acme.m asks the running server" in offline.says
 
@@ -280,9 +290,54 @@ def test_a_cascade_is_named_only_while_it_holds_and_is_not_said_to_answer(manage
     version = model.live.version
     cascade = Cascade(version=version, rows=200, large_accuracy=0.9, large_ms=2.0, offers=())
     model = model.model_copy(update={"objective": Objective(agreement=0.99), "cascade": cascade})
-    view = exits_view(model, Told(None))
+    view = exits_view(model, Told(None), held=True)
     assert view.state == "cascade"
     assert "answers" not in view.says, "no offer may reach the agreement"
     assert "hmi model cascade show acme.m" in view.says
     stale = model.model_copy(update={"cascade": cascade.model_copy(update={"version": version + 1})})
-    assert exits_view(stale, Told(None)).state == "no ramps"
+    assert exits_view(stale, Told(None), held=False).state == "no ramps"
+
+
+OFFERS = tuple(
+    Offer(cut_off=c, slope=20.0, weight=w, accuracy=0.9, agreement=agreement, mean_ms=ms, returned=0.5)
+    for c, w, agreement, ms in ((0.3, 1.0, 0.97, 1.0), (0.6, 0.4, 0.991, 1.4), (0.6, 1.0, 0.996, 1.5))
+)
+
+
+def traffic(state: Any, offer: Offer | None) -> CascadeReport:
+    chosen = (None, None, None) if offer is None else (offer.cut_off, offer.slope, offer.weight)
+    return CascadeReport(state, *chosen, 900, 300, 200, 100, 1, 90, 419, 1, 0.05, 0, 0.25)
+
+
+@pytest.mark.parametrize(
+    ("objective", "report", "fits", "chosen", "said"),
+    [
+        ({}, None, [], None, "no agreement is set"),
+        ({"agreement": 0.99}, None, [1, 2], 2, "ready: 2 of 3 dispatchers reach the objective"),
+        ({"agreement": 0.99, "deadline_ms": 1.45}, None, [1], 1, "ready: 1 of 3"),
+        ({"agreement": 0.99, "deadline_ms": 0.5}, None, [], None, "no dispatcher reaches the objective"),
+        ({"agreement": 0.999}, None, [], None, "no dispatcher reaches the objective"),
+        ({"agreement": 0.99}, traffic("testing", OFFERS[1]), [1, 2], 1, "testing: 90 of about 419 audits"),
+        ({"agreement": 0.99}, traffic("paused", OFFERS[2]), [1, 2], 2, "paused: the large level answers"),
+        ({"agreement": 0.99}, traffic("no offer", None), [1, 2], None, "no offer: 2 of 3"),
+        (
+            {"agreement": 0.9},
+            traffic("in use", OFFERS[0]),
+            [0, 1, 2],
+            0,
+            "in use: the small level answered 300",
+        ),
+    ],
+)
+def test_a_cascade_tells_which_offers_reach_the_objective(
+    manager: Manager, objective: Any, report: CascadeReport | None, fits: list[int], chosen: int, said: str
+) -> None:
+    model = record(manager, "classification", ("a",))
+    model = model.model_copy(update={"objective": Objective(**objective)})
+    cascade = Cascade(version=1, rows=200, judged=90, large_accuracy=0.9, large_ms=2.0, offers=OFFERS)
+    view = cascade_view(CascadeInfo(model, cascade, None), report)
+    assert (view.fits, view.chosen) == (fits, chosen)
+    assert view.says.startswith(said)
+    stale = cascade_view(CascadeInfo(model, cascade, "another version answers"), report)
+    assert (stale.state, stale.fits, stale.chosen) == ("stale", [], None)
+    assert stale.says.startswith("stale: another version answers")

@@ -203,14 +203,20 @@ def test_what_exits_saved_and_late_labels_survive_a_restart(tmp_path: Path) -> N
     for i in range(40):
         assert of(held, one).feedback(str(i), "pos")
     before = report(held, one)
-    assert before.saved > 0.0
+    assert 0.0 < before.saved < before.avoided
+    sooner = sum(count * before.avoids[site] for site, count in before.left.items())
+    audited = sum(count * before.avoids[site] for site, count in before.checked.items())
+    assert 0 < sum(before.checked.values()) == before.audits
+    assert before.sooner == pytest.approx(sooner / 40), "a reader can check it"
+    assert before.avoided == pytest.approx((sooner - audited) / 40)
     assert before.early.seen + before.full.seen == 40
     assert of(held, one).labels.looks == 1
     held.close()
     later = States(tmp_path)
     assert of(later, one).begin("x", 0.99) is not None
     after = report(later, one)
-    assert (after.saved, after.early, after.full) == (before.saved, before.early, before.full)
+    told = [(r.saved, r.avoided, r.sooner, r.checked, r.early, r.full) for r in (before, after)]
+    assert told[0] == told[1]
     assert of(later, one).labels.looks == 1
 
 

@@ -160,7 +160,7 @@ def test_rates_and_quantiles_between_two_scrapes() -> None:
     assert [t.early_share for t in found.tenants] == pytest.approx([1, 0])
     console = Console(width=80, record=True, file=io.StringIO())
     console.print(view(found, "http://127.0.0.1:8080", "ready"))
-    assert "86% of texts left early, 20% of compute saved, 25% returned" in console.export_text()
+    assert "86% of texts left early, 20% of compute avoided, 25% returned" in console.export_text()
     assert [(t.tenant, round(t.compute_share, 3)) for t in found.tenants] == [
         ("acme", 0.75),
         ("globex", 0.25),

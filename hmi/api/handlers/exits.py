@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from hmi.api.exits import checked_labels, exits_view
-from hmi.api.handlers.models import shown
+from hmi.api.exits import checked_labels
+from hmi.api.handlers.models import exits_of, shown
 from hmi.api.route import Call, Reply
 from hmi.api.schemas_exits import ChangeModel, ExitsView, Feedback, FeedbackTaken
 from hmi.errors import Unavailable
@@ -28,8 +28,7 @@ async def feedback(call: Call) -> Reply:
 
 
 def _view(call: Call) -> ExitsView:
-    record = call.services.manager.model(str(call.model()))
-    return exits_view(record, call.services.engine.exits)
+    return exits_of(call, call.services.manager.model(str(call.model())))
 
 
 def _taken(call: Call) -> FeedbackTaken:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+from contextlib import suppress
 from typing import Any
 
 from hmi.api import quotas
@@ -11,6 +12,7 @@ from hmi.api.exits import exits_view
 from hmi.api.loop import OFF_LOOP_ROWS
 from hmi.api.route import Call, Reply
 from hmi.api.schemas import JobAccepted, NoBody
+from hmi.api.schemas_exits import ExitsView
 from hmi.api.schemas_manage import (
     CreateModel,
     ImportModule,
@@ -24,6 +26,7 @@ from hmi.api.schemas_manage import (
 )
 from hmi.api.views import model_view
 from hmi.core import DomainId, JobRecord, ModelId, ModelRecord
+from hmi.errors import NotFound
 from hmi.stores.job_table import LOOKED_AT
 
 
@@ -125,7 +128,15 @@ def job_limit(call: Call) -> int | None:
 def shown(call: Call, record: ModelRecord) -> ModelView:
     """A model with the state of its early exits."""
     wanted = record.objective.agreement is not None
-    return model_view(record, exits_view(record, call.services.engine.exits) if wanted else None)
+    return model_view(record, exits_of(call, record) if wanted else None)
+
+
+def exits_of(call: Call, record: ModelRecord) -> ExitsView:
+    """The state of a model's early exits."""
+    held = False
+    with suppress(NotFound):  # it has no cascade
+        held = call.services.manager.cascade(f"{record.tenant}.{record.name}").stale is None
+    return exits_view(record, call.services.engine.exits, held=held)
 
 
 def _view(call: Call) -> ModelView:

@@ -84,7 +84,7 @@ async def serving(
 
         metrics = Watched()
         engine = build_engine(manager, metrics, make)
-        manager.on_deleted = lambda gone: engine.forget(gone.artefacts, gone.roots, gone.plots)
+        manager.on_deleted = engine.forget
         await engine.start()
         try:
             found = Serving(engine, manager, made[0], metrics)

@@ -91,6 +91,11 @@ class Trial:
         return self._gate.own
 
     @property
+    def needed(self) -> int:
+        """The audits after which the gate opens if no further one disagrees."""
+        return self._gate.needed
+
+    @property
     def solvent(self) -> bool:
         """Return True if one more text may obey a policy, whatever the stream has been. If it disagrees, the
         rate is still at most the tolerated one, wrong with the probability `terms.error`."""

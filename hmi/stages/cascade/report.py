@@ -15,6 +15,7 @@ class CascadeReport:
     cut_off: float | None
     """The dispatcher that is tested or used; None if none is."""
     slope: float | None
+    weight: float | None
     texts: int
     """All texts of the stream."""
     returned: int
@@ -27,6 +28,8 @@ class CascadeReport:
     """The audits whose answers differed."""
     gate_audits: int
     """The audits that have opened the gate, or count for it so far."""
+    gate_needed: int
+    """The audits after which it opens if no further one disagrees."""
     gate_disagreed: int
     gate_bound: float | None
     """Clopper–Pearson's upper bound of their rate of disagreements."""

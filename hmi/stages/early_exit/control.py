@@ -73,7 +73,7 @@ class Terms:
     @property
     def window(self) -> int:
         """The number of records before a policy is tuned, and again before a further one is."""
-        return int(min(MAX_RECORDS, max(LEAST_WINDOW, WINDOW / self.loss)))
+        return round(min(MAX_RECORDS, max(LEAST_WINDOW, WINDOW / self.loss)))  # 1 - .99 is no round .01
 
 
 @dataclass(frozen=True)
@@ -122,6 +122,8 @@ class Control:
         """Of all policies that were in force."""
         self.left_at: Counter[int] = Counter()
         """The texts that left, by ramp."""
+        self.checked_at: Counter[int] = Counter()
+        """Those of them that are audited."""
         self.present: Policy | None = None
         """In force: its gate is open."""
         self.tested: tuple[Ladder, ...] = ()
@@ -201,6 +203,7 @@ class Control:
         begun.left_at = ramp
         self.account.left(begun.count, begun if begun.recorded else None)
         self.left_at[ramp] += 1
+        self.checked_at[ramp] += begun.recorded
         return True
 
     def abandon(self, begun: Begun) -> None:

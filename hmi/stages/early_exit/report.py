@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from hmi.core import ModelId
@@ -57,7 +57,8 @@ class ExitReport:
     """The number of alarms: audits or labels showed that the texts had changed, and everything began again.
     """
     saved: float
-    """The fraction of the upper layers' time that exits have saved, less what the ramps cost."""
+    """The fraction of the upper layers' time that exits have saved, less what the stage cost: `avoided` less
+    what the ramps, and the stage besides, took. Of the texts that came while exits were not off."""
     early: Labelled = Labelled()
     """Answers of texts that left early."""
     full: Labelled = Labelled()
@@ -67,6 +68,20 @@ class ExitReport:
     needed: int = 0
     """collecting: the records before thresholds are tuned. testing: the audits after which the most careful
     ones may be used, if no further one disagrees."""
+    borrowed: int = 0
+    """collecting: the records of `counted` that are other models', of the same task, root and ramps."""
+    skipped: int = 0
+    """The texts that came while exits were off. They count in `texts`, but not in any time."""
+    checked: Mapping[int, int] = field(default_factory=dict)
+    """The texts of `left` whose layers ran on for an audit, by site."""
+    sooner: float = 0.0
+    """The fraction of the upper layers' time by which answers came sooner, in the mean over all texts."""
+    avoided: float = 0.0
+    """The fraction of the upper layers' time that was not run for texts which left."""
+    layers_ms: float | None = None
+    """The mean time of all upper layers for a text, as measured lately; None if it was not yet."""
+    avoids: Mapping[int, float] = field(default_factory=dict)
+    """The fraction of `layers_ms` that a text which leaves at a site does not need, by site."""
 
 
 @dataclass(frozen=True)

@@ -83,6 +83,7 @@ def packed(control: Control, besides: dict[str, Any]) -> bytes:
         "counts": [(c.wrong + len(c.pending), c.free) for c in account.counts],
         "audits": asdict(control.audits),
         "left_at": sorted(control.left_at.items()),
+        "checked_at": sorted(control.checked_at.items()),
         "present": None if control.present is None else asdict(control.present),
         "tested": [asdict(ladder) for ladder in control.tested],
         **{name: getattr(control, name) for name in PLAIN},
@@ -112,6 +113,7 @@ def unpack(data: bytes, control: Control) -> dict[str, Any] | None:
         return None
     control.terms, control.account, control.audits = terms, account, Audits(**state["audits"])
     control.left_at = Counter(dict(state["left_at"]))
+    control.checked_at = Counter(dict(state["checked_at"]))
     control.present, control.tested = present, tested
     for name in PLAIN:
         setattr(control, name, state.get(name, getattr(control, name)))

@@ -27,6 +27,8 @@ AUDIT = "audit"
 SETTLES_S = 30.0
 """The seconds after a change of the objective in which texts under the former one may still come: they were
 admitted before it."""
+SUMS = ("saved", "avoided", "sooner", "timed")
+"""See `ModelState._sums`."""
 SMALL = 8192
 """The bytes of a state besides records and answers, about."""
 
@@ -65,8 +67,11 @@ class ModelState:
         self._measured, self._lock = measured, threading.Lock()
         self.control = Control(self._costs, Terms(loss=1.0 - agreement), others, ramps=len(self.sites))
         self.labels, self._answers = Labels(), Answers()
-        self._saved = self._full = 0.0
-        """Seconds that exits saved less those of the ramps, and seconds of all layers, of all texts."""
+        self._sums = dict.fromkeys(SUMS, 0.0)
+        """Sums over texts, in fractions of all upper layers' time: `saved` by exits, less what the stage
+        took; `avoided`; by which answers came `sooner`. And `timed`, the number of these texts. Fractions,
+        not seconds: the costs are relative numbers before anything is measured."""
+        self._borrowed = sum(len(agrees) for _, agrees in others)
         self._path, self._gone = path, False
         self.read = False
         """True once the file has been read, if there was one."""
@@ -95,7 +100,7 @@ class ModelState:
         """Write what a later state may take over, once, and let no further text begin."""
         with self._lock:
             if not self._gone and self.read and self._path is not None:
-                besides = {"saved": self._saved, "full": self._full, "labels": asdict(self.labels)}
+                besides = {**self._sums, "labels": asdict(self.labels)}
                 snapshot.write(self._path, self.control, besides)
             elif not self._gone and self.before is not None:
                 self.before.put_away()
@@ -124,6 +129,7 @@ class ModelState:
             if not self.control.leave(one.begun, ramp):
                 return False
             self._answers.add(one.id, one.short, early=True)
+            self._sums["sooner"] += self._avoids(ramp)
             if not one.begun.recorded:
                 self._ran([one], ramp)
             return True
@@ -172,6 +178,8 @@ class ModelState:
             audits, thresholds = control.audits, control.thresholds
             used = control.present.thresholds if control.present else thresholds
             active = [i for i, threshold in enumerate(used) if threshold > 0.0]
+            costs, before_s = self._measured.costs(self.sites)
+            means = {name: value / max(1, self._sums["timed"]) for name, value in self._sums.items()}
             return ExitReport(
                 state=control.state,
                 agreement=self.agreement,
@@ -185,11 +193,18 @@ class ModelState:
                 thresholds=tuple(thresholds[i] for i in active),
                 policies=control.policies,
                 alarms=control.alarms,
-                saved=self._saved / self._full if self._full else 0.0,
+                saved=means["saved"],
                 early=Labels.report(self.labels.early),
                 full=Labels.report(self.labels.full),
                 counted=counted,
                 needed=needed,
+                borrowed=min(self._borrowed, max(0, counted - len(control.records))),
+                skipped=control.skipped,
+                checked={self.sites[i]: n for i, n in sorted(control.checked_at.items())},
+                sooner=means["sooner"],
+                avoided=means["avoided"],
+                layers_ms=1e3 * (before_s + costs.full_s) if self._measured.known else None,
+                avoids={site: self._avoids(i) for i, site in enumerate(self.sites)},
             )
 
     def totals(self) -> Totals:
@@ -210,7 +225,8 @@ class ModelState:
             self.before = None
         found = None if self._path is None else snapshot.take(self._path, self.control)
         if found is not None:
-            self._saved, self._full = found["saved"], found["full"]
+            if "timed" in found:  # an earlier version wrote seconds
+                self._sums = {name: found[name] for name in SUMS}
             self.labels, self._earlier = Labels.of(found["labels"]), self._counts
         self.read = True
 
@@ -236,11 +252,17 @@ class ModelState:
     def _ran(self, ended: Sequence[Ended], ramp: int) -> None:
         """Count the time of texts. ramp: the one before which their layers ended; their number for all."""
         costs, before_s = self._measured.costs(self.sites)
-        saved = (costs.rest_s(ramp) if ramp < len(self.sites) else 0.0) - costs.fixed_s
+        whole_s, avoided = before_s + costs.full_s, self._avoids(ramp)
         for one in ended:
-            self._saved += saved - _asked_s(costs, one.begun, ramp)
-        self._full += len(ended) * (before_s + costs.full_s)
+            self._sums["saved"] += avoided - (costs.fixed_s + _asked_s(costs, one.begun, ramp)) / whole_s
+        self._sums["avoided"] += len(ended) * avoided
+        self._sums["timed"] += len(ended)
         self.nbytes = SMALL + self.control.nbytes + self._answers.nbytes
+
+    def _avoids(self, ramp: int) -> float:
+        """The fraction of all layers' time after a ramp; 0 for the number of ramps."""
+        costs, before_s = self._measured.costs(self.sites)
+        return costs.rest_s(ramp) / (before_s + costs.full_s) if ramp < len(self.sites) else 0.0
 
     def _costs(self) -> Costs:
         return self._measured.costs(self.sites)[0]
