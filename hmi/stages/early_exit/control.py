@@ -43,10 +43,9 @@ many any ladder is."""
 LADDERS = 3
 """The most ladders under test at once: the newest ones. Each has gathered evidence since it was tuned."""
 WORTH, LEAST, KEPT = 1.05, 0.05, 0.01
-"""A policy is tested if it saves so many times what the present one saves on the records, and at least this
-fraction of what it would save if every text left at the first ramp. A present one that saves less than KEPT
-of it is given up. One that saves less is no better than
-none: while nothing leaves, every text is a record, and a good policy is found sooner."""
+"""A policy is tested if it saves more than WORTH times what the present one saves on the records, and more
+than LEAST of the layers' time. A present one that saves less than KEPT of it is given up: it is no better
+than none."""
 WINDOW, LEAST_WINDOW = 5.12, 128
 """The records before the first ladder, times the tolerated rate: 512 at 1%. Apparate's 128 texts tell nothing
 of a rate of 1%."""
@@ -72,7 +71,7 @@ class Terms:
 
     @property
     def window(self) -> int:
-        """The number of records before a policy is tuned, and again before a further one is."""
+        """The number of records before the first review, and from each to the next."""
         return round(min(MAX_RECORDS, max(LEAST_WINDOW, WINDOW / self.loss)))  # 1 - .99 is no round .01
 
 
