@@ -45,8 +45,8 @@ LADDERS = 3
 WORTH, LEAST, KEPT = 1.05, 0.05, 0.01
 """A policy is tested if it saves so many times what the present one saves on the records, and at least this
 fraction of what it would save if every text left at the first ramp. A present one that saves less than KEPT
-of it is given up. One that saves less is no better than
-none: while nothing leaves, every text is a record, and a good policy is found sooner."""
+of it is given up: it is no better than none, and while nothing leaves, every text is a record, so a good
+policy is found sooner."""
 WINDOW, LEAST_WINDOW = 5.12, 128
 """The records before the first ladder, times the tolerated rate: 512 at 1%. Apparate's 128 texts tell nothing
 of a rate of 1%."""
@@ -86,7 +86,8 @@ class Policy:
 
 @dataclass(eq=False)
 class Begun:
-    """A text under way. `Control.record` ends a recorded one, `Control.abandon` one that gets no answer."""
+    """A text under way. `Control.record` ends a recorded one, `Control.stay` another one that has not left,
+    and `Control.abandon` one that gets no answer."""
 
     thresholds: Thresholds
     """[ramps]: it may leave at the first ramp whose threshold is above its uncertainty."""
@@ -182,6 +183,7 @@ class Control:
         account.texts += 1
         if self.off:
             return None
+        account.waiting += 1
         return Begun(thresholds, draw < account.share or not any(thresholds), count)
 
     def skip(self, texts: int) -> bool:
@@ -201,16 +203,22 @@ class Control:
         if not self.account.solvent:
             return False
         begun.left_at = ramp
+        self.account.waiting -= 1
         self.account.left(begun.count, begun if begun.recorded else None)
         self.left_at[ramp] += 1
         self.checked_at[ramp] += begun.recorded
         return True
+
+    def stay(self) -> None:
+        """Take note of a text that gets the full model's answer."""
+        self.account.waiting -= 1
 
     def abandon(self, begun: Begun) -> None:
         """Take back a text that got no answer. An audited one that has its early answer, but will not be
         compared, counts as a disagreement."""
         if begun.left_at is None:
             self.account.texts -= 1
+            self.account.waiting -= 1
         elif begun.recorded:
             self._ended(begun, wrong=True)
 
@@ -220,7 +228,9 @@ class Control:
         """Take note of a recorded text whose rows ran to the end. The arrays are [ramps]."""
         u, right = np.asarray(uncertainty, np.float64), np.asarray(agrees, np.bool_)
         us, rights = u.tolist(), right.tolist()
-        if begun.left_at is not None:
+        if begun.left_at is None:
+            self.stay()
+        else:
             self._ended(begun, wrong=not rights[begun.left_at])
         if begun.audited:
             self.audits = self.audits.plus(errs(us, rights, begun.thresholds))

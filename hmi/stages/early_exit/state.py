@@ -124,9 +124,12 @@ class ModelState:
             return self.control.skip(texts)
 
     def leave(self, one: Ended, ramp: int) -> bool:
-        """Let a text leave with this ramp's answer, if the stream can afford it. Returns whether it does."""
+        """Let a text leave with this ramp's answer, if the stream can afford it. Returns whether it does.
+
+        None leaves once the state has been put away: what was written would not know of its early answer.
+        """
         with self._lock:
-            if not self.control.leave(one.begun, ramp):
+            if self._gone or not self.control.leave(one.begun, ramp):
                 return False
             self._answers.add(one.id, one.short, early=True)
             self._sums["sooner"] += self._avoids(ramp)
@@ -137,6 +140,8 @@ class ModelState:
     def stayed(self, ended: Sequence[Ended]) -> None:
         """Take note of texts that ran to the end, and are not recorded."""
         with self._lock:
+            for _ in ended:
+                self.control.stay()
             self._ended(ended)
 
     def record(self, ended: Sequence[Ended], uncertainty: Floats, right: Bools) -> None:
