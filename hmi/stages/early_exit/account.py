@@ -135,8 +135,11 @@ class Account:
         return spent
 
     def _unchecked(self, phase: int, wrong: int, pending: int, since: int) -> float:
-        """A bound of a phase's unchecked early answers that disagree. since: the number of those that left
-        after the oldest text whose audit is pending: without them all audits are known."""
+        """A bound of a phase's unchecked early answers that disagree.
+
+        since: those of them that left after the oldest text whose audit is pending. Until then all audits are
+        known, so `wrong` bounds the unchecked answers before, and each later one counts as a disagreement.
+        """
         share, error = self.phases[phase].share, self.error * self.phases[phase].part
         known = most_disagreements(wrong, share, error) + since
         return min(known, most_disagreements(wrong + pending, share, error))

@@ -72,7 +72,7 @@ class Terms:
 
     @property
     def window(self) -> int:
-        """The number of records before a policy is tuned, and again before a further one is."""
+        """The number of records before the first ladder is tuned, and between two reviews."""
         return round(min(MAX_RECORDS, max(LEAST_WINDOW, WINDOW / self.loss)))  # 1 - .99 is no round .01
 
 

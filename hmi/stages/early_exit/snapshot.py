@@ -3,8 +3,8 @@
 A file is deleted when it is read. So after a crash there is none, and the model begins anew: what was counted
 since the last file is lost, and with it the account that the guarantee rests on. Then the guarantee holds for
 the stream since the crash, with an error of its own. Audits under way are written as if they had disagreed.
-Texts that have no answer yet are not counted: they run to the end. Files are not synced, since compute threads
-write them: after a power cut one may be damaged, and then its model begins anew, too.
+Texts that have no answer yet are not counted: they run to the end. Files are not synced, since compute
+threads write them: after a power cut one may be damaged, and then its model begins anew, too.
 """
 
 from __future__ import annotations
