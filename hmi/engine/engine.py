@@ -360,7 +360,7 @@ class Engine:
                 run = partial(self._runner.run, held, batch.plan, early)
                 try:
                     ran = await self._compute.run(run, express=express)
-                except Exception:
+                except BaseException:  # also if the engine stops: then audits may still be under way
                     self._accounts.answered_early(early.items)
                     raise
             finally:

@@ -69,8 +69,6 @@ class Ran:
     def work(self) -> list[tuple[float, float]]:
         """Two works of each window: that of the upper layers that ran for it, and that of all. A work is
         tokens times layers, each layer weighed by its time relative to others (`relative`).
-
-        It is in tokens times layers, each layer by its time relative to others (`relative`).
         """
         pieces = self.batch.pieces
         up_to = _up_to(pieces[0].item.key, len(pieces[0].bundle.root.upper))

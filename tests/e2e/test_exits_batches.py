@@ -172,6 +172,26 @@ async def test_an_early_answer_that_is_never_compared_counts_as_a_disagreement(w
     assert state.control.audits.seen == 0
 
 
+async def test_early_answers_are_counted_although_the_engine_stops_while_they_are_compared(
+    home: Home,
+) -> None:
+    gates, metrics = Gates(), Metrics()
+    with ramped(home, MOOD) as artefact:
+        engine = home.engine(metrics, RoundRobin([EarlyExit(), gates]), streams=1, precision="fp32")
+        gates.gates[0].set()
+        async with started(engine):
+            await engine.infer(requests(MOOD, home.covered[:1]))
+            plant(state := state_of(engine, artefact), ANY, phase=0)
+            await engine.infer(requests(MOOD, home.covered[1:2], "x"))
+            stopping = asyncio.create_task(engine.stop())
+            await until(lambda: metrics.usage.of("acme").inputs == 2)
+            assert not stopping.done()
+            gates.gates[1].set()
+            await stopping
+    assert metrics.usage.of("acme").early == 1
+    assert (state.control.audits.seen, state.control.account.count.pending) == (1, {})
+
+
 class Forgetful(Watching):
     """Its hooks fail once the layers have run."""
 

@@ -207,7 +207,7 @@ def test_audits_under_way_cost_no_more_than_the_texts_that_left_since() -> None:
     assert next(n for n in range(100_000) if replace(account, texts=n).solvent) == least
 
 
-def test_exits_must_be_earned_by_texts_that_stayed() -> None:
+def test_exits_must_be_earned_by_the_answers_so_far() -> None:
     account = Account(LOSS, ERROR)
     account.phase = account.used = 1
     account.count.free = 1000

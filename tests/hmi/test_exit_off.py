@@ -42,6 +42,8 @@ def served(control: Control, texts: int, seed: int = 0) -> None:
         assert begun is not None
         if begun.recorded:
             control.record(u, agrees, begun)
+        else:
+            control.stay()
 
 
 @pytest.mark.parametrize(

@@ -196,6 +196,22 @@ def test_a_state_put_away_under_another_objective_keeps_its_account(tmp_path: Pa
     assert found.control.terms.loss == pytest.approx(0.02)
 
 
+def test_a_text_under_way_does_not_leave_once_its_state_has_been_put_away(tmp_path: Path) -> None:
+    held, one = States(tmp_path), text()
+    found = of(held, one)
+    served(found, 1)
+    plant(found)
+    some = [Ended(begun, str(i), 1) for i in range(20) if (begun := found.begin(str(i), 0.99)) is not None]
+    assert found.leave(some[0], 0)
+    held.close()
+    assert not any(found.leave(each, 0) for each in some[1:]), "the file would not know of it"
+    later = of(States(tmp_path), one)
+    assert later.begin("x", 0.99) is not None
+    account = later.control.account
+    assert account.texts == 100_003, "planted ones, two answers, and the new one"
+    assert sum(count.wrong + count.free for count in account.counts) == 1
+
+
 def test_what_exits_saved_and_late_labels_survive_a_restart(tmp_path: Path) -> None:
     held, one = States(tmp_path), text()
     plant(of(held, one))

@@ -81,6 +81,8 @@ def served(stream: Stream, control: Control, name: str) -> Run:
         alarms.append(control.alarms)
         if begun is not None and begun.recorded:
             control.record(u, agrees, begun)
+        elif begun is not None and not goes:
+            control.stay()
     return Run(np.array(left), np.array(wrong), np.array(alarms))
 
 
@@ -179,6 +181,14 @@ def test_an_early_answer_under_way_counts_as_a_disagreement_until_it_is_compared
     for other in begun:
         control.record((0.0, 0.0), (False, True), other)
     assert not any(control.thresholds), "they were wrong"
+
+
+def test_texts_under_way_earn_nothing_before_they_have_their_answers() -> None:
+    control = new()
+    served(easy(4000, 1), control, "many under way")
+    begun = [one for _ in range(4000) if (one := control.begin(0.0)) is not None]
+    left = sum(control.leave(one, 0) for one in begun)
+    assert 0 < left <= TERMS.loss * (4000 + left), "all of them may disagree, and be the only new answers"
 
 
 def test_texts_that_are_given_back_leave_the_account_as_it_was() -> None:

@@ -1,19 +1,19 @@
 """The account of a stream: may one more text leave early without breaking what the tenant tolerates?
 
-Each text earns, and each early answer that may disagree with the full model's spends. An audited text gets
+Each answer earns, and each early answer that may disagree with the full model's spends. An audited text gets
 its early answer, too, and runs on to be compared, as in Apparate. So what it spends is known once it has
 ended: 1 if it disagreed, else 0. Of the early answers that nobody checks, `most_disagreements` gives a bound.
 The fraction of audited texts falls in phases: at first all texts are audited, and nothing needs a bound. A
 small fraction costs a long wait at the beginning (the bound without any disagreement is 11 early answers at
-1/3, 26 at 1/6 and 47 at 1/10), and a large one costs processor time for ever.
+1/3, 27 at 1/6 and 47 at 1/10), and a large one costs processor time for ever.
 
 Why the bounds of the phases may be added: a phase begins at a time that depends on the past alone. From then
 on `most_disagreements` bounds the phase's unchecked early answers that disagree, at all times together, with
 the probability 1 − (the phase's error). The phases' errors sum to `error`, so with the probability 1 − error
 all bounds hold at all times. A phase has no more of such answers than unchecked early answers either, which
 is certain and costs no error. `solvent` lets a text leave only if all that is spent plus 1 is at most `loss`
-times the texts so far. So with the probability 1 − error the fraction of answers that disagree never exceeds
-`loss`, under any drift.
+times the answers so far, this one included. Texts under way earn nothing yet: they may be many, and may fail.
+So with the probability 1 − error the fraction of answers that disagree never exceeds `loss`, under any drift.
 """
 
 from __future__ import annotations
@@ -69,6 +69,9 @@ class Account:
     error: float
     phases: tuple[Phase, ...] = PHASES
     texts: int = 0
+    """Those that have begun."""
+    waiting: int = 0
+    """Those of them that have no answer yet."""
     phase: int = 0
     """The last phase that has begun."""
     used: int = 0
@@ -100,12 +103,12 @@ class Account:
 
     @property
     def solvent(self) -> bool:
-        """True if one more text may leave early."""
-        return self._spent(pending=True) + 1.0 <= self.loss * (self.texts + 1)
+        """True if a text that waits may leave early."""
+        return self._spent(pending=True) + 1.0 <= self.loss * (self.texts - self.waiting + 1)
 
     @property
     def open(self) -> bool:
-        """True if one more text may leave early once all audits under way have ended well."""
+        """True if one more text may leave early once all texts under way have ended well."""
         return self._spent(pending=False) + 1.0 <= self.loss * (self.texts + 1)
 
     def advance(self, *, settled: bool) -> None:
@@ -132,8 +135,11 @@ class Account:
         return spent
 
     def _unchecked(self, phase: int, wrong: int, pending: int, since: int) -> float:
-        """A bound of a phase's unchecked early answers that disagree. since: the number of those that left
-        after the oldest text whose audit is pending: without them all audits are known."""
+        """A bound of a phase's unchecked early answers that disagree.
+
+        since: those of them that left after the oldest text whose audit is pending. Until then all audits are
+        known, so `wrong` bounds the unchecked answers before, and each later one counts as a disagreement.
+        """
         share, error = self.phases[phase].share, self.error * self.phases[phase].part
         known = most_disagreements(wrong, share, error) + since
         return min(known, most_disagreements(wrong + pending, share, error))

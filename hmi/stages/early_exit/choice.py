@@ -1,7 +1,7 @@
 """The choice of ramps and their thresholds together, from records that hold every ramp.
 
-Apparate tries ramps one after another, since it sees only the active ones. An audit here
-evaluates all ramps, so records tell what any set of them would have saved.
+Apparate tries ramps one after another, since it sees only the active ones. An audit here evaluates all ramps,
+so records tell what any set of them would have saved.
 """
 
 from __future__ import annotations
@@ -22,8 +22,6 @@ MOST = 3
 Apparate's two, a fourth one about 1%."""
 DEALS = 4
 """The parts into which the allowed errors are dealt out while sets of ramps are compared."""
-
-
 RATES = (0.0, 0.1, 0.2, 0.35, 0.5, 0.75)
 """The errors on the records that the policies of a ladder are tuned with, as parts of the tolerated rate. The
 search picks what looks best, so a policy's true rate is higher than the one on the records."""

@@ -85,7 +85,8 @@ class Policy:
 
 @dataclass(eq=False)
 class Begun:
-    """A text under way. `Control.record` ends a recorded one, `Control.abandon` one that gets no answer."""
+    """A text under way. `Control.record` ends a recorded one, `Control.stay` another one that has not left,
+    and `Control.abandon` one that gets no answer."""
 
     thresholds: Thresholds
     """[ramps]: it may leave at the first ramp whose threshold is above its uncertainty."""
@@ -181,6 +182,7 @@ class Control:
         account.texts += 1
         if self.off:
             return None
+        account.waiting += 1
         return Begun(thresholds, draw < account.share or not any(thresholds), count)
 
     def skip(self, texts: int) -> bool:
@@ -200,16 +202,22 @@ class Control:
         if not self.account.solvent:
             return False
         begun.left_at = ramp
+        self.account.waiting -= 1
         self.account.left(begun.count, begun if begun.recorded else None)
         self.left_at[ramp] += 1
         self.checked_at[ramp] += begun.recorded
         return True
+
+    def stay(self) -> None:
+        """Take note of a text that gets the full model's answer."""
+        self.account.waiting -= 1
 
     def abandon(self, begun: Begun) -> None:
         """Take back a text that got no answer. An audited one that has its early answer, but will not be
         compared, counts as a disagreement."""
         if begun.left_at is None:
             self.account.texts -= 1
+            self.account.waiting -= 1
         elif begun.recorded:
             self._ended(begun, wrong=True)
 
@@ -219,7 +227,9 @@ class Control:
         """Take note of a recorded text whose rows ran to the end. The arrays are [ramps]."""
         u, right = np.asarray(uncertainty, np.float64), np.asarray(agrees, np.bool_)
         us, rights = u.tolist(), right.tolist()
-        if begun.left_at is not None:
+        if begun.left_at is None:
+            self.stay()
+        else:
             self._ended(begun, wrong=not rights[begun.left_at])
         if begun.audited:
             self.audits = self.audits.plus(errs(us, rights, begun.thresholds))

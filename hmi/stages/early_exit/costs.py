@@ -82,8 +82,9 @@ class Measured:
         ends = [*sites[1:], self.layers]
         spans = tuple(float(layer[a:b].sum()) for a, b in zip(sites, ends, strict=True))
         begin, record, stay = (s / n if n else 0.0 for s, n in self._fixed)
-        fixed = begin + AUDITED * record + (1.0 - AUDITED) * (stay or record)
-        return Costs(spans, tuple(ramp[list(sites)].tolist()), fixed), float(layer[: sites[0]].sum())
+        more = record - stay if stay and record else 0.0
+        fixed = begin + (stay or record) + AUDITED * more
+        return Costs(spans, tuple(ramp[list(sites)].tolist()), fixed, more), float(layer[: sites[0]].sum())
 
 
 def _add(sums: list[float], seconds: float, texts: int) -> None:

@@ -168,10 +168,8 @@ class ExitHook(Hook):
             self._settle(group)
             state.stayed(ended)
             return
-        u, right = (
-            np.full((len(group), len(state.sites)), NEVER),
-            np.zeros((len(group), len(state.sites)), np.bool_),
-        )
+        shape = len(group), len(state.sites)
+        u, right = np.full(shape, NEVER), np.zeros(shape, np.bool_)
         every = [(i, ramp, output) for i, one in enumerate(group) for ramp, output in one.outputs.items()]
         if every:
             of, ramps = [i for i, _, _ in every], [ramp for _, ramp, _ in every]

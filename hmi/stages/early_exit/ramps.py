@@ -15,7 +15,9 @@ class Costs:
     ramp_s: tuple[float, ...]
     """[layers]: of a ramp at each site, with what it takes to drop the texts that leave."""
     fixed_s: float = 0.0
-    """The stage's other seconds for every text, whether it leaves or not."""
+    """The stage's other seconds for every text, whether it leaves or not, in the long run."""
+    record_s: float = 0.0
+    """The further seconds of a text that is recorded, beside one that is not."""
 
     def __post_init__(self) -> None:
         if len(self.layer_s) != len(self.ramp_s) or min((*self.layer_s, *self.ramp_s), default=0.0) < 0.0:

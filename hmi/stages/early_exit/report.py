@@ -9,7 +9,7 @@ from typing import Literal, Protocol
 from hmi.core import ModelId
 
 State = Literal["collecting", "testing", "open", "paused", "off"]
-"""collecting: full answers are recorded until a policy can be tuned. testing: a policy waits for evidence.
+"""collecting: full answers are recorded until policies can be tuned. testing: they wait for evidence.
 open: texts may leave early. paused: they may not at present, since the disagreements that the audits allow
 for are used up; they may again after more texts. off: every ramp costs more time than it saves."""
 Label = str | float | Sequence[str]

@@ -2,9 +2,9 @@
 
 A file is deleted when it is read. So after a crash there is none, and the model begins anew: what was counted
 since the last file is lost, and with it the account that the guarantee rests on. Then the guarantee holds for
-the stream since the crash, with an error of its own. Audits and texts under way are written as if they had
-disagreed. Files are not synced, since compute threads write them: after a power cut one may be damaged, and
-then its model begins anew, too.
+the stream since the crash, with an error of its own. Audits under way are written as if they had disagreed.
+Texts that have no answer yet are not counted: they run to the end. Files are not synced, since compute
+threads write them: after a power cut one may be damaged, and then its model begins anew, too.
 """
 
 from __future__ import annotations
@@ -79,6 +79,7 @@ def packed(control: Control, besides: dict[str, Any]) -> bytes:
         "terms": asdict(control.terms),
         "ramps": control.ramps,
         **{name: getattr(account, name) for name in ACCOUNT},
+        "texts": account.texts - account.waiting,
         "phases": [asdict(phase) for phase in account.phases],
         "counts": [(c.wrong + len(c.pending), c.free) for c in account.counts],
         "audits": asdict(control.audits),

@@ -14,6 +14,7 @@ from hmi.model.calibration import Floats
 from hmi.stages.base import Text
 from hmi.stages.draw import draw
 from hmi.stages.early_exit import snapshot
+from hmi.stages.early_exit.account import AUDITED
 from hmi.stages.early_exit.answers import agrees, short_of
 from hmi.stages.early_exit.control import Begun, Bools, Control, Recorded, Terms
 from hmi.stages.early_exit.costs import Measured
@@ -124,9 +125,12 @@ class ModelState:
             return self.control.skip(texts)
 
     def leave(self, one: Ended, ramp: int) -> bool:
-        """Let a text leave with this ramp's answer, if the stream can afford it. Returns whether it does."""
+        """Let a text leave with this ramp's answer, if the stream can afford it. Returns whether it does.
+
+        None leaves once the state has been put away: what was written would not know of its early answer.
+        """
         with self._lock:
-            if not self.control.leave(one.begun, ramp):
+            if self._gone or not self.control.leave(one.begun, ramp):
                 return False
             self._answers.add(one.id, one.short, early=True)
             self._sums["sooner"] += self._avoids(ramp)
@@ -137,6 +141,8 @@ class ModelState:
     def stayed(self, ended: Sequence[Ended]) -> None:
         """Take note of texts that ran to the end, and are not recorded."""
         with self._lock:
+            for _ in ended:
+                self.control.stay()
             self._ended(ended)
 
     def record(self, ended: Sequence[Ended], uncertainty: Floats, right: Bools) -> None:
@@ -254,7 +260,8 @@ class ModelState:
         costs, before_s = self._measured.costs(self.sites)
         whole_s, avoided = before_s + costs.full_s, self._avoids(ramp)
         for one in ended:
-            self._sums["saved"] += avoided - (costs.fixed_s + _asked_s(costs, one.begun, ramp)) / whole_s
+            fixed_s = costs.fixed_s + (one.begun.recorded - AUDITED) * costs.record_s
+            self._sums["saved"] += avoided - (fixed_s + _asked_s(costs, one.begun, ramp)) / whole_s
         self._sums["avoided"] += len(ended) * avoided
         self._sums["timed"] += len(ended)
         self.nbytes = SMALL + self.control.nbytes + self._answers.nbytes
