@@ -145,6 +145,7 @@ class Engine:
             self._admission.fail_all(stopping)
             self._queue.fail_all(stopping)
         await self._calls.none()
+        await self._levels.close()
         await self._loops.stop()
         for task in self._express:
             task.cancel()

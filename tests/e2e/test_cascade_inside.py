@@ -97,7 +97,7 @@ async def test_a_closed_gate_changes_no_answer(inside: Home, monkeypatch: pytest
     artefact = inside.manager.registry.model(MOOD).live.artefact
     report = stage.report(MOOD, artefact)
     assert report is not None
-    assert report.state == "testing"
+    assert report.state in ("testing", "no offer")
     assert report.texts == len(inside.covered)
     assert 0 < report.audited < len(inside.covered), "a share, since words would be dropped"
 

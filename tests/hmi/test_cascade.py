@@ -30,8 +30,8 @@ from hmi.stages.cascade.profiling import (
     Profiled,
     candidate,
     candidates,
+    ladder,
     offered,
-    prudent,
     pruning_scale,
     select,
 )
@@ -289,9 +289,12 @@ def test_the_fastest_offer_that_agrees_enough_is_selected() -> None:
     assert select([slow, fast, more, bad], 0.98) == more, "of equally fast ones the most accurate"
     assert select([slow, fast, bad], 0.98, mean_ms=2.5) is None
     assert select([], 0.5) is None
-    assert prudent([slow, fast, bad], 0.97) == slow, "half of the tolerated disagreements"
-    assert prudent([slow, fast, bad], 0.94) == fast
-    assert prudent([fast, bad], 0.97) == fast, "none keeps the margin"
+    assert ladder([slow, fast, bad], 0.97) == (slow,), "at most three quarters of the tolerated disagreements"
+    assert ladder([slow, fast, bad], 0.94) == (slow, fast)
+    assert ladder([fast, bad], 0.97) == (fast,), "none keeps a margin"
+    shorter = fast.model_copy(update={"pruning": 0.5})
+    assert ladder([slow, shorter], 0.94) == (slow,), "each pruning would need a run of its own"
+    assert ladder([], 0.9) == ()
     assert select([off], 0.5) is None, "a cut-off of 1 sends all on: the large level alone"
 
 

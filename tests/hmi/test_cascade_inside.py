@@ -26,12 +26,13 @@ from hmi.model.tasks import task_of
 from hmi.stages.base import Batch, Text
 from hmi.stages.cascade.attention import from_first
 from hmi.stages.cascade.dispatch import Dispatcher, goes_on, share_large
-from hmi.stages.cascade.gate import MOST_SHARE, Terms
+from hmi.stages.cascade.gate import CLOSED_SHARE
 from hmi.stages.cascade.hook import Concern, InsideHook
 from hmi.stages.cascade.pruning import kept
 from hmi.stages.cascade.standing import Standing
 from hmi.stages.cascade.watched import Watched
 from hmi.stages.draw import draw
+from hmi.stages.early_exit.account import Count, Phase
 from tests.hmi.test_fused import BERT, DEPTH, MPNET, module, upper
 
 LENGTHS, LABELS, SITE = (5, 9, 1, 24, 13, 2, 30, 17), ("a", "b", "c"), 1
@@ -155,7 +156,7 @@ def standing(offer: Offer, agreement: float = 0.9, share: float | None = None) -
     """The standing of a cascade with this offer, which audits this share of texts (None: what it chooses)."""
     made = Watched(CASCADE.model_copy(update={"offers": (offer,)}), Objective(agreement=agreement))
     if share is not None:
-        made.trial.terms = Terms(made.trial.terms.loss, share)
+        audit(made, share)
     return Standing(made)
 
 
@@ -171,10 +172,16 @@ def used(made: Standing, share: float = 1e-9) -> Standing:
         assert begun is not None
         if begun.followed:
             break
-        made.record(begun, disagrees=False)
-    made._watched.trial.terms = Terms(made._watched.trial.terms.loss, share)
-    made._watched.trial.texts = 10**12
+        made.record(begun, disagrees=[False])
+    audit(made._watched, share)
+    made._watched.trial.account.texts = 10**12
     return made
+
+
+def audit(made: Watched, share: float) -> None:
+    """Let this share of texts be audited from here on."""
+    account = made.trial.account
+    account.phases, account.phase, account.counts = (Phase(share, 1.0),), 0, [Count()]
 
 
 @pytest.fixture(params=["packed", "fused", "mpnet"])
@@ -254,7 +261,7 @@ def test_an_audit_with_pruning_reads_the_text_twice(world: World) -> None:
     """Whole for its answer, and without the words for the audit. Only texts drawn for an audit are."""
     offer = replace_offer(pruning=1.0, cut_off=0.999)
     plain = world.run(ALL, None)
-    for share in (1.0, MOST_SHARE):
+    for share in (1.0, CLOSED_SHARE):
         stands = standing(offer, share=share)
         drawn = [t for t in ALL if draw("audit", world.text(t).id) < share]
         wrong = sum(int(world.slow(t, offer)[1].argmax() != plain[t][1].argmax()) for t in drawn)
@@ -270,7 +277,7 @@ def test_audits_of_an_open_gate_run_to_the_end_and_are_recorded(world: World) ->
     cascade = world.run(ALL, OFFER, stands)
     assert all(torch.equal(cascade[t][1], plain[t][1]) for t in ALL)
     assert stands.report.audited == before + len(LENGTHS)
-    assert stands._watched.trial._under_way == 0
+    assert stands._watched.trial.under_way == 0
 
 
 def test_texts_that_were_followed_are_counted_by_level(world: World) -> None:
@@ -292,9 +299,9 @@ def hook_at_its_site(world: World, stands: Standing) -> InsideHook:
 def test_a_batch_that_fails_midway_takes_its_audits_back(world: World) -> None:
     stands = opened(OFFER, share=1.0)
     hook = hook_at_its_site(world, stands)
-    assert stands._watched.trial._under_way == len(LENGTHS)
+    assert stands._watched.trial.under_way == len(LENGTHS)
     hook.close()
-    assert stands._watched.trial._under_way == 0
+    assert stands._watched.trial.under_way == 0
 
 
 def test_a_text_that_fails_is_no_audit(world: World) -> None:
@@ -302,4 +309,4 @@ def test_a_text_that_fails_is_no_audit(world: World) -> None:
     before, hook = stands.report.audited, hook_at_its_site(world, stands)
     errors: list[Output] = [ValueError("planted")] * len(LENGTHS)
     assert hook.ended(list(ALL), errors) == errors
-    assert (stands._watched.trial._under_way, stands.report.audited) == (0, before)
+    assert (stands._watched.trial.under_way, stands.report.audited) == (0, before)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -52,11 +53,19 @@ class Decided:
     """The ramp's output on the large level's scale: divided by that one's temperature it is calibrated."""
     small: Floats
     """The ramp's calibrated probabilities."""
-    goes_on: bool
 
     @property
     def offer(self) -> Offer:
         return self.begun.offer
+
+    @cached_property
+    def goes_on(self) -> bool:
+        """True if the offer in force, or under test, sends the text on."""
+        return self.sent_on_by(self.offer)
+
+    def sent_on_by(self, offer: Offer) -> bool:
+        share = share_large(self.small.max(), Dispatcher(offer.cut_off, offer.slope))
+        return goes_on(self.concern.text.id, float(share))
 
     @property
     def leaves(self) -> bool:
@@ -74,10 +83,9 @@ class Decided:
         """True if the text's words are dropped, even if only for an audit."""
         return self.goes_on and self.offer.pruning > 0.0 and (self.begun.followed or self.reported)
 
-    def mixed(self, output: Tensor) -> Tensor:
+    def mixed(self, output: Tensor, weight: float) -> Tensor:
         """The ensemble with the large level's output, on that one's scale; at the weights 0 and 1 one level's
         output as it is."""
-        weight = self.offer.weight
         if weight in (0.0, 1.0):
             return output if weight else self.ramp
         temperature = self.concern.cascade.large_temperature
@@ -85,8 +93,13 @@ class Decided:
         mixture = combined(self.small, large, weight)
         return torch.from_numpy(temperature * np.log(np.maximum(mixture, SMALLEST))).to(output.dtype)
 
-    def label(self, output: Tensor) -> str | None:
-        return self.concern.text.task.answer(output).label
+    def disagrees(self, output: Tensor, shortened: Tensor) -> list[bool]:
+        """Whether each offer would have given another answer than the full model's output."""
+        answer, said = self.concern.text.task.answer, []
+        for offer in self.begun.offers:
+            on = self.sent_on_by(offer)
+            said.append(answer(self.mixed(shortened, offer.weight) if on else self.ramp).label)
+        return [label != answer(output).label for label in said]
 
 
 class InsideHook(Hook):
@@ -142,11 +155,9 @@ class InsideHook(Hook):
         begun = None if output is None else concern.standing.begin(concern.text.nonce)
         if output is None or begun is None:
             return None
-        offer = begun.offer
         small = probabilities(output.double().numpy(), concern.cascade.temperature)
-        share = share_large(small.max(), Dispatcher(offer.cut_off, offer.slope))
         on_scale = output * (concern.cascade.large_temperature / concern.cascade.temperature)
-        return Decided(concern, begun, on_scale, small, goes_on(concern.text.id, float(share)))
+        return Decided(concern, begun, on_scale, small)
 
     def _onward(self, layer: int, rows: Rows, found: Mapping[int, Decided]) -> Rows:
         """The rows of the texts that stay; the same object if all stay as they are."""
@@ -199,8 +210,7 @@ def _answered(one: Decided, output: Output, shortened: Output) -> Output:
         return output
     if begun.followed:
         concern.standing.followed(returned=False)
-        return one.mixed(output)
+        return one.mixed(output, one.offer.weight)
     if one.reported:
-        would = one.mixed(shortened) if one.goes_on else one.ramp
-        concern.standing.record(begun, disagrees=one.label(would) != one.label(output))
+        concern.standing.record(begun, disagrees=one.disagrees(output, shortened))
     return output

@@ -26,8 +26,8 @@ CAREFUL = (0.995, 0.99, 0.98, 0.97)
 FIRST_SCALE, SCALE_STEP, LAST_SCALE = 0.5, 0.1, 2.0
 MAX_PRUNING_LOSS = 0.02
 """The most accuracy that pruning may cost the large level."""
-MARGIN = 0.5
-"""See `prudent`."""
+MARGINS = (0.25, 0.5, 0.75)
+"""See `ladder`."""
 TAIL, MAX_TAIL = 0.75, 1.5
 """A quantile and a factor. A candidate is kept if this quantile of its latency is at most the factor times
 that of the slowest level."""
@@ -140,14 +140,18 @@ def select(offers: Sequence[Offer], agreement: float, mean_ms: float = np.inf) -
     return min(able, key=lambda o: (o.mean_ms, -o.accuracy), default=None)
 
 
-def prudent(offers: Sequence[Offer], agreement: float, mean_ms: float = np.inf) -> Offer | None:
-    """The offer to put to the test: `select` with only MARGIN of the disagreements that are tolerated.
+def ladder(offers: Sequence[Offer], agreement: float, mean_ms: float = np.inf) -> tuple[Offer, ...]:
+    """The offers to put to the test together: `select` with each of MARGINS of the tolerated disagreements.
 
-    Evidence takes long for a rate close to the tolerated one, and the profile's rows are no random sample of
-    the traffic. If no offer keeps the margin, the agreement itself decides.
+    The most careful one comes first. Evidence takes long for a rate close to the tolerated one, and the
+    profile's rows are no random sample of the traffic. If no offer keeps a margin, the agreement itself
+    decides. An offer that drops words is tested alone: each would need a run of its own.
     """
-    careful = 1.0 - MARGIN * (1.0 - agreement)
-    return select(offers, careful, mean_ms) or select(offers, agreement, mean_ms)
+    careful = [select(offers, 1.0 - part * (1.0 - agreement), mean_ms) for part in MARGINS]
+    found = list(dict.fromkeys(offer for offer in careful if offer is not None))
+    if not found and (last := select(offers, agreement, mean_ms)) is not None:
+        found = [last]
+    return tuple(found[:1] if any(offer.pruning for offer in found) else found)
 
 
 def pruning_scale(accuracy_at: Callable[[float], float]) -> float:

@@ -1,10 +1,10 @@
-"""The evidence and counts of cascades: which offer of each is tested or used."""
+"""The evidence and counts of cascades: which offers of each are tested, and which is used."""
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from hmi.core import Cascade, CascadeState, ModelId, Objective, Offer
 from hmi.stages.cascade.gate import Terms, Ticket, Trial
-from hmi.stages.cascade.profiling import prudent
+from hmi.stages.cascade.profiling import ladder
 from hmi.stages.cascade.report import CascadeReport
 
 MAX_AGREEMENTS = 8
@@ -30,8 +30,8 @@ class Watched:
     numbers: Iterator[int] = field(default_factory=count)
     """Of the cascade's policies, under all agreements."""
     trial: Trial = field(init=False)
-    offer: Offer | None = None
-    """The dispatcher that is tested or used; None: the large level answers."""
+    offers: tuple[Offer, ...] = ()
+    """The dispatchers that are tested or used, the most careful one first; (): the large level answers."""
     failed: list[Offer] = field(default_factory=list)
     """Offers whose gates were given up."""
     returned: int = 0
@@ -42,38 +42,46 @@ class Watched:
 
     def __post_init__(self) -> None:
         assert self.objective.agreement is not None
-        self.trial = Trial(Terms.of(self.objective.agreement), self.numbers)
         self._choose()
+        self.trial = Trial(Terms.of(self.objective.agreement), self.numbers, len(self.offers))
+
+    @property
+    def offer(self) -> Offer | None:
+        """The dispatcher that is used, or the most careful one that is tested; None if there is none."""
+        return self.offers[self.trial.present or 0] if self.offers else None
 
     def within(self, objective: Objective) -> None:
         """Obey an objective with the same agreement and another mean time. The evidence goes on, unless
-        another offer is chosen."""
-        before, self.objective = self.offer, objective
+        other offers are chosen."""
+        before, self.objective = self.offers, objective
         self._choose()
-        if self.offer != before:
-            self.trial.renew()
+        if self.offers != before:
+            self.trial.renew(len(self.offers))
 
     def _choose(self) -> None:
-        """Take the fastest offer that reaches the objective and has not failed."""
+        """Take the fastest offers that reach the objective and have not failed."""
         assert self.objective.agreement is not None
         left = [offer for offer in self.cascade.offers if offer not in self.failed]
-        self.offer = prudent(left, self.objective.agreement, self.objective.deadline_ms or np.inf)
+        self.offers = ladder(left, self.objective.agreement, self.objective.deadline_ms or np.inf)
 
-    def audit(self, ticket: Ticket, disagrees: bool) -> bool:
-        """Take note of an audit, and choose anew if that ends the present offer's trial.
+    def audit(self, ticket: Ticket, disagrees: Sequence[bool]) -> bool:
+        """Take note of an audit, and choose anew if that ends the present offers' trial.
 
-        Returns whether the alarm has rung, so that the evidence begins anew.
+        disagrees: of each of `offers` when the text came. Returns whether the alarm has rung, so that the
+        evidence begins anew.
         """
         self.audited += 1
-        self.disagreed += disagrees
-        rung = self.trial.record(ticket, disagrees)
+        self.disagreed += disagrees[ticket.version or 0]
+        rung, before = self.trial.record(ticket, disagrees), self.offers
         if rung:
             self.failed.clear()
-            self._choose()
-        elif self.trial.hopeless and self.offer is not None:
-            self.failed.append(self.offer)
-            self.trial.renew()
-            self._choose()
+        elif self.offers and self.trial.hopeless:
+            self.failed += self.offers
+        else:
+            return False
+        self._choose()
+        if not rung or self.offers != before:
+            self.trial.renew(len(self.offers))
         return rung
 
     @property
