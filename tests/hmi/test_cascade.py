@@ -295,6 +295,7 @@ def test_the_fastest_offer_that_agrees_enough_is_selected() -> None:
     shorter = fast.model_copy(update={"pruning": 0.5})
     assert ladder([slow, shorter], 0.94) == (slow,), "each pruning would need a run of its own"
     assert ladder([], 0.9) == ()
+    assert ladder([more, fast], 0.94, accuracy=0.92) == (more,), "the other one loses two points of accuracy"
     assert select([off], 0.5) is None, "a cut-off of 1 sends all on: the large level alone"
 
 

@@ -28,6 +28,8 @@ MAX_PRUNING_LOSS = 0.02
 """The most accuracy that pruning may cost the large level."""
 MARGINS = (0.25, 0.5, 0.75)
 """See `ladder`."""
+MAX_LOSS = 0.01
+"""The most accuracy that an offer may lose against the large level, by the labels of the profile's rows."""
 TAIL, MAX_TAIL = 0.75, 1.5
 """A quantile and a factor. A candidate is kept if this quantile of its latency is at most the factor times
 that of the slowest level."""
@@ -140,16 +142,22 @@ def select(offers: Sequence[Offer], agreement: float, mean_ms: float = np.inf) -
     return min(able, key=lambda o: (o.mean_ms, -o.accuracy), default=None)
 
 
-def ladder(offers: Sequence[Offer], agreement: float, mean_ms: float = np.inf) -> tuple[Offer, ...]:
+def ladder(
+    offers: Sequence[Offer], agreement: float, mean_ms: float = np.inf, accuracy: float = 0.0
+) -> tuple[Offer, ...]:
     """The offers to put to the test together: `select` with each of MARGINS of the tolerated disagreements.
 
     The most careful one comes first. Evidence takes long for a rate close to the tolerated one, and the
     profile's rows are no random sample of the traffic. If no offer keeps a margin, the agreement itself
     decides. An offer that drops words is tested alone: each would need a run of its own.
+
+    accuracy: the large level's, on the labels of the profile. Offers that lose more than MAX_LOSS of it are
+    left out: an agreement alone would allow as much loss as there are other answers.
     """
-    careful = [select(offers, 1.0 - part * (1.0 - agreement), mean_ms) for part in MARGINS]
+    able = [offer for offer in offers if offer.accuracy >= accuracy - MAX_LOSS - 1e-9]
+    careful = [select(able, 1.0 - part * (1.0 - agreement), mean_ms) for part in MARGINS]
     found = list(dict.fromkeys(offer for offer in careful if offer is not None))
-    if not found and (last := select(offers, agreement, mean_ms)) is not None:
+    if not found and (last := select(able, agreement, mean_ms)) is not None:
         found = [last]
     return tuple(found[:1] if any(offer.pruning for offer in found) else found)
 

@@ -60,9 +60,10 @@ class Watched:
 
     def _choose(self) -> None:
         """Take the fastest offers that reach the objective and have not failed."""
-        assert self.objective.agreement is not None
-        left = [offer for offer in self.cascade.offers if offer not in self.failed]
-        self.offers = ladder(left, self.objective.agreement, self.objective.deadline_ms or np.inf)
+        wanted, cascade = self.objective, self.cascade
+        assert wanted.agreement is not None
+        left = [offer for offer in cascade.offers if offer not in self.failed]
+        self.offers = ladder(left, wanted.agreement, wanted.deadline_ms or np.inf, cascade.large_accuracy)
 
     def audit(self, ticket: Ticket, disagrees: Sequence[bool]) -> bool:
         """Take note of an audit, and choose anew if that ends the present offers' trial.
