@@ -8,7 +8,7 @@ import pytest
 
 from hmi.core import MAX_AGREEMENT, MIN_AGREEMENT, Objective
 from hmi.stages.cascade.gate import Terms, Trial
-from hmi.stages.early_exit.account import Phase
+from hmi.stages.cascade.ledger import Phase
 from hmi.stages.early_exit.control import Terms as ExitTerms
 from hmi.stages.early_exit.drift import Alarm
 from hmi.stages.early_exit.evidence import most_disagreements
@@ -56,9 +56,9 @@ def test_a_policy_that_disagrees_too_often_is_not_used_and_given_up(seed: int) -
         obeyed += run(trial, 0.12, 100, seed + trial.texts)[0]
         assert trial.texts < 10_000
     assert obeyed == 0
-    (policy,) = trial.policies
+    number = trial.round
     trial.renew(1)
-    assert (trial.policies, trial.own.seen, trial.hopeless) == ([policy + 1], 0, False)
+    assert (trial.round, trial.own.seen, trial.hopeless) == (number + 1, 0, False)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -141,7 +141,7 @@ def test_of_policies_that_are_tested_at_once_the_boldest_that_suffices_is_in_for
     assert list(dict.fromkeys(seen)) == [None, 0, 1]
     assert seen.index(1) < 1000
     assert wrong <= 0.05 * 4000
-    assert trial.share == Terms(0.05).phases[-1].share
+    assert trial.share < 0.2, "fewer audits do by then"
 
 
 def test_an_agreement_that_the_alarm_cannot_watch_is_no_objective() -> None:

@@ -1,10 +1,13 @@
 """The evidence for the policies of one model's cascade, from audits of the tenant's own traffic.
 
-A policy is an offer of the profile: dispatcher, ensemble, pruning scale. A few are tested at once, from a
-careful one to a bold one, each with a gate of its own on the same audits. While all gates are closed, the
-large level answers every text, and the policies' answers are compared with it. The boldest policy whose gate
-is open is in force, as long as the stream is `solvent`; then a share of the texts is audited, which falls in
-phases. The alarm closes the gates, and the evidence begins anew.
+A policy is an offer of the profile: dispatcher, ensemble, pruning scale. Several are tested at once, from a
+careful one to a bold one, on the same audits. The gate of each opens once its audits suffice, if those of the
+more careful ones are open. This is fixed-sequence testing: consider the first policy in the order whose rate
+is too high. No later gate opens unless its own does, so the error of one gate is that of the whole round.
+
+While all gates are closed, the large level answers every text, and the policies' answers are compared with
+it. The boldest policy whose gate is open is in force, as long as the stream is `solvent` (`ledger`). The
+alarm closes the gates, and the evidence begins anew.
 
 `hmi.stages.early_exit.control` does the same for policies that it tunes itself.
 """
@@ -15,21 +18,22 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 
-from hmi.stages.early_exit.account import PHASES, Account, Count, Phase
+from hmi.stages.cascade.ledger import PHASES, Count, Ledger, Phase
 from hmi.stages.early_exit.drift import Alarm
 from hmi.stages.early_exit.evidence import Audits, Gate, granted, log_evidence, upper_bound
 
 ERROR = 0.05
-"""The probability with which the tolerated rate may be exceeded: that of all gates of a model together, and
+"""The probability with which the tolerated rate may be exceeded: that of all rounds of a model together, and
 that of the bound of its stream."""
 CLOSED_SHARE = 0.5
 """The share of audited texts while no policy is in force. No answer can disagree then, so the bound of the
 stream does not read these audits, and they cost the small level alone."""
 PATIENCE = 20.0
-"""The audits after which a policy whose gate is still closed is hopeless, times the tolerated rate."""
+"""The audits after which a round without an open gate is given up, times the tolerated rate."""
 HOPELESS = -4.0
-"""It also is once the logarithm of its evidence is below this: it would need long to recover."""
-ADVANCE_EVERY = 64
+"""It also is once the logarithm of the most careful policy's evidence is below this: that would need long to
+recover."""
+ADVANCE_EVERY = 32
 """The texts between looks at whether fewer audits will do."""
 
 
@@ -48,23 +52,12 @@ class Terms:
         return cls(1.0 - agreement)
 
 
-@dataclass
-class Ledger(Account):
-    """The account of a stream whose audited texts get the policy's answer, too: the disagreements that they
-    have shown are among the stream's, besides those of other texts, which are bounded."""
-
-    @property
-    def spent(self) -> float:
-        """A bound of the answers so far that disagree. Audits under way count."""
-        return super().spent + sum(count.disagreed + count.under_way for count in self.counts)
-
-
 @dataclass(frozen=True)
 class Ticket:
     """One text of the stream, from `begin` until it is settled."""
 
     round: int
-    """Of the trial, when the text came."""
+    """The number of the trial's round when the text came."""
     version: int | None
     """The policy that it obeys; None: the large level answers it."""
     audited: bool
@@ -83,11 +76,11 @@ class Trial:
     def __init__(self, terms: Terms, numbers: Iterator[int] | None = None, versions: int = 1) -> None:
         """versions: the policies of the first round.
 
-        numbers: of the policies, each once. Trials that share one error share them; None: it is alone.
+        numbers: of the rounds, each once. Trials that share one error share them; None: it is alone.
         """
         self.terms, self._numbers = terms, count() if numbers is None else numbers
         self.account = Ledger(terms.loss, terms.error, terms.phases)
-        self.round = self.alarms = 0
+        self.alarms = 0
         self._present: int | None = None
         self._alarm = Alarm(terms.loss)
         self._begin(versions)
@@ -98,7 +91,7 @@ class Trial:
 
     @property
     def present(self) -> int | None:
-        """The boldest policy whose gate is open; None if there is none."""
+        """The boldest policy that may be in force; None if there is none."""
         return self._present
 
     @property
@@ -134,14 +127,16 @@ class Trial:
 
     @property
     def hopeless(self) -> bool:
-        """True if all policies should be given up: their gates are closed after too many audits."""
-        return not self.open and all(map(self._hopeless, self._gates))
+        """True if the round should be given up: its gates are closed after too many audits."""
+        if self.open or not self.own.disagreed:
+            return False
+        late = self.own.seen >= PATIENCE / self.terms.loss
+        return late or log_evidence(self.own, self.terms.loss) < HOPELESS
 
     @property
     def share(self) -> float:
         """The probability with which the next text is to be audited."""
-        share = self.account.share
-        return share if self.open and self.solvent else max(CLOSED_SHARE, share)
+        return self.account.share if self.open and self.solvent else CLOSED_SHARE
 
     def begin(self, audited: bool) -> Ticket:
         """Count a text. audited: whether it was drawn for an audit, with the probability `share`.
@@ -173,7 +168,7 @@ class Trial:
         """
         self.abandon(ticket)
         if ticket.version is not None:
-            ticket.count.disagreed += disagrees[ticket.version]
+            ticket.count.wrong += disagrees[ticket.version]
         if ticket.round != self.round:  # of policies that were given up meanwhile
             return False
         present = self._present
@@ -183,23 +178,19 @@ class Trial:
                 self.alarms += 1
                 self.renew(len(self._gates))
                 return True
-        for i in range(0 if present is None else present + 1, len(self._gates)):
+        first = 0 if present is None else present + 1
+        for i in range(first, len(self._gates)):
             self._gates[i] = self._gates[i].after(disagrees[i])
-            if self._gates[i].open:
-                self._present, self._alarm = i, Alarm(self.terms.loss)
+        while first < len(self._gates) and self._gates[first].open:
+            self._present, self._alarm = first, Alarm(self.terms.loss)
+            first += 1
         return False
 
     def renew(self, versions: int) -> None:
         """Begin anew with other policies, or with the same on a stream that has drifted."""
-        self.round += 1
         self._begin(versions)
 
     def _begin(self, versions: int) -> None:
-        loss, error = self.terms.loss, self.terms.error
-        self.policies = [next(self._numbers) for _ in range(versions)]
-        self._gates = [Gate(loss, granted(error, number)) for number in self.policies]
+        loss, self.round = self.terms.loss, next(self._numbers)
+        self._gates = [Gate(loss, granted(self.terms.error, self.round)) for _ in range(versions)]
         self._present, self._alarm = None, Alarm(loss)
-
-    def _hopeless(self, gate: Gate) -> bool:
-        late = gate.own.seen >= PATIENCE / self.terms.loss
-        return gate.own.disagreed > 0 and (late or log_evidence(gate.own, self.terms.loss) < HOPELESS)

@@ -26,7 +26,7 @@ CAREFUL = (0.995, 0.99, 0.98, 0.97)
 FIRST_SCALE, SCALE_STEP, LAST_SCALE = 0.5, 0.1, 2.0
 MAX_PRUNING_LOSS = 0.02
 """The most accuracy that pruning may cost the large level."""
-MARGINS = (0.25, 0.5, 0.75)
+MARGINS = (0.2, 0.35, 0.5, 0.65, 0.8, 0.95)
 """See `ladder`."""
 MAX_LOSS = 0.01
 """The most accuracy that an offer may lose against the large level, by the labels of the profile's rows."""

@@ -29,11 +29,6 @@ class Begun:
         """The one that is in force; while none is, the most careful one."""
         return self.offers[self.ticket.version or 0]
 
-    @property
-    def followed(self) -> bool:
-        """True if `offer` decides about the text. Otherwise the text runs to the end."""
-        return self.ticket.in_force and not self.ticket.audited
-
 
 class Standing:
     """The evidence of a cascade of one version of a model, for compute threads. Thread-safe."""
@@ -44,8 +39,8 @@ class Standing:
     def begin(self, nonce: str) -> Begun | None:
         """Count a text. None: no offer is left, so the text runs to the end, and nothing is reported.
 
-        A text that is not followed may be recorded, and must be if it was drawn for an audit (`record`,
-        `abandon`). One that is followed must not. nonce: the text's, for audits.
+        A text that was drawn for an audit must be recorded or abandoned. Another one may be recorded if no
+        offer is in force. nonce: the text's, for audits.
         """
         with self._lock:
             trial, offers = self._watched.trial, self._watched.offers
@@ -53,7 +48,7 @@ class Standing:
             return Begun(ticket, offers) if offers else None
 
     def followed(self, *, returned: bool) -> None:
-        """Count a text that the offer decided about, by the level that answered."""
+        """Count a text that the offer in force decided about, by the level that answered."""
         with self._lock:
             self._watched.returned += returned
             self._watched.gone_on += not returned
