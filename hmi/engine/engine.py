@@ -83,8 +83,9 @@ class Engine:
         planner: Planner | None = None,
     ) -> None:
         self._settings, self._misses = settings, misses
+        layout = Layout(settings.data)
         self._planner: Planner = (
-            RoundRobin([EarlyExit(Layout(settings.data).exits), CascadeInside()])
+            RoundRobin([EarlyExit(layout.exits), CascadeInside(layout.cascades("inside"))])
             if planner is None
             else planner
         )
@@ -109,7 +110,8 @@ class Engine:
         metrics.watch_queue(lambda: self._queue.tokens, self._waiting.seen, settings.streams)
         self._loader = ModelLoader(bundles, pool)
         self._admission = Admission(self._loader)
-        self._levels = Levels(self._admission, self._ask, bundles.record, self._accounts.cascaded)
+        counted, kept = self._accounts.cascaded, layout.cascades("two") if planner is None else None
+        self._levels = Levels(self._admission, self._ask, bundles.record, counted, kept)
         self._runner = Runner(self._planner.stages, misses)
         self._compute = Compute(settings.streams)
         self._lines, self._hosts, self._loops = Lines(), Hosts(settings.streams), Supervisor()
@@ -154,8 +156,9 @@ class Engine:
         await self._compute.close()
         if self._misses is not None:
             await asyncio.to_thread(self._misses.stop)
-        if self.exits is not None:
-            await asyncio.to_thread(self.exits.close)
+        for stage in (self.exits, self._inside):
+            if stage is not None:
+                await asyncio.to_thread(stage.close)
         await asyncio.to_thread(self._loader.close)
 
     def forget(self, gone: Deleted) -> None:

@@ -14,6 +14,7 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 from hmi.core import Cascade, ModelId, ModelRecord, ModelVersion, Offer
@@ -218,13 +219,14 @@ class Levels:
         ask: Ask,
         record: Callable[[ModelId], ModelRecord],
         counted: Callable[[str, bool], None] = lambda tenant, small: None,
+        path: Path | None = None,
     ) -> None:
         """record: returns a model's record, or raises NotFound or Damaged.
 
         counted: receives the tenant of each text that came to a cascade in use, and whether the small
-        level answered it."""
+        level answered it. path: of the file of evidence (`Evidence`)."""
         self._admission, self._ask, self._record, self._counted = admission, ask, record, counted
-        self._evidence = Evidence(MAX_WATCHED)
+        self._evidence = Evidence(MAX_WATCHED, path)
         self._checks = set[asyncio.Task[None]]()
         """Audits of texts that have their answer."""
         self._paused: dict[ModelId, float] = {}
@@ -239,11 +241,12 @@ class Levels:
         self._evidence.forget(artefacts)
 
     async def close(self) -> None:
-        """End the audits under way."""
+        """End the audits under way, and write the evidence to its file."""
         checks = list(self._checks)
         for check in checks:
             check.cancel()
         await asyncio.gather(*checks, return_exceptions=True)
+        await asyncio.to_thread(self._evidence.close)
 
     async def answer(self, requests: Sequence[TextRequest], admitted: Sequence[Admitted]) -> list[TextResult]:
         """Answer a call's texts, in their order. Raises as `Engine.infer`."""

@@ -99,6 +99,7 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @asynccontextmanager
 async def running(pair: Home, metrics: Metrics | None = None) -> AsyncIterator[Engine]:
+    shutil.rmtree(pair.settings.data / "cascades", ignore_errors=True)  # an earlier engine's evidence
     engine = pair.engine(metrics)
     await engine.start()
     try:
@@ -135,7 +136,7 @@ def open_gate(engine: Engine, model: str = LARGE, *, for_good: bool = False) -> 
     assert trial.open
     assert trial.solvent
     if for_good:
-        trial._alarm = Alarm(TERMS.loss, run_length=10**300)
+        trial.alarm = Alarm(TERMS.loss, run_length=10**300)
 
 
 def audited(i: int) -> bool:

@@ -85,7 +85,7 @@ def test_solvency_is_that_of_the_whole_stream() -> None:
         early += trial.begin(audited=False).in_force
         texts += 1
     assert trial.solvent
-    trial._alarm, wrong = Alarm(TERMS.loss, run_length=10**300), 0
+    trial.alarm, wrong = Alarm(TERMS.loss, run_length=10**300), 0
     while trial.solvent:
         assert solvent(texts, wrong, early)
         trial.record(trial.begin(audited=True), [True])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -143,3 +144,34 @@ def test_evidence_of_deleted_artefacts_and_of_those_used_longest_ago_is_dropped(
     assert evidence.report(models[2], "large", "small") is not None
     evidence.forget(["small"])
     assert evidence.report(models[2], "large", "small") is None
+
+
+def test_evidence_outlives_a_restart_once(tmp_path: Path) -> None:
+    path, wanted = tmp_path / "cascades" / "inside", Objective(agreement=0.9, deadline_ms=5.0)
+    first = Evidence(10, path)
+    before = audited(first.of(*ABOUT, BOTH, wanted), 200)
+    for _ in range(300):
+        before.trial.begin(audited=False)
+    before.trial.begin(audited=True)  # under way, as the engine stops
+    first.of(*ABOUT, BOTH, Objective(agreement=0.8))
+    first.of(ModelId("acme", "other"), "artefact", BOTH, wanted)
+    first.close()
+    again = Evidence(10, path)
+    assert not path.exists(), "no two streams spend from one account"
+    after = again.of(*ABOUT, BOTH, wanted)
+    assert (after.offers, after.trial.gates) == (before.offers, before.trial.gates)
+    assert after.trial.open
+    assert after.trial.alarm == before.trial.alarm
+    account = before.trial.account
+    (count,) = (count for count in account.counts if count.under_way)
+    count.wrong, count.under_way = count.wrong + 1, 0
+    assert (after.trial.account.counts, after.trial.texts) == (account.counts, account.texts)
+    assert after.report.audited == 200
+    assert again.of(*ABOUT, BOTH, Objective(agreement=0.7)).trial.round == 2, "rounds are counted on"
+    assert again.of(*ABOUT, CASCADE, wanted).trial.texts == 0, "another profile"
+    again.close()
+    third = Evidence(10, path)
+    third.forget(["artefact"])
+    assert third.of(ModelId("acme", "other"), "artefact", BOTH, wanted).trial.texts == 0
+    path.write_bytes(b"damaged")
+    assert Evidence(10, path).of(*ABOUT, BOTH, wanted).trial.texts == 0

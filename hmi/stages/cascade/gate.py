@@ -81,8 +81,10 @@ class Trial:
         self.terms, self._numbers = terms, count() if numbers is None else numbers
         self.account = Ledger(terms.loss, terms.error, terms.phases)
         self.alarms = 0
-        self._present: int | None = None
-        self._alarm = Alarm(terms.loss)
+        self.present: int | None = None
+        """The boldest policy that may be in force; None if there is none."""
+        self.alarm = Alarm(terms.loss)
+        """Of the present policy."""
         self._begin(versions)
 
     @property
@@ -90,19 +92,14 @@ class Trial:
         return self.account.texts
 
     @property
-    def present(self) -> int | None:
-        """The boldest policy that may be in force; None if there is none."""
-        return self._present
-
-    @property
     def open(self) -> bool:
         """True if a policy's gate is open."""
-        return self._present is not None
+        return self.present is not None
 
     @property
     def own(self) -> Audits:
         """The audits of the present policy until its gate opened; of the most careful one if none is open."""
-        return self._gates[self._present or 0].own if self._gates else Audits()
+        return self.gates[self.present or 0].own if self.gates else Audits()
 
     @property
     def needed(self) -> int:
@@ -144,7 +141,7 @@ class Trial:
         An audited text must be settled by `record` or `abandon`. Until then it counts as a disagreement.
         """
         account = self.account
-        ticket = Ticket(self.round, self._present if self.solvent else None, audited, account.count)
+        ticket = Ticket(self.round, self.present if self.solvent else None, audited, account.count)
         account.texts += 1
         if ticket.in_force:
             account.count.under_way += audited
@@ -171,18 +168,18 @@ class Trial:
             ticket.count.wrong += disagrees[ticket.version]
         if ticket.round != self.round:  # of policies that were given up meanwhile
             return False
-        present = self._present
+        present = self.present
         if present is not None:
-            self._alarm = self._alarm.after(disagrees[present])
-            if self._alarm.rung:
+            self.alarm = self.alarm.after(disagrees[present])
+            if self.alarm.rung:
                 self.alarms += 1
-                self.renew(len(self._gates))
+                self.renew(len(self.gates))
                 return True
         first = 0 if present is None else present + 1
-        for i in range(first, len(self._gates)):
-            self._gates[i] = self._gates[i].after(disagrees[i])
-        while first < len(self._gates) and self._gates[first].open:
-            self._present, self._alarm = first, Alarm(self.terms.loss)
+        for i in range(first, len(self.gates)):
+            self.gates[i] = self.gates[i].after(disagrees[i])
+        while first < len(self.gates) and self.gates[first].open:
+            self.present, self.alarm = first, Alarm(self.terms.loss)
             first += 1
         return False
 
@@ -192,5 +189,5 @@ class Trial:
 
     def _begin(self, versions: int) -> None:
         loss, self.round = self.terms.loss, next(self._numbers)
-        self._gates = [Gate(loss, granted(self.terms.error, self.round)) for _ in range(versions)]
-        self._present, self._alarm = None, Alarm(loss)
+        self.gates = [Gate(loss, granted(self.terms.error, self.round)) for _ in range(versions)]
+        self.present, self.alarm = None, Alarm(loss)

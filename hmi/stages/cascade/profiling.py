@@ -111,19 +111,19 @@ def candidate(profiled: Profiled, dispatcher: Dispatcher, weight: float | None =
     return Candidate(dispatcher, weight, e.accuracy, e.seconds, tail_s, e.returned, agreement)
 
 
-def offered(choice: Profiled, judge: Profiled, slopes: Sequence[float] = SLOPES) -> list[Candidate]:
-    """The Pareto-optimal candidates on `choice`, each with its performance on `judge`; the fastest first.
+def offered(profiled: Profiled, slopes: Sequence[float] = SLOPES) -> list[Candidate]:
+    """The Pareto-optimal candidates in agreement, accuracy and time; the fastest first.
 
-    The texts of `judge` must be others: on the texts that chose it, a candidate looks better than it is. Each
-    dispatcher is a candidate with its ensemble, and without one (weight 1), which agrees more. Candidates
-    that are slower than the large level alone are left out.
+    Each dispatcher is a candidate with its ensemble, and without one (weight 1), which agrees more.
+    Candidates that are slower than the large level alone are left out. All texts choose the candidates and
+    measure them: to keep half of the texts for the measurement gave offers that were further from what they
+    promised (docs/design/0012-exits-and-cascades.md).
     """
-    found = candidates(choice, slopes)
-    found += [candidate(choice, c.dispatcher, 1.0) for c in found if c.weight != 1.0]
-    found = [c for c in found if c.seconds < float(choice.alone_s.mean())]
+    found = candidates(profiled, slopes)
+    found += [candidate(profiled, c.dispatcher, 1.0) for c in found if c.weight != 1.0]
+    found = [c for c in found if c.seconds < float(profiled.alone_s.mean())]
     best = [one for one in found if not any(_beats(other, one) for other in found)]
-    judged = [candidate(judge, one.dispatcher, one.weight) for one in best]
-    return sorted(judged, key=lambda c: (c.seconds, -c.agreement, -c.accuracy))
+    return sorted(best, key=lambda c: (c.seconds, -c.agreement, -c.accuracy))
 
 
 def _beats(one: Candidate, other: Candidate) -> bool:
