@@ -84,10 +84,8 @@ class Engine:
     ) -> None:
         self._settings, self._misses = settings, misses
         layout = Layout(settings.data)
-        self._planner: Planner = (
-            RoundRobin([EarlyExit(layout.exits), CascadeInside(layout.cascades("inside"))])
-            if planner is None
-            else planner
+        self._planner: Planner = planner or RoundRobin(
+            [EarlyExit(layout.exits), CascadeInside(layout.cascades("inside"))]
         )
         self.exits = next((s for s in self._planner.stages if isinstance(s, EarlyExit)), None)
         """The stage of early exits, with reports and late labels; None if the planner has none."""
@@ -156,9 +154,8 @@ class Engine:
         await self._compute.close()
         if self._misses is not None:
             await asyncio.to_thread(self._misses.stop)
-        for stage in (self.exits, self._inside):
-            if stage is not None:
-                await asyncio.to_thread(stage.close)
+        for stage in filter(None, (self.exits, self._inside)):
+            await asyncio.to_thread(stage.close)
         await asyncio.to_thread(self._loader.close)
 
     def forget(self, gone: Deleted) -> None:

@@ -84,7 +84,7 @@ class Passage:
         """The request to the small level, which answers in full: as it was profiled."""
         assert self.watched.cascade.small is not None
         small = ModelId.parse(self.watched.cascade.small)
-        return replace(self.request, model=small, scores=True, calibrated=False, early=False)
+        return replace(self.request, model=small, scores=True, calibrated=False, early=False, beside=True)
 
     @property
     def large_request(self) -> TextRequest:

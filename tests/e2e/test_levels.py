@@ -12,6 +12,7 @@ from hmi.core import ModelId, ModelRecord, Objective
 from hmi.engine import TextRequest
 from hmi.errors import DeadlineExceeded, InvalidData, InvalidInput, NotFound
 from hmi.jobs import profile_cascade
+from hmi.jobs.cascade_levels import carried
 from hmi.jobs.runtime.context import JobContext
 from hmi.metrics import Metrics
 from hmi.stages.cascade.dispatch import Dispatcher, goes_on, share_large
@@ -195,6 +196,16 @@ async def test_a_stale_cascade_leaves_the_large_level_alone(pair: Home, short: N
         await engine.infer(ask([0]))
         open_gate(engine)
         assert len(await engine.infer(ask(range(5)))) == 5, "the large level answers"
+
+
+def test_new_ramps_keep_a_profile_of_two_models(pair: Home) -> None:
+    made = cascade_of(pair)
+    record = pair.manager.registry.model(ModelId.parse(LARGE)).model_copy(update={"cascade": made})
+    after = carried(record, made.version, made.version + 1)
+    assert after.cascade == made.model_copy(update={"version": made.version + 1})
+    assert carried(record, made.version + 5, made.version + 6) is record, "it was stale before"
+    inside = record.model_copy(update={"cascade": made.model_copy(update={"small": None, "site": 1})})
+    assert carried(inside, made.version, made.version + 1) is inside, "its ramp is another one now"
 
 
 async def test_the_alarm_closes_the_gate(pair: Home, short: None) -> None:
