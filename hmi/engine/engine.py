@@ -154,8 +154,8 @@ class Engine:
         await self._compute.close()
         if self._misses is not None:
             await asyncio.to_thread(self._misses.stop)
-        for stage in filter(None, (self.exits, self._inside)):
-            await asyncio.to_thread(stage.close)
+        for stage in (self.exits, self._inside):
+            await asyncio.to_thread(stage.close if stage is not None else lambda: None)
         await asyncio.to_thread(self._loader.close)
 
     def forget(self, gone: Deleted) -> None:
