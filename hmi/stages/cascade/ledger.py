@@ -74,26 +74,25 @@ class Ledger:
         return self.counts[self.used]
 
     @property
-    def spent(self) -> float:
-        """A bound of the answers so far that disagree. Audits under way count as if they did."""
-        return sum(self._bound(i) for i in range(self.phase + 1))
-
-    @property
     def solvent(self) -> bool:
-        """True if one more text may disagree, and the fraction is still at most `loss`."""
-        return self.spent + 1.0 <= self.loss * (self.texts + 1)
+        """True if one more text may disagree, and the fraction is still at most `loss`. Audits under way
+        count as if they disagreed."""
+        return self._spent(under_way=True) + 1.0 <= self.loss * (self.texts + 1)
 
     def advance(self) -> None:
-        """Choose the phase of the coming texts."""
-        earned, spent, following = self.loss * self.texts, self.spent, self.phase + 1
+        """Choose the phase of the coming texts. Audits under way will mostly have agreed by then."""
+        earned, spent, following = self.loss * self.texts, self._spent(under_way=False), self.phase + 1
         if following < len(self.phases) and spent + self._unchecked(following, 0) <= BEGUN * earned:
             self.phase = following
         self.used = self.phase if spent <= USED * earned else 0
 
-    def _bound(self, phase: int) -> float:
-        count = self.counts[phase]
-        seen = count.wrong + count.under_way
-        return seen + (min(count.free, self._unchecked(phase, seen)) if count.free else 0.0)
+    def _spent(self, *, under_way: bool) -> float:
+        """A bound of the answers so far that disagree."""
+        spent = 0.0
+        for phase, count in enumerate(self.counts[: self.phase + 1]):
+            seen = count.wrong + (count.under_way if under_way else 0)
+            spent += seen + (min(count.free, self._unchecked(phase, seen)) if count.free else 0.0)
+        return spent
 
     def _unchecked(self, phase: int, seen: int) -> float:
         """A bound of a phase's answers that nobody checks and that disagree. seen: audits that did."""
