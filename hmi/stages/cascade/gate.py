@@ -103,8 +103,8 @@ class Trial:
 
     @property
     def needed(self) -> int:
-        """The audits after which the gate opens if no further one disagrees."""
-        return self._gate.needed
+        """The audits after which the gate of `own` opens, or has opened, if no further one disagrees."""
+        return self.gates[self.present or 0].needed if self.gates else 0
 
     @property
     def solvent(self) -> bool:

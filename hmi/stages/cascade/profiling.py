@@ -155,12 +155,17 @@ def ladder(
     accuracy: the large level's, on the labels of the profile. Offers that lose more than MAX_LOSS of it are
     left out: an agreement alone would allow as much loss as there are other answers.
     """
-    able = [offer for offer in offers if offer.accuracy >= accuracy - MAX_LOSS - 1e-9]
+    able = [offer for offer in offers if keeps(offer, accuracy)]
     careful = [select(able, 1.0 - part * (1.0 - agreement), mean_ms) for part in MARGINS]
     found = list(dict.fromkeys(offer for offer in careful if offer is not None))
     if not found and (last := select(able, agreement, mean_ms)) is not None:
         found = [last]
     return tuple(found[:1] if any(offer.pruning for offer in found) else found)
+
+
+def keeps(offer: Offer, accuracy: float) -> bool:
+    """Return whether an offer loses at most MAX_LOSS of the large level's accuracy in the profile."""
+    return offer.accuracy >= accuracy - MAX_LOSS - 1e-9
 
 
 def pruning_scale(accuracy_at: Callable[[float], float]) -> float:
