@@ -26,7 +26,7 @@ CAREFUL = (0.995, 0.99, 0.98, 0.97)
 FIRST_SCALE, SCALE_STEP, LAST_SCALE = 0.5, 0.1, 2.0
 MAX_PRUNING_LOSS = 0.02
 """The most accuracy that pruning may cost the large level."""
-MARGINS = (0.2, 0.35, 0.5, 0.65)
+MARGINS = (0.2, 0.35, 0.5)
 """See `ladder`. An offer whose rate is closer to the tolerated one spends so much that most of its texts stay
 audits."""
 MAX_LOSS = 0.01
