@@ -18,9 +18,9 @@ from hmi.metrics import Metrics
 from hmi.model.artefact import Artefact
 from hmi.stages.cascade import watched as watching
 from hmi.stages.cascade.gate import Terms
-from hmi.stages.cascade.ledger import Phase
 from hmi.stages.cascade.watched import Watched
 from hmi.stages.draw import draw
+from hmi.stages.early_exit.account import Phase
 from hmi.stages.early_exit.drift import Alarm
 from tests.e2e.conftest import QUICK, ROOT_OPTIONS, ROOT_TEXT, Home, mood_rows
 from tests.tiny import random_texts

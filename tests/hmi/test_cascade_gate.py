@@ -8,7 +8,7 @@ import pytest
 
 from hmi.core import MAX_AGREEMENT, MIN_AGREEMENT, Objective
 from hmi.stages.cascade.gate import Terms, Trial
-from hmi.stages.cascade.ledger import Phase
+from hmi.stages.early_exit.account import Phase
 from hmi.stages.early_exit.control import Terms as ExitTerms
 from hmi.stages.early_exit.drift import Alarm
 from hmi.stages.early_exit.evidence import most_disagreements

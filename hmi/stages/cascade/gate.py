@@ -18,7 +18,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 
-from hmi.stages.cascade.ledger import PHASES, Count, Ledger, Phase
+from hmi.stages.cascade.ledger import Count, Ledger
+from hmi.stages.early_exit.account import PHASES, Phase
 from hmi.stages.early_exit.drift import Alarm
 from hmi.stages.early_exit.evidence import Audits, Gate, granted, log_evidence, upper_bound
 

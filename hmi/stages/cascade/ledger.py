@@ -12,24 +12,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from hmi.stages.early_exit.account import BEGUN, PHASES, USED, Phase
 from hmi.stages.early_exit.evidence import most_disagreements
-
-
-@dataclass(frozen=True)
-class Phase:
-    """A part of a stream with a constant share of audits."""
-
-    share: float
-    """The probability with which a text that obeys a policy is audited."""
-    part: float
-    """Of the tenant's error, the part that bounds this phase may use. The parts of all phases sum to 1."""
-
-
-PHASES = (Phase(1.0, 0.0), Phase(1 / 3, 0.4), Phase(1 / 6, 0.3), Phase(1 / 12, 0.3))
-BEGUN, USED = 0.8, 0.9
-"""The next phase begins once all that is spent, with the new phase's bound, is at most the first part of what
-the stream has earned. While more than the second part is spent, all texts are audited: then a disagreement
-costs 1, and a policy whose rate is tolerated earns more than it spends."""
 
 
 @dataclass
