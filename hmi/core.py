@@ -229,8 +229,8 @@ class Cascade(Record):
     rows: int
     """The number of labelled rows of the profile."""
     judged: int = 0
-    """The rows of these that measured the offers and both levels; the others chose the offers. 0: not known,
-    since an earlier version of HMI made the profile."""
+    """The rows of these that measured the offers and both levels. They chose the offers, too, unless there
+    are others. 0: not known, since an earlier version of HMI made the profile."""
     large_accuracy: float
     small_accuracy: float | None = None
     large_ms: float

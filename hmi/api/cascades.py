@@ -38,10 +38,11 @@ def _fits(info: CascadeInfo) -> list[int]:
     agreement, deadline_ms = info.model.objective.agreement, info.model.objective.deadline_ms
     if agreement is None or info.stale is not None:
         return []
-    from hmi.stages.cascade.profiling import select  # imports torch, which takes seconds
+    from hmi.stages.cascade.profiling import keeps, select  # imports torch, which takes seconds
 
-    most = float("inf") if deadline_ms is None else deadline_ms
-    return [i for i, offer in enumerate(info.cascade.offers) if select([offer], agreement, most)]
+    most, accuracy = float("inf") if deadline_ms is None else deadline_ms, info.cascade.large_accuracy
+    offers = enumerate(info.cascade.offers)
+    return [i for i, offer in offers if select([offer], agreement, most) and keeps(offer, accuracy)]
 
 
 def _chosen(info: CascadeInfo, report: CascadeReport | None, fits: list[int]) -> int | None:
@@ -51,10 +52,10 @@ def _chosen(info: CascadeInfo, report: CascadeReport | None, fits: list[int]) ->
     if report is not None:
         wanted = report.cut_off, report.slope, report.weight
         return next((i for i in fits if _about(offers[i]) == wanted), None)
-    from hmi.stages.cascade.profiling import prudent
+    from hmi.stages.cascade.profiling import ladder
 
-    first = prudent([offers[i] for i in fits], agreement)
-    return None if first is None else offers.index(first)
+    first = ladder([offers[i] for i in fits], agreement)
+    return offers.index(first[0]) if first else None
 
 
 def _about(offer: Offer) -> tuple[float, float, float]:
@@ -98,4 +99,7 @@ def _nearest(info: CascadeInfo) -> str:
     if objective.deadline_ms is not None:
         fastest = min(offers, key=lambda offer: offer.mean_ms)
         told += f"; the fastest takes {fastest.mean_ms:.3g} ms, with {100 * fastest.agreement:.4g}%"
+    told += (
+        f". None may lose more than a point of the large level's accuracy, {info.cascade.large_accuracy:.4g}"
+    )
     return told + ". Set an objective that one of them reaches, or profile on more rows"

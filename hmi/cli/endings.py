@@ -114,6 +114,8 @@ def halves(profile: Mapping[str, Any]) -> str:
     rows, judged = profile["rows"], profile.get("judged")  # an earlier version does not tell
     if not judged:
         return f"{rows}; about half of them measured what is shown"
+    if judged == rows:
+        return f"{rows}, which chose the dispatchers and measured what is shown"
     return f"{rows}: {rows - judged} chose the dispatchers; the other {judged} measured what is shown"
 
 

@@ -83,10 +83,9 @@ class Engine:
         planner: Planner | None = None,
     ) -> None:
         self._settings, self._misses = settings, misses
-        self._planner: Planner = (
-            RoundRobin([EarlyExit(Layout(settings.data).exits), CascadeInside()])
-            if planner is None
-            else planner
+        layout = Layout(settings.data)
+        self._planner: Planner = planner or RoundRobin(
+            [EarlyExit(layout.exits), CascadeInside(layout.cascades("inside"))]
         )
         self.exits = next((s for s in self._planner.stages if isinstance(s, EarlyExit)), None)
         """The stage of early exits, with reports and late labels; None if the planner has none."""
@@ -109,7 +108,8 @@ class Engine:
         metrics.watch_queue(lambda: self._queue.tokens, self._waiting.seen, settings.streams)
         self._loader = ModelLoader(bundles, pool)
         self._admission = Admission(self._loader)
-        self._levels = Levels(self._admission, self._ask, bundles.record, self._accounts.cascaded)
+        counted, kept = self._accounts.cascaded, layout.cascades("two") if planner is None else None
+        self._levels = Levels(self._admission, self._ask, bundles.record, counted, kept)
         self._runner = Runner(self._planner.stages, misses)
         self._compute = Compute(settings.streams)
         self._lines, self._hosts, self._loops = Lines(), Hosts(settings.streams), Supervisor()
@@ -145,6 +145,7 @@ class Engine:
             self._admission.fail_all(stopping)
             self._queue.fail_all(stopping)
         await self._calls.none()
+        await self._levels.close()
         await self._loops.stop()
         for task in self._express:
             task.cancel()
@@ -153,8 +154,8 @@ class Engine:
         await self._compute.close()
         if self._misses is not None:
             await asyncio.to_thread(self._misses.stop)
-        if self.exits is not None:
-            await asyncio.to_thread(self.exits.close)
+        for stage in (self.exits, self._inside):
+            await asyncio.to_thread(stage.close if stage is not None else lambda: None)
         await asyncio.to_thread(self._loader.close)
 
     def forget(self, gone: Deleted) -> None:

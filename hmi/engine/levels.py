@@ -14,6 +14,7 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 from hmi.core import Cascade, ModelId, ModelRecord, ModelVersion, Offer
@@ -29,6 +30,7 @@ from hmi.stages.cascade.gate import Ticket
 from hmi.stages.cascade.report import CascadeReport
 from hmi.stages.cascade.watched import Evidence, Watched
 from hmi.stages.draw import draw
+from hmi.stores.failures import tell
 
 T = TypeVar("T")
 log = logging.getLogger("hmi.engine")
@@ -51,15 +53,23 @@ class Passage:
     bundle: Bundle
     """The large level's."""
     watched: Watched
-    offer: Offer
+    offers: tuple[Offer, ...]
+    """Under test or in use, the most careful one first."""
     ticket: Ticket
     settled: bool = False
+    checked: bool = False
+    """True if the large level is asked after the answer: the small one answers, and the text is audited."""
     first: TextResult | None = None
     """The small level's answer."""
     chances: Floats | None = None
     """The small level's calibrated probabilities, by the large level's labels."""
     on: bool = True
     """True if the dispatcher sends it on to the large level."""
+
+    @property
+    def offer(self) -> Offer:
+        """The one that is in force; while none is, the most careful one."""
+        return self.offers[self.ticket.version or 0]
 
     @property
     def needs_small(self) -> bool:
@@ -74,7 +84,7 @@ class Passage:
         """The request to the small level, which answers in full: as it was profiled."""
         assert self.watched.cascade.small is not None
         small = ModelId.parse(self.watched.cascade.small)
-        return replace(self.request, model=small, scores=True, calibrated=False, early=False)
+        return replace(self.request, model=small, scores=True, calibrated=False, early=False, beside=True)
 
     @property
     def large_request(self) -> TextRequest:
@@ -87,12 +97,12 @@ class Passage:
         """Take the small level's answer, and draw whether the text goes on."""
         self.first = first
         self.chances = self._chances(first, self.watched.cascade.temperature)
-        dispatcher = Dispatcher(self.offer.cut_off, self.offer.slope)
-        self.on = goes_on(self.request.id, float(share_large(self.chances.max(), dispatcher)))
+        self.on = self._sent_on_by(self.offer)
 
-    def settle(self, disagrees: bool | None = None) -> None:
-        """End the text's place in the evidence, once. disagrees: of an audit; None: it was not compared."""
-        if self.settled:
+    def settle(self, disagrees: Sequence[bool] | None = None) -> None:
+        """End the text's place in the evidence, once. disagrees: each offer's, of an audit; None: it was not
+        compared, unless it is `checked`."""
+        if self.settled or (disagrees is None and self.checked):
             return
         self.settled = True
         if disagrees is None or not self.ticket.audited:
@@ -100,26 +110,25 @@ class Passage:
         elif self.watched.audit(self.ticket, disagrees):
             log.info("a cascade's audits rang the alarm: its evidence begins anew")
 
-    def drop(self) -> None:
-        """End a text that gets no answer, since its call has failed, its deadline has passed or its caller
-        has gone.
-
-        An audit of a text that the small level would have answered alone counts as a disagreement. It made
-        the text wait for the large level, so without the audit the text might have had its answer; if such
-        audits were left out, texts on which the levels disagree might be missing more often than others.
-        """
-        made_to_wait = self.ticket.in_force and self.first is not None and not self.on
-        self.settle(True if made_to_wait else None)
+    def compare(self, last: TextResult | None) -> None:
+        """End an audit: would the offers have given the large level's answer? None: that is not known, and
+        counts as a disagreement of each."""
+        if last is None:
+            self.settle([True] * len(self.offers))
+            return
+        large = self._large(last)
+        self.settle([self._says(offer, last, large) != last.label for offer in self.offers])
 
     def answer(self, last: TextResult | None) -> TextResult:
-        """The text's answer, from the small level's and the large level's. last: None if that did not run.
+        """The text's answer, from the small level's and the large level's. last: None if the answer does not
+        wait for that.
 
         | policy in force | audited | the levels that run | answer |
         |---|---|---|---|
         | no | no | large | large |
-        | no | yes | both at once | large; compared with what the policy would say |
+        | no | yes | both at once | large; compared with what the policies would say |
         | yes | no | small; large if the text goes on | small; the ensemble's if it goes on |
-        | yes | yes | small, then large | large, or the ensemble's if it goes on; compared with large |
+        | yes | yes | small, then large | as without the audit; compared with large when that has answered |
 
         If the small level cannot answer, the large one does, and nothing is compared.
         """
@@ -130,17 +139,33 @@ class Passage:
             self.watched.returned += 1
             return self._given(self.first, self._shown(self.chances), "small")
         if self.first is not None and self.chances is not None:
-            both = combined(self.chances, self._large(last), self.offer.weight)
-            mixed = self.on and self.offer.weight < 1.0
-            said = self.labels[int(both.argmax())] if mixed else last.label if self.on else self.first.label
-            self.settle(said != last.label)
+            if self.ticket.audited:
+                self.compare(last)
             if self.ticket.in_force:
-                self.watched.gone_on += self.on
-                last = replace(last, timing=_sum(self.first.timing, last.timing))
+                self.watched.gone_on += 1
+                large, mixed = self._large(last), self.offer.weight < 1.0
+                said = self._says(self.offer, last, large)
+                last = replace(last, label=said, timing=_sum(self.first.timing, last.timing))
                 if mixed:
-                    return self._given(replace(last, label=said), self._shown(both), "large")
+                    both = combined(self.chances, large, self.offer.weight)
+                    return self._given(last, self._shown(both), "large")
         self.settle()
         return self._given(last, self._large(last) if self.request.calibrated else None, "large")
+
+    def _sent_on_by(self, offer: Offer) -> bool:
+        assert self.chances is not None
+        dispatcher = Dispatcher(offer.cut_off, offer.slope)
+        return goes_on(self.request.id, float(share_large(self.chances.max(), dispatcher)))
+
+    def _says(self, offer: Offer, last: TextResult, large: Floats) -> str | None:
+        """The label that an offer gives. large: the large level's calibrated probabilities, of `last`."""
+        assert self.first is not None
+        assert self.chances is not None
+        if not self._sent_on_by(offer):
+            return self.first.label
+        if offer.weight == 1.0:
+            return last.label
+        return self.labels[int(combined(self.chances, large, offer.weight).argmax())]
 
     def _given(self, result: TextResult, chances: Floats | None, level: Level) -> TextResult:
         """A level's answer as the caller gets it: the large model's, in the form that was asked for.
@@ -194,13 +219,16 @@ class Levels:
         ask: Ask,
         record: Callable[[ModelId], ModelRecord],
         counted: Callable[[str, bool], None] = lambda tenant, small: None,
+        path: Path | None = None,
     ) -> None:
         """record: returns a model's record, or raises NotFound or Damaged.
 
         counted: receives the tenant of each text that came to a cascade in use, and whether the small
-        level answered it."""
+        level answered it. path: of the file of evidence (`Evidence`)."""
         self._admission, self._ask, self._record, self._counted = admission, ask, record, counted
-        self._evidence = Evidence(MAX_WATCHED)
+        self._evidence = Evidence(MAX_WATCHED, path)
+        self._checks = set[asyncio.Task[None]]()
+        """Audits of texts that have their answer."""
         self._paused: dict[ModelId, float] = {}
         """The `time.monotonic()` until which a large model's small level is not asked, by large model."""
 
@@ -211,6 +239,14 @@ class Levels:
     def forget(self, artefacts: Collection[str]) -> None:
         """Drop the evidence of deleted artefacts. May be called on any thread."""
         self._evidence.forget(artefacts)
+
+    async def close(self) -> None:
+        """End the audits under way, and write the evidence to its file."""
+        checks = list(self._checks)
+        for check in checks:
+            check.cancel()
+        await asyncio.gather(*checks, return_exceptions=True)
+        await asyncio.to_thread(self._evidence.close)
 
     async def answer(self, requests: Sequence[TextRequest], admitted: Sequence[Admitted]) -> list[TextResult]:
         """Answer a call's texts, in their order. Raises as `Engine.infer`."""
@@ -228,9 +264,10 @@ class Levels:
 
         async def in_turn() -> dict[int, TextResult]:
             await self._first(small)
-            # Returned texts that are audited run on the large level, too.
-            later = [p.index for p in small if p.ticket.in_force and (p.on or p.ticket.audited)]
-            return await large(later)
+            for p in small:
+                if p.ticket.in_force and p.ticket.audited and not p.on:
+                    self._check_later(p, admitted[p.index])
+            return await large([p.index for p in small if p.ticket.in_force and p.on])
 
         at_once = [i for i in range(len(requests)) if i not in waiting]
         try:
@@ -244,7 +281,28 @@ class Levels:
             ]
         finally:
             for passage in passages.values():
-                passage.drop()  # those without an answer
+                passage.settle()  # those without an answer
+
+    def _check_later(self, passage: Passage, admitted: Admitted) -> None:
+        """Let the large level answer an audited text that the small one has answered.
+
+        Its caller has nothing to do with it: it can neither wait for this nor give it up. So whether a text
+        is audited changes no answer and no deadline. An audit that fails counts as a disagreement, since it
+        may fail more often for texts on which the levels disagree.
+        """
+        passage.checked = True
+        check = asyncio.create_task(self._check(passage, admitted))
+        self._checks.add(check)
+        check.add_done_callback(self._checks.discard)
+
+    async def _check(self, passage: Passage, admitted: Admitted) -> None:
+        last = None
+        try:
+            (last,) = await self._ask([replace(passage.large_request, deadline=None)], [admitted])
+        except Exception as error:
+            tell(log, f"an audit of {passage.request.model} got no answer", error)
+        finally:
+            passage.compare(last)
 
     async def _first(self, passages: Sequence[Passage]) -> None:
         """Let the small levels answer. Texts that one cannot answer are left to the large level."""
@@ -294,12 +352,12 @@ class Levels:
         if request.exact or not request.early or cascade.version != version.version:
             return None
         watched = self._evidence.of(request.model, version.artefact, cascade, bundle.objective)
-        if watched.offer is None or self._paused.get(request.model, 0.0) > time.monotonic():
+        if not watched.offers or self._paused.get(request.model, 0.0) > time.monotonic():
             return None
         request = request if request.id else replace(request, id=uuid.uuid4().hex)
         # Not by the request's id: a client may choose it, and send the same one again.
         audited = draw("audit", uuid.uuid4().hex) < watched.trial.share
-        return Passage(index, request, bundle, watched, watched.offer, watched.trial.begin(audited))
+        return Passage(index, request, bundle, watched, watched.offers, watched.trial.begin(audited))
 
 
 async def _together(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:

@@ -36,7 +36,8 @@ class BatchLimits:
     """The fraction of the layers' work that the plan's stages leave (`hmi.stages.planner.work_left`)."""
     express: bool = False
     """True if the batch is to run beside another, its host. It then admits only tenants that have received
-    less than the host's tenant with it, and no window that exceeds the limits."""
+    less than the host's tenant with it, texts that may run beside their own tenant's (`TextRequest.beside`),
+    and no window that exceeds the limits."""
     at_hand: Callable[[Item], bool] = lambda item: True
     """Tells whether an item's module is in memory. An express batch leaves out the other texts."""
     several_s: float = math.inf
@@ -73,6 +74,7 @@ class BatchQueue:
         self._turns = Turns()
         self._host_given_s = 0.0
         """The seconds that the first tenant of the last ordinary batch has received, that batch included."""
+        self._host_tenant = ""
         self._waiting = Backlogs()
         self._arrived = asyncio.Event()
 
@@ -141,10 +143,17 @@ class BatchQueue:
     def express_candidates(self) -> list[Candidate]:
         """Return the candidates that may run beside a running batch.
 
-        Their tenants have received less than the first tenant of the last batch has with it. Express batches
-        do not count as the last one.
+        Their tenants have received less than the first tenant of the last batch has with it, or have texts
+        that may run beside their own. Express batches do not count as the last one.
         """
-        return [candidate for candidate in self.candidates() if candidate.given_s < self._host_given_s]
+        found = [candidate for candidate in self.candidates() if candidate.given_s < self._host_given_s]
+        tenant, known = self._host_tenant, {(candidate.tenant, candidate.key) for candidate in found}
+        for key in self._waiting.keys:
+            items = self._waiting.of(key).get(tenant)
+            if items and items.first.request.beside and (tenant, key) not in known:
+                given, first = self._turns.given(tenant), items.first
+                found.append(Candidate(given, first.queued, tenant, key, first.bundle.executor.layers))
+        return found
 
     def cut(self, candidate: Candidate, limits: BatchLimits) -> list[Piece]:
         """Cut a batch of the candidate's key, its tenant first.
@@ -160,9 +169,12 @@ class BatchQueue:
         waiting_here, most_s = self._waiting.of(candidate.key), math.inf
         while line:
             given, _, tenant = line[0]
-            if given > most_s or (limits.express and given >= self._host_given_s):
+            if given > most_s:
                 break
             items = waiting_here[tenant]
+            if limits.express and not self._may_run_beside(tenant, given, items.first):
+                heapq.heappop(line)
+                continue
             if self._is_lost(items, limits.work_left):
                 self.drop([items.first])
             else:
@@ -186,8 +198,13 @@ class BatchQueue:
                 if batch.pieces and tenant == candidate.tenant and len(waiting) <= FEW_TENANTS:
                     most_s = min(most_s, given)
         if not limits.express:
-            self._host_given_s = self._turns.given(candidate.tenant)
+            self._host_given_s, self._host_tenant = self._turns.given(candidate.tenant), candidate.tenant
         return batch.pieces
+
+    def _may_run_beside(self, tenant: str, given_s: float, first: Item) -> bool:
+        """Return whether a tenant's first text may run beside the last ordinary batch."""
+        own = tenant == self._host_tenant and first.request.beside
+        return own or given_s < self._host_given_s
 
     def fail_all(self, error: Exception) -> None:
         """Fail everything that waits with `error`, at a shutdown."""

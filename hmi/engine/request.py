@@ -43,6 +43,9 @@ class TextRequest:
     id: str = ""
     """The same id makes the same draws (`hmi.stages.draw`). Texts of a call have different ones. Without one
     they are drawn at random."""
+    beside: bool = False
+    """True if it may run beside a batch of its own tenant's: a text for the small level of a cascade, which
+    would otherwise wait for a batch of the large one, and then for another."""
     ask: int = 0
     """The index of the call's ask that the text belongs to. Usage counts each ask as one request."""
 

@@ -60,3 +60,15 @@ def why_stale(cascade: Cascade, live: ModelVersion, small: ModelVersion | None) 
             f"{small.version} answers"
         )
     return None
+
+
+def carried(record: ModelRecord, former: int, new: int) -> ModelRecord:
+    """The record after its model got new ramps and nothing else. new: the version that is the former one with
+    them.
+
+    A profile of two models still holds, since both levels answer as before. One of a ramp does not.
+    """
+    cascade = record.cascade
+    if cascade is None or cascade.small is None or cascade.version != former:
+        return record
+    return record.model_copy(update={"cascade": cascade.model_copy(update={"version": new})})

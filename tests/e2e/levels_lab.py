@@ -20,12 +20,14 @@ from hmi.stages.cascade import watched as watching
 from hmi.stages.cascade.gate import Terms
 from hmi.stages.cascade.watched import Watched
 from hmi.stages.draw import draw
+from hmi.stages.early_exit.account import Phase
 from hmi.stages.early_exit.drift import Alarm
 from tests.e2e.conftest import QUICK, ROOT_OPTIONS, ROOT_TEXT, Home, mood_rows
 from tests.tiny import random_texts
 
 LARGE, SMALL, TWIN, WRONG = "acme.large", "acme.mood", "acme.twin", "acme.wrong"
-TERMS = Terms(loss=0.3, share=0.5)
+SHARE = 0.5
+TERMS = Terms(loss=0.3, phases=(Phase(SHARE, 1.0),))
 """Few texts suffice, so that tests are short."""
 PLAIN = {**QUICK, "ramps": False}
 CLOSE = 1e-5
@@ -97,6 +99,7 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @asynccontextmanager
 async def running(pair: Home, metrics: Metrics | None = None) -> AsyncIterator[Engine]:
+    shutil.rmtree(pair.settings.data / "cascades", ignore_errors=True)  # an earlier engine's evidence
     engine = pair.engine(metrics)
     await engine.start()
     try:
@@ -129,15 +132,15 @@ def open_gate(engine: Engine, model: str = LARGE, *, for_good: bool = False) -> 
     """Let the gate open by audits that agree, and the stream be long enough. for_good: without an alarm."""
     trial = watched(engine, model).trial
     for _ in range(400):
-        trial.record(trial.begin(audited=True), disagrees=False)
+        trial.record(trial.begin(audited=True), [False])
     assert trial.open
     assert trial.solvent
     if for_good:
-        trial._alarm = Alarm(TERMS.loss, run_length=10**300)
+        trial.alarm = Alarm(TERMS.loss, run_length=10**300)
 
 
 def audited(i: int) -> bool:
-    return draw("audit", f"r{i}") < TERMS.share
+    return draw("audit", f"r{i}") < SHARE
 
 
 def in_order(monkeypatch: pytest.MonkeyPatch, texts: Iterable[int]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from itertools import chain
 from typing import Any
 
@@ -75,36 +74,47 @@ async def test_scores_of_one_call_are_of_one_kind(
         assert values(one) == pytest.approx(calibrated(values(raw), 1.5).tolist(), abs=CLOSE)
 
 
-async def test_audits_that_a_client_gives_up_count_as_disagreements(pair: Home) -> None:
-    """An audited text waits for the large level, another one does not: what is lost is no random sample."""
+async def test_audits_run_after_the_answer_and_count_as_disagreements_if_they_fail(pair: Home) -> None:
+    """A client that stops waiting for an answer stops no audit. What is lost is no random sample."""
     planted(pair, WRONG, cut_off=0.0, slope=50.0)
     async with running(pair) as engine:
         await engine.infer(ask([0]))
         open_gate(engine)
-        really, stuck, wrong = engine._levels._ask, asyncio.Event(), 0
+        really, trial, wrong = engine._levels._ask, watched(engine).trial, 0
+        answered = asyncio.Event()
 
         async def slow(requests: Sequence[TextRequest], admitted: Sequence[Admitted]) -> list[TextResult]:
             if str(requests[0].model) == LARGE:
-                stuck.set()
-                await asyncio.sleep(3600)
+                await answered.wait()
+                raise RuntimeError("planted: the large level cannot run")
             return await really(requests, admitted)
 
         engine._levels._ask = slow
         for i in range(300):
-            stuck.clear()
-            call, waiting = (asyncio.create_task(w) for w in (engine.infer(ask([i])), stuck.wait()))
-            done, _ = await asyncio.wait([call, waiting], return_when=asyncio.FIRST_COMPLETED)
-            wrong += call in done
-            for task in (call, waiting):
-                task.cancel()
-                with suppress(asyncio.CancelledError):
-                    await task
+            answered.clear()
+            (result,) = await engine.infer(ask([i], deadline=time.monotonic() + 60))
+            wrong += levels_of([result]) == ["small"]
+            assert trial.under_way == len(engine._levels._checks)
+            answered.set()
+            await asyncio.gather(*engine._levels._checks)
             if watched(engine).report.alarms:
                 break
         assert wrong > 3
         assert watched(engine).report.alarms == 1
-        assert wrong <= TERMS.loss * watched(engine).trial.texts
-        assert watched(engine).trial._under_way == 0
+        assert wrong <= TERMS.loss * trial.texts
+        assert trial.under_way == 0
+
+
+async def test_a_stop_ends_audits_under_way(pair: Home) -> None:
+    planted(pair, TWIN, cut_off=0.0, slope=50.0)
+    async with running(pair) as engine:
+        await engine.infer(ask([0]))
+        open_gate(engine)
+        await engine.infer(ask(range(40)))
+        checks = list(engine._levels._checks)
+        assert checks
+    assert all(check.done() for check in checks)
+    assert watched(engine).trial.under_way == 0
 
 
 async def test_a_client_cannot_choose_what_is_audited(pair: Home) -> None:
@@ -157,7 +167,7 @@ async def test_a_small_level_that_cannot_be_loaded_costs_no_answer(
         assert all(map(same, found[:20], plain))
         assert {*levels_of(found[:20])} == {"large"}
         assert "small" in levels_of(found[20:])
-        assert watched(engine).trial._under_way == 0
+        assert watched(engine).trial.under_way == 0
     update = {"cascade": None, "objective": Objective()}
     pair.manager.registry.change_model(twin, lambda record: record.model_copy(update=update))
 

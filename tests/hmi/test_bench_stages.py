@@ -30,6 +30,7 @@ from hmi.core import Cascade, Offer
 from hmi.errors import InvalidInput
 from hmi.jobs.bodies import find_bodies
 from hmi.jobs.runtime.process import DONE, run_job
+from hmi.stages.cascade.dispatch import Dispatcher
 from hmi.stages.early_exit.thresholds import Window, evaluate
 from tests.tiny import random_texts
 
@@ -187,7 +188,7 @@ def test_a_drift_has_texts_that_mislead_static_thresholds(plan: Plan) -> None:
     assert mixed(["a", "b"], []) == ["a", "b"]
 
 
-def test_gaps_and_the_ensemble_are_those_of_the_dispatchers_draws(plan: Plan) -> None:
+def test_gaps_and_the_ensemble_are_those_of_the_dispatchers_draws() -> None:
     """The small level is right where it is sure; the large one is always right."""
     sure = np.array([0.99, 0.9, 0.6, 0.55])
     small = np.stack([sure, 1 - sure], 1)
@@ -195,7 +196,8 @@ def test_gaps_and_the_ensemble_are_those_of_the_dispatchers_draws(plan: Plan) ->
     large = np.where(gold[:, None] == [[0, 1]], 0.9, 0.1)
     offer = Offer(cut_off=0.7, slope=1e6, weight=1.0, accuracy=1.0, agreement=1.0, mean_ms=1.0, returned=0.5)
     cascade = Cascade(small="a.b", version=1, rows=4, large_accuracy=1.0, large_ms=2.0, offers=(offer,))
-    rows = {row.id: row for row in closed_form("x", cascade, small, large, gold, plan)}
+    at = Dispatcher(offer.cut_off, offer.slope)
+    rows = {row.id: row for row in closed_form("x", cascade, at, small, large, gold)}
     assert rows["x_levels_gap_returned"].value == 0.0
     assert rows["x_levels_gap_on"].value == 1.0
     assert rows["x_ensemble_change"].value == 0.0

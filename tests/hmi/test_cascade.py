@@ -30,8 +30,8 @@ from hmi.stages.cascade.profiling import (
     Profiled,
     candidate,
     candidates,
+    ladder,
     offered,
-    prudent,
     pruning_scale,
     select,
 )
@@ -237,24 +237,21 @@ def test_expected_agreement_equals_the_sum_over_all_draws() -> None:
     assert candidate(data, Dispatcher(0.6, 3.0), weight).agreement == pytest.approx(total, abs=1e-12)
 
 
-def test_offers_are_judged_on_other_rows_than_those_that_chose_them() -> None:
-    choice, judge = profiled(1), profiled(2)
-    found = offered(choice, judge, SOME)
+def test_offers_are_pareto_optimal_and_faster_than_the_large_level_alone() -> None:
+    data = profiled(1)
+    found = offered(data, SOME)
     assert found
-    scanned = candidates(choice, SOME)
-    scanned += [candidate(choice, c.dispatcher, 1.0) for c in scanned]
+    scanned = candidates(data, SOME)
+    scanned += [candidate(data, c.dispatcher, 1.0) for c in scanned]
     of_all = [(c.agreement, c.accuracy, -c.seconds) for c in scanned]
     for one in found:
-        assert one == candidate(judge, one.dispatcher, one.weight), "to the bit"
-        before = candidate(choice, one.dispatcher, one.weight)
-        assert before.seconds < 3.0, "slower than the large level alone"
-        mine = (before.agreement, before.accuracy, -before.seconds)
+        assert one == candidate(data, one.dispatcher, one.weight), "to the bit"
+        assert one.seconds < 3.0, "slower than the large level alone"
+        mine = (one.agreement, one.accuracy, -one.seconds)
         for other in of_all:
             assert other == mine or any(a < b for a, b in zip(other, mine, strict=True)), "Pareto-optimal"
     assert [one.seconds for one in found] == sorted(one.seconds for one in found)
-    assert offered(profiled(1, large_s=0.4), judge, SOME) == [], (
-        "the large level is faster than the small one"
-    )
+    assert offered(profiled(1, large_s=0.4), SOME) == [], "the large level is faster than the small one"
 
 
 @pytest.mark.parametrize("temperature", [0.05, 0.7, 1.0, 3.0, 20.0])
@@ -289,9 +286,13 @@ def test_the_fastest_offer_that_agrees_enough_is_selected() -> None:
     assert select([slow, fast, more, bad], 0.98) == more, "of equally fast ones the most accurate"
     assert select([slow, fast, bad], 0.98, mean_ms=2.5) is None
     assert select([], 0.5) is None
-    assert prudent([slow, fast, bad], 0.97) == slow, "half of the tolerated disagreements"
-    assert prudent([slow, fast, bad], 0.94) == fast
-    assert prudent([fast, bad], 0.97) == fast, "none keeps the margin"
+    assert ladder([slow, fast, bad], 0.97) == (slow,), "at most half of the tolerated disagreements"
+    assert ladder([slow, fast, bad], 0.94) == (slow, fast)
+    assert ladder([fast, bad], 0.97) == (fast,), "none keeps a margin"
+    shorter = fast.model_copy(update={"pruning": 0.5})
+    assert ladder([slow, shorter], 0.94) == (slow,), "each pruning would need a run of its own"
+    assert ladder([], 0.9) == ()
+    assert ladder([more, fast], 0.94, accuracy=0.92) == (more,), "the other one loses two points of accuracy"
     assert select([off], 0.5) is None, "a cut-off of 1 sends all on: the large level alone"
 
 

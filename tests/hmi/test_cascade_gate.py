@@ -3,33 +3,35 @@
 from __future__ import annotations
 
 import random
-from itertools import count
 
 import pytest
 
 from hmi.core import MAX_AGREEMENT, MIN_AGREEMENT, Objective
 from hmi.stages.cascade.gate import Terms, Trial
+from hmi.stages.early_exit.account import Phase
 from hmi.stages.early_exit.control import Terms as ExitTerms
 from hmi.stages.early_exit.drift import Alarm
 from hmi.stages.early_exit.evidence import most_disagreements
 
-TERMS = Terms(loss=0.05, share=0.25)
+TERMS = Terms(loss=0.05, phases=(Phase(0.25, 1.0),))
 
 
-def solvent(texts: int, disagreed: int, share: float, loss: float, error: float) -> bool:
-    """Return True if one more text may disagree while the stream stays within its rate."""
-    return most_disagreements(disagreed, share, error) + 1.0 <= loss * (texts + 1)
+def solvent(texts: int, disagreed: int, early: int, loss: float = 0.05) -> bool:
+    """Return True if one more text may disagree while the stream stays within its rate. disagreed: the audits
+    that did, whose answers were the policy's; early: the texts that obeyed the policy and were no audits."""
+    bound = min(early, most_disagreements(disagreed, 0.25, TERMS.error)) if early else 0.0
+    return disagreed + bound + 1.0 <= loss * (texts + 1)
 
 
 def run(trial: Trial, rate: float, texts: int, seed: int = 0) -> tuple[int, int]:
     """Send texts that the policy gets wrong at this rate. Returns the texts that obeyed it, and the answers
-    among them that were wrong: an audited one is answered by the large level."""
+    among them that were wrong, those of audited texts included."""
     rng, obeyed, wrong = random.Random(seed), 0, 0
     for _ in range(texts):
         ticket = trial.begin(rng.random() < trial.share)
         errs = rng.random() < rate
         if ticket.audited:
-            trial.record(ticket, errs)
+            trial.record(ticket, [errs])
         obeyed += ticket.in_force
         wrong += ticket.in_force and errs
     return obeyed, wrong
@@ -54,9 +56,9 @@ def test_a_policy_that_disagrees_too_often_is_not_used_and_given_up(seed: int) -
         obeyed += run(trial, 0.12, 100, seed + trial.texts)[0]
         assert trial.texts < 10_000
     assert obeyed == 0
-    policy = trial.policy
-    trial.renew()
-    assert (trial.policy, trial.own.seen, trial.hopeless) == (policy + 1, 0, False)
+    number = trial.round
+    trial.renew(1)
+    assert (trial.round, trial.own.seen, trial.hopeless) == (number + 1, 0, False)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -74,11 +76,22 @@ def test_the_alarm_closes_the_gate_and_the_whole_stream_keeps_its_rate(seed: int
 
 
 def test_solvency_is_that_of_the_whole_stream() -> None:
-    trial = Trial(TERMS)
-    for texts in range(600):
-        assert trial.solvent == solvent(texts, 0, TERMS.share, TERMS.loss, TERMS.error)
-        trial.begin(audited=False)
+    trial, early, texts = Trial(TERMS), 0, 0
+    while not trial.open:
+        trial.record(trial.begin(audited=True), [False])
+        texts += 1
+    for _ in range(1500):
+        assert trial.solvent == solvent(texts, 0, early)
+        early += trial.begin(audited=False).in_force
+        texts += 1
     assert trial.solvent
+    trial.alarm, wrong = Alarm(TERMS.loss, run_length=10**300), 0
+    while trial.solvent:
+        assert solvent(texts, wrong, early)
+        trial.record(trial.begin(audited=True), [True])
+        texts, wrong = texts + 1, wrong + 1
+    assert not solvent(texts, wrong, early)
+    assert wrong > 5
 
 
 def test_audits_under_way_count_as_disagreements_until_they_are_reported() -> None:
@@ -92,27 +105,43 @@ def test_audits_under_way_count_as_disagreements_until_they_are_reported() -> No
         if i % 2:
             trial.abandon(ticket)
         else:
-            trial.record(ticket, disagrees=False)
+            trial.record(ticket, disagrees=[False])
     assert trial.solvent
 
 
 def test_audits_of_a_policy_that_was_given_up_say_nothing_of_the_next() -> None:
     trial = Trial(TERMS)
     old = trial.begin(audited=True)
-    trial.renew()
-    trial.record(old, disagrees=True)
+    trial.renew(1)
+    trial.record(old, disagrees=[True])
     assert trial.own.seen == 0
 
 
 @pytest.mark.parametrize("agreement", [MIN_AGREEMENT, 0.9, 0.95, 0.99, MAX_AGREEMENT])
 def test_a_tenants_agreement_gives_terms_that_gate_and_alarm_take(agreement: float) -> None:
-    terms = Terms.of(agreement)
-    assert terms.loss <= 1 - agreement + 1e-12
-    assert 0.01 <= terms.share <= 0.25
-    Trial(terms)
+    trial, first = Trial(Terms.of(agreement)), 0
     Alarm(ExitTerms(loss=1.0 - agreement).loss)
-    first = next(n for n in count(0, 50) if solvent(n, 0, terms.share, terms.loss, terms.error))
-    assert first < (2000 if agreement <= 0.99 else 20 / terms.loss)
+    while not trial.begin(audited=False).in_force:
+        trial.record(trial.begin(audited=True), [False])
+        first += 2
+    assert first < 2000 if agreement <= 0.99 else first < 20 / trial.terms.loss
+
+
+def test_of_policies_that_are_tested_at_once_the_boldest_that_suffices_is_in_force() -> None:
+    """Policy 0 never errs, 1 errs on 1% of texts, 2 on 20%, and an error of one is an error of the next."""
+    rng, trial, seen = random.Random(1), Trial(Terms(0.05), versions=3), []
+    wrong = 0
+    for _ in range(4000):
+        ticket, draw = trial.begin(rng.random() < trial.share), rng.random()
+        errs = [False, draw < 0.01, draw < 0.2]
+        wrong += ticket.version is not None and errs[ticket.version]
+        if ticket.audited:
+            trial.record(ticket, errs)
+        seen.append(ticket.version)
+    assert list(dict.fromkeys(seen)) == [None, 0, 1]
+    assert seen.index(1) < 1000
+    assert wrong <= 0.05 * 4000
+    assert trial.share < 0.2, "fewer audits do by then"
 
 
 def test_an_agreement_that_the_alarm_cannot_watch_is_no_objective() -> None:

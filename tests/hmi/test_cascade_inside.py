@@ -26,12 +26,14 @@ from hmi.model.tasks import task_of
 from hmi.stages.base import Batch, Text
 from hmi.stages.cascade.attention import from_first
 from hmi.stages.cascade.dispatch import Dispatcher, goes_on, share_large
-from hmi.stages.cascade.gate import MOST_SHARE, Terms
+from hmi.stages.cascade.gate import CLOSED_SHARE
 from hmi.stages.cascade.hook import Concern, InsideHook
+from hmi.stages.cascade.ledger import Count
 from hmi.stages.cascade.pruning import kept
 from hmi.stages.cascade.standing import Standing
 from hmi.stages.cascade.watched import Watched
 from hmi.stages.draw import draw
+from hmi.stages.early_exit.account import Phase
 from tests.hmi.test_fused import BERT, DEPTH, MPNET, module, upper
 
 LENGTHS, LABELS, SITE = (5, 9, 1, 24, 13, 2, 30, 17), ("a", "b", "c"), 1
@@ -155,7 +157,7 @@ def standing(offer: Offer, agreement: float = 0.9, share: float | None = None) -
     """The standing of a cascade with this offer, which audits this share of texts (None: what it chooses)."""
     made = Watched(CASCADE.model_copy(update={"offers": (offer,)}), Objective(agreement=agreement))
     if share is not None:
-        made.trial.terms = Terms(made.trial.terms.loss, share)
+        audit(made, share)
     return Standing(made)
 
 
@@ -169,12 +171,19 @@ def used(made: Standing, share: float = 1e-9) -> Standing:
     for i in range(5000):
         begun = made.begin(f"earlier-{i}")
         assert begun is not None
-        if begun.followed:
+        if begun.ticket.in_force:
+            made.abandon(begun)
             break
-        made.record(begun, disagrees=False)
-    made._watched.trial.terms = Terms(made._watched.trial.terms.loss, share)
-    made._watched.trial.texts = 10**12
+        made.record(begun, disagrees=[False])
+    audit(made._watched, share)
+    made._watched.trial.account.texts = 10**12
     return made
+
+
+def audit(made: Watched, share: float) -> None:
+    """Let this share of texts be audited from here on."""
+    account = made.trial.account
+    account.phases, account.phase, account.used, account.counts = (Phase(share, 1.0),), 0, 0, [Count()]
 
 
 @pytest.fixture(params=["packed", "fused", "mpnet"])
@@ -254,23 +263,31 @@ def test_an_audit_with_pruning_reads_the_text_twice(world: World) -> None:
     """Whole for its answer, and without the words for the audit. Only texts drawn for an audit are."""
     offer = replace_offer(pruning=1.0, cut_off=0.999)
     plain = world.run(ALL, None)
-    for share in (1.0, MOST_SHARE):
-        stands = standing(offer, share=share)
-        drawn = [t for t in ALL if draw("audit", world.text(t).id) < share]
-        wrong = sum(int(world.slow(t, offer)[1].argmax() != plain[t][1].argmax()) for t in drawn)
-        cascade = world.run(ALL, offer, stands)
-        for text in ALL:
-            torch.testing.assert_close(cascade[text][1], plain[text][1], rtol=1e-5, atol=1e-5)
-        assert (stands.report.audited, stands.report.disagreed) == (len(drawn), wrong)
+    stands = standing(offer)
+    drawn = [t for t in ALL if draw("audit", world.text(t).id) < CLOSED_SHARE]
+    wrong = sum(int(world.slow(t, offer)[1].argmax() != plain[t][1].argmax()) for t in drawn)
+    cascade = world.run(ALL, offer, stands)
+    for text in ALL:
+        torch.testing.assert_close(cascade[text][1], plain[text][1], rtol=1e-5, atol=1e-5)
+    assert (stands.report.audited, stands.report.disagreed) == (len(drawn), wrong)
+    assert 0 < len(drawn) < len(LENGTHS)
 
 
-def test_audits_of_an_open_gate_run_to_the_end_and_are_recorded(world: World) -> None:
-    stands, plain = opened(OFFER, share=1.0), world.run(ALL, None)
-    before = stands.report.audited
+def test_audits_of_an_open_gate_have_their_answer_and_run_on(world: World) -> None:
+    stands, plain, slow = (
+        opened(OFFER, share=1.0),
+        world.run(ALL, None),
+        {t: world.slow(t, OFFER) for t in ALL},
+    )
+    before, returned = stands.report.audited, stands.report.returned
     cascade = world.run(ALL, OFFER, stands)
-    assert all(torch.equal(cascade[t][1], plain[t][1]) for t in ALL)
+    for text in ALL:
+        assert cascade[text][0] == slow[text][0]
+        torch.testing.assert_close(cascade[text][1], slow[text][1], rtol=1e-4, atol=1e-4)
     assert stands.report.audited == before + len(LENGTHS)
-    assert stands._watched.trial._under_way == 0
+    assert stands.report.returned == returned + sum(why == "exit" for why, _ in slow.values())
+    wrong = sum(int(output.argmax() != plain[t][1].argmax()) for t, (_, output) in slow.items())
+    assert (stands._watched.trial.under_way, stands.report.disagreed) == (0, wrong)
 
 
 def test_texts_that_were_followed_are_counted_by_level(world: World) -> None:
@@ -289,17 +306,17 @@ def hook_at_its_site(world: World, stands: Standing) -> InsideHook:
     return hook
 
 
-def test_a_batch_that_fails_midway_takes_its_audits_back(world: World) -> None:
-    stands = opened(OFFER, share=1.0)
-    hook = hook_at_its_site(world, stands)
-    assert stands._watched.trial._under_way == len(LENGTHS)
-    hook.close()
-    assert stands._watched.trial._under_way == 0
-
-
-def test_a_text_that_fails_is_no_audit(world: World) -> None:
-    stands = opened(OFFER, share=1.0)
-    before, hook = stands.report.audited, hook_at_its_site(world, stands)
-    errors: list[Output] = [ValueError("planted")] * len(LENGTHS)
-    assert hook.ended(list(ALL), errors) == errors
-    assert (stands._watched.trial._under_way, stands.report.audited) == (0, before)
+def test_a_text_that_fails_is_an_audit_only_if_it_has_its_answer(world: World) -> None:
+    """Such an audit counts as a disagreement: otherwise texts on which the levels disagree might get lost."""
+    for midway in (True, False):
+        stands = opened(OFFER, share=1.0)
+        before, hook = stands.report, hook_at_its_site(world, stands)
+        assert stands._watched.trial.under_way == len(LENGTHS)
+        errors: list[Output] = [ValueError("planted")] * len(LENGTHS)
+        assert midway or hook.ended(list(ALL), errors) == errors
+        hook.close()
+        after = stands.report
+        assert stands._watched.trial.under_way == 0
+        lost = after.audited - before.audited, after.disagreed - before.disagreed
+        assert lost == (after.returned, after.returned)
+        assert 0 < after.returned < len(LENGTHS)

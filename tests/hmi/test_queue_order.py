@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from dataclasses import replace
 from typing import cast
 
 import pytest
@@ -206,3 +207,18 @@ def test_a_first_text_is_removed_without_a_look_at_those_behind_it() -> None:
     gone = backlog.remove(Ids({id(items[1]), id(items[7]), id(items[99])}))
     assert {id(one) for one in gone} == {id(items[1]), id(items[7]), id(items[99])}
     assert [backlog.pop() for _ in range(len(backlog))] == [*items[2:7], *items[8:99]]
+
+
+def test_a_small_levels_texts_may_run_beside_their_own_tenants_batch() -> None:
+    """Others' texts still need to have received less than the host; an older text of the tenant waits."""
+    queue, limits = BatchQueue(ROOM, Pace()), BatchLimits(1.0, ROOM, express=True)
+    queue.put([item("acme", "cls", [50])])
+    next_of(queue)
+    older, small, plain = item("acme", "cls", [9]), item("acme", "rows", [3]), item("acme", "rows", [3])
+    queue.put([older, small, plain])
+    assert queue.express_candidates() == [], "who was just given a batch"
+    small.request = replace(small.request, beside=True)
+    (candidate,) = queue.express_candidates()
+    assert [piece.item for piece in queue.cut(candidate, limits)] == [small], "not the text behind it"
+    assert queue.express_candidates() == []
+    assert all_of(queue) == [older, plain]

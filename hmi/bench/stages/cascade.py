@@ -17,14 +17,16 @@ from hmi.bench.stages.home import INSIDE, LARGE, SMALL, TWO, Home
 from hmi.bench.stages.lab import Lab, opened, requests_of
 from hmi.bench.stages.live import Answered, closed, paced
 from hmi.bench.stages.plan import Plan, Report
+from hmi.bench.stages.records import Recording
 from hmi.bench.stages.streams import CAPACITY_TEXTS, pacing, seconds_of
 from hmi.bench.stages.tasks import TaskRows
 from hmi.core import Cascade, ModelId
 from hmi.engine import Engine, TextRequest
-from hmi.model.calibration import Floats
+from hmi.model.calibration import Floats, probabilities
+from hmi.stages import RoundRobin
 from hmi.stages.cascade.dispatch import Dispatcher, share_large
-from hmi.stages.cascade.ensemble import calibrated, combined
-from hmi.stages.cascade.profiling import select
+from hmi.stages.cascade.ensemble import calibrated, combined, weight_of
+from hmi.stages.cascade.report import CascadeReport
 
 MEAN_GOAL, MEAN_STRETCH = -0.21, -0.40
 LOSS_GOAL = -0.01
@@ -52,7 +54,13 @@ class Arm:
 
     model: ModelId
     engine: Engine
+    warm: list[Answered] = field(default_factory=list)
+    """To the texts by which the gate may open."""
     answers: list[Answered] = field(default_factory=list)
+    """To the texts that are scored and timed."""
+    cpu_s: float = 0.0
+    """CPU seconds of this process for these."""
+    report: CascadeReport | None = None
 
 
 async def _task(plan: Plan, home: Home, task: TaskRows, report: Report) -> list[Row]:
@@ -71,10 +79,11 @@ async def _task(plan: Plan, home: Home, task: TaskRows, report: Report) -> list[
         async with lab.without() as plain, lab.engine() as staged:
             arms = {name: Arm(m, plain if name == LARGE else staged) for name, m in models.items()}
             await _ask(arms, asked, pace.rate, plan, report)
-            states = {name: lab.cascade(staged, model) for name, model in models.items() if name != LARGE}
-        out = list(_figures(task.name, lab, arms, gold, states, plan))
-        if plan.small is not None:
-            out += await _ensemble(lab, plan, home, task, report)
+            for arm in arms.values():
+                arm.report = lab.cascade(staged, arm.model)
+        out = list(_figures(task.name, lab, arms, gold, plan))
+        for name in names[1:]:
+            out += await _levels(name, lab, plan, home, task, arms[name], report)
     _plot(plan, task.name, arms)
     return out
 
@@ -85,7 +94,8 @@ async def _ask(
     """Open the gates with the first texts, then let all arms answer the others, chunk by chunk in turn."""
     for name, arm in arms.items():
         if name != LARGE:
-            await closed(arm.engine, requests_of(arm.model, texts[: plan.cascade_warm], name), plan.callers)
+            first = requests_of(arm.model, texts[: plan.cascade_warm], name)
+            arm.warm = (await closed(arm.engine, first, plan.callers)).answers
             report.did(plan.cascade_warm)
     large = arms[LARGE]
     await closed(large.engine, requests_of(large.model, texts[: plan.callers], LARGE), plan.callers)
@@ -95,18 +105,13 @@ async def _ask(
         order = list(arms.items())
         for name, arm in order if number % 2 else reversed(order):
             requests = requests_of(arm.model, some, name, at)
-            arm.answers += (await paced(arm.engine, requests, arrivals)).answers
+            asked = await paced(arm.engine, requests, arrivals)
+            arm.answers += asked.answers
+            arm.cpu_s += asked.cpu_s
             report.did(len(some))
 
 
-def _figures(
-    task: str,
-    lab: Lab,
-    arms: Mapping[str, Arm],
-    gold: Sequence[str],
-    states: Mapping[str, str | None],
-    plan: Plan,
-) -> Iterator[Row]:
+def _figures(task: str, lab: Lab, arms: Mapping[str, Arm], gold: Sequence[str], plan: Plan) -> Iterator[Row]:
     """Each arm's accuracy, latency and share of early answers, beside the large level's."""
     large = arms[LARGE]
     right = {name: _right([a.label for a in arm.answers], gold) for name, arm in arms.items()}
@@ -116,7 +121,8 @@ def _figures(
         if name == LARGE:
             continue
         label, mine, base = f"{task}_{name}", seconds[name], seconds[LARGE]
-        early = np.array([answered_early(answer, lab.depth(arm.model)) for answer in arm.answers])
+        layers = lab.depth(arm.model)
+        early = np.array([answered_early(answer, layers) for answer in arm.answers])
         loss = float(right[name].mean() - right[LARGE].mean())
         same = float(np.mean([a.label == b.label for a, b in zip(arm.answers, large.answers, strict=True)]))
         yield Row(f"{label}_accuracy_change", round(loss, 4), "of texts", LOSS_GOAL, runs=len(gold))
@@ -138,9 +144,15 @@ def _figures(
             a, b = (float(np.percentile(s, part)) for s in (base, mine))
             about = f"{1e3 * a:.1f} -> {1e3 * b:.1f} ms"
             yield Row(f"{label}_p{part}_change", round(b / a - 1, 4), "of large's", peer=about)
+        yield Row(f"{label}_cpu_change", round(arm.cpu_s / large.cpu_s - 1, 4), "of large's")
         share = round(float(early.mean()), 4)
         yield Row(
-            f"{label}_answered_early", share, "of texts", RETURNED[0], runs=len(gold), peer=states[name]
+            f"{label}_answered_early",
+            share,
+            "of texts",
+            RETURNED[0],
+            runs=len(gold),
+            peer=_state(arm, layers),
         )
         if early.any():
             gap = float((right[LARGE].astype(float) - right[name])[early].mean())
@@ -156,48 +168,68 @@ def answered_early(answer: Answered, layers: int) -> bool:
     return made_by.level == "small" or (made_by.level is None and made_by.layers < layers)
 
 
-async def _ensemble(lab: Lab, plan: Plan, home: Home, task: TaskRows, report: Report) -> Iterator[Row]:
-    """The chosen dispatcher's accuracy with and without the ensemble, over its draws, and the levels' gaps.
+def _state(arm: Arm, layers: int) -> str:
+    """The state of an arm's cascade at the end, and when it first answered early."""
+    found, all_of = arm.report, [*arm.warm, *arm.answers]
+    if found is None:
+        return "no text was concerned"
+    first = next((str(i) for i, one in enumerate(all_of) if answered_early(one, layers)), "none")
+    dispatcher = "no offer" if found.cut_off is None else f"cut-off {found.cut_off:g}, slope {found.slope:g}"
+    return (
+        f"{found.state}: {dispatcher}; first at text {first}; {found.audited} audits of {found.texts} texts"
+    )
+
+
+async def _levels(
+    name: str, lab: Lab, plan: Plan, home: Home, task: TaskRows, arm: Arm, report: Report
+) -> list[Row]:
+    """The accuracy of the dispatcher in use with and without the ensemble, over its draws, and the levels'
+    gaps.
 
     In closed form from both levels' answers to the same texts: nothing is drawn.
     """
-    two = home.model(task, TWO)
-    cascade = lab.serving.manager.registry.model(two).cascade
+    record = lab.serving.manager.registry.model(arm.model)
+    cascade, labels, found = record.cascade, record.live.labels, arm.report
     assert cascade is not None, "it was profiled"
+    if found is None or found.cut_off is None or found.slope is None:
+        why = "no dispatcher of the profile reaches the objective"
+        return [Row(f"{task.name}_{name}_offer", None, "cut-off", why=why)]
     rows = task.stream[plan.cascade_warm : plan.cascade_warm + plan.golds]
-    labels = lab.serving.manager.registry.model(two).live.labels
-    async with lab.without() as engine:
-        small, large = [
-            await _chances(engine, home.model(task, name), [str(row.text) for row in rows], labels, plan)
-            for name in (SMALL, LARGE)
-        ]
-    report.did(2 * len(rows))
+    texts, stage = [str(row.text) for row in rows], Recording()
+    async with lab.engine(RoundRobin([stage])) as engine:
+        large = await _chances(engine, home.model(task), texts, labels, plan)
+        if name == TWO:
+            small = await _chances(engine, home.model(task, SMALL), texts, labels, plan)
+        else:
+            at = record.live.ramps.index(cascade.site or 0)
+            ramps = [stage.found[f"chances-{i}"].outputs[at] for i in range(len(texts))]
+            small = probabilities(np.array([ramp.double().numpy() for ramp in ramps]))
+    report.did((1 + (name == TWO)) * len(rows))
     gold = np.array([labels.index(str(row.label)) for row in rows])
-    return closed_form(f"{task.name}_{TWO}", cascade, small, large, gold, plan)
+    dispatcher = Dispatcher(found.cut_off, found.slope)
+    return list(closed_form(f"{task.name}_{name}", cascade, dispatcher, small, large, gold))
 
 
 def closed_form(
-    name: str, cascade: Cascade, small: Floats, large: Floats, gold: NDArray[np.int64], plan: Plan
+    name: str, cascade: Cascade, dispatcher: Dispatcher, small: Floats, large: Floats, gold: NDArray[np.int64]
 ) -> Iterator[Row]:
-    """Accuracies over the draws of the offer that the objective selects. small, large: [texts, labels], not
-    calibrated."""
-    offer = select(cascade.offers, plan.cascade_agreement)
-    if offer is None:
-        yield Row(f"{name}_offer", None, "cut-off", why="no dispatcher of the profile reaches the objective")
-        return
+    """Accuracies over the dispatcher's draws. small, large: [texts, labels], not calibrated."""
     first, last = calibrated(small, cascade.temperature), calibrated(large, cascade.large_temperature)
-    p = share_large(first.max(-1), Dispatcher(offer.cut_off, offer.slope))
+    p = share_large(first.max(-1), dispatcher)
     level = {"small": first.argmax(-1) == gold, "large": last.argmax(-1) == gold}
-    weight = float(level["large"] @ p / max(1e-9, (level["large"] + level["small"].astype(float)) @ p))
+    weight = weight_of(level["small"], level["large"], p)
     mixed = combined(first, last, weight).argmax(-1) == gold
-    about = f"cut-off {offer.cut_off:g}, slope {offer.slope:g}, weight {weight:.3f}"
+    about = f"cut-off {dispatcher.cut_off:g}, slope {dispatcher.slope:g}"
     with_, without = (float((p * on + (1 - p) * level["small"]).mean()) for on in (mixed, level["large"]))
-    yield Row(f"{name}_ensemble_change", round(with_ - without, 4), "of texts", 0.003, True, len(gold), about)
+    peer = f"{about}, weight {weight:.3f}"
+    yield Row(f"{name}_ensemble_change", round(with_ - without, 4), "of texts", 0.003, True, len(gold), peer)
     gap = level["large"].astype(float) - level["small"]
     for part, weights, goal, at_least in (("returned", 1 - p, GAP_RETURNED, False), ("on", p, GAP_ON, True)):
         share = float(weights.sum())
         value = round(float(gap @ weights / share), 4) if share > 0 else None
         yield Row(f"{name}_levels_gap_{part}", value, "of texts", goal, at_least, round(share), about)
+    small_, large_ = (round(float(level[one].mean()), 4) for one in ("small", "large"))
+    yield Row(f"{name}_small_alone", small_, "of texts", peer=f"the large level {large_}")
 
 
 async def _chances(

@@ -13,6 +13,7 @@ from hmi.engine import Engine, TextRequest
 from hmi.engine.bundles import Bundles
 from hmi.metrics import Metrics
 from hmi.stages import Planner, RoundRobin
+from hmi.stages.cascade.report import CascadeReport
 from hmi.stages.cascade.stage import CascadeInside
 from hmi.stages.early_exit.report import ExitReport
 from hmi.stages.early_exit.stage import EarlyExit
@@ -62,12 +63,11 @@ class Lab:
         live = self.serving.manager.registry.model(model).live
         return None if engine.exits is None else engine.exits.report(live.artefact, model)
 
-    def cascade(self, engine: Engine, model: ModelId) -> str | None:
-        """The state of a model's cascade in an engine; None if no text of it was concerned."""
+    def cascade(self, engine: Engine, model: ModelId) -> CascadeReport | None:
+        """Return an engine's report of a model's cascade; None if no text of it was concerned."""
         record = self.serving.manager.registry.model(model)
         small = "" if record.cascade is None else record.cascade.small_artefact or ""
-        found = engine.cascade_report(model, record.live.artefact, small)
-        return None if found is None else found.state
+        return engine.cascade_report(model, record.live.artefact, small)
 
     def depth(self, model: ModelId) -> int:
         """The number of upper layers of a model's root."""

@@ -1,105 +1,122 @@
-"""The evidence for one fixed policy of a model at a time, from audits of the tenant's own traffic.
+"""The evidence for the policies of one model's cascade, from audits of the tenant's own traffic.
 
-A cascade's policy is an offer of its profile: dispatcher, ensemble, pruning scale. While its gate is closed,
-the large level answers every text, and the policy's answer to a random share of them is compared with it.
-Once the gate is open the policy is in force, as long as the stream is `solvent`; the share is audited as
-before. The alarm closes the gate, and the evidence begins anew.
+A policy is an offer of the profile: dispatcher, ensemble, pruning scale. Several are tested at once, from a
+careful one to a bold one, on the same audits. The gate of each opens once its audits suffice, if those of the
+more careful ones are open. This is fixed-sequence testing: consider the first policy in the order whose rate
+is too high. No later gate opens unless its own does, so the error of one gate is that of the whole round.
+
+While all gates are closed, the large level answers every text, and the policies' answers are compared with
+it. The boldest policy whose gate is open is in force, as long as the stream is `solvent` (`ledger`). The
+alarm closes the gates, and the evidence begins anew.
 
 `hmi.stages.early_exit.control` does the same for policies that it tunes itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import count
 
+from hmi.stages.cascade.ledger import Count, Ledger
+from hmi.stages.early_exit.account import PHASES, Phase
 from hmi.stages.early_exit.drift import Alarm
-from hmi.stages.early_exit.evidence import (
-    Audits,
-    Gate,
-    granted,
-    log_evidence,
-    most_disagreements,
-    upper_bound,
-)
+from hmi.stages.early_exit.evidence import Audits, Gate, granted, log_evidence, upper_bound
 
 ERROR = 0.05
-"""The probability with which the tolerated rate may be exceeded: that of all gates of a model together, and
+"""The probability with which the tolerated rate may be exceeded: that of all rounds of a model together, and
 that of the bound of its stream."""
-MOST_SHARE, LEAST_SHARE, SHARE_LOSS = 0.25, 0.01, 0.0025
-"""The share of audited texts is SHARE_LOSS over the tolerated rate, within these bounds: 1/4 at 1%, 1/20 at
-5%. While no policy is in force it is MOST_SHARE. Then a stream without disagreements may return its first
-text after about 1,800 at each rate, and audits of returned texts, which run both levels, cost less where more
-is tolerated."""
+CLOSED_SHARE = 0.5
+"""The share of audited texts while no policy is in force. No answer can disagree then, so the bound of the
+stream does not read these audits, and they cost the small level alone."""
 PATIENCE = 20.0
-"""The audits after which a policy whose gate is still closed is given up, times the tolerated rate."""
+"""The audits after which a round without an open gate is given up, times the tolerated rate."""
 HOPELESS = -4.0
-"""It is also given up once the logarithm of its evidence is below this: it would need long to recover."""
+"""It also is once the logarithm of the most careful policy's evidence is below this: that would need long to
+recover."""
+ADVANCE_EVERY = 32
+"""The texts between looks at whether fewer audits will do."""
 
 
 @dataclass(frozen=True)
 class Terms:
-    """The rate of other answers that a tenant tolerates, and the cost of finding it out."""
+    """The rate of other answers that a tenant tolerates, and the shares of audits that find it out."""
 
     loss: float
     """The fraction of answers that may differ from the large level's."""
-    share: float
-    """The fraction of texts that are audited while a policy is in force, constant over the stream."""
+    phases: tuple[Phase, ...] = PHASES
     error: float = ERROR
 
     @classmethod
     def of(cls, agreement: float) -> Terms:
         """The terms of a tenant who insists on this fraction of equal answers."""
-        loss = 1.0 - agreement
-        return cls(loss, min(MOST_SHARE, max(LEAST_SHARE, SHARE_LOSS / loss)))
+        return cls(1.0 - agreement)
 
 
 @dataclass(frozen=True)
 class Ticket:
     """One text of the stream, from `begin` until it is settled."""
 
-    policy: int
-    """The number of the policy that was tested or used when the text came."""
-    in_force: bool
-    """True if the text obeys the policy. Otherwise the large level answers it."""
+    round: int
+    """The number of the trial's round when the text came."""
+    version: int | None
+    """The policy that it obeys; None: the large level answers it."""
     audited: bool
+    count: Count
+    """The phase of the account that it belongs to."""
+
+    @property
+    def in_force(self) -> bool:
+        return self.version is not None
 
 
 class Trial:
-    """The evidence of one stream for one policy after another. It holds no lock: one thread uses it."""
+    """The evidence of one stream, for one round of policies after another. It holds no lock: one thread uses
+    it."""
 
-    def __init__(self, terms: Terms, numbers: Iterator[int] | None = None) -> None:
-        """numbers: of the policies, each once. Trials that share one error share them; None: it is alone."""
+    def __init__(self, terms: Terms, numbers: Iterator[int] | None = None, versions: int = 1) -> None:
+        """versions: the policies of the first round.
+
+        numbers: of the rounds, each once. Trials that share one error share them; None: it is alone.
+        """
         self.terms, self._numbers = terms, count() if numbers is None else numbers
-        self.policy = next(self._numbers)
-        """The number of the present policy."""
-        self.texts = self.alarms = 0
-        self._disagreed = self._under_way = 0
-        """Audits of texts that obeyed a policy: those that disagreed, and those not yet reported."""
-        self._gate, self._alarm = self._fresh()
+        self.account = Ledger(terms.loss, terms.error, terms.phases)
+        self.alarms = 0
+        self.present: int | None = None
+        """The boldest policy that may be in force; None if there is none."""
+        self.alarm = Alarm(terms.loss)
+        """Of the present policy."""
+        self._begin(versions)
+
+    @property
+    def texts(self) -> int:
+        return self.account.texts
 
     @property
     def open(self) -> bool:
-        """True if the present policy's gate is open."""
-        return self._gate.open
+        """True if a policy's gate is open."""
+        return self.present is not None
 
     @property
     def own(self) -> Audits:
-        """The audits of the present policy until its gate opened, or so far."""
-        return self._gate.own
+        """The audits of the present policy until its gate opened; of the most careful one if none is open."""
+        return self.gates[self.present or 0].own if self.gates else Audits()
 
     @property
     def needed(self) -> int:
-        """The audits after which the gate opens if no further one disagrees."""
-        return self._gate.needed
+        """The audits after which the gate of `own` opens, or has opened, if no further one disagrees."""
+        return self.gates[self.present or 0].needed if self.gates else 0
 
     @property
     def solvent(self) -> bool:
         """Return True if one more text may obey a policy, whatever the stream has been. If it disagrees, the
         rate is still at most the tolerated one, wrong with the probability `terms.error`."""
-        return _solvent(self.texts, self._disagreed + self._under_way, self.terms)
+        return self.account.solvent
+
+    @property
+    def under_way(self) -> int:
+        """The audits of texts that obey a policy which are not reported yet."""
+        return sum(phase.under_way for phase in self.account.counts)
 
     @property
     def bound(self) -> float:
@@ -108,7 +125,7 @@ class Trial:
 
     @property
     def hopeless(self) -> bool:
-        """True if the present policy should be given up: its gate is closed after too many audits."""
+        """True if the round should be given up: its gates are closed after too many audits."""
         if self.open or not self.own.disagreed:
             return False
         late = self.own.seen >= PATIENCE / self.terms.loss
@@ -116,21 +133,22 @@ class Trial:
 
     @property
     def share(self) -> float:
-        """The probability with which the next text is to be audited.
-
-        While the large level answers every text, it may be any: no answer can disagree, so the bound of the
-        stream, which needs a constant share, does not read these audits. They cost the small level alone.
-        """
-        return self.terms.share if self.open and self.solvent else max(MOST_SHARE, self.terms.share)
+        """The probability with which the next text is to be audited."""
+        return self.account.share if self.open and self.solvent else CLOSED_SHARE
 
     def begin(self, audited: bool) -> Ticket:
         """Count a text. audited: whether it was drawn for an audit, with the probability `share`.
 
         An audited text must be settled by `record` or `abandon`. Until then it counts as a disagreement.
         """
-        ticket = Ticket(self.policy, self.open and self.solvent, audited)
-        self.texts += 1
-        self._under_way += ticket.in_force and audited
+        account = self.account
+        ticket = Ticket(self.round, self.present if self.solvent else None, audited, account.count)
+        account.texts += 1
+        if ticket.in_force:
+            account.count.under_way += audited
+            account.count.free += not audited
+        if self.open and account.texts % ADVANCE_EVERY == 0:  # after the text: its share was the former one
+            account.advance()
         return ticket
 
     def abandon(self, ticket: Ticket) -> None:
@@ -139,56 +157,38 @@ class Trial:
         Only if the text would have failed without the audit, too. Otherwise texts on which the levels
         disagree might be lost more often than others: then `record` a disagreement.
         """
-        self._under_way -= ticket.in_force and ticket.audited
+        ticket.count.under_way -= ticket.in_force and ticket.audited
 
-    def record(self, ticket: Ticket, disagrees: bool) -> bool:
-        """Take note of an audit: whether the policy's answer differs from the large level's.
+    def record(self, ticket: Ticket, disagrees: Sequence[bool]) -> bool:
+        """Take note of an audit. disagrees: whether each policy's answer differs from the large level's.
 
-        Returns whether the alarm has rung: the stream has drifted, and a fresh policy is to be tested.
+        Returns whether the alarm has rung: the stream has drifted, and a fresh round is to begin.
         """
         self.abandon(ticket)
-        self._disagreed += ticket.in_force and disagrees
-        if ticket.policy != self.policy:  # of a policy that was given up meanwhile
+        if ticket.version is not None:
+            ticket.count.wrong += disagrees[ticket.version]
+        if ticket.round != self.round:  # of policies that were given up meanwhile
             return False
-        if not self._gate.open:
-            self._gate = self._gate.after(disagrees)
-            return False
-        self._alarm = self._alarm.after(disagrees)
-        if not self._alarm.rung:
-            return False
-        self.alarms += 1
-        self.renew()
-        return True
+        present = self.present
+        if present is not None:
+            self.alarm = self.alarm.after(disagrees[present])
+            if self.alarm.rung:
+                self.alarms += 1
+                self.renew(len(self.gates))
+                return True
+        first = 0 if present is None else present + 1
+        for i in range(first, len(self.gates)):
+            self.gates[i] = self.gates[i].after(disagrees[i])
+        while first < len(self.gates) and self.gates[first].open:
+            self.present, self.alarm = first, Alarm(self.terms.loss)
+            first += 1
+        return False
 
-    def renew(self) -> None:
-        """Begin anew with another policy, or with the same on a stream that has drifted."""
-        self.policy = next(self._numbers)
-        self._gate, self._alarm = self._fresh()
+    def renew(self, versions: int) -> None:
+        """Begin anew with other policies, or with the same on a stream that has drifted."""
+        self._begin(versions)
 
-    def _fresh(self) -> tuple[Gate, Alarm]:
-        loss = self.terms.loss
-        return Gate(loss, granted(self.terms.error, self.policy)), Alarm(loss)
-
-
-@lru_cache(maxsize=1024)
-def _least_texts(disagreed: int, terms: Terms) -> int:
-    """The least number of texts at which a stream with these disagreements is solvent."""
-    low, high = 0, 1
-    while not _affordable(high, disagreed, terms):
-        low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        enough = _affordable(middle, disagreed, terms)
-        low, high = (low, middle) if enough else (middle, high)
-    return high
-
-
-def _affordable(texts: int, disagreed: int, terms: Terms) -> bool:
-    """Return True if one more text may disagree. Audits count too: between two roots they get the policy's
-    answer."""
-    answered = most_disagreements(disagreed, terms.share, terms.error) + disagreed
-    return answered + 1.0 <= terms.loss * (texts + 1)
-
-
-def _solvent(texts: int, disagreed: int, terms: Terms) -> bool:
-    return texts >= _least_texts(disagreed, terms)
+    def _begin(self, versions: int) -> None:
+        loss, self.round = self.terms.loss, next(self._numbers)
+        self.gates = [Gate(loss, granted(self.terms.error, self.round)) for _ in range(versions)]
+        self.present, self.alarm = None, Alarm(loss)

@@ -3,17 +3,18 @@ large one.
 
 A text leaves with its ramp's output, or goes on. One that goes on may lose words, and gets the ensemble of
 both levels. Both outputs are on the scale of the large level's own, so that dividing them by the version's
-temperature calibrates them. While the cascade is under test, and for audits, a text runs to the end as if
-there were no cascade, and what the cascade would have answered is compared with its answer.
+temperature calibrates them. While the cascade is under test, a text runs to the end as if there were no
+cascade. An audited text gets the cascade's answer, but its rows run on if it leaves. In both cases what the
+offers would have answered is compared with the full model's answer.
 
-An audit must know that answer too if words would have been dropped. So such a text goes on twice: whole, for
-its answer, and shortened, for the audit.
+An audit must know both if words are dropped. So such a text goes on twice: whole and shortened.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -52,32 +53,54 @@ class Decided:
     """The ramp's output on the large level's scale: divided by that one's temperature it is calibrated."""
     small: Floats
     """The ramp's calibrated probabilities."""
-    goes_on: bool
 
     @property
     def offer(self) -> Offer:
         return self.begun.offer
 
+    @cached_property
+    def goes_on(self) -> bool:
+        """True if the offer in force, or under test, sends the text on."""
+        return self.sent_on_by(self.offer)
+
+    def sent_on_by(self, offer: Offer) -> bool:
+        share = share_large(self.small.max(), Dispatcher(offer.cut_off, offer.slope))
+        return goes_on(self.concern.text.id, float(share))
+
+    @property
+    def in_force(self) -> bool:
+        return self.begun.ticket.in_force
+
     @property
     def leaves(self) -> bool:
-        return self.begun.followed and not self.goes_on
+        """True if the ramp answers the text."""
+        return self.in_force and not self.goes_on
 
     @property
     def reported(self) -> bool:
         """True if the text is an audit. Where words are dropped, an audit costs a second run, so only texts
         that were drawn for it are audits. The other texts that the small level answers would be no random
         sample."""
-        return not self.begun.followed and (self.begun.ticket.audited or not self.offer.pruning)
+        return self.begun.ticket.audited or not (self.in_force or self.offer.pruning)
+
+    @property
+    def runs_on(self) -> bool:
+        """True if its rows stay in the layers."""
+        return self.reported or not self.leaves
 
     @property
     def shortened(self) -> bool:
         """True if the text's words are dropped, even if only for an audit."""
-        return self.goes_on and self.offer.pruning > 0.0 and (self.begun.followed or self.reported)
+        return self.goes_on and self.offer.pruning > 0.0 and (self.in_force or self.reported)
 
-    def mixed(self, output: Tensor) -> Tensor:
+    @property
+    def whole(self) -> bool:
+        """True if the text goes on with all its words, even if only for an audit."""
+        return not self.shortened or not self.in_force or self.reported
+
+    def mixed(self, output: Tensor, weight: float) -> Tensor:
         """The ensemble with the large level's output, on that one's scale; at the weights 0 and 1 one level's
         output as it is."""
-        weight = self.offer.weight
         if weight in (0.0, 1.0):
             return output if weight else self.ramp
         temperature = self.concern.cascade.large_temperature
@@ -85,8 +108,13 @@ class Decided:
         mixture = combined(self.small, large, weight)
         return torch.from_numpy(temperature * np.log(np.maximum(mixture, SMALLEST))).to(output.dtype)
 
-    def label(self, output: Tensor) -> str | None:
-        return self.concern.text.task.answer(output).label
+    def disagrees(self, output: Tensor, shortened: Tensor) -> list[bool]:
+        """Whether each offer would have given another answer than the full model's output."""
+        answer, said = self.concern.text.task.answer, []
+        for offer in self.begun.offers:
+            on = self.sent_on_by(offer)
+            said.append(answer(self.mixed(shortened, offer.weight) if on else self.ramp).label)
+        return [label != answer(output).label for label in said]
 
 
 class InsideHook(Hook):
@@ -117,7 +145,7 @@ class InsideHook(Hook):
         leaving = {text: one for text, one in found.items() if one.leaves}
         for one in leaving.values():
             one.concern.standing.followed(returned=True)
-        self._decided.update({text: one for text, one in found.items() if text not in leaving})
+        self._decided.update({text: one for text, one in found.items() if one.runs_on})
         return self._onward(layer, rows, found), _left(layer, rows, leaving) if leaving else None
 
     def ended(self, texts: Sequence[int], outputs: list[Output]) -> list[Output]:
@@ -132,9 +160,9 @@ class InsideHook(Hook):
         return [done.get(text, output) for text, output in zip(texts, outputs, strict=True)]
 
     def close(self) -> None:
-        """Take back the audits of a batch that failed between two layers."""
+        """End the audits of a batch that failed between two layers."""
         for one in self._decided.values():
-            one.concern.standing.abandon(one.begun)
+            _lost(one)
         self._decided.clear()
 
     def _decide(self, text: int, output: Tensor | None) -> Decided | None:
@@ -142,25 +170,23 @@ class InsideHook(Hook):
         begun = None if output is None else concern.standing.begin(concern.text.nonce)
         if output is None or begun is None:
             return None
-        offer = begun.offer
         small = probabilities(output.double().numpy(), concern.cascade.temperature)
-        share = share_large(small.max(), Dispatcher(offer.cut_off, offer.slope))
         on_scale = output * (concern.cascade.large_temperature / concern.cascade.temperature)
-        return Decided(concern, begun, on_scale, small, goes_on(concern.text.id, float(share)))
+        return Decided(concern, begun, on_scale, small)
 
     def _onward(self, layer: int, rows: Rows, found: Mapping[int, Decided]) -> Rows:
         """The rows of the texts that stay; the same object if all stay as they are."""
         shorter = [text for text, one in found.items() if one.shortened]
-        if not shorter and not any(one.leaves for one in found.values()):
+        if not shorter and all(one.runs_on for one in found.values()):
             return rows
         seen = self._batch.attention(layer, rows, shorter) if shorter else []
         given = dict(zip(shorter, seen, strict=True))
         parts: list[tuple[int, Sequence[int] | None]] = []
         for place, text in enumerate(rows.texts):
             one = found.get(text)
-            if one is not None and one.leaves:
+            if one is not None and not one.runs_on:
                 continue
-            if one is None or not (one.shortened and one.begun.followed):
+            if one is None or one.whole:
                 parts.append((place, None))
             if one is not None and one.shortened:
                 parts.append((place, shortened(one.concern.text, given[text], one.offer.pruning)))
@@ -174,7 +200,7 @@ def shortened(text: Text, attention: Floats, scale: float) -> list[int]:
 
 
 def _left(layer: int, rows: Rows, leaving: Mapping[int, Decided]) -> Left:
-    """The texts that leave with their ramps' outputs; nothing reads their rows any more."""
+    """The texts that leave with their ramps' outputs; nothing reads the rows of this part."""
     none, ones = rows.x[:0], leaving.values()
     return Left(
         list(leaving),
@@ -193,14 +219,23 @@ def _answered(one: Decided, output: Output, shortened: Output) -> Output:
 
     shortened: the output of the text without the words that would be dropped; else `output` itself.
     """
-    concern, begun = one.concern, one.begun
+    standing, begun = one.concern.standing, one.begun
     if isinstance(output, Exception) or isinstance(shortened, Exception):
-        concern.standing.abandon(begun)
+        _lost(one)
         return output
-    if begun.followed:
-        concern.standing.followed(returned=False)
-        return one.mixed(output)
     if one.reported:
-        would = one.mixed(shortened) if one.goes_on else one.ramp
-        concern.standing.record(begun, disagrees=one.label(would) != one.label(output))
-    return output
+        standing.record(begun, disagrees=one.disagrees(output, shortened))
+    if not one.in_force:
+        return output
+    if not one.leaves:
+        standing.followed(returned=False)
+    return one.mixed(shortened, one.offer.weight)
+
+
+def _lost(one: Decided) -> None:
+    """End an audit that cannot be compared. If the text has its answer, it counts as a disagreement: it may
+    have failed since it is one on which the levels disagree."""
+    if one.leaves:
+        one.concern.standing.record(one.begun, disagrees=[True] * len(one.begun.offers))
+    else:
+        one.concern.standing.abandon(one.begun)

@@ -26,8 +26,11 @@ CAREFUL = (0.995, 0.99, 0.98, 0.97)
 FIRST_SCALE, SCALE_STEP, LAST_SCALE = 0.5, 0.1, 2.0
 MAX_PRUNING_LOSS = 0.02
 """The most accuracy that pruning may cost the large level."""
-MARGIN = 0.5
-"""See `prudent`."""
+MARGINS = (0.2, 0.35, 0.5)
+"""See `ladder`. An offer whose rate is closer to the tolerated one spends so much that most of its texts stay
+audits."""
+MAX_LOSS = 0.01
+"""The most accuracy that an offer may lose against the large level, by the labels of the profile's rows."""
 TAIL, MAX_TAIL = 0.75, 1.5
 """A quantile and a factor. A candidate is kept if this quantile of its latency is at most the factor times
 that of the slowest level."""
@@ -109,19 +112,19 @@ def candidate(profiled: Profiled, dispatcher: Dispatcher, weight: float | None =
     return Candidate(dispatcher, weight, e.accuracy, e.seconds, tail_s, e.returned, agreement)
 
 
-def offered(choice: Profiled, judge: Profiled, slopes: Sequence[float] = SLOPES) -> list[Candidate]:
-    """The Pareto-optimal candidates on `choice`, each with its performance on `judge`; the fastest first.
+def offered(profiled: Profiled, slopes: Sequence[float] = SLOPES) -> list[Candidate]:
+    """The Pareto-optimal candidates in agreement, accuracy and time; the fastest first.
 
-    The texts of `judge` must be others: on the texts that chose it, a candidate looks better than it is. Each
-    dispatcher is a candidate with its ensemble, and without one (weight 1), which agrees more. Candidates
-    that are slower than the large level alone are left out.
+    Each dispatcher is a candidate with its ensemble, and without one (weight 1), which agrees more.
+    Candidates that are slower than the large level alone are left out. All texts choose the candidates and
+    measure them: to keep half of the texts for the measurement gave offers that were further from what they
+    promised (docs/design/0012-exits-and-cascades.md).
     """
-    found = candidates(choice, slopes)
-    found += [candidate(choice, c.dispatcher, 1.0) for c in found if c.weight != 1.0]
-    found = [c for c in found if c.seconds < float(choice.alone_s.mean())]
+    found = candidates(profiled, slopes)
+    found += [candidate(profiled, c.dispatcher, 1.0) for c in found if c.weight != 1.0]
+    found = [c for c in found if c.seconds < float(profiled.alone_s.mean())]
     best = [one for one in found if not any(_beats(other, one) for other in found)]
-    judged = [candidate(judge, one.dispatcher, one.weight) for one in best]
-    return sorted(judged, key=lambda c: (c.seconds, -c.agreement, -c.accuracy))
+    return sorted(best, key=lambda c: (c.seconds, -c.agreement, -c.accuracy))
 
 
 def _beats(one: Candidate, other: Candidate) -> bool:
@@ -140,14 +143,29 @@ def select(offers: Sequence[Offer], agreement: float, mean_ms: float = np.inf) -
     return min(able, key=lambda o: (o.mean_ms, -o.accuracy), default=None)
 
 
-def prudent(offers: Sequence[Offer], agreement: float, mean_ms: float = np.inf) -> Offer | None:
-    """The offer to put to the test: `select` with only MARGIN of the disagreements that are tolerated.
+def ladder(
+    offers: Sequence[Offer], agreement: float, mean_ms: float = np.inf, accuracy: float = 0.0
+) -> tuple[Offer, ...]:
+    """The offers to put to the test together: `select` with each of MARGINS of the tolerated disagreements.
 
-    Evidence takes long for a rate close to the tolerated one, and the profile's rows are no random sample of
-    the traffic. If no offer keeps the margin, the agreement itself decides.
+    The most careful one comes first. Evidence takes long for a rate close to the tolerated one, and the
+    profile's rows are no random sample of the traffic. If no offer keeps a margin, the agreement itself
+    decides. An offer that drops words is tested alone: each would need a run of its own.
+
+    accuracy: the large level's, on the labels of the profile. Offers that lose more than MAX_LOSS of it are
+    left out: an agreement alone would allow as much loss as there are other answers.
     """
-    careful = 1.0 - MARGIN * (1.0 - agreement)
-    return select(offers, careful, mean_ms) or select(offers, agreement, mean_ms)
+    able = [offer for offer in offers if keeps(offer, accuracy)]
+    careful = [select(able, 1.0 - part * (1.0 - agreement), mean_ms) for part in MARGINS]
+    found = list(dict.fromkeys(offer for offer in careful if offer is not None))
+    if not found and (last := select(able, agreement, mean_ms)) is not None:
+        found = [last]
+    return tuple(found[:1] if any(offer.pruning for offer in found) else found)
+
+
+def keeps(offer: Offer, accuracy: float) -> bool:
+    """Return whether an offer loses at most MAX_LOSS of the large level's accuracy in the profile."""
+    return offer.accuracy >= accuracy - MAX_LOSS - 1e-9
 
 
 def pruning_scale(accuracy_at: Callable[[float], float]) -> float:

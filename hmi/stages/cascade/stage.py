@@ -8,6 +8,7 @@ Going on costs only the layers that have not run. A cascade of two models on two
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from pathlib import Path
 
 from hmi.core import CASCADE_TASKS, Cascade, ModelId
 from hmi.execution.base import Hook
@@ -38,8 +39,13 @@ class CascadeInside:
 
     name = "cascade"
 
-    def __init__(self) -> None:
-        self._evidence = Evidence(MOST)
+    def __init__(self, path: Path | None = None) -> None:
+        """path: of the file of evidence (`Evidence`)."""
+        self._evidence = Evidence(MOST, path)
+
+    def close(self) -> None:
+        """Write the evidence to its file."""
+        self._evidence.close()
 
     def settings(self, key: BatchKey) -> Sequence[Setting]:
         return (OFF,) if key.exact else (OFF, ON)

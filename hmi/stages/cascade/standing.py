@@ -1,4 +1,4 @@
-"""The standing of one model's cascade inside its root: which offer is tested or used, and its evidence.
+"""The standing of one model's cascade inside its root: which offers are tested or used, and their evidence.
 
 As `hmi.engine.levels` does it for two roots, but for compute threads, and every text that ran to the end for
 another reason is an audit too.
@@ -6,6 +6,7 @@ another reason is an audit too.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hmi.core import Offer
@@ -20,13 +21,13 @@ class Begun:
     """The decision about one text, made when its ramp had answered."""
 
     ticket: Ticket
-    offer: Offer
-    """Under test or in use."""
+    offers: tuple[Offer, ...]
+    """Under test or in use, the most careful one first."""
 
     @property
-    def followed(self) -> bool:
-        """True if the offer decides about the text. Otherwise the text runs to the end."""
-        return self.ticket.in_force and not self.ticket.audited
+    def offer(self) -> Offer:
+        """The one that is in force; while none is, the most careful one."""
+        return self.offers[self.ticket.version or 0]
 
 
 class Standing:
@@ -38,24 +39,22 @@ class Standing:
     def begin(self, nonce: str) -> Begun | None:
         """Count a text. None: no offer is left, so the text runs to the end, and nothing is reported.
 
-        A text that is not followed may be recorded, and must be if it was drawn for an audit (`record`,
-        `abandon`). One that is followed must not. nonce: the text's, for audits.
+        A text that was drawn for an audit must be recorded or abandoned. Another one may be recorded if no
+        offer is in force. nonce: the text's, for audits.
         """
         with self._lock:
-            trial, offer = self._watched.trial, self._watched.offer
-            if offer is None:
-                trial.texts += 1
-                return None
-            return Begun(trial.begin(draw("audit", nonce) < trial.share), offer)
+            trial, offers = self._watched.trial, self._watched.offers
+            ticket = trial.begin(draw("audit", nonce) < trial.share)
+            return Begun(ticket, offers) if offers else None
 
     def followed(self, *, returned: bool) -> None:
-        """Count a text that the offer decided about, by the level that answered."""
+        """Count a text that the offer in force decided about, by the level that answered."""
         with self._lock:
             self._watched.returned += returned
             self._watched.gone_on += not returned
 
-    def record(self, begun: Begun, *, disagrees: bool) -> None:
-        """Take note of an audit. disagrees: whether the offer would have given another answer than the full
+    def record(self, begun: Begun, *, disagrees: Sequence[bool]) -> None:
+        """Take note of an audit. disagrees: whether each offer would have given another answer than the full
         model."""
         with self._lock:
             self._watched.audit(begun.ticket, disagrees)

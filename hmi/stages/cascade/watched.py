@@ -1,22 +1,36 @@
-"""The evidence and counts of cascades: which offer of each is tested or used."""
+"""The evidence and counts of cascades: which offers of each are tested, and which is used."""
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import count
+from pathlib import Path
 
 import numpy as np
 
 from hmi.core import Cascade, CascadeState, ModelId, Objective, Offer
+from hmi.stages.cascade import kept
 from hmi.stages.cascade.gate import Terms, Ticket, Trial
-from hmi.stages.cascade.profiling import prudent
+from hmi.stages.cascade.kept import Key
+from hmi.stages.cascade.profiling import ladder
 from hmi.stages.cascade.report import CascadeReport
 
 MAX_AGREEMENTS = 8
 """The agreements of one model whose evidence is kept. The one that was asked for longest ago begins anew."""
+
+
+@dataclass
+class Numbers(Iterator[int]):
+    """0, 1, 2, …: the numbers of rounds, each once."""
+
+    given: int = 0
+    """The numbers given so far."""
+
+    def __next__(self) -> int:
+        self.given += 1
+        return self.given - 1
 
 
 @dataclass
@@ -27,11 +41,11 @@ class Watched:
     cascade: Cascade
     objective: Objective
     """It must name an agreement."""
-    numbers: Iterator[int] = field(default_factory=count)
-    """Of the cascade's policies, under all agreements."""
+    numbers: Iterator[int] = field(default_factory=Numbers)
+    """Of the cascade's rounds, under all agreements."""
     trial: Trial = field(init=False)
-    offer: Offer | None = None
-    """The dispatcher that is tested or used; None: the large level answers."""
+    offers: tuple[Offer, ...] = ()
+    """The dispatchers that are tested or used, the most careful one first; (): the large level answers."""
     failed: list[Offer] = field(default_factory=list)
     """Offers whose gates were given up."""
     returned: int = 0
@@ -42,38 +56,47 @@ class Watched:
 
     def __post_init__(self) -> None:
         assert self.objective.agreement is not None
-        self.trial = Trial(Terms.of(self.objective.agreement), self.numbers)
         self._choose()
+        self.trial = Trial(Terms.of(self.objective.agreement), self.numbers, len(self.offers))
+
+    @property
+    def offer(self) -> Offer | None:
+        """The dispatcher that is used, or the most careful one that is tested; None if there is none."""
+        return self.offers[self.trial.present or 0] if self.offers else None
 
     def within(self, objective: Objective) -> None:
         """Obey an objective with the same agreement and another mean time. The evidence goes on, unless
-        another offer is chosen."""
-        before, self.objective = self.offer, objective
+        other offers are chosen."""
+        before, self.objective = self.offers, objective
         self._choose()
-        if self.offer != before:
-            self.trial.renew()
+        if self.offers != before:
+            self.trial.renew(len(self.offers))
 
     def _choose(self) -> None:
-        """Take the fastest offer that reaches the objective and has not failed."""
-        assert self.objective.agreement is not None
-        left = [offer for offer in self.cascade.offers if offer not in self.failed]
-        self.offer = prudent(left, self.objective.agreement, self.objective.deadline_ms or np.inf)
+        """Take the fastest offers that reach the objective and have not failed."""
+        wanted, cascade = self.objective, self.cascade
+        assert wanted.agreement is not None
+        left = [offer for offer in cascade.offers if offer not in self.failed]
+        self.offers = ladder(left, wanted.agreement, wanted.deadline_ms or np.inf, cascade.large_accuracy)
 
-    def audit(self, ticket: Ticket, disagrees: bool) -> bool:
-        """Take note of an audit, and choose anew if that ends the present offer's trial.
+    def audit(self, ticket: Ticket, disagrees: Sequence[bool]) -> bool:
+        """Take note of an audit, and choose anew if that ends the present offers' trial.
 
-        Returns whether the alarm has rung, so that the evidence begins anew.
+        disagrees: of each of `offers` when the text came. Returns whether the alarm has rung, so that the
+        evidence begins anew.
         """
         self.audited += 1
-        self.disagreed += disagrees
-        rung = self.trial.record(ticket, disagrees)
+        self.disagreed += disagrees[ticket.version or 0]
+        rung, before = self.trial.record(ticket, disagrees), self.offers
         if rung:
             self.failed.clear()
-            self._choose()
-        elif self.trial.hopeless and self.offer is not None:
-            self.failed.append(self.offer)
-            self.trial.renew()
-            self._choose()
+        elif self.offers and self.trial.hopeless:
+            self.failed += self.offers
+        else:
+            return False
+        self._choose()
+        if not rung or self.offers != before:
+            self.trial.renew(len(self.offers))
         return rung
 
     @property
@@ -107,18 +130,30 @@ class Profile:
 
     cascade: Cascade
     found: OrderedDict[float, Watched] = field(default_factory=OrderedDict)
-    numbers: Iterator[int] = field(default_factory=count)
+    numbers: Numbers = field(default_factory=Numbers)
 
 
 class Evidence:
     """The evidence of many models' cascades. Thread-safe."""
 
-    def __init__(self, most: int) -> None:
-        """most: the cascades whose evidence is kept. The one that was used longest ago begins anew."""
-        self._most, self._lock = most, threading.Lock()
-        self._profiles: OrderedDict[tuple[ModelId, str, str], Profile] = OrderedDict()
+    def __init__(self, most: int, path: Path | None = None) -> None:
+        """most: the cascades whose evidence is kept. The one that was used longest ago begins anew.
+
+        path: of the file that `close` writes, which is read here and deleted; None: nothing is kept.
+        """
+        self._most, self._lock, self._path = most, threading.Lock(), path
+        self._profiles: OrderedDict[Key, Profile] = OrderedDict()
         """The evidence, by model and the artefacts of both levels, since two tenants may have equal
         artefacts. The one used last is the last."""
+        self._kept = {} if path is None else kept.take(path)
+        """That of the last engine, of cascades that no text has asked for since."""
+
+    def close(self) -> None:
+        """Write the evidence to its file."""
+        with self._lock:
+            if self._path is not None:
+                states = {key: kept.packed(profile) for key, profile in self._profiles.items()}
+                kept.write(self._path, {**self._kept, **states})
 
     def of(self, model: ModelId, artefact: str, cascade: Cascade, objective: Objective) -> Watched:
         """The evidence of a cascade under an objective, which must name an agreement.
@@ -132,6 +167,7 @@ class Evidence:
             profile = self._profiles.get(key)
             if profile is None or profile.cascade != cascade:
                 profile = self._profiles[key] = Profile(cascade)
+                kept.unpack(self._kept.pop(key, None), profile)
             found = profile.found.get(agreement)
             if found is None:
                 found = profile.found[agreement] = Watched(cascade, objective, profile.numbers)
@@ -159,5 +195,6 @@ class Evidence:
     def forget(self, artefacts: Collection[str]) -> None:
         """Drop the evidence of deleted artefacts."""
         with self._lock:
-            for key in [key for key in self._profiles if not {*key[1:]}.isdisjoint(artefacts)]:
-                del self._profiles[key]
+            for found in (self._profiles, self._kept):
+                for key in [key for key in found if not {*key[1:]}.isdisjoint(artefacts)]:
+                    found.pop(key)
