@@ -28,12 +28,11 @@ from hmi.stages.cascade.attention import from_first
 from hmi.stages.cascade.dispatch import Dispatcher, goes_on, share_large
 from hmi.stages.cascade.gate import CLOSED_SHARE
 from hmi.stages.cascade.hook import Concern, InsideHook
-from hmi.stages.cascade.ledger import Count
 from hmi.stages.cascade.pruning import kept
 from hmi.stages.cascade.standing import Standing
 from hmi.stages.cascade.watched import Watched
 from hmi.stages.draw import draw
-from hmi.stages.early_exit.account import Phase
+from hmi.stages.early_exit.account import Count, Phase
 from tests.hmi.test_fused import BERT, DEPTH, MPNET, module, upper
 
 LENGTHS, LABELS, SITE = (5, 9, 1, 24, 13, 2, 30, 17), ("a", "b", "c"), 1

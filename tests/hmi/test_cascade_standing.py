@@ -163,8 +163,9 @@ def test_evidence_outlives_a_restart_once(tmp_path: Path) -> None:
     assert after.trial.open
     assert after.trial.alarm == before.trial.alarm
     account = before.trial.account
-    (count,) = (count for count in account.counts if count.under_way)
-    count.wrong, count.under_way = count.wrong + 1, 0
+    (count,) = (count for count in account.counts if count.pending)
+    count.wrong += 1
+    count.pending.clear()
     assert (after.trial.account.counts, after.trial.texts) == (account.counts, account.texts)
     assert after.report.audited == 200
     assert again.of(*ABOUT, BOTH, Objective(agreement=0.7)).trial.round == 2, "rounds are counted on"

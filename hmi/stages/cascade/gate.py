@@ -6,7 +6,7 @@ more careful ones are open. This is fixed-sequence testing: consider the first p
 is too high. No later gate opens unless its own does, so the error of one gate is that of the whole round.
 
 While all gates are closed, the large level answers every text, and the policies' answers are compared with
-it. The boldest policy whose gate is open is in force, as long as the stream is `solvent` (`ledger`). The
+it. The boldest policy whose gate is open is in force, as long as the stream is `solvent` (`Account`). The
 alarm closes the gates, and the evidence begins anew.
 
 `hmi.stages.early_exit.control` does the same for policies that it tunes itself.
@@ -18,8 +18,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 
-from hmi.stages.cascade.ledger import Count, Ledger
-from hmi.stages.early_exit.account import PHASES, Phase
+from hmi.stages.early_exit.account import PHASES, Account, Count, Phase
 from hmi.stages.early_exit.drift import Alarm
 from hmi.stages.early_exit.evidence import Audits, Gate, granted, log_evidence, upper_bound
 
@@ -53,7 +52,7 @@ class Terms:
         return cls(1.0 - agreement)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Ticket:
     """One text of the stream, from `begin` until it is settled."""
 
@@ -80,7 +79,9 @@ class Trial:
         numbers: of the rounds, each once. Trials that share one error share them; None: it is alone.
         """
         self.terms, self._numbers = terms, count() if numbers is None else numbers
-        self.account = Ledger(terms.loss, terms.error, terms.phases)
+        self.account = Account(terms.loss, terms.error, terms.phases)
+        """A text that obeys a policy may disagree whichever level answers it, also with the ensemble of both.
+        So it counts like an exit, from its beginning on."""
         self.alarms = 0
         self.present: int | None = None
         """The boldest policy that may be in force; None if there is none."""
@@ -116,7 +117,7 @@ class Trial:
     @property
     def under_way(self) -> int:
         """The audits of texts that obey a policy which are not reported yet."""
-        return sum(phase.under_way for phase in self.account.counts)
+        return sum(len(phase.pending) for phase in self.account.counts)
 
     @property
     def bound(self) -> float:
@@ -145,10 +146,9 @@ class Trial:
         ticket = Ticket(self.round, self.present if self.solvent else None, audited, account.count)
         account.texts += 1
         if ticket.in_force:
-            account.count.under_way += audited
-            account.count.free += not audited
+            account.left(account.count, ticket if audited else None)
         if self.open and account.texts % ADVANCE_EVERY == 0:  # after the text: its share was the former one
-            account.advance()
+            account.advance(settled=True)
         return ticket
 
     def abandon(self, ticket: Ticket) -> None:
@@ -157,7 +157,7 @@ class Trial:
         Only if the text would have failed without the audit, too. Otherwise texts on which the levels
         disagree might be lost more often than others: then `record` a disagreement.
         """
-        ticket.count.under_way -= ticket.in_force and ticket.audited
+        ticket.count.pending.pop(ticket, None)
 
     def record(self, ticket: Ticket, disagrees: Sequence[bool]) -> bool:
         """Take note of an audit. disagrees: whether each policy's answer differs from the large level's.

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import xxhash
 
 from hmi.core import ModelId, Objective
-from hmi.stages.cascade.ledger import Count
+from hmi.stages.early_exit.account import Count
 from hmi.stages.early_exit.drift import Alarm
 from hmi.stages.early_exit.evidence import Audits, Gate
 from hmi.stores.failures import tell
@@ -110,7 +110,7 @@ def _watched(agreement: float, one: Watched) -> State:
                 **{name: getattr(trial, name) for name in PLAIN},
                 "texts": trial.account.texts,
                 "phase": trial.account.phase,
-                "counts": [(c.wrong + c.under_way, c.free) for c in trial.account.counts],
+                "counts": [(c.wrong + len(c.pending), c.free) for c in trial.account.counts],
                 "gates": [asdict(gate) for gate in trial.gates],
                 "alarm": asdict(trial.alarm),
             },
@@ -120,11 +120,11 @@ def _watched(agreement: float, one: Watched) -> State:
 def _restore(trial: Trial, state: State) -> None:
     """Put a state into a new trial. Raises ValueError if it has other phases."""
     account = trial.account
-    counts = [Count(wrong, 0, free) for wrong, free in state["counts"]]
+    counts = [Count(wrong, free) for wrong, free in state["counts"]]
     if len(counts) != len(account.phases):
         raise ValueError("it has other phases")
     account.texts, account.phase, account.counts = state["texts"], state["phase"], counts
-    account.advance()
+    account.advance(settled=True)
     for name in PLAIN:
         setattr(trial, name, state[name])
     trial.gates = [Gate(**{**gate, "own": Audits(**gate["own"])}) for gate in state["gates"]]
