@@ -148,7 +148,7 @@ class Trial:
         if ticket.in_force:
             account.left(account.count, ticket if audited else None)
         if self.open and account.texts % ADVANCE_EVERY == 0:  # after the text: its share was the former one
-            account.advance(settled=True)
+            account.advance(settled=True, ahead=False)  # audits last long: the large level runs afterwards
         return ticket
 
     def abandon(self, ticket: Ticket) -> None:

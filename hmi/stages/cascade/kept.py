@@ -124,7 +124,7 @@ def _restore(trial: Trial, state: State) -> None:
     if len(counts) != len(account.phases):
         raise ValueError("it has other phases")
     account.texts, account.phase, account.counts = state["texts"], state["phase"], counts
-    account.advance(settled=True)
+    account.advance(settled=True, ahead=False)
     for name in PLAIN:
         setattr(trial, name, state[name])
     trial.gates = [Gate(**{**gate, "own": Audits(**gate["own"])}) for gate in state["gates"]]

@@ -111,17 +111,19 @@ class Account:
         """True if one more text may leave early once all texts under way have ended well."""
         return self._spent(pending=False) + 1.0 <= self.loss * (self.texts + 1)
 
-    def advance(self, *, settled: bool) -> None:
-        """Choose the phase of the coming texts. settled: whether fewer audits than all will do."""
+    def advance(self, *, settled: bool, ahead: bool = True) -> None:
+        """Choose the phase of the coming texts. settled: whether fewer audits than all will do. ahead: whether
+        a phase must be able to bear as many audits under way as there are; else they are taken to agree."""
         earned, following = self.loss * self.texts, self.phase + 1
         if settled and following < len(self.phases):
             share = self.phases[following].share
-            pending = ceil(self.peak * share / self.share)  # as many texts are under way then
+            peak = self.peak if ahead else 0
+            pending = ceil(peak * share / self.share)  # as many texts are under way then
             others = ceil(pending * (1.0 - share) / share)
             first = pending + self._unchecked(following, 0, pending, others)
             if self._spent(pending=False) + first <= BEGUN * earned:
                 self.phase = following
-        rich = self._spent(pending=True) <= USED * earned
+        rich = self._spent(pending=ahead) <= USED * earned
         self.used, self.peak = self.phase if settled and rich else 0, len(self.count.pending)
 
     def _spent(self, *, pending: bool) -> float:
