@@ -112,8 +112,11 @@ class Account:
         return self._spent(pending=False) + 1.0 <= self.loss * (self.texts + 1)
 
     def advance(self, *, settled: bool, ahead: bool = True) -> None:
-        """Choose the phase of the coming texts. settled: whether fewer audits than all will do. ahead: whether
-        a phase must be able to bear as many audits under way as there are; else they are taken to agree."""
+        """Choose the phase of the coming texts.
+
+        settled: whether fewer audits than all will do. ahead: whether a phase must be able to bear as many
+        audits under way as there are; else they are taken to agree.
+        """
         earned, following = self.loss * self.texts, self.phase + 1
         if settled and following < len(self.phases):
             share = self.phases[following].share
