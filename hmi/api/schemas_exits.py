@@ -169,7 +169,8 @@ class ExitReportView(Answer):
     )
     sooner: float = Field(
         description="How much sooner answers came in the mean over all texts, as a fraction of `layers_ms`: "
-        "the sum of `left` × `avoids` over the sites, divided by the texts."
+        "the sum of `left` × `avoids` over the sites, divided by the texts. On a GPU an early answer leaves "
+        "with its batch, so there this is what its layers would have taken."
     )
     skipped: int = Field(
         description="Texts of these that came while exits were off. The times below leave them out."
