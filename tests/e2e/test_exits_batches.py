@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
-from hmi.engine import TextRequest
+from hmi.engine import Engine, TextRequest
 from hmi.engine.accounts import Accounts
 from hmi.engine.item import Item, Piece, Times
 from hmi.engine.running import Held, Ran, Runner
@@ -23,6 +25,7 @@ from hmi.stages import OFF, Batch, Candidate, Effect, Plan, RoundRobin, Setting,
 from hmi.stages.early_exit.costs import LAST, Measured
 from hmi.stages.early_exit.ramps import Costs
 from hmi.stages.early_exit.stage import ON, EarlyExit
+from hmi.stages.early_exit.state import ModelState
 from tests.e2e.conftest import Home
 from tests.e2e.exits_lab import plant, ramped, requests, state_of
 from tests.e2e.hall import items
@@ -51,7 +54,7 @@ class Watcher(Hook):
         return rows, None
 
 
-class Watching:
+class Watching(ABC):
     """A stage with the hook of a subclass in every batch."""
 
     name = "watching"
@@ -62,8 +65,8 @@ class Watching:
     def effect(self, setting: Setting, shape: Shape) -> Effect:
         return Effect(rows=(1.0,) * shape.layers)
 
-    def hook(self, batch: Batch) -> Hook:
-        raise NotImplementedError
+    @abstractmethod
+    def hook(self, batch: Batch) -> Hook: ...
 
     def hooks(self, setting: Setting, batch: Batch) -> Sequence[Hook]:
         return [self.hook(batch)]
@@ -119,9 +122,10 @@ async def test_a_text_that_leaves_is_answered_while_its_batch_is_still_in_the_la
     assert all(gates.opened)
 
 
-async def test_an_audited_text_that_leaves_is_answered_at_once_too_and_runs_on_to_be_compared(
-    home: Home,
-) -> None:
+@asynccontextmanager
+async def audited(home: Home) -> AsyncIterator[tuple[Engine, Gates, Metrics, ModelState]]:
+    """An engine that has answered one text. All further texts are audited and may leave before layer 0, and
+    their batches wait before layer 1."""
     gates, metrics = Gates(), Metrics()
     with ramped(home, MOOD) as artefact:
         engine = home.engine(metrics, RoundRobin([EarlyExit(), gates]), streams=1, precision="fp32")
@@ -129,17 +133,24 @@ async def test_an_audited_text_that_leaves_is_answered_at_once_too_and_runs_on_t
         async with started(engine):
             await engine.infer(requests(MOOD, home.covered[:1]))
             plant(state := state_of(engine, artefact), ANY, phase=0)
-            (left,) = await asyncio.wait_for(engine.infer(requests(MOOD, home.covered[1:2], "x")), LIMIT_S)
-            account = state.control.account
-            assert (len(account.count.pending), account.count.wrong, account.count.free) == (1, 0, 0)
-            assert state.control.audits.seen == 0
-            gates.gates[1].set()
-            await until(lambda: state.control.audits.seen == 1)
-            assert account.count.pending == {}
-            report = state.report()
-            full = [replace(r, early=False) for r in requests(MOOD, home.covered[1:2], "full")]
-            gates.gates[2].set()
-            (right,) = await engine.infer(full)
+            yield engine, gates, metrics, state
+
+
+async def test_an_audited_text_that_leaves_is_answered_at_once_too_and_runs_on_to_be_compared(
+    home: Home,
+) -> None:
+    async with audited(home) as (engine, gates, metrics, state):
+        (left,) = await asyncio.wait_for(engine.infer(requests(MOOD, home.covered[1:2], "x")), LIMIT_S)
+        account = state.control.account
+        assert (len(account.count.pending), account.count.wrong, account.count.free) == (1, 0, 0)
+        assert state.control.audits.seen == 0
+        gates.gates[1].set()
+        await until(lambda: state.control.audits.seen == 1)
+        assert account.count.pending == {}
+        report = state.report()
+        full = [replace(r, early=False) for r in requests(MOOD, home.covered[1:2], "full")]
+        gates.gates[2].set()
+        (right,) = await engine.infer(full)
     assert layers([left]) == [0]
     assert account.count.wrong == (left.label != right.label)
     assert report.left == {0: 1}
@@ -175,19 +186,13 @@ async def test_an_early_answer_that_is_never_compared_counts_as_a_disagreement(w
 async def test_early_answers_are_counted_although_the_engine_stops_while_they_are_compared(
     home: Home,
 ) -> None:
-    gates, metrics = Gates(), Metrics()
-    with ramped(home, MOOD) as artefact:
-        engine = home.engine(metrics, RoundRobin([EarlyExit(), gates]), streams=1, precision="fp32")
-        gates.gates[0].set()
-        async with started(engine):
-            await engine.infer(requests(MOOD, home.covered[:1]))
-            plant(state := state_of(engine, artefact), ANY, phase=0)
-            await engine.infer(requests(MOOD, home.covered[1:2], "x"))
-            stopping = asyncio.create_task(engine.stop())
-            await until(lambda: metrics.usage.of("acme").inputs == 2)
-            assert not stopping.done()
-            gates.gates[1].set()
-            await stopping
+    async with audited(home) as (engine, gates, metrics, state):
+        await engine.infer(requests(MOOD, home.covered[1:2], "x"))
+        stopping = asyncio.create_task(engine.stop())
+        await until(lambda: metrics.usage.of("acme").inputs == 2)
+        assert not stopping.done()
+        gates.gates[1].set()
+        await stopping
     assert metrics.usage.of("acme").early == 1
     assert (state.control.audits.seen, state.control.account.count.pending) == (1, {})
 

@@ -86,7 +86,7 @@ class Trial:
         self.present: int | None = None
         """The boldest policy that may be in force; None if there is none."""
         self.alarm = Alarm(terms.loss)
-        """Of the present policy."""
+        """The alarm that watches the present policy."""
         self._begin(versions)
 
     @property

@@ -109,7 +109,7 @@ class Decided:
         return torch.from_numpy(temperature * np.log(np.maximum(mixture, SMALLEST))).to(output.dtype)
 
     def disagrees(self, output: Tensor, shortened: Tensor) -> list[bool]:
-        """Whether each offer would have given another answer than the full model's output."""
+        """Return, for each offer, True if its answer differs from the full model's."""
         answer, said = self.concern.text.task.answer, []
         for offer in self.begun.offers:
             on = self.sent_on_by(offer)

@@ -30,7 +30,7 @@ log = logging.getLogger("hmi.stages")
 Key = tuple[ModelId, str, str]
 """A model and the artefacts of both levels."""
 State = dict[str, Any]
-"""What JSON can hold."""
+"""The evidence of one cascade as JSON: numbers, strings, lists and objects."""
 COUNTS = ("returned", "gone_on", "audited", "disagreed")
 PLAIN = ("present", "round", "alarms")
 """The trial's fields that are numbers."""

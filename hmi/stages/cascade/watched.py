@@ -42,7 +42,7 @@ class Watched:
     objective: Objective
     """It must name an agreement."""
     numbers: Iterator[int] = field(default_factory=Numbers)
-    """Of the cascade's rounds, under all agreements."""
+    """Numbers the cascade's rounds. All agreements share them, and with them one error."""
     trial: Trial = field(init=False)
     offers: tuple[Offer, ...] = ()
     """The dispatchers that are tested or used, the most careful one first; (): the large level answers."""

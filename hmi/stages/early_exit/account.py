@@ -3,9 +3,9 @@
 Each answer earns, and each early answer that may disagree with the full model's spends. An audited text gets
 its early answer, too, and runs on to be compared, as in Apparate. So what it spends is known once it has
 ended: 1 if it disagreed, else 0. Of the early answers that nobody checks, `most_disagreements` gives a bound.
-The fraction of audited texts falls in phases: at first all texts are audited, and nothing needs a bound. A
-small fraction costs a long wait at the beginning (the bound without any disagreement is 11 early answers at
-1/3, 27 at 1/6 and 47 at 1/10), and a large one costs processor time for ever.
+The fraction of audited texts falls in phases. At first all texts are audited, and nothing needs a bound. A
+small fraction makes the stream wait: its bound is 11 early answers at 1/3, 27 at 1/6 and 47 at 1/10, even if
+no audit disagrees. A large fraction costs processor time as long as it lasts.
 
 Why the bounds of the phases may be added: a phase begins at a time that depends on the past alone. From then
 on `most_disagreements` bounds the phase's unchecked early answers that disagree, at all times together, with

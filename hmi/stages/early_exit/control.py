@@ -329,7 +329,7 @@ class Control:
             self.asleep = 0
 
     def _window(self, size: int) -> tuple[Floats, Bools]:
-        """At most so many records: own first, then the domain's, then the root's."""
+        """Return at most `size` of the newest records: the model's own first, then those of other models."""
         levels = [self.records.newest(size), *self._others]
         u, agrees = (np.concatenate(parts)[:size] for parts in zip(*levels, strict=True))
         return u.astype(np.float64), agrees

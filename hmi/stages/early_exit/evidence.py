@@ -122,8 +122,10 @@ class Gate:
 
 @lru_cache(maxsize=4096)
 def least_audits(disagreed: int, loss: float, error: float) -> int:
-    """The least number of audits at which a gate opens if so many of them disagree. An audit that agrees
-    always adds to the evidence."""
+    """Return the number of audits at which a gate opens. disagreed: how many of them disagree.
+
+    With more audits it is open, too: one that agrees always adds to the evidence.
+    """
 
     def enough(seen: int) -> bool:
         return bool(log_evidence(Audits(seen, disagreed), loss) >= -np.log(error))
