@@ -30,6 +30,7 @@ MERGES: Final = (-10, -20, -35, -50)
 """The γ of merging, the boldest last."""
 
 
+@lru_cache(maxsize=256)
 def merging(gamma: int) -> TokenSetting:
     """Return the setting that merges. gamma: below 0."""
     return TokenSetting(f"merge {-gamma}%", gamma)
