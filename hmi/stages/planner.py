@@ -63,6 +63,8 @@ class Measured:
     tokens: int
     cpu_s: float
     """CPU seconds of the thread that ran it."""
+    wall_s: float = 0.0
+    """Seconds by the clock, which deadlines go by. 0: not measured."""
     modules: int = 1
     """The number of distinct modules."""
     priced_s: Sequence[float] = ()
