@@ -37,7 +37,9 @@ class Effects:
     squares: float
     """The sum of the squares of these fractions."""
     accuracy: float
-    """Relative to the accuracy with all of them off, so that no tenant comes later because its task is hard."""
+    """Relative to that with all of them off, so that no tenant comes later because its task is hard."""
+    shortest: int
+    """Texts with fewer tokens stay off."""
 
 
 class Ladder:
@@ -71,7 +73,7 @@ class Ladder:
         terms = [
             [(each, _relative(each, mine[0])) for each in mine]
             for stage in self._adaptive
-            for mine in (stage.terms(self.shape, text.model, text.version, text.objective),)
+            for mine in (stage.terms(text),)
         ]
         return [self._together(each) for each in product(*terms)]
 
@@ -82,15 +84,23 @@ class Ladder:
         for effect in effects:
             stall = cost.stalls.get(effect.name, (0.0, 0.0))[1]
             each, square = stall + cost.row * effect.total, cost.square * effect.squares
-            seconds.append(sum(cost.text + n * (each + square * n) for n in text.windows))
-            values.append(text.utility * effect.accuracy if effect.accuracy >= least else -math.inf)
+            accuracy, total = 1.0, 0.0
+            for n in text.windows:
+                if n < effect.shortest:
+                    total += cost.text + n * (cost.row + cost.square * n) * self.shape.layers
+                else:
+                    total += cost.text + n * (each + square * n)
+                    accuracy = effect.accuracy
+            seconds.append(total)
+            values.append(text.utility * accuracy if accuracy >= least else -math.inf)
         return Price(tuple(values), tuple(seconds))
 
     def _together(self, terms: Sequence[tuple[Terms, float]]) -> Effects:
         rows = _multiplied([each.rows for each, _ in terms], self.shape.layers)
         name = ", ".join(each.name for each, _ in terms if each.name != OFF.name) or OFF.name
         accuracy = prod(relative for _, relative in terms)
-        return Effects(name, sum(rows), sum(share * share for share in rows), accuracy)
+        shortest = min((each.shortest for each, _ in terms if each.name != OFF.name), default=0)
+        return Effects(name, sum(rows), sum(share * share for share in rows), accuracy, shortest)
 
 
 def _relative(terms: Terms, off: Terms) -> float:

@@ -101,7 +101,8 @@ class ParetoPlanner:
     def price(self, text: Waiting) -> Price:
         """Return the text's value and cost under each step of `ladder(text.key, text.layers)`."""
         ladder = self.ladder(text.key, text.layers)
-        of, now = (text.key, text.model, text.version.artefact, text.objective), self._clock()
+        of = text.key, text.model, text.version.artefact, text.objective, text.cascade
+        now = self._clock()
         known = self._effects.get(of)
         if known is None or now - known[0] > REFRESH_S:
             if len(self._effects) >= MODELS:
@@ -206,7 +207,7 @@ class ParetoPlanner:
         self.decisions[kind] += 1
         if self._streams > 1:
             self._ends.append(self._clock() + key.seconds(group, step))
-        return Plan(key.candidate, key.ladder.steps[step].settings, group.id, why, step)
+        return Plan(key.candidate, key.ladder.steps[step].settings, group.id, why, step, kind)
 
     def _ordinary(self, first: Candidate, candidates: Sequence[Candidate], now: float) -> Plan:
         """Plan texts without a group: off, or a bolder setting the more work waits."""
@@ -224,4 +225,4 @@ class ParetoPlanner:
                 step, kind = faster[min(int(share * len(faster)), len(faster) - 1)], "hurried"
         self.decisions[kind] += 1
         why = f"{waits * 1e3:.0f} ms wait: {ladder.steps[step].name}" if step else ""
-        return Plan(first, ladder.steps[step].settings, None, why, step)
+        return Plan(first, ladder.steps[step].settings, None, why, step, kind)
