@@ -34,6 +34,8 @@ class TextRequest:
     deadline: float | None = None
     priority: Priority = "normal"
     """The text's order among its own tenant's waiting texts. Other tenants' turns do not depend on it."""
+    utility: float = 1.0
+    """The value of an answer within the deadline, in (0, 1]. Under load the planner prefers higher sums."""
     early: bool = True
     """True if early exits and cascades may answer. They do so only as the tenant's objective lets them."""
     place: str = "inputs"
@@ -48,6 +50,12 @@ class TextRequest:
     would otherwise wait for a batch of the large one, and then for another."""
     ask: int = 0
     """The index of the call's ask that the text belongs to. Usage counts each ask as one request."""
+
+    @property
+    def has_aim(self) -> bool:
+        """True if the text has a deadline or a utility below 1, by which the planner may weigh it against
+        others (`hmi.stages.planning`)."""
+        return self.deadline is not None or self.utility != 1.0
 
     @property
     def characters(self) -> int:

@@ -69,6 +69,13 @@ class Parameters(Request):
         le=3_600_000,
         description="After this time the answer is 504 and the work is dropped.",
     )
+    utility: float = Field(
+        default=1.0,
+        gt=0,
+        le=1,
+        description="The value of an answer within its deadline, beside that of other calls. While not all "
+        "deadlines can be met, texts of the highest total value are computed.",
+    )
     priority: Priority = Field(
         default="normal",
         description="Its order among this tenant's own waiting calls. Other tenants' turns do not change.",
