@@ -53,10 +53,19 @@ def _text() -> None:
     cls_head(row, row, np.array([0, 1], np.int64), row[:0], np.zeros((1, 2), np.float32), bias, row.copy())
 
 
-_ENTRIES = {"lookup": _lookup, "text": _text, "encoder": _encoder}
+def _planning() -> None:
+    """The label program, for one stream and for several."""
+    from hmi_kernels.planning.labels import one_stream, streams
+
+    groups, chosen = np.ones((1, 1)), np.empty(1, np.int64)
+    one_stream(0.0, groups, groups, groups, 3, chosen)
+    streams(np.zeros(2), groups, groups, groups, 3, chosen)
+
+
+_ENTRIES = {"lookup": _lookup, "text": _text, "encoder": _encoder, "planning": _planning}
 ENTRIES = tuple(_ENTRIES)
-"""The entries that a server needs: look-ups, models' features and heads, and the encoder's layers."""
-NEEDED = ("lookup", "text")
+"""The entries that a server needs: look-ups, models' features and heads, the encoder's layers, plans."""
+NEEDED = ("lookup", "text", "planning")
 """Entries without which nothing is served. Packed torch runs layers without the encoder."""
 
 
