@@ -43,7 +43,7 @@ class Planning:
     """Plans batches and prices texts with a planner. If it raises, turns decide, and no stage adapts."""
 
     def __init__(self, planner: Planner) -> None:
-        self._planner = planner
+        self._planner, self.stages = planner, planner.stages
         self._spare = RoundRobin([each for each in planner.stages if not isinstance(each, Adaptive)])
         self.totals = PlanTotals()
 
@@ -79,10 +79,14 @@ class Planning:
         self.totals.seconds += time.monotonic() - now
         return plan, left
 
-    def decided(self, plan: Plan) -> None:
-        """Count a plan by which a batch was cut."""
-        settings = ", ".join(setting.name for setting in plan.on.values())
-        self.totals.decisions[plan.why, settings] += 1
+    def decided(self, plan: Plan, pieces: Sequence[Piece]) -> None:
+        """Count a plan by which a batch was cut, and note its reason for answers with provenance."""
+        if not pieces:
+            return
+        self.totals.decisions[plan.why, ", ".join([setting.name for setting in plan.on.values()])] += 1
+        if plan.why:
+            for piece in pieces:
+                piece.item.partial.planner = plan.why
 
     def learn(self, plan: Plan, pieces: Sequence[Piece], tokens: int, cpu_s: float) -> None:
         """Let the planner take note of a batch that has run."""
