@@ -98,6 +98,11 @@ class ParetoPlanner:
             found = self._ladders[key] = Ladder(self.stages, Shape(key, layers), cost)
         return found
 
+    def renew(self, key: BatchKey) -> None:
+        """Ask for the key's cost again, since it was measured. Prices of waiting texts stay as they are."""
+        self._ladders.pop(key, None)
+        self.ratios.forget(key)
+
     def price(self, text: Waiting) -> Price:
         """Return the text's value and cost under each step of `ladder(text.key, text.layers)`."""
         ladder = self.ladder(text.key, text.layers)
