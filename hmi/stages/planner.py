@@ -50,6 +50,8 @@ class Plan:
     """The index of the settings in `Price.seconds`. 0: off, or not priced."""
     kind: str = ""
     """The reason in one word of a few, to count plans by; "": in turn."""
+    dropped: int = 0
+    """The number of groups that the plan leaves out."""
 
     @property
     def on(self) -> dict[str, Setting]:

@@ -18,8 +18,8 @@ from hmi.core import ModelId, ModelVersion, Objective, TokenPoint, now
 from hmi.execution.batch import BatchKey, Rows, offsets_of
 from hmi.execution.choose import Chosen
 from hmi.execution.machine import fingerprint
-from hmi.model.shape import EncoderShape
 from hmi.model.modules import TenantModule, new_module
+from hmi.model.shape import EncoderShape
 from hmi.model.tasks import task_of_version
 from hmi.modulespec import ModuleSpec
 from hmi.stages.base import OFF, Batch, Setting, Shape, Stage, Text
