@@ -115,9 +115,10 @@ class Planning:
             self._failed("the planner failed to learn from a batch", error)
 
     def _left(self, plan: Plan) -> float:
-        group = next((each for each in plan.candidate.groups if each.id == plan.group), None)
-        if group is not None and plan.index < len(group.seconds) and group.seconds[0] > 0:
-            return group.seconds[plan.index] / group.seconds[0]
+        if plan.group is not None:
+            group = next((each for each in plan.candidate.groups if each.id == plan.group), None)
+            if group is not None and plan.index < len(group.seconds) and group.seconds[0] > 0:
+                return group.seconds[plan.index] / group.seconds[0]
         # Ordinary texts have no price: which of them a stage adapts depends on their models. So their batches
         # are cut as without adaptive stages.
         return work_left(plan, self._fixed)
