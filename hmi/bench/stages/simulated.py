@@ -157,7 +157,7 @@ class Exact:
     def __init__(self, table: Table) -> None:
         cost = Cost(table.fixed_s, 0.0, table.text_s, 0.0, 0.0)
         self.now = 0.0
-        self.planner = ParetoPlanner([_Stage(table)], lambda key: cost, clock=lambda: self.now)
+        self.planner = ParetoPlanner([TableStage(table)], lambda key: cost, clock=lambda: self.now)
 
     def choose(self, groups: Sequence[Group], now: float, rate: float) -> tuple[Group, int] | None:
         self.now = now
@@ -173,7 +173,7 @@ class Exact:
         return Candidate(0.0, 0.0, "t", KEY, 1, tuple(groups), grouped=True)
 
 
-class _Stage:
+class TableStage:
     """A stage with the settings of a table. Every text of one token may use them all."""
 
     name = "tokens"
