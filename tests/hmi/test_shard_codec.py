@@ -9,10 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hmi.stages.elastic_shards.codec import (
-    BITS,
-    FULL,
     THRESHOLD,
-    VERSIONS,
     Cut,
     Dictionary,
     Floats,
@@ -21,6 +18,7 @@ from hmi.stages.elastic_shards.codec import (
     LayerCodec,
     LayerWeights,
 )
+from hmi.stages.elastic_shards.versions import BITS, FULL, VERSIONS
 
 SIZES = [(32, 4, 64), (24, 2, 10), (30, 3, 7)]
 """dim, heads and ffn: all rows are a multiple of eight numbers long, some are, few are."""

@@ -23,17 +23,13 @@ from torch import nn
 
 from hmi.errors import UnsupportedModel
 from hmi.model.encoder import EncoderLayer
+from hmi.stages.elastic_shards.versions import FULL
 
 Floats = NDArray[np.float32]
 Bytes = NDArray[np.uint8]
 Indexes = NDArray[np.int64]
 ops = Later("shards.ops")
 
-BITS = (2, 3, 4, 5, 6)
-"""The bitwidths of quantised versions."""
-FULL = 32
-"""The bitwidth of the exact version."""
-VERSIONS = (*BITS, FULL)
 THRESHOLD = -4.0
 """Weights with a lower log-likelihood are outliers. It is the likelihood of a density, so the distance from
 the mean that it stands for depends on the weights' scale: `Gaussian.reach`."""

@@ -27,7 +27,8 @@ from torch import Tensor, nn
 from hmi.model.checked import file_sha256
 from hmi.model.files import publish_folder, sync_folder, write_bytes, write_json, write_tensors
 from hmi.model.root import Root, load_root
-from hmi.stages.elastic_shards.codec import VERSIONS, Bytes, Cut, Indexes, LayerCodec, LayerWeights
+from hmi.stages.elastic_shards.codec import Bytes, Cut, Indexes, LayerCodec, LayerWeights
+from hmi.stages.elastic_shards.versions import VERSIONS
 from hmi.stores.layout import clear_leftovers
 
 log = logging.getLogger("hmi.stages")

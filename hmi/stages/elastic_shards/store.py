@@ -19,8 +19,9 @@ from hmi.model.artefact import tensors_below
 from hmi.model.checked import check_file
 from hmi.model.files import read_tensors
 from hmi.model.root import RootInfo, read_root_info
-from hmi.stages.elastic_shards.codec import FULL, VERSIONS, Bytes, Cut, Dictionary, LayerBuffer
+from hmi.stages.elastic_shards.codec import Bytes, Cut, Dictionary, LayerBuffer
 from hmi.stages.elastic_shards.making import FOLDER, FORMAT, HEADER, REST, check_of, hash_of, layer_file
+from hmi.stages.elastic_shards.versions import FULL, VERSIONS
 
 log = logging.getLogger("hmi.stages")
 CURE = "make the root's shards again"
