@@ -108,13 +108,15 @@ def test_a_plan_that_fits_never_stalls_longer_than_its_target(
 def _fits(
     bits: Mapping[Shard, int], buffer: int, reserved: int, ahead: int | None, at: Speed, target: float
 ) -> bool:
-    """Hold the longest prefix, and simulate."""
-    sizes = [Sized().size(*s, b) for s, b in bits.items()]
-    held = sum(1 for end in accumulate(sizes) if end <= buffer)
+    """Hold what there is room for, from the first layer on, and simulate."""
     layers = list(dict.fromkeys(i for i, _ in bits))
     read = [0] * len(layers)
-    for shard, size in list(zip(bits, sizes, strict=True))[held:]:
-        read[layers.index(shard[0])] += size
+    for shard, width in bits.items():
+        size = Sized().size(*shard, width)
+        if size <= buffer:
+            buffer -= size
+        else:
+            read[layers.index(shard[0])] += size
     seconds = [at.seconds(each) for each in read]
     seconds[0] += at.seconds(reserved)
     compute = [at.layer_s[len(bits) // len(layers) - 1]] * len(layers)

@@ -209,19 +209,19 @@ class _Maker:
         return tuple((layer, s) for layer in spread(self._layers, depth) for s in range(width))
 
     def _plan(self, bits: Mapping[Shard, int], buffer: int | None = None) -> ShardPlan:
-        """The plan with these versions, which holds as many shards as it has room for, from the first on.
+        """The plan with these versions. From the first layer on, it holds each shard that there is room for.
 
-        A shard of a lower layer is missed by all layers above, so no other choice of that size helps more.
+        A shard of a lower layer is missed by all layers above, so it helps more than one of a higher layer.
+        With more room, the bytes held up to any layer are never fewer.
         """
         size = {s: self._sizes.size(*s, b) for s, b in bits.items()}
         layers = tuple(dict.fromkeys(layer for layer, _ in bits))
         room = self._room(size, layers, self._wanted.buffer if buffer is None else buffer)
         held_bytes, held = 0, set()
         for shard, each in size.items():
-            if held_bytes + each > room:
-                break
-            held_bytes += each
-            held.add(shard)
+            if held_bytes + each <= room:
+                held_bytes += each
+                held.add(shard)
         return self._timed(bits, frozenset(held), size, layers, room)
 
     def _timed(

@@ -188,6 +188,8 @@ class ShardStore:
                 raise Damaged(f"{self._whose} were written by a newer version of HMI: upgrade hmi-server")
             if header.pop("check") != check_of(header):
                 raise Damaged(f"{HEADER} of {self._whose} fails its checksum: {CURE}")
+            if not isinstance(header["rest"], str) or not header["layers"]:
+                raise ValueError("it has no layers")
             if header["weights"] != self.info.files.get("upper.safetensors"):
                 raise Damaged(f"{self._whose} were made from other weights than the root has now: {CURE}")
         except FileNotFoundError as error:
