@@ -15,6 +15,8 @@ MIB = 1 << 20
 PREFIX = "HMI_"
 PRECISIONS = ("auto", "fp32", "bf16", "int8")
 DEVICES = ("auto", "cpu", "cuda")
+STAGES = ("exits", "cascades", "tokens", "shards")
+"""The execution stages that a server may run, by the names that `Settings.stages` gives them."""
 _MIN: dict[str, int] = {
     "port": 0,
     "job_workers": 0,
@@ -60,6 +62,10 @@ class Settings:
     is computed."""
     device_bytes: int = 1024 * MIB
     """Memory for modules on the device, for each root in memory. Others are copied there when needed."""
+    stages: str = "auto"
+    """The execution stages that may spend less on a text: `auto`, all of them, each only for models that it
+    was profiled for and whose objective allows it; `none`; or a list of `exits`, `cascades`, `tokens` and
+    `shards` with commas between them. Answers without a stage are those of the full model."""
     batch_ms: int = 20
     """Target time of one batch, and so about how long a text waits for the batch before it. Longer batches
     raise throughput a little. While a single tenant's texts wait, its batch may take twice as long. A window
@@ -129,9 +135,14 @@ class Settings:
             )
         if self.device not in DEVICES:
             raise InvalidInput(f"device = {self.device!r} is unknown: use auto, cpu or cuda", field="device")
+        object.__setattr__(self, "stages", _stages(self.stages))
         for field in fields(self):
             if isinstance(field.default, int):
                 _check_number(field.name, getattr(self, field.name))
+
+    def runs(self, stage: str) -> bool:
+        """Return whether a server with these settings may run a stage of `STAGES`."""
+        return self.stages == "auto" or stage in self.stages.split(",")
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None, **overrides: Any) -> Settings:
@@ -149,6 +160,22 @@ class Settings:
             known = ", ".join(field.name for field in fields(cls))
             raise InvalidInput(f"unknown setting {unknown[0]!r}: use one of {known}", field=unknown[0])
         return cls(**given)
+
+
+def _stages(given: str) -> str:
+    """Return the setting `stages` without spaces and repeats. Raises InvalidInput for an unknown name."""
+    names = [name.strip() for name in given.split(",")]
+    if names in (["auto"], ["none"]):
+        return names[0]
+    for name in names:
+        if name not in STAGES:
+            why = f"{name!r} stands alone" if name in ("auto", "none") else f"{name!r} is unknown"
+            raise InvalidInput(
+                f"stages = {given!r}: {why}; use auto, none, or some of {', '.join(STAGES)} with commas "
+                "between them",
+                field="stages",
+            )
+    return ",".join(dict.fromkeys(names))
 
 
 def _parsed(name: str, default: Any, text: str) -> Any:

@@ -54,6 +54,8 @@ class Ask:
     """True if early exits and cascades may answer. They do so only as the model's objective lets them."""
     deadline_ms: float | None = None
     """The work is dropped this many milliseconds after the call's arrival; None: no deadline."""
+    utility: float = 1.0
+    """The value of an answer within the deadline, in (0, 1]."""
     priority: Priority = "normal"
     """The texts' order among the tenant's own waiting texts."""
     place: int | None = None

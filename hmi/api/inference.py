@@ -112,6 +112,7 @@ class Inference:
                 scores=ask.scores,
                 provenance=ask.provenance,
                 deadline=deadline,
+                utility=ask.utility,
                 priority=ask.priority,
                 calibrated=ask.calibrated,
                 early=ask.early,

@@ -31,6 +31,17 @@ from hmi.errors import HmiError, InvalidInput
     help="Show calibrated scores: of answers with the score 0.9, about nine in ten are right.",
 )
 @click.option("--full", is_flag=True, help="Insist on the full model: no early exit, no cascade.")
+@click.option(
+    "--deadline",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="MS",
+    help="Drop the work if no answer is there after this many milliseconds.",
+)
+@click.option(
+    "--utility",
+    type=click.FloatRange(0, 1, min_open=True),
+    help="The value of an answer in time, above 0, at most 1 (default 1): under load higher sums go first.",
+)
 @click.option("--ids", is_flag=True, help="Show the id and index of each answer, for 'hmi model feedback'.")
 @as_json
 @pass_session
@@ -45,6 +56,8 @@ def infer(
     provenance: bool,
     calibrated: bool,
     full: bool,
+    deadline: float | None,
+    utility: float | None,
     ids: bool,
     as_json: bool,
 ) -> None:
@@ -55,7 +68,10 @@ def infer(
     wanted = [name for name, on in (("scores", scores), ("provenance", provenance)) if on]
     if ids and not session.remote:
         raise InvalidInput("ids are for feedback to the server that answers: name it with --url")
-    parameters = {"exact": exact, "calibrated": calibrated, "early": not full, "return": wanted}
+    parameters: dict[str, Any] = {"exact": exact, "calibrated": calibrated, "early": not full}
+    parameters |= {"return": wanted, "deadline_ms": deadline}
+    if utility is not None:
+        parameters["utility"] = utility
     body = {"inputs": _inputs(lines, pair, tokens), "parameters": parameters}
     path = f"/infer/{segment(model)}"
     if not lines:

@@ -12,7 +12,7 @@ from hmi.cli.base import Command, FolderCommand, as_json, pass_session
 from hmi.cli.options import Bytes, Whole
 from hmi.cli.session import Session
 
-SETTINGS = ("host", "port", "job_workers", "streams", "pool_bytes")
+SETTINGS = ("host", "port", "job_workers", "streams", "pool_bytes", "stages")
 
 
 @click.command(cls=FolderCommand)
@@ -25,6 +25,11 @@ SETTINGS = ("host", "port", "job_workers", "streams", "pool_bytes")
     "--streams", type=Whole(1), help="Batches that are computed at a time, one thread each (default 1)."
 )
 @click.option("--pool-bytes", type=Bytes(), metavar="SIZE", help="Memory for loaded modules, such as 256M.")
+@click.option(
+    "--stages",
+    metavar="STAGES",
+    help="Execution stages that may run: auto (default), none, or a list such as exits,tokens.",
+)
 @pass_session
 def serve(session: Session, **given: Any) -> None:
     """Serve the data folder over HTTP until SIGTERM or Ctrl-C."""

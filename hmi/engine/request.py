@@ -34,6 +34,8 @@ class TextRequest:
     deadline: float | None = None
     priority: Priority = "normal"
     """The text's order among its own tenant's waiting texts. Other tenants' turns do not depend on it."""
+    utility: float = 1.0
+    """The value of an answer within the deadline, in (0, 1]. Under load the planner prefers higher sums."""
     early: bool = True
     """True if early exits and cascades may answer. They do so only as the tenant's objective lets them."""
     place: str = "inputs"
@@ -48,6 +50,12 @@ class TextRequest:
     would otherwise wait for a batch of the large one, and then for another."""
     ask: int = 0
     """The index of the call's ask that the text belongs to. Usage counts each ask as one request."""
+
+    @property
+    def has_aim(self) -> bool:
+        """True if the text has a deadline or a utility below 1, by which the planner may weigh it against
+        others (`hmi.stages.planning`)."""
+        return self.deadline is not None or self.utility != 1.0
 
     @property
     def characters(self) -> int:
@@ -83,6 +91,9 @@ class Provenance:
     """Of a cascade: the level that answered; `large` if it answered one of several texts. None without a
     cascade."""
 
+    planner: str | None = None
+    """The planner's reason for the batch that the text ran in. None: turns alone decided."""
+
     @classmethod
     def together(cls, parts: Sequence[Provenance]) -> Provenance:
         """Sum the counts of at least one provenance. All must have the same model and versions, except that
@@ -101,6 +112,7 @@ class Provenance:
             stages=stages,
             confidence=min((p.confidence for p in parts if p.confidence is not None), default=None),
             level="large" if "large" in levels else next(iter(levels), None),
+            planner="; ".join(dict.fromkeys(p.planner for p in parts if p.planner is not None)) or None,
         )
 
 

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
+from hmi.core import Cascade, ModelId, ModelVersion, Objective
 from hmi.execution.batch import BatchKey
 from hmi.stages.base import OFF, Setting, Shape, Stage
+from hmi.stages.planning.groups import Group, Price
 
 
 @dataclass(frozen=True, order=True)
@@ -25,6 +27,12 @@ class Candidate:
     key: BatchKey
     layers: int
     """The number of upper layers of the key's root."""
+    groups: Sequence[Group] = field(default=(), compare=False)
+    """The key's groups of texts with a deadline or a utility, in any order."""
+    grouped: bool = field(default=False, compare=False)
+    """Whether the text that the tenant wants next is in a group. If not, it is an ordinary text."""
+    waiting_s: float = field(default=0.0, compare=False)
+    """Predicted seconds of all streams for the key's waiting texts, with all stages off."""
 
 
 @dataclass(frozen=True)
@@ -34,11 +42,26 @@ class Plan:
     candidate: Candidate
     settings: Mapping[str, Setting] = field(default_factory=dict)
     """By stage; a stage that is missing is off."""
+    group: int | None = None
+    """The id of the group of the candidate's that the batch consists of. None: ordinary texts."""
+    why: str = ""
+    """The reason in a few words, for provenance and metrics."""
+    index: int = 0
+    """The index of the settings in `Price.seconds`. 0: off, or not priced."""
+    kind: str = ""
+    """The reason in one word of a few, to count plans by; "": in turn."""
+    dropped: int = 0
+    """The number of groups that the plan leaves out."""
 
     @property
     def on(self) -> dict[str, Setting]:
         """The settings of the stages that are not off."""
-        return {name: setting for name, setting in self.settings.items() if setting != OFF}
+        # To compare names costs less than to compare settings, and this is read for each batch.
+        return {
+            name: setting
+            for name, setting in self.settings.items()
+            if setting is not OFF and (setting.name != OFF.name or setting != OFF)
+        }
 
 
 @dataclass(frozen=True)
@@ -49,14 +72,66 @@ class Measured:
     tokens: int
     cpu_s: float
     """CPU seconds of the thread that ran it."""
+    modules: int = 1
+    """The number of distinct modules."""
+    priced_s: Sequence[float] = ()
+    """[settings]: the sums of the texts' `Price.seconds`. (): the texts were not all priced, or a part of one
+    was left out."""
+    wall_s: float = 0.0
+    """Seconds by the clock, which deadlines go by. 0: not measured."""
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """A text that waits, as a planner prices it."""
+
+    key: BatchKey
+    layers: int
+    """The number of upper layers of the key's root."""
+    windows: Sequence[int]
+    """The tokens of each of its windows."""
+    model: ModelId
+    version: ModelVersion
+    objective: Objective
+    utility: float = 1.0
+    cascade: Cascade | None = None
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What one setting of a stage does to the texts of one model."""
+
+    rows: tuple[float, ...]
+    """[layers]: the fraction of a text's rows that enter each layer."""
+    accuracy: float
+    """The expected accuracy of its answers, in the units of the task's headline figure."""
+    name: str = "off"
+    """The name of the setting that these texts get: the boldest, up to the batch's, that their model and its
+    objective allow."""
+    shortest: int = 0
+    """The tokens that a text has at least if the setting concerns it. A shorter one stays off."""
+
+
+@runtime_checkable
+class Adaptive(Protocol):
+    """A stage among whose settings a planner chooses by load and deadlines."""
+
+    def terms(self, text: Waiting) -> Sequence[Terms]:
+        """Return one entry for each of `settings(text.key)`, in their order. The first is that of OFF.
+
+        They hold for all texts of the model with the objective: a planner remembers them for a second.
+        """
+        ...
 
 
 def work_left(plan: Plan, stages: Sequence[Stage]) -> float:
     """The fraction of the layers' work that the plan's stages are expected to leave."""
-    shape, left = Shape(plan.candidate.key, plan.candidate.layers), 1.0
-    for stage in stages:
-        setting = plan.on.get(stage.name)
-        left *= 1.0 if setting is None else stage.effect(setting, shape).work
+    on, left = plan.on, 1.0
+    if on:
+        shape = Shape(plan.candidate.key, plan.candidate.layers)
+        for stage in stages:
+            setting = on.get(stage.name)
+            left *= 1.0 if setting is None else stage.effect(setting, shape).work
     return left
 
 
@@ -66,6 +141,10 @@ class Planner(Protocol):
     @property
     def stages(self) -> Sequence[Stage]:
         """The stages whose settings it chooses."""
+        ...
+
+    def price(self, text: Waiting) -> Price | None:
+        """Return the text's value and cost under each setting. None: the planner forms no groups."""
         ...
 
     def plan(self, candidates: Sequence[Candidate], now: float) -> Plan:
@@ -88,6 +167,10 @@ class RoundRobin:
 
     def __init__(self, stages: Sequence[Stage] = ()) -> None:
         self.stages = stages
+
+    def price(self, text: Waiting) -> Price | None:
+        """Return None: turns alone decide."""
+        return None
 
     def plan(self, candidates: Sequence[Candidate], now: float) -> Plan:
         chosen = min(candidates)

@@ -104,6 +104,9 @@ INFER = [
     ({"inputs": "a", "parameters": {"returns": []}}, "did you mean 'return'"),
     ({"inputs": "a", "parameters": {"return": ["score"]}}, "did you mean 'scores'. It must be "),
     ({"inputs": "a", "parameters": {"deadline_ms": 1e9}}, "and must be at most 3600000$"),
+    ({"inputs": "a", "parameters": {"utility": 0}}, "parameters.utility: .*must be more than 0$"),
+    ({"inputs": "a", "parameters": {"utility": 1.5}}, "parameters.utility: .*must be at most 1$"),
+    ({"inputs": "a", "parameters": {"utility": "high"}}, "parameters.utility: .*must be a number$"),
     ({"inputs": "a", "parameters": {"exact": 1}}, "is the number 1, and must be true or false"),
     ([], "^body: is a list, and must be an object with inputs, parameters$"),
 ]

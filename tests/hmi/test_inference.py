@@ -121,11 +121,17 @@ async def test_what_an_ask_wants_reaches_the_engine_with_each_input() -> None:
     inputs = [Input(("one", "other"), "[1].inputs[0]", ("t", "p")), Input(words, "[1].inputs[1]", ("w",))]
     wanted: dict[str, Any] = {"exact": True, "scores": True, "provenance": True}
     wanted |= {"calibrated": True, "early": False}
-    full = Ask(MOOD, inputs, "[1].model", **wanted, deadline_ms=50)
+    full = Ask(MOOD, inputs, "[1].model", **wanted, deadline_ms=50, utility=0.5)
     await room.answer([Ask(TOPIC, texts("a")), full], ACME, 100.0)
     plain, pair, split = echo.calls[0]
     assert plain == TextRequest(TOPIC, "a", place="inputs[0]")
-    told: dict[str, Any] = {**wanted, "deadline": 100.05, "ask": 1, "model_place": "[1].model"}
+    told: dict[str, Any] = {
+        **wanted,
+        "deadline": 100.05,
+        "utility": 0.5,
+        "ask": 1,
+        "model_place": "[1].model",
+    }
     assert pair == TextRequest(MOOD, ("one", "other"), place="[1].inputs[0]", **told)
     assert split == TextRequest(MOOD, words, place="[1].inputs[1]", **told)
 

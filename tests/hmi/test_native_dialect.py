@@ -24,7 +24,7 @@ from tests.hmi.test_api_fuzz import draw
 ONE, MIXED = NATIVE.endpoints
 TOPIC = ModelId("acme", "topic")
 VERSIONS = Versions(3, "0a1b", "minilm/papers", "minilm@1")
-MADE_BY = Provenance({"trigram": 4, "miss": 1}, 6, False, VERSIONS, {"exits": "on"}, 0.98, "small")
+MADE_BY = Provenance({"trigram": 4, "miss": 1}, 6, False, VERSIONS, {"exits": "on"}, 0.98, "small", "fits")
 OUTPUTS: dict[str, dict[str, Any]] = {
     "classification": {"label": "a", "score": 0.75, "scores": {"a": 0.75, "b": 0.25}},
     "multilabel": {"labels": [("a", 0.9), ("b", 0.6)], "scores": {"a": 0.9, "b": 0.6, "c": 0.1}},
@@ -53,6 +53,7 @@ def body_of(ask: Ask) -> dict[str, Any]:
     wanted = [name for name in ("scores", "provenance") if getattr(ask, name)]
     parameters = {
         "deadline_ms": ask.deadline_ms,
+        "utility": ask.utility,
         "exact": ask.exact,
         "calibrated": ask.calibrated,
         "early": ask.early,
@@ -104,10 +105,11 @@ def test_what_a_body_leaves_out_is_not_wanted() -> None:
     (ask,) = decoded(ONE, {"inputs": "a"})
     assert (ask.model, ask.model_place) == (TOPIC, None)
     assert (ask.exact, ask.scores, ask.provenance, ask.deadline_ms) == (False, False, False, None)
-    assert (ask.calibrated, ask.early) == (False, True)
-    full = {"deadline_ms": 40, "exact": True, "return": ["provenance", "scores", "scores"]}
+    assert (ask.calibrated, ask.early, ask.utility) == (False, True, 1.0)
+    full = {"deadline_ms": 40, "utility": 0.25, "exact": True, "return": ["provenance", "scores", "scores"]}
     (ask,) = decoded(ONE, {"inputs": "a", "parameters": full})
     assert (ask.exact, ask.scores, ask.provenance, ask.deadline_ms) == (True, True, True, 40)
+    assert ask.utility == 0.25
 
 
 def test_a_mixed_body_names_each_model() -> None:
@@ -145,6 +147,7 @@ def filled(body: dict[str, Any]) -> dict[str, Any]:
     wanted = [name for name in ("scores", "provenance") if name in given.get("return", [])]
     parameters = {
         "deadline_ms": given.get("deadline_ms"),
+        "utility": given.get("utility", 1.0),
         "exact": given.get("exact", False),
         "calibrated": given.get("calibrated", False),
         "early": given.get("early", True),
@@ -192,7 +195,8 @@ def test_an_answer_has_what_the_result_has(task: str, provenance: Provenance | N
             "stages": {"exits": "on"},
             "confidence": 0.98,
             "level": "small",
-            "inputs": [{"layers": 6, "confidence": 0.98, "level": "small"}] * 2,
+            "planner": "fits",
+            "inputs": [{"layers": 6, "confidence": 0.98, "level": "small", "planner": "fits"}] * 2,
         }
     )
     other = AskResult(ModelId("zeta", "mood"), 1, [output], {"total_ms": 2.5}, None)

@@ -58,6 +58,7 @@ def _ask(
         scores="scores" in wanted,
         provenance="provenance" in wanted,
         deadline_ms=body.parameters.deadline_ms,
+        utility=body.parameters.utility,
         priority=body.parameters.priority,
         calibrated=body.parameters.calibrated,
         early=body.parameters.early,

@@ -69,6 +69,13 @@ class Parameters(Request):
         le=3_600_000,
         description="After this time the answer is 504 and the work is dropped.",
     )
+    utility: float = Field(
+        default=1.0,
+        gt=0,
+        le=1,
+        description="The value of an answer within its deadline, beside that of other calls. While not all "
+        "deadlines can be met, texts of the highest total value are computed.",
+    )
     priority: Priority = Field(
         default="normal",
         description="Its order among this tenant's own waiting calls. Other tenants' turns do not change.",
@@ -152,6 +159,9 @@ class InputProvenance(Answer):
         description="Of an input that left early: that of the ramp that answered it, from 0 to 1."
     )
     level: Level | None = Field(description="Of a cascade: the level that answered.")
+    planner: str | None = Field(
+        default=None, description="The planner's reason for the batch that it ran in; null if turns decided."
+    )
 
 
 class Provenance(Answer):
@@ -176,6 +186,9 @@ class Provenance(Answer):
     level: Level | None = Field(
         default=None,
         description="Of a cascade: the level that answered; `large` if it answered any of the inputs.",
+    )
+    planner: str | None = Field(
+        default=None, description="The planner's reasons for the batches of all inputs, each once."
     )
     inputs: list[InputProvenance] = Field(default_factory=list, description="The same for each input.")
 
