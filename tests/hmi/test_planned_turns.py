@@ -79,26 +79,26 @@ class Stream:
 def test_ordinary_texts_have_their_turns_beside_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     """A tenant with a far deadline waits, one floods with near ones, and one sends ordinary texts."""
     stream = Stream(monkeypatch)
-    stream.send("patient", 0.0, within=3.0)
-    for i in range(4000):
+    stream.send("patient", 0.0, within=1.0)
+    for i in range(1500):
         stream.send("near", i * 1e-3, within=0.3)
         stream.send("plain", i * 1e-3)
-    stream.run(4.0)
+    stream.run(1.5)
     assert stream.answered["patient"] == 1
     share = stream.answered["plain"] / (stream.answered["plain"] + stream.answered["near"])
     assert 0.4 < share < 0.6
 
 
-@pytest.mark.parametrize("within", [0.08, 0.2, 1.0])
+@pytest.mark.parametrize("within", [0.08, 1.0])
 def test_a_flood_with_deadlines_displaces_no_quiet_tenant(
     within: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stream, rng = Stream(monkeypatch), random.Random(0)
-    for i in range(4000):  # more than twice what can be computed
+    for i in range(2000):  # more than twice what can be computed
         stream.send("loud", i * 1e-3, within=1.0)
-    quiet = [i * 0.05 + rng.uniform(0, 0.02) for i in range(80)]
+    quiet = [i * 0.05 + rng.uniform(0, 0.02) for i in range(40)]
     for at in quiet:
         stream.send("quiet", at, within=within)
-    stream.run(6.0)
-    assert stream.answered["loud"] > 1000
+    stream.run(3.0)
+    assert stream.answered["loud"] > 1000, "of 2000"
     assert stream.answered["quiet"] >= 0.97 * len(quiet)
