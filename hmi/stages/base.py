@@ -87,6 +87,10 @@ def _unknown(layer: int, rows: Rows, texts: Sequence[int]) -> list[Floats]:
     raise RuntimeError("attention of a batch that was made without it")
 
 
+def _no_prompts(text: int, count: int) -> Tensor | None:
+    return None
+
+
 @dataclass(frozen=True)
 class Batch:
     """A stage's view of the batch that it creates hooks for."""
@@ -106,6 +110,9 @@ class Batch:
     the text's first row. `rows` are those that enter the layer; `texts` are among theirs."""
     versions: Sequence[tuple[ModelId, ModelVersion, Cascade | None]] = ()
     """[texts]: the model, version and cascade of each, which cost as little as objectives; (): not given."""
+    prompts: Callable[[int, int], Tensor | None] = _no_prompts
+    """prompts(text, count): the set of `count` prompts of a text's model, fp32 [layers, count, dim] in host
+    memory. None if the model has no such set, or if the text with it would be longer than the root reads."""
 
 
 class Stage(Protocol):
