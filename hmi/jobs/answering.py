@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from hmi.core import ModelId, ModelVersion
@@ -20,14 +22,14 @@ from hmi.stages.token_adaptation.forced import forced_hooks
 from hmi.training.splits import Split
 
 BATCH = 32
-"""Windows that run together."""
+"""The windows that run together, at least."""
 
 
 @dataclass
 class Answered:
     """The outputs of a model for windows, and the rows that its layers read."""
 
-    outputs: list[Tensor] = field(default_factory=list)
+    outputs: list[Tensor]
     """By window, lexical scores included."""
     rows: int = 0
     """Rows that entered a layer, of all layers together."""
@@ -46,7 +48,7 @@ class Forced:
 
     gamma: int
     answered: Answered
-    name: str = "tokens"
+    name: ClassVar[str] = "tokens"
     layers: int = 0
     outputs: dict[int, Tensor] = field(default_factory=dict)
 
@@ -92,28 +94,40 @@ class Answering:
         part.ready(upper.executor.prepare, upper.executor)
 
     def answer(self, split: Split, gamma: int, report: Callable[[int], None]) -> Answered:
-        """Let the model answer all windows of a split under a γ. report: takes the windows done so far."""
-        found = Answered()
-        artefact = self.bundle.version.artefact
-        candidate = Candidate(0.0, 0.0, self.bundle.model.tenant, self.bundle.key, self.bundle.executor.layers)
-        for first in range(0, len(split.encoded), BATCH):
+        """Let the model answer the rows of a split under a γ. report: takes the number of rows done."""
+        found, artefact = Answered([torch.empty(0)] * len(split.encoded)), self.bundle.version.artefact
+        executor, tenant = self.bundle.executor, self.bundle.model.tenant
+        candidate = Candidate(0.0, 0.0, tenant, self.bundle.key, executor.layers)
+        plan = Plan(candidate, {Forced.name: Setting(str(gamma))})
+        windows = split.of_rows()
+        for rows in _batches(windows):
             stage = Forced(gamma, found)
-            runner = Runner([stage], None)
-            windows = range(first, min(first + BATCH, len(split.encoded)))
-            pieces = [self._piece(split, i) for i in windows]
-            plan = Plan(candidate, {stage.name: Setting(str(gamma))})
-            ran = runner.run(Held(pieces, {artefact: self.part}, []), plan)
+            pieces = [piece for row in rows for piece in self._pieces(split, row, windows[row])]
+            ran = Runner([stage], None).run(Held(pieces, {artefact: self.part}, []), plan)
             for _, error in ran.failed:
                 raise error
-            found.outputs += [stage.outputs[i] for i in range(len(pieces))]
-            report(windows[-1] + 1)
+            for i, window in enumerate(window for row in rows for window in windows[row]):
+                found.outputs[window] = stage.outputs[i]
+            report(rows[-1] + 1)
         return found
 
-    def _piece(self, split: Split, window: int) -> Piece:
-        """A window as a text of its own, whose lexical features are those of its row."""
-        owner = window if split.owners is None else split.owners[window]
-        text = split.rows[owner].text
-        return Piece(Item(TextRequest(self.bundle.model, text), self.bundle, [split.encoded[window]], _Unread()), 0)
+    def _pieces(self, split: Split, row: int, windows: Sequence[int]) -> list[Piece]:
+        encoded, request = (
+            [split.encoded[i] for i in windows],
+            TextRequest(self.bundle.model, split.rows[row].text),
+        )
+        item = Item(request, self.bundle, encoded, _Unread())
+        return [Piece(item, i) for i in range(len(encoded))]
+
+
+def _batches(windows: Sequence[Sequence[int]]) -> Iterator[list[int]]:
+    """The rows of each batch. windows: those of each row."""
+    rows, count = list[int](), 0
+    for row, mine in enumerate(windows):
+        rows, count = [*rows, row], count + len(mine)
+        if count >= BATCH or row == len(windows) - 1:
+            yield rows
+            rows, count = [], 0
 
 
 class _Unread:

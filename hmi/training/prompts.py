@@ -46,6 +46,7 @@ class Labelled:
 class PromptSet:
     """A trained set of prompts, with its figures on the held-out rows."""
 
+    count: int
     tensor: Tensor
     """fp16 [layers, count, dim]."""
     score: float
@@ -60,7 +61,7 @@ class PromptSet:
     @property
     def figures(self) -> dict[str, Any]:
         """For the model's report."""
-        names = "score", "before", "kept", "epoch", "epochs"
+        names = "count", "score", "before", "kept", "epoch", "epochs"
         return {name: getattr(self, name) for name in names}
 
 
@@ -93,7 +94,7 @@ def train_prompts(
         [headline(score(outputs, which)) for outputs in (plain, prompted)] for which in (every, judging)
     )
     kept = after > before and judged_after > judged_before
-    return PromptSet(published, after, before, kept, history.kept.epoch, history.epochs)
+    return PromptSet(count, published, after, before, kept, history.kept.epoch, history.epochs)
 
 
 def _plan(reading: TrainPlan) -> TrainPlan:

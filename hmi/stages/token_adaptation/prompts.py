@@ -76,6 +76,9 @@ class PromptHook(Hook):
         x = rows.x.index_copy(0, places.at, self._table[layer].index_select(0, places.of))
         return replace(rows, x=x), None
 
+    def close(self) -> None:
+        """Do nothing: the hook holds nothing that others wait for."""
+
     def _inserted(self, rows: Rows) -> Rows:
         """The rows with prompts before the first layer."""
         if not self._concerned.intersection(rows.texts):
