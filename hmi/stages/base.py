@@ -83,12 +83,20 @@ class Text:
     """[tokens]: 0 in the first text, 1 in the second."""
 
 
+Stretch = tuple[int, int]
+"""Neighbouring tokens of a text: the first one, and their number."""
+
+
 def _unknown(layer: int, rows: Rows, texts: Sequence[int]) -> list[Floats]:
     raise RuntimeError("attention of a batch that was made without it")
 
 
 def _no_prompts(text: int, count: int) -> Tensor | None:
     return None
+
+
+def _no_stretches(text: int) -> Sequence[Stretch]:
+    raise RuntimeError("stretches of a batch that was made without them")
 
 
 @dataclass(frozen=True)
@@ -102,7 +110,8 @@ class Batch:
     ramp: Callable[[int, Rows, Sequence[int]], list[Tensor | None]]
     """ramp(site, rows, texts): the outputs of the texts' ramps before the layer `site`, in the form of a
     head's outputs. `rows` are those that enter the layer; `texts`, ascending, are among theirs. None for a
-    text without such a ramp, for one whose output is not finite, and for all if `rows` are merged."""
+    text without such a ramp, and for one whose output is not finite. If rows are merged, a ramp reads the row
+    that stands for each token."""
     objectives: Sequence[Objective]
     """[texts]: the objective of each. To look at them all costs less than to look at the texts."""
     attention: Callable[[int, Rows, Sequence[int]], list[Floats]] = _unknown
@@ -113,6 +122,11 @@ class Batch:
     prompts: Callable[[int, int], Tensor | None] = _no_prompts
     """prompts(text, count): the set of `count` prompts of a text's model, fp32 [layers, count, dim] in host
     memory. None if the model has no such set, or if the text with it would be longer than the root reads."""
+    tokens: Sequence[int] = ()
+    """[texts]: the number of tokens of each, which costs as little; (): not given."""
+    stretches: Callable[[int], Sequence[Stretch]] = _no_stretches
+    """stretches(text): those tokens of a text that are not special, divided where special ones lie between
+    them."""
 
 
 class Stage(Protocol):
