@@ -8,6 +8,8 @@ from typing import Final
 
 from hmi.stages.base import Setting
 
+EVERY: Final = 3
+"""Rows are merged before every third layer, the first one included."""
 LEAST_KEPT: Final = 0.05
 """The least part of a text's rows that a schedule lets into a layer."""
 SHORTEST: Final = 8
@@ -28,6 +30,7 @@ MERGES: Final = (-10, -20, -35, -50)
 """The γ of merging, the boldest last."""
 
 
+@lru_cache(maxsize=256)
 def merging(gamma: int) -> TokenSetting:
     """Return the setting that merges. gamma: below 0."""
     return TokenSetting(f"merge {-gamma}%", gamma)
@@ -48,8 +51,9 @@ PROMPT_SETTINGS: Final = tuple(prompting(count) for count in PROMPTS)
 def schedule(gamma: int, layers: int) -> tuple[float, ...]:
     """Return the part of a text's rows that enters each layer under a γ below 0: [layers].
 
-    Each layer loses equally many, the first one too, since rows from a PLOT overlap. In the mean over the
-    layers -γ percent are missing.
+    Equally many go before every layer that merges, the first one too, since rows from a PLOT overlap. In the
+    mean over the layers -γ percent are missing.
     """
-    lost = -2 * gamma / 100 / (layers + 1)
-    return tuple(max(LEAST_KEPT, 1.0 - lost * (layer + 1)) for layer in range(layers))
+    steps = [layer // EVERY + 1 for layer in range(layers)]
+    lost = -gamma / 100 * layers / sum(steps)
+    return tuple(max(LEAST_KEPT, 1.0 - lost * step) for step in steps)
