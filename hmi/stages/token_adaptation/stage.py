@@ -25,10 +25,7 @@ from hmi.stages.token_adaptation.settings import (
     TokenSetting,
     schedule,
 )
-from hmi.stages.token_adaptation.terms import terms_of
-
-USUAL_TOKENS = 32
-"""The tokens of a text, as prompts' cost in rows is expected."""
+from hmi.stages.token_adaptation.terms import TYPICAL, terms_of
 
 
 class TokenAdaptation:
@@ -47,7 +44,7 @@ class TokenAdaptation:
         models: see `ModelVersion.tokens`."""
         assert isinstance(setting, TokenSetting)
         if setting.gamma > 0:
-            return Effect(rows=(1.0 + setting.gamma / USUAL_TOKENS,) * shape.layers)
+            return Effect(rows=(1.0 + setting.gamma / TYPICAL,) * shape.layers)
         return Effect(rows=schedule(setting.gamma, shape.layers))
 
     def terms(self, text: Waiting) -> Sequence[Terms]:
