@@ -105,7 +105,7 @@ async def the_command_line(world: World, folder: Path, capsys: pytest.CaptureFix
         return await asyncio.to_thread(hmi, capsys, *arguments, *url, code=code)
 
     told = json.loads(await run("model", "objective", "acme.m", "--deadline-ms", 40, "--json"))
-    assert told["objective"] == {"agreement": 0.9, "deadline_ms": 40.0}
+    assert told["objective"] == {"agreement": 0.9, "deadline_ms": 40.0, "agreement_under_load": None}
     told = await run("model", "objective", "acme.m", "--agreement", 99, code=1)
     assert "objective.agreement: is 99.0, and must be at most 0.9999" in told
     asked = json.loads(await run("infer", "acme.m", "profit", "genes", "--json"))
