@@ -18,7 +18,7 @@ from hmi.stages.base import Batch, Text
 from hmi.stages.early_exit.answers import agreeing, short
 from hmi.stages.token_adaptation.audits import Ledger
 from hmi.stages.token_adaptation.merging import COUNT, LOSE, START, Ints, merged
-from hmi.stages.token_adaptation.settings import EVERY, merging, schedule
+from hmi.stages.token_adaptation.settings import merging, schedule
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,9 @@ def _steps(count: Ints, gone: Floats) -> Ints:
     """
     wanted = np.floor(gone + 0.5).astype(np.int64)
     left, lose = count.copy(), np.zeros_like(wanted)
-    for layer in range(0, len(wanted), EVERY):
+    for layer in range(len(wanted)):
+        if layer and (wanted[layer] == wanted[layer - 1]).all():
+            continue
         lose[layer] = np.clip(wanted[layer] - (count - left), 0, left // 2)
         left = left - lose[layer]
     return lose
