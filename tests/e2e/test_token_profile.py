@@ -76,7 +76,8 @@ def test_a_job_publishes_a_profile_and_the_command_shows_it(
     home: Home, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with restored(home) as record:
-        before, old = record.live, home.state(str(MOOD))
+        before, old, folder = record.live, home.state(str(MOOD)), home.settings.data
+        files = set(folder.rglob("*"))
         made = profiled(home, data=mood_rows(7, 120), unlabelled=unlabelled())
         assert made["published"]
         live = home.manager.registry.model(MOOD).live
@@ -93,7 +94,9 @@ def test_a_job_publishes_a_profile_and_the_command_shows_it(
         new = home.state(str(MOOD))
         assert all(torch.equal(new[name], value) for name, value in old.items())
         assert {name for name in new if name not in old} == {f"prompts.{count}" for count in kept}
-        data = ("--data", home.settings.data)
+        new_in = {path.relative_to(folder).parts[0] for path in set(folder.rglob("*")) - files}
+        assert new_in <= {"adapters", "jobs", "profiles"}, "nothing of it outlives the model's artefacts"
+        data = ("--data", folder)
         shown = hmi(capsys, "model", "tokens", MOOD, *data)
         assert "merge 50%" in shown
         assert "no agreement under load is set" in shown
