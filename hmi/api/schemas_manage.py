@@ -148,7 +148,10 @@ class ProfileTokens(Request):
     unlabelled: PathRef | None = Field(
         default=None, description="Further texts, by which the agreement is known better."
     )
-    prompts: bool = Field(default=True, description="Also train prompts, which takes most of the time.")
+    prompts: bool = Field(
+        default=True,
+        description="Also train prompts, which takes most of the time. Else those of the version stay.",
+    )
     skip_bad_rows: int = Field(
         default=0, ge=0, le=1_000_000, description="Leave out up to this many bad rows of each file."
     )

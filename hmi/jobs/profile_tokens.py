@@ -48,12 +48,17 @@ def run(ctx: JobContext) -> dict[str, Any]:
     ctx.pin(PinnedPlots(plot=version.plot_version))
     stored = ctx.adapters.get(version.artefact)
     root = load_root(ctx.layout.root(version.root, version.root_version))
-    sets = _trained(ctx, version, task, root, Artefact.split(stored), parts) if spec.prompts else []
-    kept = {str(made.count): made.tensor for made in sets if made.kept}
+    artefact = Artefact.split(stored)
+    if spec.prompts:
+        sets = _trained(ctx, version, task, root, artefact, parts)
+        kept = {str(made.count): made.tensor for made in sets if made.kept}
+        trained = [made.figures for made in sets]
+    else:  # those that the version has stay
+        kept, trained = dict(artefact.prompts), version.metrics.get("tokens", {}).get("prompts", [])
     points, figures = _profile(ctx, spec, version, root, kept, parts)
     # All other tensors stay as they are stored, so that answers stay the same to the bit.
     tensors = {name: value for name, value in stored.items() if not name.startswith("prompts.")}
-    told = {**figures, "unseen": parts.unseen, "prompts": [made.figures for made in sets]}
+    told = {**figures, "unseen": parts.unseen, "prompts": trained}
     record = publish_again(
         ctx,
         spec,

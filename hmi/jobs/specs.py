@@ -46,7 +46,7 @@ class FineTuneSpec(Spec):
     version: int | None = None
     """ramps, tokens: the version that gets them."""
     prompts: bool = True
-    """tokens: whether prompts are trained."""
+    """tokens: whether prompts are trained; otherwise those that the version has are profiled."""
 
     @property
     def model_id(self) -> ModelId:

@@ -61,8 +61,8 @@ def changed(home: Home, objective: Objective, **live: Any) -> None:
     home.manager.registry.change_model(MOOD, change)
 
 
-def profiled(home: Home, **files: bytes) -> dict[str, Any]:
-    job = home.manager.tokens.profile(str(MOOD), files)
+def profiled(home: Home, *, prompts: bool = True, **files: bytes) -> dict[str, Any]:
+    job = home.manager.tokens.profile(str(MOOD), files, prompts=prompts)
     made = attempt(home.manager, job, fine_tune.run)
     assert made is not None
     return made
@@ -76,7 +76,8 @@ def test_a_job_publishes_a_profile_and_the_command_shows_it(
     home: Home, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with restored(home) as record:
-        before, old = record.live, home.state(str(MOOD))
+        before, old, folder = record.live, home.state(str(MOOD)), home.settings.data
+        files = set(folder.rglob("*"))
         made = profiled(home, data=mood_rows(7, 120), unlabelled=unlabelled())
         assert made["published"]
         live = home.manager.registry.model(MOOD).live
@@ -93,7 +94,9 @@ def test_a_job_publishes_a_profile_and_the_command_shows_it(
         new = home.state(str(MOOD))
         assert all(torch.equal(new[name], value) for name, value in old.items())
         assert {name for name in new if name not in old} == {f"prompts.{count}" for count in kept}
-        data = ("--data", home.settings.data)
+        new_in = {path.relative_to(folder).parts[0] for path in set(folder.rglob("*")) - files}
+        assert new_in <= {"adapters", "jobs", "profiles"}, "nothing of it outlives the model's artefacts"
+        data = ("--data", folder)
         shown = hmi(capsys, "model", "tokens", MOOD, *data)
         assert "merge 50%" in shown
         assert "no agreement under load is set" in shown
@@ -103,6 +106,33 @@ def test_a_job_publishes_a_profile_and_the_command_shows_it(
         assert found["points"][GAMMAS.index(0)]["allowed"]
         assert found["tokens"]["state"] in ("allowed", "nothing allowed")
         assert "tokens" in hmi(capsys, "model", "show", MOOD, *data)
+
+
+def test_a_profile_without_training_keeps_the_prompts_and_the_ramps_stay(home: Home) -> None:
+    with restored(home):
+        prompts = torch.randn(2, 2, 32, generator=torch.Generator().manual_seed(4)).half()
+        planted(home, "prompts.2", prompts)
+        before = home.manager.registry.model(MOOD).live
+        profiled(home, prompts=False, data=mood_rows(7, 100))
+        live = home.manager.registry.model(MOOD).live
+        assert [point.gamma for point in live.tokens] == [*GAMMAS, 2]
+        assert live.metrics["tokens"]["prompts"] == []
+        assert live.metrics["tokens"]["saved"]["2"] < 0.0
+        assert torch.equal(home.state(str(MOOD))["prompts.2"], prompts)
+        assert live.ramps == before.ramps != ()
+        # Ramps are trained beside a profile, and an update drops it, since it is of other weights.
+        job = home.manager.train_ramps(str(MOOD), unlabelled=unlabelled())
+        assert attempt(home.manager, job, fine_tune.run)
+        again = home.manager.registry.model(MOOD).live
+        assert again.tokens == live.tokens
+        assert "prompts.2" in home.state(str(MOOD))
+        job = home.manager.update_model(str(MOOD), data=mood_rows(7), options={"epochs": 1}, publish="always")
+        assert attempt(home.manager, job, fine_tune.run)
+        updated = home.manager.registry.model(MOOD).live
+        assert updated.tokens == ()
+        assert "tokens" not in updated.metrics
+        assert "prompts.2" not in home.state(str(MOOD))
+        assert home.manager.rollback_model(str(MOOD), again.version).live.tokens == live.tokens
 
 
 def planted(home: Home, name: str, prompts: Tensor) -> str:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hmi.errors import Damaged
-from hmi.execution import BatchKey, Left, Rows
+from hmi.execution import BatchKey, Hook, Left, Rows
 from hmi.execution.cuda.twin import Twin
 from hmi.execution.fused import FusedExecutor
 from hmi.execution.packed import PackedExecutor
@@ -20,6 +20,7 @@ from hmi.model.shape import EncoderShape
 from hmi.stages.token_adaptation.prompts import PromptHook
 from hmi.training.backbones import Examples, Hidden, ModuleBackbone, PromptBackbone
 from tests.hmi.cuda_lab import executor as on_device
+from tests.hmi.merging_lab import hook_of
 from tests.hmi.test_fused import BERT, DEPTH, MPNET, module, upper
 
 LENGTHS = (5, 30, 1, 14, 2)
@@ -55,7 +56,12 @@ def make(name: str, shape: EncoderShape) -> Any:
 
 
 def ran(
-    executor: Any, shape: EncoderShape, which: Sequence[int], reads: Reads, hooks: bool = True
+    executor: Any,
+    shape: EncoderShape,
+    which: Sequence[int],
+    reads: Reads,
+    hooks: bool = True,
+    further: Sequence[Hook] = (),
 ) -> dict[int, tuple[Tensor, Tensor]]:
     """The last rows and those before the last layer, by text, of a batch of these texts."""
     x, every, mine = texts(shape), prompts(shape), modules(shape)
@@ -63,7 +69,7 @@ def ran(
     given = {i: every[t] for i, t in enumerate(which) if t in every}
     rows = Rows.packed(torch.cat([x[t] for t in which]), offsets)
     key, hook = BatchKey(("", ""), reads, exact=False), PromptHook(given, DEPTH)
-    found = executor.run(key, rows, [mine[t] for t in which], [hook] if hooks else [])
+    found = executor.run(key, rows, [mine[t] for t in which], [*([hook] if hooks else []), *further])
     out: dict[int, tuple[Tensor, Tensor]] = {}
     for left in found:
         assert isinstance(left, Left)
@@ -109,6 +115,24 @@ def test_alone_equals_batched_and_others_are_untouched_to_the_bit(reads: Reads) 
         alone = ran(executor, MPNET, [text], reads)[text]
         assert all(torch.equal(a, b) for a, b in zip(found, alone, strict=True))
         assert all(torch.equal(a, b) for a, b in zip(found, plain[text], strict=True)) == (text not in WHICH)
+
+
+@pytest.mark.parametrize("reads", ["cls", "rows"])
+def test_a_text_has_prompts_or_is_merged(reads: Reads) -> None:
+    executor, gammas = make("fused", BERT), {1: -35, 3: -35}
+
+    def merging() -> list[Hook]:
+        return [hook_of(LENGTHS, gammas)]
+
+    both = ran(executor, BERT, range(5), reads, further=merging())
+    prompted, merged = (
+        ran(executor, BERT, range(5), reads, hooks, further)
+        for hooks, further in ((True, ()), (False, merging()))
+    )
+    for text, found in both.items():
+        wanted = (merged if text == 1 else prompted)[text]
+        assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
+    assert not torch.equal(merged[1][0], prompted[1][0])
 
 
 def test_each_layer_reads_fresh_prompts_and_no_tensor_is_changed_in_place() -> None:

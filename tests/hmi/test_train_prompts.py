@@ -69,7 +69,7 @@ def state(trainer: Trainer) -> dict[str, Tensor]:
 
 
 def test_prompts_help_where_they_can_and_nothing_else_changes() -> None:
-    fit, held = labelled(160, 1), labelled(40, 2)
+    fit, held = labelled(96, 1), labelled(40, 2)
     model = reading(fit, offset=3.0)
     before = state(model)
     steps: list[tuple[int, int]] = []
@@ -85,7 +85,7 @@ def test_prompts_help_where_they_can_and_nothing_else_changes() -> None:
 
 
 def test_prompts_of_a_model_that_is_right_already_are_not_kept() -> None:
-    fit, held = labelled(160, 1), labelled(40, 2)
+    fit, held = labelled(96, 1), labelled(40, 2)
     made = train_prompts(reading(fit, offset=0.0), TASK, fit, held, 8, lambda done, total: None)
     assert made.before == 1.0
     assert not made.kept
