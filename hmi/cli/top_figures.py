@@ -95,8 +95,7 @@ class Tenant:
 
 @dataclass(frozen=True)
 class Saving:
-    """The texts and the time that early exits and cascades saved. Shares are None without texts, or without a
-    cascade in use."""
+    """The texts and the time that stages saved. Shares are None without texts or without a cascade in use."""
 
     early_share: float | None = None
     """Of all texts: the fraction that left early."""
@@ -104,6 +103,8 @@ class Saving:
     """The layers' time that these did not take, as a fraction of the compute that all texts took and it."""
     returned_share: float | None = None
     """Of the texts that came to a cascade in use: the fraction that the small level answered."""
+    adapted_share: float | None = None
+    """Of all texts: the fraction whose tokens were adapted."""
 
 
 @dataclass(frozen=True)
@@ -219,10 +220,12 @@ def _saving(span: Between) -> Saving:
             "small_inputs",
         )
     )
+    adapted = span.rate("hmi_execution_stage_inputs_total", stage="tokens") or 0.0
     return Saving(
         early_share=early / texts if texts else None,
         saved_share=saved / (compute + saved) if compute + saved else None,
         returned_share=small / cascaded if cascaded else None,
+        adapted_share=adapted / texts if texts else None,
     )
 
 

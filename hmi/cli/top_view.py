@@ -115,13 +115,15 @@ def _notes(shown: Figures) -> Table:
 
 def _stages(shown: Figures) -> str:
     saving = shown.saving
-    if not saving.early_share and saving.returned_share is None:
-        return "no text left early, none came to a cascade"
+    if not (saving.early_share or saving.adapted_share) and saving.returned_share is None:
+        return "no text left early or gave up rows, none came to a cascade"
     parts = [f"{100 * (saving.early_share or 0.0):.0f}% of texts left early"]
     if saving.saved_share:
         parts.append(f"{100 * saving.saved_share:.0f}% of compute avoided")
     if saving.returned_share is not None:
         parts.append(f"{100 * saving.returned_share:.0f}% returned by cascades")
+    if saving.adapted_share:
+        parts.append(f"{100 * saving.adapted_share:.0f}% gave up rows")
     return ", ".join(parts)
 
 

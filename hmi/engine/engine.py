@@ -92,6 +92,8 @@ class Engine:
         self.exits = next((s for s in chosen.stages if isinstance(s, EarlyExit)), None)
         """The stage of early exits, with reports and late labels; None if the planner has none."""
         self._tokens = next((s for s in chosen.stages if isinstance(s, TokenAdaptation)), None)
+        if self._tokens is not None:
+            metrics.watch_token_audits(self._tokens.totals)
         self._inside = next((s for s in chosen.stages if isinstance(s, CascadeInside)), None)
         self._accounts = Accounts(metrics)
         self._pace = Pace()

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 
 from hmi.metrics.collectors import (
+    AuditCounts,
     ExecutorCollector,
     ExitsCollector,
     ExitTotals,
@@ -22,6 +23,7 @@ from hmi.metrics.collectors import (
     PoolCounters,
     QueueCollector,
     RootExecutors,
+    TokenAuditsCollector,
     UsageCollector,
 )
 from hmi.metrics.collectors import memory_by_tier as memory_by_tier
@@ -170,6 +172,10 @@ class Metrics:
     def watch_plans(self, totals: Callable[[], PlanCounts]) -> None:
         """Report the planner's decisions. Called on the scrape's thread."""
         self.registry.register(PlansCollector(totals))
+
+    def watch_token_audits(self, totals: Callable[[], AuditCounts]) -> None:
+        """Report the audits of merged texts. Called on the scrape's thread."""
+        self.registry.register(TokenAuditsCollector(totals))
 
     def watch_executors(self, executors: Callable[[], Iterable[RootExecutors]]) -> None:
         """Report the executor of each root in memory, and the times that chose it."""

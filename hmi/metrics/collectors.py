@@ -59,6 +59,15 @@ class ExitTotals(Protocol):
     def alarms(self) -> int: ...
 
 
+class AuditCounts(Protocol):
+    """Audits, as `hmi.stages.early_exit.evidence.Audits` has them."""
+
+    @property
+    def seen(self) -> int: ...
+    @property
+    def disagreed(self) -> int: ...
+
+
 class PlanCounts(Protocol):
     """The planner's decisions, as `hmi.engine.planning.PlanTotals` has them."""
 
@@ -146,6 +155,20 @@ class PlansCollector(Collector):
             CounterMetricFamily("hmi_plan_seconds", "Time that plans took.", found.seconds),
             CounterMetricFamily("hmi_plan_dropped_groups", "Groups left out, at each plan.", found.dropped),
             CounterMetricFamily("hmi_plan_failures", "Errors of the planner.", found.failures),
+        ]
+
+
+class TokenAuditsCollector(Collector):
+    def __init__(self, totals: Callable[[], AuditCounts]) -> None:
+        self._totals = totals
+
+    def collect(self) -> Iterable[Metric]:
+        found = self._totals()
+        return [
+            CounterMetricFamily("hmi_token_audits", "Texts that ran both merged and unmerged.", found.seen),
+            CounterMetricFamily(
+                "hmi_token_disagreements", "Those whose answers were not the same.", found.disagreed
+            ),
         ]
 
 

@@ -141,6 +141,8 @@ def test_rates_and_quantiles_between_two_scrapes() -> None:
     metrics.usage.add("acme", requests=3, inputs=6, tokens=150, compute_ms=30)
     metrics.usage.add("acme", early=6, saved_ms=10, cascaded=4, small=1)
     metrics.usage.add("globex", requests=1, inputs=1, tokens=10, compute_ms=10)
+    metrics.execution_stage("tokens", "merge 20%", 2)
+    metrics.execution_stage("tokens", "merge 50%", 1)
     after = scrape(metrics)
     found, span = figures(before, after), between(before, after)
     assert span is not None
@@ -156,11 +158,13 @@ def test_rates_and_quantiles_between_two_scrapes() -> None:
     batches = found.batches
     assert (batches.texts, batches.tokens, batches.tenants) == pytest.approx((3, 75, 1.5))
     assert found.batches.ms == pytest.approx(20)
-    assert list(vars(found.saving).values()) == pytest.approx([6 / 7, 10 / 50, 1 / 4])
+    assert list(vars(found.saving).values()) == pytest.approx([6 / 7, 10 / 50, 1 / 4, 3 / 7])
     assert [t.early_share for t in found.tenants] == pytest.approx([1, 0])
     console = Console(width=80, record=True, file=io.StringIO())
     console.print(view(found, "http://127.0.0.1:8080", "ready"))
-    assert "86% of texts left early, 20% of compute avoided, 25% returned" in console.export_text()
+    shown = " ".join(console.export_text().split())
+    assert "86% of texts left early, 20% of compute avoided, 25% returned by cascades" in shown
+    assert "43% gave up rows" in shown
     assert [(t.tenant, round(t.compute_share, 3)) for t in found.tenants] == [
         ("acme", 0.75),
         ("globex", 0.25),

@@ -45,6 +45,8 @@ class Ledger:
     def __init__(self, most: int = MOST) -> None:
         self._most, self._lock = most, threading.Lock()
         self._standings: OrderedDict[tuple[ModelId, str], _Standing] = OrderedDict()
+        self.totals = Audits()
+        """The audits of all models since the ledger was made. To be read only; on any thread."""
 
     def allowed(
         self, model: ModelId, version: ModelVersion, objective: Objective, cascade: Cascade | None
@@ -70,6 +72,7 @@ class Ledger:
     def record(self, model: ModelId, artefact: str, gamma: int, disagrees: bool) -> None:
         """Take note of an audit."""
         with self._lock:
+            self.totals = self.totals.plus(disagrees)
             found = self._standings.get((model, artefact))
             if found is None:
                 return  # forgotten meanwhile

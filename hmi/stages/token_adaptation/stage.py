@@ -71,6 +71,10 @@ class TokenAdaptation:
         """Return the γ that a model's texts may use now; see `hmi.stages.token_adaptation.allowed`."""
         return self._ledger.allowed(model, version, objective, cascade)
 
+    def totals(self) -> Audits:
+        """Return the audits of all models since the server started. Thread-safe."""
+        return self._ledger.totals
+
     def audits(self, model: ModelId, artefact: str) -> Mapping[int, Audits]:
         """Return the audits of a model's merged texts, by γ."""
         return self._ledger.audits(model, artefact)
