@@ -53,10 +53,19 @@ def _text() -> None:
     cls_head(row, row, np.array([0, 1], np.int64), row[:0], np.zeros((1, 2), np.float32), bias, row.copy())
 
 
-_ENTRIES = {"lookup": _lookup, "text": _text, "encoder": _encoder}
+def _rows() -> None:
+    """Merging, with arrays of the types that its stage passes."""
+    from hmi_kernels.rows.merging import merge
+
+    x, size = np.ones((2, 1), np.float32), np.ones(2, np.float32)
+    merge(x, size, np.array([[0, 2, 1]]), np.empty(2, np.int64), x[:1].copy(), size[:1].copy())
+
+
+_ENTRIES = {"lookup": _lookup, "text": _text, "encoder": _encoder, "rows": _rows}
 ENTRIES = tuple(_ENTRIES)
-"""The entries that a server needs: look-ups, models' features and heads, and the encoder's layers."""
-NEEDED = ("lookup", "text")
+"""The entries that a server needs: look-ups, models' features and heads, the encoder's layers, and what
+stages do with rows between layers."""
+NEEDED = ("lookup", "text", "rows")
 """Entries without which nothing is served. Packed torch runs layers without the encoder."""
 
 

@@ -1,0 +1,1 @@
+"""Operations on the packed rows of a batch between layers."""
