@@ -61,11 +61,26 @@ def _rows() -> None:
     merge(x, size, np.array([[0, 2, 1]]), np.empty(2, np.int64), x[:1].copy(), size[:1].copy())
 
 
-_ENTRIES = {"lookup": _lookup, "text": _text, "encoder": _encoder, "rows": _rows}
+def _planning() -> None:
+    """The label program, for one stream and for several."""
+    from hmi_kernels.planning.labels import one_stream, streams
+
+    groups, chosen = np.ones((1, 1)), np.empty(1, np.int64)
+    one_stream(0.0, groups, groups, groups, 3, chosen)
+    streams(np.zeros(2), groups, groups, groups, 3, chosen)
+
+
+_ENTRIES = {
+    "lookup": _lookup,
+    "text": _text,
+    "encoder": _encoder,
+    "rows": _rows,
+    "planning": _planning,
+}
 ENTRIES = tuple(_ENTRIES)
-"""The entries that a server needs: look-ups, models' features and heads, the encoder's layers, and what
-stages do with rows between layers."""
-NEEDED = ("lookup", "text", "rows")
+"""The entries that a server needs: look-ups, models' features and heads, the encoder's layers, what stages do
+with rows between layers, and plans."""
+NEEDED = ("lookup", "text", "rows", "planning")
 """Entries without which nothing is served. Packed torch runs layers without the encoder."""
 
 

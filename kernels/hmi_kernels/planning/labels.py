@@ -1,0 +1,153 @@
+"""The numba bodies of the exact label program. `hmi.stages.planning.labels` has the same in plain Python."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from hmi_kernels.jit import compiled
+
+
+@compiled
+def one_stream(start: Any, seconds: Any, values: Any, latest: Any, limit: Any, chosen: Any) -> Any:
+    """Fill chosen int64 [groups] with the setting of each group, -1 if it is dropped.
+
+    seconds, values, latest float64 [groups, settings], the groups in the order in which they run: a setting
+    is feasible for a group that ends before `latest`, strictly. A value of -inf is not offered.
+    limit: the labels that a front may have, 3 at least. Returns the total value, and a bound of the value
+    that the limit has lost: 0 if no front had more labels.
+    """
+    groups, settings = seconds.shape
+    room = limit * (settings + 1)
+    times, worths = np.empty((2, room)), np.empty((2, room))
+    parents, options = np.empty((2, room), np.int32), np.empty((2, room), np.int8)
+    came, took = np.empty((groups, limit), np.int32), np.empty((groups, limit), np.int8)
+    clock, worth = np.empty(limit), np.empty(limit)
+    clock[0], worth[0], front, lost = start, 0.0, 1, 0.0
+    for g in range(groups):
+        now, count = 0, front
+        for i in range(front):
+            times[0, i], worths[0, i], parents[0, i], options[0, i] = clock[i], worth[i], i, -1
+        for s in range(settings):
+            more, takes = values[g, s], seconds[g, s]
+            if not more > 0.0 or not clock[0] + takes < latest[g, s]:
+                continue
+            new, made, a, b, best = 1 - now, 0, 0, 0, -1.0
+            ends = front
+            while not clock[ends - 1] + takes < latest[g, s]:
+                ends -= 1
+            while a < count or b < ends:
+                second = a >= count
+                if not second and b < ends:
+                    ahead, own = times[now, a], clock[b] + takes
+                    second = own < ahead or (own == ahead and worth[b] + more > worths[now, a])
+                if second:
+                    if worth[b] + more > best:
+                        best = worth[b] + more
+                        times[new, made], worths[new, made] = clock[b] + takes, best
+                        parents[new, made], options[new, made] = b, s
+                        made += 1
+                    b += 1
+                else:
+                    if worths[now, a] > best:
+                        best = worths[now, a]
+                        times[new, made], worths[new, made] = times[now, a], best
+                        parents[new, made], options[new, made] = parents[now, a], options[now, a]
+                        made += 1
+                    a += 1
+            now, count = new, made
+        front, step, edge = 0, 0.0, -1.0
+        if count > limit:  # of the labels in each bucket of value, keep the earliest, and the last of all
+            step = (worths[now, count - 1] - worths[now, 0]) / (limit - 2)
+            lost += step
+        for i in range(count):
+            if step > 0.0 and worths[now, i] < edge and i < count - 1:
+                continue
+            clock[front], worth[front] = times[now, i], worths[now, i]
+            came[g, front], took[g, front] = parents[now, i], options[now, i]
+            front += 1
+            edge = worths[now, i] + step
+    at = front - 1
+    total = worth[at]
+    for g in range(groups - 1, -1, -1):
+        chosen[g] = took[g, at]
+        at = came[g, at]
+    return total, lost
+
+
+@compiled
+def streams(start: Any, seconds: Any, values: Any, latest: Any, limit: Any, chosen: Any) -> Any:
+    """As `one_stream`, for several: start float64 [streams] ascending. Labels are compared in pairs.
+
+    If a front has more than `limit` labels, those that can still come to the highest value are kept.
+    """
+    groups, settings = seconds.shape
+    lanes, room = len(start), limit * (settings * len(start) + 1)
+    clocks, worth = np.empty((limit, lanes)), np.empty(limit)
+    times, worths = np.empty((room, lanes)), np.empty(room)
+    parents, options = np.empty(room, np.int32), np.empty(room, np.int8)
+    came, took = np.empty((groups, limit), np.int32), np.empty((groups, limit), np.int8)
+    clocks[0], worth[0], front, highest = start, 0.0, 1, -1.0
+    for g in range(groups):
+        rest = 0.0
+        for h in range(g + 1, groups):
+            rest += max(0.0, values[h].max())
+        count = 0
+        for i in range(front):
+            times[count], worths[count], parents[count], options[count] = clocks[i], worth[i], i, -1
+            count += 1
+            for s in range(settings):
+                if not values[g, s] > 0.0:
+                    continue
+                for lane in range(lanes):
+                    end = clocks[i, lane] + seconds[g, s]
+                    same = lane > 0 and clocks[i, lane] == clocks[i, lane - 1]
+                    if same or not end < latest[g, s]:
+                        continue
+                    _moved(clocks[i], lane, end, times[count])
+                    worths[count], parents[count], options[count] = worth[i] + values[g, s], i, s
+                    count += 1
+        order, front = np.argsort(-worths[:count], kind="mergesort"), 0
+        for place in order:
+            if _matched(clocks, front, times[place]):
+                continue
+            if front == limit:
+                highest = max(highest, worths[place] + rest)
+                break
+            clocks[front], worth[front] = times[place], worths[place]
+            came[g, front], took[g, front] = parents[place], options[place]
+            front += 1
+    at, total = 0, worth[0]
+    for g in range(groups - 1, -1, -1):
+        chosen[g] = took[g, at]
+        at = came[g, at]
+    return total, max(0.0, highest - total)
+
+
+@compiled
+def _moved(clocks: Any, lane: Any, end: Any, out: Any) -> Any:
+    """Fill out with the ascending clocks, after the one at `lane` has moved on to `end`."""
+    at = 0
+    for other in range(len(clocks)):
+        if other != lane:
+            out[at] = clocks[other]
+            at += 1
+    while at > 0 and out[at - 1] > end:
+        out[at] = out[at - 1]
+        at -= 1
+    out[at] = end
+
+
+@compiled
+def _matched(clocks: Any, front: Any, label: Any) -> Any:
+    """Return whether one of the labels 0:front is free no later than `label` in all streams."""
+    for k in range(front):
+        later = False
+        for lane in range(len(label)):
+            if clocks[k, lane] > label[lane]:
+                later = True
+                break
+        if not later:
+            return True
+    return False
