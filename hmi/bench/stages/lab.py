@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hmi.bench.serve.engine import Serving, chosen, serving
@@ -52,10 +52,29 @@ class Lab:
         async with self.engine(RoundRobin()) as engine:
             yield engine
 
-    def agree(self, model: ModelId, agreement: float | None) -> None:
-        """Set the fraction of a model's answers that must equal the full model's; None: no stage."""
+    @asynccontextmanager
+    async def served(self, stages: str, states: Path) -> AsyncIterator[Engine]:
+        """Run an engine as a server does that has these stages (`Settings.stages`).
+
+        states: the folder from which it reads profiles of settings and what earlier engines learned, and to
+        which it writes that.
+        """
+        s = self.serving
+        engine = Engine(s.bundles, replace(s.manager.settings, stages=stages, data=states), Metrics())
+        await engine.start()
+        try:
+            yield engine
+        finally:
+            await engine.stop()
+
+    def agree(self, model: ModelId, agreement: float | None, under_load: float | None = None) -> None:
+        """Set the fraction of a model's answers that must equal the full model's; None: no stage.
+
+        under_load: the same for token adaptation.
+        """
+        objective = Objective(agreement=agreement, agreement_under_load=under_load)
         self.serving.manager.registry.change_model(
-            model, lambda record: record.model_copy(update={"objective": Objective(agreement=agreement)})
+            model, lambda record: record.model_copy(update={"objective": objective})
         )
 
     def exits(self, engine: Engine, model: ModelId) -> ExitReport | None:

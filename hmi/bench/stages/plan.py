@@ -76,6 +76,14 @@ class Plan:
     """Texts before them, asked at full speed, by which a cascade's gate may open."""
     cascade_agreement: float = 0.95
     """The fraction of answers that must equal the large level's, in the section `cascade`."""
+    replays: int = 3
+    """The replays of each trace in the sections `utility` and `planner`."""
+    intervals: int = 16
+    """The intervals of a replay, each with a rate of its own."""
+    pressure: float = 1.0
+    """A factor of the rates of these traces (`hmi.bench.stages.traffic`)."""
+    agreement_under_load: float = 0.9
+    """The fraction of answers that must equal the full model's under token adaptation."""
     answers: int = 10_000
     """Answers that the section `isolation` checks."""
     callers: int = 32
