@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
-from hmi.core import ModelId, ModelVersion, Objective
+from hmi.core import Cascade, ModelId, ModelVersion, Objective
 from hmi.execution.batch import BatchKey
 from hmi.stages.base import OFF, Setting, Shape, Stage
 from hmi.stages.planning.groups import Group, Price
@@ -48,6 +48,8 @@ class Plan:
     """The reason in a few words, for provenance and metrics."""
     index: int = 0
     """The index of the settings in `Price.seconds`. 0: off, or not priced."""
+    kind: str = ""
+    """The reason in one word of a few, to count plans by; "": in turn."""
 
     @property
     def on(self) -> dict[str, Setting]:
@@ -68,6 +70,8 @@ class Measured:
     priced_s: Sequence[float] = ()
     """[settings]: the sums of the texts' `Price.seconds`. (): the texts were not all priced, or a part of one
     was left out."""
+    wall_s: float = 0.0
+    """Seconds by the clock, which deadlines go by. 0: not measured."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +87,7 @@ class Waiting:
     version: ModelVersion
     objective: Objective
     utility: float = 1.0
+    cascade: Cascade | None = None
 
 
 @dataclass(frozen=True)
@@ -96,18 +101,18 @@ class Terms:
     name: str = "off"
     """The name of the setting that these texts get: the boldest, up to the batch's, that their model and its
     objective allow."""
+    shortest: int = 0
+    """The tokens that a text has at least if the setting concerns it. A shorter one stays off."""
 
 
 @runtime_checkable
 class Adaptive(Protocol):
     """A stage among whose settings a planner chooses by load and deadlines."""
 
-    def terms(
-        self, shape: Shape, model: ModelId, version: ModelVersion, objective: Objective
-    ) -> Sequence[Terms]:
-        """Return one entry for each of `settings(shape.key)`, in their order. The first is that of OFF.
+    def terms(self, text: Waiting) -> Sequence[Terms]:
+        """Return one entry for each of `settings(text.key)`, in their order. The first is that of OFF.
 
-        A planner calls it for each text that is queued, so it should cost microseconds.
+        They hold for all texts of the model with the objective: a planner remembers them for a second.
         """
         ...
 

@@ -1,0 +1,228 @@
+"""The planner of all stages: the exact label program over groups, settings by load for all other texts."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hmi.execution.batch import BatchKey
+from hmi.stages.base import Shape, Stage
+from hmi.stages.planner import Candidate, Measured, Plan, Waiting
+from hmi.stages.planning.cost import Cost
+from hmi.stages.planning.groups import Group, Price
+from hmi.stages.planning.labels import chosen_of
+from hmi.stages.planning.ladder import Effects, Ladder
+from hmi.stages.planning.measured import Ratios
+
+CALM_S, FULL_S = 0.1, 0.5
+"""Ordinary texts run with stages off while less than CALM_S seconds of work wait, and under the fastest
+setting that their models allow from FULL_S on. In between, settings grow bolder in equal steps."""
+REFRESH_S = 1.0
+"""Seconds after which a model's effects are asked for again: audits may have revoked a setting."""
+MODELS = 8192
+"""The number of models whose effects are remembered."""
+UNKNOWN = Cost(batch=8e-3, text=6e-4, row=3e-5, square=2e-8, module=8e-4)
+"""The cost that is assumed until one is measured: too high for most machines, so that deadlines hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Key:
+    """What the groups of one candidate's key have in common."""
+
+    candidate: Candidate
+    ladder: Ladder
+    factors: Sequence[float]
+    """[steps]: the factor of the predicted seconds."""
+    margin: float
+    """The factor, less 1, by which a batch may take longer than it is expected to."""
+
+    def seconds(self, group: Group, step: int) -> float:
+        """Expected seconds of a batch of the group."""
+        ladder = self.ladder
+        fixed = ladder.fixed[step] + ladder.cost.module * len(group.modules)
+        return (group.seconds[step] + fixed) * self.factors[step]
+
+    def all_seconds(self, group: Group) -> list[float]:
+        """[steps]"""
+        return [self.seconds(group, step) for step in range(len(self.factors))]
+
+    def fastest(self, group: Group) -> int:
+        """The fastest step that is worth something; off if none is."""
+        steps = [step for step, value in enumerate(group.values) if value > 0.0]
+        return min(steps, key=self.all_seconds(group).__getitem__, default=0)
+
+
+_Ready = tuple[float, int, Group, _Key]
+"""A group that may run: its place in the order of deadlines, its id, itself, and what its key has."""
+
+
+class ParetoPlanner:
+    """Chooses among all groups by the exact label program; between groups and ordinary texts turns decide.
+
+    Used on the event loop's thread only.
+    """
+
+    def __init__(
+        self,
+        stages: Sequence[Stage] = (),
+        cost_of: Callable[[BatchKey], Cost | None] = lambda key: None,
+        *,
+        streams: int = 1,
+        least: float = 0.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """cost_of: the measured cost of a key's batches; None: UNKNOWN, corrected by what is measured.
+
+        least: the lowest accuracy, relative to that with all stages off, that a setting may have for a text.
+        """
+        self.stages = stages
+        self.decisions: Counter[str] = Counter()
+        """Plans by kind: fits, loaded, overdue, late, ordinary, hurried; and the groups `dropped` by them."""
+        self.ratios = Ratios()
+        self._cost_of, self._streams, self._least, self._clock = cost_of, streams, least, clock
+        self._ladders: dict[BatchKey, Ladder] = {}
+        self._effects: dict[tuple[object, ...], tuple[float, list[Effects]]] = {}
+        self._ends: list[float] = []
+        """The expected ends of the batches planned last, one for each other stream."""
+
+    def ladder(self, key: BatchKey, layers: int) -> Ladder:
+        """The settings that the planner chooses among for batches with this key."""
+        found = self._ladders.get(key)
+        if found is None:
+            cost = self._cost_of(key) or UNKNOWN
+            found = self._ladders[key] = Ladder(self.stages, Shape(key, layers), cost)
+        return found
+
+    def price(self, text: Waiting) -> Price:
+        """Return the text's value and cost under each step of `ladder(text.key, text.layers)`."""
+        ladder = self.ladder(text.key, text.layers)
+        of = text.key, text.model, text.version.artefact, text.objective, text.cascade
+        now = self._clock()
+        known = self._effects.get(of)
+        if known is None or now - known[0] > REFRESH_S:
+            if len(self._effects) >= MODELS:
+                self._effects.clear()
+            known = self._effects[of] = now, ladder.effects(text)
+        return ladder.price(text, known[1], self._least)
+
+    def plan(self, candidates: Sequence[Candidate], now: float) -> Plan:
+        first = min(candidates)
+        ready: list[_Ready] = []
+        for candidate in candidates if first.grouped else ():
+            if candidate.groups:
+                key = self._key(candidate, now)
+                ready += [(group.due, group.id, group, key) for group in candidate.groups]
+        if not ready:
+            return self._ordinary(first, candidates, now)
+        ready.sort()
+        starts = self._starts(now)
+        plan = self._overdue(ready, now) or self._fitting(ready, starts) or self._loaded(ready, starts)
+        if plan is None:  # no group can end in time
+            others = [candidate for candidate in candidates if not candidate.grouped]
+            plan = self._ordinary(min(others), candidates, now) if others else self._late(ready[0])
+        return plan
+
+    def learn(self, plan: Plan, measured: Measured) -> None:
+        """Correct the costs of the plan's step. Batches of texts that were not priced tell nothing."""
+        if measured.priced_s:
+            key = plan.candidate.key
+            ladder = self.ladder(key, plan.candidate.layers)
+            modules = ladder.cost.module * measured.modules
+            priced = [s + fixed + modules for s, fixed in zip(measured.priced_s, ladder.fixed, strict=True)]
+            faster = plan.index in ladder.faster
+            self.ratios.learn(key, plan.index, priced, measured, faster=faster, now=self._clock())
+
+    def _key(self, candidate: Candidate, now: float) -> _Key:
+        ladder = self.ladder(candidate.key, candidate.layers)
+        ratios, steps = self.ratios.of(candidate.key), len(ladder.steps)
+        factors = [1.0] * steps if ratios is None else ratios.now(now, steps)
+        return _Key(candidate, ladder, factors, ladder.cost.margin - 1.0)
+
+    def _starts(self, now: float) -> list[float]:
+        """The time at which each stream is free. The one that is planned for is free now."""
+        if self._streams == 1:
+            return [now]
+        self._ends = sorted(end for end in self._ends if end > now)[-(self._streams - 1) :]
+        return [now] * (self._streams - len(self._ends)) + self._ends
+
+    def _overdue(self, ready: Sequence[_Ready], now: float) -> Plan | None:
+        """Plan the first group without a deadline that has waited too long, so that none waits for ever."""
+        for due, _, group, key in ready:
+            if due > now:
+                break
+            if math.isinf(group.deadline) and not group.beyond:
+                return self._run(group, key, key.fastest(group), "overdue", "overdue")
+        return None
+
+    def _fitting(self, ready: Sequence[_Ready], starts: Sequence[float]) -> Plan | None:
+        """Plan the first group if all fit under the settings that are worth most."""
+        clocks, several, first = list(starts), len(starts) > 1, -1
+        for _, _, group, key in ready:
+            values = group.values
+            step = values.index(max(values))
+            takes = key.seconds(group, step)
+            clocks[0] += takes
+            if values[step] <= 0.0 or clocks[0] + takes * key.margin >= group.deadline:
+                return None
+            if several:
+                clocks.sort()
+            if first < 0:
+                first = step
+        _, _, group, key = ready[0]
+        return self._run(group, key, first, "fits", "fits")
+
+    def _loaded(self, ready: Sequence[_Ready], starts: Sequence[float]) -> Plan | None:
+        """Plan the first group that the label program does not drop; None if it drops them all."""
+        width = max(len(key.factors) for _, _, _, key in ready)
+        seconds, values = np.zeros((len(ready), width)), np.full((len(ready), width), -math.inf)
+        for g, (_, _, group, key) in enumerate(ready):
+            seconds[g, : len(key.factors)] = key.all_seconds(group)
+            values[g, : len(key.factors)] = group.values
+        margins = np.array([key.margin for _, _, _, key in ready])
+        deadlines = np.array([group.deadline for _, _, group, _ in ready])
+        with np.errstate(invalid="ignore"):  # a step that is not used takes for ever
+            latest = deadlines[:, None] - seconds * margins[:, None]
+        chosen, _, _ = chosen_of(starts, seconds, values, latest)
+        dropped = chosen.count(-1)
+        if dropped == len(ready):
+            return None
+        first = next(g for g, step in enumerate(chosen) if step >= 0)
+        _, _, group, key = ready[first]
+        self.decisions["dropped"] += dropped
+        name = key.ladder.steps[chosen[first]].name
+        why = f"loaded: {name} for {len(ready)} groups" + (f", {dropped} dropped" if dropped else "")
+        return self._run(group, key, chosen[first], "loaded", why)
+
+    def _late(self, ready: _Ready) -> Plan:
+        """Plan a group that is late while nothing else can run. The queue fails the texts that are lost."""
+        _, _, group, key = ready
+        return self._run(group, key, key.fastest(group), "late", "late")
+
+    def _run(self, group: Group, key: _Key, step: int, kind: str, why: str) -> Plan:
+        self.decisions[kind] += 1
+        if self._streams > 1:
+            self._ends.append(self._clock() + key.seconds(group, step))
+        return Plan(key.candidate, key.ladder.steps[step].settings, group.id, why, step, kind)
+
+    def _ordinary(self, first: Candidate, candidates: Sequence[Candidate], now: float) -> Plan:
+        """Plan texts without a group: off, or a bolder setting the more work waits."""
+        ladder = self.ladder(first.key, first.layers)
+        waits = sum(candidate.waiting_s for candidate in candidates)
+        step, kind = 0, "ordinary"
+        if waits > CALM_S and ladder.faster:
+            ratios = self.ratios.of(first.key)
+            faster = ladder.faster
+            if ratios is not None:
+                resting = ratios.now(now, len(ladder.steps))
+                faster = [s for s in faster if resting[s] < math.inf]
+            if faster:
+                share = (waits - CALM_S) / (FULL_S - CALM_S)
+                step, kind = faster[min(int(share * len(faster)), len(faster) - 1)], "hurried"
+        self.decisions[kind] += 1
+        why = f"{waits * 1e3:.0f} ms wait: {ladder.steps[step].name}" if step else ""
+        return Plan(first, ladder.steps[step].settings, None, why, step, kind)
