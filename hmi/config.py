@@ -63,9 +63,9 @@ class Settings:
     device_bytes: int = 1024 * MIB
     """Memory for modules on the device, for each root in memory. Others are copied there when needed."""
     stages: str = "auto"
-    """The execution stages that may spend less on a text: `auto`, all of them, each only for models that it was
-    profiled for and whose objective allows it; `none`; or a list of `exits`, `cascades`, `tokens` and `shards`
-    with commas between them. Answers without a stage are those of the full model."""
+    """The execution stages that may spend less on a text: `auto`, all of them, each only for models that it
+    was profiled for and whose objective allows it; `none`; or a list of `exits`, `cascades`, `tokens` and
+    `shards` with commas between them. Answers without a stage are those of the full model."""
     batch_ms: int = 20
     """Target time of one batch, and so about how long a text waits for the batch before it. Longer batches
     raise throughput a little. While a single tenant's texts wait, its batch may take twice as long. A window
@@ -171,8 +171,8 @@ def _stages(given: str) -> str:
         if name not in STAGES:
             why = f"{name!r} stands alone" if name in ("auto", "none") else f"{name!r} is unknown"
             raise InvalidInput(
-                f"stages = {given!r}: {why}; use auto, none, or some of {', '.join(STAGES)} with commas between "
-                "them",
+                f"stages = {given!r}: {why}; use auto, none, or some of {', '.join(STAGES)} with commas "
+                "between them",
                 field="stages",
             )
     return ",".join(dict.fromkeys(names))

@@ -25,9 +25,9 @@ PAGE: Final = """# Settings
 
 The server, and every command that works on a data folder, read these settings from the environment.
 `hmi settings` shows their values. Options override the environment: `--data` of every command, and `--host`,
-`--port`, `--job-workers`, `--streams`, `--pool-bytes`, `--stages` of `hmi serve`. A size is a number of bytes.
-It may end in K, M, G or T, which are powers of 1024: `50M`, `50MB` and `50MiB` are the same. An invalid value
-is an error at the start, which names the variable.
+`--port`, `--job-workers`, `--streams`, `--pool-bytes`, `--stages` of `hmi serve`. A size is a number of
+bytes. It may end in K, M, G or T, which are powers of 1024: `50M`, `50MB` and `50MiB` are the same. An
+invalid value is an error at the start, which names the variable.
 
 | variable | default | unit | range | what it does |
 |---|---|---|---|---|

@@ -36,4 +36,5 @@ def _provenance(item: Item) -> Provenance:
         ),
         stages=dict(partial.stages),
         confidence=partial.confidence,
+        planner=partial.planner,
     )

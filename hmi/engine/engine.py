@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
@@ -28,6 +27,8 @@ from hmi.engine.levels import Admitted, Levels
 from hmi.engine.lines import Lines
 from hmi.engine.loading import ModelLoader
 from hmi.engine.pace import BATCH_WORK, Pace
+from hmi.engine.planners import planner_of
+from hmi.engine.planning import Planning
 from hmi.engine.queue import FEW_TENANTS, BatchLimits, BatchQueue
 from hmi.engine.request import TextRequest, TextResult
 from hmi.engine.running import Held, Ran, Runner
@@ -38,11 +39,11 @@ from hmi.engine.warming import compile_answers
 from hmi.errors import DeadlineExceeded, Unavailable
 from hmi.metrics import Metrics
 from hmi.model.memory import usable_memory
-from hmi.stages import Candidate, Measured, Plan, Planner, RoundRobin
+from hmi.stages import Candidate, Plan, Planner
 from hmi.stages.cascade.report import CascadeReport
 from hmi.stages.cascade.stage import CascadeInside
 from hmi.stages.early_exit.stage import EarlyExit
-from hmi.stages.planner import work_left
+from hmi.stages.planning.groups import GroupLimits
 from hmi.stores.adapter_pool import AdapterPool, NoRoom
 from hmi.stores.failures import tell
 from hmi.stores.layout import Layout
@@ -84,12 +85,11 @@ class Engine:
     ) -> None:
         self._settings, self._misses = settings, misses
         layout = Layout(settings.data)
-        self._planner: Planner = planner or RoundRobin(
-            [EarlyExit(layout.exits), CascadeInside(layout.cascades("inside"))]
-        )
-        self.exits = next((s for s in self._planner.stages if isinstance(s, EarlyExit)), None)
+        chosen = planner or planner_of(settings, layout)
+        self._planning = Planning(chosen)
+        self.exits = next((s for s in chosen.stages if isinstance(s, EarlyExit)), None)
         """The stage of early exits, with reports and late labels; None if the planner has none."""
-        self._inside = next((s for s in self._planner.stages if isinstance(s, CascadeInside)), None)
+        self._inside = next((s for s in chosen.stages if isinstance(s, CascadeInside)), None)
         self._accounts = Accounts(metrics)
         self._pace = Pace()
         self._queue = BatchQueue(
@@ -98,6 +98,8 @@ class Engine:
             longest_s=settings.queue_s,
             streams=settings.streams,
             weight_of=bundles.weight,
+            price=self._planning.price,
+            limits=GroupLimits(seconds=settings.batch_ms / 1e3),
         )
         limit = settings.pool_bytes or usable_memory() // 4
         pool: AdapterPool[TaskPart] = AdapterPool(
@@ -109,8 +111,9 @@ class Engine:
         self._loader = ModelLoader(bundles, pool)
         self._admission = Admission(self._loader)
         counted, kept = self._accounts.cascaded, layout.cascades("two") if planner is None else None
+        self._cascades = settings.runs("cascades")
         self._levels = Levels(self._admission, self._ask, bundles.record, counted, kept)
-        self._runner = Runner(self._planner.stages, misses)
+        self._runner = Runner(chosen.stages, misses)
         self._compute = Compute(settings.streams)
         self._lines, self._hosts, self._loops = Lines(), Hosts(settings.streams), Supervisor()
         self._express: set[asyncio.Task[None]] = set()
@@ -207,7 +210,7 @@ class Engine:
         # Refuse a call before work is spent on it: each text has at least three tokens.
         self._queue.check(Counter({t: 3 * n for t, n in Counter(r.model.tenant for r in requests).items()}))
         admitted = await self._admission.admit(requests)
-        if any(bundle.cascade is not None for bundle, _ in admitted):
+        if self._cascades and any(bundle.cascade is not None for bundle, _ in admitted):
             return await self._levels.answer(requests, admitted)
         return await self._ask(requests, admitted)
 
@@ -244,10 +247,11 @@ class Engine:
             del batch  # or its calls, and their models, would stay in memory until another batch comes
 
     def _cut(self, candidates: Sequence[Candidate], limits: BatchLimits) -> Cut:
-        """Let the planner choose, and cut its batch. All errors of the planner are raised before the cut."""
-        plan = self._planner.plan(candidates, time.monotonic())
-        left = work_left(plan, self._planner.stages)
-        return Cut(self._queue.cut(plan.candidate, replace(limits, work_left=left)), plan, left)
+        """Let the planner choose, and cut its batch."""
+        plan, left = self._planning.plan(self._queue, candidates)
+        cut = Cut(self._queue.cut(plan.candidate, replace(limits, work_left=left), plan.group), plan, left)
+        self._planning.decided(plan, cut.pieces)
+        return cut
 
     def _start_express(self) -> None:
         """Start a small batch beside a running one of few tenants, unless a stream is free.
@@ -379,14 +383,8 @@ class Engine:
                 if item.sink.wanted:  # windows that ran again may complete their text twice
                     answer.timing.update(item.timing)
                     item.sink.done(answer)
-            self._learn(batch.plan, Measured(len(pieces), ran.batch.offsets[-1], cpu_s))
+            self._planning.learn(batch.plan, pieces, ran.batch.offsets[-1], cpu_s)
         fail(ran.failed)
-
-    def _learn(self, plan: Plan, measured: Measured) -> None:
-        try:
-            self._planner.learn(plan, measured)
-        except Exception as error:  # the batch has run and must not run again for this
-            tell(log, "the planner failed to learn from a batch", error)
 
     def _expected_s(self, batch: Cut) -> float:
         work = work_in(batch.pieces) * batch.work_left + BATCH_WORK

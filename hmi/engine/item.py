@@ -18,7 +18,10 @@ from hmi.engine.request import TextRequest
 from hmi.engine.sink import Sink
 from hmi.execution.batch import BatchKey
 from hmi.model.batching import Encoded
+from hmi.stages.planning.groups import Group, Member, Price
 
+Kind = tuple[BatchKey, bool]
+"""A batch key, and whether its texts are in groups. Only texts of one kind share a batch."""
 _ADDING = threading.Lock()
 """One lock for all items, since it is held only for an instant."""
 
@@ -48,6 +51,8 @@ class Partial:
     """The largest number of upper layers that a window went through."""
     stages: dict[str, str] = field(default_factory=dict)
     """The setting of each stage that concerned a window."""
+    planner: str | None = None
+    """The planner's reason for the last batch that a window was in; None: it gave none."""
     confidence: float | None = None
     """Of the ramp that answered the text; None if none did."""
     batches: set[Times] = field(default_factory=set)
@@ -69,10 +74,20 @@ class Item:
     partial: Partial = field(default_factory=Partial)
     counted: bool = False
     """True once its tenant's usage has it as answered."""
+    price: Price | None = None
+    """Of a text with a deadline or a utility, where the planner forms groups. None: an ordinary text."""
+    group: Group | None = None
+    """The last group that a text with a price was in."""
+    member: Member | None = None
+    """What stands for the text in its group. None once it does not wait any more."""
 
     @property
     def key(self) -> BatchKey:
         return self.bundle.key
+
+    @property
+    def kind(self) -> Kind:
+        return self.bundle.key, self.price is not None
 
     @property
     def tenant(self) -> str:

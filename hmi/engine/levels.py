@@ -298,7 +298,9 @@ class Levels:
     async def _check(self, passage: Passage, admitted: Admitted) -> None:
         last = None
         try:
-            (last,) = await self._ask([replace(passage.large_request, deadline=None)], [admitted])
+            (last,) = await self._ask(
+                [replace(passage.large_request, deadline=None, utility=1.0)], [admitted]
+            )
         except Exception as error:
             tell(log, f"an audit of {passage.request.model} got no answer", error)
         finally:

@@ -11,16 +11,17 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from hmi.engine.backlog import STEP_S, Backlog, Backlogs, left_of
-from hmi.engine.item import Item, Piece
+from hmi.engine.backlog import STEP_S, Backlog, Backlogs, by_tenant, left_of
+from hmi.engine.item import Item, Kind, Piece
 from hmi.engine.pace import BATCH_WORK, MODULE_WORK, Pace
 from hmi.engine.room import ROOM_SHARE, Room
 from hmi.engine.turns import Turns
 from hmi.errors import DeadlineExceeded, copy_of
 from hmi.execution.batch import BatchKey
 from hmi.stages.planner import Candidate
+from hmi.stages.planning.groups import Group, GroupLimits, Price, is_beyond
 
 FEW_TENANTS = 2
 """While no more tenants wait, the first tenant's batch is not filled up with another's texts."""
@@ -45,7 +46,7 @@ class BatchLimits:
 
 
 class BatchQueue:
-    """Waiting items, by batch key and tenant.
+    """Waiting items, by kind and tenant.
 
     Within a batch, the tenant that has received least for its weight goes first; the others follow in that
     order, one window at a time. While only FEW_TENANTS wait and the first has nothing more waiting, only
@@ -53,6 +54,9 @@ class BatchQueue:
     batch. If more tenants wait, a full batch serves them all sooner.
 
     A tenant's own texts go in the order of `hmi.engine.backlog.place_of`.
+
+    If the planner prices texts, those with a deadline or a utility are in groups, which the queue offers
+    beside ordinary texts. Turns decide between ordinary texts and groups, the planner among groups.
     """
 
     def __init__(
@@ -63,10 +67,13 @@ class BatchQueue:
         longest_s: float = math.inf,
         streams: int = 1,
         weight_of: Callable[[str], float] = lambda tenant: 1.0,
+        price: Callable[[Item], Price | None] = lambda item: None,
+        limits: GroupLimits | None = None,
     ) -> None:
         """longest_s: the most seconds that everything that waits may be predicted to take.
 
-        weight_of: gives a tenant's weight, and is asked at each `put`.
+        weight_of: gives a tenant's weight, and is asked at each `put`. price: gives the price of an item's
+        windows that wait, for its group; None: it is an ordinary text. limits: of groups.
         """
         self._room = Room(capacity_tokens, "tokens", self._wait_s)
         self._pace, self._weight_of = pace, weight_of
@@ -75,7 +82,8 @@ class BatchQueue:
         self._host_given_s = 0.0
         """The seconds that the first tenant of the last ordinary batch has received, that batch included."""
         self._host_tenant = ""
-        self._waiting = Backlogs()
+        self._price = price
+        self._waiting = Backlogs(price, limits)
         self._arrived = asyncio.Event()
 
     @property
@@ -105,7 +113,8 @@ class BatchQueue:
         self._check_wait(new)
         self._room.take(new)
         for item in items:
-            self._waiting.add(item)
+            item.price = self._price(item) if item.request.has_aim else None
+            self._waiting.add(item, beyond=item.price is not None and self._is_beyond(item))
         for tenant in new:
             self._turns.weigh(tenant, self._weight_of(tenant))
         self._arrived.set()
@@ -122,51 +131,75 @@ class BatchQueue:
             await self._arrived.wait()
 
     def candidates(self) -> list[Candidate]:
-        """Return one candidate for each batch key that some tenant's next text has.
+        """Return one candidate for each kind that some tenant's next text has.
 
-        The candidate is the tenant that has received least, of those whose next text has the key.
+        The candidate is the tenant that has received least, of those whose next text has the kind.
         """
         wanted = self._waiting.wanted()
         found = []
-        for key in self._waiting.keys:
+        for kind in self._waiting.kinds:
             line = [
                 (self._turns.given(tenant), items.first.queued, tenant)
-                for tenant, items in self._waiting.of(key).items()
-                if not wanted or wanted[tenant][1] == key
+                for tenant, items in self._waiting.of(kind).items()
+                if not wanted or wanted[tenant][1] == kind
             ]
             if line:
-                first = min(line)
-                layers = self._waiting.of(key)[first[2]].first.bundle.executor.layers
-                found.append(Candidate(*first, key, layers))
+                found.append(self._candidate(kind, *min(line)))
         return found
 
     def express_candidates(self) -> list[Candidate]:
         """Return the candidates that may run beside a running batch.
 
         Their tenants have received less than the first tenant of the last batch has with it, or have texts
-        that may run beside their own. Express batches do not count as the last one.
+        that may run beside their own. Express batches do not count as the last one. Each candidate has at
+        most one group, that of the text that its tenant wants next.
         """
         found = [candidate for candidate in self.candidates() if candidate.given_s < self._host_given_s]
-        tenant, known = self._host_tenant, {(candidate.tenant, candidate.key) for candidate in found}
-        for key in self._waiting.keys:
-            items = self._waiting.of(key).get(tenant)
-            if items and items.first.request.beside and (tenant, key) not in known:
-                given, first = self._turns.given(tenant), items.first
-                found.append(Candidate(given, first.queued, tenant, key, first.bundle.executor.layers))
-        return found
+        tenant = self._host_tenant
+        known = {(candidate.tenant, (candidate.key, candidate.grouped)) for candidate in found}
+        for kind in self._waiting.kinds:
+            items = self._waiting.of(kind).get(tenant)
+            if items and items.first.request.beside and (tenant, kind) not in known:
+                found.append(self._candidate(kind, self._turns.given(tenant), items.first.queued, tenant))
+        return [replace(each, groups=self._own_group(each)) if each.groups else each for each in found]
 
-    def cut(self, candidate: Candidate, limits: BatchLimits) -> list[Piece]:
-        """Cut a batch of the candidate's key, its tenant first.
+    def turn_of(self, key: BatchKey, group: int) -> float:
+        """Return the least seconds that a tenant of the group has received; inf if there is no such group."""
+        found = self._waiting.groups.find(key, group)
+        return min((self._turns.given(member.tenant) for member in found or ()), default=math.inf)
+
+    def cut(self, candidate: Candidate, limits: BatchLimits, group: int | None = None) -> list[Piece]:
+        """Cut a batch of the candidate's kind, its tenant first, or of one of its key's groups.
 
         The batch has at least one window, unless it is express, or no item is left. Items whose client
         has gone are dropped. Items that cannot be answered before their deadline fail with DeadlineExceeded.
+        group: the id of a group. Without it, a candidate whose text is in a group stands for that group.
         """
         waiting = self._waiting.tenants
         if not limits.express:
             self._turns.begin(waiting)
-        line = self._line(candidate)
-        batch = _Batch(candidate.key, self._pace, limits)
-        waiting_here, most_s = self._waiting.of(candidate.key), math.inf
+        chosen = self._group(candidate, group)
+        waiting_here = self._waiting.of((candidate.key, False)) if chosen is None else by_tenant(chosen)
+        line = self._line(candidate, waiting_here, all=chosen is not None)
+        first = candidate.tenant if chosen is None else line[0][2]
+        pieces = self._fill(line, waiting_here, candidate, limits, len(waiting) if chosen is None else 0)
+        if chosen is not None:
+            self._waiting.groups.close(chosen)
+        if not limits.express:
+            self._host_given_s, self._host_tenant = self._turns.given(first), first
+        return pieces
+
+    def _fill(
+        self,
+        line: list[tuple[float, float, str]],
+        waiting_here: Mapping[str, Backlog],
+        candidate: Candidate,
+        limits: BatchLimits,
+        tenants: int,
+    ) -> list[Piece]:
+        """Take windows in the order of the line, until the batch is full. tenants: that wait; 0: of a group,
+        which tenants join as it was planned."""
+        batch, most_s = _Batch(candidate.key, self._pace, limits), math.inf
         while line:
             given, _, tenant = line[0]
             if given > most_s:
@@ -190,16 +223,32 @@ class BatchQueue:
                 self._turns.charge(tenant, batch.add(piece, takes))
                 self._room.release(tenant, len(piece.window))
                 self._waiting.advance(piece)
+            if not tenants and items.first.member is None:
+                items.pop()
             given = self._turns.given(tenant)
             if items:
                 heapq.heapreplace(line, (given, items.first.queued, tenant))
             else:
                 heapq.heappop(line)
-                if batch.pieces and tenant == candidate.tenant and len(waiting) <= FEW_TENANTS:
+                if batch.pieces and tenant == candidate.tenant and 0 < tenants <= FEW_TENANTS:
                     most_s = min(most_s, given)
-        if not limits.express:
-            self._host_given_s, self._host_tenant = self._turns.given(candidate.tenant), candidate.tenant
         return batch.pieces
+
+    def _candidate(self, kind: Kind, given_s: float, since: float, tenant: str) -> Candidate:
+        key, grouped = kind
+        layers = self._waiting.of(kind)[tenant].first.bundle.executor.layers
+        groups = self._waiting.groups.of(key) if grouped else ()
+        return Candidate(given_s, since, tenant, key, layers, groups, grouped, self._waits_s(key))
+
+    def _own_group(self, candidate: Candidate) -> tuple[Group, ...]:
+        """The group of the text that the candidate's tenant wants next; () if that is an ordinary text."""
+        items = self._waiting.of((candidate.key, True)).get(candidate.tenant)
+        return (items.first.group,) if candidate.grouped and items and items.first.group else ()
+
+    def _group(self, candidate: Candidate, id: int | None) -> Group | None:
+        """The group that a batch is to be cut from; None: from the ordinary texts."""
+        found = None if id is None else self._waiting.groups.find(candidate.key, id)
+        return found or next(iter(self._own_group(candidate)), None)
 
     def _may_run_beside(self, tenant: str, given_s: float, first: Item) -> bool:
         """Return whether a tenant's first text may run beside the last ordinary batch."""
@@ -213,16 +262,18 @@ class BatchQueue:
         self._waiting.clear()
         self._room.clear()
 
-    def _line(self, candidate: Candidate) -> list[tuple[float, float, str]]:
+    def _line(
+        self, candidate: Candidate, waiting: Mapping[str, Backlog], *, all: bool
+    ) -> list[tuple[float, float, str]]:
         """A heap of the tenants that may join a batch: seconds received, arrival of the first text, name.
 
-        A tenant that has a text of a higher priority waiting for another key does not join, except the
-        candidate's.
+        A tenant that has a text of a higher priority waiting for another kind does not join, except the
+        candidate's. all: they all join, as the plan has it.
         """
-        wanted = self._waiting.wanted()
+        wanted = {} if all else self._waiting.wanted()
         line = [
             (self._turns.given(tenant), items.first.queued, tenant)
-            for tenant, items in self._waiting.of(candidate.key).items()
+            for tenant, items in waiting.items()
             if not wanted or items.place < wanted[tenant][0] + STEP_S / 2 or tenant == candidate.tenant
         ]
         heapq.heapify(line)
@@ -264,15 +315,27 @@ class BatchQueue:
 
     def _others_wait(self, item: Item) -> bool:
         return len(self._waiting) > 1 or any(
-            len(items) > (tenant == item.tenant) for tenant, items in self._waiting.of(item.key).items()
+            len(items) > (tenant == item.tenant) for tenant, items in self._waiting.of(item.kind).items()
         )
+
+    def _is_beyond(self, item: Item) -> bool:
+        """Return whether an item that is about to be added is beyond its tenant's share."""
+        mine_s = self._seconds(self._waiting.work_of(item.tenant))
+        others_s = self._seconds(self._waiting.work) - mine_s
+        others = len(self._waiting.tenants - {item.tenant})
+        mine_s += self._pace.seconds(item.key, left_of(item)) / self._streams
+        return is_beyond(mine_s, others_s, others, self._waiting.groups.limits.seconds)
 
     def _release(self, item: Item) -> None:
         self._room.release(item.tenant, sum(map(len, item.windows[item.cut :])))
 
-    def _seconds(self, work: Mapping[BatchKey, float]) -> float:
+    def _seconds(self, work: Mapping[Kind, float]) -> float:
         """Predicted seconds of all streams for work that waits."""
-        return sum(self._pace.seconds(key, amount) for key, amount in work.items()) / self._streams
+        return sum(self._pace.seconds(key, amount) for (key, _), amount in work.items()) / self._streams
+
+    def _waits_s(self, key: BatchKey) -> float:
+        """Predicted seconds of all streams for what waits of a batch key."""
+        return self._pace.seconds(key, self._waiting.work_in(key)) / self._streams
 
     def _wait_s(self, tenant: str | None) -> float:
         """Predicted seconds until what waits has run: everything, or one tenant's texts at equal shares."""

@@ -91,6 +91,9 @@ class Provenance:
     """Of a cascade: the level that answered; `large` if it answered one of several texts. None without a
     cascade."""
 
+    planner: str | None = None
+    """The planner's reason for the batch that the text ran in. None: turns alone decided."""
+
     @classmethod
     def together(cls, parts: Sequence[Provenance]) -> Provenance:
         """Sum the counts of at least one provenance. All must have the same model and versions, except that
@@ -109,6 +112,7 @@ class Provenance:
             stages=stages,
             confidence=min((p.confidence for p in parts if p.confidence is not None), default=None),
             level="large" if "large" in levels else next(iter(levels), None),
+            planner="; ".join(dict.fromkeys(p.planner for p in parts if p.planner is not None)) or None,
         )
 
 

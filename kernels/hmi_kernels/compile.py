@@ -53,14 +53,6 @@ def _text() -> None:
     cls_head(row, row, np.array([0, 1], np.int64), row[:0], np.zeros((1, 2), np.float32), bias, row.copy())
 
 
-def _rows() -> None:
-    """Merging, with arrays of the types that its stage passes."""
-    from hmi_kernels.rows.merging import merge
-
-    x, size = np.ones((2, 1), np.float32), np.ones(2, np.float32)
-    merge(x, size, np.array([[0, 2, 1]]), np.empty(2, np.int64), x[:1].copy(), size[:1].copy())
-
-
 def _planning() -> None:
     """The label program, for one stream and for several."""
     from hmi_kernels.planning.labels import one_stream, streams
@@ -70,17 +62,19 @@ def _planning() -> None:
     streams(np.zeros(2), groups, groups, groups, 3, chosen)
 
 
-_ENTRIES = {
-    "lookup": _lookup,
-    "text": _text,
-    "encoder": _encoder,
-    "rows": _rows,
-    "planning": _planning,
-}
+def _rows() -> None:
+    """Merging, with arrays of the types that its stage passes."""
+    from hmi_kernels.rows.merging import merge
+
+    x, size = np.ones((2, 1), np.float32), np.ones(2, np.float32)
+    merge(x, size, np.array([[0, 2, 1]]), np.empty(2, np.int64), x[:1].copy(), size[:1].copy())
+
+
+_ENTRIES = {"lookup": _lookup, "text": _text, "encoder": _encoder, "planning": _planning, "rows": _rows}
 ENTRIES = tuple(_ENTRIES)
-"""The entries that a server needs: look-ups, models' features and heads, the encoder's layers, what stages do
-with rows between layers, and plans."""
-NEEDED = ("lookup", "text", "rows", "planning")
+"""The entries that a server needs: look-ups, models' features and heads, the encoder's layers, plans, and what
+stages do with rows between layers."""
+NEEDED = ("lookup", "text", "planning", "rows")
 """Entries without which nothing is served. Packed torch runs layers without the encoder."""
 
 

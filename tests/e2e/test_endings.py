@@ -81,7 +81,7 @@ async def test_misses_that_cannot_be_recorded_cost_no_answer(
 ) -> None:
     metrics, recorder = Metrics(), FullDisk()
     engine = home.engine(metrics)
-    engine._runner = Runner(engine._planner.stages, recorder)  # type: ignore[arg-type]
+    engine._runner = Runner(engine._planning.stages, recorder)  # type: ignore[arg-type]
     await engine.start()
     assert (await engine.infer([TextRequest(MOOD, home.covered[0])]))[0].label
     await engine.stop()

@@ -21,6 +21,7 @@ from hmi.execution import Left, Rows
 from hmi.execution.packed import PackedExecutor
 from hmi.metrics import Metrics
 from hmi.stages import Candidate, Plan, RoundRobin, Setting
+from hmi.stages.planning.groups import Price
 from hmi.stores.adapter_pool import AdapterPool
 from plot_store import Reader
 from tests.e2e.conftest import Home
@@ -116,34 +117,22 @@ async def test_every_text_is_told_once_whatever_fails(
     await engine.stop()
 
 
-class Mad(RoundRobin):
-    """A planner that fails as long as it is told to."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.mad = False
-
-    def plan(self, candidates: Any, now: float) -> Plan:
-        if self.mad:
-            raise RuntimeError("out of its mind")
-        return super().plan(candidates, now)
-
-
 async def test_a_loop_that_dies_takes_readiness_with_it_and_comes_back(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("hmi.engine.supervisor.FIRST_PAUSE_S", 0.02)
-    planner, metrics = Mad(), Metrics()
-    engine = home.engine(metrics, planner)
+    metrics = Metrics()
+    engine = home.engine(metrics)
     await engine.start()
     await until(engine.ready)
-    planner.mad = True
+    offer = engine._queue.candidates
+    monkeypatch.setattr(engine._queue, "candidates", lambda: 1 / 0)
     waiting = asyncio.create_task(engine.infer([TextRequest(MOOD, home.covered[0])]))
     await until(lambda: not engine.ready())
-    assert "stream 1 failed: RuntimeError: out of its mind" in str(engine.trouble())
+    assert "stream 1 failed: ZeroDivisionError" in str(engine.trouble())
     assert f"hmi_queue_tokens {engine._queue.tokens:.1f}" in metrics.render().decode()
     assert engine._queue.tokens > 0
-    planner.mad = False
+    monkeypatch.setattr(engine._queue, "candidates", offer)
     (answer,) = await waiting
     assert answer.label, "what waits is answered once the loop is back"
     assert b"hmi_queue_tokens 0.0" in metrics.render()
@@ -151,21 +140,30 @@ async def test_a_loop_that_dies_takes_readiness_with_it_and_comes_back(
     await engine.stop()
 
 
-class Slow(RoundRobin):
-    """A planner that cannot learn."""
+class Mad(RoundRobin):
+    """A planner that fails at everything."""
+
+    def price(self, text: Any) -> Price:
+        raise RuntimeError("worth nothing")
+
+    def plan(self, candidates: Any, now: float) -> Plan:
+        raise RuntimeError("out of its mind")
 
     def learn(self, plan: Plan, measured: Any) -> None:
         raise RuntimeError("no idea")
 
 
-async def test_a_planner_that_cannot_learn_makes_nothing_run_again(home: Home) -> None:
+async def test_a_planner_that_fails_loses_no_text_and_makes_nothing_run_again(home: Home) -> None:
     metrics = Metrics()
-    engine = home.engine(metrics, Slow())
+    engine = home.engine(metrics, Mad())
     await engine.start()
-    (answer,) = await engine.infer([TextRequest(MOOD, home.covered[0])])
+    texts = [TextRequest(MOOD, t, utility=0.5, provenance=True) for t in home.covered[:2]]
+    answers = await engine.infer(texts)
     await engine.stop()
-    assert answer.label
+    assert [answer.label is not None for answer in answers] == [True, True]
+    assert {answer.provenance.planner for answer in answers if answer.provenance} == {"the planner failed"}
     assert b"hmi_batch_inputs_count 1.0" in metrics.render()
+    assert engine._planning.totals.failures == 4, "two prices, one plan, one batch to learn from"
 
 
 async def test_tokenising_that_dies_fails_its_call_alone(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -316,15 +314,13 @@ async def test_windows_that_run_again_count_their_text_once(
     assert metrics.usage.of("globex").inputs == 2
 
 
-async def test_a_planner_that_fails_at_an_express_batch_fails_no_call(
+async def test_an_express_batch_that_cannot_be_cut_fails_no_call(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = home.engine()
     await engine.start()
-    planner = Mad()
-    planner.mad = True
     with engine._hosts.running(60.0), monkeypatch.context() as patch:
-        patch.setattr(engine, "_planner", planner)
+        patch.setattr(engine._queue, "express_candidates", lambda: 1 / 0)
         patch.setattr(engine._queue, "wait", asyncio.Event().wait)
         call = asyncio.create_task(engine.infer([TextRequest(MOOD, home.covered[0])]))
         await until(lambda: engine._queue.tokens > 0 or call.done())

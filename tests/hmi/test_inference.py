@@ -125,7 +125,13 @@ async def test_what_an_ask_wants_reaches_the_engine_with_each_input() -> None:
     await room.answer([Ask(TOPIC, texts("a")), full], ACME, 100.0)
     plain, pair, split = echo.calls[0]
     assert plain == TextRequest(TOPIC, "a", place="inputs[0]")
-    told: dict[str, Any] = {**wanted, "deadline": 100.05, "utility": 0.5, "ask": 1, "model_place": "[1].model"}
+    told: dict[str, Any] = {
+        **wanted,
+        "deadline": 100.05,
+        "utility": 0.5,
+        "ask": 1,
+        "model_place": "[1].model",
+    }
     assert pair == TextRequest(MOOD, ("one", "other"), place="[1].inputs[0]", **told)
     assert split == TextRequest(MOOD, words, place="[1].inputs[1]", **told)
 

@@ -20,13 +20,15 @@ OPEN = 32
 """The number of newest groups of a key that a text may join. It bounds the cost of `Groups.add`."""
 
 
-def is_beyond(mine_s: float, all_s: float, tenants: int, batch_s: float) -> bool:
+def is_beyond(mine_s: float, others_s: float, others: int, batch_s: float) -> bool:
     """Return whether a text of a tenant is beyond the tenant's share when it is put.
 
-    mine_s, all_s: predicted seconds of the tenant's and of all tenants' waiting texts, this one included.
-    tenants: the tenants that wait, this one included. batch_s: the target time of a batch.
+    mine_s: predicted seconds of the tenant's waiting texts, this one included. others_s: those of all other
+    tenants' texts. others: the number of other tenants that wait. batch_s: the target time of a batch. The
+    tenant itself is not in the mean that it is compared with: beside one other it could never exceed twice
+    that mean.
     """
-    return mine_s > batch_s and mine_s > 2 * all_s / tenants
+    return others > 0 and mine_s > batch_s and mine_s > 2 * others_s / others
 
 
 @dataclass(frozen=True)

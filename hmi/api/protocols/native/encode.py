@@ -62,8 +62,9 @@ def _provenance(made_by: EngineProvenance, outputs: Sequence[TextResult]) -> Pro
         stages=dict(made_by.stages),
         confidence=made_by.confidence,
         level=made_by.level,
+        planner=made_by.planner,
         inputs=[
-            InputProvenance(layers=of.layers, confidence=of.confidence, level=of.level)
+            InputProvenance(layers=of.layers, confidence=of.confidence, level=of.level, planner=of.planner)
             for output in outputs
             if (of := output.provenance) is not None
         ],

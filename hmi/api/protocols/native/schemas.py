@@ -159,6 +159,9 @@ class InputProvenance(Answer):
         description="Of an input that left early: that of the ramp that answered it, from 0 to 1."
     )
     level: Level | None = Field(description="Of a cascade: the level that answered.")
+    planner: str | None = Field(
+        default=None, description="The planner's reason for the batch that it ran in; null if turns decided."
+    )
 
 
 class Provenance(Answer):
@@ -183,6 +186,9 @@ class Provenance(Answer):
     level: Level | None = Field(
         default=None,
         description="Of a cascade: the level that answered; `large` if it answered any of the inputs.",
+    )
+    planner: str | None = Field(
+        default=None, description="The planner's reasons for the batches of all inputs, each once."
     )
     inputs: list[InputProvenance] = Field(default_factory=list, description="The same for each input.")
 

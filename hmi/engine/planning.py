@@ -1,0 +1,125 @@
+"""The planner as the engine uses it: its errors lose no text, and what it decides is counted.
+
+Used on the event loop's thread, except `PlanTotals`, which any thread may read.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from hmi.engine.item import Item, Piece, artefacts_of
+from hmi.engine.queue import BatchQueue
+from hmi.stages import Candidate, Measured, Plan, Planner, RoundRobin
+from hmi.stages.planner import Adaptive, Waiting, work_left
+from hmi.stages.planning.groups import Price
+from hmi.stores.failures import tell
+
+log = logging.getLogger("hmi.engine")
+FAILED = "the planner failed"
+"""The reason of a plan that was made in turn, since the planner raised."""
+
+
+@dataclass
+class PlanTotals:
+    """What the planner has decided since the engine was made."""
+
+    seconds: float = 0.0
+    """The time that all plans took."""
+    decisions: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """Batches by reason and settings. A plan without a reason, and settings that are all off, count as ""."""
+    failures: int = 0
+    """Errors of the planner."""
+
+    @property
+    def batches(self) -> int:
+        return sum(self.decisions.values())
+
+
+class Planning:
+    """Plans batches and prices texts with a planner. If it raises, turns decide, and no stage adapts."""
+
+    def __init__(self, planner: Planner) -> None:
+        self._planner, self.stages = planner, planner.stages
+        self._spare = RoundRobin([each for each in planner.stages if not isinstance(each, Adaptive)])
+        self.totals = PlanTotals()
+
+    def price(self, item: Item) -> Price | None:
+        """The price of the item's windows that wait. None: it is an ordinary text."""
+        bundle = item.bundle
+        windows = [len(window) for window in item.windows[item.cut :]]
+        about = bundle.key, bundle.executor.layers, windows, bundle.model, bundle.version, bundle.objective
+        try:
+            return self._planner.price(Waiting(*about, item.request.utility))
+        except Exception as error:
+            self._failed("the planner could not price a text", error)
+            return None
+
+    def plan(self, queue: BatchQueue, candidates: Sequence[Candidate]) -> tuple[Plan, float]:
+        """Plan a batch of one of the candidates. Returns the plan, and the fraction of the layers' work that
+        its stages are expected to leave.
+
+        A group runs only if one of its tenants has received no more than those of all ordinary candidates.
+        """
+        now = time.monotonic()
+        try:
+            plan = self._planner.plan(candidates, now)
+            if plan.group is not None:
+                given = queue.turn_of(plan.candidate.key, plan.group)
+                sooner = [each for each in candidates if not each.grouped and each.given_s < given]
+                plan = self._planner.plan(sooner, now) if sooner else plan
+            left = self._left(plan)
+        except Exception as error:
+            self._failed("the planner failed, so turns decide about a batch", error)
+            plan = self._in_turn(candidates, now)
+            left = 1.0
+        self.totals.seconds += time.monotonic() - now
+        return plan, left
+
+    def decided(self, plan: Plan, pieces: Sequence[Piece]) -> None:
+        """Count a plan by which a batch was cut, and note its reason for answers with provenance."""
+        if not pieces:
+            return
+        self.totals.decisions[plan.why, ", ".join([setting.name for setting in plan.on.values()])] += 1
+        if plan.why:
+            for piece in pieces:
+                piece.item.partial.planner = plan.why
+
+    def learn(self, plan: Plan, pieces: Sequence[Piece], tokens: int, cpu_s: float) -> None:
+        """Let the planner take note of a batch that has run."""
+        try:
+            modules = len(set(artefacts_of(pieces)))
+            measured = Measured(len(pieces), tokens, cpu_s, modules, _priced(pieces))
+            self._planner.learn(plan, measured)
+        except Exception as error:  # the batch has run and must not run again for this
+            self._failed("the planner failed to learn from a batch", error)
+
+    def _left(self, plan: Plan) -> float:
+        group = next((each for each in plan.candidate.groups if each.id == plan.group), None)
+        if group is not None and plan.index < len(group.seconds) and group.seconds[0] > 0:
+            return group.seconds[plan.index] / group.seconds[0]  # what its texts really get
+        return work_left(plan, self._planner.stages)
+
+    def _in_turn(self, candidates: Sequence[Candidate], now: float) -> Plan:
+        try:
+            plan = self._spare.plan(candidates, now)
+        except Exception as error:
+            tell(log, "a stage has no settings for a batch, which runs without any", error)
+            plan = Plan(min(candidates))
+        return Plan(plan.candidate, plan.settings, why=FAILED)
+
+    def _failed(self, what: str, error: Exception) -> None:
+        self.totals.failures += 1
+        tell(log, what, error)
+
+
+def _priced(pieces: Sequence[Piece]) -> Sequence[float]:
+    """[settings]: the sums of the texts' seconds; () if one has no price, or not all of its windows here."""
+    prices = [piece.item.price for piece in pieces if len(piece.item.windows) == 1]
+    found = [price.seconds for price in prices if price is not None]
+    if len(found) < len(pieces) or len(set(map(len, found))) != 1:
+        return ()
+    return [sum(each) for each in zip(*found, strict=True)]
