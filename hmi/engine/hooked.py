@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from hmi.execution import Hook
 from hmi.execution.base import Output
@@ -30,8 +30,9 @@ class Hooked:
         self.hooks += tuple(hooks)
         for hook in hooks:
             concerned = hook.concerns
+            names: Mapping[int, str] = concerned if isinstance(concerned, Mapping) else {}
             for text in range(len(self.stages)) if concerned is None else concerned:
-                self.stages[text][stage] = setting.name
+                self.stages[text][stage] = names.get(text, setting.name)
 
     def ended(self, texts: Sequence[int], outputs: list[Output]) -> list[Output]:
         """The outputs to answer with: what each hook in turn makes of them (`Hook.ended`)."""

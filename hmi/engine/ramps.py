@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import overload
 
 import torch
@@ -18,6 +18,7 @@ from hmi.execution.batch import BatchKey, Left, Rows
 from hmi.model.calibration import Floats
 from hmi.model.encoder import EncoderLayer
 from hmi.stages import Text
+from hmi.stages.base import Stretch
 from hmi.stages.cascade.attention import from_first
 
 
@@ -56,12 +57,11 @@ def ramps_of(
 
     def ramp(site: int, rows: Rows, texts: Sequence[int]) -> list[Tensor | None]:
         wanted = [text for text in texts if site in parts[text].ramps]
-        # Rows that another stage has merged are not those of any ramp's training.
-        if not wanted or rows.source is not None:
+        if not wanted:
             return [None] * len(texts)
-        x, offsets = rows.x, rows.offsets
+        x, offsets = rows.by_token(rows.x), rows.token_offsets
         if len(wanted) < len(rows.texts):
-            spans = dict(zip(rows.texts, rows.spans(), strict=True))
+            spans = dict(zip(rows.texts, pairwise(offsets), strict=True))
             mine = [spans[text] for text in wanted]
             x = torch.cat([x[a:b] for a, b in mine])
             offsets = [0, *accumulate(b - a for a, b in mine)]
@@ -91,6 +91,21 @@ def attention_of(
         return [from_first(weights, heads, x, module, layer) for x, module in mine]
 
     return attention
+
+
+def stretches_of(pieces: Sequence[Piece]) -> Callable[[int], Sequence[Stretch]]:
+    """Return `Batch.stretches` of a batch."""
+
+    def stretches(text: int) -> Sequence[Stretch]:
+        words, found, first = [*pieces[text].window.words, None], list[Stretch](), 0
+        while first < len(words):
+            end = words.index(None, first)
+            if end > first:
+                found.append((first, end - first))
+            first = end + 1
+        return found
+
+    return stretches
 
 
 def objective_of(piece: Piece) -> Objective:

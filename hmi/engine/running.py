@@ -20,7 +20,7 @@ from hmi.engine.bundles import TaskPart
 from hmi.engine.heads import outputs_of
 from hmi.engine.hooked import Hooked
 from hmi.engine.item import Item, Piece, Times
-from hmi.engine.ramps import Texts, attention_of, objective_of, ramps_of
+from hmi.engine.ramps import Texts, attention_of, objective_of, ramps_of, stretches_of
 from hmi.engine.request import TextResult
 from hmi.engine.retrieval import Failed, Retrieved, retrieve
 from hmi.execution import BatchKey, Left, Rows, trace
@@ -148,7 +148,17 @@ class Runner:
             attention_of(pieces, parts),
         )
         versions = [(b.model, b.version, b.cascade) for b in (piece.bundle for piece in pieces)]
-        about = Batch(key, plan.candidate.layers, texts, ramps, objectives, attention, versions)
+        about = Batch(
+            key,
+            plan.candidate.layers,
+            texts,
+            ramps,
+            objectives,
+            attention,
+            versions,
+            tokens=[len(piece.window) for piece in pieces],
+            stretches=stretches_of(pieces),
+        )
         for name, setting in on.items():
             hooked.add(name, setting, self._stages[name].hooks(setting, about))
 

@@ -25,7 +25,8 @@ class Hook(Protocol):
 
     @property
     def concerns(self) -> Collection[int] | None:
-        """The texts of the batch that the stage may treat otherwise than without it; None: all of them."""
+        """The texts of the batch that the stage may treat otherwise than without it; None: all of them. A
+        mapping names the setting that each text runs under, if it is not the batch's."""
         return None
 
     def __call__(self, layer: int, rows: Rows) -> tuple[Rows, Left | None]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from functools import cached_property
+from itertools import accumulate, pairwise
 from typing import Literal
 
 import torch
@@ -53,6 +54,24 @@ class Rows:
         """The (first row, end) of each text."""
         return pairwise(self.offsets)
 
+    @cached_property
+    def token_offsets(self) -> Sequence[int]:
+        """[texts + 1]: text i has the original tokens token_offsets[i]:token_offsets[i + 1] of `source`. If
+        rows stand for several tokens, the first call waits for the device."""
+        if self.source is None:
+            return self.offsets
+        ends = torch.tensor(self.offsets[1:], device=self.source.device)
+        counts = torch.bincount(torch.searchsorted(ends, self.source, right=True), minlength=len(self.texts))
+        return list(accumulate(counts.tolist(), initial=0))
+
+    @cached_property
+    def changed(self) -> frozenset[int]:
+        """The places in `texts` of those whose rows are not one for each original token."""
+        if self.source is None:
+            return frozenset()
+        pairs = zip(self.spans(), pairwise(self.token_offsets), strict=True)
+        return frozenset(i for i, ((a, b), (c, d)) in enumerate(pairs) if b - a != d - c)
+
     def by_token(self, rows: Tensor) -> Tensor:
         """Expand [rows, …] to [tokens, …]: the row that stands for each original token of these texts."""
         return rows if self.source is None else rows.index_select(0, self.source)
@@ -60,9 +79,10 @@ class Rows:
     def taken(self, parts: Sequence[tuple[int, Sequence[int] | None]]) -> Rows:
         """Some rows of some texts: (place in `texts`, its rows, counted from its first; None: all of them).
 
-        A text may be taken twice; the result then has it twice, one after the other.
+        A text may be taken twice; the result then has it twice, one after the other. If rows stand for
+        several tokens, texts are taken whole.
         """
-        assert self.source is None, "rows that stand for others cannot be taken apart"
+        assert self.source is None or all(of is None for _, of in parts), "rows stand for several tokens"
         spans = list(self.spans())
         lengths = [b - a for a, b in spans]
         own = [torch.arange(lengths[at]) if of is None else _whole_numbers(of) for at, of in parts]
@@ -72,13 +92,24 @@ class Rows:
         tokens = None if self.tokens is None else self.tokens[index]
         if self.tokens is None and any(of is not None for _, of in parts):
             tokens = torch.cat(own)
+        offsets = offsets_of([len(mine) for mine in places])
         return Rows(
             self.x.index_select(0, there),
-            offsets_of([len(mine) for mine in places]),
+            offsets,
             [self.texts[at] for at, _ in parts],
+            source=self._taken_source([at for at, _ in parts], offsets),
             size=None if self.size is None else self.size.index_select(0, there),
             tokens=tokens,
         )
+
+    def _taken_source(self, places: Sequence[int], offsets: Sequence[int]) -> Tensor | None:
+        """The `source` of these texts once they have the rows that `offsets` says."""
+        if self.source is None:
+            return None
+        spans = list(pairwise(self.token_offsets))
+        starts = zip(places, offsets[:-1], strict=True)
+        moved = [self.source[slice(*spans[at])] + (start - self.offsets[at]) for at, start in starts]
+        return torch.cat(moved or [self.source[:0]])
 
 
 @dataclass(frozen=True)

@@ -83,8 +83,16 @@ class Text:
     """[tokens]: 0 in the first text, 1 in the second."""
 
 
+Stretch = tuple[int, int]
+"""Neighbouring tokens of a text: the first one, and their number."""
+
+
 def _unknown(layer: int, rows: Rows, texts: Sequence[int]) -> list[Floats]:
     raise RuntimeError("attention of a batch that was made without it")
+
+
+def _no_stretches(text: int) -> Sequence[Stretch]:
+    raise RuntimeError("stretches of a batch that was made without them")
 
 
 @dataclass(frozen=True)
@@ -98,7 +106,8 @@ class Batch:
     ramp: Callable[[int, Rows, Sequence[int]], list[Tensor | None]]
     """ramp(site, rows, texts): the outputs of the texts' ramps before the layer `site`, in the form of a
     head's outputs. `rows` are those that enter the layer; `texts`, ascending, are among theirs. None for a
-    text without such a ramp, for one whose output is not finite, and for all if `rows` are merged."""
+    text without such a ramp, and for one whose output is not finite. If rows are merged, a ramp reads the row
+    that stands for each token."""
     objectives: Sequence[Objective]
     """[texts]: the objective of each. To look at them all costs less than to look at the texts."""
     attention: Callable[[int, Rows, Sequence[int]], list[Floats]] = _unknown
@@ -106,6 +115,11 @@ class Batch:
     the text's first row. `rows` are those that enter the layer; `texts` are among theirs."""
     versions: Sequence[tuple[ModelId, ModelVersion, Cascade | None]] = ()
     """[texts]: the model, version and cascade of each, which cost as little as objectives; (): not given."""
+    tokens: Sequence[int] = ()
+    """[texts]: the number of tokens of each, which costs as little; (): not given."""
+    stretches: Callable[[int], Sequence[Stretch]] = _no_stretches
+    """stretches(text): those tokens of a text that are not special, divided where special ones lie between
+    them."""
 
 
 class Stage(Protocol):

@@ -1,0 +1,74 @@
+"""The stage of token adaptation (OTAS): under load, texts give up similar rows.
+
+A text is concerned if its model's version has a profile, and its tenant has set
+`Objective.agreement_under_load`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+from hmi.core import Cascade, ModelId, ModelVersion, Objective
+from hmi.execution.base import Hook
+from hmi.execution.batch import BatchKey
+from hmi.stages.base import OFF, Batch, Effect, Setting, Shape
+from hmi.stages.early_exit.evidence import Audits
+from hmi.stages.token_adaptation.allowed import boldest
+from hmi.stages.token_adaptation.audits import Ledger, audited
+from hmi.stages.token_adaptation.hook import MergeHook
+from hmi.stages.token_adaptation.settings import MERGE_SETTINGS, SHORTEST, TokenSetting, schedule
+
+
+class TokenAdaptation:
+    """A `Stage`. It keeps the audits of merging. Thread-safe."""
+
+    name = "tokens"
+
+    def __init__(self) -> None:
+        self._ledger = Ledger()
+
+    def settings(self, key: BatchKey) -> Sequence[Setting]:
+        return (OFF,) if key.exact else (OFF, *MERGE_SETTINGS)
+
+    def effect(self, setting: Setting, shape: Shape) -> Effect:
+        """The rows of a batch whose texts all may use the setting. How many answers differ depends on their
+        models: see `ModelVersion.tokens`."""
+        assert isinstance(setting, TokenSetting)
+        return Effect(rows=schedule(setting.gamma, shape.layers))
+
+    def hooks(self, setting: Setting, batch: Batch) -> Sequence[Hook]:
+        """See `Stage.hooks`."""
+        assert isinstance(setting, TokenSetting)
+        if batch.key.exact:
+            return []
+        gammas = self._gammas(setting.gamma, batch)
+        if not gammas:
+            return []
+        chosen = [text for text in gammas if batch.texts[text].whole and audited(batch.texts[text].nonce)]
+        return [MergeHook(batch, gammas, chosen, self._ledger)]
+
+    def allowed(
+        self, model: ModelId, version: ModelVersion, objective: Objective, cascade: Cascade | None = None
+    ) -> tuple[int, ...]:
+        """Return the γ that a model's texts may use now; see `hmi.stages.token_adaptation.allowed`."""
+        return self._ledger.allowed(model, version, objective, cascade)
+
+    def audits(self, model: ModelId, artefact: str) -> Mapping[int, Audits]:
+        """Return the audits of a model's merged texts, by γ."""
+        return self._ledger.audits(model, artefact)
+
+    def forget(self, artefacts: Collection[str], models: Collection[ModelId] = ()) -> None:
+        """Drop the audits of deleted artefacts. models: those deleted; (): all that have them."""
+        self._ledger.forget(artefacts, models)
+
+    def _gammas(self, level: int, batch: Batch) -> dict[int, int]:
+        """The γ of each text that has one other than 0."""
+        found = {}
+        for text, objective in enumerate(batch.objectives):
+            if objective.agreement_under_load is None or batch.tokens[text] < SHORTEST:
+                continue
+            model, version, cascade = batch.versions[text]
+            gamma = boldest(self._ledger.allowed(model, version, objective, cascade), level)
+            if gamma:
+                found[text] = gamma
+        return found
