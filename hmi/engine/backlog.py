@@ -17,7 +17,6 @@ from itertools import count
 from hmi.engine.item import Item, Kind, Piece
 from hmi.engine.pace import work_of
 from hmi.engine.request import PRIORITIES
-from hmi.execution.batch import BatchKey
 from hmi.stages.planning.groups import Group, GroupLimits, Groups, Member, Price
 
 STEP_S = 60.0
@@ -158,9 +157,9 @@ class Backlogs:
         """The work of all windows that wait, by kind."""
         return {kind: self._work[kind] for kind in self._by_kind}
 
-    def work_in(self, key: BatchKey) -> float:
-        """The work of all windows that wait for a batch key."""
-        return sum(self._work[kind] for kind in ((key, False), (key, True)) if kind in self._work)
+    def work_in(self, kind: Kind) -> float:
+        """The work of all windows of a kind that wait."""
+        return self._work.get(kind, 0.0)
 
     def work_of(self, tenant: str) -> dict[Kind, float]:
         """The work of one tenant's windows that wait, by kind."""

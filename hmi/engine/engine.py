@@ -383,7 +383,8 @@ class Engine:
                 if item.sink.wanted:  # windows that ran again may complete their text twice
                     answer.timing.update(item.timing)
                     item.sink.done(answer)
-            self._planning.learn(batch.plan, pieces, ran.batch.offsets[-1], cpu_s)
+            wall_s = ran.times.retrieve_s + ran.times.compute_s
+            self._planning.learn(batch.plan, pieces, ran.batch.offsets[-1], cpu_s, wall_s)
         fail(ran.failed)
 
     def _expected_s(self, batch: Cut) -> float:

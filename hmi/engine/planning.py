@@ -30,7 +30,7 @@ class PlanTotals:
     seconds: float = 0.0
     """The time that all plans took."""
     decisions: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """Batches by reason and settings. A plan without a reason, and settings that are all off, count as ""."""
+    """Batches by the kind of their plan, and by their settings. "": of a plan in turn; all off."""
     failures: int = 0
     """Errors of the planner."""
 
@@ -44,7 +44,8 @@ class Planning:
 
     def __init__(self, planner: Planner) -> None:
         self._planner, self.stages = planner, planner.stages
-        self._spare = RoundRobin([each for each in planner.stages if not isinstance(each, Adaptive)])
+        self._fixed = [each for each in planner.stages if not isinstance(each, Adaptive)]
+        self._spare = RoundRobin(self._fixed)
         self.totals = PlanTotals()
 
     def price(self, item: Item) -> Price | None:
@@ -53,7 +54,7 @@ class Planning:
         windows = [len(window) for window in item.windows[item.cut :]]
         about = bundle.key, bundle.executor.layers, windows, bundle.model, bundle.version, bundle.objective
         try:
-            return self._planner.price(Waiting(*about, item.request.utility))
+            return self._planner.price(Waiting(*about, item.request.utility, bundle.cascade))
         except Exception as error:
             self._failed("the planner could not price a text", error)
             return None
@@ -83,16 +84,16 @@ class Planning:
         """Count a plan by which a batch was cut, and note its reason for answers with provenance."""
         if not pieces:
             return
-        self.totals.decisions[plan.why, ", ".join([setting.name for setting in plan.on.values()])] += 1
+        self.totals.decisions[plan.kind, ", ".join([setting.name for setting in plan.on.values()])] += 1
         if plan.why:
             for piece in pieces:
                 piece.item.partial.planner = plan.why
 
-    def learn(self, plan: Plan, pieces: Sequence[Piece], tokens: int, cpu_s: float) -> None:
+    def learn(self, plan: Plan, pieces: Sequence[Piece], tokens: int, cpu_s: float, wall_s: float) -> None:
         """Let the planner take note of a batch that has run."""
         try:
             modules = len(set(artefacts_of(pieces)))
-            measured = Measured(len(pieces), tokens, cpu_s, modules, _priced(pieces))
+            measured = Measured(len(pieces), tokens, cpu_s, modules, _priced(pieces), wall_s)
             self._planner.learn(plan, measured)
         except Exception as error:  # the batch has run and must not run again for this
             self._failed("the planner failed to learn from a batch", error)
@@ -100,8 +101,10 @@ class Planning:
     def _left(self, plan: Plan) -> float:
         group = next((each for each in plan.candidate.groups if each.id == plan.group), None)
         if group is not None and plan.index < len(group.seconds) and group.seconds[0] > 0:
-            return group.seconds[plan.index] / group.seconds[0]  # what its texts really get
-        return work_left(plan, self._planner.stages)
+            return group.seconds[plan.index] / group.seconds[0]
+        # Ordinary texts have no price: which of them a stage adapts depends on their models. So their batches
+        # are cut as without adaptive stages.
+        return work_left(plan, self._fixed)
 
     def _in_turn(self, candidates: Sequence[Candidate], now: float) -> Plan:
         try:
@@ -109,7 +112,7 @@ class Planning:
         except Exception as error:
             tell(log, "a stage has no settings for a batch, which runs without any", error)
             plan = Plan(min(candidates))
-        return Plan(plan.candidate, plan.settings, why=FAILED)
+        return Plan(plan.candidate, plan.settings, why=FAILED, kind="failed")
 
     def _failed(self, what: str, error: Exception) -> None:
         self.totals.failures += 1

@@ -238,7 +238,7 @@ class BatchQueue:
         key, grouped = kind
         layers = self._waiting.of(kind)[tenant].first.bundle.executor.layers
         groups = self._waiting.groups.of(key) if grouped else ()
-        return Candidate(given_s, since, tenant, key, layers, groups, grouped, self._waits_s(key))
+        return Candidate(given_s, since, tenant, key, layers, groups, grouped, self._waits_s(kind))
 
     def _own_group(self, candidate: Candidate) -> tuple[Group, ...]:
         """The group of the text that the candidate's tenant wants next; () if that is an ordinary text."""
@@ -333,9 +333,9 @@ class BatchQueue:
         """Predicted seconds of all streams for work that waits."""
         return sum(self._pace.seconds(key, amount) for (key, _), amount in work.items()) / self._streams
 
-    def _waits_s(self, key: BatchKey) -> float:
-        """Predicted seconds of all streams for what waits of a batch key."""
-        return self._pace.seconds(key, self._waiting.work_in(key)) / self._streams
+    def _waits_s(self, kind: Kind) -> float:
+        """Predicted seconds of all streams for what waits of a kind."""
+        return self._pace.seconds(kind[0], self._waiting.work_in(kind)) / self._streams
 
     def _wait_s(self, tenant: str | None) -> float:
         """Predicted seconds until what waits has run: everything, or one tenant's texts at equal shares."""

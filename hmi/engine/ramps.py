@@ -61,7 +61,8 @@ def ramps_of(
             return [None] * len(texts)
         x, offsets = rows.by_token(rows.x), rows.token_offsets
         if len(wanted) < len(rows.texts):
-            spans = dict(zip(rows.texts, pairwise(offsets), strict=True))
+            pairs = list(zip(rows.texts, pairwise(offsets), strict=True))
+            spans = dict(reversed(pairs))  # of a text that runs twice, the first
             mine = [spans[text] for text in wanted]
             x = torch.cat([x[a:b] for a, b in mine])
             offsets = [0, *accumulate(b - a for a, b in mine)]

@@ -24,7 +24,7 @@ from tests.hmi.test_api_fuzz import draw
 ONE, MIXED = NATIVE.endpoints
 TOPIC = ModelId("acme", "topic")
 VERSIONS = Versions(3, "0a1b", "minilm/papers", "minilm@1")
-MADE_BY = Provenance({"trigram": 4, "miss": 1}, 6, False, VERSIONS, {"exits": "on"}, 0.98, "small")
+MADE_BY = Provenance({"trigram": 4, "miss": 1}, 6, False, VERSIONS, {"exits": "on"}, 0.98, "small", "fits")
 OUTPUTS: dict[str, dict[str, Any]] = {
     "classification": {"label": "a", "score": 0.75, "scores": {"a": 0.75, "b": 0.25}},
     "multilabel": {"labels": [("a", 0.9), ("b", 0.6)], "scores": {"a": 0.9, "b": 0.6, "c": 0.1}},
@@ -195,7 +195,8 @@ def test_an_answer_has_what_the_result_has(task: str, provenance: Provenance | N
             "stages": {"exits": "on"},
             "confidence": 0.98,
             "level": "small",
-            "inputs": [{"layers": 6, "confidence": 0.98, "level": "small"}] * 2,
+            "planner": "fits",
+            "inputs": [{"layers": 6, "confidence": 0.98, "level": "small", "planner": "fits"}] * 2,
         }
     )
     other = AskResult(ModelId("zeta", "mood"), 1, [output], {"total_ms": 2.5}, None)

@@ -64,8 +64,12 @@ class _Added:
         self._log = None if size is None else size.log()
 
     def to(self, bias: Tensor | None, start: int, end: int) -> Tensor | None:
-        """Add the term of rows start:end to a text's bias [1, heads, queries, keys], or to none."""
-        if self._log is None:
+        """Add the term of rows start:end to a text's bias [1, heads, queries, keys], or to none.
+
+        Nothing is added to a text whose rows stand for one token each: with a mask torch runs another kernel,
+        whose results differ in their last bits.
+        """
+        if self._log is None or not self._log[start:end].any():
             return bias
         mine = self._log[start:end][None, None, None]
         return mine if bias is None else bias + mine

@@ -136,8 +136,8 @@ class InsideHook(Hook):
         return frozenset(self._concerns)
 
     def __call__(self, layer: int, rows: Rows) -> tuple[Rows, Left | None]:
-        mine = [t for t in rows.texts if t in self._concerns and self._concerns[t].cascade.site == layer]
-        if not mine or rows.source is not None:
+        mine = self._asked(layer, rows)
+        if not mine:
             return rows, None
         outputs = self._batch.ramp(layer, rows, mine)
         decided = [self._decide(text, output) for text, output in zip(mine, outputs, strict=True)]
@@ -164,6 +164,17 @@ class InsideHook(Hook):
         for one in self._decided.values():
             _lost(one)
         self._decided.clear()
+
+    def _asked(self, layer: int, rows: Rows) -> list[int]:
+        """The texts whose ramp is here. Texts that another stage has merged, or runs twice, are left alone,
+        and so are those that may lose words while it has merged any: rows are then of tokens that are there
+        in part."""
+        here = [t for t in rows.texts if t in self._concerns and self._concerns[t].cascade.site == layer]
+        if not here or rows.source is None:
+            return here if len(set(here)) == len(here) else [t for t in here if here.count(t) == 1]
+        changed = {rows.texts[place] for place in rows.changed}
+        able = [t for t in here if not any(offer.pruning for offer in self._concerns[t].cascade.offers)]
+        return [t for t in able if t not in changed and rows.texts.count(t) == 1]
 
     def _decide(self, text: int, output: Tensor | None) -> Decided | None:
         concern = self._concerns[text]

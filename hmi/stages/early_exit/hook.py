@@ -6,7 +6,7 @@ The rows of a text that leaves are dropped, unless it is audited: then it has it
 from __future__ import annotations
 
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -92,8 +92,9 @@ class ExitHook(Hook):
         if rows.x.is_cuda:  # the thread waits for a device
             self._clock = time.perf_counter
         begun = self._ran_to(layer)
+        self._leave_alone(rows.texts)
         at = self._at.get(layer, ())
-        here = [self._open[t] for t in rows.texts if t in at and t in self._open]
+        here = [self._open[t] for t in dict.fromkeys(rows.texts) if t in at and t in self._open]
         left = None
         if here:
             left = self._leaving(layer, rows, here)
@@ -108,8 +109,9 @@ class ExitHook(Hook):
         if outputs:
             self._ran_to(self._batch.layers)
         found: defaultdict[tuple[ModelState, bool], list[tuple[Asked, Tensor]]] = defaultdict(list)
-        for index, output in zip(texts, outputs, strict=True):
-            one = self._open.get(index)
+        first = dict(zip(reversed(texts), reversed(outputs), strict=True))
+        for index in dict.fromkeys(texts):
+            one, output = self._open.get(index), first[index]
             if one is not None and isinstance(output, Tensor):
                 found[one.state, one.begun.recorded].append((one, one.merged(output)))
         for (state, recorded), group in found.items():
@@ -125,6 +127,17 @@ class ExitHook(Hook):
         for one in self._open.values():
             one.state.abandon(one.begun)
         self._open.clear()
+
+    def _leave_alone(self, texts: Sequence[int]) -> None:
+        """Give texts back that another stage runs twice, for an audit of its own: both run to the end. One
+        that has its answer stays an audit here, too, with the first of its outputs."""
+        if len(texts) == len(set(texts)):
+            return
+        for text, times in Counter(texts).items():
+            one = self._open.get(text)
+            if times > 1 and one is not None and not one.answered:
+                del self._open[text]
+                one.state.abandon(one.begun)
 
     def _leaving(self, layer: int, rows: Rows, here: Sequence[Asked]) -> Left | None:
         """Ask the ramps of these texts; returns those that leave."""

@@ -8,6 +8,8 @@ from typing import Final
 
 from hmi.stages.base import Setting
 
+EVERY: Final = 3
+"""Rows are merged before every third layer, the first one included."""
 LEAST_KEPT: Final = 0.05
 """The least part of a text's rows that a schedule lets into a layer."""
 SHORTEST: Final = 8
@@ -40,8 +42,9 @@ MERGE_SETTINGS: Final = tuple(merging(gamma) for gamma in MERGES)
 def schedule(gamma: int, layers: int) -> tuple[float, ...]:
     """Return the part of a text's rows that enters each layer under a γ below 0: [layers].
 
-    Each layer loses equally many, the first one too, since rows from a PLOT overlap. In the mean over the
-    layers -γ percent are missing.
+    Equally many go before every layer that merges, the first one too, since rows from a PLOT overlap. In the
+    mean over the layers -γ percent are missing.
     """
-    lost = -2 * gamma / 100 / (layers + 1)
-    return tuple(max(LEAST_KEPT, 1.0 - lost * (layer + 1)) for layer in range(layers))
+    steps = [layer // EVERY + 1 for layer in range(layers)]
+    lost = -gamma / 100 * layers / sum(steps)
+    return tuple(max(LEAST_KEPT, 1.0 - lost * step) for step in steps)

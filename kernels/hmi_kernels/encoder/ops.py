@@ -261,7 +261,7 @@ class Texts:
         self.columns = max((m.columns for m in modules if m is not None), default=16)
         self._modules = modules
         self._offsets = np.array(offsets, np.int64)
-        self._plus = None if plus is None else np.pad(plus, (0, 15))
+        self._plus = None if plus is None else np.concatenate([plus, np.zeros(15, np.float32)])
         self.offsets_address = self._offsets.ctypes.data
         self.plus_address = 0 if self._plus is None else self._plus.ctypes.data
 
