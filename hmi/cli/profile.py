@@ -14,6 +14,7 @@ from hmi.cli.base import FolderCommand, Group, as_json, pass_session
 from hmi.cli.cascades import print_cascade
 from hmi.cli.options import FILE, Whole, job_options
 from hmi.cli.output import notes, print_json, print_table
+from hmi.cli.profile_stages import stages
 from hmi.cli.progress import finish
 from hmi.cli.session import Session, segment
 from hmi.errors import NotFound
@@ -37,7 +38,7 @@ class Fallback(Group):
 
 @click.group(cls=Fallback)
 def profile() -> None:
-    """Measure the executors of roots, or a cascade of two models.
+    """Measure the executors of roots, settings of stages on them, or a cascade of two models.
 
     'hmi profile [ROOT]' is short for 'hmi profile executors [ROOT]'.
     """
@@ -69,6 +70,9 @@ def executors(session: Session, root: str | None, again: bool, as_json: bool) ->
         found = [_profile(manager, record, again, as_json) for record in roots]
     if as_json:
         print_json(found)
+
+
+profile.add_command(stages)
 
 
 @profile.command()

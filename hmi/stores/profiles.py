@@ -1,8 +1,10 @@
-"""Profiles: the times of a root's executors, measured once on each machine and kept in the data folder.
+"""Profiles: the times of a root's executors and of stages, measured once on each machine and kept in the data
+folder.
 
-`profiles/<root>/<version>/` has a file for each machine, named by a hash of its fingerprint. So machines and
-processes that share a data folder never write each other's profiles. A profile only decides which executor
-runs, so a lost or damaged one is measured again.
+`profiles/<root>/<version>/` has a file for each machine, named by a hash of its fingerprint, and so has its
+folder `stages/`. So machines and processes that share a data folder never write each other's profiles. A
+profile only decides which executor runs and which setting a planner prefers, so a lost or damaged one is
+measured again.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import logging
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Generic, Literal, Self, TypeVar
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -39,13 +41,18 @@ class Measured(Record):
         return f"{self.name} {'/'.join(f'{t:.0f}' for t in self.us_per_token.values())}"
 
 
-class Profile(Record):
-    """The measurements of one version of a root on one machine."""
+class OfMachine(Record):
+    """Measurements of one version of a root on one machine."""
 
     machine: dict[str, str]
     """The processor and software that the times hold for (`hmi.execution.machine.fingerprint`)."""
     measured_at: str
     """RFC 3339 in UTC."""
+
+
+class Profile(OfMachine):
+    """The times of a root's executors."""
+
     batches: dict[str, tuple[int, ...]]
     """The tokens of each text of the measured batches, by the batch's name."""
     measured: tuple[Measured, ...] = Field(min_length=1)
@@ -60,13 +67,60 @@ class Profile(Record):
         return self
 
 
-class Profiles:
-    """The profiles of one data folder. Thread-safe, also between processes: files change by a rename."""
+Reads = Literal["cls", "rows"]
+"""The rows of the last layer that a batch's heads read, as `hmi.execution.batch.BatchKey` has it."""
+_Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
-    def __init__(self, layout: Layout) -> None:
-        self._layout = layout
 
-    def get(self, root: str, version: str, machine: Mapping[str, str]) -> Profile | None:
+class StageSample(Record):
+    """One measured batch under one setting of a stage."""
+
+    reads: Reads
+    setting: str
+    batch: str
+    modules: int
+    seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    """Processor time of the upper layers."""
+
+
+class StageCost(Record):
+    """A fitted cost, as `hmi.stages.planning.cost.Cost` has it. All are seconds but the margin."""
+
+    batch: _Seconds
+    text: _Seconds
+    row: _Seconds
+    square: _Seconds
+    module: _Seconds
+    stalls: dict[str, tuple[_Seconds, _Seconds]]
+    margin: Annotated[float, Field(ge=1, allow_inf_nan=False)]
+
+
+class StageProfile(OfMachine):
+    """The times of the settings of token adaptation on a root's executor, and the costs fitted to them."""
+
+    executor: str
+    """The executor that ran the batches. The times hold for no other."""
+    settings: tuple[str, ...]
+    """The names of the measured settings. The first is "off"."""
+    batches: dict[str, tuple[int, ...]]
+    """The tokens of each text of the measured batches, by the batch's name."""
+    samples: tuple[StageSample, ...] = Field(min_length=1)
+    costs: dict[Reads, StageCost]
+    """By the rows that are read."""
+
+
+R = TypeVar("R", bound=OfMachine)
+
+
+class _Kept(Generic[R]):
+    """The records of one kind in a data folder. Thread-safe, also between processes: files change by a
+    rename."""
+
+    def __init__(self, layout: Layout, kind: type[R], folder: str = "") -> None:
+        """folder: of the files, within that of the root's version."""
+        self._layout, self._kind, self._folder = layout, kind, folder
+
+    def get(self, root: str, version: str, machine: Mapping[str, str]) -> R | None:
         """Return the profile of this machine; None if there is none, or the file is damaged."""
         path = self._path(root, version, machine)
         if not path.exists():
@@ -76,7 +130,7 @@ class Profiles:
             kept = held["profile"]
             if held["sha256"] != _hash_of(kept):
                 raise ValueError("its checksum is wrong")
-            found = Profile.model_validate(kept)
+            found = self._kind.model_validate(kept)
             if found.machine != machine:
                 raise ValueError("it is another machine's")
         except (OSError, ValidationError, ValueError, KeyError, TypeError) as error:
@@ -85,7 +139,7 @@ class Profiles:
             return None
         return found
 
-    def put(self, root: str, version: str, profile: Profile) -> None:
+    def put(self, root: str, version: str, profile: R) -> None:
         """Keep a profile in place of this machine's earlier one, unless the root was deleted meanwhile.
 
         Raises StorageFull, OSError.
@@ -100,11 +154,26 @@ class Profiles:
             oldest.unlink(missing_ok=True)
 
     def drop(self, root: str) -> None:
-        """Remove the profiles of all versions of a root, if there are any."""
+        """Remove the profiles of all versions of a root, of every kind, if there are any."""
         shutil.rmtree(self._layout.profiles / root, ignore_errors=True)
 
     def _path(self, root: str, version: str, machine: Mapping[str, str]) -> Path:
-        return self._layout.profiles_of(root, version) / f"{_hash_of(dict(machine))[:16]}.json"
+        folder = self._layout.profiles_of(root, version) / self._folder
+        return folder / f"{_hash_of(dict(machine))[:16]}.json"
+
+
+class Profiles(_Kept[Profile]):
+    """The profiles of executors."""
+
+    def __init__(self, layout: Layout) -> None:
+        super().__init__(layout, Profile)
+
+
+class StageProfiles(_Kept[StageProfile]):
+    """The profiles of stages."""
+
+    def __init__(self, layout: Layout) -> None:
+        super().__init__(layout, StageProfile, "stages")
 
 
 def _written(path: Path) -> int:

@@ -72,8 +72,8 @@ def _rows() -> None:
 
 _ENTRIES = {"lookup": _lookup, "text": _text, "encoder": _encoder, "planning": _planning, "rows": _rows}
 ENTRIES = tuple(_ENTRIES)
-"""The entries that a server needs: look-ups, models' features and heads, the encoder's layers, plans, and what
-stages do with rows between layers."""
+"""The entries that a server needs: look-ups, models' features and heads, the encoder's layers, plans, and
+what stages do with rows between layers."""
 NEEDED = ("lookup", "text", "planning", "rows")
 """Entries without which nothing is served. Packed torch runs layers without the encoder."""
 

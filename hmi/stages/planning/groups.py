@@ -65,14 +65,18 @@ class Member:
 
 @dataclass(frozen=True)
 class GroupLimits:
-    """The bounds of a group. The first four are OTAS's δ, ε, η and μ, with the values of its experiments."""
+    """The bounds of a group. The first four are OTAS's δ, ε, η and μ.
+
+    All but μ have the values of its experiments. There μ is .8, so that a group holds texts of utility 0 and
+    .8, of which none can be dropped without the other (docs/design/0015-planner.md has the difference).
+    """
 
     wait_s: float = 0.5
     """The most seconds between the first and the last arrival."""
     texts: int = 64
     deadline_s: float = 0.5
     """The most seconds between two deadlines."""
-    utility: float = 0.8
+    utility: float = 0.25
     """The largest difference of two utilities."""
     seconds: float = math.inf
     """The most predicted seconds without any stage. A text that takes longer has a group of its own."""

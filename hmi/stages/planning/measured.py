@@ -74,6 +74,10 @@ class Ratios:
         """None: no batch of the key was measured."""
         return self._keys.get(key)
 
+    def forget(self, key: Hashable) -> None:
+        """Drop a key's corrections: its predictions are made otherwise from now on."""
+        self._keys.pop(key, None)
+
     def learn(
         self,
         key: Hashable,

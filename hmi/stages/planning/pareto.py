@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hmi.core import Cascade, Objective
 from hmi.execution.batch import BatchKey
 from hmi.stages.base import Shape, Stage
 from hmi.stages.planner import Candidate, Measured, Plan, Waiting
@@ -57,6 +58,21 @@ class _Key:
         return min(steps, key=self.all_seconds(group).__getitem__, default=0)
 
 
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """The effects of the steps on one version's texts, and when they were asked for."""
+
+    at: float
+    objective: Objective
+    cascade: Cascade | None
+    effects: list[Effects]
+
+    def holds_for(self, text: Waiting) -> bool:
+        """Return whether nothing that the effects depend on has changed. Records are rarely copied."""
+        same = self.objective is text.objective and self.cascade is text.cascade
+        return same or (self.objective == text.objective and self.cascade == text.cascade)
+
+
 _Ready = tuple[float, int, Group, _Key]
 """A group that may run: its place in the order of deadlines, its id, itself, and what its key has."""
 
@@ -86,7 +102,7 @@ class ParetoPlanner:
         self.ratios = Ratios()
         self._cost_of, self._streams, self._least, self._clock = cost_of, streams, least, clock
         self._ladders: dict[BatchKey, Ladder] = {}
-        self._effects: dict[tuple[object, ...], tuple[float, list[Effects]]] = {}
+        self._effects: dict[tuple[object, ...], _Known] = {}
         self._ends: list[float] = []
         """The expected ends of the batches planned last, one for each other stream."""
 
@@ -98,17 +114,22 @@ class ParetoPlanner:
             found = self._ladders[key] = Ladder(self.stages, Shape(key, layers), cost)
         return found
 
+    def renew(self, key: BatchKey) -> None:
+        """Ask for the key's cost again, since it was measured. Prices of waiting texts stay as they are."""
+        self._ladders.pop(key, None)
+        self.ratios.forget(key)
+
     def price(self, text: Waiting) -> Price:
         """Return the text's value and cost under each step of `ladder(text.key, text.layers)`."""
         ladder = self.ladder(text.key, text.layers)
-        of = text.key, text.model, text.version.artefact, text.objective, text.cascade
-        now = self._clock()
+        of, now = (text.key, text.model, text.version.artefact), self._clock()
         known = self._effects.get(of)
-        if known is None or now - known[0] > REFRESH_S:
+        if known is None or now - known.at > REFRESH_S or not known.holds_for(text):
             if len(self._effects) >= MODELS:
                 self._effects.clear()
-            known = self._effects[of] = now, ladder.effects(text)
-        return ladder.price(text, known[1], self._least)
+            effects = ladder.effects(text)
+            known = self._effects[of] = _Known(now, text.objective, text.cascade, effects)
+        return ladder.price(text, known.effects, self._least)
 
     def plan(self, candidates: Sequence[Candidate], now: float) -> Plan:
         first = min(candidates)

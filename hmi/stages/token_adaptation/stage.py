@@ -13,10 +13,12 @@ from hmi.execution.base import Hook
 from hmi.execution.batch import BatchKey
 from hmi.stages.base import OFF, Batch, Effect, Setting, Shape
 from hmi.stages.early_exit.evidence import Audits
+from hmi.stages.planner import Terms, Waiting
 from hmi.stages.token_adaptation.allowed import boldest
 from hmi.stages.token_adaptation.audits import Ledger, audited
 from hmi.stages.token_adaptation.hook import MergeHook
 from hmi.stages.token_adaptation.settings import MERGE_SETTINGS, SHORTEST, TokenSetting, schedule
+from hmi.stages.token_adaptation.terms import terms_of
 
 
 class TokenAdaptation:
@@ -35,6 +37,11 @@ class TokenAdaptation:
         models: see `ModelVersion.tokens`."""
         assert isinstance(setting, TokenSetting)
         return Effect(rows=schedule(setting.gamma, shape.layers))
+
+    def terms(self, text: Waiting) -> Sequence[Terms]:
+        """See `hmi.stages.planner.Adaptive`."""
+        gammas = self._ledger.allowed(text.model, text.version, text.objective, text.cascade)
+        return terms_of(text, self.settings(text.key), gammas)
 
     def hooks(self, setting: Setting, batch: Batch) -> Sequence[Hook]:
         """See `Stage.hooks`."""

@@ -30,33 +30,14 @@ def one_stream(start: Any, seconds: Any, values: Any, latest: Any, limit: Any, c
         for i in range(front):
             times[0, i], worths[0, i], parents[0, i], options[0, i] = clock[i], worth[i], i, -1
         for s in range(settings):
-            more, takes = values[g, s], seconds[g, s]
-            if not more > 0.0 or not clock[0] + takes < latest[g, s]:
-                continue
-            new, made, a, b, best = 1 - now, 0, 0, 0, -1.0
-            ends = front
-            while not clock[ends - 1] + takes < latest[g, s]:
-                ends -= 1
-            while a < count or b < ends:
-                second = a >= count
-                if not second and b < ends:
-                    ahead, own = times[now, a], clock[b] + takes
-                    second = own < ahead or (own == ahead and worth[b] + more > worths[now, a])
-                if second:
-                    if worth[b] + more > best:
-                        best = worth[b] + more
-                        times[new, made], worths[new, made] = clock[b] + takes, best
-                        parents[new, made], options[new, made] = b, s
-                        made += 1
-                    b += 1
-                else:
-                    if worths[now, a] > best:
-                        best = worths[now, a]
-                        times[new, made], worths[new, made] = times[now, a], best
-                        parents[new, made], options[new, made] = parents[now, a], options[now, a]
-                        made += 1
-                    a += 1
-            now, count = new, made
+            if values[g, s] > 0.0 and clock[0] + seconds[g, s] < latest[g, s]:
+                ends = front
+                while not clock[ends - 1] + seconds[g, s] < latest[g, s]:
+                    ends -= 1
+                labels = times[now, :count], worths[now, :count], parents[now, :count], options[now, :count]
+                out = times[1 - now], worths[1 - now], parents[1 - now], options[1 - now]
+                count = _merged(labels, clock[:ends], worth[:ends], seconds[g, s], values[g, s], s, out)
+                now = 1 - now
         front, step, edge = 0, 0.0, -1.0
         if count > limit:  # of the labels in each bucket of value, keep the earliest, and the last of all
             step = (worths[now, count - 1] - worths[now, 0]) / (limit - 2)
@@ -74,6 +55,34 @@ def one_stream(start: Any, seconds: Any, values: Any, latest: Any, limit: Any, c
         chosen[g] = took[g, at]
         at = came[g, at]
     return total, lost
+
+
+@compiled
+def _merged(labels: Any, clock: Any, worth: Any, takes: Any, more: Any, setting: Any, out: Any) -> Any:
+    """Merge a front with what a setting makes of the front before it. Returns the number of labels.
+
+    labels, out: times, values, parents and settings. clock, worth: the front before, as far as the setting
+    is feasible. Each front ascends in times and in values, so a label is dominated if its value is no higher
+    than the last one's.
+    """
+    times, worths, parents, options = labels
+    made, a, b, best = 0, 0, 0, -1.0
+    while a < len(times) or b < len(clock):
+        second = a == len(times)
+        if not second and b < len(clock):
+            ahead, own = times[a], clock[b] + takes
+            second = own < ahead or (own == ahead and worth[b] + more > worths[a])
+        if second:
+            end, value, parent, option = clock[b] + takes, worth[b] + more, b, setting
+            b += 1
+        else:
+            end, value, parent, option = times[a], worths[a], parents[a], options[a]
+            a += 1
+        if value > best:
+            best = value
+            out[0][made], out[1][made], out[2][made], out[3][made] = end, value, parent, option
+            made += 1
+    return made
 
 
 @compiled
