@@ -44,6 +44,7 @@ from hmi.stages.cascade.report import CascadeReport
 from hmi.stages.cascade.stage import CascadeInside
 from hmi.stages.early_exit.stage import EarlyExit
 from hmi.stages.planning.groups import GroupLimits
+from hmi.stages.token_adaptation.stage import TokenAdaptation
 from hmi.stores.adapter_pool import AdapterPool, NoRoom
 from hmi.stores.failures import tell
 from hmi.stores.layout import Layout
@@ -85,10 +86,12 @@ class Engine:
     ) -> None:
         self._settings, self._misses = settings, misses
         layout = Layout(settings.data)
-        chosen = planner or planner_of(settings, layout)
-        self._planning = Planning(chosen)
+        chosen, costs = planner_of(settings, layout) if planner is None else (planner, None)
+        self._planning = Planning(chosen, costs)
+        metrics.watch_plans(lambda: self._planning.totals)
         self.exits = next((s for s in chosen.stages if isinstance(s, EarlyExit)), None)
         """The stage of early exits, with reports and late labels; None if the planner has none."""
+        self._tokens = next((s for s in chosen.stages if isinstance(s, TokenAdaptation)), None)
         self._inside = next((s for s in chosen.stages if isinstance(s, CascadeInside)), None)
         self._accounts = Accounts(metrics)
         self._pace = Pace()
@@ -157,7 +160,7 @@ class Engine:
         await self._compute.close()
         if self._misses is not None:
             await asyncio.to_thread(self._misses.stop)
-        for stage in (self.exits, self._inside):
+        for stage in (self.exits, self._inside, self._planning):
             await asyncio.to_thread(stage.close if stage is not None else lambda: None)
         await asyncio.to_thread(self._loader.close)
 
@@ -167,8 +170,9 @@ class Engine:
         A request in flight keeps what it uses until it is answered. May be called on any thread.
         """
         self._loader.forget(gone.artefacts, gone.roots, gone.plots)
-        if self.exits is not None:
-            self.exits.forget(gone.artefacts, gone.models)
+        for stage in (self.exits, self._tokens):
+            if stage is not None:
+                stage.forget(gone.artefacts, gone.models)
         for keeper in (self._inside, self._levels):
             if keeper is not None:
                 keeper.forget(gone.artefacts)
@@ -218,6 +222,7 @@ class Engine:
         """Run admitted texts, and return their answers in their order."""
         answers = CallSink(len(requests))
         items = [Item(r, b, w, s) for r, (b, w), s in zip(requests, admitted, answers.sinks, strict=True)]
+        self._planning.look_at(admitted)
         with self._loader.needing([bundle.version.artefact for bundle, _ in admitted]):
             self._queue.put(items)
             self._waiting.add(items)

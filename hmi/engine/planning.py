@@ -11,9 +11,11 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from hmi.engine.bundles import Bundle
 from hmi.engine.item import Item, Piece, artefacts_of
 from hmi.engine.queue import BatchQueue
-from hmi.stages import Candidate, Measured, Plan, Planner, RoundRobin
+from hmi.engine.stage_costs import StageCosts
+from hmi.stages import OFF, Candidate, Measured, Plan, Planner, RoundRobin
 from hmi.stages.planner import Adaptive, Waiting, work_left
 from hmi.stages.planning.groups import Price
 from hmi.stores.failures import tell
@@ -30,23 +32,35 @@ class PlanTotals:
     seconds: float = 0.0
     """The time that all plans took."""
     decisions: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """Batches by the kind of their plan, and by their settings. "": of a plan in turn; all off."""
+    """Batches by the kind of their plan ("": in turn), and by the settings of adaptive stages ("": off)."""
+    dropped: int = 0
+    """Groups that plans have left out, at each plan anew."""
     failures: int = 0
     """Errors of the planner."""
-
-    @property
-    def batches(self) -> int:
-        return sum(self.decisions.values())
 
 
 class Planning:
     """Plans batches and prices texts with a planner. If it raises, turns decide, and no stage adapts."""
 
-    def __init__(self, planner: Planner) -> None:
-        self._planner, self.stages = planner, planner.stages
-        self._fixed = [each for each in planner.stages if not isinstance(each, Adaptive)]
+    def __init__(self, planner: Planner, costs: StageCosts | None = None) -> None:
+        """costs: those that the planner plans by; None: it needs none."""
+        self._planner, self.stages, self._costs = planner, planner.stages, costs
+        self._adaptive = [each.name for each in planner.stages if isinstance(each, Adaptive)]
+        self._fixed = [each for each in planner.stages if each.name not in self._adaptive]
         self._spare = RoundRobin(self._fixed)
         self.totals = PlanTotals()
+
+    def look_at(self, admitted: Sequence[tuple[Bundle, object]]) -> None:
+        """Find the costs of the roots of models that may adapt tokens. Does not wait."""
+        if self._costs is not None:
+            for bundle, _ in admitted:
+                if bundle.version.tokens:
+                    self._costs.want(bundle)
+
+    def close(self) -> None:
+        """End what is measured. Waits for the batch that runs. Called on a thread."""
+        if self._costs is not None:
+            self._costs.close()
 
     def price(self, item: Item) -> Price | None:
         """The price of the item's windows that wait. None: it is an ordinary text."""
@@ -84,7 +98,9 @@ class Planning:
         """Count a plan by which a batch was cut, and note its reason for answers with provenance."""
         if not pieces:
             return
-        self.totals.decisions[plan.kind, ", ".join([setting.name for setting in plan.on.values()])] += 1
+        self.totals.dropped += plan.dropped
+        names = [s.name for name, s in plan.settings.items() if name in self._adaptive and s != OFF]
+        self.totals.decisions[plan.kind, ", ".join(names)] += 1
         if plan.why:
             for piece in pieces:
                 piece.item.partial.planner = plan.why
@@ -99,9 +115,10 @@ class Planning:
             self._failed("the planner failed to learn from a batch", error)
 
     def _left(self, plan: Plan) -> float:
-        group = next((each for each in plan.candidate.groups if each.id == plan.group), None)
-        if group is not None and plan.index < len(group.seconds) and group.seconds[0] > 0:
-            return group.seconds[plan.index] / group.seconds[0]
+        if plan.group is not None:
+            group = next((each for each in plan.candidate.groups if each.id == plan.group), None)
+            if group is not None and plan.index < len(group.seconds) and group.seconds[0] > 0:
+                return group.seconds[plan.index] / group.seconds[0]
         # Ordinary texts have no price: which of them a stage adapts depends on their models. So their batches
         # are cut as without adaptive stages.
         return work_left(plan, self._fixed)

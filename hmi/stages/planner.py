@@ -50,11 +50,18 @@ class Plan:
     """The index of the settings in `Price.seconds`. 0: off, or not priced."""
     kind: str = ""
     """The reason in one word of a few, to count plans by; "": in turn."""
+    dropped: int = 0
+    """The number of groups that the plan leaves out."""
 
     @property
     def on(self) -> dict[str, Setting]:
         """The settings of the stages that are not off."""
-        return {name: setting for name, setting in self.settings.items() if setting != OFF}
+        # To compare names costs less than to compare settings, and this is read for each batch.
+        return {
+            name: setting
+            for name, setting in self.settings.items()
+            if setting is not OFF and (setting.name != OFF.name or setting != OFF)
+        }
 
 
 @dataclass(frozen=True)
@@ -119,10 +126,12 @@ class Adaptive(Protocol):
 
 def work_left(plan: Plan, stages: Sequence[Stage]) -> float:
     """The fraction of the layers' work that the plan's stages are expected to leave."""
-    shape, left = Shape(plan.candidate.key, plan.candidate.layers), 1.0
-    for stage in stages:
-        setting = plan.on.get(stage.name)
-        left *= 1.0 if setting is None else stage.effect(setting, shape).work
+    on, left = plan.on, 1.0
+    if on:
+        shape = Shape(plan.candidate.key, plan.candidate.layers)
+        for stage in stages:
+            setting = on.get(stage.name)
+            left *= 1.0 if setting is None else stage.effect(setting, shape).work
     return left
 
 

@@ -22,7 +22,8 @@ from hmi.engine.bundles import Bundles
 from hmi.errors import Unavailable
 from hmi.execution.choose import REFERENCE
 from hmi.manager import Manager
-from hmi.metrics import Metrics, PoolCounters
+from hmi.metrics import Metrics
+from hmi.metrics.collectors import PoolCounters
 from hmi.stores.adapter_pool import AdapterPool
 
 CHOICE_POLLS, POLL_S = 2_400, 0.05

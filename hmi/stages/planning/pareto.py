@@ -6,7 +6,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -217,7 +217,7 @@ class ParetoPlanner:
         self.decisions["dropped"] += dropped
         name = key.ladder.steps[chosen[first]].name
         why = f"loaded: {name} for {len(ready)} groups" + (f", {dropped} dropped" if dropped else "")
-        return self._run(group, key, chosen[first], "loaded", why)
+        return replace(self._run(group, key, chosen[first], "loaded", why), dropped=dropped)
 
     def _late(self, ready: _Ready) -> Plan:
         """Plan a group that is late while nothing else can run. The queue fails the texts that are lost."""

@@ -1,17 +1,12 @@
-"""The server's metrics, in one object that is passed around; nothing is registered globally at import.
-
-`Metrics` is thread-safe: prometheus_client locks its values, and `Usage` and `Lookups` have their own locks.
-"""
+"""What is read at a scrape: the counters of other parts, and the collectors that report them."""
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from typing import Protocol
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
 from prometheus_client.registry import Collector
 
@@ -19,9 +14,6 @@ import hmi
 from hmi.errors import HmiError
 from hmi.resident import resident
 from hmi.usage import Usage
-
-SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
-COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)  # both: buckets of histograms
 
 
 class PoolCounters(Protocol):
@@ -67,166 +59,24 @@ class ExitTotals(Protocol):
     def alarms(self) -> int: ...
 
 
+class PlanCounts(Protocol):
+    """The planner's decisions, as `hmi.engine.planning.PlanTotals` has them."""
+
+    @property
+    def seconds(self) -> float: ...
+    @property
+    def decisions(self) -> Mapping[tuple[str, str], int]: ...
+    @property
+    def dropped(self) -> int: ...
+    @property
+    def failures(self) -> int: ...
+
+
 RootExecutors = tuple[str, str, Iterable[ExecutorTimes], str | None]
 """A root's name, the name of its executor, the measured times, and why its device is not used any more."""
 
 
-class Lookups:
-    """Tokens looked up since the server started, by domain and by the order of the n-gram that answered."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._by_domain: dict[str, dict[str, int]] = {}
-
-    def add(self, domain: str, hits: Mapping[str, int]) -> None:
-        with self._lock:
-            mine = self._by_domain.setdefault(domain, {})
-            for order, count in hits.items():
-                mine[order] = mine.get(order, 0) + count
-
-    def by_domain(self) -> dict[str, dict[str, int]]:
-        """Return a copy of the counts."""
-        with self._lock:
-            return {domain: dict(counts) for domain, counts in self._by_domain.items()}
-
-
-class Metrics:
-    """All metrics of one process."""
-
-    def __init__(self) -> None:
-        self.registry = CollectorRegistry()
-        self.usage = Usage()
-        self.lookups = Lookups()
-        self.pool: PoolCounters | None = None
-        self.executors: Callable[[], Iterable[RootExecutors]] = tuple
-        """The executor of each root in memory, and the times that chose it."""
-        self._requests = Counter(
-            "hmi_requests", "Answers by route and outcome.", ["route", "outcome"], registry=self.registry
-        )
-        self._latency = Histogram(
-            "hmi_request_seconds", "Time to answer.", ["route"], buckets=SECONDS, registry=self.registry
-        )
-        self._stage = Histogram(
-            "hmi_stage_seconds",
-            "Time of a stage of inference: queue, retrieve, compute.",
-            ["stage"],
-            buckets=SECONDS,
-            registry=self.registry,
-        )
-        self._stages: dict[str, Histogram] = {}
-        self._batch_inputs = Histogram(
-            "hmi_batch_inputs", "Texts in a batch.", buckets=COUNTS, registry=self.registry
-        )
-        self._batch_tokens = Histogram(
-            "hmi_batch_tokens", "Tokens in a batch.", buckets=COUNTS, registry=self.registry
-        )
-        self._batch_tenants = Histogram(
-            "hmi_batch_tenants", "Tenants in a batch.", buckets=COUNTS, registry=self.registry
-        )
-        self._batch_seconds = Histogram(
-            "hmi_batch_seconds",
-            "Time of a batch on a compute thread: the rate of the sum is the number of batches that run at a "
-            "time, at most twice hmi_compute_streams.",
-            buckets=SECONDS,
-            registry=self.registry,
-        )
-        self._streams = Gauge("hmi_compute_streams", "Streams of batches.", registry=self.registry)
-        self._plot = Counter(
-            "hmi_plot_lookups", "PLOT lookups by the n-gram that answered.", ["order"], registry=self.registry
-        )
-        self._execution = Counter(
-            "hmi_execution_stage_inputs",
-            "Texts that ran with an execution stage on, by its setting.",
-            ["stage", "setting"],
-            registry=self.registry,
-        )
-        self._exits = _exits_counter(self.registry)
-        self._deadlines = Counter(
-            "hmi_deadline_misses",
-            "Calls that were not answered before their deadline.",
-            registry=self.registry,
-        )
-        self.registry.register(_UsageCollector(self.usage))
-        self.registry.register(_MachineCollector())
-        ProcessCollector(registry=self.registry)
-
-    def request(self, route: str, outcome: str, seconds: float) -> None:
-        """Count an answer. `route` is the route's pattern, `outcome` is "ok" or the error's kind."""
-        self._requests.labels(route, outcome).inc()
-        self._latency.labels(route).observe(seconds)
-
-    def stage(self, name: str, seconds: float) -> None:
-        """Observe the time of one batch in a stage, or of one text in the stage `queue`."""
-        of_stage = self._stages.get(name)
-        if of_stage is None:  # `labels` takes as long as `observe`
-            of_stage = self._stages[name] = self._stage.labels(name)
-        of_stage.observe(seconds)
-
-    def batch(self, inputs: int, tokens: int, tenants: int, seconds: float) -> None:
-        """Observe a batch that ran. `seconds` is its time of a compute thread."""
-        self._batch_inputs.observe(inputs)
-        self._batch_tokens.observe(tokens)
-        self._batch_tenants.observe(tenants)
-        self._batch_seconds.observe(seconds)
-
-    def deadline_missed(self) -> None:
-        """Count a call that was not answered before its deadline."""
-        self._deadlines.inc()
-
-    def execution_stage(self, stage: str, setting: str, inputs: int) -> None:
-        """Count the texts of a batch that ran with this execution stage on."""
-        self._execution.labels(stage, setting).inc(inputs)
-
-    def exits(self, site: int, inputs: int) -> None:
-        """Count texts that left early, before the upper layer `site`."""
-        self._exits.labels(str(site)).inc(inputs)
-
-    def plot_hits(self, domain: str, hits: Mapping[str, int]) -> None:
-        """Count a text's look-ups by what answered: trigram, bigram, unigram, …, miss, computed."""
-        self.lookups.add(domain, hits)
-        for order, count in hits.items():
-            if count:
-                self._plot.labels(order).inc(count)
-
-    def watch_queue(
-        self, tokens: Callable[[], int], texts: Callable[[], tuple[int, float]], streams: int
-    ) -> None:
-        """Report the tokens that wait, the texts that wait with the seconds of the oldest, and the streams.
-
-        Both functions are called on the scrape's thread.
-        """
-        self._streams.set(streams)
-        self.registry.register(_QueueCollector(tokens, texts))
-
-    def watch_pool(self, pool: PoolCounters, limit_bytes: int) -> None:
-        """Report an adapter pool's own counters, and its limit, at each scrape."""
-        self.pool = pool
-        self.registry.register(_PoolCollector(pool, limit_bytes))
-
-    def watch_exits(self, totals: Callable[[], ExitTotals]) -> None:
-        """Report the counts of all models' early exits. Called on the scrape's thread."""
-        self.registry.register(_ExitsCollector(totals))
-
-    def watch_executors(self, executors: Callable[[], Iterable[RootExecutors]]) -> None:
-        """Report the executor of each root in memory, and the times that chose it."""
-        self.executors = executors
-        self.registry.register(_ExecutorCollector(executors))
-
-    def watch_jobs(self, by_state: Callable[[], Mapping[str, int]], states: Collection[str]) -> None:
-        """Report the number of jobs in each of `states`. A state that `by_state` leaves out is damaged."""
-        self.registry.register(_JobsCollector(by_state, states))
-
-    def render(self) -> bytes:
-        """The Prometheus text format."""
-        return generate_latest(self.registry)
-
-
-def _exits_counter(registry: CollectorRegistry) -> Counter:
-    about = "Texts that left early, by the upper layer before which they did."
-    return Counter("hmi_exits", about, ["site"], registry=registry)
-
-
-class _UsageCollector(Collector):
+class UsageCollector(Collector):
     def __init__(self, usage: Usage) -> None:
         self._usage = usage
 
@@ -261,7 +111,7 @@ class _UsageCollector(Collector):
         return [*families.values(), compute, saved]
 
 
-class _ExitsCollector(Collector):
+class ExitsCollector(Collector):
     def __init__(self, totals: Callable[[], ExitTotals]) -> None:
         self._totals = totals
 
@@ -278,7 +128,28 @@ class _ExitsCollector(Collector):
         ]
 
 
-class _QueueCollector(Collector):
+class PlansCollector(Collector):
+    def __init__(self, totals: Callable[[], PlanCounts]) -> None:
+        self._totals = totals
+
+    def collect(self) -> Iterable[Metric]:
+        found = self._totals()
+        batches = CounterMetricFamily(
+            "hmi_plan_batches",
+            "Batches by the kind of their plan, and by the setting of token adaptation.",
+            labels=["kind", "setting"],
+        )
+        for (kind, setting), count in sorted(dict(found.decisions).items()):
+            batches.add_metric([kind or "in turn", setting or "off"], count)
+        return [
+            batches,
+            CounterMetricFamily("hmi_plan_seconds", "Time that plans took.", found.seconds),
+            CounterMetricFamily("hmi_plan_dropped_groups", "Groups left out, at each plan.", found.dropped),
+            CounterMetricFamily("hmi_plan_failures", "Errors of the planner.", found.failures),
+        ]
+
+
+class QueueCollector(Collector):
     def __init__(self, tokens: Callable[[], int], texts: Callable[[], tuple[int, float]]) -> None:
         self._tokens, self._texts = tokens, texts
 
@@ -293,7 +164,7 @@ class _QueueCollector(Collector):
         ]
 
 
-class _MachineCollector(Collector):
+class MachineCollector(Collector):
     def collect(self) -> Iterable[Metric]:
         about = GaugeMetricFamily("hmi_info", "1 for the release that runs.", labels=["version"])
         about.add_metric([hmi.__version__], 1)
@@ -319,7 +190,7 @@ def memory_by_tier() -> dict[str, int]:
     return {"anonymous": found.anonymous, "files": found.files}
 
 
-class _PoolCollector(Collector):
+class PoolCollector(Collector):
     def __init__(self, pool: PoolCounters, limit_bytes: int) -> None:
         self._pool, self._limit_bytes = pool, limit_bytes
 
@@ -346,7 +217,7 @@ class _PoolCollector(Collector):
         return [events, size, limit, mapped, loads, unused]
 
 
-class _ExecutorCollector(Collector):
+class ExecutorCollector(Collector):
     def __init__(self, executors: Callable[[], Iterable[RootExecutors]]) -> None:
         self._executors = executors
 
@@ -367,7 +238,7 @@ class _ExecutorCollector(Collector):
         return [runs, times, lost]
 
 
-class _JobsCollector(Collector):
+class JobsCollector(Collector):
     def __init__(self, by_state: Callable[[], Mapping[str, int]], states: Collection[str]) -> None:
         self._by_state, self._states = by_state, states
 
