@@ -94,6 +94,7 @@ class Timed:
         """CPU seconds of prices, plans and lessons."""
         self.batches_s = 0.0
         """CPU seconds of the batches that it planned."""
+        self.plans = 0
 
     def price(self, text: Waiting) -> Price | None:
         begun = time.thread_time()
@@ -103,7 +104,7 @@ class Timed:
             self.spent_s += time.thread_time() - begun
 
     def plan(self, candidates: Sequence[Candidate], now: float) -> Plan:
-        begun = time.thread_time()
+        begun, self.plans = time.thread_time(), self.plans + 1
         try:
             return self._planner.plan(candidates, now)
         finally:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,12 +11,20 @@ from hmi.bench.serve.engine import Serving, chosen, serving
 from hmi.core import ModelId, Objective
 from hmi.engine import Engine, TextRequest
 from hmi.engine.bundles import Bundles
+from hmi.execution.batch import BatchKey
+from hmi.execution.choose import Chosen
 from hmi.metrics import Metrics
 from hmi.stages import Planner, RoundRobin
 from hmi.stages.cascade.report import CascadeReport
 from hmi.stages.cascade.stage import CascadeInside
 from hmi.stages.early_exit.report import ExitReport
 from hmi.stages.early_exit.stage import EarlyExit
+from hmi.stages.planning.cost import Cost
+from hmi.stages.planning.profile import READS, cost_of
+from hmi.stages.planning.profile import Lab as StageLab
+from hmi.stages.token_adaptation.stage import TokenAdaptation
+from hmi.stores.layout import Layout
+from hmi.stores.profiles import StageProfiles
 
 
 class Shared(Bundles):
@@ -36,10 +44,16 @@ class Lab:
     serving: Serving
 
     @asynccontextmanager
-    async def engine(self, planner: Planner | None = None) -> AsyncIterator[Engine]:
-        """Run an engine. planner: None is one of the server's stages, without states of earlier runs."""
+    async def engine(
+        self, planner: Planner | None = None, stages: str | None = None
+    ) -> AsyncIterator[Engine]:
+        """Run an engine. planner: None is one of the server's stages, without states of earlier runs.
+
+        stages: the setting `stages`, by which the engine has cascades of two roots or not.
+        """
         s, planner = self.serving, planner or RoundRobin([EarlyExit(), CascadeInside()])
-        engine = Engine(s.bundles, s.manager.settings, Metrics(), None, planner)
+        settings = s.manager.settings if stages is None else replace(s.manager.settings, stages=stages)
+        engine = Engine(s.bundles, settings, Metrics(), None, planner)
         await engine.start()
         try:
             yield engine
@@ -76,6 +90,25 @@ class Lab:
         self.serving.manager.registry.change_model(
             model, lambda record: record.model_copy(update={"objective": objective})
         )
+
+    def costs(self, model: ModelId) -> Callable[[BatchKey], Cost | None]:
+        """Return the measured costs of batches of a model's root under token adaptation's settings.
+
+        They are measured now, if the folder has no profile of them: for most of a minute.
+        """
+        live = self.serving.manager.registry.model(model).live
+        upper = self.serving.bundles.upper(live).now()
+        assert upper is not None, "the lab has asked each root"
+        assert isinstance(upper.executor, Chosen), "as for each root of a server"
+        root, kept = (live.root, live.root_version), StageProfiles(Layout(self.serving.manager.settings.data))
+        upper.executor.settle()
+        lab = StageLab(TokenAdaptation(), upper.executor, root, upper.root.info.shape, upper.root.max_length)
+        found = lab.known(kept)
+        if found is None:
+            found = lab.measure()
+            kept.put(*root, found)
+        by_key = {BatchKey(root, reads, exact=False): cost_of(found, reads) for reads in READS}
+        return by_key.get
 
     def exits(self, engine: Engine, model: ModelId) -> ExitReport | None:
         """Return an engine's report of a model's exits; None if no text of the model was concerned."""

@@ -83,24 +83,26 @@ async def capacity(lab: Lab, home: Home, plan: Plan, report: Report) -> float:
 
 
 async def replayed(
-    lab: Lab, home: Home, arms: Mapping[str, Arm], plan: Plan, report: Report
+    lab: Lab, home: Home, arms: Mapping[str, Arm], plan: Plan, report: Report, seed: int = 0
 ) -> dict[str, Replays]:
     """Offer each replay of each trace to all arms in turn, in an order that changes.
 
-    The capacity is measured before each, so that loads hold on a machine that others use, too."""
+    The capacity is measured before each, so that loads hold on a machine that others use, too. seed: of the
+    first replay.
+    """
     stamps = None if plan.traces is None else read_trace(plan.traces)
     found: dict[str, Replays] = {}
     for i in range(plan.replays):
         traffic = Traffic(home, await capacity(lab, home, plan, report), stamps, plan.pressure)
         for trace in traffic.traces:
             replays = found.setdefault(trace, Replays())
-            arrivals = traffic.arrivals(trace, plan.intervals, i)
+            arrivals = traffic.arrivals(trace, plan.intervals, seed + i)
             replays.interval_s.append(traffic.interval_s)
             replays.load.append(len(arrivals) / (plan.intervals * traffic.interval_s * traffic.capacity))
             names = list(arms)
             first = i % len(names)
             for name in names[first:] + names[:first]:
-                asks = traffic.asks(len(arrivals), i, trace, arms[name].model)
+                asks = traffic.asks(len(arrivals), seed + i, trace, arms[name].model)
                 run = await offered(arms[name].engine, asks, arrivals)
                 replays.runs.setdefault(name, []).append(run)
                 report.did(len(asks))

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from hmi.bench.report import Row
 from hmi.bench.serve.plots import xy_svg
-from hmi.bench.stages.home import LARGE, SMALL, Home
+from hmi.bench.stages.home import ADAPTED, SMALL_ADAPTED, Home
 from hmi.bench.stages.lab import Lab, opened, requests_of
 from hmi.bench.stages.live import Answered, closed
 from hmi.bench.stages.plan import Plan, Report
@@ -40,7 +40,7 @@ def measure(plan: Plan, home: Home, report: Report) -> Iterator[Row]:
 
 
 def _names(plan: Plan) -> list[str]:
-    return [LARGE, *([] if plan.small is None else [SMALL])]
+    return [ADAPTED, *([] if plan.small is None else [SMALL_ADAPTED])]
 
 
 def _count(plan: Plan) -> int:
@@ -111,9 +111,7 @@ async def _asked(
     texts = [str(row.text) for row in task.stream[: _count(plan)]]
     async with AsyncExitStack() as stack:
         engines = {
-            gamma: await stack.enter_async_context(
-                lab.engine(RoundRobin([Adapted(gamma)] if gamma else []))
-            )
+            gamma: await stack.enter_async_context(lab.engine(RoundRobin([Adapted(gamma)] if gamma else [])))
             for gamma in found
         }
         for number, at in enumerate(range(0, len(texts), plan.chunk)):

@@ -26,9 +26,9 @@ INTERVAL_TEXTS, INTERVAL_S = 20, 0.2
 The rate of OTAS's synthetic trace changes each second, in which its capacity is 580 requests."""
 LOW, HIGH = 200 / 580, 700 / 580
 """The rates between which the Poisson trace's are drawn, as fractions of the capacity at γ = 0."""
-BURSTY_LOAD: Final = 0.48
-"""The mean rate of the bursty trace, as a fraction of that capacity. The rate then is below 300 / 580 for 60%
-of the time, as that of OTAS's production trace, and above 600 / 580 for 5%."""
+BURSTY_LOAD: Final = (LOW + HIGH) / 2
+"""The mean rate of the bursty trace, as a fraction of that capacity: the Poisson trace's. OTAS's production
+trace has about .5, at which nothing is dropped here."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Token adaptation under load: the utility that the planner earns beside every fixed γ, as in OTAS, section V.
+"""Token adaptation under load: the utility of the planner beside that of every fixed γ (OTAS, section V).
 
 All arms have the same models, texts, arrivals, deadlines and utilities. `today` takes turns and has no stage.
 The others form the same groups and drop what cannot be in time: each fixed γ, OTAS's own algorithms, and the
@@ -13,8 +13,8 @@ from contextlib import AsyncExitStack
 
 from hmi.bench.report import Row
 from hmi.bench.stages.arms import CostOf, Fixed, Otas
-from hmi.bench.stages.home import Home
-from hmi.bench.stages.lab import Lab, opened
+from hmi.bench.stages.home import ADAPTED, Home
+from hmi.bench.stages.lab import opened
 from hmi.bench.stages.plan import Plan, Report
 from hmi.bench.stages.replays import Arm, Replays, plot, replayed, rows, texts_of
 from hmi.stages import Planner, RoundRobin
@@ -36,14 +36,14 @@ def measure(plan: Plan, home: Home, report: Report) -> Iterator[Row]:
 
 
 async def _measured(plan: Plan, home: Home, report: Report) -> list[Row]:
-    models, found = [home.model(task) for task in home.tasks], list[Row]()
+    models, found = [home.model(task, ADAPTED) for task in home.tasks], list[Row]()
     async with opened(home.data, models) as lab:
         for model in models:
             lab.agree(model, None, plan.agreement_under_load)
         async with AsyncExitStack() as stack:
             arms = {
-                name: Arm(await stack.enter_async_context(lab.engine(planner)))
-                for name, planner in planners(lab).items()
+                name: Arm(await stack.enter_async_context(lab.engine(planner)), ADAPTED)
+                for name, planner in planners(lab.costs(models[0])).items()
             }
             report.say(f"utility: {', '.join(arms)}")
             by_trace = await replayed(lab, home, arms, plan, report)
@@ -55,9 +55,8 @@ async def _measured(plan: Plan, home: Home, report: Report) -> list[Row]:
     return found
 
 
-def planners(lab: Lab) -> dict[str, Planner]:
+def planners(cost_of: CostOf) -> dict[str, Planner]:
     """The planners of the arms. Each has stages of its own, which learn from its answers alone."""
-    cost_of: CostOf = lab.cost_of
     fixed: dict[str, Planner] = {
         setting.name: Fixed(setting.name, [TokenAdaptation()], cost_of) for setting in MERGE_SETTINGS
     }
