@@ -95,7 +95,7 @@ class Plan:
     """A factor of the rates of these traces (`hmi.bench.stages.traffic`). With 1, texts need no other setting
     than off: callers that wait measure less than what a loaded engine answers."""
     planner_warm: int = 250
-    """Texts of each task, asked at full speed, by which exits and cascades may open in the section `planner`."""
+    """Texts of each task, asked at full speed, by which exits and cascades may open in section `planner`."""
     prompts: bool = False
     """True if prompts are trained for the models of `root`, too. It takes most of the time."""
     agreement_under_load: float = 0.85

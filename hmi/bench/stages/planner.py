@@ -69,10 +69,7 @@ async def _measured(plan: Plan, home: Home, report: Report) -> list[Row]:
             lab.agree(model, None)
         cost_of = lab.costs(models[0])
         one = replace(plan, traces=None)  # one trace
-        apart = {EXITS: [EarlyExit()], CASCADES: list[Stage](), QUEUE: list[Stage]()}
-        alone: dict[str, Planner] = {
-            n: Fixed(QUEUE, [*s, TokenAdaptation()], cost_of) for n, s in apart.items()
-        }
+        alone = _alone(cost_of)
         merges = {s.name: Fixed(s.name, [TokenAdaptation()], cost_of) for s in MERGE_SETTINGS}
         report.say("planner: each stage tuned alone")
         async with _arms(lab, {**alone, **merges}) as arms:
@@ -81,13 +78,11 @@ async def _measured(plan: Plan, home: Home, report: Report) -> list[Row]:
         tuned = {name: runs[0].utility for name, runs in alone_found["poisson"].runs.items()}
         chosen = _chosen(tuned)
         timed = Timed(ParetoPlanner([EarlyExit(), TokenAdaptation()], cost_of))
-        stages = [*([EarlyExit()] if EXITS in chosen else []), TokenAdaptation()]
+        stages: list[Stage] = [*([EarlyExit()] if EXITS in chosen else []), TokenAdaptation()]
         merge = next((name for name in chosen if name in merges), QUEUE)
         planners: dict[str, Planner] = {
             TODAY: RoundRobin(),
-            QUEUE: Fixed(QUEUE, [TokenAdaptation()], cost_of),
-            EXITS: Fixed(QUEUE, [EarlyExit(), TokenAdaptation()], cost_of),
-            CASCADES: Fixed(QUEUE, [TokenAdaptation()], cost_of),
+            **_alone(cost_of),
             TOKENS: ParetoPlanner([TokenAdaptation()], cost_of),
             TOGETHER: Fixed(merge, stages, cost_of),
             PLANNER: timed,
@@ -101,6 +96,15 @@ async def _measured(plan: Plan, home: Home, report: Report) -> list[Row]:
     plot(plan, "planner", found, list(dict.fromkeys((TODAY, shown, TOGETHER, PLANNER))))
     about = ", ".join(chosen) or "none"
     return [*rows("planner", found), *figures(found, shown, about), _cost(timed)]
+
+
+def _alone(cost_of: CostOf) -> dict[str, Planner]:
+    """The planners of the arms whose texts are never merged."""
+    return {
+        QUEUE: Fixed(QUEUE, [TokenAdaptation()], cost_of),
+        EXITS: Fixed(QUEUE, [EarlyExit(), TokenAdaptation()], cost_of),
+        CASCADES: Fixed(QUEUE, [TokenAdaptation()], cost_of),
+    }
 
 
 def _chosen(utility: Mapping[str, float]) -> list[str]:
@@ -179,7 +183,7 @@ def _cost(timed: Timed) -> Row:
 
 
 def programs() -> Iterator[Row]:
-    """The exact program beside all choices, and OTAS's Algorithm 2 beside the program, by random instances."""
+    """The exact program beside all choices, and Algorithm 2 beside the program, on random instances."""
     differ, checked = 0, 0
     for batches in BATCHES:
         found = shares(batches, INSTANCES)
