@@ -64,11 +64,11 @@ class Planning:
 
     def price(self, item: Item) -> Price | None:
         """The price of the item's windows that wait. None: it is an ordinary text."""
-        bundle = item.bundle
-        windows = [len(window) for window in item.windows[item.cut :]]
-        about = bundle.key, bundle.executor.layers, windows, bundle.model, bundle.version, bundle.objective
         try:
-            return self._planner.price(Waiting(*about, item.request.utility, bundle.cascade))
+            bundle, windows = item.bundle, [len(window) for window in item.windows[item.cut :]]
+            about = bundle.key, bundle.executor.layers, windows, bundle.model, bundle.version
+            waiting = Waiting(*about, bundle.objective, item.request.utility, bundle.cascade)
+            return self._planner.price(waiting)
         except Exception as error:
             self._failed("the planner could not price a text", error)
             return None

@@ -21,7 +21,7 @@ from hmi.engine.turns import Turns
 from hmi.errors import DeadlineExceeded, copy_of
 from hmi.execution.batch import BatchKey
 from hmi.stages.planner import Candidate
-from hmi.stages.planning.groups import Group, GroupLimits, Price, is_beyond
+from hmi.stages.planning.groups import BEYOND, Group, GroupLimits, Price, is_beyond
 
 FEW_TENANTS = 2
 """While no more tenants wait, the first tenant's batch is not filled up with another's texts."""
@@ -236,8 +236,11 @@ class BatchQueue:
 
     def _candidate(self, kind: Kind, given_s: float, since: float, tenant: str) -> Candidate:
         key, grouped = kind
-        layers = self._waiting.of(kind)[tenant].first.bundle.executor.layers
+        first = self._waiting.of(kind)[tenant].first
+        layers = first.bundle.executor.layers
         groups = self._waiting.groups.of(key) if grouped else ()
+        if len(groups) > 1 and first.group and not first.group.beyond and self._is_quiet(tenant):
+            groups = [_raised(each) if each is first.group else each for each in groups]
         return Candidate(given_s, since, tenant, key, layers, groups, grouped, self._waits_s(kind))
 
     def _own_group(self, candidate: Candidate) -> tuple[Group, ...]:
@@ -326,6 +329,16 @@ class BatchQueue:
         mine_s += self._pace.seconds(item.key, left_of(item)) / self._streams
         return is_beyond(mine_s, others_s, others, self._waiting.groups.limits.seconds)
 
+    def _is_quiet(self, tenant: str) -> bool:
+        """Return whether the others that wait have more than twice this tenant's waiting work in the mean.
+
+        The group of its next text is then worth so much that no plan drops it for theirs. Else a flood that
+        came while it was alone would displace a tenant that sends a text now and then.
+        """
+        mine_s = self._seconds(self._waiting.work_of(tenant))
+        others = len(self._waiting.tenants) - 1
+        return others > 0 and self._seconds(self._waiting.work) - mine_s > 2 * mine_s * others
+
     def _release(self, item: Item) -> None:
         self._room.release(item.tenant, sum(map(len, item.windows[item.cut :])))
 
@@ -343,6 +356,11 @@ class BatchQueue:
         if tenant is None:
             return all_s
         return min(all_s, self._seconds(self._waiting.work_of(tenant)) * len(self._waiting.tenants))
+
+
+def _raised(group: Group) -> Group:
+    """The group as the planner is to see it: worth more than any group of others."""
+    return replace(group, values=[value / BEYOND for value in group.values])
 
 
 class _Batch:

@@ -61,7 +61,8 @@ def batch_of(
 def hook_of(
     tokens: Sequence[int], gammas: Mapping[int, int], audited: Collection[int] = (), **fields: Any
 ) -> MergeHook:
-    return MergeHook(batch_of(tokens, **fields), gammas, audited, fields.get("ledger", Ledger()))
+    ledger = fields.pop("ledger", None) or Ledger()
+    return MergeHook(batch_of(tokens, **fields), gammas, audited, ledger)
 
 
 def through_hook(hook: MergeHook, rows: Rows, layers: int = DEPTH) -> list[Rows]:

@@ -27,7 +27,7 @@ def test_one_stream_equals_brute_force(given: list[Job], start: float) -> None:
         holds([start], given, choice, optimum)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(jobs(4, settings=2), st.lists(st.integers(0, 5).map(float), min_size=2, max_size=2))
 def test_several_streams_equal_brute_force(given: list[Job], start: list[float]) -> None:
     optimum = brute_force(start, given)

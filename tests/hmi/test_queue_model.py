@@ -11,7 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from hmi.core import ModelId
+from hmi.core import ModelId, Objective
 from hmi.engine import TextRequest
 from hmi.engine.bundles import Bundle
 from hmi.engine.item import Item, Piece, work_in
@@ -46,7 +46,10 @@ def item(
 ) -> Item:
     version = SimpleNamespace(root="r", root_version="1", artefact=f"of {tenant}")
     bundle = SimpleNamespace(
+        model=ModelId(tenant, "m"),
         version=version,
+        objective=Objective(),
+        cascade=None,
         task=SimpleNamespace(reads=reads),
         root=SimpleNamespace(dim=64),
         executor=SimpleNamespace(layers=3),

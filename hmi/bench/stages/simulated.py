@@ -258,6 +258,20 @@ def _member(text: Text, table: Table) -> Member:
     return Member(text.tenant, text.arrival, text.deadline, text.utility, price)
 
 
+def random_groups(count: int, texts: int, load: float, table: Table, seed: int) -> list[Group]:
+    """Groups that wait at second 0. load: their work with the stage off, by the time to the last deadline."""
+    rng, made = np.random.default_rng(seed), []
+    last = count * table.seconds(texts, 0) / load
+    for place in range(count):
+        utility = TYPES[int(rng.integers(len(TYPES)))][1]
+        deadline = last * (place + 1) / count if load < 1 else float(rng.uniform(0.02, last))
+        group = Group(place, KEY, beyond=False)
+        for _ in range(texts):
+            group.add(_member(Text(0.0, deadline, utility), table))
+        made.append(group)
+    return made
+
+
 def _expire(groups: Groups, before: float) -> None:
     """Remove the texts whose deadlines are too near."""
     for group in list(groups):

@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 
 WORK = 6144
 """The number of groups times the number of labels that a front may have. So a plan's time is bounded."""
-SEVERAL_WORK = 768
+SEVERAL_WORK = 640
 """The same for several streams, where labels are compared in pairs."""
-LEAST, MOST = 32, 512
+LEAST, MOST = 16, 512
 """The bounds of the number of labels."""
 
 _kernels = Later("planning.labels")
@@ -122,8 +122,7 @@ def best(start: Sequence[float], jobs: Sequence[Job], memory: float = math.inf, 
     """Return an optimal choice, or one within `Choice.lost` of the optimum if labels exceed the limit.
 
     limit: the labels that a front may have, 3 at least; 0: as many as WORK or SEVERAL_WORK allow. Beyond it,
-    with one stream values are rounded to buckets; with several, the labels that can still come to the highest
-    value are kept. Other arguments: as of `exact`.
+    the label that is free soonest is kept in each bucket of values. Other arguments: as of `exact`.
     """
     order = in_order(jobs)
     width = max((len(job.options) for job in jobs), default=0)

@@ -37,28 +37,32 @@ class Runs:
     @classmethod
     def of(cls, batch: Batch, gammas: Mapping[int, int]) -> Runs:
         """The runs of the texts that have a γ below 0."""
-        found, kept = [], []
+        found, parts, by = [], [], []
         for text, gamma in sorted(gammas.items()):
             stretches = batch.stretches(text)
             part = batch.tokens[text] / max(1, sum(count for _, count in stretches))
             for first, count in stretches:
                 found.append((text, first, count))
-                kept.append((part, schedule(gamma, batch.layers)))
-        about = np.array(found, np.int64).reshape(-1, 3)
-        shares = np.array([part * (1.0 - np.array(kept_by)) for part, kept_by in kept])
-        gone = shares.reshape(len(about), batch.layers).T
-        return cls(about[:, 0], about[:, 1], about[:, 2], _steps(about[:, 2], gone))
+                parts.append(part)
+                by.append(gamma)
+        about: Ints = np.array(found, np.int64).reshape(-1, 3)
+        gone = {gamma: 1.0 - np.array(schedule(gamma, batch.layers)) for gamma in set(by)}
+        shares = np.array([gone[gamma] for gamma in by]).reshape(len(by), batch.layers)
+        wanted: Floats = shares.T * (np.array(parts) * about[:, 2])
+        return cls(about[:, 0], about[:, 1], about[:, 2], _steps(about[:, 2], wanted))
 
 
 def _steps(count: Ints, gone: Floats) -> Ints:
-    """The rows that each run loses before each layer, [layers, runs], at most half of those it still has.
+    """The rows that each run loses before each layer, [layers, runs], at most half of those it then has.
 
-    gone [layers, runs]: the part of its rows that a run should have lost by then.
+    gone [layers, runs]: the number of rows that a run should have lost by then, not rounded.
     """
-    wanted = np.floor(gone * count + 0.5).astype(np.int64)
+    wanted = np.floor(gone + 0.5).astype(np.int64)
     left, lose = count.copy(), np.zeros_like(wanted)
-    for layer, by_then in enumerate(wanted):
-        lose[layer] = np.clip(by_then - (count - left), 0, left // 2)
+    for layer in range(len(wanted)):
+        if layer and (wanted[layer] == wanted[layer - 1]).all():
+            continue
+        lose[layer] = np.clip(wanted[layer] - (count - left), 0, left // 2)
         left = left - lose[layer]
     return lose
 

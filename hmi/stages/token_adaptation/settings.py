@@ -8,10 +8,11 @@ from typing import Final
 
 from hmi.stages.base import Setting
 
-EVERY: Final = 3
-"""Rows are merged before every third layer, the first one included."""
-LEAST_KEPT: Final = 0.05
-"""The least part of a text's rows that a schedule lets into a layer."""
+UNTOUCHED: Final = 2 / 9
+"""The part of the layers, rounded down to whole ones, that come before the first merging."""
+APART: Final = 3
+"""The layers from the first merging to a second one, if it takes two: one halves the rows at most."""
+HALF: Final = 0.5
 SHORTEST: Final = 8
 """Texts of fewer tokens are not merged: that costs more than it saves."""
 
@@ -30,6 +31,7 @@ MERGES: Final = (-10, -20, -35, -50)
 """The γ of merging, the boldest last."""
 
 
+@lru_cache(maxsize=256)
 def merging(gamma: int) -> TokenSetting:
     """Return the setting that merges. gamma: below 0."""
     return TokenSetting(f"merge {-gamma}%", gamma)
@@ -42,9 +44,15 @@ MERGE_SETTINGS: Final = tuple(merging(gamma) for gamma in MERGES)
 def schedule(gamma: int, layers: int) -> tuple[float, ...]:
     """Return the part of a text's rows that enters each layer under a γ below 0: [layers].
 
-    Equally many go before every layer that merges, the first one too, since rows from a PLOT overlap. In the
-    mean over the layers -γ percent are missing.
+    All rows that go do so before one layer, so that few layers pay for merging. In the mean over the layers
+    -γ percent are missing.
     """
-    steps = [layer // EVERY + 1 for layer in range(layers)]
-    lost = -gamma / 100 * layers / sum(steps)
-    return tuple(max(LEAST_KEPT, 1.0 - lost * step) for step in steps)
+    first = int(layers * UNTOUCHED + 1e-9)
+    to_lose = -gamma / 100 * layers
+    lost = min(HALF, to_lose / (layers - first))
+    second = first + APART
+    more = (
+        min(HALF * HALF, (to_lose - lost * (layers - first)) / (layers - second)) if second < layers else 0.0
+    )
+    kept = [1.0] * first + [1.0 - lost] * (layers - first)
+    return tuple(part - more if layer >= second else part for layer, part in enumerate(kept))

@@ -89,7 +89,8 @@ def _merged(labels: Any, clock: Any, worth: Any, takes: Any, more: Any, setting:
 def streams(start: Any, seconds: Any, values: Any, latest: Any, limit: Any, chosen: Any) -> Any:
     """As `one_stream`, for several: start float64 [streams] ascending. Labels are compared in pairs.
 
-    If a front has more than `limit` labels, those that can still come to the highest value are kept.
+    If a front has more than `limit` labels, the one whose streams are free soonest in the mean is kept in
+    each bucket of value. The loss is bounded by the value that a removed label could still have come to.
     """
     groups, settings = seconds.shape
     lanes, room = len(start), limit * (settings * len(start) + 1)
@@ -117,16 +118,22 @@ def streams(start: Any, seconds: Any, values: Any, latest: Any, limit: Any, chos
                     _moved(clocks[i], lane, end, times[count])
                     worths[count], parents[count], options[count] = worth[i] + values[g, s], i, s
                     count += 1
-        order, front = np.argsort(-worths[:count], kind="mergesort"), 0
+        order = np.argsort(-worths[:count], kind="mergesort")
+        if count > 4 * limit:  # so that few pairs are compared
+            highest = max(highest, _thinned(order, worths, times, 4 * limit, rest))
+        kept = 0
         for place in order:
-            if _matched(clocks, front, times[place]):
-                continue
-            if front == limit:
-                highest = max(highest, worths[place] + rest)
-                break
-            clocks[front], worth[front] = times[place], worths[place]
-            came[g, front], took[g, front] = parents[place], options[place]
-            front += 1
+            if place >= 0 and not _matched(times, order, kept, place):
+                order[kept] = place
+                kept += 1
+        if kept > limit:
+            highest = max(highest, _thinned(order[:kept], worths, times, limit, rest))
+        front = 0
+        for place in order[:kept]:
+            if place >= 0:
+                clocks[front], worth[front] = times[place], worths[place]
+                came[g, front], took[g, front] = parents[place], options[place]
+                front += 1
     at, total = 0, worth[0]
     for g in range(groups - 1, -1, -1):
         chosen[g] = took[g, at]
@@ -149,14 +156,36 @@ def _moved(clocks: Any, lane: Any, end: Any, out: Any) -> Any:
 
 
 @compiled
-def _matched(clocks: Any, front: Any, label: Any) -> Any:
-    """Return whether one of the labels 0:front is free no later than `label` in all streams."""
-    for k in range(front):
+def _matched(times: Any, order: Any, kept: Any, place: Any) -> Any:
+    """Return whether one of the labels order[:kept] is free no later than label `place` in all streams."""
+    for k in range(kept):
         later = False
-        for lane in range(len(label)):
-            if clocks[k, lane] > label[lane]:
+        for lane in range(times.shape[1]):
+            if times[order[k], lane] > times[place, lane]:
                 later = True
                 break
         if not later:
             return True
     return False
+
+
+@compiled
+def _thinned(order: Any, worths: Any, times: Any, most: Any, rest: Any) -> Any:
+    """Keep at most `most` of the labels in `order`, which descends in value; the others become -1.
+
+    Returns the highest value that a removed label could come to with `rest`, all that follows.
+    """
+    highest, edge = -1.0, worths[order[0]]
+    step = (edge - worths[order[-1]]) / (most - 2)
+    soonest, chosen = np.inf, 0
+    for i in range(1, len(order)):  # the first is kept apart from all buckets
+        total = times[order[i]].sum()
+        if i == 1 or worths[order[i]] < edge - step:
+            edge, soonest, chosen = worths[order[i]], total, i
+            continue
+        gone = i
+        if total < soonest:
+            soonest, gone, chosen = total, chosen, i
+        highest = max(highest, worths[order[gone]] + rest)
+        order[gone] = -1
+    return highest
