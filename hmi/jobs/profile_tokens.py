@@ -30,11 +30,11 @@ from hmi.model.prompts import copied_prompts
 from hmi.model.root import Root, load_root
 from hmi.model.tasks import TaskKind, task_of_version
 from hmi.stages.early_exit.answers import agreeing, short
-from hmi.stages.token_adaptation.settings import MERGES
+from hmi.stages.token_adaptation.settings import MERGES, PROMPTS
 from hmi.training.features import dev_examples, examples_of
 from hmi.training.headline import headline, headline_name
 from hmi.training.objectives import objective_of
-from hmi.training.prompts import COUNTS, Labelled, PromptSet, train_prompts
+from hmi.training.prompts import Labelled, PromptSet, train_prompts
 from hmi.training.splits import Split, encoded_split, merged_outputs, task_targets
 from hmi.training.trainer import reading_trainer
 
@@ -83,7 +83,7 @@ def _trained(
         def told(count: int) -> Callable[[int, int], None]:
             return lambda done, total: ctx.progress(done, total, phase=f"training {count} prompts")
 
-        return [train_prompts(trainer, task, mine, judged, count, told(count)) for count in COUNTS]
+        return [train_prompts(trainer, task, mine, judged, count, told(count)) for count in PROMPTS]
 
 
 def _profile(

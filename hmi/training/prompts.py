@@ -25,8 +25,6 @@ from hmi.training.recipe import HELD_OUT, RECIPE
 from hmi.training.splits import Split, merged_outputs
 from hmi.training.trainer import Trainer, prompt_trainer
 
-COUNTS = (2, 8)
-"""The numbers of prompts before each layer; each set is trained by itself."""
 LR, EPOCHS, PATIENCE = 5e-3, 8, 2
 START_TEXTS = 32
 """Prompts begin as rows of this many training texts, as they enter each layer."""

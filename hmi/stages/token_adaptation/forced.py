@@ -8,7 +8,7 @@ from hmi.execution.base import Hook
 from hmi.stages.base import Batch
 from hmi.stages.token_adaptation.audits import Ledger
 from hmi.stages.token_adaptation.hook import MergeHook
-from hmi.stages.token_adaptation.prompts import PromptHook
+from hmi.stages.token_adaptation.prompts import prompt_hooks
 from hmi.stages.token_adaptation.settings import SHORTEST
 
 
@@ -19,6 +19,4 @@ def forced_hooks(gamma: int, batch: Batch) -> Sequence[Hook]:
     if gamma < 0:
         gammas = {text: gamma for text, tokens in enumerate(batch.tokens) if tokens >= SHORTEST}
         return [MergeHook(batch, gammas, (), Ledger())] if gammas else []
-    sets = {text: batch.prompts(text, gamma) for text in range(len(batch.texts))}
-    given = {text: prompts for text, prompts in sets.items() if prompts is not None}
-    return [PromptHook(given, batch.layers)] if given else []
+    return prompt_hooks(dict.fromkeys(range(len(batch.tokens)), gamma), batch)

@@ -17,8 +17,17 @@ from torch import Tensor
 
 from hmi.execution.base import Hook
 from hmi.execution.batch import Left, Rows
+from hmi.stages.base import Batch
+from hmi.stages.token_adaptation.settings import prompting
 
 Index = NDArray[np.int64]
+
+
+def prompt_hooks(counts: Mapping[int, int], batch: Batch) -> Sequence[Hook]:
+    """Return the hook that gives these texts so many prompts; none if no model has such a set."""
+    sets = {text: batch.prompts(text, count) for text, count in counts.items()}
+    given = {text: prompts for text, prompts in sets.items() if prompts is not None}
+    return [PromptHook(given, batch.layers)] if given else []
 
 
 @dataclass(frozen=True)
@@ -46,7 +55,7 @@ class PromptHook(Hook):
 
     def __init__(self, prompts: Mapping[int, Tensor], layers: int) -> None:
         """prompts: fp32 [layers, count, dim] in host memory, by text. Texts may share a tensor."""
-        self._concerned = frozenset(prompts)
+        self._concerned = {text: prompting(each.shape[1]).name for text, each in prompts.items()}
         self._at = frozenset(range(layers))
         distinct = {id(each): each for each in prompts.values()}
         first = dict(zip(distinct, np.cumsum([0, *(t.shape[1] for t in distinct.values())]), strict=False))
@@ -61,7 +70,7 @@ class PromptHook(Hook):
         return self._at
 
     @property
-    def concerns(self) -> frozenset[int]:
+    def concerns(self) -> Mapping[int, str]:
         return self._concerned
 
     def __call__(self, layer: int, rows: Rows) -> tuple[Rows, Left | None]:
@@ -81,7 +90,7 @@ class PromptHook(Hook):
 
     def _inserted(self, rows: Rows) -> Rows:
         """The rows with prompts before the first layer."""
-        if not self._concerned.intersection(rows.texts):
+        if not self._concerned.keys() & rows.texts:
             return rows
         self._table = self._table.to(rows.x.device)
         place, offsets = self._spread(rows)
