@@ -96,6 +96,10 @@ class Timed:
         """CPU seconds of the batches that it planned."""
         self.plans = 0
 
+    def begin(self) -> None:
+        """Count from now on."""
+        self.spent_s, self.batches_s, self.plans = 0.0, 0.0, 0
+
     def price(self, text: Waiting) -> Price | None:
         begun = time.thread_time()
         try:

@@ -44,16 +44,10 @@ class Lab:
     serving: Serving
 
     @asynccontextmanager
-    async def engine(
-        self, planner: Planner | None = None, stages: str | None = None
-    ) -> AsyncIterator[Engine]:
-        """Run an engine. planner: None is one of the server's stages, without states of earlier runs.
-
-        stages: the setting `stages`, by which the engine has cascades of two roots or not.
-        """
+    async def engine(self, planner: Planner | None = None) -> AsyncIterator[Engine]:
+        """Run an engine. planner: None is one of the server's stages, without states of earlier runs."""
         s, planner = self.serving, planner or RoundRobin([EarlyExit(), CascadeInside()])
-        settings = s.manager.settings if stages is None else replace(s.manager.settings, stages=stages)
-        engine = Engine(s.bundles, settings, Metrics(), None, planner)
+        engine = Engine(s.bundles, s.manager.settings, Metrics(), None, planner)
         await engine.start()
         try:
             yield engine

@@ -8,9 +8,10 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 
 from hmi.bench.report import Row
 from hmi.bench.stages.home import Home
-from hmi.bench.stages.lab import opened, requests_of
+from hmi.bench.stages.lab import opened
 from hmi.bench.stages.live import closed
 from hmi.bench.stages.plan import Plan, Report
+from hmi.bench.stages.replays import in_turn
 from hmi.engine import Engine, TextRequest
 
 ALONE = 50
@@ -45,14 +46,14 @@ async def beside(
 
     others: by what tells their rows apart.
     """
-    alone = _requests(home, "alone", min(ALONE, plan.texts))
+    alone = in_turn(home, min(ALONE, plan.texts), "alone")
     differ = dict.fromkeys(others, 0)
     for request in alone:
         bits = await _bits(plain, request)
         for other, engine in others.items():
             differ[other] += await _bits(engine, request) != bits
         report.did(1 + len(others))
-    requests, engines = _requests(home, "off", EACH), [plain, *others.values()]
+    requests, engines = in_turn(home, EACH, "off"), [plain, *others.values()]
     ratios: dict[str, list[float]] = {other: [] for other in others}
     for i in range(-1, plan.runs):  # the first repetition warms up
         cpu = {}
@@ -67,15 +68,6 @@ async def beside(
         about = "bits of every score"
         yield Row(f"{label}_answers_that_differ", differ[other], "answers", 0, False, len(alone), about)
         yield Row(f"{label}_cpu", median, "of none's", CPU_GOAL, False, plan.runs, spread)
-
-
-def _requests(home: Home, name: str, count: int) -> list[TextRequest]:
-    """The first texts of every task, in turn."""
-    each = [
-        requests_of(home.model(task), [str(row.text) for row in task.stream[:count]], f"{name}-{task.name}")
-        for task in home.tasks
-    ]
-    return [request for together in zip(*each, strict=True) for request in together]
 
 
 async def _bits(engine: Engine, request: TextRequest) -> Sequence[object]:

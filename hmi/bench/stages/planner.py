@@ -2,13 +2,14 @@
 
 Every arm but `today` has the planner's groups and queue, so only the settings differ: `exits`, `cascades` and
 `tokens` have one stage; `together` has all that paid when each was tuned alone, at its best fixed setting;
-`planner` has all of them and chooses. The models have ramps, a cascade of two roots and a token profile.
+`planner` has all of them and chooses. The models have ramps and a profile of token adaptation; those of arms
+with cascades have a cascade too, of two roots if there is a second one.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from itertools import product
@@ -16,14 +17,15 @@ from itertools import product
 import numpy as np
 
 from hmi.bench.report import Row
-from hmi.bench.stages.arms import Fixed, Timed
-from hmi.bench.stages.home import ALL, SMALL, Home
-from hmi.bench.stages.lab import Lab, opened, requests_of
+from hmi.bench.stages.arms import CostOf, Fixed, Timed
+from hmi.bench.stages.home import ADAPTED, ALL, SMALL, Home
+from hmi.bench.stages.lab import Lab, opened
 from hmi.bench.stages.live import closed
 from hmi.bench.stages.otas import instance, shares, worth
 from hmi.bench.stages.plan import Plan, Report
-from hmi.bench.stages.replays import Arm, Replays, plot, replayed, rows, texts_of
+from hmi.bench.stages.replays import Arm, Replays, in_turn, plot, replayed, rows, texts_of
 from hmi.stages import Planner, RoundRobin, Stage
+from hmi.stages.cascade.stage import CascadeInside
 from hmi.stages.early_exit.stage import EarlyExit
 from hmi.stages.planning.labels import Job, best
 from hmi.stages.planning.pareto import ParetoPlanner
@@ -43,106 +45,95 @@ TUNING_SEED = 1_000
 
 
 def texts(plan: Plan) -> int:
-    if plan.small is None:
-        return 0
     tuned, arms = 3 + len(MERGE_SETTINGS), 3 + len(SINGLE)
-    warmed = 6 * plan.planner_warm * len(plan.tasks)
-    once = texts_of(replace(plan, replays=1, traces=None), tuned)
-    return warmed + once + texts_of(replace(plan, traces=None), arms)
+    warmed = 5 * plan.planner_warm * len(plan.tasks)
+    one = replace(plan, traces=None)
+    return warmed + texts_of(replace(one, replays=1), tuned) + texts_of(one, arms)
 
 
 def measure(plan: Plan, home: Home, report: Report) -> Iterator[Row]:
     yield from programs()
-    if plan.small is None:
-        yield Row("planner_utility", None, "of all", why="no second root: name one with --small")
-        return
     yield from asyncio.run(_measured(plan, home, report))
 
 
 async def _measured(plan: Plan, home: Home, report: Report) -> list[Row]:
-    models = [home.model(task, ALL) for task in home.tasks]
-    small = [home.model(task, SMALL) for task in home.tasks]
+    one = replace(plan, traces=None)  # one trace
+    models = [home.model(task, name) for task in home.tasks for name in (ADAPTED, ALL)]
+    small = [home.model(task, SMALL) for task in home.tasks if plan.small is not None]
     async with opened(home.data, [*models, *small]) as lab:
         for model in models:
             lab.agree(model, plan.cascade_agreement, plan.agreement_under_load)
         for model in small:
             lab.agree(model, None)
         cost_of = lab.costs(models[0])
-        one = replace(plan, traces=None)  # one trace
-        alone = _alone(cost_of)
-        merges = {s.name: Fixed(s.name, [TokenAdaptation()], cost_of) for s in MERGE_SETTINGS}
         report.say("planner: each stage tuned alone")
-        async with _arms(lab, {**alone, **merges}) as arms:
+        async with _arms(lab, {**_alone(cost_of), **_merging(cost_of)}) as arms:
             await _warmed(arms, home, plan, report)
-            alone_found = await replayed(lab, home, arms, replace(one, replays=1), report, TUNING_SEED)
-        tuned = {name: runs[0].utility for name, runs in alone_found["poisson"].runs.items()}
-        chosen = _chosen(tuned)
-        timed = Timed(ParetoPlanner([EarlyExit(), TokenAdaptation()], cost_of))
-        stages: list[Stage] = [*([EarlyExit()] if EXITS in chosen else []), TokenAdaptation()]
-        merge = next((name for name in chosen if name in merges), QUEUE)
+            tuned = (await replayed(lab, home, arms, replace(one, replays=1), report, TUNING_SEED))["poisson"]
+        chosen = _chosen({name: runs[0].utility for name, runs in tuned.runs.items()})
+        merge = next((name for name in chosen if name in _merging(cost_of)), QUEUE)
+        timed = Timed(ParetoPlanner([*_stages(EXITS, CASCADES), TokenAdaptation()], cost_of))
         planners: dict[str, Planner] = {
             TODAY: RoundRobin(),
             **_alone(cost_of),
             TOKENS: ParetoPlanner([TokenAdaptation()], cost_of),
-            TOGETHER: Fixed(merge, stages, cost_of),
+            TOGETHER: Fixed(merge, [*_stages(*chosen), TokenAdaptation()], cost_of),
             PLANNER: timed,
         }
         report.say(f"planner: {', '.join(planners)}")
-        async with _arms(lab, planners, together=CASCADES in chosen) as arms:
+        async with _arms(lab, planners, together=ALL if CASCADES in chosen else ADAPTED) as arms:
             await _warmed(arms, home, plan, report)
-            timed.spent_s = timed.batches_s = 0.0
+            timed.begin()
             found = (await replayed(lab, home, arms, one, report))["poisson"]
-    shown = sorted(SINGLE, key=lambda name: -sum(run.utility for run in found.runs[name]))[0]
-    plot(plan, "planner", found, list(dict.fromkeys((TODAY, shown, TOGETHER, PLANNER))))
+    single = max(SINGLE, key=lambda name: sum(run.utility for run in found.runs[name]))
+    plot(plan, "planner", found, list(dict.fromkeys((TODAY, single, TOGETHER, PLANNER))))
     about = ", ".join(chosen) or "none"
-    return [*rows("planner", found), *figures(found, shown, about), _cost(timed)]
+    return [*rows("planner", found), *figures(found, single, about), _cost(timed)]
+
+
+def _stages(*names: str) -> list[Stage]:
+    """New stages of exits, and of cascades, if they are among the names."""
+    known: dict[str, Callable[[], Stage]] = {EXITS: EarlyExit, CASCADES: CascadeInside}
+    return [make() for name, make in known.items() if name in names]
 
 
 def _alone(cost_of: CostOf) -> dict[str, Planner]:
     """The planners of the arms whose texts are never merged."""
     return {
-        QUEUE: Fixed(QUEUE, [TokenAdaptation()], cost_of),
-        EXITS: Fixed(QUEUE, [EarlyExit(), TokenAdaptation()], cost_of),
-        CASCADES: Fixed(QUEUE, [TokenAdaptation()], cost_of),
+        name: Fixed(QUEUE, [*_stages(name), TokenAdaptation()], cost_of) for name in (QUEUE, EXITS, CASCADES)
     }
+
+
+def _merging(cost_of: CostOf) -> dict[str, Planner]:
+    """A planner for each setting of merging."""
+    return {each.name: Fixed(each.name, [TokenAdaptation()], cost_of) for each in MERGE_SETTINGS}
 
 
 def _chosen(utility: Mapping[str, float]) -> list[str]:
     """What paid alone: exits, cascades, and the best merging, each if it earned more than none of them."""
-    merges = {s.name: utility[s.name] for s in MERGE_SETTINGS}
+    merges = {each.name: utility[each.name] for each in MERGE_SETTINGS}
     offered = [EXITS, CASCADES, max(merges, key=merges.__getitem__)]
     return [name for name in offered if utility[name] > utility[QUEUE]]
 
 
 @asynccontextmanager
 async def _arms(
-    lab: Lab, planners: Mapping[str, Planner], *, together: bool = False
+    lab: Lab, planners: Mapping[str, Planner], *, together: str = ADAPTED
 ) -> AsyncIterator[dict[str, Arm]]:
-    """Run an engine for each planner. together: whether that arm has cascades."""
-    with_cascades = (CASCADES, PLANNER, *((TOGETHER,) if together else ()))
+    """Run an engine for each planner. together: the name of the models that this arm is asked."""
+    names = {CASCADES: ALL, PLANNER: ALL, TOGETHER: together}
     async with AsyncExitStack() as stack:
         yield {
-            name: Arm(
-                await stack.enter_async_context(
-                    lab.engine(planner, "cascades" if name in with_cascades else "none")
-                ),
-                ALL,
-            )
+            name: Arm(await stack.enter_async_context(lab.engine(planner)), names.get(name, ADAPTED))
             for name, planner in planners.items()
         }
 
 
 async def _warmed(arms: Mapping[str, Arm], home: Home, plan: Plan, report: Report) -> None:
     """Ask the arms with exits or cascades texts at full speed, by which their gates may open."""
-    each = [
-        requests_of(
-            home.model(t, ALL), [str(r.text) for r in t.stream[: plan.planner_warm]], f"warm-{t.name}"
-        )
-        for t in home.tasks
-    ]
-    requests = [request for together in zip(*each, strict=True) for request in together]
     for name in (EXITS, CASCADES, TOGETHER, PLANNER):
         if name in arms:
+            requests = in_turn(home, plan.planner_warm, "warm", arms[name].model)
             await closed(arms[name].engine, requests, plan.callers)
             report.did(len(requests))
 

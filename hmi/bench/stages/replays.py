@@ -26,7 +26,7 @@ from hmi.bench.stages.traffic import (
     Traffic,
     offered,
 )
-from hmi.engine import Engine
+from hmi.engine import Engine, TextRequest
 
 CAPACITY_TEXTS = 40
 """Texts of each task by which the capacity is measured before each replay."""
@@ -69,13 +69,18 @@ class Replays:
         return [outcome for run in self.runs[arm] for outcome in run.outcomes]
 
 
-async def capacity(lab: Lab, home: Home, plan: Plan, report: Report) -> float:
-    """Texts a second of all tasks in turn, without stages, by callers that wait for their answers."""
+def in_turn(home: Home, count: int, name: str, model: str = LARGE) -> list[TextRequest]:
+    """The first `count` texts of each task, a text of each task after the other."""
     each = [
-        requests_of(home.model(t), [str(r.text) for r in t.stream[:CAPACITY_TEXTS]], f"capacity-{t.name}")
+        requests_of(home.model(t, model), [str(row.text) for row in t.stream[:count]], f"{name}-{t.name}")
         for t in home.tasks
     ]
-    requests = [request for together in zip(*each, strict=True) for request in together]
+    return [request for together in zip(*each, strict=True) for request in together]
+
+
+async def capacity(lab: Lab, home: Home, plan: Plan, report: Report) -> float:
+    """Texts a second of all tasks in turn, without stages, by callers that wait for their answers."""
+    requests = in_turn(home, CAPACITY_TEXTS, "capacity")
     async with lab.without() as engine:
         asked = await closed(engine, requests, plan.callers)
     report.did(len(requests))
