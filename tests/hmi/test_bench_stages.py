@@ -95,7 +95,7 @@ def plan(tmp_path_factory: pytest.TempPathFactory) -> Plan:
         callers=8,
         chunk=10,
         replays=1,
-        intervals=1,
+        intervals=2,
         planner_warm=4,
         plots=folder / "plots",
         training=QUICK,

@@ -129,7 +129,7 @@ def rows(name: str, replays: Replays) -> Iterator[Row]:
     yield Row(
         f"{name}_load", round(statistics.mean(replays.load), 3), "of capacity", runs=count, peer=interval
     )
-    for arm in replays.runs:
+    for arm in replays.runs if whole else ():  # very short traces may have no arrivals
         outcomes = replays.together(arm)
         answered = [outcome for outcome in outcomes if outcome.result is not None]
         label, texts = f"{name}_{arm}", len(outcomes)
