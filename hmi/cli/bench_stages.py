@@ -1,4 +1,4 @@
-"""`hmi bench stages`: early exits and cascades on streams of real texts."""
+"""`hmi bench stages`: the execution stages and their planner, on real texts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ from hmi.cli.session import Session
     "--only",
     multiple=True,
     metavar="SECTION",
-    help="exits, cascade, throughput, off or isolation. Repeatable.  [default: all]",
+    help="exits, cascade, throughput, off, isolation, tokens, utility, planner or overhead. Repeatable.  "
+    "[default: all]",
 )
 @click.option("--task", "tasks", multiple=True, help="A set. Repeatable.  [default: four of them]")
 @click.option("--runs", type=click.IntRange(1, 1_000), help="Repetitions of each ratio.  [default: 7]")
@@ -44,13 +45,24 @@ from hmi.cli.session import Session
 @click.option("--labelled", type=click.IntRange(10), help="Rows that models are trained on.  [default: 500]")
 @click.option("--unlabelled", type=click.IntRange(0), help="Further texts for ramps.  [default: 2000]")
 @click.option("--answers", type=click.IntRange(1), help="Answers to check for isolation.  [default: 10000]")
+@click.option(
+    "--replays", type=click.IntRange(1), help="Replays of each trace, for utility and planner.  [default: 3]"
+)
+@click.option(
+    "--pressure",
+    type=click.FloatRange(0.01, 100),
+    help="A factor of these traces' rates.  [default: 1.5]",
+)
+@click.option(
+    "--prompts", is_flag=True, default=None, help="Also train prompts for models of --root, which takes long."
+)
 @click.option("--plots", type=OUT, help="Write plots (SVG) to this folder.")
 @as_json
 @pass_session
 def stages(
     session: Session, sets: Path, only: tuple[str, ...], tasks: tuple[str, ...], as_json: bool, **wanted: Any
 ) -> None:
-    """Early exits and cascades on streams of real texts, beside the same engine without them.
+    """Early exits, cascades, token adaptation and their planner on real texts, beside an engine without them.
 
     The first run trains the models in the folder that --data names; later runs use them.
     """

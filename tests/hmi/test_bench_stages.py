@@ -94,6 +94,9 @@ def plan(tmp_path_factory: pytest.TempPathFactory) -> Plan:
         answers=100,
         callers=8,
         chunk=10,
+        replays=1,
+        intervals=2,
+        planner_warm=4,
         plots=folder / "plots",
         training=QUICK,
     )
@@ -119,7 +122,14 @@ def test_all_sections_measure(plan: Plan, folder: Path) -> None:
         assert found[f"first_set_{stream}_agreement"].runs == plan.texts
         assert found[f"first_set_{stream}_without_stages_unlike_recorded"].value == 0
         assert found[f"first_set_{stream}_p50_change"].runs == plan.texts - plan.warm
-    assert found["off_answers_that_differ"].value == 0
+    for section in ("off", "overhead_none", "overhead_auto"):
+        assert found[f"{section}_answers_that_differ"].value == 0
+    assert found["first_set_tiny_gamma_-50_agreement"].runs == plan.golds
+    for name in ("utility_poisson_today", "utility_bursty_planner", "planner_together", "planner_planner"):
+        answered = found[f"{name}_answered"].value
+        assert answered is not None
+        assert 0.0 <= answered <= 1.0
+    assert found["planner_program_unlike_all_choices"].value == 0
     assert plan.plots is not None
     assert {path.name for path in plan.plots.iterdir()} >= {"exits-first_set-drift.svg"}
     assert 0.5 * texts(plan) < told.texts < 2 * texts(plan)

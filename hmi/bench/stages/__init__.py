@@ -1,1 +1,1 @@
-"""The benchmark of the stages early exits and cascades."""
+"""The benchmark of the execution stages and of the planner that chooses among their settings."""

@@ -34,6 +34,21 @@ def traced(stamps: Seconds, count: int, rate: float, seed: int) -> Seconds:
     return times
 
 
+def piecewise(rates: Seconds, interval_s: float, seed: int) -> Seconds:
+    """Ascending seconds of a Poisson process whose rate is `rates[i]` in the i-th interval."""
+    draw = np.random.default_rng(seed)
+    counts = draw.poisson(rates * interval_s)
+    times: Seconds = np.sort(np.repeat(np.arange(len(rates)), counts) + draw.random(counts.sum()))
+    return times * interval_s
+
+
+def per_interval(stamps: Seconds, seconds: float) -> Seconds:
+    """The number of arrivals in each interval of `seconds` from the first one on, but not in the last, which
+    the trace may end within."""
+    counts = np.bincount(((stamps - stamps[0]) / seconds).astype(np.int64))
+    return counts[:-1].astype(np.float64)
+
+
 def read_trace(folder: Path) -> Seconds:
     """The arrivals in the first file of `folder` named *.csv.gz, in ascending seconds.
 

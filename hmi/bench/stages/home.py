@@ -27,6 +27,12 @@ SHUFFLED = "shuffled"
 """The large one with ramps that were taught on shuffled answers."""
 INSIDE, TWO = "inside", "two"
 """The large one with a cascade: its own ramp answers first, or the small model does."""
+ADAPTED, SMALL_ADAPTED = "adapted", "small-adapted"
+"""The large and the small one with a profile of token adaptation."""
+ALL = "all"
+"""The large one with ramps, that profile, and a cascade whose small level is the small one."""
+AGREEING = 500
+"""The unlabelled texts of a profile of token adaptation."""
 FORMAT = 1
 
 
@@ -61,10 +67,14 @@ def build(plan: Plan, data: Path, report: Report) -> Home:
                 _ensure_domain(calls, root, task, report)
                 _ensure_model(calls, home, root, task, plan, report)
         for task in home.tasks:
+            small = None if plan.small is None else home.model(task, SMALL)
             _ensure_ramps(calls, home, task, report)
             _ensure_cascade(calls, home, task, INSIDE, None, report)
-            if plan.small is not None:
-                _ensure_cascade(calls, home, task, TWO, home.model(task, SMALL), report)
+            _ensure_tokens(calls, home, task, ADAPTED, LARGE, plan.prompts, report)
+            if small is not None:
+                _ensure_cascade(calls, home, task, TWO, small, report)
+                _ensure_tokens(calls, home, task, SMALL_ADAPTED, SMALL, True, report)
+            _ensure_cascade(calls, home, task, ALL, small, report, ADAPTED)
     return home
 
 
@@ -141,17 +151,43 @@ def _ensure_ramps(calls: LocalCalls, home: Home, task: TaskRows, report: Report)
     publish_shuffled(manager, model, task.unlabelled, shuffled)
 
 
-def _ensure_cascade(
-    calls: LocalCalls, home: Home, task: TaskRows, name: str, small: ModelId | None, report: Report
-) -> None:
-    """Publish the large model under another name, and profile a cascade for it."""
+def _ensure_copy(calls: LocalCalls, home: Home, task: TaskRows, name: str, of: str) -> ModelId:
+    """Publish the live version of one of a task's models under another name."""
     model, registry = home.model(task, name), calls.services.manager.registry
-    with suppress(NotFound):
-        if registry.model(model).cascade is not None:
-            return
     if model not in {ModelId(record.tenant, record.name) for record in registry.models(model.tenant)}:
-        live = registry.model(home.model(task)).live
+        live = registry.model(home.model(task, of)).live
         registry.publish_model(model, live.model_copy(update={"version": 0, "job": f"{name}-{live.job}"}))
+    return model
+
+
+def _ensure_tokens(
+    calls: LocalCalls, home: Home, task: TaskRows, name: str, of: str, prompts: bool, report: Report
+) -> None:
+    """Publish a model under another name, and profile its token adaptation."""
+    model = _ensure_copy(calls, home, task, name, of)
+    if calls.services.manager.registry.model(model).live.tokens:
+        return
+    report.say(f"profiling the token adaptation of {model}")
+    with TemporaryDirectory(prefix="hmi-bench-stages-") as folder:
+        data = _written(Path(folder) / "data.jsonl", [*task.labelled, *task.profiled])
+        texts = _written(Path(folder) / "texts.jsonl", task.unlabelled[:AGREEING])
+        files = {"data": data, "unlabelled": texts} if task.unlabelled else {"data": data}
+        _run(calls, f"/manage/models/{model}/tokens", {"prompts": prompts}, files)
+
+
+def _ensure_cascade(
+    calls: LocalCalls,
+    home: Home,
+    task: TaskRows,
+    name: str,
+    small: ModelId | None,
+    report: Report,
+    of: str = LARGE,
+) -> None:
+    """Publish a model under another name, and profile a cascade for it."""
+    model = _ensure_copy(calls, home, task, name, of)
+    if calls.services.manager.registry.model(model).cascade is not None:
+        return
     report.say(f"profiling the cascade of {model}")
     body = {} if small is None else {"small": str(small)}
     with TemporaryDirectory(prefix="hmi-bench-stages-") as folder:

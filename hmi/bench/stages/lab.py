@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hmi.bench.serve.engine import Serving, chosen, serving
 from hmi.core import ModelId, Objective
 from hmi.engine import Engine, TextRequest
 from hmi.engine.bundles import Bundles
+from hmi.execution.batch import BatchKey
+from hmi.execution.choose import Chosen
 from hmi.metrics import Metrics
 from hmi.stages import Planner, RoundRobin
 from hmi.stages.cascade.report import CascadeReport
 from hmi.stages.cascade.stage import CascadeInside
 from hmi.stages.early_exit.report import ExitReport
 from hmi.stages.early_exit.stage import EarlyExit
+from hmi.stages.planning.cost import Cost
+from hmi.stages.planning.profile import READS, cost_of
+from hmi.stages.planning.profile import Lab as StageLab
+from hmi.stages.token_adaptation.stage import TokenAdaptation
+from hmi.stores.layout import Layout
+from hmi.stores.profiles import StageProfiles
 
 
 class Shared(Bundles):
@@ -52,11 +60,49 @@ class Lab:
         async with self.engine(RoundRobin()) as engine:
             yield engine
 
-    def agree(self, model: ModelId, agreement: float | None) -> None:
-        """Set the fraction of a model's answers that must equal the full model's; None: no stage."""
+    @asynccontextmanager
+    async def served(self, stages: str, states: Path) -> AsyncIterator[Engine]:
+        """Run an engine as a server does that has these stages (`Settings.stages`).
+
+        states: the folder from which it reads profiles of settings and what earlier engines learned, and to
+        which it writes that.
+        """
+        s = self.serving
+        engine = Engine(s.bundles, replace(s.manager.settings, stages=stages, data=states), Metrics())
+        await engine.start()
+        try:
+            yield engine
+        finally:
+            await engine.stop()
+
+    def agree(self, model: ModelId, agreement: float | None, under_load: float | None = None) -> None:
+        """Set the fraction of a model's answers that must equal the full model's; None: no stage.
+
+        under_load: the same for token adaptation.
+        """
+        objective = Objective(agreement=agreement, agreement_under_load=under_load)
         self.serving.manager.registry.change_model(
-            model, lambda record: record.model_copy(update={"objective": Objective(agreement=agreement)})
+            model, lambda record: record.model_copy(update={"objective": objective})
         )
+
+    def costs(self, model: ModelId) -> Callable[[BatchKey], Cost | None]:
+        """Return the measured costs of batches of a model's root under token adaptation's settings.
+
+        They are measured now, if the folder has no profile of them: for most of a minute.
+        """
+        live = self.serving.manager.registry.model(model).live
+        upper = self.serving.bundles.upper(live).now()
+        assert upper is not None, "the lab has asked each root"
+        assert isinstance(upper.executor, Chosen), "as for each root of a server"
+        root, kept = (live.root, live.root_version), StageProfiles(Layout(self.serving.manager.settings.data))
+        upper.executor.settle()
+        lab = StageLab(TokenAdaptation(), upper.executor, root, upper.root.info.shape, upper.root.max_length)
+        found = lab.known(kept)
+        if found is None:
+            found = lab.measure()
+            kept.put(*root, found)
+        by_key = {BatchKey(root, reads, exact=False): cost_of(found, reads) for reads in READS}
+        return by_key.get
 
     def exits(self, engine: Engine, model: ModelId) -> ExitReport | None:
         """Return an engine's report of a model's exits; None if no text of the model was concerned."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 
 from hmi.bench.report import Row
 from hmi.bench.stages.home import Home
-from hmi.bench.stages.lab import opened, requests_of
+from hmi.bench.stages.lab import opened
 from hmi.bench.stages.live import closed
 from hmi.bench.stages.plan import Plan, Report
+from hmi.bench.stages.replays import in_turn
 from hmi.engine import Engine, TextRequest
 
 ALONE = 50
@@ -20,8 +21,8 @@ EACH = 100
 CPU_GOAL = 1.01
 
 
-def texts(plan: Plan) -> int:
-    return len(plan.tasks) * (2 * min(ALONE, plan.texts) + 2 * min(EACH, plan.texts) * (plan.runs + 1))
+def texts(plan: Plan, engines: int = 2) -> int:
+    return len(plan.tasks) * engines * (min(ALONE, plan.texts) + min(EACH, plan.texts) * (plan.runs + 1))
 
 
 def measure(plan: Plan, home: Home, report: Report) -> Iterator[Row]:
@@ -35,34 +36,38 @@ async def _measured(plan: Plan, home: Home, report: Report) -> list[Row]:
         for model in models:
             lab.agree(model, None)
         async with lab.without() as plain, lab.engine() as staged:
-            alone = _requests(home, "alone", min(ALONE, plan.texts))
-            differ = 0
-            for request in alone:
-                a, b = [await _bits(engine, request) for engine in (plain, staged)]
-                differ += a != b
-                report.did(2)
-            requests, ratios = _requests(home, "off", EACH), []
-            for i in range(-1, plan.runs):  # the first repetition warms up
-                cpu = {}
-                for engine in (plain, staged) if i % 2 else (staged, plain):
-                    cpu[engine] = (await closed(engine, requests, plan.callers)).cpu_s
-                    report.did(len(requests))
-                ratios += [cpu[staged] / cpu[plain]] if i >= 0 else []
-    median = round(statistics.median(ratios), 4)
-    spread = f"{min(ratios):.3f} to {max(ratios):.3f}"
-    return [
-        Row("off_answers_that_differ", differ, "answers", 0, False, len(alone), "bits of every score"),
-        Row("off_cpu", median, "of none's", CPU_GOAL, False, plan.runs, spread),
-    ]
+            return [row async for row in beside("off", plain, {"": staged}, plan, home, report)]
 
 
-def _requests(home: Home, name: str, count: int) -> list[TextRequest]:
-    """The first texts of every task, in turn."""
-    each = [
-        requests_of(home.model(task), [str(row.text) for row in task.stream[:count]], f"{name}-{task.name}")
-        for task in home.tasks
-    ]
-    return [request for together in zip(*each, strict=True) for request in together]
+async def beside(
+    name: str, plain: Engine, others: Mapping[str, Engine], plan: Plan, home: Home, report: Report
+) -> AsyncIterator[Row]:
+    """Compare engines that should do the same as `plain`: the bits of answers, and CPU time under load.
+
+    others: by what tells their rows apart.
+    """
+    alone = in_turn(home, min(ALONE, plan.texts), "alone")
+    differ = dict.fromkeys(others, 0)
+    for request in alone:
+        bits = await _bits(plain, request)
+        for other, engine in others.items():
+            differ[other] += await _bits(engine, request) != bits
+        report.did(1 + len(others))
+    requests, engines = in_turn(home, EACH, "off"), [plain, *others.values()]
+    ratios: dict[str, list[float]] = {other: [] for other in others}
+    for i in range(-1, plan.runs):  # the first repetition warms up
+        cpu = {}
+        for engine in engines if i % 2 else reversed(engines):
+            cpu[engine] = (await closed(engine, requests, plan.callers)).cpu_s
+            report.did(len(requests))
+        for other, engine in others.items():
+            ratios[other] += [cpu[engine] / cpu[plain]] if i >= 0 else []
+    for other, each in ratios.items():
+        label, median = name + other, round(statistics.median(each), 4)
+        spread = f"{min(each):.3f} to {max(each):.3f}"
+        about = "bits of every score"
+        yield Row(f"{label}_answers_that_differ", differ[other], "answers", 0, False, len(alone), about)
+        yield Row(f"{label}_cpu", median, "of none's", CPU_GOAL, False, plan.runs, spread)
 
 
 async def _bits(engine: Engine, request: TextRequest) -> Sequence[object]:

@@ -10,7 +10,18 @@ from hmi.errors import InvalidInput
 from hmi.model.source import DEFAULT_PACKAGE
 
 SECTIONS = {
-    name: f"hmi.bench.stages.{name}" for name in ("exits", "cascade", "throughput", "off", "isolation")
+    name: f"hmi.bench.stages.{name}"
+    for name in (
+        "exits",
+        "cascade",
+        "throughput",
+        "off",
+        "isolation",
+        "tokens",
+        "utility",
+        "planner",
+        "overhead",
+    )
 }
 """The module of each section, by its name.
 
@@ -76,6 +87,19 @@ class Plan:
     """Texts before them, asked at full speed, by which a cascade's gate may open."""
     cascade_agreement: float = 0.95
     """The fraction of answers that must equal the large level's, in the section `cascade`."""
+    replays: int = 3
+    """The replays of each trace in the sections `utility` and `planner`."""
+    intervals: int = 16
+    """The intervals of a replay, each with a rate of its own."""
+    pressure: float = 1.5
+    """A factor of the rates of these traces (`hmi.bench.stages.traffic`). With 1, texts need no other setting
+    than off: callers that wait measure less than what a loaded engine answers."""
+    planner_warm: int = 250
+    """Texts of each task, asked at full speed, by which exits and cascades may open in section `planner`."""
+    prompts: bool = False
+    """True if prompts are trained for the models of `root`, too. It takes most of the time."""
+    agreement_under_load: float = 0.85
+    """The fraction of answers that must equal the full model's under token adaptation."""
     answers: int = 10_000
     """Answers that the section `isolation` checks."""
     callers: int = 32
