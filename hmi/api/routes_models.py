@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hmi.api.handlers import cascades, exits, models
+from hmi.api.handlers import cascades, exits, models, tokens
 from hmi.api.route import Route
 from hmi.api.schemas import JobAccepted, NoBody
 from hmi.api.schemas_exits import ChangeModel, ExitsView, Feedback, FeedbackTaken
@@ -15,10 +15,12 @@ from hmi.api.schemas_manage import (
     ModelView,
     ModuleExport,
     ProfileCascade,
+    ProfileTokens,
     RollbackModel,
     TrainRamps,
     UpdateModel,
 )
+from hmi.api.schemas_tokens import TokensView
 
 DATA = {"data": False, "dev": False, "unlabelled": False}
 """File parts of a model's rows. None is required here: an embedding model needs no data, and the manager
@@ -110,6 +112,20 @@ MODELS = (
         creates=True,
         kinds=("conflict", "invalid_data"),
     ),
+    Route(
+        "POST",
+        f"{MODEL}/tokens",
+        tokens.profile_tokens,
+        "Train prompts, and profile what token adaptation does to the model's answers.",
+        JobAccepted,
+        "manage",
+        202,
+        body=ProfileTokens,
+        files=DATA,
+        creates=True,
+        kinds=("conflict", "invalid_data"),
+    ),
+    Route("GET", f"{MODEL}/tokens", tokens.show_tokens, "A model's token adaptation.", TokensView, "manage"),
     Route(
         "POST",
         f"{MODEL}/rollback",

@@ -53,6 +53,14 @@ class ChangeObjective(Request):
         description="The mean time that an answer may take, for the choice among a cascade's dispatchers.",
     )
 
+    agreement_under_load: float | None = Field(
+        default=None,
+        ge=MIN_AGREEMENT,
+        le=MAX_AGREEMENT,
+        description="The fraction of answers that must equal the full model's while the server is loaded, "
+        "such as 0.97. Without it no text loses tokens. It counts what early exits are allowed, too.",
+    )
+
     @field_validator("deadline_ms", mode="before")
     @classmethod
     def _can_be_met(cls, value: Any) -> Any:
@@ -74,7 +82,7 @@ class ChangeModel(Request):
 
     model_config = ConfigDict(json_schema_extra={"minProperties": 1})
 
-    objective: ChangeObjective | None = Field(default=None, description="Null removes both bounds.")
+    objective: ChangeObjective | None = Field(default=None, description="Null removes all bounds.")
 
     @model_validator(mode="after")
     def _check(self) -> Self:

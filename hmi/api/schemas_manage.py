@@ -8,6 +8,7 @@ from pydantic import Field
 
 from hmi.api.schemas import NEXT, Alpha, Answer, Change, DomainName, ModelName, Name, Query, Request
 from hmi.api.schemas_exits import CascadeBrief, ExitsView
+from hmi.api.schemas_tokens import TokensBrief
 from hmi.core import MAX_WEIGHT, MIN_WEIGHT, Cascade, CascadeState, ModelVersion, Objective, Scope, Task
 from hmi.jobs.options import BuildPlotOptions, FineTuneOptions, ImportRootOptions, Publish
 
@@ -129,6 +130,27 @@ class TrainRamps(Request):
         default=None,
         description="Texts without answers. Ramps learn the model's own answers; texts that the model was "
         "not trained on are worth most. At least one of data and unlabelled is required.",
+    )
+    skip_bad_rows: int = Field(
+        default=0, ge=0, le=1_000_000, description="Leave out up to this many bad rows of each file."
+    )
+
+
+class ProfileTokens(Request):
+    data: PathRef | None = Field(
+        default=None,
+        description="Labelled rows, required. Those that the model was not trained on make the profile; "
+        "prompts are trained on the others.",
+    )
+    dev: PathRef | None = Field(
+        default=None, description="Labelled rows that make the profile; prompts are then trained on all data."
+    )
+    unlabelled: PathRef | None = Field(
+        default=None, description="Further texts, by which the agreement is known better."
+    )
+    prompts: bool = Field(
+        default=True,
+        description="Also train prompts, which takes most of the time. Else those of the version stay.",
     )
     skip_bad_rows: int = Field(
         default=0, ge=0, le=1_000_000, description="Leave out up to this many bad rows of each file."
@@ -262,6 +284,7 @@ class ModelView(Answer):
     exits: ExitsView | None = Field(
         description="The state of its early exits; null in lists, and if no agreement is set."
     )
+    tokens: TokensBrief
     versions: list[ModelVersion]
 
 

@@ -11,6 +11,7 @@ from hmi.api.schemas_domain import DomainVersionView, DomainView
 from hmi.api.schemas_exits import ExitsView
 from hmi.api.schemas_manage import ExecutionView, ExecutorTimes, KeyView, ModelView, RootView, TenantView
 from hmi.api.schemas_stats import StatsView
+from hmi.api.tokens import tokens_brief
 from hmi.core import JobRecord, KeyRecord, ModelRecord, Progress, RootRecord, TenantRecord
 from hmi.execution.fastest import fastest, precision_of
 from hmi.manager import DomainInfo
@@ -106,6 +107,7 @@ def model_view(model: ModelRecord, exits: ExitsView | None = None) -> ModelView:
         objective=model.objective,
         cascade=cascade_brief(model.cascade),
         exits=exits,
+        tokens=tokens_brief(model),
         versions=list(model.versions),
     )
 

@@ -36,17 +36,18 @@ def lines(view: Mapping[str, Any]) -> list[str]:
     found = figures(view)
     shown += [f"  {name}: {value}" for name, value in found.items()]
     shown += [f"  note: {warning}" for warning in (result.get("metrics") or {}).get("warnings", ())]
-    after = _next(view["kind"], str(view["target"]), only_ramps=bool(result.get("only_ramps")))
+    after = _next(view["kind"], str(view["target"]), result)
     return [*shown, f"next: {after}"] if after else shown
 
 
 def _of_model(result: Mapping[str, Any]) -> Figures:
     metrics = result.get("metrics") or {}
     found: Figures = {}
-    if result.get(
-        "only_ramps"
-    ):  # nothing else was trained, so scores and epochs are those of the old version
+    # If nothing else was trained, scores and epochs are those of the old version.
+    if result.get("only_ramps"):
         return {"ramps": _ramps(metrics["ramps"]), "size": size(result["bytes"])}
+    if result.get("only_tokens"):
+        return {**_tokens(metrics["tokens"]), "size": size(result["bytes"])}
     name = headline_name(metrics)
     if name is not None:
         found["score"] = f"{name} {metrics[name]:.4g} on {metrics.get('rows', '?')} held-out rows"
@@ -66,6 +67,19 @@ def _of_model(result: Mapping[str, Any]) -> Figures:
 def _ramps(ramps: Mapping[str, Any]) -> str:
     each = ", ".join(f"{site['agreement']:.3g} (before layer {site['site']})" for site in ramps["sites"])
     return f"answer as the model: {each}, on {ramps['texts']} held-out texts"
+
+
+def _tokens(tokens: Mapping[str, Any]) -> Figures:
+    sets = [
+        f"{each['count']}: {each['before']:.4g} became {each['score']:.4g}, "
+        + ("kept" if each["kept"] else "not kept")
+        for each in tokens["prompts"]
+    ]
+    seen = "" if tokens["unseen"] else ", some of which the model was trained on"
+    return {
+        "profiled on": f"{tokens['rows']} texts, {tokens['labelled']} of them labelled{seen}",
+        "prompts": f"{tokens['metric']} with {'; '.join(sets)}" if sets else "not trained",
+    }
 
 
 def compared(live: Mapping[str, Any], name: str | None) -> str:
@@ -137,9 +151,11 @@ def _of_plot(result: Mapping[str, Any]) -> Figures:
     return found
 
 
-def _next(kind: str, target: str, *, only_ramps: bool) -> str | None:
-    if only_ramps:
+def _next(kind: str, target: str, result: Mapping[str, Any]) -> str | None:
+    if result.get("only_ramps"):
         return f"hmi model objective {target} --agreement 0.99"
+    if result.get("only_tokens"):
+        return f"hmi model tokens {target}, then hmi model objective {target} --agreement-under-load 0.97"
     if kind == "fine_tune":
         return f"hmi infer {target} TEXT, or hmi model report {target}"
     if kind == "build_plot":

@@ -33,19 +33,22 @@ PERCENT = "{:.4g}%".format
     type=float,
     help="The mean time that an answer may take, for the choice among a cascade's dispatchers.",
 )
-@click.option("--none", "none", is_flag=True, help="Remove both bounds: the full model answers every text.")
+@click.option(
+    "--agreement-under-load",
+    type=float,
+    help="The fraction of answers that must equal the full model's while the server is loaded, such as 0.97.",
+)
+@click.option("--none", "none", is_flag=True, help="Remove all bounds: the full model answers every text.")
 @as_json
 @pass_session
-def objective(
-    session: Session, name: str, agreement: float | None, deadline_ms: float | None, none: bool, as_json: bool
-) -> None:
+def objective(session: Session, name: str, none: bool, as_json: bool, **bounds: float | None) -> None:
     """Show or set what answers of a model must keep to.
 
     With an agreement, texts may leave the model early, or a smaller model may answer them, once audits of the
-    tenant's own texts have shown that answers stay equal so often. The model's next text obeys it.
+    tenant's own texts have shown that answers stay equal so often. With an agreement under load, similar
+    tokens of texts may be merged while the server is loaded. The model's next text obeys it.
     """
-    given = {"agreement": agreement, "deadline_ms": deadline_ms}
-    given = {field: value for field, value in given.items() if value is not None}
+    given = {field: value for field, value in bounds.items() if value is not None}
     if none and given:
         raise click.UsageError("give --none, or the bounds, not both")
     path = f"/manage/models/{segment(name)}"
@@ -55,12 +58,21 @@ def objective(
         else:
             found = calls.request("GET", path)
     print_done(
-        {"model": name, "objective": found["objective"], "exits": found["exits"]},
-        f"{name}: {_bounds(found['objective'])}",
+        {
+            "model": name,
+            "objective": found["objective"],
+            "exits": found["exits"],
+            "tokens": found.get("tokens"),  # a server of an earlier version has none
+        },
+        f"{name}: {bounds_of(found['objective'])}",
         as_json,
     )
-    if not as_json and found["exits"] is not None:
+    if as_json:
+        return
+    if found["exits"] is not None:
         notes.print(found["exits"]["says"], markup=False, soft_wrap=True)
+    if found["objective"].get("agreement_under_load") is not None:
+        notes.print(found["tokens"]["says"], markup=False, soft_wrap=True)
 
 
 @click.command(cls=Command)
@@ -81,7 +93,7 @@ def exits(session: Session, name: str, as_json: bool) -> None:
     fields = {
         "model": f"{found['model']}, version {found['version']}",
         "state": found["says"],
-        "objective": _bounds(found["objective"]),
+        "objective": bounds_of(found["objective"]),
     }
     print_fields(fields if report is None else {**fields, **_told(report, found["state"])})
     if report is not None:
@@ -135,12 +147,18 @@ def _ask(session: Session, method: str, path: str, body: Any = None) -> Any:
     return Client(server_of(session), session.key, patience_s=5.0).request(method, path, body)
 
 
-def _bounds(objective: dict[str, Any]) -> str:
+def bounds_of(objective: dict[str, Any]) -> str:
+    """Return an objective in words."""
     agreement, deadline = objective["agreement"], objective["deadline_ms"]
-    if agreement is None:
+    under_load = objective.get("agreement_under_load")  # a server of an earlier version has none
+    if agreement is None and under_load is None:
         said = "the full model answers every text"
+    elif agreement is None:
+        said = "the full model answers every text while the server is not loaded"
     else:
         said = f"at least {PERCENT(100 * agreement)} of answers equal the full model's"
+    if under_load is not None:
+        said += f"; under load at least {PERCENT(100 * under_load)} of answers equal the full model's"
     return said if deadline is None else f"{said}; {deadline:g} ms in the mean"
 
 

@@ -17,6 +17,7 @@ from hmi.cli.output import notes, print_done, print_fields, print_json, print_ta
 from hmi.cli.progress import finish
 from hmi.cli.report import brief, report
 from hmi.cli.session import Session, segment
+from hmi.cli.tokens import tokens
 from hmi.core import Task
 from hmi.errors import InvalidInput
 from hmi.jobs.options import Publish
@@ -54,7 +55,7 @@ def model() -> None:
 
 model.add_command(report)
 model.add_command(cascade)
-for command in (objective, exits, feedback):
+for command in (objective, exits, feedback, tokens):
     model.add_command(command)
 
 
@@ -216,8 +217,12 @@ def show(session: Session, name: str, as_json: bool) -> None:
         print_json(found)
         return
     versions, state = found.pop("versions"), found.pop("exits", None)
+    adapted = found.pop("tokens", None)  # a server of an earlier version has none
     about = {"metrics": brief(found["metrics"]), "bytes": size(found["bytes"])}
-    print_fields({**found, **about, "exits": "-" if state is None else state["says"]})
+    said = {
+        name: "-" if each is None else each["says"] for name, each in (("exits", state), ("tokens", adapted))
+    }
+    print_fields({**found, **about, **said})
     for version in versions:
         version["metrics"] = brief(version["metrics"])
         version["ramps"] = ", ".join(map(str, version.get("ramps", ())))

@@ -27,6 +27,7 @@ from hmi.model.lexical import Lexical, lexical_from
 from hmi.model.lower import LocalLower
 from hmi.model.memory import give_back_memory
 from hmi.model.modules import TenantModule, module_from
+from hmi.model.prompts import check_prompts, copied_prompts
 from hmi.model.root import Root, load_root, lower_from
 from hmi.model.tasks import TaskKind
 from hmi.stores.adapter_pool import Size
@@ -65,6 +66,8 @@ class TaskPart:
     ramps: Mapping[int, Mapping[str, Tensor]] = field(default_factory=dict)
     """The tensors of each ramp in fp32 (`head_from`), by the upper layer before which it is. They are copies:
     only executors read the file later."""
+    prompts: Mapping[int, Tensor] = field(default_factory=dict)
+    """The sets of prompts in fp32 [layers, count, dim], by their count (`copied_prompts`)."""
     _at_ramp: dict[int, TaskPart] = field(default_factory=dict, compare=False)
 
     def at_ramp(self, site: int) -> TaskPart:
@@ -75,11 +78,14 @@ class TaskPart:
             found = self._at_ramp[site] = replace(self, head=head_from(self.ramps[site]), _at_ramp={})
         return found
 
-    def ready(self, prepare: Callable[[TenantModule], int]) -> None:
+    def ready(self, prepare: Callable[[TenantModule], int], executor: Executor | None = None) -> None:
         """Let an executor make its form of the module. Afterwards only other executors read the file.
 
-        Raises Damaged if the module is not of the root's sizes.
+        executor: the one by whose sizes prompts are checked; None: they are not. Raises Damaged if the
+        module or its prompts are not of the root's sizes.
         """
+        if executor is not None and self.prompts:
+            check_prompts(self.prompts, executor.layers, executor.space(0).shape[1])
         try:
             prepare(self.module)
         except ValueError as error:
@@ -200,7 +206,8 @@ class Bundles:
         mapped = self._adapters.map(artefact)
         found = Artefact.split(mapped.tensors)
         table = found.transitions.get("table")
-        copied = [t for p in (found.head, found.lexical, found.transitions, found.ramps) for t in p.values()]
+        parts = found.head, found.lexical, found.transitions, found.ramps, found.prompts
+        copied = [tensor for part in parts for tensor in part.values()]
         unpacked = [v for k, v in found.module.items() if mapped.tensors[f"module.{k}"].dtype == torch.int8]
         return TaskPart(
             module_from(found.module),
@@ -210,6 +217,7 @@ class Bundles:
             OBJECT_BYTES + sum(4 * v.numel() for v in copied) + sum(v.nbytes for v in unpacked),
             mapped,
             copied_ramps(found.ramps),
+            copied_prompts(found.prompts),
         )
 
     def mark(self, artefact: str) -> object:

@@ -102,7 +102,7 @@ class ModelLoader:
         artefact = bundle.version.artefact
         key = "module", artefact
         if key not in self._loads:
-            read = partial(self._read, artefact, bundle.executor.prepare)
+            read = partial(self._read, artefact, bundle.executor.prepare, bundle.executor)
             loading = self._begin(key, read, self._module_threads)
             loading.add_done_callback(lambda _: then() if self._pool.has(artefact) else None)
 
@@ -144,7 +144,7 @@ class ModelLoader:
 
         def load() -> tuple[dict[str, TaskPart], dict[str, Exception]]:
             return self._pool.load(
-                artefacts, count=not again, ready=lambda part: part.ready(executor.prepare)
+                artefacts, count=not again, ready=lambda part: part.ready(executor.prepare, executor)
             )
 
         loading = in_thread(self._module_threads, load)
@@ -181,13 +181,14 @@ class ModelLoader:
         if not self._pool.has(version.artefact):
             try:
                 prepare = partial(executor.prepare, exact=exact)
-                await self._once(key, lambda: self._read(version.artefact, prepare), self._module_threads)
+                read = partial(self._read, version.artefact, prepare, executor)
+                await self._once(key, read, self._module_threads)
             except DamagedArtefact as error:
                 raise named(error, model, version) from error
 
-    def _read(self, artefact: str, prepare: Callable[[TenantModule], int]) -> None:
+    def _read(self, artefact: str, prepare: Callable[[TenantModule], int], executor: Executor) -> None:
         try:
-            self._pool.prefetch(artefact, ready=lambda part: part.ready(prepare))
+            self._pool.prefetch(artefact, ready=lambda part: part.ready(prepare, executor))
         except Exception as error:
             self._tell(artefact, error)
             raise

@@ -1,4 +1,4 @@
-"""The outputs of ramps: heads that read the rows between two layers, for stages that let texts leave."""
+"""The functions that a batch gives to stages: the outputs of ramps, attention, prompts; and its texts."""
 
 from __future__ import annotations
 
@@ -92,6 +92,17 @@ def attention_of(
         return [from_first(weights, heads, x, module, layer) for x, module in mine]
 
     return attention
+
+
+def prompts_of(pieces: Sequence[Piece], parts: Sequence[TaskPart]) -> Callable[[int, int], Tensor | None]:
+    """Return `Batch.prompts` of a batch."""
+
+    def prompts(text: int, count: int) -> Tensor | None:
+        found, piece = parts[text].prompts.get(count), pieces[text]
+        fits = len(piece.window) + count <= piece.bundle.root.info.shape.positions
+        return found if fits else None
+
+    return prompts
 
 
 def stretches_of(pieces: Sequence[Piece]) -> Callable[[int], Sequence[Stretch]]:

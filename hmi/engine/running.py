@@ -20,7 +20,7 @@ from hmi.engine.bundles import TaskPart
 from hmi.engine.heads import outputs_of
 from hmi.engine.hooked import Hooked
 from hmi.engine.item import Item, Piece, Times
-from hmi.engine.ramps import Texts, attention_of, objective_of, ramps_of, stretches_of
+from hmi.engine.ramps import Texts, attention_of, objective_of, prompts_of, ramps_of, stretches_of
 from hmi.engine.request import TextResult
 from hmi.engine.retrieval import Failed, Retrieved, retrieve
 from hmi.execution import BatchKey, Left, Rows, trace
@@ -158,6 +158,7 @@ class Runner:
             versions,
             tokens=[len(piece.window) for piece in pieces],
             stretches=stretches_of(pieces),
+            prompts=prompts_of(pieces, parts),
         )
         for name, setting in on.items():
             hooked.add(name, setting, self._stages[name].hooks(setting, about))

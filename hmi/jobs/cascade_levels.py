@@ -62,13 +62,14 @@ def why_stale(cascade: Cascade, live: ModelVersion, small: ModelVersion | None) 
     return None
 
 
-def carried(record: ModelRecord, former: int, new: int) -> ModelRecord:
-    """The record after its model got new ramps and nothing else. new: the version that is the former one with
-    them.
+def carried(record: ModelRecord, former: int, new: int, *, ramps_stay: bool = False) -> ModelRecord:
+    """The record after its model got new ramps or prompts, and nothing else. new: the version that is the
+    former one with them.
 
-    A profile of two models still holds, since both levels answer as before. One of a ramp does not.
+    A profile of two models still holds, since both levels answer as before. One of a ramp holds only if the
+    ramps are the former ones (ramps_stay).
     """
     cascade = record.cascade
-    if cascade is None or cascade.small is None or cascade.version != former:
+    if cascade is None or cascade.version != former or (cascade.small is None and not ramps_stay):
         return record
     return record.model_copy(update={"cascade": cascade.model_copy(update={"version": new})})

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hmi.core import ModelId, ModelVersion, Task, TaskRules, now
 from hmi.errors import InvalidInput, NotFound
-from hmi.jobs import import_module
+from hmi.jobs import import_module, profile_tokens
 from hmi.jobs import train_ramps as train_ramps_job
 from hmi.jobs.comparing import HeldOutAnswers, Verdict, judge_update, seen_by
 from hmi.jobs.options import FineTuneOptions
@@ -51,6 +51,8 @@ def run(ctx: JobContext) -> dict[str, Any]:
         return import_module.run(ctx)
     if spec.mode == "ramps":
         return train_ramps_job.run(ctx)
+    if spec.mode == "tokens":
+        return profile_tokens.run(ctx)
     options, name = spec.options, _known(spec.task)
     # Rows are read first, so that their errors are reported at once.
     data = None if name == "embedding" else read_data(ctx.input, name, options)

@@ -31,18 +31,22 @@ class Spec(Record):
 
 
 class FineTuneSpec(Spec):
-    """Train or import a tenant's model, or give it ramps. Inputs: data (none for embeddings), optionally dev
-    and unlabelled; for an import also the adapter's files; for ramps data, unlabelled or both."""
+    """Train or import a tenant's model, give it ramps, or profile its token adaptation.
+
+    Inputs: data (none for embeddings), optionally dev and unlabelled; for an import also the adapter's files;
+    for ramps data, unlabelled or both."""
 
     model: str
     domain: str
     task: str
-    mode: Literal["create", "update", "import", "ramps"]
+    mode: Literal["create", "update", "import", "ramps", "tokens"]
     options: FineTuneOptions = FineTuneOptions()
     publish: Publish | None = None
     """None if the job is not an update."""
     version: int | None = None
-    """ramps: the version that gets them."""
+    """ramps, tokens: the version that gets them."""
+    prompts: bool = True
+    """tokens: whether prompts are trained; otherwise those that the version has are profiled."""
 
     @property
     def model_id(self) -> ModelId:

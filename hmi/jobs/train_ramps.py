@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hmi.core import ModelVersion, now
-from hmi.errors import Conflict, InvalidData
-from hmi.jobs.cascade_levels import carried
+from hmi.core import ModelVersion
+from hmi.errors import InvalidData
 from hmi.jobs.comparing import seen_by
+from hmi.jobs.republish import base_version, publish_again
 from hmi.jobs.results import published_result
 from hmi.jobs.runtime.context import JobContext
 from hmi.jobs.runtime.folders import PinnedPlots
@@ -36,7 +36,7 @@ MIN_TEXTS = 20
 def run(ctx: JobContext) -> dict[str, Any]:
     """Run the job. Raises InvalidData (unusable texts), Conflict (the version is gone), Damaged."""
     spec = FineTuneSpec.of(ctx.job)
-    version = _version(ctx, spec)
+    version = base_version(ctx, spec)
     task = task_of_version(version)
     parts = divided(_rows(ctx.input, task, spec.options.skip_bad_rows), seen_by(ctx, version))
     ctx.pin(PinnedPlots(plot=version.plot_version))
@@ -45,24 +45,15 @@ def run(ctx: JobContext) -> dict[str, Any]:
     # All other tensors stay as they are stored, so that answers stay the same to the bit.
     kept = {name: value for name, value in stored.items() if not name.startswith("ramps.")}
     tensors = {**kept, **Artefact(ramps=ramps.tensors).joined()}
-    artefact, size = ctx.adapters.put(tensors, ctx.adapters.about(version.artefact))
-    record = ctx.registry.publish_model(
-        spec.model_id,
-        version.model_copy(
-            update={
-                "version": 0,
-                "artefact": artefact,
-                "ramps": ramps.sites,
-                "metrics": {**version.metrics, "ramps": {**ramps.metrics, "unseen": parts.unseen}},
-                "bytes": size,
-                "created": now(),
-                "job": ctx.job.job,
-                "held_back": _held_back(ctx, spec, version),
-            }
-        ),
+    record = publish_again(
+        ctx,
+        spec,
+        version,
+        tensors,
+        "ramps",
+        ramps=ramps.sites,
+        metrics={**version.metrics, "ramps": {**ramps.metrics, "unseen": parts.unseen}},
     )
-    if (live := record.live).job == ctx.job.job:
-        ctx.registry.change_model(spec.model_id, lambda r: carried(r, version.version, live.version))
     return {**published_result(record, ctx.job.job), "only_ramps": True}
 
 
@@ -91,25 +82,6 @@ def divided(rows: list[Row], seen: RowKeys) -> Divided:
     held = sorted(fresh if unseen else rows, key=key_of)[:wanted]
     away = {key_of(row) for row in held}
     return Divided([row for row in rows if key_of(row) not in away], held, unseen)
-
-
-def _version(ctx: JobContext, spec: FineTuneSpec) -> ModelVersion:
-    record = ctx.registry.model(spec.model_id)
-    found = next((v for v in record.versions if v.version == spec.version), None)
-    if found is None:
-        raise Conflict(
-            f"version {spec.version} of model {spec.model} is no longer kept: start the job again",
-            field="model",
-        )
-    return found
-
-
-def _held_back(ctx: JobContext, spec: FineTuneSpec, version: ModelVersion) -> str | None:
-    """Why the new version is not to answer; None if it is."""
-    current = ctx.registry.model(spec.model_id).current
-    if current == version.version:
-        return None
-    return f"it is version {version.version} with ramps, and version {current} answers since the job began"
 
 
 def _rows(folder: Path, task: TaskKind, skip: int) -> list[Row]:

@@ -87,6 +87,10 @@ class Exchange:
             )
         if artefact.ramps:
             left_out.append("ramps: adapters has none; 'hmi model ramps' trains some for an imported model")
+        if artefact.prompts:
+            left_out.append(
+                "prompts: adapters has none; 'hmi model tokens' trains some for an imported model"
+            )
         if live.rules.scheme in ("iob1", "io"):
             left_out.append(
                 "the rows' tag scheme: the head's labels are BIO, and so are the answers of a model "

@@ -33,6 +33,7 @@ from hmi.manager.objectives import set_objective
 from hmi.manager.parts import Parts
 from hmi.manager.roots import Roots
 from hmi.manager.tenants import TENANT_SCOPES, Tenants
+from hmi.manager.tokens import TokenProfiles
 from hmi.stores.adapter_store import LOWER_CURE, AdapterStore
 from hmi.stores.layout import open_layout
 from hmi.stores.miss_files import MissFiles
@@ -70,6 +71,7 @@ class Manager:
         self._domains = Domains(self._parts)
         self._models = Models(self._parts, self._domains)
         self._cascades = Cascades(self._parts)
+        self.tokens = TokenProfiles(self._parts)
         self._exchange = Exchange(self._parts, self._domains)
         self._tenants = Tenants(self._parts)
         self._roots = Roots(self._parts, self._domains)
@@ -355,8 +357,7 @@ class Manager:
         return self.registry.jobs(tenant, state)
 
     def job(self, job: str) -> JobRecord:
-        """The job's record. A job whose process has died is put back into the queue
-        first. Raises NotFound."""
+        """The job's record. A job whose process has died is put back into the queue. Raises NotFound."""
         return self.runner.refresh(job)
 
     def cancel_job(self, job: str) -> JobRecord:
@@ -383,8 +384,7 @@ class Manager:
         return self._consistency.verify_files()
 
     def collect_garbage(self, *, plots: bool = True) -> dict[str, int]:
-        """Free what nothing needs. Returns the bytes freed by kind. plots=False leaves
-        PLOT versions alone."""
+        """Free what nothing needs, and return the bytes by kind. plots=False leaves PLOT versions alone."""
         return self._consistency.collect(plots=plots)
 
     def _housekeeping(self) -> None:

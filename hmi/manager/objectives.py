@@ -17,13 +17,13 @@ def set_objective(
 
     def changed(record: ModelRecord) -> ModelRecord:
         objective = Objective(**change(record.objective))
-        if objective.agreement is not None and record.live.task == "embedding":
-            field = "objective.agreement"
-            raise InvalidInput(
-                f"{field}: {model} is an embedding, which has neither early exits nor a cascade: leave "
-                "agreement out",
-                field=field,
-            )
+        for field in ("agreement", "agreement_under_load"):
+            if getattr(objective, field) is not None and record.live.task == "embedding":
+                raise InvalidInput(
+                    f"objective.{field}: {model} is an embedding, which has neither early exits nor a "
+                    f"cascade, and whose tokens are not adapted: leave {field} out",
+                    field=f"objective.{field}",
+                )
         return record.model_copy(update={"objective": objective})
 
     return registry.change_model(model, changed)

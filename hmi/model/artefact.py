@@ -21,7 +21,7 @@ Tensors = Mapping[str, "Tensor"]
 
 @dataclass(frozen=True)
 class Artefact:
-    """The tensors of a module, a head, lexical features, transitions and ramps.
+    """The tensors of a module, a head, lexical features, transitions, ramps and prompts.
 
     Each part names its tensors as the `state_dict` of its class does. A part that the model lacks is empty.
     """
@@ -32,6 +32,8 @@ class Artefact:
     transitions: Tensors = field(default_factory=dict)
     ramps: Tensors = field(default_factory=dict)
     """`<site>.<name>`: the head of the ramp before that upper layer."""
+    prompts: Tensors = field(default_factory=dict)
+    """`<count>`: a set of so many prompts before each upper layer, [layers, count, dim]."""
 
     @classmethod
     def split(cls, tensors: Tensors) -> Artefact:

@@ -91,6 +91,10 @@ def _unknown(layer: int, rows: Rows, texts: Sequence[int]) -> list[Floats]:
     raise RuntimeError("attention of a batch that was made without it")
 
 
+def _no_prompts(text: int, count: int) -> Tensor | None:
+    return None
+
+
 def _no_stretches(text: int) -> Sequence[Stretch]:
     raise RuntimeError("stretches of a batch that was made without them")
 
@@ -115,6 +119,9 @@ class Batch:
     the text's first row. `rows` are those that enter the layer; `texts` are among theirs."""
     versions: Sequence[tuple[ModelId, ModelVersion, Cascade | None]] = ()
     """[texts]: the model, version and cascade of each, which cost as little as objectives; (): not given."""
+    prompts: Callable[[int, int], Tensor | None] = _no_prompts
+    """prompts(text, count): the set of `count` prompts of a text's model, fp32 [layers, count, dim] in host
+    memory. None if the model has no such set, or if the text with it would be longer than the root reads."""
     tokens: Sequence[int] = ()
     """[texts]: the number of tokens of each, which costs as little; (): not given."""
     stretches: Callable[[int], Sequence[Stretch]] = _no_stretches

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hmi.model.batching import pad_ids, pad_rows
@@ -91,6 +92,27 @@ class ModuleBackbone:
         return ModuleBackbone(self.upper, self.module, self.heads, watch)
 
 
+class PromptBackbone:
+    """Shared, frozen upper layers with one tenant's frozen module and a set of prompts that is trained.
+
+    Before each layer the prompts stand after [CLS]; no head sees them. Features are [T_i, dim].
+    """
+
+    def __init__(self, frozen: ModuleBackbone, prompts: Tensor) -> None:
+        """prompts: [layers, count, dim] to start from."""
+        self.frozen, self._count = frozen, prompts.shape[1]
+        self.trained = nn.Module()
+        self.trained.register_parameter(str(self._count), nn.Parameter(prompts.clone()))
+
+    @property
+    def prompts(self) -> Tensor:
+        return self.trained.get_parameter(str(self._count))
+
+    def __call__(self, examples: Examples, rows: Sequence[int], *, cls_only: bool, dropout: float) -> Hidden:
+        upper, delta, heads = self.frozen.upper, self.frozen.module.delta, self.frozen.heads
+        return _through(upper, delta, heads, examples, rows, cls_only, dropout, prompts=self.prompts)
+
+
 class UpperBackbone:
     """A copy of the upper layers, fine-tuned whole. Features are [T_i, dim]."""
 
@@ -138,18 +160,28 @@ def _through(
     cls_only: bool,
     dropout: float,
     watch: Watch | None = None,
+    prompts: Tensor | None = None,
 ) -> Hidden:
     x, mask = pad_rows(examples.features(rows))
     types = pad_ids([examples.types[i] for i in rows])
-    attend: Attend = attend_padded(mask, heads)
+    count = 0 if prompts is None else prompts.shape[1]
+    attend: Attend = attend_padded(F.pad(mask, (count, 0), value=True), heads)
     before = x
     for i, layer in enumerate(upper):
         before = x
         if watch is not None:
             watch(rows, i, x, types, mask)
         last = cls_only and i == len(upper) - 1
-        x = layer(x, attend, delta(i), queries=_first_row if last else None, dropout=dropout)
+        entering = x if prompts is None else _prompted(x, prompts[i])
+        x = layer(entering, attend, delta(i), queries=_first_row if last else None, dropout=dropout)
+        if count and not last:
+            x = torch.cat([x[:, :1], x[:, 1 + count :]], dim=1)
     return Hidden(x, before, types, mask)
+
+
+def _prompted(x: Tensor, prompts: Tensor) -> Tensor:
+    """x [B, T, dim] with the prompts [count, dim] after each text's first row: [B, T + count, dim]."""
+    return torch.cat([x[:, :1], prompts.to(x.dtype).expand(len(x), -1, -1), x[:, 1:]], dim=1)
 
 
 def _first_row(x: Tensor) -> Tensor:

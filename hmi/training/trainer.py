@@ -23,7 +23,7 @@ from hmi.model.modules import new_module
 from hmi.model.rest import Rest, int8_of
 from hmi.model.root import Root
 from hmi.model.tasks import TaskKind
-from hmi.training.backbones import Backbone, Examples, ModuleBackbone
+from hmi.training.backbones import Backbone, Examples, ModuleBackbone, PromptBackbone
 from hmi.training.objectives import OBJECTIVES
 from hmi.training.optimisers import load_optimiser, optimiser_tensors
 from hmi.training.plan import TrainPlan, plan_reading
@@ -55,26 +55,39 @@ def reading_trainer(root: Root, module: ModuleSpec, task: TaskKind, artefact: Ar
     return trainer
 
 
+def prompt_trainer(reading: Trainer, prompts: Tensor, plan: TrainPlan, train: Examples) -> Trainer:
+    """A trainer of prompts [layers, count, dim] for the model of `reading`, of which nothing else changes.
+
+    plan: of the same task, with the lexical features and transitions of the plan of `reading`.
+    """
+    assert isinstance(reading.backbone, ModuleBackbone)
+    reading.backbone.module.requires_grad_(False)
+    return Trainer(PromptBackbone(reading.backbone, prompts), reading.dim, plan, train, frozen=reading)
+
+
 class Trainer:
     """One run of fine-tuning. It owns the head and the optimiser."""
 
-    def __init__(self, backbone: Backbone, dim: int, plan: TrainPlan, train: Examples) -> None:
+    def __init__(
+        self, backbone: Backbone, dim: int, plan: TrainPlan, train: Examples, frozen: Trainer | None = None
+    ) -> None:
+        """frozen: a trainer whose head, lexical features and transitions are used as they are; then only the
+        backbone's own part is trained. None: they are new, and trained too."""
         torch.manual_seed(plan.seed)
         self.backbone, self.dim, self.plan, self.train = backbone, dim, plan, train
-        size = head_input_size(plan.task, dim, paired=plan.paired)
-        self.head = Head(size, plan.labels, queries=plan.queries, dim=dim)
         self.total = plan.epochs * -(-len(train) // plan.batch)
-        self.lexical = Lexical(plan.lexical, plan.labels) if plan.lexical else None
-        self.transitions = Transitions(plan.labels) if plan.transitions else None
-        groups: list[dict[str, Any]] = [{"params": list(self.head.parameters()), "lr": max(plan.lr, 1e-3)}]
-        if self.lexical is not None:
-            groups.append({"params": list(self.lexical.parameters()), "lr": LEXICAL_LR, "weight_decay": 0.0})
-        if self.transitions is not None:
-            groups.append(
-                {"params": list(self.transitions.parameters()), "lr": TRANSITIONS_LR, "weight_decay": 0.0}
-            )
-        if backbone.trained is not None:
-            groups.insert(0, {"params": list(backbone.trained.parameters()), "lr": plan.lr})
+        if frozen is None:
+            size = head_input_size(plan.task, dim, paired=plan.paired)
+            self.head = Head(size, plan.labels, queries=plan.queries, dim=dim)
+            self.lexical = Lexical(plan.lexical, plan.labels) if plan.lexical else None
+            self.transitions = Transitions(plan.labels) if plan.transitions else None
+        else:
+            self.head, self.lexical, self.transitions = frozen.head, frozen.lexical, frozen.transitions
+            for part in (self.head, self.lexical, self.transitions):
+                if part is not None:
+                    part.requires_grad_(False)
+        self._own = frozen is None
+        groups = self._groups()
         self.optimiser = torch.optim.AdamW(groups, weight_decay=plan.weight_decay, fused=True)
         self.rates = [float(group["lr"]) for group in self.optimiser.param_groups]
         self._trained = [p for group in groups for p in group["params"]] if plan.average else []
@@ -179,13 +192,28 @@ class Trainer:
     @property
     def _parts(self) -> dict[str, nn.Module]:
         """The trained modules, by part of the artefact."""
-        parts = {
-            "module": self.backbone.trained,
-            "head": self.head,
-            "lexical": self.lexical,
-            "transitions": self.transitions,
-        }
+        name = "prompts" if isinstance(self.backbone, PromptBackbone) else "module"
+        parts = {name: self.backbone.trained}
+        if self._own:
+            parts |= {"head": self.head, "lexical": self.lexical, "transitions": self.transitions}
         return {name: part for name, part in parts.items() if part is not None}
+
+    def _groups(self) -> list[dict[str, Any]]:
+        """The trained parameters with their learning rates, as an optimiser takes them."""
+        plan, backbone = self.plan, self.backbone
+        groups: list[dict[str, Any]] = []
+        if backbone.trained is not None:
+            groups.append({"params": list(backbone.trained.parameters()), "lr": plan.lr})
+        if not self._own:
+            return groups
+        groups.append({"params": list(self.head.parameters()), "lr": max(plan.lr, 1e-3)})
+        if self.lexical is not None:
+            groups.append({"params": list(self.lexical.parameters()), "lr": LEXICAL_LR, "weight_decay": 0.0})
+        if self.transitions is not None:
+            groups.append(
+                {"params": list(self.transitions.parameters()), "lr": TRANSITIONS_LR, "weight_decay": 0.0}
+            )
+        return groups
 
     def _step(self, rows: list[int], step: int) -> float:
         for group, rate in zip(self.optimiser.param_groups, self.rates, strict=True):

@@ -70,12 +70,24 @@ def _rows() -> None:
     merge(x, size, np.array([[0, 2, 1]]), np.empty(2, np.int64), x[:1].copy(), size[:1].copy())
 
 
-_ENTRIES = {"lookup": _lookup, "text": _text, "encoder": _encoder, "planning": _planning, "rows": _rows}
+def _shards() -> None:
+    import_module("hmi_kernels.shards.bits")  # its kernels are compiled as they are defined
+
+
+_ENTRIES = {
+    "lookup": _lookup,
+    "text": _text,
+    "encoder": _encoder,
+    "planning": _planning,
+    "rows": _rows,
+    "shards": _shards,
+}
 ENTRIES = tuple(_ENTRIES)
-"""The entries that a server needs: look-ups, models' features and heads, the encoder's layers, plans, and
-what stages do with rows between layers."""
+"""The entries that a server needs: look-ups, models' features and heads, the encoder's layers, plans, what
+stages do with rows between layers, and shards."""
 NEEDED = ("lookup", "text", "planning", "rows")
-"""Entries without which nothing is served. Packed torch runs layers without the encoder."""
+"""Entries without which nothing is served. Packed torch runs layers without the encoder. Shards are compiled
+when the first of them is decoded, if they are not before."""
 
 
 def compile_entry(entry: str) -> None:

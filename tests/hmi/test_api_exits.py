@@ -22,6 +22,7 @@ from tests.hmi.api_world import World, hmi, running, tenant
 from tests.hmi.manager_lab import add_model, publish_plot
 
 MODEL = "/manage/models/acme.m"
+NO_BOUNDS = {"agreement": None, "deadline_ms": None, "agreement_under_load": None}
 
 
 def with_ramps(manager: Manager, name: str = "acme.m") -> None:
@@ -93,7 +94,7 @@ async def test_from_an_objective_to_late_labels(folder: Path, capsys: pytest.Cap
         await the_command_line(world, folder, capsys)
 
         _, shown, _ = await world.call("PATCH", MODEL, {"objective": None})
-        assert (shown["objective"], shown["exits"]) == ({"agreement": None, "deadline_ms": None}, None)
+        assert (shown["objective"], shown["exits"]) == (NO_BOUNDS, None)
         assert await sent(world, (await answered(world, "profit"), 0, "finance")) == (0, 1)
 
 
@@ -105,7 +106,7 @@ async def the_command_line(world: World, folder: Path, capsys: pytest.CaptureFix
         return await asyncio.to_thread(hmi, capsys, *arguments, *url, code=code)
 
     told = json.loads(await run("model", "objective", "acme.m", "--deadline-ms", 40, "--json"))
-    assert told["objective"] == {"agreement": 0.9, "deadline_ms": 40.0}
+    assert told["objective"] == {**NO_BOUNDS, "agreement": 0.9, "deadline_ms": 40.0}
     told = await run("model", "objective", "acme.m", "--agreement", 99, code=1)
     assert "objective.agreement: is 99.0, and must be at most 0.9999" in told
     asked = json.loads(await run("infer", "acme.m", "profit", "genes", "--json"))

@@ -67,6 +67,7 @@ COMMANDS = {
     "model report": "acme.m",
     "model rollback": "acme.m 1",
     "model show": "acme.m",
+    "model tokens": "acme.m ROWS",
     "model update": "acme.m ROWS",
     "openapi": "",
     "profile cascade": "acme.m ROWS --small acme.s",

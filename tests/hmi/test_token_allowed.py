@@ -13,7 +13,7 @@ from hmi.stages.early_exit.evidence import Audits, upper_bound
 from hmi.stages.token_adaptation import audits as ledgers
 from hmi.stages.token_adaptation.allowed import ERROR, allowed, boldest
 from hmi.stages.token_adaptation.audits import Ledger, audited
-from hmi.stages.token_adaptation.settings import MERGE_SETTINGS, SHORTEST, merging
+from hmi.stages.token_adaptation.settings import MERGE_SETTINGS, PROMPT_SETTINGS, SHORTEST, merging
 from hmi.stages.token_adaptation.stage import TokenAdaptation
 from tests.hmi.merging_lab import KEYS, MODEL, OBJECTIVE, batch_of, version
 
@@ -94,7 +94,7 @@ def test_the_memory_of_audits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_the_stage_takes_those_texts_that_may_be_merged() -> None:
     stage, exact = TokenAdaptation(), BatchKey(("", ""), "cls", exact=True)
-    assert list(stage.settings(KEYS["cls"])) == [OFF, *MERGE_SETTINGS]
+    assert list(stage.settings(KEYS["cls"])) == [OFF, *PROMPT_SETTINGS, *MERGE_SETTINGS]
     assert list(stage.settings(exact)) == [OFF]
     assert stage.effect(merging(-20), Shape(KEYS["cls"], 9)).work == pytest.approx(0.8)
     tokens = [30, 30, SHORTEST - 1, 30, 30]

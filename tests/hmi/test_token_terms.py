@@ -9,7 +9,7 @@ from hmi.execution.batch import BatchKey
 from hmi.stages.planner import Adaptive, Waiting
 from hmi.stages.planning.cost import Cost
 from hmi.stages.planning.pareto import ParetoPlanner
-from hmi.stages.token_adaptation.settings import MERGES, SHORTEST, schedule
+from hmi.stages.token_adaptation.settings import MERGES, PROMPTS, SHORTEST, schedule
 from hmi.stages.token_adaptation.stage import TokenAdaptation
 from tests.hmi.runner_bodies import version_by
 
@@ -29,12 +29,12 @@ def test_each_level_has_the_boldest_setting_that_the_model_may_use() -> None:
     stage = TokenAdaptation()
     assert isinstance(stage, Adaptive)
     found = stage.terms(waiting(0.95))
-    assert [each.name for each in found] == ["off", "merge 10%", *["merge 20%"] * (len(MERGES) - 1)]
-    assert [each.accuracy for each in found[:3]] == [0.8, 0.8, 0.79]  # never above that without merging
-    assert found[0].rows == (1.0,) * 6
-    assert found[2].rows == found[-1].rows == schedule(-20, 6)
-    assert found[0].shortest == 0
-    assert found[1].shortest == SHORTEST
+    off, merges = found[: 1 + len(PROMPTS)], found[1 + len(PROMPTS) :]
+    assert {(each.name, each.rows, each.shortest) for each in off} == {("off", (1.0,) * 6, 0)}  # no prompts
+    assert [each.name for each in merges] == ["merge 10%", *["merge 20%"] * (len(MERGES) - 1)]
+    assert [each.accuracy for each in merges[:2]] == [0.8, 0.79]  # never above that without merging
+    assert merges[1].rows == merges[-1].rows == schedule(-20, 6)
+    assert merges[0].shortest == SHORTEST
 
 
 def test_a_model_without_an_objective_stays_off() -> None:
@@ -46,9 +46,11 @@ def test_the_planner_prices_by_them() -> None:
     cost = Cost(batch=1e-3, text=1e-4, row=1e-5, square=0.0, module=0.0)
     planner = ParetoPlanner([TokenAdaptation()], lambda key: cost)
     price = planner.price(waiting(0.95))
-    assert price.values == pytest.approx([1, 1, *[0.79 / 0.8] * (len(MERGES) - 1)])
+    first = 1 + len(PROMPTS)
+    assert price.values[first:] == pytest.approx([1, *[0.79 / 0.8] * (len(MERGES) - 1)])
+    assert price.values[:first] == pytest.approx([1] * first)
     rows = sum(schedule(-20, 6))
     assert price.seconds[0] == pytest.approx(1e-4 + 40 * 6e-5)
-    assert price.seconds[2:] == pytest.approx([1e-4 + 40 * rows * 1e-5] * (len(MERGES) - 1))
+    assert price.seconds[first + 1 :] == pytest.approx([1e-4 + 40 * rows * 1e-5] * (len(MERGES) - 1))
     short = planner.price(waiting(0.95, SHORTEST - 1))
     assert len(set(short.seconds)) == len(set(short.values)) == 1

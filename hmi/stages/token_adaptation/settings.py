@@ -37,7 +37,15 @@ def merging(gamma: int) -> TokenSetting:
     return TokenSetting(f"merge {-gamma}%", gamma)
 
 
+def prompting(count: int) -> TokenSetting:
+    """Return the setting that puts `count` prompts before each layer's rows."""
+    return TokenSetting(f"prompts {count}", count)
+
+
 MERGE_SETTINGS: Final = tuple(merging(gamma) for gamma in MERGES)
+PROMPTS: Final = (2, 8)
+"""The numbers of prompts before each layer that are trained, each as a set of its own."""
+PROMPT_SETTINGS: Final = tuple(prompting(count) for count in PROMPTS)
 
 
 @lru_cache(maxsize=256)

@@ -17,8 +17,15 @@ from hmi.stages.planner import Terms, Waiting
 from hmi.stages.token_adaptation.allowed import boldest
 from hmi.stages.token_adaptation.audits import Ledger, audited
 from hmi.stages.token_adaptation.hook import MergeHook
-from hmi.stages.token_adaptation.settings import MERGE_SETTINGS, SHORTEST, TokenSetting, schedule
-from hmi.stages.token_adaptation.terms import terms_of
+from hmi.stages.token_adaptation.prompts import prompt_hooks
+from hmi.stages.token_adaptation.settings import (
+    MERGE_SETTINGS,
+    PROMPT_SETTINGS,
+    SHORTEST,
+    TokenSetting,
+    schedule,
+)
+from hmi.stages.token_adaptation.terms import TYPICAL, terms_of
 
 
 class TokenAdaptation:
@@ -30,12 +37,14 @@ class TokenAdaptation:
         self._ledger = Ledger()
 
     def settings(self, key: BatchKey) -> Sequence[Setting]:
-        return (OFF,) if key.exact else (OFF, *MERGE_SETTINGS)
+        return (OFF,) if key.exact else (OFF, *PROMPT_SETTINGS, *MERGE_SETTINGS)
 
     def effect(self, setting: Setting, shape: Shape) -> Effect:
         """The rows of a batch whose texts all may use the setting. How many answers differ depends on their
         models: see `ModelVersion.tokens`."""
         assert isinstance(setting, TokenSetting)
+        if setting.gamma > 0:
+            return Effect(rows=(1.0 + setting.gamma / TYPICAL,) * shape.layers)
         return Effect(rows=schedule(setting.gamma, shape.layers))
 
     def terms(self, text: Waiting) -> Sequence[Terms]:
@@ -49,6 +58,8 @@ class TokenAdaptation:
         if batch.key.exact:
             return []
         gammas = self._gammas(setting.gamma, batch)
+        if setting.gamma > 0:
+            return prompt_hooks(gammas, batch)
         if not gammas:
             return []
         chosen = [text for text in gammas if batch.texts[text].whole and audited(batch.texts[text].nonce)]
@@ -76,7 +87,7 @@ class TokenAdaptation:
         """The γ of each text that has one other than 0."""
         found = {}
         for text, objective in enumerate(batch.objectives):
-            if objective.agreement_under_load is None or batch.tokens[text] < SHORTEST:
+            if objective.agreement_under_load is None or (level < 0 and batch.tokens[text] < SHORTEST):
                 continue
             model, version, cascade = batch.versions[text]
             gamma = boldest(self._ledger.allowed(model, version, objective, cascade), level)

@@ -1,0 +1,27 @@
+"""The calls about a model's token adaptation: profile, show."""
+
+from __future__ import annotations
+
+import asyncio
+
+from hmi.api.handlers.models import accepted, job_limit
+from hmi.api.route import Call, Reply
+from hmi.api.schemas_manage import ProfileTokens
+from hmi.api.tokens import tokens_view
+
+
+async def profile_tokens(call: Call) -> Reply:
+    body: ProfileTokens = call.body
+    job = await asyncio.to_thread(
+        call.services.manager.tokens.profile,
+        str(call.model()),
+        call.files,
+        prompts=body.prompts,
+        skip_bad_rows=body.skip_bad_rows,
+        job_limit=job_limit(call),
+    )
+    return accepted(job)
+
+
+async def show_tokens(call: Call) -> Reply:
+    return Reply(await asyncio.to_thread(lambda: tokens_view(call.services.manager.model(str(call.model())))))

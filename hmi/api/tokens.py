@@ -1,0 +1,94 @@
+"""A model's token adaptation as its tenant sees it: the profile, and what it lets the planner do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hmi.api.schemas_tokens import PromptsView, TokenPointView, TokensBrief, TokensView
+from hmi.core import ModelRecord, TokenPoint
+
+
+def tokens_brief(record: ModelRecord) -> TokensBrief:
+    """Return what token adaptation may do to the texts of the version that answers, by its profile."""
+    name, live, asked = f"{record.tenant}.{record.name}", record.live, record.objective.agreement_under_load
+    if not live.tokens:
+        cure = "" if live.task == "embedding" else f": hmi model tokens {name} DATA makes one"
+        return TokensBrief(state="not profiled", says=f"no profile of token adaptation{cure}", allowed=[])
+    if asked is None:
+        says = (
+            "no agreement under load is set, so tokens are not adapted: hmi model objective "
+            f"{name} --agreement-under-load 0.97 sets one"
+        )
+        return TokensBrief(state="no objective", says=says, allowed=[])
+    found = _allowed(record)
+    if not found:
+        says = f"no setting surely keeps {100 * asked:.4g}% of answers: hmi model tokens {name} tells why"
+        return TokensBrief(state="nothing allowed", says=says, allowed=[])
+    names = ", ".join(setting_name(gamma) for gamma in found)
+    return TokensBrief(state="allowed", says=f"allowed under load: {names}", allowed=found)
+
+
+def tokens_view(record: ModelRecord) -> TokensView:
+    """Return the whole profile of the version that answers."""
+    live, brief = record.live, tokens_brief(record)
+    told: dict[str, Any] = live.metrics.get("tokens") or {}
+    return TokensView(
+        model=f"{record.tenant}.{record.name}",
+        version=record.current,
+        objective=record.objective,
+        tokens=brief,
+        metric=told.get("metric"),
+        labelled=told.get("labelled", 0),
+        unseen=told.get("unseen", True),
+        points=[_point(record, point, brief, told.get("saved", {})) for point in live.tokens],
+        prompts=[PromptsView(**each) for each in told.get("prompts", ())],
+    )
+
+
+def setting_name(gamma: int) -> str:
+    """Return the name of a γ, as `TokenSetting` names it."""
+    if gamma == 0:
+        return "off"
+    return f"merge {-gamma}%" if gamma < 0 else f"prompts {gamma}"
+
+
+def _allowed(record: ModelRecord) -> list[int]:
+    from hmi.stages.token_adaptation.allowed import allowed  # which loads torch
+
+    return list(allowed(record.live, record.objective, record.cascade))
+
+
+def _point(
+    record: ModelRecord, point: TokenPoint, brief: TokensBrief, saved: dict[str, float]
+) -> TokenPointView:
+    from hmi.stages.early_exit.evidence import Audits, upper_bound  # which loads torch
+
+    disagreed = round((1.0 - point.agreement) * point.rows)
+    least = 1.0 if point.gamma == 0 else 1.0 - upper_bound(Audits(point.rows, disagreed), 0.05)
+    may = point.gamma == 0 or point.gamma in brief.allowed
+    return TokenPointView(
+        gamma=point.gamma,
+        setting=setting_name(point.gamma),
+        score=point.score,
+        agreement=point.agreement,
+        agreement_at_least=least,
+        rows=point.rows,
+        saved=saved.get(str(point.gamma)),
+        allowed=may,
+        why=None if may else _why(record, point, least),
+    )
+
+
+def _why(record: ModelRecord, point: TokenPoint, least: float) -> str:
+    """Why the planner may not choose a γ other than 0."""
+    asked = record.objective.agreement_under_load
+    if asked is None:
+        return "no agreement under load is set"
+    if point.gamma > 0:
+        return "it scores less than without prompts"
+    own = record.objective.agreement
+    early = "" if own is None else f", of which early exits and cascades may take {100 * (1 - own):.4g}%"
+    return (
+        f"{100 * least:.4g}% of answers surely agree, and {100 * (1 - asked):.4g}% may differ{early}: more "
+        "texts in the profile may show more"
+    )
