@@ -305,7 +305,7 @@ async def test_express_batches_receive_no_more_than_their_host(home: Home) -> No
     assert 2 <= len(given) < len(home.covered)
     charged = queue._turns.given("globex"), queue._turns.given("acme")
     assert charged[0] >= charged[1], "it has caught up"
-    queue.drop(list(queue._waiting.of(given[0].key)["globex"]))
+    queue.drop(list(queue._waiting.of(given[0].kind)["globex"]))
     assert [p.item.tenant for p in take(queue, 10)] == ["acme"]
 
 
