@@ -6,8 +6,10 @@ of the FFN's neurons. LayerNorms and the biases of O and of the FFN's output are
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +17,9 @@ from torch import Tensor, nn
 from hmi.model.encoder import EncoderLayer
 from hmi.model.modules import LowRank, NormShift
 from hmi.model.shape import EncoderShape
+
+WHOLE: Final = ("o.bias", "fo.bias", "ln1.weight", "ln1.bias", "ln2.weight", "ln2.bias")
+"""The tensors that every part of a layer has as they are."""
 
 
 @dataclass(frozen=True)
@@ -52,44 +57,54 @@ class Kept:
 
 
 class PartialLayer(EncoderLayer):
-    """A layer with some of its heads and neurons. Its weights are uninitialised until they are filled in."""
+    """A layer with some of its heads and neurons, over tensors that it does not copy."""
 
-    def __init__(self, shape: EncoderShape, kept: Kept) -> None:
+    def __init__(self, shape: EncoderShape, kept: Kept, state: Mapping[str, Tensor]) -> None:
+        """state: the part's tensors, under their names in a layer's `state_dict`. Raises RuntimeError if one
+        is missing or is not of the part's size."""
         with torch.device("meta"):
             super().__init__(shape)
-            inner = len(kept.neurons)
-            wide = len(kept.columns)
+            wide, inner = len(kept.columns), len(kept.neurons)
             self.qkv, self.o = nn.Linear(shape.dim, 3 * wide), nn.Linear(wide, shape.dim)
             self.fi, self.fo = nn.Linear(shape.dim, inner), nn.Linear(inner, shape.dim)
             if shape.buckets:
                 self.relative = nn.Parameter(torch.empty(shape.buckets, len(kept.heads)))
-        self.to_empty(device="cpu")
+        self.load_state_dict(dict(state), assign=True)
         self.dim = wide
         whole = len(kept.heads) == shape.heads and inner == shape.ffn
         in_order = whole and bool((kept.heads.diff() > 0).all()) and bool((kept.neurons.diff() > 0).all())
         self.kept = None if in_order else kept
         self.eval().requires_grad_(False)
 
+    def reordered(self, *, last: bool) -> EncoderLayer:
+        """Return a packed copy (`EncoderLayer.pack`), which is faster where many rows pay for its making."""
+        made = copy.copy(self)
+        made._modules = dict(self._modules)
+        made.pack(last=last)
+        return made
 
-@torch.no_grad()
+
+def rest_of(state: Mapping[str, Tensor], kept: Kept, dim: int) -> dict[str, Tensor]:
+    """Return a part's tensors other than its four matrices.
+
+    state: those of the whole layer, under their names in its `state_dict`; others are left out.
+    """
+    three = torch.cat([kept.columns + i * dim for i in range(3)])
+    found = {name: state[name] for name in WHOLE}
+    found |= {"qkv.bias": state["qkv.bias"][three], "fi.bias": state["fi.bias"][kept.neurons]}
+    if "relative" in state:
+        found["relative"] = state["relative"][:, kept.heads]
+    return found
+
+
 def part_of(layer: EncoderLayer, kept: Kept, shape: EncoderShape) -> PartialLayer:
     """Copy a part of a layer, which must not be packed. The reference of parts that are read from shards."""
-    part, rows, neurons = PartialLayer(shape, kept), kept.columns, kept.neurons
-    for mine, whole in ((part.qkv, layer.qkv), (part.o, layer.o), (part.fi, layer.fi), (part.fo, layer.fo)):
-        assert isinstance(mine, nn.Linear)
-        assert isinstance(whole, nn.Linear)
-        weight, bias = whole.weight, whole.bias
-        if whole is layer.qkv:
-            taken = torch.cat([rows + i * shape.dim for i in range(3)])
-            weight, bias = weight[taken], bias[taken]
-        elif whole is layer.fi:
-            weight, bias = weight[neurons], bias[neurons]
-        else:
-            weight = weight[:, rows if whole is layer.o else neurons]
-        mine.weight.copy_(weight)
-        mine.bias.copy_(bias)
-    part.ln1.load_state_dict(layer.ln1.state_dict())
-    part.ln2.load_state_dict(layer.ln2.state_dict())
-    if layer.relative is not None and part.relative is not None:
-        part.relative.copy_(layer.relative[:, kept.heads])
-    return part
+    state = layer.state_dict()
+    three = torch.cat([kept.columns + i * shape.dim for i in range(3)])
+    matrices = {
+        "qkv.weight": state["qkv.weight"][three],
+        "o.weight": state["o.weight"][:, kept.columns],
+        "fi.weight": state["fi.weight"][kept.neurons],
+        "fo.weight": state["fo.weight"][:, kept.neurons],
+    }
+    return PartialLayer(shape, kept, {**matrices, **rest_of(state, kept, shape.dim)})

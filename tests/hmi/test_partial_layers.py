@@ -15,7 +15,7 @@ from hmi.core import ModuleSpec
 from hmi.execution.packed import PackedExecutor, run_classified, run_rows
 from hmi.model.encoder import EncoderLayer, Norm, attend_padded
 from hmi.model.modules import TenantModule
-from hmi.model.partial import Kept, PartialLayer, part_of
+from hmi.model.partial import Kept, part_of
 from hmi.model.shape import EncoderShape
 from hmi.modulespec import Kind
 from tests.modules import random_module
@@ -109,4 +109,4 @@ def test_a_part_with_all_heads_in_order_is_the_layer() -> None:
     part = part_of(layer, every, MPNET)
     assert part.kept is None
     assert all(torch.equal(p, layer.state_dict()[name]) for name, p in part.state_dict().items())
-    assert PartialLayer(MPNET, Kept.of([1, 0, 2, 3], range(64), 8)).kept is not None
+    assert part_of(layer, Kept.of([1, 0, 2, 3], range(64), 8), MPNET).kept is not None

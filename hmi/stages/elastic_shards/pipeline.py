@@ -172,11 +172,13 @@ class Pipeline(Generic[B]):
         return {ref: held[ref] if ref in held else next(read) for ref in stream.layers[at]}
 
     def close(self) -> None:
-        """Read nothing more. Batches that still wait fail with Unavailable."""
+        """Read nothing more, and wait for the read under way. Batches that still wait fail with
+        Unavailable."""
         with self._changed:
             self._closed = True
             self._jobs.clear()
             self._changed.notify_all()
+            self._clock.wait(self._changed, lambda: not self._running)
 
     def _size(self, refs: Sequence[Ref]) -> int:
         """The bytes to read for these shards: the preload buffer's are not read."""
@@ -189,6 +191,7 @@ class Pipeline(Generic[B]):
                 self._clock.wait(self._changed, lambda: not self._jobs or self._may_read())
                 if not self._jobs:
                     self._running = False
+                    self._changed.notify_all()
                     return
                 stream, at = self._jobs.popleft()
                 refs = [ref for ref in stream.layers[at] if ref not in self.preloaded]
