@@ -53,11 +53,16 @@ def _text() -> None:
     cls_head(row, row, np.array([0, 1], np.int64), row[:0], np.zeros((1, 2), np.float32), bias, row.copy())
 
 
-_ENTRIES = {"lookup": _lookup, "text": _text, "encoder": _encoder}
+def _shards() -> None:
+    import_module("hmi_kernels.shards.bits")  # its kernels are compiled as they are defined
+
+
+_ENTRIES = {"lookup": _lookup, "text": _text, "encoder": _encoder, "shards": _shards}
 ENTRIES = tuple(_ENTRIES)
-"""The entries that a server needs: look-ups, models' features and heads, and the encoder's layers."""
+"""The entries that a server needs: look-ups, models' features and heads, the encoder's layers, and shards."""
 NEEDED = ("lookup", "text")
-"""Entries without which nothing is served. Packed torch runs layers without the encoder."""
+"""Entries without which nothing is served. Packed torch runs layers without the encoder. Shards are compiled
+when the first of them is decoded, if they are not before."""
 
 
 def compile_entry(entry: str) -> None:
