@@ -7,6 +7,7 @@ import pytest
 from hmi.errors import Damaged, Unavailable
 from hmi.stages.elastic_shards.io_budget import IoBudget
 from hmi.stages.elastic_shards.pipeline import Pipeline, Ref, Stream
+from hmi.stages.elastic_shards.simulate import simulate
 from tests.simulated_clock import SimulatedClock
 
 SPEED = 100.0
@@ -33,10 +34,10 @@ def layers(count: int, slices: int = 2, bits: int = 2) -> list[list[Ref]]:
     return [[(layer, each, bits) for each in range(slices)] for layer in range(count)]
 
 
-def pipeline(shards: Shards, ahead_bytes: int = 0) -> tuple[Pipeline[str], SimulatedClock]:
+def pipeline(shards: Shards, ahead: int | None = None) -> tuple[Pipeline[str], SimulatedClock]:
     clock = SimulatedClock()
     budget = IoBudget(SPEED, clock=clock)
-    return Pipeline(shards, budget=budget, ahead_bytes=ahead_bytes, clock=clock, spawn=clock.spawn), clock
+    return Pipeline(shards, budget=budget, ahead=ahead, clock=clock, spawn=clock.spawn), clock
 
 
 def run(pipe: Pipeline[str], clock: SimulatedClock, plan: list[list[Ref]]) -> Stream[str]:
@@ -72,18 +73,17 @@ def test_a_preload_buffer_and_slow_layers_leave_nothing_to_wait_for() -> None:
     assert clock.now() - begun == pytest.approx(3 * COMPUTE_S)
 
 
-def test_shards_that_nobody_takes_do_not_fill_the_memory() -> None:
-    """With room for one layer ahead, layer k + 1 is read once layer k has been taken."""
-    pipe, clock = pipeline(Shards(), ahead_bytes=40)
-    trace = run(pipe, clock, layers(3)).trace
-    assert [r.begun for r in trace.reads] == pytest.approx([0.0, 0.4, 0.8])
-    slow, clock = pipeline(Shards(), ahead_bytes=40)
-    with slow.stream(layers(3)) as stream:
-        clock.sleep_until(5.0)
-        assert [r.layer for r in stream.trace.reads] == [0]
-        slow.take(stream, 0)
-        clock.sleep_until(10.0)
-        assert [r.layer for r in stream.trace.reads] == [0, 1]
+@pytest.mark.parametrize("ahead", [1, 2, None])
+@pytest.mark.parametrize("slices", [1, 2, 3])
+def test_the_trace_is_that_of_the_simulation(ahead: int | None, slices: int) -> None:
+    """With a bound, a layer is not read before one of those ahead of it has been computed."""
+    pipe, clock = pipeline(Shards(), ahead)
+    trace = run(pipe, clock, layers(4, slices)).trace
+    expected = simulate([0.2 * slices] * 4, [COMPUTE_S] * 4, ahead)
+    reads = [time for read in trace.reads for time in (read.begun, read.ended)]
+    assert reads == pytest.approx([time for read in expected.read for time in read])
+    assert trace.stall_s == pytest.approx(sum(expected.stalls))
+    assert clock.now() == pytest.approx(expected.total_s)
 
 
 def test_batches_at_once_are_served_in_order() -> None:

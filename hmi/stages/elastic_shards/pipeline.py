@@ -83,13 +83,14 @@ class Stream(Generic[B]):
         self.ready: dict[int, list[B]] = {}
         self.error: Exception | None = None
         self.closed = False
+        self.computed = 0
+        """The number of layers that the batch has computed."""
 
 
 class Pipeline(Generic[B]):
     """Reads shards for batches, on a thread that lives as long as there is something to read. Thread-safe.
 
-    `ahead_bytes` bounds the shards that have been read and not been taken; a layer that is larger is read
-    alone. 0 sets no bound.
+    `ahead` bounds the layers of a batch that are read, or in reading, and not computed yet; None sets no bound.
     """
 
     def __init__(
@@ -97,15 +98,14 @@ class Pipeline(Generic[B]):
         source: Source[B],
         *,
         budget: IoBudget | None = None,
-        ahead_bytes: int = 0,
+        ahead: int | None = None,
         clock: Clock = REAL,
         spawn: Callable[[Callable[[], None]], None] | None = None,
     ) -> None:
-        self._source, self._clock, self._ahead = source, clock, ahead_bytes
+        self._source, self._clock, self._ahead = source, clock, ahead
         self._budget = budget or IoBudget(clock=clock)
         self._changed = threading.Condition()
         self._jobs: deque[tuple[Stream[B], int]] = deque()
-        self._held = 0
         self._spawn = spawn or _spawn
         self._running = self._closed = False
         self.preloaded: Mapping[Ref, B] = {}
@@ -144,7 +144,6 @@ class Pipeline(Generic[B]):
             with self._changed:
                 stream.closed = True
                 self._jobs = deque(job for job in self._jobs if job[0] is not stream)
-                self._held -= sum(self._size(layers[at]) for at in stream.ready)
                 stream.ready.clear()
                 self._changed.notify_all()
 
@@ -154,6 +153,8 @@ class Pipeline(Generic[B]):
         Raises the error of their read, or Unavailable if the pipeline has been closed.
         """
         with self._changed:
+            stream.computed = at
+            self._changed.notify_all()
             if at not in stream.ready and stream.error is None and not self._closed:
                 begun = self._clock.now()
                 self._clock.wait(
@@ -166,8 +167,6 @@ class Pipeline(Generic[B]):
                     retry_after_s=1,
                 )
             read = iter(stream.ready.pop(at))
-            self._held -= self._size(stream.layers[at])
-            self._changed.notify_all()
         held = self.preloaded
         return {ref: held[ref] if ref in held else next(read) for ref in stream.layers[at]}
 
@@ -195,7 +194,6 @@ class Pipeline(Generic[B]):
                     return
                 stream, at = self._jobs.popleft()
                 refs = [ref for ref in stream.layers[at] if ref not in self.preloaded]
-                self._held += self._size(refs)
             begun = self._clock.now()
             try:
                 found = self._read(refs)
@@ -206,8 +204,6 @@ class Pipeline(Generic[B]):
             with self._changed:
                 if refs and error is None:
                     stream.trace.reads.append(Read(at, self._size(refs), begun, ended))
-                if stream.closed or error is not None:
-                    self._held -= self._size(refs)
                 if error is not None:
                     stream.error = error
                     self._jobs = deque(job for job in self._jobs if job[0] is not stream)
@@ -216,9 +212,9 @@ class Pipeline(Generic[B]):
                 self._changed.notify_all()
 
     def _may_read(self) -> bool:
+        """Whether the next layer is within the bound. Batches are served one after another."""
         stream, at = self._jobs[0]
-        held = self._held
-        return not held or not self._ahead or held + self._size(stream.layers[at]) <= self._ahead
+        return self._ahead is None or at - stream.computed < self._ahead
 
     def _read(self, refs: Sequence[Ref]) -> list[B]:
         until = self._budget.reserve(sum(map(self._source.size, refs)))

@@ -17,6 +17,7 @@ from hmi.model.shape import EncoderShape
 from hmi.stages.elastic_shards.codec import Bytes, LayerBuffer, LayerWeights
 from hmi.stages.elastic_shards.io_budget import REAL, Clock, IoBudget
 from hmi.stages.elastic_shards.pipeline import Pipeline, Ref, Stream, Trace
+from hmi.stages.elastic_shards.plan import ShardPlan
 from hmi.stages.elastic_shards.store import ShardStore
 
 REORDER_ROWS: Final = 48
@@ -27,6 +28,19 @@ for 128. The compiled kernels' layout would take 10 to 25 ms, and saves 1 ms mor
 """
 KEPT_TRACES: Final = 64
 """The number of latest batches whose traces are kept."""
+
+
+def refs_of(plan: ShardPlan) -> list[list[Ref]]:
+    """Return the shards of each layer of a plan, whose layers are the root's first. Raises ValueError if they
+    are not."""
+    if plan.layers != tuple(range(len(plan.layers))):
+        raise ValueError(f"the plan has the layers {plan.layers}; only the first of a root can be run")
+    return [[(i, s, bits) for (i, s), bits in plan.bits.items() if i == layer] for layer in plan.layers]
+
+
+def uniform(store: ShardStore, bits: int) -> list[list[Ref]]:
+    """Return all shards of each layer at one bitwidth."""
+    return [[(i, s, bits) for s in range(store.shards)] for i in range(len(store.layers))]
 
 
 class Reads:
@@ -86,7 +100,7 @@ class ShardWeights:
         preload: Sequence[Ref] = (),
         *,
         budget: IoBudget | None = None,
-        ahead_bytes: int = 0,
+        ahead: int | None = None,
         clock: Clock = REAL,
         pipeline: Pipeline[Bytes] | None = None,
     ) -> None:
@@ -94,7 +108,7 @@ class ShardWeights:
         self.store, self.plan = store, plan
         self._shape = store.info.shape
         source = Reads(store)
-        self.pipeline = pipeline or Pipeline(source, budget=budget, ahead_bytes=ahead_bytes, clock=clock)
+        self.pipeline = pipeline or Pipeline(source, budget=budget, ahead=ahead, clock=clock)
         self._free: list[Workspace] = []
         self._lock = threading.Lock()
         self.traces: list[Trace] = []
@@ -104,6 +118,14 @@ class ShardWeights:
 
     def __len__(self) -> int:
         return len(self.plan)
+
+    @classmethod
+    def planned(
+        cls, store: ShardStore, plan: ShardPlan, *, budget: IoBudget | None = None, ahead: int | None = None
+    ) -> ShardWeights:
+        """The weights of a plan whose layers are the root's first. Reads what the plan holds."""
+        held = [(i, s, plan.bits[i, s]) for i, s in sorted(plan.held)]
+        return cls(store, refs_of(plan), held, budget=budget, ahead=ahead)
 
     @property
     def planned_bytes(self) -> int:
