@@ -130,7 +130,7 @@ def write_header(path: Path, header: Mapping[str, Any]) -> None:
 
 
 def check_of(header: Mapping[str, Any]) -> str:
-    """Return the checksum of all other fields of `shards.json`."""
+    """Return the checksum of all other fields of `shards.json`, or of `importance.json`."""
     return hashlib.sha256(json.dumps(header, sort_keys=True).encode()).hexdigest()
 
 

@@ -65,6 +65,8 @@ class ShardStore:
     def __init__(self, folder: Path, info: RootInfo) -> None:
         """Open the shards of the root in `folder`; prefer `open_shards`. See there for errors."""
         self.info = info
+        self.made: str
+        """The checksum of the header, which identifies these shards."""
         self._whose = f"the shards of root {info.name}"
         header = self._header(folder / FOLDER / HEADER)
         path = folder / FOLDER / REST
@@ -186,7 +188,8 @@ class ShardStore:
             header: Any = json.loads(path.read_text(encoding="utf-8"))
             if header["format"] > FORMAT:
                 raise Damaged(f"{self._whose} were written by a newer version of HMI: upgrade hmi-server")
-            if header.pop("check") != check_of(header):
+            self.made = str(header.pop("check"))
+            if self.made != check_of(header):
                 raise Damaged(f"{HEADER} of {self._whose} fails its checksum: {CURE}")
             if not isinstance(header["rest"], str) or not header["layers"]:
                 raise ValueError("it has no layers")
