@@ -189,6 +189,9 @@ class Objective(Record):
     """The fraction of answers that must equal the full model's. None: no text leaves early."""
     deadline_ms: float | None = Field(default=None, gt=0)
     """The mean time that an answer may take, for the choice among a cascade's dispatchers."""
+    agreement_under_load: float | None = Field(default=None, ge=MIN_AGREEMENT, le=MAX_AGREEMENT)
+    """The fraction of answers that must equal the full model's while the server is loaded. None: the model's
+    tokens are not adapted."""
 
 
 class Offer(Record):
@@ -242,6 +245,20 @@ class Cascade(Record):
     """RFC 3339 in UTC."""
 
 
+class TokenPoint(Record):
+    """What a setting of token adaptation gives on rows that the model was not trained on."""
+
+    gamma: int
+    """Below 0: merging saves this percentage of the layers' rows. Above 0: the number of prompts before each
+    layer. 0: neither."""
+    score: float
+    """The task's headline figure."""
+    agreement: float
+    """The fraction of answers that equal those at gamma 0."""
+    rows: int
+    """The number of rows that were judged."""
+
+
 class ModelVersion(Record):
     """One published version of a tenant's model. It refers to the PLOT version that it was fine-tuned on."""
 
@@ -267,6 +284,8 @@ class ModelVersion(Record):
     """The upper layers before which it has a ramp, ascending: 0 is right after retrieval."""
     temperature: float | None = None
     """Dividing the outputs by it calibrates the probabilities. None: it was not fitted."""
+    tokens: tuple[TokenPoint, ...] = ()
+    """The profile of token adaptation, one point for each gamma. (): not profiled, so the stage is off."""
     rest: Literal["fp16", "int8"] = "fp16"
     """How the module's matrices are stored (hmi.model.rest)."""
     held_back: str | None = None
