@@ -27,6 +27,8 @@ _MIN: dict[str, int] = {
     "max_address_connections": 0,
     "max_uploads": 2,
     "upload_bytes": 0,
+    "root_bytes": 0,
+    "io_bytes_per_s": 0,
 }
 _MAX: dict[str, int] = {"port": 65535, "job_workers": 64, "streams": 1024}
 
@@ -60,6 +62,12 @@ class Settings:
     is computed."""
     device_bytes: int = 1024 * MIB
     """Memory for modules on the device, for each root in memory. Others are copied there when needed."""
+    root_bytes: int = 0
+    """Memory for the upper layers of roots. A root that does not fit runs on its shards (`hmi root shards`), which
+    are read as they are needed; what fits stays in memory. 0 = no limit."""
+    io_bytes_per_s: int = 0
+    """The most bytes a second that are read from the disk for roots, shards and modules together; 0 = no
+    limit."""
     batch_ms: int = 20
     """Target time of one batch, and so about how long a text waits for the batch before it. Longer batches
     raise throughput a little. While a single tenant's texts wait, its batch may take twice as long. A window

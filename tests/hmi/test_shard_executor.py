@@ -58,7 +58,9 @@ def test_all_shards_in_full_equal_the_full_executor(
     weights = ShardWeights(store, uniform(store, 32))
     full = PackedExecutor(load_root(folder).upper, store.info.shape)
     for run in (run_rows, run_classified):
-        torch.testing.assert_close(run(executor(store, weights), *batch), run(full, *batch), atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(
+            run(executor(store, weights), *batch), run(full, *batch), atol=1e-5, rtol=1e-5
+        )
     assert [trace.bytes for trace in weights.traces] == [weights.planned_bytes] * 2
     weights.close()
 
@@ -80,7 +82,9 @@ def test_a_plan_runs_the_parts_that_it_names(
     for i, about in enumerate(store.layers):
         whole = EncoderLayer(shape).eval().requires_grad_(False)
         buffer_of = store.assembled(i, [plan.bits.get((i, s), 2) for s in range(4)]).weights
-        state = {f"{name}.weight": torch.from_numpy(getattr(buffer_of, name)) for name in ("qkv", "o", "fi", "fo")}
+        state = {
+            f"{name}.weight": torch.from_numpy(getattr(buffer_of, name)) for name in ("qkv", "o", "fi", "fo")
+        }
         whole.load_state_dict({**state, **about.rest})
         layers.append(whole)
         neurons = torch.cat([torch.from_numpy(about.cut.neurons[s]) for s in range(2)])

@@ -10,7 +10,8 @@ from hmi.errors import InvalidInput
 from hmi.model.source import DEFAULT_PACKAGE
 
 SECTIONS = {
-    name: f"hmi.bench.stages.{name}" for name in ("exits", "cascade", "throughput", "off", "isolation", "shards")
+    name: f"hmi.bench.stages.{name}"
+    for name in ("exits", "cascade", "throughput", "off", "isolation", "shards")
 }
 """The module of each section, by its name.
 

@@ -17,7 +17,6 @@ from hmi.api.local import LocalCalls
 from hmi.bench.report import Row
 from hmi.bench.stages.home import Home, named
 from hmi.bench.stages.plan import Plan, Report
-from hmi.bench.stages.shard_answers import Asked, asked, probe_of
 from hmi.bench.stages.shard_arms import (
     ARMS,
     PIPELINED,
@@ -36,6 +35,7 @@ from hmi.core import ModelId
 from hmi.engine.bundles import Bundles
 from hmi.errors import NotFound
 from hmi.execution.packed import PackedExecutor, run_rows
+from hmi.jobs.shard_answers import Asked, asked, probe_of
 from hmi.stages.elastic_shards.importance import profile
 from hmi.stages.elastic_shards.io_budget import IoBudget
 from hmi.stages.elastic_shards.making import make_shards
@@ -167,10 +167,22 @@ def _task(bundles: Bundles, home: Home, store: ShardStore, name: str, report: Re
 
 
 def _about(lab: Lab) -> Iterator[Row]:
-    yield Row("shards_layer", round(1e3 * lab.speed.layer_s[-1], 2), "ms", peer=f"{ROWS} rows, decoding included")
-    yield Row("shards_disk", round(lab.speed.bytes_per_s / 1e6, 1), "MB/s", peer=f"a full layer takes {SKEW:.2f} times its computation")
+    yield Row(
+        "shards_layer", round(1e3 * lab.speed.layer_s[-1], 2), "ms", peer=f"{ROWS} rows, decoding included"
+    )
+    yield Row(
+        "shards_disk",
+        round(lab.speed.bytes_per_s / 1e6, 1),
+        "MB/s",
+        peer=f"a full layer takes {SKEW:.2f} times its computation",
+    )
     outliers = [100 * layer.outliers for layer in lab.store.layers]
-    yield Row("shards_outliers", round(max(outliers), 2), "% of a layer's weights", peer=f"least {min(outliers):.2f}")
+    yield Row(
+        "shards_outliers",
+        round(max(outliers), 2),
+        "% of a layer's weights",
+        peer=f"least {min(outliers):.2f}",
+    )
 
 
 def _compared(lab: Lab, tasks: list[Task], report: Report) -> Iterator[Row]:
@@ -180,9 +192,9 @@ def _compared(lab: Lab, tasks: list[Task], report: Report) -> Iterator[Row]:
     for task in tasks:
         for times in TARGETS:
             target_s, ours = times * lab.speed.layer_s[-1], 0.0
-            for name, arm in ARMS.items():
+            for name, way in ARMS.items():
                 report.say(f"shards: {task.scored.name} in {times} layers' time, {name}")
-                run = best(arm, lab, target_s, task.profile, task.importance)
+                run = best(way, lab, target_s, task.profile, task.importance)
                 chance = 100 * max(float((task.scored.gold == g).mean()) for g in set(task.scored.gold))
                 points = chance if run is None else task.accuracy(lab.store, run.bits)
                 report.did(SCORED)
@@ -196,11 +208,20 @@ def _compared(lab: Lab, tasks: list[Task], report: Report) -> Iterator[Row]:
     within = statistics.mean(differences["preload"])
     yield Row("shards_over_preload", round(within, 2), "points, mean", WITHIN, True, count)
     yield Row("shards_over_preload_worst", round(min(differences["preload"]), 2), "points", runs=count)
-    yield Row("shards_held", round(100 * held / lab.store.full_bytes, 2), "% of preload's bytes", MEMORY_GOAL, False, count)
+    yield Row(
+        "shards_held",
+        round(100 * held / lab.store.full_bytes, 2),
+        "% of preload's bytes",
+        MEMORY_GOAL,
+        False,
+        count,
+    )
     pipelined = statistics.mean(x for arm in PIPELINED for x in differences[arm])
     yield Row("shards_over_pipelining", round(pipelined, 2), "points, mean", OVER_PIPELINES, True, 3 * count)
     for arm in ("load_and_execute", *PIPELINED):
-        yield Row(f"shards_over_{arm}", round(statistics.mean(differences[arm]), 2), "points, mean", runs=count)
+        yield Row(
+            f"shards_over_{arm}", round(statistics.mean(differences[arm]), 2), "points, mean", runs=count
+        )
 
 
 def _told(run: Run | None) -> str:
@@ -227,9 +248,14 @@ def _chosen(lab: Lab, tasks: list[Task], report: Report) -> Iterator[Row]:
                 drawn.append(task.accuracy(store, upgraded(store, some, room)))
             report.did(SCORED * (1 + DRAWS))
             gains.append(ours - statistics.mean(drawn))
-            label, peer = f"shards_{task.scored.name}_importance_{part}", f"chance {statistics.mean(drawn):.2f}"
+            label, peer = (
+                f"shards_{task.scored.name}_importance_{part}",
+                f"chance {statistics.mean(drawn):.2f}",
+            )
             yield Row(label, round(ours, 2), "% right", runs=DRAWS, peer=peer)
-    yield Row("shards_over_chance", round(statistics.mean(gains), 2), "points, mean", OVER_CHANCE, True, len(gains))
+    yield Row(
+        "shards_over_chance", round(statistics.mean(gains), 2), "points, mean", OVER_CHANCE, True, len(gains)
+    )
 
 
 def _traced(lab: Lab, task: Task, report: Report) -> Iterator[Row]:
@@ -258,5 +284,7 @@ def _traced(lab: Lab, task: Task, report: Report) -> Iterator[Row]:
                 slower.append(took / target_s)
         weights.pipeline.close()
     count, peer = len(unplanned), f"median time {statistics.median(slower):.3f} of the target"
-    yield Row("shards_unplanned_stall", round(max(unplanned), 4), "of the target", STALL_GOAL, False, count, peer)
+    yield Row(
+        "shards_unplanned_stall", round(max(unplanned), 4), "of the target", STALL_GOAL, False, count, peer
+    )
     yield Row("shards_bytes_differ", differ, "batches", 0, False, count, "bytes read, bytes planned")

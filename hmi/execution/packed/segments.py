@@ -12,9 +12,7 @@ from hmi.model.modules import TenantModule
 from hmi.model.partial import Kept
 
 
-def segment_delta(
-    segments: Sequence[Segment[TenantModule]], layer: int, kept: Kept | None = None
-) -> Delta:
+def segment_delta(segments: Sequence[Segment[TenantModule]], layer: int, kept: Kept | None = None) -> Delta:
     """The changes of a layer by all modules, each in place on its own rows. Other rows do not change.
 
     kept: the heads and neurons that the layer has. The missing ones' contributions are zero.

@@ -80,7 +80,7 @@ class Stream(Generic[B]):
 
     def __init__(self, layers: Sequence[Sequence[Ref]], begun: float) -> None:
         self.layers, self.trace = layers, Trace(begun)
-        self.ready: dict[int, list[B]] = {}
+        self.ready: dict[int, dict[Ref, B]] = {}
         self.error: Exception | None = None
         self.closed = False
         self.computed = 0
@@ -101,13 +101,16 @@ class Pipeline(Generic[B]):
         ahead: int | None = None,
         clock: Clock = REAL,
         spawn: Callable[[Callable[[], None]], None] | None = None,
+        keep: bool = False,
     ) -> None:
+        """keep: whatever is read stays in the preload buffer."""
         self._source, self._clock, self._ahead = source, clock, ahead
         self._budget = budget or IoBudget(clock=clock)
         self._changed = threading.Condition()
         self._jobs: deque[tuple[Stream[B], int]] = deque()
         self._spawn = spawn or _spawn
         self._running = self._closed = False
+        self._keep = keep
         self.preloaded: Mapping[Ref, B] = {}
         """The preload buffer."""
 
@@ -120,7 +123,8 @@ class Pipeline(Generic[B]):
 
         Raises Damaged, Unavailable.
         """
-        self.preloaded = {ref: self.preloaded.get(ref) or self._read([ref])[0] for ref in refs}
+        kept = self.preloaded
+        self.preloaded = {ref: kept[ref] if ref in kept else self._read([ref])[ref] for ref in refs}
 
     def planned_bytes(self, layers: Sequence[Sequence[Ref]]) -> int:
         """The bytes that a batch of these layers reads."""
@@ -166,9 +170,10 @@ class Pipeline(Generic[B]):
                     "the root's shards were closed while they were read; send the request again",
                     retry_after_s=1,
                 )
-            read = iter(stream.ready.pop(at))
-        held = self.preloaded
-        return {ref: held[ref] if ref in held else next(read) for ref in stream.layers[at]}
+            read, held = stream.ready.pop(at), self.preloaded
+            if self._keep:
+                self.preloaded = {**held, **read}
+        return {ref: read[ref] if ref in read else held[ref] for ref in stream.layers[at]}
 
     def close(self) -> None:
         """Read nothing more, and wait for the read under way. Batches that still wait fail with
@@ -194,16 +199,17 @@ class Pipeline(Generic[B]):
                     return
                 stream, at = self._jobs.popleft()
                 refs = [ref for ref in stream.layers[at] if ref not in self.preloaded]
+                size = self._size(refs)
             begun = self._clock.now()
             try:
                 found = self._read(refs)
                 error = None
             except Exception as failed:
-                found, error = [], failed
+                found, error = {}, failed
             ended = self._clock.now()
             with self._changed:
                 if refs and error is None:
-                    stream.trace.reads.append(Read(at, self._size(refs), begun, ended))
+                    stream.trace.reads.append(Read(at, size, begun, ended))
                 if error is not None:
                     stream.error = error
                     self._jobs = deque(job for job in self._jobs if job[0] is not stream)
@@ -216,9 +222,9 @@ class Pipeline(Generic[B]):
         stream, at = self._jobs[0]
         return self._ahead is None or at - stream.computed < self._ahead
 
-    def _read(self, refs: Sequence[Ref]) -> list[B]:
+    def _read(self, refs: Sequence[Ref]) -> dict[Ref, B]:
         until = self._budget.reserve(sum(map(self._source.size, refs)))
-        found = [self._source.read(ref) for ref in refs]
+        found = {ref: self._source.read(ref) for ref in refs}
         self._clock.sleep_until(until)
         return found
 

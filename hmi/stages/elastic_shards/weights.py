@@ -102,13 +102,15 @@ class ShardWeights:
         budget: IoBudget | None = None,
         ahead: int | None = None,
         clock: Clock = REAL,
-        pipeline: Pipeline[Bytes] | None = None,
+        keep: bool = False,
     ) -> None:
-        """preload: the shards of the preload buffer, which are read now. Raises Damaged, Unavailable."""
+        """preload: the shards of the preload buffer, which are read now. keep: all that is read joins them.
+
+        Raises Damaged, Unavailable.
+        """
         self.store, self.plan = store, plan
         self._shape = store.info.shape
-        source = Reads(store)
-        self.pipeline = pipeline or Pipeline(source, budget=budget, ahead=ahead, clock=clock)
+        self.pipeline = Pipeline(Reads(store), budget=budget, ahead=ahead, clock=clock, keep=keep)
         self._free: list[Workspace] = []
         self._lock = threading.Lock()
         self.traces: list[Trace] = []
@@ -155,9 +157,7 @@ class ShardWeights:
 class _Layers:
     """One batch's `Layers`."""
 
-    def __init__(
-        self, pipeline: Pipeline[Bytes], stream: Stream[Bytes], space: Workspace, last: int
-    ) -> None:
+    def __init__(self, pipeline: Pipeline[Bytes], stream: Stream[Bytes], space: Workspace, last: int) -> None:
         self._pipeline, self._stream, self._space, self._last = pipeline, stream, space, last
 
     def layer(self, index: int, rows: int) -> EncoderLayer:

@@ -1,4 +1,4 @@
-"""The answers of a task's model under submodels of its root, computed without a server: one pass, all depths."""
+"""The answers of a model under submodels of its root, computed without a server: one pass, all depths."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ BATCH_TOKENS = 768
 
 @dataclass(frozen=True)
 class Asked:
-    """Rows of one task, retrieved, and the model that answers them."""
+    """Texts that are retrieved, and the model that answers them."""
 
     name: str
     batches: list[Retrieved]
     gold: NDArray[np.int64]
-    """[rows]."""
+    """[rows]: the indexes of their labels; -1 for a row without one of the model's."""
     part: TaskPart
     sites: tuple[int, ...]
     tokens: int
@@ -83,7 +83,11 @@ class _Watch:
 
     def __call__(self, layer: int, rows: Rows) -> tuple[Rows, Left | None]:
         self.seen[layer] = rows
-        return (replace(rows, x=rows.x[:0], offsets=[0], texts=()), None) if layer == self._last else (rows, None)
+        return (
+            (replace(rows, x=rows.x[:0], offsets=[0], texts=()), None)
+            if layer == self._last
+            else (rows, None)
+        )
 
     def ended(self, texts: Sequence[int], outputs: list[Output]) -> list[Output]:
         return outputs
@@ -113,7 +117,10 @@ def asked(bundles: Bundles, record: ModelRecord, name: str, rows: Sequence[Row])
         bundle.root.tokenizer, [row.text for row in rows], version.max_length, windows=version.rules.windows
     )
     order = sorted(range(len(rows)), key=lambda i: len(texts[i][0]))
-    pieces = [Piece(Item(TextRequest(bundle.model, rows[i].text), bundle, texts[i][:1], _Unread()), 0) for i in order]
+    pieces = [
+        Piece(Item(TextRequest(bundle.model, rows[i].text), bundle, texts[i][:1], _Unread()), 0)
+        for i in order
+    ]
     batches, at, tokens = [], 0, 0
     for i, piece in enumerate(pieces):
         tokens += len(piece.window)
@@ -122,15 +129,18 @@ def asked(bundles: Bundles, record: ModelRecord, name: str, rows: Sequence[Row])
             at, tokens = i + 1, 0
     # Retrieval may sort the pieces of a batch, so labels follow the pieces.
     by_item = {id(piece.item): rows[i].label for piece, i in zip(pieces, order, strict=True)}
-    gold = [version.labels.index(str(by_item[id(p.item)])) for b in batches for p in b.pieces]
+    known = {label: i for i, label in enumerate(version.labels)}
+    gold = [known.get(str(by_item[id(p.item)]), -1) for b in batches for p in b.pieces]
     total = sum(batch.offsets[-1] for batch in batches)
     return Asked(name, batches, np.array(gold), level.part, tuple(version.ramps), total)
 
 
-def probe_of(rows: Asked) -> Probe:
-    """Return the rows as a probe of shards' importance for their model."""
-    pieces = [piece for batch in rows.batches for piece in batch.pieces]
-    x = torch.cat([batch.rows for batch in rows.batches])
+def probe_of(rows: Asked, most: int | None = None) -> Probe:
+    """Return the rows, or `most` of them, evenly by length, as a probe of shards' importance for the model."""
+    spans = [(b, i) for b in rows.batches for i in range(len(b.pieces))]
+    spans = spans if most is None else spans[:: max(1, len(spans) // most)][:most]
+    pieces = [batch.pieces[i] for batch, i in spans]
+    x = torch.cat([batch.rows[batch.offsets[i] : batch.offsets[i + 1]] for batch, i in spans])
     offsets = offsets_of([len(piece.window) for piece in pieces])
     types, task = [piece.window.types for piece in pieces], pieces[0].bundle.task
     return model_probe(x, offsets, types, in_fp32(rows.part.module), rows.part.head, task)
