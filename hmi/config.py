@@ -63,8 +63,8 @@ class Settings:
     device_bytes: int = 1024 * MIB
     """Memory for modules on the device, for each root in memory. Others are copied there when needed."""
     root_bytes: int = 0
-    """Memory for the upper layers of roots. A root that does not fit runs on its shards (`hmi root shards`), which
-    are read as they are needed; what fits stays in memory. 0 = no limit."""
+    """Memory for the upper layers of roots. A root that does not fit runs on its shards (`hmi root shards`),
+    which are read as they are needed; what fits stays in memory. 0 = no limit."""
     io_bytes_per_s: int = 0
     """The most bytes a second that are read from the disk for roots, shards and modules together; 0 = no
     limit."""

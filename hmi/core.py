@@ -145,7 +145,8 @@ class RootRecord(Record):
     shards: ShardsRecord | None = None
     """Its upper layers in shards; None: there are none."""
     priority: Literal["normal", "low"] = "normal"
-    """low: only shards of it are kept in memory, in the fewest bits with which its models keep LOW_AGREEMENT."""
+    """low: only shards of it are kept in memory, in the fewest bits with which its models keep
+    LOW_AGREEMENT."""
 
 
 class KeyRecord(Record):

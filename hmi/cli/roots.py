@@ -155,8 +155,8 @@ def shards(
 ) -> None:
     """Cut the root NAME into shards of few bits, on which it can answer before it is loaded.
 
-    TEXT has one document a line. By it the job finds which shards matter, and how often the root's models answer
-    as in full with 2 to 6 bits. Without it, no model runs on fewer bits. Models whose objective has an
+    TEXT has one document a line. By it the job finds which shards matter, and how often the root's models
+    answer as in full with 2 to 6 bits. Without it, no model runs on fewer bits. Models whose objective has an
     agreement under load then answer from shards while the root is loaded.
     """
     session.may_start_jobs()

@@ -126,7 +126,8 @@ class Bundle:
     objective: Objective = field(default_factory=Objective)
     cascade: Cascade | None = None
     bits: int = 0
-    """The bits of the shards that its texts may run on (`hmi.engine.streamed`); 0: they run on exact weights."""
+    """The bits of the shards that its texts may run on (`hmi.engine.streamed`); 0: they run on exact
+    weights."""
 
     @cached_property
     def key(self) -> BatchKey:
@@ -198,8 +199,9 @@ class Bundles:
         return Part(key, self._uppers, lambda: self._load_upper(version))
 
     def early(self, record: ModelRecord, *, exact: bool) -> Part[Upper] | None:
-        """The root's upper layers on shards, for the time until `upper` is loaded; None if the texts must wait
-        for that: the model allows no other answers, or its shards do not keep the agreement that it wants."""
+        """The root's upper layers on shards, for the time until `upper` is loaded; None if the texts must
+        wait for that: the model allows no other answers, or its shards do not keep the agreement that it
+        wants."""
         version = record.live
         bits = None if exact else self._allowed(record)
         if bits is None or self._fits_not(version):
@@ -208,7 +210,8 @@ class Bundles:
         return Part(key, self._earlies, lambda: Upper(*self._shards.early(self._folder(version), bits)))
 
     def bits(self, record: ModelRecord, upper: Upper) -> int:
-        """Return the bits on which the model's texts may run in this form of its root; 0: on exact weights."""
+        """Return the bits on which the model's texts may run in this form of its root; 0: on exact
+        weights."""
         if not isinstance(upper.executor, Streamed):
             return 0
         least, bits = self._allowed(record), upper.executor.bits
@@ -223,7 +226,7 @@ class Bundles:
         if not self._root_bytes:
             return False
         mine = version.root, version.root_version
-        others = {(name, of) for _, name, of in self._uppers.keys()} - {mine}
+        others = {(name, of) for _, name, of in self._uppers.keys()} - {mine}  # noqa: SIM118 (a cache)
         return sum(self._upper_bytes(root) for root in (mine, *others)) > self._root_bytes
 
     def _upper_bytes(self, root: tuple[str, str]) -> int:

@@ -118,8 +118,8 @@ class Shards:
         return self._resident(folder, store, exact_store, bits, held)
 
     def small(self, folder: Path) -> tuple[Root, Streamed]:
-        """Open a root of low priority: all its shards stay in memory, in the fewest bits with which its models
-        agree in LOW_AGREEMENT of their answers, or in the most. Raises as `limited` does."""
+        """Open a root of low priority: all its shards stay in memory, in the fewest bits with which its
+        models agree in LOW_AGREEMENT of their answers, or in the most. Raises as `limited` does."""
         known = self.known(folder)
         agreed = (b for b in BITS if upper_bound(known.pooled(b), ERROR) <= 1 - LOW_AGREEMENT)
         bits = next(agreed, BITS[-1])
@@ -136,7 +136,8 @@ class Shards:
 
 
 def working_bytes(store: ShardStore) -> int:
-    """Return the bytes that computing takes: one decoded layer, its reordered copy, and a layer read ahead."""
+    """Return the bytes that computing takes: one decoded layer, its reordered copy, and a layer read
+    ahead."""
     return 2 * store.full_bytes // len(store.layers)
 
 

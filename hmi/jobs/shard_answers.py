@@ -136,7 +136,8 @@ def asked(bundles: Bundles, record: ModelRecord, name: str, rows: Sequence[Row])
 
 
 def probe_of(rows: Asked, most: int | None = None) -> Probe:
-    """Return the rows, or `most` of them, evenly by length, as a probe of shards' importance for the model."""
+    """Return the rows, or `most` of them, evenly by length, as a probe of shards' importance for the
+    model."""
     spans = [(b, i) for b in rows.batches for i in range(len(b.pieces))]
     spans = spans if most is None else spans[:: max(1, len(spans) // most)][:most]
     pieces = [batch.pieces[i] for batch, i in spans]

@@ -86,8 +86,8 @@ def shard_bytes(folder: Path) -> int:
 
 
 def _models(ctx: JobContext, bundles: Bundles, root: str) -> list[tuple[ModelRecord, Asked]]:
-    """The root's models with texts that they are asked, the latest first. Only classification has answers that
-    are equal or not."""
+    """The root's models with texts that they are asked, the latest first. Only classification has answers
+    that are equal or not."""
     if not (ctx.input / "text").exists():
         return []
     texts = list(dict.fromkeys(read_documents(ctx.input / "text")))

@@ -17,6 +17,7 @@ from hmi.core import (
     ModelRecord,
     Objective,
     Progress,
+    RootRecord,
     Scope,
     Task,
     TenantRecord,

@@ -1,7 +1,7 @@
 """Parts of a layer: some of its attention heads and FFN neurons, as if the others contributed zero.
 
-STI (section 4) calls a layer's part a column of shards: head h's rows of Q, K, V and columns of O, with a share
-of the FFN's neurons. LayerNorms and the biases of O and of the FFN's output are whole in every part.
+STI (section 4) calls a layer's part a column of shards: head h's rows of Q, K, V and columns of O, with a
+share of the FFN's neurons. LayerNorms and the biases of O and of the FFN's output are whole in every part.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ class Kept:
     heads: Tensor
     """int64 [heads that are kept]."""
     columns: Tensor
-    """int64 [heads that are kept · head_dim]: the numbers of q, k, v and the context that these heads have."""
+    """int64 [heads that are kept · head_dim]: the numbers of q, k, v and the context that these heads
+    have."""
     neurons: Tensor
     """int64 [neurons that are kept], in the part's order."""
 

@@ -117,7 +117,7 @@ def test_a_damaged_shard_fails_its_batch_and_no_other() -> None:
 
 
 def test_a_closed_pipeline_fails_those_who_wait() -> None:
-    pipe, clock = pipeline(Shards())
+    pipe, _ = pipeline(Shards())
     with pipe.stream(layers(2)) as stream:
         pipe.close()
         with pytest.raises(Unavailable, match="closed"):

@@ -1,4 +1,5 @@
-"""Elastic shards: accuracy behind a slow disk, the pipeline's trace, a cold root, a root larger than memory."""
+"""Elastic shards: accuracy behind a slow disk, the pipeline's trace, a cold root, a root larger than
+memory."""
 
 from __future__ import annotations
 
@@ -30,6 +31,7 @@ from hmi.bench.stages.shard_arms import (
     upgraded,
     widths_of,
 )
+from hmi.bench.stages.shards_served import Measured, rows
 from hmi.config import Settings
 from hmi.core import ModelId
 from hmi.engine.bundles import Bundles
@@ -49,7 +51,8 @@ TARGETS: Final = (2.5, 4.5, 7.5)
 BUFFER: Final = 0.03
 """The preload buffer, as a fraction of the full root's bytes."""
 SCORED, PROFILED, PROBED = 400, 200, 48
-"""Rows of each task that are scored, that submodels are chosen on, and that shards' importance is found on."""
+"""Rows of each task that are scored, that submodels are chosen on, and that shards' importance is found
+on."""
 ROWS: Final = 128
 """Rows of a timed batch."""
 BATCHES: Final = 5
@@ -90,6 +93,9 @@ def measure(plan: Plan, home: Home, report: Report) -> Iterator[Row]:
             yield from _compared(lab, tasks, report)
             yield from _chosen(lab, tasks, report)
             yield from _traced(lab, tasks[0], report)
+            model = bundles.record(ModelId(named(plan.tasks[0]), "large"))
+            served = Measured(home, store, folder, model, tasks[0].scored)
+        yield from rows(manager.registry, served, speed.bytes_per_s, report)
 
 
 def measured_speed(store: ShardStore) -> Speed:

@@ -44,8 +44,8 @@ class IoBudget:
     """A token bucket of bytes a second. Readers pay before they read, and are served in the order in which
     they pay. Thread-safe.
 
-    With `burst_bytes` of 0 the bucket behaves like a disk of this speed: reads follow one another. A disk that
-    was idle lets up to `burst_bytes` pass at once.
+    With `burst_bytes` of 0 the bucket behaves like a disk of this speed: reads follow one another. A disk
+    that was idle lets up to `burst_bytes` pass at once.
     """
 
     def __init__(self, bytes_per_s: float = 0.0, burst_bytes: int = 0, clock: Clock = REAL) -> None:

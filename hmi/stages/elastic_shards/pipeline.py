@@ -90,7 +90,8 @@ class Stream(Generic[B]):
 class Pipeline(Generic[B]):
     """Reads shards for batches, on a thread that lives as long as there is something to read. Thread-safe.
 
-    `ahead` bounds the layers of a batch that are read, or in reading, and not computed yet; None sets no bound.
+    `ahead` bounds the layers of a batch that are read, or in reading, and not computed yet; None sets no
+    bound.
     """
 
     def __init__(

@@ -1,4 +1,5 @@
-"""A root's upper layers for the packed executor, made anew for each batch from shards that are streamed in."""
+"""A root's upper layers for the packed executor, made anew for each batch from shards that are streamed
+in."""
 
 from __future__ import annotations
 
@@ -23,8 +24,9 @@ from hmi.stages.elastic_shards.store import ShardStore
 REORDER_ROWS: Final = 48
 """A layer for at least this many rows is reordered first (`EncoderLayer.pack`).
 
-Measured at 768 dimensions on one core with AVX-512: reordering takes 5 ms. It saves 4 ms for 32 rows and 11 ms
-for 128. The compiled kernels' layout would take 10 to 25 ms, and saves 1 ms more (bf16: 5 ms) for 128 rows.
+Measured at 768 dimensions on one core with AVX-512: reordering takes 5 ms. It saves 4 ms for 32 rows and 11
+ms for 128. The compiled kernels' layout would take 10 to 25 ms, and saves 1 ms more (bf16: 5 ms) for 128
+rows.
 """
 KEPT_TRACES: Final = 64
 """The number of latest batches whose traces are kept."""
