@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from hmi.config import Settings
 from hmi.core import (
@@ -17,7 +17,6 @@ from hmi.core import (
     ModelRecord,
     Objective,
     Progress,
-    RootRecord,
     Scope,
     Task,
     TenantRecord,
@@ -74,7 +73,7 @@ class Manager:
         self._exchange = Exchange(self._parts, self._domains)
         self._tenants = Tenants(self._parts)
         self._roots = Roots(self._parts, self._domains)
-        self.profiles = self._roots.profiles
+        self.profiles, self.root_shards = self._roots.profiles, self._roots.shards
         self._consistency = Consistency(self._parts, self._roots)
         self.maintenance = Maintenance(self._parts, self._consistency.pinned_plots)
 
@@ -102,20 +101,6 @@ class Manager:
         Raises InvalidInput, UnsupportedModel, Conflict (name taken), StorageFull.
         """
         return self._roots.import_root(name, source, split, texts or {}, alpha, options)
-
-    def shard_root(self, name: str, text: Path | bytes | None = None) -> JobRecord:
-        """Cut a root's upper layers into shards, on which it can run before it is loaded and within less
-        memory. text: lines by which the importance of shards, and the agreement of the root's models with
-        fewer bits, are measured.
-
-        Raises NotFound, InvalidInput, Conflict (a job is at work on the root), StorageFull.
-        """
-        return self._roots.shard(name, text)
-
-    def prioritise_root(self, name: str, priority: Literal["normal", "low"]) -> RootRecord:
-        """Set a root's priority: low keeps only shards of it in memory. Raises NotFound, Conflict (it has no
-        shards)."""
-        return self._roots.prioritise(name, priority)
 
     def delete_root(self, name: str) -> None:
         """Remove a root, its PLOT and its files. Raises NotFound, Conflict (which names the

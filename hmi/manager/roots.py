@@ -6,15 +6,16 @@ import shutil
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from hmi.core import Deleted, DomainId, JobRecord, RootRecord, check_name
 from hmi.errors import Conflict, InvalidInput
 from hmi.jobs.checks import checked_corpus
 from hmi.jobs.options import ImportRootOptions
-from hmi.jobs.specs import ImportRootSpec, ShardRootSpec
+from hmi.jobs.specs import ImportRootSpec
 from hmi.manager.domains import Domains
 from hmi.manager.parts import Parts, checked_alpha, checked_options
+from hmi.manager.root_shards import RootShards
 from hmi.stores.layout import Layout
 from hmi.stores.plots import plot_errors
 from hmi.stores.profiles import Profiles
@@ -26,7 +27,7 @@ class Roots:
 
     def __init__(self, parts: Parts, domains: Domains) -> None:
         self._parts, self._domains = parts, domains
-        self.profiles = Profiles(parts.layout)
+        self.profiles, self.shards = Profiles(parts.layout), RootShards(parts)
 
     def import_root(
         self,
@@ -84,23 +85,6 @@ class Roots:
             )
         checked = checked_options(ImportRootOptions, {**options, "n": record.n})
         return {"split": record.split, "options": checked, "repairs": record.version}
-
-    def shard(self, name: str, text: Path | bytes | None) -> JobRecord:
-        """See `Manager.shard_root`."""
-        self._parts.registry.root(name)
-        if text is not None:
-            checked_corpus(text, field="text")
-        inputs = {} if text is None else {"text": text}
-        return self._parts.runner.submit("shard_root", ShardRootSpec(name=name).stored(), inputs=inputs)
-
-    def prioritise(self, name: str, priority: Literal["normal", "low"]) -> RootRecord:
-        """See `Manager.prioritise_root`."""
-        record = self._parts.registry.root(name)
-        if priority == "low" and record.shards is None:
-            raise Conflict(f"root {name!r} has no shards: make them first (hmi root shards {name})")
-        changed = record.model_copy(update={"priority": priority})
-        self._parts.registry.put_root(changed)
-        return changed
 
     def delete(self, name: str) -> None:
         """Remove a root, its PLOT and its files. Raises NotFound, Conflict (which names the domains

@@ -31,9 +31,9 @@ MOOD, OTHER, TAGS = ModelId("acme", "mood"), ModelId("globex", "mood"), ModelId(
 @pytest.fixture(scope="module")
 def folder(home: Home) -> Iterator[Path]:
     """The root's folder, with shards; `MOOD` allows other answers under load, `OTHER` does not."""
-    home.run(home.manager.shard_root("tiny", "\n".join(CORPUS).encode()))
+    home.run(home.manager.root_shards.make("tiny", "\n".join(CORPUS).encode()))
     allow(home, MOOD, 0.8)
-    yield home.manager.registry and folder_of(home)
+    yield folder_of(home)
     allow(home, MOOD, None)
 
 
@@ -137,7 +137,7 @@ async def test_a_root_larger_than_memory_is_served_within_the_limit(
 
 
 async def test_a_root_of_low_priority_keeps_its_shards(home: Home, folder: Path) -> None:
-    home.manager.prioritise_root("tiny", "low")
+    home.manager.root_shards.prioritise("tiny", "low")
     try:
         async with engine_of(home) as (engine, bundles):
             (answer,) = await engine.infer(ask(MOOD, home.covered[0]))
@@ -146,7 +146,7 @@ async def test_a_root_of_low_priority_keeps_its_shards(home: Home, folder: Path)
             assert isinstance(upper.executor, Streamed)
             assert upper.executor.planned.planned_bytes == 0
     finally:
-        home.manager.prioritise_root("tiny", "normal")
+        home.manager.root_shards.prioritise("tiny", "normal")
 
 
 async def test_damaged_shards_are_reported_and_the_whole_root_answers(home: Home, folder: Path) -> None:

@@ -34,13 +34,16 @@ def _listed(services: Services) -> RootList:
 async def change_root(call: Call) -> Reply:
     body: ChangeRoot = call.body
     manager = call.services.manager
-    await asyncio.to_thread(manager.prioritise_root, call.root(), body.priority)
-    call.services.engine.forget(Deleted(roots=frozenset([call.root()])))  # it is loaded in its new form
+    await asyncio.to_thread(manager.root_shards.prioritise, call.root(), body.priority)
+    # It is loaded again, in its new form.
+    call.services.engine.forget(Deleted(roots=frozenset([call.root()])))
     return Reply(NoBody())
 
 
 async def shard_root(call: Call) -> Reply:
-    job = await asyncio.to_thread(call.services.manager.shard_root, call.root(), text=call.files.get("text"))
+    job = await asyncio.to_thread(
+        call.services.manager.root_shards.make, call.root(), text=call.files.get("text")
+    )
     return accepted(job)
 
 
