@@ -26,7 +26,7 @@ from tests.waiting import until
 def test_what_is_compiled_is_not_compiled_again(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    begun, begin, known = list[str](), compiling._begin, {"encoder", "text"}
+    begun, begin, known = list[str](), compiling._begin, {"encoder", "shards", "text"}
     monkeypatch.setattr(compiling, "is_compiled", known.__contains__)
     monkeypatch.setattr(compiling, "_begin", lambda entry: [begun.append(entry), begin(entry)][1])
     monkeypatch.setattr(compiling.sys, "executable", shutil.which("true"))
