@@ -247,7 +247,7 @@ class Engine:
         """Let the planner choose, and cut its batch. All errors of the planner are raised before the cut."""
         plan = self._planner.plan(candidates, time.monotonic())
         left = work_left(plan, self._planner.stages)
-        return Cut(self._queue.cut(plan.candidate, replace(limits, work_left=left)), plan, left)
+        return Cut(self._queue.cut(plan.candidate, limits.of(plan.candidate.key, left)), plan, left)
 
     def _start_express(self) -> None:
         """Start a small batch beside a running one of few tenants, unless a stream is free.

@@ -11,7 +11,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hmi.engine.backlog import STEP_S, Backlog, Backlogs, left_of
 from hmi.engine.item import Item, Piece
@@ -24,6 +24,10 @@ from hmi.stages.planner import Candidate
 
 FEW_TENANTS = 2
 """While no more tenants wait, the first tenant's batch is not filled up with another's texts."""
+
+
+STREAMED_TURNS = 8
+"""The time of a batch on shards, in times of other batches."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +46,12 @@ class BatchLimits:
     """Tells whether an item's module is in memory. An express batch leaves out the other texts."""
     several_s: float = math.inf
     """The most seconds of a batch of more than one window, if that is less than `seconds`."""
+
+    def of(self, key: BatchKey, work_left: float) -> BatchLimits:
+        """The limits for a batch of this key and this `work_left`. A batch on shards decodes all layers, so
+        it may take longer: STREAMED_TURNS times, but not beside another."""
+        turns = STREAMED_TURNS if key.bits and not self.express else 1
+        return replace(self, work_left=work_left, seconds=turns * self.seconds)
 
 
 class BatchQueue:

@@ -30,8 +30,9 @@ from hmi.stores.failures import tell
 log = logging.getLogger("hmi.engine")
 LOW_AGREEMENT = 0.95
 """The agreement of all models together that decides about the bits of a root of low priority."""
-AHEAD = 2
-"""Layers of a root beyond the memory limit that are read, or in reading, and not computed yet."""
+AHEAD, EXACT_AHEAD = 2, 1
+"""Layers of a root beyond the memory limit that are read, or in reading, and not computed yet: of few bits,
+and exact ones, of which each takes as much memory as a decoded one."""
 
 
 class Streamed(Chosen):
@@ -113,9 +114,9 @@ class Shards:
         As many bits stay in memory as there is room for. Texts that may not have them run on exact shards,
         which are read for each batch. Raises NotFound (no shards), Damaged, Unavailable.
         """
-        store, exact_store = open_shards(folder), open_shards(folder)
+        store = open_shards(folder)
         bits, held = kept_within(store, limit - working_bytes(store))
-        return self._resident(folder, store, exact_store, bits, held)
+        return self._resident(folder, store, bits, held)
 
     def small(self, folder: Path) -> tuple[Root, Streamed]:
         """Open a root of low priority: all its shards stay in memory, in the fewest bits with which its
@@ -123,22 +124,23 @@ class Shards:
         known = self.known(folder)
         agreed = (b for b in BITS if upper_bound(known.pooled(b), ERROR) <= 1 - LOW_AGREEMENT)
         bits = next(agreed, BITS[-1])
-        store, exact_store = open_shards(folder), open_shards(folder)
+        store = open_shards(folder)
         held = [ref for layer in uniform(store, bits) for ref in layer]
-        return self._resident(folder, store, exact_store, bits, held)
+        return self._resident(folder, store, bits, held)
 
     def _resident(
-        self, folder: Path, store: ShardStore, exact_store: ShardStore, bits: int, held: Sequence[Ref]
+        self, folder: Path, store: ShardStore, bits: int, held: Sequence[Ref]
     ) -> tuple[Root, Streamed]:
-        planned = ShardWeights(store, uniform(store, bits), held, budget=self.budget, ahead=AHEAD)
-        exact = ShardWeights(exact_store, uniform(store, FULL), budget=self.budget, ahead=AHEAD)
+        budget = self.budget
+        planned = ShardWeights(store, uniform(store, bits), held, budget=budget, ahead=AHEAD)
+        exact = ShardWeights(store, uniform(store, FULL), budget=budget, ahead=EXACT_AHEAD, beside=planned)
         return root_of(folder, store), Streamed(store, bits, planned, exact)
 
 
 def working_bytes(store: ShardStore) -> int:
-    """Return the bytes that computing takes: one decoded layer, its reordered copy, and a layer read
-    ahead."""
-    return 2 * store.full_bytes // len(store.layers)
+    """Return the bytes that a batch takes: one decoded layer, its reordered copy, and an exact one that is
+    read."""
+    return 3 * store.full_bytes // len(store.layers)
 
 
 def kept_within(store: ShardStore, room: int) -> tuple[int, list[Ref]]:

@@ -1,7 +1,7 @@
 """A root in a process of its own: the memory, speed and answers with and without a limit. See `measured`.
 
-`python -m hmi.bench.stages.shard_memory DATA MODEL ROOT_BYTES IO_BYTES_PER_S` reads texts from its input, one
-a line, and prints a JSON object.
+`python -m hmi.bench.stages.shard_memory DATA MODEL WARM ROOT_BYTES IO_BYTES_PER_S` reads texts from its
+input, one a line, and prints a JSON object.
 """
 
 from __future__ import annotations
@@ -33,10 +33,13 @@ class Served:
 
 
 def measured(
-    data: Path, model: str, texts: Sequence[str], root_bytes: int = 0, io_bytes_per_s: int = 0
+    data: Path, model: str, texts: Sequence[str], warm: str = "", root_bytes: int = 0, io_bytes_per_s: int = 0
 ) -> Served:
-    """Ask a model in a new process with these settings."""
-    given = [str(data), model, str(root_bytes), str(io_bytes_per_s)]
+    """Ask a model in a new process with these settings.
+
+    warm: a model of another root that answers first, so that the growth of memory is the root's own.
+    """
+    given = [str(data), model, warm, str(root_bytes), str(io_bytes_per_s)]
     lines = "\n".join(" ".join(text.split()) for text in texts)
     done = subprocess.run(
         [sys.executable, "-m", __name__, *given], input=lines, capture_output=True, text=True, check=True
@@ -47,17 +50,19 @@ def measured(
 def main() -> None:
     import torch
 
-    data, model, root_bytes, io_bytes_per_s = sys.argv[1:]
+    data, model, warm, root_bytes, io_bytes_per_s = sys.argv[1:]
     texts = sys.stdin.read().splitlines()
     torch.set_num_threads(1)
     print(
         json.dumps(
-            asdict(asyncio.run(_served(Path(data), model, texts, int(root_bytes), int(io_bytes_per_s))))
+            asdict(asyncio.run(_served(Path(data), model, warm, texts, int(root_bytes), int(io_bytes_per_s))))
         )
     )
 
 
-async def _served(data: Path, model: str, texts: list[str], root_bytes: int, io_bytes_per_s: int) -> Served:
+async def _served(
+    data: Path, model: str, warm: str, texts: list[str], root_bytes: int, io_bytes_per_s: int
+) -> Served:
     from hmi.config import Settings
     from hmi.core import ModelId
     from hmi.engine import Engine, TextRequest
@@ -74,6 +79,11 @@ async def _served(data: Path, model: str, texts: list[str], root_bytes: int, io_
     bundles = Bundles(data, *stores, "fp32", root_bytes=root_bytes, io_bytes_per_s=io_bytes_per_s)
     engine = Engine(bundles, settings, Metrics(), None, RoundRobin())
     await engine.start()
+    if warm:
+        await engine.infer([TextRequest(ModelId.parse(warm), texts[0])])
+        for upper in bundles._uppers.values():
+            await asyncio.to_thread(upper.executor.settle)
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins now
     before = _memory("VmRSS")
     begun = time.perf_counter()
     await engine.infer([TextRequest(asked, texts[0])])

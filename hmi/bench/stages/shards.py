@@ -16,7 +16,7 @@ import torch
 
 from hmi.api.local import LocalCalls
 from hmi.bench.report import Row
-from hmi.bench.stages.home import Home, named
+from hmi.bench.stages.home import SMALL, Home, named
 from hmi.bench.stages.plan import Plan, Report
 from hmi.bench.stages.shard_arms import (
     ARMS,
@@ -95,7 +95,8 @@ def measure(plan: Plan, home: Home, report: Report) -> Iterator[Row]:
             yield from _traced(lab, tasks[0], report)
             model = bundles.record(ModelId(named(plan.tasks[0]), "large"))
             served = Measured(home, store, folder, model, tasks[0].scored)
-        yield from rows(manager.registry, served, speed.bytes_per_s, report)
+        small = None if plan.small is None else home.model(home.tasks[0], SMALL)
+        yield from rows(manager.registry, served, small, speed.bytes_per_s, report)
 
 
 def measured_speed(store: ShardStore) -> Speed:

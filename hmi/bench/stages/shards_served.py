@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -51,6 +51,8 @@ class Measured:
     folder: Path
     record: ModelRecord
     texts: Asked
+    warm: str = ""
+    """A model of another root that answers before memory is measured."""
 
     @property
     def model(self) -> ModelId:
@@ -61,10 +63,12 @@ class Measured:
         return [str(p.item.request.text) for b in self.texts.batches for p in b.pieces][:TEXTS]
 
     def served(self, texts: list[str], root_bytes: int = 0, io_bytes_per_s: int = 0) -> Served:
-        return measured(self.home.data, str(self.model), texts, root_bytes, io_bytes_per_s)
+        return measured(self.home.data, str(self.model), texts, self.warm, root_bytes, io_bytes_per_s)
 
 
-def rows(registry: Registry, it: Measured, disk: float, report: Report) -> Iterator[Row]:
+def rows(
+    registry: Registry, it: Measured, small: ModelId | None, disk: float, report: Report
+) -> Iterator[Row]:
     """Measure one model of the root behind the disk (bytes a second) and without it."""
     report.say("shards: the agreement of bits")
     known = judge(it.folder, it.store, it.record, it.texts)
@@ -83,6 +87,7 @@ def rows(registry: Registry, it: Measured, disk: float, report: Report) -> Itera
         peer, label = f"{early:.2f} s, full load {whole:.2f} s", f"shards_cold_first_{name}"
         yield Row(label, round(early / whole, 3), "of a full load", FIRST_GOAL, False, REPEATS, peer)
     report.say("shards: half of the memory")
+    it = replace(it, warm="" if small is None else str(small))
     half = it.store.full_bytes // 2
     _allow(registry, it.model, None)
     full, exact = it.served(it.lines), it.served(it.lines[:FEW], half)

@@ -105,16 +105,18 @@ class ShardWeights:
         ahead: int | None = None,
         clock: Clock = REAL,
         keep: bool = False,
+        beside: ShardWeights | None = None,
     ) -> None:
         """preload: the shards of the preload buffer, which are read now. keep: all that is read joins them.
 
-        Raises Damaged, Unavailable.
+        beside: other weights of as many shards of each layer, with which to share the memory for decoded
+        layers. Raises Damaged, Unavailable.
         """
         self.store, self.plan = store, plan
         self._shape = store.info.shape
         self.pipeline = Pipeline(Reads(store), budget=budget, ahead=ahead, clock=clock, keep=keep)
-        self._free: list[Workspace] = []
-        self._lock = threading.Lock()
+        self._free: list[Workspace] = [] if beside is None else beside._free
+        self._lock: threading.Lock = threading.Lock() if beside is None else beside._lock
         self.traces: list[Trace] = []
         """The traces of the latest batches, the oldest first."""
         if preload:
