@@ -18,7 +18,7 @@ from torch import Tensor
 
 from hmi.core import Cascade, ModelId, ModelRecord, ModelVersion, Objective
 from hmi.engine.cache import IdleCache
-from hmi.engine.streamed import Shards, Streamed
+from hmi.engine.streamed import Shards, Streamed, load_codec
 from hmi.engine.weights import Weights
 from hmi.errors import Damaged, NotFound
 from hmi.execution.base import Executor
@@ -295,6 +295,11 @@ class Bundles:
         and why its device is not used any more (None: it is, or there was none)."""
         found = [(upper.root.info.name, upper.executor) for upper in self._uppers.values()]
         return [(name, chosen.name, chosen.measured, chosen.fault) for name, chosen in found]
+
+    def warm(self) -> None:
+        """Load what the first text on shards would wait for, if a root has shards."""
+        if any(root.shards is not None for root in self._registry.roots(tolerant=True)):
+            load_codec()
 
     def close(self) -> None:
         """Drop all parts. Waits for the end of an executor's measurement, if one is under way."""

@@ -106,7 +106,7 @@ class Engine:
         metrics.watch_pool(pool, limit)
         self._waiting = WaitingTexts()
         metrics.watch_queue(lambda: self._queue.tokens, self._waiting.seen, settings.streams)
-        self._loader = ModelLoader(bundles, pool)
+        self._loader, self._warm = ModelLoader(bundles, pool), bundles.warm
         self._admission = Admission(self._loader)
         counted, kept = self._accounts.cascaded, layout.cascades("two") if planner is None else None
         self._levels = Levels(self._admission, self._ask, bundles.record, counted, kept)
@@ -125,6 +125,7 @@ class Engine:
         # One thread a stream: two streams of one thread beat one of two (docs/design/0004-engine.md).
         torch.set_num_threads(1)
         await asyncio.to_thread(compile_answers)
+        await asyncio.to_thread(self._warm)
         self._loops.keep("admission", self._admission.run)
         for i in range(self._settings.streams):
             self._loops.keep(f"stream {i + 1}", self._stream)

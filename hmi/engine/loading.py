@@ -39,6 +39,9 @@ TOLD_S = 10.0
 """Least time between two log lines about the same module: each of a tenant's calls would cause one."""
 MAX_TOLD = 1000
 """Modules whose last log lines are remembered."""
+WHOLE_AFTER_S = 0.5
+"""Seconds from the opening of a root's shards to the load of the whole root. The first answers need the
+processor more."""
 ROOM_S = 0.05
 """Seconds between two attempts of a batch that finds no room in the pool."""
 
@@ -57,6 +60,7 @@ class ModelLoader:
         self._module_threads = ThreadPoolExecutor(MODULE_THREADS, thread_name_prefix="hmi-modules")
         self._loads: dict[Key, asyncio.Future[Any]] = {}
         self._let_some_go = asyncio.Event()
+        self._closed = False
         self._told: dict[str, float] = {}
         """The `time.monotonic()` of the last log line about each module that could not be loaded."""
 
@@ -175,6 +179,7 @@ class ModelLoader:
 
     def close(self) -> None:
         """Wait for the loads that have begun, and drop the others. Blocks: do not call on the event loop."""
+        self._closed = True
         self._part_threads.shutdown(cancel_futures=True)
         self._module_threads.shutdown(cancel_futures=True)
         self._bundles.close()
@@ -231,9 +236,13 @@ class ModelLoader:
         except HmiError as error:
             tell(log, f"the shards of root {record.live.root} cannot be used", error)
             return await self._part(whole)
-        if whole.key not in self._loads and whole.now() is None:
-            self._begin(whole.key, whole.load, self._part_threads).add_done_callback(_told)
+        asyncio.get_running_loop().call_later(WHOLE_AFTER_S, self._load_whole, whole)
         return found
+
+    def _load_whole(self, whole: Part[Upper]) -> None:
+        """Load a root that answers on shards, unless that is under way or done."""
+        if whole.key not in self._loads and whole.now() is None and not self._closed:
+            self._begin(whole.key, whole.load, self._part_threads).add_done_callback(_told)
 
     async def _part(self, part: Part[V]) -> V:
         value = part.now()

@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 from torch import nn
 
 from hmi.errors import HmiError
@@ -18,6 +19,7 @@ from hmi.execution.packed import PackedExecutor
 from hmi.model.root import Root, read_root_info
 from hmi.model.tokenizer import Tokenizer
 from hmi.stages.early_exit.evidence import upper_bound
+from hmi.stages.elastic_shards.codec import Cut, Dictionary, LayerBuffer, LayerCodec, LayerWeights
 from hmi.stages.elastic_shards.fidelity import ERROR, FILE, Fidelity, read_fidelity
 from hmi.stages.elastic_shards.io_budget import IoBudget
 from hmi.stages.elastic_shards.making import FOLDER
@@ -135,6 +137,16 @@ class Shards:
         planned = ShardWeights(store, uniform(store, bits), held, budget=budget, ahead=AHEAD)
         exact = ShardWeights(store, uniform(store, FULL), budget=budget, ahead=EXACT_AHEAD, beside=planned)
         return root_of(folder, store), Streamed(store, bits, planned, exact)
+
+
+def load_codec() -> None:
+    """Load the compiled functions that decode shards, before a text waits for them."""
+    cut = Cut.plain(dim=16, heads=2, ffn=16)
+    zeros = LayerWeights(*(np.zeros(size, np.float32) for size in ((48, 16), (16, 16), (16, 16), (16, 16))))
+    codec, buffer = LayerCodec([cut.weights_of(zeros, shard) for shard in range(2)]), LayerBuffer(cut)
+    for bits in (*BITS, FULL):
+        table, blobs = codec.encoded(bits)
+        buffer.decode(0, bits, blobs[0], None if bits == FULL else Dictionary(table).pairs)
 
 
 def working_bytes(store: ShardStore) -> int:
