@@ -204,7 +204,7 @@ class Bundles:
         wants."""
         version = record.live
         bits = None if exact else self._allowed(record)
-        if bits is None or self._fits_not(version):
+        if bits is None or self._low(version) or self._fits_not(version):
             return None
         key = "shards", version.root, version.root_version, str(bits)
         return Part(key, self._earlies, lambda: Upper(*self._shards.early(self._folder(version), bits)))
@@ -220,6 +220,9 @@ class Bundles:
     def _allowed(self, record: ModelRecord) -> int | None:
         agreement = record.objective.agreement_under_load
         return self._shards.bits(self._folder(record.live), record.live.artefact, agreement)
+
+    def _low(self, version: ModelVersion) -> bool:
+        return self._registry.root(version.root).priority == "low"
 
     def _fits_not(self, version: ModelVersion) -> bool:
         """Whether the root is served within the limit `root_bytes`, beside the other roots in memory."""
@@ -311,7 +314,7 @@ class Bundles:
         self._exact.clear()
 
     def _load_upper(self, version: ModelVersion) -> Upper:
-        low = self._registry.root(version.root).priority == "low"
+        low = self._low(version)
         if low or self._fits_not(version):
             folder = self._folder(version)
             with suppress(NotFound):
