@@ -29,6 +29,8 @@ _MIN: dict[str, int] = {
     "max_address_connections": 0,
     "max_uploads": 2,
     "upload_bytes": 0,
+    "root_bytes": 0,
+    "io_bytes_per_s": 0,
 }
 _MAX: dict[str, int] = {"port": 65535, "job_workers": 64, "streams": 1024}
 
@@ -66,6 +68,12 @@ class Settings:
     """The execution stages that may spend less on a text: `auto`, all of them, each only for models that it
     was profiled for and whose objective allows it; `none`; or a list of `exits`, `cascades`, `tokens` and
     `shards` with commas between them. Answers without a stage are those of the full model."""
+    root_bytes: int = 0
+    """Memory for the upper layers of roots. A root that does not fit runs on its shards (`hmi root shards`),
+    which are read as they are needed; what fits stays in memory. 0 = no limit."""
+    io_bytes_per_s: int = 0
+    """The most bytes a second that are read from the disk for roots, shards and modules together; 0 = no
+    limit."""
     batch_ms: int = 20
     """Target time of one batch, and so about how long a text waits for the batch before it. Longer batches
     raise throughput a little. While a single tenant's texts wait, its batch may take twice as long. A window

@@ -22,7 +22,7 @@ _NAME = re.compile(NAME_PATTERN)
 MAX_DOMAIN_PARTS = 7  # the limit of a ref in the PLOT store
 
 Task = Literal["classification", "pair", "multilabel", "regression", "tagging", "embedding"]
-JobKind = Literal["import_root", "build_plot", "fine_tune", "compact_plot", "profile_cascade"]
+JobKind = Literal["import_root", "build_plot", "fine_tune", "compact_plot", "profile_cascade", "shard_root"]
 CASCADE_TASKS: tuple[Task, ...] = ("classification", "pair")
 """The tasks that may have a cascade: their one label has a probability that a dispatcher can read."""
 JobState = Literal["queued", "running", "succeeded", "failed", "cancelled"]
@@ -113,6 +113,19 @@ class Record(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
+class ShardsRecord(Record):
+    """What is known about a root's shards."""
+
+    bytes: int
+    """On the disk, all bitwidths together."""
+    models: int
+    """The number of models whose agreement was measured."""
+    agreement: dict[str, float] = Field(default_factory=dict)
+    """The fraction of answers that equal the full model's, by bits, over these models."""
+    created: str
+    """RFC 3339 in UTC."""
+
+
 class RootRecord(Record):
     """A root and its published artefact folder `roots/<name>/<version>`."""
 
@@ -129,6 +142,11 @@ class RootRecord(Record):
     fidelity_by_kind: dict[str, dict[str, float]] = Field(default_factory=dict)
     bytes: int
     job: str
+    shards: ShardsRecord | None = None
+    """Its upper layers in shards; None: there are none."""
+    priority: Literal["normal", "low"] = "normal"
+    """low: only shards of it are kept in memory, in the fewest bits with which its models keep
+    LOW_AGREEMENT."""
 
 
 class KeyRecord(Record):

@@ -16,6 +16,7 @@ from hmi.api.routes_models import CASCADES, MODELS
 from hmi.api.schemas import Health, JobAccepted, JobList, JobQuery, JobView, NoBody
 from hmi.api.schemas_domain import ChangeDomain, DomainList, DomainView, GrowDomain
 from hmi.api.schemas_manage import (
+    ChangeRoot,
     ChangeTenant,
     CreateDomain,
     CreateKey,
@@ -25,6 +26,7 @@ from hmi.api.schemas_manage import (
     KeyList,
     RollbackDomain,
     RootList,
+    ShardRoot,
     TenantCreated,
     TenantDeleted,
     TenantList,
@@ -73,6 +75,28 @@ ROOTS = (
         files=dict.fromkeys(roots.TEXTS, False),
         creates=True,
         kinds=("conflict", "unsupported_model"),
+    ),
+    Route(
+        "PATCH",
+        "/manage/roots/{root}",
+        roots.change_root,
+        "Change how a root is kept in memory.",
+        NoBody,
+        "admin",
+        body=ChangeRoot,
+        kinds=("conflict",),
+    ),
+    Route(
+        "POST",
+        "/manage/roots/{root}/shards",
+        roots.shard_root,
+        "Cut a root's upper layers into shards, and measure them.",
+        JobAccepted,
+        "admin",
+        202,
+        body=ShardRoot,
+        files={"text": False},
+        kinds=("conflict",),
     ),
     Route(
         "DELETE",

@@ -202,6 +202,32 @@ class ExecutionView(Answer):
     measured: list[ExecutorTimes]
 
 
+class ShardsView(Answer):
+    """A root's upper layers in shards of 2 to 6 bits and in full."""
+
+    bytes: int
+    models: int = Field(description="The models whose agreement was measured.")
+    agreement: dict[str, float] = Field(
+        description="The fraction of answers that equal the full model's, by bits, over these models."
+    )
+    created: str
+
+
+class ChangeRoot(Request):
+    priority: Literal["normal", "low"] = Field(
+        description="low: only shards of the root are kept in memory, in as few bits as its models allow. "
+        "Answers take longer, and may differ for models with agreement_under_load."
+    )
+
+
+class ShardRoot(Request):
+    text: PathRef | None = Field(
+        default=None,
+        description="Text, one document a line, by which shards and bits are judged, unless it is sent as a "
+        "multipart part. Without any, no model runs on fewer bits.",
+    )
+
+
 class RootView(Answer):
     root: str
     version: str
@@ -219,6 +245,8 @@ class RootView(Answer):
     execution: ExecutionView | None = Field(
         description="Null while the root is neither in memory nor measured on this machine."
     )
+    shards: ShardsView | None = Field(description="Null if the root has no shards.")
+    priority: Literal["normal", "low"]
 
 
 class RootList(Answer):

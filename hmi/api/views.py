@@ -9,7 +9,15 @@ from hmi.api.exits import cascade_brief
 from hmi.api.schemas import JobView
 from hmi.api.schemas_domain import DomainVersionView, DomainView
 from hmi.api.schemas_exits import ExitsView
-from hmi.api.schemas_manage import ExecutionView, ExecutorTimes, KeyView, ModelView, RootView, TenantView
+from hmi.api.schemas_manage import (
+    ExecutionView,
+    ExecutorTimes,
+    KeyView,
+    ModelView,
+    RootView,
+    ShardsView,
+    TenantView,
+)
 from hmi.api.schemas_stats import StatsView
 from hmi.api.tokens import tokens_brief
 from hmi.core import JobRecord, KeyRecord, ModelRecord, Progress, RootRecord, TenantRecord
@@ -61,6 +69,8 @@ def root_view(
         fidelity_by_kind=root.fidelity_by_kind,
         bytes=root.bytes,
         execution=execution_view(profile, precision, running),
+        shards=None if root.shards is None else ShardsView(**root.shards.model_dump()),
+        priority=root.priority,
     )
 
 

@@ -49,9 +49,7 @@ from hmi.cli.session import Session
     "--replays", type=click.IntRange(1), help="Replays of each trace, for utility and planner.  [default: 3]"
 )
 @click.option(
-    "--pressure",
-    type=click.FloatRange(0.01, 100),
-    help="A factor of these traces' rates.  [default: 1.5]",
+    "--pressure", type=click.FloatRange(0.01, 100), help="A factor of these traces' rates.  [default: 1.5]"
 )
 @click.option(
     "--prompts", is_flag=True, default=None, help="Also train prompts for models of --root, which takes long."

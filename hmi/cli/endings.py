@@ -23,6 +23,9 @@ def figures(view: Mapping[str, Any]) -> Figures:
         return _of_plot(result)
     if view["kind"] == "profile_cascade":
         return _of_cascade(result)
+    if view["kind"] == "shard_root":
+        agree = ", ".join(f"{bits} bits {x:.2%}" for bits, x in result.get("agreement", {}).items())
+        return {"size": size(result["bytes"]), "answers as in full": agree or "not measured: give a text"}
     if "repaired" in result:
         return {"repaired": ", ".join(result["repaired"]) or "nothing: its files are sound"}
     return {}

@@ -131,6 +131,11 @@ def show(session: Session, name: str, as_json: bool) -> None:
         print_json(found)
         return
     by_kind, execution = found.pop("fidelity_by_kind"), found.pop("execution")
+    if (shards := found["shards"]) is not None:
+        bits = ", ".join(f"{bits} bits {agree:.2%}" for bits, agree in shards["agreement"].items())
+        found["shards"] = (
+            f"{size(shards['bytes'])}; answers as in full of {shards['models']} models: {bits or '-'}"
+        )
     runs = "not measured yet" if execution is None else execution["executor"]
     fault = {"fault": execution["fault"]} if execution and execution["fault"] else {}
     print_fields({**found, "bytes": size(found["bytes"]), "executor": runs, **fault})
@@ -138,6 +143,39 @@ def show(session: Session, name: str, as_json: bool) -> None:
         print_fidelity(by_kind)
     if execution is not None and execution["measured"]:
         print_execution(name, execution)
+
+
+@root.command()
+@click.argument("name")
+@click.argument("text", required=False, type=FILE)
+@job_options
+@pass_session
+def shards(
+    session: Session, name: str, text: Path | None, options: dict[str, Any], detach: bool, as_json: bool
+) -> None:
+    """Cut the root NAME into shards of few bits, on which it can answer before it is loaded.
+
+    TEXT has one document a line. By it the job finds which shards matter, and how often the root's models
+    answer as in full with 2 to 6 bits. Without it, no model runs on fewer bits. Models whose objective has an
+    agreement under load then answer from shards while the root is loaded.
+    """
+    session.may_start_jobs()
+    with session.calls() as calls:
+        files = None if text is None else {"text": text}
+        job = calls.request("POST", f"/manage/roots/{segment(name)}/shards", {}, files)["job"]
+        finish(session, calls, job, detach=detach, as_json=as_json)
+
+
+@root.command()
+@click.argument("name")
+@click.argument("priority", type=click.Choice(["normal", "low"]))
+@as_json
+@pass_session
+def priority(session: Session, name: str, priority: str, as_json: bool) -> None:
+    """Keep the root NAME in memory in full (normal), or only its shards of few bits (low)."""
+    with session.calls() as calls:
+        calls.request("PATCH", f"/manage/roots/{segment(name)}", {"priority": priority})
+    print_done({"root": name, "priority": priority}, f"{name} has the priority {priority}", as_json)
 
 
 @root.command(cls=FolderCommand)

@@ -5,19 +5,22 @@ A text's bundle is chosen when the text is admitted, and stays the same until th
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Generic, Literal, TypeVar
 
 import torch
 from torch import Tensor
 
 from hmi.core import Cascade, ModelId, ModelRecord, ModelVersion, Objective
 from hmi.engine.cache import IdleCache
+from hmi.engine.streamed import Shards, Streamed, load_codec
 from hmi.engine.weights import Weights
-from hmi.errors import Damaged
+from hmi.errors import Damaged, NotFound
 from hmi.execution.base import Executor
 from hmi.execution.batch import BatchKey
 from hmi.execution.choose import Chosen, executor_for
@@ -28,8 +31,9 @@ from hmi.model.lower import LocalLower
 from hmi.model.memory import give_back_memory
 from hmi.model.modules import TenantModule, module_from
 from hmi.model.prompts import check_prompts, copied_prompts
-from hmi.model.root import Root, load_root, lower_from
+from hmi.model.root import SERVED, Root, load_root, lower_from
 from hmi.model.tasks import TaskKind
+from hmi.stages.elastic_shards.io_budget import IoBudget
 from hmi.stores.adapter_pool import Size
 from hmi.stores.adapter_store import AdapterStore, Mapped
 from hmi.stores.layout import Layout
@@ -39,8 +43,11 @@ from hmi.stores.profiles import Measured, Profiles
 from hmi.stores.registry import Registry
 from plot_store import Reader, Store
 
+log = logging.getLogger("hmi.engine")
 IDLE_S = 600.0
 """A root, reader or exact reference is dropped if nothing has used it for this many seconds."""
+PIECE_BYTES = 1 << 20
+"""A whole root is read in pieces of this size, as far as the budget of reads is concerned."""
 OBJECT_BYTES = 100_000
 """Estimated memory of a module's Python objects and mapping. A LoRA on all sites takes most of this."""
 V = TypeVar("V")
@@ -124,12 +131,16 @@ class Bundle:
     """The lower layers behind the PLOT; None unless the request is for the exact reference."""
     objective: Objective = field(default_factory=Objective)
     cascade: Cascade | None = None
+    bits: int = 0
+    """The bits of the shards that its texts may run on (`hmi.engine.streamed`); 0: they run on exact
+    weights."""
 
     @cached_property
     def key(self) -> BatchKey:
         """The key of the batches that its texts may run in."""
         root = self.version.root, self.version.root_version
-        return BatchKey(root, "cls" if self.task.reads == "cls" else "rows", exact=self.lower is not None)
+        reads: Literal["cls", "rows"] = "cls" if self.task.reads == "cls" else "rows"
+        return BatchKey(root, reads, exact=self.lower is not None, bits=self.bits)
 
 
 @dataclass(frozen=True)
@@ -166,7 +177,11 @@ class Bundles:
         precision: str = "auto",
         device: str = "cpu",
         device_bytes: int = 0,
+        root_bytes: int = 0,
+        io_bytes_per_s: int = 0,
     ) -> None:
+        """root_bytes, io_bytes_per_s: the settings."""
+        self._shards, self._root_bytes = Shards(IoBudget(io_bytes_per_s)), root_bytes
         self._layout, self._registry, self._plots = Layout(data), registry, plots
         self._adapters, self._lowers, self._precision = adapters, lowers, precision
         self._device, self._device_bytes = device, device_bytes
@@ -174,6 +189,7 @@ class Bundles:
         self._uppers: IdleCache[Key, Upper] = IdleCache(16, IDLE_S)
         # An open reader keeps its version from collection, so an unused one must not stay.
         self._readers: IdleCache[Key, Reader] = IdleCache(1024, IDLE_S)
+        self._earlies: IdleCache[Key, Upper] = IdleCache(16, IDLE_S)
         self._exact: IdleCache[Key, LocalLower] = IdleCache(2, IDLE_S)
 
     def record(self, model: ModelId) -> ModelRecord:
@@ -187,6 +203,46 @@ class Bundles:
     def upper(self, version: ModelVersion) -> Part[Upper]:
         key = "root", version.root, version.root_version
         return Part(key, self._uppers, lambda: self._load_upper(version))
+
+    def early(self, record: ModelRecord, *, exact: bool) -> Part[Upper] | None:
+        """The root's upper layers on shards, for the time until `upper` is loaded; None if the texts must
+        wait for that: the model allows no other answers, or its shards do not keep the agreement that it
+        wants."""
+        version = record.live
+        bits = None if exact else self._allowed(record)
+        if bits is None or self._low(version) or self._fits_not(version):
+            return None
+        key = "shards", version.root, version.root_version, str(bits)
+        return Part(key, self._earlies, lambda: Upper(*self._shards.early(self._folder(version), bits)))
+
+    def bits(self, record: ModelRecord, upper: Upper) -> int:
+        """Return the bits on which the model's texts may run in this form of its root; 0: on exact
+        weights."""
+        if not isinstance(upper.executor, Streamed):
+            return 0
+        least, bits = self._allowed(record), upper.executor.bits
+        return bits if least is not None and bits >= least else 0
+
+    def _allowed(self, record: ModelRecord) -> int | None:
+        agreement = record.objective.agreement_under_load
+        return self._shards.bits(self._folder(record.live), record.live.artefact, agreement)
+
+    def _low(self, version: ModelVersion) -> bool:
+        return self._registry.root(version.root).priority == "low"
+
+    def _fits_not(self, version: ModelVersion) -> bool:
+        """Whether the root is served within the limit `root_bytes`, beside the other roots in memory."""
+        if not self._root_bytes:
+            return False
+        mine = version.root, version.root_version
+        others = {(name, of) for _, name, of in self._uppers.keys()} - {mine}  # noqa: SIM118 (a cache)
+        return sum(self._upper_bytes(root) for root in (mine, *others)) > self._root_bytes
+
+    def _upper_bytes(self, root: tuple[str, str]) -> int:
+        try:
+            return (self._layout.root(*root) / "upper.safetensors").stat().st_size
+        except OSError:
+            return 0  # it was deleted
 
     def reader(self, version: ModelVersion) -> Part[Reader]:
         key = "plot", version.plot_version
@@ -204,6 +260,7 @@ class Bundles:
     def load_task_part(self, artefact: str) -> TaskPart:
         """Map an artefact's module into memory, and copy its head and the rest in fp32."""
         mapped = self._adapters.map(artefact)
+        self._shards.budget.spend(mapped.bytes)
         found = Artefact.split(mapped.tensors)
         table = found.transitions.get("table")
         parts = found.head, found.lexical, found.transitions, found.ramps, found.prompts
@@ -229,7 +286,7 @@ class Bundles:
 
         Requests in flight keep what they use until they are answered. Thread-safe.
         """
-        for cache in (self._uppers, self._exact):
+        for cache in (self._uppers, self._earlies, self._exact):
             cache.drop(lambda key: key[1] in roots)
         self._readers.drop(lambda key: key[1] in plots)
         if roots:
@@ -250,19 +307,45 @@ class Bundles:
         found = [(upper.root.info.name, upper.executor) for upper in self._uppers.values()]
         return [(name, chosen.name, chosen.measured, chosen.fault) for name, chosen in found]
 
+    def warm(self) -> None:
+        """Load what the first text on shards would wait for, if a root has shards."""
+        if any(root.shards is not None for root in self._registry.roots(tolerant=True)):
+            load_codec()
+
     def close(self) -> None:
         """Drop all parts. Waits for the end of an executor's measurement, if one is under way."""
-        for upper in self._uppers.values():
+        for upper in (*self._uppers.values(), *self._earlies.values()):
             upper.executor.close()
+        self._earlies.clear()
         self._readers.clear()
         self._uppers.clear()
         self._exact.clear()
 
     def _load_upper(self, version: ModelVersion) -> Upper:
+        low = self._low(version)
+        if low or self._fits_not(version):
+            folder = self._folder(version)
+            with suppress(NotFound):
+                return Upper(
+                    *(self._shards.small(folder) if low else self._shards.limited(folder, self._root_bytes))
+                )
+            log.warning(
+                "root %s is loaded whole: it has no shards ('hmi root shards' makes them)", version.root
+            )
+        self._paced(self._folder(version))
         root = load_root(self._folder(version))
         profiles, device, size = Profiles(self._layout), self._device, self._device_bytes
         executor = executor_for(root, self._precision, profiles, device=device, device_bytes=size)
+        self._earlies.drop(lambda key: key[1:3] == (version.root, version.root_version))
         return Upper(root, executor)
+
+    def _paced(self, folder: Path) -> None:
+        """Pay for the read of a whole root, in pieces, so that shards and modules are read between them."""
+        budget = self._shards.budget
+        if budget.bytes_per_s:
+            for name in SERVED:
+                for _ in range(0, (folder / name).stat().st_size, PIECE_BYTES):
+                    budget.spend(PIECE_BYTES)
 
     def _load_lower(self, version: ModelVersion, root: Root, name: str | None) -> LocalLower:
         if name is None:

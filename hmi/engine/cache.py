@@ -45,6 +45,11 @@ class IdleCache(Generic[K, V]):
         with self._lock:
             return [value for value, _ in self._values.values()]
 
+    def keys(self) -> list[K]:
+        """Return the keys of the values in memory."""
+        with self._lock:
+            return list(self._values)
+
     def drop(self, unwanted: Callable[[K], bool]) -> None:
         """Drop the values of these keys."""
         with self._lock:

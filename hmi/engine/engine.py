@@ -84,7 +84,7 @@ class Engine:
         misses: MissRecorder | None = None,
         planner: Planner | None = None,
     ) -> None:
-        self._settings, self._misses = settings, misses
+        self._settings, self._misses, self._cascades = settings, misses, settings.runs("cascades")
         layout = Layout(settings.data)
         chosen, costs = planner_of(settings, layout) if planner is None else (planner, None)
         self._planning = Planning(chosen, costs)
@@ -113,10 +113,9 @@ class Engine:
         metrics.watch_pool(pool, limit)
         self._waiting = WaitingTexts()
         metrics.watch_queue(lambda: self._queue.tokens, self._waiting.seen, settings.streams)
-        self._loader = ModelLoader(bundles, pool)
+        self._loader, self._warm = ModelLoader(bundles, pool), bundles.warm
         self._admission = Admission(self._loader)
         counted, kept = self._accounts.cascaded, layout.cascades("two") if planner is None else None
-        self._cascades = settings.runs("cascades")
         self._levels = Levels(self._admission, self._ask, bundles.record, counted, kept)
         self._runner = Runner(chosen.stages, misses)
         self._compute = Compute(settings.streams)
@@ -133,6 +132,7 @@ class Engine:
         # One thread a stream: two streams of one thread beat one of two (docs/design/0004-engine.md).
         torch.set_num_threads(1)
         await asyncio.to_thread(compile_answers)
+        await asyncio.to_thread(self._warm)
         self._loops.keep("admission", self._admission.run)
         for i in range(self._settings.streams):
             self._loops.keep(f"stream {i + 1}", self._stream)
@@ -256,9 +256,9 @@ class Engine:
     def _cut(self, candidates: Sequence[Candidate], limits: BatchLimits) -> Cut:
         """Let the planner choose, and cut its batch."""
         plan, left = self._planning.plan(self._queue, candidates)
-        cut = Cut(self._queue.cut(plan.candidate, replace(limits, work_left=left), plan.group), plan, left)
-        self._planning.decided(plan, cut.pieces)
-        return cut
+        pieces = self._queue.cut(plan.candidate, limits.of(plan.candidate.key, left), plan.group)
+        self._planning.decided(plan, pieces)
+        return Cut(pieces, plan, left)
 
     def _start_express(self) -> None:
         """Start a small batch beside a running one of few tenants, unless a stream is free.

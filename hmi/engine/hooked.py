@@ -34,6 +34,11 @@ class Hooked:
             for text in range(len(self.stages)) if concerned is None else concerned:
                 self.stages[text][stage] = names.get(text, setting.name)
 
+    def mark(self, stage: str, setting: str) -> None:
+        """Note a setting that concerns all texts, of a stage without hooks."""
+        for of_text in self.stages:
+            of_text[stage] = setting
+
     def ended(self, texts: Sequence[int], outputs: list[Output]) -> list[Output]:
         """The outputs to answer with: what each hook in turn makes of them (`Hook.ended`)."""
         for hook in self.hooks:

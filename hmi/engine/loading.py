@@ -18,7 +18,7 @@ from hmi.core import ModelId, ModelRecord, ModelVersion
 from hmi.engine.bundles import Bundle, Bundles, Key, Part, TaskPart, Upper
 from hmi.engine.isolate import named
 from hmi.engine.threads import in_thread
-from hmi.errors import NotFound
+from hmi.errors import HmiError, NotFound
 from hmi.execution.base import Executor
 from hmi.execution.choose import Chosen
 from hmi.model.lower import LocalLower
@@ -39,6 +39,9 @@ TOLD_S = 10.0
 """Least time between two log lines about the same module: each of a tenant's calls would cause one."""
 MAX_TOLD = 1000
 """Modules whose last log lines are remembered."""
+WHOLE_AFTER_S = 0.5
+"""Seconds from the opening of a root's shards to the load of the whole root. The first answers need the
+processor more."""
 ROOM_S = 0.05
 """Seconds between two attempts of a batch that finds no room in the pool."""
 
@@ -57,6 +60,7 @@ class ModelLoader:
         self._module_threads = ThreadPoolExecutor(MODULE_THREADS, thread_name_prefix="hmi-modules")
         self._loads: dict[Key, asyncio.Future[Any]] = {}
         self._let_some_go = asyncio.Event()
+        self._closed = False
         self._told: dict[str, float] = {}
         """The `time.monotonic()` of the last log line about each module that could not be loaded."""
 
@@ -65,10 +69,13 @@ class ModelLoader:
         record = self._bundles.record(model)
         version = record.live
         upper, reader = self._bundles.upper(version).now(), self._bundles.reader(version).now()
+        if upper is None and reader is not None and (early := self._bundles.early(record, exact=exact)):
+            upper = early.now()
         if upper is None or reader is None or not self._pool.has(version.artefact):
             return None
         lower = self._bundles.lower(version, upper, reader).now() if exact else None
-        return None if exact and lower is None else _bundle(model, record, upper, reader, lower)
+        bits = 0 if exact else self._bundles.bits(record, upper)
+        return None if exact and lower is None else _bundle(model, record, upper, reader, lower, bits)
 
     async def load(self, model: ModelId, *, exact: bool) -> Bundle:
         """Load what is missing and return the live version's bundle.
@@ -78,7 +85,7 @@ class ModelLoader:
         record = await in_thread(self._module_threads, lambda: self._bundles.record(model))
         version = record.live
         upper, reader = await asyncio.gather(
-            self._part(self._bundles.upper(version)), self._part(self._bundles.reader(version))
+            self._upper(record, exact=exact), self._part(self._bundles.reader(version))
         )
         await self._module(model, version, upper.executor, exact=exact)
         lower: LocalLower | None = None
@@ -88,7 +95,8 @@ class ModelLoader:
             except DamagedArtefact as error:  # domains may share the file: name the caller's own
                 raise error.of(f"domain {reader.version.ref}'s lower layers") from error
         await in_thread(self._module_threads, lambda: self._check_alive(model, version))
-        return _bundle(model, record, upper, reader, lower)
+        bits = 0 if exact else self._bundles.bits(record, upper)
+        return _bundle(model, record, upper, reader, lower, bits)
 
     def in_memory(self, bundle: Bundle) -> bool:
         """Return whether the bundle's module is in memory, so that `hold` would not wait."""
@@ -171,6 +179,7 @@ class ModelLoader:
 
     def close(self) -> None:
         """Wait for the loads that have begun, and drop the others. Blocks: do not call on the event loop."""
+        self._closed = True
         self._part_threads.shutdown(cancel_futures=True)
         self._module_threads.shutdown(cancel_futures=True)
         self._bundles.close()
@@ -214,6 +223,28 @@ class ModelLoader:
             self.forget([version.artefact], *self._bundles.gone(version))
             raise
 
+    async def _upper(self, record: ModelRecord, *, exact: bool) -> Upper:
+        """Load the root. A model that allows it gets the root on shards, and the whole root is loaded for
+        later texts."""
+        whole = self._bundles.upper(record.live)
+        if (found := whole.now()) is not None:
+            return found
+        early = await in_thread(self._module_threads, lambda: self._bundles.early(record, exact=exact))
+        if early is None:
+            return await self._part(whole)
+        try:
+            found = await self._part(early)
+        except HmiError as error:
+            tell(log, f"the shards of root {record.live.root} cannot be used", error)
+            return await self._part(whole)
+        asyncio.get_running_loop().call_later(WHOLE_AFTER_S, self._load_whole, whole)
+        return found
+
+    def _load_whole(self, whole: Part[Upper]) -> None:
+        """Load a root that answers on shards, unless that is under way or done."""
+        if whole.key not in self._loads and whole.now() is None and not self._closed:
+            self._begin(whole.key, whole.load, self._part_threads).add_done_callback(_told)
+
     async def _part(self, part: Part[V]) -> V:
         value = part.now()
         return await self._once(part.key, part.load, self._part_threads) if value is None else value
@@ -243,8 +274,14 @@ class ModelLoader:
             done.exception()  # mark it as retrieved: nobody may be waiting any more
 
 
+def _told(done: asyncio.Future[Upper]) -> None:
+    """Log the error of a root's load that nobody may be waiting for."""
+    if not done.cancelled() and isinstance(error := done.exception(), Exception):
+        tell(log, "a root that answers on shards could not be loaded", error)
+
+
 def _bundle(
-    model: ModelId, record: ModelRecord, upper: Upper, reader: Reader, lower: LocalLower | None
+    model: ModelId, record: ModelRecord, upper: Upper, reader: Reader, lower: LocalLower | None, bits: int
 ) -> Bundle:
     version = record.live
     return Bundle(
@@ -257,4 +294,5 @@ def _bundle(
         lower,
         record.objective,
         record.cascade,
+        bits,
     )

@@ -27,6 +27,10 @@ FEW_TENANTS = 2
 """While no more tenants wait, the first tenant's batch is not filled up with another's texts."""
 
 
+STREAMED_TURNS = 8
+"""The time of a batch on shards, in times of other batches."""
+
+
 @dataclass(frozen=True)
 class BatchLimits:
     """The limits of a batch that is to be cut."""
@@ -43,6 +47,12 @@ class BatchLimits:
     """Tells whether an item's module is in memory. An express batch leaves out the other texts."""
     several_s: float = math.inf
     """The most seconds of a batch of more than one window, if that is less than `seconds`."""
+
+    def of(self, key: BatchKey, work_left: float) -> BatchLimits:
+        """The limits for a batch of this key and this `work_left`. A batch on shards decodes all layers, so
+        it may take longer: STREAMED_TURNS times, but not beside another."""
+        turns = STREAMED_TURNS if key.bits and not self.express else 1
+        return replace(self, work_left=work_left, seconds=turns * self.seconds)
 
 
 class BatchQueue:

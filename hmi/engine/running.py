@@ -71,7 +71,7 @@ class Ran:
         tokens times layers, each layer weighed by its time relative to others (`relative`).
         """
         pieces = self.batch.pieces
-        up_to = _up_to(pieces[0].item.key, len(pieces[0].bundle.root.upper))
+        up_to = _up_to(pieces[0].item.key, pieces[0].bundle.executor.layers)
         pairs = zip(pieces, self.layers, strict=True)
         return [(len(p.window) * up_to[layers], len(p.window) * up_to[-1]) for p, layers in pairs]
 
@@ -110,7 +110,10 @@ class Runner:
         failed = [*held.failed, *batch.failed]
         parts = [held.parts[p.bundle.version.artefact] for p in batch.pieces]
         with closing(Hooked(len(parts))) as hooked:
-            if parts:
+            key = plan.candidate.key
+            if key.bits:
+                hooked.mark("shards", f"{key.bits} bits")
+            if parts and len(batch.pieces[0].bundle.root.upper):  # stages know nothing of streamed layers
                 self._hook(hooked, batch, parts, plan)
             running = Running(batch, parts, plan.candidate.key, hooked, times, [0] * len(parts))
             for outcomes, ended in running.outcomes() if batch.pieces else ():

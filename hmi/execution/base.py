@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 from torch import Tensor
@@ -45,13 +46,27 @@ class Hook(Protocol):
         """Give back what the hook still holds. Called once, when the batch has ended or failed."""
 
 
+class Layers(Protocol):
+    """The upper layers for one batch."""
+
+    def layer(self, index: int, rows: int) -> EncoderLayer:
+        """Return a layer that `rows` rows are to run through; may wait for it.
+
+        Called in the order of the layers, right before each runs; the layer before it is not used any more.
+        """
+        ...
+
+
 class Weights(Protocol):
     """A provider of the upper layers: all in memory, or one at a time as it is needed."""
 
     def __len__(self) -> int: ...
 
-    def layer(self, index: int) -> EncoderLayer:
-        """Return a layer; may wait for it. Called once a batch, right before the layer runs."""
+    def batch(self) -> AbstractContextManager[Layers]:
+        """Return the layers for one batch, which begins when the context is entered.
+
+        A batch may leave it before all layers have run.
+        """
         ...
 
 

@@ -23,6 +23,8 @@ class BatchKey:
     exact: bool
     """Whether the lower layers are computed in full instead of looked up (the exact reference)."""
     phase: Literal["encode"] = "encode"
+    bits: int = 0
+    """The bits of the shards that the texts' models may run on; 0: the root's own weights only."""
 
 
 @dataclass(frozen=True)

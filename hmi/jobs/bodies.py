@@ -24,6 +24,7 @@ BODIES: Mapping[JobKind, Body] = {
     "fine_tune": _lazily("hmi.jobs.fine_tune"),
     "compact_plot": _lazily("hmi.jobs.compact_plot"),
     "profile_cascade": _lazily("hmi.jobs.profile_cascade"),
+    "shard_root": _lazily("hmi.jobs.shard_root"),
 }
 
 

@@ -97,6 +97,12 @@ class CompactPlotSpec(Spec):
     max_segments: int
 
 
+class ShardRootSpec(Spec):
+    """Cut a root into shards. Input: text, one a line; without it nothing is measured."""
+
+    name: str
+
+
 class ProfileCascadeSpec(Spec):
     """Profile a cascade on labelled rows, for its large level. Input: data."""
 

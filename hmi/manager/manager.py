@@ -75,7 +75,7 @@ class Manager:
         self._exchange = Exchange(self._parts, self._domains)
         self._tenants = Tenants(self._parts)
         self._roots = Roots(self._parts, self._domains)
-        self.profiles = self._roots.profiles
+        self.profiles, self.root_shards = self._roots.profiles, self._roots.shards
         self._consistency = Consistency(self._parts, self._roots)
         self.maintenance = Maintenance(self._parts, self._consistency.pinned_plots)
 

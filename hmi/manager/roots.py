@@ -15,6 +15,7 @@ from hmi.jobs.options import ImportRootOptions
 from hmi.jobs.specs import ImportRootSpec
 from hmi.manager.domains import Domains
 from hmi.manager.parts import Parts, checked_alpha, checked_options
+from hmi.manager.root_shards import RootShards
 from hmi.stores.layout import Layout
 from hmi.stores.plots import plot_errors
 from hmi.stores.profiles import Profiles
@@ -26,7 +27,7 @@ class Roots:
 
     def __init__(self, parts: Parts, domains: Domains) -> None:
         self._parts, self._domains = parts, domains
-        self.profiles = Profiles(parts.layout)
+        self.profiles, self.shards = Profiles(parts.layout), RootShards(parts)
 
     def import_root(
         self,

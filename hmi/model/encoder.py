@@ -7,7 +7,7 @@ tenant's module changes the layer (`Delta`). The layer itself knows neither tena
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +16,9 @@ from torch import Tensor, nn
 from hmi.model.prepacked import PackedLinear, PackedProjection, packs
 from hmi.model.relative import relative_bias
 from hmi.model.shape import EncoderShape
+
+if TYPE_CHECKING:
+    from hmi.model.partial import Kept
 
 Attend = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
 """(q [..., Tq, dim], k and v [..., T, dim], the layer's relative table or None) -> context [..., Tq, dim]."""
@@ -45,10 +48,13 @@ class EncoderLayer(nn.Module):
     table of relative attention, None in BERT.
     """
 
+    kept: Kept | None = None
+    """The heads and neurons that a part of a layer has (`hmi.model.partial`); None: all of them, in order."""
+
     def __init__(self, shape: EncoderShape) -> None:
         super().__init__()
         d = shape.dim
-        self.dim = d
+        self.dim = d  # of q, k and v each, and of the context
         self.qkv: nn.Module = nn.Linear(d, 3 * d)
         self.o: nn.Module = nn.Linear(d, d)
         self.ln1 = nn.LayerNorm(d, eps=shape.eps)

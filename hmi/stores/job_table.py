@@ -30,6 +30,7 @@ _TARGET = {
     "fine_tune": "model",
     "compact_plot": "domain",
     "profile_cascade": "model",
+    "shard_root": "name",
 }
 _JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 

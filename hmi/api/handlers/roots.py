@@ -7,9 +7,10 @@ import asyncio
 from hmi.api.handlers.models import accepted
 from hmi.api.route import Call, Reply
 from hmi.api.schemas import NoBody
-from hmi.api.schemas_manage import ImportRoot, RootList
+from hmi.api.schemas_manage import ChangeRoot, ImportRoot, RootList
 from hmi.api.services import Services
 from hmi.api.views import root_view
+from hmi.core import Deleted
 from hmi.execution.machine import fingerprint
 
 TEXTS = ("text", *(f"text-{n}" for n in range(1, 8)))
@@ -28,6 +29,22 @@ def _listed(services: Services) -> RootList:
         profile = manager.profiles.get(root.name, root.version, here)
         views.append(root_view(root, profile, manager.settings.precision, running.get(root.name)))
     return RootList(roots=views)
+
+
+async def change_root(call: Call) -> Reply:
+    body: ChangeRoot = call.body
+    manager = call.services.manager
+    await asyncio.to_thread(manager.root_shards.prioritise, call.root(), body.priority)
+    # It is loaded again, in its new form.
+    call.services.engine.forget(Deleted(roots=frozenset([call.root()])))
+    return Reply(NoBody())
+
+
+async def shard_root(call: Call) -> Reply:
+    job = await asyncio.to_thread(
+        call.services.manager.root_shards.make, call.root(), text=call.files.get("text")
+    )
+    return accepted(job)
 
 
 async def delete_root(call: Call) -> Reply:

@@ -21,6 +21,7 @@ SECTIONS = {
         "utility",
         "planner",
         "overhead",
+        "shards",
     )
 }
 """The module of each section, by its name.

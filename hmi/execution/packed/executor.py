@@ -7,13 +7,14 @@ form in `hmi.model.encoder`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hmi.execution.base import Executor, Hook, Weights
+from hmi.execution.base import Executor, Hook, Layers, Weights
 from hmi.execution.batch import BatchKey, Left, Rows
 from hmi.execution.layers import through
 from hmi.execution.packed.attention import attend_first, attend_packed
@@ -34,7 +35,10 @@ class InMemory:
     def __len__(self) -> int:
         return len(self._layers)
 
-    def layer(self, index: int) -> EncoderLayer:
+    def batch(self) -> AbstractContextManager[InMemory]:
+        return nullcontext(self)
+
+    def layer(self, index: int, rows: int) -> EncoderLayer:
         return self._layers[index]
 
 
@@ -43,10 +47,11 @@ class PackedExecutor:
 
     def __init__(self, upper: nn.ModuleList | Weights, shape: EncoderShape) -> None:
         self._weights: Weights = InMemory(upper) if isinstance(upper, nn.ModuleList) else upper
-        self._heads, self._dim = shape.heads, shape.dim
-        first = self._weights.layer(0)
+        self._head, self._dim = shape.dim // shape.heads, shape.dim
         # oneDNN keeps compiled code for each number of rows, so few different numbers should occur.
-        self._counted = any(isinstance(module, PackedLinear) for module in first.modules())
+        self._counted = not isinstance(upper, nn.ModuleList) or any(
+            isinstance(module, PackedLinear) for module in upper.modules()
+        )
 
     @property
     def layers(self) -> int:
@@ -81,27 +86,29 @@ class PackedExecutor:
     ) -> Iterator[Left]:
         """See `Executor.run`."""
         forms = [None if m is None else self._form(m) for m in modules]
-        step = _Step(self._weights, self._heads, self._counted, forms)
-        return through(len(self._weights), key, rows, hooks, step)
+        with self._weights.batch() as layers:
+            step = _Step(layers, self._head, self._counted, forms)
+            yield from through(len(self._weights), key, rows, hooks, step)
 
 
 class _Step:
     """One batch's `Step`."""
 
     def __init__(
-        self, weights: Weights, heads: int, counted: bool, modules: Sequence[TenantModule | None]
+        self, layers: Layers, head: int, counted: bool, modules: Sequence[TenantModule | None]
     ) -> None:
-        self._weights, self._heads, self._counted, self._modules = weights, heads, counted, modules
+        self._layers, self._head, self._counted, self._modules = layers, head, counted, modules
 
     def begin(self, rows: Rows) -> None:
         self._x, self._segments = self._padded(rows.x), segments_of([self._modules[t] for t in rows.texts])
 
     def layer(self, index: int, rows: Rows, first_only: bool) -> Tensor:
-        of_rows = segment_delta([s.rows(rows.offsets) for s in self._segments], index)
-        layer = self._weights.layer(index)
+        layer = self._layers.layer(index, len(self._x))
+        of_rows = segment_delta([s.rows(rows.offsets) for s in self._segments], index, layer.kept)
         if first_only:
             return self._first(layer, index, rows, of_rows)
-        self._x = layer(self._x, attend_packed(rows.offsets, self._heads, rows.size), of_rows)
+        heads = layer.dim // self._head
+        self._x = layer(self._x, attend_packed(rows.offsets, heads, rows.size), of_rows)
         return self._x
 
     def _first(self, layer: EncoderLayer, index: int, rows: Rows, of_rows: Delta) -> Tensor:
@@ -109,10 +116,10 @@ class _Step:
         firsts = torch.tensor(rows.offsets[:-1])
         y: Tensor = layer(
             self._x,
-            attend_first(rows.offsets, self._heads, rows.size),
+            attend_first(rows.offsets, layer.dim // self._head, rows.size),
             of_rows,
             queries=lambda whole: self._padded(whole[firsts]),
-            query_delta=segment_delta(self._segments, index),
+            query_delta=segment_delta(self._segments, index, layer.kept),
         )
         return y
 

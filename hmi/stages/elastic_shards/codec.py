@@ -111,14 +111,19 @@ class LayerBuffer:
     With all shards it is the whole layer. With fewer, the heads and neurons of the others are missing.
     """
 
-    def __init__(self, cut: Cut, shards: Sequence[int] | None = None) -> None:
-        """shards: those that the buffer has room for; None: all."""
+    def __init__(
+        self, cut: Cut, shards: Sequence[int] | None = None, weights: LayerWeights | None = None
+    ) -> None:
+        """shards: those that the buffer has room for; None: all. weights: the memory of another buffer of the
+        same size, which this one shares; None: memory of its own."""
         kept = range(len(cut)) if shards is None else shards
         self.heads: Indexes = np.sort(np.array([cut.heads[s] for s in kept], np.int64))
         """The heads that there is room for, ascending."""
         self.neurons: Indexes = np.sort(np.concatenate([cut.neurons[s] for s in kept]))
         """The neurons that there is room for, ascending."""
-        self.weights = LayerWeights.empty(cut.dim, len(self.heads) * cut.head_dim, len(self.neurons))
+        attention = len(self.heads) * cut.head_dim
+        self.weights = weights or LayerWeights.empty(cut.dim, attention, len(self.neurons))
+        assert (attention, len(self.neurons)) == (self.weights.o.shape[1], len(self.weights.fi))
         self._destinations = {shard: self._destination(cut, shard) for shard in kept}
 
     @property

@@ -37,7 +37,7 @@ class TokenAdaptation:
         self._ledger = Ledger()
 
     def settings(self, key: BatchKey) -> Sequence[Setting]:
-        return (OFF,) if key.exact else (OFF, *PROMPT_SETTINGS, *MERGE_SETTINGS)
+        return (OFF,) if key.exact or key.bits else (OFF, *PROMPT_SETTINGS, *MERGE_SETTINGS)
 
     def effect(self, setting: Setting, shape: Shape) -> Effect:
         """The rows of a batch whose texts all may use the setting. How many answers differ depends on their
@@ -55,7 +55,7 @@ class TokenAdaptation:
     def hooks(self, setting: Setting, batch: Batch) -> Sequence[Hook]:
         """See `Stage.hooks`."""
         assert isinstance(setting, TokenSetting)
-        if batch.key.exact:
+        if batch.key.exact or batch.key.bits:
             return []
         gammas = self._gammas(setting.gamma, batch)
         if setting.gamma > 0:
