@@ -17,7 +17,8 @@ from itertools import count
 from hmi.engine.item import Item, Kind, Piece
 from hmi.engine.pace import work_of
 from hmi.engine.request import PRIORITIES
-from hmi.stages.planning.groups import Group, GroupLimits, Groups, Member, Price
+from hmi.stages.planning.group import Group, GroupLimits, Member, Price
+from hmi.stages.planning.groups import Groups
 
 STEP_S = 60.0
 """Seconds between the places of two neighbouring priorities: twice as much as a deadline can move a text."""

@@ -179,9 +179,11 @@ class Bundles:
         device_bytes: int = 0,
         root_bytes: int = 0,
         io_bytes_per_s: int = 0,
+        shards: bool = True,
     ) -> None:
-        """root_bytes, io_bytes_per_s: the settings."""
+        """root_bytes, io_bytes_per_s: the settings. shards: False if texts may only run on exact weights."""
         self._shards, self._root_bytes = Shards(IoBudget(io_bytes_per_s)), root_bytes
+        self._fewer_bits = shards
         self._layout, self._registry, self._plots = Layout(data), registry, plots
         self._adapters, self._lowers, self._precision = adapters, lowers, precision
         self._device, self._device_bytes = device, device_bytes
@@ -224,11 +226,11 @@ class Bundles:
         return bits if least is not None and bits >= least else 0
 
     def _allowed(self, record: ModelRecord) -> int | None:
-        agreement = record.objective.agreement_under_load
+        agreement = record.objective.agreement_under_load if self._fewer_bits else None
         return self._shards.bits(self._folder(record.live), record.live.artefact, agreement)
 
     def _low(self, version: ModelVersion) -> bool:
-        return self._registry.root(version.root).priority == "low"
+        return self._fewer_bits and self._registry.root(version.root).priority == "low"
 
     def _fits_not(self, version: ModelVersion) -> bool:
         """Whether the root is served within the limit `root_bytes`, beside the other roots in memory."""

@@ -43,7 +43,7 @@ from hmi.stages import Candidate, Plan, Planner
 from hmi.stages.cascade.report import CascadeReport
 from hmi.stages.cascade.stage import CascadeInside
 from hmi.stages.early_exit.stage import EarlyExit
-from hmi.stages.planning.groups import GroupLimits
+from hmi.stages.planning.group import GroupLimits
 from hmi.stages.token_adaptation.stage import TokenAdaptation
 from hmi.stores.adapter_pool import AdapterPool, NoRoom
 from hmi.stores.failures import tell

@@ -18,7 +18,7 @@ from hmi.engine.request import TextRequest
 from hmi.engine.sink import Sink
 from hmi.execution.batch import BatchKey
 from hmi.model.batching import Encoded
-from hmi.stages.planning.groups import Group, Member, Price
+from hmi.stages.planning.group import Group, Member, Price
 
 Kind = tuple[BatchKey, bool]
 """A batch key, and whether its texts are in groups. Only texts of one kind share a batch."""

@@ -17,7 +17,7 @@ from hmi.engine.queue import BatchQueue
 from hmi.engine.stage_costs import StageCosts
 from hmi.stages import OFF, Candidate, Measured, Plan, Planner, RoundRobin
 from hmi.stages.planner import Adaptive, Waiting, work_left
-from hmi.stages.planning.groups import Price
+from hmi.stages.planning.group import Price
 from hmi.stores.failures import tell
 
 log = logging.getLogger("hmi.engine")

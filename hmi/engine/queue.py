@@ -21,7 +21,8 @@ from hmi.engine.turns import Turns
 from hmi.errors import DeadlineExceeded, copy_of
 from hmi.execution.batch import BatchKey
 from hmi.stages.planner import Candidate
-from hmi.stages.planning.groups import BEYOND, Group, GroupLimits, Price, is_beyond
+from hmi.stages.planning.group import BEYOND, Group, GroupLimits, Price
+from hmi.stages.planning.groups import is_beyond
 
 FEW_TENANTS = 2
 """While no more tenants wait, the first tenant's batch is not filled up with another's texts."""
@@ -251,7 +252,8 @@ class BatchQueue:
         groups = self._waiting.groups.of(key) if grouped else ()
         if len(groups) > 1 and first.group and not first.group.beyond and self._is_quiet(tenant):
             groups = [_raised(each) if each is first.group else each for each in groups]
-        return Candidate(given_s, since, tenant, key, layers, groups, grouped, self._waits_s(kind))
+        expected = self._waiting.groups.expected(key, time.monotonic()) if groups else ()
+        return Candidate(given_s, since, tenant, key, layers, groups, expected, grouped, self._waits_s(kind))
 
     def _own_group(self, candidate: Candidate) -> tuple[Group, ...]:
         """The group of the text that the candidate's tenant wants next; () if that is an ordinary text."""

@@ -12,7 +12,7 @@ from typing import Protocol, runtime_checkable
 from hmi.core import Cascade, ModelId, ModelVersion, Objective
 from hmi.execution.batch import BatchKey
 from hmi.stages.base import OFF, Setting, Shape, Stage
-from hmi.stages.planning.groups import Group, Price
+from hmi.stages.planning.group import Group, Price
 
 
 @dataclass(frozen=True, order=True)
@@ -29,6 +29,8 @@ class Candidate:
     """The number of upper layers of the key's root."""
     groups: Sequence[Group] = field(default=(), compare=False)
     """The key's groups of texts with a deadline or a utility, in any order."""
+    expected: Sequence[Group] = field(default=(), compare=False)
+    """Groups that are expected to arrive soon. They cannot run yet."""
     grouped: bool = field(default=False, compare=False)
     """Whether the text that the tenant wants next is in a group. If not, it is an ordinary text."""
     waiting_s: float = field(default=0.0, compare=False)

@@ -21,7 +21,7 @@ from hmi.execution import Left, Rows
 from hmi.execution.packed import PackedExecutor
 from hmi.metrics import Metrics
 from hmi.stages import Candidate, Plan, RoundRobin, Setting
-from hmi.stages.planning.groups import Price
+from hmi.stages.planning.group import Price
 from hmi.stores.adapter_pool import AdapterPool
 from plot_store import Reader
 from tests.e2e.conftest import Home

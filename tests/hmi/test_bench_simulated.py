@@ -22,7 +22,7 @@ from hmi.bench.stages.simulated import (
     simulate,
     texts_of,
 )
-from hmi.stages.planning.groups import GroupLimits
+from hmi.stages.planning.group import GroupLimits
 
 TABLE = Table()
 LIMITS = GroupLimits(seconds=0.02)

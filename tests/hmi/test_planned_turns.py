@@ -15,7 +15,7 @@ from hmi.engine.pace import BATCH_WORK, Pace
 from hmi.engine.planning import Planning
 from hmi.engine.queue import BatchLimits, BatchQueue
 from hmi.stages.planning.cost import Cost
-from hmi.stages.planning.groups import GroupLimits
+from hmi.stages.planning.group import GroupLimits
 from hmi.stages.planning.pareto import ParetoPlanner
 from tests.hmi.test_queue_model import item
 

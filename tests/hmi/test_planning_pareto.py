@@ -15,7 +15,8 @@ from hmi.core import ModelId, Objective
 from hmi.stages.base import OFF
 from hmi.stages.planner import Candidate, Measured, Plan, Planner, Terms, Waiting
 from hmi.stages.planning.cost import Cost
-from hmi.stages.planning.groups import BEYOND, FAR_S, Group, GroupLimits, Groups, Member
+from hmi.stages.planning.group import BEYOND, FAR_S, Group, GroupLimits, Member
+from hmi.stages.planning.groups import Groups
 from hmi.stages.planning.labels import Job, Option, exact
 from hmi.stages.planning.measured import ENOUGH, RETRY_S, TRIALS
 from hmi.stages.planning.pareto import CALM_S, FULL_S, ParetoPlanner

@@ -19,7 +19,7 @@ from hmi.engine.queue import BatchLimits, BatchQueue
 from hmi.engine.request import PRIORITIES
 from hmi.errors import HmiError
 from hmi.stages import Candidate
-from hmi.stages.planning.groups import BEYOND, GroupLimits, Price
+from hmi.stages.planning.group import BEYOND, GroupLimits, Price
 from tests.hmi.test_queue_model import Told, item
 
 SEEDS = (1, 2, 3)

@@ -13,7 +13,7 @@ from hmi.execution.batch import BatchKey
 from hmi.stages import Candidate, Measured, Plan, Planner, Stage
 from hmi.stages.planner import Waiting
 from hmi.stages.planning.cost import Cost
-from hmi.stages.planning.groups import Price
+from hmi.stages.planning.group import Price
 from hmi.stages.planning.labels import Job, Option
 from hmi.stages.planning.pareto import ParetoPlanner, _Ready
 
@@ -53,7 +53,9 @@ class Otas(ParetoPlanner):
         """Return None: the paper has no other plan for queues that fit."""
         return None
 
-    def _loaded(self, ready: Sequence[_Ready], starts: Sequence[float]) -> Plan | None:
+    def _loaded(
+        self, ready: Sequence[_Ready], coming: Sequence[_Ready], starts: Sequence[float]
+    ) -> Plan | None:
         now = starts[0]
         _, _, first, key = ready[0]
         steps = sorted(range(len(key.factors)), key=lambda step: -first.seconds[step])  # the fastest last

@@ -17,6 +17,7 @@ from hmi.bench.stages.simulated import (
     Exact,
     Fixed,
     Otas,
+    Seen,
     Table,
     bursty,
     fluctuating,
@@ -24,7 +25,7 @@ from hmi.bench.stages.simulated import (
     simulate,
     texts_of,
 )
-from hmi.stages.planning.groups import GroupLimits
+from hmi.stages.planning.group import GroupLimits
 from hmi.stages.planning.labels import Job, Option, best
 
 SIZES = (2, 3, 4, 5, 6)
@@ -62,10 +63,10 @@ def costs(runs: int) -> Iterator[Row]:
         took = []
         for seed in range(runs):
             policy, groups = Exact(table), random_groups(20, TEXTS, load, table, seed)
-            policy.choose(groups, 0.0, 0.0)
+            policy.choose(groups, Seen(0.0, 0.0))
             begun = time.thread_time()
             for _ in range(20):
-                policy.choose(groups, 0.0, 0.0)
+                policy.choose(groups, Seen(0.0, 0.0))
             took.append((time.thread_time() - begun) / 20 * 1e6)
         yield Row(f"planner_{name}_plan", round(statistics.median(took), 1), "µs", goal, False, runs)
 

@@ -21,7 +21,8 @@ from hmi.execution.batch import BatchKey
 from hmi.stages.base import OFF, Batch, Effect, Setting, Shape
 from hmi.stages.planner import Candidate, Measured, Plan, Terms, Waiting
 from hmi.stages.planning.cost import Cost
-from hmi.stages.planning.groups import Group, GroupLimits, Groups, Member, Price
+from hmi.stages.planning.group import Group, GroupLimits, Member, Price
+from hmi.stages.planning.groups import Groups
 from hmi.stages.planning.labels import Job, Option
 from hmi.stages.planning.pareto import ParetoPlanner
 
@@ -97,14 +98,23 @@ def bursty(mean: float, seconds: float, seed: int, ratio: float = 4.0) -> NDArra
     return times[times < seconds]
 
 
+@dataclass(frozen=True)
+class Seen:
+    """What a policy knows beside the groups that wait."""
+
+    now: float
+    rate: float
+    """Of the arrivals during the last WINDOW_S."""
+    coming: Sequence[Group] = ()
+    """See `Candidate.expected`."""
+
+
 class Policy(Protocol):
     """Chooses what runs next."""
 
-    def choose(self, groups: Sequence[Group], now: float, rate: float) -> tuple[Group, int] | None:
-        """Return the group that runs now and its setting; None: nothing does until a text arrives.
-
-        rate: of the arrivals during the last WINDOW_S.
-        """
+    def choose(self, groups: Sequence[Group], seen: Seen) -> tuple[Group, int] | None:
+        """Return the group that runs now and its setting; None: nothing does until a text
+        arrives."""
         ...
 
     def ran(self, group: Group, setting: int, predicted: Sequence[float], seconds: float) -> None:
@@ -118,7 +128,7 @@ class Fixed:
     def __init__(self, setting: int) -> None:
         self._setting = setting
 
-    def choose(self, groups: Sequence[Group], now: float, rate: float) -> tuple[Group, int] | None:
+    def choose(self, groups: Sequence[Group], seen: Seen) -> tuple[Group, int] | None:
         return min(groups, key=lambda group: group.due), self._setting
 
     def ran(self, group: Group, setting: int, predicted: Sequence[float], seconds: float) -> None:
@@ -134,14 +144,16 @@ class Otas:
         self._f = profiled([table.rate(texts, setting) for setting in settings])
         self._fixed_s, self._corrected = table.fixed_s, corrected
 
-    def choose(self, groups: Sequence[Group], now: float, rate: float) -> tuple[Group, int] | None:
+    def choose(self, groups: Sequence[Group], seen: Seen) -> tuple[Group, int] | None:
         jobs = [
             Job(g.deadline, [Option(s + self._fixed_s, v) for s, v in zip(g.seconds, g.values, strict=True)])
             for g in groups
         ]
         utilities = [sum(member.utility for member in group) / len(group) for group in groups]
-        initial = now < INITIAL_S
-        chosen = otas(now, jobs, utilities, self._f(rate), initial=initial, corrected=self._corrected)
+        initial = seen.now < INITIAL_S
+        chosen = otas(
+            seen.now, jobs, utilities, self._f(seen.rate), initial=initial, corrected=self._corrected
+        )
         for j in sorted(range(len(jobs)), key=lambda j: jobs[j].deadline):
             if (setting := chosen[j]) is not None:
                 return groups[j], setting
@@ -154,14 +166,16 @@ class Otas:
 class Exact:
     """The planner of the server."""
 
-    def __init__(self, table: Table) -> None:
+    def __init__(self, table: Table, *, foresees: bool = True) -> None:
+        self._foresees = foresees
         cost = Cost(table.fixed_s, 0.0, table.text_s, 0.0, 0.0)
         self.now = 0.0
         self.planner = ParetoPlanner([TableStage(table)], lambda key: cost, clock=lambda: self.now)
 
-    def choose(self, groups: Sequence[Group], now: float, rate: float) -> tuple[Group, int] | None:
-        self.now = now
-        plan = self.planner.plan([self._candidate(groups)], now)
+    def choose(self, groups: Sequence[Group], seen: Seen) -> tuple[Group, int] | None:
+        self.now = seen.now
+        coming = seen.coming if self._foresees else ()
+        plan = self.planner.plan([self._candidate(groups, coming)], seen.now)
         chosen = next(group for group in groups if group.id == plan.group)
         return None if plan.kind == "late" else (chosen, plan.index)
 
@@ -169,8 +183,8 @@ class Exact:
         plan = Plan(self._candidate(()), index=setting)
         self.planner.learn(plan, Measured(len(group), len(group), seconds, 0, predicted))
 
-    def _candidate(self, groups: Sequence[Group]) -> Candidate:
-        return Candidate(0.0, 0.0, "t", KEY, 1, tuple(groups), grouped=True)
+    def _candidate(self, groups: Sequence[Group], coming: Sequence[Group] = ()) -> Candidate:
+        return Candidate(0.0, 0.0, "t", KEY, 1, tuple(groups), coming, grouped=True)
 
 
 class TableStage:
@@ -234,7 +248,8 @@ def simulate(
         waiting = groups.of(KEY)
         while since < at and texts[since].arrival <= now - WINDOW_S:
             since += 1
-        chosen = policy.choose(waiting, now, (at - since) / WINDOW_S) if waiting else None
+        seen = Seen(now, (at - since) / WINDOW_S, groups.expected(KEY, now))
+        chosen = policy.choose(waiting, seen) if waiting else None
         if chosen is None:
             soonest = min((group.deadline for group in waiting), default=math.inf)
             following = texts[at].arrival if at < len(texts) else math.inf

@@ -11,7 +11,7 @@ from math import prod
 from hmi.stages.base import OFF, Setting, Shape, Stage
 from hmi.stages.planner import Adaptive, Terms, Waiting
 from hmi.stages.planning.cost import Cost
-from hmi.stages.planning.groups import Price
+from hmi.stages.planning.group import Price
 
 TYPICAL = 32
 """The tokens of the text by which settings are compared before any is priced."""

@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 
 import numpy as np
 
@@ -15,7 +16,8 @@ from hmi.execution.batch import BatchKey
 from hmi.stages.base import Shape, Stage
 from hmi.stages.planner import Candidate, Measured, Plan, Waiting
 from hmi.stages.planning.cost import Cost
-from hmi.stages.planning.groups import Group, Price
+from hmi.stages.planning.expected import NEVER
+from hmi.stages.planning.group import Group, Price
 from hmi.stages.planning.labels import chosen_of
 from hmi.stages.planning.ladder import Effects, Ladder
 from hmi.stages.planning.measured import Ratios
@@ -77,6 +79,27 @@ _Ready = tuple[float, int, Group, _Key]
 """A group that may run: its place in the order of deadlines, its id, itself, and what its key has."""
 
 
+def _merged(ready: Sequence[_Ready], coming: Sequence[_Ready]) -> Sequence[_Ready]:
+    """Both in the order of deadlines."""
+    return sorted([*ready, *coming], key=itemgetter(0)) if coming else ready
+
+
+def _chosen(ready: Sequence[_Ready], starts: Sequence[float]) -> list[tuple[Group, _Key, int]]:
+    """The groups that are here and that the label program runs, in their order, each with its step."""
+    width = max(len(key.factors) for _, _, _, key in ready)
+    seconds, values = np.zeros((len(ready), width)), np.full((len(ready), width), -math.inf)
+    for g, (_, _, group, key) in enumerate(ready):
+        seconds[g, : len(key.factors)] = key.all_seconds(group)
+        values[g, : len(key.factors)] = group.values
+    margins = np.array([key.margin for _, _, _, key in ready])
+    deadlines = np.array([group.deadline for _, _, group, _ in ready])
+    with np.errstate(invalid="ignore"):  # a step that is not used takes for ever
+        latest = deadlines[:, None] - seconds * margins[:, None]
+    steps, _, _ = chosen_of(starts, seconds, values, latest)
+    of = zip(ready, steps, strict=True)
+    return [(group, key, step) for (_, _, group, key), step in of if step >= 0 and group.id != NEVER]
+
+
 class ParetoPlanner:
     """Chooses among all groups by the exact label program; between groups and ordinary texts turns decide.
 
@@ -134,15 +157,19 @@ class ParetoPlanner:
     def plan(self, candidates: Sequence[Candidate], now: float) -> Plan:
         first = min(candidates)
         ready: list[_Ready] = []
+        coming: list[_Ready] = []
         for candidate in candidates if first.grouped else ():
             if candidate.groups:
                 key = self._key(candidate, now)
                 ready += [(group.due, group.id, group, key) for group in candidate.groups]
+                steps = len(key.factors)
+                coming += [(g.due, g.id, g, key) for g in candidate.expected if len(g.values) == steps]
         if not ready:
             return self._ordinary(first, candidates, now)
         ready.sort()
         starts = self._starts(now)
-        plan = self._overdue(ready, now) or self._fitting(ready, starts) or self._loaded(ready, starts)
+        plan = self._overdue(ready, now) or self._fitting(_merged(ready, coming), starts)
+        plan = plan or self._loaded(ready, coming, starts)
         if plan is None:  # no group can end in time
             others = [candidate for candidate in candidates if not candidate.grouped]
             plan = self._ordinary(min(others), candidates, now) if others else self._late(ready[0])
@@ -182,7 +209,8 @@ class ParetoPlanner:
 
     def _fitting(self, ready: Sequence[_Ready], starts: Sequence[float]) -> Plan | None:
         """Plan the first group if all fit under the settings that are worth most."""
-        clocks, several, first = list(starts), len(starts) > 1, -1
+        clocks, several = list(starts), len(starts) > 1
+        first: tuple[Group, _Key, int] | None = None
         for _, _, group, key in ready:
             values = group.values
             step = values.index(max(values))
@@ -192,32 +220,27 @@ class ParetoPlanner:
                 return None
             if several:
                 clocks.sort()
-            if first < 0:
-                first = step
-        _, _, group, key = ready[0]
-        return self._run(group, key, first, "fits", "fits")
+            if first is None and group.id != NEVER:
+                first = group, key, step
+        assert first is not None, "a group is ready"
+        return self._run(*first, "fits", "fits")
 
-    def _loaded(self, ready: Sequence[_Ready], starts: Sequence[float]) -> Plan | None:
-        """Plan the first group that the label program does not drop; None if it drops them all."""
-        width = max(len(key.factors) for _, _, _, key in ready)
-        seconds, values = np.zeros((len(ready), width)), np.full((len(ready), width), -math.inf)
-        for g, (_, _, group, key) in enumerate(ready):
-            seconds[g, : len(key.factors)] = key.all_seconds(group)
-            values[g, : len(key.factors)] = group.values
-        margins = np.array([key.margin for _, _, _, key in ready])
-        deadlines = np.array([group.deadline for _, _, group, _ in ready])
-        with np.errstate(invalid="ignore"):  # a step that is not used takes for ever
-            latest = deadlines[:, None] - seconds * margins[:, None]
-        chosen, _, _ = chosen_of(starts, seconds, values, latest)
-        dropped = chosen.count(-1)
-        if dropped == len(ready):
+    def _loaded(
+        self, ready: Sequence[_Ready], coming: Sequence[_Ready], starts: Sequence[float]
+    ) -> Plan | None:
+        """Plan the first group that the label program does not drop, beside those that are coming; None if
+        it drops them all."""
+        chosen = _chosen(_merged(ready, coming), starts)
+        if not chosen and coming:  # what is coming is worth more, but is not here yet
+            chosen = _chosen(ready, starts)
+        if not chosen:
             return None
-        first = next(g for g, step in enumerate(chosen) if step >= 0)
-        _, _, group, key = ready[first]
+        dropped = len(ready) - len(chosen)
+        group, key, step = chosen[0]
         self.decisions["dropped"] += dropped
-        name = key.ladder.steps[chosen[first]].name
+        name = key.ladder.steps[step].name
         why = f"loaded: {name} for {len(ready)} groups" + (f", {dropped} dropped" if dropped else "")
-        return replace(self._run(group, key, chosen[first], "loaded", why), dropped=dropped)
+        return replace(self._run(group, key, step, "loaded", why), dropped=dropped)
 
     def _late(self, ready: _Ready) -> Plan:
         """Plan a group that is late while nothing else can run. The queue fails the texts that are lost."""
