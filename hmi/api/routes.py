@@ -17,24 +17,26 @@ from hmi.api.schemas import Health, JobAccepted, JobList, JobQuery, JobView, NoB
 from hmi.api.schemas_domain import ChangeDomain, DomainList, DomainView, GrowDomain
 from hmi.api.schemas_manage import (
     ChangeRoot,
-    ChangeTenant,
     CreateDomain,
-    CreateKey,
-    CreateTenant,
     ImportRoot,
-    KeyCreated,
-    KeyList,
     RollbackDomain,
     RootList,
     ShardRoot,
-    TenantCreated,
-    TenantDeleted,
-    TenantList,
-    TenantView,
     UpdateDomain,
     UsageView,
 )
 from hmi.api.schemas_stats import StatsView
+from hmi.api.schemas_tenants import (
+    ChangeTenant,
+    CreateKey,
+    CreateTenant,
+    KeyCreated,
+    KeyList,
+    TenantCreated,
+    TenantDeleted,
+    TenantList,
+    TenantView,
+)
 
 CORPUS = {"corpus": True}
 TENANT, KEYS = "/manage/tenants/{tenant}", "/manage/tenants/{tenant}/keys"

@@ -1,19 +1,16 @@
-"""Requests of the manage calls, and the answers about roots, domains, tenants and models."""
+"""Requests of the manage calls, and the answers about roots, domains and models."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
-from hmi.api.schemas import NEXT, Alpha, Answer, Change, DomainName, ModelName, Name, Query, Request
+from hmi.api.schemas import NEXT, Alpha, Answer, DomainName, ModelName, Name, Query, Request
 from hmi.api.schemas_exits import CascadeBrief, ExitsView
 from hmi.api.schemas_tokens import TokensBrief
-from hmi.core import MAX_WEIGHT, MIN_WEIGHT, Cascade, CascadeState, ModelVersion, Objective, Scope, Task
+from hmi.core import Cascade, CascadeState, ModelVersion, Objective, Task
 from hmi.jobs.options import BuildPlotOptions, FineTuneOptions, ImportRootOptions, Publish
-
-WEIGHT = "The tenant's share of compute beside other tenants that wait: twice the weight, twice the time."
-Weight = Annotated[float, Field(ge=MIN_WEIGHT, le=MAX_WEIGHT, description=WEIGHT)]
 
 
 class PathRef(Request):
@@ -62,21 +59,6 @@ class UpdateDomain(Request):
 
 class RollbackDomain(Request):
     version: str = Field(min_length=1, max_length=128, description="One of the domain's versions.")
-
-
-class CreateTenant(Request):
-    tenant: Name
-    weight: Weight = 1.0
-
-
-class ChangeTenant(Change):
-    """Changes to a tenant. A field that is left out is not changed; at least one must be given."""
-
-    weight: Weight | None = None
-
-
-class CreateKey(Request):
-    scopes: list[Scope] = Field(default=["infer", "manage"], min_length=1, max_length=3)
 
 
 class CreateModel(Request):
@@ -251,46 +233,6 @@ class RootView(Answer):
 
 class RootList(Answer):
     roots: list[RootView]
-
-
-class TenantView(Answer):
-    tenant: str
-    created: str
-    weight: float = Field(description=WEIGHT)
-
-
-class TenantList(Answer):
-    tenants: list[TenantView]
-
-
-class TenantCreated(Answer):
-    """A new tenant and its first key. The key is shown only once and stored as a hash."""
-
-    tenant: str
-    key_id: str
-    key: str
-
-
-class TenantDeleted(Answer):
-    tenant: str
-    removed: dict[str, Any] = Field(description="What was deleted with the tenant, by kind.")
-
-
-class KeyView(Answer):
-    key_id: str
-    tenant: str | None
-    scopes: list[Scope]
-    created: str
-
-
-class KeyList(Answer):
-    keys: list[KeyView]
-
-
-class KeyCreated(KeyView):
-    """A new key. It is shown only once and stored as a hash."""
-
-    key: str
 
 
 class ModelView(Answer):

@@ -9,16 +9,9 @@ from hmi.api.exits import cascade_brief
 from hmi.api.schemas import JobView
 from hmi.api.schemas_domain import DomainVersionView, DomainView
 from hmi.api.schemas_exits import ExitsView
-from hmi.api.schemas_manage import (
-    ExecutionView,
-    ExecutorTimes,
-    KeyView,
-    ModelView,
-    RootView,
-    ShardsView,
-    TenantView,
-)
+from hmi.api.schemas_manage import ExecutionView, ExecutorTimes, ModelView, RootView, ShardsView
 from hmi.api.schemas_stats import StatsView
+from hmi.api.schemas_tenants import KeyView, TenantView
 from hmi.api.tokens import tokens_brief
 from hmi.core import JobRecord, KeyRecord, ModelRecord, Progress, RootRecord, TenantRecord
 from hmi.execution.fastest import fastest, precision_of

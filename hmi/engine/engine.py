@@ -24,12 +24,13 @@ from hmi.engine.in_flight import InFlight
 from hmi.engine.isolate import by_model, fail
 from hmi.engine.item import Item, Piece, artefacts_of, work_in
 from hmi.engine.levels import Admitted, Levels
+from hmi.engine.limits import BatchLimits
 from hmi.engine.lines import Lines
 from hmi.engine.loading import ModelLoader
 from hmi.engine.pace import BATCH_WORK, Pace
 from hmi.engine.planners import planner_of
 from hmi.engine.planning import Planning
-from hmi.engine.queue import FEW_TENANTS, BatchLimits, BatchQueue
+from hmi.engine.queue import FEW_TENANTS, BatchQueue
 from hmi.engine.request import TextRequest, TextResult
 from hmi.engine.running import Held, Ran, Runner
 from hmi.engine.sink import CallSink

@@ -11,10 +11,11 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from hmi.engine.backlog import STEP_S, Backlog, Backlogs, by_tenant, left_of
 from hmi.engine.item import Item, Kind, Piece
+from hmi.engine.limits import BatchLimits
 from hmi.engine.pace import BATCH_WORK, MODULE_WORK, Pace
 from hmi.engine.room import ROOM_SHARE, Room
 from hmi.engine.turns import Turns
@@ -26,34 +27,6 @@ from hmi.stages.planning.groups import is_beyond
 
 FEW_TENANTS = 2
 """While no more tenants wait, the first tenant's batch is not filled up with another's texts."""
-
-
-STREAMED_TURNS = 8
-"""The time of a batch on shards, in times of other batches."""
-
-
-@dataclass(frozen=True)
-class BatchLimits:
-    """The limits of a batch that is to be cut."""
-
-    seconds: float
-    tokens: int
-    work_left: float = 1.0
-    """The fraction of the layers' work that the plan's stages leave (`hmi.stages.planner.work_left`)."""
-    express: bool = False
-    """True if the batch is to run beside another, its host. It then admits only tenants that have received
-    less than the host's tenant with it, texts that may run beside their own tenant's (`TextRequest.beside`),
-    and no window that exceeds the limits."""
-    at_hand: Callable[[Item], bool] = lambda item: True
-    """Tells whether an item's module is in memory. An express batch leaves out the other texts."""
-    several_s: float = math.inf
-    """The most seconds of a batch of more than one window, if that is less than `seconds`."""
-
-    def of(self, key: BatchKey, work_left: float) -> BatchLimits:
-        """The limits for a batch of this key and this `work_left`. A batch on shards decodes all layers, so
-        it may take longer: STREAMED_TURNS times, but not beside another."""
-        turns = STREAMED_TURNS if key.bits and not self.express else 1
-        return replace(self, work_left=work_left, seconds=turns * self.seconds)
 
 
 class BatchQueue:

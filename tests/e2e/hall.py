@@ -11,8 +11,9 @@ from hmi.engine import TextRequest
 from hmi.engine.admission import Admission
 from hmi.engine.bundles import Bundle, TaskPart
 from hmi.engine.item import Item, Piece
+from hmi.engine.limits import BatchLimits
 from hmi.engine.loading import ModelLoader
-from hmi.engine.queue import BatchLimits, BatchQueue
+from hmi.engine.queue import BatchQueue
 from hmi.engine.request import TextResult
 from hmi.engine.supervisor import Supervisor
 from hmi.stages import RoundRobin

@@ -16,7 +16,8 @@ from hmi.api.errors import STATUS, Malformed, known, status_of
 from hmi.api.protocols.native.schemas import InferBody, MixedBody, count_members
 from hmi.api.route import Route
 from hmi.api.routes import ROUTES
-from hmi.api.schemas_manage import CreateModel, CreateTenant, ModelQuery
+from hmi.api.schemas_manage import CreateModel, ModelQuery
+from hmi.api.schemas_tenants import CreateTenant
 from hmi.errors import HmiError, InvalidInput
 from hmi.metrics import Metrics
 from tests.hmi.test_api_fuzz import DOCUMENT, draw

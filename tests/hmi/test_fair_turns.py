@@ -11,9 +11,10 @@ import torch
 
 from hmi.core import ModelId, ModelVersion
 from hmi.engine.item import Item, Times
+from hmi.engine.limits import BatchLimits
 from hmi.engine.loading import ModelLoader
 from hmi.engine.pace import Pace
-from hmi.engine.queue import BatchLimits, BatchQueue
+from hmi.engine.queue import BatchQueue
 from hmi.engine.room import Room
 from hmi.engine.turns import MAX_TENANTS, Turns
 from hmi.errors import Damaged, QuotaExceeded, Unavailable

@@ -11,9 +11,10 @@ from types import SimpleNamespace
 import pytest
 
 from hmi.engine.item import Item, work_in
+from hmi.engine.limits import BatchLimits
 from hmi.engine.pace import BATCH_WORK, Pace
 from hmi.engine.planning import Planning
-from hmi.engine.queue import BatchLimits, BatchQueue
+from hmi.engine.queue import BatchQueue
 from hmi.stages.planning.cost import Cost
 from hmi.stages.planning.group import GroupLimits
 from hmi.stages.planning.pareto import ParetoPlanner

@@ -11,8 +11,9 @@ import pytest
 
 from hmi.bench.serve.traffic import Shape, tenants_in_turn
 from hmi.engine.item import Item, Piece, work_in
+from hmi.engine.limits import BatchLimits
 from hmi.engine.pace import BATCH_WORK, Pace
-from hmi.engine.queue import FEW_TENANTS, BatchLimits, BatchQueue
+from hmi.engine.queue import FEW_TENANTS, BatchQueue
 from hmi.stages import Candidate
 from tests.hmi.test_queue_model import item
 

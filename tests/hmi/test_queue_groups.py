@@ -14,8 +14,9 @@ from typing import Any, cast
 import pytest
 
 from hmi.engine.item import Item, Piece
+from hmi.engine.limits import BatchLimits
 from hmi.engine.pace import Pace
-from hmi.engine.queue import BatchLimits, BatchQueue
+from hmi.engine.queue import BatchQueue
 from hmi.engine.request import PRIORITIES
 from hmi.errors import HmiError
 from hmi.stages import Candidate

@@ -15,8 +15,9 @@ from hmi.core import ModelId, Objective
 from hmi.engine import TextRequest
 from hmi.engine.bundles import Bundle
 from hmi.engine.item import Item, Piece, work_in
+from hmi.engine.limits import BatchLimits
 from hmi.engine.pace import BATCH_WORK, Pace
-from hmi.engine.queue import BatchLimits, BatchQueue
+from hmi.engine.queue import BatchQueue
 from hmi.engine.request import PRIORITIES, Priority
 from hmi.errors import DeadlineExceeded, QuotaExceeded, Unavailable
 from hmi.execution.batch import BatchKey

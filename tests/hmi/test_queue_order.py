@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from hmi.engine.backlog import Backlog
 from hmi.engine.item import Item, Piece
+from hmi.engine.limits import BatchLimits
 from hmi.engine.pace import BATCH_WORK, MODULE_WORK, Pace
-from hmi.engine.queue import BatchLimits, BatchQueue
+from hmi.engine.queue import BatchQueue
 from hmi.engine.request import PRIORITIES, Priority
 from hmi.errors import DeadlineExceeded, QuotaExceeded, Unavailable
 from tests.hmi.test_queue_model import Told, item

@@ -9,7 +9,8 @@ from hmi.api import quotas
 from hmi.api.loop import OFF_LOOP_ROWS
 from hmi.api.route import Call, Reply
 from hmi.api.schemas import NoBody
-from hmi.api.schemas_manage import (
+from hmi.api.schemas_manage import UsageView
+from hmi.api.schemas_tenants import (
     ChangeTenant,
     CreateKey,
     CreateTenant,
@@ -18,7 +19,6 @@ from hmi.api.schemas_manage import (
     TenantCreated,
     TenantDeleted,
     TenantList,
-    UsageView,
 )
 from hmi.api.views import key_view, tenant_view
 from hmi.core import KeyRecord, Scope
