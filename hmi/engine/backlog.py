@@ -222,6 +222,8 @@ class Backlogs:
         return gone
 
     def clear(self) -> None:
+        for item in self:
+            item.member = None
         self._by_kind.clear()
         self._work.clear()
         self._kinds_of.clear()
