@@ -133,11 +133,14 @@ class ParetoPlanner:
 
     def plan(self, candidates: Sequence[Candidate], now: float) -> Plan:
         first = min(candidates)
-        ready: list[_Ready] = []
+        ready, seen = list[_Ready](), set[int]()  # two tenants may want texts of one group next
         for candidate in candidates if first.grouped else ():
             if candidate.groups:
                 key = self._key(candidate, now)
-                ready += [(group.due, group.id, group, key) for group in candidate.groups]
+                ready += [
+                    (group.due, group.id, group, key) for group in candidate.groups if group.id not in seen
+                ]
+                seen.update(group.id for group in candidate.groups)
         if not ready:
             return self._ordinary(first, candidates, now)
         ready.sort()
