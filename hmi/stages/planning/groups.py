@@ -20,13 +20,13 @@ OPEN = 32
 """The number of newest groups of a key that a text may join. It bounds the cost of `Groups.add`."""
 
 
-def is_beyond(mine_s: float, others_s: float, others: int, batch_s: float) -> bool:
+def is_beyond(mine_s: float, others_s: float, others: float, batch_s: float) -> bool:
     """Return whether a text of a tenant is beyond the tenant's share when it is put.
 
     mine_s: predicted seconds of the tenant's waiting texts, this one included. others_s: those of all other
-    tenants' texts. others: the number of other tenants that wait. batch_s: the target time of a batch. The
-    tenant itself is not in the mean that it is compared with: beside one other it could never exceed twice
-    that mean.
+    tenants' texts. others: the weights of the other tenants that wait, by this tenant's, which is their
+    number if all weigh the same. batch_s: the target time of a batch. The tenant itself is not in the mean
+    that it is compared with: beside one other it could never exceed twice that mean.
     """
     return others > 0 and mine_s > batch_s and mine_s > 2 * others_s / others
 

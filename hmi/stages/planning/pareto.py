@@ -122,7 +122,8 @@ class ParetoPlanner:
     def price(self, text: Waiting) -> Price:
         """Return the text's value and cost under each step of `ladder(text.key, text.layers)`."""
         ladder = self.ladder(text.key, text.layers)
-        of, now = (text.key, text.model, text.version.artefact), self._clock()
+        bounds = text.objective.agreement_under_load  # a text that insists on the full model has none
+        of, now = (text.key, text.model, text.version.artefact, bounds), self._clock()
         known = self._effects.get(of)
         if known is None or now - known.at > REFRESH_S or not known.holds_for(text):
             if len(self._effects) >= MODELS:
@@ -148,7 +149,11 @@ class ParetoPlanner:
         plan = self._overdue(ready, now) or self._fitting(ready, starts) or self._loaded(ready, starts)
         if plan is None:  # no group can end in time
             others = [candidate for candidate in candidates if not candidate.grouped]
-            plan = self._ordinary(min(others), candidates, now) if others else self._late(ready[0])
+            # Where the cost is a guess, only a batch tells what texts really take.
+            guess = next((each for each in ready if each[3].ladder.cost is UNKNOWN), None)
+            if others and guess is None:
+                return self._ordinary(min(others), candidates, now)
+            plan = self._late(guess or ready[0])
         return plan
 
     def learn(self, plan: Plan, measured: Measured) -> None:
