@@ -325,9 +325,8 @@ class BatchQueue:
         """Return whether an item that is about to be added is beyond its tenant's share."""
         mine_s = self._seconds(self._waiting.work_of(item.tenant))
         others_s = self._seconds(self._waiting.work) - mine_s
-        others = self._others(item.tenant)
         mine_s += self._pace.seconds(item.key, left_of(item)) / self._streams
-        return is_beyond(mine_s, others_s, others, self._waiting.groups.limits.seconds)
+        return is_beyond(mine_s, others_s, self._others(item.tenant), self._waiting.groups.limits.seconds)
 
     def _is_quiet(self, tenant: str) -> bool:
         """Return whether the others that wait have more than twice this tenant's waiting work in the mean, by

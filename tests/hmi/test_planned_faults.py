@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from pydantic import ValidationError
 
 from hmi.core import ModelId, ModelVersion, Objective, TokenPoint
 from hmi.engine.pace import Pace
 from hmi.engine.planning import Planning
 from hmi.engine.queue import BatchLimits, BatchQueue
 from hmi.errors import Unavailable
-from hmi.execution.batch import BatchKey
-from hmi.stages.planner import Waiting
+from hmi.execution.batch import BatchKey, Rows
+from hmi.stages.planner import Candidate, Measured, Waiting
 from hmi.stages.planning.cost import Cost
-from hmi.stages.planning.groups import GroupLimits
+from hmi.stages.planning.groups import FAR_S, GroupLimits, Groups, Member, Price
+from hmi.stages.planning.measured import ENOUGH, Ratios
 from hmi.stages.planning.pareto import ParetoPlanner
 from hmi.stages.token_adaptation.settings import merging
 from hmi.stages.token_adaptation.stage import TokenAdaptation
-from tests.hmi.merging_lab import MODEL, OBJECTIVE, batch_of, text_of, version
+from tests.hmi.merging_lab import MODEL, OBJECTIVE, batch_of, hook_of, text_of, texts, through_hook, version
 from tests.hmi.runner_bodies import version_by
 from tests.hmi.test_queue_groups import LIMITS, price
 from tests.hmi.test_queue_model import item
@@ -34,10 +41,10 @@ def soon() -> float:
 def test_texts_in_groups_may_be_dropped_after_all_have_failed() -> None:
     """A call gives its texts back when a stop without drain has failed them."""
     queue = BatchQueue(1 << 20, Pace(), price=price, limits=LIMITS)
-    texts = [item("acme", "cls", [9], soon()), item("acme", "cls", [9])]
-    queue.put(texts)
+    sent = [item("acme", "cls", [9], soon()), item("acme", "cls", [9])]
+    queue.put(sent)
     queue.fail_all(Unavailable("stopping"))
-    queue.drop(texts)
+    queue.drop(sent)
     assert queue.tokens == 0
 
 
@@ -72,8 +79,8 @@ def _of_windows(made: ModelVersion, *windows: int) -> Waiting:
 
 def test_a_text_of_several_windows_is_not_merged_since_no_audit_would_see_it() -> None:
     made = version((-20, 0.9, 1.0, 9_000))
-    texts = [text_of(0, 30), text_of(1, 30, whole=False)]
-    batch = batch_of([30, 30], texts=texts, versions=[(MODEL, made, None)] * 2)
+    both = [text_of(0, 30), text_of(1, 30, whole=False)]
+    batch = batch_of([30, 30], texts=both, versions=[(MODEL, made, None)] * 2)
     (hook,) = TokenAdaptation().hooks(merging(-20), batch)
     assert hook.concerns == {0: "merge 20%"}
     planner = ParetoPlanner([TokenAdaptation()], lambda key: COST)
@@ -120,3 +127,55 @@ def test_texts_whose_cost_is_a_guess_run_in_their_turn_even_if_it_says_that_they
     plan, _ = planning.plan(queue, queue.candidates())
     assert urgent.group
     assert plan.group == urgent.group.id
+
+
+def test_texts_that_lose_no_row_are_not_told_to_be_merged() -> None:
+    """Nor audited: they would count as agreements of merging."""
+    hook = hook_of([9, 40], {0: -10, 1: -10}, (0, 1), stretches={0: [(i, 1) for i in range(1, 9)]})
+    assert hook.concerns == {1: "merge 10%"}
+    parts = texts([9, 40], 8)
+    rows = through_hook(hook, Rows.packed(torch.cat(parts), [0, 9, 49]))[-1]
+    assert rows.texts == [0, 1, 1]
+
+
+def test_batches_of_mostly_other_texts_rest_no_setting() -> None:
+    """A tenant whose texts are never merged may share groups with one whose texts are."""
+    ratios = Ratios()
+    for _ in range(2 * ENOUGH):
+        measured = Measured(64, 640, 0.02)
+        ratios.learn(KEY, 0, (0.02, 0.014), measured, faster=False, now=0.0)
+        ratios.learn(KEY, 1, (0.02, 0.0198), measured, faster=True, now=0.0)
+    found = ratios.of(KEY)
+    assert found is not None
+    assert found.resting(0.0) == []
+
+
+def test_texts_that_have_waited_too_long_leave_every_second_batch_to_others() -> None:
+    now, planner = 100.0, ParetoPlanner(cost_of=lambda key: COST)
+    groups = Groups(GroupLimits(texts=1))
+    for deadline, queued in [(math.inf, now - 2 * FAR_S)] * 4 + [(now + 0.004, now)]:
+        price = planner.price(_of_windows(version(), 10))
+        groups.add(KEY, Member("acme", queued, deadline, 1.0, price))
+    urgent = groups.of(KEY)[-1]
+    kinds = []
+    for _ in range(2):
+        plan = planner.plan([Candidate(0.0, 0.0, "acme", KEY, 6, groups.of(KEY), grouped=True)], now)
+        group = groups.find(KEY, plan.group or 0)
+        assert group is not None
+        kinds.append((plan.kind, group is urgent))
+        groups.remove(group, next(iter(group)))
+    assert kinds == [("overdue", False), ("loaded", True)]
+
+
+def test_groups_that_are_full_are_looked_at_no_more() -> None:
+    groups, full = Groups(GroupLimits(seconds=0.02)), Price((1.0,), (0.03,))
+    for _ in range(100):
+        groups.add(KEY, Member("acme", 0.0, 1.0, 1.0, full))
+    assert len(groups) == 100
+    assert not groups._open[KEY, False]
+
+
+@pytest.mark.parametrize("wrong", [{"agreement": 1.5}, {"agreement": math.nan}, {"rows": -1}])
+def test_a_profile_that_makes_no_sense_is_refused_before_a_batch_fails_for_it(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        TokenPoint.model_validate({"gamma": -20, "score": 1.0, "agreement": 1.0, "rows": 9, **wrong})

@@ -128,6 +128,10 @@ class Group:
             and len(self.values) == len(member.price.values)
         )
 
+    def is_full(self, limits: GroupLimits) -> bool:
+        """Return whether no further text may join, whatever it is."""
+        return len(self.members) >= limits.texts or self.seconds[0] >= limits.seconds
+
     def add(self, member: Member) -> None:
         price, due = member.price, member.due
         values = [BEYOND * value for value in price.values] if self.beyond else price.values
@@ -205,14 +209,15 @@ class Groups:
         line = self._open.setdefault((key, beyond), deque(maxlen=OPEN))
         while line and line[0].arrived + self.limits.wait_s < member.arrived:
             line.popleft()
-        for group in reversed(line):
-            if group.members and group.takes(member, self.limits):
-                group.add(member)
-                return group
-        group = Group(next(self._ids), key, beyond)
+        alone = member.price.seconds[0] >= self.limits.seconds
+        group = next((g for g in reversed(line) if g.takes(member, self.limits)), None) if not alone else None
+        if group is None:
+            group = Group(next(self._ids), key, beyond)
+            self._by_key.setdefault(key, {})[group.id] = group
+            line.append(group)
         group.add(member)
-        line.append(group)
-        self._by_key.setdefault(key, {})[group.id] = group
+        if group.is_full(self.limits):
+            line.remove(group)
         return group
 
     def remove(self, group: Group, member: Member) -> None:

@@ -103,6 +103,8 @@ class ParetoPlanner:
         self._cost_of, self._streams, self._least, self._clock = cost_of, streams, least, clock
         self._ladders: dict[BatchKey, Ladder] = {}
         self._effects: dict[tuple[object, ...], _Known] = {}
+        self._overdue_ran = False
+        """Whether the last plan among groups was of an overdue one: every second is left to the others."""
         self._ends: list[float] = []
         """The expected ends of the batches planned last, one for each other stream."""
 
@@ -146,7 +148,9 @@ class ParetoPlanner:
             return self._ordinary(first, candidates, now)
         ready.sort()
         starts = self._starts(now)
-        plan = self._overdue(ready, now) or self._fitting(ready, starts) or self._loaded(ready, starts)
+        overdue = None if self._overdue_ran else self._overdue(ready, now)
+        self._overdue_ran = overdue is not None
+        plan = overdue or self._fitting(ready, starts) or self._loaded(ready, starts)
         if plan is None:  # no group can end in time
             others = [candidate for candidate in candidates if not candidate.grouped]
             # Where the cost is a guess, only a batch tells what texts really take.
@@ -207,6 +211,8 @@ class ParetoPlanner:
 
     def _loaded(self, ready: Sequence[_Ready], starts: Sequence[float]) -> Plan | None:
         """Plan the first group that the label program does not drop; None if it drops them all."""
+        # The order of true deadlines: the program is exact in no other. Those without one come last.
+        ready = sorted(ready, key=lambda each: (each[2].deadline, each[0]))
         width = max(len(key.factors) for _, _, _, key in ready)
         seconds, values = np.zeros((len(ready), width)), np.full((len(ready), width), -math.inf)
         for g, (_, _, group, key) in enumerate(ready):
