@@ -269,11 +269,11 @@ class TokenPoint(Record):
     gamma: int
     """Below 0: merging saves this percentage of the layers' rows. Above 0: the number of prompts before each
     layer. 0: neither."""
-    score: float
+    score: float = Field(allow_inf_nan=False)
     """The task's headline figure."""
-    agreement: float
+    agreement: float = Field(ge=0, le=1, allow_inf_nan=False)
     """The fraction of answers that equal those at gamma 0."""
-    rows: int
+    rows: int = Field(ge=0)
     """The number of rows that were judged."""
 
 

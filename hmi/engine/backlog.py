@@ -11,7 +11,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, KeysView, Sequence
 from itertools import count
 
 from hmi.engine.item import Item, Kind, Piece
@@ -149,9 +149,9 @@ class Backlogs:
         return self._by_kind.keys()
 
     @property
-    def tenants(self) -> set[str]:
-        """The tenants that have items waiting."""
-        return set(self._kinds_of)
+    def tenants(self) -> KeysView[str]:
+        """The tenants that have items waiting: not a copy, so that it costs nothing."""
+        return self._kinds_of.keys()
 
     @property
     def work(self) -> dict[Kind, float]:
@@ -223,6 +223,8 @@ class Backlogs:
         return gone
 
     def clear(self) -> None:
+        for item in self:
+            item.member = None
         self._by_kind.clear()
         self._work.clear()
         self._kinds_of.clear()

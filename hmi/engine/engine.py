@@ -225,7 +225,7 @@ class Engine:
         """Run admitted texts, and return their answers in their order."""
         answers = CallSink(len(requests))
         items = [Item(r, b, w, s) for r, (b, w), s in zip(requests, admitted, answers.sinks, strict=True)]
-        self._planning.look_at(admitted)
+        self._planning.look_at(items)
         with self._loader.needing([bundle.version.artefact for bundle, _ in admitted]):
             self._queue.put(items)
             self._waiting.add(items)

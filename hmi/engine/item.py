@@ -12,6 +12,7 @@ from functools import cached_property
 
 from torch import Tensor
 
+from hmi.core import Objective
 from hmi.engine.bundles import Bundle
 from hmi.engine.pace import MODULE_WORK, work_of
 from hmi.engine.request import TextRequest
@@ -22,6 +23,8 @@ from hmi.stages.planning.group import Group, Member, Price
 
 Kind = tuple[BatchKey, bool]
 """A batch key, and whether its texts are in groups. Only texts of one kind share a batch."""
+FULL = Objective()
+"""Of texts that insist on the full model: no stage may change their answers."""
 _ADDING = threading.Lock()
 """One lock for all items, since it is held only for an instant."""
 
@@ -92,6 +95,11 @@ class Item:
     @property
     def tenant(self) -> str:
         return self.request.model.tenant
+
+    @property
+    def objective(self) -> Objective:
+        """The bounds that stages keep for the text: none may change its answer if its request insists."""
+        return self.bundle.objective if self.request.early else FULL
 
     @property
     def tokens(self) -> int:

@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from hmi.engine.bundles import Bundle
 from hmi.engine.item import Item, Piece, artefacts_of
 from hmi.engine.queue import BatchQueue
 from hmi.engine.stage_costs import StageCosts
@@ -50,12 +49,12 @@ class Planning:
         self._spare = RoundRobin(self._fixed)
         self.totals = PlanTotals()
 
-    def look_at(self, admitted: Sequence[tuple[Bundle, object]]) -> None:
-        """Find the costs of the roots of models that may adapt tokens. Does not wait."""
+    def look_at(self, items: Sequence[Item]) -> None:
+        """Find the costs of the roots of texts that are priced, or may be adapted. Does not wait."""
         if self._costs is not None:
-            for bundle, _ in admitted:
-                if bundle.version.tokens:
-                    self._costs.want(bundle)
+            for item in items:
+                if item.request.has_aim or item.bundle.version.tokens:
+                    self._costs.want(item.bundle)
 
     def close(self) -> None:
         """End what is measured. Waits for the batch that runs. Called on a thread."""
@@ -67,7 +66,8 @@ class Planning:
         try:
             bundle, windows = item.bundle, [len(window) for window in item.windows[item.cut :]]
             about = bundle.key, bundle.executor.layers, windows, bundle.model, bundle.version
-            waiting = Waiting(*about, bundle.objective, item.request.utility, bundle.cascade)
+            whole = len(item.windows) == 1
+            waiting = Waiting(*about, item.objective, item.request.utility, bundle.cascade, whole)
             return self._planner.price(waiting)
         except Exception as error:
             self._failed("the planner could not price a text", error)

@@ -96,11 +96,11 @@ class BatchQueue:
             new[item.tenant] += item.tokens
         self._check_wait(new)
         self._room.take(new)
+        for tenant in new:
+            self._turns.weigh(tenant, self._weight_of(tenant))
         for item in items:
             item.price = self._price(item) if item.request.has_aim else None
             self._waiting.add(item, beyond=item.price is not None and self._is_beyond(item))
-        for tenant in new:
-            self._turns.weigh(tenant, self._weight_of(tenant))
         self._arrived.set()
 
     def drop(self, items: Sequence[Item]) -> None:
@@ -310,19 +310,23 @@ class BatchQueue:
         """Return whether an item that is about to be added is beyond its tenant's share."""
         mine_s = self._seconds(self._waiting.work_of(item.tenant))
         others_s = self._seconds(self._waiting.work) - mine_s
-        others = len(self._waiting.tenants - {item.tenant})
         mine_s += self._pace.seconds(item.key, left_of(item)) / self._streams
-        return is_beyond(mine_s, others_s, others, self._waiting.groups.limits.seconds)
+        return is_beyond(mine_s, others_s, self._others(item.tenant), self._waiting.groups.limits.seconds)
 
     def _is_quiet(self, tenant: str) -> bool:
-        """Return whether the others that wait have more than twice this tenant's waiting work in the mean.
+        """Return whether the others that wait have more than twice this tenant's waiting work in the mean, by
+        weight.
 
         The group of its next text is then worth so much that no plan drops it for theirs. Else a flood that
         came while it was alone would displace a tenant that sends a text now and then.
         """
         mine_s = self._seconds(self._waiting.work_of(tenant))
-        others = len(self._waiting.tenants) - 1
+        others = self._others(tenant)
         return others > 0 and self._seconds(self._waiting.work) - mine_s > 2 * mine_s * others
+
+    def _others(self, tenant: str) -> float:
+        """The weights of the other tenants that wait, by this tenant's."""
+        return self._turns.weight_of_others(self._waiting.tenants, tenant) / self._turns.weight(tenant)
 
     def _release(self, item: Item) -> None:
         self._room.release(item.tenant, sum(map(len, item.windows[item.cut :])))

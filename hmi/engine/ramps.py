@@ -10,7 +10,6 @@ from typing import overload
 import torch
 from torch import Tensor
 
-from hmi.core import Objective
 from hmi.engine.bundles import TaskPart
 from hmi.engine.heads import inference_outputs
 from hmi.engine.item import Piece
@@ -120,11 +119,6 @@ def stretches_of(pieces: Sequence[Piece]) -> Callable[[int], Sequence[Stretch]]:
     return stretches
 
 
-def objective_of(piece: Piece) -> Objective:
-    """The bounds that stages keep for a text: none may change its answer if its request insists on that."""
-    return piece.bundle.objective if piece.item.request.early else Objective()
-
-
 def _text(piece: Piece, part: TaskPart) -> Text:
     bundle, request, window = piece.bundle, piece.item.request, piece.window
     task = bundle.task if part.transitions is None else bundle.task.with_transitions(part.transitions)
@@ -132,7 +126,7 @@ def _text(piece: Piece, part: TaskPart) -> Text:
     return Text(
         model=bundle.model,
         version=bundle.version,
-        objective=objective_of(piece),
+        objective=piece.item.objective,
         cascade=bundle.cascade,
         task=task,
         id=request.id or uuid.uuid4().hex,

@@ -20,7 +20,7 @@ from hmi.engine.bundles import TaskPart
 from hmi.engine.heads import outputs_of
 from hmi.engine.hooked import Hooked
 from hmi.engine.item import Item, Piece, Times
-from hmi.engine.ramps import Texts, attention_of, objective_of, prompts_of, ramps_of, stretches_of
+from hmi.engine.ramps import Texts, attention_of, prompts_of, ramps_of, stretches_of
 from hmi.engine.request import TextResult
 from hmi.engine.retrieval import Failed, Retrieved, retrieve
 from hmi.execution import BatchKey, Left, Rows, trace
@@ -144,7 +144,7 @@ class Runner:
         if not on:
             return
         key, pieces = plan.candidate.key, batch.pieces
-        objectives = [objective_of(piece) for piece in pieces]
+        objectives = [piece.item.objective for piece in pieces]
         texts, ramps, attention = (
             Texts(pieces, parts),
             ramps_of(key, pieces, parts),

@@ -91,12 +91,14 @@ class Waiting:
     layers: int
     """The number of upper layers of the key's root."""
     windows: Sequence[int]
-    """The tokens of each of its windows."""
+    """The tokens of each of its windows that wait."""
     model: ModelId
     version: ModelVersion
     objective: Objective
     utility: float = 1.0
     cascade: Cascade | None = None
+    whole: bool = True
+    """False for a text of several windows, whether or not some of them have run."""
 
 
 @dataclass(frozen=True)
@@ -112,6 +114,8 @@ class Terms:
     objective allow."""
     shortest: int = 0
     """The tokens that a text has at least if the setting concerns it. A shorter one stays off."""
+    whole: bool = False
+    """Whether the setting concerns texts of one window only."""
 
 
 @runtime_checkable

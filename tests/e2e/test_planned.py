@@ -167,3 +167,14 @@ async def test_a_loaded_server_adapts_tokens_of_models_that_allow_it(
     told = metrics.render().decode()
     assert 'hmi_plan_batches_total{kind="hurried",setting="merge 50%"}' in told
     assert 'hmi_execution_stage_inputs_total{setting="merge 50%",stage="tokens"} 6.0' in told
+
+
+async def test_costs_are_measured_for_any_text_with_an_aim(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Deadlines are planned by costs, whether or not the model may be adapted."""
+    wanted: list[ModelId] = []
+    monkeypatch.setattr(StageCosts, "want", lambda costs, bundle: wanted.append(bundle.model))
+    plain = TextRequest(MOOD, home.covered[0])
+    await answers(home.engine(None, None, precision="fp32"), [plain, replace(plain, utility=0.5)])
+    assert wanted == [MOOD] * 2

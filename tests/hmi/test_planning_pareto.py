@@ -134,7 +134,9 @@ def test_a_group_without_a_deadline_waits_for_those_that_have_one_but_not_for_ev
     assert world.put(FAR_S).id == world.plan().group
     world.now = FAR_S + 1
     urgent = world.put(FAR_S + 2)
-    assert urgent.id != patient.id == world.plan().group
+    plan = world.plan()
+    assert (plan.group, plan.kind) == (patient.id, "overdue")
+    assert urgent.id == world.plan().group, "every second batch is for others"
     assert world.plan().kind == "overdue"
 
 

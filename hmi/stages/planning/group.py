@@ -112,6 +112,10 @@ class Group:
             and len(self.values) == len(member.price.values)
         )
 
+    def is_full(self, limits: GroupLimits) -> bool:
+        """Return whether no further text may join, whatever it is."""
+        return len(self.members) >= limits.texts or min(self.seconds) >= limits.seconds
+
     def add(self, member: Member) -> None:
         price, due = member.price, member.due
         values = [BEYOND * value for value in price.values] if self.beyond else price.values

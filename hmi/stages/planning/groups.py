@@ -16,13 +16,13 @@ OPEN = 32
 """The number of newest groups of a key that a text may join. It bounds the cost of `Groups.add`."""
 
 
-def is_beyond(mine_s: float, others_s: float, others: int, batch_s: float) -> bool:
+def is_beyond(mine_s: float, others_s: float, others: float, batch_s: float) -> bool:
     """Return whether a text of a tenant is beyond the tenant's share when it is put.
 
     mine_s: predicted seconds of the tenant's waiting texts, this one included. others_s: those of all other
-    tenants' texts. others: the number of other tenants that wait. batch_s: the target time of a batch. The
-    tenant itself is not in the mean that it is compared with: beside one other it could never exceed twice
-    that mean.
+    tenants' texts. others: the weights of the other tenants that wait, by this tenant's, which is their
+    number if all weigh the same. batch_s: the target time of a batch. The tenant itself is not in the mean
+    that it is compared with: beside one other it could never exceed twice that mean.
     """
     return others > 0 and mine_s > batch_s and mine_s > 2 * others_s / others
 
@@ -70,14 +70,15 @@ class Groups:
         line = self._open.setdefault((key, beyond), deque(maxlen=OPEN))
         while line and line[0].arrived + self.limits.wait_s < member.arrived:
             line.popleft()
-        for group in reversed(line):
-            if group.members and group.takes(member, self.limits):
-                group.add(member)
-                return group
-        group = Group(next(self._ids), key, beyond)
+        alone = min(member.price.seconds) >= self.limits.seconds
+        group = next((g for g in reversed(line) if g.takes(member, self.limits)), None) if not alone else None
+        if group is None:
+            group = Group(next(self._ids), key, beyond)
+            self._by_key.setdefault(key, {})[group.id] = group
+            line.append(group)
         group.add(member)
-        line.append(group)
-        self._by_key.setdefault(key, {})[group.id] = group
+        if group.is_full(self.limits):
+            line.remove(group)
         return group
 
     def remove(self, group: Group, member: Member) -> None:
@@ -103,3 +104,4 @@ class Groups:
     def clear(self) -> None:
         self._by_key.clear()
         self._open.clear()
+        self._expected.clear()

@@ -40,6 +40,8 @@ class Effects:
     """Relative to that with all of them off, so that no tenant comes later because its task is hard."""
     shortest: int
     """Texts with fewer tokens stay off."""
+    whole: bool
+    """True if texts of several windows stay off, too."""
 
 
 class Ladder:
@@ -86,7 +88,7 @@ class Ladder:
             each, square = stall + cost.row * effect.total, cost.square * effect.squares
             accuracy, total = 1.0, 0.0
             for n in text.windows:
-                if n < effect.shortest:
+                if n < effect.shortest or (effect.whole and not text.whole):
                     total += cost.text + n * (cost.row + cost.square * n) * self.shape.layers
                 else:
                     total += cost.text + n * (each + square * n)
@@ -100,7 +102,8 @@ class Ladder:
         name = ", ".join(each.name for each, _ in terms if each.name != OFF.name) or OFF.name
         accuracy = prod(relative for _, relative in terms)
         shortest = min((each.shortest for each, _ in terms if each.name != OFF.name), default=0)
-        return Effects(name, sum(rows), sum(share * share for share in rows), accuracy, shortest)
+        squares, whole = sum(share * share for share in rows), any(each.whole for each, _ in terms)
+        return Effects(name, sum(rows), squares, accuracy, shortest, whole)
 
 
 def _relative(terms: Terms, off: Terms) -> float:

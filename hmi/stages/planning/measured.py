@@ -13,6 +13,9 @@ TRIALS, ENOUGH = 12, 64
 which it is rested unless it saves something for sure."""
 LEAST = 0.01
 """The least saving, a fraction of a batch's seconds, for which a step is kept."""
+TOLD = 0.05
+"""The least saving that has to be predicted for a batch if it is to tell whether the step saves time. Others
+are mostly of texts that the step does not concern, since all tenants' texts share groups."""
 SURE = 2.0
 """The number of standard errors that count as sure."""
 RETRY_S = 300.0
@@ -47,7 +50,8 @@ class OfKey:
     def learn(self, step: int, priced: Sequence[float], measured: Measured, faster: bool, now: float) -> None:
         wall, cpu = self._steps.setdefault(step, (Correction(), Correction()))
         wall.ran(priced[step], measured.wall_s or measured.cpu_s)
-        cpu.ran(priced[0], measured.cpu_s)
+        if not faster or priced[step] <= (1 - TOLD) * priced[0]:
+            cpu.ran(priced[0], measured.cpu_s)
         if faster and self._loses(step):
             del self._steps[step]
             self._rests[step] = now + RETRY_S

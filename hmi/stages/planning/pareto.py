@@ -86,6 +86,8 @@ def _merged(ready: Sequence[_Ready], coming: Sequence[_Ready]) -> Sequence[_Read
 
 def _chosen(ready: Sequence[_Ready], starts: Sequence[float]) -> list[tuple[Group, _Key, int]]:
     """The groups that are here and that the label program runs, in their order, each with its step."""
+    # The order of true deadlines: the program is exact in no other. Those without one come last.
+    ready = sorted(ready, key=lambda each: (each[2].deadline, each[0]))
     width = max(len(key.factors) for _, _, _, key in ready)
     seconds, values = np.zeros((len(ready), width)), np.full((len(ready), width), -math.inf)
     for g, (_, _, group, key) in enumerate(ready):
@@ -126,6 +128,8 @@ class ParetoPlanner:
         self._cost_of, self._streams, self._least, self._clock = cost_of, streams, least, clock
         self._ladders: dict[BatchKey, Ladder] = {}
         self._effects: dict[tuple[object, ...], _Known] = {}
+        self._overdue_ran = False
+        """Whether the last plan among groups was of an overdue one: every second is left to the others."""
         self._ends: list[float] = []
         """The expected ends of the batches planned last, one for each other stream."""
 
@@ -145,7 +149,8 @@ class ParetoPlanner:
     def price(self, text: Waiting) -> Price:
         """Return the text's value and cost under each step of `ladder(text.key, text.layers)`."""
         ladder = self.ladder(text.key, text.layers)
-        of, now = (text.key, text.model, text.version.artefact), self._clock()
+        bounds = text.objective.agreement_under_load  # a text that insists on the full model has none
+        of, now = (text.key, text.model, text.version.artefact, bounds), self._clock()
         known = self._effects.get(of)
         if known is None or now - known.at > REFRESH_S or not known.holds_for(text):
             if len(self._effects) >= MODELS:
@@ -156,23 +161,32 @@ class ParetoPlanner:
 
     def plan(self, candidates: Sequence[Candidate], now: float) -> Plan:
         first = min(candidates)
-        ready: list[_Ready] = []
-        coming: list[_Ready] = []
+        ready, coming = list[_Ready](), list[_Ready]()
+        seen = set[object]()  # two tenants may want texts of one group next
         for candidate in candidates if first.grouped else ():
             if candidate.groups:
                 key = self._key(candidate, now)
-                ready += [(group.due, group.id, group, key) for group in candidate.groups]
-                steps = len(key.factors)
-                coming += [(g.due, g.id, g, key) for g in candidate.expected if len(g.values) == steps]
+                ready += [(g.due, g.id, g, key) for g in candidate.groups if g.id not in seen]
+                seen.update(group.id for group in candidate.groups)
+                if candidate.key not in seen:
+                    seen.add(candidate.key)
+                    steps = len(key.factors)
+                    coming += [(g.due, g.id, g, key) for g in candidate.expected if len(g.values) == steps]
         if not ready:
             return self._ordinary(first, candidates, now)
         ready.sort()
         starts = self._starts(now)
-        plan = self._overdue(ready, now) or self._fitting(_merged(ready, coming), starts)
+        overdue = None if self._overdue_ran else self._overdue(ready, now)
+        self._overdue_ran = overdue is not None
+        plan = overdue or self._fitting(_merged(ready, coming), starts)
         plan = plan or self._loaded(ready, coming, starts)
         if plan is None:  # no group can end in time
             others = [candidate for candidate in candidates if not candidate.grouped]
-            plan = self._ordinary(min(others), candidates, now) if others else self._late(ready[0])
+            # Where the cost is a guess, only a batch tells what texts really take.
+            guess = next((each for each in ready if each[3].ladder.cost is UNKNOWN), None)
+            if others and guess is None:
+                return self._ordinary(min(others), candidates, now)
+            plan = self._late(guess or ready[0])
         return plan
 
     def learn(self, plan: Plan, measured: Measured) -> None:
@@ -230,7 +244,7 @@ class ParetoPlanner:
     ) -> Plan | None:
         """Plan the first group that the label program does not drop, beside those that are coming; None if
         it drops them all."""
-        chosen = _chosen(_merged(ready, coming), starts)
+        chosen = _chosen([*ready, *coming], starts)
         if not chosen and coming:  # what is coming is worth more, but is not here yet
             chosen = _chosen(ready, starts)
         if not chosen:

@@ -6,7 +6,9 @@ from collections.abc import Mapping
 
 from hmi.core import Cascade, ModelVersion, Objective, TokenPoint
 from hmi.stages.early_exit.evidence import Audits, upper_bound
+from hmi.stages.token_adaptation.settings import MERGES, PROMPTS
 
+KNOWN = frozenset((*MERGES, *PROMPTS))
 ERROR = 0.05
 """The probability with which a bound of a rate may be wrong."""
 
@@ -35,7 +37,7 @@ def allowed(
 
     A γ below 0 may be used if it surely changes at most the tolerated part of answers, by the rows of the
     profile and the audits together, and if audits alone do not surely say otherwise. A γ above 0 may be used
-    if it scored at least as well as γ = 0. audits: by γ.
+    if it scored at least as well as γ = 0. One that is no setting any more is not used. audits: by γ.
     """
     limit = tolerated(version, objective, cascade)
     if limit is None:
@@ -43,6 +45,8 @@ def allowed(
     plain = next((point.score for point in version.tokens if point.gamma == 0), None)
     found = []
     for point in version.tokens:
+        if point.gamma not in KNOWN:
+            continue
         own = (audits or {}).get(point.gamma, Audits())
         if point.gamma < 0 and _holds(point, own, limit):
             found.append(point.gamma)

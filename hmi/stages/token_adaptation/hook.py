@@ -81,13 +81,17 @@ class MergeHook(Hook):
     def __init__(
         self, batch: Batch, gammas: Mapping[int, int], audited: Collection[int], ledger: Ledger
     ) -> None:
-        """gammas: by text, each below 0. audited: those of these texts that also run unmerged."""
-        self._gammas, self._ledger = gammas, ledger
-        self._runs = Runs.of(batch, gammas)
+        """gammas: by text, each below 0; a text that would lose no row is not concerned. audited: those of
+        these texts that also run unmerged."""
+        self._runs, self._ledger = Runs.of(batch, gammas), ledger
+        losing = set(self._runs.text[self._runs.lose.any(axis=0)].tolist())
+        self._gammas = {text: gamma for text, gamma in gammas.items() if text in losing}
         self._before = np.cumsum(self._runs.lose, axis=0) - self._runs.lose
         """[layers, runs]: the rows that each has lost before a layer."""
         self._at = frozenset(np.flatnonzero(self._runs.lose.any(axis=1)).tolist())
-        self._audits = {text: Audited(batch.texts[text], gammas[text]) for text in audited}
+        self._audits = {
+            text: Audited(batch.texts[text], gammas[text]) for text in losing.intersection(audited)
+        }
         self._waiting = set(self._audits) if self._at else set[int]()
         """The audited texts that are not in the rows twice yet."""
         self._alone = set[int]()

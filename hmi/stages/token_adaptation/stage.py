@@ -62,7 +62,7 @@ class TokenAdaptation:
             return prompt_hooks(gammas, batch)
         if not gammas:
             return []
-        chosen = [text for text in gammas if batch.texts[text].whole and audited(batch.texts[text].nonce)]
+        chosen = [text for text in gammas if audited(batch.texts[text].nonce)]
         return [MergeHook(batch, gammas, chosen, self._ledger)]
 
     def allowed(
@@ -84,13 +84,14 @@ class TokenAdaptation:
         self._ledger.forget(artefacts, models)
 
     def _gammas(self, level: int, batch: Batch) -> dict[int, int]:
-        """The γ of each text that has one other than 0."""
+        """The γ of each text that has one other than 0. A text of several windows is not merged: no audit
+        could compare its answer, which is made of all windows."""
         found = {}
         for text, objective in enumerate(batch.objectives):
             if objective.agreement_under_load is None or (level < 0 and batch.tokens[text] < SHORTEST):
                 continue
             model, version, cascade = batch.versions[text]
             gamma = boldest(self._ledger.allowed(model, version, objective, cascade), level)
-            if gamma:
+            if gamma > 0 or (gamma < 0 and batch.texts[text].whole):
                 found[text] = gamma
         return found

@@ -26,7 +26,7 @@ def terms_of(text: Waiting, settings: Sequence[Setting], allowed: Sequence[int])
         if gamma < 0:
             # Merging that scored better than none on the profile's rows did so by chance.
             accuracy = min(scores[gamma], full)
-            found.append(Terms(schedule(gamma, text.layers), accuracy, names[gamma], SHORTEST))
+            found.append(Terms(schedule(gamma, text.layers), accuracy, names[gamma], SHORTEST, True))
         elif gamma > 0:
             rows = (1.0 + gamma / TYPICAL,) * text.layers
             found.append(Terms(rows, scores[gamma], names[gamma], SHORTEST))
