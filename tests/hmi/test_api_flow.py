@@ -127,7 +127,7 @@ async def provenance(world: World, key: str, of_two: dict[str, Any]) -> None:
         sent = {"inputs": text, "parameters": {"return": ["provenance"]}}
         _, answer, _ = await world.call("POST", "/infer/acme.topic", sent, key=key)
         each.append(answer["provenance"])
-    known = {"plot", "layers", "exact", "versions", "stages", "confidence", "level", "inputs"}
+    known = {"plot", "layers", "exact", "versions", "stages", "confidence", "level", "planner", "inputs"}
     assert set(of_two) == known
     assert (of_two["stages"], of_two["confidence"], of_two["level"]) == ({}, None, None), "no early exits"
     assert of_two["inputs"] == [*each[0]["inputs"], *each[1]["inputs"]]

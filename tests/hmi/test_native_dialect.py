@@ -196,7 +196,16 @@ def test_an_answer_has_what_the_result_has(task: str, provenance: Provenance | N
             "confidence": 0.98,
             "level": "small",
             "planner": "fits",
-            "inputs": [{"layers": 6, "confidence": 0.98, "level": "small", "planner": "fits"}] * 2,
+            "inputs": [
+                {
+                    "layers": 6,
+                    "confidence": 0.98,
+                    "level": "small",
+                    "stages": {"exits": "on"},
+                    "planner": "fits",
+                }
+            ]
+            * 2,
         }
     )
     other = AskResult(ModelId("zeta", "mood"), 1, [output], {"total_ms": 2.5}, None)

@@ -64,7 +64,13 @@ def _provenance(made_by: EngineProvenance, outputs: Sequence[TextResult]) -> Pro
         level=made_by.level,
         planner=made_by.planner,
         inputs=[
-            InputProvenance(layers=of.layers, confidence=of.confidence, level=of.level, planner=of.planner)
+            InputProvenance(
+                layers=of.layers,
+                confidence=of.confidence,
+                level=of.level,
+                stages=dict(of.stages),
+                planner=of.planner,
+            )
             for output in outputs
             if (of := output.provenance) is not None
         ],

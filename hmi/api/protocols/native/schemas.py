@@ -159,6 +159,9 @@ class InputProvenance(Answer):
         description="Of an input that left early: that of the ramp that answered it, from 0 to 1."
     )
     level: Level | None = Field(description="Of a cascade: the level that answered.")
+    stages: dict[str, str] = Field(
+        default_factory=dict, description="The setting of each execution stage that concerned it."
+    )
     planner: str | None = Field(
         default=None, description="The planner's reason for the batch that it ran in; null if turns decided."
     )
