@@ -343,14 +343,15 @@ class Engine:
             raise
 
     async def _run_apart(self, batch: Cut, error: Exception, *, express: bool) -> None:
-        """Run a batch that failed with `error` again, model by model. A batch of one model fails."""
+        """Run a batch that failed again, without adaptive stages and model by model, if that is a change."""
         groups = by_model([piece for piece in batch.pieces if piece.item.sink.wanted])
-        if len(groups) == 1:
+        plan = self._planning.without_adaptation(batch.plan, error)
+        if len(groups) == 1 and plan is batch.plan:
             fail([(piece.item, error) for piece in batch.pieces])
             return
         for group in groups:
             try:
-                await self._run(replace(batch, pieces=group), express=express, again=True)
+                await self._run(Cut(group, plan, batch.work_left), express=express, again=True)
             except Broken:
                 raise
             except Exception as alone:

@@ -16,8 +16,9 @@ log = logging.getLogger("hmi.engine")
 class Hooked:
     """The hooks of one batch, used on its compute thread.
 
-    An error before a layer fails the batch. Once the layers have run, answers are worth more than what stages
-    learn from them: an error is logged, and the stage's hook is closed.
+    An error before a layer fails the batch, which then runs again without adaptive stages. Once the layers
+    have run, answers are worth more than what stages learn from them: an error is logged, and the stage's
+    hook is closed.
     """
 
     def __init__(self, texts: int) -> None:

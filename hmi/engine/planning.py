@@ -9,7 +9,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from hmi.engine.item import Item, Piece, artefacts_of
 from hmi.engine.queue import BatchQueue
@@ -93,6 +93,14 @@ class Planning:
             left = 1.0
         self.totals.seconds += time.monotonic() - now
         return plan, left
+
+    def without_adaptation(self, plan: Plan, error: Exception) -> Plan:
+        """The plan of a batch that failed, with adaptive stages off; the same one if they were."""
+        if not any(name in self._adaptive for name in plan.on):
+            return plan
+        tell(log, "a batch failed under adaptive stages and runs again without them", error)
+        settings = {name: setting for name, setting in plan.settings.items() if name not in self._adaptive}
+        return replace(plan, settings=settings, index=0)
 
     def decided(self, plan: Plan, pieces: Sequence[Piece]) -> None:
         """Count a plan by which a batch was cut, and note its reason for answers with provenance."""

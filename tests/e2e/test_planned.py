@@ -141,11 +141,8 @@ async def test_a_server_that_stops_does_not_wait_for_a_measurement(
     assert keys == []
 
 
-async def test_a_loaded_server_adapts_tokens_of_models_that_allow_it(
-    home: Home, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Deadlines that only hold with fewer rows: provenance has the setting that each text ran under."""
-    metrics = Metrics()
+async def loaded(home: Home, monkeypatch: pytest.MonkeyPatch, metrics: Metrics | None = None) -> Engine:
+    """An engine whose planner believes that much waits, and whose model may be merged."""
     engine = home.engine(metrics, None, stages="tokens", precision="fp32")
     bundle = await engine._loader.load(MOOD, exact=False)
     version = bundle.version.model_copy(update={"tokens": PROFILED})
@@ -159,6 +156,15 @@ async def test_a_loaded_server_adapts_tokens_of_models_that_allow_it(
         return plan(loaded, now)
 
     monkeypatch.setattr(engine._planning._planner, "plan", under_load)
+    return engine
+
+
+async def test_a_loaded_server_adapts_tokens_of_models_that_allow_it(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Deadlines that only hold with fewer rows: provenance has the setting that each text ran under."""
+    metrics = Metrics()
+    engine = await loaded(home, monkeypatch, metrics)
     texts = [TextRequest(MOOD, " ".join(home.covered[i : i + 3]), provenance=True) for i in range(3)]
     found = await answers(engine, texts)
     stages = [each[0].provenance.stages for each in found]
@@ -178,3 +184,18 @@ async def test_costs_are_measured_for_any_text_with_an_aim(
     plain = TextRequest(MOOD, home.covered[0])
     await answers(home.engine(None, None, precision="fp32"), [plain, replace(plain, utility=0.5)])
     assert wanted == [MOOD] * 2
+
+
+@pytest.mark.parametrize("where", ["hook.merged", "stage.MergeHook"])
+async def test_a_fault_of_token_adaptation_costs_no_answer(
+    where: str, home: Home, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whether rows cannot be merged, or the hook not even be made."""
+    text = TextRequest(MOOD, " ".join(home.covered[:3]), scores=True, provenance=True)
+    (plain, _) = await answers(home.engine(None, None, stages="none", precision="fp32"), [text])
+    engine = await loaded(home, monkeypatch)
+    monkeypatch.setattr(f"hmi.stages.token_adaptation.{where}", lambda *a: 1 / 0)
+    for (found,) in await answers(engine, [text]):
+        assert found.scores == plain[0].scores
+        assert found.provenance.stages == {}
+    assert "runs again without them" in caplog.text
