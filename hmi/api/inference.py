@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Protocol
@@ -21,7 +21,16 @@ from hmi.errors import InvalidInput
 if TYPE_CHECKING:
     from hmi.model.tokenizer import Text
     from hmi.stages.cascade.report import CascadeReport
+    from hmi.stages.early_exit.evidence import Audits
     from hmi.stages.early_exit.report import Exits
+
+
+class TokenAudits(Protocol):
+    """Tells what audits of merged texts have found."""
+
+    def audits(self, model: ModelId, artefact: str) -> Mapping[int, Audits]:
+        """Return the audits of a model's merged texts since the server started, by γ."""
+        ...
 
 
 class InferenceEngine(Protocol):
@@ -53,6 +62,11 @@ class InferenceEngine(Protocol):
     @property
     def exits(self) -> Exits | None:
         """The early exits of all models: their reports, and labels that come later. None: it has none."""
+        ...
+
+    @property
+    def tokens(self) -> TokenAudits | None:
+        """The audits of token adaptation. None: it has no such stage."""
         ...
 
     def trouble(self) -> str | None:

@@ -17,7 +17,7 @@ from hmi.api.body import parse, parse_query
 from hmi.api.caller import ADMINISTRATOR
 from hmi.api.dispatch import plain
 from hmi.api.expand import decompress_to
-from hmi.api.inference import InferenceEngine
+from hmi.api.inference import InferenceEngine, TokenAudits
 from hmi.api.route import Call, Reply, Route
 from hmi.api.routes import ROUTES
 from hmi.config import Settings
@@ -68,6 +68,10 @@ class EngineAtStart:
     @property
     def exits(self) -> Exits | None:
         return None if self._engine is None else self._engine.exits
+
+    @property
+    def tokens(self) -> TokenAudits | None:
+        return None if self._engine is None else self._engine.tokens
 
     def trouble(self) -> str | None:
         return None if self._engine is None else self._engine.trouble()

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from hmi.api.schemas_tokens import PromptsView, TokenPointView, TokensBrief, TokensView
 from hmi.core import ModelRecord, TokenPoint
 
+if TYPE_CHECKING:
+    from hmi.stages.early_exit.evidence import Audits
 
-def tokens_brief(record: ModelRecord) -> TokensBrief:
-    """Return what token adaptation may do to the texts of the version that answers, by its profile."""
+
+Audited = Mapping[int, "Audits"]
+"""The audits of a model's merged texts since the server started, by γ."""
+
+
+def tokens_brief(record: ModelRecord, audits: Audited | None = None) -> TokensBrief:
+    """Return what token adaptation may do to the texts of the version that answers, by its profile, and by
+    these audits if they are given."""
     name, live, asked = f"{record.tenant}.{record.name}", record.live, record.objective.agreement_under_load
     if not live.tokens:
         cure = "" if live.task == "embedding" else f": hmi model tokens {name} DATA makes one"
@@ -20,7 +29,7 @@ def tokens_brief(record: ModelRecord) -> TokensBrief:
             f"{name} --agreement-under-load 0.97 sets one"
         )
         return TokensBrief(state="no objective", says=says, allowed=[])
-    found = _allowed(record)
+    found = _allowed(record, audits)
     if not found:
         says = f"no setting surely keeps {100 * asked:.4g}% of answers: hmi model tokens {name} tells why"
         return TokensBrief(state="nothing allowed", says=says, allowed=[])
@@ -28,9 +37,9 @@ def tokens_brief(record: ModelRecord) -> TokensBrief:
     return TokensBrief(state="allowed", says=f"allowed under load: {names}", allowed=found)
 
 
-def tokens_view(record: ModelRecord) -> TokensView:
-    """Return the whole profile of the version that answers."""
-    live, brief = record.live, tokens_brief(record)
+def tokens_view(record: ModelRecord, audits: Audited | None = None) -> TokensView:
+    """Return the whole profile of the version that answers, and what audits have left of it."""
+    live, brief = record.live, tokens_brief(record, audits)
     told: dict[str, Any] = live.metrics.get("tokens") or {}
     return TokensView(
         model=f"{record.tenant}.{record.name}",
@@ -40,7 +49,7 @@ def tokens_view(record: ModelRecord) -> TokensView:
         metric=told.get("metric"),
         labelled=told.get("labelled", 0),
         unseen=told.get("unseen", True),
-        points=[_point(record, point, brief, told.get("saved", {})) for point in live.tokens],
+        points=[_point(record, point, brief, told.get("saved", {}), audits or {}) for point in live.tokens],
         prompts=[PromptsView(**each) for each in told.get("prompts", ())],
     )
 
@@ -52,14 +61,14 @@ def setting_name(gamma: int) -> str:
     return f"merge {-gamma}%" if gamma < 0 else f"prompts {gamma}"
 
 
-def _allowed(record: ModelRecord) -> list[int]:
+def _allowed(record: ModelRecord, audits: Audited | None) -> list[int]:
     from hmi.stages.token_adaptation.allowed import allowed  # which loads torch
 
-    return list(allowed(record.live, record.objective, record.cascade))
+    return list(allowed(record.live, record.objective, record.cascade, audits))
 
 
 def _point(
-    record: ModelRecord, point: TokenPoint, brief: TokensBrief, saved: dict[str, float]
+    record: ModelRecord, point: TokenPoint, brief: TokensBrief, saved: dict[str, float], audits: Audited
 ) -> TokenPointView:
     from hmi.stages.early_exit.evidence import Audits, upper_bound  # which loads torch
 
@@ -75,19 +84,24 @@ def _point(
         rows=point.rows,
         saved=saved.get(str(point.gamma)),
         allowed=may,
-        why=None if may else _why(record, point, least),
+        why=None if may else _why(record, point, least, audits.get(point.gamma)),
     )
 
 
-def _why(record: ModelRecord, point: TokenPoint, least: float) -> str:
+def _why(record: ModelRecord, point: TokenPoint, least: float, own: Audits | None) -> str:
     """Why the planner may not choose a γ other than 0."""
     asked = record.objective.agreement_under_load
     if asked is None:
         return "no agreement under load is set"
     if point.gamma > 0:
         return "it scores less than without prompts"
-    own = record.objective.agreement
-    early = "" if own is None else f", of which early exits and cascades may take {100 * (1 - own):.4g}%"
+    exits = record.objective.agreement
+    early = "" if exits is None else f", of which early exits and cascades may take {100 * (1 - exits):.4g}%"
+    if own is not None and own.disagreed:
+        return (
+            f"{own.disagreed} of {own.seen} merged texts that also ran unmerged were answered otherwise, and "
+            f"{100 * (1 - asked):.4g}% may be{early}: its traffic differs from the profile's texts"
+        )
     return (
         f"{100 * least:.4g}% of answers surely agree, and {100 * (1 - asked):.4g}% may differ{early}: more "
         "texts in the profile may show more"

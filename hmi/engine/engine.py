@@ -92,9 +92,9 @@ class Engine:
         metrics.watch_plans(lambda: self._planning.totals)
         self.exits = next((s for s in chosen.stages if isinstance(s, EarlyExit)), None)
         """The stage of early exits, with reports and late labels; None if the planner has none."""
-        self._tokens = next((s for s in chosen.stages if isinstance(s, TokenAdaptation)), None)
-        if self._tokens is not None:
-            metrics.watch_token_audits(self._tokens.totals)
+        self.tokens = next((s for s in chosen.stages if isinstance(s, TokenAdaptation)), None)
+        if self.tokens is not None:
+            metrics.watch_token_audits(self.tokens.totals)
         self._inside = next((s for s in chosen.stages if isinstance(s, CascadeInside)), None)
         self._accounts = Accounts(metrics)
         self._pace = Pace()
@@ -173,7 +173,7 @@ class Engine:
         A request in flight keeps what it uses until it is answered. May be called on any thread.
         """
         self._loader.forget(gone.artefacts, gone.roots, gone.plots)
-        for stage in (self.exits, self._tokens):
+        for stage in (self.exits, self.tokens):
             if stage is not None:
                 stage.forget(gone.artefacts, gone.models)
         for keeper in (self._inside, self._levels):

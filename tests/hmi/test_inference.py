@@ -42,7 +42,7 @@ class Echo:
     def ready(self) -> bool:
         return True
 
-    exits = None
+    exits = tokens = None
 
     def trouble(self) -> str | None:
         return None

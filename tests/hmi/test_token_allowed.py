@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from hmi.core import ModelId, Objective
+from hmi.api.tokens import tokens_view
+from hmi.core import ModelId, ModelRecord, Objective
 from hmi.execution import BatchKey
 from hmi.stages import OFF, Shape
 from hmi.stages.early_exit.evidence import Audits, upper_bound
@@ -109,3 +110,14 @@ def test_the_stage_takes_those_texts_that_may_be_merged() -> None:
 
 def test_about_one_text_in_fifty_is_an_audit() -> None:
     assert 150 < sum(audited(f"nonce {i}") for i in range(10_000)) < 250
+
+
+def test_a_tenant_sees_what_audits_have_revoked() -> None:
+    live = version(*PROFILE)
+    record = ModelRecord(tenant="acme", name="m", current=1, versions=(live,), objective=bound(0.95))
+    audits = {-20: Audits(200, 40)}
+    assert tokens_view(record).tokens.allowed == [-20, -10, 2]
+    found = tokens_view(record, audits)
+    assert found.tokens.allowed == [-10, 2]
+    (point,) = [point for point in found.points if point.gamma == -20]
+    assert (point.allowed, (point.why or "")[:9]) == (False, "40 of 200")

@@ -24,4 +24,6 @@ async def profile_tokens(call: Call) -> Reply:
 
 
 async def show_tokens(call: Call) -> Reply:
-    return Reply(await asyncio.to_thread(lambda: tokens_view(call.services.manager.model(str(call.model())))))
+    stage, model = call.services.engine.tokens, call.model()
+    record = await asyncio.to_thread(call.services.manager.model, str(model))
+    return Reply(tokens_view(record, None if stage is None else stage.audits(model, record.live.artefact)))
