@@ -23,7 +23,7 @@ from hmi.errors import DeadlineExceeded, copy_of
 from hmi.execution.batch import BatchKey
 from hmi.stages.planner import Candidate
 from hmi.stages.planning.group import BEYOND, Group, GroupLimits, Price
-from hmi.stages.planning.groups import is_beyond
+from hmi.stages.planning.groups import FLOOD, is_beyond
 
 FEW_TENANTS = 2
 """While no more tenants wait, the first tenant's batch is not filled up with another's texts."""
@@ -314,15 +314,16 @@ class BatchQueue:
         return is_beyond(mine_s, others_s, self._others(item.tenant), self._waiting.groups.limits.seconds)
 
     def _is_quiet(self, tenant: str) -> bool:
-        """Return whether the others that wait have more than twice this tenant's waiting work in the mean, by
-        weight.
+        """Return whether the others that wait flood the queue: in the mean, by weight, they have more than
+        twice this tenant's waiting work, and more than FLOOD batches.
 
         The group of its next text is then worth so much that no plan drops it for theirs. Else a flood that
         came while it was alone would displace a tenant that sends a text now and then.
         """
         mine_s = self._seconds(self._waiting.work_of(tenant))
         others = self._others(tenant)
-        return others > 0 and self._seconds(self._waiting.work) - mine_s > 2 * mine_s * others
+        least_s = max(2 * mine_s, FLOOD * self._waiting.groups.limits.seconds)
+        return others > 0 and self._seconds(self._waiting.work) - mine_s > least_s * others
 
     def _others(self, tenant: str) -> float:
         """The weights of the other tenants that wait, by this tenant's."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -44,10 +44,12 @@ class Lab:
     serving: Serving
 
     @asynccontextmanager
-    async def engine(self, planner: Planner | None = None) -> AsyncIterator[Engine]:
-        """Run an engine. planner: None is one of the server's stages, without states of earlier runs."""
+    async def engine(self, planner: Planner | None = None, batch_ms: int = 0) -> AsyncIterator[Engine]:
+        """Run an engine. planner: None is one of the server's stages, without states of earlier runs.
+        batch_ms: the target time of a batch; 0: the default."""
         s, planner = self.serving, planner or RoundRobin([EarlyExit(), CascadeInside()])
-        engine = Engine(s.bundles, s.manager.settings, Metrics(), None, planner)
+        settings = replace(s.manager.settings, batch_ms=batch_ms or s.manager.settings.batch_ms)
+        engine = Engine(s.bundles, settings, Metrics(), None, planner)
         await engine.start()
         try:
             yield engine
@@ -84,6 +86,11 @@ class Lab:
         self.serving.manager.registry.change_model(
             model, lambda record: record.model_copy(update={"objective": objective})
         )
+
+    def weigh(self, weights: Mapping[str, float]) -> None:
+        """Set tenants' weights."""
+        for tenant, weight in weights.items():
+            self.serving.manager.set_tenant(tenant, weight=weight)
 
     def costs(self, model: ModelId) -> Callable[[BatchKey], Cost | None]:
         """Return the measured costs of batches of a model's root under token adaptation's settings.

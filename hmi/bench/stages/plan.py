@@ -88,10 +88,12 @@ class Plan:
     """Texts before them, asked at full speed, by which a cascade's gate may open."""
     cascade_agreement: float = 0.95
     """The fraction of answers that must equal the large level's, in the section `cascade`."""
-    replays: int = 3
+    replays: int = 2
     """The replays of each trace in the sections `utility` and `planner`."""
-    intervals: int = 16
+    intervals: int = 10
     """The intervals of a replay, each with a rate of its own."""
+    deadline_batch_ms: int = 60
+    """The target time of a batch of these sections. On a deep root a text takes as long as the default."""
     pressure: float = 1.5
     """A factor of the rates of these traces (`hmi.bench.stages.traffic`). With 1, texts need no other setting
     than off: callers that wait measure less than what a loaded engine answers."""

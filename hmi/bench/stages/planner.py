@@ -23,7 +23,7 @@ from hmi.bench.stages.lab import Lab, opened
 from hmi.bench.stages.live import closed
 from hmi.bench.stages.otas import instance, shares, worth
 from hmi.bench.stages.plan import Plan, Report
-from hmi.bench.stages.replays import Arm, Replays, in_turn, plot, replayed, rows, texts_of
+from hmi.bench.stages.replays import Arm, Replays, in_turn, plot, replayed, rows, texts_of, weights
 from hmi.stages import Planner, RoundRobin, Stage
 from hmi.stages.cascade.stage import CascadeInside
 from hmi.stages.early_exit.stage import EarlyExit
@@ -67,7 +67,9 @@ async def _measured(plan: Plan, home: Home, report: Report) -> list[Row]:
             lab.agree(model, None)
         cost_of = lab.costs(models[0])
         report.say("planner: each stage tuned alone")
-        async with _arms(lab, {**_alone(cost_of), **_merging(cost_of)}) as arms:
+        batch_ms = plan.deadline_batch_ms
+        lab.weigh(weights(home))
+        async with _arms(lab, {**_alone(cost_of), **_merging(cost_of)}, batch_ms) as arms:
             await _warmed(arms, home, plan, report)
             tuned = (await replayed(lab, home, arms, replace(one, replays=1), report, TUNING_SEED))["poisson"]
         chosen = _chosen({name: runs[0].utility for name, runs in tuned.runs.items()})
@@ -81,7 +83,7 @@ async def _measured(plan: Plan, home: Home, report: Report) -> list[Row]:
             PLANNER: timed,
         }
         report.say(f"planner: {', '.join(planners)}")
-        async with _arms(lab, planners, together=ALL if CASCADES in chosen else ADAPTED) as arms:
+        async with _arms(lab, planners, batch_ms, together=ALL if CASCADES in chosen else ADAPTED) as arms:
             await _warmed(arms, home, plan, report)
             timed.begin()
             found = (await replayed(lab, home, arms, one, report))["poisson"]
@@ -118,13 +120,15 @@ def _chosen(utility: Mapping[str, float]) -> list[str]:
 
 @asynccontextmanager
 async def _arms(
-    lab: Lab, planners: Mapping[str, Planner], *, together: str = ADAPTED
+    lab: Lab, planners: Mapping[str, Planner], batch_ms: int, *, together: str = ADAPTED
 ) -> AsyncIterator[dict[str, Arm]]:
     """Run an engine for each planner. together: the name of the models that this arm is asked."""
     names = {CASCADES: ALL, PLANNER: ALL, TOGETHER: together}
     async with AsyncExitStack() as stack:
         yield {
-            name: Arm(await stack.enter_async_context(lab.engine(planner)), names.get(name, ADAPTED))
+            name: Arm(
+                await stack.enter_async_context(lab.engine(planner, batch_ms)), names.get(name, ADAPTED)
+            )
             for name, planner in planners.items()
         }
 

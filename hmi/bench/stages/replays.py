@@ -27,6 +27,7 @@ from hmi.bench.stages.traffic import (
     offered,
 )
 from hmi.engine import Engine, TextRequest
+from hmi.stages import RoundRobin
 
 CAPACITY_TEXTS = 40
 """Texts of each task by which the capacity is measured before each replay."""
@@ -78,10 +79,19 @@ def in_turn(home: Home, count: int, name: str, model: str = LARGE) -> list[TextR
     return [request for together in zip(*each, strict=True) for request in together]
 
 
+def weights(home: Home) -> dict[str, float]:
+    """Weights of the tasks' tenants, by the words of their texts: so that equally many texts of each are equal
+    shares, and the traffic is as of one operator, like OTAS's."""
+    return {
+        home.model(task).tenant: statistics.mean(len(str(row.text).split()) for row in task.stream)
+        for task in home.tasks
+    }
+
+
 async def capacity(lab: Lab, home: Home, plan: Plan, report: Report) -> float:
     """Texts a second of all tasks in turn, without stages, by callers that wait for their answers."""
     requests = in_turn(home, CAPACITY_TEXTS, "capacity")
-    async with lab.without() as engine:
+    async with lab.engine(RoundRobin(), plan.deadline_batch_ms) as engine:
         asked = await closed(engine, requests, plan.callers)
     report.did(len(requests))
     return len(requests) / asked.seconds

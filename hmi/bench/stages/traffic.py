@@ -20,10 +20,10 @@ from hmi.engine import Engine, TextRequest, TextResult
 from hmi.errors import HmiError
 
 TRACES: Final = ("poisson", "bursty")
-INTERVAL_TEXTS, INTERVAL_S = 20, 0.2
+INTERVAL_TEXTS, INTERVAL_S = 20, 1.0
 """An interval of constant rate lasts as long as this many texts take at capacity, and at least this time.
 
-The rate of OTAS's synthetic trace changes each second, in which its capacity is 580 requests."""
+The rate of OTAS's synthetic trace changes each second, too."""
 LOW, HIGH = 200 / 580, 700 / 580
 """The rates between which the Poisson trace's are drawn, as fractions of the capacity at γ = 0."""
 BURSTY_LOAD: Final = (LOW + HIGH) / 2

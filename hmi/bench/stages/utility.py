@@ -16,7 +16,7 @@ from hmi.bench.stages.arms import CostOf, Fixed, Otas
 from hmi.bench.stages.home import ADAPTED, Home
 from hmi.bench.stages.lab import opened
 from hmi.bench.stages.plan import Plan, Report
-from hmi.bench.stages.replays import Arm, Replays, plot, replayed, rows, texts_of
+from hmi.bench.stages.replays import Arm, Replays, plot, replayed, rows, texts_of, weights
 from hmi.stages import Planner, RoundRobin
 from hmi.stages.planning.pareto import ParetoPlanner
 from hmi.stages.token_adaptation.settings import MERGE_SETTINGS
@@ -40,9 +40,12 @@ async def _measured(plan: Plan, home: Home, report: Report) -> list[Row]:
     async with opened(home.data, models) as lab:
         for model in models:
             lab.agree(model, None, plan.agreement_under_load)
+        lab.weigh(weights(home))
         async with AsyncExitStack() as stack:
             arms = {
-                name: Arm(await stack.enter_async_context(lab.engine(planner)), ADAPTED)
+                name: Arm(
+                    await stack.enter_async_context(lab.engine(planner, plan.deadline_batch_ms)), ADAPTED
+                )
                 for name, planner in planners(lab.costs(models[0])).items()
             }
             report.say(f"utility: {', '.join(arms)}")

@@ -15,6 +15,9 @@ from hmi.stages.planning.group import Group, GroupLimits, Member
 OPEN = 32
 """The number of newest groups of a key that a text may join. It bounds the cost of `Groups.add`."""
 
+FLOOD = 4
+"""A tenant whose waiting texts take less than this many batches does not flood the queue."""
+
 
 def is_beyond(mine_s: float, others_s: float, others: float, batch_s: float) -> bool:
     """Return whether a text of a tenant is beyond the tenant's share when it is put.
@@ -24,7 +27,7 @@ def is_beyond(mine_s: float, others_s: float, others: float, batch_s: float) -> 
     number if all weigh the same. batch_s: the target time of a batch. The tenant itself is not in the mean
     that it is compared with: beside one other it could never exceed twice that mean.
     """
-    return others > 0 and mine_s > batch_s and mine_s > 2 * others_s / others
+    return others > 0 and mine_s > FLOOD * batch_s and mine_s > 2 * others_s / others
 
 
 class Groups:
