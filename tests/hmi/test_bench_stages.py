@@ -96,6 +96,7 @@ def plan(tmp_path_factory: pytest.TempPathFactory) -> Plan:
         chunk=10,
         replays=1,
         intervals=2,
+        interval_s=0.1,
         planner_warm=4,
         plots=folder / "plots",
         training=QUICK,

@@ -90,6 +90,8 @@ class Plan:
     """The fraction of answers that must equal the large level's, in the section `cascade`."""
     replays: int = 2
     """The replays of each trace in the sections `utility` and `planner`."""
+    interval_s: float = 1.0
+    """The least seconds of an interval of constant rate. In OTAS's synthetic trace it is a second."""
     intervals: int = 10
     """The intervals of a replay, each with a rate of its own."""
     deadline_batch_ms: int = 60

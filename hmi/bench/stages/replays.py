@@ -80,7 +80,7 @@ def in_turn(home: Home, count: int, name: str, model: str = LARGE) -> list[TextR
 
 
 def weights(home: Home) -> dict[str, float]:
-    """Weights of the tasks' tenants, by the words of their texts: so that equally many texts of each are equal
+    """Weights of the tasks' tenants, by the words of their texts. Equally many texts of each are then equal
     shares, and the traffic is as of one operator, like OTAS's."""
     return {
         home.model(task).tenant: statistics.mean(len(str(row.text).split()) for row in task.stream)
@@ -108,7 +108,8 @@ async def replayed(
     stamps = None if plan.traces is None else read_trace(plan.traces)
     found: dict[str, Replays] = {}
     for i in range(plan.replays):
-        traffic = Traffic(home, await capacity(lab, home, plan, report), stamps, plan.pressure)
+        texts_s = await capacity(lab, home, plan, report)
+        traffic = Traffic(home, texts_s, stamps, plan.pressure, plan.interval_s)
         for trace in traffic.traces:
             replays = found.setdefault(trace, Replays())
             arrivals = traffic.arrivals(trace, plan.intervals, seed + i)

@@ -94,7 +94,7 @@ def measure(plan: Plan, home: Home, report: Report) -> Iterator[Row]:
             yield from _chosen(lab, tasks, report)
             yield from _traced(lab, tasks[0], report)
             model = bundles.record(ModelId(named(plan.tasks[0]), "large"))
-            served = Measured(home, store, folder, model, tasks[0].scored)
+            served = Measured(home, folder, model, tasks[0].scored)
         small = None if plan.small is None else home.model(home.tasks[0], SMALL)
         yield from rows(manager.registry, served, small, speed.bytes_per_s, report)
 

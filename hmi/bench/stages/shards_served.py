@@ -17,7 +17,7 @@ from hmi.jobs.shard_answers import Asked
 from hmi.jobs.shard_root import shard_bytes
 from hmi.stages.early_exit.evidence import Audits, upper_bound
 from hmi.stages.elastic_shards.fidelity import ERROR, Fidelity, write_fidelity
-from hmi.stages.elastic_shards.store import ShardStore
+from hmi.stages.elastic_shards.store import ShardStore, open_shards
 from hmi.stages.elastic_shards.weights import ShardWeights, uniform
 from hmi.stores.registry import Registry
 
@@ -36,6 +36,7 @@ def judge(folder: Path, store: ShardStore, record: ModelRecord, texts: Asked) ->
     for bits in (32, *BITS):
         weights = ShardWeights(store, uniform(store, bits))
         answers[bits] = texts.answers(weights, only=depth)[depth]
+        weights.pipeline.close()
         if bits != 32:
             found[bits] = Audits(len(answers[bits]), int((answers[bits] != answers[32]).sum()))
     made = Fidelity({record.live.artefact: found})
@@ -48,7 +49,6 @@ class Measured:
     """The model that is asked, and the root that it is on."""
 
     home: Home
-    store: ShardStore
     folder: Path
     record: ModelRecord
     texts: Asked
@@ -74,7 +74,8 @@ def rows(
     about = ShardsRecord(bytes=shard_bytes(it.folder), models=1, created=now())
     registry.put_root(registry.root(it.record.live.root).model_copy(update={"shards": about}))
     report.say("shards: the agreement of bits")
-    known = judge(it.folder, it.store, it.record, it.texts)
+    with open_shards(it.folder) as store:
+        known, half = judge(it.folder, store, it.record, it.texts), store.full_bytes // 2
     for bits, audits in known.models[it.record.live.artefact].items():
         share, least = 1 - audits.disagreed / audits.seen, 1 - upper_bound(audits, ERROR)
         peer = f"at least {least:.3f} (95%)"
@@ -91,7 +92,6 @@ def rows(
         yield Row(label, round(early / whole, 3), "of a full load", FIRST_GOAL, False, REPEATS, peer)
     report.say("shards: half of the memory")
     it = replace(it, warm="" if small is None else str(small))
-    half = it.store.full_bytes // 2
     _allow(registry, it.model, None)
     full, exact = it.served(it.lines), it.served(it.lines[:FEW], half)
     _allow(registry, it.model, AGREEMENT)

@@ -20,10 +20,9 @@ from hmi.engine import Engine, TextRequest, TextResult
 from hmi.errors import HmiError
 
 TRACES: Final = ("poisson", "bursty")
-INTERVAL_TEXTS, INTERVAL_S = 20, 1.0
-"""An interval of constant rate lasts as long as this many texts take at capacity, and at least this time.
-
-The rate of OTAS's synthetic trace changes each second, too."""
+INTERVAL_TEXTS = 20
+"""An interval of constant rate lasts as long as this many texts take at capacity, and at least
+`Plan.interval_s`."""
 LOW, HIGH = 200 / 580, 700 / 580
 """The rates between which the Poisson trace's are drawn, as fractions of the capacity at γ = 0."""
 BURSTY_LOAD: Final = (LOW + HIGH) / 2
@@ -113,12 +112,14 @@ class Traffic:
     """Texts a second without stages, by closed callers."""
     stamps: Seconds | None
     """Of a trace; None: there is no bursty one."""
-    pressure: float = 1.0
+    pressure: float
     """A factor of all rates."""
+    least_s: float
+    """The least seconds of an interval."""
 
     @property
     def interval_s(self) -> float:
-        return max(INTERVAL_S, INTERVAL_TEXTS / self.capacity)
+        return max(self.least_s, INTERVAL_TEXTS / self.capacity)
 
     @property
     def traces(self) -> tuple[str, ...]:
