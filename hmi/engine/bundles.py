@@ -16,7 +16,7 @@ from typing import Generic, Literal, TypeVar
 import torch
 from torch import Tensor
 
-from hmi.core import Cascade, ModelId, ModelRecord, ModelVersion, Objective
+from hmi.core import MAX_AGREEMENT, Cascade, ModelId, ModelRecord, ModelVersion, Objective
 from hmi.engine.cache import IdleCache
 from hmi.engine.streamed import Shards, Streamed, load_codec
 from hmi.engine.weights import Weights
@@ -134,6 +134,15 @@ class Bundle:
     bits: int = 0
     """The bits of the shards that its texts may run on (`hmi.engine.streamed`); 0: they run on exact
     weights."""
+
+    @cached_property
+    def only_tokens(self) -> Objective:
+        """The objective of a text that no exit may answer. It may be merged within what is not granted to the
+        cascade that it comes from."""
+        least, agreement = self.objective.agreement_under_load, self.objective.agreement
+        if least is not None and agreement is not None:
+            least = min(MAX_AGREEMENT, least + 1.0 - agreement)
+        return Objective(agreement_under_load=least)
 
     @cached_property
     def key(self) -> BatchKey:

@@ -99,7 +99,9 @@ class Item:
     @property
     def objective(self) -> Objective:
         """The bounds that stages keep for the text: none may change its answer if its request insists."""
-        return self.bundle.objective if self.request.early else FULL
+        if self.request.early:
+            return self.bundle.objective
+        return self.bundle.only_tokens if self.request.adapt else FULL
 
     @property
     def tokens(self) -> int:

@@ -88,10 +88,10 @@ class Passage:
 
     @property
     def large_request(self) -> TextRequest:
-        """The request to the large level, which answers in full: exits of its own would disagree further.
+        """The request to the large level. It has no exits: they would disagree further.
         It reads the whole text: a profile of two models has no pruning. Its scores are calibrated here."""
         scores = self.request.scores or self.request.calibrated or self.needs_small
-        return replace(self.request, scores=scores, calibrated=False, early=False)
+        return replace(self.request, scores=scores, calibrated=False, early=False, adapt=True)
 
     def take(self, first: TextResult) -> None:
         """Take the small level's answer, and draw whether the text goes on."""

@@ -38,6 +38,8 @@ class TextRequest:
     """The value of an answer within the deadline, in (0, 1]. Under load the planner prefers higher sums."""
     early: bool = True
     """True if early exits and cascades may answer. They do so only as the tenant's objective lets them."""
+    adapt: bool = False
+    """True if token adaptation may act although `early` is False: for the large level of a cascade."""
     place: str = "inputs"
     """The name of this text in the call, the `field` of errors about it."""
     model_place: str | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 
 import pytest
 
@@ -17,6 +18,7 @@ from hmi.stages.token_adaptation.settings import SHORTEST
 from hmi.stages.token_adaptation.stage import TokenAdaptation
 from tests.e2e.conftest import Home
 from tests.e2e.exits_lab import plant, ramped, requests, state_of
+from tests.e2e.hall import items
 from tests.e2e.test_exits import ANY, MOOD, OTHER, PAIRS, TAGS, layers, started, unaudited
 
 PROFILE = tuple(TokenPoint(gamma=g, score=0.9, agreement=1.0, rows=1000) for g in (0, -20, -50))
@@ -78,6 +80,16 @@ async def test_merged_texts_are_answered_beside_others(home: Home) -> None:
             assert answer.scores is not None
             assert whole.scores is not None
             assert answer.scores.keys() == whole.scores.keys()
+
+
+async def test_texts_for_the_large_level_may_be_merged_and_have_no_exits(home: Home) -> None:
+    """What the cascade is granted is not merging's: .9 and 1 - .96 leave .94."""
+    (item,) = await items(home, MOOD, home.covered[:1])
+    bundle = replace(item.bundle, objective=Objective(agreement=0.96, agreement_under_load=0.9))
+    asked = replace(item.request, early=False)
+    large = replace(item, bundle=bundle, request=replace(asked, adapt=True)).objective
+    assert (large.agreement, large.agreement_under_load) == (None, pytest.approx(0.94))
+    assert replace(item, bundle=bundle, request=asked).objective == Objective()
 
 
 async def test_exits_and_merging_in_one_batch(home: Home) -> None:
