@@ -150,9 +150,7 @@ def show(session: Session, name: str, as_json: bool) -> None:
 @click.argument("text", required=False, type=FILE)
 @job_options
 @pass_session
-def shards(
-    session: Session, name: str, text: Path | None, options: dict[str, Any], detach: bool, as_json: bool
-) -> None:
+def shards(session: Session, name: str, text: Path | None, detach: bool, as_json: bool) -> None:
     """Cut the root NAME into shards of few bits, on which it can answer before it is loaded.
 
     TEXT has one document a line. By it the job finds which shards matter, and how often the root's models

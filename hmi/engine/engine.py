@@ -118,8 +118,7 @@ class Engine:
         self._admission = Admission(self._loader)
         counted, kept = self._accounts.cascaded, layout.cascades("two") if planner is None else None
         self._levels = Levels(self._admission, self._ask, bundles.record, counted, kept)
-        self._runner = Runner(chosen.stages, misses)
-        self._compute = Compute(settings.streams)
+        self._runner, self._compute = Runner(chosen.stages, misses), Compute(settings.streams)
         self._lines, self._hosts, self._loops = Lines(), Hosts(settings.streams), Supervisor()
         self._express: set[asyncio.Task[None]] = set()
         self._calls = InFlight()

@@ -214,7 +214,7 @@ async def test_a_text_whose_module_was_evicted_is_in_an_express_batch_once_it_is
     slow = home.manager.registry.model(OTHER).live.artefact
     small, disk, loads, evicted = TextRequest(OTHER, home.covered[0]), threading.Event(), list[str](), {slow}
 
-    def late(artefact: str, prepare: Any) -> None:
+    def late(artefact: str, *_: Any) -> None:
         loads.append(artefact)
         assert disk.wait(60)
         evicted.discard(artefact)

@@ -78,6 +78,8 @@ COMMANDS = {
     "root import": "tiny ADAPTER",
     "root list": "",
     "root measure": "tiny FILE",
+    "root priority": "tiny low",
+    "root shards": "tiny",
     "root show": "tiny",
     "serve": "--port 0",
     "settings": "",
