@@ -6,13 +6,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from hmi.cli.profile_stages import table
+from hmi.execution.batch import BatchKey, Rows
 from hmi.execution.choose import Chosen, executor_for
 from hmi.execution.machine import fingerprint
 from hmi.model.root import Root
 from hmi.stages.planning.profile import BATCHES, READS, Lab, cost_of
-from hmi.stages.token_adaptation.settings import MERGE_SETTINGS
+from hmi.stages.token_adaptation.settings import MERGE_SETTINGS, TokenSetting
 from hmi.stages.token_adaptation.stage import TokenAdaptation
 from hmi.stores.layout import Layout
 from hmi.stores.profiles import StageProfile, StageProfiles, StageSample
@@ -50,6 +52,19 @@ def test_a_profile_has_every_setting_on_every_batch_and_holds_for_its_executor(
     assert replace(lab, executor=other).known(kept) is None
     kept.drop("tiny")
     assert kept.get(*ROOT, fingerprint()) is None
+
+
+@pytest.mark.parametrize("setting", MERGE_SETTINGS, ids=lambda setting: setting.name)
+def test_every_setting_really_merges_in_the_measured_batches(lab: Lab, setting: TokenSetting) -> None:
+    """Else a profile tells that merging saves nothing, and the planner never uses it."""
+    key, lengths = BatchKey(ROOT, "cls", exact=False), (24, 40)
+    (hook,) = lab.stage.hooks(setting, lab._batch(key, lengths))
+    assert list(hook.concerns or ()) == [0, 1]
+    before = min(hook.at)
+    rows, left = hook(before, Rows.packed(torch.randn(64, lab.shape.dim), [0, 24, 64]))
+    assert left is None
+    assert list(rows.texts) == [0, 1], "none is an audit, which would run twice"
+    assert rows.offsets[-1] < 64
 
 
 def test_the_table_says_what_a_setting_saves() -> None:

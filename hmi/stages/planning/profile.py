@@ -199,8 +199,8 @@ def _version(root: tuple[str, str], points: tuple[TokenPoint, ...]) -> ModelVers
 
 def _text(version: ModelVersion, objective: Objective, tokens: int) -> Text:
     model, task = ModelId("profile", "profile"), task_of_version(version)
-    whole = False  # so that it is no audit
-    return Text(model, version, objective, None, task, "", "", tokens, whole, lambda output: output)
+    # This nonce is no audit's, and a text of several windows would not be merged: a test checks both.
+    return Text(model, version, objective, None, task, "", "", tokens, True, lambda output: output)
 
 
 def _fitted(
