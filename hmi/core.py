@@ -114,10 +114,10 @@ class Record(BaseModel):
 
 
 class ShardsRecord(Record):
-    """What is known about a root's shards."""
+    """The size of a root's shards, and the fidelity of the answers on them."""
 
     bytes: int
-    """On the disk, all bitwidths together."""
+    """The size on the disk, all bitwidths together."""
     models: int
     """The number of models whose agreement was measured."""
     agreement: dict[str, float] = Field(default_factory=dict)
@@ -263,8 +263,15 @@ class Cascade(Record):
     """RFC 3339 in UTC."""
 
 
+def gamma_name(gamma: int) -> str:
+    """Return the name of a setting of token adaptation, in provenance, metrics and tables."""
+    if gamma == 0:
+        return "off"
+    return f"merge {-gamma}%" if gamma < 0 else f"prompts {gamma}"
+
+
 class TokenPoint(Record):
-    """What a setting of token adaptation gives on rows that the model was not trained on."""
+    """The figures of one setting of token adaptation, on rows that the model was not trained on."""
 
     gamma: int
     """Below 0: merging saves this percentage of the layers' rows. Above 0: the number of prompts before each

@@ -208,6 +208,11 @@ class ShardRoot(Request):
         description="Text, one document a line, by which shards and bits are judged, unless it is sent as a "
         "multipart part. Without any, no model runs on fewer bits.",
     )
+    importance: bool = Field(
+        default=False,
+        description="Also sort heads, neurons and shards by importance, which takes most of the time. Plans "
+        "of submodels need it; the server, which runs all shards, does not.",
+    )
 
 
 class RootView(Answer):

@@ -13,7 +13,7 @@ TokenState = Literal["not profiled", "no objective", "nothing allowed", "allowed
 
 
 class TokensBrief(Answer):
-    """What token adaptation may do to a model's texts while the server is loaded."""
+    """The settings of token adaptation that a model's texts may get while the server is loaded."""
 
     state: TokenState = Field(
         description="`not profiled`: the version has no profile. `no objective`: `agreement_under_load` is "

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from hmi.api.schemas_tokens import PromptsView, TokenPointView, TokensBrief, TokensView
-from hmi.core import ModelRecord, TokenPoint
+from hmi.core import ModelRecord, TokenPoint, gamma_name
 
 if TYPE_CHECKING:
     from hmi.stages.early_exit.evidence import Audits
@@ -33,7 +33,7 @@ def tokens_brief(record: ModelRecord, audits: Audited | None = None) -> TokensBr
     if not found:
         says = f"no setting surely keeps {100 * asked:.4g}% of answers: hmi model tokens {name} tells why"
         return TokensBrief(state="nothing allowed", says=says, allowed=[])
-    names = ", ".join(setting_name(gamma) for gamma in found)
+    names = ", ".join(gamma_name(gamma) for gamma in found)
     return TokensBrief(state="allowed", says=f"allowed under load: {names}", allowed=found)
 
 
@@ -54,13 +54,6 @@ def tokens_view(record: ModelRecord, audits: Audited | None = None) -> TokensVie
     )
 
 
-def setting_name(gamma: int) -> str:
-    """Return the name of a γ, as `TokenSetting` names it."""
-    if gamma == 0:
-        return "off"
-    return f"merge {-gamma}%" if gamma < 0 else f"prompts {gamma}"
-
-
 def _allowed(record: ModelRecord, audits: Audited | None) -> list[int]:
     from hmi.stages.token_adaptation.allowed import allowed  # which loads torch
 
@@ -77,7 +70,7 @@ def _point(
     may = point.gamma == 0 or point.gamma in brief.allowed
     return TokenPointView(
         gamma=point.gamma,
-        setting=setting_name(point.gamma),
+        setting=gamma_name(point.gamma),
         score=point.score,
         agreement=point.agreement,
         agreement_at_least=least,
@@ -89,7 +82,7 @@ def _point(
 
 
 def _why(record: ModelRecord, point: TokenPoint, least: float, own: Audits | None) -> str:
-    """Why the planner may not choose a γ other than 0."""
+    """Return the reason for which the planner may not choose a γ other than 0."""
     asked = record.objective.agreement_under_load
     if asked is None:
         return "no agreement under load is set"

@@ -14,10 +14,9 @@ from hmi.cli.base import FolderCommand, Group, as_json, pass_session
 from hmi.cli.cascades import print_cascade
 from hmi.cli.options import FILE, Whole, job_options
 from hmi.cli.output import notes, print_json, print_table
-from hmi.cli.profile_stages import stages
+from hmi.cli.profile_stages import roots_to_measure, stages
 from hmi.cli.progress import finish
 from hmi.cli.session import Session, segment
-from hmi.errors import NotFound
 
 if TYPE_CHECKING:
     from hmi.core import RootRecord
@@ -63,9 +62,7 @@ def executors(session: Session, root: str | None, again: bool, as_json: bool) ->
             from hmi.execution.cuda.choose import check_device  # imports torch, which takes seconds
 
             check_device("cuda")
-        roots = manager.registry.roots() if root is None else [manager.registry.root(root)]
-        if not roots:
-            raise NotFound("there is no root to measure: 'hmi root import NAME SOURCE' imports one")
+        roots = roots_to_measure(manager, root)
         compile_all()
         found = [_profile(manager, record, again, as_json) for record in roots]
     if as_json:

@@ -33,13 +33,19 @@ def stages(session: Session, root: str | None, again: bool, as_json: bool) -> No
 
     with session.local() as local:
         manager = local.services.manager
-        roots = manager.registry.roots() if root is None else [manager.registry.root(root)]
-        if not roots:
-            raise NotFound("there is no root to measure: 'hmi root import NAME SOURCE' imports one")
+        roots = roots_to_measure(manager, root)
         compile_all()
         found = [_profile(manager, record, again, as_json) for record in roots]
     if as_json:
         print_json(found)
+
+
+def roots_to_measure(manager: Manager, name: str | None) -> list[RootRecord]:
+    """Return the root of this name, or all roots. Raises NotFound, also if there is none."""
+    roots = manager.registry.roots() if name is None else [manager.registry.root(name)]
+    if not roots:
+        raise NotFound("there is no root to measure: 'hmi root import NAME SOURCE' imports one")
+    return roots
 
 
 def _profile(manager: Manager, record: RootRecord, again: bool, as_json: bool) -> dict[str, Any]:

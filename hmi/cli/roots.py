@@ -148,19 +148,23 @@ def show(session: Session, name: str, as_json: bool) -> None:
 @root.command()
 @click.argument("name")
 @click.argument("text", required=False, type=FILE)
+@click.option("--importance", is_flag=True, help="Also sort shards by importance, for plans of submodels.")
 @job_options
 @pass_session
-def shards(session: Session, name: str, text: Path | None, detach: bool, as_json: bool) -> None:
+def shards(
+    session: Session, name: str, text: Path | None, importance: bool, detach: bool, as_json: bool
+) -> None:
     """Cut the root NAME into shards of few bits, on which it can answer before it is loaded.
 
-    TEXT has one document a line. By it the job finds which shards matter, and how often the root's models
-    answer as in full with 2 to 6 bits. Without it, no model runs on fewer bits. Models whose objective has an
+    TEXT has one document a line. By it the job finds how often the root's models answer as in full with 2 to
+    6 bits. Without it, no model runs on fewer bits. Models whose objective has an
     agreement under load then answer from shards while the root is loaded.
     """
     session.may_start_jobs()
     with session.calls() as calls:
         files = None if text is None else {"text": text}
-        job = calls.request("POST", f"/manage/roots/{segment(name)}/shards", {}, files)["job"]
+        body = {"importance": importance}
+        job = calls.request("POST", f"/manage/roots/{segment(name)}/shards", body, files)["job"]
         finish(session, calls, job, detach=detach, as_json=as_json)
 
 

@@ -104,7 +104,7 @@ class Saving:
     returned_share: float | None = None
     """Of the texts that came to a cascade in use: the fraction that the small level answered."""
     adapted_share: float | None = None
-    """Of all texts: the fraction whose tokens were adapted."""
+    """The fraction of all texts whose tokens were adapted."""
 
 
 @dataclass(frozen=True)

@@ -130,7 +130,7 @@ class Backlogs:
         self._by_kind: dict[Kind, dict[str, Backlog]] = {}
         self._work: defaultdict[Kind, float] = defaultdict(float)
         self._kinds_of: Counter[str] = Counter()
-        """By tenant: the number of kinds of its waiting items."""
+        """The number of kinds that a tenant's waiting items have, by tenant."""
 
     def __len__(self) -> int:
         """The number of kinds that have items waiting."""

@@ -242,7 +242,8 @@ class Bundles:
         return self._fewer_bits and self._registry.root(version.root).priority == "low"
 
     def _fits_not(self, version: ModelVersion) -> bool:
-        """Whether the root is served within the limit `root_bytes`, beside the other roots in memory."""
+        """Return whether the root has to be served from shards: with the other roots in memory it exceeds
+        `root_bytes`."""
         if not self._root_bytes:
             return False
         mine = version.root, version.root_version

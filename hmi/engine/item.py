@@ -24,7 +24,7 @@ from hmi.stages.planning.group import Group, Member, Price
 Kind = tuple[BatchKey, bool]
 """A batch key, and whether its texts are in groups. Only texts of one kind share a batch."""
 FULL = Objective()
-"""Of texts that insist on the full model: no stage may change their answers."""
+"""The objective of texts that insist on the full model: no stage may change their answers."""
 _ADDING = threading.Lock()
 """One lock for all items, since it is held only for an instant."""
 
@@ -78,11 +78,11 @@ class Item:
     counted: bool = False
     """True once its tenant's usage has it as answered."""
     price: Price | None = None
-    """Of a text with a deadline or a utility, where the planner forms groups. None: an ordinary text."""
+    """The price of a text with a deadline or a utility, if the planner forms groups; None: ordinary texts."""
     group: Group | None = None
     """The last group that a text with a price was in."""
     member: Member | None = None
-    """What stands for the text in its group. None once it does not wait any more."""
+    """The member that stands for the text in its group. None once it does not wait any more."""
 
     @property
     def key(self) -> BatchKey:

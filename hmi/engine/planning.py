@@ -26,7 +26,7 @@ FAILED = "the planner failed"
 
 @dataclass
 class PlanTotals:
-    """What the planner has decided since the engine was made."""
+    """Counts of the planner's decisions since the engine was made."""
 
     seconds: float = 0.0
     """The time that all plans took."""

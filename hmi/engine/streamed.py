@@ -75,7 +75,7 @@ class Shards:
     def __init__(self, budget: IoBudget) -> None:
         self.budget = budget
         self._known: dict[Path, tuple[int, Fidelity]] = {}
-        """By folder: when its file was written, and what it says."""
+        """The time at which a folder's file was written, and its contents, by folder."""
         self._lock = threading.Lock()
 
     def bits(self, folder: Path, artefact: str, agreement: float | None) -> int | None:

@@ -30,7 +30,7 @@ class Answered:
     """The outputs of a model for windows, and the rows that its layers read."""
 
     outputs: list[Tensor]
-    """By window, lexical scores included."""
+    """[windows]: the head's output of each, lexical scores included."""
     rows: int = 0
     """Rows that entered a layer, of all layers together."""
     plain: int = 0

@@ -58,7 +58,7 @@ def publish_again(
 
 
 def _held_back(ctx: JobContext, spec: FineTuneSpec, version: ModelVersion, what: str) -> str | None:
-    """Why the new version is not to answer; None if it is."""
+    """Return the reason for which the new version is not to answer; None if it is."""
     current = ctx.registry.model(spec.model_id).current
     if current == version.version:
         return None

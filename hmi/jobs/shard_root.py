@@ -1,4 +1,4 @@
-"""The job that cuts a root's upper layers into shards, finds which matter, and measures what bits cost.
+"""The job that cuts a root's upper layers into shards, and measures answers on them. It may sort them, too.
 
 Without texts, shards are in the order of the weights, and no model is measured: then none runs on shards but
 those of a root that is larger than the memory limit, on exact ones.
@@ -51,7 +51,8 @@ def run(ctx: JobContext) -> dict[str, Any]:
     bundles = Bundles(s.data, ctx.registry, ctx.plots, ctx.adapters, ctx.lowers, "fp32")
     try:
         measured = _models(ctx, bundles, record.name)
-        probes = [probe_of(each, PROBED) for _, each in measured[:IMPORTANCE_MODELS]]
+        asked_of = measured[:IMPORTANCE_MODELS] if spec.importance else []
+        probes = [probe_of(each, PROBED) for _, each in asked_of]
         orders = None
         if probes:
             root = load_root(folder)

@@ -101,6 +101,8 @@ class ShardRootSpec(Spec):
     """Cut a root into shards. Input: text, one a line; without it nothing is measured."""
 
     name: str
+    importance: bool = False
+    """Also find which heads, neurons and shards matter, for plans of submodels (`elastic_shards.plan`)."""
 
 
 class ProfileCascadeSpec(Spec):

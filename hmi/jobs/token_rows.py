@@ -24,10 +24,10 @@ MOST_LABELLED, MOST_UNLABELLED = 2_000, 2_000
 
 @dataclass(frozen=True)
 class Parts:
-    """No text is both in `fit` and in the others."""
+    """The rows of a profile, by use. No text is both in `fit` and in the others."""
 
     fit: list[Row]
-    """Those that prompts are trained on."""
+    """The rows that prompts are trained on."""
     held: list[Row]
     """Labelled rows that the profile is made of."""
     unlabelled: list[Row]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from hmi.core import JobRecord, RootRecord
-from hmi.errors import Conflict
+from hmi.errors import Conflict, InvalidInput
 from hmi.jobs.checks import checked_corpus
 from hmi.jobs.specs import ShardRootSpec
 from hmi.manager.parts import Parts
@@ -19,18 +19,22 @@ class RootShards:
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
 
-    def make(self, name: str, text: Path | bytes | None = None) -> JobRecord:
+    def make(self, name: str, text: Path | bytes | None = None, importance: bool = False) -> JobRecord:
         """Cut a root's upper layers into shards, on which it can run before it is loaded and within less
         memory.
 
-        text: lines by which the importance of shards, and the agreement of the root's models with fewer bits,
-        are measured. Raises NotFound, InvalidInput, Conflict (a job is at work on the root), StorageFull.
+        text: lines by which the agreement of the root's models with fewer bits is measured. importance: by
+        them, shards are sorted by importance, too. Raises NotFound, InvalidInput (importance without text),
+        Conflict (a job is at work on the root), StorageFull.
         """
+        if importance and text is None:
+            raise InvalidInput("importance is found by text: send text, too", field="importance")
         self._parts.registry.root(name)
         if text is not None:
             checked_corpus(text, field="text")
         inputs = {} if text is None else {"text": text}
-        return self._parts.runner.submit("shard_root", ShardRootSpec(name=name).stored(), inputs=inputs)
+        spec = ShardRootSpec(name=name, importance=importance)
+        return self._parts.runner.submit("shard_root", spec.stored(), inputs=inputs)
 
     def prioritise(self, name: str, priority: Literal["normal", "low"]) -> RootRecord:
         """Set a root's priority: low keeps only shards of it in memory.

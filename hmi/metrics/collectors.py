@@ -1,4 +1,4 @@
-"""What is read at a scrape: the counters of other parts, and the collectors that report them."""
+"""Collectors of metrics that are read at a scrape: the counters of other parts."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ class Candidate:
     expected: Sequence[Group] = field(default=(), compare=False)
     """Groups that are expected to arrive soon. They cannot run yet."""
     grouped: bool = field(default=False, compare=False)
-    """Whether the text that the tenant wants next is in a group. If not, it is an ordinary text."""
+    """True if the text that the tenant wants next is in a group. If not, it is an ordinary text."""
     waiting_s: float = field(default=0.0, compare=False)
     """Predicted seconds of all streams for the key's waiting texts, with all stages off."""
 
@@ -103,7 +103,7 @@ class Waiting:
 
 @dataclass(frozen=True)
 class Terms:
-    """What one setting of a stage does to the texts of one model."""
+    """The effect of one setting of a stage on the texts of one model."""
 
     rows: tuple[float, ...]
     """[layers]: the fraction of a text's rows that enter each layer."""
@@ -115,7 +115,7 @@ class Terms:
     shortest: int = 0
     """The tokens that a text has at least if the setting concerns it. A shorter one stays off."""
     whole: bool = False
-    """Whether the setting concerns texts of one window only."""
+    """True if the setting concerns texts of one window only."""
 
 
 @runtime_checkable

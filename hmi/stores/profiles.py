@@ -106,7 +106,7 @@ class StageProfile(OfMachine):
     """The tokens of each text of the measured batches, by the batch's name."""
     samples: tuple[StageSample, ...] = Field(min_length=1)
     costs: dict[Reads, StageCost]
-    """By the rows that are read."""
+    """The fitted costs of batches, by the rows that heads read."""
 
 
 R = TypeVar("R", bound=OfMachine)

@@ -190,7 +190,7 @@ async def test_costs_are_measured_for_any_text_with_an_aim(
 async def test_a_fault_of_token_adaptation_costs_no_answer(
     where: str, home: Home, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whether rows cannot be merged, or the hook not even be made."""
+    """The batch fails if rows cannot be merged, and also if the hook cannot be made."""
     text = TextRequest(MOOD, " ".join(home.covered[:3]), scores=True, provenance=True)
     (plain, _) = await answers(home.engine(None, None, stages="none", precision="fp32"), [text])
     engine = await loaded(home, monkeypatch)

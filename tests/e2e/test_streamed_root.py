@@ -32,7 +32,7 @@ MOOD, OTHER, TAGS = ModelId("acme", "mood"), ModelId("globex", "mood"), ModelId(
 @pytest.fixture(scope="module")
 def folder(home: Home) -> Iterator[Path]:
     """The root's folder, with shards; `MOOD` allows other answers under load, `OTHER` does not."""
-    home.run(home.manager.root_shards.make("tiny", "\n".join(CORPUS).encode()))
+    home.run(home.manager.root_shards.make("tiny", "\n".join(CORPUS).encode(), importance=True))
     allow(home, MOOD, 0.8)
     yield folder_of(home)
     allow(home, MOOD, None)

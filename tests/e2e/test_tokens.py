@@ -83,7 +83,7 @@ async def test_merged_texts_are_answered_beside_others(home: Home) -> None:
 
 
 async def test_texts_for_the_large_level_may_be_merged_and_have_no_exits(home: Home) -> None:
-    """What the cascade is granted is not merging's: .9 and 1 - .96 leave .94."""
+    """Merging does not get what the cascade is granted: .9 and 1 - .96 leave .94."""
     (item,) = await items(home, MOOD, home.covered[:1])
     bundle = replace(item.bundle, objective=Objective(agreement=0.96, agreement_under_load=0.9))
     asked = replace(item.request, early=False)

@@ -18,13 +18,13 @@ from hmi.model.modules import TenantModule
 from hmi.model.partial import Kept, part_of
 from hmi.model.shape import EncoderShape
 from hmi.modulespec import Kind
+from tests.hmi.test_fused import DEPTH, upper
 from tests.modules import random_module
 
 BERT = EncoderShape(vocab=9, dim=32, heads=4, layers=6, ffn=64, positions=40, types=2, eps=1e-12)
 MPNET = EncoderShape(
     vocab=9, dim=32, heads=4, layers=6, ffn=64, positions=40, types=0, eps=1e-5, kind="mpnet", buckets=32
 )
-DEPTH = 3
 LENGTHS = [1, 7, 3, 12, 5]
 
 
@@ -42,14 +42,6 @@ class Parts:
 
     def layer(self, index: int, rows: int) -> EncoderLayer:
         return self._parts[index]
-
-
-def upper(shape: EncoderShape) -> nn.ModuleList:
-    g = torch.Generator().manual_seed(3)
-    layers = nn.ModuleList(EncoderLayer(shape) for _ in range(DEPTH)).eval().requires_grad_(False)
-    for p in layers.parameters():
-        p.copy_(torch.randn(p.shape, generator=g) * (p.shape[-1] ** -0.5 if p.dim() == 2 else 0.3))
-    return layers
 
 
 def some(shape: EncoderShape) -> list[Kept]:

@@ -32,7 +32,7 @@ BEFORE = {
     (True, 2): "0dec1dcb2cf97dbf",
     (True, 3): "afdf9329884feff3",
 }
-"""What the queue cut before there were groups, by whether texts have deadlines, and by seed."""
+"""Hashes of the cuts that the queue made before there were groups, by use of deadlines and by seed."""
 BATCH_S = 0.02
 LIMITS = GroupLimits(seconds=BATCH_S)
 
@@ -90,7 +90,7 @@ def digest_of_cuts(seed: int, clock: Clock, *, deadlines: bool, **given: Any) ->
 
 
 def price(one: Item) -> Price:
-    """What the windows that wait of an item are worth, and take, under three settings."""
+    """The value and the seconds of an item's waiting windows under three settings."""
     seconds = 1e-4 * sum(map(len, one.windows[one.cut :]))
     value = one.request.utility
     return Price((value, 0.9 * value, -math.inf), (seconds, 0.7 * seconds, 0.5 * seconds))

@@ -15,7 +15,7 @@ from hmi.execution.packed import PackedExecutor, run_rows
 from hmi.model.encoder import EncoderLayer
 from hmi.model.heads import Head
 from hmi.model.modules import TenantModule, new_module
-from hmi.model.root import Root, save_root
+from hmi.model.root import Root
 from hmi.model.tasks.sequence import Classification
 from hmi.stages.elastic_shards.importance import (
     FILE,
@@ -30,6 +30,7 @@ from hmi.stages.elastic_shards.making import make_shards
 from hmi.stages.elastic_shards.probes import Probe, batches, model_probe, root_probe
 from hmi.stages.elastic_shards.store import open_shards
 from hmi.stages.elastic_shards.versions import FULL
+from tests.hmi.shard_lab import folder_with_shards
 
 LAYERS, HEADS, FFN, DIM = 2, 4, 64, 32
 LENGTHS = (5, 3, 9, 4, 7, 2)
@@ -63,10 +64,7 @@ def probes(module: TenantModule) -> list[Probe]:
 
 @pytest.fixture
 def folder(tmp_path: Path, tiny_root: Root, tiny_source: Path) -> Path:
-    made = tmp_path / "tiny" / "v1"
-    save_root(made, tiny_root, tiny_source / "tokenizer.json")
-    make_shards(made)
-    return made
+    return folder_with_shards(tmp_path, tiny_root, tiny_source)
 
 
 def test_probes_run_the_layers_as_the_server_does(

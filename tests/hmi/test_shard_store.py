@@ -15,24 +15,21 @@ from torch import Tensor
 
 from hmi.errors import Damaged, NotFound, StorageFull
 from hmi.model.encoder import EncoderLayer, attend_padded
-from hmi.model.root import Root, save_root
+from hmi.model.root import Root
 from hmi.stages.elastic_shards import making
 from hmi.stages.elastic_shards.codec import LayerBuffer, LayerWeights
 from hmi.stages.elastic_shards.making import Orders, layer_file, make_shards, write_header
 from hmi.stages.elastic_shards.plan import Speed, Wanted, make_plan
 from hmi.stages.elastic_shards.store import ShardStore, open_shards
 from hmi.stages.elastic_shards.versions import FULL, VERSIONS
+from tests.hmi.shard_lab import folder_with_shards
 
 LAYERS, HEADS, FFN, DIM = 2, 4, 64, 32
 
 
 @pytest.fixture
 def folder(tmp_path: Path, tiny_root: Root, tiny_source: Path) -> Path:
-    """The folder of the root `tiny` with shards in the order of the weights."""
-    made = tmp_path / "tiny" / "v1"
-    save_root(made, tiny_root, tiny_source / "tokenizer.json")
-    make_shards(made)
-    return made
+    return folder_with_shards(tmp_path, tiny_root, tiny_source)
 
 
 def random_orders() -> Orders:

@@ -7,7 +7,7 @@ import asyncio
 from hmi.api.handlers.models import accepted
 from hmi.api.route import Call, Reply
 from hmi.api.schemas import NoBody
-from hmi.api.schemas_manage import ChangeRoot, ImportRoot, RootList
+from hmi.api.schemas_manage import ChangeRoot, ImportRoot, RootList, ShardRoot
 from hmi.api.services import Services
 from hmi.api.views import root_view
 from hmi.core import Deleted
@@ -41,9 +41,9 @@ async def change_root(call: Call) -> Reply:
 
 
 async def shard_root(call: Call) -> Reply:
-    job = await asyncio.to_thread(
-        call.services.manager.root_shards.make, call.root(), text=call.files.get("text")
-    )
+    body: ShardRoot = call.body
+    make = call.services.manager.root_shards.make
+    job = await asyncio.to_thread(make, call.root(), call.files.get("text"), body.importance)
     return accepted(job)
 
 

@@ -150,7 +150,7 @@ class Shares:
     mean_loss: float
     """The mean share of the optimum that it loses, corrected."""
     infeasible: float
-    """As printed: the plan misses a deadline."""
+    """True if the plan, as printed, misses a deadline."""
     better: int
     """Instances on which it beats the exact program. There are none."""
 

@@ -1,4 +1,4 @@
-"""What stages cost that are not used: servers with `--stages none` and `auto`, no model with an objective."""
+"""The cost of stages that are not used: servers with `--stages none` and `auto`, and no objective."""
 
 from __future__ import annotations
 

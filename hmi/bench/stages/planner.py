@@ -112,7 +112,8 @@ def _merging(cost_of: CostOf) -> dict[str, Planner]:
 
 
 def _chosen(utility: Mapping[str, float]) -> list[str]:
-    """What paid alone: exits, cascades, and the best merging, each if it earned more than none of them."""
+    """Return the stages that paid alone: exits, cascades and the best merging, each if it earned more than no
+    stage."""
     merges = {each.name: utility[each.name] for each in MERGE_SETTINGS}
     offered = [EXITS, CASCADES, max(merges, key=merges.__getitem__)]
     return [name for name in offered if utility[name] > utility[QUEUE]]

@@ -46,14 +46,14 @@ class Arm:
 
 @dataclass
 class Replays:
-    """What each arm made of each replay of one trace."""
+    """The outcomes of each arm in each replay of one trace."""
 
     interval_s: list[float] = field(default_factory=list)
     """[replays]"""
     load: list[float] = field(default_factory=list)
     """[replays]: arrivals a second, divided by the capacity."""
     runs: dict[str, list[Offered]] = field(default_factory=dict)
-    """By arm: [replays]."""
+    """[replays] for each arm, by its name."""
 
     def ratios(self, arm: str, other: str) -> list[float]:
         """[replays]: the utility of one arm, divided by the other's."""
@@ -133,7 +133,7 @@ def texts_of(plan: Plan, arms: int) -> int:
 
 
 def rows(name: str, replays: Replays) -> Iterator[Row]:
-    """What each arm earned, answered and got right, and how soon. name: of the section and the trace."""
+    """Yield each arm's utility, answers, accuracy and latencies. name: the beginning of the rows' ids."""
     count = len(replays.load)
     whole = sum(outcome.ask.utility for outcome in replays.together(next(iter(replays.runs))))
     interval = f"intervals of {1e3 * statistics.median(replays.interval_s):.0f} ms"

@@ -20,7 +20,7 @@ CALLERS = 8
 
 @dataclass(frozen=True)
 class Served:
-    """What one process saw."""
+    """The figures of one process."""
 
     first_s: float
     """Seconds from the first request, of a root that is not in memory, to its answer."""

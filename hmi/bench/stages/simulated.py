@@ -35,10 +35,10 @@ WINDOW_S = 1.0
 
 @dataclass(frozen=True)
 class Table:
-    """What texts cost and how accurate their answers are, by setting. The first is off."""
+    """The cost of texts and the accuracy of their answers, by setting. The first is off."""
 
     fixed_s: float = 1e-3
-    """Of a batch."""
+    """The fixed seconds of a batch."""
     text_s: float = 9e-4
     saved: tuple[float, ...] = (0.0, 0.15, 0.28, 0.42)
     accuracy: tuple[float, ...] = (1.0, 0.995, 0.985, 0.96)
@@ -100,11 +100,11 @@ def bursty(mean: float, seconds: float, seed: int, ratio: float = 4.0) -> NDArra
 
 @dataclass(frozen=True)
 class Seen:
-    """What a policy knows beside the groups that wait."""
+    """The facts that a policy knows beside the groups that wait."""
 
     now: float
     rate: float
-    """Of the arrivals during the last WINDOW_S."""
+    """Arrivals a second during the last WINDOW_S."""
     coming: Sequence[Group] = ()
     """See `Candidate.expected`."""
 
@@ -212,7 +212,7 @@ class TableStage:
 
 @dataclass
 class Outcome:
-    """What a policy earned."""
+    """The earnings of a policy."""
 
     utility: float = 0.0
     in_time: int = 0

@@ -37,7 +37,7 @@ class Kind:
     task: int
     """The index of the task among the plan's, modulo their number."""
     deadline: float
-    """In intervals: OTAS's are in seconds, of which each is an interval of its trace."""
+    """The time until the deadline, in intervals. OTAS gives seconds; its trace's intervals are of one."""
     utility: float
 
 
@@ -76,7 +76,7 @@ class Outcome:
     ended_s: float
     """From the begin of the run to the same."""
     result: TextResult | None
-    """None: it failed."""
+    """The answer; None if the request failed."""
     error: str = ""
     """The kind of the error."""
 
@@ -111,7 +111,7 @@ class Traffic:
     capacity: float
     """Texts a second without stages, by closed callers."""
     stamps: Seconds | None
-    """Of a trace; None: there is no bursty one."""
+    """The times of a recorded trace; None: there is no bursty trace."""
     pressure: float
     """A factor of all rates."""
     least_s: float

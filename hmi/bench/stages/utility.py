@@ -23,7 +23,7 @@ from hmi.stages.token_adaptation.settings import MERGE_SETTINGS
 from hmi.stages.token_adaptation.stage import TokenAdaptation
 
 GOAL = 1.182
-"""Of the utility at γ = 0 (OTAS, section V)."""
+"""The utility that is aimed at, divided by that at γ = 0 (OTAS, section V)."""
 TODAY, NONE, OTAS, PLANNER = "today", "off", "otas", "planner"
 
 

@@ -25,7 +25,7 @@ class Fidelity:
     """For each artefact and bitwidth: the number of texts, and those answered otherwise than in full."""
 
     models: Mapping[str, Mapping[int, Audits]] = field(default_factory=dict)
-    """By artefact."""
+    """The audits of each bitwidth, by artefact."""
 
     def bits(self, artefact: str, agreement: float | None) -> int | None:
         """Return the fewest bits with which a model keeps the agreement; None if there are none, or if it was

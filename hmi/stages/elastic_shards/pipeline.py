@@ -219,7 +219,7 @@ class Pipeline(Generic[B]):
                 self._changed.notify_all()
 
     def _may_read(self) -> bool:
-        """Whether the next layer is within the bound. Batches are served one after another."""
+        """Return whether the next layer is within the bound. Batches are served one after another."""
         stream, at = self._jobs[0]
         return self._ahead is None or at - stream.computed < self._ahead
 

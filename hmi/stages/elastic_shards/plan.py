@@ -173,7 +173,7 @@ class _Maker:
         return self._submodel(*max(largest)), True
 
     def _never_slower(self, one: tuple[int, int], other: tuple[int, int]) -> bool:
-        """Whether a submodel takes no longer than another with any buffer up to the one that is wanted."""
+        """Return whether a submodel takes no longer than another, with any buffer up to the wanted one."""
         buffers = {0, self._wanted.buffer}
         for submodel in (one, other):
             sizes = (self._sizes.size(*s, self._wanted.versions[0]) for s in self._submodel(*submodel))

@@ -25,7 +25,7 @@ from hmi.stages.elastic_shards.versions import FULL, VERSIONS
 
 log = logging.getLogger("hmi.stages")
 CURE = "make the root's shards again"
-"""What to do about damaged shards, for error messages."""
+"""The cure of damaged shards, for error messages."""
 
 
 @dataclass(frozen=True)
@@ -47,9 +47,9 @@ class LayerAbout:
     """The tensors of the layer that are not cut: biases, LayerNorms and, if it has one, the relative table,
     under their names in the layer's `state_dict`."""
     dictionaries: dict[int, Dictionary]
-    """By bitwidth."""
+    """The layer's dictionary of each bitwidth."""
     places: dict[int, tuple[Place, ...]]
-    """By bitwidth, of each shard."""
+    """[shards] for each bitwidth: the place of each shard's blob."""
     outliers: float
     """The share of the weights that are outliers."""
     reach: float

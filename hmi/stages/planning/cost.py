@@ -47,7 +47,7 @@ class Cost:
     square: float
     module: float
     stalls: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    """By setting: seconds for each batch, and for each token."""
+    """Further seconds of a batch and of a token under each setting, by its name."""
     margin: float = 1.0
     """The QUANTILE of measured by predicted seconds, 1 at least."""
 

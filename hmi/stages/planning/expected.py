@@ -54,7 +54,7 @@ class Expected:
 
     def __init__(self) -> None:
         self._bins: deque[tuple[int, dict[int, _Bin]]] = deque()
-        """By the number of BIN_S at which it begins, the oldest first."""
+        """The bins, each with the number of BIN_S at which it begins, the oldest first."""
         self._made: tuple[int, list[Group]] = (-1, [])
         """The groups that were expected at a number of BIN_S."""
 

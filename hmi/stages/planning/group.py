@@ -75,7 +75,7 @@ class Group:
     beyond: bool
     """True for texts beyond their tenants' shares: their values count `BEYOND` times."""
     members: dict[int, Member] = field(default_factory=dict)
-    """By `id()` of the member, in order of arrival."""
+    """The members in order of arrival, by their `id()`."""
     values: list[float] = field(default_factory=list)
     """[settings]: the sums of the members' values."""
     seconds: list[float] = field(default_factory=list)

@@ -42,7 +42,7 @@ class Groups:
         self.limits = limits or GroupLimits()
         self._by_key: dict[Hashable, dict[int, Group]] = {}
         self._open: dict[tuple[Hashable, bool], deque[Group]] = {}
-        """By key and share: the groups that may still take texts, the newest last."""
+        """The groups that may still take texts, the newest last, by key and share."""
         self._expected: defaultdict[Hashable, Expected] = defaultdict(Expected)
         self._ids = count(1)
 

@@ -52,7 +52,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Choice:
-    """What the program has chosen."""
+    """The choice of the program."""
 
     settings: tuple[int | None, ...]
     """[jobs], in their order: the index of each one's option; None: it is dropped."""

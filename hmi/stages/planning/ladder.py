@@ -22,14 +22,14 @@ class Step:
     """One setting of each adaptive stage. The other stages run under the last of theirs."""
 
     settings: dict[str, Setting]
-    """By stage, those of all stages."""
+    """The settings of all stages, by stage."""
     name: str
     """The names of those that are not off; "off" if all are."""
 
 
 @dataclass(frozen=True)
 class Effects:
-    """What one step does to the texts of one model."""
+    """The effect of one step on the texts of one model."""
 
     name: str
     total: float
@@ -37,7 +37,8 @@ class Effects:
     squares: float
     """The sum of the squares of these fractions."""
     accuracy: float
-    """Relative to that with all of them off, so that no tenant comes later because its task is hard."""
+    """The accuracy relative to that with all of them off, so that no tenant comes later because its task is
+    hard."""
     shortest: int
     """Texts with fewer tokens stay off."""
     whole: bool

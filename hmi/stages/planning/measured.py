@@ -27,10 +27,10 @@ class OfKey:
 
     def __init__(self) -> None:
         self._steps: dict[int, tuple[Correction, Correction]] = {}
-        """By step: measured against predicted seconds by the clock, and CPU seconds against those predicted
-        with all stages off."""
+        """Two corrections of each step: measured by predicted seconds of the clock, and CPU seconds by those
+        predicted with all stages off."""
         self._rests: dict[int, float] = {}
-        """By step that is not used: the time at which it is tried again."""
+        """The time at which a step that is not used is tried again, by step."""
 
     def now(self, now: float, steps: int) -> list[float]:
         """[steps]: the factor of the predicted seconds; inf: the step is not used at present."""
@@ -75,7 +75,7 @@ class Ratios:
         self._keys: dict[Hashable, OfKey] = {}
 
     def of(self, key: Hashable) -> OfKey | None:
-        """None: no batch of the key was measured."""
+        """Return a key's corrections; None if no batch of the key was measured."""
         return self._keys.get(key)
 
     def forget(self, key: Hashable) -> None:

@@ -35,7 +35,7 @@ UNKNOWN = Cost(batch=8e-3, text=6e-4, row=3e-5, square=2e-8, module=8e-4)
 
 @dataclass(frozen=True, slots=True)
 class _Key:
-    """What the groups of one candidate's key have in common."""
+    """The facts that the groups of one candidate's key have in common."""
 
     candidate: Candidate
     ladder: Ladder
@@ -129,7 +129,7 @@ class ParetoPlanner:
         self._ladders: dict[BatchKey, Ladder] = {}
         self._effects: dict[tuple[object, ...], _Known] = {}
         self._overdue_ran = False
-        """Whether the last plan among groups was of an overdue one: every second is left to the others."""
+        """True if the last plan among groups was of an overdue one: every second is left to the others."""
         self._ends: list[float] = []
         """The expected ends of the batches planned last, one for each other stream."""
 

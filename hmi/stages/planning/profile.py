@@ -60,7 +60,7 @@ def measurable(stage: Stage, key: BatchKey) -> list[Setting]:
 
 @dataclass(frozen=True)
 class Lab:
-    """What is measured: a stage's settings on one root's executor."""
+    """The measurement of a stage's settings on one root's executor."""
 
     stage: Stage
     executor: Chosen

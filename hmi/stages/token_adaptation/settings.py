@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
+from hmi.core import gamma_name
 from hmi.stages.base import Setting
 
 UNTOUCHED: Final = 2 / 9
@@ -34,12 +35,12 @@ MERGES: Final = (-10, -20, -35, -50)
 @lru_cache(maxsize=256)
 def merging(gamma: int) -> TokenSetting:
     """Return the setting that merges. gamma: below 0."""
-    return TokenSetting(f"merge {-gamma}%", gamma)
+    return TokenSetting(gamma_name(gamma), gamma)
 
 
 def prompting(count: int) -> TokenSetting:
     """Return the setting that puts `count` prompts before each layer's rows."""
-    return TokenSetting(f"prompts {count}", count)
+    return TokenSetting(gamma_name(count), count)
 
 
 MERGE_SETTINGS: Final = tuple(merging(gamma) for gamma in MERGES)

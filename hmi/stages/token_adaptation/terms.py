@@ -1,4 +1,4 @@
-"""What each setting of token adaptation does to the texts of one model, for a planner."""
+"""The effect of each setting of token adaptation on the texts of one model, for a planner."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ def _merged(labels: Any, clock: Any, worth: Any, takes: Any, more: Any, setting:
 
 @compiled
 def streams(start: Any, seconds: Any, values: Any, latest: Any, limit: Any, chosen: Any) -> Any:
-    """As `one_stream`, for several: start float64 [streams] ascending. Labels are compared in pairs.
+    """The same as `one_stream`, for several: start float64 [streams] ascending. Labels are compared in pairs.
 
     If a front has more than `limit` labels, the one whose streams are free soonest in the mean is kept in
     each bucket of value. The loss is bounded by the value that a removed label could still have come to.
