@@ -74,6 +74,7 @@ class Manager:
         self.tokens = TokenProfiles(self._parts)
         self._exchange = Exchange(self._parts, self._domains)
         self._tenants = Tenants(self._parts)
+        self.files = self._tenants.files
         self._roots = Roots(self._parts, self._domains)
         self.profiles, self.root_shards = self._roots.profiles, self._roots.shards
         self._consistency = Consistency(self._parts, self._roots)
