@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, get_args
 
 from hmi.core import ModelId
-from hmi.model.answer import Answer
+from hmi.model.answer import Aggregation, Answer
 
 if TYPE_CHECKING:
     from hmi.model.tokenizer import Text
@@ -35,6 +35,8 @@ class TextRequest:
     normalise: bool | None = None
     """Of an embedding: whether to scale it to length 1. None: by the root's convention."""
     provenance: bool = False
+    aggregation: Aggregation = "simple"
+    """How the tags of a text that is not split into words become entities."""
     deadline: float | None = None
     priority: Priority = "normal"
     """The text's order among its own tenant's waiting texts. Other tenants' turns do not depend on it."""
