@@ -124,6 +124,8 @@ class Inference:
                 text=_checked(given, self.settings.max_text_bytes),
                 exact=ask.exact,
                 scores=ask.scores,
+                raw=ask.raw,
+                normalise=ask.normalise,
                 provenance=ask.provenance,
                 deadline=deadline,
                 utility=ask.utility,
