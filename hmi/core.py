@@ -171,7 +171,7 @@ class TenantRecord(Record):
 
 
 class FileRecord(Record):
-    """A file that a caller keeps on the server, such as rows for later jobs. Its content is `files/<file>`."""
+    """A file that a caller keeps on the server, such as rows for later jobs. Its content is in `files/`."""
 
     file: str
     """Its id. Ids sort by time."""

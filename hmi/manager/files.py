@@ -51,8 +51,8 @@ class Files:
             raise
         return record
 
-    def one(self, file: str) -> FileRecord:
-        """The record of a file. Raises NotFound."""
+    def find(self, file: str) -> FileRecord | None:
+        """The record of a file; None if there is none."""
         return self._parts.registry.file(file)
 
     def of(self, tenant: str | None) -> list[FileRecord]:
@@ -86,7 +86,7 @@ class Files:
         for path in self._folder.iterdir() if self._folder.is_dir() else ():
             with suppress(FileNotFoundError):
                 found = path.stat()
-                if found.st_mtime < before and not self._parts.registry.has_file(path.name):
+                if found.st_mtime < before and self.find(path.name) is None:
                     path.unlink()
                     freed += found.st_size
         return freed

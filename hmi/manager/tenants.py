@@ -59,8 +59,8 @@ class Tenants:
         self._parts.deleted_models(models)
         self._parts.runner.forget(jobs)
         artefacts = self._parts.freed_artefacts(models)
-        counts = {"models": models, "keys": keys, "jobs": jobs, "files": files}
-        return {**{name: len(gone) for name, gone in counts.items()}, "artefacts": artefacts}
+        counts = {"models": len(models), "keys": len(keys), "jobs": len(jobs), "files": len(files)}
+        return {**counts, "artefacts": artefacts}
 
 
 def _checked(weight: float) -> float:

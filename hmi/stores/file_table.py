@@ -22,9 +22,9 @@ class FileLimits:
     bytes: int
 
 
-def no_file(file: str) -> NotFound:
+def no_file(file: str, field: str | None = None) -> NotFound:
     """The error for an unknown file and for one that the caller may not see. The two must look the same."""
-    return NotFound(f"there is no file {file[:80]!r}: check the id")
+    return NotFound(f"there is no file {file[:80]!r}: check the id", field=field)
 
 
 def add_file(table: Table, txn: RegistryTxn, record: FileRecord, limits: FileLimits | None) -> None:
@@ -38,12 +38,9 @@ def add_file(table: Table, txn: RegistryTxn, record: FileRecord, limits: FileLim
     txn.put(_of(record.tenant) + record.file, b"")
 
 
-def get_file(table: Table, txn: RegistryTxn, file: str) -> FileRecord:
-    """The record of a file. Raises NotFound."""
-    record = table.get(txn, FILE + file, FileRecord) if _FILE_ID.fullmatch(file) else None
-    if record is None:
-        raise no_file(file)
-    return record
+def find_file(table: Table, txn: RegistryTxn, file: str) -> FileRecord | None:
+    """The record of a file; None if there is none."""
+    return table.get(txn, FILE + file, FileRecord) if _FILE_ID.fullmatch(file) else None
 
 
 def files_of(table: Table, txn: RegistryTxn, tenant: str | None) -> list[FileRecord]:
@@ -54,7 +51,9 @@ def files_of(table: Table, txn: RegistryTxn, tenant: str | None) -> list[FileRec
 
 def drop_file(table: Table, txn: RegistryTxn, file: str) -> FileRecord:
     """Remove a file's record, and return it. Raises NotFound."""
-    record = get_file(table, txn, file)
+    record = find_file(table, txn, file)
+    if record is None:
+        raise no_file(file)
     txn.delete(FILE + file)
     txn.delete(_of(record.tenant) + file)
     return record

@@ -29,7 +29,7 @@ from hmi.stores import file_table, job_table, key_table, model_table, once_table
 from hmi.stores.layout import refuse_lost_registry
 from hmi.stores.registry_database import FIRST_MAP, RegistryDatabase
 from hmi.stores.sealed import RegistryTxn
-from hmi.stores.table import FILE, GONE, JOB, JOBS_INDEXED, MODEL, ROOT, TENANT, Table
+from hmi.stores.table import GONE, JOB, JOBS_INDEXED, MODEL, ROOT, TENANT, Table
 
 DAY_S = 86_400.0
 KEPT_JOBS = 1000
@@ -313,16 +313,13 @@ class Registry:
         """Store a file's record. Raises NotFound (no such tenant), QuotaExceeded (beyond `limits`)."""
         self._database.write(lambda t: file_table.add_file(self._table, t, record, limits))
 
-    def file(self, file: str) -> FileRecord:
-        """Raises NotFound."""
-        return self._database.read(lambda t: file_table.get_file(self._table, t, file))
+    def file(self, file: str) -> FileRecord | None:
+        """The file's record; None if there is none."""
+        return self._database.read(lambda t: file_table.find_file(self._table, t, file))
 
     def files(self, tenant: str | None) -> list[FileRecord]:
         """The files of a tenant, or with None the administrator's, oldest first."""
         return self._database.read(lambda t: file_table.files_of(self._table, t, tenant))
-
-    def has_file(self, file: str) -> bool:
-        return self._database.read(lambda t: t.get(FILE + file) is not None)
 
     def delete_file(self, file: str) -> FileRecord:
         """Raises NotFound."""

@@ -70,8 +70,8 @@ def refuse_truncated(result: AskResult, field: str) -> None:
     for i, output in enumerate(result.outputs):
         if output.truncated:
             raise TooLarge(
-                f"{field}[{i}] is longer than what {result.model} reads ({output.tokens} tokens): shorten it, "
-                "or let it be truncated",
+                f"{field}[{i}] is longer than the {output.tokens} tokens that {result.model} reads: shorten "
+                "it, or let it be truncated",
                 field=f"{field}[{i}]",
             )
 

@@ -9,7 +9,12 @@ from pydantic import Field
 from hmi.api.protocols.base import Failure
 from hmi.api.schemas import Answer
 
-STATUSES = {"invalid_input": 400, "invalid_data": 400, "unsupported_model": 400, "unsupported_media_type": 400}
+STATUSES = {
+    "invalid_input": 400,
+    "invalid_data": 400,
+    "unsupported_model": 400,
+    "unsupported_media_type": 400,
+}
 """The statuses that differ from HMI's own, by the kind of the error: clients of OpenAI expect these."""
 _TYPES = {
     "unauthorised": "authentication_error",

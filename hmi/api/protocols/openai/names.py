@@ -14,8 +14,8 @@ def model_named(name: str) -> ModelId:
         return ModelId.parse(name)
     except InvalidInput as error:
         raise NotFound(
-            f"there is no model {name[:130]!r}: name one of this server's models, tenant.model (GET /v1/models "
-            "lists them)",
+            f"there is no model {name[:130]!r}: name one of this server's models, tenant.model "
+            "(GET /v1/models lists them)",
             field="model",
         ) from error
 
