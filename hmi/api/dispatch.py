@@ -43,9 +43,12 @@ AioHandler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 def handler_of(route: Route) -> AioHandler:
     """The aiohttp handler that serves `route`."""
+    other = None if (second := route.instead) is None else (second.wanted, handler_of(second.route))
 
     async def handle(request: web.Request) -> web.StreamResponse:
         request[ROUTE] = route
+        if other is not None and other[0](request.headers):
+            return await other[1](request)
         services = request.app[SERVICES]
         if route.while_draining:
             return await _serve(route, request, services)
@@ -131,6 +134,7 @@ async def _run(route: Route, call: Call, request: web.Request, loan: Loan) -> we
         received = await receive(route, call, request, loan)
     try:
         call.body, call.files, call.size = received.body, received.files, received.size
+        call.file_names = {} if received.form is None else received.form.file_names
         keyed = keyed_request(route, request, call.caller, received.digest)
         if keyed is None:
             return await _answer(route, await route.handler(call))
@@ -207,13 +211,14 @@ def shape(request: web.Request, error: Exception) -> tuple[dict[str, Any], int, 
     """
     ours, headers = _as_hmi_error(request, error)
     request[OUTCOME] = ours.kind
-    status = status_of(ours)
+    dialect = _dialect(request)
+    status = status_of(ours.kind, dialect)
     if status >= 500 and ours.kind != "internal" and not isinstance(ours, Stopping):
         limited_log = request.app[SERVICES].limited_log
         limited_log.warning(ours.kind, "request %s: %s: %s", request[REQUEST_ID], ours.kind, ours.message)
     # The log names files, but a caller must not learn where they lie.
     message = without_paths(ours.message, request.app[SERVICES].settings.data)
-    body = _dialect(request).encode_error(Failure(ours.kind, message, ours.details, request[REQUEST_ID]))
+    body = dialect.encode_error(Failure(ours.kind, message, ours.details, request[REQUEST_ID]))
     return body, status, {**headers_of(status, ours.details), **headers}
 
 

@@ -26,6 +26,7 @@ def routes_of(dialect: Dialect) -> tuple[Route, ...]:
             body=endpoint.body,
             raw=endpoint.raw,
             raw_answer=endpoint.raw_answer,
+            headers=endpoint.headers,
             inputs_field=endpoint.inputs_field,
             count_members=endpoint.count_members,
             dialect=dialect,
