@@ -201,7 +201,8 @@ def plain(body: Any) -> Any:
 
 def _error(request: web.Request, error: Exception) -> web.Response:
     shaped, status, headers = shape(request, error)
-    return _json(_ENCODER.encode(shaped).encode(), status, headers)
+    # A message may quote bytes of the request that are no text: "?" stands for each.
+    return _json(_ENCODER.encode(shaped).encode(errors="replace"), status, headers)
 
 
 def shape(request: web.Request, error: Exception) -> tuple[dict[str, Any], int, dict[str, str]]:

@@ -12,7 +12,6 @@ import random
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
@@ -23,11 +22,10 @@ from typing import Any
 import aiohttp
 import pytest
 
-from hmi.bench.floods.server import free_port
 from tests.e2e.ledger import ABSENT, Ledger, Refused
 from tests.hmi.api_world import made_folder
+from tests.hmi.server_lab import logged_server
 
-READY_S = 120.0
 GONE = (Refused, aiohttp.ClientError, OSError, asyncio.TimeoutError)
 CHANGERS, READERS = 4, 2
 TEXTS = {"inputs": ["the market falls", "a gene binds"]}
@@ -37,10 +35,9 @@ ROUNDS = int(os.environ.get("HMI_ROUNDS", "100"))
 
 @dataclass
 class Trial:
-    """A data folder, its server, and what clients were told."""
+    """A data folder, and what clients of its servers were told."""
 
     data: Path
-    port: int
     ledger: Ledger = field(default_factory=Ledger)
     keys: dict[str, str] = field(default_factory=dict)
     """The keys that were shown, by the ledger's name of each."""
@@ -57,7 +54,7 @@ class Trial:
 
 @dataclass
 class Http:
-    """Requests to the trial's server."""
+    """Requests to a server of the trial."""
 
     session: aiohttp.ClientSession
     trial: Trial
@@ -65,8 +62,7 @@ class Http:
     async def call(self, method: str, path: str, body: Any = None, key: str | None = None) -> Any:
         """Send a request. Raises Refused if the server stops, and one of GONE if no whole answer came."""
         headers = {"Authorization": f"Bearer {key}"} if key else {}
-        url = f"http://127.0.0.1:{self.trial.port}{path}"
-        async with self.session.request(method, url, json=body, headers=headers) as answer:
+        async with self.session.request(method, path, json=body, headers=headers) as answer:
             text = await answer.read()
             if answer.status == 503:
                 raise Refused
@@ -76,8 +72,8 @@ class Http:
 
 
 @asynccontextmanager
-async def http(trial: Trial) -> AsyncIterator[Http]:
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(60)) as session:
+async def http(url: str, trial: Trial) -> AsyncIterator[Http]:
+    async with aiohttp.ClientSession(url, timeout=aiohttp.ClientTimeout(60)) as session:
         yield Http(session, trial)
 
 
@@ -171,31 +167,9 @@ async def states(on: Http, names: list[str]) -> dict[str, Any]:
 async def validity(on: Http, key: str, tenant: str) -> str:
     """Return "valid" if the server takes the key, else ABSENT."""
     headers = {"Authorization": f"Bearer {key}"}
-    url = f"http://127.0.0.1:{on.trial.port}/manage/tenants/{tenant}/usage"
-    async with on.session.get(url, headers=headers) as answer:
+    async with on.session.get(f"/manage/tenants/{tenant}/usage", headers=headers) as answer:
         assert answer.status in (200, 401), answer.status
         return "valid" if answer.status == 200 else ABSENT
-
-
-@asynccontextmanager
-async def server(trial: Trial, log: Path) -> AsyncIterator[subprocess.Popen[bytes]]:
-    command = [sys.executable, "-m", "hmi", "serve", "--data", str(trial.data), "--port", str(trial.port)]
-    with log.open("ab") as out:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
-    try:
-        until = time.monotonic() + READY_S
-        async with http(trial) as on:
-            while True:
-                assert process.poll() is None, log.read_text()[-2000:]
-                assert time.monotonic() < until, "the server was not ready in time"
-                with suppress(*GONE):
-                    await on.call("GET", "/readyz")
-                    break
-                await asyncio.sleep(0.1)
-        yield process
-    finally:
-        process.kill()
-        process.wait()
 
 
 async def checked(trial: Trial, on: Http) -> list[str]:
@@ -205,7 +179,16 @@ async def checked(trial: Trial, on: Http) -> list[str]:
 
 
 async def one_round(trial: Trial, log: Path, way: signal.Signals, rng: random.Random) -> None:
-    async with server(trial, log) as process, http(trial) as on:
+    with logged_server(trial.data, log) as (url, process):
+        await changes_until(url, process, trial, way, rng)
+    assert process.returncode == (-way if way is signal.SIGKILL else 0), log.read_text()[-2000:]
+
+
+async def changes_until(
+    url: str, process: subprocess.Popen[bytes], trial: Trial, way: signal.Signals, rng: random.Random
+) -> None:
+    """Hold the server against the ledger, load it with changes, and send it the signal amid them."""
+    async with http(url, trial) as on:
         assert not await checked(trial, on)
         if not trial.right:
             trial.right = (await on.call("POST", "/infer/acme.m", TEXTS))["outputs"]
@@ -216,7 +199,6 @@ async def one_round(trial: Trial, log: Path, way: signal.Signals, rng: random.Ra
         process.send_signal(way)
         await asyncio.gather(*work)
         await asyncio.to_thread(process.wait, 60)
-        assert process.returncode == (-way if way is signal.SIGKILL else 0), log.read_text()[-2000:]
     assert trial.ledger.acknowledged > before, "nothing was changed before the signal"
     assert not trial.wrong, trial.wrong[:3]
 
@@ -229,8 +211,9 @@ async def rounds(
         await one_round(trial, log, way, rng)
         if count > 2:
             tell(f"{done + 1} of {count}: {trial.ledger.acknowledged} changes, {trial.answers} answers")
-    async with server(trial, log), http(trial) as on:
-        assert not await checked(trial, on)
+    with logged_server(trial.data, log) as (url, _):
+        async with http(url, trial) as on:
+            assert not await checked(trial, on)
 
 
 @pytest.fixture
@@ -241,7 +224,7 @@ def trial(
     capsys: pytest.CaptureFixture[str],
 ) -> Trial:
     made = made_folder(tmp_path_factory.getbasetemp(), tiny_source, capsys)
-    return Trial(shutil.copytree(made, tmp_path / "data"), free_port())
+    return Trial(shutil.copytree(made, tmp_path / "data"))
 
 
 @pytest.mark.parametrize("way", [signal.SIGKILL, signal.SIGTERM], ids=lambda way: way.name)
