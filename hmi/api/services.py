@@ -90,6 +90,20 @@ class Services:
         if self.phase != "serving":
             raise self.not_yet()
 
+    def check_ready(self) -> None:
+        """Raise Unavailable while the server compiles, starts or drains, and while a part of the engine is
+        down."""
+        if self.phase in ("compiling", "starting"):
+            raise self.not_yet()
+        if self.phase == "serving" and self.engine.ready():
+            return
+        kind = Stopping if self.phase == "draining" else Unavailable
+        trouble = self.engine.trouble()
+        why = (
+            "" if trouble is None else f", but a part of the engine failed and is being restarted ({trouble})"
+        )
+        raise kind(f"the server is {self.phase}{why}: try again in a few seconds", phase=self.phase)
+
     def not_yet(self) -> Unavailable:
         """The answer to a request before the server serves."""
         why = " for this processor, once for each installation" if self.phase == "compiling" else ""
