@@ -21,6 +21,7 @@ COMMANDS = {
     "job": ("jobs", "job"),
     "store": ("store", "store"),
     "infer": ("infer", "infer"),
+    "config": ("config", "config"),
     "openapi": ("serve", "openapi"),
     "settings": ("settings", "show"),
     "bench": ("bench", "bench"),

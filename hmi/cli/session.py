@@ -12,6 +12,7 @@ from urllib.parse import quote
 from hmi.cli.client import Client
 from hmi.cli.output import notes
 from hmi.config import Settings
+from hmi.config.sources import Configuration, read
 from hmi.errors import Conflict, InvalidInput
 
 if TYPE_CHECKING:
@@ -42,6 +43,8 @@ class Session:
     """The values of the common options."""
 
     data: Path | None = None
+    config: Path | None = None
+    """The TOML file of settings that --config names."""
     url: str | None = None
     key: str | None = None
     overrides: dict[str, Any] = field(default_factory=dict)
@@ -53,7 +56,19 @@ class Session:
         return self.url is not None
 
     def settings(self) -> Settings:
-        return Settings.from_env(None, data=self.data, **self.overrides)
+        return self.configuration().settings
+
+    def configuration(self) -> Configuration:
+        """Return the settings with the source of each. Raises InvalidInput."""
+        return read(None, self.config, self.flags())
+
+    def configured(self, file: Path | None) -> Settings:
+        """Return the settings with `file` in place of the one that the options name. Raises InvalidInput."""
+        return read(None, file or self.config, self.flags()).settings
+
+    def flags(self) -> dict[str, Any]:
+        """Return the settings that options give."""
+        return {"data": self.data, **self.overrides}
 
     @contextmanager
     def calls(self, *, creates: bool = False, server: bool = False) -> Iterator[Calls]:

@@ -382,7 +382,7 @@ def test_the_settings_page_is_what_the_class_says(capsys: pytest.CaptureFixture[
     assert page == markdown(), "run: python -m hmi settings --markdown --out docs/settings.md"
     assert hmi(capsys, "settings", "--markdown") == page
     for setting in settings():
-        assert setting.about.endswith("."), f"say in hmi/config.py, below {setting.name}, what it does"
+        assert setting.about.endswith("."), f"say in hmi/config/settings.py, below {setting.name}, what it does"
         assert f"`{setting.variable}`" in page
     shown = json.loads(hmi(capsys, "settings", "--json", "--data", "/somewhere"))
     assert [row["variable"] for row in shown] == [f"HMI_{field.name.upper()}" for field in fields(Settings)]

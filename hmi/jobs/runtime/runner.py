@@ -238,7 +238,7 @@ class JobRunner:
                 return False
         # If another process takes the job's lock before the child does, the child ends with TAKEN.
         self._not_before[job] = time.monotonic() + RETRY_S
-        self._children[job] = Child(self._settings.data, self._folder(job), job, self._bodies)
+        self._children[job] = Child(self._settings, self._folder(job), job, self._bodies)
         return True
 
     def _kill_stubborn(self) -> None:
