@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import ssl
 import time
 import urllib.error
 import urllib.request
@@ -11,6 +12,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
@@ -49,11 +51,39 @@ class _Http(urllib.request.HTTPHandler):
 
 
 class _Https(urllib.request.HTTPSHandler):
+    def __init__(self, context: ssl.SSLContext) -> None:
+        super().__init__(context=context)
+        self._tls = context
+
     def https_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
-        return self.do_open(_EarlyAnswerHttps, req)
+        return self.do_open(_EarlyAnswerHttps, req, context=self._tls)
 
 
-_OPENER = urllib.request.build_opener(_Http, _Https)
+@cache
+def _opener(secure: bool, ca: Path | None, certificate: Path | None) -> urllib.request.OpenerDirector:
+    """secure: whether the server has an https address. Raises InvalidInput for files that cannot be used."""
+    if not secure:
+        return urllib.request.build_opener(_Http)
+    return urllib.request.build_opener(_Http, _Https(_context(ca, certificate)))
+
+
+def _context(ca: Path | None, certificate: Path | None) -> ssl.SSLContext:
+    try:
+        context = ssl.create_default_context(cafile=ca)
+    except OSError as error:
+        cure = "give a PEM file with certificates"
+        raise InvalidInput(f"--ca {ca} cannot be used ({_reason(error)}): {cure}", field="ca") from error
+    if certificate is not None:
+        try:
+            context.load_cert_chain(certificate, password=lambda: "")
+        except OSError as error:
+            cure = "give a PEM file with a certificate and its key, without a passphrase"
+            raise InvalidInput(f"HMI_CLIENT_CERT={certificate} cannot be used ({_reason(error)}): {cure}") from error
+    return context
+
+
+def _reason(error: OSError) -> str:
+    return str(getattr(error, "reason", None) or error.strerror or error)
 
 
 @dataclass(frozen=True)
@@ -65,6 +95,10 @@ class Client:
 
     url: str
     key: str | None = None
+    ca: Path | None = None
+    """A PEM file with the authorities that may sign the server's certificate; None: the machine's own."""
+    certificate: Path | None = None
+    """A PEM file with a certificate and its key, for servers that ask for one."""
     timeout_s: float = 60.0
     patience_s: float = 0.0
 
@@ -133,12 +167,17 @@ class Client:
 
     def _open(self, request: urllib.request.Request, read: Callable[[Any], Any] = json.load) -> Any:
         try:
-            with _OPENER.open(request, timeout=self.timeout_s) as answer:
+            opener = _opener(self.url.lower().startswith("https:"), self.ca, self.certificate)
+            with opener.open(request, timeout=self.timeout_s) as answer:
                 return read(answer)
         except urllib.error.HTTPError as error:
             raise _remote(error) from error
         except (OSError, http.client.HTTPException) as error:
             reason = getattr(error, "reason", error)
+            if isinstance(reason, ssl.SSLCertVerificationError):
+                cure = "give its authority's certificate with --ca FILE, or HMI_CA"
+                why = f"the certificate of {self.url} cannot be trusted ({reason.verify_message})"
+                raise InvalidInput(f"{why}: {cure}") from error
             raise Unavailable(
                 f"no answer from {self.url} ({reason}): is 'hmi serve' running there?"
             ) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -47,6 +48,8 @@ class Session:
     """The TOML file of settings that --config names."""
     url: str | None = None
     key: str | None = None
+    ca: Path | None = None
+    """The PEM file that --ca names."""
     overrides: dict[str, Any] = field(default_factory=dict)
     url_of_environment: bool = False
     """Whether `url` comes from HMI_URL and not from an option."""
@@ -78,10 +81,16 @@ class Session:
         """
         url = self.url or (self._live_url() if server else None)
         if url is not None:
-            yield Client(url, self.key, patience_s=5.0)
+            yield self.client(url, patience_s=5.0)
             return
         with self.local(creates=creates) as local:
             yield local
+
+    def client(self, url: str, *, patience_s: float = 0.0, timeout_s: float = 60.0) -> Client:
+        """Return a client of the server at `url`, with the key and certificates that options name."""
+        own = os.environ.get("HMI_CLIENT_CERT")
+        certificate = Path(own) if own else None
+        return Client(url, self.key, self.ca, certificate, timeout_s, patience_s)
 
     @contextmanager
     def local(self, *, creates: bool = False) -> Iterator[LocalCalls]:
