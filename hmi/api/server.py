@@ -26,6 +26,7 @@ from hmi.config import Settings
 from hmi.errors import Conflict, InvalidInput
 from hmi.execution.compiling import compile_all
 from hmi.manager.maintenance import probe_plots
+from hmi.telemetry import logs
 
 log = logging.getLogger("hmi.api")
 SWITCH_S = 0.0005
@@ -44,6 +45,7 @@ def serve(settings: Settings) -> None:
     for quoting in (BadContentDispositionHeader, BadContentDispositionParam):
         warnings.simplefilter("ignore", quoting)
     sys.setswitchinterval(SWITCH_S)
+    logs.configure(settings.log_format, settings.log_level)
     certificates = certificates_of(settings)
     with ExitStack() as stack:
         stack.enter_context(owning(settings.data))
@@ -103,9 +105,7 @@ async def _serve(
         await runner.cleanup()
 
 
-def _watch(
-    certificates: Certificates | None, loop: asyncio.AbstractEventLoop
-) -> asyncio.Task[None] | None:
+def _watch(certificates: Certificates | None, loop: asyncio.AbstractEventLoop) -> asyncio.Task[None] | None:
     """Reload the certificate on SIGHUP and when its files change. Without one, SIGHUP keeps its meaning."""
     if certificates is None:
         return None

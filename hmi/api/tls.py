@@ -29,7 +29,9 @@ class Certificates:
     def __init__(self, settings: Settings) -> None:
         """Read the files. Raises InvalidInput that names the setting at fault."""
         self._settings = settings
-        self._files = [f for f in (settings.tls_cert, settings.tls_key, settings.tls_client_ca) if f is not None]
+        self._files = [
+            f for f in (settings.tls_cert, settings.tls_key, settings.tls_client_ca) if f is not None
+        ]
         self._stamp = self._now()
         self.context = context_of(settings)
 

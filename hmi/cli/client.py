@@ -14,11 +14,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote, urlencode, urlsplit
 
 from hmi.errors import HmiError, InvalidInput, Unavailable
 
+T = TypeVar("T")
 CHUNK = 1 << 18
 RETRIED = (429, 503)
 
@@ -78,12 +79,23 @@ def _context(ca: Path | None, certificate: Path | None) -> ssl.SSLContext:
             context.load_cert_chain(certificate, password=lambda: "")
         except OSError as error:
             cure = "give a PEM file with a certificate and its key, without a passphrase"
-            raise InvalidInput(f"HMI_CLIENT_CERT={certificate} cannot be used ({_reason(error)}): {cure}") from error
+            raise InvalidInput(
+                f"HMI_CLIENT_CERT={certificate} cannot be used ({_reason(error)}): {cure}"
+            ) from error
     return context
 
 
 def _reason(error: OSError) -> str:
     return str(getattr(error, "reason", None) or error.strerror or error)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An answer of a server, whatever its status. The names of headers are in lower case."""
+
+    status: int
+    headers: Mapping[str, str]
+    text: str
 
 
 @dataclass(frozen=True)
@@ -155,8 +167,19 @@ class Client:
     def text(self, path: str) -> str:
         """Return the answer of a GET as text. Raises as `request`, and never tries again."""
         request = self._request("GET", path)
-        found: str = self._open(request, lambda answer: answer.read().decode(errors="replace"))
-        return found
+        return self._open(request, lambda answer: str(answer.read().decode(errors="replace")))
+
+    def answer(self, path: str) -> Answer:
+        """Return the answer of a GET, whatever its status. Raises Unavailable, and InvalidInput for files and
+        certificates."""
+        request = self._request("GET", path)
+        try:
+            return self._open(request, lambda found: _answer(found.status, found))
+        except RemoteError as error:
+            cause = error.__cause__
+            assert isinstance(cause, urllib.error.HTTPError)
+            body = json.dumps({"error": {"kind": error.remote_kind, "message": error.message}})
+            return Answer(error.status, _headers(cause), body)
 
     def _request(self, method: str, path: str, query: str = "") -> urllib.request.Request:
         url = self.url.rstrip("/") + quote(path, safe="/%") + query
@@ -165,7 +188,7 @@ class Client:
             request.add_header("Authorization", f"Bearer {self.key}")
         return request
 
-    def _open(self, request: urllib.request.Request, read: Callable[[Any], Any] = json.load) -> Any:
+    def _open(self, request: urllib.request.Request, read: Callable[[Any], T] = json.load) -> T:
         try:
             opener = _opener(self.url.lower().startswith("https:"), self.ca, self.certificate)
             with opener.open(request, timeout=self.timeout_s) as answer:
@@ -183,6 +206,14 @@ class Client:
             ) from error
         except ValueError as error:
             raise InvalidInput(f"{self.url} does not answer like HMI ({error}): check --url") from error
+
+
+def _answer(status: int, found: Any) -> Answer:
+    return Answer(status, _headers(found), found.read().decode(errors="replace"))
+
+
+def _headers(found: Any) -> dict[str, str]:
+    return {name.lower(): value for name, value in found.headers.items()}
 
 
 def _check_address(url: str) -> None:

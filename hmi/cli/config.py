@@ -62,7 +62,9 @@ def check(session: Session, file: Path | None, as_json: bool) -> int:
     from hmi.doctor.machine import settings_findings
 
     gathered = gather(None, file or session.config, session.flags())
-    problems = [{"setting": error.details.get("field"), "problem": error.message} for error in gathered.problems]
+    problems = [
+        {"setting": error.details.get("field"), "problem": error.message} for error in gathered.problems
+    ]
     if not problems:
         told = [f for f in settings_findings(session.configured(file)) if f.level != "ok"]
         problems = [{"setting": f.check, "problem": f.text} for f in told if f.level == "problem"]

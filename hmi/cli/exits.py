@@ -9,7 +9,6 @@ from typing import Any
 import click
 
 from hmi.cli.base import Command, as_json, pass_session
-from hmi.cli.client import Client
 from hmi.cli.options import FILE
 from hmi.cli.output import notes, print_done, print_fields, print_json, print_table
 from hmi.cli.session import Session, segment

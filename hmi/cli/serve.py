@@ -41,12 +41,17 @@ def _flags(function: Callable[..., Any]) -> Callable[..., Any]:
     for setting in reversed(settings()):
         if setting.name == "data":
             continue
-        known: dict[str, Any] = {"type": _Setting(setting.name), "metavar": METAVARS.get(setting.unit, "VALUE")}
+        known: dict[str, Any] = {
+            "type": _Setting(setting.name),
+            "metavar": METAVARS.get(setting.unit, "VALUE"),
+        }
         name = flag(setting.name)
         if isinstance(DEFAULTS[setting.name], bool):
             name, known = f"{name}/--no-{name[2:]}", {"default": None}
         default = f" (default {setting.default})" if setting.default else ""
-        function = click.option(name, setting.name, help=setting.summary[:-1] + default + ".", **known)(function)
+        function = click.option(name, setting.name, help=setting.summary[:-1] + default + ".", **known)(
+            function
+        )
     return function
 
 

@@ -68,7 +68,8 @@ def commented() -> str:
     return HEAD + "".join(_entry(setting) for setting in settings())
 
 
-HEAD: Final = """# Settings of HMI. Remove the # before a setting to change it; 'hmi config check FILE' checks the file.
+HEAD: Final = """\
+# Settings of HMI. Remove the # before a setting to change it; 'hmi config check FILE' checks the file.
 # The server reads it with 'hmi serve --config FILE', or from the variable HMI_CONFIG. Flags and variables
 # win over the file. A size is a number of bytes, or a text such as "256M".
 """

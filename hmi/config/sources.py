@@ -1,4 +1,4 @@
-"""Reads settings from flags, the environment and a TOML file, in this order, and keeps where each came from."""
+"""Reads settings from flags, the environment and a TOML file, and keeps where each came from."""
 
 from __future__ import annotations
 
@@ -49,9 +49,7 @@ class Gathered:
 
 
 def read(
-    environ: Mapping[str, str] | None = None,
-    file: Path | None = None,
-    flags: Mapping[str, Any] | None = None,
+    environ: Mapping[str, str] | None = None, file: Path | None = None, flags: Mapping[str, Any] | None = None
 ) -> Configuration:
     """Return the settings. `file` is read in place of the one that HMI_CONFIG names.
 
@@ -65,9 +63,7 @@ def read(
 
 
 def gather(
-    environ: Mapping[str, str] | None = None,
-    file: Path | None = None,
-    flags: Mapping[str, Any] | None = None,
+    environ: Mapping[str, str] | None = None, file: Path | None = None, flags: Mapping[str, Any] | None = None
 ) -> Gathered:
     """Read all sources as `read`, and return every problem instead of raising the first."""
     environ = os.environ if environ is None else environ

@@ -14,17 +14,14 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from aiohttp import web
 
 from hmi.api import door as door_module
-from hmi.api.app import application, build_services
 from hmi.api.connection import most_connections
-from hmi.api.door import Door, _address
+from hmi.api.door import _address
 from hmi.api.services import Services
 from hmi.api.shares import Shares
 from hmi.config import Settings
@@ -32,6 +29,7 @@ from hmi.errors import DeadlineExceeded, InvalidInput
 from tests.hmi.door_lab import HEALTH, ask, connect, gone, serving
 from tests.hmi.flood_lab import head, post
 from tests.waiting import until
+
 
 async def test_a_client_that_goes_at_once_is_not_waited_for(tmp_path: Path) -> None:
     async with serving(tmp_path) as (services, door, port):
