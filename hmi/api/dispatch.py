@@ -130,6 +130,7 @@ async def _serve(route: Route, request: web.Request, services: Services) -> web.
     call.query = parse_query(route, request.query)
     # Reserved before any of the body is read, so that no tenant takes more than its share of the server.
     holder = call.holder()
+    tell(tenant=holder)
     with services.places.loan(holder, 1 if route.scope else 0), services.bodies.shares.loan(holder) as loan:
         try:
             return await _run(route, call, request, loan)
