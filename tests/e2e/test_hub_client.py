@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
-from huggingface_hub import InferenceClient
+from huggingface_hub import InferenceClient, constants
 from huggingface_hub.errors import HfHubHTTPError
+from huggingface_hub.utils import reset_sessions
 
 from tests.e2e.protocol_lab import EMBED, MOOD, OTHERS, PAIRS, TAGS, ProtocolServer
 
 TEXT = "the market is good"
 PATHS = ("hf", "infer")
 """The client works with both addresses of a model."""
+
+
+@pytest.fixture(autouse=True)
+def online(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let the client connect. The tests run with the hub switched off, and that also refuses loopback."""
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    reset_sessions()
+    yield
+    reset_sessions()
 
 
 def client_of(
