@@ -10,6 +10,7 @@ from pydantic.json_schema import JsonSchemaMode
 
 import hmi
 from hmi.api.errors import RETRY_AFTER_S, STATUS
+from hmi.api.protocols.base import JSON
 from hmi.api.route import OPAQUE_PATTERN, PARAMETERS, Route
 
 REF = "#/components/schemas/{model}"
@@ -103,7 +104,9 @@ def _operation(route: Route, schemas: _Schemas) -> dict[str, Any]:
 
 def _content(route: Route, schemas: _Schemas) -> dict[str, Any]:
     json_schema = schemas.body(route)
-    content: dict[str, Any] = {"application/json": {"schema": json_schema}}
+    content: dict[str, Any] = {JSON: {"schema": json_schema}}
+    if route.raw is not None:
+        content |= {media: {"schema": {}} for media in route.raw.media if media != JSON}
     if route.files:
         binary = {"type": "string", "format": "binary"}
         content["multipart/form-data"] = {
@@ -113,7 +116,7 @@ def _content(route: Route, schemas: _Schemas) -> dict[str, Any]:
                 "required": ["spec", *(name for name, required in route.files.items() if required)],
                 "additionalProperties": False,
             },
-            "encoding": {"spec": {"contentType": "application/json"}},
+            "encoding": {"spec": {"contentType": JSON}},
         }
     return content
 
@@ -139,12 +142,16 @@ def _parameters(route: Route) -> list[dict[str, Any]]:
 
 def _responses(route: Route, schemas: _Schemas) -> dict[str, Any]:
     success: dict[str, Any] = {"description": "Done." if route.status != 202 else "Accepted as a job."}
+    content: dict[str, Any] = {}
     if route.answer is not None:
-        success["content"] = {"application/json": {"schema": schemas.answer(route)}}
-    elif route.media:
+        content[JSON] = {"schema": schemas.answer(route)}
+    other = route.raw_answer or (route.media if route.answer is None else None)
+    if other:
         # A stream of events gets no schema: tools read one as the whole text's, or as each event's.
-        text = route.media.startswith("text/") and route.media != "text/event-stream"
-        success["content"] = {route.media: {"schema": {"type": "string"} if text else {}}}
+        text = other.startswith("text/") and other != "text/event-stream"
+        content[other] = {"schema": {"type": "string"} if text else {}}
+    if content:
+        success["content"] = content
     if route.status == 202:
         success["headers"] = {"Location": {"schema": {"type": "string"}, "description": "The job."}}
     if route.etag:
@@ -161,10 +168,7 @@ def _responses(route: Route, schemas: _Schemas) -> dict[str, Any]:
 
 
 def _error_response(status: int, kinds: list[str], schema: Any) -> dict[str, Any]:
-    response: dict[str, Any] = {
-        "description": ", ".join(kinds),
-        "content": {"application/json": {"schema": schema}},
-    }
+    response: dict[str, Any] = {"description": ", ".join(kinds), "content": {JSON: {"schema": schema}}}
     if status in RETRY_AFTER_S:
         response["headers"] = {"Retry-After": {"schema": {"type": "integer"}}}
     return response

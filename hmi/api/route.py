@@ -6,13 +6,14 @@ import re
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from aiohttp import web
 
 from hmi.api.caller import Caller
-from hmi.api.protocols.base import Dialect
+from hmi.api.protocols.base import JSON, Dialect, RawBody, Where
 from hmi.api.protocols.native import NATIVE
 from hmi.api.schemas import DomainName, ModelName, Name, Query
 from hmi.api.services import Services
@@ -41,6 +42,14 @@ class Call:
     """Bytes of the JSON body; 0 for a multipart body or a call without HTTP."""
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     """The X-Request-Id of the answer."""
+
+    @cached_property
+    def where(self) -> Where:
+        """The request without its body, as protocols see it."""
+        if self.request is None:
+            return Where(self.path)
+        headers = {name.lower(): value for name, value in self.request.headers.items()}
+        return Where(self.path, headers, dict(self.request.query))
 
     def holder(self) -> str | None:
         """The tenant whose share of the server the request uses: the model's if the path names one, else
@@ -81,10 +90,10 @@ class Call:
 
 @dataclass(frozen=True)
 class Reply:
-    """A JSON answer."""
+    """An answer: JSON, unless its body is a `Raw`."""
 
     body: Any
-    """A pydantic model, or a list of them."""
+    """A pydantic model, a list of them, or a `Raw`."""
     location: str | None = None
     """The path of the job that the call started."""
     keep: dict[str, Any] | None = None
@@ -114,10 +123,14 @@ class Route:
     """The status of success."""
     body: Any = None
     """The type of the JSON body; None: the call has no body."""
+    raw: RawBody | None = None
+    """How to read the body if it is not simply JSON. `body` then documents its JSON form."""
+    raw_answer: str | None = None
+    """The media type of the answer's other form, if the handler may reply with a `Raw`."""
     files: Mapping[str, bool] = field(default_factory=dict)
     """The multipart parts beside `spec`, and whether each is required."""
     query: type[Query] | None = None
-    media: str = "application/json"
+    media: str = JSON
     """The media type of the answer."""
     creates: bool = False
     """The call creates something, and honours Idempotency-Key."""

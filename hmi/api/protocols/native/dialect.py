@@ -40,6 +40,7 @@ class Native:
         ),
     )
     error: Any = ErrorAnswer
+    prefixes: Sequence[str] = ()
 
     def encode_error(self, failure: Failure) -> dict[str, Any]:
         """An `ErrorAnswer` as JSON values."""
