@@ -17,6 +17,7 @@ from hmi.core import Deleted, ModelId
 from hmi.engine import TextRequest, TextResult
 from hmi.engine.request import Provenance
 from hmi.errors import InvalidInput
+from hmi.telemetry.tracing import span
 
 if TYPE_CHECKING:
     from hmi.model.tokenizer import Text
@@ -105,7 +106,8 @@ class Inference:
         if sum(len(ask.inputs) for ask in asks) > self.settings.max_inputs:
             raise over(field, self.settings.max_inputs, "inputs", "send several requests")
         requests = await off_loop(large, self._requests, asks, arrived, id)
-        results = iter(await self.engine.infer(requests))
+        with span("engine"):
+            results = iter(await self.engine.infer(requests))
         total_ms = round((time.monotonic() - arrived) * 1000, 3)
         return [_result(ask, list(islice(results, len(ask.inputs))), total_ms, id) for ask in asks]
 

@@ -25,6 +25,7 @@ from hmi.engine.in_flight import InFlight
 from hmi.errors import Unavailable
 from hmi.manager import Manager
 from hmi.metrics import Metrics
+from hmi.telemetry.tracing import Tracer
 
 log = logging.getLogger("hmi.api")
 Phase = Literal["compiling", "starting", "serving", "draining"]
@@ -77,6 +78,8 @@ class Services:
     refused: int = 0
     """Number of requests that arrived after the signal to stop."""
     limited_log: LimitedLog = field(default_factory=lambda: LimitedLog(log))
+    tracer: Tracer | None = None
+    """Sends the spans of requests; None: nothing is traced."""
     working: set[asyncio.Task[web.StreamResponse]] = field(default_factory=set)
     """Tasks of requests that are finished even if their client disconnects. The set keeps them alive."""
     same_key: dict[str, KeyLock] = field(default_factory=dict)
