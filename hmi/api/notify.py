@@ -9,12 +9,16 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
 
+def supervised() -> bool:
+    """Return whether systemd, or another that speaks its protocol, waits for words."""
+    return os.environ.get("NOTIFY_SOCKET", "").startswith(("/", "@"))
+
 
 def tell(state: str) -> bool:
     """Send a state such as READY=1 to the socket that systemd names; return whether it was sent."""
-    address = os.environ.get("NOTIFY_SOCKET", "")
-    if not address.startswith(("/", "@")):
+    if not supervised():
         return False
+    address = os.environ["NOTIFY_SOCKET"]
     if address.startswith("@"):  # a name without a file
         address = "\0" + address[1:]
     with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
