@@ -10,6 +10,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from hmi.errors import InvalidInput
+from hmi.limits import Limits as Limits
 from hmi.modulespec import ModuleSpec as ModuleSpec
 
 NAME_PATTERN = r"[a-z0-9][a-z0-9-]{0,62}"
@@ -168,6 +169,7 @@ class TenantRecord(Record):
     created: str
     weight: float = 1.0
     """Its share of compute beside other tenants that wait: twice the weight, twice the time."""
+    limits: Limits = Limits()
 
 
 class TaskRules(Record):

@@ -16,6 +16,8 @@ from hmi.api.bodies import Bodies
 from hmi.api.connection import handler_settings, most_connections
 from hmi.api.dispatch import add_request_id, answer_errors, handler_of, no_answer_yet
 from hmi.api.inference import Inference, InferenceEngine
+from hmi.api.rate_headers import add_rate_limits
+from hmi.api.rates import Rates
 from hmi.api.routes import ROUTES, contract
 from hmi.api.scrape import Scrape
 from hmi.api.services import SERVICES, Services, Unfinished
@@ -25,6 +27,7 @@ from hmi.config import Settings
 from hmi.core import JobState
 from hmi.manager import Manager
 from hmi.metrics import Metrics
+from hmi.stores.tenant_cache import TenantCache
 
 if TYPE_CHECKING:
     from hmi.engine.bundles import Bundles
@@ -83,11 +86,12 @@ def build_services(
     metrics.watch_jobs(manager.registry.count_jobs, get_args(JobState))
     engine = engine_of(manager, metrics)
     manager.on_deleted = engine.forget
+    rates = Rates(TenantCache(manager.registry).limits, settings.tenant_burst_s)
     return Services(
         settings=settings,
         manager=manager,
         engine=engine,
-        inference=Inference(engine, settings),
+        inference=Inference(engine, settings, rates),
         metrics=metrics,
         auth=Auth(manager.registry, is_loopback(settings.host)),
         uploads=Uploads(settings),
@@ -105,6 +109,7 @@ def application(services: Services, *, begun: bool = True) -> web.Application:
     for route in ROUTES:
         app.router.add_route(route.method, route.path, handler_of(route), expect_handler=no_answer_yet)
     app.on_response_prepare.append(add_request_id)
+    app.on_response_prepare.append(add_rate_limits)
     if begun:
         app.on_startup.append(lambda app: begin(app[SERVICES]))
     app.on_cleanup.append(_end)

@@ -25,7 +25,7 @@ from hmi.api.loop import off_loop
 from hmi.api.protocols.base import Failure
 from hmi.api.protocols.native import NATIVE
 from hmi.api.route import Call, Reply, Route
-from hmi.api.services import SERVICES, Services, Stopping
+from hmi.api.services import CALLER, SERVICES, Services, Stopping
 from hmi.api.shares import Loan
 from hmi.errors import HmiError, NotFound, Unavailable
 from hmi.stores.layout import without_paths
@@ -110,6 +110,8 @@ async def add_request_id(request: web.BaseRequest, response: web.StreamResponse)
 async def _serve(route: Route, request: web.Request, services: Services) -> web.StreamResponse:
     arrived = time.monotonic()
     caller = services.auth.caller(request, route.scope) if route.scope is not None else NOBODY
+    if route.scope == "infer":
+        request[CALLER] = caller
     if route.changes:
         services.quotas.change(caller.tenant)
     call = Call(services, caller, request.match_info, arrived, request, id=request[REQUEST_ID])

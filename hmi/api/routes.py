@@ -23,7 +23,6 @@ from hmi.api.schemas_manage import (
     RootList,
     ShardRoot,
     UpdateDomain,
-    UsageView,
 )
 from hmi.api.schemas_stats import StatsView
 from hmi.api.schemas_tenants import (
@@ -34,8 +33,10 @@ from hmi.api.schemas_tenants import (
     KeyList,
     TenantCreated,
     TenantDeleted,
+    TenantDetails,
     TenantList,
     TenantView,
+    UsageView,
 )
 
 CORPUS = {"corpus": True}
@@ -199,10 +200,18 @@ TENANTS = (
         kinds=("conflict",),
     ),
     Route(
+        "GET",
+        TENANT,
+        tenants.show_tenant,
+        "A tenant, and what is left of its limits.",
+        TenantDetails,
+        "manage",
+    ),
+    Route(
         "PATCH",
         TENANT,
         tenants.change_tenant,
-        "Change a tenant's weight.",
+        "Change a tenant's weight or limits.",
         TenantView,
         "admin",
         body=ChangeTenant,

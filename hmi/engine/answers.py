@@ -18,6 +18,7 @@ def answer_of(item: Item, part: TaskPart) -> TextResult:
         model=item.request.model,
         version=item.bundle.version.version,
         truncated=any(window.truncated for window in item.windows),
+        tokens=item.tokens,
         provenance=_provenance(item) if item.request.provenance else None,
     )
 

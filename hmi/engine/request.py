@@ -125,6 +125,8 @@ class TextResult(Answer):
     model: ModelId
     version: int
     truncated: bool = False
+    tokens: int = 0
+    """The number of tokens that were read, of all windows."""
     provenance: Provenance | None = None
     timing: dict[str, float] = field(default_factory=dict)
     """queue_ms, retrieve_ms and compute_ms. The last two are sums over the batches that the text was in."""

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Sequence
-from typing import get_args
+from collections.abc import Mapping, Sequence
+from typing import Any, get_args
 
-from hmi.core import MAX_WEIGHT, MIN_WEIGHT, KeyRecord, Scope, TenantRecord, check_name, now
+from pydantic import ValidationError
+
+from hmi.core import MAX_WEIGHT, MIN_WEIGHT, KeyRecord, Limits, Scope, TenantRecord, check_name, now
 from hmi.errors import InvalidInput
+from hmi.limits import NO_LIMITS
 from hmi.manager.parts import Parts
+from hmi.words import explain
 
 TENANT_SCOPES: tuple[Scope, ...] = ("infer", "manage")
 
@@ -20,17 +24,25 @@ class Tenants:
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
 
-    def create(self, name: str, weight: float = 1.0) -> tuple[TenantRecord, str]:
-        record = TenantRecord(tenant=check_name(name, "tenant"), created=now(), weight=_checked(weight))
+    def create(self, name: str, weight: float = 1.0, limits: Limits = NO_LIMITS) -> tuple[TenantRecord, str]:
+        record = TenantRecord(
+            tenant=check_name(name, "tenant"), created=now(), weight=_checked(weight), limits=limits
+        )
         key, plain = new_key(name, TENANT_SCOPES)
         self._parts.registry.create_tenant(record, key)
         return record, plain
 
-    def set(self, name: str, weight: float | None) -> TenantRecord:
-        if weight is None:
+    def set(self, name: str, weight: float | None, limits: Mapping[str, Any]) -> TenantRecord:
+        if weight is None and not limits:
             return self._parts.registry.tenant(name)
-        _checked(weight)
-        return self._parts.registry.update_tenant(name, lambda old: old.model_copy(update={"weight": weight}))
+
+        def change(old: TenantRecord) -> TenantRecord:
+            changed: dict[str, Any] = {"limits": _with(old.limits, limits)}
+            if weight is not None:
+                changed["weight"] = _checked(weight)
+            return old.model_copy(update=changed)
+
+        return self._parts.registry.update_tenant(name, change)
 
     def create_key(
         self, tenant: str | None, scopes: Sequence[Scope], limit: int | None = None
@@ -65,6 +77,16 @@ def _checked(weight: float) -> float:
             f"weight = {weight:g}: give a number from {MIN_WEIGHT:g} to {MAX_WEIGHT:g}", field="weight"
         )
     return weight
+
+
+def _with(old: Limits, changes: Mapping[str, Any]) -> Limits:
+    """Return the limits with these changes. Raises InvalidInput, which names the limit."""
+    try:
+        return Limits.model_validate({**old.model_dump(), **changes})
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(["limits", *map(str, first["loc"])])
+        raise InvalidInput(f"{field}: {explain(first, Limits)}", field=field) from error
 
 
 def new_key(tenant: str | None, scopes: tuple[Scope, ...]) -> tuple[KeyRecord, str]:

@@ -37,7 +37,10 @@ def check_count(txn: RegistryTxn, tenant: str | None, limit: int | None) -> None
     """Raise QuotaExceeded if a tenant has `limit` keys."""
     if limit is not None and len(txn.keys(_of(tenant))) >= limit:
         raise QuotaExceeded(
-            f"tenant {tenant} has {limit} keys: revoke one that is not used any more", limit=limit
+            f"tenant {tenant} has {limit} keys: revoke one that is not used any more",
+            quota="keys",
+            limit=limit,
+            retry_after_s=None,
         )
 
 

@@ -16,6 +16,7 @@ from hmi.core import (
     JobRecord,
     JobState,
     KeyRecord,
+    Limits,
     ModelId,
     ModelRecord,
     ModelVersion,
@@ -24,7 +25,8 @@ from hmi.core import (
     check_name,
 )
 from hmi.errors import Conflict, NotFound
-from hmi.stores import job_table, key_table, model_table, once_table
+from hmi.limits import NO_LIMITS
+from hmi.stores import job_table, key_table, model_table, once_table, tenant_room
 from hmi.stores.layout import refuse_lost_registry
 from hmi.stores.registry_database import FIRST_MAP, RegistryDatabase
 from hmi.stores.sealed import RegistryTxn
@@ -41,15 +43,16 @@ class Registry:
     Reads are consistent snapshots of a memory map and take microseconds.
     """
 
-    def __init__(self, database: RegistryDatabase) -> None:
-        self._database, self._table = database, Table()
+    def __init__(self, database: RegistryDatabase, defaults: Limits = NO_LIMITS) -> None:
+        """`defaults` are the limits of tenants that have none of their own."""
+        self._database, self._table, self.defaults = database, Table(), defaults
 
     @classmethod
-    def open(cls, path: Path, *, first_map: int = FIRST_MAP) -> Registry:
+    def open(cls, path: Path, *, first_map: int = FIRST_MAP, defaults: Limits = NO_LIMITS) -> Registry:
         """Open the registry in the folder `path`, creating it if needed. Raises Damaged, StorageFull."""
         path.mkdir(parents=True, exist_ok=True)
         refuse_lost_registry(path)
-        registry = cls(RegistryDatabase.open(path, first_map))
+        registry = cls(RegistryDatabase.open(path, first_map), defaults)
         try:
             registry._index_jobs()
         except BaseException:
@@ -143,10 +146,40 @@ class Registry:
             for key_id in keys:
                 key_table.revoke_key(self._table, txn, key_id)
             jobs = job_table.drop_jobs_of(self._table, txn, name)
+            tenant_room.drop_files(txn, name)
             txn.delete(TENANT + name)
             return models, keys, jobs
 
         return self._database.write(body)
+
+    def limits(self, tenant: str) -> Limits:
+        """The limits that hold for a tenant; None: there is no limit. Raises NotFound."""
+        return self.tenant(tenant).limits.over(self.defaults)
+
+    def stored(self, tenant: str) -> tenant_room.Stored:
+        """What a tenant stores. Raises NotFound."""
+
+        def body(txn: RegistryTxn) -> tenant_room.Stored:
+            model_table.get_tenant(self._table, txn, tenant)
+            return tenant_room.stored_by(self._table, txn, tenant)
+
+        return self._database.read(body)
+
+    def put_file(self, tenant: str, name: str, size: int) -> None:
+        """Count a file towards what a tenant stores. Raises NotFound, QuotaExceeded (then nothing changes).
+
+        name: a name of the caller's choice, of ASCII characters, that `drop_file` takes back.
+        """
+
+        def body(txn: RegistryTxn) -> None:
+            limits = model_table.get_tenant(self._table, txn, tenant).limits.over(self.defaults)
+            tenant_room.put_file(self._table, txn, limits, tenant, name, size)
+
+        self._database.write(body)
+
+    def drop_file(self, tenant: str, name: str) -> None:
+        """Count a file no more."""
+        self._database.write(lambda t: tenant_room.drop_file(t, tenant, name))
 
     def keys(self, tenant: str | None) -> list[KeyRecord]:
         """The keys of a tenant, or with None the administrator's."""
@@ -208,9 +241,12 @@ class Registry:
 
         The version's number 0 stands for the next number. The version's artefact must be durable. The model
         keeps 8 versions: the one that answers, and the newest others. Raises NotFound (no such tenant),
-        Conflict (the number is taken), JobCancelled (the job was cancelled, or its model or tenant deleted).
+        Conflict (the number is taken), JobCancelled (the job was cancelled, or its model or tenant deleted),
+        QuotaExceeded (the tenant has as many models or bytes as it may have).
         """
-        return self._database.write(lambda t: model_table.publish_model(self._table, t, model, version))
+        return self._database.write(
+            lambda t: model_table.publish_model(self._table, t, model, version, self.defaults)
+        )
 
     def set_current(self, model: ModelId, version: int) -> ModelRecord:
         """Let an older or newer version answer. Raises NotFound."""
@@ -267,12 +303,12 @@ class Registry:
         """Store a new job.
 
         Raises Conflict if another live job works on the same root, domain or model; NotFound for an unknown
-        tenant; QuotaExceeded if the tenant has `tenant_limit` live jobs, or started too many within a day.
+        tenant; QuotaExceeded if the tenant has `tenant_limit` live jobs, or started too many within a day,
+        or has as many models or bytes as it may have.
         """
 
         def body(txn: RegistryTxn) -> None:
-            if record.tenant is not None:
-                model_table.get_tenant(self._table, txn, record.tenant)
+            self._check_room(txn, record)
             job_table.add_job(self._table, txn, record, tenant_limit)
 
         self._database.write(body)
@@ -280,6 +316,15 @@ class Registry:
     def check_job_quota(self, tenant: str | None, limit: int | None) -> None:
         """Raise QuotaExceeded if `add_job` would. Callers check before they write the job's files."""
         self._database.read(lambda t: job_table.check_quota(self._table, t, tenant, limit))
+
+    def check_room(self, job: JobRecord) -> None:
+        """Raise QuotaExceeded if a job's result could not be published, as far as that is known."""
+        self._database.read(lambda t: self._check_room(t, job))
+
+    def _check_room(self, txn: RegistryTxn, job: JobRecord) -> None:
+        if job.tenant is not None:
+            limits = model_table.get_tenant(self._table, txn, job.tenant).limits.over(self.defaults)
+            tenant_room.check_job(self._table, txn, limits, job)
 
     def update_job(self, job: str, change: Callable[[JobRecord], JobRecord]) -> JobRecord:
         """Apply `change` to a job's record in one transaction, and return the result. Raises NotFound."""

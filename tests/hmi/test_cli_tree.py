@@ -96,6 +96,7 @@ COMMANDS = {
     "tenant delete": "acme --yes",
     "tenant list": "",
     "tenant set": "acme --weight 2",
+    "tenant show": "acme",
     "top": "",
 }
 """The arguments of each command. FILE, ROWS and ADAPTER are paths that exist, OUT is one that does not."""

@@ -9,7 +9,6 @@ from hmi.api import quotas
 from hmi.api.loop import OFF_LOOP_ROWS
 from hmi.api.route import Call, Reply
 from hmi.api.schemas import NoBody
-from hmi.api.schemas_manage import UsageView
 from hmi.api.schemas_tenants import (
     ChangeTenant,
     CreateKey,
@@ -19,9 +18,10 @@ from hmi.api.schemas_tenants import (
     TenantCreated,
     TenantDeleted,
     TenantList,
+    UsageView,
 )
-from hmi.api.views import key_view, tenant_view
-from hmi.core import KeyRecord, Scope
+from hmi.api.views import key_view, quota_view, tenant_details, tenant_view
+from hmi.core import KeyRecord, Limits, Scope
 from hmi.errors import Conflict, Forbidden, NotFound
 
 DEFAULT_SCOPES: tuple[Scope, ...] = ("infer", "manage")
@@ -34,7 +34,8 @@ async def create_tenant(call: Call) -> Reply:
     manager = call.services.manager
 
     def create() -> Reply:
-        record, key = manager.create_tenant(body.tenant, weight=body.weight)
+        limits = Limits(**body.limits.model_dump())
+        record, key = manager.create_tenant(body.tenant, weight=body.weight, limits=limits)
         (stored,) = manager.registry.keys(record.tenant)
         return _created(record.tenant, stored.key_id, key)
 
@@ -66,9 +67,23 @@ async def list_tenants(call: Call) -> Reply:
     return Reply(listed, large=len(listed.tenants) > OFF_LOOP_ROWS)
 
 
+async def show_tenant(call: Call) -> Reply:
+    """Show a tenant, and how much of its limits it has used."""
+    tenant = call.tenant()
+    registry = call.services.manager.registry
+    record, limits, stored = await asyncio.to_thread(
+        lambda: (registry.tenant(tenant), registry.limits(tenant), registry.stored(tenant))
+    )
+    rates = call.services.inference.rates.states(tenant)
+    return Reply(tenant_details(record, quota_view(limits, stored, rates)))
+
+
 async def change_tenant(call: Call) -> Reply:
     body: ChangeTenant = call.body
-    record = await asyncio.to_thread(call.services.manager.set_tenant, call.tenant(), weight=body.weight)
+    limits = {} if body.limits is None else body.limits.model_dump(exclude_unset=True)
+    record = await asyncio.to_thread(
+        call.services.manager.set_tenant, call.tenant(), weight=body.weight, limits=limits
+    )
     return Reply(tenant_view(record))
 
 
@@ -122,15 +137,8 @@ async def revoke_key(call: Call) -> Reply:
 
 async def usage(call: Call) -> Reply:
     """Show what a tenant used since this server started, and what it stores."""
-    tenant = call.tenant()
-
-    def stored() -> tuple[int, int]:
-        manager = call.services.manager
-        manager.registry.tenant(tenant)
-        models = list(manager.models(tenant=tenant))
-        return len(models), sum(v.bytes for m in models for v in m.versions)
-
-    count, size = await asyncio.to_thread(stored)
+    tenant, registry = call.tenant(), call.services.manager.registry
+    limits, stored = await asyncio.to_thread(lambda: (registry.limits(tenant), registry.stored(tenant)))
     use = call.services.metrics.usage.of(tenant)
     view = UsageView(
         tenant=tenant,
@@ -139,8 +147,10 @@ async def usage(call: Call) -> Reply:
         inputs=use.inputs,
         tokens=use.tokens,
         compute_ms=round(use.compute_ms, 3),
-        models=count,
-        model_bytes=size,
+        models=stored.models,
+        model_bytes=stored.model_bytes,
+        file_bytes=stored.file_bytes,
+        quota=quota_view(limits, stored, call.services.inference.rates.states(tenant)),
     )
     return Reply(view)
 

@@ -1,0 +1,48 @@
+"""A tenant's limits: how fast it may ask, and how much it may store."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pydantic import BaseModel, ConfigDict, Field
+
+if TYPE_CHECKING:
+    from hmi.config import Settings
+
+MAX_REQUESTS_PER_S, MAX_TOKENS_PER_S = 1e6, 1e9
+MAX_MODELS, MAX_BYTES = 1_000_000, 1 << 50
+
+
+class Limits(BaseModel):
+    """The limits of one tenant. None: the server's default holds. 0: there is no limit."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    requests_per_s: float | None = Field(default=None, ge=0, le=MAX_REQUESTS_PER_S, allow_inf_nan=False)
+    """Calls to infer a second, in the long run. A call for several models counts once for each."""
+    tokens_per_s: float | None = Field(default=None, ge=0, le=MAX_TOKENS_PER_S, allow_inf_nan=False)
+    """Tokens of texts a second, in the long run."""
+    models: int | None = Field(default=None, ge=0, le=MAX_MODELS)
+    """The number of models."""
+    bytes: int | None = Field(default=None, ge=0, le=MAX_BYTES)
+    """The bytes of all versions of all models, and of stored files."""
+
+    def over(self, defaults: Limits) -> Limits:
+        """Return the limits that hold: these, and `defaults` where these are None.
+
+        In the result, as in `defaults`, None means that there is no limit.
+        """
+        if self == NO_LIMITS:
+            return defaults
+        own = {name: getattr(self, name) for name in NAMES}
+        return defaults.model_copy(update={name: v or None for name, v in own.items() if v is not None})
+
+
+NAMES = tuple(Limits.model_fields)
+"""The names of the limits."""
+NO_LIMITS = Limits()
+
+
+def default_limits(settings: Settings) -> Limits:
+    """Return the limits of tenants that have none of their own. None: there is no limit."""
+    return Limits(**{name: getattr(settings, f"tenant_{name}") or None for name in NAMES})
