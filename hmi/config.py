@@ -125,6 +125,13 @@ class Settings:
     upload_bytes: int = 0
     """Disk space for the files of requests in flight, both as sent and decompressed. A tenant may hold as
     much of it as it leaves free for others. 0 = 16 times `max_upload_bytes`."""
+    default_model: str = ""
+    """The model of calls that name none, in protocols that allow this (`/embed`, `/predict`), as
+    `tenant.model`. Empty: the only model that the caller's key reaches."""
+    max_files: int = 100
+    """The most files that a tenant may keep for later jobs (`/v1/files`)."""
+    files_bytes: int = 1024 * MIB
+    """The most bytes that the files of one tenant may take together."""
     plot_max_bytes: int = 0
     """The largest size of the PLOT store; 0 = no limit."""
     plot_min_free_bytes: int = 256 * MIB

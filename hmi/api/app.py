@@ -14,7 +14,7 @@ from aiohttp import web
 from hmi.api.auth import Auth, is_loopback
 from hmi.api.bodies import Bodies
 from hmi.api.connection import handler_settings, most_connections
-from hmi.api.dispatch import add_request_id, answer_errors, handler_of, no_answer_yet
+from hmi.api.dispatch import DIALECTS, add_request_id, answer_errors, handler_of, no_answer_yet
 from hmi.api.inference import Inference, InferenceEngine
 from hmi.api.rate_headers import add_rate_limits
 from hmi.api.rates import Rates
@@ -106,6 +106,7 @@ def application(services: Services, *, begun: bool = True) -> web.Application:
     the caller has called `begin`, it answers health calls only."""
     app = web.Application(middlewares=[answer_errors], handler_args=handler_settings(services.settings))
     app[SERVICES] = services
+    app[DIALECTS] = tuple({id(route.dialect): route.dialect for route in ROUTES}.values())
     for route in ROUTES:
         app.router.add_route(route.method, route.path, handler_of(route), expect_handler=no_answer_yet)
     app.on_response_prepare.append(add_request_id)

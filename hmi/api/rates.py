@@ -17,7 +17,7 @@ from typing import NamedTuple
 from hmi.api.buckets import Buckets, Rate
 from hmi.engine import TextRequest, TextResult
 from hmi.errors import DeadlineExceeded, QuotaExceeded
-from hmi.limits import NO_LIMITS, Limits
+from hmi.tenancy import NO_LIMITS, Limits
 
 REQUESTS, TOKENS = "requests_per_s", "tokens_per_s"
 RATES = {REQUESTS: "requests", TOKENS: "tokens"}

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from hmi.api.schemas import Answer, Change, Name, Request
 from hmi.core import MAX_WEIGHT, MIN_WEIGHT, Scope
-from hmi.limits import MAX_BYTES, MAX_MODELS, MAX_REQUESTS_PER_S, MAX_TOKENS_PER_S
+from hmi.tenancy import MAX_BYTES, MAX_MODELS, MAX_REQUESTS_PER_S, MAX_TOKENS_PER_S
 
 WEIGHT = "The tenant's share of compute beside other tenants that wait: twice the weight, twice the time."
 Weight = Annotated[float, Field(ge=MIN_WEIGHT, le=MAX_WEIGHT, description=WEIGHT)]

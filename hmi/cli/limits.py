@@ -9,7 +9,7 @@ import click
 
 from hmi.cli.options import Bytes, Number, Whole
 from hmi.cli.output import size
-from hmi.limits import MAX_BYTES, MAX_MODELS, MAX_REQUESTS_PER_S, MAX_TOKENS_PER_S
+from hmi.tenancy import MAX_BYTES, MAX_MODELS, MAX_REQUESTS_PER_S, MAX_TOKENS_PER_S
 
 DEFAULT = "default"
 KEPT = " 0: no limit; default: the server's."

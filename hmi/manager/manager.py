@@ -23,7 +23,6 @@ from hmi.core import (
     TenantRecord,
 )
 from hmi.jobs.runtime.runner import JobRunner
-from hmi.limits import NO_LIMITS, default_limits
 from hmi.manager.archives import ByteProgress, export_domain, import_domain
 from hmi.manager.cascades import CascadeInfo, Cascades
 from hmi.manager.consistency import Consistency
@@ -42,6 +41,7 @@ from hmi.stores.miss_files import MissFiles
 from hmi.stores.miss_recorder import MissRecorder
 from hmi.stores.plots import open_plots
 from hmi.stores.registry import Registry
+from hmi.tenancy import NO_LIMITS, default_limits
 from plot_store import VersionInfo
 
 
@@ -76,6 +76,7 @@ class Manager:
         self.tokens = TokenProfiles(self._parts)
         self._exchange = Exchange(self._parts, self._domains)
         self.tenants = Tenants(self._parts)
+        self.files = self.tenants.files
         self._roots = Roots(self._parts, self._domains)
         self.profiles, self.root_shards = self._roots.profiles, self._roots.shards
         self._consistency = Consistency(self._parts, self._roots)
@@ -198,7 +199,7 @@ class Manager:
     def set_tenant(
         self, name: str, *, weight: float | None = None, limits: Mapping[str, Any] | None = None
     ) -> TenantRecord:
-        """Change the weight if it is not None, and those of `hmi.limits.NAMES` that `limits` has. Running
+        """Change the weight if it is not None, and those of `hmi.tenancy.NAMES` that `limits` has. Running
         servers use them from the tenant's next call. Raises InvalidInput, NotFound."""
         return self.tenants.set(name, weight, limits or {})
 
@@ -230,16 +231,19 @@ class Manager:
         unlabelled: Path | bytes | None = None,
         options: Mapping[str, Any] | None = None,
         job_limit: int | None = None,
+        asked: Mapping[str, Any] | None = None,
     ) -> JobRecord:
         """Train a new model.
 
         data: rows, which every task but embedding needs. unlabelled: texts for a teacher to label
         (see `hmi.training.teacher`). job_limit: how many queued and running jobs the tenant may have.
+        asked: the call in its protocol's words (`FineTuneSpec.asked`).
 
         Raises InvalidInput, NotFound (tenant, domain), Conflict (exists, or a job is at work on
         it), QuotaExceeded, StorageFull.
         """
-        return self._models.create(model, domain, task, _given(data, dev, unlabelled), options, job_limit)
+        files = _given(data=data, dev=dev, unlabelled=unlabelled)
+        return self._models.create(model, domain, task, files, options, job_limit, asked)
 
     def update_model(
         self,
@@ -251,13 +255,13 @@ class Manager:
         options: Mapping[str, Any] | None = None,
         job_limit: int | None = None,
         publish: str = "if-better",
+        asked: Mapping[str, Any] | None = None,
     ) -> JobRecord:
         """Train a model further, with the arguments of `create_model`. publish: when the new
-        version becomes the one that answers (`hmi.jobs.options.Publish`).
-
-        Raises InvalidInput, NotFound, Conflict (a job is at work on it), QuotaExceeded, StorageFull.
+        version becomes the one that answers (`hmi.jobs.options.Publish`). Raises as `create_model`.
         """
-        return self._models.update(model, _given(data, dev, unlabelled), options, job_limit, publish)
+        files = _given(data=data, dev=dev, unlabelled=unlabelled)
+        return self._models.update(model, files, options, job_limit, publish, asked)
 
     def train_ramps(
         self,
@@ -273,7 +277,7 @@ class Manager:
         data, unlabelled: texts to train them on, at least one of the two; answers in them are ignored. Raises
         InvalidInput (no texts, an embedding), and as `update_model`.
         """
-        return self._models.ramps(model, _given(data, None, unlabelled), skip_bad_rows, job_limit)
+        return self._models.ramps(model, _given(data=data, unlabelled=unlabelled), skip_bad_rows, job_limit)
 
     def import_module(
         self,
@@ -389,8 +393,5 @@ class Manager:
         self.maintenance.housekeeping()
 
 
-def _given(
-    data: Path | bytes | None, dev: Path | bytes | None, unlabelled: Path | bytes | None
-) -> dict[str, Path | bytes]:
-    files = {"data": data, "dev": dev, "unlabelled": unlabelled}
+def _given(**files: Path | bytes | None) -> dict[str, Path | bytes]:
     return {name: file for name, file in files.items() if file is not None}

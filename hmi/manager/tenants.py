@@ -11,8 +11,9 @@ from pydantic import ValidationError
 
 from hmi.core import MAX_WEIGHT, MIN_WEIGHT, KeyRecord, Limits, Scope, TenantRecord, check_name, now
 from hmi.errors import InvalidInput
-from hmi.limits import NO_LIMITS
+from hmi.manager.files import Files
 from hmi.manager.parts import Parts
+from hmi.tenancy import NO_LIMITS
 from hmi.words import explain
 
 TENANT_SCOPES: tuple[Scope, ...] = ("infer", "manage")
@@ -23,6 +24,7 @@ class Tenants:
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
+        self.files = Files(parts)
 
     def create(self, name: str, weight: float = 1.0, limits: Limits = NO_LIMITS) -> tuple[TenantRecord, str]:
         record = TenantRecord(
@@ -60,15 +62,17 @@ class Tenants:
         return key, plain
 
     def delete(self, name: str) -> dict[str, int]:
-        """Remove a tenant with its models, keys and jobs. Returns their numbers, and that of the
+        """Remove a tenant with its models, keys, jobs and files. Returns their numbers, and that of the
         artefacts to be freed."""
         self._parts.registry.tenant(name)
         self._parts.spare_artefacts(self._parts.registry.models(name))
-        models, keys, jobs = self._parts.registry.delete_tenant(name)
+        models, keys, jobs, files = self._parts.registry.delete_tenant(name)
+        self.files.forget(files)
         self._parts.deleted_models(models)
         self._parts.runner.forget(jobs)
         artefacts = self._parts.freed_artefacts(models)
-        return {"models": len(models), "keys": len(keys), "jobs": len(jobs), "artefacts": artefacts}
+        counts = {"models": len(models), "keys": len(keys), "jobs": len(jobs), "files": len(files)}
+        return {**counts, "artefacts": artefacts}
 
 
 def _checked(weight: float) -> float:

@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 from hmi.core import JobRecord, Limits, ModelId, ModelRecord, ModelVersion, TenantRecord, check_name
 from hmi.errors import Conflict, JobCancelled, NotFound
-from hmi.limits import NO_LIMITS
 from hmi.stores.job_table import cancel_for_model
 from hmi.stores.sealed import RegistryTxn
 from hmi.stores.table import GONE, JOB, MODEL, TENANT, Table
 from hmi.stores.tenant_room import check_publication
+from hmi.tenancy import NO_LIMITS
 
 KEPT_VERSIONS = 8
 """The most versions that a model keeps, the one that answers included."""

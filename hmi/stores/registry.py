@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from hmi.core import (
+    FileRecord,
     JobKind,
     JobRecord,
     JobState,
@@ -25,12 +26,12 @@ from hmi.core import (
     check_name,
 )
 from hmi.errors import Conflict, NotFound
-from hmi.limits import NO_LIMITS
-from hmi.stores import job_table, key_table, model_table, once_table, tenant_room
+from hmi.stores import file_table, job_table, key_table, model_table, once_table, tenant_room
 from hmi.stores.layout import refuse_lost_registry
 from hmi.stores.registry_database import FIRST_MAP, RegistryDatabase
 from hmi.stores.sealed import RegistryTxn
 from hmi.stores.table import GONE, JOB, JOBS_INDEXED, MODEL, ROOT, TENANT, Table
+from hmi.tenancy import NO_LIMITS
 
 DAY_S = 86_400.0
 KEPT_JOBS = 1000
@@ -131,13 +132,13 @@ class Registry:
 
         return self._database.write(body)
 
-    def delete_tenant(self, name: str) -> tuple[list[ModelRecord], list[str], list[str]]:
-        """Remove a tenant with its models, keys and jobs. Raises NotFound.
+    def delete_tenant(self, name: str) -> tuple[list[ModelRecord], list[str], list[str], list[str]]:
+        """Remove a tenant with its models, keys, jobs and files. Raises NotFound.
 
-        Returns (models, key ids, job ids).
+        Returns (models, key ids, job ids, file ids).
         """
 
-        def body(txn: RegistryTxn) -> tuple[list[ModelRecord], list[str], list[str]]:
+        def body(txn: RegistryTxn) -> tuple[list[ModelRecord], list[str], list[str], list[str]]:
             model_table.get_tenant(self._table, txn, name)
             models = self._table.all(txn, MODEL, ModelRecord, below=f"{name}.")
             for model in models:
@@ -146,15 +147,20 @@ class Registry:
             for key_id in keys:
                 key_table.revoke_key(self._table, txn, key_id)
             jobs = job_table.drop_jobs_of(self._table, txn, name)
-            tenant_room.drop_files(txn, name)
+            files = file_table.drop_files_of(txn, name)
             txn.delete(TENANT + name)
-            return models, keys, jobs
+            return models, keys, jobs, files
 
         return self._database.write(body)
 
     def limits(self, tenant: str) -> Limits:
         """The limits that hold for a tenant; None: there is no limit. Raises NotFound."""
-        return self.tenant(tenant).limits.over(self.defaults)
+        return self._database.read(lambda t: self._limits(t, tenant))
+
+    def _limits(self, txn: RegistryTxn, tenant: str | None) -> Limits:
+        if tenant is None:
+            return NO_LIMITS
+        return model_table.get_tenant(self._table, txn, tenant).limits.over(self.defaults)
 
     def stored(self, tenant: str) -> tenant_room.Stored:
         """What a tenant stores. Raises NotFound."""
@@ -164,22 +170,6 @@ class Registry:
             return tenant_room.stored_by(self._table, txn, tenant)
 
         return self._database.read(body)
-
-    def put_file(self, tenant: str, name: str, size: int) -> None:
-        """Count a file towards what a tenant stores. Raises NotFound, QuotaExceeded (then nothing changes).
-
-        name: a name of the caller's choice, of ASCII characters, that `drop_file` takes back.
-        """
-
-        def body(txn: RegistryTxn) -> None:
-            limits = model_table.get_tenant(self._table, txn, tenant).limits.over(self.defaults)
-            tenant_room.put_file(self._table, txn, limits, tenant, name, size)
-
-        self._database.write(body)
-
-    def drop_file(self, tenant: str, name: str) -> None:
-        """Count a file no more."""
-        self._database.write(lambda t: tenant_room.drop_file(t, tenant, name))
 
     def keys(self, tenant: str | None) -> list[KeyRecord]:
         """The keys of a tenant, or with None the administrator's."""
@@ -322,9 +312,7 @@ class Registry:
         self._database.read(lambda t: self._check_room(t, job))
 
     def _check_room(self, txn: RegistryTxn, job: JobRecord) -> None:
-        if job.tenant is not None:
-            limits = model_table.get_tenant(self._table, txn, job.tenant).limits.over(self.defaults)
-            tenant_room.check_job(self._table, txn, limits, job)
+        tenant_room.check_job(self._table, txn, self._limits(txn, job.tenant), job)
 
     def update_job(self, job: str, change: Callable[[JobRecord], JobRecord]) -> JobRecord:
         """Apply `change` to a job's record in one transaction, and return the result. Raises NotFound."""
@@ -349,6 +337,30 @@ class Registry:
     def _index_jobs(self) -> None:
         if self._database.read(lambda t: t.get(JOBS_INDEXED)) is None:
             self._database.write(lambda t: job_table.index_jobs(self._table, t))
+
+    # Files
+
+    def add_file(self, record: FileRecord, limits: file_table.FileLimits | None) -> None:
+        """Store a file's record. Raises NotFound (no such tenant), QuotaExceeded (beyond `limits`, or what
+        the tenant may store)."""
+
+        def body(txn: RegistryTxn) -> None:
+            tenant_room.check_file(self._table, txn, self._limits(txn, record.tenant), record)
+            file_table.add_file(self._table, txn, record, limits)
+
+        self._database.write(body)
+
+    def file(self, file: str) -> FileRecord | None:
+        """The file's record; None if there is none."""
+        return self._database.read(lambda t: file_table.find_file(self._table, t, file))
+
+    def files(self, tenant: str | None) -> list[FileRecord]:
+        """The files of a tenant, or with None the administrator's, oldest first."""
+        return self._database.read(lambda t: file_table.files_of(self._table, t, tenant))
+
+    def delete_file(self, file: str) -> FileRecord:
+        """Raises NotFound."""
+        return self._database.write(lambda t: file_table.drop_file(self._table, t, file))
 
     def forget_gone(self, job: str) -> None:
         """Delete the mark of a deleted tenant's job, after the job's process has ended."""

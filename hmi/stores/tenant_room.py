@@ -8,11 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from hmi.core import JobRecord, Limits, ModelId, ModelRecord
+from hmi.core import FileRecord, JobRecord, Limits, ModelId, ModelRecord
 from hmi.errors import QuotaExceeded
 from hmi.stores.job_table import live_jobs, target_of
 from hmi.stores.sealed import RegistryTxn
-from hmi.stores.table import MODEL, STORED, Table
+from hmi.stores.table import FILE, FILE_OF, MODEL, Table
 
 NEW = ("create", "import")
 """The modes of a fine-tuning job that make a new model."""
@@ -26,7 +26,7 @@ class Stored:
     model_bytes: int
     """All versions of all models."""
     file_bytes: int
-    """Files, such as those that `put_file` counts."""
+    """Files that are kept for later jobs."""
 
     @property
     def bytes(self) -> int:
@@ -36,8 +36,9 @@ class Stored:
 def stored_by(table: Table, txn: RegistryTxn, tenant: str) -> Stored:
     """Return what a tenant stores."""
     models = table.all(txn, MODEL, ModelRecord, below=f"{tenant}.", tolerant=True)
-    files = sum(int(size) for _, size in txn.items(_files_of(tenant), tolerant=True))
-    return Stored(len(models), sum(map(_bytes_of, models)), files)
+    files = (table.get(txn, FILE + name, FileRecord) for name in txn.keys(f"{FILE_OF}{tenant}/"))
+    size = sum(file.bytes for file in files if file is not None)
+    return Stored(len(models), sum(map(_bytes_of, models)), size)
 
 
 def check_publication(
@@ -72,23 +73,10 @@ def check_job(table: Table, txn: RegistryTxn, limits: Limits, job: JobRecord) ->
     _check_bytes(job.tenant, stored.bytes, 1, limits)
 
 
-def put_file(table: Table, txn: RegistryTxn, limits: Limits, tenant: str, name: str, size: int) -> None:
-    """Count a stored file of the tenant. Raises QuotaExceeded if it would exceed the limit."""
-    before = int(txn.get(_files_of(tenant) + name) or b"0")
-    if limits.bytes is not None:
-        _check_bytes(tenant, stored_by(table, txn, tenant).bytes, size - before, limits)
-    txn.put(_files_of(tenant) + name, str(size).encode())
-
-
-def drop_file(txn: RegistryTxn, tenant: str, name: str) -> None:
-    """Count a file of the tenant no more."""
-    txn.delete(_files_of(tenant) + name)
-
-
-def drop_files(txn: RegistryTxn, tenant: str) -> None:
-    """Count no file of a deleted tenant any more."""
-    for name in txn.keys(_files_of(tenant), tolerant=True):
-        drop_file(txn, tenant, name)
+def check_file(table: Table, txn: RegistryTxn, limits: Limits, file: FileRecord) -> None:
+    """Raise QuotaExceeded if keeping this file would exceed the tenant's limit."""
+    if file.tenant is not None and limits.bytes is not None:
+        _check_bytes(file.tenant, stored_by(table, txn, file.tenant).bytes, file.bytes, limits)
 
 
 def _check_models(tenant: str, have: int, limits: Limits) -> None:
@@ -126,7 +114,3 @@ def _model_of(job: JobRecord) -> str:
 
 def _bytes_of(model: ModelRecord) -> int:
     return sum(version.bytes for version in model.versions)
-
-
-def _files_of(tenant: str) -> str:
-    return f"{STORED}{tenant}/"

@@ -22,7 +22,7 @@ from hmi.config import Settings
 from hmi.core import ModelId
 from hmi.engine import TextRequest, TextResult
 from hmi.errors import DeadlineExceeded, InvalidInput, QuotaExceeded, Unavailable
-from hmi.limits import Limits
+from hmi.tenancy import Limits
 from tests.hmi.test_inference import Echo, texts
 
 ACME = Caller("acme", frozenset({"infer"}))

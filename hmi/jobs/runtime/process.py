@@ -23,10 +23,10 @@ from hmi.errors import Damaged, HmiError, JobCancelled, NotFound
 from hmi.jobs.runtime.context import Body, JobContext, JobStopped
 from hmi.jobs.runtime.discarding import discard
 from hmi.jobs.runtime.folders import JobFolder
-from hmi.limits import default_limits
 from hmi.stores.layout import Layout, open_layout, without_paths
 from hmi.stores.plots import as_hmi
 from hmi.stores.registry import Registry
+from hmi.tenancy import default_limits
 from plot_store import PlotStoreError
 
 MAX_STALLED = 5
