@@ -71,6 +71,8 @@ class KeyRecord(Record):
     """The time from which on the key is refused, in the form of `now`. None: it does not expire."""
     label: str = ""
     """A name for people, such as where the key is used."""
+    successor: str | None = None
+    """The id of the key that follows this one, which was rotated."""
 
     @property
     def expired(self) -> bool:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import AwareDatetime, Field, StringConstraints
 
 from hmi.api.schemas import Answer, Change, Name, Request
 from hmi.core import MAX_WEIGHT, MIN_WEIGHT, Scope
+from hmi.manager.tenants import MAX_OVERLAP_S
 from hmi.tenancy import MAX_BYTES, MAX_MODELS, MAX_REQUESTS_PER_S, MAX_TOKENS_PER_S
 
 WEIGHT = "The tenant's share of compute beside other tenants that wait: twice the weight, twice the time."
@@ -55,8 +56,28 @@ class ChangeTenant(Change):
     limits: SetLimits | None = None
 
 
+Label = Annotated[
+    str,
+    StringConstraints(max_length=100, pattern=r"^[^\x00-\x1f\x7f]*$"),
+    Field(description="A name for people, such as where the key is used."),
+]
+Expires = Annotated[AwareDatetime, Field(description="The time from which on the key is refused.")]
+
+
 class CreateKey(Request):
     scopes: list[Scope] = Field(default=["infer", "manage"], min_length=1, max_length=3)
+    expires: Expires | None = Field(default=None, description="Null: the key does not expire.")
+    label: Label = ""
+
+
+class RotateKey(Request):
+    overlap_s: float = Field(
+        default=3600.0, ge=0, le=MAX_OVERLAP_S, description="Seconds for which the old key works on."
+    )
+    expires: Expires | None = Field(
+        default=None, description="Null: the new key lives as long as the old one was issued for."
+    )
+    label: Label | None = Field(default=None, description="Null: the old key's.")
 
 
 class TenantView(Answer):
@@ -135,6 +156,11 @@ class KeyView(Answer):
     tenant: str | None
     scopes: list[Scope]
     created: str
+    label: str
+    expires: str | None = Field(description="Null: the key does not expire.")
+    expired: bool
+    successor: str | None = Field(description="The id of the key that follows this one, if it was rotated.")
+    last_used: str | None = Field(description="To the hour; null: not yet, or not since keys were counted.")
 
 
 class KeyList(Answer):
@@ -145,3 +171,10 @@ class KeyCreated(KeyView):
     """A new key. It is shown only once and stored as a hash."""
 
     key: str
+
+
+class KeyRotated(KeyCreated):
+    """A new key, and the one that it follows."""
+
+    replaces: str = Field(description="The id of the old key.")
+    old_expires: str = Field(description="Until when the old key works.")

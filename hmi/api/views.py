@@ -133,8 +133,18 @@ def _store_state(limit: int | None, used: int) -> StoreState | None:
     return None if limit is None else StoreState(limit=limit, used=used, left=max(0, limit - used))
 
 
-def key_view(key: KeyRecord) -> KeyView:
-    return KeyView(key_id=key.key_id, tenant=key.tenant, scopes=list(key.scopes), created=key.created)
+def key_view(key: KeyRecord, last_used: str | None = None) -> KeyView:
+    return KeyView(
+        key_id=key.key_id,
+        tenant=key.tenant,
+        scopes=list(key.scopes),
+        created=key.created,
+        label=key.label,
+        expires=key.expires,
+        expired=key.expired,
+        successor=key.successor,
+        last_used=last_used,
+    )
 
 
 def model_view(model: ModelRecord, exits: ExitsView | None = None) -> ModelView:

@@ -391,6 +391,7 @@ class Manager:
     def _housekeeping(self) -> None:
         self._consistency.housekeeping()
         self.maintenance.housekeeping()
+        self.registry.key_ring.drop_expired()
 
 
 def _given(**files: Path | bytes | None) -> dict[str, Path | bytes]:

@@ -27,6 +27,7 @@ from hmi.core import (
 )
 from hmi.errors import Conflict, NotFound
 from hmi.stores import file_table, job_table, key_table, model_table, once_table, tenant_room
+from hmi.stores.key_ring import KeyRing
 from hmi.stores.layout import refuse_lost_registry
 from hmi.stores.registry_database import FIRST_MAP, RegistryDatabase
 from hmi.stores.sealed import RegistryTxn
@@ -47,6 +48,7 @@ class Registry:
     def __init__(self, database: RegistryDatabase, defaults: Limits = NO_LIMITS) -> None:
         """`defaults` are the limits of tenants that have none of their own."""
         self._database, self._table, self.defaults = database, Table(), defaults
+        self.key_ring = KeyRing(database, self._table)
 
     @classmethod
     def open(cls, path: Path, *, first_map: int = FIRST_MAP, defaults: Limits = NO_LIMITS) -> Registry:
@@ -181,7 +183,7 @@ class Registry:
         def body(txn: RegistryTxn) -> None:
             if record.tenant is not None:
                 model_table.get_tenant(self._table, txn, record.tenant)
-            key_table.check_count(txn, record.tenant, limit)
+            key_table.check_count(self._table, txn, record.tenant, limit)
             key_table.put_key(self._table, txn, record)
 
         self._database.write(body)

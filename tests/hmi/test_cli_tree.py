@@ -52,6 +52,7 @@ COMMANDS = {
     "key create": "acme",
     "key list": "acme",
     "key revoke": "k1 acme",
+    "key rotate": "k1 acme",
     "model cascade delete": "acme.m --yes",
     "model cascade show": "acme.m",
     "model create": "acme.m ROWS --domain tiny",
