@@ -17,6 +17,8 @@ from hmi.api.connection import handler_settings, most_connections
 from hmi.api.dispatch import DIALECTS, add_request_id, answer_errors, handler_of, no_answer_yet
 from hmi.api.inference import Inference, InferenceEngine
 from hmi.api.observed import job_spans
+from hmi.api.rate_headers import add_rate_limits
+from hmi.api.rates import Rates
 from hmi.api.routes import ROUTES, contract
 from hmi.api.scrape import Scrape
 from hmi.api.services import SERVICES, Services, Unfinished
@@ -26,6 +28,7 @@ from hmi.config import Settings
 from hmi.core import JobState
 from hmi.manager import Manager
 from hmi.metrics import Metrics
+from hmi.stores.tenant_cache import TenantCache
 from hmi.telemetry.tracing import tracer_of
 
 if TYPE_CHECKING:
@@ -88,11 +91,12 @@ def build_services(
     tracer = tracer_of(settings)
     if tracer is not None:
         manager.runner.on_ended = job_spans(tracer)
+    rates = Rates(TenantCache(manager.registry).limits, settings.tenant_burst_s)
     return Services(
         settings=settings,
         manager=manager,
         engine=engine,
-        inference=Inference(engine, settings),
+        inference=Inference(engine, settings, rates),
         metrics=metrics,
         auth=Auth(manager.registry, is_loopback(settings.host)),
         uploads=Uploads(settings),
@@ -112,6 +116,7 @@ def application(services: Services, *, begun: bool = True) -> web.Application:
     for route in ROUTES:
         app.router.add_route(route.method, route.path, handler_of(route), expect_handler=no_answer_yet)
     app.on_response_prepare.append(add_request_id)
+    app.on_response_prepare.append(add_rate_limits)
     if begun:
         app.on_startup.append(lambda app: begin(app[SERVICES]))
     app.on_cleanup.append(_end)

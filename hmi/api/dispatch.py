@@ -27,7 +27,7 @@ from hmi.api.observed import Observed
 from hmi.api.protocols.base import JSON, Dialect, Failure, Raw, is_below
 from hmi.api.protocols.native import NATIVE
 from hmi.api.route import Call, Reply, Route
-from hmi.api.services import SERVICES, Services, Stopping
+from hmi.api.services import CALLER, SERVICES, Services, Stopping
 from hmi.api.shares import Loan
 from hmi.errors import HmiError, NotFound, Unavailable
 from hmi.stores.layout import without_paths
@@ -127,6 +127,8 @@ async def _serve(route: Route, request: web.Request, services: Services) -> web.
     arrived = time.monotonic()
     caller = services.auth.caller(request, route.scope) if route.scope is not None else NOBODY
     tell(tenant=caller.tenant, model=request.match_info.get("model"), key_id=caller.key_id)
+    if route.scope == "infer":
+        request[CALLER] = caller
     if route.changes:
         services.quotas.change(caller.tenant)
     call = Call(services, caller, request.match_info, arrived, request, id=request[REQUEST_ID])

@@ -80,11 +80,12 @@ def status_of(kind: str, dialect: Dialect) -> int:
 def headers_of(status: int, details: Mapping[str, Any] | None = None) -> dict[str, str]:
     """The headers that belong to a status: Retry-After, WWW-Authenticate.
 
-    An error's details may say in `retry_after_s` when to try again.
+    An error's details may say in `retry_after_s` when to try again; None: time alone does not help.
     """
     headers = {}
-    if status in RETRY_AFTER_S:
-        headers["Retry-After"] = str((details or {}).get("retry_after_s", RETRY_AFTER_S[status]))
+    retry_after_s = (details or {}).get("retry_after_s", RETRY_AFTER_S.get(status))
+    if status in RETRY_AFTER_S and retry_after_s is not None:
+        headers["Retry-After"] = str(retry_after_s)
     if status == 401:
         headers["WWW-Authenticate"] = "Bearer"
     return headers

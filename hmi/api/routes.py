@@ -9,7 +9,7 @@ from functools import cache
 
 from aiohttp import web
 
-from hmi.api.handlers import domains, health, infer, jobs, roots, stats, tei, tenants
+from hmi.api.handlers import domains, health, infer, jobs, keys, roots, stats, tei, tenants
 from hmi.api.openapi import document
 from hmi.api.protocols.huggingface import HUGGINGFACE, from_hub_client
 from hmi.api.protocols.native import NATIVE
@@ -27,7 +27,6 @@ from hmi.api.schemas_manage import (
     RootList,
     ShardRoot,
     UpdateDomain,
-    UsageView,
 )
 from hmi.api.schemas_stats import StatsView
 from hmi.api.schemas_tenants import (
@@ -36,10 +35,14 @@ from hmi.api.schemas_tenants import (
     CreateTenant,
     KeyCreated,
     KeyList,
+    KeyRotated,
+    RotateKey,
     TenantCreated,
     TenantDeleted,
+    TenantDetails,
     TenantList,
     TenantView,
+    UsageView,
 )
 
 CORPUS = {"corpus": True}
@@ -203,10 +206,18 @@ TENANTS = (
         kinds=("conflict",),
     ),
     Route(
+        "GET",
+        TENANT,
+        tenants.show_tenant,
+        "A tenant, and what is left of its limits.",
+        TenantDetails,
+        "manage",
+    ),
+    Route(
         "PATCH",
         TENANT,
         tenants.change_tenant,
-        "Change a tenant's weight.",
+        "Change a tenant's weight or limits.",
         TenantView,
         "admin",
         body=ChangeTenant,
@@ -214,20 +225,33 @@ TENANTS = (
     Route(
         "DELETE", TENANT, tenants.delete_tenant, "Delete a tenant and all it owns.", TenantDeleted, "admin"
     ),
-    Route("GET", KEYS, tenants.list_keys, "List a tenant's keys.", KeyList, "manage"),
+    Route("GET", KEYS, keys.list_keys, "List a tenant's keys.", KeyList, "manage"),
     Route(
         "POST",
         KEYS,
-        tenants.create_key,
+        keys.create_key,
         "Issue a key.",
         KeyCreated,
         "manage",
         201,
         body=CreateKey,
         creates=True,
-        again=tenants.create_key_again,
+        again=keys.create_key_again,
     ),
-    Route("DELETE", f"{KEYS}/{{key}}", tenants.revoke_key, "Revoke a key.", NoBody, "manage"),
+    Route(
+        "POST",
+        f"{KEYS}/{{key}}/rotate",
+        keys.rotate_key,
+        "Issue a key that follows another one, which ends after an overlap.",
+        KeyRotated,
+        "manage",
+        201,
+        body=RotateKey,
+        creates=True,
+        again=keys.rotate_key_again,
+        kinds=("conflict",),
+    ),
+    Route("DELETE", f"{KEYS}/{{key}}", keys.revoke_key, "Revoke a key.", NoBody, "manage"),
     Route("GET", f"{TENANT}/usage", tenants.usage, "What a tenant used and stores.", UsageView, "manage"),
 )
 

@@ -13,6 +13,7 @@ from aiohttp import web
 
 from hmi.api.auth import Auth
 from hmi.api.bodies import Bodies
+from hmi.api.caller import Caller
 from hmi.api.inference import Inference, InferenceEngine
 from hmi.api.limited_log import LimitedLog
 from hmi.api.quotas import Quotas
@@ -123,3 +124,5 @@ class Services:
 
 
 SERVICES: web.AppKey[Services] = web.AppKey("services", Services)
+CALLER: web.RequestKey[Caller] = web.RequestKey("caller", Caller)
+"""The caller of a call to infer."""

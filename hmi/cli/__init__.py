@@ -17,7 +17,7 @@ COMMANDS = {
     "root": ("roots", "root"),
     "domain": ("domains", "domain"),
     "tenant": ("tenants", "tenant"),
-    "key": ("tenants", "key"),
+    "key": ("keys", "key"),
     "model": ("models", "model"),
     "job": ("jobs", "job"),
     "store": ("store", "store"),
