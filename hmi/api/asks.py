@@ -48,6 +48,8 @@ class Ask:
     """Return the probability of every label."""
     provenance: bool = False
     """Return the answer's provenance."""
+    words: bool = False
+    """Return the n-grams that answered each word."""
     calibrated: bool = False
     """Return calibrated probabilities."""
     early: bool = True

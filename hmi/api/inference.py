@@ -125,6 +125,7 @@ class Inference:
                 exact=ask.exact,
                 scores=ask.scores,
                 provenance=ask.provenance,
+                words=ask.words,
                 deadline=deadline,
                 utility=ask.utility,
                 priority=ask.priority,

@@ -7,9 +7,10 @@ import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from aiohttp import web
+from pydantic import StringConstraints
 
 from hmi.api.caller import Caller
 from hmi.api.protocols.base import Dialect
@@ -149,6 +150,12 @@ class Route:
         return tuple(re.findall(r"{(\w+)}", self.path))
 
 
-PARAMETERS: dict[str, Any] = {"model": ModelName, "tenant": Name, "domain": DomainName, "root": Name}
+PARAMETERS: dict[str, Any] = {
+    "model": ModelName,
+    "tenant": Name,
+    "domain": DomainName,
+    "root": Name,
+    "file": Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_-]*\.[a-z]{2,4}$")],
+}
 """Types of path parameters. A parameter of any other name is an opaque id."""
 OPAQUE_PATTERN = f"^{ID_PATTERN}$"

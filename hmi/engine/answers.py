@@ -5,6 +5,7 @@ from __future__ import annotations
 from hmi.engine.bundles import TaskPart
 from hmi.engine.item import Item
 from hmi.engine.request import Provenance, TextResult, Versions
+from hmi.engine.words import words_of
 
 
 def answer_of(item: Item, part: TaskPart) -> TextResult:
@@ -19,6 +20,7 @@ def answer_of(item: Item, part: TaskPart) -> TextResult:
         version=item.bundle.version.version,
         truncated=any(window.truncated for window in item.windows),
         provenance=_provenance(item) if item.request.provenance else None,
+        words=words_of(item) if item.request.words else None,
     )
 
 

@@ -31,6 +31,8 @@ class TextRequest:
     calibrated: bool = False
     """True if probabilities are to be calibrated, by the version's temperature if it has one."""
     provenance: bool = False
+    words: bool = False
+    """True if the answer is to say which n-grams answered each word."""
     deadline: float | None = None
     priority: Priority = "normal"
     """The text's order among its own tenant's waiting texts. Other tenants' turns do not depend on it."""
@@ -118,6 +120,26 @@ class Provenance:
         )
 
 
+@dataclass(frozen=True)
+class Word:
+    """A word of the caller's text, with the n-grams that answered it.
+
+    Words of a text are the tokenizer's: what stands between spaces, without its punctuation, which are words
+    of their own.
+    """
+
+    text: str
+    start: int | None
+    """Where it begins in the caller's text, in Unicode code points. None: the caller gave a list of words."""
+    end: int | None
+    """The first code point after it."""
+    orders: tuple[str, ...]
+    """What answered each of its tokens: trigram, bigram, unigram, …, miss, or `computed` if exact. (): the
+    model did not read it."""
+    pair: bool = False
+    """True if it stands in the second text of a pair."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class TextResult(Answer):
     """One answer, in the form of its model's task, with the version that made it."""
@@ -126,5 +148,7 @@ class TextResult(Answer):
     version: int
     truncated: bool = False
     provenance: Provenance | None = None
+    words: list[Word] | None = None
+    """The words that were read, in their order. None unless the request wants them."""
     timing: dict[str, float] = field(default_factory=dict)
     """queue_ms, retrieve_ms and compute_ms. The last two are sums over the batches that the text was in."""

@@ -89,7 +89,7 @@ class Parameters(Request):
         description="False insists on the full model's answer where the model's objective lets texts leave "
         "early or a smaller model answer.",
     )
-    return_: list[Literal["scores", "provenance"]] = Field(
+    return_: list[Literal["scores", "provenance", "words"]] = Field(
         default_factory=list, alias="return", description="What to add to the answer."
     )
 
@@ -122,6 +122,25 @@ class LabelScore(Answer):
     score: float
 
 
+class WordOrder(Answer):
+    """A word, and the n-grams of the PLOT that answered it.
+
+    Words of a text are the tokenizer's: punctuation marks are words of their own.
+    """
+
+    text: str
+    start: int | None = Field(
+        description="Where it begins in the text, in Unicode code points; null for an input of `tokens`."
+    )
+    end: int | None = Field(description="The first code point after it.")
+    order: str | None = Field(
+        description="The shortest n-gram that answered one of its tokens: trigram, bigram, unigram, …, miss; "
+        "with `exact`: computed. Null: the model did not read the word."
+    )
+    orders: list[str] = Field(description="The n-gram that answered each of its tokens.")
+    pair: bool = Field(default=False, description="Whether it stands in `text_pair`.")
+
+
 class Output(Answer):
     """The answer to one input. Fields that the task does not have, or that were not asked for, are null."""
 
@@ -139,6 +158,9 @@ class Output(Answer):
     embedding: list[float] | None = None
     truncated: bool = Field(
         default=False, description="The input was longer than what the model reads; the rest was ignored."
+    )
+    words: list[WordOrder] | None = Field(
+        default=None, description="The words that were read; null unless `return` names `words`."
     )
 
 
