@@ -190,6 +190,9 @@ class TaskRules(Record):
     """Embedding: how the root pools rows."""
     normalise: bool = True
     """Embedding: whether the root scales vectors to length 1."""
+    words: tuple[str, ...] = ()
+    """Tagging: how the training rows' words were split, as far as it differs from the defaults
+    (hmi.model.splitting)."""
     windows: bool = False
     """Whether a long text is read in overlapping windows (hmi.model.windows); otherwise it is cut."""
 

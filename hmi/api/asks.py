@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 from hmi.core import ModelId
 from hmi.engine import TextResult
 from hmi.engine.request import Priority, Provenance
+from hmi.model.answer import Aggregation
 
 if TYPE_CHECKING:
     from hmi.model.tokenizer import Text
@@ -52,6 +53,8 @@ class Ask:
     """Return the n-grams that answered each word."""
     calibrated: bool = False
     """Return calibrated probabilities."""
+    aggregation: Aggregation = "simple"
+    """How the tags of a text that is not split into words become entities."""
     early: bool = True
     """True if early exits and cascades may answer. They do so only as the model's objective lets them."""
     deadline_ms: float | None = None

@@ -130,6 +130,7 @@ class Inference:
                 utility=ask.utility,
                 priority=ask.priority,
                 calibrated=ask.calibrated,
+                aggregation=ask.aggregation,
                 early=ask.early,
                 id=text_id(id, index) if id else "",
                 ask=number,

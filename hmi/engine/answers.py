@@ -6,22 +6,35 @@ from hmi.engine.bundles import TaskPart
 from hmi.engine.item import Item
 from hmi.engine.request import Provenance, TextResult, Versions
 from hmi.engine.words import words_of
+from hmi.model.tasks import Answer, TaskKind
+from hmi.model.tasks.words import Tagging
 
 
 def answer_of(item: Item, part: TaskPart) -> TextResult:
     """Return the answer of a text whose windows have all run, without its timing."""
-    task, text = item.bundle.task.with_transitions(part.transitions), item.request.text
-    outputs = [item.partial.outputs[i] for i in range(len(item.windows))]
-    merged = task.merge(outputs, item.windows, len(text) if isinstance(text, list) else 0)
-    temperature = item.bundle.version.temperature if item.request.calibrated else None
     return TextResult(
-        **vars(task.answer(merged, scores=item.request.scores, temperature=temperature)),
+        **vars(_answer(item, item.bundle.task.with_transitions(part.transitions))),
         model=item.request.model,
         version=item.bundle.version.version,
         truncated=any(window.truncated for window in item.windows),
         provenance=_provenance(item) if item.request.provenance else None,
         words=words_of(item) if item.request.words else None,
     )
+
+
+def _answer(item: Item, task: TaskKind) -> Answer:
+    request, temperature = item.request, item.bundle.version.temperature
+    if isinstance(task, Tagging) and item.split is not None:
+        task = task.by_pieces(request.aggregation)
+    outputs = [item.partial.outputs[i] for i in range(len(item.windows))]
+    merged = task.merge(outputs, item.windows, item.words)
+    answer = task.answer(
+        merged, scores=request.scores, temperature=temperature if request.calibrated else None
+    )
+    if isinstance(task, Tagging) and item.split is not None:
+        assert isinstance(request.text, str)
+        return task.entities(answer, request.text, item.split)
+    return answer
 
 
 def _provenance(item: Item) -> Provenance:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, get_args
 
 from hmi.core import ModelId
-from hmi.model.answer import Answer
+from hmi.model.answer import Aggregation, Answer
 
 if TYPE_CHECKING:
     from hmi.model.tokenizer import Text
@@ -33,6 +33,8 @@ class TextRequest:
     provenance: bool = False
     words: bool = False
     """True if the answer is to say which n-grams answered each word."""
+    aggregation: Aggregation = "simple"
+    """How the tags of a text that is not split into words become entities."""
     deadline: float | None = None
     priority: Priority = "normal"
     """The text's order among its own tenant's waiting texts. Other tenants' turns do not depend on it."""
@@ -124,8 +126,8 @@ class Provenance:
 class Word:
     """A word of the caller's text, with the n-grams that answered it.
 
-    Words of a text are the tokenizer's: what stands between spaces, without its punctuation, which are words
-    of their own.
+    Words of a text are the tokenizer's, for which punctuation marks are words of their own; those of a tagging
+    model are the words that it tags.
     """
 
     text: str

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from hmi.engine.item import Item
 from hmi.engine.request import Word
@@ -21,13 +21,19 @@ def words_of(item: Item) -> list[Word]:
     orders, text = _orders(item), item.request.text
     if isinstance(text, list):
         return [Word(word, None, None, orders.get((0, i), ())) for i, word in enumerate(text)]
-    tokenizer, most = item.bundle.root.tokenizer, reach(item.bundle.version.max_length)
     found = []
     for part, whole in enumerate((text,) if isinstance(text, str) else text):
-        for i, (start, end) in sorted(tokenizer.word_spans(whole, most).items()):
+        for i, (start, end) in sorted(_spans(item, whole).items()):
             if (part, i) in orders:
                 found.append(Word(whole[start:end], start, end, orders[part, i], pair=part == 1))
     return found
+
+
+def _spans(item: Item, text: str) -> Mapping[int, tuple[int, int]]:
+    """Where each word stands: a tagging model's words, or those of the tokenizer."""
+    if item.split is not None:
+        return dict(enumerate(item.split.spans))
+    return item.bundle.root.tokenizer.word_spans(text, reach(item.bundle.version.max_length))
 
 
 def _orders(item: Item) -> dict[Place, tuple[str, ...]]:

@@ -62,6 +62,7 @@ def _ask(
         utility=body.parameters.utility,
         priority=body.parameters.priority,
         calibrated=body.parameters.calibrated,
+        aggregation=body.parameters.aggregation,
         early=body.parameters.early,
         place=place,
     )

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from hmi.api.asks import AskResult
 from hmi.api.protocols.native.schemas import (
+    EntityOutput,
     InferAnswer,
     InputProvenance,
     LabelScore,
@@ -52,6 +53,8 @@ def _output(output: TextResult) -> Output:
         tags=output.tags,
         tag_scores=output.tag_scores,
         embedding=output.embedding,
+        entities=None if output.entities is None else [EntityOutput(**vars(e)) for e in output.entities],
+        known=output.known,
         truncated=output.truncated,
         words=None if output.words is None else [_word(word) for word in output.words],
     )
