@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, get_args
 
 from aiohttp import web
@@ -16,18 +17,21 @@ from hmi.api.bodies import Bodies
 from hmi.api.connection import handler_settings, most_connections
 from hmi.api.dispatch import DIALECTS, add_request_id, answer_errors, handler_of, no_answer_yet
 from hmi.api.inference import Inference, InferenceEngine
+from hmi.api.minutes import Minutes
 from hmi.api.observed import job_spans
 from hmi.api.rate_headers import add_rate_limits
 from hmi.api.rates import Rates
-from hmi.api.routes import ROUTES, contract
+from hmi.api.routes import INFERENCE, ROUTES, contract
 from hmi.api.scrape import Scrape
 from hmi.api.services import SERVICES, Services, Unfinished
+from hmi.api.shared import Shared
 from hmi.api.shares import Shares
 from hmi.api.uploads import Uploads
 from hmi.config import Settings
 from hmi.core import JobState
 from hmi.manager import Manager
 from hmi.metrics import Metrics
+from hmi.metrics.reading import read
 from hmi.stores.tenant_cache import TenantCache
 from hmi.telemetry.tracing import tracer_of
 
@@ -41,6 +45,8 @@ STALL_S = 5.0
 """At shutdown, a body of which no byte arrives for this long is given up."""
 CHECK_S = 0.25
 """Interval at which the shutdown checks the bodies that still arrive."""
+COUNTS_S = 5.0
+"""Age up to which the numbers of roots, domains, tenants and models are shown again."""
 log = logging.getLogger("hmi.api")
 
 
@@ -104,7 +110,19 @@ def build_services(
         places=Shares(most_connections(settings), "requests"),
         scrape=Scrape(metrics),
         tracer=tracer,
+        minutes=Minutes(partial(read, metrics, INFERENCE)),
+        counts=Shared(partial(_counts, manager), COUNTS_S),
     )
+
+
+def _counts(manager: Manager) -> dict[str, int]:
+    registry = manager.registry
+    return {
+        "roots": len(registry.roots(tolerant=True)),
+        "domains": len(manager.plots.refs()),
+        "tenants": registry.count_tenants(),
+        "models": registry.count_models(),
+    }
 
 
 def application(services: Services, *, begun: bool = True) -> web.Application:
@@ -177,6 +195,7 @@ async def begin(services: Services) -> None:
     await asyncio.to_thread(services.uploads.clear)
     await services.engine.start()
     await asyncio.to_thread(services.manager.runner.start)
+    services.minutes.start()
     services.phase = "serving"
 
 
@@ -184,6 +203,7 @@ async def _end(app: web.Application) -> None:
     """Drain and close the services."""
     services = app[SERVICES]
     await drain(services)
+    await services.minutes.stop()
     services.bodies.close()
     services.uploads.close()
     await asyncio.to_thread(services.manager.close)

@@ -139,6 +139,7 @@ class Inference:
                 raw=ask.raw,
                 normalise=ask.normalise,
                 provenance=ask.provenance,
+                words=ask.words,
                 deadline=deadline,
                 utility=ask.utility,
                 priority=ask.priority,

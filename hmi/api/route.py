@@ -8,9 +8,10 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from aiohttp import web
+from pydantic import StringConstraints
 
 from hmi.api.caller import Caller
 from hmi.api.own_models import OwnModels
@@ -194,6 +195,10 @@ PARAMETERS: dict[str, Any] = {
     "domain": DomainName,
     "root": Name,
     "version": VersionNumber,
+    "tenant": Name,
+    "domain": DomainName,
+    "root": Name,
+    "file": Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_-]*\.[a-z]{2,4}$")],
 }
 """Types of path parameters. A parameter of any other name is an opaque id."""
 OPAQUE_PATTERN = f"^{ID_PATTERN}$"

@@ -16,8 +16,10 @@ from hmi.api.bodies import Bodies
 from hmi.api.caller import Caller
 from hmi.api.inference import Inference, InferenceEngine
 from hmi.api.limited_log import LimitedLog
+from hmi.api.minutes import Minutes
 from hmi.api.quotas import Quotas
 from hmi.api.scrape import Scrape
+from hmi.api.shared import Shared
 from hmi.api.shares import Shares
 from hmi.api.uploads import Uploads
 from hmi.config import Settings
@@ -67,6 +69,10 @@ class Services:
     places: Shares
     """Places for requests under way, as many as there may be connections."""
     scrape: Scrape
+    minutes: Minutes
+    """The figures of the last day, minute by minute."""
+    counts: Shared[dict[str, int]]
+    """The numbers of roots, domains, tenants and models."""
     phase: Phase = "starting"
     """It ends with starting, serving and draining, in this order. A server begins with compiling."""
     started: str = field(default_factory=now)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from hmi.engine.bundles import TaskPart
 from hmi.engine.item import Item
 from hmi.engine.request import Provenance, TextResult, Versions
+from hmi.engine.words import words_of
 from hmi.model.tasks import Answer, TaskKind
 from hmi.model.tasks.words import Tagging
 
@@ -20,6 +21,7 @@ def answer_of(item: Item, part: TaskPart) -> TextResult:
         truncated=any(window.truncated for window in item.windows),
         tokens=item.tokens,
         provenance=_provenance(item) if item.request.provenance else None,
+        words=words_of(item) if item.request.words else None,
     )
 
 

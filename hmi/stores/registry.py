@@ -224,6 +224,11 @@ class Registry:
             )
         )
 
+    def count_models(self, tenant: str | None = None) -> int:
+        """The number of models, of one tenant or of all, without parsing their records."""
+        below = "" if tenant is None else f"{check_name(tenant, 'tenant')}."
+        return self._database.read(lambda t: len(t.keys(MODEL + below, tolerant=True)))
+
     def model(self, model: ModelId) -> ModelRecord:
         """Raises NotFound."""
         return self._database.read(lambda t: model_table.get_model(self._table, t, model))

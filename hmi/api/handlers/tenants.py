@@ -87,6 +87,7 @@ async def delete_tenant(call: Call) -> Reply:
     tenant = call.tenant()
     removed = await asyncio.to_thread(call.services.manager.delete_tenant, tenant)
     call.services.metrics.usage.forget(tenant)
+    call.services.minutes.forget(tenant)
     return Reply(TenantDeleted(tenant=tenant, removed=removed))
 
 
