@@ -130,6 +130,9 @@ class Settings:
     """The server merges a domain's small segments when one order of n-grams has more than this; 0 = never."""
     compact_small_bytes: int = 32 * MIB
     """A segment below this size counts as small."""
+    backup_location: str = ""
+    """The place for backups that are asked for over HTTP: a folder, or a URL such as `s3://bucket/hmi`, which
+    needs the package of its protocol. Without it such calls are refused (docs/operations/backup.md)."""
 
     def __post_init__(self) -> None:
         # A job runs in another process, perhaps after a restart from another folder: the path must not

@@ -12,6 +12,7 @@ from hmi.api.handlers import domains, health, infer, jobs, roots, stats, tenants
 from hmi.api.openapi import document
 from hmi.api.protocols.native import NATIVE
 from hmi.api.route import Call, Route
+from hmi.api.routes_backups import BACKUPS
 from hmi.api.routes_models import CASCADES, MODELS
 from hmi.api.schemas import Health, JobAccepted, JobList, JobQuery, JobView, NoBody
 from hmi.api.schemas_domain import ChangeDomain, DomainList, DomainView, GrowDomain
@@ -276,6 +277,7 @@ ROUTES: tuple[Route, ...] = (
     *MODELS,
     *CASCADES,
     *JOBS,
+    *BACKUPS,
     *infer.routes_of(NATIVE),
     *OPERATION,
 )

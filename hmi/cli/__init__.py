@@ -16,6 +16,8 @@ COMMANDS = {
     "root": ("roots", "root"),
     "domain": ("domains", "domain"),
     "tenant": ("tenants", "tenant"),
+    "backup": ("backups", "backup"),
+    "restore": ("backups", "restore"),
     "key": ("tenants", "key"),
     "model": ("models", "model"),
     "job": ("jobs", "job"),
