@@ -29,7 +29,9 @@ _NAME = re.compile(NAME_PATTERN)
 MAX_DOMAIN_PARTS = 7  # the limit of a ref in the PLOT store
 
 Task = Literal["classification", "pair", "multilabel", "regression", "tagging", "embedding"]
-JobKind = Literal["import_root", "build_plot", "fine_tune", "compact_plot", "profile_cascade", "shard_root"]
+JobKind = Literal[
+    "import_root", "build_plot", "fine_tune", "compact_plot", "profile_cascade", "shard_root", "backup"
+]
 CASCADE_TASKS: tuple[Task, ...] = ("classification", "pair")
 """The tasks that may have a cascade: their one label has a probability that a dispatcher can read."""
 JobState = Literal["queued", "running", "succeeded", "failed", "cancelled"]

@@ -27,6 +27,7 @@ from hmi.api.openapi import document
 from hmi.api.protocols.huggingface import HUGGINGFACE, from_hub_client
 from hmi.api.protocols.native import NATIVE
 from hmi.api.route import Call, Instead, Route
+from hmi.api.routes_backups import BACKUPS
 from hmi.api.routes_models import CASCADES, MODELS
 from hmi.api.routes_oip import OIP_ROUTES
 from hmi.api.routes_openai import OPENAI_ROUTES
@@ -375,6 +376,8 @@ ROUTES: tuple[Route, ...] = (
     *OPENAI_ROUTES,
     *tei.ROUTES,
     *OIP_ROUTES,
+    *BACKUPS,
+    *infer.routes_of(NATIVE),
     *OPERATION,
     *PAGE,
 )

@@ -186,6 +186,9 @@ class Settings:
     own; 0 = no limit."""
     audit_days: int = 365
     """Days for which the audit log is kept; 0 = forever."""
+    backup_location: str = ""
+    """The place for backups that are asked for over HTTP: a folder, or a URL such as `s3://bucket/hmi`, which
+    needs the package of its protocol. Without it such calls are refused (docs/operations/backup.md)."""
 
     def __post_init__(self) -> None:
         for field in fields(self):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, TypeVar
@@ -39,6 +40,16 @@ KEPT_JOBS = 1000
 T = TypeVar("T")
 
 
+@dataclass(frozen=True)
+class RegistryContents:
+    """The records of one snapshot that refer to files outside the registry."""
+
+    roots: list[RootRecord]
+    models: list[ModelRecord]
+    jobs: list[JobRecord]
+    """Queued and running jobs."""
+
+
 class Registry:
     """The registry of one data folder. Thread-safe.
 
@@ -69,6 +80,21 @@ class Registry:
     def generation(self) -> int:
         """A number that grows with each change. While it stays the same, cached reads are still valid."""
         return self._database.generation()
+
+    def copy(self, folder: Path) -> RegistryContents:
+        """Write a copy of one snapshot into the empty `folder`, and return what that snapshot refers to.
+
+        Damaged records are copied, and not counted among the references. Raises Damaged, Unavailable.
+        """
+
+        def look(txn: RegistryTxn) -> RegistryContents:
+            return RegistryContents(
+                roots=self._table.all(txn, ROOT, RootRecord, tolerant=True),
+                models=self._table.all(txn, MODEL, ModelRecord, tolerant=True),
+                jobs=job_table.live_jobs(self._table, txn, tolerant=True),
+            )
+
+        return self._database.copy(folder, look)
 
     def problems(self) -> list[str]:
         """Check all records; returns one sentence for each that is damaged or lost."""
