@@ -21,7 +21,7 @@ from hmi.api.minutes import Minutes
 from hmi.api.observed import job_spans
 from hmi.api.rate_headers import add_rate_limits
 from hmi.api.rates import Rates
-from hmi.api.routes import INFERENCE, ROUTES, contract
+from hmi.api.routes import INFER_PATHS, ROUTES, contract
 from hmi.api.scrape import Scrape
 from hmi.api.services import SERVICES, Services, Unfinished
 from hmi.api.shared import Shared
@@ -102,7 +102,7 @@ def build_services(
         settings=settings,
         manager=manager,
         engine=engine,
-        inference=Inference(engine, settings, rates),
+        inference=Inference(engine, settings, rates=rates),
         metrics=metrics,
         auth=Auth(manager.registry, is_loopback(settings.host)),
         uploads=Uploads(settings),
@@ -110,7 +110,7 @@ def build_services(
         places=Shares(most_connections(settings), "requests"),
         scrape=Scrape(metrics),
         tracer=tracer,
-        minutes=Minutes(partial(read, metrics, INFERENCE)),
+        minutes=Minutes(partial(read, metrics, INFER_PATHS)),
         counts=Shared(partial(_counts, manager), COUNTS_S),
     )
 

@@ -195,9 +195,6 @@ PARAMETERS: dict[str, Any] = {
     "domain": DomainName,
     "root": Name,
     "version": VersionNumber,
-    "tenant": Name,
-    "domain": DomainName,
-    "root": Name,
     "file": Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_-]*\.[a-z]{2,4}$")],
 }
 """Types of path parameters. A parameter of any other name is an opaque id."""

@@ -381,8 +381,8 @@ ROUTES: tuple[Route, ...] = (
     *OPERATION,
     *PAGE,
 )
-INFERENCE = frozenset(route.path for route in ROUTES if route.count_members is not None)
-"""The paths of the calls to infer."""
+INFER_PATHS = frozenset(route.path for route in ROUTES if route.scope == "infer" and route.method == "POST")
+"""The paths of the calls that ask models, of all protocols."""
 
 
 def openapi_text() -> str:

@@ -20,7 +20,6 @@ COMMANDS = {
     "key": ("keys", "key"),
     "backup": ("backups", "backup"),
     "restore": ("backups", "restore"),
-    "key": ("tenants", "key"),
     "model": ("models", "model"),
     "job": ("jobs", "job"),
     "store": ("store", "store"),

@@ -1,4 +1,4 @@
-"""`hmi key`: access keys of tenants, and those of administrators, which only the data folder's owner makes."""
+"""`hmi key`: the keys of tenants, and those of administrators, which only the data folder's owner makes."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 ONCE = "the key is shown only once: store it now"
 ADMINISTRATORS = (
-    "administrators' keys are created, listed, rotated and revoked on the data folder itself: leave --url out "
-    "and give --data"
+    "administrators' keys are created, listed, rotated and revoked on the data folder itself: leave --url "
+    "out and give --data"
 )
 MAX_DAYS = 3650
 
@@ -226,4 +226,4 @@ def _ending(found: dict[str, Any]) -> str:
     if found["expires"] is None:
         return "never"
     follows = f", followed by {found['successor']}" if found["successor"] else ""
-    return ("expired " if found["expired"] else "") + found["expires"] + follows
+    return f"{'expired ' if found['expired'] else ''}{found['expires']}{follows}"
