@@ -377,7 +377,6 @@ ROUTES: tuple[Route, ...] = (
     *tei.ROUTES,
     *OIP_ROUTES,
     *BACKUPS,
-    *infer.routes_of(NATIVE),
     *OPERATION,
     *PAGE,
 )
