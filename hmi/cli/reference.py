@@ -29,8 +29,8 @@ def commands() -> str:
 
     text = HEAD.format(title="Commands") + (
         "Every command has `--help`. All but `serve` have `--json`. `--data FOLDER` names the data folder, "
-        "`--url URL` a running server, and `--key KEY` the key for it; a command says which of them it takes. "
-        "`--config FILE` names a file of [settings](../settings.md).\n"
+        "`--url URL` a running server, and `--key KEY` the key for it; a command says which of them it "
+        "takes. `--config FILE` names a file of [settings](../settings.md).\n"
     )
     return text + "".join(_command(path, command) for path, command in _tree(cli, ("hmi",)))
 
@@ -116,7 +116,8 @@ def options() -> str:
         "module.rank=8`. Over HTTP they are the member `options` of the call's JSON.\n"
     )
     for title, (model, where) in parts.items():
-        text += f"\n## {title}\n\nFor {where}.\n\n| option | default | range | what it does |\n|---|---|---|---|\n"
+        text += f"\n## {title}\n\nFor {where}.\n\n"
+        text += "| option | default | range | what it does |\n|---|---|---|---|\n"
         for name, about in model.model_json_schema()["properties"].items():
             what = about.get("description", "")
             text += f"| `{name}` | {_default(about)} | {_range(about)} | {_cell(what)} |\n"
