@@ -1,4 +1,4 @@
-"""The commands of docs/tutorial.md run as they stand there, and print what it shows, but for numbers and ids."""
+"""The commands of docs/tutorial.md print what it shows, but for numbers and ids."""
 
 from __future__ import annotations
 
