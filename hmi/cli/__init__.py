@@ -19,6 +19,7 @@ COMMANDS = {
     "key": ("tenants", "key"),
     "model": ("models", "model"),
     "job": ("jobs", "job"),
+    "file": ("files", "file"),
     "store": ("store", "store"),
     "infer": ("infer", "infer"),
     "openapi": ("serve", "openapi"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from huggingface_hub import InferenceClient, constants
@@ -72,6 +73,28 @@ def test_pairs_have_the_form_of_pipelines(protocol_server: ProtocolServer, path:
     (wanted,) = protocol_server.native(PAIRS, [pair])["outputs"]
     found = client.text_classification(pair)  # type: ignore[arg-type]
     assert (found[0].label, found[0].score) == (wanted["label"], wanted["score"])
+
+
+@pytest.mark.parametrize("strategy", [None, "none", "simple", "first", "average", "max"])
+def test_token_classification(protocol_server: ProtocolServer, strategy: Any) -> None:
+    text = "The cell\u00e9  gene, a market \U0001f9ec gene."
+    (output,) = protocol_server.native(TAGS, [text], aggregation=strategy or "simple")["outputs"]
+    client = client_of(protocol_server, TAGS)
+    found = client.token_classification(text, aggregation_strategy=strategy)
+    assert [
+        {
+            "label": item.entity if strategy == "none" else item.entity_group,
+            "start": item.start,
+            "end": item.end,
+            "text": item.word,
+            "score": item.score,
+        }
+        for item in found
+    ] == output["entities"]
+    assert found, "the model finds something"
+    assert all(text[item.start : item.end] == item.word for item in found)
+    labels = {entity["label"] for entity in output["entities"]}
+    assert client.token_classification(text, aggregation_strategy=strategy, ignore_labels=list(labels)) == []
 
 
 def test_what_cannot_be_answered_says_why(protocol_server: ProtocolServer) -> None:
