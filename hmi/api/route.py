@@ -16,7 +16,7 @@ from hmi.api.caller import Caller
 from hmi.api.own_models import OwnModels
 from hmi.api.protocols.base import JSON, Dialect, RawBody, Where
 from hmi.api.protocols.native import NATIVE
-from hmi.api.schemas import DomainName, ModelName, Name, Query
+from hmi.api.schemas import DomainName, ModelName, Name, Query, VersionNumber
 from hmi.api.services import Services
 from hmi.core import ID_PATTERN, DomainId, ModelId, Scope, check_name
 from hmi.errors import NotFound
@@ -193,6 +193,7 @@ PARAMETERS: dict[str, Any] = {
     "tenant": Name,
     "domain": DomainName,
     "root": Name,
+    "version": VersionNumber,
 }
 """Types of path parameters. A parameter of any other name is an opaque id."""
 OPAQUE_PATTERN = f"^{ID_PATTERN}$"

@@ -15,6 +15,7 @@ from hmi.api.protocols.huggingface import HUGGINGFACE, from_hub_client
 from hmi.api.protocols.native import NATIVE
 from hmi.api.route import Call, Instead, Route
 from hmi.api.routes_models import CASCADES, MODELS
+from hmi.api.routes_oip import OIP_ROUTES
 from hmi.api.routes_openai import OPENAI_ROUTES
 from hmi.api.schemas import Health, JobAccepted, JobList, JobQuery, JobView, NoBody
 from hmi.api.schemas_domain import ChangeDomain, DomainList, DomainView, GrowDomain
@@ -291,6 +292,7 @@ ROUTES: tuple[Route, ...] = (
     *INFERENCE,
     *OPENAI_ROUTES,
     *tei.ROUTES,
+    *OIP_ROUTES,
     *OPERATION,
 )
 

@@ -8,6 +8,7 @@ from hmi.api.asks import AskResult
 from hmi.api.loop import OFF_LOOP_BYTES, OFF_LOOP_VALUES, off_loop
 from hmi.api.protocols.base import Dialect, Endpoint
 from hmi.api.route import Call, Handler, Reply, Route
+from hmi.telemetry.tracing import span
 
 ERRORS = ("not_found", "collected", "deadline_exceeded", "damaged")
 """The kinds of errors that inference adds to those of every route."""
@@ -51,7 +52,8 @@ def _handler(endpoint: Endpoint) -> Handler:
             large=call.size > OFF_LOOP_BYTES,
         )
         large = _values(results) > OFF_LOOP_VALUES
-        return Reply(await off_loop(large, endpoint.encode, results, call.body, where), large=large)
+        with span("encode"):
+            return Reply(await off_loop(large, endpoint.encode, results, call.body, where), large=large)
 
     return infer
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from hmi.api.asks import Ask, AskResult
-from hmi.core import ModelId, ModelVersion
+from hmi.core import ModelId, ModelRecord, ModelVersion
 
 JSON = "application/json"
 UNNAMED = "application/octet-stream"
@@ -25,6 +25,10 @@ class Models(Protocol):
 
     def default(self) -> ModelId:
         """The model of a call that names none. Raises InvalidInput if there is none."""
+        ...
+
+    def record(self, model: ModelId) -> ModelRecord:
+        """A model with its versions. Raises NotFound, also if the caller does not reach it."""
         ...
 
     def live(self, model: ModelId) -> ModelVersion:
