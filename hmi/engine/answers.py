@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hmi.engine.bundles import TaskPart
 from hmi.engine.item import Item
+from hmi.engine.knowing import known
 from hmi.engine.request import Provenance, TextResult, Versions
 from hmi.model.tasks import Answer, TaskKind
 from hmi.model.tasks.words import Tagging
@@ -29,6 +32,7 @@ def _answer(item: Item, task: TaskKind) -> Answer:
     answer = task.answer(
         merged, scores=request.scores, temperature=temperature if request.calibrated else None
     )
+    answer = replace(answer, known=known(item))
     if isinstance(task, Tagging) and item.split is not None:
         assert isinstance(request.text, str)
         return task.entities(answer, request.text, item.split)
