@@ -27,6 +27,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
 """The values of the settings that are one of a few words."""
 _MIN: dict[str, float] = {
     "port": 0,
+    "grpc_port": 0,
     "job_workers": 0,
     "pool_bytes": 0,
     "plot_max_bytes": 0,
@@ -41,7 +42,13 @@ _MIN: dict[str, float] = {
     "io_bytes_per_s": 0,
     "trace_sample": 0,
 }
-_MAX: dict[str, float] = {"port": 65535, "job_workers": 64, "streams": 1024, "trace_sample": 1}
+_MAX: dict[str, float] = {
+    "port": 65535,
+    "grpc_port": 65535,
+    "job_workers": 64,
+    "streams": 1024,
+    "trace_sample": 1,
+}
 
 
 @dataclass(frozen=True)
@@ -59,6 +66,9 @@ class Settings:
     administrator's key."""
     port: int = 8080
     """The port to listen on; 0 = any free port."""
+    grpc_port: int = 0
+    """The port for gRPC (Open Inference Protocol), on the same address; 0 = no gRPC. Needs the extra
+    `grpc`."""
     job_workers: int = 1
     """The number of jobs that run at once; 0 = start none, and leave them to another process."""
     streams: int = 1

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from hmi.bench.floods.server import free_port
 from hmi.core import ModelId, ModelVersion, TaskRules
 from hmi.manager import Manager
 from hmi.model.artefact import Artefact
@@ -29,6 +30,8 @@ class ProtocolServer:
     """A running server, and keys for it. It answers no request without a key."""
 
     url: str
+    grpc: str
+    """Host and port of gRPC."""
     key: str
     """acme's, with the scopes infer and manage."""
     infer_key: str
@@ -69,9 +72,10 @@ def protocol_server_on(home: Home, data: Path) -> Iterator[ProtocolServer]:
         ]
     finally:
         manager.close()
-    with serving(data) as (url, process):
+    port = free_port()
+    with serving(data, "--grpc-port", str(port)) as (url, process):
         ready(url)
-        yield ProtocolServer(url, *keys, admin, process.pid, data)
+        yield ProtocolServer(url, f"127.0.0.1:{port}", *keys, admin, process.pid, data)
 
 
 def _more_models(manager: Manager) -> None:
