@@ -146,23 +146,6 @@ class RootRecord(Record):
     LOW_AGREEMENT."""
 
 
-class FileRecord(Record):
-    """A file that a caller keeps on the server, such as rows for later jobs. Its content is in `files/`."""
-
-    file: str
-    """Its id. Ids sort by time."""
-    tenant: str | None
-    """The tenant that owns it; None for the administrator's."""
-    name: str
-    """The caller's name for it. It is shown, and never becomes part of a path."""
-    purpose: str
-    """What the caller keeps it for, in the words of the protocol that brought it."""
-    bytes: int
-    sha256: str
-    created: str
-    """RFC 3339 in UTC."""
-
-
 class TaskRules(Record):
     """Settings that shape a task's answers besides the weights.
 
@@ -206,6 +189,11 @@ class Objective(Record):
     agreement_under_load: float | None = Field(default=None, ge=MIN_AGREEMENT, le=MAX_AGREEMENT)
     """The fraction of answers that must equal the full model's while the server is loaded. None: the model's
     tokens are not adapted."""
+
+
+KNOWN_SHARE = 0.97
+"""The share of its own texts that a model knows, unless its tenant sets another."""
+MIN_KNOWN_SHARE, MAX_KNOWN_SHARE = 0.5, 0.999
 
 
 class Offer(Record):
@@ -305,6 +293,9 @@ class ModelVersion(Record):
     """The upper layers before which it has a ramp, ascending: 0 is right after retrieval."""
     temperature: float | None = None
     """Dividing the outputs by it calibrates the probabilities. None: it was not fitted."""
+    known: tuple[float, ...] = ()
+    """The similarities from which its threshold for texts that it does not know follows (hmi.model.known).
+    (): it has none, so it never says so."""
     tokens: tuple[TokenPoint, ...] = ()
     """The profile of token adaptation, one point for each gamma. (): not profiled, so the stage is off."""
     rest: Literal["fp16", "int8"] = "fp16"
@@ -325,6 +316,8 @@ class ModelRecord(Record):
     current: int
     versions: tuple[ModelVersion, ...]
     objective: Objective = Objective()
+    known_share: float | None = Field(default=KNOWN_SHARE, ge=MIN_KNOWN_SHARE, le=MAX_KNOWN_SHARE)
+    """The share of its own texts that it is to know. None: it never says that it does not know."""
     cascade: Cascade | None = None
 
     @property

@@ -8,8 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from hmi.core import FileRecord, JobRecord, Limits, ModelId, ModelRecord
+from hmi.core import JobRecord, Limits, ModelId, ModelRecord
 from hmi.errors import QuotaExceeded
+from hmi.stores.file_table import FileRecord
 from hmi.stores.job_table import live_jobs, target_of
 from hmi.stores.sealed import RegistryTxn
 from hmi.stores.table import FILE, FILE_OF, MODEL, Table

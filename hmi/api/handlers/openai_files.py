@@ -8,8 +8,7 @@ from aiohttp import web
 
 from hmi.api.protocols.openai.models import Deleted, FileForm, OpenAIFileList, OpenAIFileQuery, file_of
 from hmi.api.route import Call, Reply
-from hmi.core import FileRecord
-from hmi.stores.file_table import no_file
+from hmi.stores.file_table import FileRecord, no_file
 
 CHUNK_BYTES = 1 << 18
 """Bytes of a file's content that are read at a time."""
@@ -30,9 +29,11 @@ async def upload_file(call: Call) -> Reply:
 
 
 async def list_files(call: Call) -> Reply:
-    """List the files of the key's tenant. With an administrator's key: those of administrators."""
+    """List the files of the key's tenant. With an administrator's key: those of administrators, or of the
+    tenant that the query names."""
     query: OpenAIFileQuery = call.query
-    found = await asyncio.to_thread(call.services.manager.files.of, call.caller.tenant)
+    tenant = call.caller.only(query.tenant)
+    found = await asyncio.to_thread(call.services.manager.files.of, tenant)
     if query.order == "asc":
         found.reverse()
     wanted = [record for record in found if query.purpose in (None, record.purpose)]

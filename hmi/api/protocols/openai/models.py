@@ -7,8 +7,9 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field
 
 from hmi.api.protocols.openai.names import seconds
-from hmi.api.schemas import Answer, ModelName, Query, Request
-from hmi.core import FileRecord, ModelRecord
+from hmi.api.schemas import Answer, ModelName, Name, Query, Request
+from hmi.core import ModelRecord
+from hmi.stores.file_table import FileRecord
 
 PAGE = 1000
 """Most models, files or jobs of one page."""
@@ -68,6 +69,9 @@ class OpenAIFileQuery(Query):
     after: Id | None = None
     limit: int = Field(default=PAGE, ge=1, le=10_000)
     order: Literal["asc", "desc"] = "desc"
+    tenant: Name | None = Field(
+        default=None, description="An administrator's: whose files to list. Default: the administrators' own."
+    )
 
 
 class FileForm(Request):
