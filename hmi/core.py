@@ -207,6 +207,9 @@ class TaskRules(Record):
     """Embedding: how the root pools rows."""
     normalise: bool = True
     """Embedding: whether the root scales vectors to length 1."""
+    words: tuple[str, ...] = ()
+    """Tagging: how the training rows' words were split, as far as it differs from the defaults
+    (hmi.model.splitting)."""
     windows: bool = False
     """Whether a long text is read in overlapping windows (hmi.model.windows); otherwise it is cut."""
 
@@ -227,6 +230,11 @@ class Objective(Record):
     agreement_under_load: float | None = Field(default=None, ge=MIN_AGREEMENT, le=MAX_AGREEMENT)
     """The fraction of answers that must equal the full model's while the server is loaded. None: the model's
     tokens are not adapted."""
+
+
+KNOWN_SHARE = 0.97
+"""The share of its own texts that a model knows, unless its tenant sets another."""
+MIN_KNOWN_SHARE, MAX_KNOWN_SHARE = 0.5, 0.999
 
 
 class Offer(Record):
@@ -326,6 +334,9 @@ class ModelVersion(Record):
     """The upper layers before which it has a ramp, ascending: 0 is right after retrieval."""
     temperature: float | None = None
     """Dividing the outputs by it calibrates the probabilities. None: it was not fitted."""
+    known: tuple[float, ...] = ()
+    """The similarities from which its threshold for texts that it does not know follows (hmi.model.known).
+    (): it has none, so it never says so."""
     tokens: tuple[TokenPoint, ...] = ()
     """The profile of token adaptation, one point for each gamma. (): not profiled, so the stage is off."""
     rest: Literal["fp16", "int8"] = "fp16"
@@ -346,6 +357,8 @@ class ModelRecord(Record):
     current: int
     versions: tuple[ModelVersion, ...]
     objective: Objective = Objective()
+    known_share: float | None = Field(default=KNOWN_SHARE, ge=MIN_KNOWN_SHARE, le=MAX_KNOWN_SHARE)
+    """The share of its own texts that it is to know. None: it never says that it does not know."""
     cascade: Cascade | None = None
 
     @property

@@ -20,6 +20,7 @@ COMMANDS = {
     "key": ("tenants", "key"),
     "model": ("models", "model"),
     "job": ("jobs", "job"),
+    "file": ("files", "file"),
     "store": ("store", "store"),
     "infer": ("infer", "infer"),
     "config": ("config", "config"),

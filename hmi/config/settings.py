@@ -223,12 +223,21 @@ def checked(name: str, value: Any) -> Any:
     if choices and value not in choices:
         known = f"{', '.join(choices[:-1])} or {choices[-1]}"
         raise InvalidInput(f"{name} = {value!r} is unknown: use {known}", field=name)
-    own: Callable[[Any], Any] | None = {"stages": _stages}.get(name)
+    own: Callable[[Any], Any] | None = {"stages": _stages, "default_model": _model}.get(name)
     if own is not None:
         return own(value)
     if isinstance(DEFAULTS[name], int | float):
         _check_number(name, value)
     return value
+
+
+def _model(given: str) -> str:
+    """Return the setting `default_model`. Raises InvalidInput if it cannot be a model's name."""
+    if given and given.count(".") != 1:
+        raise InvalidInput(
+            f"default_model = {given!r} is no model's name: give tenant.model", field="default_model"
+        )
+    return given
 
 
 def _stages(given: str) -> str:

@@ -19,6 +19,8 @@ from hmi.engine.request import TextRequest
 from hmi.engine.sink import Sink
 from hmi.execution.batch import BatchKey
 from hmi.model.batching import Encoded
+from hmi.model.splitting import SplitText
+from hmi.model.tokenizer import Text
 from hmi.stages.planning.group import Group, Member, Price
 
 Kind = tuple[BatchKey, bool]
@@ -58,6 +60,8 @@ class Partial:
     """The planner's reason for the last batch that a window was in; None: it gave none."""
     confidence: float | None = None
     """Of the ramp that answered the text; None if none did."""
+    similarities: dict[int, float] = field(default_factory=dict)
+    """How similar each window is to the model's own texts, if the model has a threshold for this."""
     batches: set[Times] = field(default_factory=set)
     """The times of each batch that a window was in."""
 
@@ -71,6 +75,8 @@ class Item:
     windows: list[Encoded]
     """The tokenised text: one window, or several if it is long."""
     sink: Sink
+    split: SplitText | None = None
+    """The words of a text that the caller has not split, for a tagging model."""
     queued: float = field(default_factory=time.monotonic)
     cut: int = 0
     """The number of windows that are in batches already."""
@@ -83,6 +89,16 @@ class Item:
     """The last group that a text with a price was in."""
     member: Member | None = None
     """The member that stands for the text in its group. None once it does not wait any more."""
+
+    @property
+    def read(self) -> Text:
+        """The text as the model reads it: for a tagging model its words."""
+        return self.request.text if self.split is None else self.split.words
+
+    @property
+    def words(self) -> int:
+        """The number of words of a text to tag, otherwise 0."""
+        return len(self.read) if isinstance(self.read, list) else 0
 
     @property
     def key(self) -> BatchKey:

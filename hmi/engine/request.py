@@ -31,7 +31,7 @@ class TextRequest:
     calibrated: bool = False
     """True if probabilities are to be calibrated, by the version's temperature if it has one."""
     raw: bool = False
-    """True if the head's outputs are wanted, too (`TextResult.outputs`)."""
+    """True if the head's outputs are wanted, too (`Answer.outputs`)."""
     normalise: bool | None = None
     """Of an embedding: whether to scale it to length 1. None: by the root's convention."""
     provenance: bool = False
@@ -133,9 +133,6 @@ class TextResult(Answer):
     truncated: bool = False
     tokens: int = 0
     """The tokens that were read, special tokens included; over all windows of a long text."""
-    outputs: list[float] | None = None
-    """The head's outputs in the order of the model's labels, before any softmax or sigmoid. None unless the
-    request wants them, and for tagging and embedding."""
     provenance: Provenance | None = None
     timing: dict[str, float] = field(default_factory=dict)
     """queue_ms, retrieve_ms and compute_ms. The last two are sums over the batches that the text was in."""

@@ -99,8 +99,16 @@ def _more_models(manager: Manager) -> None:
     }
     for model, version, changed in (
         (MOOD, live(MOOD), {}),
-        (TAGS, live("globex.tags"), {}),
+        (TAGS, live("globex.tags"), _finding(manager, live("globex.tags"))),
         (EMBED, live(MOOD), embedding),
     ):
         update = {"version": 0, "job": f"published-{model.partition('.')[2]}", **changed}
         manager.registry.publish_model(ModelId.parse(model), version.model_copy(update=update))
+
+
+def _finding(manager: Manager, version: ModelVersion) -> dict[str, Any]:
+    """The artefact of a tagging version whose head favours an entity's tag: the tiny one would find none."""
+    tensors = manager.adapters.get(version.artefact)
+    tensors["head.out.bias"][version.labels.index("B-bio")] += 8
+    artefact, size = manager.adapters.put(tensors, {"task": "tagging"})
+    return {"artefact": artefact, "bytes": size}
