@@ -65,7 +65,9 @@ async def test_tls_and_stop(home: Home, tmp_path: Path) -> None:
             stream = channel.stream_stream(f"{SERVICE}/ModelStreamInfer")()
             await stream.write(request(1))
             assert await stream.read()
-            calls = [infer(request(64)) for _ in range(12)]
+            # A unary call would show its initial metadata at its end only.
+            sending = channel.stream_unary(f"{SERVICE}/ModelInfer")
+            calls = [sending(iter([request(128)])) for _ in range(12)]
             for call in calls:
                 await call.initial_metadata()  # the server has accepted it
             process.send_signal(signal.SIGTERM)
