@@ -32,7 +32,7 @@ from hmi.stores.layout import refuse_lost_registry
 from hmi.stores.registry_database import FIRST_MAP, RegistryDatabase
 from hmi.stores.sealed import RegistryTxn
 from hmi.stores.table import GONE, JOB, JOBS_INDEXED, MODEL, ROOT, TENANT, Table
-from hmi.tenancy import NO_LIMITS
+from hmi.tenancy import NO_LIMITS, FileRecord
 
 DAY_S = 86_400.0
 KEPT_JOBS = 1000
@@ -372,7 +372,7 @@ class Registry:
 
     # Files
 
-    def add_file(self, record: file_table.FileRecord, limits: file_table.FileLimits | None) -> None:
+    def add_file(self, record: FileRecord, limits: file_table.FileLimits | None) -> None:
         """Store a file's record. Raises NotFound (no such tenant), QuotaExceeded (beyond `limits`, or what
         the tenant may store)."""
 
@@ -382,15 +382,15 @@ class Registry:
 
         self._database.write(body)
 
-    def file(self, file: str) -> file_table.FileRecord | None:
+    def file(self, file: str) -> FileRecord | None:
         """The file's record; None if there is none."""
         return self._database.read(lambda t: file_table.find_file(self._table, t, file))
 
-    def files(self, tenant: str | None) -> list[file_table.FileRecord]:
+    def files(self, tenant: str | None) -> list[FileRecord]:
         """The files of a tenant, or with None the administrator's, oldest first."""
         return self._database.read(lambda t: file_table.files_of(self._table, t, tenant))
 
-    def delete_file(self, file: str) -> file_table.FileRecord:
+    def delete_file(self, file: str) -> FileRecord:
         """Raises NotFound."""
         return self._database.write(lambda t: file_table.drop_file(self._table, t, file))
 

@@ -10,10 +10,10 @@ from typing import Any
 
 from hmi.core import JobRecord, Limits, ModelId, ModelRecord
 from hmi.errors import QuotaExceeded
-from hmi.stores.file_table import FileRecord
 from hmi.stores.job_table import live_jobs, target_of
 from hmi.stores.sealed import RegistryTxn
 from hmi.stores.table import FILE, FILE_OF, MODEL, Table
+from hmi.tenancy import FileRecord
 
 NEW = ("create", "import")
 """The modes of a fine-tuning job that make a new model."""
