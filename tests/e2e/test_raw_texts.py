@@ -9,22 +9,32 @@ from typing import Any
 
 import pytest
 
-from hmi.core import ModelId
+from hmi.core import JobRecord, ModelId
 from hmi.engine import Engine, TextRequest, TextResult
 from hmi.model.answer import AGGREGATIONS
 from hmi.model.shares import threshold_of
-from tests.e2e.conftest import Home
+from tests.e2e.conftest import Home, tag_rows
 from tests.tiny import random_texts
 
-TAGS, MOOD, HALF = (ModelId.parse(n) for n in ("globex.tags", "acme.mood", "globex.mood"))
+TAGS, MOOD, HALF = (ModelId.parse(n) for n in ("raw.tags", "acme.mood", "globex.mood"))
+LEARN = {"epochs": 8, "lr": 0.02, "max_length": 16, "module": {"kind": "lora", "rank": 4}, "ramps": False}
 ODD = (
     "a\u0301\u200d\u0301 \U0001f468\u200d\U0001f469 gene\u2028cell \u6771\u4eac \ufeff \x07 "
     "'gene' cell-gene\r\n\tcell."
 )
 
 
+@pytest.fixture(scope="module")
+def tagger(home: Home) -> JobRecord:
+    """A tagging model that has learnt its rows, and reads windows of 16 tokens."""
+    home.manager.create_tenant("raw")
+    rows = tag_rows(3, 150)
+    job = home.manager.create_model(str(TAGS), domain="tiny/full", task="tagging", data=rows, options=LEARN)
+    return home.run(job)
+
+
 @pytest.fixture
-async def engine(home: Home) -> AsyncIterator[Engine]:
+async def engine(home: Home, tagger: JobRecord) -> AsyncIterator[Engine]:
     engine = home.engine()
     await engine.start()
     yield engine
@@ -65,7 +75,7 @@ async def test_places_are_those_of_the_callers_characters(engine: Engine) -> Non
 
 
 async def test_an_entity_far_beyond_the_first_window_is_found(home: Home, engine: Engine) -> None:
-    plain = [w for w in " ".join(home.covered).split() if w not in ("cell", "gene")][:400]
+    plain = [w for w in " ".join(home.covered).split() if w not in ("cell", "gene")][:50]
     text = " ".join([*plain, "gene"])
     result = await one(engine, text)
     assert not result.truncated
@@ -95,17 +105,14 @@ async def test_own_texts_are_known_and_others_are_not(home: Home, engine: Engine
     assert all(answer.label and answer.score for answer in answers), "label and score stay"
 
 
-async def test_no_way_through_the_engine_changes_what_is_known(home: Home) -> None:
+async def test_no_way_through_the_engine_changes_what_is_known(home: Home, engine: Engine) -> None:
     """Alone, together with other models' texts, insisting on the full model, and computed exactly."""
-    engine = home.engine()
-    await engine.start()
     texts = [*home.covered[:8], "zzzz zzzz", "?! ?! ?!"]
     alone = [(await one(engine, text, MOOD)).known for text in texts]
     mixed = [TextRequest(model, text) for text in texts for model in (HALF, MOOD, TAGS)]
     together = [r.known for r in await engine.infer(mixed) if r.model == MOOD]
     full = [(await one(engine, text, MOOD, early=False)).known for text in texts]
     exact = [(await one(engine, text, MOOD, exact=True)).known for text in texts]
-    await engine.stop()
     assert alone == together == full
     assert None not in exact
 
