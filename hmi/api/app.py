@@ -14,8 +14,9 @@ from aiohttp import web
 from hmi.api.auth import Auth, is_loopback
 from hmi.api.bodies import Bodies
 from hmi.api.connection import handler_settings, most_connections
-from hmi.api.dispatch import add_request_id, answer_errors, handler_of, no_answer_yet
+from hmi.api.dispatch import DIALECTS, add_request_id, answer_errors, handler_of, no_answer_yet
 from hmi.api.inference import Inference, InferenceEngine
+from hmi.api.observed import job_spans
 from hmi.api.routes import ROUTES, contract
 from hmi.api.scrape import Scrape
 from hmi.api.services import SERVICES, Services, Unfinished
@@ -25,6 +26,7 @@ from hmi.config import Settings
 from hmi.core import JobState
 from hmi.manager import Manager
 from hmi.metrics import Metrics
+from hmi.telemetry.tracing import tracer_of
 
 if TYPE_CHECKING:
     from hmi.engine.bundles import Bundles
@@ -83,6 +85,9 @@ def build_services(
     metrics.watch_jobs(manager.registry.count_jobs, get_args(JobState))
     engine = engine_of(manager, metrics)
     manager.on_deleted = engine.forget
+    tracer = tracer_of(settings)
+    if tracer is not None:
+        manager.runner.on_ended = job_spans(tracer)
     return Services(
         settings=settings,
         manager=manager,
@@ -94,6 +99,7 @@ def build_services(
         bodies=Bodies(settings.body_bytes),
         places=Shares(most_connections(settings), "requests"),
         scrape=Scrape(metrics),
+        tracer=tracer,
     )
 
 
@@ -102,6 +108,7 @@ def application(services: Services, *, begun: bool = True) -> web.Application:
     the caller has called `begin`, it answers health calls only."""
     app = web.Application(middlewares=[answer_errors], handler_args=handler_settings(services.settings))
     app[SERVICES] = services
+    app[DIALECTS] = tuple({id(route.dialect): route.dialect for route in ROUTES}.values())
     for route in ROUTES:
         app.router.add_route(route.method, route.path, handler_of(route), expect_handler=no_answer_yet)
     app.on_response_prepare.append(add_request_id)
@@ -175,3 +182,5 @@ async def _end(app: web.Application) -> None:
     services.bodies.close()
     services.uploads.close()
     await asyncio.to_thread(services.manager.close)
+    if services.tracer is not None:
+        await asyncio.to_thread(services.tracer.close)

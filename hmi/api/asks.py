@@ -47,6 +47,10 @@ class Ask:
     """Compute the lower layers in full, without the PLOT."""
     scores: bool = False
     """Return the probability of every label."""
+    raw: bool = False
+    """Return the head's outputs, too (`Answer.outputs`)."""
+    normalise: bool | None = None
+    """Of an embedding: scale it to length 1, or do not. None: as the root's authors do."""
     provenance: bool = False
     """Return the answer's provenance."""
     calibrated: bool = False

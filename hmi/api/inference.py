@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Protocol
 
@@ -12,11 +12,13 @@ from hmi.api.asks import Ask, AskResult, Input, text_id
 from hmi.api.caller import Caller
 from hmi.api.errors import over
 from hmi.api.loop import off_loop
+from hmi.api.tally import Tally
 from hmi.config import Settings
 from hmi.core import Deleted, ModelId
 from hmi.engine import TextRequest, TextResult
 from hmi.engine.request import Provenance
 from hmi.errors import InvalidInput
+from hmi.telemetry.tracing import span
 
 if TYPE_CHECKING:
     from hmi.model.tokenizer import Text
@@ -80,6 +82,8 @@ class Inference:
 
     engine: InferenceEngine
     settings: Settings
+    tally: Tally = field(default_factory=Tally)
+    """Counts what each model answered."""
 
     async def answer(
         self,
@@ -105,9 +109,13 @@ class Inference:
         if sum(len(ask.inputs) for ask in asks) > self.settings.max_inputs:
             raise over(field, self.settings.max_inputs, "inputs", "send several requests")
         requests = await off_loop(large, self._requests, asks, arrived, id)
-        results = iter(await self.engine.infer(requests))
+        with span("engine"):
+            results = iter(await self.engine.infer(requests))
         total_ms = round((time.monotonic() - arrived) * 1000, 3)
-        return [_result(ask, list(islice(results, len(ask.inputs))), total_ms, id) for ask in asks]
+        made = [_result(ask, list(islice(results, len(ask.inputs))), total_ms, id) for ask in asks]
+        for result in made:
+            self.tally.add(result)
+        return made
 
     def _requests(self, asks: Sequence[Ask], arrived: float, id: str) -> list[TextRequest]:
         return [
@@ -124,6 +132,8 @@ class Inference:
                 text=_checked(given, self.settings.max_text_bytes),
                 exact=ask.exact,
                 scores=ask.scores,
+                raw=ask.raw,
+                normalise=ask.normalise,
                 provenance=ask.provenance,
                 deadline=deadline,
                 utility=ask.utility,
@@ -147,11 +157,11 @@ def _checked(given: Input, limit: int) -> Text:
     if isinstance(text, list):
         _check_words(text, given.parts[0], limit)
         return text
-    for part, field in zip((text,) if isinstance(text, str) else text, given.parts, strict=True):
+    for part, name in zip((text,) if isinstance(text, str) else text, given.parts, strict=True):
         if len(part.encode()) > limit:
-            raise over(field, limit, "bytes", "send a shorter text")
+            raise over(name, limit, "bytes", "send a shorter text")
         if not part.strip():
-            raise _blank(field)
+            raise _blank(name)
     return text
 
 

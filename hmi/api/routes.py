@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import replace
 from functools import cache
 
 from aiohttp import web
 
-from hmi.api.handlers import domains, health, infer, jobs, roots, stats, tenants
+from hmi.api.handlers import domains, health, infer, jobs, roots, stats, tei, tenants
 from hmi.api.openapi import document
+from hmi.api.protocols.huggingface import HUGGINGFACE, from_hub_client
 from hmi.api.protocols.native import NATIVE
-from hmi.api.route import Call, Route
+from hmi.api.route import Call, Instead, Route
 from hmi.api.routes_models import CASCADES, MODELS
+from hmi.api.routes_oip import OIP_ROUTES
+from hmi.api.routes_openai import OPENAI_ROUTES
 from hmi.api.schemas import Health, JobAccepted, JobList, JobQuery, JobView, NoBody
 from hmi.api.schemas_domain import ChangeDomain, DomainList, DomainView, GrowDomain
 from hmi.api.schemas_manage import (
@@ -269,6 +273,15 @@ OPERATION = (
     Route("GET", "/openapi.json", openapi, "This document.", while_draining=True, etag=True),
 )
 
+(HUB,) = infer.routes_of(HUGGINGFACE)
+INFERENCE = (
+    *(
+        replace(route, instead=Instead(from_hub_client, HUB)) if route.path == "/infer/{model}" else route
+        for route in infer.routes_of(NATIVE)
+    ),
+    HUB,
+)
+
 ROUTES: tuple[Route, ...] = (
     *ROOTS,
     *DOMAINS,
@@ -276,7 +289,10 @@ ROUTES: tuple[Route, ...] = (
     *MODELS,
     *CASCADES,
     *JOBS,
-    *infer.routes_of(NATIVE),
+    *INFERENCE,
+    *OPENAI_ROUTES,
+    *tei.ROUTES,
+    *OIP_ROUTES,
     *OPERATION,
 )
 

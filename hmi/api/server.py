@@ -11,6 +11,7 @@ import sys
 import threading
 import warnings
 from contextlib import ExitStack
+from typing import TYPE_CHECKING
 
 from aiohttp import BadContentDispositionHeader, BadContentDispositionParam, web
 
@@ -21,10 +22,15 @@ from hmi.api.door import Door
 from hmi.api.garbage import short_collections
 from hmi.api.server_lock import announced, owning
 from hmi.api.services import Services
+from hmi.api.tls import Certificates, certificates_of
 from hmi.config import Settings
 from hmi.errors import Conflict, InvalidInput
 from hmi.execution.compiling import compile_all
 from hmi.manager.maintenance import probe_plots
+from hmi.telemetry import logs
+
+if TYPE_CHECKING:
+    from hmi.api.rpc.server import RpcServer
 
 log = logging.getLogger("hmi.api")
 SWITCH_S = 0.0005
@@ -43,23 +49,28 @@ def serve(settings: Settings) -> None:
     for quoting in (BadContentDispositionHeader, BadContentDispositionParam):
         warnings.simplefilter("ignore", quoting)
     sys.setswitchinterval(SWITCH_S)
+    logs.configure(settings.log_format, settings.log_level)
+    certificates = certificates_of(settings)
     with ExitStack() as stack:
         stack.enter_context(owning(settings.data))
         listener = stack.enter_context(_listen(settings.host, settings.port))
         probe_plots(settings.data)
         services = build_services(settings)
         check_binding(settings.host, services.manager.registry)
-        url = url_of(settings.host, listener.getsockname()[1])
+        url = url_of(settings.host, listener.getsockname()[1], tls=certificates is not None)
         stack.enter_context(announced(settings.data, url))
-        asyncio.run(_serve(services, listener, url))
+        asyncio.run(_serve(services, listener, url, certificates))
 
 
-def url_of(host: str, port: int) -> str:
+def url_of(host: str, port: int, *, tls: bool = False) -> str:
     """The server's URL; `host` may be an IPv6 address."""
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    scheme = "https" if tls else "http"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
-async def _serve(services: Services, listener: socket.socket, url: str) -> None:
+async def _serve(
+    services: Services, listener: socket.socket, url: str, certificates: Certificates | None
+) -> None:
     stop, stopping = asyncio.Event(), threading.Event()
     loop = asyncio.get_running_loop()
 
@@ -69,6 +80,8 @@ async def _serve(services: Services, listener: socket.socket, url: str) -> None:
 
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, end)
+    rpc = _rpc_server(services)
+    watching = _watch(certificates, loop)
     # handler_cancellation: when a client disconnects, its request is cancelled. dispatch
     # shields what must be finished.
     app = application(services, begun=False)
@@ -76,10 +89,12 @@ async def _serve(services: Services, listener: socket.socket, url: str) -> None:
     services.phase = "compiling"
     await runner.setup()
     assert runner.server is not None
-    door = Door(listener, runner.server, services.settings)
+    door = Door(listener, runner.server, services.settings, certificates)
     try:
         async with short_collections(lambda: not services.in_flight.count):
             door.open()  # health calls are answered from here on
+            if rpc is not None:
+                await rpc.start()
             await asyncio.to_thread(compile_all, stopping)
             if not stopping.is_set():
                 await begin(services)
@@ -87,17 +102,47 @@ async def _serve(services: Services, listener: socket.socket, url: str) -> None:
             await stop.wait()
             log.info("stopping: new requests get 503, accepted ones are answered")
             until = loop.time() + DRAIN_S
+            if rpc is not None:
+                rpc.gate.stop()
             await drain(services)
-            await leaving.leave(runner.server, listener, door.stop, until)
+            closing = [leaving.leave(runner.server, listener, door.stop, until)]
+            await asyncio.gather(*closing, *([] if rpc is None else [rpc.stop()]))
             log.info("stopped: %d requests got 503 meanwhile", services.refused)
     finally:
+        if watching is not None:
+            watching.cancel()
         await door.stop()
         await runner.cleanup()
 
 
+def _watch(certificates: Certificates | None, loop: asyncio.AbstractEventLoop) -> asyncio.Task[None] | None:
+    """Reload the certificate on SIGHUP and when its files change. Without one, SIGHUP keeps its meaning."""
+    if certificates is None:
+        return None
+    loop.add_signal_handler(signal.SIGHUP, certificates.reload)
+    return loop.create_task(certificates.watch())
+
+
+def _rpc_server(services: Services) -> RpcServer | None:
+    """The server of gRPC; None if it is off. Raises InvalidInput without the extra, and Conflict if the port
+    is in use."""
+    if not services.settings.grpc_port:
+        return None
+    try:
+        from hmi.api.rpc.server import RpcServer
+    except ImportError as error:
+        raise InvalidInput(
+            "grpc_port needs the extra grpc: pip install 'hmi-server[grpc]', or set it to 0",
+            field="grpc_port",
+        ) from error
+    return RpcServer(services)
+
+
 def greeting(services: Services, url: str) -> str:
     """The line of the log that tells the operator where the server listens, and whether it needs keys."""
-    where = f"serving {services.settings.data} on {url} (Ctrl-C or SIGTERM stops it)"
+    port = services.settings.grpc_port
+    where = f"serving {services.settings.data} on {url}{f' and gRPC on port {port}' if port else ''}"
+    where += " (Ctrl-C or SIGTERM stops it)"
     if services.auth.open():
         return (
             f"{where}, WITHOUT an administrator's key: loopback only, and every program on this machine "

@@ -25,6 +25,7 @@ from hmi.engine.in_flight import InFlight
 from hmi.errors import Unavailable
 from hmi.manager import Manager
 from hmi.metrics import Metrics
+from hmi.telemetry.tracing import Tracer
 
 log = logging.getLogger("hmi.api")
 Phase = Literal["compiling", "starting", "serving", "draining"]
@@ -77,6 +78,8 @@ class Services:
     refused: int = 0
     """Number of requests that arrived after the signal to stop."""
     limited_log: LimitedLog = field(default_factory=lambda: LimitedLog(log))
+    tracer: Tracer | None = None
+    """Sends the spans of requests; None: nothing is traced."""
     working: set[asyncio.Task[web.StreamResponse]] = field(default_factory=set)
     """Tasks of requests that are finished even if their client disconnects. The set keeps them alive."""
     same_key: dict[str, KeyLock] = field(default_factory=dict)
@@ -89,6 +92,20 @@ class Services:
             raise Stopping("the server is stopping: try again in a few seconds")
         if self.phase != "serving":
             raise self.not_yet()
+
+    def check_ready(self) -> None:
+        """Raise Unavailable while the server compiles, starts or drains, and while a part of the engine is
+        down."""
+        if self.phase in ("compiling", "starting"):
+            raise self.not_yet()
+        if self.phase == "serving" and self.engine.ready():
+            return
+        kind = Stopping if self.phase == "draining" else Unavailable
+        trouble = self.engine.trouble()
+        why = (
+            "" if trouble is None else f", but a part of the engine failed and is being restarted ({trouble})"
+        )
+        raise kind(f"the server is {self.phase}{why}: try again in a few seconds", phase=self.phase)
 
     def not_yet(self) -> Unavailable:
         """The answer to a request before the server serves."""

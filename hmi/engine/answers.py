@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hmi.engine.bundles import TaskPart
 from hmi.engine.item import Item
 from hmi.engine.knowing import known
@@ -13,15 +15,24 @@ from hmi.model.tasks.words import Tagging
 
 def answer_of(item: Item, part: TaskPart) -> TextResult:
     """Return the answer of a text whose windows have all run, without its timing."""
-    task = item.bundle.task.with_transitions(part.transitions)
+    task = _task(item, part)
     answer = _of_raw(item, task, item.split) if isinstance(task, Tagging) and item.split else _of(item, task)
     return TextResult(
         **{**vars(answer), "known": known(item)},
         model=item.request.model,
         version=item.bundle.version.version,
         truncated=any(window.truncated for window in item.windows),
+        tokens=item.tokens,
         provenance=_provenance(item) if item.request.provenance else None,
     )
+
+
+def _task(item: Item, part: TaskPart) -> TaskKind:
+    """The task that answers: the model's, unless the request wants embeddings of another length."""
+    task, wanted = item.bundle.task, item.request.normalise
+    if wanted is not None and wanted != task.rules.normalise:
+        task = replace(task, rules=task.rules.model_copy(update={"normalise": wanted}))
+    return task.with_transitions(part.transitions)
 
 
 def _of(item: Item, task: TaskKind, *, plain: bool = False) -> Answer:
@@ -30,7 +41,9 @@ def _of(item: Item, task: TaskKind, *, plain: bool = False) -> Answer:
     outputs = [item.partial.outputs[i] for i in range(len(item.windows))]
     merged = task.merge(outputs, item.windows, item.words)
     temperature = version.temperature if request.calibrated and not plain else None
-    return task.answer(merged, scores=request.scores, temperature=temperature)
+    answer = task.answer(merged, scores=request.scores, temperature=temperature)
+    wanted = request.raw and task.name not in ("tagging", "embedding")
+    return replace(answer, outputs=merged.tolist()) if wanted else answer
 
 
 def _of_raw(item: Item, task: Tagging, split: SplitText) -> Answer:

@@ -35,6 +35,7 @@ from hmi.engine.request import TextRequest, TextResult
 from hmi.engine.running import Held, Ran, Runner
 from hmi.engine.sink import CallSink
 from hmi.engine.supervisor import Broken, Supervisor
+from hmi.engine.tracing import traced
 from hmi.engine.waiting import WaitingTexts
 from hmi.engine.warming import compile_answers
 from hmi.errors import DeadlineExceeded, Unavailable
@@ -121,8 +122,7 @@ class Engine:
         self._runner, self._compute = Runner(chosen.stages, misses), Compute(settings.streams)
         self._lines, self._hosts, self._loops = Lines(), Hosts(settings.streams), Supervisor()
         self._express: set[asyncio.Task[None]] = set()
-        self._calls = InFlight()
-        self._accepting = False
+        self._calls, self._accepting = InFlight(), False
         self._ended: Unavailable | None = None
         """The error for calls that a stop without drain leaves unanswered."""
 
@@ -230,7 +230,7 @@ class Engine:
             self._waiting.add(items)
             try:
                 self._start_express()
-                return await answers.all()
+                return traced(items, await answers.all())
             finally:
                 self._waiting.remove(items)
                 answers.drop()

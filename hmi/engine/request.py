@@ -30,6 +30,10 @@ class TextRequest:
     scores: bool = False
     calibrated: bool = False
     """True if probabilities are to be calibrated, by the version's temperature if it has one."""
+    raw: bool = False
+    """True if the head's outputs are wanted, too (`Answer.outputs`)."""
+    normalise: bool | None = None
+    """Of an embedding: whether to scale it to length 1. None: by the root's convention."""
     provenance: bool = False
     aggregation: Aggregation = "simple"
     """How the tags of a text that is not split into words become entities."""
@@ -127,6 +131,8 @@ class TextResult(Answer):
     model: ModelId
     version: int
     truncated: bool = False
+    tokens: int = 0
+    """The tokens that were read, special tokens included; over all windows of a long text."""
     provenance: Provenance | None = None
     timing: dict[str, float] = field(default_factory=dict)
     """queue_ms, retrieve_ms and compute_ms. The last two are sums over the batches that the text was in."""

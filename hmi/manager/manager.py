@@ -74,6 +74,7 @@ class Manager:
         self.tokens = TokenProfiles(self._parts)
         self._exchange = Exchange(self._parts, self._domains)
         self._tenants = Tenants(self._parts)
+        self.files = self._tenants.files
         self._roots = Roots(self._parts, self._domains)
         self.profiles, self.root_shards = self._roots.profiles, self._roots.shards
         self._consistency = Consistency(self._parts, self._roots)
@@ -233,16 +234,19 @@ class Manager:
         unlabelled: Path | bytes | None = None,
         options: Mapping[str, Any] | None = None,
         job_limit: int | None = None,
+        asked: Mapping[str, Any] | None = None,
     ) -> JobRecord:
         """Train a new model.
 
         data: rows, which every task but embedding needs. unlabelled: texts for a teacher to label
         (see `hmi.training.teacher`). job_limit: how many queued and running jobs the tenant may have.
+        asked: the call in its protocol's words (`FineTuneSpec.asked`).
 
         Raises InvalidInput, NotFound (tenant, domain), Conflict (exists, or a job is at work on
         it), QuotaExceeded, StorageFull.
         """
-        return self._models.create(model, domain, task, _given(data, dev, unlabelled), options, job_limit)
+        files = _given(data=data, dev=dev, unlabelled=unlabelled)
+        return self._models.create(model, domain, task, files, options, job_limit, asked)
 
     def update_model(
         self,
@@ -254,13 +258,13 @@ class Manager:
         options: Mapping[str, Any] | None = None,
         job_limit: int | None = None,
         publish: str = "if-better",
+        asked: Mapping[str, Any] | None = None,
     ) -> JobRecord:
         """Train a model further, with the arguments of `create_model`. publish: when the new
-        version becomes the one that answers (`hmi.jobs.options.Publish`).
-
-        Raises InvalidInput, NotFound, Conflict (a job is at work on it), QuotaExceeded, StorageFull.
+        version becomes the one that answers (`hmi.jobs.options.Publish`). Raises as `create_model`.
         """
-        return self._models.update(model, _given(data, dev, unlabelled), options, job_limit, publish)
+        files = _given(data=data, dev=dev, unlabelled=unlabelled)
+        return self._models.update(model, files, options, job_limit, publish, asked)
 
     def train_ramps(
         self,
@@ -276,7 +280,7 @@ class Manager:
         data, unlabelled: texts to train them on, at least one of the two; answers in them are ignored. Raises
         InvalidInput (no texts, an embedding), and as `update_model`.
         """
-        return self._models.ramps(model, _given(data, None, unlabelled), skip_bad_rows, job_limit)
+        return self._models.ramps(model, _given(data=data, unlabelled=unlabelled), skip_bad_rows, job_limit)
 
     def import_module(
         self,
@@ -391,8 +395,5 @@ class Manager:
         self.maintenance.housekeeping()
 
 
-def _given(
-    data: Path | bytes | None, dev: Path | bytes | None, unlabelled: Path | bytes | None
-) -> dict[str, Path | bytes]:
-    files = {"data": data, "dev": dev, "unlabelled": unlabelled}
+def _given(**files: Path | bytes | None) -> dict[str, Path | bytes]:
     return {name: file for name, file in files.items() if file is not None}

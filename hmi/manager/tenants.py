@@ -9,6 +9,7 @@ from typing import get_args
 
 from hmi.core import MAX_WEIGHT, MIN_WEIGHT, KeyRecord, Scope, TenantRecord, check_name, now
 from hmi.errors import InvalidInput
+from hmi.manager.files import Files
 from hmi.manager.parts import Parts
 
 TENANT_SCOPES: tuple[Scope, ...] = ("infer", "manage")
@@ -19,6 +20,7 @@ class Tenants:
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
+        self.files = Files(parts)
 
     def create(self, name: str, weight: float = 1.0) -> tuple[TenantRecord, str]:
         record = TenantRecord(tenant=check_name(name, "tenant"), created=now(), weight=_checked(weight))
@@ -48,15 +50,17 @@ class Tenants:
         return key, plain
 
     def delete(self, name: str) -> dict[str, int]:
-        """Remove a tenant with its models, keys and jobs. Returns their numbers, and that of the
+        """Remove a tenant with its models, keys, jobs and files. Returns their numbers, and that of the
         artefacts to be freed."""
         self._parts.registry.tenant(name)
         self._parts.spare_artefacts(self._parts.registry.models(name))
-        models, keys, jobs = self._parts.registry.delete_tenant(name)
+        models, keys, jobs, files = self._parts.registry.delete_tenant(name)
+        self.files.forget(files)
         self._parts.deleted_models(models)
         self._parts.runner.forget(jobs)
         artefacts = self._parts.freed_artefacts(models)
-        return {"models": len(models), "keys": len(keys), "jobs": len(jobs), "artefacts": artefacts}
+        counts = {"models": len(models), "keys": len(keys), "jobs": len(jobs), "files": len(files)}
+        return {**counts, "artefacts": artefacts}
 
 
 def _checked(weight: float) -> float:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from hmi.core import (
+    FileRecord,
     JobKind,
     JobRecord,
     JobState,
@@ -24,7 +25,7 @@ from hmi.core import (
     check_name,
 )
 from hmi.errors import Conflict, NotFound
-from hmi.stores import job_table, key_table, model_table, once_table
+from hmi.stores import file_table, job_table, key_table, model_table, once_table
 from hmi.stores.layout import refuse_lost_registry
 from hmi.stores.registry_database import FIRST_MAP, RegistryDatabase
 from hmi.stores.sealed import RegistryTxn
@@ -128,13 +129,13 @@ class Registry:
 
         return self._database.write(body)
 
-    def delete_tenant(self, name: str) -> tuple[list[ModelRecord], list[str], list[str]]:
-        """Remove a tenant with its models, keys and jobs. Raises NotFound.
+    def delete_tenant(self, name: str) -> tuple[list[ModelRecord], list[str], list[str], list[str]]:
+        """Remove a tenant with its models, keys, jobs and files. Raises NotFound.
 
-        Returns (models, key ids, job ids).
+        Returns (models, key ids, job ids, file ids).
         """
 
-        def body(txn: RegistryTxn) -> tuple[list[ModelRecord], list[str], list[str]]:
+        def body(txn: RegistryTxn) -> tuple[list[ModelRecord], list[str], list[str], list[str]]:
             model_table.get_tenant(self._table, txn, name)
             models = self._table.all(txn, MODEL, ModelRecord, below=f"{name}.")
             for model in models:
@@ -143,8 +144,9 @@ class Registry:
             for key_id in keys:
                 key_table.revoke_key(self._table, txn, key_id)
             jobs = job_table.drop_jobs_of(self._table, txn, name)
+            files = file_table.drop_files_of(txn, name)
             txn.delete(TENANT + name)
-            return models, keys, jobs
+            return models, keys, jobs, files
 
         return self._database.write(body)
 
@@ -304,6 +306,24 @@ class Registry:
     def _index_jobs(self) -> None:
         if self._database.read(lambda t: t.get(JOBS_INDEXED)) is None:
             self._database.write(lambda t: job_table.index_jobs(self._table, t))
+
+    # Files
+
+    def add_file(self, record: FileRecord, limits: file_table.FileLimits | None) -> None:
+        """Store a file's record. Raises NotFound (no such tenant), QuotaExceeded (beyond `limits`)."""
+        self._database.write(lambda t: file_table.add_file(self._table, t, record, limits))
+
+    def file(self, file: str) -> FileRecord | None:
+        """The file's record; None if there is none."""
+        return self._database.read(lambda t: file_table.find_file(self._table, t, file))
+
+    def files(self, tenant: str | None) -> list[FileRecord]:
+        """The files of a tenant, or with None the administrator's, oldest first."""
+        return self._database.read(lambda t: file_table.files_of(self._table, t, tenant))
+
+    def delete_file(self, file: str) -> FileRecord:
+        """Raises NotFound."""
+        return self._database.write(lambda t: file_table.drop_file(self._table, t, file))
 
     def forget_gone(self, job: str) -> None:
         """Delete the mark of a deleted tenant's job, after the job's process has ended."""

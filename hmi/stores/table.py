@@ -25,6 +25,8 @@ GONE = "gone/"  # + job whose tenant was deleted while it ran
 KEY = "key/"  # + sha256
 KEY_OF = "keyof/"  # + tenant (or nothing) / key_id -> sha256
 KEY_ID = "keyid/"  # + key_id -> tenant (or nothing)
+FILE = "file/"
+FILE_OF = "fileof/"  # + tenant (or nothing) / file
 ONCE = "once/"
 ONCE_UNTIL = "onceuntil/"  # + expiry / the rest of the ONCE key
 

@@ -17,8 +17,9 @@ import click
 import pytest
 
 from hmi.cli import cli, main
-from hmi.cli.settings import markdown, settings
+from hmi.cli.settings import markdown
 from hmi.config import Settings
+from hmi.config.described import settings
 from hmi.manager import Manager
 from tests.hmi.api_world import hmi
 from tests.hmi.manager_lab import add_root
@@ -35,6 +36,10 @@ COMMANDS = {
     "bench store": "",
     "bench tenants": "--sets . --corpora . --out OUT",
     "check": "ROWS",
+    "config check": "",
+    "config init": "OUT",
+    "config show": "",
+    "doctor": "",
     "domain create": "tiny/a FILE",
     "domain delete": "tiny/a --yes",
     "domain grow": "tiny/a",
@@ -43,6 +48,9 @@ COMMANDS = {
     "domain set": "tiny/a --record-misses on",
     "domain show": "tiny/a",
     "domain update": "tiny/a FILE",
+    "file delete": "file-1 --yes",
+    "file list": "",
+    "file show": "file-1",
     "infer": "acme.m text",
     "job cancel": "j1",
     "job list": "",
@@ -102,7 +110,7 @@ COMMANDS = {
 """The arguments of each command. FILE, ROWS and ADAPTER are paths that exist, OUT is one that does not."""
 NO_JSON = {"serve"}
 """Commands without --json."""
-COMMON = ("--data", "--url", "--key")
+COMMON = ("--data", "--config", "--url", "--key", "--ca")
 NO_SERVER = {"check"}
 """Commands that only read a file, and ignore HMI_URL."""
 NO_DATA = {*NO_SERVER, "job watch"}
@@ -114,6 +122,9 @@ NO_URL = {
         (f"store {name}" for name in ("compact", "diff", "export", "gc", "import", "scrub", "verify")),
         "it reads or changes the files of the store",
     ),
+    "config check": "they are those of this machine",
+    "config init": "it writes a file on this machine",
+    "config show": "they are those of this machine",
     "job resume": "a server resumes its jobs by itself",
     "profile executors": "it measures this machine",
     "profile stages": "it measures this machine",
@@ -123,7 +134,19 @@ NO_URL = {
     "settings": "they are those of this machine",
 }
 """Commands that refuse --url, and why."""
-ELSEWHERE = {"check", "openapi", "settings", "serve", "root import", "tenant create", "job watch"}
+ELSEWHERE = {
+    "check",
+    "config check",
+    "config init",
+    "config show",
+    "doctor",
+    "openapi",
+    "settings",
+    "serve",
+    "root import",
+    "tenant create",
+    "job watch",
+}
 ELSEWHERE |= {f"bench {name}" for name in BENCHES}
 """Commands that need no data folder, create one, or (job watch) call a server."""
 
@@ -192,7 +215,7 @@ def test_the_table_has_every_command() -> None:
 def test_every_command_takes_json_and_a_url() -> None:
     for name, command in leaves(cli):
         options = {option for parameter in command.params for option in parameter.opts}
-        assert {"--data", "--url", "--key"} <= options, name
+        assert set(COMMON) <= options, name
         assert ("--json" in options) != (name in NO_JSON), name
 
 
@@ -224,7 +247,8 @@ def test_help_offers_what_is_not_refused(
     for name, command in leaves(cli):
         given = {option.opts[0]: option for option in offered(command, name)}
         assert ("--url" in given) == ("--key" in given) == (name not in {*NO_URL, *NO_SERVER}), name
-        assert ("--data" in given) == (name not in NO_DATA), name
+        assert ("--data" in given) == ("--config" in given) == (name not in NO_DATA), name
+        assert ("--ca" in given) == ("--url" in given), name
         for option, about in given.items():
             if option == "--help" or name.startswith("bench"):
                 continue
@@ -285,6 +309,8 @@ store gc --dry-run
 store top
 openapi
 settings
+config show
+doctor
 """
 
 
@@ -356,6 +382,7 @@ def test_a_deletion_asks_or_says_how_not_to(
         ("domain delete", "tiny/none"),
         ("root delete", "none"),
         ("tenant delete", "none"),
+        ("file delete", "file-0"),
     ],
 )
 def test_what_is_not_there_is_not_asked_about(
@@ -375,7 +402,8 @@ def test_what_is_not_there_is_not_asked_about(
 
 def test_every_command_that_asks_looks_first() -> None:
     asking = {name for name, command in leaves(cli) if any(p.name == "yes" for p in command.params)}
-    assert asking == {"model delete", "model cascade delete", "domain delete", "root delete", "tenant delete"}
+    deleted = {"domain", "file", "model", "model cascade", "root", "tenant"}
+    assert asking == {f"{what} delete" for what in deleted}
 
 
 def test_the_settings_page_is_what_the_class_says(capsys: pytest.CaptureFixture[str]) -> None:
@@ -383,7 +411,9 @@ def test_the_settings_page_is_what_the_class_says(capsys: pytest.CaptureFixture[
     assert page == markdown(), "run: python -m hmi settings --markdown --out docs/settings.md"
     assert hmi(capsys, "settings", "--markdown") == page
     for setting in settings():
-        assert setting.about.endswith("."), f"say in hmi/config.py, below {setting.name}, what it does"
+        assert setting.about.endswith("."), (
+            f"say in hmi/config/settings.py, below {setting.name}, what it does"
+        )
         assert f"`{setting.variable}`" in page
     shown = json.loads(hmi(capsys, "settings", "--json", "--data", "/somewhere"))
     assert [row["variable"] for row in shown] == [f"HMI_{field.name.upper()}" for field in fields(Settings)]

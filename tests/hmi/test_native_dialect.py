@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 from hmi.api.asks import Ask, AskResult, Input
 from hmi.api.body import parse
 from hmi.api.dispatch import plain
-from hmi.api.protocols.base import Dialect, Endpoint, Failure
+from hmi.api.protocols.base import Dialect, Endpoint, Failure, Where
 from hmi.api.protocols.native import NATIVE
 from hmi.api.schemas import ErrorAnswer
 from hmi.core import ModelId
@@ -40,12 +40,12 @@ EMPTY = ("label", "score", "scores", "labels", "value", "tags", "tag_scores", "e
 
 def decoded(endpoint: Endpoint, body: Any, model: str = "acme.topic") -> list[Ask]:
     path = {"model": model} if "{model}" in endpoint.path else {}
-    return endpoint.decode(parse(endpoint.body, json.dumps(body).encode()), path)
+    return endpoint.decode(parse(endpoint.body, json.dumps(body).encode()), Where(path))
 
 
 def encoded(endpoint: Endpoint, results: list[AskResult]) -> Any:
     """An answer as it is sent, checked against the documented type."""
-    answer = endpoint.encode(results)
+    answer = endpoint.encode(results, None, Where())
     text = json.dumps(plain(answer), allow_nan=False)
     assert TypeAdapter(endpoint.answer).validate_json(text) == answer
     return json.loads(text)

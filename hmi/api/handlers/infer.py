@@ -8,6 +8,7 @@ from hmi.api.asks import AskResult
 from hmi.api.loop import OFF_LOOP_BYTES, OFF_LOOP_VALUES, off_loop
 from hmi.api.protocols.base import Dialect, Endpoint
 from hmi.api.route import Call, Handler, Reply, Route
+from hmi.telemetry.tracing import span
 
 ERRORS = ("not_found", "collected", "deadline_exceeded", "damaged")
 """The kinds of errors that inference adds to those of every route."""
@@ -24,6 +25,9 @@ def routes_of(dialect: Dialect) -> tuple[Route, ...]:
             endpoint.answer,
             "infer",
             body=endpoint.body,
+            raw=endpoint.raw,
+            raw_answer=endpoint.raw_answer,
+            headers=endpoint.headers,
             inputs_field=endpoint.inputs_field,
             count_members=endpoint.count_members,
             dialect=dialect,
@@ -38,21 +42,24 @@ def _handler(endpoint: Endpoint) -> Handler:
     """The handler of one endpoint. A large body is checked, and a large answer encoded, in a thread."""
 
     async def infer(call: Call) -> Reply:
+        where = call.where
         results = await call.services.inference.answer(
-            endpoint.decode(call.body, call.path),
+            endpoint.decode(call.body, where),
             call.caller,
             call.arrived,
             id=call.id,
             field=endpoint.inputs_field,
             large=call.size > OFF_LOOP_BYTES,
         )
-        large = _values(results) > OFF_LOOP_VALUES
-        return Reply(await off_loop(large, endpoint.encode, results), large=large)
+        large = values_in(results) > OFF_LOOP_VALUES
+        with span("encode"):
+            return Reply(await off_loop(large, endpoint.encode, results, call.body, where), large=large)
 
     return infer
 
 
-def _values(results: Sequence[AskResult]) -> int:
+def values_in(results: Sequence[AskResult]) -> int:
     """About how many labels, tags and numbers the answer has."""
     outputs = [output for result in results for output in result.outputs]
-    return sum(1 + len(o.scores or ()) + len(o.tags or ()) + len(o.embedding or ()) for o in outputs)
+    lists = (part for o in outputs for part in (o.scores, o.tags, o.entities, o.embedding))
+    return len(outputs) + sum(len(part or ()) for part in lists)
