@@ -61,5 +61,4 @@ def _handler(endpoint: Endpoint) -> Handler:
 def values_in(results: Sequence[AskResult]) -> int:
     """About how many labels, tags and numbers the answer has."""
     outputs = [output for result in results for output in result.outputs]
-    lists = (part for o in outputs for part in (o.scores, o.tags, o.entities, o.embedding))
-    return len(outputs) + sum(len(part or ()) for part in lists)
+    return sum(1 + len(o.scores or ()) + len(o.tags or ()) + len(o.embedding or ()) for o in outputs)
