@@ -293,6 +293,8 @@ class ModelVersion(Record):
     """The upper layers before which it has a ramp, ascending: 0 is right after retrieval."""
     temperature: float | None = None
     """Dividing the outputs by it calibrates the probabilities. None: it was not fitted."""
+    entity_calibration: tuple[float, float] | None = None
+    """Tagging: slope and offset that calibrate entities' scores (hmi.model.entities). None: not fitted."""
     known: tuple[float, ...] = ()
     """The similarities from which its threshold for texts that it does not know follows (hmi.model.known).
     (): it has none, so it never says so."""
