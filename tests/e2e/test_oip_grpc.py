@@ -190,7 +190,7 @@ def test_bytes_that_are_no_message(protocol_server: ProtocolServer) -> None:
                 call(data, metadata=own)
             assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
             assert ("hmi-error-kind", "malformed") in caught.value.trailing_metadata()
-            assert ("x-request-id", "mine") in caught.value.initial_metadata()
+            assert ("x-request-id", "mine") in caught.value.trailing_metadata()
         with pytest.raises(grpc.RpcError) as caught:
             channel.unary_unary("/inference.GRPCInferenceService/LogSettings")(b"", metadata=own)
         assert caught.value.code() == grpc.StatusCode.UNIMPLEMENTED

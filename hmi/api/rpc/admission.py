@@ -8,7 +8,7 @@ import re
 import time
 import uuid
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -28,7 +28,7 @@ log = logging.getLogger("hmi.api")
 RECEIVING = 8
 """Messages of one caller that are received at a time. Others wait in the client, by HTTP/2's flow control."""
 STALL_S = 5.0
-"""At shutdown, a message that is not there after this long is given up."""
+"""At shutdown, a call's message that is not there after this long is given up."""
 REQUEST_ID = "x-request-id"
 _SAFE_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 Messages = AsyncIterator[bytes]
@@ -70,21 +70,25 @@ class Gate:
     def __init__(self, services: Services) -> None:
         self._services = services
         self._turns: dict[Holder, _Turns] = {}
-        self._waits: set[asyncio.Timeout] = set()
+        self._waits: dict[asyncio.Timeout, float] = {}
+        """The waits for messages, and for how long each may go on once the server stops, in seconds."""
         self._leaving = False
 
     def stop(self) -> None:
-        """Give up messages that do not arrive within STALL_S from now on. The server drains."""
+        """Give up messages that do not arrive soon, and end streams that wait for one. The server drains."""
         self._leaving = True
-        until = asyncio.get_running_loop().time() + STALL_S
-        for wait in self._waits:
-            wait.reschedule(min(until, wait.when() or until))
+        now = asyncio.get_running_loop().time()
+        for wait, stall_s in self._waits.items():
+            wait.reschedule(min(now + stall_s, wait.when() or now))
 
     @asynccontextmanager
-    async def call(self, method: str, scope: Scope | None, context: Any) -> AsyncIterator[RpcCall]:
-        """Context manager: a call is served in the block. scope: None if it needs no key.
+    async def call(
+        self, method: str, scope: Scope | None, context: Any, *, stream: bool = False
+    ) -> AsyncIterator[RpcCall]:
+        """Context manager: a call is served in the block. An error of the block, or of the admission, becomes
+        the call's status.
 
-        An error of the block, or of the admission, becomes the call's status.
+        scope: None if it needs no key. stream: the call ends when the server stops; any other is answered.
         """
         services = self._services
         metadata = {str(name).lower(): str(value) for name, value in context.invocation_metadata() or ()}
@@ -94,12 +98,15 @@ class Gate:
         )
         CURRENT.set(RequestContext(call.id))  # for the rest of this task, which serves this call alone
         try:
-            await context.send_initial_metadata(((REQUEST_ID, call.id),))
             if scope is not None:
                 services.admit()
                 call.caller = self._caller(metadata, scope)
                 tell(tenant=call.caller.tenant, key_id=call.caller.key_id)
-            with services.places.loan(call.caller.tenant, 1 if scope else 0):
+            with (
+                services.places.loan(call.caller.tenant, 1 if scope else 0),
+                nullcontext() if stream else services.in_flight,
+            ):
+                await context.send_initial_metadata(((REQUEST_ID, call.id),))
                 yield call
         except asyncio.CancelledError:
             call.outcome = "client_gone"
@@ -111,19 +118,29 @@ class Gate:
         finally:
             services.metrics.request(f"grpc {method}", call.outcome, time.monotonic() - call.arrived)
 
-    async def message(self, call: RpcCall, messages: Messages, idle_s: float) -> bytes | None:
-        """The next message of a call; None if it sends no more. Raises Malformed if that takes longer than
-        `idle_s`, and Unfinished if it is not there soon after the server began to stop."""
+    async def message(self, call: RpcCall, messages: Messages) -> bytes:
+        """The message of a call; b"" if it sends none.
+
+        Raises Malformed if it takes too long, and Unfinished if it is not there soon after the server began
+        to stop.
+        """
         async with self._turn(call.caller.tenant):
-            try:
-                async with asyncio.timeout(STALL_S if self._leaving else idle_s) as wait:
-                    self._waits.add(wait)
-                    try:
-                        return await anext(messages, None)
-                    finally:
-                        self._waits.discard(wait)
-            except TimeoutError as error:
-                raise self._too_late(idle_s) from error
+            return await self._next(messages, self._services.settings.body_idle_s, STALL_S) or b""
+
+    async def next_message(self, messages: Messages) -> bytes | None:
+        """The next message of a stream; None if it sends no more. Raises as `message`."""
+        return await self._next(messages, self._services.settings.idle_s, 0.0)
+
+    async def _next(self, messages: Messages, idle_s: float, stall_s: float) -> bytes | None:
+        try:
+            async with asyncio.timeout(min(stall_s, idle_s) if self._leaving else idle_s) as wait:
+                self._waits[wait] = stall_s
+                try:
+                    return await anext(messages, None)
+                finally:
+                    del self._waits[wait]
+        except TimeoutError as error:
+            raise self._too_late(idle_s) from error
 
     @asynccontextmanager
     async def _turn(self, holder: Holder) -> AsyncIterator[None]:
@@ -151,7 +168,8 @@ class Gate:
         """End a call with the status of an error."""
         ours, message = told(call, error)
         call.outcome = ours.kind
-        await call.context.abort(code_of(ours.kind), message, trailing_of(ours))
+        trailing = (*trailing_of(ours), (REQUEST_ID, call.id))
+        await call.context.abort(code_of(ours.kind), message, trailing)
         raise AssertionError("abort raises")
 
 

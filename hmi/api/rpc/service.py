@@ -44,34 +44,31 @@ def handlers(services: Services, gate: Gate) -> grpc.GenericRpcHandler:
     call."""
     # Every handler takes a stream: a handler of a single message would have read it before it runs.
     methods = {
-        name: grpc.stream_unary_rpc_method_handler(_described(gate, name, each, services))
+        name: grpc.stream_unary_rpc_method_handler(_described(gate, name, each))
         for name, each in DESCRIBED.items()
     }
-    methods["ModelInfer"] = grpc.stream_unary_rpc_method_handler(_infer(gate, services))
+    methods["ModelInfer"] = grpc.stream_unary_rpc_method_handler(_infer(gate))
     methods["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(_stream(gate, services))
     return grpc.method_handlers_generic_handler(NAME, methods)
 
 
-def _described(gate: Gate, name: str, call: Described, services: Services) -> Callable[..., Any]:
+def _described(gate: Gate, name: str, call: Described) -> Callable[..., Any]:
     async def serve(messages: Messages, context: Any) -> bytes:
         async with gate.call(name, call.scope, context) as ours:
-            with services.in_flight:
-                data = await gate.message(ours, messages, services.settings.body_idle_s)
-                request = parsed(call.request, data or b"")
-                answer = ParseDict(await call.answer(ours, request), MESSAGES[call.response]())
-                return bytes(answer.SerializeToString())
+            request = parsed(call.request, await gate.message(ours, messages))
+            answer = ParseDict(await call.answer(ours, request), MESSAGES[call.response]())
+            return bytes(answer.SerializeToString())
         raise AssertionError("an error ends the call")
 
     return serve
 
 
-def _infer(gate: Gate, services: Services) -> Callable[..., Any]:
+def _infer(gate: Gate) -> Callable[..., Any]:
     async def serve(messages: Messages, context: Any) -> bytes:
         async with gate.call("ModelInfer", "infer", context) as call:
-            with services.in_flight:
-                data = await gate.message(call, messages, services.settings.body_idle_s)
-                answer = await _inferred(call, data or b"", call.arrived, call.id)
-                return bytes(answer.SerializeToString())
+            data = await gate.message(call, messages)
+            answer = await _inferred(call, data, call.arrived, call.id)
+            return bytes(answer.SerializeToString())
         raise AssertionError("an error ends the call")
 
     return serve
@@ -81,9 +78,9 @@ def _stream(gate: Gate, services: Services) -> Callable[..., Any]:
     """The stream's messages are answered in their order, one at a time. An error of one ends no other."""
 
     async def serve(messages: Messages, context: Any) -> AsyncIterator[bytes]:
-        async with gate.call("ModelStreamInfer", "infer", context) as call:
+        async with gate.call("ModelStreamInfer", "infer", context, stream=True) as call:
             number = 0
-            while (data := await gate.message(call, messages, services.settings.idle_s)) is not None:
+            while (data := await gate.next_message(messages)) is not None:
                 with services.in_flight:
                     yield await _streamed(call, data, f"{call.id}.{number}")
                 number += 1
