@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from hmi.core import (
-    FileRecord,
     JobKind,
     JobRecord,
     JobState,
@@ -309,19 +308,19 @@ class Registry:
 
     # Files
 
-    def add_file(self, record: FileRecord, limits: file_table.FileLimits | None) -> None:
+    def add_file(self, record: file_table.FileRecord, limits: file_table.FileLimits | None) -> None:
         """Store a file's record. Raises NotFound (no such tenant), QuotaExceeded (beyond `limits`)."""
         self._database.write(lambda t: file_table.add_file(self._table, t, record, limits))
 
-    def file(self, file: str) -> FileRecord | None:
+    def file(self, file: str) -> file_table.FileRecord | None:
         """The file's record; None if there is none."""
         return self._database.read(lambda t: file_table.find_file(self._table, t, file))
 
-    def files(self, tenant: str | None) -> list[FileRecord]:
+    def files(self, tenant: str | None) -> list[file_table.FileRecord]:
         """The files of a tenant, or with None the administrator's, oldest first."""
         return self._database.read(lambda t: file_table.files_of(self._table, t, tenant))
 
-    def delete_file(self, file: str) -> FileRecord:
+    def delete_file(self, file: str) -> file_table.FileRecord:
         """Raises NotFound."""
         return self._database.write(lambda t: file_table.drop_file(self._table, t, file))
 

@@ -8,8 +8,7 @@ from aiohttp import web
 
 from hmi.api.protocols.openai.models import Deleted, FileForm, OpenAIFileList, OpenAIFileQuery, file_of
 from hmi.api.route import Call, Reply
-from hmi.core import FileRecord
-from hmi.stores.file_table import no_file
+from hmi.stores.file_table import FileRecord, no_file
 
 CHUNK_BYTES = 1 << 18
 """Bytes of a file's content that are read at a time."""
