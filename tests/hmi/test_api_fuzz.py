@@ -88,8 +88,10 @@ def form_of(schema: dict[str, Any], rng: random.Random, spoil: float) -> FormDat
     for name, part in schema["properties"].items():
         file = part.get("format") == "binary"
         if rng.random() >= spoil / 2:
-            value = b"a" if file else str(draw(part, rng, spoil)).encode("utf-8", "replace")
-            form.add_field(name, value, filename=name if file else None)
+            if file:
+                form.add_field(name, b"a", filename=name)
+            else:
+                form.add_field(name, str(draw(part, rng, spoil)))
     return form
 
 

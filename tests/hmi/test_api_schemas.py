@@ -284,5 +284,6 @@ def test_no_odd_body_is_answered_in_python(route: Route) -> None:
         except HmiError as error:
             refused += 1
             told = [error.message, *(field["message"] for field in error.details.get("fields", ()))]
-            assert not [message for message in told if FOREIGN.search(message)]
+            # 'float' is also OpenAI's name of a form of embeddings, which a caller may give.
+            assert not [message for message in told if FOREIGN.search(message.replace("'float'", ""))]
     assert refused > 20
