@@ -6,6 +6,9 @@ import asyncio
 import gzip
 import io
 import json
+import os
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +23,8 @@ from hmi.client.errors import Conflict, Forbidden, InvalidData, InvalidInput, No
 from tests.e2e.conftest import QUICK, mood_rows
 from tests.e2e.protocol_lab import EMBED, MOOD, OTHERS, PAIRS, TAGS, ProtocolServer
 from tests.tiny import random_texts
+
+REPO = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -188,6 +193,23 @@ def test_the_same_key_creates_once(client: hmi.Client) -> None:
     ]
     assert jobs[0].id == jobs[1].id
     jobs[0].cancel()
+
+
+def test_the_example_runs(protocol_server: ProtocolServer) -> None:
+    given = {"HMI_URL": protocol_server.url, "HMI_KEY": protocol_server.key, "HMI_DOMAIN": "tiny/half"}
+    done = subprocess.run(
+        [sys.executable, str(REPO / "examples" / "quickstart.py")],
+        env=os.environ | given,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    said = done.stdout.splitlines()
+    assert said[0].startswith("acme.quickstart, version 1: labels delivery, refund")
+    assert said[1] in ("delivery", "refund")
+    assert said[-1].startswith("not_found: ")
 
 
 def test_the_answers_have_every_field_of_the_contract() -> None:

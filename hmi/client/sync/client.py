@@ -25,9 +25,9 @@ One = str | tuple[str, str] | Mapping[str, Any]
 class Client:
     """A client of one server. Use it as a context manager, or close it with `close`.
 
-    `url`, `key` and `ca` default to HMI_URL, HMI_KEY and HMI_CA, then to a server on this machine. The other
-    settings are the fields of `hmi.client.config.Config`. It may be shared by tasks and threads as httpx's
-    clients may. Every method raises `hmi.client.errors.ApiError`.
+    `url`, `key`, `ca` and `certificate` default to HMI_URL, HMI_KEY, HMI_CA and HMI_CLIENT_CERT, then to a
+    server on this machine. The other settings are the fields of `hmi.client.config.Config`. It may be shared
+    by tasks and threads as httpx's clients may. Every method raises `hmi.client.errors.ApiError`.
     """
 
     def __init__(
@@ -36,9 +36,10 @@ class Client:
         key: str | None = None,
         *,
         ca: str | PathLike[str] | None = None,
+        certificate: str | PathLike[str] | None = None,
         **settings: Unpack[ClientSettings],
     ) -> None:
-        self.config = Config(**from_environment(url, key, ca), **settings)
+        self.config = Config(**from_environment(url, key, ca, certificate), **settings)
         self.session = Session(self.config)
         self.roots = Roots(self.session)
         self.domains = Domains(self.session)
