@@ -1,9 +1,9 @@
-"""From labelled rows to answers, cell by cell: open it in an editor that knows `# %%`, or run it as a program.
+"""From labelled rows to answers. Open it in an editor that knows cells (`# %%`), or run it as a program.
 
-It needs a running server with a root (`hmi serve`; HMI_URL and HMI_KEY name it), and a key that may manage a tenant.
+It needs a running server with a root (`hmi serve`). HMI_URL names the server, HMI_KEY a key that may manage.
 """
 
-# %% Connect. Without a key in the environment, a server on this machine that has no administrator's key is meant.
+# %% Connect. A server on this machine needs no key as long as it has no administrator's key.
 import os
 
 import hmi
