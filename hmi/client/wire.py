@@ -56,7 +56,7 @@ def request_parts(config: Config, call: Call, elapsed_s: float) -> tuple[dict[st
     if call.query:
         given["params"] = dict(call.query)
     if call.uploads:
-        multipart = Multipart(call.body, call.uploads)
+        multipart = Multipart(call.body, call.uploads, call.form)
         headers |= multipart.headers
         return given, multipart
     content = call.payload(elapsed_s)

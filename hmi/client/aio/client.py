@@ -8,11 +8,12 @@ from types import TracebackType
 from typing import Any, Self, Unpack, overload
 
 from hmi.client.aio import io
+from hmi.client.aio.files import AsyncFiles
 from hmi.client.aio.jobs import AsyncJobs
 from hmi.client.aio.models import AsyncModels
 from hmi.client.aio.resources import AsyncDomains, AsyncKeys, AsyncRoots, AsyncTenants
 from hmi.client.aio.session import AsyncSession
-from hmi.client.answers import Inference, Prediction, Stats, inference
+from hmi.client.answers import AuditLine, Inference, Prediction, Stats, inference
 from hmi.client.batches import Batch, InferOptions, Input, batches, encoded, is_one, parameters
 from hmi.client.calls import Call, checked, get, infer, segment
 from hmi.client.config import ClientSettings, Config, from_environment
@@ -46,6 +47,7 @@ class AsyncClient:
         self.keys = AsyncKeys(self.session)
         self.models = AsyncModels(self.session)
         self.jobs = AsyncJobs(self.session)
+        self.files = AsyncFiles(self.session)
 
     async def __aenter__(self) -> Self:
         return self
@@ -77,6 +79,16 @@ class AsyncClient:
     async def stats(self) -> Stats:
         """Return what the server keeps, by tier. It needs an administrator's key."""
         return checked(Stats.model_validate, await self.session.send(get("/manage/stats")))
+
+    async def audit(self, *, tenant: str | None = None, since: str | None = None) -> AsyncIterator[AuditLine]:
+        """Yield the lines of the audit log, oldest first; `since` is a time in RFC 3339."""
+        after: str | None = None
+        more = True
+        while more:
+            page = await self.session.send(get("/manage/audit", tenant=tenant, since=since, after=after))
+            for line in page["lines"]:
+                yield checked(AuditLine.model_validate, line)
+            after, more = page["position"], page["more"]
 
     @overload
     async def infer(  # type: ignore[overload-overlap]  # a text is also an iterable of texts
