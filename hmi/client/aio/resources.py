@@ -160,7 +160,7 @@ class AsyncKeys(AsyncResource):
         once: str | None = None,
         **settings: Any,
     ) -> NewKey:
-        """Issue a key, with `infer` and `manage` unless `scopes` says otherwise. It takes expires and label."""
+        """Issue a key, with `infer` and `manage` unless `scopes` says otherwise. See also expires, label."""
         call = create(self._path(tenant), {**fields(scopes=scopes), **settings}, once=once)
         return checked(NewKey.model_validate, await self._session.send(call))
 
