@@ -84,8 +84,8 @@ class OtlpTracer:
         self._provider = TracerProvider(sampler, Resource.create(about), shutdown_on_exit=False)
         self._provider.add_span_processor(BatchSpanProcessor(_otlp() if exporter is None else exporter))
         self._tracer = self._provider.get_tracer("hmi", hmi.__version__)
-        for name in ("exporter.otlp.proto.http", "sdk._shared_internal", "sdk.trace.export", "sdk.trace"):
-            logging.getLogger(f"opentelemetry.{name}").addFilter(_Seldom())
+        for name in _COMPLAINERS:
+            logging.getLogger(name).addFilter(_SELDOM)
 
     def begin(self, headers: Mapping[str, str]) -> OtlpTrace | None:
         carrier = {name: headers[name] for name in ("traceparent", "tracestate") if name in headers}
@@ -114,19 +114,24 @@ class OtlpTracer:
         closing.join(CLOSE_S)
 
 
-class _Seldom(logging.Filter):
+class Seldom(logging.Filter):
     """Lets a line through at most every COMPLAIN_S seconds: the exporter complains of every batch."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._next = 0.0
+        self.next = 0.0
 
     def filter(self, record: logging.LogRecord) -> bool:
-        if record.created < self._next:
+        if record.created < self.next:
             return False
-        self._next = record.created + COMPLAIN_S
+        self.next = record.created + COMPLAIN_S
         record.exc_info = None  # a traceback through the HTTP client tells an operator nothing
         return True
+
+
+_SELDOM = Seldom()
+_COMPLAINERS = ("opentelemetry.exporter.otlp.proto.http.trace_exporter", "opentelemetry.sdk._shared_internal")
+"""The loggers of the exporter and of the thread that calls it."""
 
 
 def _otlp() -> SpanExporter:
