@@ -168,7 +168,8 @@ def test_the_synchronous_client_is_made_of_the_asynchronous_one() -> None:
 
 def test_importing_hmi_loads_nothing_and_its_client_nothing_that_computes() -> None:
     code = (
-        "import sys, hmi; assert 'httpx' not in sys.modules and 'pydantic' not in sys.modules; hmi.Client; "
+        "import sys, hmi; assert 'httpx' not in sys.modules and 'pydantic' not in sys.modules; "
+        "hmi.client.errors.NotFound; hmi.Client; "
         "heavy = ('torch', 'numpy', 'numba', 'aiohttp', 'lmdb', 'tokenizers', 'hmi.api', 'hmi.core'); "
         "print([name for name in heavy if name in sys.modules], sorted(set(hmi._OF_CLIENT) - set(dir(hmi))))"
     )

@@ -104,15 +104,38 @@ def test_errors_are_those_of_the_server(client: hmi.Client, protocol_server: Pro
 def test_tenants_and_keys(admin: hmi.Client, protocol_server: ProtocolServer) -> None:
     made = admin.tenants.create("client-t", weight=2.0)
     assert [t.weight for t in admin.tenants.list() if t.tenant == "client-t"] == [2.0]
-    assert admin.tenants.set("client-t", weight=1.5).weight == 1.5
+    assert admin.tenants.set("client-t", weight=1.5, limits={"models": 2}).limits["models"] == 2
+    assert (admin.tenants.get("client-t").quota["models"] or {})["left"] == 2
     with pytest.raises(Conflict):
         admin.tenants.create("client-t")
     with hmi.Client(protocol_server.url, made.key) as theirs:
         issued = theirs.keys.create("client-t", ["infer"])
         assert {key.key_id for key in theirs.keys.list("client-t")} == {made.key_id, issued.key_id}
-        theirs.keys.revoke("client-t", issued.key_id)
+        rotated = theirs.keys.rotate("client-t", issued.key_id, overlap_s=60)
+        assert (rotated.replaces, rotated.scopes) == (issued.key_id, ["infer"])
+        theirs.keys.revoke("client-t", rotated.key_id)
         assert theirs.tenants.usage("client-t").requests == 0
+        assert "client-t" in {line.tenant for line in theirs.audit()}
     assert admin.tenants.delete("client-t").tenant == "client-t"
+
+
+def test_files_are_kept_for_jobs(client: hmi.Client, tmp_path: Path) -> None:
+    file = tmp_path / 'rows "one".jsonl'
+    file.write_bytes(mood_rows(21, 2000))
+    kept = client.files.upload(file)
+    assert kept.bytes == file.stat().st_size, "it is sent compressed, and kept as it was"
+    assert client.files.get(kept.id).filename == kept.filename
+    assert [found.id for found in client.files.list()] == [kept.id]
+    assert client.files.content(kept.id) == file.read_bytes()
+    client.files.delete(kept.id)
+    with pytest.raises(NotFound):
+        client.files.get(kept.id)
+
+
+def test_entities_of_raw_text(client: hmi.Client) -> None:
+    (found,) = client.infer(TAGS, ["the cell rises"], aggregation="none")
+    assert all("the cell rises"[e.start : e.end] == e.text for e in found.entities or [])
+    assert found.entities is not None
 
 
 def test_roots_domains_and_figures(admin: hmi.Client, client: hmi.Client) -> None:
