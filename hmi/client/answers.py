@@ -37,6 +37,17 @@ class Entity(Answer):
     score: float
 
 
+class Word(Answer):
+    """A word, and the order of the n-grams that answered its tokens."""
+
+    text: str
+    start: int | None = None
+    end: int | None = None
+    order: str | None = None
+    orders: list[str] = []
+    pair: bool = False
+
+
 class Prediction(Answer):
     """The answer to one input. Fields that the model's task does not have are None."""
 
@@ -52,6 +63,8 @@ class Prediction(Answer):
     known: bool | None = None
     """False if the model says that it does not know; None if it has no threshold."""
     truncated: bool = False
+    words: list[Word] | None = None
+    """With `returns=["words"]`."""
     model: str = ""
     version: int = 0
     answer_id: str = ""

@@ -115,7 +115,6 @@ def test_tenants_and_keys(admin: hmi.Client, protocol_server: ProtocolServer) ->
         assert (rotated.replaces, rotated.scopes) == (issued.key_id, ["infer"])
         theirs.keys.revoke("client-t", rotated.key_id)
         assert theirs.tenants.usage("client-t").requests == 0
-        assert "client-t" in {line.tenant for line in theirs.audit()}
     assert admin.tenants.delete("client-t").tenant == "client-t"
 
 
@@ -258,6 +257,8 @@ def test_the_answers_have_every_field_of_the_contract() -> None:
         "Objective": answers.Objective,
         "FeedbackTaken": answers.FeedbackTaken,
         "Output": answers.Prediction,
+        "WordOrder": answers.Word,
+        "EntityOutput": answers.Entity,
     }
     missing = {
         name: lacks
