@@ -72,7 +72,7 @@ class Config:
 
     @property
     def secure(self) -> bool:
-        return self.url.startswith("https:")
+        return self.url.lower().startswith("https:")
 
 
 def from_environment(
