@@ -17,7 +17,7 @@ ACME, MOOD, TOPIC = Caller("acme", ALL), ModelId("acme", "mood"), ModelId("globe
 
 def test_the_only_model_of_a_key_is_its_default(registry: Registry) -> None:
     add_tenant(registry, "globex")
-    with pytest.raises(InvalidInput, match="reaches no model.*X-Model"):
+    with pytest.raises(InvalidInput, match=r"reaches no model.*X-Model"):
         OwnModels(registry, ACME, "").default()
     registry.publish_model(TOPIC, version_by("j1"))
     with pytest.raises(InvalidInput, match="reaches no model"):
