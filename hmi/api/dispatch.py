@@ -264,7 +264,7 @@ def _text_in_chunks(body: Any) -> str:
 
 
 def _json(text: bytes, status: int, headers: Mapping[str, str]) -> web.Response:
-    return _bytes(text, status, headers, f"{JSON}; charset=utf-8")
+    return _bytes(text, status, headers, JSON)  # JSON is UTF-8: the media type has no charset (RFC 8259)
 
 
 def _bytes(body: bytes, status: int, headers: Mapping[str, str], media: str) -> web.Response:

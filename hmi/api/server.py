@@ -14,11 +14,11 @@ from contextlib import ExitStack
 
 from aiohttp import BadContentDispositionHeader, BadContentDispositionParam, web
 
-from hmi.api import leaving
+from hmi.api import leaving, notify
 from hmi.api.app import DRAIN_S, application, begin, build_services, drain
 from hmi.api.auth import check_binding
 from hmi.api.door import Door
-from hmi.api.garbage import short_collections
+from hmi.api.garbage import end_without_collections, short_collections
 from hmi.api.server_lock import announced, owning
 from hmi.api.services import Services
 from hmi.api.tls import Certificates, certificates_of
@@ -45,6 +45,7 @@ def serve(settings: Settings) -> None:
     for quoting in (BadContentDispositionHeader, BadContentDispositionParam):
         warnings.simplefilter("ignore", quoting)
     sys.setswitchinterval(SWITCH_S)
+    end_without_collections()
     logs.configure(settings.log_format, settings.log_level)
     certificates = certificates_of(settings)
     with ExitStack() as stack:
@@ -86,13 +87,15 @@ async def _serve(
     assert runner.server is not None
     door = Door(listener, runner.server, services.settings, certificates)
     try:
-        async with short_collections(lambda: not services.in_flight.count):
+        async with notify.watched(), short_collections(lambda: not services.in_flight.count):
             door.open()  # health calls are answered from here on
             await asyncio.to_thread(compile_all, stopping)
             if not stopping.is_set():
                 await begin(services)
                 log.info("%s", greeting(services, url))
+                notify.tell("READY=1")
             await stop.wait()
+            notify.tell("STOPPING=1")
             log.info("stopping: new requests get 503, accepted ones are answered")
             until = loop.time() + DRAIN_S
             await drain(services)
@@ -106,8 +109,11 @@ async def _serve(
 
 
 def _watch(certificates: Certificates | None, loop: asyncio.AbstractEventLoop) -> asyncio.Task[None] | None:
-    """Reload the certificate on SIGHUP and when its files change. Without one, SIGHUP keeps its meaning."""
+    """Reload the certificate on SIGHUP and when its files change. Without one, SIGHUP ends the process, but
+    under systemd does nothing, since there it comes from `systemctl reload`."""
     if certificates is None:
+        if notify.supervised():
+            loop.add_signal_handler(signal.SIGHUP, lambda: None)
         return None
     loop.add_signal_handler(signal.SIGHUP, certificates.reload)
     return loop.create_task(certificates.watch())

@@ -30,13 +30,20 @@ class Where:
     query: Mapping[str, str] = field(default_factory=dict)
 
 
-class JsonReader(Protocol):
-    """Parses JSON under the limits on a body: its values are counted, and their memory is reserved."""
+class BodyReader(Protocol):
+    """Keeps the parts of a raw body under the limits on JSON: on the number of values and on memory."""
 
-    def __call__(self, model: Any, data: bytes, count_members: Callable[[Any], int] | None = None) -> Any:
+    def json(self, model: Any, data: bytes, count_members: Callable[[Any], int] | None = None) -> Any:
         """Parse JSON bytes to an instance of the pydantic type `model`. `count_members`: see `Endpoint`.
 
         Raises Malformed, TooLarge, InvalidInput, QuotaExceeded, Unavailable.
+        """
+        ...
+
+    def hold(self, values: int) -> None:
+        """Count `values` values that are no JSON, such as texts, before they are created.
+
+        Raises TooLarge, QuotaExceeded, Unavailable.
         """
         ...
 
@@ -50,7 +57,7 @@ class RawBody:
 
     media: tuple[str, ...]
     """The media types that are accepted. UNNAMED accepts a body without a Content-Type, too."""
-    read: Callable[[bytes, Where, JsonReader], Any]
+    read: Callable[[bytes, Where, BodyReader], Any]
     """From the decompressed bytes to the body that `decode` or a handler gets. A large body is read in a
     thread, so this function must not touch shared state."""
 
@@ -75,7 +82,7 @@ class Endpoint:
     body: Any
     """The pydantic type of a JSON body. It checks the body before `decode`, and documents it."""
     answer: Any
-    """The type of a JSON answer: a pydantic model or a list of pydantic models. None: it is always a `Raw`."""
+    """The type of a JSON answer: a pydantic model or a list of them. None: it is always a `Raw`."""
     decode: Callable[[Any, Where], list[Ask]]
     """From the body to asks. It runs on the event loop, so it must be quick. `Ask.inputs` should create each
     input only when it is iterated."""
