@@ -8,9 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
-
-from aiohttp import web
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from hmi.api.caller import Caller
 from hmi.api.protocols.base import JSON, Dialect, RawBody, Where
@@ -19,6 +17,11 @@ from hmi.api.schemas import DomainName, ModelName, Name, Query
 from hmi.api.services import Services
 from hmi.core import ID_PATTERN, DomainId, ModelId, Scope, check_name
 from hmi.errors import NotFound
+
+if TYPE_CHECKING:
+    from aiohttp import web
+else:
+    from hmi.api.late import web
 
 
 @dataclass
@@ -103,7 +106,7 @@ class Reply:
     """Render the body in a thread instead of on the event loop."""
 
 
-Handler = Callable[[Call], Awaitable[Reply | web.StreamResponse]]
+Handler: TypeAlias = "Callable[[Call], Awaitable[Reply | web.StreamResponse]]"
 Again = Callable[[Call, dict[str, Any]], Awaitable[Reply]]
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from functools import cache
-
-from aiohttp import web
+from typing import TYPE_CHECKING
 
 from hmi.api.handlers import domains, health, infer, jobs, roots, stats, tenants
 from hmi.api.openapi import document
@@ -37,6 +36,11 @@ from hmi.api.schemas_tenants import (
     TenantList,
     TenantView,
 )
+
+if TYPE_CHECKING:
+    from aiohttp import web
+else:
+    from hmi.api.late import web
 
 CORPUS = {"corpus": True}
 TENANT, KEYS = "/manage/tenants/{tenant}", "/manage/tenants/{tenant}/keys"

@@ -7,9 +7,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Literal
-
-from aiohttp import web
+from typing import TYPE_CHECKING, Any, Literal
 
 from hmi.api.auth import Auth
 from hmi.api.bodies import Bodies
@@ -26,6 +24,11 @@ from hmi.errors import Unavailable
 from hmi.manager import Manager
 from hmi.metrics import Metrics
 from hmi.telemetry.tracing import Tracer
+
+if TYPE_CHECKING:
+    from aiohttp import web
+else:
+    from hmi.api.late import web
 
 log = logging.getLogger("hmi.api")
 Phase = Literal["compiling", "starting", "serving", "draining"]
@@ -108,4 +111,11 @@ class Services:
             del self.receiving[id(request)]
 
 
-SERVICES: web.AppKey[Services] = web.AppKey("services", Services)
+SERVICES: web.AppKey[Services]
+"""The application's services. Made at its first use, since commands have services without an application."""
+
+
+def __getattr__(name: str) -> Any:
+    if name != "SERVICES":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return globals().setdefault(name, web.AppKey("services", Services))

@@ -13,11 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import ParamSpec, TypeVar, cast
-
-from aiohttp import BodyPartReader, StreamReader
-from aiohttp.http import HttpProcessingError
-from aiohttp.multipart import MultipartReader
+from typing import TYPE_CHECKING, ParamSpec, TypeVar, cast
 
 from hmi.api.errors import Malformed, UnsupportedMediaType, over
 from hmi.api.expand import decompressing, is_compressed
@@ -28,6 +24,12 @@ from hmi.config import Settings
 from hmi.core import check_name
 from hmi.errors import InvalidInput, NotFound
 from hmi.stores.layout import Layout
+
+if TYPE_CHECKING:
+    import aiohttp
+    from aiohttp import http
+else:
+    from hmi.api.late import aiohttp, http
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -142,26 +144,26 @@ class Uploads:
         return form
 
     async def _parts(
-        self, reader: MultipartReader, names: tuple[str, ...], form: Form, digest: hashlib._Hash
+        self, reader: aiohttp.MultipartReader, names: tuple[str, ...], form: Form, digest: hashlib._Hash
     ) -> None:
         seen: set[str] = set()
         try:
             while (part := await reader.next()) is not None:
                 name = _part_name(part, names, seen)
-                assert isinstance(part, BodyPartReader)
+                assert isinstance(part, aiohttp.BodyPartReader)
                 digest.update(name.encode() + b"\0")
                 if name == "spec":
                     form.spec = await _read_spec(part, digest)
                 else:
                     form.files[name] = await self._file(part, name, form, digest)
-        except _NOT_WELL_FORMED as error:
+        except (*_NOT_WELL_FORMED, http.HttpProcessingError) as error:
             raise _malformed(error) from error
         if "spec" not in seen:
             raise InvalidInput(
                 "spec is missing: send the request's JSON as the multipart part 'spec'", field="spec"
             )
 
-    async def _file(self, part: BodyPartReader, name: str, form: Form, digest: hashlib._Hash) -> Path:
+    async def _file(self, part: aiohttp.BodyPartReader, name: str, form: Form, digest: hashlib._Hash) -> Path:
         raw, target = form.folder / f"{name}.raw", form.folder / name
         size = 0
         with raw.open("wb") as file:
@@ -225,28 +227,29 @@ def _advance(steps: Iterator[int]) -> bool:
     return any(time.monotonic() > until for _ in steps)
 
 
-_NOT_WELL_FORMED = (ValueError, LookupError, RuntimeError, AssertionError, HttpProcessingError)
-"""What aiohttp's reader raises for malformed parts and headers."""
+_NOT_WELL_FORMED = (ValueError, LookupError, RuntimeError, AssertionError)
+"""What aiohttp's reader raises for malformed parts and headers, beside HttpProcessingError."""
 
 
 def _malformed(error: Exception) -> Malformed:
-    reason = error.message if isinstance(error, HttpProcessingError) else str(error)
+    reason = error.message if isinstance(error, http.HttpProcessingError) else str(error)
     reason = " ".join(reason.split())[:200]
     return Malformed(
         f"the multipart body is not well-formed ({reason}): check its boundary and its parts' headers"
     )
 
 
-def _reader(inflow: Inflow) -> MultipartReader:
+def _reader(inflow: Inflow) -> aiohttp.MultipartReader:
     try:
-        return MultipartReader(inflow.headers, cast(StreamReader, inflow), max_headers=MAX_PART_HEADERS)
-    except _NOT_WELL_FORMED as error:
+        content = cast("aiohttp.StreamReader", inflow)
+        return aiohttp.MultipartReader(inflow.headers, content, max_headers=MAX_PART_HEADERS)
+    except (*_NOT_WELL_FORMED, http.HttpProcessingError) as error:
         raise _malformed(error) from error
 
 
 def _part_name(part: object, names: tuple[str, ...], seen: set[str]) -> str:
     """The name of a part, which is added to `seen`. Raises Malformed, InvalidInput, UnsupportedMediaType."""
-    name = part.name if isinstance(part, BodyPartReader) else None
+    name = part.name if isinstance(part, aiohttp.BodyPartReader) else None
     if name is None:
         raise Malformed("a multipart part has no name: give it 'Content-Disposition: form-data; name=\"…\"'")
     if name not in ("spec", *names):
@@ -255,7 +258,7 @@ def _part_name(part: object, names: tuple[str, ...], seen: set[str]) -> str:
     if name in seen:
         raise InvalidInput(f"part {name!r} is there twice: send it once", field=name)
     seen.add(name)
-    assert isinstance(part, BodyPartReader)
+    assert isinstance(part, aiohttp.BodyPartReader)
     coding = part.headers.get("Content-Transfer-Encoding", "binary").lower()
     if coding not in ("binary", "8bit", "7bit"):
         raise UnsupportedMediaType(
@@ -264,7 +267,7 @@ def _part_name(part: object, names: tuple[str, ...], seen: set[str]) -> str:
     return name
 
 
-async def _read_spec(part: BodyPartReader, digest: hashlib._Hash) -> bytes:
+async def _read_spec(part: aiohttp.BodyPartReader, digest: hashlib._Hash) -> bytes:
     data = bytearray()
     while chunk := await part.read_chunk(1 << 14):
         data += chunk

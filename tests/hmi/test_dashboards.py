@@ -71,7 +71,7 @@ def test_every_alert_can_be_acted_upon() -> None:
     ],
 )
 def test_the_reader_would_find_a_wrong_expression(wrong: str) -> None:
-    with pytest.raises(ValueError, match="."):
+    with pytest.raises(ValueError):
         Reader(wrong).read()
 
 

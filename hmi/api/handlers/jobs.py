@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-
-from aiohttp import web
+from typing import TYPE_CHECKING
 
 from hmi.api.dispatch import shape
 from hmi.api.events import Events, stream
@@ -15,6 +14,11 @@ from hmi.api.services import Services
 from hmi.api.views import job_view
 from hmi.core import ENDED, JobRecord
 from hmi.stores.job_table import no_job
+
+if TYPE_CHECKING:
+    from aiohttp import web
+else:
+    from hmi.api.late import web
 
 POLL_S = 0.3
 """Interval at which a stream looks at its job."""
