@@ -53,16 +53,13 @@ COMPUTES = {
     "root shards",
     "store compact",
     "store diff",
+    "store export",
+    "store import",
     "store scrub",
     "store verify",
 }
-"""Commands that on a data folder answer, train, build, measure or read every byte."""
-HELP = [
-    ["--help"],
-    ["model", "create", "--help"],
-    ["serve", "--help"],
-    ["bench", "--help"],
-]
+"""Commands that on a data folder answer, train, build, measure, or read or copy every byte."""
+HELP = [["--help"], ["model", "create", "--help"], ["serve", "--help"], ["bench", "--help"]]
 
 
 def loaded(commands: list[list[str]], heavy: tuple[str, ...]) -> list[list[object]]:
