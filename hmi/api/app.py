@@ -13,6 +13,7 @@ from aiohttp import web
 from hmi.api.building import build_services
 from hmi.api.connection import handler_settings
 from hmi.api.dispatch import DIALECTS, add_request_id, answer_errors, handler_of, no_answer_yet
+from hmi.api.rate_headers import add_rate_limits
 from hmi.api.routes import ROUTES, contract
 from hmi.api.services import SERVICES, Services, Unfinished
 from hmi.config import Settings
@@ -47,6 +48,7 @@ def application(services: Services, *, begun: bool = True) -> web.Application:
     for route in ROUTES:
         app.router.add_route(route.method, route.path, handler_of(route), expect_handler=no_answer_yet)
     app.on_response_prepare.append(add_request_id)
+    app.on_response_prepare.append(add_rate_limits)
     if begun:
         app.on_startup.append(lambda app: begin(app[SERVICES]))
     app.on_cleanup.append(_end)
@@ -107,6 +109,7 @@ async def begin(services: Services) -> None:
     await asyncio.to_thread(services.uploads.clear)
     await services.engine.start()
     await asyncio.to_thread(services.manager.runner.start)
+    services.minutes.start()
     services.phase = "serving"
 
 
@@ -114,6 +117,7 @@ async def _end(app: web.Application) -> None:
     """Drain and close the services."""
     services = app[SERVICES]
     await drain(services)
+    await services.minutes.stop()
     services.bodies.close()
     services.uploads.close()
     await asyncio.to_thread(services.manager.close)

@@ -168,7 +168,8 @@ async def _multipart(
     route: Route, request: web.Request, services: Services, tenant: str | None, loan: Loan
 ) -> Received:
     loan.cover(2 * MAX_SPEC_BYTES)
-    form = await services.uploads.receive(_inflow(request, services, loan), tuple(route.files), loan.holder)
+    inflow = _inflow(request, services, loan)
+    form = await services.uploads.receive(inflow, tuple(route.files), loan.holder, route.fields)
     try:
         limit = _limit(route, services.settings)
         body, _, _ = await _parsed(route, Where(), form.spec, "identity", limit, services, loan)
@@ -200,16 +201,14 @@ async def _named_files(
         if ref is not None:
             files[name] = await services.uploads.copy_named(tenant, ref.path, name, form)
         if required and name not in files:
-            raise InvalidInput(
-                f'{name} is missing: send it as a multipart part, or as {{"path": …}} below <data>/uploads',
-                field=name,
-            )
+            by_path = "" if route.form else ', or as {"path": …} below <data>/uploads'
+            raise InvalidInput(f"{name} is missing: send it as a multipart part{by_path}", field=name)
     return files
 
 
 def _check_media(route: Route, request: web.Request) -> None:
     """Raise UnsupportedMediaType for a Content-Type that the route does not accept."""
-    accepted = (JSON,) if route.raw is None else route.raw.media
+    accepted = () if route.form else (JSON,) if route.raw is None else route.raw.media
     if request.content_type not in accepted:
         wanted = " or ".join((*accepted, "multipart/form-data") if route.files else accepted)
         raise UnsupportedMediaType(f"send the body as {wanted}, not as {request.content_type[:80]}")

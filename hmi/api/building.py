@@ -3,25 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, get_args
 
 from hmi.api.auth import Auth, is_loopback
 from hmi.api.bodies import Bodies
 from hmi.api.capacity import most_connections
 from hmi.api.inference import Inference, InferenceEngine
+from hmi.api.minutes import Minutes
 from hmi.api.observed import job_spans
+from hmi.api.rates import Rates
+from hmi.api.routes import INFER_PATHS
 from hmi.api.scrape import Scrape
 from hmi.api.services import Services
+from hmi.api.shared import Shared
 from hmi.api.shares import Shares
 from hmi.api.uploads import Uploads
 from hmi.config import Settings
 from hmi.core import JobState
 from hmi.manager import Manager
 from hmi.metrics import Metrics
+from hmi.metrics.reading import read
+from hmi.stores.tenant_cache import TenantCache
 from hmi.telemetry.tracing import tracer_of
 
 if TYPE_CHECKING:
     from hmi.engine.bundles import Bundles
+
+COUNTS_S = 5.0
+"""Age up to which the numbers of roots, domains, tenants and models are shown again."""
 
 
 def build_engine(
@@ -63,11 +73,12 @@ def build_services(
     tracer = tracer_of(settings)
     if tracer is not None:
         manager.runner.on_ended = job_spans(tracer)
+    rates = Rates(TenantCache(manager.registry).limits, settings.tenant_burst_s)
     return Services(
         settings=settings,
         manager=manager,
         engine=engine,
-        inference=Inference(engine, settings),
+        inference=Inference(engine, settings, rates=rates),
         metrics=metrics,
         auth=Auth(manager.registry, is_loopback(settings.host)),
         uploads=Uploads(settings),
@@ -75,4 +86,16 @@ def build_services(
         places=Shares(most_connections(settings), "requests"),
         scrape=Scrape(metrics),
         tracer=tracer,
+        minutes=Minutes(partial(read, metrics, INFER_PATHS)),
+        counts=Shared(partial(_counts, manager), COUNTS_S),
     )
+
+
+def _counts(manager: Manager) -> dict[str, int]:
+    registry = manager.registry
+    return {
+        "roots": len(registry.roots(tolerant=True)),
+        "domains": len(manager.plots.refs()),
+        "tenants": registry.count_tenants(),
+        "models": registry.count_models(),
+    }

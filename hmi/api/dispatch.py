@@ -27,7 +27,7 @@ from hmi.api.plain import plain
 from hmi.api.protocols.base import JSON, Dialect, Failure, Raw, is_below
 from hmi.api.protocols.native import NATIVE
 from hmi.api.route import Call, Reply, Route
-from hmi.api.services import SERVICES, Services, Stopping
+from hmi.api.services import CALLER, SERVICES, Services, Stopping
 from hmi.api.shares import Loan
 from hmi.errors import HmiError, NotFound, Unavailable
 from hmi.stores.layout import without_paths
@@ -47,9 +47,12 @@ AioHandler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 def handler_of(route: Route) -> AioHandler:
     """The aiohttp handler that serves `route`."""
+    other = None if (second := route.instead) is None else (second.wanted, handler_of(second.route))
 
     async def handle(request: web.Request) -> web.StreamResponse:
         request[ROUTE] = route
+        if other is not None and other[0](request.headers):
+            return await other[1](request)
         services = request.app[SERVICES]
         if route.while_draining:
             return await _serve(route, request, services)
@@ -124,6 +127,8 @@ async def _serve(route: Route, request: web.Request, services: Services) -> web.
     arrived = time.monotonic()
     caller = services.auth.caller(request, route.scope) if route.scope is not None else NOBODY
     tell(tenant=caller.tenant, model=request.match_info.get("model"), key_id=caller.key_id)
+    if route.scope == "infer":
+        request[CALLER] = caller
     if route.changes:
         services.quotas.change(caller.tenant)
     call = Call(services, caller, request.match_info, arrived, request, id=request[REQUEST_ID])
@@ -144,6 +149,7 @@ async def _run(route: Route, call: Call, request: web.Request, loan: Loan) -> we
         received = await receive(route, call, request, loan)
     try:
         call.body, call.files, call.size = received.body, received.files, received.size
+        call.file_names = {} if received.form is None else received.form.file_names
         keyed = keyed_request(route, request, call.caller, received.digest)
         if keyed is None:
             return await _answer(route, await route.handler(call))
@@ -202,7 +208,8 @@ def _headers(reply: Reply) -> dict[str, str]:
 
 def _error(request: web.Request, error: Exception) -> web.Response:
     shaped, status, headers = shape(request, error)
-    return _json(_ENCODER.encode(shaped).encode(), status, headers)
+    # A message may quote bytes of the request that are no text: "?" stands for each.
+    return _json(_ENCODER.encode(shaped).encode(errors="replace"), status, headers)
 
 
 def shape(request: web.Request, error: Exception) -> tuple[dict[str, Any], int, dict[str, str]]:
@@ -212,13 +219,14 @@ def shape(request: web.Request, error: Exception) -> tuple[dict[str, Any], int, 
     """
     ours, headers = _as_hmi_error(request, error)
     request[OUTCOME] = ours.kind
-    status = status_of(ours)
+    dialect = _dialect(request)
+    status = status_of(ours.kind, dialect)
     if status >= 500 and ours.kind != "internal" and not isinstance(ours, Stopping):
         limited_log = request.app[SERVICES].limited_log
         limited_log.warning(ours.kind, "request %s: %s: %s", request[REQUEST_ID], ours.kind, ours.message)
     # The log names files, but a caller must not learn where they lie.
     message = without_paths(ours.message, request.app[SERVICES].settings.data)
-    body = _dialect(request).encode_error(Failure(ours.kind, message, ours.details, request[REQUEST_ID]))
+    body = dialect.encode_error(Failure(ours.kind, message, ours.details, request[REQUEST_ID]))
     return body, status, {**headers_of(status, ours.details), **headers}
 
 

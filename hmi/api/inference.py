@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Protocol
 
@@ -12,6 +12,8 @@ from hmi.api.asks import Ask, AskResult, Input, text_id
 from hmi.api.caller import Caller
 from hmi.api.errors import over
 from hmi.api.loop import off_loop
+from hmi.api.rates import Rates
+from hmi.api.tally import Tally
 from hmi.config import Settings
 from hmi.core import Deleted, ModelId
 from hmi.engine import TextRequest, TextResult
@@ -81,6 +83,9 @@ class Inference:
 
     engine: InferenceEngine
     settings: Settings
+    tally: Tally = field(default_factory=Tally)
+    """Counts what each model answered."""
+    rates: Rates = field(default_factory=Rates)
 
     async def answer(
         self,
@@ -99,17 +104,22 @@ class Inference:
         the event loop.
 
         Raises NotFound (a model that does not exist or that the caller does not reach), TooLarge and
-        InvalidInput (each names the field), Unavailable, DeadlineExceeded.
+        InvalidInput (each names the field), QuotaExceeded, Unavailable, DeadlineExceeded.
         """
         for ask in asks:
             caller.must_reach(ask.model.tenant, f"model {str(ask.model)!r}", field=ask.model_place)
         if sum(len(ask.inputs) for ask in asks) > self.settings.max_inputs:
             raise over(field, self.settings.max_inputs, "inputs", "send several requests")
         requests = await off_loop(large, self._requests, asks, arrived, id)
-        with span("engine"):
-            results = iter(await self.engine.infer(requests))
+        with self.rates.charged(requests) as settle, span("engine"):
+            answered = await self.engine.infer(requests)
+            settle(answered)
+        results = iter(answered)
         total_ms = round((time.monotonic() - arrived) * 1000, 3)
-        return [_result(ask, list(islice(results, len(ask.inputs))), total_ms, id) for ask in asks]
+        made = [_result(ask, list(islice(results, len(ask.inputs))), total_ms, id) for ask in asks]
+        for result in made:
+            self.tally.add(result)
+        return made
 
     def _requests(self, asks: Sequence[Ask], arrived: float, id: str) -> list[TextRequest]:
         return [
@@ -126,11 +136,15 @@ class Inference:
                 text=_checked(given, self.settings.max_text_bytes),
                 exact=ask.exact,
                 scores=ask.scores,
+                raw=ask.raw,
+                normalise=ask.normalise,
                 provenance=ask.provenance,
+                words=ask.words,
                 deadline=deadline,
                 utility=ask.utility,
                 priority=ask.priority,
                 calibrated=ask.calibrated,
+                aggregation=ask.aggregation,
                 early=ask.early,
                 id=text_id(id, index) if id else "",
                 ask=number,
@@ -148,11 +162,11 @@ def _checked(given: Input, limit: int) -> Text:
     if isinstance(text, list):
         _check_words(text, given.parts[0], limit)
         return text
-    for part, field in zip((text,) if isinstance(text, str) else text, given.parts, strict=True):
+    for part, name in zip((text,) if isinstance(text, str) else text, given.parts, strict=True):
         if len(part.encode()) > limit:
-            raise over(field, limit, "bytes", "send a shorter text")
+            raise over(name, limit, "bytes", "send a shorter text")
         if not part.strip():
-            raise _blank(field)
+            raise _blank(name)
     return text
 
 

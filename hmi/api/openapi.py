@@ -9,7 +9,7 @@ from pydantic import TypeAdapter
 from pydantic.json_schema import JsonSchemaMode
 
 import hmi
-from hmi.api.errors import RETRY_AFTER_S, STATUS
+from hmi.api.errors import RETRY_AFTER_S, status_of
 from hmi.api.protocols.base import JSON
 from hmi.api.route import OPAQUE_PATTERN, PARAMETERS, Route
 
@@ -74,6 +74,10 @@ class _Schemas:
     def body(self, route: Route) -> Any:
         return self._by_key[f"{_key(route)}:body"]
 
+    def fields(self, route: Route) -> Any:
+        """The schema of an object that is the body, not a reference to it."""
+        return self.definitions[self.body(route)["$ref"].rpartition("/")[2]]
+
     def answer(self, route: Route) -> Any:
         return self._by_key[f"{_key(route)}:answer"]
 
@@ -90,7 +94,7 @@ def _operation(route: Route, schemas: _Schemas) -> dict[str, Any]:
     operation: dict[str, Any] = {
         "operationId": "_".join([route.method.lower(), *words]).replace(".", "_"),
         "summary": route.summary,
-        "tags": [words[0]],
+        "tags": [words[0] if words else "page"],
         "parameters": _parameters(route),
         "responses": _responses(route, schemas),
         "security": [{"key": []}, {}] if route.scope is not None else [],
@@ -103,6 +107,8 @@ def _operation(route: Route, schemas: _Schemas) -> dict[str, Any]:
 
 
 def _content(route: Route, schemas: _Schemas) -> dict[str, Any]:
+    if route.form:
+        return _form(route, schemas)
     json_schema = schemas.body(route)
     content: dict[str, Any] = {JSON: {"schema": json_schema}}
     if route.raw is not None:
@@ -121,6 +127,24 @@ def _content(route: Route, schemas: _Schemas) -> dict[str, Any]:
     return content
 
 
+def _form(route: Route, schemas: _Schemas) -> dict[str, Any]:
+    """The content of a body whose fields are multipart parts of their own."""
+    fields, binary = schemas.fields(route), {"type": "string", "format": "binary"}
+    return {
+        "multipart/form-data": {
+            "schema": {
+                "type": "object",
+                "properties": {**fields["properties"], **dict.fromkeys(route.files, binary)},
+                "required": [
+                    *fields.get("required", ()),
+                    *(n for n, needed in route.files.items() if needed),
+                ],
+                "additionalProperties": False,
+            }
+        }
+    }
+
+
 def _parameters(route: Route) -> list[dict[str, Any]]:
     found = []
     for name in route.parameters:
@@ -131,6 +155,9 @@ def _parameters(route: Route) -> list[dict[str, Any]]:
     if route.query is not None:
         for name, schema in route.query.model_json_schema()["properties"].items():
             found.append({"name": name, "in": "query", "required": False, "schema": _not_null(schema)})
+    for name, described in route.headers.items():
+        header = {"name": name, "in": "header", "required": False, "schema": {"type": "string"}}
+        found.append({**header, "description": described})
     if route.etag:
         schema = {"type": "string"}
         found.append({"name": "If-None-Match", "in": "header", "required": False, "schema": schema})
@@ -161,7 +188,7 @@ def _responses(route: Route, schemas: _Schemas) -> dict[str, Any]:
         responses["304"] = {"description": "Unchanged: If-None-Match gives the current ETag."}
     by_status: dict[int, list[str]] = {}
     for kind in sorted(error_kinds(route)):
-        by_status.setdefault(STATUS[kind], []).append(kind)
+        by_status.setdefault(status_of(kind, route.dialect), []).append(kind)
     for status, kinds in sorted(by_status.items()):
         responses[str(status)] = _error_response(status, kinds, schemas.error(route))
     return responses

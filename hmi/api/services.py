@@ -11,10 +11,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from hmi.api.auth import Auth
 from hmi.api.bodies import Bodies
+from hmi.api.caller import Caller
 from hmi.api.inference import Inference, InferenceEngine
 from hmi.api.limited_log import LimitedLog
+from hmi.api.minutes import Minutes
 from hmi.api.quotas import Quotas
 from hmi.api.scrape import Scrape
+from hmi.api.shared import Shared
 from hmi.api.shares import Shares
 from hmi.api.uploads import Uploads
 from hmi.config import Settings
@@ -69,6 +72,10 @@ class Services:
     places: Shares
     """Places for requests under way, as many as there may be connections."""
     scrape: Scrape
+    minutes: Minutes
+    """The figures of the last day, minute by minute."""
+    counts: Shared[dict[str, int]]
+    """The numbers of roots, domains, tenants and models."""
     phase: Phase = "starting"
     """It ends with starting, serving and draining, in this order. A server begins with compiling."""
     started: str = field(default_factory=now)
@@ -96,6 +103,20 @@ class Services:
         if self.phase != "serving":
             raise self.not_yet()
 
+    def check_ready(self) -> None:
+        """Raise Unavailable while the server compiles, starts or drains, and while a part of the engine is
+        down."""
+        if self.phase in ("compiling", "starting"):
+            raise self.not_yet()
+        if self.phase == "serving" and self.engine.ready():
+            return
+        kind = Stopping if self.phase == "draining" else Unavailable
+        trouble = self.engine.trouble()
+        why = (
+            "" if trouble is None else f", but a part of the engine failed and is being restarted ({trouble})"
+        )
+        raise kind(f"the server is {self.phase}{why}: try again in a few seconds", phase=self.phase)
+
     def not_yet(self) -> Unavailable:
         """The answer to a request before the server serves."""
         why = " for this processor, once for each installation" if self.phase == "compiling" else ""
@@ -112,10 +133,15 @@ class Services:
 
 
 SERVICES: web.AppKey[Services]
-"""The application's services. Made at its first use, since commands have services without an application."""
+"""The application's services."""
+CALLER: web.RequestKey[Caller]
+"""The caller of a call to infer."""
 
 
 def __getattr__(name: str) -> Any:
-    if name != "SERVICES":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return globals().setdefault(name, web.AppKey("services", Services))
+    """Make the keys at their first use, since commands have services without a web server."""
+    if name == "SERVICES":
+        return globals().setdefault(name, web.AppKey("services", Services))
+    if name == "CALLER":
+        return globals().setdefault(name, web.RequestKey("caller", Caller))
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

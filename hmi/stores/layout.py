@@ -77,6 +77,11 @@ class Layout:
         return self.data / "misses"
 
     @property
+    def files(self) -> Path:
+        """Files that callers keep for later jobs, by their ids."""
+        return self.data / "files"
+
+    @property
     def incoming(self) -> Path:
         """Uploads that no job has taken over yet."""
         return self.data / "incoming"
@@ -140,13 +145,13 @@ def refuse_lost_registry(registry: Path) -> None:
     data, layout = registry / "data.mdb", Layout(registry.parent)
     if data.exists() and data.stat().st_size:
         return
-    folders = (layout.roots, layout.adapters, layout.jobs)
+    folders = (layout.roots, layout.adapters, layout.jobs, layout.files)
     held = any(
         not path.name.startswith(".") for folder in folders if folder.is_dir() for path in folder.iterdir()
     )
     if held and not (data.exists() and data.stat().st_size):
         raise Damaged(
-            "the registry is missing or empty beside roots, adapters or jobs: restore <data>/registry "
+            "the registry is missing or empty beside roots, adapters, jobs or files: restore <data>/registry "
             "from a backup"
         )
 

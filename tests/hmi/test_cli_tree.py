@@ -54,6 +54,7 @@ COMMANDS = {
     "key create": "acme",
     "key list": "acme",
     "key revoke": "k1 acme",
+    "key rotate": "k1 acme",
     "model cascade delete": "acme.m --yes",
     "model cascade show": "acme.m",
     "model create": "acme.m ROWS --domain tiny",
@@ -98,6 +99,7 @@ COMMANDS = {
     "tenant delete": "acme --yes",
     "tenant list": "",
     "tenant set": "acme --weight 2",
+    "tenant show": "acme",
     "top": "",
 }
 """The arguments of each command. FILE, ROWS and ADAPTER are paths that exist, OUT is one that does not."""

@@ -13,10 +13,27 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from hmi.api.asks import Ask, AskResult
+from hmi.core import ModelId, ModelRecord, ModelVersion
 
 JSON = "application/json"
 UNNAMED = "application/octet-stream"
 """The media type of a body without a Content-Type (RFC 9110, section 8.3)."""
+
+
+class Models(Protocol):
+    """The models that a caller reaches. Each look-up takes microseconds."""
+
+    def default(self) -> ModelId:
+        """The model of a call that names none. Raises InvalidInput if there is none."""
+        ...
+
+    def record(self, model: ModelId) -> ModelRecord:
+        """A model with its versions. Raises NotFound, also if the caller does not reach it."""
+        ...
+
+    def live(self, model: ModelId) -> ModelVersion:
+        """The version of a model that answers. Raises NotFound, also if the caller does not reach it."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -28,6 +45,8 @@ class Where:
     headers: Mapping[str, str] = field(default_factory=dict)
     """By name in lower case."""
     query: Mapping[str, str] = field(default_factory=dict)
+    models: Models | None = None
+    """What the caller may know of models. None while a body is read, and in tests."""
 
 
 class BodyReader(Protocol):
@@ -96,6 +115,8 @@ class Endpoint:
     be parsed a second time to find out whether it gives a name twice; None always parses it again."""
     raw: RawBody | None = None
     """How to read the body if it is not simply JSON. `body` then only documents its JSON form."""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """Headers that choose what the call does, each with its description."""
     raw_answer: str | None = None
     """The media type of the answer's other form, if `encode` may return a `Raw`."""
 
@@ -128,8 +149,13 @@ class Dialect(Protocol):
         `/v20`."""
         ...
 
+    @property
+    def statuses(self) -> Mapping[str, int]:
+        """The HTTP statuses that differ from those of `hmi.api.errors`, by the kind of the error."""
+        ...
+
     def encode_error(self, failure: Failure) -> dict[str, Any]:
-        """The JSON body of an error, of the type `error`. `hmi.api.errors` chooses the status."""
+        """The JSON body of an error, of the type `error`."""
         ...
 
 

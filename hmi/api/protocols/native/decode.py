@@ -58,10 +58,12 @@ def _ask(
         exact=body.parameters.exact,
         scores="scores" in wanted,
         provenance="provenance" in wanted,
+        words="words" in wanted,
         deadline_ms=body.parameters.deadline_ms,
         utility=body.parameters.utility,
         priority=body.parameters.priority,
         calibrated=body.parameters.calibrated,
+        aggregation=body.parameters.aggregation,
         early=body.parameters.early,
         place=place,
     )
