@@ -6,8 +6,7 @@ import hashlib
 import json
 from dataclasses import replace
 from functools import cache
-
-from aiohttp import web
+from typing import TYPE_CHECKING
 
 from hmi.api.handlers import (
     check,
@@ -60,6 +59,11 @@ from hmi.api.schemas_tenants import (
     TenantView,
     UsageView,
 )
+
+if TYPE_CHECKING:
+    from aiohttp import web
+else:
+    from hmi.api.late import web
 
 CORPUS = {"corpus": True}
 TENANT, KEYS = "/manage/tenants/{tenant}", "/manage/tenants/{tenant}/keys"

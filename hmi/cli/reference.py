@@ -147,7 +147,7 @@ def _range(about: dict[str, Any]) -> str:
 
 def metrics() -> str:
     """Return the page of all metrics. It loads the engine, which takes seconds."""
-    from hmi.api.app import build_services
+    from hmi.api.building import build_services
     from hmi.config import Settings
 
     text = HEAD.format(title="Metrics") + (

@@ -11,7 +11,7 @@ from pydantic import TypeAdapter
 
 from hmi.api.asks import Ask, AskResult, Input
 from hmi.api.body import parse
-from hmi.api.dispatch import plain
+from hmi.api.plain import plain
 from hmi.api.protocols.base import Dialect, Endpoint, Failure, Where
 from hmi.api.protocols.native import NATIVE
 from hmi.api.schemas import ErrorAnswer
