@@ -17,6 +17,7 @@ from hmi.core import JobRecord, KeyRecord, ModelRecord, Progress, RootRecord, Te
 from hmi.execution.fastest import fastest, precision_of
 from hmi.manager import DomainInfo
 from hmi.metrics import Metrics, memory_by_tier
+from hmi.model.shares import threshold_of
 from hmi.stores.job_table import target_of
 from hmi.stores.profiles import Profile
 
@@ -108,6 +109,8 @@ def model_view(model: ModelRecord, exits: ExitsView | None = None) -> ModelView:
         metrics=live.metrics,
         bytes=live.bytes,
         objective=model.objective,
+        known_share=model.known_share,
+        known_threshold=threshold_of(live.known, model.known_share),
         cascade=cascade_brief(model.cascade),
         exits=exits,
         tokens=tokens_brief(model),

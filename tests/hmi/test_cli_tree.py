@@ -60,6 +60,7 @@ COMMANDS = {
     "model export-module": "acme.m OUT",
     "model feedback": "acme.m ROWS",
     "model import-module": "acme.m ADAPTER --domain tiny",
+    "model known": "acme.m",
     "model list": "",
     "model objective": "acme.m",
     "model publish": "acme.m 1",
