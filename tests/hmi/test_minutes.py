@@ -7,7 +7,6 @@ from dataclasses import replace
 from hmi.api.minutes import BUSIEST, KEPT, Minutes, Use
 from hmi.metrics import SECONDS, Metrics
 from hmi.metrics.reading import Reading, quantile_ms, read
-from hmi.usage import TenantUse
 
 NOTHING = Reading(outcomes={}, buckets=[0] * (len(SECONDS) + 1), tenants={})
 
@@ -15,7 +14,8 @@ NOTHING = Reading(outcomes={}, buckets=[0] * (len(SECONDS) + 1), tenants={})
 def used(**tenants: float) -> Reading:
     """A reading after these tenants have used so many ms of compute, a text for each."""
     uses = {
-        name: TenantUse(requests=1, inputs=int(ms), tokens=9, compute_ms=ms) for name, ms in tenants.items()
+        name: {"requests": 1, "inputs": int(ms), "tokens": 9, "compute_ms": ms}
+        for name, ms in tenants.items()
     }
     return replace(NOTHING, tenants=uses)
 
