@@ -325,7 +325,7 @@ ROUTES: tuple[Route, ...] = (
     *OPERATION,
     *PAGE,
 )
-INFERENCE = frozenset(route.path for route in ROUTES if route.count_members is not None)
+INFERENCE = frozenset(route.path for route in ROUTES if route.scope == "infer" and route.cancellable)
 """The paths of the calls to infer."""
 
 
