@@ -196,6 +196,19 @@ def test_entities_are_marked_in_the_text(browser: Any, place: Place) -> None:
         assert sight.page.evaluate(FAULTS) == []
 
 
+def test_a_pair_of_texts_is_asked_for_and_shown_text_by_text(browser: Any, place: Place) -> None:
+    with looking(browser, place.url, place.acme) as sight:
+        page = sight.page
+        sight.go("try/acme.pairs")
+        page.get_by_label("Text", exact=True).fill("cell gene")
+        page.get_by_label("Second text", exact=True).fill("gene, protein")
+        page.get_by_role("button", name="Ask").click()
+        page.wait_for_selector(".word")
+        first, second = page.locator(".reading").all()
+        assert (first.locator(".word").count(), second.locator(".word").count()) == (2, 3)
+        assert sight.quiet(), (sight.messages, sight.hosts)
+
+
 def test_a_job_can_be_cancelled_while_it_is_watched(browser: Any, place: Place, rows: Path) -> None:
     with looking(browser, place.url, place.acme) as sight:
         page = sight.page
