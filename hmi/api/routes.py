@@ -384,7 +384,7 @@ ROUTES: tuple[Route, ...] = (
     *OPERATION,
     *PAGE,
 )
-INFER_PATHS = frozenset(route.path for route in ROUTES if route.scope == "infer" and route.method == "POST")
+INFER_PATHS = frozenset(route.path for route in ROUTES if route.scope == "infer" and route.cancellable)
 """The paths of the calls that ask models, of all protocols."""
 
 

@@ -179,7 +179,13 @@ def test_an_answer_has_what_the_result_has(task: str, provenance: Provenance | N
         "version": 3,
         "timing": {"queue_ms": 1.0, "total_ms": 2.5},
     }
-    expected: dict[str, Any] = {**dict.fromkeys(EMPTY), "known": None, "truncated": False, **OUTPUTS[task]}
+    expected: dict[str, Any] = {
+        **dict.fromkeys(EMPTY),
+        "known": None,
+        "truncated": False,
+        "words": None,
+        **OUTPUTS[task],
+    }
     if expected["labels"] is not None:
         expected["labels"] = [{"label": label, "score": score} for label, score in expected["labels"]]
     if expected["entities"] is not None:
