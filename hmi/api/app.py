@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, get_args
 
 from aiohttp import web
 
+from hmi.api import chores
+from hmi.api.audit import Audit
 from hmi.api.auth import Auth, is_loopback
 from hmi.api.bodies import Bodies
 from hmi.api.connection import handler_settings, most_connections
@@ -27,6 +29,8 @@ from hmi.config import Settings
 from hmi.core import JobState
 from hmi.manager import Manager
 from hmi.metrics import Metrics
+from hmi.stores.audit.log import AuditLog
+from hmi.stores.layout import Layout
 from hmi.stores.tenant_cache import TenantCache
 
 if TYPE_CHECKING:
@@ -98,6 +102,7 @@ def build_services(
         bodies=Bodies(settings.body_bytes),
         places=Shares(most_connections(settings), "requests"),
         scrape=Scrape(metrics),
+        audit=Audit(AuditLog(Layout(settings.data).audit)),
     )
 
 
@@ -171,6 +176,7 @@ async def begin(services: Services) -> None:
     await asyncio.to_thread(services.uploads.clear)
     await services.engine.start()
     await asyncio.to_thread(services.manager.runner.start)
+    services.chores = asyncio.create_task(chores.run(services))
     services.phase = "serving"
 
 
@@ -178,6 +184,7 @@ async def _end(app: web.Application) -> None:
     """Drain and close the services."""
     services = app[SERVICES]
     await drain(services)
+    await chores.end(services)
     services.bodies.close()
     services.uploads.close()
     await asyncio.to_thread(services.manager.close)

@@ -9,7 +9,7 @@ from functools import cache
 
 from aiohttp import web
 
-from hmi.api.handlers import domains, health, infer, jobs, keys, roots, stats, tei, tenants
+from hmi.api.handlers import audit, domains, health, infer, jobs, keys, roots, stats, tei, tenants
 from hmi.api.openapi import document
 from hmi.api.protocols.huggingface import HUGGINGFACE, from_hub_client
 from hmi.api.protocols.native import NATIVE
@@ -17,6 +17,7 @@ from hmi.api.route import Call, Instead, Route
 from hmi.api.routes_models import CASCADES, MODELS
 from hmi.api.routes_openai import OPENAI_ROUTES
 from hmi.api.schemas import Health, JobAccepted, JobList, JobQuery, JobView, NoBody
+from hmi.api.schemas_audit import AuditPage, AuditQuery
 from hmi.api.schemas_domain import ChangeDomain, DomainList, DomainView, GrowDomain
 from hmi.api.schemas_manage import (
     ChangeRoot,
@@ -281,6 +282,19 @@ JOBS = (
     Route("GET", "/manage/stats", stats.stats, "What is kept, by tier.", StatsView, "admin"),
 )
 
+AUDIT = (
+    Route(
+        "GET",
+        "/manage/audit",
+        audit.list_audit,
+        "List lines of the audit log, oldest first.",
+        AuditPage,
+        "manage",
+        query=AuditQuery,
+        kinds=("not_found",),
+    ),
+)
+
 OPERATION = (
     Route("GET", "/healthz", health.healthz, "Whether the process is alive.", Health, while_draining=True),
     Route(
@@ -312,6 +326,7 @@ ROUTES: tuple[Route, ...] = (
     *MODELS,
     *CASCADES,
     *JOBS,
+    *AUDIT,
     *INFERENCE,
     *OPENAI_ROUTES,
     *tei.ROUTES,

@@ -27,6 +27,7 @@ COMMANDS = {
     "check": ("check", "check"),
     "profile": ("profile", "profile"),
     "top": ("top", "top"),
+    "audit": ("audit", "audit"),
 }
 
 

@@ -25,6 +25,9 @@ from tests.hmi.manager_lab import add_root
 
 REPO = Path(__file__).parents[2]
 COMMANDS = {
+    "audit follow": "--seconds 0",
+    "audit list": "",
+    "audit verify": "",
     "bench floods": "",
     "bench path": "",
     "bench plot": "--corpus FILE",
@@ -115,6 +118,7 @@ NO_URL = {
         (f"store {name}" for name in ("compact", "diff", "export", "gc", "import", "scrub", "verify")),
         "it reads or changes the files of the store",
     ),
+    "audit verify": "it reads the files of the log",
     "job resume": "a server resumes its jobs by itself",
     "profile executors": "it measures this machine",
     "profile stages": "it measures this machine",

@@ -77,6 +77,9 @@ async def show_tenant(call: Call) -> Reply:
 async def change_tenant(call: Call) -> Reply:
     body: ChangeTenant = call.body
     limits = {} if body.limits is None else body.limits.model_dump(exclude_unset=True)
+    # A limit that is given back to the server's default must show in the log, which leaves out null.
+    named = {name: "default" if value is None else value for name, value in limits.items()}
+    call.noted |= {"weight": body.weight, "limits": named or None}
     record = await asyncio.to_thread(
         call.services.manager.set_tenant, call.tenant(), weight=body.weight, limits=limits
     )
