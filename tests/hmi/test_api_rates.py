@@ -20,10 +20,10 @@ from hmi.api.inference import Inference
 from hmi.api.rates import RATES, REQUESTS, TOKENS, Rates
 from hmi.config import Settings
 from hmi.core import ModelId
-from hmi.engine import TextRequest, TextResult
+from hmi.engine import TextResult
 from hmi.errors import DeadlineExceeded, InvalidInput, QuotaExceeded, Unavailable
 from hmi.tenancy import Limits
-from tests.hmi.test_inference import Echo, texts
+from tests.hmi.test_inference import Counting, texts
 
 ACME = Caller("acme", frozenset({"infer"}))
 TOPIC, OTHER = ModelId("acme", "topic"), ModelId("zeta", "mood")
@@ -37,15 +37,6 @@ class Clock:
 
     def __call__(self) -> float:
         return self.at
-
-
-@dataclass
-class Counting(Echo):
-    """An engine that counts a token for each character."""
-
-    async def infer(self, requests: list[TextRequest]) -> Sequence[TextResult]:
-        await super().infer(requests)
-        return [TextResult(model=r.model, version=1, tokens=r.characters) for r in requests]
 
 
 @dataclass
