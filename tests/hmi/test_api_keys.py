@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from hmi.manager.tenants import new_key
 from hmi.record import time_text
 from hmi.stores import key_ring
 from hmi.stores.registry import Registry
+from hmi.stores.sealed import RegistryTxn
 from tests.hmi.api_world import World, hmi, running, tenant
 from tests.hmi.test_inference import Counting
 
@@ -198,7 +200,8 @@ def test_records_of_the_release_before_are_read(tmp_path: Path) -> None:
     """They were written by the release before keys expired and tenants had limits."""
     records = json.loads((Path(__file__).parent / "records_before_limits.json").read_text())
     opened = Registry.open(tmp_path / "registry")
-    opened._database.write(lambda t: [t.put(name, body.encode()) for name, body in records.items()])
+    for name, body in records.items():
+        opened._database.write(partial(RegistryTxn.put, key=name, value=body.encode()))
     opened.close()
     with closing(Registry.open(tmp_path / "registry", defaults=Limits(models=5))) as registry:
         assert (registry.tenant("acme").weight, registry.limits("acme")) == (2.0, Limits(models=5))
