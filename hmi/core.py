@@ -29,7 +29,9 @@ _NAME = re.compile(NAME_PATTERN)
 MAX_DOMAIN_PARTS = 7  # the limit of a ref in the PLOT store
 
 Task = Literal["classification", "pair", "multilabel", "regression", "tagging", "embedding"]
-JobKind = Literal["import_root", "build_plot", "fine_tune", "compact_plot", "profile_cascade", "shard_root"]
+JobKind = Literal[
+    "import_root", "build_plot", "fine_tune", "compact_plot", "profile_cascade", "shard_root", "backup"
+]
 CASCADE_TASKS: tuple[Task, ...] = ("classification", "pair")
 """The tasks that may have a cascade: their one label has a probability that a dispatcher can read."""
 JobState = Literal["queued", "running", "succeeded", "failed", "cancelled"]
@@ -181,6 +183,9 @@ class TaskRules(Record):
     """Embedding: how the root pools rows."""
     normalise: bool = True
     """Embedding: whether the root scales vectors to length 1."""
+    words: tuple[str, ...] = ()
+    """Tagging: how the training rows' words were split, as far as it differs from the defaults
+    (hmi.model.splitting)."""
     windows: bool = False
     """Whether a long text is read in overlapping windows (hmi.model.windows); otherwise it is cut."""
 

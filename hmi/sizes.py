@@ -1,4 +1,4 @@
-"""Parsing of sizes such as 50M, 1.5 GB, 64KiB, 4096. K, M, G and T are powers of 1024 in all spellings."""
+"""Sizes such as 50M, 1.5 GB, 64KiB, 4096. K, M, G and T are powers of 1024 in all spellings."""
 
 from __future__ import annotations
 
@@ -24,3 +24,12 @@ def parse_bytes(text: str, least: int = 0) -> int:
     if not least <= count < 1 << 60:
         raise ValueError(f"{text!r} is outside {least} to 2**60")
     return int(count) if unit or "." in number else int(number)
+
+
+def size(count: float) -> str:
+    """Return a number of bytes with a binary unit, such as "1.5 MiB"."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(count) < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"

@@ -55,6 +55,10 @@ class Usage:
         with self._lock:
             return _use_of(self._by_tenant.get(tenant, {}))
 
+    def all(self) -> dict[str, TenantUse]:
+        """The usage of every tenant that was active since the start."""
+        return {name: _use_of(fields) for name, fields in self._copied().items()}
+
     def forget(self, tenant: str) -> None:
         """Drop a deleted tenant's usage, so that a later tenant of the same name starts from zero."""
         with self._lock:
@@ -65,10 +69,7 @@ class Usage:
 
         Of tenants with the same recent compute, those with more requests come first.
         """
-        with self._lock:
-            live = dict(self._by_tenant)
-        # Outside the lock, which batches' accounting waits for. A copy of one dict is atomic.
-        rows = {tenant: fields.copy() for tenant, fields in live.items()}
+        rows = self._copied()
         recent = self._rank(rows)
         busiest = heapq.nlargest(
             count, rows, key=lambda name: (recent[name], rows[name].get("requests", 0), name)
@@ -78,6 +79,12 @@ class Usage:
         for fields in rows.values():
             other.update(fields)
         return {**result, "_other": _use_of(other)} if rows else result
+
+    def _copied(self) -> dict[str, dict[str, float]]:
+        with self._lock:
+            live = dict(self._by_tenant)
+        # Outside the lock, which batches' accounting waits for. A copy of one dict is atomic.
+        return {tenant: fields.copy() for tenant, fields in live.items()}
 
     def _rank(self, rows: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
         """Each tenant's recent compute; computed at scrapes, so that a batch's accounting stays short."""

@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, get_args
 
 from aiohttp import web
@@ -18,20 +19,25 @@ from hmi.api.bodies import Bodies
 from hmi.api.connection import handler_settings, most_connections
 from hmi.api.dispatch import DIALECTS, add_request_id, answer_errors, handler_of, no_answer_yet
 from hmi.api.inference import Inference, InferenceEngine
+from hmi.api.minutes import Minutes
+from hmi.api.observed import job_spans
 from hmi.api.rate_headers import add_rate_limits
 from hmi.api.rates import Rates
-from hmi.api.routes import ROUTES, contract
+from hmi.api.routes import INFER_PATHS, ROUTES, contract
 from hmi.api.scrape import Scrape
 from hmi.api.services import SERVICES, Services, Unfinished
+from hmi.api.shared import Shared
 from hmi.api.shares import Shares
 from hmi.api.uploads import Uploads
 from hmi.config import Settings
 from hmi.core import JobState
 from hmi.manager import Manager
 from hmi.metrics import Metrics
+from hmi.metrics.reading import read
 from hmi.stores.audit.log import AuditLog
 from hmi.stores.layout import Layout
 from hmi.stores.tenant_cache import TenantCache
+from hmi.telemetry.tracing import tracer_of
 
 if TYPE_CHECKING:
     from hmi.engine.bundles import Bundles
@@ -43,6 +49,8 @@ STALL_S = 5.0
 """At shutdown, a body of which no byte arrives for this long is given up."""
 CHECK_S = 0.25
 """Interval at which the shutdown checks the bodies that still arrive."""
+COUNTS_S = 5.0
+"""Age up to which the numbers of roots, domains, tenants and models are shown again."""
 log = logging.getLogger("hmi.api")
 
 
@@ -90,12 +98,15 @@ def build_services(
     metrics.watch_jobs(manager.registry.count_jobs, get_args(JobState))
     engine = engine_of(manager, metrics)
     manager.on_deleted = engine.forget
+    tracer = tracer_of(settings)
+    if tracer is not None:
+        manager.runner.on_ended = job_spans(tracer)
     rates = Rates(TenantCache(manager.registry).limits, settings.tenant_burst_s)
     return Services(
         settings=settings,
         manager=manager,
         engine=engine,
-        inference=Inference(engine, settings, rates),
+        inference=Inference(engine, settings, rates=rates),
         metrics=metrics,
         auth=Auth(manager.registry, is_loopback(settings.host)),
         uploads=Uploads(settings),
@@ -103,7 +114,20 @@ def build_services(
         places=Shares(most_connections(settings), "requests"),
         scrape=Scrape(metrics),
         audit=Audit(AuditLog(Layout(settings.data).audit)),
+        tracer=tracer,
+        minutes=Minutes(partial(read, metrics, INFER_PATHS)),
+        counts=Shared(partial(_counts, manager), COUNTS_S),
     )
+
+
+def _counts(manager: Manager) -> dict[str, int]:
+    registry = manager.registry
+    return {
+        "roots": len(registry.roots(tolerant=True)),
+        "domains": len(manager.plots.refs()),
+        "tenants": registry.count_tenants(),
+        "models": registry.count_models(),
+    }
 
 
 def application(services: Services, *, begun: bool = True) -> web.Application:
@@ -177,6 +201,7 @@ async def begin(services: Services) -> None:
     await services.engine.start()
     await asyncio.to_thread(services.manager.runner.start)
     services.chores = asyncio.create_task(chores.run(services))
+    services.minutes.start()
     services.phase = "serving"
 
 
@@ -185,6 +210,9 @@ async def _end(app: web.Application) -> None:
     services = app[SERVICES]
     await drain(services)
     await chores.end(services)
+    await services.minutes.stop()
     services.bodies.close()
     services.uploads.close()
     await asyncio.to_thread(services.manager.close)
+    if services.tracer is not None:
+        await asyncio.to_thread(services.tracer.close)

@@ -48,11 +48,13 @@ class Ask:
     scores: bool = False
     """Return the probability of every label."""
     raw: bool = False
-    """Return the head's outputs, too (`TextResult.outputs`)."""
+    """Return the head's outputs, too (`Answer.outputs`)."""
     normalise: bool | None = None
     """Of an embedding: scale it to length 1, or do not. None: as the root's authors do."""
     provenance: bool = False
     """Return the answer's provenance."""
+    words: bool = False
+    """Return the n-grams that answered each word."""
     calibrated: bool = False
     """Return calibrated probabilities."""
     aggregation: Aggregation = "simple"

@@ -103,9 +103,13 @@ class Audit:
         self.sum_up(all_of_them=True)
         if self._left_out:
             self.later({"event": "refused", "who": "nobody", "left_out": self._left_out})
+        await self.settled()
+        await asyncio.to_thread(self.log.close)
+
+    async def settled(self) -> None:
+        """Wait until no line waits to be written."""
         while self._writer is not None and not self._writer.done():
             await asyncio.gather(self._writer, return_exceptions=True)
-        await asyncio.to_thread(self.log.close)
 
     def _sum_up(self, counted: tuple[float, int, Fields]) -> None:
         _, count, first = counted

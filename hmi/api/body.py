@@ -19,7 +19,7 @@ from hmi.api.errors import UnsupportedMediaType, from_validation, over, pointer
 from hmi.api.expand import ENCODINGS, Encoding, Limit, decompressed
 from hmi.api.inflow import Inflow
 from hmi.api.json_text import DEEPEST, malformed, refuse_repeated, too_deep
-from hmi.api.protocols.base import JSON, JsonReader, Where
+from hmi.api.protocols.base import JSON, Where
 from hmi.api.route import Call, Route
 from hmi.api.services import Services
 from hmi.api.shares import Loan
@@ -82,6 +82,36 @@ def parse(model: Any, data: bytes, count_members: Callable[[Any], int] | None = 
         raise from_validation(error, model) from error
     refuse_repeated(data, None if count_members is None else partial(count_members, found))
     return found
+
+
+@dataclass(frozen=True)
+class Reader:
+    """Reads the parts of a body under the limits of a route. It implements `BodyReader`."""
+
+    route: Route
+    most: Census
+    """The most values and members of JSON objects in each part."""
+    loan: Loan
+    """The memory reserved for the body; it grows by each value."""
+
+    def json(self, model: Any, data: bytes, count_members: Callable[[Any], int] | None = None) -> Any:
+        found = census(data, self.most)
+        if found.depth > DEEPEST:
+            raise too_deep()
+        self._hold(found)
+        return parse(model, data, count_members)
+
+    def hold(self, values: int) -> None:
+        self._hold(Census(values, 0))
+
+    def _hold(self, found: Census) -> None:
+        """Reserve memory. TooLarge names the route's `inputs_field`: no other field can hold that many."""
+        field = self.route.inputs_field
+        if found.values > self.most.values:
+            raise over(field, self.most.values, "JSON values (texts and words)", "send several requests")
+        if found.members > self.most.members:
+            raise over(field, self.most.members, "fields of objects", "send several requests")
+        self.loan.cover(self.loan.amount + found.values * VALUE_BYTES)
 
 
 async def receive(route: Route, call: Call, request: web.Request, loan: Loan) -> Received:
@@ -239,7 +269,7 @@ async def _parsed(
 
     Returns (an instance of `route.body`, or what `route.raw` reads; SHA-256; bytes after decompression).
     """
-    read_json = _reader(route, services.settings, loan)
+    reader = Reader(route, _most_values(route, services.settings), loan)
 
     def work() -> tuple[Any, str, int]:
         data = sent
@@ -247,44 +277,18 @@ async def _parsed(
             data = decompressed(sent, encoding, limit, lambda size: loan.cover(len(sent) + 2 * size))
         digest = hashlib.sha256(data).hexdigest() if route.creates else ""
         if route.raw is not None:
-            return route.raw.read(data, where, read_json), digest, len(data)
-        return read_json(route.body, data, route.count_members), digest, len(data)
+            return route.raw.read(data, where, reader), digest, len(data)
+        return reader.json(route.body, data, route.count_members), digest, len(data)
 
     if encoding == "identity" and len(sent) <= LIGHT_BYTES and census(sent, LIGHT).within(LIGHT):
         return work()
     return await services.bodies.work(loan.holder, work)
 
 
-def _reader(route: Route, settings: Settings, loan: Loan) -> JsonReader:
-    """A reader of JSON under the limits of `route`, which reserves memory by `loan`."""
-    most = _most_values(route, settings)
-
-    def read(model: Any, data: bytes, count_members: Callable[[Any], int] | None = None) -> Any:
-        found = census(data, most)
-        _check_census(found, most, route)
-        loan.cover(loan.amount + found.values * VALUE_BYTES)
-        return parse(model, data, count_members)
-
-    return read
-
-
 def _most_values(route: Route, settings: Settings) -> Census:
     """The most values and members that a body of this route may hold."""
     inputs = max(settings.max_inputs, 16) if _is_inference(route) else 16
     return Census(VALUES_AN_INPUT * inputs, 64 + MEMBERS_AN_INPUT * inputs)
-
-
-def _check_census(found: Census, most: Census, route: Route) -> None:
-    """Raise Malformed for a body nested too deeply, and TooLarge for too many values or members.
-
-    TooLarge names the route's `inputs_field`: no other field can hold that many.
-    """
-    if found.depth > DEEPEST:
-        raise too_deep()
-    if found.values > most.values:
-        raise over(route.inputs_field, most.values, "JSON values (texts and words)", "send several requests")
-    if found.members > most.members:
-        raise over(route.inputs_field, most.members, "fields of objects", "send several requests")
 
 
 @cache

@@ -88,7 +88,7 @@ class Connection(web.RequestHandler):
     A guest is a connection beyond the limit: it is closed after its first answer.
     """
 
-    __slots__ = ("address", "guest", "loop_s", "owner", "since", "unsent", "wire")
+    __slots__ = ("address", "connecting", "guest", "loop_s", "owner", "since", "unsent", "wire")
 
     def __init__(self, server: web.Server, owner: Owner, address: str, guest: bool, **settings: Any) -> None:
         # 0 turns off aiohttp's reading of the rest of a body: _discard does that instead.
@@ -105,6 +105,8 @@ class Connection(web.RequestHandler):
         """Bytes of answers that the client has not read, and the loop's time since when that number is
         the same."""
         self.wire: asyncio.Transport | None = None
+        self.connecting: asyncio.Task[None] | None = None
+        """The task that connects it, and shakes hands if it uses TLS; None once that is done."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.wire = cast(asyncio.Transport, transport)
@@ -125,6 +127,22 @@ class Connection(web.RequestHandler):
         self.force_close()
         if self.wire is not None:
             self.wire.abort()
+        elif self.connecting is not None:
+            self.connecting.cancel()
+
+    @property
+    def encrypted(self) -> bool:
+        """Whether the connection uses TLS."""
+        return self.wire is not None and self.wire.get_extra_info("ssl_object") is not None
+
+    def unsent_bytes(self) -> int:
+        """Bytes of answers that this process still holds for the client."""
+        if self.wire is None:
+            return 0
+        # Under TLS there are two buffers: what is not encrypted yet, and what is not sent yet.
+        under = getattr(getattr(self.wire, "_ssl_protocol", None), "_transport", None)
+        beneath = under.get_write_buffer_size() if under is not None else 0
+        return self.wire.get_write_buffer_size() + beneath
 
     async def finish_response(
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None

@@ -22,6 +22,8 @@ from hmi.api.errors import INTERNAL as INTERNAL_MESSAGE
 from hmi.api.errors import MethodNotAllowed, headers_of, known, status_of
 from hmi.api.idempotency import REPLAYED, KeyedRequest, exclusively, keyed_request
 from hmi.api.loop import off_loop
+from hmi.api.observed import HEADER as TRACE_HEADER
+from hmi.api.observed import Observed
 from hmi.api.protocols.base import JSON, Dialect, Failure, Raw, is_below
 from hmi.api.protocols.native import NATIVE
 from hmi.api.route import Call, Reply, Route
@@ -29,10 +31,12 @@ from hmi.api.services import SERVICES, Services, Stopping
 from hmi.api.shares import Loan
 from hmi.errors import HmiError, NotFound, Unavailable
 from hmi.stores.layout import without_paths
+from hmi.telemetry.context import tell
 
 log = logging.getLogger("hmi.api")
 REQUEST_ID: web.RequestKey[str] = web.RequestKey("request_id", str)
 OUTCOME: web.RequestKey[str] = web.RequestKey("outcome", str)
+OBSERVED: web.RequestKey[Observed] = web.RequestKey("observed", Observed)
 ROUTE: web.RequestKey[Route] = web.RequestKey("route", Route)
 DIALECTS: web.AppKey[tuple[Dialect, ...]] = web.AppKey("dialects", tuple[Dialect, ...])
 """The protocols that the application serves."""
@@ -81,18 +85,22 @@ async def answer_errors(request: web.Request, handler: AioHandler) -> web.Stream
     request[OUTCOME] = "ok"
     began(request)
     arrived = time.monotonic()
+    resource, services = request.match_info.route.resource, request.app[SERVICES]
+    route = resource.canonical if resource is not None else "unknown"
+    response: web.StreamResponse | None = None
+    request[OBSERVED] = observed = Observed(request, request[REQUEST_ID], route, services.tracer)
     try:
-        return await handler(request)
+        response = await handler(request)
+        return response
     except (asyncio.CancelledError, ConnectionResetError):
         request[OUTCOME] = "client_gone"
         raise
     except Exception as error:  # the edge of the process: every error becomes an answer
-        return _error(request, error)
+        response = _error(request, error)
+        return response
     finally:
-        route = request.match_info.route.resource
-        request.app[SERVICES].metrics.request(
-            route.canonical if route is not None else "unknown", request[OUTCOME], time.monotonic() - arrived
-        )
+        services.metrics.request(route, request[OUTCOME], time.monotonic() - arrived)
+        observed.end(request[OUTCOME], response, services.settings.access_log)
 
 
 async def no_answer_yet(request: web.Request) -> None:
@@ -104,6 +112,9 @@ async def add_request_id(request: web.BaseRequest, response: web.StreamResponse)
     request_id = request.get(REQUEST_ID)
     if request_id is not None:
         response.headers["X-Request-Id"] = request_id
+    observed = request.get(OBSERVED)
+    if observed is not None and observed.context.trace is not None:
+        response.headers[TRACE_HEADER] = observed.context.trace.traceresponse
     response.headers.setdefault("X-Content-Type-Options", "nosniff")
     if isinstance(request, web.Request) and request.app[SERVICES].phase == "draining":
         # aiohttp chose the Connection header before this signal, so it is set here, too. The
@@ -115,11 +126,13 @@ async def add_request_id(request: web.BaseRequest, response: web.StreamResponse)
 async def _serve(route: Route, request: web.Request, services: Services) -> web.StreamResponse:
     arrived = time.monotonic()
     caller = identified(route, request, request[REQUEST_ID], services)
+    tell(tenant=caller.tenant, model=request.match_info.get("model"), key_id=caller.key_id)
     call = Call(services, caller, request.match_info, arrived, request, id=request[REQUEST_ID])
     async with recorded(route, call, request):
         call.query = parse_query(route, request.query)
         # Reserved before any of the body is read, so that no tenant takes more than its share of the server.
         holder = call.holder()
+        tell(tenant=holder)
         places = services.places.loan(holder, 1 if route.scope else 0)
         with places, services.bodies.shares.loan(holder) as loan:
             try:
@@ -207,7 +220,8 @@ def plain(body: Any) -> Any:
 
 def _error(request: web.Request, error: Exception) -> web.Response:
     shaped, status, headers = shape(request, error)
-    return _json(_ENCODER.encode(shaped).encode(), status, headers)
+    # A message may quote bytes of the request that are no text: "?" stands for each.
+    return _json(_ENCODER.encode(shaped).encode(errors="replace"), status, headers)
 
 
 def shape(request: web.Request, error: Exception) -> tuple[dict[str, Any], int, dict[str, str]]:
@@ -262,7 +276,7 @@ def _text_in_chunks(body: Any) -> str:
 
 
 def _json(text: bytes, status: int, headers: Mapping[str, str]) -> web.Response:
-    return _bytes(text, status, headers, f"{JSON}; charset=utf-8")
+    return _bytes(text, status, headers, JSON)  # JSON is UTF-8: the media type has no charset (RFC 8259)
 
 
 def _bytes(body: bytes, status: int, headers: Mapping[str, str], media: str) -> web.Response:

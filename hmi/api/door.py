@@ -10,10 +10,12 @@ import socket
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from aiohttp import web
 
 from hmi.api.connection import Connection, handler_settings, most_connections
+from hmi.api.tls import SHUTDOWN_S, Certificates
 from hmi.config import Settings
 
 log = logging.getLogger("hmi.api")
@@ -57,19 +59,23 @@ class Door:
     request under way, the new one becomes a guest.
     """
 
-    def __init__(self, listener: socket.socket, server: web.Server, settings: Settings) -> None:
-        self._listener, self._server = listener, server
+    def __init__(
+        self,
+        listener: socket.socket,
+        server: web.Server,
+        settings: Settings,
+        certificates: Certificates | None = None,
+    ) -> None:
+        self._listener, self._server, self._certificates = listener, server, certificates
         self._limits, self._settings = Limits.of(settings), handler_settings(settings)
         self._loop = asyncio.get_running_loop()
         # Dicts as ordered sets, the longest-waiting first.
         self._all: dict[Connection, None] = {}
         self._fresh: dict[Connection, None] = {}
-        """Connections that have not sent a whole head yet."""
+        """Connections that have not sent a whole head yet, or not finished the handshake of TLS."""
         self._answered: dict[Connection, None] = {}
         """Idle connections, whose last request was answered."""
         self._by_address: Counter[str] = Counter()
-        self._arriving = 0
-        """Sockets that were accepted and have no transport yet."""
         self.resting = 0
         self._pause: asyncio.TimerHandle | None = None
         self._connecting: set[asyncio.Task[None]] = set()
@@ -92,10 +98,8 @@ class Door:
     # Connections call these four: see `connection.Owner`.
 
     def arrived(self, connection: Connection) -> None:
-        self._arriving -= 1
-        connection.since = self._loop.time()
-        self._all[connection] = self._fresh[connection] = None
-        self._listen()  # it has no request yet, so it can be closed to make room
+        if connection not in self._all:  # it was dropped before it had a transport
+            connection.abort()
 
     def busy(self, connection: Connection) -> None:
         self._fresh.pop(connection, None)
@@ -160,26 +164,38 @@ class Door:
         elif self._count() >= self._limits.connections:
             guest = not self._make_room(None)
         self._by_address[address] += 1
-        self._arriving += 1
         sock.setblocking(False)
-        task = self._loop.create_task(
-            self._connect(sock, Connection(self._server, self, address, guest, **self._settings))
-        )
+        connection = Connection(self._server, self, address, guest, **self._settings)
+        # It counts from here on, and can be closed to make room: a client may never finish its handshake.
+        connection.since = self._loop.time()
+        self._all[connection] = self._fresh[connection] = None
+        connection.connecting = task = self._loop.create_task(self._connect(sock, connection))
         self._connecting.add(task)
-        task.add_done_callback(self._connecting.discard)
+
+        def connected(task: asyncio.Task[None]) -> None:
+            self._connecting.discard(task)
+            connection.connecting = None
+            if connection.wire is None:
+                self.left(connection)
+                sock.close()
+
+        task.add_done_callback(connected)
 
     async def _connect(self, sock: socket.socket, connection: Connection) -> None:
+        tls: dict[str, Any] = {}
+        if self._certificates is not None:
+            tls = {
+                "ssl": self._certificates.context,
+                "ssl_handshake_timeout": self._limits.head_s,
+                "ssl_shutdown_timeout": SHUTDOWN_S,
+            }
         try:
-            await self._loop.connect_accepted_socket(lambda: connection, sock)
-        except OSError as error:  # the client has gone already
+            await self._loop.connect_accepted_socket(lambda: connection, sock, **tls)
+        except OSError as error:  # the client has gone already, or its handshake failed
             log.debug("a connection from %s failed: %s", connection.address or "this machine", error)
-            sock.close()
-        if connection.wire is None:
-            self._arriving -= 1
-            self._forget(connection.address)
 
     def _count(self) -> int:
-        return len(self._all) + self._arriving
+        return len(self._all)
 
     def _make_room(self, address: str | None) -> bool:
         """Close the longest-waiting idle connection, of `address` if given. False if all have requests
@@ -229,7 +245,7 @@ class Door:
 
 def _stalled(connection: Connection, now: float, idle_s: float) -> bool:
     """Return whether the client has read nothing of an answer for `idle_s` seconds."""
-    unsent = connection.wire.get_write_buffer_size() if connection.wire is not None else 0
+    unsent = connection.unsent_bytes()
     if not unsent or unsent != connection.unsent[0]:
         connection.unsent = (unsent, now)
     return now - connection.unsent[1] > idle_s

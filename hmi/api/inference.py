@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Protocol
 
@@ -14,11 +13,13 @@ from hmi.api.caller import Caller
 from hmi.api.errors import over
 from hmi.api.loop import off_loop
 from hmi.api.rates import Rates
+from hmi.api.tally import Tally
 from hmi.config import Settings
 from hmi.core import Deleted, ModelId
 from hmi.engine import TextRequest, TextResult
 from hmi.engine.request import Provenance
 from hmi.errors import InvalidInput
+from hmi.telemetry.tracing import span
 
 if TYPE_CHECKING:
     from hmi.model.tokenizer import Text
@@ -82,7 +83,9 @@ class Inference:
 
     engine: InferenceEngine
     settings: Settings
-    rates: Rates = dataclasses.field(default_factory=Rates)
+    tally: Tally = field(default_factory=Tally)
+    """Counts what each model answered."""
+    rates: Rates = field(default_factory=Rates)
 
     async def answer(
         self,
@@ -108,12 +111,15 @@ class Inference:
         if sum(len(ask.inputs) for ask in asks) > self.settings.max_inputs:
             raise over(field, self.settings.max_inputs, "inputs", "send several requests")
         requests = await off_loop(large, self._requests, asks, arrived, id)
-        with self.rates.charged(requests) as settle:
+        with self.rates.charged(requests) as settle, span("engine"):
             answered = await self.engine.infer(requests)
             settle(answered)
         results = iter(answered)
         total_ms = round((time.monotonic() - arrived) * 1000, 3)
-        return [_result(ask, list(islice(results, len(ask.inputs))), total_ms, id) for ask in asks]
+        made = [_result(ask, list(islice(results, len(ask.inputs))), total_ms, id) for ask in asks]
+        for result in made:
+            self.tally.add(result)
+        return made
 
     def _requests(self, asks: Sequence[Ask], arrived: float, id: str) -> list[TextRequest]:
         return [
@@ -133,6 +139,7 @@ class Inference:
                 raw=ask.raw,
                 normalise=ask.normalise,
                 provenance=ask.provenance,
+                words=ask.words,
                 deadline=deadline,
                 utility=ask.utility,
                 priority=ask.priority,
@@ -155,11 +162,11 @@ def _checked(given: Input, limit: int) -> Text:
     if isinstance(text, list):
         _check_words(text, given.parts[0], limit)
         return text
-    for part, field in zip((text,) if isinstance(text, str) else text, given.parts, strict=True):
+    for part, name in zip((text,) if isinstance(text, str) else text, given.parts, strict=True):
         if len(part.encode()) > limit:
-            raise over(field, limit, "bytes", "send a shorter text")
+            raise over(name, limit, "bytes", "send a shorter text")
         if not part.strip():
-            raise _blank(field)
+            raise _blank(name)
     return text
 
 

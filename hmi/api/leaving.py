@@ -12,6 +12,8 @@ from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
+from hmi.api.connection import Connection
+
 log = logging.getLogger("hmi.api")
 LINGER_S = 1.0
 """How long an idle connection stays open for a request, which then gets a 503."""
@@ -41,7 +43,7 @@ async def leave(
     while not await _ended(server, loop.time() + POLL_S):
         for connection in server.connections:
             if _is_idle(connection):
-                connection.force_close()
+                _close(connection)
         if loop.time() > max(until, began + LINGER_S + GRACE_S):
             log.warning(
                 "stopping with %d connections cut: their answers are read too slowly", len(server.connections)
@@ -58,6 +60,14 @@ async def _ended(server: web.Server, until: float) -> bool:
     while server.connections and loop.time() < until:
         await asyncio.sleep(POLL_S)
     return not server.connections
+
+
+def _close(connection: web.RequestHandler) -> None:
+    """Close an idle connection. Under TLS its client would have to agree, and idle clients do not read."""
+    if isinstance(connection, Connection) and connection.encrypted and not connection.unsent_bytes():
+        connection.abort()
+    else:
+        connection.force_close()
 
 
 def _is_idle(connection: web.RequestHandler) -> bool:

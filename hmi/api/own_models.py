@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hmi.api.caller import Caller
-from hmi.core import ModelId, ModelVersion
+from hmi.core import ModelId, ModelRecord, ModelVersion
 from hmi.errors import InvalidInput, NotFound
 from hmi.stores.registry import Registry
 
@@ -37,9 +37,13 @@ class OwnModels:
 
     def live(self, model: ModelId) -> ModelVersion:
         """The version of a model that answers. Raises NotFound, also if the caller does not reach it."""
+        return self.record(model).live
+
+    def record(self, model: ModelId) -> ModelRecord:
+        """A model with its versions. Raises NotFound, also if the caller does not reach it."""
         what = f"model {str(model)!r}"
         self.caller.must_reach(model.tenant, what, field="model")
         try:
-            return self.registry.model(model).live
+            return self.registry.model(model)
         except NotFound as error:
             raise NotFound(f"there is no {what}: check the name", field="model") from error

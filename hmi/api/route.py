@@ -8,15 +8,16 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from aiohttp import web
+from pydantic import StringConstraints
 
 from hmi.api.caller import Caller
 from hmi.api.own_models import OwnModels
 from hmi.api.protocols.base import JSON, Dialect, RawBody, Where
 from hmi.api.protocols.native import NATIVE
-from hmi.api.schemas import DomainName, ModelName, Name, Query
+from hmi.api.schemas import DomainName, ModelName, Name, Query, VersionNumber
 from hmi.api.services import Services
 from hmi.core import ID_PATTERN, DomainId, ModelId, Scope, check_name
 from hmi.errors import NotFound
@@ -195,6 +196,8 @@ PARAMETERS: dict[str, Any] = {
     "tenant": Name,
     "domain": DomainName,
     "root": Name,
+    "version": VersionNumber,
+    "file": Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_-]*\.[a-z]{2,4}$")],
 }
 """Types of path parameters. A parameter of any other name is an opaque id."""
 OPAQUE_PATTERN = f"^{ID_PATTERN}$"

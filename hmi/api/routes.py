@@ -9,15 +9,31 @@ from functools import cache
 
 from aiohttp import web
 
-from hmi.api.handlers import audit, domains, health, infer, jobs, keys, roots, stats, tei, tenants
+from hmi.api.handlers import (
+    check,
+    domains,
+    health,
+    infer,
+    jobs,
+    keys,
+    overview,
+    page,
+    roots,
+    stats,
+    tei,
+    tenants,
+)
 from hmi.api.openapi import document
 from hmi.api.protocols.huggingface import HUGGINGFACE, from_hub_client
 from hmi.api.protocols.native import NATIVE
 from hmi.api.route import Call, Instead, Route
+from hmi.api.routes_audit import AUDIT
+from hmi.api.routes_backups import BACKUPS
 from hmi.api.routes_models import CASCADES, MODELS
+from hmi.api.routes_oip import OIP_ROUTES
 from hmi.api.routes_openai import OPENAI_ROUTES
 from hmi.api.schemas import Health, JobAccepted, JobList, JobQuery, JobView, NoBody
-from hmi.api.schemas_audit import AuditPage, AuditQuery
+from hmi.api.schemas_check import CheckFile, CheckView
 from hmi.api.schemas_domain import ChangeDomain, DomainList, DomainView, GrowDomain
 from hmi.api.schemas_manage import (
     ChangeRoot,
@@ -28,6 +44,7 @@ from hmi.api.schemas_manage import (
     ShardRoot,
     UpdateDomain,
 )
+from hmi.api.schemas_overview import OverviewQuery, OverviewView
 from hmi.api.schemas_stats import StatsView
 from hmi.api.schemas_tenants import (
     ChangeTenant,
@@ -280,18 +297,48 @@ JOBS = (
     ),
     Route("DELETE", JOB, jobs.cancel_job, "Cancel a job.", JobView, "manage", kinds=("conflict",)),
     Route("GET", "/manage/stats", stats.stats, "What is kept, by tier.", StatsView, "admin"),
-)
-
-AUDIT = (
     Route(
         "GET",
-        "/manage/audit",
-        audit.list_audit,
-        "List lines of the audit log, oldest first.",
-        AuditPage,
+        "/manage/overview",
+        overview.show,
+        "The server at a glance, with the last minutes or hours.",
+        OverviewView,
         "manage",
-        query=AuditQuery,
+        query=OverviewQuery,
+    ),
+    Route(
+        "POST",
+        "/manage/check",
+        check.check,
+        "Check a file of rows or text as a job would, without starting one.",
+        CheckView,
+        "manage",
+        body=CheckFile,
+        files={"data": True},
+        kinds=("invalid_data",),
+    ),
+)
+
+PAGE = (
+    Route("GET", "/", page.index, "The page.", media="text/html", while_draining=True, etag=True),
+    Route(
+        "GET",
+        "/page/{file}",
+        page.file,
+        "A file of the page.",
+        media="*/*",
+        while_draining=True,
+        etag=True,
         kinds=("not_found",),
+    ),
+    Route(
+        "GET",
+        "/dashboard",
+        page.dashboard,
+        "Redirects to the page.",
+        media="text/plain",
+        status=308,
+        while_draining=True,
     ),
 )
 
@@ -330,8 +377,13 @@ ROUTES: tuple[Route, ...] = (
     *INFERENCE,
     *OPENAI_ROUTES,
     *tei.ROUTES,
+    *OIP_ROUTES,
+    *BACKUPS,
     *OPERATION,
+    *PAGE,
 )
+INFER_PATHS = frozenset(route.path for route in ROUTES if route.scope == "infer" and route.method == "POST")
+"""The paths of the calls that ask models, of all protocols."""
 
 
 def openapi_text() -> str:

@@ -31,6 +31,7 @@ DomainName = Annotated[
     StringConstraints(pattern=f"^{DOMAIN_PATTERN}$"),
     Field(description="root/branch[/sub…]; '.' is accepted for '/'", examples=["minilm/biomedical"]),
 ]
+VersionNumber = Annotated[str, StringConstraints(pattern=r"^[1-9][0-9]{0,9}$")]
 JobId = Annotated[str, StringConstraints(pattern=f"^{ID_PATTERN}$")]
 Alpha = Annotated[
     float, Field(ge=0, le=100, description="Percent of the corpus' trigram occurrences that the PLOT covers.")

@@ -14,17 +14,19 @@ from contextlib import ExitStack
 
 from aiohttp import BadContentDispositionHeader, BadContentDispositionParam, web
 
-from hmi.api import leaving
+from hmi.api import leaving, notify
 from hmi.api.app import DRAIN_S, application, begin, build_services, drain
 from hmi.api.auth import check_binding
 from hmi.api.door import Door
-from hmi.api.garbage import short_collections
+from hmi.api.garbage import end_without_collections, short_collections
 from hmi.api.server_lock import announced, owning
 from hmi.api.services import Services
+from hmi.api.tls import Certificates, certificates_of
 from hmi.config import Settings
 from hmi.errors import Conflict, InvalidInput
 from hmi.execution.compiling import compile_all
 from hmi.manager.maintenance import probe_plots
+from hmi.telemetry import logs
 
 log = logging.getLogger("hmi.api")
 SWITCH_S = 0.0005
@@ -43,23 +45,29 @@ def serve(settings: Settings) -> None:
     for quoting in (BadContentDispositionHeader, BadContentDispositionParam):
         warnings.simplefilter("ignore", quoting)
     sys.setswitchinterval(SWITCH_S)
+    end_without_collections()
+    logs.configure(settings.log_format, settings.log_level)
+    certificates = certificates_of(settings)
     with ExitStack() as stack:
         stack.enter_context(owning(settings.data))
         listener = stack.enter_context(_listen(settings.host, settings.port))
         probe_plots(settings.data)
         services = build_services(settings)
         check_binding(settings.host, services.manager.registry)
-        url = url_of(settings.host, listener.getsockname()[1])
+        url = url_of(settings.host, listener.getsockname()[1], tls=certificates is not None)
         stack.enter_context(announced(settings.data, url))
-        asyncio.run(_serve(services, listener, url))
+        asyncio.run(_serve(services, listener, url, certificates))
 
 
-def url_of(host: str, port: int) -> str:
+def url_of(host: str, port: int, *, tls: bool = False) -> str:
     """The server's URL; `host` may be an IPv6 address."""
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    scheme = "https" if tls else "http"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
-async def _serve(services: Services, listener: socket.socket, url: str) -> None:
+async def _serve(
+    services: Services, listener: socket.socket, url: str, certificates: Certificates | None
+) -> None:
     stop, stopping = asyncio.Event(), threading.Event()
     loop = asyncio.get_running_loop()
 
@@ -69,6 +77,7 @@ async def _serve(services: Services, listener: socket.socket, url: str) -> None:
 
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, end)
+    watching = _watch(certificates, loop)
     # handler_cancellation: when a client disconnects, its request is cancelled. dispatch
     # shields what must be finished.
     app = application(services, begun=False)
@@ -76,23 +85,38 @@ async def _serve(services: Services, listener: socket.socket, url: str) -> None:
     services.phase = "compiling"
     await runner.setup()
     assert runner.server is not None
-    door = Door(listener, runner.server, services.settings)
+    door = Door(listener, runner.server, services.settings, certificates)
     try:
-        async with short_collections(lambda: not services.in_flight.count):
+        async with notify.watched(), short_collections(lambda: not services.in_flight.count):
             door.open()  # health calls are answered from here on
             await asyncio.to_thread(compile_all, stopping)
             if not stopping.is_set():
                 await begin(services)
                 log.info("%s", greeting(services, url))
+                notify.tell("READY=1")
             await stop.wait()
+            notify.tell("STOPPING=1")
             log.info("stopping: new requests get 503, accepted ones are answered")
             until = loop.time() + DRAIN_S
             await drain(services)
             await leaving.leave(runner.server, listener, door.stop, until)
             log.info("stopped: %d requests got 503 meanwhile", services.refused)
     finally:
+        if watching is not None:
+            watching.cancel()
         await door.stop()
         await runner.cleanup()
+
+
+def _watch(certificates: Certificates | None, loop: asyncio.AbstractEventLoop) -> asyncio.Task[None] | None:
+    """Reload the certificate on SIGHUP and when its files change. Without one, SIGHUP ends the process, but
+    under systemd does nothing, since there it comes from `systemctl reload`."""
+    if certificates is None:
+        if notify.supervised():
+            loop.add_signal_handler(signal.SIGHUP, lambda: None)
+        return None
+    loop.add_signal_handler(signal.SIGHUP, certificates.reload)
+    return loop.create_task(certificates.watch())
 
 
 def greeting(services: Services, url: str) -> str:

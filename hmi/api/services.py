@@ -17,8 +17,10 @@ from hmi.api.bodies import Bodies
 from hmi.api.caller import Caller
 from hmi.api.inference import Inference, InferenceEngine
 from hmi.api.limited_log import LimitedLog
+from hmi.api.minutes import Minutes
 from hmi.api.quotas import Quotas
 from hmi.api.scrape import Scrape
+from hmi.api.shared import Shared
 from hmi.api.shares import Shares
 from hmi.api.uploads import Uploads
 from hmi.config import Settings
@@ -27,6 +29,7 @@ from hmi.engine.in_flight import InFlight
 from hmi.errors import Unavailable
 from hmi.manager import Manager
 from hmi.metrics import Metrics
+from hmi.telemetry.tracing import Tracer
 
 log = logging.getLogger("hmi.api")
 Phase = Literal["compiling", "starting", "serving", "draining"]
@@ -68,6 +71,10 @@ class Services:
     """Places for requests under way, as many as there may be connections."""
     scrape: Scrape
     audit: Audit
+    minutes: Minutes
+    """The figures of the last day, minute by minute."""
+    counts: Shared[dict[str, int]]
+    """The numbers of roots, domains, tenants and models."""
     phase: Phase = "starting"
     """It ends with starting, serving and draining, in this order. A server begins with compiling."""
     started: str = field(default_factory=now)
@@ -80,6 +87,8 @@ class Services:
     refused: int = 0
     """Number of requests that arrived after the signal to stop."""
     limited_log: LimitedLog = field(default_factory=lambda: LimitedLog(log))
+    tracer: Tracer | None = None
+    """Sends the spans of requests; None: nothing is traced."""
     working: set[asyncio.Task[web.StreamResponse]] = field(default_factory=set)
     """Tasks of requests that are finished even if their client disconnects. The set keeps them alive."""
     chores: asyncio.Task[None] | None = None
@@ -94,6 +103,20 @@ class Services:
             raise Stopping("the server is stopping: try again in a few seconds")
         if self.phase != "serving":
             raise self.not_yet()
+
+    def check_ready(self) -> None:
+        """Raise Unavailable while the server compiles, starts or drains, and while a part of the engine is
+        down."""
+        if self.phase in ("compiling", "starting"):
+            raise self.not_yet()
+        if self.phase == "serving" and self.engine.ready():
+            return
+        kind = Stopping if self.phase == "draining" else Unavailable
+        trouble = self.engine.trouble()
+        why = (
+            "" if trouble is None else f", but a part of the engine failed and is being restarted ({trouble})"
+        )
+        raise kind(f"the server is {self.phase}{why}: try again in a few seconds", phase=self.phase)
 
     def not_yet(self) -> Unavailable:
         """The answer to a request before the server serves."""

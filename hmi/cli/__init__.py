@@ -10,6 +10,7 @@ import click
 import hmi
 from hmi.cli.base import LazyGroup
 from hmi.errors import HmiError
+from hmi.telemetry import logs
 
 COMMANDS = {
     "serve": ("serve", "serve"),
@@ -17,10 +18,14 @@ COMMANDS = {
     "domain": ("domains", "domain"),
     "tenant": ("tenants", "tenant"),
     "key": ("keys", "key"),
+    "backup": ("backups", "backup"),
+    "restore": ("backups", "restore"),
     "model": ("models", "model"),
     "job": ("jobs", "job"),
     "store": ("store", "store"),
     "infer": ("infer", "infer"),
+    "config": ("config", "config"),
+    "doctor": ("doctor", "doctor"),
     "openapi": ("serve", "openapi"),
     "settings": ("settings", "show"),
     "bench": ("bench", "bench"),
@@ -43,7 +48,8 @@ def main(arguments: list[str] | None = None) -> None:
     Exit codes: 0 done, 1 an error, 2 wrong usage, 3 an update was held back, 130 interrupted. None of these
     prints a traceback.
     """
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    if not logging.getLogger().handlers:
+        logs.configure()
     try:
         code = cli.main(args=arguments, prog_name="hmi", standalone_mode=False)
     except click.Abort:

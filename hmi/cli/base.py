@@ -43,7 +43,7 @@ def _set_data(context: click.Context, _parameter: click.Parameter, value: Any) -
 
 
 def common_options(hidden: Collection[str] = ()) -> list[click.Option]:
-    """Options --data, --url and --key, accepted before and after a command's name.
+    """Options --data, --config, --url, --key and --ca, accepted before and after a command's name.
 
     Their parameter names begin with `common_`, since some commands have an argument `data` or `key`. Options
     in `hidden` are left out of the help but still accepted, so that a command can explain why it refuses
@@ -56,6 +56,14 @@ def common_options(hidden: Collection[str] = ()) -> list[click.Option]:
             expose_value=False,
             callback=_set_data,
             help="The data folder (environment: HMI_DATA; default ./hmi-data).",
+        ),
+        click.Option(
+            ["--config", "common_config"],
+            type=click.Path(dir_okay=False, path_type=Path),
+            expose_value=False,
+            callback=_set("config"),
+            metavar="FILE",
+            help="A TOML file with settings (environment: HMI_CONFIG).",
         ),
         click.Option(
             ["--url", "common_url"],
@@ -72,6 +80,15 @@ def common_options(hidden: Collection[str] = ()) -> list[click.Option]:
             envvar="HMI_KEY",
             metavar="KEY",
             help="The key for --url (environment: HMI_KEY, which other users cannot see).",
+        ),
+        click.Option(
+            ["--ca", "common_ca"],
+            type=click.Path(dir_okay=False, path_type=Path),
+            expose_value=False,
+            callback=_set("ca"),
+            envvar="HMI_CA",
+            metavar="FILE",
+            help="PEM certificates of the authorities of an https URL (environment: HMI_CA).",
         ),
     ]
     for option in options:
@@ -92,19 +109,19 @@ class Command(click.Command):
 class FolderCommand(Command):
     """A command that works on a data folder or measures this machine, never on a server."""
 
-    hidden_options = ("--url", "--key")
+    hidden_options = ("--url", "--key", "--ca")
 
 
 class ServerCommand(Command):
     """A command that works on a running server only."""
 
-    hidden_options = ("--data",)
+    hidden_options = ("--data", "--config")
 
 
 class FileCommand(Command):
     """A command that reads only the files in its arguments."""
 
-    hidden_options = ("--data", "--url", "--key")
+    hidden_options = ("--data", "--config", "--url", "--key", "--ca")
 
 
 class Group(click.Group):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import ssl
 import time
 import urllib.error
 import urllib.request
@@ -11,12 +12,14 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote, urlencode, urlsplit
 
 from hmi.errors import HmiError, InvalidInput, Unavailable
 
+T = TypeVar("T")
 CHUNK = 1 << 18
 
 
@@ -48,11 +51,50 @@ class _Http(urllib.request.HTTPHandler):
 
 
 class _Https(urllib.request.HTTPSHandler):
+    def __init__(self, context: ssl.SSLContext) -> None:
+        super().__init__(context=context)
+        self._tls = context
+
     def https_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
-        return self.do_open(_EarlyAnswerHttps, req)
+        return self.do_open(_EarlyAnswerHttps, req, context=self._tls)
 
 
-_OPENER = urllib.request.build_opener(_Http, _Https)
+@cache
+def _opener(secure: bool, ca: Path | None, certificate: Path | None) -> urllib.request.OpenerDirector:
+    """secure: whether the server has an https address. Raises InvalidInput for files that cannot be used."""
+    if not secure:
+        return urllib.request.build_opener(_Http)
+    return urllib.request.build_opener(_Http, _Https(_context(ca, certificate)))
+
+
+def _context(ca: Path | None, certificate: Path | None) -> ssl.SSLContext:
+    try:
+        context = ssl.create_default_context(cafile=ca)
+    except OSError as error:
+        cure = "give a PEM file with certificates"
+        raise InvalidInput(f"--ca {ca} cannot be used ({_reason(error)}): {cure}", field="ca") from error
+    if certificate is not None:
+        try:
+            context.load_cert_chain(certificate, password=lambda: "")
+        except OSError as error:
+            cure = "give a PEM file with a certificate and its key, without a passphrase"
+            raise InvalidInput(
+                f"HMI_CLIENT_CERT={certificate} cannot be used ({_reason(error)}): {cure}"
+            ) from error
+    return context
+
+
+def _reason(error: OSError) -> str:
+    return str(getattr(error, "reason", None) or error.strerror or error)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An answer of a server, whatever its status. The names of headers are in lower case."""
+
+    status: int
+    headers: Mapping[str, str]
+    text: str
 
 
 @dataclass(frozen=True)
@@ -64,6 +106,10 @@ class Client:
 
     url: str
     key: str | None = None
+    ca: Path | None = None
+    """A PEM file with the authorities that may sign the server's certificate; None: the machine's own."""
+    certificate: Path | None = None
+    """A PEM file with a certificate and its key, for servers that ask for one."""
     timeout_s: float = 60.0
     patience_s: float = 0.0
 
@@ -120,8 +166,19 @@ class Client:
     def text(self, path: str) -> str:
         """Return the answer of a GET as text. Raises as `request`, and never tries again."""
         request = self._request("GET", path)
-        found: str = self._open(request, lambda answer: answer.read().decode(errors="replace"))
-        return found
+        return self._open(request, lambda answer: str(answer.read().decode(errors="replace")))
+
+    def answer(self, path: str) -> Answer:
+        """Return the answer of a GET, whatever its status. Raises Unavailable, and InvalidInput for files and
+        certificates."""
+        request = self._request("GET", path)
+        try:
+            return self._open(request, lambda found: _answer(found.status, found))
+        except RemoteError as error:
+            cause = error.__cause__
+            assert isinstance(cause, urllib.error.HTTPError)
+            body = json.dumps({"error": {"kind": error.remote_kind, "message": error.message}})
+            return Answer(error.status, _headers(cause), body)
 
     def _request(self, method: str, path: str, query: str = "") -> urllib.request.Request:
         url = self.url.rstrip("/") + quote(path, safe="/%") + query
@@ -130,19 +187,32 @@ class Client:
             request.add_header("Authorization", f"Bearer {self.key}")
         return request
 
-    def _open(self, request: urllib.request.Request, read: Callable[[Any], Any] = json.load) -> Any:
+    def _open(self, request: urllib.request.Request, read: Callable[[Any], T] = json.load) -> T:
         try:
-            with _OPENER.open(request, timeout=self.timeout_s) as answer:
+            opener = _opener(self.url.lower().startswith("https:"), self.ca, self.certificate)
+            with opener.open(request, timeout=self.timeout_s) as answer:
                 return read(answer)
         except urllib.error.HTTPError as error:
             raise _remote(error) from error
         except (OSError, http.client.HTTPException) as error:
             reason = getattr(error, "reason", error)
+            if isinstance(reason, ssl.SSLCertVerificationError):
+                cure = "give its authority's certificate with --ca FILE, or HMI_CA"
+                why = f"the certificate of {self.url} cannot be trusted ({reason.verify_message})"
+                raise InvalidInput(f"{why}: {cure}") from error
             raise Unavailable(
                 f"no answer from {self.url} ({reason}): is 'hmi serve' running there?"
             ) from error
         except ValueError as error:
             raise InvalidInput(f"{self.url} does not answer like HMI ({error}): check --url") from error
+
+
+def _answer(status: int, found: Any) -> Answer:
+    return Answer(status, _headers(found), found.read().decode(errors="replace"))
+
+
+def _headers(found: Any) -> dict[str, str]:
+    return {name.lower(): value for name, value in found.headers.items()}
 
 
 def _check_address(url: str) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 import click
 
 from hmi.cli.base import Command, as_json, pass_session
-from hmi.cli.client import Client
 from hmi.cli.options import FILE
 from hmi.cli.output import notes, print_done, print_fields, print_json, print_table
 from hmi.cli.session import Session, segment
@@ -144,7 +143,7 @@ def _ask(session: Session, method: str, path: str, body: Any = None) -> Any:
     """Make a call to the server that answers: the named one, or the one on the data folder."""
     from hmi.cli.top import server_of
 
-    return Client(server_of(session), session.key, patience_s=5.0).request(method, path, body)
+    return session.client(server_of(session), patience_s=5.0).request(method, path, body)
 
 
 def bounds_of(objective: dict[str, Any]) -> str:

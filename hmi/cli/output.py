@@ -10,6 +10,10 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from hmi.sizes import size
+
+__all__ = ["fits", "notes", "print_done", "print_fields", "print_json", "print_table", "size", "table_of"]
+
 notes = Console(stderr=True, highlight=False)
 """The console on stderr, for all output that is not the answer itself."""
 PLAIN_WIDTH = 80
@@ -64,15 +68,6 @@ def print_fields(fields: Mapping[str, Any]) -> None:
     for name, value in fields.items():
         table.add_row(name, _cell(value))
     _out().print(table)
-
-
-def size(count: float) -> str:
-    """Return a number of bytes with a binary unit, such as "1.5 MiB"."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(count) < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} TiB"
 
 
 def _out() -> Console:

@@ -195,7 +195,7 @@ def build_plots(
         raise click.UsageError("give either --data or --url")
     base = plan.resolve()
     kept = State(state or base.with_name(f"{base.name}.state.json"))
-    session = Session(data, url, key, overrides={"job_workers": parallel})
+    session = Session(data, url=url, key=key, overrides={"job_workers": parallel})
     try:
         plots = read_plots(plan, alpha)
         session.may_start_jobs()

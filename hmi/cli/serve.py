@@ -3,41 +3,73 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 
 from hmi.cli.base import Command, FolderCommand, as_json, pass_session
-from hmi.cli.options import Bytes, Whole
+from hmi.cli.output import notes
 from hmi.cli.session import Session
+from hmi.config.described import settings
+from hmi.config.settings import DEFAULTS, checked
+from hmi.config.sources import unknown_variables
+from hmi.config.values import flag, from_text
+from hmi.errors import InvalidInput
 
-SETTINGS = ("host", "port", "job_workers", "streams", "pool_bytes", "stages")
+METAVARS: Final = {"bytes": "SIZE", "tokens": "TOKENS", "seconds": "SECONDS", "milliseconds": "MS"}
+"""How the help names a value, by its unit."""
+
+
+class _Setting(click.ParamType):  # type: ignore[type-arg]  # click 8.1 has no argument there
+    """A value of the setting `name`, in the form that the environment takes."""
+
+    def __init__(self, setting: str) -> None:
+        self._setting = setting
+        self.name = setting
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            return checked(self._setting, from_text(self._setting, value, flag(self._setting)))
+        except InvalidInput as error:
+            self.fail(error.message, param, ctx)
+
+
+def _flags(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add a flag for each setting but `data`, which every command has."""
+    for setting in reversed(settings()):
+        if setting.name == "data":
+            continue
+        known: dict[str, Any] = {
+            "type": _Setting(setting.name),
+            "metavar": METAVARS.get(setting.unit, "VALUE"),
+        }
+        name = flag(setting.name)
+        if isinstance(DEFAULTS[setting.name], bool):
+            name, known = f"{name}/--no-{name[2:]}", {"default": None}
+        default = f" (default {setting.default})" if setting.default else ""
+        function = click.option(name, setting.name, help=setting.summary[:-1] + default + ".", **known)(
+            function
+        )
+    return function
 
 
 @click.command(cls=FolderCommand)
-@click.option(
-    "--host", help="Address to listen on (default 127.0.0.1; any other needs an administrator's key)."
-)
-@click.option("--port", type=Whole(0, 65535), help="Port (default 8080; 0 = any free port).")
-@click.option("--job-workers", type=Whole(0), help="Jobs that run at a time (default 1).")
-@click.option(
-    "--streams", type=Whole(1), help="Batches that are computed at a time, one thread each (default 1)."
-)
-@click.option("--pool-bytes", type=Bytes(), metavar="SIZE", help="Memory for loaded modules, such as 256M.")
-@click.option(
-    "--stages",
-    metavar="STAGES",
-    help="Execution stages that may run: auto (default), none, or a list such as exits,tokens.",
-)
+@_flags
 @pass_session
 def serve(session: Session, **given: Any) -> None:
-    """Serve the data folder over HTTP until SIGTERM or Ctrl-C."""
+    """Serve the data folder over HTTP until SIGTERM or Ctrl-C.
+
+    Each option is a setting; its variable and its name in the file of --config are in docs/settings.md.
+    """
     session.not_remote("a server runs there already: leave --url out")
     from hmi.api import serve as run
 
-    session.overrides = {name: given[name] for name in SETTINGS if given[name] is not None}
+    session.overrides = {name: value for name, value in given.items() if value is not None}
     session.require_data_folder(creates=True)
+    for warning in unknown_variables():
+        notes.print(f"warning: {warning}", markup=False, soft_wrap=True, style="yellow")
     run(session.settings())
 
 

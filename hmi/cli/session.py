@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ from urllib.parse import quote
 from hmi.cli.client import Client
 from hmi.cli.output import notes
 from hmi.config import Settings
+from hmi.config.sources import Configuration, read
 from hmi.errors import Conflict, InvalidInput
 
 if TYPE_CHECKING:
@@ -42,8 +44,12 @@ class Session:
     """The values of the common options."""
 
     data: Path | None = None
+    config: Path | None = None
+    """The TOML file of settings that --config names."""
     url: str | None = None
     key: str | None = None
+    ca: Path | None = None
+    """The PEM file that --ca names."""
     overrides: dict[str, Any] = field(default_factory=dict)
     url_of_environment: bool = False
     """Whether `url` comes from HMI_URL and not from an option."""
@@ -53,7 +59,19 @@ class Session:
         return self.url is not None
 
     def settings(self) -> Settings:
-        return Settings.from_env(None, data=self.data, **self.overrides)
+        return self.configuration().settings
+
+    def configuration(self) -> Configuration:
+        """Return the settings with the source of each. Raises InvalidInput."""
+        return read(None, self.config, self.flags())
+
+    def configured(self, file: Path | None) -> Settings:
+        """Return the settings with `file` in place of the one that the options name. Raises InvalidInput."""
+        return read(None, file or self.config, self.flags()).settings
+
+    def flags(self) -> dict[str, Any]:
+        """Return the settings that options give."""
+        return {"data": self.data, **self.overrides}
 
     @contextmanager
     def calls(self, *, creates: bool = False, server: bool = False) -> Iterator[Calls]:
@@ -63,10 +81,16 @@ class Session:
         """
         url = self.url or (self._live_url() if server else None)
         if url is not None:
-            yield Client(url, self.key, patience_s=5.0)
+            yield self.client(url, patience_s=5.0)
             return
         with self.local(creates=creates) as local:
             yield local
+
+    def client(self, url: str, *, patience_s: float = 0.0, timeout_s: float = 60.0) -> Client:
+        """Return a client of the server at `url`, with the key and certificates that options name."""
+        own = os.environ.get("HMI_CLIENT_CERT")
+        certificate = Path(own) if own else None
+        return Client(url, self.key, self.ca, certificate, timeout_s, patience_s)
 
     @contextmanager
     def local(self, *, creates: bool = False) -> Iterator[LocalCalls]:

@@ -45,7 +45,7 @@ def top(session: Session, interval: float, once: bool, as_json: bool) -> None:
     of the last interval; of the queue, p50 and p95 are the times that texts waited. Tenants are shown only
     with an administrator's key, if the server needs keys. To leave, press q.
     """
-    watch = Watch(Client(server_of(session), session.key, timeout_s=10.0))
+    watch = Watch(session.client(server_of(session), timeout_s=10.0))
     console = Console(highlight=False)
     if as_json or once or not console.is_terminal:
         shown = watch.over(interval)

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from typing import NamedTuple
 
 from hmi.core import ModelId
 from hmi.engine.bundles import Bundle
@@ -24,8 +25,9 @@ from hmi.engine.threads import contained, in_thread, together
 from hmi.engine.turns import Turns
 from hmi.errors import HmiError, InvalidInput, NotFound, copy_of
 from hmi.model.batching import Encoded
+from hmi.model.splitting import SplitText, splitter_of
 from hmi.model.tokenizer import Text
-from hmi.model.windows import encode_texts
+from hmi.model.windows import encode_texts, words_read
 
 TURN_S = 0.003
 """Length of a turn, in seconds. The text that is tokenised when this time is up is the turn's last."""
@@ -46,11 +48,22 @@ MAX_CHARACTERS = 32 << 20
 """Capacity for texts that wait to be tokenised, in characters, of all tenants together."""
 FIRST_S = 2.5e-7
 """Seconds per character of tokenising, assumed until texts have been tokenised."""
+NEIGHBOURS = 2
+"""Words beyond a text's last window that lexical features read (`hmi.model.lexical`)."""
 SPEED_CHARACTERS = 1 << 18
 """The speed of tokenising is the mean over about this many characters, the latest ones."""
 
-Admitted = tuple[Bundle, list[Encoded]]
-"""The bundle that answers a text, and the text's windows."""
+
+class Admitted(NamedTuple):
+    """A text that is ready to wait for a batch."""
+
+    bundle: Bundle
+    """The bundle that answers it."""
+    windows: list[Encoded]
+    split: SplitText | None
+    """The words of a text that the caller has not split, for a tagging model; else None."""
+
+
 Wanted = tuple[ModelId, bool]
 """A model, and whether the exact reference needs its lower layers."""
 
@@ -139,7 +152,7 @@ class TenantCall:
             return False
         self.bundles[wanted] = bundle
         check_form(request, bundle)
-        self.done.append((bundle, _windows(request.text, bundle)))
+        self.done.append(_admitted(request.text, bundle))
         self.left -= request.characters
         return True
 
@@ -334,14 +347,17 @@ class Admission:
 
 def check_form(request: TextRequest, bundle: Bundle) -> None:
     """Raise InvalidInput if the model's task does not take an input of this form."""
-    wanted, called = bundle.task.form
+    wanted, called = bundle.task.forms
     if not isinstance(request.text, wanted):
         task, field = bundle.version.task, request.place
         article = "an" if task == "embedding" else "a"
         raise InvalidInput(f"{bundle.model} is {article} {task} model: give {called} in {field}", field=field)
 
 
-def _windows(text: Text, bundle: Bundle) -> list[Encoded]:
-    length, windows = bundle.version.max_length, bundle.task.rules.windows
-    (found,) = encode_texts(bundle.root.tokenizer, [text], length, windows=windows)
-    return found
+def _admitted(text: Text, bundle: Bundle) -> Admitted:
+    rules, split = bundle.task.rules, None
+    if bundle.task.name == "tagging" and isinstance(text, str):
+        split = splitter_of(rules.words).split(text)
+        text = split.words
+    (windows,) = encode_texts(bundle.root.tokenizer, [text], bundle.version.max_length, windows=rules.windows)
+    return Admitted(bundle, windows, None if split is None else split.upto(words_read(windows) + NEIGHBOURS))

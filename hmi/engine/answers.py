@@ -4,44 +4,50 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from torch import Tensor
-
 from hmi.engine.bundles import TaskPart
 from hmi.engine.item import Item
-from hmi.engine.request import Provenance, TextRequest, TextResult, Versions
-from hmi.model.tasks import TaskKind
+from hmi.engine.request import Provenance, TextResult, Versions
+from hmi.engine.words import words_of
+from hmi.model.tasks import Answer, TaskKind
+from hmi.model.tasks.words import Tagging
 
 
 def answer_of(item: Item, part: TaskPart) -> TextResult:
     """Return the answer of a text whose windows have all run, without its timing."""
-    task, text = _task(item.bundle.task, item.request).with_transitions(part.transitions), item.request.text
-    outputs = [item.partial.outputs[i] for i in range(len(item.windows))]
-    merged = task.merge(outputs, item.windows, len(text) if isinstance(text, list) else 0)
-    temperature = item.bundle.version.temperature if item.request.calibrated else None
     return TextResult(
-        **vars(task.answer(merged, scores=item.request.scores, temperature=temperature)),
+        **vars(_answer(item, _task(item, part))),
         model=item.request.model,
         version=item.bundle.version.version,
         truncated=any(window.truncated for window in item.windows),
         tokens=item.tokens,
-        outputs=_outputs(merged, task) if item.request.raw else None,
         provenance=_provenance(item) if item.request.provenance else None,
+        words=words_of(item) if item.request.words else None,
     )
 
 
-def _task(task: TaskKind, request: TextRequest) -> TaskKind:
-    """The task that answers: the model's, unless the request wants an embedding of another length."""
-    if request.normalise is None or request.normalise == task.rules.normalise:
-        return task
-    return replace(task, rules=task.rules.model_copy(update={"normalise": request.normalise}))
+def _task(item: Item, part: TaskPart) -> TaskKind:
+    """The task that answers: the model's, unless the request wants embeddings of another length."""
+    task, wanted = item.bundle.task, item.request.normalise
+    if wanted is not None and wanted != task.rules.normalise:
+        task = replace(task, rules=task.rules.model_copy(update={"normalise": wanted}))
+    return task.with_transitions(part.transitions)
 
 
-def _outputs(merged: Tensor, task: TaskKind) -> list[float] | None:
-    """The outputs of a head that reads a whole text; None if the task has none."""
-    if task.name in ("tagging", "embedding"):
-        return None
-    numbers: list[float] = merged.tolist()
-    return numbers
+def _answer(item: Item, task: TaskKind) -> Answer:
+    request, temperature = item.request, item.bundle.version.temperature
+    if isinstance(task, Tagging) and item.split is not None:
+        task = task.by_pieces(request.aggregation)
+    outputs = [item.partial.outputs[i] for i in range(len(item.windows))]
+    merged = task.merge(outputs, item.windows, item.words)
+    answer = task.answer(
+        merged, scores=request.scores, temperature=temperature if request.calibrated else None
+    )
+    if request.raw and task.name not in ("tagging", "embedding"):
+        answer = replace(answer, outputs=merged.tolist())
+    if isinstance(task, Tagging) and item.split is not None:
+        assert isinstance(request.text, str)
+        return task.entities(answer, request.text, item.split)
+    return answer
 
 
 def _provenance(item: Item) -> Provenance:

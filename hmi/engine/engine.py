@@ -35,6 +35,7 @@ from hmi.engine.request import TextRequest, TextResult
 from hmi.engine.running import Held, Ran, Runner
 from hmi.engine.sink import CallSink
 from hmi.engine.supervisor import Broken, Supervisor
+from hmi.engine.tracing import traced
 from hmi.engine.waiting import WaitingTexts
 from hmi.engine.warming import compile_answers
 from hmi.errors import DeadlineExceeded, Unavailable
@@ -121,8 +122,7 @@ class Engine:
         self._runner, self._compute = Runner(chosen.stages, misses), Compute(settings.streams)
         self._lines, self._hosts, self._loops = Lines(), Hosts(settings.streams), Supervisor()
         self._express: set[asyncio.Task[None]] = set()
-        self._calls = InFlight()
-        self._accepting = False
+        self._calls, self._accepting = InFlight(), False
         self._ended: Unavailable | None = None
         """The error for calls that a stop without drain leaves unanswered."""
 
@@ -216,21 +216,21 @@ class Engine:
         # Refuse a call before work is spent on it: each text has at least three tokens.
         self._queue.check(Counter({t: 3 * n for t, n in Counter(r.model.tenant for r in requests).items()}))
         admitted = await self._admission.admit(requests)
-        if self._cascades and any(bundle.cascade is not None for bundle, _ in admitted):
-            return await self._levels.answer(requests, admitted)
-        return await self._ask(requests, admitted)
+        cascade = self._cascades and any(each.bundle.cascade is not None for each in admitted)
+        return await (self._levels.answer if cascade else self._ask)(requests, admitted)
 
     async def _ask(self, requests: Sequence[TextRequest], admitted: Sequence[Admitted]) -> list[TextResult]:
         """Run admitted texts, and return their answers in their order."""
         answers = CallSink(len(requests))
-        items = [Item(r, b, w, s) for r, (b, w), s in zip(requests, admitted, answers.sinks, strict=True)]
+        texts = zip(requests, admitted, answers.sinks, strict=True)
+        items = [Item(r, a.bundle, a.windows, sink, a.split) for r, a, sink in texts]
         self._planning.look_at(items)
-        with self._loader.needing([bundle.version.artefact for bundle, _ in admitted]):
+        with self._loader.needing([each.bundle.version.artefact for each in admitted]):
             self._queue.put(items)
             self._waiting.add(items)
             try:
                 self._start_express()
-                return await answers.all()
+                return traced(items, await answers.all())
             finally:
                 self._waiting.remove(items)
                 answers.drop()
@@ -396,5 +396,5 @@ class Engine:
         fail(ran.failed)
 
     def _expected_s(self, batch: Cut) -> float:
-        work = work_in(batch.pieces) * batch.work_left + BATCH_WORK
-        return self._pace.seconds(batch.plan.candidate.key, work)
+        key, left = batch.plan.candidate.key, work_in(batch.pieces) * batch.work_left
+        return self._pace.seconds(key, left + BATCH_WORK)

@@ -66,7 +66,7 @@ def _head(left: Left, indexes: Sequence[int], pieces: Sequence[Piece], part: Tas
     reads = pieces[0].bundle.task.reads
     output = _read(left, indexes, pieces, reads, part)
     if part.lexical is not None:
-        bags = [bags_of(p.item.request.text, p.window, part.lexical.buckets) for p in pieces]
+        bags = [bags_of(p.item.read, p.window, part.lexical.buckets) for p in pieces]
         lengths = [len(p.window) if reads == "rows" else 1 for p in pieces]
         output = part.lexical.add_packed(output, bags, lengths)
     return output

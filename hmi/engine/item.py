@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from hmi.core import Objective
@@ -19,6 +21,8 @@ from hmi.engine.request import TextRequest
 from hmi.engine.sink import Sink
 from hmi.execution.batch import BatchKey
 from hmi.model.batching import Encoded
+from hmi.model.splitting import SplitText
+from hmi.model.tokenizer import Text
 from hmi.stages.planning.group import Group, Member, Price
 
 Kind = tuple[BatchKey, bool]
@@ -50,6 +54,8 @@ class Partial:
     """The head's output, by window."""
     hits: Counter[str] = field(default_factory=Counter)
     """Tokens, by what answered their look-up."""
+    orders: dict[int, NDArray[np.int8]] = field(default_factory=dict)
+    """The order of the n-gram that answered each token, by window. Only of a request that wants its words."""
     layers: int = 0
     """The largest number of upper layers that a window went through."""
     stages: dict[str, str] = field(default_factory=dict)
@@ -71,6 +77,8 @@ class Item:
     windows: list[Encoded]
     """The tokenised text: one window, or several if it is long."""
     sink: Sink
+    split: SplitText | None = None
+    """The words of a text that the caller has not split, for a tagging model."""
     queued: float = field(default_factory=time.monotonic)
     cut: int = 0
     """The number of windows that are in batches already."""
@@ -83,6 +91,16 @@ class Item:
     """The last group that a text with a price was in."""
     member: Member | None = None
     """The member that stands for the text in its group. None once it does not wait any more."""
+
+    @property
+    def read(self) -> Text:
+        """The text as the model reads it: for a tagging model its words."""
+        return self.request.text if self.split is None else self.split.words
+
+    @property
+    def words(self) -> int:
+        """The number of words of a text to tag, otherwise 0."""
+        return len(self.read) if isinstance(self.read, list) else 0
 
     @property
     def key(self) -> BatchKey:

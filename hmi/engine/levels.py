@@ -19,10 +19,10 @@ from typing import Any, TypeVar
 
 from hmi.core import Cascade, ModelId, ModelRecord, ModelVersion, Offer
 from hmi.engine.admission import Admission
+from hmi.engine.admission import Admitted as Admitted
 from hmi.engine.bundles import Bundle
 from hmi.engine.request import Level, TextRequest, TextResult
 from hmi.errors import DeadlineExceeded, HmiError
-from hmi.model.batching import Encoded
 from hmi.model.calibration import Floats
 from hmi.stages.cascade.dispatch import Dispatcher, goes_on, share_large
 from hmi.stages.cascade.ensemble import calibrated, combined
@@ -38,7 +38,6 @@ MAX_WATCHED = 1 << 14
 """Cascades whose evidence is kept, about 2 KB each."""
 PAUSE_S = 10.0
 """Seconds for which a small level that could not answer is not asked again."""
-Admitted = tuple[Bundle, list[Encoded]]
 Ask = Callable[[Sequence[TextRequest], Sequence[Admitted]], Awaitable[list[TextResult]]]
 """Runs texts that were admitted, and returns their answers in their order."""
 
@@ -250,7 +249,8 @@ class Levels:
 
     async def answer(self, requests: Sequence[TextRequest], admitted: Sequence[Admitted]) -> list[TextResult]:
         """Answer a call's texts, in their order. Raises as `Engine.infer`."""
-        begun = [self._passage(i, r, b) for i, (r, (b, _)) in enumerate(zip(requests, admitted, strict=True))]
+        pairs = zip(requests, admitted, strict=True)
+        begun = [self._passage(i, r, a.bundle) for i, (r, a) in enumerate(pairs)]
         passages = {p.index: p for p in begun if p is not None}
         sent = [p.large_request if (p := passages.get(i)) else r for i, r in enumerate(requests)]
         small = [p for p in passages.values() if p.needs_small]
@@ -341,7 +341,7 @@ class Levels:
         if not _holds(cascade, self._record(requests[0].model).live):
             return []
         admitted = await self._admission.admit(requests)
-        if not all(_holds(cascade, bundle.version) for bundle, _ in admitted):
+        if not all(_holds(cascade, each.bundle.version) for each in admitted):
             return []  # it was published meanwhile
         return await self._ask(requests, admitted)
 

@@ -122,7 +122,7 @@ def stretches_of(pieces: Sequence[Piece]) -> Callable[[int], Sequence[Stretch]]:
 def _text(piece: Piece, part: TaskPart) -> Text:
     bundle, request, window = piece.bundle, piece.item.request, piece.window
     task = bundle.task if part.transitions is None else bundle.task.with_transitions(part.transitions)
-    words = len(request.text) if isinstance(request.text, list) else 0
+    words = piece.item.words
     return Text(
         model=bundle.model,
         version=bundle.version,

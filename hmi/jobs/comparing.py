@@ -73,8 +73,8 @@ def judge_update(
         live = ctx.registry.model(FineTuneSpec.of(ctx.job).model_id).live
         if live.module is None or not dev:
             return _settled(publish, None, None)  # an embedding: nothing is learnt, nothing to compare
-        if task_of_version(live).form != new.task.form:
-            is_, was = new.task.form[1], task_of_version(live).form[1]
+        if task_of_version(live).forms != new.task.forms:
+            is_, was = new.task.forms[1], task_of_version(live).forms[1]
             return _settled(publish, f"an input is {is_} now and {was} in version {live.version}", None)
         old = _live_answers(ctx, root, live, dev)
     except (NotFound, Damaged, PlotStoreError):

@@ -14,6 +14,7 @@ from hmi.training.data.rows import Row, RowFile, read_labelled_file, read_unlabe
 from hmi.training.defaults import default_module
 from hmi.training.objectives import learn_task
 from hmi.training.row_keys import hold_out
+from hmi.training.word_patterns import word_patterns
 
 SHOWN = 5
 """A remark quotes at most this many of the rows left out."""
@@ -53,7 +54,8 @@ def read_data(folder: Path, name: Task, options: FineTuneOptions) -> Data:
     if paired != isinstance(dev[0].text, tuple):
         raise InvalidData("data and dev must both have `text_pair`, or neither: make them alike", field="dev")
     task = learn_task(name, [row.label for row in train], paired=paired)
-    rules = task.rules.model_copy(update={"windows": _windows(task, options)})
+    words = word_patterns(row.text for row in train if isinstance(row.text, list))
+    rules = task.rules.model_copy(update={"windows": _windows(task, options), "words": words})
     if (folder / "unlabelled").exists():
         files["unlabelled"] = read_unlabelled_file(folder / "unlabelled", name, paired=paired, skip=skip)
     texts = files["unlabelled"].rows if "unlabelled" in files else []

@@ -46,6 +46,9 @@ class Answer:
     tag_scores: list[float] | None = None
     """The probability of each tag in `tags`."""
     embedding: list[float] | None = None
+    outputs: list[float] | None = None
+    """The head's outputs in the order of the model's labels, before any softmax or sigmoid. None unless the
+    request wants them, and for tagging and embedding."""
     entities: list[Entity] | None = None
     """Of tagging, for a text that the caller has not split into words: its entities, in their order."""
     known: bool | None = None

@@ -57,6 +57,11 @@ def first_pieces(words: Sequence[int | None]) -> dict[int, int]:
     return first
 
 
+def words_read(windows: Sequence[Encoded]) -> int:
+    """The number of a text's words up to the last one with a token in its windows."""
+    return 1 + max((word for window in windows for word in window.words if word is not None), default=-1)
+
+
 def central_pieces(windows: Sequence[Encoded]) -> dict[int, tuple[int, int]]:
     """For each word, (window, position of its first piece there) in the window where the piece is
     farthest from both ends."""

@@ -32,6 +32,7 @@ _TARGET = {
     "compact_plot": "domain",
     "profile_cascade": "model",
     "shard_root": "name",
+    "backup": "folder",
 }
 _JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 

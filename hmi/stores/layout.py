@@ -150,13 +150,13 @@ def refuse_lost_registry(registry: Path) -> None:
     data, layout = registry / "data.mdb", Layout(registry.parent)
     if data.exists() and data.stat().st_size:
         return
-    folders = (layout.roots, layout.adapters, layout.jobs)
+    folders = (layout.roots, layout.adapters, layout.jobs, layout.files)
     held = any(
         not path.name.startswith(".") for folder in folders if folder.is_dir() for path in folder.iterdir()
     )
     if held and not (data.exists() and data.stat().st_size):
         raise Damaged(
-            "the registry is missing or empty beside roots, adapters or jobs: restore <data>/registry "
+            "the registry is missing or empty beside roots, adapters, jobs or files: restore <data>/registry "
             "from a backup"
         )
 

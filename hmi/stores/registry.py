@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, TypeVar
@@ -30,6 +31,7 @@ from hmi.stores import file_table, job_table, key_table, model_table, once_table
 from hmi.stores.key_ring import KeyRing
 from hmi.stores.layout import refuse_lost_registry
 from hmi.stores.registry_database import FIRST_MAP, RegistryDatabase
+from hmi.stores.rooms import Rooms
 from hmi.stores.sealed import RegistryTxn
 from hmi.stores.table import GONE, JOB, JOBS_INDEXED, MODEL, ROOT, TENANT, Table
 from hmi.tenancy import NO_LIMITS
@@ -37,6 +39,16 @@ from hmi.tenancy import NO_LIMITS
 DAY_S = 86_400.0
 KEPT_JOBS = 1000
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class RegistryContents:
+    """The records of one snapshot that refer to files outside the registry."""
+
+    roots: list[RootRecord]
+    models: list[ModelRecord]
+    jobs: list[JobRecord]
+    """Queued and running jobs."""
 
 
 class Registry:
@@ -49,6 +61,7 @@ class Registry:
         """`defaults` are the limits of tenants that have none of their own."""
         self._database, self._table, self.defaults = database, Table(), defaults
         self.key_ring = KeyRing(database, self._table)
+        self.rooms = Rooms(database, self._table, defaults)
 
     @classmethod
     def open(cls, path: Path, *, first_map: int = FIRST_MAP, defaults: Limits = NO_LIMITS) -> Registry:
@@ -69,6 +82,21 @@ class Registry:
     def generation(self) -> int:
         """A number that grows with each change. While it stays the same, cached reads are still valid."""
         return self._database.generation()
+
+    def copy(self, folder: Path) -> RegistryContents:
+        """Write a copy of one snapshot into the empty `folder`, and return what that snapshot refers to.
+
+        Damaged records are copied, and not counted among the references. Raises Damaged, Unavailable.
+        """
+
+        def look(txn: RegistryTxn) -> RegistryContents:
+            return RegistryContents(
+                roots=self._table.all(txn, ROOT, RootRecord, tolerant=True),
+                models=self._table.all(txn, MODEL, ModelRecord, tolerant=True),
+                jobs=job_table.live_jobs(self._table, txn, tolerant=True),
+            )
+
+        return self._database.copy(folder, look)
 
     def problems(self) -> list[str]:
         """Check all records; returns one sentence for each that is damaged or lost."""
@@ -155,24 +183,6 @@ class Registry:
 
         return self._database.write(body)
 
-    def limits(self, tenant: str) -> Limits:
-        """The limits that hold for a tenant; None: there is no limit. Raises NotFound."""
-        return self._database.read(lambda t: self._limits(t, tenant))
-
-    def _limits(self, txn: RegistryTxn, tenant: str | None) -> Limits:
-        if tenant is None:
-            return NO_LIMITS
-        return model_table.get_tenant(self._table, txn, tenant).limits.over(self.defaults)
-
-    def stored(self, tenant: str) -> tenant_room.Stored:
-        """What a tenant stores. Raises NotFound."""
-
-        def body(txn: RegistryTxn) -> tenant_room.Stored:
-            model_table.get_tenant(self._table, txn, tenant)
-            return tenant_room.stored_by(self._table, txn, tenant)
-
-        return self._database.read(body)
-
     def keys(self, tenant: str | None) -> list[KeyRecord]:
         """The keys of a tenant, or with None the administrator's."""
         return self._database.read(lambda t: key_table.keys_of(self._table, t, tenant))
@@ -223,6 +233,11 @@ class Registry:
                 t, MODEL, ModelRecord, below=below, after=start, limit=limit, tolerant=tolerant
             )
         )
+
+    def count_models(self, tenant: str | None = None) -> int:
+        """The number of models, of one tenant or of all, without parsing their records."""
+        below = "" if tenant is None else f"{check_name(tenant, 'tenant')}."
+        return self._database.read(lambda t: len(t.keys(MODEL + below, tolerant=True)))
 
     def model(self, model: ModelId) -> ModelRecord:
         """Raises NotFound."""
@@ -300,7 +315,7 @@ class Registry:
         """
 
         def body(txn: RegistryTxn) -> None:
-            self._check_room(txn, record)
+            self.rooms.check_job_in(txn, record)
             job_table.add_job(self._table, txn, record, tenant_limit)
 
         self._database.write(body)
@@ -308,13 +323,6 @@ class Registry:
     def check_job_quota(self, tenant: str | None, limit: int | None) -> None:
         """Raise QuotaExceeded if `add_job` would. Callers check before they write the job's files."""
         self._database.read(lambda t: job_table.check_quota(self._table, t, tenant, limit))
-
-    def check_room(self, job: JobRecord) -> None:
-        """Raise QuotaExceeded if a job's result could not be published, as far as that is known."""
-        self._database.read(lambda t: self._check_room(t, job))
-
-    def _check_room(self, txn: RegistryTxn, job: JobRecord) -> None:
-        tenant_room.check_job(self._table, txn, self._limits(txn, job.tenant), job)
 
     def update_job(self, job: str, change: Callable[[JobRecord], JobRecord]) -> JobRecord:
         """Apply `change` to a job's record in one transaction, and return the result. Raises NotFound."""
@@ -347,7 +355,7 @@ class Registry:
         the tenant may store)."""
 
         def body(txn: RegistryTxn) -> None:
-            tenant_room.check_file(self._table, txn, self._limits(txn, record.tenant), record)
+            tenant_room.check_file(self._table, txn, self.rooms.limits_in(txn, record.tenant), record)
             file_table.add_file(self._table, txn, record, limits)
 
         self._database.write(body)

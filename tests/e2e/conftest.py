@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from torch import Tensor
@@ -20,6 +20,9 @@ from hmi.manager import Manager
 from hmi.metrics import Metrics
 from hmi.stages import Planner
 from tests.tiny import random_texts
+
+if TYPE_CHECKING:
+    from tests.e2e.protocol_lab import ProtocolServer
 
 QUICK = {"epochs": 3, "lr": 0.01, "module": {"kind": "lora", "rank": 4}}
 CORPUS = random_texts(250, seed=5)
@@ -121,6 +124,15 @@ def pair(home: Home, tiny_source: Path, tmp_path_factory: pytest.TempPathFactory
     from tests.e2e.levels_lab import two_roots  # which imports this file
 
     yield from two_roots(home, tiny_source, tmp_path_factory.mktemp("levels") / "data")
+
+
+@pytest.fixture(scope="session")
+def protocol_server(home: Home, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProtocolServer]:
+    """See `protocol_lab.ProtocolServer`."""
+    from tests.e2e.protocol_lab import protocol_server_on  # which imports this file
+
+    with protocol_server_on(home, tmp_path_factory.mktemp("protocols") / "data") as server:
+        yield server
 
 
 @pytest.fixture

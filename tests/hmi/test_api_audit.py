@@ -32,6 +32,7 @@ async def lines_of(world: World, key: str | None = None, **query: Any) -> list[d
     """The lines that a caller sees."""
     page: dict[str, Any] = {"more": True, "position": None}
     found: list[dict[str, Any]] = []
+    await world.services.audit.settled()
     while page["more"]:
         asked = query if page["position"] is None else {**query, "after": page["position"]}
         status, page, _ = await world.call("GET", "/manage/audit", params=asked, key=key)

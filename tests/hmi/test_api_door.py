@@ -14,65 +14,21 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from aiohttp import web
 
 from hmi.api import door as door_module
-from hmi.api.app import application, build_services
 from hmi.api.connection import most_connections
-from hmi.api.door import Door, _address
+from hmi.api.door import _address
 from hmi.api.services import Services
 from hmi.api.shares import Shares
 from hmi.config import Settings
 from hmi.errors import DeadlineExceeded, InvalidInput
-from tests.hmi.api_world import read_answer
+from tests.hmi.door_lab import HEALTH, ask, connect, gone, serving
 from tests.hmi.flood_lab import head, post
 from tests.waiting import until
-
-HEALTH = head("/healthz", None, method="GET")
-
-
-@contextlib.asynccontextmanager
-async def serving(data: Path, **settings: Any) -> AsyncIterator[tuple[Services, Door, int]]:
-    """A server that limits connections as `serve` does: its services, its door, its port."""
-    services = build_services(Settings(data=data, **settings))
-    runner = web.AppRunner(application(services), handler_cancellation=True, access_log=None)
-    await runner.setup()
-    assert runner.server is not None
-    listener = socket.create_server(("127.0.0.1", 0))
-    door = Door(listener, runner.server, services.settings)
-    door.open()
-    try:
-        yield services, door, listener.getsockname()[1]
-    finally:
-        await door.stop()
-        await runner.cleanup()
-    assert not door._all
-
-
-async def connect(port: int, data: bytes = b"", host: str = "127.0.0.1") -> tuple[Any, asyncio.StreamWriter]:
-    reader, writer = await asyncio.open_connection("127.0.0.1", port, local_addr=(host, 0))
-    writer.write(data)
-    return reader, writer
-
-
-async def ask(port: int, data: bytes = HEALTH, host: str = "127.0.0.1") -> tuple[int, Any, bytes]:
-    """Send a request on a new connection; return (status, JSON body, head of the answer)."""
-    reader, writer = await connect(port, data, host)
-    try:
-        return await read_answer(reader)
-    finally:
-        writer.close()
-
-
-async def gone(reader: Any) -> None:
-    """Wait until the server has closed the connection."""
-    with contextlib.suppress(ConnectionError):
-        assert await reader.read() == b""
 
 
 async def test_a_client_that_goes_at_once_is_not_waited_for(tmp_path: Path) -> None:

@@ -204,8 +204,8 @@ def test_records_of_the_release_before_are_read(tmp_path: Path) -> None:
         opened._database.write(partial(RegistryTxn.put, key=name, value=body.encode()))
     opened.close()
     with closing(Registry.open(tmp_path / "registry", defaults=Limits(models=5))) as registry:
-        assert (registry.tenant("acme").weight, registry.limits("acme")) == (2.0, Limits(models=5))
-        assert registry.stored("acme").models == 1
+        assert (registry.tenant("acme").weight, registry.rooms.limits("acme")) == (2.0, Limits(models=5))
+        assert registry.rooms.stored("acme").models == 1
         assert [(k.expires, k.label, k.expired) for k in registry.keys("acme")] == [(None, "", False)] * 2
         (admin,) = registry.keys(None)
         until = in_(seconds=60)

@@ -137,7 +137,7 @@ def test_a_version_that_exceeds_the_bytes_is_not_published(manager: Manager) -> 
     assert manager.model("acme.m") == before
     version = before.live.model_copy(update={"version": 0, "job": "j4"})
     manager.registry.publish_model(ModelId.parse("acme.n"), version)
-    assert manager.registry.stored("acme").bytes == 2 * size
+    assert manager.registry.rooms.stored("acme").bytes == 2 * size
     with pytest.raises(QuotaExceeded, match="2 models"):
         manager.registry.publish_model(ModelId.parse("acme.o"), version.model_copy(update={"job": "j5"}))
     assert manager.registry.publish_model(ModelId.parse("acme.n"), version).current == 1, "the same job again"
@@ -164,7 +164,7 @@ def test_a_full_tenant_starts_no_training(manager: Manager) -> None:
     job = manager.update_model("acme.m", data=rows(20))
     manager.set_tenant("acme", limits={"bytes": 1})
     with pytest.raises(QuotaExceeded):
-        manager.registry.check_room(manager.job(job.job))  # as the job does before it trains
+        manager.registry.rooms.check_job(manager.job(job.job))  # as the job does before it trains
 
 
 def test_the_command_line_sets_and_shows_limits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

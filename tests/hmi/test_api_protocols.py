@@ -15,7 +15,7 @@ from hmi.api import app
 from hmi.api.asks import Ask, AskResult, Input
 from hmi.api.handlers.infer import routes_of
 from hmi.api.openapi import document
-from hmi.api.protocols.base import JSON, UNNAMED, Endpoint, Failure, JsonReader, Raw, RawBody, Where
+from hmi.api.protocols.base import JSON, UNNAMED, BodyReader, Endpoint, Failure, Raw, RawBody, Where
 from hmi.api.routes import ROUTES
 from hmi.core import ModelId
 from hmi.engine import TextRequest, TextResult
@@ -43,10 +43,10 @@ def encode(results: Sequence[AskResult], body: Lines, where: Where) -> Labels:
     return Labels(labels=[output.label for result in results for output in result.outputs])
 
 
-def read_text(data: bytes, where: Where, read_json: JsonReader) -> Lines:
+def read_text(data: bytes, where: Where, reader: BodyReader) -> Lines:
     """A body of plain lines, whose tenant the query names, or JSON."""
     if where.headers.get("content-type") == JSON:
-        lines: Lines = read_json(Lines, data)
+        lines: Lines = reader.json(Lines, data)
         return lines
     return Lines(of=where.query["of"], lines=data.decode())
 

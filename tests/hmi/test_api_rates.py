@@ -50,7 +50,7 @@ class Room:
     def __post_init__(self) -> None:
         buckets = {name: Buckets(self.clock) for name in RATES}
         self.rates = Rates(lambda tenant: self.limits.get(tenant, Limits()), 10.0, buckets)
-        self.inference = Inference(self.echo, Settings(data=Path("none")), self.rates)
+        self.inference = Inference(self.echo, Settings(data=Path("none")), rates=self.rates)
 
     async def ask(self, *asks: tuple[ModelId, str], caller: Caller = ACME) -> None:
         wanted = [Ask(model, texts(text)) for model, text in asks]

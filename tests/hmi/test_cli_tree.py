@@ -17,8 +17,9 @@ import click
 import pytest
 
 from hmi.cli import cli, main
-from hmi.cli.settings import markdown, settings
+from hmi.cli.settings import markdown
 from hmi.config import Settings
+from hmi.config.described import settings
 from hmi.manager import Manager
 from tests.hmi.api_world import hmi
 from tests.hmi.manager_lab import add_root
@@ -38,6 +39,10 @@ COMMANDS = {
     "bench store": "",
     "bench tenants": "--sets . --corpora . --out OUT",
     "check": "ROWS",
+    "config check": "",
+    "config init": "OUT",
+    "config show": "",
+    "doctor": "",
     "domain create": "tiny/a FILE",
     "domain delete": "tiny/a --yes",
     "domain grow": "tiny/a",
@@ -106,7 +111,7 @@ COMMANDS = {
 """The arguments of each command. FILE, ROWS and ADAPTER are paths that exist, OUT is one that does not."""
 NO_JSON = {"serve"}
 """Commands without --json."""
-COMMON = ("--data", "--url", "--key")
+COMMON = ("--data", "--config", "--url", "--key", "--ca")
 NO_SERVER = {"check"}
 """Commands that only read a file, and ignore HMI_URL."""
 NO_DATA = {*NO_SERVER, "job watch"}
@@ -119,6 +124,9 @@ NO_URL = {
         "it reads or changes the files of the store",
     ),
     "audit verify": "it reads the files of the log",
+    "config check": "they are those of this machine",
+    "config init": "it writes a file on this machine",
+    "config show": "they are those of this machine",
     "job resume": "a server resumes its jobs by itself",
     "profile executors": "it measures this machine",
     "profile stages": "it measures this machine",
@@ -128,7 +136,19 @@ NO_URL = {
     "settings": "they are those of this machine",
 }
 """Commands that refuse --url, and why."""
-ELSEWHERE = {"check", "openapi", "settings", "serve", "root import", "tenant create", "job watch"}
+ELSEWHERE = {
+    "check",
+    "config check",
+    "config init",
+    "config show",
+    "doctor",
+    "openapi",
+    "settings",
+    "serve",
+    "root import",
+    "tenant create",
+    "job watch",
+}
 ELSEWHERE |= {f"bench {name}" for name in BENCHES}
 """Commands that need no data folder, create one, or (job watch) call a server."""
 
@@ -197,7 +217,7 @@ def test_the_table_has_every_command() -> None:
 def test_every_command_takes_json_and_a_url() -> None:
     for name, command in leaves(cli):
         options = {option for parameter in command.params for option in parameter.opts}
-        assert {"--data", "--url", "--key"} <= options, name
+        assert set(COMMON) <= options, name
         assert ("--json" in options) != (name in NO_JSON), name
 
 
@@ -229,7 +249,8 @@ def test_help_offers_what_is_not_refused(
     for name, command in leaves(cli):
         given = {option.opts[0]: option for option in offered(command, name)}
         assert ("--url" in given) == ("--key" in given) == (name not in {*NO_URL, *NO_SERVER}), name
-        assert ("--data" in given) == (name not in NO_DATA), name
+        assert ("--data" in given) == ("--config" in given) == (name not in NO_DATA), name
+        assert ("--ca" in given) == ("--url" in given), name
         for option, about in given.items():
             if option == "--help" or name.startswith("bench"):
                 continue
@@ -290,6 +311,8 @@ store gc --dry-run
 store top
 openapi
 settings
+config show
+doctor
 """
 
 
@@ -388,7 +411,9 @@ def test_the_settings_page_is_what_the_class_says(capsys: pytest.CaptureFixture[
     assert page == markdown(), "run: python -m hmi settings --markdown --out docs/settings.md"
     assert hmi(capsys, "settings", "--markdown") == page
     for setting in settings():
-        assert setting.about.endswith("."), f"say in hmi/config.py, below {setting.name}, what it does"
+        assert setting.about.endswith("."), (
+            f"say in hmi/config/settings.py, below {setting.name}, what it does"
+        )
         assert f"`{setting.variable}`" in page
     shown = json.loads(hmi(capsys, "settings", "--json", "--data", "/somewhere"))
     assert [row["variable"] for row in shown] == [f"HMI_{field.name.upper()}" for field in fields(Settings)]

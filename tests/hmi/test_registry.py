@@ -107,8 +107,8 @@ def test_a_cancelled_job_or_a_deleted_tenants_cannot_publish(registry: Registry)
     with pytest.raises(JobCancelled):
         registry.publish_model(ACME, version_by("j1"))
     registry.put_job(job("j2", state="running"))
-    models, keys, jobs = registry.delete_tenant("acme")
-    assert (models, len(keys), jobs) == ([], 1, ["j1", "j2"])
+    models, keys, jobs, files = registry.delete_tenant("acme")
+    assert (models, len(keys), jobs, files) == ([], 1, ["j1", "j2"], [])
     with pytest.raises(NotFound):
         registry.publish_model(ACME, version_by("j2"))
     add_tenant(registry, "acme")
@@ -123,7 +123,7 @@ def test_deleting_a_tenant_leaves_the_neighbours(registry: Registry) -> None:
         registry.publish_model(ModelId(name, "mood"), version_by(f"j-{name}"))
         registry.put_job(job(f"j-{name}", tenant=name))
     registry.publish_model(ACME, version_by("j1"))
-    models, _, _ = registry.delete_tenant("acme")
+    models, _, _, _ = registry.delete_tenant("acme")
     assert [m.tenant for m in models] == ["acme"]
     assert {m.tenant for m in registry.models()} == {"acm", "acme-2", "acmf"}
     assert {j.tenant for j in registry.jobs()} == {"acm", "acme-2", "acmf"}

@@ -6,8 +6,6 @@ from aiohttp import web
 
 from hmi.api.route import Call, Reply
 from hmi.api.schemas import Health
-from hmi.api.services import Stopping
-from hmi.errors import Unavailable
 
 
 async def healthz(call: Call) -> Reply:
@@ -20,16 +18,7 @@ async def readyz(call: Call) -> Reply:
 
     The answer is 503 while the server compiles, starts or drains, or while a part of the engine is down.
     """
-    services = call.services
-    if services.phase in ("compiling", "starting"):
-        raise services.not_yet()
-    if services.phase != "serving" or not services.engine.ready():
-        kind = Stopping if services.phase == "draining" else Unavailable
-        trouble = services.engine.trouble()
-        why = (
-            "" if trouble is None else f", but a part of the engine failed and is being restarted ({trouble})"
-        )
-        raise kind(f"the server is {services.phase}{why}: try again in a few seconds", phase=services.phase)
+    call.services.check_ready()
     return Reply(Health(status="ready"))
 
 

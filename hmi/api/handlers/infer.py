@@ -8,6 +8,7 @@ from hmi.api.asks import AskResult
 from hmi.api.loop import OFF_LOOP_BYTES, OFF_LOOP_VALUES, off_loop
 from hmi.api.protocols.base import Dialect, Endpoint
 from hmi.api.route import Call, Handler, Reply, Route
+from hmi.telemetry.tracing import span
 
 ERRORS = ("not_found", "collected", "deadline_exceeded", "damaged")
 """The kinds of errors that inference adds to those of every route."""
@@ -51,7 +52,8 @@ def _handler(endpoint: Endpoint) -> Handler:
             large=call.size > OFF_LOOP_BYTES,
         )
         large = _values(results) > OFF_LOOP_VALUES
-        return Reply(await off_loop(large, endpoint.encode, results, call.body, where), large=large)
+        with span("encode"):
+            return Reply(await off_loop(large, endpoint.encode, results, call.body, where), large=large)
 
     return infer
 
@@ -59,4 +61,5 @@ def _handler(endpoint: Endpoint) -> Handler:
 def _values(results: Sequence[AskResult]) -> int:
     """About how many labels, tags and numbers the answer has."""
     outputs = [output for result in results for output in result.outputs]
-    return sum(1 + len(o.scores or ()) + len(o.tags or ()) + len(o.embedding or ()) for o in outputs)
+    sizes = (len(some or ()) for o in outputs for some in (o.scores, o.tags, o.embedding, o.words))
+    return len(outputs) + sum(sizes)

@@ -68,7 +68,7 @@ async def show_tenant(call: Call) -> Reply:
     tenant = call.tenant()
     registry = call.services.manager.registry
     record, limits, stored = await asyncio.to_thread(
-        lambda: (registry.tenant(tenant), registry.limits(tenant), registry.stored(tenant))
+        lambda: (registry.tenant(tenant), registry.rooms.limits(tenant), registry.rooms.stored(tenant))
     )
     rates = call.services.inference.rates.states(tenant)
     return Reply(tenant_details(record, quota_view(limits, stored, rates)))
@@ -90,13 +90,16 @@ async def delete_tenant(call: Call) -> Reply:
     tenant = call.tenant()
     removed = await asyncio.to_thread(call.services.manager.delete_tenant, tenant)
     call.services.metrics.usage.forget(tenant)
+    call.services.minutes.forget(tenant)
     return Reply(TenantDeleted(tenant=tenant, removed=removed))
 
 
 async def usage(call: Call) -> Reply:
     """Show what a tenant used since this server started, and what it stores."""
     tenant, registry = call.tenant(), call.services.manager.registry
-    limits, stored = await asyncio.to_thread(lambda: (registry.limits(tenant), registry.stored(tenant)))
+    limits, stored = await asyncio.to_thread(
+        lambda: (registry.rooms.limits(tenant), registry.rooms.stored(tenant))
+    )
     use = call.services.metrics.usage.of(tenant)
     view = UsageView(
         tenant=tenant,

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from hmi.api.asks import Ask, AskResult
-from hmi.core import ModelId, ModelVersion
+from hmi.core import ModelId, ModelRecord, ModelVersion
 
 JSON = "application/json"
 UNNAMED = "application/octet-stream"
@@ -25,6 +25,10 @@ class Models(Protocol):
 
     def default(self) -> ModelId:
         """The model of a call that names none. Raises InvalidInput if there is none."""
+        ...
+
+    def record(self, model: ModelId) -> ModelRecord:
+        """A model with its versions. Raises NotFound, also if the caller does not reach it."""
         ...
 
     def live(self, model: ModelId) -> ModelVersion:
@@ -45,13 +49,20 @@ class Where:
     """What the caller may know of models. None while a body is read, and in tests."""
 
 
-class JsonReader(Protocol):
-    """Parses JSON under the limits on a body: its values are counted, and their memory is reserved."""
+class BodyReader(Protocol):
+    """Keeps the parts of a raw body under the limits on JSON: on the number of values and on memory."""
 
-    def __call__(self, model: Any, data: bytes, count_members: Callable[[Any], int] | None = None) -> Any:
+    def json(self, model: Any, data: bytes, count_members: Callable[[Any], int] | None = None) -> Any:
         """Parse JSON bytes to an instance of the pydantic type `model`. `count_members`: see `Endpoint`.
 
         Raises Malformed, TooLarge, InvalidInput, QuotaExceeded, Unavailable.
+        """
+        ...
+
+    def hold(self, values: int) -> None:
+        """Count `values` values that are no JSON, such as texts, before they are created.
+
+        Raises TooLarge, QuotaExceeded, Unavailable.
         """
         ...
 
@@ -65,7 +76,7 @@ class RawBody:
 
     media: tuple[str, ...]
     """The media types that are accepted. UNNAMED accepts a body without a Content-Type, too."""
-    read: Callable[[bytes, Where, JsonReader], Any]
+    read: Callable[[bytes, Where, BodyReader], Any]
     """From the decompressed bytes to the body that `decode` or a handler gets. A large body is read in a
     thread, so this function must not touch shared state."""
 
@@ -90,8 +101,7 @@ class Endpoint:
     body: Any
     """The pydantic type of a JSON body. It checks the body before `decode`, and documents it."""
     answer: Any
-    """The type of a JSON answer: a pydantic model or a list of pydantic models. None: it is always a
-    `Raw`."""
+    """The type of a JSON answer: a pydantic model or a list of them. None: it is always a `Raw`."""
     decode: Callable[[Any, Where], list[Ask]]
     """From the body to asks. It runs on the event loop, so it must be quick. `Ask.inputs` should create each
     input only when it is iterated."""

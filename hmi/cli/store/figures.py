@@ -123,7 +123,7 @@ def _rate(count: int | None, before: int | None, seconds: float) -> float | None
 def _sampler(session: Session) -> Iterator[Callable[[], tuple[list[Row], str]]]:
     """Yield a function that returns the current rows and where they come from."""
     if session.url is not None:
-        client = Client(session.url, session.key)
+        client = session.client(session.url)
         yield lambda: (
             _joined(_remote_disk(client), _lookups(client)),
             f"look-ups of the server at {client.url}",
@@ -140,7 +140,7 @@ def _sampler(session: Session) -> Iterator[Callable[[], tuple[list[Row], str]]]:
             if server is None or not server.url:
                 return _joined(disk, None), f"no server runs on {data}: the figures are from the disk alone"
             try:
-                found = _lookups(Client(server.url, session.key))
+                found = _lookups(session.client(server.url))
             except HmiError as error:
                 return _joined(
                     disk, None

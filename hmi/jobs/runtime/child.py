@@ -11,6 +11,10 @@ from pathlib import Path
 import hmi_kernels
 
 import hmi
+from hmi.config import Settings
+from hmi.config.settings import DEFAULTS
+from hmi.config.sources import CONFIG_VARIABLE
+from hmi.config.values import environment, variable
 from hmi.jobs.runtime.folders import JobFolder
 
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
@@ -21,10 +25,10 @@ class Child:
     """A running `python -m hmi.jobs`. It dies when this process dies, because its standard input is
     a pipe whose other end only this process holds."""
 
-    def __init__(self, data: Path, folder: JobFolder, job: str, bodies: str | None) -> None:
+    def __init__(self, settings: Settings, folder: JobFolder, job: str, bodies: str | None) -> None:
         self.job, self.folder = job, folder
         self.began = time.monotonic()
-        command = [sys.executable, "-P", "-m", "hmi.jobs", "--data", str(data), job]
+        command = [sys.executable, "-P", "-m", "hmi.jobs", "--data", str(settings.data), job]
         if bodies is not None:
             command += ["--bodies", bodies]
         with folder.log.open("ab") as log:
@@ -34,7 +38,7 @@ class Child:
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
-                env=_environment(),
+                env=_environment(settings),
                 start_new_session=True,
             )
 
@@ -71,10 +75,12 @@ class Child:
             self._process.stdin.close()
 
 
-def _environment() -> dict[str, str]:
-    """This process' environment, with one thread for each library that would use all cores, and
-    with the folders that HMI was imported from."""
-    env = {**os.environ, **{name: os.environ.get(name, "1") for name in THREADS}}
+def _environment(settings: Settings) -> dict[str, str]:
+    """This process' environment with these settings, whatever gave them, with one thread for each library
+    that would use all cores, and with the folders that HMI was imported from."""
+    given = {*map(variable, DEFAULTS), CONFIG_VARIABLE}
+    env = {name: value for name, value in os.environ.items() if name not in given}
+    env |= {**{name: os.environ.get(name, "1") for name in THREADS}, **environment(settings)}
     homes = [str(Path(file).resolve().parent.parent) for file in (hmi.__file__, hmi_kernels.__file__) if file]
     if not homes[0].endswith("site-packages"):
         env["PYTHONPATH"] = os.pathsep.join([*homes, *filter(None, [os.environ.get("PYTHONPATH")])])

@@ -52,6 +52,8 @@ class JobRunner:
         self._workers = settings.job_workers if workers is None else workers
         self._layout = Layout(settings.data)
         self._housekeeping = housekeeping
+        self.on_ended: Callable[[JobRecord], None] = lambda record: None
+        """Called with the record of each job whose process has ended here, on the runner's thread."""
         self._children: dict[str, Child] = {}
         self._not_before: dict[str, float] = {}  # job -> the earliest time of another start
         self._cancelled_at: dict[str, float] = {}  # job -> when its cancellation was seen
@@ -86,7 +88,7 @@ class JobRunner:
         spec = {**spec, "inputs": sorted(inputs)}
         self.recover()  # so that no job without a process causes a Conflict
         record = JobRecord(job=job, kind=kind, state="queued", created=now(), tenant=tenant, spec=spec)
-        self._registry.check_room(record)
+        self._registry.rooms.check_job(record)
         folder = self._folder(job)
         folder.create(inputs, self._layout.incoming)
         try:
@@ -209,7 +211,14 @@ class JobRunner:
                 self._cancelled_at.pop(child.job, None)
         for child in ended:
             self._put_back(child.job, crashed=True)
+            self._tell_ended(child.job)
         self._kill_stubborn()
+
+    def _tell_ended(self, job: str) -> None:
+        with spared(log, f"telling of job {job}"), suppress(NotFound):
+            record = self._registry.job(job)
+            if record.state in ENDED:
+                self.on_ended(record)
 
     def _start_queued(self) -> None:
         at = time.monotonic()
@@ -239,7 +248,7 @@ class JobRunner:
                 return False
         # If another process takes the job's lock before the child does, the child ends with TAKEN.
         self._not_before[job] = time.monotonic() + RETRY_S
-        self._children[job] = Child(self._settings.data, self._folder(job), job, self._bodies)
+        self._children[job] = Child(self._settings, self._folder(job), job, self._bodies)
         return True
 
     def _kill_stubborn(self) -> None:

@@ -31,8 +31,8 @@ class TaskKind(ABC):
         return self.rules.paired
 
     @property
-    def form(self) -> tuple[type, str]:
-        """The Python type of an input, and its name in messages."""
+    def forms(self) -> tuple[type | tuple[type, ...], str]:
+        """The Python types of an input, and their name in messages."""
         return (tuple, "text and text_pair") if self.paired else (str, "a text")
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -13,10 +14,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hmi.core import Task
+from hmi.model.answer import Aggregation
 from hmi.model.batching import Encoded
 from hmi.model.calibration import probabilities
+from hmi.model.entities import entities_of
 from hmi.model.heads import outside_tag
-from hmi.model.tagging import Floats, best_path, from_bio, marginals, rules
+from hmi.model.splitting import SplitText
+from hmi.model.tagging import Floats, best_path, from_bio, marginals, rules, to_bio
 from hmi.model.tasks.base import Answer, TaskKind
 from hmi.model.windows import central_pieces
 
@@ -59,9 +63,12 @@ class Tagging(TaskKind):
 
     name: ClassVar[Task] = "tagging"
 
+    aggregation: Aggregation = field(default="simple", compare=False)
+    """The pieces of a word that decide its tag (`by_pieces`)."""
+
     @property
-    def form(self) -> tuple[type, str]:
-        return list, "tokens"
+    def forms(self) -> tuple[type | tuple[type, ...], str]:
+        return (str, list), "a text or tokens"
 
     @property
     def outputs(self) -> int:
@@ -72,10 +79,36 @@ class Tagging(TaskKind):
         merged = torch.full((words, len(self.labels)), UNSEEN)
         merged[:, self.labels.index(outside_tag(self.labels))] = 0.0
         seen = central_pieces(windows)
-        if seen:
+        if seen and self.aggregation in ("average", "max"):
+            for word, (window, position) in seen.items():
+                pieces = outputs[window][position : _end(windows[window].words, position)]
+                merged[word] = self._of_pieces(pieces.float().log_softmax(-1))
+        elif seen:
             rows = torch.stack([outputs[window][position] for window, position in seen.values()])
             merged[list(seen)] = rows.float().log_softmax(-1)
         return merged
+
+    def by_pieces(self, aggregation: Aggregation) -> Self:
+        """A copy that lets other pieces of a word have a say in its tag.
+
+        `none`, `simple` and `first`: the first piece decides, which is how the model was trained. `average`:
+        the mean probabilities of all pieces. `max`: the piece with the most probable tag.
+        """
+        return self if aggregation == self.aggregation else replace(self, aggregation=aggregation)
+
+    def entities(self, answer: Answer, text: str, split: SplitText) -> Answer:
+        """The same answer for a text that the caller has not split: with entities in place of tags."""
+        assert answer.tags is not None
+        assert answer.tag_scores is not None
+        tags = to_bio(answer.tags) if self.rules.scheme in ("iob1", "io") else answer.tags
+        found = entities_of(text, split, tags, answer.tag_scores, self.aggregation)
+        return replace(answer, entities=found, tags=None, tag_scores=None)
+
+    def _of_pieces(self, pieces: Tensor) -> Tensor:
+        """A word's log-probabilities [labels], from those of its pieces [pieces, labels]."""
+        if self.aggregation == "average":
+            return pieces.logsumexp(0) - math.log(len(pieces))
+        return pieces[int(pieces.max(-1).values.argmax())]
 
     def answer(self, merged: Tensor, *, scores: bool = False, temperature: float | None = None) -> Answer:
         """Decode the tags.
@@ -115,6 +148,11 @@ class Tagging(TaskKind):
         if legal is None or self.transitions is None:
             return self.transitions if legal is None else legal
         return legal + self.transitions
+
+
+def _end(words: Sequence[int | None], start: int) -> int:
+    """The position after the last piece of the word whose first piece is at `start`."""
+    return next((i for i in range(start, len(words)) if words[i] != words[start]), len(words))
 
 
 def _bridged(tags: list[str], seen: list[int]) -> list[str]:

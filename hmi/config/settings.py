@@ -1,23 +1,31 @@
-"""Settings of one process. Only `Settings.from_env` reads the environment."""
+"""Settings of one process: their names, defaults, meaning and bounds. `hmi.config.sources` reads them."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from hmi.errors import InvalidInput
-from hmi.sizes import FORMS, parse_bytes
 
 MIB = 1 << 20
-PREFIX = "HMI_"
 PRECISIONS = ("auto", "fp32", "bf16", "int8")
 DEVICES = ("auto", "cpu", "cuda")
 STAGES = ("exits", "cascades", "tokens", "shards")
 """The execution stages that a server may run, by the names that `Settings.stages` gives them."""
-_MIN: dict[str, int] = {
+LOG_FORMATS = ("text", "json")
+LOG_LEVELS = ("debug", "info", "warning", "error")
+TRACES = ("off", "otlp")
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "precision": PRECISIONS,
+    "device": DEVICES,
+    "log_format": LOG_FORMATS,
+    "log_level": LOG_LEVELS,
+    "trace": TRACES,
+}
+"""The values of the settings that are one of a few words."""
+_MIN: dict[str, float] = {
     "port": 0,
     "job_workers": 0,
     "pool_bytes": 0,
@@ -31,13 +39,14 @@ _MIN: dict[str, int] = {
     "upload_bytes": 0,
     "root_bytes": 0,
     "io_bytes_per_s": 0,
+    "trace_sample": 0,
     "tenant_requests_per_s": 0,
     "tenant_tokens_per_s": 0,
     "tenant_models": 0,
     "tenant_bytes": 0,
     "audit_days": 0,
 }
-_MAX: dict[str, int] = {"port": 65535, "job_workers": 64, "streams": 1024}
+_MAX: dict[str, float] = {"port": 65535, "job_workers": 64, "streams": 1024, "trace_sample": 1}
 
 
 @dataclass(frozen=True)
@@ -142,6 +151,25 @@ class Settings:
     """The server merges a domain's small segments when one order of n-grams has more than this; 0 = never."""
     compact_small_bytes: int = 32 * MIB
     """A segment below this size counts as small."""
+    tls_cert: Path | None = None
+    """A PEM file with the server's certificate and those that lead to its authority. With it the server
+    speaks HTTPS only. It is read again when it changes, and on SIGHUP; connections stay open."""
+    tls_key: Path | None = None
+    """A PEM file with the certificate's private key, without a passphrase. Needed with `tls_cert`."""
+    tls_client_ca: Path | None = None
+    """A PEM file with authorities. With it, only clients with a certificate of theirs can connect. Needs
+    `tls_cert`."""
+    log_format: str = "text"
+    """The form of the server's log: `text`, or `json` with one object a line."""
+    log_level: str = "info"
+    """The least severe lines of the log: `debug`, `info`, `warning` or `error`."""
+    access_log: bool = False
+    """Write one line to the log for each request: its method, route, status, time, bytes and key's id."""
+    trace: str = "off"
+    """Where spans of requests and jobs go: `off`, or `otlp`, an OpenTelemetry collector, by OTLP over HTTP.
+    Needs the extra `otel`; the variables OTEL_EXPORTER_OTLP_ENDPOINT and so on name the collector."""
+    trace_sample: float = 1.0
+    """The fraction of requests that are traced, of those that do not bring a decision in `traceparent`."""
     tenant_requests_per_s: int = 0
     """Calls to infer a second that a tenant may make in the long run, unless it has a limit of its own
     (`hmi tenant set`); 0 = no limit."""
@@ -158,23 +186,16 @@ class Settings:
     own; 0 = no limit."""
     audit_days: int = 365
     """Days for which the audit log is kept; 0 = forever."""
+    backup_location: str = ""
+    """The place for backups that are asked for over HTTP: a folder, or a URL such as `s3://bucket/hmi`, which
+    needs the package of its protocol. Without it such calls are refused (docs/operations/backup.md)."""
 
     def __post_init__(self) -> None:
-        # A job runs in another process, perhaps after a restart from another folder: the path must not
-        # depend on the working directory.
-        object.__setattr__(self, "data", Path(self.data).expanduser().absolute())
-        if not self.host:
-            raise InvalidInput("host is empty: give an address such as 127.0.0.1", field="host")
-        if self.precision not in PRECISIONS:
-            raise InvalidInput(
-                f"precision = {self.precision!r} is unknown: use auto, fp32, bf16 or int8", field="precision"
-            )
-        if self.device not in DEVICES:
-            raise InvalidInput(f"device = {self.device!r} is unknown: use auto, cpu or cuda", field="device")
-        object.__setattr__(self, "stages", _stages(self.stages))
         for field in fields(self):
-            if isinstance(field.default, int):
-                _check_number(field.name, getattr(self, field.name))
+            object.__setattr__(self, field.name, checked(field.name, getattr(self, field.name)))
+        for name, needed in NEEDED.items():
+            if getattr(self, name) is not None and getattr(self, needed) is None:
+                raise missing(name, needed)
 
     def runs(self, stage: str) -> bool:
         """Return whether a server with these settings may run a stage of `STAGES`."""
@@ -182,20 +203,46 @@ class Settings:
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None, **overrides: Any) -> Settings:
-        """Read HMI_DATA, HMI_PORT, …; `overrides` that are not None win. Raises InvalidInput."""
-        environ = os.environ if environ is None else environ
-        given: dict[str, Any] = {}
-        for field in fields(cls):
-            text = environ.get(PREFIX + field.name.upper())
-            if overrides.get(field.name) is not None:
-                given[field.name] = overrides.pop(field.name)
-            elif text:
-                given[field.name] = _parsed(field.name, field.default, text)
-        unknown = sorted(name for name, value in overrides.items() if value is not None)
-        if unknown:
-            known = ", ".join(field.name for field in fields(cls))
-            raise InvalidInput(f"unknown setting {unknown[0]!r}: use one of {known}", field=unknown[0])
-        return cls(**given)
+        """Read the file that HMI_CONFIG names, and HMI_DATA, HMI_PORT, …; `overrides` that are not None win.
+
+        Raises InvalidInput.
+        """
+        from hmi.config.sources import read  # which imports this file
+
+        return read(environ, None, overrides).settings
+
+
+NEEDED = {"tls_cert": "tls_key", "tls_key": "tls_cert", "tls_client_ca": "tls_cert"}
+"""Settings that need another one."""
+DEFAULTS: Mapping[str, Any] = {field.name: field.default for field in fields(Settings)}
+"""The default of each setting, in the order of the class."""
+PATHS = frozenset(field.name for field in fields(Settings) if str(field.type).startswith("Path"))
+"""The settings that name files or folders."""
+
+
+def missing(name: str, needed: str) -> InvalidInput:
+    """The error for a setting that is given without the one that it needs."""
+    return InvalidInput(f"{name} needs {needed}: give both, or neither", field=needed)
+
+
+def checked(name: str, value: Any) -> Any:
+    """Return the value of a setting as `Settings` keeps it. Raises InvalidInput for an impossible one."""
+    if name in PATHS:
+        # A job runs in another process, perhaps after a restart from another folder: the path must not
+        # depend on the working directory.
+        return None if value is None else Path(value).expanduser().absolute()
+    if name == "host" and not value:
+        raise InvalidInput("host is empty: give an address such as 127.0.0.1", field="host")
+    choices = _CHOICES.get(name, ())
+    if choices and value not in choices:
+        known = f"{', '.join(choices[:-1])} or {choices[-1]}"
+        raise InvalidInput(f"{name} = {value!r} is unknown: use {known}", field=name)
+    own: Callable[[Any], Any] | None = {"stages": _stages}.get(name)
+    if own is not None:
+        return own(value)
+    if isinstance(DEFAULTS[name], int | float):
+        _check_number(name, value)
+    return value
 
 
 def _stages(given: str) -> str:
@@ -214,25 +261,20 @@ def _stages(given: str) -> str:
     return ",".join(dict.fromkeys(names))
 
 
-def _parsed(name: str, default: Any, text: str) -> Any:
-    if not isinstance(default, int):
-        return text
-    size = name.endswith("_bytes")
-    try:
-        return parse_bytes(text) if size else int(text)
-    except ValueError as error:
-        what = f"a size: give {FORMS}" if size else "a whole number"
-        raise InvalidInput(f"{PREFIX}{name.upper()}={text!r} is not {what}", field=name) from error
-
-
-def bounds(name: str) -> tuple[int, int]:
+def bounds(name: str) -> tuple[float, float]:
     """The smallest and the largest value of a numeric setting."""
     return _MIN.get(name, 1), _MAX.get(name, 1 << 50)
 
 
 def _check_number(name: str, value: Any) -> None:
+    default = DEFAULTS[name]
+    if isinstance(default, bool):
+        if not isinstance(value, bool):
+            raise InvalidInput(f"{name} = {value!r} is impossible: give true or false", field=name)
+        return
     least, most = bounds(name)
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+    allowed, what = ((int,), "whole number") if isinstance(default, int) else ((int, float), "number")
+    if isinstance(value, bool) or not isinstance(value, allowed) or not least <= value <= most:
         raise InvalidInput(
-            f"{name} = {value!r} is impossible: give a whole number from {least} to {most}", field=name
+            f"{name} = {value!r} is impossible: give a {what} from {least} to {most}", field=name
         )

@@ -1,0 +1,98 @@
+"""Checks of the installation: Python, packages, extras, the processor, a GPU. Loads none of the packages."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, requires, version
+from pathlib import Path
+from typing import Final
+
+import hmi
+from hmi.doctor.finding import Finding, ok, problem, warning
+from hmi.execution.machine import fingerprint
+
+DISTRIBUTION: Final = "hmi-server"
+FASTEST: Final = "avx512_bf16"
+USEFUL: Final = "avx2"
+
+
+def installation_findings() -> Iterator[Finding]:
+    yield ok("python", f"Python {sys.version.split()[0]}, hmi {hmi.__version__}")
+    yield from _packages()
+    yield from _processor()
+    yield _gpu()
+
+
+def _packages() -> Iterator[Finding]:
+    """The packages that HMI needs, and the extras, by the distribution's own metadata."""
+    try:
+        needed = requires(DISTRIBUTION) or []
+    except PackageNotFoundError:
+        yield warning(
+            "packages", "hmi runs from its sources: install it with pip to have its packages checked"
+        )
+        return
+    extras: dict[str, list[str]] = {}
+    wrong = []
+    for text in needed:
+        requirement, _, marker = text.partition(";")
+        extra = re.search(r"extra == [\"']([\w-]+)[\"']", marker)
+        if extra is not None:
+            extras.setdefault(extra[1], []).append(requirement)
+        elif (why := _unmet(requirement)) is not None:
+            wrong.append(why)
+    if wrong:
+        yield problem("packages", f"{'; '.join(wrong)}: run pip install -U {DISTRIBUTION}")
+    else:
+        told = ", ".join(f"{name} {version(name)}" for name in ("torch", "numba", "aiohttp", "lmdb"))
+        yield ok("packages", f"all packages have versions that fit, such as {told}")
+    installed = sorted(name for name, of in extras.items() if all(_unmet(one) is None for one in of))
+    yield ok("extras", f"installed: {', '.join(installed) or 'none'}; of {', '.join(sorted(extras))}")
+
+
+def _unmet(requirement: str) -> str | None:
+    """Why a requirement such as `torch>=2.6` is not met; None if it is. Only lower bounds are compared."""
+    found = re.match(r"([\w.-]+)(?:\[[^\]]*\])?\s*(.*)", requirement.strip())
+    assert found is not None
+    try:
+        have = version(found[1])
+    except PackageNotFoundError:
+        return f"{found[1]} is not installed"
+    least = re.search(r">=\s*([\d.]+)", found[2])
+    if least is not None and _numbers(have) < _numbers(least[1]):
+        return f"{found[1]} {have} is older than {least[1]}"
+    return None
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", text.partition("+")[0])[:3])
+
+
+def _processor() -> Iterator[Finding]:
+    about = fingerprint()
+    flags = about["flags"].split()
+    text = f"{about['processor']}, {about['cores']} cores, {about['flags'] or 'no vector instructions known'}"
+    if USEFUL not in flags:
+        yield warning("processor", f"{text}: without {USEFUL} answers take several times as long")
+    else:
+        numbers = "bf16" if FASTEST in flags else "fp32"
+        yield ok("processor", f"{text}: {numbers} by default")
+
+
+def _gpu() -> Finding:
+    """Whether a GPU and a torch that can use it are there. torch itself is not loaded."""
+    devices = sorted(path.name for path in Path("/dev").glob("nvidia[0-9]*"))
+    try:
+        torch = version("torch")
+    except PackageNotFoundError:
+        torch = "missing"
+    if not devices:
+        return ok("gpu", f"no NVIDIA device: answers are computed on the processor (torch {torch})")
+    if "+cpu" in torch:
+        cure = "install torch built for CUDA to use it"
+        return warning(
+            "gpu", f"{', '.join(devices)} is there, but torch {torch} is built without CUDA: {cure}"
+        )
+    return ok("gpu", f"{', '.join(devices)}, torch {torch}")

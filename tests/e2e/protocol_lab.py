@@ -1,0 +1,102 @@
+"""One real server process for the tests of all protocols: two tenants with keys, and a model of each task
+that the protocols answer in different forms."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from hmi.core import ModelId, ModelVersion, TaskRules
+from hmi.manager import Manager
+from hmi.model.artefact import Artefact
+from tests.e2e.conftest import Home
+from tests.hmi.server_lab import ready, serving
+from tests.tiny import DIM
+
+MOOD, PAIRS, TAGS, EMBED, OTHERS = "acme.mood", "acme.pairs", "acme.tags", "acme.embed", "globex.mood"
+"""acme's models of the tasks classification, pair, tagging and embedding, and a model of another tenant.
+Version 2 of acme.mood answers, and version 1 exists. The others have version 1."""
+
+
+@dataclass(frozen=True)
+class ProtocolServer:
+    """A running server, and keys for it. It answers no request without a key."""
+
+    url: str
+    key: str
+    """acme's, with the scopes infer and manage."""
+    infer_key: str
+    """acme's, with the scope infer alone."""
+    other_key: str
+    """globex's."""
+    admin_key: str
+    pid: int
+    data: Path
+
+    @property
+    def address(self) -> str:
+        """Host and port."""
+        return self.url.removeprefix("http://")
+
+    def native(self, model: str, inputs: Any, **parameters: Any) -> Any:
+        """The answer of POST /infer/{model}, by which the other protocols are judged."""
+        sent = json.dumps({"inputs": inputs, "parameters": parameters}).encode()
+        headers = {"Authorization": f"Bearer {self.key}", "Content-Type": "application/json"}
+        with urllib.request.urlopen(
+            urllib.request.Request(f"{self.url}/infer/{model}", sent, headers)
+        ) as answer:
+            return json.load(answer)
+
+
+@contextmanager
+def protocol_server_on(home: Home, data: Path) -> Iterator[ProtocolServer]:
+    """Run a server on a copy of the end-to-end tests' data folder, with more models and keys."""
+    shutil.copytree(home.settings.data, data)
+    manager = Manager(replace(home.settings, data=data))
+    try:
+        _more_models(manager)
+        _, admin = manager.create_key(None, ("admin",))
+        keys = [
+            manager.create_key("acme")[1],
+            manager.create_key("acme", ("infer",))[1],
+            manager.create_key("globex")[1],
+        ]
+    finally:
+        manager.close()
+    with serving(data) as (url, process):
+        ready(url)
+        yield ProtocolServer(url, *keys, admin, process.pid, data)
+
+
+def _more_models(manager: Manager) -> None:
+    """Publish versions that need no training: copies of existing ones, and an embedding."""
+
+    def live(model: str) -> ModelVersion:
+        return manager.model(model).live
+
+    untrained, size = manager.adapters.put(Artefact().joined(), {"task": "embedding"})
+    embedding = {
+        "task": "embedding",
+        "labels": (),
+        "rules": TaskRules(),
+        "module": None,
+        "lexical": False,
+        "ramps": (),
+        "temperature": None,
+        "metrics": {"dim": DIM},
+        "artefact": untrained,
+        "bytes": size,
+    }
+    for model, version, changed in (
+        (MOOD, live(MOOD), {}),
+        (TAGS, live("globex.tags"), {}),
+        (EMBED, live(MOOD), embedding),
+    ):
+        update = {"version": 0, "job": f"published-{model.partition('.')[2]}", **changed}
+        manager.registry.publish_model(ModelId.parse(model), version.model_copy(update=update))
