@@ -208,6 +208,11 @@ class Objective(Record):
     tokens are not adapted."""
 
 
+KNOWN_SHARE = 0.97
+"""The share of its own texts that a model knows, unless its tenant sets another."""
+MIN_KNOWN_SHARE, MAX_KNOWN_SHARE = 0.5, 0.999
+
+
 class Offer(Record):
     """One dispatcher of a cascade, with what it is expected to give (Tabi, section 5)."""
 
@@ -305,6 +310,9 @@ class ModelVersion(Record):
     """The upper layers before which it has a ramp, ascending: 0 is right after retrieval."""
     temperature: float | None = None
     """Dividing the outputs by it calibrates the probabilities. None: it was not fitted."""
+    known: tuple[float, ...] = ()
+    """The similarities from which its threshold for texts that it does not know follows (hmi.model.known).
+    (): it has none, so it never says so."""
     tokens: tuple[TokenPoint, ...] = ()
     """The profile of token adaptation, one point for each gamma. (): not profiled, so the stage is off."""
     rest: Literal["fp16", "int8"] = "fp16"
@@ -325,6 +333,8 @@ class ModelRecord(Record):
     current: int
     versions: tuple[ModelVersion, ...]
     objective: Objective = Objective()
+    known_share: float | None = Field(default=KNOWN_SHARE, ge=MIN_KNOWN_SHARE, le=MAX_KNOWN_SHARE)
+    """The share of its own texts that it is to know. None: it never says that it does not know."""
     cascade: Cascade | None = None
 
     @property

@@ -61,6 +61,13 @@ def refuse(audit: Audit, error: HmiError, about: Mapping[str, Any], caller: Call
     audit.refused(fields, str(about.get("address", "")))
 
 
+def accessed(audit: Audit, caller: Caller, about: Mapping[str, Any]) -> None:
+    """Write that an administrator made a call that changes nothing. A tenant's calls are not written. about:
+    what is known of `request`, `call`, `address`, `tenant` and `object`."""
+    if caller.tenant is None:
+        audit.access({"event": ACCESS, **_actor(caller), **about})
+
+
 @asynccontextmanager
 async def recorded(route: Route, call: Call, request: web.Request) -> AsyncIterator[None]:
     """Context manager: a call runs in the block. A change is written before it begins, and its outcome, which
@@ -69,8 +76,8 @@ async def recorded(route: Route, call: Call, request: web.Request) -> AsyncItera
     fields = {"request": call.id, **_actor(call.caller), "call": _call(route), **_place(request)}
     fields |= objects_of(call)
     if not route.changes:
-        if route.scope is not None and call.caller.tenant is None:
-            audit.access({"event": ACCESS, **fields})
+        if route.scope is not None:
+            accessed(audit, call.caller, fields)
         yield
         return
     number = await audit.begin({"event": BEGUN, **fields})

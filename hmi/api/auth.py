@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import ipaddress
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 from urllib.parse import urlsplit
@@ -67,8 +68,20 @@ class Auth:
         `scope`, or a request without a key that came from a browser or through a proxy).
         """
         header = request.headers.get("Authorization")
-        if header is None:
-            return self._without_key(request)
+        return self._without_key(request) if header is None else self.bearer(header, scope)
+
+    def local_caller(self, headers: Iterable[str]) -> Caller:
+        """The caller of a request without a key that no browser can send. headers: their names.
+
+        Raises Unauthorised, and Forbidden for a request that came through a proxy.
+        """
+        if not self.open():
+            raise Unauthorised("this server wants a key: send the header 'Authorization: Bearer KEY'")
+        _refuse_proxies(headers)
+        return ADMINISTRATOR
+
+    def bearer(self, header: str, scope: Scope | None) -> Caller:
+        """The caller of a request with the header Authorization. Raises as `caller`."""
         kind, _, key = header.partition(" ")
         if kind.lower() != "bearer" or not key.strip():
             raise Unauthorised("the Authorization header is malformed: send 'Authorization: Bearer KEY'")
@@ -96,11 +109,9 @@ class Auth:
         return Caller(record.tenant, _effective(record), record.key_id)
 
     def _without_key(self, request: web.BaseRequest) -> Caller:
-        if not self.open():
-            raise Unauthorised("this server wants a key: send the header 'Authorization: Bearer KEY'")
-        _refuse_proxies(request)
+        caller = self.local_caller(request.headers)
         _refuse_browsers(request)
-        return ADMINISTRATOR
+        return caller
 
 
 def has_admin_key(keys: KeyRing) -> bool:
@@ -137,10 +148,10 @@ def _effective(record: KeyRecord) -> frozenset[Scope]:
     return ALL if "admin" in scopes else scopes
 
 
-def _refuse_proxies(request: web.BaseRequest) -> None:
+def _refuse_proxies(headers: Iterable[str]) -> None:
     """Raise Forbidden for a request through a proxy. A proxy on this machine makes all requests look
     local, so everybody would be the administrator."""
-    names = [name.lower() for name in request.headers]
+    names = [name.lower() for name in headers]
     through = next((n for n in names if n in PROXIES or n.startswith("x-forwarded-")), None)
     if through is not None:
         raise Forbidden(

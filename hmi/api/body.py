@@ -86,9 +86,10 @@ def parse(model: Any, data: bytes, count_members: Callable[[Any], int] | None = 
 
 @dataclass(frozen=True)
 class Reader:
-    """Reads the parts of a body under the limits of a route. It implements `BodyReader`."""
+    """Reads the parts of a body under the limits of a call. It implements `BodyReader`."""
 
-    route: Route
+    field: str
+    """The field that an error names if there are too many values: no other field can hold that many."""
     most: Census
     """The most values and members of JSON objects in each part."""
     loan: Loan
@@ -105,12 +106,11 @@ class Reader:
         self._hold(Census(values, 0))
 
     def _hold(self, found: Census) -> None:
-        """Reserve memory. TooLarge names the route's `inputs_field`: no other field can hold that many."""
-        field = self.route.inputs_field
+        """Reserve memory."""
         if found.values > self.most.values:
-            raise over(field, self.most.values, "JSON values (texts and words)", "send several requests")
+            raise over(self.field, self.most.values, "JSON values (texts and words)", "send several requests")
         if found.members > self.most.members:
-            raise over(field, self.most.members, "fields of objects", "send several requests")
+            raise over(self.field, self.most.members, "fields of objects", "send several requests")
         self.loan.cover(self.loan.amount + found.values * VALUE_BYTES)
 
 
@@ -269,7 +269,8 @@ async def _parsed(
 
     Returns (an instance of `route.body`, or what `route.raw` reads; SHA-256; bytes after decompression).
     """
-    reader = Reader(route, _most_values(route, services.settings), loan)
+    inputs = max(services.settings.max_inputs, 16) if _is_inference(route) else 16
+    reader = Reader(route.inputs_field, most_values(inputs), loan)
 
     def work() -> tuple[Any, str, int]:
         data = sent
@@ -285,9 +286,8 @@ async def _parsed(
     return await services.bodies.work(loan.holder, work)
 
 
-def _most_values(route: Route, settings: Settings) -> Census:
-    """The most values and members that a body of this route may hold."""
-    inputs = max(settings.max_inputs, 16) if _is_inference(route) else 16
+def most_values(inputs: int) -> Census:
+    """The most values and members that a body of a call with at most `inputs` inputs may hold."""
     return Census(VALUES_AN_INPUT * inputs, 64 + MEMBERS_AN_INPUT * inputs)
 
 

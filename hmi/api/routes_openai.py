@@ -79,6 +79,7 @@ OPENAI_FILES = (
         OpenAIFileList,
         "manage",
         query=OpenAIFileQuery,
+        kinds=("not_found",),
     ),
     _Route("GET", FILE, openai_files.show_file, "A file (OpenAI).", OpenAIFile, "manage"),
     _Route(

@@ -16,7 +16,7 @@ from pydantic import (
 )
 
 from hmi.api.schemas import Answer, Request
-from hmi.core import MAX_AGREEMENT, MIN_AGREEMENT, Objective
+from hmi.core import MAX_AGREEMENT, MAX_KNOWN_SHARE, MIN_AGREEMENT, MIN_KNOWN_SHARE, Objective
 
 MIN_MEAN_MS = 0.1
 """The least mean time that an objective may ask for. The fastest answer takes several times as long."""
@@ -83,6 +83,13 @@ class ChangeModel(Request):
     model_config = ConfigDict(json_schema_extra={"minProperties": 1})
 
     objective: ChangeObjective | None = Field(default=None, description="Null removes all bounds.")
+    known_share: float | None = Field(
+        default=None,
+        ge=MIN_KNOWN_SHARE,
+        le=MAX_KNOWN_SHARE,
+        description="The share of its own texts that the model is to know, such as 0.97. Of the others, and of "
+        "foreign texts, it says that it does not know (`known` in answers). Null: it never says so.",
+    )
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -91,6 +98,8 @@ class ChangeModel(Request):
 
     def changed(self, old: Objective) -> dict[str, Any]:
         """The fields of the new objective."""
+        if "objective" not in self.model_fields_set:
+            return dict(old)
         return (
             {} if self.objective is None else {**dict(old), **self.objective.model_dump(exclude_unset=True)}
         )

@@ -255,6 +255,12 @@ class ModelView(Answer):
     metrics: dict[str, Any]
     bytes: int
     objective: Objective
+    known_share: float | None = Field(
+        description="The share of its own texts that it is to know; null: it never says that it does not."
+    )
+    known_threshold: float | None = Field(
+        description="The similarity to its own texts from which on it knows a text; null: it has none."
+    )
     cascade: CascadeBrief | None
     exits: ExitsView | None = Field(
         description="The state of its early exits; null in lists, and if no agreement is set."

@@ -11,6 +11,7 @@ import sys
 import threading
 import warnings
 from contextlib import ExitStack
+from typing import TYPE_CHECKING
 
 from aiohttp import BadContentDispositionHeader, BadContentDispositionParam, web
 
@@ -27,6 +28,9 @@ from hmi.errors import Conflict, InvalidInput
 from hmi.execution.compiling import compile_all
 from hmi.manager.maintenance import probe_plots
 from hmi.telemetry import logs
+
+if TYPE_CHECKING:
+    from hmi.api.rpc.server import RpcServer
 
 log = logging.getLogger("hmi.api")
 SWITCH_S = 0.0005
@@ -77,6 +81,7 @@ async def _serve(
 
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, end)
+    rpc = _rpc_server(services)
     watching = _watch(certificates, loop)
     # handler_cancellation: when a client disconnects, its request is cancelled. dispatch
     # shields what must be finished.
@@ -89,6 +94,8 @@ async def _serve(
     try:
         async with notify.watched(), short_collections(lambda: not services.in_flight.count):
             door.open()  # health calls are answered from here on
+            if rpc is not None:
+                await rpc.start()
             await asyncio.to_thread(compile_all, stopping)
             if not stopping.is_set():
                 await begin(services)
@@ -98,8 +105,11 @@ async def _serve(
             notify.tell("STOPPING=1")
             log.info("stopping: new requests get 503, accepted ones are answered")
             until = loop.time() + DRAIN_S
+            if rpc is not None:
+                rpc.gate.stop()
             await drain(services)
-            await leaving.leave(runner.server, listener, door.stop, until)
+            closing = [leaving.leave(runner.server, listener, door.stop, until)]
+            await asyncio.gather(*closing, *([] if rpc is None else [rpc.stop()]))
             log.info("stopped: %d requests got 503 meanwhile", services.refused)
     finally:
         if watching is not None:
@@ -119,9 +129,26 @@ def _watch(certificates: Certificates | None, loop: asyncio.AbstractEventLoop) -
     return loop.create_task(certificates.watch())
 
 
+def _rpc_server(services: Services) -> RpcServer | None:
+    """The server of gRPC; None if it is off. Raises InvalidInput without the extra, and Conflict if the port
+    is in use."""
+    if not services.settings.grpc_port:
+        return None
+    try:
+        from hmi.api.rpc.server import RpcServer
+    except ImportError as error:
+        raise InvalidInput(
+            "grpc_port needs the extra grpc: pip install 'hmi-server[grpc]', or set it to 0",
+            field="grpc_port",
+        ) from error
+    return RpcServer(services)
+
+
 def greeting(services: Services, url: str) -> str:
     """The line of the log that tells the operator where the server listens, and whether it needs keys."""
-    where = f"serving {services.settings.data} on {url} (Ctrl-C or SIGTERM stops it)"
+    port = services.settings.grpc_port
+    where = f"serving {services.settings.data} on {url}{f' and gRPC on port {port}' if port else ''}"
+    where += " (Ctrl-C or SIGTERM stops it)"
     if services.auth.open():
         return (
             f"{where}, WITHOUT an administrator's key: loopback only, and every program on this machine "

@@ -26,6 +26,7 @@ from hmi.core import JobRecord, KeyRecord, Limits, ModelRecord, Progress, RootRe
 from hmi.execution.fastest import fastest, precision_of
 from hmi.manager import DomainInfo
 from hmi.metrics import Metrics, memory_by_tier
+from hmi.model.shares import threshold_of
 from hmi.stores.job_table import target_of
 from hmi.stores.profiles import Profile
 from hmi.stores.tenant_room import Stored
@@ -160,6 +161,8 @@ def model_view(model: ModelRecord, exits: ExitsView | None = None) -> ModelView:
         metrics=live.metrics,
         bytes=live.bytes,
         objective=model.objective,
+        known_share=model.known_share,
+        known_threshold=threshold_of(live.known, model.known_share),
         cascade=cascade_brief(model.cascade),
         exits=exits,
         tokens=tokens_brief(model),

@@ -22,6 +22,7 @@ COMMANDS = {
     "restore": ("backups", "restore"),
     "model": ("models", "model"),
     "job": ("jobs", "job"),
+    "file": ("files", "file"),
     "store": ("store", "store"),
     "infer": ("infer", "infer"),
     "config": ("config", "config"),

@@ -237,7 +237,7 @@ def _remote(error: urllib.error.HTTPError) -> RemoteError:
     retry_after = error.headers.get("Retry-After", "0")
     try:
         answer = json.load(error)["error"]
-        message, kind = str(answer["message"]), str(answer["kind"])
+        message, kind = str(answer["message"]), str(answer["kind"] if "kind" in answer else answer["code"])
     except (ValueError, KeyError, TypeError):
         message, kind = f"the server answered {error.code} {error.reason}", "unknown"
     seconds = float(retry_after) if retry_after.isdigit() else 0.0

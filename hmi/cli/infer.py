@@ -11,13 +11,21 @@ from hmi.cli.base import Command, as_json, pass_session
 from hmi.cli.output import print_json, print_table
 from hmi.cli.session import Session, segment
 from hmi.errors import HmiError, InvalidInput
+from hmi.model.answer import AGGREGATIONS
 
 
 @click.command("infer", cls=Command)
 @click.argument("model", metavar="TENANT.MODEL")
 @click.argument("texts", nargs=-1, metavar="TEXT…")
 @click.option("--pair", multiple=True, help="The second text of a pair. Give it once for each TEXT.")
-@click.option("--tokens", is_flag=True, help="Split each TEXT at spaces, for a tagging model.")
+@click.option(
+    "--tokens", is_flag=True, help="Split each TEXT at spaces, and show a tagging model's tag of each word."
+)
+@click.option(
+    "--aggregation",
+    type=click.Choice(AGGREGATIONS),
+    help="How a tagging model's words become entities, as in transformers' pipelines (default simple).",
+)
 @click.option("--exact", is_flag=True, help="Compute the lower layers in full, without the PLOT.")
 @click.option("--scores", is_flag=True, help="Show the score of every label.")
 @click.option(
@@ -51,6 +59,7 @@ def infer(
     texts: tuple[str, ...],
     pair: tuple[str, ...],
     tokens: bool,
+    aggregation: str | None,
     exact: bool,
     scores: bool,
     provenance: bool,
@@ -70,8 +79,8 @@ def infer(
         raise InvalidInput("ids are for feedback to the server that answers: name it with --url")
     parameters: dict[str, Any] = {"exact": exact, "calibrated": calibrated, "early": not full}
     parameters |= {"return": wanted, "deadline_ms": deadline}
-    if utility is not None:
-        parameters["utility"] = utility
+    optional = {"utility": utility, "aggregation": aggregation}
+    parameters |= {name: value for name, value in optional.items() if value is not None}
     body = {"inputs": _inputs(lines, pair, tokens), "parameters": parameters}
     path = f"/infer/{segment(model)}"
     if not lines:
@@ -95,8 +104,6 @@ def _asked(session: Session, path: str, body: Any) -> Any:
 def _hint(message: str, *, pair: bool, tokens: bool) -> str:
     """Return a hint to add to an error: the option that gives what the model needs, or the one to remove."""
     wanted = message.partition(" model: give ")[2]
-    if wanted.startswith("tokens"):
-        return "" if tokens else "; --tokens splits each TEXT at spaces"
     if wanted.startswith("text and text_pair"):
         return "" if pair else "; --pair gives the second text of each TEXT"
     return f"; leave {'--tokens' if tokens else '--pair'} out" if wanted and (tokens or pair) else ""
@@ -114,8 +121,9 @@ def _show(lines: tuple[str, ...], answer: dict[str, Any], *, ids: bool) -> None:
     rows = []
     for i, (line, output) in enumerate(zip(lines, answer["outputs"], strict=True)):
         named = {"id": answer["id"] if ids else None, "index": i if ids else None}
-        rows.append({**output, **named, "text": line[:60], "label": _said(output)})
-    columns = {"text": "TEXT", "label": "ANSWER", "score": "SCORE", "scores": "SCORES"}
+        doubt = "does not know" if output.get("known") is False else None
+        rows.append({**output, **named, "text": line[:60], "label": _said(output), "doubt": doubt})
+    columns = {"text": "TEXT", "label": "ANSWER", "score": "SCORE", "scores": "SCORES", "doubt": "KNOWN"}
     columns |= {"id": "ID", "index": "INDEX"}
     shown = {name: heading for name, heading in columns.items() if any(row[name] is not None for row in rows)}
     print_table(rows, shown, "no texts: give some, or pipe them in")
@@ -123,6 +131,9 @@ def _show(lines: tuple[str, ...], answer: dict[str, Any], *, ids: bool) -> None:
 
 def _said(output: dict[str, Any]) -> str:
     """Return an answer of any task as one line."""
+    entities = output.get("entities")  # a server of an earlier version has none
+    if entities is not None:
+        return "; ".join(f"{e['label']}: {e['text']} ({e['score']:.2f})" for e in entities) or "(none)"
     if output["tags"] is not None:
         return " ".join(output["tags"])
     if output["labels"] is not None:

@@ -12,6 +12,7 @@ from hmi.cli.base import Group, as_json, pass_session
 from hmi.cli.cascades import cascade
 from hmi.cli.check import show_formats, skipping
 from hmi.cli.exits import exits, feedback, objective
+from hmi.cli.known import known
 from hmi.cli.options import FILE, Whole, confirm, job_options, settings_option, yes_option
 from hmi.cli.output import notes, print_done, print_fields, print_json, print_table, size
 from hmi.cli.progress import finish
@@ -55,7 +56,7 @@ def model() -> None:
 
 model.add_command(report)
 model.add_command(cascade)
-for command in (objective, exits, feedback, tokens):
+for command in (objective, exits, feedback, tokens, known):
     model.add_command(command)
 
 

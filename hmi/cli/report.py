@@ -70,6 +70,8 @@ def _show(metrics: Mapping[str, Any]) -> None:
         columns = {"rows": "ANSWERS", "confidence": "PROBABILITY GIVEN", "right": "SHARE RIGHT"}
         print_table(metrics["calibration"]["bins"], columns, "")
         print_fields(_calibration(metrics["calibration"]))
+    if metrics.get("known"):
+        print_fields(_known(metrics["known"]))
     if metrics.get("ramps"):
         _show_ramps(metrics["ramps"])
     for warning in metrics.get("warnings", ()):
@@ -82,6 +84,15 @@ def _calibration(found: Mapping[str, Any]) -> dict[str, Any]:
     if "temperature" in found:
         shown |= {"temperature": found["temperature"], "error with it": found["ece_calibrated"]}
     return shown
+
+
+def _known(found: Mapping[str, Any]) -> dict[str, Any]:
+    """The threshold below which the model says that it does not know."""
+    return {
+        "does not know texts below the similarity": found["threshold"],
+        "which this share of its own texts reach": found["share"],
+        "known from rows": found["rows"],
+    }
 
 
 def _show_ramps(found: Mapping[str, Any]) -> None:

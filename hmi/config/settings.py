@@ -27,6 +27,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
 """The values of the settings that are one of a few words."""
 _MIN: dict[str, float] = {
     "port": 0,
+    "grpc_port": 0,
     "job_workers": 0,
     "pool_bytes": 0,
     "plot_max_bytes": 0,
@@ -46,7 +47,13 @@ _MIN: dict[str, float] = {
     "tenant_bytes": 0,
     "audit_days": 0,
 }
-_MAX: dict[str, float] = {"port": 65535, "job_workers": 64, "streams": 1024, "trace_sample": 1}
+_MAX: dict[str, float] = {
+    "port": 65535,
+    "grpc_port": 65535,
+    "job_workers": 64,
+    "streams": 1024,
+    "trace_sample": 1,
+}
 
 
 @dataclass(frozen=True)
@@ -64,6 +71,9 @@ class Settings:
     administrator's key."""
     port: int = 8080
     """The port to listen on; 0 = any free port."""
+    grpc_port: int = 0
+    """The port for gRPC (Open Inference Protocol), on the same address; 0 = no gRPC. Needs the extra
+    `grpc`."""
     job_workers: int = 1
     """The number of jobs that run at once; 0 = start none, and leave them to another process."""
     streams: int = 1
@@ -237,12 +247,21 @@ def checked(name: str, value: Any) -> Any:
     if choices and value not in choices:
         known = f"{', '.join(choices[:-1])} or {choices[-1]}"
         raise InvalidInput(f"{name} = {value!r} is unknown: use {known}", field=name)
-    own: Callable[[Any], Any] | None = {"stages": _stages}.get(name)
+    own: Callable[[Any], Any] | None = {"stages": _stages, "default_model": _model}.get(name)
     if own is not None:
         return own(value)
     if isinstance(DEFAULTS[name], int | float):
         _check_number(name, value)
     return value
+
+
+def _model(given: str) -> str:
+    """Return the setting `default_model`. Raises InvalidInput if it cannot be a model's name."""
+    if given and given.count(".") != 1:
+        raise InvalidInput(
+            f"default_model = {given!r} is no model's name: give tenant.model", field="default_model"
+        )
+    return given
 
 
 def _stages(given: str) -> str:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from hmi.engine.bundles import TaskPart
 from hmi.engine.item import Item
+from hmi.engine.knowing import known
 from hmi.engine.request import Provenance, TextResult, Versions
 from hmi.engine.words import words_of
 from hmi.model.tasks import Answer, TaskKind
@@ -42,8 +43,8 @@ def _answer(item: Item, task: TaskKind) -> Answer:
     answer = task.answer(
         merged, scores=request.scores, temperature=temperature if request.calibrated else None
     )
-    if request.raw and task.name not in ("tagging", "embedding"):
-        answer = replace(answer, outputs=merged.tolist())
+    raw = merged.tolist() if request.raw and task.name not in ("tagging", "embedding") else None
+    answer = replace(answer, known=known(item), outputs=raw)
     if isinstance(task, Tagging) and item.split is not None:
         assert isinstance(request.text, str)
         return task.entities(answer, request.text, item.split)

@@ -25,12 +25,14 @@ from hmi.execution.batch import BatchKey
 from hmi.execution.choose import Chosen, executor_for
 from hmi.model.artefact import Artefact
 from hmi.model.heads import Head, copied_ramps, head_from
+from hmi.model.known import Vectors
 from hmi.model.lexical import Lexical, lexical_from
 from hmi.model.lower import LocalLower
 from hmi.model.memory import give_back_memory
 from hmi.model.modules import TenantModule, module_from
 from hmi.model.prompts import check_prompts, copied_prompts
 from hmi.model.root import SERVED, Root, load_root, lower_from
+from hmi.model.shares import threshold_of
 from hmi.model.tasks import TaskKind
 from hmi.stages.elastic_shards.io_budget import IoBudget
 from hmi.stores.adapter_pool import Size
@@ -75,6 +77,8 @@ class TaskPart:
     only executors read the file later."""
     prompts: Mapping[int, Tensor] = field(default_factory=dict)
     """The sets of prompts in fp32 [layers, count, dim], by their count (`copied_prompts`)."""
+    means: Vectors | None = None
+    """The mean vectors of the model's own texts, fp32 [labels, dim]; None: it keeps none."""
     _at_ramp: dict[int, TaskPart] = field(default_factory=dict, compare=False)
 
     def at_ramp(self, site: int) -> TaskPart:
@@ -131,6 +135,8 @@ class Bundle:
     """The lower layers behind the PLOT; None unless the request is for the exact reference."""
     objective: Objective = field(default_factory=Objective)
     cascade: Cascade | None = None
+    known_share: float | None = None
+    """The share of its own texts that the model is to know; None: it never says that it does not know."""
     bits: int = 0
     """The bits of the shards that its texts may run on (`hmi.engine.streamed`); 0: they run on exact
     weights."""
@@ -143,6 +149,11 @@ class Bundle:
         if least is not None and agreement is not None:
             least = min(MAX_AGREEMENT, least + 1.0 - agreement)
         return Objective(agreement_under_load=least)
+
+    @cached_property
+    def known_at(self) -> float | None:
+        """The similarity from which on the model knows a text; None: it never says that it does not."""
+        return threshold_of(self.version.known, self.known_share)
 
     @cached_property
     def key(self) -> BatchKey:
@@ -274,8 +285,8 @@ class Bundles:
         mapped = self._adapters.map(artefact)
         self._shards.budget.spend(mapped.bytes)
         found = Artefact.split(mapped.tensors)
-        table = found.transitions.get("table")
-        parts = found.head, found.lexical, found.transitions, found.ramps, found.prompts
+        table, means = found.transitions.get("table"), found.known.get("means")
+        parts = found.head, found.lexical, found.transitions, found.ramps, found.prompts, found.known
         copied = [tensor for part in parts for tensor in part.values()]
         unpacked = [v for k, v in found.module.items() if mapped.tensors[f"module.{k}"].dtype == torch.int8]
         return TaskPart(
@@ -287,6 +298,7 @@ class Bundles:
             mapped,
             copied_ramps(found.ramps),
             copied_prompts(found.prompts),
+            None if means is None else means.float().numpy(),
         )
 
     def mark(self, artefact: str) -> object:

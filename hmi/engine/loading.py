@@ -294,5 +294,6 @@ def _bundle(
         lower,
         record.objective,
         record.cascade,
+        record.known_share,
         bits,
     )

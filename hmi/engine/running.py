@@ -20,6 +20,7 @@ from hmi.engine.bundles import TaskPart
 from hmi.engine.heads import outputs_of
 from hmi.engine.hooked import Hooked
 from hmi.engine.item import Item, Piece, Times
+from hmi.engine.knowing import note_similarity
 from hmi.engine.ramps import Texts, attention_of, prompts_of, ramps_of, stretches_of
 from hmi.engine.request import TextResult
 from hmi.engine.retrieval import Failed, Retrieved, retrieve
@@ -109,6 +110,7 @@ class Runner:
         gone: list[Item] = []
         failed = [*held.failed, *batch.failed]
         parts = [held.parts[p.bundle.version.artefact] for p in batch.pieces]
+        note_similarity(batch, parts)
         with closing(Hooked(len(parts))) as hooked:
             key = plan.candidate.key
             if key.bits:

@@ -32,6 +32,7 @@ from hmi.training.calibrating import calibrated
 from hmi.training.checkpoint import CHECKPOINT, Resumed, resume_training, write_training
 from hmi.training.early_stopping import History, train_to_best
 from hmi.training.features import dev_examples, examples_of
+from hmi.training.knowing import learn_known
 from hmi.training.objectives import objective_of
 from hmi.training.plan import plan_training
 from hmi.training.ramps import Texts, ramps_by_default, train_ramps
@@ -91,6 +92,7 @@ def run(ctx: JobContext) -> dict[str, Any]:
             transitions=options.transitions,
             ramps=made.ramps,
             temperature=made.temperature,
+            known=made.known,
             rest=options.rest or "fp16",
             bytes=size,
             created=now(),
@@ -115,6 +117,8 @@ class Made:
     """The sites of its ramps."""
     afresh: str | None = None
     """A remark if an update started without the live version's weights, because that version is damaged."""
+    known: tuple[float, ...] = ()
+    """The version's `known`."""
 
     @property
     def task(self) -> TaskKind:
@@ -193,6 +197,8 @@ def _train(
     temperature, figures = _calibrated(answers, dev, recipe.held_out.enough)
     if figures:
         metrics["calibration"] = {**metrics["calibration"], **figures}
+    seen = learn_known(root, reader, answers.task, [train.upto(len(data.train)), dev])
+    published, metrics = replace(published, known=seen.tensors), {**metrics, "known": seen.metrics}
     sites: tuple[int, ...] = ()
     if _wants_ramps(spec.options, train, root, task):
         ramps = train_ramps(
@@ -205,7 +211,7 @@ def _train(
         published, sites = replace(published, ramps=ramps.tensors), ramps.sites
         metrics = {**metrics, "ramps": {**ramps.metrics, "unseen": True}}
     length = min(recipe.max_length, root.max_length)
-    return Made(answers, published, length, metrics, temperature, sites, begun.remark)
+    return Made(answers, published, length, metrics, temperature, sites, begun.remark, seen.shares)
 
 
 def _wants_ramps(options: FineTuneOptions, train: Split, root: Root, task: TaskKind) -> bool:

@@ -305,13 +305,12 @@ class Manager:
         """Make a version the one that answers. Raises NotFound."""
         return self._models.rollback(model, version)
 
-    def set_objective(self, model: str, change: Callable[[Objective], Mapping[str, Any]]) -> ModelRecord:
-        """Replace a model's objective. change: from the old one to the fields of the new one. Running
-        servers use it from the model's next text on.
-
-        Raises NotFound, InvalidInput (an embedding's answers cannot agree).
-        """
-        return set_objective(self.registry, ModelId.parse(model), change)
+    def set_objective(
+        self, model: str, change: Callable[[Objective], Mapping[str, Any]], others: Mapping[str, Any] = {}
+    ) -> ModelRecord:
+        """Replace a model's objective, from the next text on. change: from the old one to the fields of the
+        new one. others: `known_share`. Raises NotFound, InvalidInput (an embedding has none of these)."""
+        return set_objective(self.registry, ModelId.parse(model), change, others)
 
     def delete_model(self, model: str) -> None:
         """Remove a model and stop its jobs. Its files are freed an hour later. Raises NotFound."""

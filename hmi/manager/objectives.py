@@ -11,7 +11,10 @@ from hmi.stores.registry import Registry
 
 
 def set_objective(
-    registry: Registry, model: ModelId, change: Callable[[Objective], Mapping[str, Any]]
+    registry: Registry,
+    model: ModelId,
+    change: Callable[[Objective], Mapping[str, Any]],
+    others: Mapping[str, Any],
 ) -> ModelRecord:
     """See `Manager.set_objective`."""
 
@@ -24,6 +27,12 @@ def set_objective(
                     f"cascade, and whose tokens are not adapted: leave {field} out",
                     field=f"objective.{field}",
                 )
-        return record.model_copy(update={"objective": objective})
+        if others.get("known_share") is not None and record.live.task == "embedding":
+            raise InvalidInput(
+                f"known_share: {model} is an embedding, which is not trained on texts of its own: leave "
+                "known_share out",
+                field="known_share",
+            )
+        return record.model_copy(update={**others, "objective": objective})
 
     return registry.change_model(model, changed)

@@ -21,7 +21,7 @@ Tensors = Mapping[str, "Tensor"]
 
 @dataclass(frozen=True)
 class Artefact:
-    """The tensors of a module, a head, lexical features, transitions, ramps and prompts.
+    """The tensors of a module, a head, lexical features, transitions, ramps, prompts and known texts.
 
     Each part names its tensors as the `state_dict` of its class does. A part that the model lacks is empty.
     """
@@ -34,6 +34,8 @@ class Artefact:
     """`<site>.<name>`: the head of the ramp before that upper layer."""
     prompts: Tensors = field(default_factory=dict)
     """`<count>`: a set of so many prompts before each upper layer, [layers, count, dim]."""
+    known: Tensors = field(default_factory=dict)
+    """`means`: the mean vectors of the model's own texts, [labels, dim] (`hmi.model.known`)."""
 
     @classmethod
     def split(cls, tensors: Tensors) -> Artefact:

@@ -33,6 +33,14 @@ class Split:
     owners: list[int] | None = None
     """The row that each element of `encoded` belongs to; None: `encoded[i]` belongs to `rows[i]`."""
 
+    def upto(self, rows: int) -> Split:
+        """The first so many rows, with their windows."""
+        if rows >= len(self.rows):
+            return self
+        count = rows if self.owners is None else sum(owner < rows for owner in self.owners)
+        owners = None if self.owners is None else self.owners[:count]
+        return Split(self.rows[:rows], self.encoded[:count], owners)
+
     def of_rows(self) -> list[list[int]]:
         """For each row, the indices of its windows."""
         if self.owners is None:

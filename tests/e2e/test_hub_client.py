@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from huggingface_hub import InferenceClient, constants
@@ -10,6 +11,7 @@ from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.utils import reset_sessions
 
 from tests.e2e.protocol_lab import EMBED, MOOD, OTHERS, PAIRS, TAGS, ProtocolServer
+from tests.tiny import random_texts
 
 TEXT = "the market is good"
 PATHS = ("hf", "infer")
@@ -72,6 +74,30 @@ def test_pairs_have_the_form_of_pipelines(protocol_server: ProtocolServer, path:
     (wanted,) = protocol_server.native(PAIRS, [pair])["outputs"]
     found = client.text_classification(pair)  # type: ignore[arg-type]
     assert (found[0].label, found[0].score) == (wanted["label"], wanted["score"])
+
+
+@pytest.mark.parametrize("strategy", [None, "none", "simple", "first", "average", "max"])
+def test_token_classification(protocol_server: ProtocolServer, strategy: Any) -> None:
+    # The tiny model finds something in few texts. Offsets count characters, not bytes or UTF-16 units.
+    texts = [f"\u00e9 \U0001f9ec {text}" for text in random_texts(200, seed=7)]
+    outputs = protocol_server.native(TAGS, texts, aggregation=strategy or "simple")["outputs"]
+    text, output = max(zip(texts, outputs, strict=True), key=lambda pair: len(pair[1]["entities"]))
+    client = client_of(protocol_server, TAGS)
+    found = client.token_classification(text, aggregation_strategy=strategy)
+    assert [
+        {
+            "label": item.entity if strategy == "none" else item.entity_group,
+            "start": item.start,
+            "end": item.end,
+            "text": item.word,
+            "score": pytest.approx(item.score, abs=1e-5),
+        }
+        for item in found
+    ] == output["entities"]
+    assert found, "the model finds something"
+    assert all(text[item.start : item.end] == item.word for item in found)
+    labels = {entity["label"] for entity in output["entities"]}
+    assert client.token_classification(text, aggregation_strategy=strategy, ignore_labels=list(labels)) == []
 
 
 def test_what_cannot_be_answered_says_why(protocol_server: ProtocolServer) -> None:

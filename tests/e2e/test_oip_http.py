@@ -100,6 +100,17 @@ def test_every_task(protocol_server: ProtocolServer, client: Any) -> None:
         ]
 
 
+def test_entities_of_a_text(protocol_server: ProtocolServer, client: Any) -> None:
+    given = ["the cell and  the gene", "a naïve market ✓ gene"]
+    answer = client.infer(TAGS, [texts("TEXT", given)], headers=key_of(protocol_server))
+    entities = [json.loads(row) for row in decoded(answer.as_numpy("ENTITIES"))]
+    native = protocol_server.native(TAGS, given)["outputs"]
+    assert entities == [each["entities"] for each in native]
+    assert any(entities)
+    for text, found in zip(given, entities, strict=True):
+        assert all(text[each["start"] : each["end"]] == each["text"] for each in found)
+
+
 def test_alone_equals_batched(protocol_server: ProtocolServer, client: Any) -> None:
     headers = key_of(protocol_server)
     many = client.infer(MOOD, [texts("TEXT", TEXTS * 8)], headers=headers).as_numpy("SCORES")

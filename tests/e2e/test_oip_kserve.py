@@ -2,40 +2,45 @@
 
 from __future__ import annotations
 
-import asyncio
+import json
+import subprocess
+import sys
 
-import httpx
 import numpy as np
-import pytest
 
 from tests.e2e.protocol_lab import MOOD, ProtocolServer
-from tests.e2e.test_oip_http import TEXTS, decoded, key_of
+from tests.hmi.server_lab import REPO
+
+TEXTS = ["the market is good", "a cell is bad", "naïve gene good ✓"]
 
 
-def test_over_http(protocol_server: ProtocolServer) -> None:
-    asyncio.run(_over_http(protocol_server))
-
-
-async def _over_http(server: ProtocolServer) -> None:
-    from kserve import InferenceRESTClient, InferInput, InferRequest, RESTConfig
-    from kserve.protocol.infer_type import RequestedOutput
-
-    headers, native = key_of(server), server.native(MOOD, TEXTS)["outputs"]
-    labels = [each["label"] for each in native]
-    async with InferenceRESTClient(RESTConfig(protocol="v2")) as client:
-        assert await client.is_server_live(server.url)
-        assert await client.is_server_ready(server.url)
-        assert await client.is_model_ready(server.url, MOOD, headers=headers)
-        assert not await client.is_model_ready(server.url, "acme.none", headers=headers)
-        for binary in (False, True):
-            given = InferInput("TEXT", [3], "BYTES")
-            given.set_data_from_numpy(np.array(TEXTS, dtype=object), binary_data=binary)
-            wanted = [RequestedOutput(n, {"binary_data": binary}) for n in ("LABEL", "SCORE")]
-            sent = InferRequest(MOOD, [given], "call-8", request_outputs=wanted)
-            answer = await client.infer(server.url, sent, model_name=MOOD, headers=headers)
-            label, score = answer.outputs
-            assert answer.id == "call-8"
-            assert decoded(label.as_numpy()) == labels
-            assert np.allclose(score.as_numpy(), [each["score"] for each in native])
-        with pytest.raises(httpx.HTTPStatusError, match="there is no model"):
-            await client.infer(server.url, sent, model_name="acme.none", headers=headers)
+def test_over_http_and_grpc(protocol_server: ProtocolServer) -> None:
+    given = {
+        "url": protocol_server.url,
+        "grpc": protocol_server.grpc,
+        "key": protocol_server.key,
+        "model": MOOD,
+        "texts": TEXTS,
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.e2e.kserve_calls"],
+        cwd=REPO,
+        input=json.dumps(given),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    http, grpc = json.loads(done.stdout)
+    assert http["models"] == [True, False]
+    assert grpc["models"] == [True]
+    assert "there is no model 'acme.none': check the name" in http["error"]
+    assert grpc["error"] == "NOT_FOUND there is no model 'acme.none': check the name"
+    native = protocol_server.native(MOOD, TEXTS)["outputs"]
+    for found in (http, grpc):
+        assert found["live"] is True
+        assert found["ready"] is True
+        assert len(found["answers"]) == 2, "in JSON and as bytes"
+        for answer in found["answers"]:
+            assert (answer["id"], answer["model"]) == ("call-8", MOOD)
+            assert answer["labels"] == [each["label"] for each in native]
+            assert np.allclose(answer["scores"], [each["score"] for each in native])

@@ -27,7 +27,7 @@ def serving(data: Path, *arguments: str) -> Iterator[tuple[str, subprocess.Popen
     try:
         url = ""
         for line in server.stderr:
-            found = re.search(r"http://\S+?:\d+", line)
+            found = re.search(r"https?://\S+?:\d+", line)
             if found:
                 url = found[0]
                 break

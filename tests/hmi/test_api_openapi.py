@@ -9,7 +9,7 @@ import jsonschema
 import pytest
 
 from hmi.api.app import application, build_services
-from hmi.api.errors import STATUS
+from hmi.api.errors import status_of
 from hmi.api.openapi import document, error_kinds
 from hmi.api.routes import ROUTES, openapi_text
 from hmi.config import Settings
@@ -44,7 +44,7 @@ def test_operations_are_whole(route: object) -> None:
     named = {p["name"] for p in operation["parameters"] if p["in"] == "path"}
     assert named == set(route.parameters)
     unchanged = {"304"} if route.etag else set()
-    assert {str(STATUS[k]) for k in error_kinds(route)} == set(operation["responses"]) - {
+    assert {str(status_of(k, route.dialect)) for k in error_kinds(route)} == set(operation["responses"]) - {
         str(route.status)
     } - unchanged
     for status, response in operation["responses"].items():
@@ -52,8 +52,9 @@ def test_operations_are_whole(route: object) -> None:
     if route.scope is not None:
         assert operation["x-scope"] == route.scope
         assert {"401", "403"} <= set(operation["responses"])
-    if route.method == "POST":
-        assert "application/json" in operation["requestBody"]["content"]
+    if route.body is not None:
+        media = "multipart/form-data" if route.form else "application/json"
+        assert media in operation["requestBody"]["content"]
 
 
 def test_references_resolve_and_schemas_are_schemas() -> None:

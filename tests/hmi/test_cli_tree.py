@@ -51,6 +51,9 @@ COMMANDS = {
     "domain set": "tiny/a --record-misses on",
     "domain show": "tiny/a",
     "domain update": "tiny/a FILE",
+    "file delete": "file-1 --yes",
+    "file list": "",
+    "file show": "file-1",
     "infer": "acme.m text",
     "job cancel": "j1",
     "job list": "",
@@ -69,6 +72,7 @@ COMMANDS = {
     "model export-module": "acme.m OUT",
     "model feedback": "acme.m ROWS",
     "model import-module": "acme.m ADAPTER --domain tiny",
+    "model known": "acme.m",
     "model list": "",
     "model objective": "acme.m",
     "model publish": "acme.m 1",
@@ -384,6 +388,7 @@ def test_a_deletion_asks_or_says_how_not_to(
         ("domain delete", "tiny/none"),
         ("root delete", "none"),
         ("tenant delete", "none"),
+        ("file delete", "file-0"),
     ],
 )
 def test_what_is_not_there_is_not_asked_about(
@@ -403,7 +408,8 @@ def test_what_is_not_there_is_not_asked_about(
 
 def test_every_command_that_asks_looks_first() -> None:
     asking = {name for name, command in leaves(cli) if any(p.name == "yes" for p in command.params)}
-    assert asking == {"model delete", "model cascade delete", "domain delete", "root delete", "tenant delete"}
+    deleted = {"domain", "file", "model", "model cascade", "root", "tenant"}
+    assert asking == {f"{what} delete" for what in deleted}
 
 
 def test_the_settings_page_is_what_the_class_says(capsys: pytest.CaptureFixture[str]) -> None:

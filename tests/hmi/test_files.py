@@ -3,6 +3,7 @@ their tenant."""
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from hmi.config import Settings
 from hmi.errors import Damaged, NotFound, QuotaExceeded
 from hmi.manager import Manager
 from hmi.manager.parts import HOUR_S
+from tests.hmi.api_world import hmi
 
 
 def opened(data: Path, **settings: int) -> Manager:
@@ -29,7 +31,11 @@ def kept(manager: Manager, content: bytes, tenant: str | None = "acme", *, limit
 
 
 def stored(manager: Manager) -> set[str]:
-    return {path.name for path in (manager.settings.data / "files").iterdir()}
+    return stored_in(manager.settings.data)
+
+
+def stored_in(data: Path) -> set[str]:
+    return {path.name for path in (data / "files").iterdir()}
 
 
 def test_they_survive_a_restart_and_are_listed_newest_first(tmp_path: Path) -> None:
@@ -94,6 +100,22 @@ def test_a_content_that_is_damaged_or_lost_is_refused(tmp_path: Path) -> None:
         manager.files.checked(record)
     manager.files.delete(record.file)
     manager.close()
+
+
+def test_the_command_line_lists_shows_and_deletes_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    manager = opened(tmp_path)
+    file = kept(manager, b"one")
+    manager.close()
+    data = ("--data", tmp_path)
+    assert json.loads(hmi(capsys, "file", "list", "--json", *data)) == []
+    (listed,) = json.loads(hmi(capsys, "file", "list", "--tenant", "acme", "--json", *data))
+    assert (listed["id"], listed["filename"], listed["bytes"]) == (file, "rows.jsonl", 3)
+    assert "rows.jsonl" in hmi(capsys, "file", "show", file, *data)
+    hmi(capsys, "file", "delete", file, "--yes", *data)
+    assert "there is no file" in hmi(capsys, "file", "show", file, *data, code=1)
+    assert stored_in(tmp_path) == set()
 
 
 def test_no_id_leaves_the_folder(tmp_path: Path) -> None:

@@ -29,9 +29,9 @@ def one_piece_a_word(words: int, start: int = 0) -> Encoded:
 def test_every_kind_says_what_it_wants() -> None:
     for name, kind in KINDS.items():
         assert kind.name == name
-        assert task_of(name).form[1]
-    assert task_of("regression").form[0] is str
-    assert task_of("regression", (), TaskRules(paired=True)).form[0] is tuple
+        assert task_of(name).forms[1]
+    assert task_of("regression").forms[0] is str
+    assert task_of("regression", (), TaskRules(paired=True)).forms[0] is tuple
     assert task_of("pair", ("a", "b")).reads == "compare", "also of versions that were made without rules"
 
 

@@ -12,10 +12,11 @@ from hmi.errors import Unavailable
 
 
 async def change_model(call: Call) -> Reply:
-    """Change a model's objective. Its next text obeys it."""
+    """Change a model's objective and the share of texts that it is to know. Its next text obeys them."""
     body: ChangeModel = call.body
     manager, model = call.services.manager, str(call.model())
-    record = await asyncio.to_thread(manager.set_objective, model, body.changed)
+    others = body.model_dump(include={"known_share"} & body.model_fields_set)
+    record = await asyncio.to_thread(manager.set_objective, model, body.changed, others)
     return Reply(shown(call, record))
 
 

@@ -51,14 +51,14 @@ def _handler(endpoint: Endpoint) -> Handler:
             field=endpoint.inputs_field,
             large=call.size > OFF_LOOP_BYTES,
         )
-        large = _values(results) > OFF_LOOP_VALUES
+        large = values_in(results) > OFF_LOOP_VALUES
         with span("encode"):
             return Reply(await off_loop(large, endpoint.encode, results, call.body, where), large=large)
 
     return infer
 
 
-def _values(results: Sequence[AskResult]) -> int:
+def values_in(results: Sequence[AskResult]) -> int:
     """About how many labels, tags and numbers the answer has."""
     outputs = [output for result in results for output in result.outputs]
     sizes = (len(some or ()) for o in outputs for some in (o.scores, o.tags, o.embedding, o.words))

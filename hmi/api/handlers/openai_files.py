@@ -30,9 +30,11 @@ async def upload_file(call: Call) -> Reply:
 
 
 async def list_files(call: Call) -> Reply:
-    """List the files of the key's tenant. With an administrator's key: those of administrators."""
+    """List the files of the key's tenant. With an administrator's key: those of administrators, or of the
+    tenant that the query names."""
     query: OpenAIFileQuery = call.query
-    found = await asyncio.to_thread(call.services.manager.files.of, call.caller.tenant)
+    tenant = call.caller.only(query.tenant)
+    found = await asyncio.to_thread(call.services.manager.files.of, tenant)
     if query.order == "asc":
         found.reverse()
     wanted = [record for record in found if query.purpose in (None, record.purpose)]

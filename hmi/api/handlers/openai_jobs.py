@@ -31,6 +31,8 @@ from hmi.errors import HmiError, InvalidData, InvalidInput
 from hmi.jobs.checks import task_of_file
 from hmi.stores.job_table import no_job
 
+MAX_PAGES = 8
+"""Pages of jobs that are read for one page of those that train models."""
 _FIELDS = {"data": "training_file", "dev": "validation_file", "domain": "model"}
 """OpenAI's names of fields that the manager's errors name."""
 
@@ -52,11 +54,17 @@ async def list_jobs(call: Call) -> Reply:
     def page() -> FineTuningJobList:
         manager = call.services.manager
         manager.runner.recover()  # so that every job in the state `running` has a process
-        found, more = manager.registry.page_of_jobs(
-            call.caller.tenant, None, "fine_tune", query.after, query.limit
-        )
-        data = [_shown(call, job) for job in found if is_fine_tuning(job)]
-        return FineTuningJobList(data=data, has_more=more is not None)
+        found: list[JobRecord] = []
+        after = query.after
+        for _ in range(MAX_PAGES):
+            some, after = manager.registry.page_of_jobs(
+                call.caller.tenant, None, "fine_tune", after, query.limit + 1
+            )
+            found += filter(is_fine_tuning, some)
+            if after is None or len(found) > query.limit:
+                break
+        data = [_shown(call, job) for job in found[: query.limit]]
+        return FineTuningJobList(data=data, has_more=after is not None or len(found) > query.limit)
 
     return Reply(await asyncio.to_thread(page))
 

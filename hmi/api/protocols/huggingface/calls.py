@@ -43,7 +43,7 @@ def decode(body: HubBody, where: Where) -> list[Ask]:
     """Raises NotFound, and InvalidInput for inputs or parameters that the model's task does not have."""
     model = ModelId.parse(where.path["model"])
     task = live_of(where, model, tuple(PARAMETERS), "the call").task
-    given, inputs = body.parameters, body.inputs
+    given, inputs = body.given, body.inputs
     _check_parameters(given, task)
     if isinstance(inputs, Comparison):
         live_of(where, model, ("embedding",), "sentence similarity")
@@ -72,7 +72,7 @@ def decode(body: HubBody, where: Where) -> list[Ask]:
 def encode(results: Sequence[AskResult], body: HubBody, where: Where) -> HubAnswer:
     """The answer in the shape of the model's task."""
     (result,) = results
-    given, outputs = body.parameters, result.outputs
+    given, outputs = body.given, result.outputs
     if given.truncate is False:
         refuse_truncated(result, "inputs")
     if isinstance(body.inputs, Comparison):

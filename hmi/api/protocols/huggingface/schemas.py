@@ -89,6 +89,10 @@ class HubOptions(Request):
     wait_for_model: bool | None = None
 
 
+BESIDE = ("normalize", "truncate", "truncation_direction", "prompt_name")
+"""Parameters that may stand beside `inputs`, too."""
+
+
 class HubBody(Request):
     """A request to a model, for the task that the model was trained for."""
 
@@ -101,6 +105,16 @@ class HubBody(Request):
     ]
     parameters: HubParameters = HubParameters()
     options: HubOptions | None = None
+    normalize: bool | None = Field(default=None, description="The same as in `parameters`.")
+    truncate: bool | None = Field(default=None, description="The same as in `parameters`.")
+    truncation_direction: Direction | None = Field(default=None, description="The same as in `parameters`.")
+    prompt_name: str | None = Field(default=None, description="The same as in `parameters`.")
+
+    @property
+    def given(self) -> HubParameters:
+        """The parameters, wherever they were given: the client sends those of embeddings beside `inputs`."""
+        beside = self.model_dump(include=set(BESIDE), exclude_none=True)
+        return self.parameters.model_copy(update=beside) if beside else self.parameters
 
 
 class Label(Answer):

@@ -126,7 +126,8 @@ def check_version(record: ModelRecord, version: str) -> None:
     model = f"{record.tenant}.{record.name}"
     if version not in {str(each.version) for each in record.versions}:
         raise NotFound(
-            f"{model} has no version {version[:20]!r}: see GET /v2/models/{model}", field="version"
+            f"{model} has no version {version[:20]!r}: leave the version out for {record.current}",
+            field="version",
         )
     raise Conflict(
         f"version {version} of {model} exists, but only version {record.current} answers: leave the version "

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field
 
 from hmi.api.protocols.openai.names import seconds
-from hmi.api.schemas import Answer, ModelName, Query, Request
+from hmi.api.schemas import Answer, ModelName, Name, Query, Request
 from hmi.core import FileRecord, ModelRecord
 
 PAGE = 1000
@@ -68,6 +68,9 @@ class OpenAIFileQuery(Query):
     after: Id | None = None
     limit: int = Field(default=PAGE, ge=1, le=10_000)
     order: Literal["asc", "desc"] = "desc"
+    tenant: Name | None = Field(
+        default=None, description="An administrator's: whose files to list. Default: the administrators' own."
+    )
 
 
 class FileForm(Request):

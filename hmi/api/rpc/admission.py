@@ -1,0 +1,208 @@
+"""What a call over gRPC passes: admission, key, the receipt of its messages, and the answer to its errors."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import time
+import uuid
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+import grpc
+
+from hmi.api.audited import accessed, refuse
+from hmi.api.caller import NOBODY, Caller
+from hmi.api.errors import INTERNAL, Malformed, known
+from hmi.api.rpc.status import code_of, trailing_of
+from hmi.api.services import Services, Stopping, Unfinished
+from hmi.api.shares import Holder
+from hmi.core import Scope
+from hmi.errors import Forbidden, HmiError, Unauthorised
+from hmi.stores.layout import without_paths
+from hmi.telemetry.context import CURRENT, RequestContext, tell
+
+log = logging.getLogger("hmi.api")
+RECEIVING = 8
+"""Messages of one caller that are received at a time. Others wait in the client, by HTTP/2's flow control."""
+STALL_S = 5.0
+"""At shutdown, a call's message that is not there after this long is given up."""
+REQUEST_ID = "x-request-id"
+_SAFE_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+Messages = AsyncIterator[bytes]
+
+
+class _Turns(asyncio.Semaphore):
+    """The turns of one caller, and the number of calls that hold one or wait for one."""
+
+    users = 0
+
+
+@dataclass
+class RpcCall:
+    """One call, as the service's methods see it."""
+
+    services: Services
+    context: Any
+    """grpc.aio's context of the call."""
+    metadata: Mapping[str, str]
+    method: str
+    id: str
+    arrived: float = field(default_factory=time.monotonic)
+    caller: Caller = NOBODY
+    outcome: str = "ok"
+
+    def deadline_ms(self, asked: float | None, since: float) -> float | None:
+        """The deadline of a request, in ms after the time `since`: that of its parameters or of the call,
+        whichever is earlier; None if there is neither."""
+        left: float | None = self.context.time_remaining()
+        if left is None:
+            return asked
+        ends = max((time.monotonic() - since + left) * 1000, 0.001)
+        return ends if asked is None else min(asked, ends)
+
+
+class Gate:
+    """Lets calls in, and receives their messages. For one event loop."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self._turns: dict[Holder, _Turns] = {}
+        self._waits: dict[asyncio.Timeout, float] = {}
+        """The waits for messages, and for how long each may go on once the server stops, in seconds."""
+        self._leaving = False
+
+    def stop(self) -> None:
+        """Give up messages that do not arrive soon, and end streams that wait for one. The server drains."""
+        self._leaving = True
+        now = asyncio.get_running_loop().time()
+        for wait, stall_s in self._waits.items():
+            wait.reschedule(min(now + stall_s, wait.when() or now))
+
+    @asynccontextmanager
+    async def call(
+        self, method: str, scope: Scope | None, context: Any, *, stream: bool = False
+    ) -> AsyncIterator[RpcCall]:
+        """Context manager: a call is served in the block. An error of the block, or of the admission, becomes
+        the call's status.
+
+        scope: None if it needs no key. stream: the call ends when the server stops; any other is answered.
+        """
+        services = self._services
+        metadata = {str(name).lower(): str(value) for name, value in context.invocation_metadata() or ()}
+        given = metadata.get(REQUEST_ID, "")
+        call = RpcCall(
+            services, context, metadata, method, given if _SAFE_ID.fullmatch(given) else uuid.uuid4().hex
+        )
+        CURRENT.set(RequestContext(call.id))  # for the rest of this task, which serves this call alone
+        try:
+            if scope is not None:
+                services.admit()
+                call.caller = self._identified(call, scope)
+                tell(tenant=call.caller.tenant, key_id=call.caller.key_id)
+            with (
+                services.places.loan(call.caller.tenant, 1 if scope else 0),
+                nullcontext() if stream else services.in_flight,
+            ):
+                await context.send_initial_metadata(((REQUEST_ID, call.id),))
+                yield call
+        except asyncio.CancelledError:
+            call.outcome = "client_gone"
+            raise
+        except grpc.aio.AbortError:
+            raise
+        except Exception as error:  # the edge of the process: every error becomes a status
+            await self._abort(call, error)
+        finally:
+            services.metrics.request(f"grpc {method}", call.outcome, time.monotonic() - call.arrived)
+
+    async def message(self, call: RpcCall, messages: Messages) -> bytes:
+        """The message of a call; b"" if it sends none.
+
+        Raises Malformed if it takes too long, and Unfinished if it is not there soon after the server began
+        to stop.
+        """
+        async with self._turn(call.caller.tenant):
+            return await self._next(messages, self._services.settings.body_idle_s, STALL_S) or b""
+
+    async def next_message(self, messages: Messages) -> bytes | None:
+        """The next message of a stream; None if it sends no more. Raises as `message`."""
+        return await self._next(messages, self._services.settings.idle_s, 0.0)
+
+    async def _next(self, messages: Messages, idle_s: float, stall_s: float) -> bytes | None:
+        try:
+            async with asyncio.timeout(min(stall_s, idle_s) if self._leaving else idle_s) as wait:
+                self._waits[wait] = stall_s
+                try:
+                    return await anext(messages, None)
+                finally:
+                    del self._waits[wait]
+        except TimeoutError as error:
+            raise self._too_late(idle_s) from error
+
+    @asynccontextmanager
+    async def _turn(self, holder: Holder) -> AsyncIterator[None]:
+        turns = self._turns.setdefault(holder, _Turns(RECEIVING))
+        turns.users += 1
+        try:
+            async with turns:
+                yield
+        finally:
+            turns.users -= 1
+            if not turns.users:
+                del self._turns[holder]
+
+    def _too_late(self, idle_s: float) -> HmiError:
+        if self._leaving:
+            return Unfinished("the server is stopping and no message has come: call again in a few seconds")
+        return Malformed(f"no message has come for {idle_s:g} seconds: send it sooner, or end the call")
+
+    def _identified(self, call: RpcCall, scope: Scope) -> Caller:
+        """The caller of a call. Writes a refusal, and an administrator's call, to the audit log."""
+        audit, peer = self._services.audit, str(call.context.peer()).partition(":")[2]
+        address = peer.rpartition(":")[0].strip("[]")
+        about = {"request": call.id, "call": f"grpc {call.method}", "address": address or "local"}
+        try:
+            caller = self._caller(call.metadata, scope)
+        except (Unauthorised, Forbidden) as error:
+            refuse(audit, error, about)
+            raise
+        accessed(audit, caller, about)
+        return caller
+
+    def _caller(self, metadata: Mapping[str, str], scope: Scope) -> Caller:
+        header = metadata.get("authorization")
+        auth = self._services.auth
+        return auth.local_caller(metadata) if header is None else auth.bearer(header, scope)
+
+    async def _abort(self, call: RpcCall, error: Exception) -> NoReturn:
+        """End a call with the status of an error."""
+        ours, message = told(call, error)
+        call.outcome = ours.kind
+        trailing = (*trailing_of(ours), (REQUEST_ID, call.id))
+        await call.context.abort(code_of(ours.kind), message, trailing)
+        raise AssertionError("abort raises")
+
+
+def told(call: RpcCall, error: Exception) -> tuple[HmiError, str]:
+    """The error that a client is told, and its message. Errors of the server are logged."""
+    services, ours = call.services, known(error)
+    if ours is None:
+        log.error("request %s: %s failed", call.id, call.method, exc_info=error)
+        ours = HmiError(INTERNAL)
+    elif code_of(ours.kind) in _OF_SERVER and not isinstance(ours, Stopping):
+        services.limited_log.warning(ours.kind, "request %s: %s: %s", call.id, ours.kind, ours.message)
+    # The log names files, but a caller must not learn where they lie.
+    return ours, without_paths(ours.message, services.settings.data)
+
+
+_OF_SERVER = (
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.DEADLINE_EXCEEDED,
+    grpc.StatusCode.DATA_LOSS,
+    grpc.StatusCode.INTERNAL,
+)
+"""The codes of errors that are logged, as HTTP's statuses from 500 on are."""
