@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 
+from hmi.api import chores
 from hmi.api.building import build_services
 from hmi.api.connection import handler_settings
 from hmi.api.dispatch import DIALECTS, add_request_id, answer_errors, handler_of, no_answer_yet
@@ -109,6 +110,7 @@ async def begin(services: Services) -> None:
     await asyncio.to_thread(services.uploads.clear)
     await services.engine.start()
     await asyncio.to_thread(services.manager.runner.start)
+    services.chores = asyncio.create_task(chores.run(services))
     services.minutes.start()
     services.phase = "serving"
 
@@ -117,6 +119,7 @@ async def _end(app: web.Application) -> None:
     """Drain and close the services."""
     services = app[SERVICES]
     await drain(services)
+    await chores.end(services)
     await services.minutes.stop()
     services.bodies.close()
     services.uploads.close()

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, get_args
 
+from hmi.api.audit import Audit
 from hmi.api.auth import Auth, is_loopback
 from hmi.api.bodies import Bodies
 from hmi.api.capacity import most_connections
@@ -24,6 +25,8 @@ from hmi.core import JobState
 from hmi.manager import Manager
 from hmi.metrics import Metrics
 from hmi.metrics.reading import read
+from hmi.stores.audit.log import AuditLog
+from hmi.stores.layout import Layout
 from hmi.stores.tenant_cache import TenantCache
 from hmi.telemetry.tracing import tracer_of
 
@@ -85,6 +88,7 @@ def build_services(
         bodies=Bodies(settings.body_bytes),
         places=Shares(most_connections(settings), "requests"),
         scrape=Scrape(metrics),
+        audit=Audit(AuditLog(Layout(settings.data).audit)),
         tracer=tracer,
         minutes=Minutes(partial(read, metrics, INFER_PATHS)),
         counts=Shared(partial(_counts, manager), COUNTS_S),

@@ -50,6 +50,8 @@ class Call:
     """Bytes of the JSON body; 0 for a multipart body or a call without HTTP."""
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     """The X-Request-Id of the answer."""
+    noted: dict[str, Any] = field(default_factory=dict)
+    """Ids and numbers that the audit log is to have beside the names in path and body."""
 
     @cached_property
     def where(self) -> Where:

@@ -26,6 +26,7 @@ from hmi.api.openapi import document
 from hmi.api.protocols.huggingface import HUGGINGFACE, from_hub_client
 from hmi.api.protocols.native import NATIVE
 from hmi.api.route import Call, Instead, Route
+from hmi.api.routes_audit import AUDIT
 from hmi.api.routes_backups import BACKUPS
 from hmi.api.routes_models import CASCADES, MODELS
 from hmi.api.routes_oip import OIP_ROUTES
@@ -376,6 +377,7 @@ ROUTES: tuple[Route, ...] = (
     *MODELS,
     *CASCADES,
     *JOBS,
+    *AUDIT,
     *INFERENCE,
     *OPENAI_ROUTES,
     *tei.ROUTES,

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from hmi.api.audit import Audit
 from hmi.api.auth import Auth
 from hmi.api.bodies import Bodies
 from hmi.api.caller import Caller
@@ -72,6 +73,7 @@ class Services:
     places: Shares
     """Places for requests under way, as many as there may be connections."""
     scrape: Scrape
+    audit: Audit
     minutes: Minutes
     """The figures of the last day, minute by minute."""
     counts: Shared[dict[str, int]]
@@ -92,6 +94,8 @@ class Services:
     """Sends the spans of requests; None: nothing is traced."""
     working: set[asyncio.Task[web.StreamResponse]] = field(default_factory=set)
     """Tasks of requests that are finished even if their client disconnects. The set keeps them alive."""
+    chores: asyncio.Task[None] | None = None
+    """What the server does from time to time; see `hmi.api.chores`."""
     same_key: dict[str, KeyLock] = field(default_factory=dict)
     """The locks of the Idempotency-Keys in use, by `KeyedRequest.name`."""
 

@@ -34,6 +34,7 @@ COMMANDS = {
     "check": ("check", "check"),
     "profile": ("profile", "profile"),
     "top": ("top", "top"),
+    "audit": ("audit", "audit"),
 }
 
 

@@ -1,4 +1,4 @@
-"""`hmi key`: the keys of tenants, and those of administrators, which only the data folder's owner makes."""
+"""`hmi key`: access keys of tenants, and those of administrators, which are made on the data folder."""
 
 from __future__ import annotations
 
@@ -88,10 +88,14 @@ def create(
         raise click.UsageError("give either a tenant's name or --admin")
     until = _until(days, expires)
     if tenant is None:
-        with _administrators(session, creates=True) as local:
+        with (
+            _administrators(session, creates=True) as local,
+            local.recorded("hmi key create --admin") as named,
+        ):
             made = local.services.manager.tenants.create_key(
                 None, scopes or ("admin",), expires=until, label=label or ""
             )
+            named["key_id"] = made[0].key_id
         print_key({"key_id": made[0].key_id, "key": made[1]}, as_json)
         return
     body: dict[str, Any] = {"scopes": list(scopes)} if scopes else {}
@@ -153,8 +157,10 @@ def rotate(
     """
     until = _until(days, expires)
     if tenant is None:
-        with _administrators(session) as local:
+        about = {"key": key_id}
+        with _administrators(session) as local, local.recorded("hmi key rotate", about) as named:
             made = local.services.manager.tenants.rotate_key(key_id, overlap, expires=until, label=label)
+            named["key_id"] = made.new.key_id
         found = {"key_id": made.new.key_id, "key": made.plain, "old_expires": made.old.expires}
     else:
         body = {"overlap_s": overlap, **_times(until)} | ({} if label is None else {"label": label})
@@ -177,7 +183,8 @@ def revoke(session: Session, key_id: str, tenant: str | None, as_json: bool) -> 
         with _administrators(
             session, f"{ADMINISTRATORS}, or add the TENANT that the key belongs to"
         ) as local:
-            local.services.manager.revoke_key(key_id)
+            with local.recorded("hmi key revoke", {"key": key_id}):
+                local.services.manager.revoke_key(key_id)
     else:
         with session.calls() as calls:
             calls.request("DELETE", f"/manage/tenants/{segment(tenant)}/keys/{segment(key_id)}")

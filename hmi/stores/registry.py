@@ -30,6 +30,7 @@ from hmi.stores import file_table, job_table, key_table, model_table, once_table
 from hmi.stores.key_ring import KeyRing
 from hmi.stores.layout import refuse_lost_registry
 from hmi.stores.registry_database import FIRST_MAP, RegistryDatabase
+from hmi.stores.rooms import Rooms
 from hmi.stores.sealed import RegistryTxn
 from hmi.stores.table import GONE, JOB, JOBS_INDEXED, MODEL, ROOT, TENANT, Table
 from hmi.tenancy import NO_LIMITS, FileRecord
@@ -59,6 +60,7 @@ class Registry:
         """`defaults` are the limits of tenants that have none of their own."""
         self._database, self._table, self.defaults = database, Table(), defaults
         self.key_ring = KeyRing(database, self._table)
+        self.rooms = Rooms(database, self._table, defaults)
 
     @classmethod
     def open(cls, path: Path, *, first_map: int = FIRST_MAP, defaults: Limits = NO_LIMITS) -> Registry:
@@ -179,24 +181,6 @@ class Registry:
             return models, keys, jobs, files
 
         return self._database.write(body)
-
-    def limits(self, tenant: str) -> Limits:
-        """The limits that hold for a tenant; None: there is no limit. Raises NotFound."""
-        return self._database.read(lambda t: self._limits(t, tenant))
-
-    def _limits(self, txn: RegistryTxn, tenant: str | None) -> Limits:
-        if tenant is None:
-            return NO_LIMITS
-        return model_table.get_tenant(self._table, txn, tenant).limits.over(self.defaults)
-
-    def stored(self, tenant: str) -> tenant_room.Stored:
-        """What a tenant stores. Raises NotFound."""
-
-        def body(txn: RegistryTxn) -> tenant_room.Stored:
-            model_table.get_tenant(self._table, txn, tenant)
-            return tenant_room.stored_by(self._table, txn, tenant)
-
-        return self._database.read(body)
 
     def keys(self, tenant: str | None) -> list[KeyRecord]:
         """The keys of a tenant, or with None the administrator's."""
@@ -330,7 +314,7 @@ class Registry:
         """
 
         def body(txn: RegistryTxn) -> None:
-            self._check_room(txn, record)
+            self.rooms.check_job_in(txn, record)
             job_table.add_job(self._table, txn, record, tenant_limit)
 
         self._database.write(body)
@@ -338,13 +322,6 @@ class Registry:
     def check_job_quota(self, tenant: str | None, limit: int | None) -> None:
         """Raise QuotaExceeded if `add_job` would. Callers check before they write the job's files."""
         self._database.read(lambda t: job_table.check_quota(self._table, t, tenant, limit))
-
-    def check_room(self, job: JobRecord) -> None:
-        """Raise QuotaExceeded if a job's result could not be published, as far as that is known."""
-        self._database.read(lambda t: self._check_room(t, job))
-
-    def _check_room(self, txn: RegistryTxn, job: JobRecord) -> None:
-        tenant_room.check_job(self._table, txn, self._limits(txn, job.tenant), job)
 
     def update_job(self, job: str, change: Callable[[JobRecord], JobRecord]) -> JobRecord:
         """Apply `change` to a job's record in one transaction, and return the result. Raises NotFound."""
@@ -377,7 +354,7 @@ class Registry:
         the tenant may store)."""
 
         def body(txn: RegistryTxn) -> None:
-            tenant_room.check_file(self._table, txn, self._limits(txn, record.tenant), record)
+            tenant_room.check_file(self._table, txn, self.rooms.limits_in(txn, record.tenant), record)
             file_table.add_file(self._table, txn, record, limits)
 
         self._database.write(body)

@@ -20,10 +20,10 @@ from hmi.api.inference import Inference
 from hmi.api.rates import RATES, REQUESTS, TOKENS, Rates
 from hmi.config import Settings
 from hmi.core import ModelId
-from hmi.engine import TextRequest, TextResult
+from hmi.engine import TextResult
 from hmi.errors import DeadlineExceeded, InvalidInput, QuotaExceeded, Unavailable
 from hmi.tenancy import Limits
-from tests.hmi.test_inference import Echo, texts
+from tests.hmi.test_inference import Counting, texts
 
 ACME = Caller("acme", frozenset({"infer"}))
 TOPIC, OTHER = ModelId("acme", "topic"), ModelId("zeta", "mood")
@@ -40,15 +40,6 @@ class Clock:
 
 
 @dataclass
-class Counting(Echo):
-    """An engine that counts a token for each character."""
-
-    async def infer(self, requests: list[TextRequest]) -> Sequence[TextResult]:
-        await super().infer(requests)
-        return [TextResult(model=r.model, version=1, tokens=r.characters) for r in requests]
-
-
-@dataclass
 class Room:
     """Inference with limits, on a clock of its own."""
 
@@ -59,7 +50,7 @@ class Room:
     def __post_init__(self) -> None:
         buckets = {name: Buckets(self.clock) for name in RATES}
         self.rates = Rates(lambda tenant: self.limits.get(tenant, Limits()), 10.0, buckets)
-        self.inference = Inference(self.echo, Settings(data=Path("none")), self.rates)
+        self.inference = Inference(self.echo, Settings(data=Path("none")), rates=self.rates)
 
     async def ask(self, *asks: tuple[ModelId, str], caller: Caller = ACME) -> None:
         wanted = [Ask(model, texts(text)) for model, text in asks]

@@ -23,6 +23,9 @@ from tests.hmi.api_world import hmi
 
 REPO = Path(__file__).parents[2]
 COMMANDS = {
+    "audit follow": "--seconds 0",
+    "audit list": "",
+    "audit verify": "",
     "bench floods": "",
     "bench path": "",
     "bench plot": "--corpus FILE",
@@ -121,6 +124,7 @@ NO_URL = {
         (f"store {name}" for name in ("compact", "diff", "export", "gc", "import", "scrub", "verify")),
         "it reads or changes the files of the store",
     ),
+    "audit verify": "it reads the files of the log",
     "config check": "they are those of this machine",
     "config init": "it writes a file on this machine",
     "config show": "they are those of this machine",

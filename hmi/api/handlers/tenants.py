@@ -68,7 +68,7 @@ async def show_tenant(call: Call) -> Reply:
     tenant = call.tenant()
     registry = call.services.manager.registry
     record, limits, stored = await asyncio.to_thread(
-        lambda: (registry.tenant(tenant), registry.limits(tenant), registry.stored(tenant))
+        lambda: (registry.tenant(tenant), registry.rooms.limits(tenant), registry.rooms.stored(tenant))
     )
     rates = call.services.inference.rates.states(tenant)
     return Reply(tenant_details(record, quota_view(limits, stored, rates)))
@@ -77,6 +77,9 @@ async def show_tenant(call: Call) -> Reply:
 async def change_tenant(call: Call) -> Reply:
     body: ChangeTenant = call.body
     limits = {} if body.limits is None else body.limits.model_dump(exclude_unset=True)
+    # A limit that is given back to the server's default must show in the log, which leaves out null.
+    named = {name: "default" if value is None else value for name, value in limits.items()}
+    call.noted |= {"weight": body.weight, "limits": named or None}
     record = await asyncio.to_thread(
         call.services.manager.set_tenant, call.tenant(), weight=body.weight, limits=limits
     )
@@ -94,7 +97,9 @@ async def delete_tenant(call: Call) -> Reply:
 async def usage(call: Call) -> Reply:
     """Show what a tenant used since this server started, and what it stores."""
     tenant, registry = call.tenant(), call.services.manager.registry
-    limits, stored = await asyncio.to_thread(lambda: (registry.limits(tenant), registry.stored(tenant)))
+    limits, stored = await asyncio.to_thread(
+        lambda: (registry.rooms.limits(tenant), registry.rooms.stored(tenant))
+    )
     use = call.services.metrics.usage.of(tenant)
     view = UsageView(
         tenant=tenant,

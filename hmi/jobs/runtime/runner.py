@@ -88,7 +88,7 @@ class JobRunner:
         spec = {**spec, "inputs": sorted(inputs)}
         self.recover()  # so that no job without a process causes a Conflict
         record = JobRecord(job=job, kind=kind, state="queued", created=now(), tenant=tenant, spec=spec)
-        self._registry.check_room(record)
+        self._registry.rooms.check_job(record)
         folder = self._folder(job)
         folder.create(inputs, self._layout.incoming)
         try:
