@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from hmi.cli.base import Group, as_json, pass_session
+from hmi.cli.onboard import onboard
 from hmi.cli.options import confirm, yes_option
 from hmi.cli.output import notes, print_done, print_json, print_table
 from hmi.cli.session import Calls, Session, segment
@@ -76,6 +77,9 @@ def delete(session: Session, name: str, yes: bool, as_json: bool) -> None:
         confirm(f"the tenant {name} with its models, keys and jobs", yes, lambda: _look(calls, name))
         found = calls.request("DELETE", f"/manage/tenants/{segment(name)}")
     print_done({"deleted": name, **found}, f"{name} is deleted", as_json)
+
+
+tenant.add_command(onboard)
 
 
 @click.group(cls=Group)

@@ -25,6 +25,10 @@ from tests.hmi.manager_lab import add_root
 
 REPO = Path(__file__).parents[2]
 COMMANDS = {
+    "backup create": "",
+    "backup list": "",
+    "backup prune": "OUT --keep 1",
+    "backup verify": "OUT",
     "bench floods": "",
     "bench path": "",
     "bench plot": "--corpus FILE",
@@ -73,6 +77,7 @@ COMMANDS = {
     "profile cascade": "acme.m ROWS --small acme.s",
     "profile executors": "tiny",
     "profile stages": "tiny",
+    "restore": "OUT",
     "root delete": "tiny --yes",
     "root export-locality": "tiny OUT",
     "root import": "tiny ADAPTER",
@@ -95,10 +100,11 @@ COMMANDS = {
     "tenant create": "acme",
     "tenant delete": "acme --yes",
     "tenant list": "",
+    "tenant onboard": "PLAN",
     "tenant set": "acme --weight 2",
     "top": "",
 }
-"""The arguments of each command. FILE, ROWS and ADAPTER are paths that exist, OUT is one that does not."""
+"""The arguments of each command. FILE, ROWS, PLAN and ADAPTER are paths that exist, OUT does not."""
 NO_JSON = {"serve"}
 """Commands without --json."""
 COMMON = ("--data", "--url", "--key")
@@ -113,9 +119,12 @@ NO_URL = {
         (f"store {name}" for name in ("compact", "diff", "export", "gc", "import", "scrub", "verify")),
         "it reads or changes the files of the store",
     ),
+    "backup prune": "it changes the backups themselves",
+    "backup verify": "it reads the backup itself",
     "job resume": "a server resumes its jobs by itself",
     "profile executors": "it measures this machine",
     "profile stages": "it measures this machine",
+    "restore": "it makes a data folder on this machine",
     "root export-locality": "it reads the root's files",
     "root measure": "it reads the root's files and its source",
     "serve": "it is the server",
@@ -123,6 +132,7 @@ NO_URL = {
 }
 """Commands that refuse --url, and why."""
 ELSEWHERE = {"check", "openapi", "settings", "serve", "root import", "tenant create", "job watch"}
+ELSEWHERE |= {"backup list", "backup prune", "backup verify", "restore"}
 ELSEWHERE |= {f"bench {name}" for name in BENCHES}
 """Commands that need no data folder, create one, or (job watch) call a server."""
 
@@ -167,6 +177,8 @@ def url() -> Iterator[str]:
 def called(tmp_path: Path) -> dict[str, list[str]]:
     """The arguments of each command, with paths in this test's folder."""
     (tmp_path / "file").write_text("a text\nanother\n")
+    plan = {"tenant": "acme", "model": "m", "domain": "tiny", "task": "pair", "data": "rows"}
+    (tmp_path / "plan.json").write_text(json.dumps([plan]))
     (tmp_path / "rows").write_text("text,label\n" + "a text,a\nanother,b\n" * 20)
     adapter = tmp_path / "adapter"
     adapter.mkdir()
@@ -177,6 +189,7 @@ def called(tmp_path: Path) -> dict[str, list[str]]:
         "ROWS": tmp_path / "rows",
         "OUT": tmp_path / "out",
         "ADAPTER": adapter,
+        "PLAN": tmp_path / "plan.json",
     }
     return {
         name: [*name.split(), *(str(places.get(part, part)) for part in given.split())]

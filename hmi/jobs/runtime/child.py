@@ -34,7 +34,7 @@ class Child:
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
-                env=_environment(),
+                env=environment(),
                 start_new_session=True,
             )
 
@@ -71,7 +71,7 @@ class Child:
             self._process.stdin.close()
 
 
-def _environment() -> dict[str, str]:
+def environment() -> dict[str, str]:
     """This process' environment, with one thread for each library that would use all cores, and
     with the folders that HMI was imported from."""
     env = {**os.environ, **{name: os.environ.get(name, "1") for name in THREADS}}
