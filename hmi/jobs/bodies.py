@@ -29,8 +29,9 @@ BODIES: Mapping[JobKind, Body] = {
 }
 
 
-PRELOADED = ("hmi.jobs.runtime.process", "hmi.jobs.fine_tune")
-"""Modules that take seconds to import, and that the most frequent kind of job needs."""
+PRELOADED = ("hmi.jobs.runtime.process", "hmi.jobs.fine_tune", "torch._dynamo")
+"""Modules that take seconds to import, and that the most frequent kind of job needs. torch imports the last
+one when it makes an optimiser."""
 
 
 def find_bodies(name: str | None) -> Mapping[JobKind, Body]:

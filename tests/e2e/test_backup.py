@@ -1,7 +1,7 @@
 """Backups of a data folder whose server infers, fine-tunes, publishes, rolls back, builds and deletes.
 
 Every restored folder must pass `hmi store verify`, and each model that no call changed must answer from
-it as the server did. Two backups in `make test`, twenty in `make stress`.
+it as the server did. One backup in `make test`, twenty in `make stress`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import shutil
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import pairwise
@@ -42,8 +42,17 @@ PROBES: dict[str, list[Any]] = {
 }
 
 
-def answers(ask: Callable[[str, Any], Any]) -> dict[str, Any]:
-    return {model: ask(f"/infer/{model}", {"inputs": PROBES[model]})["outputs"] for model in KEPT}
+def answers(ask: Callable[[str, Any], Any], models: Sequence[str] = KEPT) -> dict[str, Any]:
+    return {model: rounded(ask(f"/infer/{model}", {"inputs": PROBES[model]})["outputs"]) for model in models}
+
+
+def rounded(value: Any) -> Any:
+    """Without the last digits of floats, which depend on the texts of a batch."""
+    if isinstance(value, dict):
+        return {name: rounded(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [rounded(inner) for inner in value]
+    return round(value, 4) if isinstance(value, float) else value
 
 
 class Load:
@@ -72,8 +81,11 @@ class Load:
 
     def infer(self, i: int) -> None:
         model = random.Random(i).choice(KEPT)
-        found = self.client.request("POST", f"/infer/{model}", {"inputs": PROBES[model]})
-        assert found["outputs"] == self.before[model]
+        found = answers(self.ask, [model])
+        assert found[model] == self.before[model]
+
+    def ask(self, path: str, body: Any) -> Any:
+        return self.client.request("POST", path, body)
 
     def tenants(self, i: int) -> None:
         self.client.request("POST", "/manage/tenants", {"tenant": f"t{i}"})
@@ -136,7 +148,7 @@ def check(target_place: Path, new: Path, before: dict[str, Any]) -> None:
     target = open_target(str(target_place))
     assert verify(target, newest(target)) == ()
     restore(target, newest(target), new)
-    local = LocalCalls(Settings(data=new, job_workers=0))
+    local = LocalCalls(Settings(data=new, job_workers=0, precision="fp32"))
     try:
         manager = local.services.manager
         assert (manager.verify(), manager.verify_files()) == ((), ())
@@ -147,10 +159,12 @@ def check(target_place: Path, new: Path, before: dict[str, Any]) -> None:
     shutil.rmtree(new)
 
 
-def test_backups_under_load(home: Home, tmp_path: Path) -> None:
-    back_up_under_load(home, tmp_path, 2)
+def test_backups_under_load(home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HMI_PRECISION", "fp32")  # what is fastest may differ between two processes
+    back_up_under_load(home, tmp_path, 1)
 
 
 @pytest.mark.slow
-def test_many_backups_under_load(home: Home, tmp_path: Path) -> None:
+def test_many_backups_under_load(home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HMI_PRECISION", "fp32")
     back_up_under_load(home, tmp_path, 20)

@@ -29,6 +29,7 @@ COMMANDS = {
     "backup list": "",
     "backup prune": "OUT --keep 1",
     "backup verify": "OUT",
+    "bench fleet": "",
     "bench floods": "",
     "bench path": "",
     "bench plot": "--corpus FILE",
@@ -112,7 +113,7 @@ NO_SERVER = {"check"}
 """Commands that only read a file, and ignore HMI_URL."""
 NO_DATA = {*NO_SERVER, "job watch"}
 """Commands without --data. `job watch` needs a server."""
-BENCHES = ("floods", "path", "plot", "quality", "serve", "stages", "steps", "store", "tenants")
+BENCHES = ("fleet", "floods", "path", "plot", "quality", "serve", "stages", "steps", "store", "tenants")
 NO_URL = {
     **dict.fromkeys((f"bench {name}" for name in BENCHES), "it measures this machine"),
     **dict.fromkeys(
