@@ -31,6 +31,11 @@ _MIN: dict[str, int] = {
     "upload_bytes": 0,
     "root_bytes": 0,
     "io_bytes_per_s": 0,
+    "tenant_requests_per_s": 0,
+    "tenant_tokens_per_s": 0,
+    "tenant_models": 0,
+    "tenant_bytes": 0,
+    "audit_days": 0,
 }
 _MAX: dict[str, int] = {"port": 65535, "job_workers": 64, "streams": 1024}
 
@@ -120,6 +125,13 @@ class Settings:
     upload_bytes: int = 0
     """Disk space for the files of requests in flight, both as sent and decompressed. A tenant may hold as
     much of it as it leaves free for others. 0 = 16 times `max_upload_bytes`."""
+    default_model: str = ""
+    """The model of calls that name none, in protocols that allow this (`/embed`, `/predict`), as
+    `tenant.model`. Empty: the only model that the caller's key reaches."""
+    max_files: int = 100
+    """The most files that a tenant may keep for later jobs (`/v1/files`)."""
+    files_bytes: int = 1024 * MIB
+    """The most bytes that the files of one tenant may take together."""
     plot_max_bytes: int = 0
     """The largest size of the PLOT store; 0 = no limit."""
     plot_min_free_bytes: int = 256 * MIB
@@ -133,6 +145,22 @@ class Settings:
     backup_location: str = ""
     """The place for backups that are asked for over HTTP: a folder, or a URL such as `s3://bucket/hmi`, which
     needs the package of its protocol. Without it such calls are refused (docs/operations/backup.md)."""
+    tenant_requests_per_s: int = 0
+    """Calls to infer a second that a tenant may make in the long run, unless it has a limit of its own
+    (`hmi tenant set`); 0 = no limit."""
+    tenant_tokens_per_s: int = 0
+    """Tokens a second that a tenant may send in the long run, unless it has a limit of its own; 0 = no
+    limit."""
+    tenant_burst_s: int = 10
+    """A tenant that has sent nothing for this many seconds may send as much at once as its limits allow in
+    this time."""
+    tenant_models: int = 0
+    """The most models of a tenant, unless it has a limit of its own; 0 = no limit."""
+    tenant_bytes: int = 0
+    """The most bytes that a tenant's models and files may take on the disk, unless it has a limit of its
+    own; 0 = no limit."""
+    audit_days: int = 365
+    """Days for which the audit log is kept; 0 = forever."""
 
     def __post_init__(self) -> None:
         # A job runs in another process, perhaps after a restart from another folder: the path must not

@@ -11,11 +11,15 @@ from typing import TYPE_CHECKING, get_args
 
 from aiohttp import web
 
+from hmi.api import chores
+from hmi.api.audit import Audit
 from hmi.api.auth import Auth, is_loopback
 from hmi.api.bodies import Bodies
 from hmi.api.connection import handler_settings, most_connections
-from hmi.api.dispatch import add_request_id, answer_errors, handler_of, no_answer_yet
+from hmi.api.dispatch import DIALECTS, add_request_id, answer_errors, handler_of, no_answer_yet
 from hmi.api.inference import Inference, InferenceEngine
+from hmi.api.rate_headers import add_rate_limits
+from hmi.api.rates import Rates
 from hmi.api.routes import ROUTES, contract
 from hmi.api.scrape import Scrape
 from hmi.api.services import SERVICES, Services, Unfinished
@@ -25,6 +29,9 @@ from hmi.config import Settings
 from hmi.core import JobState
 from hmi.manager import Manager
 from hmi.metrics import Metrics
+from hmi.stores.audit.log import AuditLog
+from hmi.stores.layout import Layout
+from hmi.stores.tenant_cache import TenantCache
 
 if TYPE_CHECKING:
     from hmi.engine.bundles import Bundles
@@ -83,17 +90,19 @@ def build_services(
     metrics.watch_jobs(manager.registry.count_jobs, get_args(JobState))
     engine = engine_of(manager, metrics)
     manager.on_deleted = engine.forget
+    rates = Rates(TenantCache(manager.registry).limits, settings.tenant_burst_s)
     return Services(
         settings=settings,
         manager=manager,
         engine=engine,
-        inference=Inference(engine, settings),
+        inference=Inference(engine, settings, rates),
         metrics=metrics,
         auth=Auth(manager.registry, is_loopback(settings.host)),
         uploads=Uploads(settings),
         bodies=Bodies(settings.body_bytes),
         places=Shares(most_connections(settings), "requests"),
         scrape=Scrape(metrics),
+        audit=Audit(AuditLog(Layout(settings.data).audit)),
     )
 
 
@@ -102,9 +111,11 @@ def application(services: Services, *, begun: bool = True) -> web.Application:
     the caller has called `begin`, it answers health calls only."""
     app = web.Application(middlewares=[answer_errors], handler_args=handler_settings(services.settings))
     app[SERVICES] = services
+    app[DIALECTS] = tuple({id(route.dialect): route.dialect for route in ROUTES}.values())
     for route in ROUTES:
         app.router.add_route(route.method, route.path, handler_of(route), expect_handler=no_answer_yet)
     app.on_response_prepare.append(add_request_id)
+    app.on_response_prepare.append(add_rate_limits)
     if begun:
         app.on_startup.append(lambda app: begin(app[SERVICES]))
     app.on_cleanup.append(_end)
@@ -165,6 +176,7 @@ async def begin(services: Services) -> None:
     await asyncio.to_thread(services.uploads.clear)
     await services.engine.start()
     await asyncio.to_thread(services.manager.runner.start)
+    services.chores = asyncio.create_task(chores.run(services))
     services.phase = "serving"
 
 
@@ -172,6 +184,7 @@ async def _end(app: web.Application) -> None:
     """Drain and close the services."""
     services = app[SERVICES]
     await drain(services)
+    await chores.end(services)
     services.bodies.close()
     services.uploads.close()
     await asyncio.to_thread(services.manager.close)

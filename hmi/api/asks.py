@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 from hmi.core import ModelId
 from hmi.engine import TextResult
 from hmi.engine.request import Priority, Provenance
+from hmi.model.answer import Aggregation
 
 if TYPE_CHECKING:
     from hmi.model.tokenizer import Text
@@ -46,10 +47,16 @@ class Ask:
     """Compute the lower layers in full, without the PLOT."""
     scores: bool = False
     """Return the probability of every label."""
+    raw: bool = False
+    """Return the head's outputs, too (`TextResult.outputs`)."""
+    normalise: bool | None = None
+    """Of an embedding: scale it to length 1, or do not. None: as the root's authors do."""
     provenance: bool = False
     """Return the answer's provenance."""
     calibrated: bool = False
     """Return calibrated probabilities."""
+    aggregation: Aggregation = "simple"
+    """How the tags of a text that is not split into words become entities."""
     early: bool = True
     """True if early exits and cascades may answer. They do so only as the model's objective lets them."""
     deadline_ms: float | None = None

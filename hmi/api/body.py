@@ -19,7 +19,8 @@ from hmi.api.errors import UnsupportedMediaType, from_validation, over, pointer
 from hmi.api.expand import ENCODINGS, Encoding, Limit, decompressed
 from hmi.api.inflow import Inflow
 from hmi.api.json_text import DEEPEST, malformed, refuse_repeated, too_deep
-from hmi.api.route import Route
+from hmi.api.protocols.base import JSON, JsonReader, Where
+from hmi.api.route import Call, Route
 from hmi.api.services import Services
 from hmi.api.shares import Loan
 from hmi.api.uploads import MAX_SPEC_BYTES, Form
@@ -83,18 +84,16 @@ def parse(model: Any, data: bytes, count_members: Callable[[Any], int] | None = 
     return found
 
 
-async def receive(
-    route: Route, request: web.Request, services: Services, tenant: str | None, loan: Loan
-) -> Received:
+async def receive(route: Route, call: Call, request: web.Request, loan: Loan) -> Received:
     """Read and check the body that `route` expects.
 
-    tenant: the caller's, which decides the files that it may name; None is the administrator. loan: the
-    memory reserved for the body; it grows with the body.
+    loan: the memory reserved for the body; it grows with the body.
 
     Raises Malformed, UnsupportedMediaType, TooLarge, InvalidInput, NotFound, QuotaExceeded, Unavailable.
     """
     if route.body is None:
         return Received(None, {}, None, "")
+    services, tenant = call.services, call.caller.tenant
     encoding = _encoding(request)
     if route.files and request.content_type == "multipart/form-data":
         if encoding != "identity":
@@ -102,12 +101,10 @@ async def receive(
                 "a multipart body cannot be compressed as a whole: compress the files in it instead"
             )
         return await _multipart(route, request, services, tenant, loan)
-    if request.content_type != "application/json":
-        wanted = "application/json" + (" or multipart/form-data" if route.files else "")
-        raise UnsupportedMediaType(f"send the body as {wanted}, not as {request.content_type[:80]}")
+    _check_media(route, request)
     limit = _limit(route, services.settings)
     sent = await _read(request, limit, services, loan)
-    body, digest, size = await _parsed(route, sent, encoding, limit, services, loan)
+    body, digest, size = await _parsed(route, call.where, sent, encoding, limit, services, loan)
     if not route.files:
         return Received(body, {}, None, digest, size)
     form = services.uploads.form(loan.holder)
@@ -137,11 +134,11 @@ async def _multipart(
     route: Route, request: web.Request, services: Services, tenant: str | None, loan: Loan
 ) -> Received:
     loan.cover(2 * MAX_SPEC_BYTES)
-    form = await services.uploads.receive(_inflow(request, services, loan), tuple(route.files), loan.holder)
+    inflow = _inflow(request, services, loan)
+    form = await services.uploads.receive(inflow, tuple(route.files), loan.holder, route.fields)
     try:
-        body, _, _ = await _parsed(
-            route, form.spec, "identity", _limit(route, services.settings), services, loan
-        )
+        limit = _limit(route, services.settings)
+        body, _, _ = await _parsed(route, Where(), form.spec, "identity", limit, services, loan)
         for name in route.files:
             if getattr(body, name, None) is not None and name in form.files:
                 raise InvalidInput(f"{name} is both a part and a path: give one of them", field=name)
@@ -170,11 +167,17 @@ async def _named_files(
         if ref is not None:
             files[name] = await services.uploads.copy_named(tenant, ref.path, name, form)
         if required and name not in files:
-            raise InvalidInput(
-                f'{name} is missing: send it as a multipart part, or as {{"path": …}} below <data>/uploads',
-                field=name,
-            )
+            by_path = "" if route.form else ', or as {"path": …} below <data>/uploads'
+            raise InvalidInput(f"{name} is missing: send it as a multipart part{by_path}", field=name)
     return files
+
+
+def _check_media(route: Route, request: web.Request) -> None:
+    """Raise UnsupportedMediaType for a Content-Type that the route does not accept."""
+    accepted = () if route.form else (JSON,) if route.raw is None else route.raw.media
+    if request.content_type not in accepted:
+        wanted = " or ".join((*accepted, "multipart/form-data") if route.files else accepted)
+        raise UnsupportedMediaType(f"send the body as {wanted}, not as {request.content_type[:80]}")
 
 
 def _encoding(request: web.Request) -> Encoding:
@@ -230,24 +233,39 @@ def _check_size(size: int, limit: Limit, loan: Loan) -> None:
 
 
 async def _parsed(
-    route: Route, sent: bytes, encoding: Encoding, limit: Limit, services: Services, loan: Loan
+    route: Route, where: Where, sent: bytes, encoding: Encoding, limit: Limit, services: Services, loan: Loan
 ) -> tuple[Any, str, int]:
-    """Decompress, count, parse and check a body: (an instance of `route.body`, SHA-256, bytes of JSON)."""
+    """Decompress, count, parse and check a body.
+
+    Returns (an instance of `route.body`, or what `route.raw` reads; SHA-256; bytes after decompression).
+    """
+    read_json = _reader(route, services.settings, loan)
 
     def work() -> tuple[Any, str, int]:
         data = sent
         if encoding != "identity":
             data = decompressed(sent, encoding, limit, lambda size: loan.cover(len(sent) + 2 * size))
-        most = _most_values(route, services.settings)
-        found = census(data, most)
-        _check_census(found, most, route)
-        loan.cover(loan.amount + found.values * VALUE_BYTES)
         digest = hashlib.sha256(data).hexdigest() if route.creates else ""
-        return parse(route.body, data, route.count_members), digest, len(data)
+        if route.raw is not None:
+            return route.raw.read(data, where, read_json), digest, len(data)
+        return read_json(route.body, data, route.count_members), digest, len(data)
 
     if encoding == "identity" and len(sent) <= LIGHT_BYTES and census(sent, LIGHT).within(LIGHT):
         return work()
     return await services.bodies.work(loan.holder, work)
+
+
+def _reader(route: Route, settings: Settings, loan: Loan) -> JsonReader:
+    """A reader of JSON under the limits of `route`, which reserves memory by `loan`."""
+    most = _most_values(route, settings)
+
+    def read(model: Any, data: bytes, count_members: Callable[[Any], int] | None = None) -> Any:
+        found = census(data, most)
+        _check_census(found, most, route)
+        loan.cover(loan.amount + found.values * VALUE_BYTES)
+        return parse(model, data, count_members)
+
+    return read
 
 
 def _most_values(route: Route, settings: Settings) -> Census:

@@ -161,7 +161,7 @@ class Connection(web.RequestHandler):
             error = HmiError(INTERNAL)
         if request.writer.output_size > 0:
             raise ConnectionError("an answer is under way: no second one can be sent")
-        answered = status_of(error)
+        answered = status_of(error.kind, NATIVE)
         response = web.json_response(
             NATIVE.encode_error(Failure(error.kind, error.message, error.details, request_id)),
             status=answered,

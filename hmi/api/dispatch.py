@@ -8,21 +8,21 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from aiohttp import web
 from pydantic import BaseModel
 from pydantic_core import to_json
 
+from hmi.api.audited import identified, note_reply, recorded
 from hmi.api.body import parse_query, receive
-from hmi.api.caller import NOBODY
 from hmi.api.connection import began, is_guest
 from hmi.api.errors import INTERNAL as INTERNAL_MESSAGE
 from hmi.api.errors import MethodNotAllowed, headers_of, known, status_of
 from hmi.api.idempotency import REPLAYED, KeyedRequest, exclusively, keyed_request
 from hmi.api.loop import off_loop
-from hmi.api.protocols.base import Failure
+from hmi.api.protocols.base import JSON, Dialect, Failure, Raw, is_below
 from hmi.api.protocols.native import NATIVE
 from hmi.api.route import Call, Reply, Route
 from hmi.api.services import SERVICES, Services, Stopping
@@ -34,6 +34,8 @@ log = logging.getLogger("hmi.api")
 REQUEST_ID: web.RequestKey[str] = web.RequestKey("request_id", str)
 OUTCOME: web.RequestKey[str] = web.RequestKey("outcome", str)
 ROUTE: web.RequestKey[Route] = web.RequestKey("route", Route)
+DIALECTS: web.AppKey[tuple[Dialect, ...]] = web.AppKey("dialects", tuple[Dialect, ...])
+"""The protocols that the application serves."""
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 _SAFE_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 AioHandler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -41,9 +43,12 @@ AioHandler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 def handler_of(route: Route) -> AioHandler:
     """The aiohttp handler that serves `route`."""
+    other = None if (second := route.instead) is None else (second.wanted, handler_of(second.route))
 
     async def handle(request: web.Request) -> web.StreamResponse:
         request[ROUTE] = route
+        if other is not None and other[0](request.headers):
+            return await other[1](request)
         services = request.app[SERVICES]
         if route.while_draining:
             return await _serve(route, request, services)
@@ -109,34 +114,35 @@ async def add_request_id(request: web.BaseRequest, response: web.StreamResponse)
 
 async def _serve(route: Route, request: web.Request, services: Services) -> web.StreamResponse:
     arrived = time.monotonic()
-    caller = services.auth.caller(request, route.scope) if route.scope is not None else NOBODY
-    if route.changes:
-        services.quotas.change(caller.tenant)
+    caller = identified(route, request, request[REQUEST_ID], services)
     call = Call(services, caller, request.match_info, arrived, request, id=request[REQUEST_ID])
-    call.query = parse_query(route, request.query)
-    # Reserved before any of the body is read, so that no tenant takes more than its share of the server.
-    holder = call.holder()
-    with services.places.loan(holder, 1 if route.scope else 0), services.bodies.shares.loan(holder) as loan:
-        try:
-            return await _run(route, call, request, loan)
-        finally:
-            services.bodies.finished(loan)
+    async with recorded(route, call, request):
+        call.query = parse_query(route, request.query)
+        # Reserved before any of the body is read, so that no tenant takes more than its share of the server.
+        holder = call.holder()
+        places = services.places.loan(holder, 1 if route.scope else 0)
+        with places, services.bodies.shares.loan(holder) as loan:
+            try:
+                return await _run(route, call, request, loan)
+            finally:
+                services.bodies.finished(loan)
 
 
 async def _run(route: Route, call: Call, request: web.Request, loan: Loan) -> web.StreamResponse:
     services = call.services
     with services.reading(request):
-        received = await receive(route, request, services, call.caller.tenant, loan)
+        received = await receive(route, call, request, loan)
     try:
         call.body, call.files, call.size = received.body, received.files, received.size
+        call.file_names = {} if received.form is None else received.form.file_names
         keyed = keyed_request(route, request, call.caller, received.digest)
         if keyed is None:
-            return await _answer(route, await route.handler(call))
+            return await _answer(route, await _handled(route, call))
         async with exclusively(keyed, services):
             kept = await keyed.kept(services)
             if kept is not None:
                 return await _repeated(route, call, keyed, kept)
-            reply, body = await _rendered(await route.handler(call))
+            reply, body = await _rendered(await _handled(route, call))
             assert isinstance(reply, Reply)
             await keyed.keep(services, reply, body)
             return await _response(route, reply, body)
@@ -144,7 +150,16 @@ async def _run(route: Route, call: Call, request: web.Request, loan: Loan) -> we
         received.discard()
 
 
+async def _handled(route: Route, call: Call) -> Reply | web.StreamResponse:
+    reply = await route.handler(call)
+    note_reply(call, reply)
+    return reply
+
+
 async def _answer(route: Route, reply: Reply | web.StreamResponse) -> web.StreamResponse:
+    if isinstance(reply, Reply) and isinstance(reply.body, Raw):
+        raw = reply.body
+        return _bytes(raw.body, route.status, {**_headers(reply), **raw.headers}, raw.media)
     if isinstance(reply, Reply) and not reply.large:
         text = to_json(reply.body, by_alias=True, inf_nan_mode="null")
         return _json(text, route.status, _headers(reply))
@@ -202,16 +217,26 @@ def shape(request: web.Request, error: Exception) -> tuple[dict[str, Any], int, 
     """
     ours, headers = _as_hmi_error(request, error)
     request[OUTCOME] = ours.kind
-    status = status_of(ours)
+    dialect = _dialect(request)
+    status = status_of(ours.kind, dialect)
     if status >= 500 and ours.kind != "internal" and not isinstance(ours, Stopping):
         limited_log = request.app[SERVICES].limited_log
         limited_log.warning(ours.kind, "request %s: %s: %s", request[REQUEST_ID], ours.kind, ours.message)
     # The log names files, but a caller must not learn where they lie.
     message = without_paths(ours.message, request.app[SERVICES].settings.data)
-    route = request.get(ROUTE)  # None if no route has the path
-    dialect = NATIVE if route is None else route.dialect
     body = dialect.encode_error(Failure(ours.kind, message, ours.details, request[REQUEST_ID]))
     return body, status, {**headers_of(status, ours.details), **headers}
+
+
+def _dialect(request: web.Request) -> Dialect:
+    """The protocol of a request, which shapes its errors. A path without a route has one by its prefix."""
+    route: Route | None = request.get(ROUTE)
+    if route is not None:
+        return route.dialect
+    for dialect in request.app[DIALECTS]:
+        if any(is_below(request.path, prefix) for prefix in dialect.prefixes):
+            return dialect
+    return NATIVE
 
 
 def _as_hmi_error(request: web.Request, error: Exception) -> tuple[HmiError, dict[str, str]]:
@@ -236,7 +261,9 @@ def _text_in_chunks(body: Any) -> str:
     return "".join(_ENCODER.iterencode(body))
 
 
-def _json(text: bytes, status: int, headers: dict[str, str]) -> web.Response:
-    return web.Response(
-        body=text, status=status, headers=headers, content_type="application/json", charset="utf-8"
-    )
+def _json(text: bytes, status: int, headers: Mapping[str, str]) -> web.Response:
+    return _bytes(text, status, headers, f"{JSON}; charset=utf-8")
+
+
+def _bytes(body: bytes, status: int, headers: Mapping[str, str], media: str) -> web.Response:
+    return web.Response(body=body, status=status, headers={**headers, "Content-Type": media})

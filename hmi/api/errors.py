@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
@@ -14,6 +14,9 @@ from hmi.errors import HmiError, InvalidInput, StorageFull, TooLarge
 from hmi.stores.plots import as_hmi
 from hmi.words import explain
 from plot_store import PlotStoreError
+
+if TYPE_CHECKING:
+    from hmi.api.protocols.base import Dialect
 
 STATUS: dict[str, int] = {
     "malformed": 400,
@@ -69,19 +72,20 @@ class UnsupportedMediaType(HmiError):
     kind = "unsupported_media_type"
 
 
-def status_of(error: HmiError) -> int:
-    """The HTTP status of an error."""
-    return STATUS.get(error.kind, 500)
+def status_of(kind: str, dialect: Dialect) -> int:
+    """The HTTP status of a kind of error in a protocol."""
+    return dialect.statuses.get(kind, STATUS.get(kind, 500))
 
 
 def headers_of(status: int, details: Mapping[str, Any] | None = None) -> dict[str, str]:
     """The headers that belong to a status: Retry-After, WWW-Authenticate.
 
-    An error's details may say in `retry_after_s` when to try again.
+    An error's details may say in `retry_after_s` when to try again; None: time alone does not help.
     """
     headers = {}
-    if status in RETRY_AFTER_S:
-        headers["Retry-After"] = str((details or {}).get("retry_after_s", RETRY_AFTER_S[status]))
+    retry_after_s = (details or {}).get("retry_after_s", RETRY_AFTER_S.get(status))
+    if status in RETRY_AFTER_S and retry_after_s is not None:
+        headers["Retry-After"] = str(retry_after_s)
     if status == 401:
         headers["WWW-Authenticate"] = "Bearer"
     return headers

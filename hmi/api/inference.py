@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from hmi.api.asks import Ask, AskResult, Input, text_id
 from hmi.api.caller import Caller
 from hmi.api.errors import over
 from hmi.api.loop import off_loop
+from hmi.api.rates import Rates
 from hmi.config import Settings
 from hmi.core import Deleted, ModelId
 from hmi.engine import TextRequest, TextResult
@@ -80,6 +82,7 @@ class Inference:
 
     engine: InferenceEngine
     settings: Settings
+    rates: Rates = dataclasses.field(default_factory=Rates)
 
     async def answer(
         self,
@@ -98,14 +101,17 @@ class Inference:
         the event loop.
 
         Raises NotFound (a model that does not exist or that the caller does not reach), TooLarge and
-        InvalidInput (each names the field), Unavailable, DeadlineExceeded.
+        InvalidInput (each names the field), QuotaExceeded, Unavailable, DeadlineExceeded.
         """
         for ask in asks:
             caller.must_reach(ask.model.tenant, f"model {str(ask.model)!r}", field=ask.model_place)
         if sum(len(ask.inputs) for ask in asks) > self.settings.max_inputs:
             raise over(field, self.settings.max_inputs, "inputs", "send several requests")
         requests = await off_loop(large, self._requests, asks, arrived, id)
-        results = iter(await self.engine.infer(requests))
+        with self.rates.charged(requests) as settle:
+            answered = await self.engine.infer(requests)
+            settle(answered)
+        results = iter(answered)
         total_ms = round((time.monotonic() - arrived) * 1000, 3)
         return [_result(ask, list(islice(results, len(ask.inputs))), total_ms, id) for ask in asks]
 
@@ -124,11 +130,14 @@ class Inference:
                 text=_checked(given, self.settings.max_text_bytes),
                 exact=ask.exact,
                 scores=ask.scores,
+                raw=ask.raw,
+                normalise=ask.normalise,
                 provenance=ask.provenance,
                 deadline=deadline,
                 utility=ask.utility,
                 priority=ask.priority,
                 calibrated=ask.calibrated,
+                aggregation=ask.aggregation,
                 early=ask.early,
                 id=text_id(id, index) if id else "",
                 ask=number,

@@ -9,7 +9,8 @@ from pydantic import TypeAdapter
 from pydantic.json_schema import JsonSchemaMode
 
 import hmi
-from hmi.api.errors import RETRY_AFTER_S, STATUS
+from hmi.api.errors import RETRY_AFTER_S, status_of
+from hmi.api.protocols.base import JSON
 from hmi.api.route import OPAQUE_PATTERN, PARAMETERS, Route
 
 REF = "#/components/schemas/{model}"
@@ -73,6 +74,10 @@ class _Schemas:
     def body(self, route: Route) -> Any:
         return self._by_key[f"{_key(route)}:body"]
 
+    def fields(self, route: Route) -> Any:
+        """The schema of an object that is the body, not a reference to it."""
+        return self.definitions[self.body(route)["$ref"].rpartition("/")[2]]
+
     def answer(self, route: Route) -> Any:
         return self._by_key[f"{_key(route)}:answer"]
 
@@ -102,8 +107,12 @@ def _operation(route: Route, schemas: _Schemas) -> dict[str, Any]:
 
 
 def _content(route: Route, schemas: _Schemas) -> dict[str, Any]:
+    if route.form:
+        return _form(route, schemas)
     json_schema = schemas.body(route)
-    content: dict[str, Any] = {"application/json": {"schema": json_schema}}
+    content: dict[str, Any] = {JSON: {"schema": json_schema}}
+    if route.raw is not None:
+        content |= {media: {"schema": {}} for media in route.raw.media if media != JSON}
     if route.files:
         binary = {"type": "string", "format": "binary"}
         content["multipart/form-data"] = {
@@ -113,9 +122,27 @@ def _content(route: Route, schemas: _Schemas) -> dict[str, Any]:
                 "required": ["spec", *(name for name, required in route.files.items() if required)],
                 "additionalProperties": False,
             },
-            "encoding": {"spec": {"contentType": "application/json"}},
+            "encoding": {"spec": {"contentType": JSON}},
         }
     return content
+
+
+def _form(route: Route, schemas: _Schemas) -> dict[str, Any]:
+    """The content of a body whose fields are multipart parts of their own."""
+    fields, binary = schemas.fields(route), {"type": "string", "format": "binary"}
+    return {
+        "multipart/form-data": {
+            "schema": {
+                "type": "object",
+                "properties": {**fields["properties"], **dict.fromkeys(route.files, binary)},
+                "required": [
+                    *fields.get("required", ()),
+                    *(n for n, needed in route.files.items() if needed),
+                ],
+                "additionalProperties": False,
+            }
+        }
+    }
 
 
 def _parameters(route: Route) -> list[dict[str, Any]]:
@@ -128,6 +155,9 @@ def _parameters(route: Route) -> list[dict[str, Any]]:
     if route.query is not None:
         for name, schema in route.query.model_json_schema()["properties"].items():
             found.append({"name": name, "in": "query", "required": False, "schema": _not_null(schema)})
+    for name, described in route.headers.items():
+        header = {"name": name, "in": "header", "required": False, "schema": {"type": "string"}}
+        found.append({**header, "description": described})
     if route.etag:
         schema = {"type": "string"}
         found.append({"name": "If-None-Match", "in": "header", "required": False, "schema": schema})
@@ -139,12 +169,16 @@ def _parameters(route: Route) -> list[dict[str, Any]]:
 
 def _responses(route: Route, schemas: _Schemas) -> dict[str, Any]:
     success: dict[str, Any] = {"description": "Done." if route.status != 202 else "Accepted as a job."}
+    content: dict[str, Any] = {}
     if route.answer is not None:
-        success["content"] = {"application/json": {"schema": schemas.answer(route)}}
-    elif route.media:
+        content[JSON] = {"schema": schemas.answer(route)}
+    other = route.raw_answer or (route.media if route.answer is None else None)
+    if other:
         # A stream of events gets no schema: tools read one as the whole text's, or as each event's.
-        text = route.media.startswith("text/") and route.media != "text/event-stream"
-        success["content"] = {route.media: {"schema": {"type": "string"} if text else {}}}
+        text = other.startswith("text/") and other != "text/event-stream"
+        content[other] = {"schema": {"type": "string"} if text else {}}
+    if content:
+        success["content"] = content
     if route.status == 202:
         success["headers"] = {"Location": {"schema": {"type": "string"}, "description": "The job."}}
     if route.etag:
@@ -154,17 +188,14 @@ def _responses(route: Route, schemas: _Schemas) -> dict[str, Any]:
         responses["304"] = {"description": "Unchanged: If-None-Match gives the current ETag."}
     by_status: dict[int, list[str]] = {}
     for kind in sorted(error_kinds(route)):
-        by_status.setdefault(STATUS[kind], []).append(kind)
+        by_status.setdefault(status_of(kind, route.dialect), []).append(kind)
     for status, kinds in sorted(by_status.items()):
         responses[str(status)] = _error_response(status, kinds, schemas.error(route))
     return responses
 
 
 def _error_response(status: int, kinds: list[str], schema: Any) -> dict[str, Any]:
-    response: dict[str, Any] = {
-        "description": ", ".join(kinds),
-        "content": {"application/json": {"schema": schema}},
-    }
+    response: dict[str, Any] = {"description": ", ".join(kinds), "content": {JSON: {"schema": schema}}}
     if status in RETRY_AFTER_S:
         response["headers"] = {"Retry-After": {"schema": {"type": "integer"}}}
     return response

@@ -6,13 +6,15 @@ import re
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from aiohttp import web
 
 from hmi.api.caller import Caller
-from hmi.api.protocols.base import Dialect
+from hmi.api.own_models import OwnModels
+from hmi.api.protocols.base import JSON, Dialect, RawBody, Where
 from hmi.api.protocols.native import NATIVE
 from hmi.api.schemas import DomainName, ModelName, Name, Query
 from hmi.api.services import Services
@@ -37,10 +39,24 @@ class Call:
     body: Any = None
     query: Any = None
     files: Mapping[str, Path] = field(default_factory=dict)
+    file_names: Mapping[str, str] = field(default_factory=dict)
+    """The caller's names of uploaded files, by part name. They are shown, and never become paths."""
     size: int = 0
     """Bytes of the JSON body; 0 for a multipart body or a call without HTTP."""
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     """The X-Request-Id of the answer."""
+    noted: dict[str, Any] = field(default_factory=dict)
+    """Ids and numbers that the audit log is to have beside the names in path and body."""
+
+    @cached_property
+    def where(self) -> Where:
+        """The request without its body, as protocols see it."""
+        services = self.services
+        models = OwnModels(services.manager.registry, self.caller, services.settings.default_model)
+        if self.request is None:
+            return Where(self.path, models=models)
+        headers = {name.lower(): value for name, value in self.request.headers.items()}
+        return Where(self.path, headers, dict(self.request.query), models)
 
     def holder(self) -> str | None:
         """The tenant whose share of the server the request uses: the model's if the path names one, else
@@ -81,10 +97,10 @@ class Call:
 
 @dataclass(frozen=True)
 class Reply:
-    """A JSON answer."""
+    """An answer: JSON, unless its body is a `Raw`."""
 
     body: Any
-    """A pydantic model, or a list of them."""
+    """A pydantic model, a list of them, or a `Raw`."""
     location: str | None = None
     """The path of the job that the call started."""
     keep: dict[str, Any] | None = None
@@ -96,6 +112,15 @@ class Reply:
 
 Handler = Callable[[Call], Awaitable[Reply | web.StreamResponse]]
 Again = Callable[[Call, dict[str, Any]], Awaitable[Reply]]
+
+
+@dataclass(frozen=True)
+class Instead:
+    """A second call of one path, for clients that can only be given one address."""
+
+    wanted: Callable[[Mapping[str, str]], bool]
+    """Whether a request is for the second call, by its headers (by name in any case)."""
+    route: Route
 
 
 @dataclass(frozen=True)
@@ -114,10 +139,16 @@ class Route:
     """The status of success."""
     body: Any = None
     """The type of the JSON body; None: the call has no body."""
+    raw: RawBody | None = None
+    """How to read the body if it is not simply JSON. `body` then documents its JSON form."""
+    raw_answer: str | None = None
+    """The media type of the answer's other form, if the handler may reply with a `Raw`."""
     files: Mapping[str, bool] = field(default_factory=dict)
     """The multipart parts beside `spec`, and whether each is required."""
+    form: bool = False
+    """The body is always multipart, and each field of `body` is a part of its own."""
     query: type[Query] | None = None
-    media: str = "application/json"
+    media: str = JSON
     """The media type of the answer."""
     creates: bool = False
     """The call creates something, and honours Idempotency-Key."""
@@ -129,8 +160,12 @@ class Route:
     """The call is answered while the server drains, too, and on guest connections."""
     etag: bool = False
     """The answer has an ETag. A client that already has this answer gets 304 without a body."""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """Headers that choose what the call does, each with its description."""
     dialect: Dialect = NATIVE
     """The protocol that shapes the call's errors."""
+    instead: Instead | None = None
+    """Another call that the path stands for if a request's headers say so."""
     inputs_field: str = "body"
     """The field that an error names if the body has too many values."""
     count_members: Callable[[Any], int] | None = None
@@ -145,10 +180,21 @@ class Route:
         return self.method != "GET" and self.scope in ("manage", "admin")
 
     @property
+    def fields(self) -> tuple[str, ...]:
+        """The multipart parts that hold the body: its fields in a form, else `spec`."""
+        return tuple(self.body.model_fields) if self.form else ("spec",)
+
+    @property
     def parameters(self) -> tuple[str, ...]:
         return tuple(re.findall(r"{(\w+)}", self.path))
 
 
-PARAMETERS: dict[str, Any] = {"model": ModelName, "tenant": Name, "domain": DomainName, "root": Name}
+PARAMETERS: dict[str, Any] = {
+    "model": ModelName,
+    "id": ModelName,
+    "tenant": Name,
+    "domain": DomainName,
+    "root": Name,
+}
 """Types of path parameters. A parameter of any other name is an opaque id."""
 OPAQUE_PATTERN = f"^{ID_PATTERN}$"

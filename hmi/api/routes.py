@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import replace
 from functools import cache
 
 from aiohttp import web
 
-from hmi.api.handlers import domains, health, infer, jobs, roots, stats, tenants
+from hmi.api.handlers import audit, domains, health, infer, jobs, keys, roots, stats, tei, tenants
 from hmi.api.openapi import document
+from hmi.api.protocols.huggingface import HUGGINGFACE, from_hub_client
 from hmi.api.protocols.native import NATIVE
-from hmi.api.route import Call, Route
+from hmi.api.route import Call, Instead, Route
 from hmi.api.routes_backups import BACKUPS
 from hmi.api.routes_models import CASCADES, MODELS
+from hmi.api.routes_openai import OPENAI_ROUTES
 from hmi.api.schemas import Health, JobAccepted, JobList, JobQuery, JobView, NoBody
+from hmi.api.schemas_audit import AuditPage, AuditQuery
 from hmi.api.schemas_domain import ChangeDomain, DomainList, DomainView, GrowDomain
 from hmi.api.schemas_manage import (
     ChangeRoot,
@@ -24,7 +28,6 @@ from hmi.api.schemas_manage import (
     RootList,
     ShardRoot,
     UpdateDomain,
-    UsageView,
 )
 from hmi.api.schemas_stats import StatsView
 from hmi.api.schemas_tenants import (
@@ -33,10 +36,14 @@ from hmi.api.schemas_tenants import (
     CreateTenant,
     KeyCreated,
     KeyList,
+    KeyRotated,
+    RotateKey,
     TenantCreated,
     TenantDeleted,
+    TenantDetails,
     TenantList,
     TenantView,
+    UsageView,
 )
 
 CORPUS = {"corpus": True}
@@ -200,10 +207,18 @@ TENANTS = (
         kinds=("conflict",),
     ),
     Route(
+        "GET",
+        TENANT,
+        tenants.show_tenant,
+        "A tenant, and what is left of its limits.",
+        TenantDetails,
+        "manage",
+    ),
+    Route(
         "PATCH",
         TENANT,
         tenants.change_tenant,
-        "Change a tenant's weight.",
+        "Change a tenant's weight or limits.",
         TenantView,
         "admin",
         body=ChangeTenant,
@@ -211,20 +226,33 @@ TENANTS = (
     Route(
         "DELETE", TENANT, tenants.delete_tenant, "Delete a tenant and all it owns.", TenantDeleted, "admin"
     ),
-    Route("GET", KEYS, tenants.list_keys, "List a tenant's keys.", KeyList, "manage"),
+    Route("GET", KEYS, keys.list_keys, "List a tenant's keys.", KeyList, "manage"),
     Route(
         "POST",
         KEYS,
-        tenants.create_key,
+        keys.create_key,
         "Issue a key.",
         KeyCreated,
         "manage",
         201,
         body=CreateKey,
         creates=True,
-        again=tenants.create_key_again,
+        again=keys.create_key_again,
     ),
-    Route("DELETE", f"{KEYS}/{{key}}", tenants.revoke_key, "Revoke a key.", NoBody, "manage"),
+    Route(
+        "POST",
+        f"{KEYS}/{{key}}/rotate",
+        keys.rotate_key,
+        "Issue a key that follows another one, which ends after an overlap.",
+        KeyRotated,
+        "manage",
+        201,
+        body=RotateKey,
+        creates=True,
+        again=keys.rotate_key_again,
+        kinds=("conflict",),
+    ),
+    Route("DELETE", f"{KEYS}/{{key}}", keys.revoke_key, "Revoke a key.", NoBody, "manage"),
     Route("GET", f"{TENANT}/usage", tenants.usage, "What a tenant used and stores.", UsageView, "manage"),
 )
 
@@ -255,6 +283,19 @@ JOBS = (
     Route("GET", "/manage/stats", stats.stats, "What is kept, by tier.", StatsView, "admin"),
 )
 
+AUDIT = (
+    Route(
+        "GET",
+        "/manage/audit",
+        audit.list_audit,
+        "List lines of the audit log, oldest first.",
+        AuditPage,
+        "manage",
+        query=AuditQuery,
+        kinds=("not_found",),
+    ),
+)
+
 OPERATION = (
     Route("GET", "/healthz", health.healthz, "Whether the process is alive.", Health, while_draining=True),
     Route(
@@ -270,6 +311,15 @@ OPERATION = (
     Route("GET", "/openapi.json", openapi, "This document.", while_draining=True, etag=True),
 )
 
+(HUB,) = infer.routes_of(HUGGINGFACE)
+INFERENCE = (
+    *(
+        replace(route, instead=Instead(from_hub_client, HUB)) if route.path == "/infer/{model}" else route
+        for route in infer.routes_of(NATIVE)
+    ),
+    HUB,
+)
+
 ROUTES: tuple[Route, ...] = (
     *ROOTS,
     *DOMAINS,
@@ -278,7 +328,10 @@ ROUTES: tuple[Route, ...] = (
     *CASCADES,
     *JOBS,
     *BACKUPS,
-    *infer.routes_of(NATIVE),
+    *AUDIT,
+    *INFERENCE,
+    *OPENAI_ROUTES,
+    *tei.ROUTES,
     *OPERATION,
 )
 

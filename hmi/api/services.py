@@ -11,8 +11,10 @@ from typing import Literal
 
 from aiohttp import web
 
+from hmi.api.audit import Audit
 from hmi.api.auth import Auth
 from hmi.api.bodies import Bodies
+from hmi.api.caller import Caller
 from hmi.api.inference import Inference, InferenceEngine
 from hmi.api.limited_log import LimitedLog
 from hmi.api.quotas import Quotas
@@ -65,6 +67,7 @@ class Services:
     places: Shares
     """Places for requests under way, as many as there may be connections."""
     scrape: Scrape
+    audit: Audit
     phase: Phase = "starting"
     """It ends with starting, serving and draining, in this order. A server begins with compiling."""
     started: str = field(default_factory=now)
@@ -79,6 +82,8 @@ class Services:
     limited_log: LimitedLog = field(default_factory=lambda: LimitedLog(log))
     working: set[asyncio.Task[web.StreamResponse]] = field(default_factory=set)
     """Tasks of requests that are finished even if their client disconnects. The set keeps them alive."""
+    chores: asyncio.Task[None] | None = None
+    """What the server does from time to time; see `hmi.api.chores`."""
     same_key: dict[str, KeyLock] = field(default_factory=dict)
     """The locks of the Idempotency-Keys in use, by `KeyedRequest.name`."""
 
@@ -106,3 +111,5 @@ class Services:
 
 
 SERVICES: web.AppKey[Services] = web.AppKey("services", Services)
+CALLER: web.RequestKey[Caller] = web.RequestKey("caller", Caller)
+"""The caller of a call to infer."""

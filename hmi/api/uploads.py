@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import shutil
 import stat
 import time
@@ -35,6 +36,8 @@ MAX_SPEC_BYTES = 1 << 20
 """Size of the part `spec`, and of a JSON body of a call other than inference."""
 MAX_PART_HEADERS = 32
 """Header lines of one multipart part."""
+MAX_FILE_NAME = 255
+"""Characters of a file's name that are kept."""
 SLICE_S = 0.02
 """A caller's file is decompressed for this long before another caller gets the thread."""
 UPLOADS_OF_LIMIT = 16
@@ -73,6 +76,8 @@ class Form:
     spec: bytes = b""
     files: dict[str, Path] = field(default_factory=dict)
     """The uploaded files by part name."""
+    file_names: dict[str, str] = field(default_factory=dict)
+    """The caller's names of these files, by part name."""
     digest: str = ""
     """SHA-256 of the names and contents of all parts."""
 
@@ -123,9 +128,13 @@ class Uploads:
             raise
         return Form(folder, loan)
 
-    async def receive(self, inflow: Inflow, names: tuple[str, ...], holder: Holder) -> Form:
-        """Read a multipart body. `names` are the file parts that it may have. The caller must discard the
-        form.
+    async def receive(
+        self, inflow: Inflow, names: tuple[str, ...], holder: Holder, fields: tuple[str, ...] = ("spec",)
+    ) -> Form:
+        """Read a multipart body. The caller must discard the form.
+
+        names: the file parts that it may have. fields: its other parts: `spec`, which is JSON, or texts that
+        are read as the fields of one JSON object.
 
         Raises Malformed, UnsupportedMediaType, TooLarge, InvalidInput, QuotaExceeded, Unavailable.
         """
@@ -134,7 +143,7 @@ class Uploads:
         try:
             await inflow.begin()
             digest = hashlib.sha256()
-            await self._parts(reader, names, form, digest)
+            await self._parts(reader, names, fields, form, digest)
         except BaseException:
             form.discard()
             raise
@@ -142,21 +151,31 @@ class Uploads:
         return form
 
     async def _parts(
-        self, reader: MultipartReader, names: tuple[str, ...], form: Form, digest: hashlib._Hash
+        self,
+        reader: MultipartReader,
+        names: tuple[str, ...],
+        fields: tuple[str, ...],
+        form: Form,
+        digest: hashlib._Hash,
     ) -> None:
         seen: set[str] = set()
+        given: dict[str, str] = {}
         try:
             while (part := await reader.next()) is not None:
-                name = _part_name(part, names, seen)
+                name = _part_name(part, (*fields, *names), seen)
                 assert isinstance(part, BodyPartReader)
                 digest.update(name.encode() + b"\0")
-                if name == "spec":
-                    form.spec = await _read_spec(part, digest)
-                else:
+                if name in names:
                     form.files[name] = await self._file(part, name, form, digest)
+                    form.file_names[name] = _file_name(part)
+                else:
+                    form.spec = await _read_spec(part, name, digest)
+                    given[name] = form.spec.decode(errors="replace") if name != "spec" else ""
         except _NOT_WELL_FORMED as error:
             raise _malformed(error) from error
-        if "spec" not in seen:
+        if "spec" not in fields:
+            form.spec = json.dumps(given).encode()
+        elif "spec" not in seen:
             raise InvalidInput(
                 "spec is missing: send the request's JSON as the multipart part 'spec'", field="spec"
             )
@@ -245,12 +264,13 @@ def _reader(inflow: Inflow) -> MultipartReader:
 
 
 def _part_name(part: object, names: tuple[str, ...], seen: set[str]) -> str:
-    """The name of a part, which is added to `seen`. Raises Malformed, InvalidInput, UnsupportedMediaType."""
+    """The name of a part, one of `names`, which is added to `seen`. Raises Malformed, InvalidInput,
+    UnsupportedMediaType."""
     name = part.name if isinstance(part, BodyPartReader) else None
     if name is None:
         raise Malformed("a multipart part has no name: give it 'Content-Disposition: form-data; name=\"…\"'")
-    if name not in ("spec", *names):
-        known = ", ".join(("spec", *names))
+    if name not in names:
+        known = ", ".join(names)
         raise InvalidInput(f"part {name[:80]!r} is not one of {known}", field=name[:80])
     if name in seen:
         raise InvalidInput(f"part {name!r} is there twice: send it once", field=name)
@@ -264,11 +284,17 @@ def _part_name(part: object, names: tuple[str, ...], seen: set[str]) -> str:
     return name
 
 
-async def _read_spec(part: BodyPartReader, digest: hashlib._Hash) -> bytes:
+def _file_name(part: BodyPartReader) -> str:
+    """The caller's name of a file, without what cannot be shown."""
+    shown = "".join(c for c in part.filename or "" if c.isprintable() and not "\ud800" <= c <= "\udfff")
+    return shown[:MAX_FILE_NAME]
+
+
+async def _read_spec(part: BodyPartReader, name: str, digest: hashlib._Hash) -> bytes:
     data = bytearray()
     while chunk := await part.read_chunk(1 << 14):
         data += chunk
         if len(data) > MAX_SPEC_BYTES:
-            raise over("spec", MAX_SPEC_BYTES, "bytes", "send large data as files in parts of their own")
+            raise over(name, MAX_SPEC_BYTES, "bytes", "send large data as files in parts of their own")
     digest.update(data)
     return bytes(data)

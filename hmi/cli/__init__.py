@@ -18,7 +18,7 @@ COMMANDS = {
     "tenant": ("tenants", "tenant"),
     "backup": ("backups", "backup"),
     "restore": ("backups", "restore"),
-    "key": ("tenants", "key"),
+    "key": ("keys", "key"),
     "model": ("models", "model"),
     "job": ("jobs", "job"),
     "store": ("store", "store"),
@@ -29,6 +29,7 @@ COMMANDS = {
     "check": ("check", "check"),
     "profile": ("profile", "profile"),
     "top": ("top", "top"),
+    "audit": ("audit", "audit"),
 }
 
 

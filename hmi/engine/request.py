@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, get_args
 
 from hmi.core import ModelId
-from hmi.model.answer import Answer
+from hmi.model.answer import Aggregation, Answer
 
 if TYPE_CHECKING:
     from hmi.model.tokenizer import Text
@@ -30,7 +30,13 @@ class TextRequest:
     scores: bool = False
     calibrated: bool = False
     """True if probabilities are to be calibrated, by the version's temperature if it has one."""
+    raw: bool = False
+    """True if the head's outputs are wanted, too (`TextResult.outputs`)."""
+    normalise: bool | None = None
+    """Of an embedding: whether to scale it to length 1. None: by the root's convention."""
     provenance: bool = False
+    aggregation: Aggregation = "simple"
+    """How the tags of a text that is not split into words become entities."""
     deadline: float | None = None
     priority: Priority = "normal"
     """The text's order among its own tenant's waiting texts. Other tenants' turns do not depend on it."""
@@ -125,6 +131,11 @@ class TextResult(Answer):
     model: ModelId
     version: int
     truncated: bool = False
+    tokens: int = 0
+    """The tokens that were read, special tokens included; over all windows of a long text."""
+    outputs: list[float] | None = None
+    """The head's outputs in the order of the model's labels, before any softmax or sigmoid. None unless the
+    request wants them, and for tagging and embedding."""
     provenance: Provenance | None = None
     timing: dict[str, float] = field(default_factory=dict)
     """queue_ms, retrieve_ms and compute_ms. The last two are sums over the batches that the text was in."""

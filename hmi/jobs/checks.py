@@ -99,7 +99,7 @@ def inspect_file(source: Upload, task: Task | None, skip: int = 0, *, corpus: bo
     if corpus:
         return _checked_corpus(source)
     try:
-        task = task or _task_of(source)
+        task = task or task_of_file(source)
     except InvalidData as error:
         return _refused("rows", None, error)
     if task is None:
@@ -144,12 +144,12 @@ def _refused(kind: str, task: Task | None, error: InvalidData) -> Checked:
     return Checked(kind, task, None, 0, True, problems=problems, error=error.message)
 
 
-def _task_of(source: Upload) -> Task | None:
+def task_of_file(source: Upload, field: str = "the file") -> Task | None:
     """The task that the file's columns fit; None if they fit none. Raises InvalidData if the file
     is empty or is not text."""
-    file = TextFile(source, "the file", first=CHECKED_BYTES)
+    file = TextFile(source, field, first=CHECKED_BYTES)
     if file.empty:
-        raise InvalidData("the file is empty: give rows, or text")
+        raise InvalidData(f"{field} is empty: give rows, or text")
     table = read_table(file, lambda names: task_of_columns(names) is not None, conll="maybe")
     return task_of_columns(table.columns)
 

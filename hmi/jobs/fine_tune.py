@@ -47,6 +47,7 @@ def run(ctx: JobContext) -> dict[str, Any]:
     """Run the job."""
     keep_freed_memory()
     spec = FineTuneSpec.of(ctx.job)
+    ctx.registry.check_room(ctx.job)  # the tenant may have used up its room since the job was queued
     if import_module.without_rows(ctx):
         return import_module.run(ctx)
     if spec.mode == "ramps":

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any, Literal, Self
 
-from pydantic import ConfigDict, field_validator
+from pydantic import ConfigDict, Field, field_validator
 
 from hmi.core import DomainId, JobRecord, ModelId, Record
 from hmi.jobs.options import BuildPlotOptions, FineTuneOptions, ImportRootOptions, Publish
@@ -45,6 +45,8 @@ class FineTuneSpec(Spec):
     """None if the job is not an update."""
     version: int | None = None
     """ramps, tokens: the version that gets them."""
+    asked: dict[str, Any] = Field(default_factory=dict)
+    """What the caller asked for in the words of its protocol, for answers about the job."""
     prompts: bool = True
     """tokens: whether prompts are trained; otherwise those that the version has are profiled."""
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from hmi.errors import Damaged, HmiError, Unavailable
 from hmi.jobs.runtime.folders import JobFolder
+from hmi.manager.files import Files
 from hmi.manager.parts import HOUR_S, Parts
 from hmi.manager.roots import Roots
 from hmi.model.checked import ROOT_CURE
@@ -129,6 +130,7 @@ class Consistency:
         plots=False leaves PLOT versions alone, for a caller that has collected them with another retention.
         """
         parts = self._parts
+        files = Files(parts).collect()
         _, adapters = parts.adapters.gc(parts.used_artefacts(), HOUR_S)
         keep = self.pinned_plots()
         with plot_errors():
@@ -140,7 +142,7 @@ class Consistency:
         # A running build may have stored lower layers whose version it will publish hours later.
         building = any(j.kind == "build_plot" for j in parts.registry.live_jobs())
         lowers = 0 if building else parts.lowers.gc({name for name in used if name}, HOUR_S)[1]
-        return {"adapters": adapters, "plots": freed, "lowers": lowers}
+        return {"adapters": adapters, "plots": freed, "lowers": lowers, "files": files}
 
     def pinned_plots(self) -> set[str]:
         """PLOT versions that a kept model version or a live job depends on."""
@@ -167,6 +169,7 @@ class Consistency:
                 "adapters": parts.adapters.bytes(),
                 "jobs": folder_bytes(layout.jobs),
                 "misses": folder_bytes(layout.misses),
+                "files": folder_bytes(layout.files),
             },
             "roots": len(parts.registry.roots()),
             "domains": plots.refs,

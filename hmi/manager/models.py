@@ -48,6 +48,7 @@ class Models:
         files: Mapping[str, Path | bytes],
         options: Mapping[str, Any] | None,
         job_limit: int | None,
+        asked: Mapping[str, Any] | None = None,
     ) -> JobRecord:
         wanted, branch = ModelId.parse(model), DomainId.parse(domain)
         if task not in get_args(Task):
@@ -57,7 +58,8 @@ class Models:
         refuse_existing(self._parts, wanted)
         self._domains.current(branch)
         options = self._with_sibling(wanted, branch, options)
-        return self._submit(wanted, str(branch), cast(Task, task), "create", files, options, job_limit)
+        spec = _spec(wanted, str(branch), cast(Task, task), "create", options, asked)
+        return submit_fine_tune(self._parts, spec, files, job_limit)
 
     def update(
         self,
@@ -66,6 +68,7 @@ class Models:
         options: Mapping[str, Any] | None,
         job_limit: int | None,
         publish: str,
+        asked: Mapping[str, Any] | None = None,
     ) -> JobRecord:
         """Fine-tune a model further, on the domain's current version, which may be newer than that of
         the live version. Options that shape answers and are not given stay as in the live version."""
@@ -81,9 +84,9 @@ class Models:
         if publish not in get_args(Publish):
             known = ", ".join(get_args(Publish))
             raise InvalidInput(f"publish {publish[:80]!r} is unknown: use one of {known}", field="publish")
-        return self._submit(
-            wanted, live.domain, live.task, "update", files, options, job_limit, cast(Publish, publish)
-        )
+        spec = _spec(wanted, live.domain, live.task, "update", options, asked)
+        spec = spec.model_copy(update={"publish": cast(Publish, publish)})
+        return submit_fine_tune(self._parts, spec, files, job_limit)
 
     def ramps(
         self, model: str, files: Mapping[str, Path | bytes], skip_bad_rows: int, job_limit: int | None
@@ -153,22 +156,19 @@ class Models:
             )
         return {**options, "module": module}
 
-    def _submit(
-        self,
-        model: ModelId,
-        domain: str,
-        task: Task,
-        mode: Literal["create", "update"],
-        files: Mapping[str, Path | bytes],
-        options: Mapping[str, Any] | None,
-        job_limit: int | None,
-        publish: Publish | None = None,
-    ) -> JobRecord:
-        checked = checked_options(FineTuneOptions, options)
-        spec = FineTuneSpec(model=str(model), domain=domain, task=task, mode=mode, options=checked)
-        if publish is not None:
-            spec = spec.model_copy(update={"publish": publish})
-        return submit_fine_tune(self._parts, spec, files, job_limit)
+
+def _spec(
+    model: ModelId,
+    domain: str,
+    task: Task,
+    mode: Literal["create", "update"],
+    options: Mapping[str, Any] | None,
+    asked: Mapping[str, Any] | None,
+) -> FineTuneSpec:
+    """The spec of a job that trains a model. Raises InvalidInput for a wrong option."""
+    checked = checked_options(FineTuneOptions, options)
+    spec = FineTuneSpec(model=str(model), domain=domain, task=task, mode=mode, options=checked)
+    return spec if asked is None else spec.model_copy(update={"asked": dict(asked)})
 
 
 def _choices(live: ModelVersion) -> dict[str, Any]:

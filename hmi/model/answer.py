@@ -6,6 +6,25 @@ Does not import torch, so that code which only passes answers on starts quickly.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal, get_args
+
+Aggregation = Literal["none", "simple", "first", "average", "max"]
+"""How the tags of words become entities, as in transformers' pipelines (`hmi.model.entities`)."""
+AGGREGATIONS: tuple[Aggregation, ...] = get_args(Aggregation)
+
+
+@dataclass(frozen=True)
+class Entity:
+    """A part of a text with one label. `text` is `input[start:end]` of the text as the caller sent it."""
+
+    label: str
+    start: int
+    """The index of its first character, in Unicode code points."""
+    end: int
+    """The index after its last character."""
+    text: str
+    score: float
+    """The mean probability of its words' tags; if calibrated, the probability that the entity is right."""
 
 
 @dataclass(frozen=True)
@@ -27,3 +46,8 @@ class Answer:
     tag_scores: list[float] | None = None
     """The probability of each tag in `tags`."""
     embedding: list[float] | None = None
+    entities: list[Entity] | None = None
+    """Of tagging, for a text that the caller has not split into words: its entities, in their order."""
+    known: bool | None = None
+    """False if the model says that it does not know: the text is unlike its training rows. None: the model
+    has no threshold for this."""

@@ -77,6 +77,16 @@ class Layout:
         return self.data / "misses"
 
     @property
+    def files(self) -> Path:
+        """Files that callers keep for later jobs, by their ids."""
+        return self.data / "files"
+
+    @property
+    def audit(self) -> Path:
+        """The audit log."""
+        return self.data / "audit"
+
+    @property
     def incoming(self) -> Path:
         """Uploads that no job has taken over yet."""
         return self.data / "incoming"

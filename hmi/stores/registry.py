@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from hmi.core import (
+    FileRecord,
     JobKind,
     JobRecord,
     JobState,
     KeyRecord,
+    Limits,
     ModelId,
     ModelRecord,
     ModelVersion,
@@ -25,11 +27,13 @@ from hmi.core import (
     check_name,
 )
 from hmi.errors import Conflict, NotFound
-from hmi.stores import job_table, key_table, model_table, once_table
+from hmi.stores import file_table, job_table, key_table, model_table, once_table, tenant_room
+from hmi.stores.key_ring import KeyRing
 from hmi.stores.layout import refuse_lost_registry
 from hmi.stores.registry_database import FIRST_MAP, RegistryDatabase
 from hmi.stores.sealed import RegistryTxn
 from hmi.stores.table import GONE, JOB, JOBS_INDEXED, MODEL, ROOT, TENANT, Table
+from hmi.tenancy import NO_LIMITS
 
 DAY_S = 86_400.0
 KEPT_JOBS = 1000
@@ -52,15 +56,17 @@ class Registry:
     Reads are consistent snapshots of a memory map and take microseconds.
     """
 
-    def __init__(self, database: RegistryDatabase) -> None:
-        self._database, self._table = database, Table()
+    def __init__(self, database: RegistryDatabase, defaults: Limits = NO_LIMITS) -> None:
+        """`defaults` are the limits of tenants that have none of their own."""
+        self._database, self._table, self.defaults = database, Table(), defaults
+        self.key_ring = KeyRing(database, self._table)
 
     @classmethod
-    def open(cls, path: Path, *, first_map: int = FIRST_MAP) -> Registry:
+    def open(cls, path: Path, *, first_map: int = FIRST_MAP, defaults: Limits = NO_LIMITS) -> Registry:
         """Open the registry in the folder `path`, creating it if needed. Raises Damaged, StorageFull."""
         path.mkdir(parents=True, exist_ok=True)
         refuse_lost_registry(path)
-        registry = cls(RegistryDatabase.open(path, first_map))
+        registry = cls(RegistryDatabase.open(path, first_map), defaults)
         try:
             registry._index_jobs()
         except BaseException:
@@ -154,13 +160,13 @@ class Registry:
 
         return self._database.write(body)
 
-    def delete_tenant(self, name: str) -> tuple[list[ModelRecord], list[str], list[str]]:
-        """Remove a tenant with its models, keys and jobs. Raises NotFound.
+    def delete_tenant(self, name: str) -> tuple[list[ModelRecord], list[str], list[str], list[str]]:
+        """Remove a tenant with its models, keys, jobs and files. Raises NotFound.
 
-        Returns (models, key ids, job ids).
+        Returns (models, key ids, job ids, file ids).
         """
 
-        def body(txn: RegistryTxn) -> tuple[list[ModelRecord], list[str], list[str]]:
+        def body(txn: RegistryTxn) -> tuple[list[ModelRecord], list[str], list[str], list[str]]:
             model_table.get_tenant(self._table, txn, name)
             models = self._table.all(txn, MODEL, ModelRecord, below=f"{name}.")
             for model in models:
@@ -169,10 +175,29 @@ class Registry:
             for key_id in keys:
                 key_table.revoke_key(self._table, txn, key_id)
             jobs = job_table.drop_jobs_of(self._table, txn, name)
+            files = file_table.drop_files_of(txn, name)
             txn.delete(TENANT + name)
-            return models, keys, jobs
+            return models, keys, jobs, files
 
         return self._database.write(body)
+
+    def limits(self, tenant: str) -> Limits:
+        """The limits that hold for a tenant; None: there is no limit. Raises NotFound."""
+        return self._database.read(lambda t: self._limits(t, tenant))
+
+    def _limits(self, txn: RegistryTxn, tenant: str | None) -> Limits:
+        if tenant is None:
+            return NO_LIMITS
+        return model_table.get_tenant(self._table, txn, tenant).limits.over(self.defaults)
+
+    def stored(self, tenant: str) -> tenant_room.Stored:
+        """What a tenant stores. Raises NotFound."""
+
+        def body(txn: RegistryTxn) -> tenant_room.Stored:
+            model_table.get_tenant(self._table, txn, tenant)
+            return tenant_room.stored_by(self._table, txn, tenant)
+
+        return self._database.read(body)
 
     def keys(self, tenant: str | None) -> list[KeyRecord]:
         """The keys of a tenant, or with None the administrator's."""
@@ -184,7 +209,7 @@ class Registry:
         def body(txn: RegistryTxn) -> None:
             if record.tenant is not None:
                 model_table.get_tenant(self._table, txn, record.tenant)
-            key_table.check_count(txn, record.tenant, limit)
+            key_table.check_count(self._table, txn, record.tenant, limit)
             key_table.put_key(self._table, txn, record)
 
         self._database.write(body)
@@ -234,9 +259,12 @@ class Registry:
 
         The version's number 0 stands for the next number. The version's artefact must be durable. The model
         keeps 8 versions: the one that answers, and the newest others. Raises NotFound (no such tenant),
-        Conflict (the number is taken), JobCancelled (the job was cancelled, or its model or tenant deleted).
+        Conflict (the number is taken), JobCancelled (the job was cancelled, or its model or tenant deleted),
+        QuotaExceeded (the tenant has as many models or bytes as it may have).
         """
-        return self._database.write(lambda t: model_table.publish_model(self._table, t, model, version))
+        return self._database.write(
+            lambda t: model_table.publish_model(self._table, t, model, version, self.defaults)
+        )
 
     def set_current(self, model: ModelId, version: int) -> ModelRecord:
         """Let an older or newer version answer. Raises NotFound."""
@@ -293,12 +321,12 @@ class Registry:
         """Store a new job.
 
         Raises Conflict if another live job works on the same root, domain or model; NotFound for an unknown
-        tenant; QuotaExceeded if the tenant has `tenant_limit` live jobs, or started too many within a day.
+        tenant; QuotaExceeded if the tenant has `tenant_limit` live jobs, or started too many within a day,
+        or has as many models or bytes as it may have.
         """
 
         def body(txn: RegistryTxn) -> None:
-            if record.tenant is not None:
-                model_table.get_tenant(self._table, txn, record.tenant)
+            self._check_room(txn, record)
             job_table.add_job(self._table, txn, record, tenant_limit)
 
         self._database.write(body)
@@ -306,6 +334,13 @@ class Registry:
     def check_job_quota(self, tenant: str | None, limit: int | None) -> None:
         """Raise QuotaExceeded if `add_job` would. Callers check before they write the job's files."""
         self._database.read(lambda t: job_table.check_quota(self._table, t, tenant, limit))
+
+    def check_room(self, job: JobRecord) -> None:
+        """Raise QuotaExceeded if a job's result could not be published, as far as that is known."""
+        self._database.read(lambda t: self._check_room(t, job))
+
+    def _check_room(self, txn: RegistryTxn, job: JobRecord) -> None:
+        tenant_room.check_job(self._table, txn, self._limits(txn, job.tenant), job)
 
     def update_job(self, job: str, change: Callable[[JobRecord], JobRecord]) -> JobRecord:
         """Apply `change` to a job's record in one transaction, and return the result. Raises NotFound."""
@@ -330,6 +365,30 @@ class Registry:
     def _index_jobs(self) -> None:
         if self._database.read(lambda t: t.get(JOBS_INDEXED)) is None:
             self._database.write(lambda t: job_table.index_jobs(self._table, t))
+
+    # Files
+
+    def add_file(self, record: FileRecord, limits: file_table.FileLimits | None) -> None:
+        """Store a file's record. Raises NotFound (no such tenant), QuotaExceeded (beyond `limits`, or what
+        the tenant may store)."""
+
+        def body(txn: RegistryTxn) -> None:
+            tenant_room.check_file(self._table, txn, self._limits(txn, record.tenant), record)
+            file_table.add_file(self._table, txn, record, limits)
+
+        self._database.write(body)
+
+    def file(self, file: str) -> FileRecord | None:
+        """The file's record; None if there is none."""
+        return self._database.read(lambda t: file_table.find_file(self._table, t, file))
+
+    def files(self, tenant: str | None) -> list[FileRecord]:
+        """The files of a tenant, or with None the administrator's, oldest first."""
+        return self._database.read(lambda t: file_table.files_of(self._table, t, tenant))
+
+    def delete_file(self, file: str) -> FileRecord:
+        """Raises NotFound."""
+        return self._database.write(lambda t: file_table.drop_file(self._table, t, file))
 
     def forget_gone(self, job: str) -> None:
         """Delete the mark of a deleted tenant's job, after the job's process has ended."""

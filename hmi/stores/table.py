@@ -24,7 +24,10 @@ JOBS_INDEXED = "jobsindexed"  # exists once JOB_OF and JOB_COUNT cover every job
 GONE = "gone/"  # + job whose tenant was deleted while it ran
 KEY = "key/"  # + sha256
 KEY_OF = "keyof/"  # + tenant (or nothing) / key_id -> sha256
+KEY_USED = "keyused/"  # + key_id -> when the key was last used, about
 KEY_ID = "keyid/"  # + key_id -> tenant (or nothing)
+FILE = "file/"
+FILE_OF = "fileof/"  # + tenant (or nothing) / file
 ONCE = "once/"
 ONCE_UNTIL = "onceuntil/"  # + expiry / the rest of the ONCE key
 

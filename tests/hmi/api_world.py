@@ -92,8 +92,10 @@ async def read_answer(reader: asyncio.StreamReader) -> tuple[int, Any, bytes]:
 
 
 @asynccontextmanager
-async def running(data: Path, **settings: Any) -> AsyncIterator[World]:
-    services = build_services(Settings(data=data, **settings))
+async def running(data: Path, *, engine: Any = None, **settings: Any) -> AsyncIterator[World]:
+    """Run a server. engine: answers in place of the real engine, for tests of what comes before it."""
+    given = Settings(data=data, **settings)
+    services = build_services(given) if engine is None else build_services(given, lambda *_: engine)
     server = TestServer(application(services), host="127.0.0.1")
     async with TestClient(server) as client:
         yield World(services, client)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import gzip
+import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ from hmi.api import app
 from hmi.api.asks import Ask, AskResult, Input
 from hmi.api.handlers.infer import routes_of
 from hmi.api.openapi import document
-from hmi.api.protocols.base import Endpoint, Failure
+from hmi.api.protocols.base import JSON, UNNAMED, Endpoint, Failure, JsonReader, Raw, RawBody, Where
 from hmi.api.routes import ROUTES
 from hmi.core import ModelId
 from hmi.engine import TextRequest, TextResult
@@ -30,15 +32,29 @@ class Labels(BaseModel):
     labels: list[str | None]
 
 
-def decode(body: Lines, path: Mapping[str, str]) -> list[Ask]:
+def decode(body: Lines, where: Where) -> list[Ask]:
     inputs = [
         Input(line, f"line {i + 1}", (f"line {i + 1}",)) for i, line in enumerate(body.lines.split("\n"))
     ]
     return [Ask(ModelId(body.of, "m"), inputs, "of")]
 
 
-def encode(results: Sequence[AskResult]) -> Labels:
+def encode(results: Sequence[AskResult], body: Lines, where: Where) -> Labels:
     return Labels(labels=[output.label for result in results for output in result.outputs])
+
+
+def read_text(data: bytes, where: Where, read_json: JsonReader) -> Lines:
+    """A body of plain lines, whose tenant the query names, or JSON."""
+    if where.headers.get("content-type") == JSON:
+        lines: Lines = read_json(Lines, data)
+        return lines
+    return Lines(of=where.query["of"], lines=data.decode())
+
+
+def encode_text(results: Sequence[AskResult], body: Lines, where: Where) -> Raw:
+    labels = [str(output.label) for result in results for output in result.outputs]
+    counted = f"{len(labels)} of {where.path['what']}\n" + "\n".join(labels)
+    return Raw(counted.encode(), "text/plain", {"X-Lines": str(len(labels))})
 
 
 class Oops(BaseModel):
@@ -47,8 +63,22 @@ class Oops(BaseModel):
 
 
 class ByLine:
-    endpoints = (Endpoint("/by-line", "Label lines.", Lines, Labels, decode, encode, "lines"),)
+    endpoints = (
+        Endpoint("/by-line", "Label lines.", Lines, Labels, decode, encode, "lines"),
+        Endpoint(
+            "/by-line/raw/{what}/of/{model}",
+            "Label lines of plain text.",
+            Lines,
+            None,
+            decode,
+            encode_text,
+            "lines",
+            raw=RawBody((JSON, UNNAMED, "text/plain"), read_text),
+            raw_answer="text/plain",
+        ),
+    )
     error = Oops
+    prefixes = ("/by-line",)
 
     def encode_error(self, failure: Failure) -> dict[str, Any]:
         return {"oops": failure.message, "at": failure.details.get("field")}
@@ -72,6 +102,10 @@ async def test_a_protocol_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(app, "ROUTES", (*ROUTES, *routes))
     documented = error_schemas(document((*ROUTES, *routes)))
     assert documented["/by-line"] == {"#/components/schemas/Oops"}
+    raw = document(routes)["paths"]["/by-line/raw/{what}/of/{model}"]["post"]
+    assert set(raw["requestBody"]["content"]) == {JSON, UNNAMED, "text/plain"}
+    assert set(raw["responses"]["200"]["content"]) == {"text/plain"}
+    assert [p["name"] for p in raw["parameters"]] == ["what", "model"]
     assert documented["/infer"] == {"#/components/schemas/ErrorAnswer"}
 
     async def infer(requests: list[TextRequest]) -> list[TextResult]:
@@ -116,5 +150,38 @@ async def test_a_protocol_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyP
             assert answer.headers["X-Request-Id"]
         _, body, _ = await world.call("POST", "/by-line", {}, key="wrong")
         assert body["oops"].startswith("this key is unknown")
+        await _raw_bodies(world.client, made["key"])
+        for path, shape in (("/by-line/else", "oops"), ("/by-lines", "error"), ("/by-line", "oops")):
+            _, body, _ = await world.call("GET", path, key=made["key"])
+            assert shape in body, "an unknown path has the shape of the protocol that it lies below"
         _, body, _ = await world.call("POST", "/infer/acme.m", {"inputs": "bad"})
         assert body["error"]["message"] == "bad it is", "the native calls keep their shape"
+
+
+async def _raw_bodies(client: Any, key: str) -> None:
+    """Raw bodies pass the same limits as JSON, and raw answers arrive as they are."""
+    path, own = "/by-line/raw/words/of/acme.m", {"Authorization": f"Bearer {key}"}
+
+    async def send(data: bytes, **headers: str) -> tuple[int, bytes, Any]:
+        async with client.post(f"{path}?of=acme", data=data, headers={**own, **headers}) as answer:
+            return answer.status, await answer.read(), answer.headers
+
+    squeezed = {"Content-Encoding": "gzip", "Content-Type": "text/plain"}
+    for data, headers in (
+        (b"one\ntwo", {"Content-Type": "text/plain"}),
+        (gzip.compress(b"one\ntwo"), squeezed),
+        (b'{"of": "acme", "lines": "one\\ntwo"}', {"Content-Type": JSON}),
+        (b"one\ntwo", {"Content-Type": UNNAMED}),
+    ):
+        status, body, given = await send(data, **headers)
+        assert (status, body, given["X-Lines"]) == (200, b"2 of words\nONE\nTWO", "2")
+        assert given["Content-Type"] == "text/plain"
+    for data, headers, wanted in (
+        (b"one", {"Content-Type": "text/html"}, 415),
+        (b"x" * (5 << 20), {"Content-Type": "text/plain"}, 413),
+        (gzip.compress(b"x" * (5 << 20)), squeezed, 413),
+        (b'{"of": "acme", "lines": "a", "more": [' + b"0," * 5000 + b"0]}", {"Content-Type": JSON}, 413),
+        (b'{"of": "acme"', {"Content-Type": JSON}, 400),
+    ):
+        status, body, _ = await send(data, **headers)
+        assert (status, list(json.loads(body))) == (wanted, ["oops", "at"])

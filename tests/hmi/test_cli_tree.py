@@ -30,6 +30,9 @@ COMMANDS = {
     "backup prune": "OUT --keep 1",
     "backup verify": "OUT",
     "bench fleet": "",
+    "audit follow": "--seconds 0",
+    "audit list": "",
+    "audit verify": "",
     "bench floods": "",
     "bench path": "",
     "bench plot": "--corpus FILE",
@@ -57,6 +60,7 @@ COMMANDS = {
     "key create": "acme",
     "key list": "acme",
     "key revoke": "k1 acme",
+    "key rotate": "k1 acme",
     "model cascade delete": "acme.m --yes",
     "model cascade show": "acme.m",
     "model create": "acme.m ROWS --domain tiny",
@@ -103,6 +107,7 @@ COMMANDS = {
     "tenant list": "",
     "tenant onboard": "PLAN",
     "tenant set": "acme --weight 2",
+    "tenant show": "acme",
     "top": "",
 }
 """The arguments of each command. FILE, ROWS, PLAN and ADAPTER are paths that exist, OUT does not."""
@@ -122,6 +127,7 @@ NO_URL = {
     ),
     "backup prune": "it changes the backups themselves",
     "backup verify": "it reads the backup itself",
+    "audit verify": "it reads the files of the log",
     "job resume": "a server resumes its jobs by itself",
     "profile executors": "it measures this machine",
     "profile stages": "it measures this machine",

@@ -12,13 +12,14 @@ from pydantic import TypeAdapter
 from hmi.api.asks import Ask, AskResult, Input
 from hmi.api.body import parse
 from hmi.api.dispatch import plain
-from hmi.api.protocols.base import Dialect, Endpoint, Failure
+from hmi.api.protocols.base import Dialect, Endpoint, Failure, Where
 from hmi.api.protocols.native import NATIVE
 from hmi.api.schemas import ErrorAnswer
 from hmi.core import ModelId
 from hmi.engine import TextResult
 from hmi.engine.request import Provenance, Versions
 from hmi.errors import InvalidInput
+from hmi.model.answer import Entity
 from tests.hmi.test_api_fuzz import draw
 
 ONE, MIXED = NATIVE.endpoints
@@ -31,18 +32,20 @@ OUTPUTS: dict[str, dict[str, Any]] = {
     "no label": {"labels": []},
     "regression": {"value": -3.5},
     "tagging": {"tags": ["B-per", "O"], "tag_scores": [0.9, 0.8], "truncated": True},
+    "tagging of a text": {"entities": [Entity("per", 2, 7, "Ana 🎈", 0.8)], "known": True},
     "embedding": {"embedding": [0.5, -0.25]},
 }
+EMPTY = ("label", "score", "scores", "labels", "value", "tags", "tag_scores", "embedding", "entities")
 
 
 def decoded(endpoint: Endpoint, body: Any, model: str = "acme.topic") -> list[Ask]:
     path = {"model": model} if "{model}" in endpoint.path else {}
-    return endpoint.decode(parse(endpoint.body, json.dumps(body).encode()), path)
+    return endpoint.decode(parse(endpoint.body, json.dumps(body).encode()), Where(path))
 
 
 def encoded(endpoint: Endpoint, results: list[AskResult]) -> Any:
     """An answer as it is sent, checked against the documented type."""
-    answer = endpoint.encode(results)
+    answer = endpoint.encode(results, None, Where())
     text = json.dumps(plain(answer), allow_nan=False)
     assert TypeAdapter(endpoint.answer).validate_json(text) == answer
     return json.loads(text)
@@ -176,13 +179,11 @@ def test_an_answer_has_what_the_result_has(task: str, provenance: Provenance | N
         "version": 3,
         "timing": {"queue_ms": 1.0, "total_ms": 2.5},
     }
-    expected: dict[str, Any] = {
-        **dict.fromkeys(("label", "score", "scores", "labels", "value", "tags", "tag_scores", "embedding")),
-        "truncated": False,
-        **OUTPUTS[task],
-    }
+    expected: dict[str, Any] = {**dict.fromkeys(EMPTY), "known": None, "truncated": False, **OUTPUTS[task]}
     if expected["labels"] is not None:
         expected["labels"] = [{"label": label, "score": score} for label, score in expected["labels"]]
+    if expected["entities"] is not None:
+        expected["entities"] = [vars(entity) for entity in expected["entities"]]
     assert sent["outputs"] == [expected, expected]
     assert sent["provenance"] == (
         None

@@ -24,6 +24,9 @@ def routes_of(dialect: Dialect) -> tuple[Route, ...]:
             endpoint.answer,
             "infer",
             body=endpoint.body,
+            raw=endpoint.raw,
+            raw_answer=endpoint.raw_answer,
+            headers=endpoint.headers,
             inputs_field=endpoint.inputs_field,
             count_members=endpoint.count_members,
             dialect=dialect,
@@ -38,8 +41,9 @@ def _handler(endpoint: Endpoint) -> Handler:
     """The handler of one endpoint. A large body is checked, and a large answer encoded, in a thread."""
 
     async def infer(call: Call) -> Reply:
+        where = call.where
         results = await call.services.inference.answer(
-            endpoint.decode(call.body, call.path),
+            endpoint.decode(call.body, where),
             call.caller,
             call.arrived,
             id=call.id,
@@ -47,7 +51,7 @@ def _handler(endpoint: Endpoint) -> Handler:
             large=call.size > OFF_LOOP_BYTES,
         )
         large = _values(results) > OFF_LOOP_VALUES
-        return Reply(await off_loop(large, endpoint.encode, results), large=large)
+        return Reply(await off_loop(large, endpoint.encode, results, call.body, where), large=large)
 
     return infer
 

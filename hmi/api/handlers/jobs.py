@@ -38,7 +38,7 @@ async def cancel_job(call: Call) -> Reply:
     """Ask a job to stop. 409 if it has ended."""
 
     def cancel() -> JobView:
-        record = _own(call)
+        record = own_job(call)
         call.services.manager.cancel_job(record.job)
         return _view(call)
 
@@ -80,7 +80,7 @@ def _view_with_key(call: Call) -> JobView:
     return _view(call)
 
 
-def _own(call: Call) -> JobRecord:
+def own_job(call: Call) -> JobRecord:
     """The job in the path. Raises NotFound if it does not exist or the caller does not reach it."""
     job = call.opaque("job")
     record = call.services.manager.job(job)
@@ -90,7 +90,7 @@ def _own(call: Call) -> JobRecord:
 
 
 def _view(call: Call) -> JobView:
-    record = _own(call)
+    record = own_job(call)
     return job_view(record, call.services.manager.job_progress(record.job))
 
 

@@ -3,39 +3,112 @@ errors.
 
 A protocol knows neither the web server nor the engine; `hmi.api.handlers.infer` serves it. To add one,
 write a folder beside `native` with a `Dialect`, and add `infer.routes_of` that dialect to the route table.
+Calls of a protocol that ask no model, such as a model's metadata, are ordinary routes with `dialect=`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from hmi.api.asks import Ask, AskResult
+from hmi.core import ModelId, ModelVersion
+
+JSON = "application/json"
+UNNAMED = "application/octet-stream"
+"""The media type of a body without a Content-Type (RFC 9110, section 8.3)."""
+
+
+class Models(Protocol):
+    """The models that a caller reaches. Each look-up takes microseconds."""
+
+    def default(self) -> ModelId:
+        """The model of a call that names none. Raises InvalidInput if there is none."""
+        ...
+
+    def live(self, model: ModelId) -> ModelVersion:
+        """The version of a model that answers. Raises NotFound, also if the caller does not reach it."""
+        ...
+
+
+@dataclass(frozen=True)
+class Where:
+    """A request without its body."""
+
+    path: Mapping[str, str] = field(default_factory=dict)
+    """The parameters in the path."""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """By name in lower case."""
+    query: Mapping[str, str] = field(default_factory=dict)
+    models: Models | None = None
+    """What the caller may know of models. None while a body is read, and in tests."""
+
+
+class JsonReader(Protocol):
+    """Parses JSON under the limits on a body: its values are counted, and their memory is reserved."""
+
+    def __call__(self, model: Any, data: bytes, count_members: Callable[[Any], int] | None = None) -> Any:
+        """Parse JSON bytes to an instance of the pydantic type `model`. `count_members`: see `Endpoint`.
+
+        Raises Malformed, TooLarge, InvalidInput, QuotaExceeded, Unavailable.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class RawBody:
+    """A body that is not simply JSON: other media types, or JSON with bytes after it.
+
+    It is read through the same limits on bytes and memory as a JSON body.
+    """
+
+    media: tuple[str, ...]
+    """The media types that are accepted. UNNAMED accepts a body without a Content-Type, too."""
+    read: Callable[[bytes, Where, JsonReader], Any]
+    """From the decompressed bytes to the body that `decode` or a handler gets. A large body is read in a
+    thread, so this function must not touch shared state."""
+
+
+@dataclass(frozen=True)
+class Raw:
+    """An answer as bytes, instead of a pydantic model."""
+
+    body: bytes
+    media: str
+    headers: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """One call of a protocol: a POST with a JSON body that asks one model or several."""
+    """One call of a protocol: a POST with a body that asks one model or several."""
 
     path: str
-    """The path of the URL. It may contain `{model}`."""
+    """The path of the URL. It may have parameters, such as `{model}`."""
     summary: str
     """One sentence for the OpenAPI document."""
     body: Any
-    """The pydantic type of the body. It checks the body before `decode`, and documents it."""
+    """The pydantic type of a JSON body. It checks the body before `decode`, and documents it."""
     answer: Any
-    """The type that `encode` returns: a pydantic model or a list of pydantic models."""
-    decode: Callable[[Any, Mapping[str, str]], list[Ask]]
-    """From the body and the path's parameters to asks. It runs on the event loop, so it must be quick.
-    `Ask.inputs` should create each input only when it is iterated."""
-    encode: Callable[[Sequence[AskResult]], Any]
-    """From the results, in the order of the asks, to the answer. Large results are encoded in a thread."""
+    """The type of a JSON answer: a pydantic model or a list of pydantic models. None: it is always a
+    `Raw`."""
+    decode: Callable[[Any, Where], list[Ask]]
+    """From the body to asks. It runs on the event loop, so it must be quick. `Ask.inputs` should create each
+    input only when it is iterated."""
+    encode: Callable[[Sequence[AskResult], Any, Where], Any]
+    """From the results, in the order of the asks, to an instance of `answer`, or to a `Raw`. It also gets the
+    arguments of `decode`. Large results are encoded in a thread."""
     inputs_field: str
     """The field that an error names if there are too many inputs."""
     count_members: Callable[[Any], int] | None = None
     """The number of members of JSON objects that a body was parsed from. With it, a large body need not
     be parsed a second time to find out whether it gives a name twice; None always parses it again."""
+    raw: RawBody | None = None
+    """How to read the body if it is not simply JSON. `body` then only documents its JSON form."""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """Headers that choose what the call does, each with its description."""
+    raw_answer: str | None = None
+    """The media type of the answer's other form, if `encode` may return a `Raw`."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +132,23 @@ class Dialect(Protocol):
         """The type of an error's JSON body, for the OpenAPI document: a pydantic model."""
         ...
 
-    def encode_error(self, failure: Failure) -> dict[str, Any]:
-        """The JSON body of an error, of the type `error`. `hmi.api.errors` chooses the status."""
+    @property
+    def prefixes(self) -> Sequence[str]:
+        """The beginnings of paths that belong to this protocol, such as `/v2`. Errors about unknown paths
+        there have its shape, too. A prefix ends where a part of the path ends: `/v2` does not include
+        `/v20`."""
         ...
+
+    @property
+    def statuses(self) -> Mapping[str, int]:
+        """The HTTP statuses that differ from those of `hmi.api.errors`, by the kind of the error."""
+        ...
+
+    def encode_error(self, failure: Failure) -> dict[str, Any]:
+        """The JSON body of an error, of the type `error`."""
+        ...
+
+
+def is_below(path: str, prefix: str) -> bool:
+    """Return whether a URL's `path` is `prefix` or lies below it."""
+    return path == prefix or path.startswith(f"{prefix}/")

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from hmi.errors import InvalidData
+from hmi.training.data.chats import FIELD as CHAT
+from hmi.training.data.chats import row_of_chat
 from hmi.training.data.quotes import Quotes, quotes_of
 from hmi.training.data.text_files import TextFile
 
@@ -142,9 +144,19 @@ def _record(number: int, text: str, item: int | None) -> TableRecord:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
         return TableRecord(number, {}, f"is not JSON ({_json_problem(error)}): write one object a line", item)
+    return _object(number, value, item)
+
+
+def _object(line: int, value: Any, item: int | None) -> TableRecord:
+    """The record of a JSON value that should be an object."""
     if not isinstance(value, dict):
-        return TableRecord(number, {}, f"is {kind_of(value)}, not a JSON object", item)
-    return TableRecord(number, value, item=item)
+        return TableRecord(line, {}, f"is {kind_of(value)}, not a JSON object", item)
+    if CHAT not in value:
+        return TableRecord(line, value, item=item)
+    try:
+        return TableRecord(line, row_of_chat(value), item=item)
+    except ValueError as error:
+        return TableRecord(line, {}, str(error), item)
 
 
 def _json_items(file: TextFile) -> Iterator[TableRecord]:
@@ -167,8 +179,7 @@ def _json_items(file: TextFile) -> Iterator[TableRecord]:
             try:
                 value, end = decoder.raw_decode(buffer, at)
                 item += 1
-                wrong = "" if isinstance(value, dict) else f"is {kind_of(value)}, not a JSON object"
-                yield TableRecord(line, {} if wrong else value, wrong, item)
+                yield _object(line, value, item)
                 line, at = line + buffer.count("\n", at, end), end
                 continue
             except (ValueError, RecursionError) as error:

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from hmi.api.asks import Ask, Input
+from hmi.api.protocols.base import Where
 from hmi.api.protocols.native.schemas import InferBody, MixedItem, TextInput, TokensInput
 from hmi.core import ModelId
 
 
-def decode_one(body: InferBody, path: Mapping[str, str]) -> list[Ask]:
+def decode_one(body: InferBody, where: Where) -> list[Ask]:
     """Decode POST /infer/{model}. Raises InvalidInput if the name of the model in the path is malformed."""
-    return [_ask(ModelId.parse(path["model"]), body)]
+    return [_ask(ModelId.parse(where.path["model"]), body)]
 
 
-def decode_mixed(body: list[MixedItem], path: Mapping[str, str]) -> list[Ask]:
+def decode_mixed(body: list[MixedItem], where: Where) -> list[Ask]:
     """Decode POST /infer: one ask for each request of the body."""
     return [
         _ask(ModelId.parse(item.model), item, prefix=f"[{i}].", model_place=f"[{i}].model", place=i)
@@ -61,6 +62,7 @@ def _ask(
         utility=body.parameters.utility,
         priority=body.parameters.priority,
         calibrated=body.parameters.calibrated,
+        aggregation=body.parameters.aggregation,
         early=body.parameters.early,
         place=place,
     )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from hmi.api.protocols.base import Endpoint, Failure
@@ -40,6 +40,8 @@ class Native:
         ),
     )
     error: Any = ErrorAnswer
+    prefixes: Sequence[str] = ()
+    statuses: Mapping[str, int] = field(default_factory=dict)
 
     def encode_error(self, failure: Failure) -> dict[str, Any]:
         """An `ErrorAnswer` as JSON values."""

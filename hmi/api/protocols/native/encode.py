@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hmi.api.asks import AskResult
+from hmi.api.protocols.base import Where
 from hmi.api.protocols.native.schemas import (
+    EntityOutput,
     InferAnswer,
+    InferBody,
     InputProvenance,
     LabelScore,
+    MixedItem,
     Output,
     Provenance,
     Versions,
@@ -17,13 +21,13 @@ from hmi.engine import TextResult
 from hmi.engine.request import Provenance as EngineProvenance
 
 
-def encode_one(results: Sequence[AskResult]) -> InferAnswer:
+def encode_one(results: Sequence[AskResult], body: InferBody, where: Where) -> InferAnswer:
     """The answer to POST /infer/{model}."""
     (result,) = results
     return _answer(result)
 
 
-def encode_mixed(results: Sequence[AskResult]) -> list[InferAnswer]:
+def encode_mixed(results: Sequence[AskResult], body: list[MixedItem], where: Where) -> list[InferAnswer]:
     """The answer to POST /infer: a list with one answer for each request of the body."""
     return [_answer(result) for result in results]
 
@@ -49,6 +53,8 @@ def _output(output: TextResult) -> Output:
         tags=output.tags,
         tag_scores=output.tag_scores,
         embedding=output.embedding,
+        entities=None if output.entities is None else [EntityOutput(**vars(e)) for e in output.entities],
+        known=output.known,
         truncated=output.truncated,
     )
 

@@ -8,6 +8,7 @@ from pydantic import Discriminator, Field, Tag
 
 from hmi.api.schemas import Answer, ModelName, Request
 from hmi.engine.request import Level, Priority
+from hmi.model.answer import Aggregation
 
 Text = Annotated[str, Field(min_length=1)]
 MAX_WORDS = 10_000
@@ -84,6 +85,11 @@ class Parameters(Request):
     calibrated: bool = Field(
         default=False, description="Return calibrated probabilities. Labels, values and tags do not change."
     )
+    aggregation: Aggregation = Field(
+        default="simple",
+        description="Tagging of texts: how words with tags become entities, as in transformers' pipelines. "
+        "`none` gives each word with a tag other than O.",
+    )
     early: bool = Field(
         default=True,
         description="False insists on the full model's answer where the model's objective lets texts leave "
@@ -122,6 +128,16 @@ class LabelScore(Answer):
     score: float
 
 
+class EntityOutput(Answer):
+    """A part of the text with one label."""
+
+    label: str
+    start: int = Field(description="Index of its first character, in Unicode code points of the input.")
+    end: int = Field(description="Index after its last character.")
+    text: str = Field(description="The characters from `start` to `end` of the input.")
+    score: float
+
+
 class Output(Answer):
     """The answer to one input. Fields that the task does not have, or that were not asked for, are null."""
 
@@ -137,6 +153,15 @@ class Output(Answer):
     tags: list[str] | None = Field(default=None, description="Tagging only: one tag for each word.")
     tag_scores: list[float] | None = None
     embedding: list[float] | None = None
+    entities: list[EntityOutput] | None = Field(
+        default=None,
+        description="Tagging only, for an input that is a text: its entities, in order. Null for `tokens`.",
+    )
+    known: bool | None = Field(
+        default=None,
+        description="False if the model says that it does not know: the input is unlike its training rows. "
+        "Null if the model has no threshold for this.",
+    )
     truncated: bool = Field(
         default=False, description="The input was longer than what the model reads; the rest was ignored."
     )

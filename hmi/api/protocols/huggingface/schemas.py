@@ -1,0 +1,136 @@
+"""The body and the answers of Hugging Face's inference API."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import Discriminator, Field, RootModel, Tag
+
+from hmi.api.protocols.inputs import Text
+from hmi.api.protocols.results import Transform
+from hmi.api.protocols.tei.schemas import Direction
+from hmi.api.schemas import Answer, Request
+from hmi.model.answer import Aggregation
+
+
+class TextPair(Request):
+    """A text, or a pair of texts, as transformers' pipelines take it."""
+
+    text: Text
+    text_pair: Text | None = None
+
+
+class Comparison(Request):
+    """Sentences to be compared with one sentence."""
+
+    source_sentence: Text
+    sentences: Annotated[list[Text], Field(min_length=1, fail_fast=True)]
+
+
+_FORM = (
+    'must be a text, {"text": …, "text_pair": …}, a list of these, or {"source_sentence": …, '
+    '"sentences": […]}'
+)
+
+
+def _item_kind(value: Any) -> str | None:
+    if isinstance(value, str):
+        return "<text>"
+    return "<pair>" if isinstance(value, dict | TextPair) else None
+
+
+Item = Annotated[
+    Annotated[Text, Tag("<text>")] | Annotated[TextPair, Tag("<pair>")],
+    Discriminator(_item_kind, "input_form", 'must be a text or {"text": …, "text_pair": …}'),
+]
+
+
+def _inputs_kind(value: Any) -> str | None:
+    if isinstance(value, list):
+        return "<many>"
+    if isinstance(value, Comparison) or (isinstance(value, dict) and "source_sentence" in value):
+        return "<comparison>"
+    return _item_kind(value)
+
+
+class HubParameters(Request):
+    """The parameters of all tasks. One that the model's task does not have is refused."""
+
+    top_k: int | None = Field(default=None, ge=1, description="Labels: give the best ones only.")
+    function_to_apply: Transform | None = Field(
+        default=None, description="Labels: what makes scores of the head's outputs. Default: as trained."
+    )
+    aggregation_strategy: Aggregation | None = Field(
+        default=None, description="Entities: how words with tags become entities. Default: simple."
+    )
+    ignore_labels: list[str] | None = Field(
+        default=None, max_length=1000, description="Entities: labels to leave out, besides O."
+    )
+    normalize: bool | None = Field(
+        default=None, description="Embeddings: scale them to length 1. Default: as the root's authors do."
+    )
+    truncate: bool | None = Field(
+        default=None, description="Embeddings: false refuses a text that is too long; else its end is cut."
+    )
+    truncation_direction: Direction | None = Field(default=None, description="Embeddings: only Right.")
+    stride: int | None = Field(default=None, description="Refused: long texts are read in fixed windows.")
+    prompt_name: str | None = Field(default=None, description="Refused: models have no prompts.")
+    candidate_labels: list[str] | str | None = Field(
+        default=None, description="Refused: a model knows the labels of its training rows only."
+    )
+    multi_label: bool | None = Field(default=None, description="Refused, with `candidate_labels`.")
+    hypothesis_template: str | None = Field(default=None, description="Refused, with `candidate_labels`.")
+
+
+class HubOptions(Request):
+    """Options of the hosted API, which change nothing here."""
+
+    use_cache: bool | None = None
+    wait_for_model: bool | None = None
+
+
+class HubBody(Request):
+    """A request to a model, for the task that the model was trained for."""
+
+    inputs: Annotated[
+        Annotated[Text, Tag("<text>")]
+        | Annotated[TextPair, Tag("<pair>")]
+        | Annotated[Annotated[list[Item], Field(min_length=1, fail_fast=True)], Tag("<many>")]
+        | Annotated[Comparison, Tag("<comparison>")],
+        Discriminator(_inputs_kind, "input_form", _FORM),
+    ]
+    parameters: HubParameters = HubParameters()
+    options: HubOptions | None = None
+
+
+class Label(Answer):
+    label: str = Field(description="`value` for a model whose answer is a number, which `score` then is.")
+    score: float
+
+
+class HubEntity(Answer):
+    """A part of the text with a label: a group of words, or with the aggregation `none` one word."""
+
+    entity_group: str | None = None
+    entity: str | None = None
+    score: float
+    word: str
+    start: int = Field(description="In Unicode code points of the input.")
+    end: int = Field(description="The index after its last character.")
+
+
+class HubAnswer(
+    RootModel[list[list[Label]] | list[HubEntity] | list[list[HubEntity]] | list[list[float]] | list[float]]
+):
+    """What the task of the model answers.
+
+    Labels: for each input its labels, the best first. Entities: those of the text, or for a list of texts
+    those of each. Embeddings: one for each input. A comparison: the similarity of each sentence.
+    """
+
+
+class HubError(Answer):
+    """An error in the form of Hugging Face's inference API."""
+
+    error: str
+    error_type: str = Field(description="HMI's kind of the error, which clients may match on.")

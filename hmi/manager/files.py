@@ -1,0 +1,114 @@
+"""Files that callers keep on the server for later jobs: their records and their contents."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+from hmi.core import FileRecord, now
+from hmi.errors import Damaged
+from hmi.manager.parts import HOUR_S, Parts
+from hmi.model.files import full_or, sync_folder
+from hmi.stores.file_table import FileLimits
+
+
+class Files:
+    """The operations on files. Thread-safe."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts, self._folder = parts, parts.layout.files
+
+    def add(
+        self, tenant: str | None, source: Path, name: str, purpose: str, *, limited: bool = True
+    ) -> FileRecord:
+        """Move `source`, which must lie in the data folder, among the files. The file is durable afterwards.
+
+        limited: refuse it if the tenant would have more than the settings allow. Raises NotFound (no such
+        tenant), QuotaExceeded, StorageFull.
+        """
+        settings = self._parts.settings
+        record = FileRecord(
+            file=_new_id(),
+            tenant=tenant,
+            name=name,
+            purpose=purpose,
+            bytes=source.stat().st_size,
+            sha256=_sha256(source),
+            created=now(),
+        )
+        target = self._folder / record.file
+        self._move(source, target)
+        try:
+            limits = FileLimits(settings.max_files, settings.files_bytes)
+            self._parts.registry.add_file(record, limits if limited else None)
+        except BaseException:
+            target.unlink(missing_ok=True)
+            raise
+        return record
+
+    def find(self, file: str) -> FileRecord | None:
+        """The record of a file; None if there is none."""
+        return self._parts.registry.file(file)
+
+    def of(self, tenant: str | None) -> list[FileRecord]:
+        """The files of a tenant, or with None the administrator's, newest first."""
+        return self._parts.registry.files(tenant)[::-1]
+
+    def checked(self, record: FileRecord) -> Path:
+        """The content of a file, all bytes of which are compared with their checksum. Raises Damaged."""
+        path = self._folder / record.file
+        try:
+            if _sha256(path) == record.sha256:
+                return path
+        except FileNotFoundError:
+            pass
+        raise Damaged(f"the content of file {record.file} is missing or damaged: delete it and send it again")
+
+    def delete(self, file: str) -> None:
+        """Remove a file. A job that has begun keeps its own copy. Raises NotFound."""
+        self._parts.registry.delete_file(file)
+        self.forget([file])
+
+    def forget(self, files: Iterable[str]) -> None:
+        """Remove the contents of files whose records are gone."""
+        for file in files:
+            with suppress(FileNotFoundError):
+                (self._folder / file).unlink()
+
+    def collect(self) -> int:
+        """Remove contents without a record, which a crash has left, and return their bytes."""
+        freed, before = 0, time.time() - HOUR_S
+        for path in self._folder.iterdir() if self._folder.is_dir() else ():
+            with suppress(FileNotFoundError):
+                found = path.stat()
+                if found.st_mtime < before and self.find(path.name) is None:
+                    path.unlink()
+                    freed += found.st_size
+        return freed
+
+    def _move(self, source: Path, target: Path) -> None:
+        try:
+            self._folder.mkdir(exist_ok=True)
+            with source.open("rb") as file:
+                os.fsync(file.fileno())
+            # An upload may be older than an hour by now; `collect` must not take it for a leftover.
+            os.utime(source)
+            source.rename(target)
+            sync_folder(self._folder)
+        except OSError as error:
+            raise full_or(error, target) from error
+
+
+def _new_id() -> str:
+    """A new id. Ids sort by time."""
+    return f"file-{int(time.time() * 1000):011x}{secrets.token_hex(8)}"
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
