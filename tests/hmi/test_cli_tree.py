@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import re
 import subprocess
@@ -346,55 +345,6 @@ for command in {commands!r}:
     assert done.returncode == 0, done.stderr
     lines = [line.removeprefix("loaded ") for line in done.stdout.splitlines() if line.startswith("loaded ")]
     return [json.loads(line) for line in lines]
-
-
-def test_a_deletion_asks_or_says_how_not_to(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    data = ("--data", tmp_path / "d")
-    hmi(capsys, "tenant", "create", "acme", *data)
-
-    def delete(said: str, code: int) -> str:
-        monkeypatch.setattr(sys, "stdin", io.StringIO(said))
-        return hmi(capsys, "tenant", "delete", "acme", *data, code=code)
-
-    nobody = delete("", 2)
-    assert "add --yes" in nobody
-    assert "interrupted" not in nobody
-    assert "nothing was deleted" in delete("n\n", 1)
-    assert [t["tenant"] for t in json.loads(hmi(capsys, "tenant", "list", "--json", *data))] == ["acme"]
-    delete("y\n", 0)
-    assert json.loads(hmi(capsys, "tenant", "list", "--json", *data)) == []
-
-
-@pytest.mark.parametrize(
-    ("command", "name"),
-    [
-        ("model delete", "acme.none"),
-        ("model cascade delete", "acme.none"),
-        ("domain delete", "tiny/none"),
-        ("root delete", "none"),
-        ("tenant delete", "none"),
-    ],
-)
-def test_what_is_not_there_is_not_asked_about(
-    command: str,
-    name: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    data = ("--data", tmp_path / "d")
-    hmi(capsys, "tenant", "create", "acme", *data)
-    monkeypatch.setattr(sys, "stdin", io.StringIO("y\n"))
-    told = hmi(capsys, *command.split(), name, *data, code=1)
-    assert "Delete" not in told
-    assert re.search(r"error: .*(there is no|does not exist)", told), told
-
-
-def test_every_command_that_asks_looks_first() -> None:
-    asking = {name for name, command in leaves(cli) if any(p.name == "yes" for p in command.params)}
-    assert asking == {"model delete", "model cascade delete", "domain delete", "root delete", "tenant delete"}
 
 
 def test_the_settings_page_is_what_the_class_says(capsys: pytest.CaptureFixture[str]) -> None:
