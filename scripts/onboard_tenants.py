@@ -1,7 +1,12 @@
-"""Creates many tenants, keys and models on a running server; see --help. The code is in hmi/cli/batch.py."""
+"""Creates many tenants, keys and models; see --help. It is `hmi tenant onboard`, by default on the server at
+127.0.0.1:8080."""
 
 from __future__ import annotations
 
-from hmi.cli.batch import onboard
+import os
+import sys
 
-onboard(prog_name="onboard_tenants.py")
+from hmi.cli import main
+
+os.environ.setdefault("HMI_URL", "http://127.0.0.1:8080")
+main(["tenant", "onboard", *sys.argv[1:]])

@@ -377,12 +377,12 @@ ROUTES: tuple[Route, ...] = (
     *MODELS,
     *CASCADES,
     *JOBS,
+    *BACKUPS,
     *AUDIT,
     *INFERENCE,
     *OPENAI_ROUTES,
     *tei.ROUTES,
     *OIP_ROUTES,
-    *BACKUPS,
     *OPERATION,
     *PAGE,
 )

@@ -11,6 +11,7 @@ FOLDER = "A folder of the configured place, for a series of backups of its own; 
 
 class CreateBackup(Request):
     folder: Name | None = Field(default=None, description=FOLDER)
+    reread: bool = Field(default=False, description="Read every file again, also those that did not change.")
 
 
 class BackupQuery(Query):

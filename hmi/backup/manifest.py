@@ -20,7 +20,7 @@ from hmi.errors import Damaged, NotFound
 
 FORMAT = 1
 SHA256 = r"[0-9a-f]{64}"
-BACKUP_PATTERN = r"[0-9]{8}T[0-9]{6}Z-[0-9a-f]{8}"
+BACKUP_PATTERN = r"[0-9]{8}T[0-9]{9}Z-[0-9a-f]{8}"
 BACKUPS, OBJECTS = "backups", "objects"
 
 
@@ -68,8 +68,8 @@ class Manifest(Record):
 
 
 def new_id(at: datetime) -> str:
-    """A new backup's id. Ids sort by time."""
-    return f"{at.astimezone(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(4)}"
+    """A new backup's id: its time in UTC with milliseconds, by which ids sort, and random digits."""
+    return f"{at.astimezone(UTC):%Y%m%dT%H%M%S}{at.microsecond // 1000:03}Z-{secrets.token_hex(4)}"
 
 
 def is_id(text: str) -> bool:

@@ -23,7 +23,8 @@ from hmi.stores.adapter_store import SUFFIX
 from hmi.stores.layout import Layout, try_lock
 from hmi.stores.plot_meta import PlotMeta
 from hmi.stores.plots import plot_errors
-from hmi.stores.registry import Registry, RegistryContents
+from hmi.stores.registry import Registry
+from hmi.stores.whole_registry import RegistryContents
 from plot_store import Snapshot as PlotSnapshot
 from plot_store import Store
 

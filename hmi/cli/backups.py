@@ -44,9 +44,9 @@ def create(session: Session, target: str | None, folder: str | None, reread: boo
     """
     if session.remote:
         _refuse(target, OWN_PLACE)
-        _refuse("--reread" if reread else None, "a server reads only what changed: leave --reread out")
         with session.calls() as calls:
-            job = calls.request("POST", "/manage/backups", {"folder": folder} if folder else {})["job"]
+            body = {"reread": reread, **({"folder": folder} if folder else {})}
+            job = calls.request("POST", "/manage/backups", body)["job"]
             show_end(run_job(session, calls, job), as_json)
         return
     session.require_data_folder(creates=False)

@@ -1,59 +1,100 @@
-"""The script that onboards tenants; a progress bar and a summary for all batch scripts."""
+"""The progress and the summary of a batch of entries, for all commands that run one."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from pathlib import Path
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, cast
 
-import click
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from hmi.cli.client import Client
-from hmi.cli.onboarding import Onboarding, Outcome, State
+from hmi.cli.batch_state import Outcome
 from hmi.cli.output import notes, print_table
-from hmi.cli.plans import read_onboarding
-from hmi.errors import HmiError
+from hmi.cli.session import Calls, Session
+
+if TYPE_CHECKING:
+    from hmi.api.local import LocalCalls
 
 Run = Callable[[Callable[[Outcome], None]], list[Outcome]]
+LINE_EVERY_S = 5.0
+"""Without a terminal, a line about the progress is printed this often."""
+SHOWN = 20
+"""The most entries in a summary's table. The report has them all."""
 
 
-def run_with_bar(total: int, run: Run) -> int:
-    """Run a batch of `total` entries and show each outcome.
+@dataclass
+class Tally:
+    """What a batch has done so far."""
 
-    Without a terminal there is no bar; each entry that ends prints a line. Returns the exit code: 0, 1 if an
-    entry failed, 130 for Ctrl-C.
+    total: int
+    began: float = field(default_factory=time.monotonic)
+    created: int = 0
+    unchanged: int = 0
+    failed: int = 0
+
+    def count(self, outcome: Outcome) -> None:
+        self.unchanged += outcome.unchanged
+        self.failed += not outcome.done
+        self.created += outcome.done and not outcome.unchanged
+
+    @property
+    def ended(self) -> int:
+        return self.created + self.unchanged + self.failed
+
+    def line(self) -> str:
+        """One line with counts, rate and time left."""
+        seconds = time.monotonic() - self.began
+        worked = self.created + self.failed
+        rate = worked / seconds if seconds else 0.0
+        left = f", {_clock((self.total - self.ended) / rate)} left" if rate else ""
+        return (
+            f"{self.ended}/{self.total}: {self.created} made, {self.unchanged} unchanged, {self.failed} "
+            f"failed; {rate:.2f} a second{left}"
+        )
+
+
+def run_with_bar(total: int, run: Run) -> tuple[list[Outcome], bool]:
+    """Run a batch of `total` entries and show how it goes. Returns the outcomes, and whether all have ended.
+
+    Without a terminal there is no bar, but a line every few seconds; each failure prints a line at once.
+    Ctrl-C ends the batch: the outcomes so far are returned.
     """
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    try:
-        with Progress(*columns, console=notes, disable=not notes.is_terminal) as bar:
-            task, ended = bar.add_task("starting", total=total), 0
+    tally, told, seen = Tally(total), time.monotonic(), list[Outcome]()
+    with Progress(*columns, console=notes, disable=not notes.is_terminal) as bar:
+        task = bar.add_task("starting", total=total)
 
-            def show(outcome: Outcome) -> None:
-                nonlocal ended
-                ended += 1
-                bar.update(task, advance=1, description=outcome.id)
-                if outcome.state == "failed" or not notes.is_terminal:
-                    bar.console.print(f"{ended}/{total} {_line(outcome)}", markup=False, soft_wrap=True)
+        def show(outcome: Outcome) -> None:
+            nonlocal told
+            tally.count(outcome)
+            seen.append(outcome)
+            bar.update(task, advance=1, description=outcome.id)
+            if not outcome.done:
+                bar.console.print(f"{outcome.id} failed: {outcome.reason}", markup=False, soft_wrap=True)
+            if not notes.is_terminal and time.monotonic() - told >= LINE_EVERY_S:
+                told = time.monotonic()
+                notes.print(tally.line(), soft_wrap=True)
 
-            outcomes = run(show)
-    except KeyboardInterrupt:
-        notes.print("interrupted: run the same command again to continue")
-        return 130
-    return summary(outcomes)
-
-
-def _line(outcome: Outcome) -> str:
-    parts = [outcome.reason, *(f"{name} {value}" for name, value in outcome.figures.items())]
-    return f"{outcome.id} {outcome.state} in {outcome.seconds:.0f} s: {'; '.join(p for p in parts if p)}"
+        try:
+            return run(show), True
+        except KeyboardInterrupt:
+            notes.print("interrupted: run the same command again to continue")
+            return seen, False
 
 
 def summary(outcomes: Iterable[Outcome]) -> int:
-    """Print a table of outcomes and their number. Returns the exit code: 1 if any failed, else 0."""
+    """Print a table of failures and of the worst scores, and the counts. Returns the exit code: 1 if any
+    failed, else 0."""
     outcomes = list(outcomes)
-    headings = dict.fromkeys(name for outcome in outcomes for name in outcome.figures)
+    tally = Tally(len(outcomes))
+    for outcome in outcomes:
+        tally.count(outcome)
+    shown = worth_a_look(outcomes)
+    headings = dict.fromkeys(name for outcome in shown for name in outcome.figures)
     rows = [
-        {"id": o.id, "state": o.state, **o.figures, "seconds": o.seconds, "reason": o.reason}
-        for o in outcomes
+        {"id": o.id, "state": o.state, **o.figures, "seconds": o.seconds, "reason": o.reason} for o in shown
     ]
     columns = {
         "id": "NAME",
@@ -63,66 +104,41 @@ def summary(outcomes: Iterable[Outcome]) -> int:
         "reason": "REASON",
     }
     print_table(rows, columns, "nothing")
-    failed = sum(row["state"] == "failed" for row in rows)
-    notes.print(f"{len(rows) - failed} done, {failed} failed")
-    return 1 if failed else 0
+    if len(shown) < len(outcomes):
+        notes.print(f"of {len(outcomes)} entries, the failed ones and the worst scores are shown")
+    if outcomes and tally.unchanged == len(outcomes):
+        notes.print("nothing was changed: everything in the plan exists already")
+    notes.print(f"{tally.created} made, {tally.unchanged} unchanged, {tally.failed} failed")
+    return 1 if tally.failed else 0
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.argument("plan", type=click.Path(exists=True, path_type=Path))
-@click.option(
-    "--url",
-    default="http://127.0.0.1:8080",
-    show_default=True,
-    envvar="HMI_URL",
-    help="The server (environment: HMI_URL).",
-)
-@click.option("--key", envvar="HMI_KEY", help="An administrator's key (environment: HMI_KEY).")
-@click.option(
-    "--parallel",
-    type=click.IntRange(1, 64),
-    default=4,
-    show_default=True,
-    help="Models in progress at a time.",
-)
-@click.option(
-    "--state",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="File that records what is done.  [default: PLAN.state.json]",
-)
-@click.option(
-    "--keys",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="File for the tenants' keys.  [default: PLAN.keys.json]",
-)
-@click.pass_context
-def onboard(
-    context: click.Context,
-    plan: Path,
-    url: str,
-    key: str | None,
-    parallel: int,
-    state: Path | None,
-    keys: Path | None,
-) -> None:
-    """Create tenants, keys and models on a running server.
+def worth_a_look(outcomes: list[Outcome]) -> list[Outcome]:
+    """At most SHOWN outcomes, the failed ones first, then those with the worst scores."""
+    if len(outcomes) <= SHOWN:
+        return outcomes
+    failed = [o for o in outcomes if not o.done]
+    scored = sorted((o for o in outcomes if o.done and o.score is not None), key=lambda o: o.score or 0.0)
+    return [*failed, *scored][:SHOWN]
 
-    PLAN is a folder or a table. A folder has a subfolder for each tenant with model.json, train.jsonl and
-    optionally dev.jsonl and unlabelled.jsonl. A table (.csv, .json or .jsonl) has the columns tenant, model,
-    domain, task, data and optionally dev, unlabelled and options.
 
-    The tenants' keys are written to a file that only you can read. Run the script again to continue an
-    interrupted run or to retry failed entries.
+def _clock(seconds: float) -> str:
+    minutes, seconds = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
+
+
+@contextmanager
+def jobs_running(session: Session, calls: Calls) -> Iterator[None]:
+    """Run jobs in child processes of this one while the context is open, unless a server runs them.
+
+    Unfinished jobs go back to the queue at the end.
     """
-    base = plan.resolve()
-    kept = State(
-        state or base.with_name(f"{base.name}.state.json"), keys or base.with_name(f"{base.name}.keys.json")
-    )
+    if session.remote:
+        yield
+        return
+    runner = cast("LocalCalls", calls).services.manager.runner
+    runner.start()
     try:
-        entries = read_onboarding(plan)
-        client = Client(url, key, patience_s=120.0)
-        client.request("GET", "/manage/roots")
-    except HmiError as error:
-        raise click.ClickException(error.message) from error
-    work = Onboarding(client, kept, parallel)
-    context.exit(run_with_bar(len(entries), lambda show: work.run(entries, show)))
+        yield
+    finally:
+        runner.stop()

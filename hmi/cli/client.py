@@ -26,8 +26,17 @@ CHUNK = 1 << 18
 class RemoteError(HmiError):
     """An error that the server answered. `remote_kind` is the error's kind."""
 
-    def __init__(self, message: str, *, remote_kind: str, status: int, retry_after: float = 0.0) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        remote_kind: str,
+        status: int,
+        retry_after: float = 0.0,
+        details: Mapping[str, Any] | None = None,
+    ) -> None:
         super().__init__(message)
+        self.details = dict(details or {})
         self.remote_kind = remote_kind
         self.status = status
         self.retry_after = retry_after
@@ -237,11 +246,12 @@ def _remote(error: urllib.error.HTTPError) -> RemoteError:
     retry_after = error.headers.get("Retry-After", "0")
     try:
         answer = json.load(error)["error"]
-        message, kind = str(answer["message"]), str(answer["kind"] if "kind" in answer else answer["code"])
+        message, details = str(answer["message"]), dict(answer.get("details") or {})
+        kind = str(answer["kind"] if "kind" in answer else answer["code"])
     except (ValueError, KeyError, TypeError):
-        message, kind = f"the server answered {error.code} {error.reason}", "unknown"
+        message, kind, details = f"the server answered {error.code} {error.reason}", "unknown", {}
     seconds = float(retry_after) if retry_after.isdigit() else 0.0
-    return RemoteError(message, remote_kind=kind, status=error.code, retry_after=seconds)
+    return RemoteError(message, remote_kind=kind, status=error.code, retry_after=seconds, details=details)
 
 
 def _attach(request: urllib.request.Request, spec: Any, files: Mapping[str, Path]) -> None:

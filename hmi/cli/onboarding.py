@@ -1,104 +1,110 @@
-"""Onboarding of many tenants over HTTP: runs a plan in parallel and records its outcomes."""
+"""Onboarding of many tenants, over HTTP or on a data folder: runs a plan in parallel and records its end."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
+import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import asdict, dataclass, field
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from hmi.cli.client import Client, RemoteError
+from hmi.cli.batch_state import Outcome, State
+from hmi.cli.client import RemoteError
 from hmi.cli.endings import figures
+from hmi.cli.session import Calls
 from hmi.core import ENDED, check_name
 from hmi.errors import HmiError, InvalidInput
 from hmi.model.checked import file_sha256
+from hmi.training.headline import headline_name
 
-POLL_S = 0.5
+FIRST_POLL_S, LAST_POLL_S = 0.1, 2.0
+"""A job is looked at after the first time, then ever less often, up to the second."""
 
 
 class Interrupted(HmiError):
     """Raised after Ctrl-C, when the end of a job is unknown."""
 
 
+class Poster(Protocol):
+    """The calls of docs/http.md, with an Idempotency-Key."""
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        files: Mapping[str, Path] | None = None,
+        query: Mapping[str, str] | None = None,
+        once: str | None = None,
+    ) -> Any:
+        """Return the decoded JSON answer. Raises HmiError."""
+
+
+@dataclass(frozen=True)
+class OnFolder:
+    """Calls on a data folder. Nothing gets lost between this process and the folder, so `once` is not needed:
+    a repeated call finds what the first one made."""
+
+    calls: Calls
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        files: Mapping[str, Path] | None = None,
+        query: Mapping[str, str] | None = None,
+        once: str | None = None,
+    ) -> Any:
+        return self.calls.request(method, path, body, files, query)
+
+
 @dataclass(frozen=True)
 class Entry:
-    """A model to create."""
+    """A model to create, and its tenant."""
 
     tenant: str
     model: str
     domain: str
     task: str
-    data: Path
+    data: Path | None = None
     dev: Path | None = None
     unlabelled: Path | None = None
+    rows: bytes | None = None
+    """The rows themselves, as JSONL, instead of `data`."""
     options: dict[str, Any] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
+    """The tenant's own settings: `weight`, `limits`."""
 
     @property
     def id(self) -> str:
         return f"{self.tenant}.{self.model}"
 
-
-@dataclass(frozen=True)
-class Outcome:
-    """The end of one entry."""
-
-    id: str
-    state: str
-    """succeeded | failed"""
-    reason: str = ""
-    job: str = ""
-    seconds: float = 0.0
-    figures: dict[str, str] = field(default_factory=dict)
-    """Figures of the job's result, by table heading."""
-
-
-class State:
-    """The record of a batch: a JSON file of outcomes, and one of mode 0600 with the tenants' keys.
-
-    Thread-safe. Each change replaces the file.
-    """
-
-    def __init__(self, path: Path, keys: Path | None = None) -> None:
-        self._path, self._keys_path = path, keys
-        self._lock = threading.Lock()
-        self._done: dict[str, dict[str, Any]] = _read(path)
-        self._keys: dict[str, str] = _read(keys) if keys is not None else {}
-
-    def key_of(self, tenant: str) -> str | None:
-        with self._lock:
-            return self._keys.get(tenant)
-
-    def keep_key(self, tenant: str, key: str) -> None:
-        assert self._keys_path is not None
-        with self._lock:
-            self._keys[tenant] = key
-            _write(self._keys_path, self._keys, 0o600)
-
-    def of(self, name: str) -> Outcome | None:
-        with self._lock:
-            kept = self._done.get(name)
-        return Outcome(**kept) if kept else None
-
-    def keep(self, outcome: Outcome) -> None:
-        with self._lock:
-            self._done[outcome.id] = asdict(outcome)
-            _write(self._path, self._done, 0o644)
+    @contextmanager
+    def files(self) -> Iterator[dict[str, Path]]:
+        """The files to send, by part name, for the block."""
+        given = {"data": self.data, "dev": self.dev, "unlabelled": self.unlabelled}
+        found = {name: file for name, file in given.items() if file is not None}
+        if self.rows is None:
+            yield found
+            return
+        with tempfile.TemporaryDirectory(prefix="hmi-onboard-") as folder:
+            data = Path(folder) / "rows.jsonl"
+            data.write_bytes(self.rows)
+            yield {**found, "data": data}
 
 
 @dataclass(frozen=True)
 class Onboarding:
-    """Creates a plan's tenants, keys and models on a server.
+    """Creates a plan's tenants, keys and models. `calls` are an administrator's."""
 
-    `client` has an administrator's key, or none if the server needs none.
-    """
-
-    client: Client
+    calls: Poster
     state: State
     parallel: int = 4
     stop: threading.Event = field(default_factory=threading.Event)
@@ -126,12 +132,12 @@ class Onboarding:
     def one(self, entry: Entry, lock: threading.Lock) -> Outcome:
         """Onboard one entry unless it has succeeded before. `lock` is its tenant's."""
         kept = self.state.of(entry.id)
-        if kept is not None and kept.state == "succeeded":
-            return kept
+        if kept is not None and kept.done:
+            return replace(kept, unchanged=True)
         began = time.monotonic()
         try:
             with lock:
-                self._tenant(entry.tenant)
+                self._tenant(entry)
             outcome = self._model(entry, attempt="" if kept is None else kept.job)
         except Interrupted:
             raise
@@ -139,43 +145,49 @@ class Onboarding:
             outcome = Outcome(entry.id, "failed", error.message)
         except OSError as error:
             outcome = Outcome(entry.id, "failed", f"{error.filename}: {error.strerror}")
-        outcome = Outcome(**{**asdict(outcome), "seconds": round(time.monotonic() - began, 1)})
+        outcome = replace(outcome, seconds=round(time.monotonic() - began, 1))
         self.state.keep(outcome)
         return outcome
 
-    def _tenant(self, tenant: str) -> None:
-        if self.state.key_of(tenant) is not None:
+    def _tenant(self, entry: Entry) -> None:
+        if self.state.key_of(entry.tenant) is not None:
             return
+        body = {"tenant": entry.tenant, **entry.settings}
         try:
-            made = self.client.request(
-                "POST", "/manage/tenants", {"tenant": tenant}, once=f"onboard-{tenant}"
-            )
-        except RemoteError as error:
-            if error.remote_kind != "conflict":
+            made = self.calls.request("POST", "/manage/tenants", body, once=_hash("tenant", body))
+        except HmiError as error:
+            if kind_of(error) != "conflict":
                 raise
-            made = self.client.request("POST", f"/manage/tenants/{tenant}/keys", {})
-        self.state.keep_key(tenant, made["key"])
+            made = self.calls.request("POST", f"/manage/tenants/{entry.tenant}/keys", {})
+        self.state.keep_key(entry.tenant, made["key"])
 
     def _model(self, entry: Entry, attempt: str) -> Outcome:
         if self._exists(entry.id):
-            return Outcome(entry.id, "succeeded", "it exists already")
+            return Outcome(entry.id, "succeeded", "it exists already", unchanged=True)
         spec = {"model": entry.id, "domain": entry.domain, "task": entry.task, "options": entry.options}
-        given = {"data": entry.data, "dev": entry.dev, "unlabelled": entry.unlabelled}
-        files = {name: file for name, file in given.items() if file is not None}
-        once = hashlib.sha256(
-            json.dumps([spec, attempt, *((part, file_sha256(file)) for part, file in files.items())]).encode()
-        ).hexdigest()
-        job = self.client.request("POST", "/manage/models", spec, files, once=once)["job"]
-        return follow(self.client.request, entry.id, job, self.stop)
+        with entry.files() as files:
+            once = _hash(spec, attempt, *((part, file_sha256(file)) for part, file in files.items()))
+            try:
+                job = self.calls.request("POST", "/manage/models", spec, files or None, once=once)["job"]
+            except HmiError as error:
+                job = error.details.get("job")  # of a run that was killed, which makes this model
+                if job is None:
+                    raise
+        return follow(self.calls.request, entry.id, job, self.stop)
 
     def _exists(self, model: str) -> bool:
         try:
-            self.client.request("GET", f"/manage/models/{model}")
-        except RemoteError as error:
-            if error.status == 404:
+            self.calls.request("GET", f"/manage/models/{model}")
+        except HmiError as error:
+            if kind_of(error) == "not_found":
                 return False
             raise
         return True
+
+
+def kind_of(error: HmiError) -> str:
+    """The kind of an error, of a server or of a data folder."""
+    return error.remote_kind if isinstance(error, RemoteError) else error.kind
 
 
 def follow(request: Callable[..., Any], name: str, job: str, stop: threading.Event) -> Outcome:
@@ -183,48 +195,52 @@ def follow(request: Callable[..., Any], name: str, job: str, stop: threading.Eve
 
     Raises Interrupted once `stop` is set, and what `request` raises.
     """
+    pause = FIRST_POLL_S
     while True:
         view = request("GET", f"/manage/jobs/{job}")
         if view["state"] == "succeeded":
-            return Outcome(name, "succeeded", "", job, figures=figures(view))
+            return _succeeded(name, view)
         if view["state"] in ENDED:
             return Outcome(name, "failed", (view["error"] or {}).get("message") or view["state"], job)
-        if stop.wait(POLL_S):
+        if stop.wait(pause):
             raise Interrupted(f"job {job} continues on its own")
+        pause = min(1.5 * pause, LAST_POLL_S)
+
+
+def _succeeded(name: str, view: Mapping[str, Any]) -> Outcome:
+    metrics = (view["result"] or {}).get("metrics") or {}
+    metric = headline_name(metrics)
+    return Outcome(
+        name,
+        "succeeded",
+        "",
+        view["job"],
+        figures=figures(view),
+        metric=metric or "",
+        score=None if metric is None else float(metrics[metric]),
+        rows=metrics.get("rows"),
+    )
+
+
+def _hash(*what: object) -> str:
+    return hashlib.sha256(json.dumps(what).encode()).hexdigest()
 
 
 def check_plan(entries: list[Entry]) -> list[Entry]:
     """Return the entries. Raises InvalidInput, naming the first entry that is invalid."""
     seen: set[str] = set()
+    settings: dict[str, dict[str, Any]] = {}
     for entry in entries:
         check_name(entry.tenant, "tenant")
         check_name(entry.model, "model")
         if entry.id in seen:
             raise InvalidInput(f"{entry.id} is in the plan twice: give each model a name of its own")
         seen.add(entry.id)
+        if settings.setdefault(entry.tenant, entry.settings) != entry.settings:
+            raise InvalidInput(f"{entry.id}: the rows of tenant {entry.tenant} differ in weight or limits")
         for file in (entry.data, entry.dev, entry.unlabelled):
             if file is not None and not file.is_file():
                 raise InvalidInput(f"{entry.id}: there is no file {file}")
     if not entries:
         raise InvalidInput("the plan is empty: see --help for its two forms")
     return entries
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        return dict(json.loads(path.read_text(encoding="utf-8")))
-    except FileNotFoundError:
-        return {}
-    except ValueError as error:
-        raise InvalidInput(f"{path} was not written by this script ({error}): move it away") from error
-
-
-def _write(path: Path, value: dict[str, Any], mode: int) -> None:
-    aside = path.with_name(f".{path.name}.tmp")
-    aside.unlink(missing_ok=True)
-    fd = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-    with os.fdopen(fd, "w", encoding="utf-8") as file:
-        json.dump(value, file, indent=1)
-        file.flush()
-        os.fsync(file.fileno())
-    aside.replace(path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -10,13 +11,19 @@ from typing import Any
 from hmi.cli.onboarding import Entry, check_plan
 from hmi.errors import InvalidInput
 
+LIMITS = ("requests_per_s", "tokens_per_s", "models", "bytes")
+"""Limits of a tenant that may have a column of their own."""
+KNOWN = frozenset({"tenant", "model", "domain", "task", "data", "rows", "dev", "unlabelled", "options"})
+KNOWN |= {"weight", "limits", *LIMITS}
+
 
 def read_onboarding(path: Path) -> list[Entry]:
     """Read a plan: a folder with a subfolder for each tenant, or a table.
 
     A subfolder's name is the tenant's. It holds `model.json` ({"model", "domain", "task", "options"?}),
     `train.jsonl`, and optionally `dev.jsonl` and `unlabelled.jsonl`. A table has the columns tenant, model,
-    domain, task, data, and optionally dev, unlabelled and options; its paths are relative to it. Raises
+    domain, task, and data (a path relative to the table) or rows (the rows themselves, a list of objects in
+    JSON); and optionally dev, unlabelled, options, weight, and limits or a column for each limit. Raises
     InvalidInput.
     """
     if path.is_dir():
@@ -34,7 +41,7 @@ def rows(path: Path) -> list[dict[str, Any]]:
     try:
         text = path.read_text(encoding="utf-8-sig")
         if path.suffix == ".csv":
-            found: list[Any] = list(csv.DictReader(text.splitlines()))
+            found: list[Any] = list(csv.DictReader(io.StringIO(text)))
         elif path.suffix == ".jsonl":
             found = [json.loads(line) for line in text.splitlines() if line.strip()]
         elif path.suffix == ".json":
@@ -69,22 +76,60 @@ def _from_folder(folder: Path) -> Entry:
 
 
 def _from_row(row: dict[str, Any], base: Path, where: str) -> Entry:
-    known = {"tenant", "model", "domain", "task", "data", "dev", "unlabelled", "options"}
-    strange = sorted(set(row) - known)
+    strange = sorted(set(row) - KNOWN)
     if strange:
-        raise InvalidInput(f"{where} has the unknown field {strange[0]!r}: use {', '.join(sorted(known))}")
-    options = row.get("options", {})
-    try:
-        options = json.loads(options) if isinstance(options, str) else options
-    except ValueError as error:
-        raise InvalidInput(f"{where}: options is not JSON: {error}", field="options") from error
+        raise InvalidInput(f"{where} has the unknown field {strange[0]!r}: use {', '.join(sorted(KNOWN))}")
+    if "rows" in row and "data" in row:
+        raise InvalidInput(f"{where} has both 'rows' and 'data': give one of them", field="rows")
+    task = needed(row, "task", where)
+    if task != "embedding" and "rows" not in row:
+        needed(row, "data", where)
+    files = {part: base / needed(row, part, where) for part in ("data", "dev", "unlabelled") if part in row}
     return Entry(
         tenant=needed(row, "tenant", where),
         model=needed(row, "model", where),
         domain=needed(row, "domain", where),
-        task=needed(row, "task", where),
-        data=base / needed(row, "data", where),
-        dev=base / row["dev"] if "dev" in row else None,
-        unlabelled=base / row["unlabelled"] if "unlabelled" in row else None,
-        options=options,
+        task=task,
+        rows=_inline(row["rows"], where) if "rows" in row else None,
+        options=_object(row, "options", where),
+        settings=_settings(row, where),
+        **files,
     )
+
+
+def _inline(value: Any, where: str) -> bytes:
+    """Rows that stand in the table itself, a list of objects, as JSONL."""
+    found = _parsed(value, "rows", where)
+    if not isinstance(found, list) or not found or not all(isinstance(row, dict) for row in found):
+        raise InvalidInput(f"{where}: rows must be a list of objects", field="rows")
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in found).encode()
+
+
+def _settings(row: dict[str, Any], where: str) -> dict[str, Any]:
+    """The tenant's settings, for the call that creates it. A limit may stand in a column of its own."""
+    found = {"weight": _number(row, "weight", where)} if "weight" in row else {}
+    limits = _object(row, "limits", where)
+    limits |= {name: _number(row, name, where) for name in LIMITS if name in row}
+    return {**found, "limits": limits} if limits else dict(found)
+
+
+def _number(row: dict[str, Any], name: str, where: str) -> float:
+    found = _parsed(row[name], name, where)
+    if isinstance(found, bool) or not isinstance(found, int | float):
+        raise InvalidInput(f"{where}: {name} = {row[name]!r} is not a number", field=name)
+    return found
+
+
+def _object(row: dict[str, Any], name: str, where: str) -> dict[str, Any]:
+    found = _parsed(row.get(name, {}), name, where)
+    if not isinstance(found, dict):
+        raise InvalidInput(f"{where}: {name} must be a JSON object", field=name)
+    return found
+
+
+def _parsed(value: Any, name: str, where: str) -> Any:
+    """A value of a table: JSON text, as in a CSV file, or the value itself."""
+    try:
+        return json.loads(value) if isinstance(value, str) else value
+    except ValueError as error:
+        raise InvalidInput(f"{where}: {name} is not JSON: {error}", field=name) from error

@@ -6,18 +6,18 @@ import hashlib
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from hmi.cli.batch import run_with_bar
+from hmi.cli.batch import jobs_running, run_with_bar, summary
+from hmi.cli.batch_state import Outcome, State
 from hmi.cli.client import Client
-from hmi.cli.onboarding import Interrupted, Outcome, State, follow
+from hmi.cli.onboarding import Interrupted, follow
 from hmi.cli.options import extent
 from hmi.cli.plans import needed, rows
 from hmi.cli.session import Calls, Session
@@ -26,7 +26,7 @@ from hmi.errors import HmiError, InvalidInput
 from hmi.sizes import FORMS, parse_bytes
 
 if TYPE_CHECKING:
-    from hmi.api.local import LocalCalls
+    pass
 
 
 @dataclass(frozen=True)
@@ -73,8 +73,8 @@ class Builds:
         """Build one domain unless it exists."""
         name = str(plot.domain)
         kept = self._state.of(name)
-        if kept is not None and kept.state == "succeeded":
-            return kept
+        if kept is not None and kept.done:
+            return replace(kept, unchanged=True)
         began = time.monotonic()
         try:
             outcome = self._build(plot, kept.job if kept is not None else "")
@@ -82,7 +82,7 @@ class Builds:
             raise
         except HmiError as error:
             outcome = Outcome(name, "failed", error.message)
-        outcome = Outcome(**{**asdict(outcome), "seconds": round(time.monotonic() - began, 1)})
+        outcome = replace(outcome, seconds=round(time.monotonic() - began, 1))
         self._state.keep(outcome)
         return outcome
 
@@ -90,7 +90,7 @@ class Builds:
         name = str(plot.domain)
         there = {d["domain"] for d in self._request("GET", "/manage/domains")["domains"]}
         if name in there:
-            return Outcome(name, "succeeded", "it exists already")
+            return Outcome(name, "succeeded", "it exists already", unchanged=True)
         body = {"domain": name, "pretrain": plot.pretrain, **extent(plot.alpha, plot.budget)}
         job = self._under_way(name) or self._submit(body, plot.corpus, before)
         return follow(self._request, name, job, self._stop)
@@ -194,31 +194,15 @@ def build_plots(
     if data is not None and url is not None:
         raise click.UsageError("give either --data or --url")
     base = plan.resolve()
-    kept = State(state or base.with_name(f"{base.name}.state.json"))
+    kept = State(state or base.with_name(f"{base.name}.state.jsonl"))
     session = Session(data, url=url, key=key, overrides={"job_workers": parallel})
     try:
         plots = read_plots(plan, alpha)
         session.may_start_jobs()
-        with session.calls() as calls, _jobs_running(session, calls):
+        with session.calls() as calls, jobs_running(session, calls):
             builds = Builds(calls, kept, parallel)
-            code = run_with_bar(len(plots), lambda show: builds.run(plots, show))
+            outcomes, ended = run_with_bar(len(plots), lambda show: builds.run(plots, show))
     except HmiError as error:
         raise click.ClickException(error.message) from error
-    context.exit(code)
-
-
-@contextmanager
-def _jobs_running(session: Session, calls: Calls) -> Iterator[None]:
-    """Run jobs in child processes of this one while the context is open, unless a server runs them.
-
-    Unfinished jobs go back to the queue at the end.
-    """
-    if session.remote:
-        yield
-        return
-    runner = cast("LocalCalls", calls).services.manager.runner
-    runner.start()
-    try:
-        yield
-    finally:
-        runner.stop()
+    code = summary(outcomes)
+    context.exit(code if ended else 130)

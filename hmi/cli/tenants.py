@@ -9,6 +9,7 @@ import click
 from hmi.cli.base import Group, as_json, pass_session
 from hmi.cli.keys import print_key
 from hmi.cli.limits import given_limits, in_words, limit_options, quota_fields
+from hmi.cli.onboard import onboard
 from hmi.cli.options import confirm, yes_option
 from hmi.cli.output import print_done, print_fields, print_json, print_table
 from hmi.cli.session import Calls, Session, segment
@@ -102,3 +103,6 @@ def _look(calls: Calls, name: str) -> None:
     """Raises NotFound unless the tenant exists."""
     if all(tenant["tenant"] != name for tenant in calls.request("GET", "/manage/tenants")["tenants"]):
         raise NotFound(f"there is no tenant {name!r}: see 'hmi tenant list'")
+
+
+tenant.add_command(onboard)

@@ -23,7 +23,7 @@ def run(ctx: JobContext) -> dict[str, Any]:
     def report(done: int, total: int) -> None:
         ctx.progress(done // UNIT, total // UNIT, phase="copying (MiB)")
 
-    made = create(ctx.settings.data, ctx.registry, ctx.plots, target, report)
+    made = create(ctx.settings.data, ctx.registry, ctx.plots, target, report, reread=spec.reread)
     return {**made.model_dump(mode="json", exclude={"format", "files_sha256"}), "folder": spec.folder}
 
 

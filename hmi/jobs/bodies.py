@@ -29,9 +29,20 @@ BODIES: Mapping[JobKind, Body] = {
 }
 
 
+PRELOADED = ("hmi.jobs.runtime.process", "hmi.jobs.fine_tune", "torch._dynamo")
+"""Modules that take seconds to import, and that the most frequent kind of job needs. torch imports the last
+one when it makes an optimiser."""
+
+
 def find_bodies(name: str | None) -> Mapping[JobKind, Body]:
     """The bodies that `name` ("module:attribute") points to; BODIES if it is None."""
     if name is None:
         return BODIES
     module, _, attribute = name.partition(":")
     return cast(Mapping[JobKind, Body], getattr(importlib.import_module(module), attribute))
+
+
+def preload(name: str | None) -> None:
+    """Import what most jobs need, in a process that then forks one process for each job."""
+    for module in PRELOADED if name is None else (name.partition(":")[0],):
+        importlib.import_module(module)

@@ -126,3 +126,5 @@ class BackupSpec(Spec):
 
     folder: str = ""
     """A folder of the location, so that one location may hold several series of backups; "": itself."""
+    reread: bool = False
+    """Read every file again, also those that did not change since the last backup."""

@@ -9,13 +9,14 @@ from hmi.jobs.specs import BackupSpec
 from hmi.manager.manager import Manager
 
 
-def begin_backup(manager: Manager, folder: str = "") -> JobRecord:
+def begin_backup(manager: Manager, folder: str = "", *, reread: bool = False) -> JobRecord:
     """Start a job that backs up the data folder. folder: a folder of the configured place; "": itself.
+    reread: read every file again.
 
     Raises Conflict (no place is configured, or a job backs up to this folder already), InvalidInput.
     """
     configured_target(manager.settings, folder)
-    return manager.runner.submit("backup", BackupSpec(folder=folder).stored())
+    return manager.runner.submit("backup", BackupSpec(folder=folder, reread=reread).stored())
 
 
 def configured_backups(manager: Manager, folder: str = "") -> list[Entry]:

@@ -59,7 +59,7 @@ class Parts:
         return len({v.artefact for m in deleted for v in m.versions} - self.used_artefacts())
 
     def used_artefacts(self) -> set[str]:
-        return {v.artefact for m in self.registry.models() for v in m.versions}
+        return self.registry.artefacts()
 
 
 def checked_alpha(alpha: float) -> float:

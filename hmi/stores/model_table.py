@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 from hmi.core import JobRecord, Limits, ModelId, ModelRecord, ModelVersion, TenantRecord, check_name
@@ -14,6 +15,18 @@ from hmi.tenancy import NO_LIMITS
 
 KEPT_VERSIONS = 8
 """The most versions that a model keeps, the one that answers included."""
+
+
+_ARTEFACT = re.compile(rb'"artefact":"([0-9a-f]{64})"')
+
+
+def artefacts(txn: RegistryTxn) -> set[str]:
+    """The artefacts of all versions of all models, found in the records' text, since parsing takes longer.
+    Raises Damaged."""
+    found: set[bytes] = set()
+    for _, raw in txn.items(MODEL):
+        found.update(_ARTEFACT.findall(raw))
+    return {name.decode() for name in found}
 
 
 def model_key(model: ModelId) -> str:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, TypeVar
@@ -32,7 +31,8 @@ from hmi.stores.layout import refuse_lost_registry
 from hmi.stores.registry_database import FIRST_MAP, RegistryDatabase
 from hmi.stores.rooms import Rooms
 from hmi.stores.sealed import RegistryTxn
-from hmi.stores.table import GONE, JOB, JOBS_INDEXED, MODEL, ROOT, TENANT, Table
+from hmi.stores.table import GONE, JOB, JOBS_INDEXED, MODEL, ROOT, TENANT
+from hmi.stores.whole_registry import WholeRegistry
 from hmi.tenancy import NO_LIMITS, FileRecord
 
 DAY_S = 86_400.0
@@ -40,17 +40,7 @@ KEPT_JOBS = 1000
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class RegistryContents:
-    """The records of one snapshot that refer to files outside the registry."""
-
-    roots: list[RootRecord]
-    models: list[ModelRecord]
-    jobs: list[JobRecord]
-    """Queued and running jobs."""
-
-
-class Registry:
+class Registry(WholeRegistry):
     """The registry of one data folder. Thread-safe.
 
     Reads are consistent snapshots of a memory map and take microseconds.
@@ -58,7 +48,8 @@ class Registry:
 
     def __init__(self, database: RegistryDatabase, defaults: Limits = NO_LIMITS) -> None:
         """`defaults` are the limits of tenants that have none of their own."""
-        self._database, self._table, self.defaults = database, Table(), defaults
+        super().__init__(database)
+        self.defaults = defaults
         self.key_ring = KeyRing(database, self._table)
         self.rooms = Rooms(database, self._table, defaults)
 
@@ -77,29 +68,6 @@ class Registry:
 
     def close(self) -> None:
         self._database.release()
-
-    def generation(self) -> int:
-        """A number that grows with each change. While it stays the same, cached reads are still valid."""
-        return self._database.generation()
-
-    def copy(self, folder: Path) -> RegistryContents:
-        """Write a copy of one snapshot into the empty `folder`, and return what that snapshot refers to.
-
-        Damaged records are copied, and not counted among the references. Raises Damaged, Unavailable.
-        """
-
-        def look(txn: RegistryTxn) -> RegistryContents:
-            return RegistryContents(
-                roots=self._table.all(txn, ROOT, RootRecord, tolerant=True),
-                models=self._table.all(txn, MODEL, ModelRecord, tolerant=True),
-                jobs=job_table.live_jobs(self._table, txn, tolerant=True),
-            )
-
-        return self._database.copy(folder, look)
-
-    def problems(self) -> list[str]:
-        """Check all records; returns one sentence for each that is damaged or lost."""
-        return self._database.problems()
 
     # Roots
 

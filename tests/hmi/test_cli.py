@@ -144,9 +144,9 @@ def onboards(tmp_path: Path, url: str) -> None:
         assert done.returncode == 1
         assert "tiny/none" in done.stdout
         assert "Traceback" not in done.stderr
-    keys = tmp_path / "plan.keys.json"
+    keys = tmp_path / "plan.keys.jsonl"
     assert stat.S_IMODE(keys.stat().st_mode) == 0o600
-    assert sorted(json.loads(keys.read_text())) == ["acme", "zeta"]
+    assert sorted(json.loads(line)["tenant"] for line in keys.read_text().splitlines()) == ["acme", "zeta"]
     with urllib.request.urlopen(f"{url}/manage/tenants") as answer:
         assert [t["tenant"] for t in json.load(answer)["tenants"]] == ["acme", "zeta"]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 import pytest
 
-from hmi.cli.onboarding import Outcome, State
+from hmi.cli.batch_state import Outcome, State
 from hmi.cli.options import nested
 from hmi.cli.plans import read_onboarding
 from hmi.cli.plots import read_plots

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import io
 import json
 import re
-import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import fields
@@ -23,6 +21,11 @@ from tests.hmi.api_world import hmi
 
 REPO = Path(__file__).parents[2]
 COMMANDS = {
+    "backup create": "",
+    "backup list": "",
+    "backup prune": "OUT --keep 1",
+    "backup verify": "OUT",
+    "bench fleet": "",
     "audit follow": "--seconds 0",
     "audit list": "",
     "audit verify": "",
@@ -83,6 +86,7 @@ COMMANDS = {
     "profile cascade": "acme.m ROWS --small acme.s",
     "profile executors": "tiny",
     "profile stages": "tiny",
+    "restore": "OUT",
     "root delete": "tiny --yes",
     "root export-locality": "tiny OUT",
     "root import": "tiny ADAPTER",
@@ -105,11 +109,12 @@ COMMANDS = {
     "tenant create": "acme",
     "tenant delete": "acme --yes",
     "tenant list": "",
+    "tenant onboard": "PLAN",
     "tenant set": "acme --weight 2",
     "tenant show": "acme",
     "top": "",
 }
-"""The arguments of each command. FILE, ROWS and ADAPTER are paths that exist, OUT is one that does not."""
+"""The arguments of each command. FILE, ROWS, PLAN and ADAPTER are paths that exist, OUT does not."""
 NO_JSON = {"serve"}
 """Commands without --json."""
 COMMON = ("--data", "--config", "--url", "--key", "--ca")
@@ -117,13 +122,15 @@ NO_SERVER = {"check"}
 """Commands that only read a file, and ignore HMI_URL."""
 NO_DATA = {*NO_SERVER, "job watch"}
 """Commands without --data. `job watch` needs a server."""
-BENCHES = ("floods", "path", "plot", "quality", "serve", "stages", "steps", "store", "tenants")
+BENCHES = ("fleet", "floods", "path", "plot", "quality", "serve", "stages", "steps", "store", "tenants")
 NO_URL = {
     **dict.fromkeys((f"bench {name}" for name in BENCHES), "it measures this machine"),
     **dict.fromkeys(
         (f"store {name}" for name in ("compact", "diff", "export", "gc", "import", "scrub", "verify")),
         "it reads or changes the files of the store",
     ),
+    "backup prune": "it changes the backups themselves",
+    "backup verify": "it reads the backup itself",
     "audit verify": "it reads the files of the log",
     "config check": "they are those of this machine",
     "config init": "it writes a file on this machine",
@@ -131,6 +138,7 @@ NO_URL = {
     "job resume": "a server resumes its jobs by itself",
     "profile executors": "it measures this machine",
     "profile stages": "it measures this machine",
+    "restore": "it makes a data folder on this machine",
     "root export-locality": "it reads the root's files",
     "root measure": "it reads the root's files and its source",
     "serve": "it is the server",
@@ -150,6 +158,7 @@ ELSEWHERE = {
     "tenant create",
     "job watch",
 }
+ELSEWHERE |= {"backup list", "backup prune", "backup verify", "restore"}
 ELSEWHERE |= {f"bench {name}" for name in BENCHES}
 """Commands that need no data folder, create one, or (job watch) call a server."""
 
@@ -194,6 +203,8 @@ def url() -> Iterator[str]:
 def called(tmp_path: Path) -> dict[str, list[str]]:
     """The arguments of each command, with paths in this test's folder."""
     (tmp_path / "file").write_text("a text\nanother\n")
+    plan = {"tenant": "acme", "model": "m", "domain": "tiny", "task": "pair", "data": "rows"}
+    (tmp_path / "plan.json").write_text(json.dumps([plan]))
     (tmp_path / "rows").write_text("text,label\n" + "a text,a\nanother,b\n" * 20)
     adapter = tmp_path / "adapter"
     adapter.mkdir()
@@ -204,6 +215,7 @@ def called(tmp_path: Path) -> dict[str, list[str]]:
         "ROWS": tmp_path / "rows",
         "OUT": tmp_path / "out",
         "ADAPTER": adapter,
+        "PLAN": tmp_path / "plan.json",
     }
     return {
         name: [*name.split(), *(str(places.get(part, part)) for part in given.split())]
@@ -293,57 +305,6 @@ def test_a_new_data_folder_is_said_to_be_new(tmp_path: Path, capsys: pytest.Capt
     with pytest.raises(SystemExit):
         cli.main(["tenant", "create", "zeta", "--data", str(tmp_path / "d")])
     assert "making" not in capsys.readouterr().err
-
-
-def test_a_deletion_asks_or_says_how_not_to(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    data = ("--data", tmp_path / "d")
-    hmi(capsys, "tenant", "create", "acme", *data)
-
-    def delete(said: str, code: int) -> str:
-        monkeypatch.setattr(sys, "stdin", io.StringIO(said))
-        return hmi(capsys, "tenant", "delete", "acme", *data, code=code)
-
-    nobody = delete("", 2)
-    assert "add --yes" in nobody
-    assert "interrupted" not in nobody
-    assert "nothing was deleted" in delete("n\n", 1)
-    assert [t["tenant"] for t in json.loads(hmi(capsys, "tenant", "list", "--json", *data))] == ["acme"]
-    delete("y\n", 0)
-    assert json.loads(hmi(capsys, "tenant", "list", "--json", *data)) == []
-
-
-@pytest.mark.parametrize(
-    ("command", "name"),
-    [
-        ("model delete", "acme.none"),
-        ("model cascade delete", "acme.none"),
-        ("domain delete", "tiny/none"),
-        ("root delete", "none"),
-        ("tenant delete", "none"),
-        ("file delete", "file-0"),
-    ],
-)
-def test_what_is_not_there_is_not_asked_about(
-    command: str,
-    name: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    data = ("--data", tmp_path / "d")
-    hmi(capsys, "tenant", "create", "acme", *data)
-    monkeypatch.setattr(sys, "stdin", io.StringIO("y\n"))
-    told = hmi(capsys, *command.split(), name, *data, code=1)
-    assert "Delete" not in told
-    assert re.search(r"error: .*(there is no|does not exist)", told), told
-
-
-def test_every_command_that_asks_looks_first() -> None:
-    asking = {name for name, command in leaves(cli) if any(p.name == "yes" for p in command.params)}
-    deleted = {"domain", "file", "model", "model cascade", "root", "tenant"}
-    assert asking == {f"{what} delete" for what in deleted}
 
 
 def test_the_settings_page_is_what_the_class_says(capsys: pytest.CaptureFixture[str]) -> None:

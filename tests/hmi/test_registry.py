@@ -14,12 +14,14 @@ import pytest
 
 from hmi.core import JobKind, JobState, KeyRecord, ModelId, now
 from hmi.errors import Conflict, InvalidInput, JobCancelled, NotFound
+from hmi.manager import Manager
 from hmi.manager.tenants import new_key
 from hmi.stores import job_table, table
 from hmi.stores.job_table import drop_jobs
 from hmi.stores.registry import Registry
 from hmi.stores.registry_database import RegistryDatabase, RegistryTxn
 from hmi.stores.table import Table
+from tests.hmi.manager_lab import add_model, add_root
 from tests.hmi.registry_lab import add_tenant, job
 from tests.hmi.runner_bodies import version_by
 
@@ -290,3 +292,14 @@ def test_records_of_a_kind_share_the_names_of_their_fields(registry: Registry) -
     a, b = registry.tenant("a"), registry.tenant("b")
     assert a.__pydantic_fields_set__ is b.__pydantic_fields_set__
     assert a.model_fields_set == set(type(a).model_fields)
+
+
+def test_the_artefacts_in_use_are_those_of_the_records(manager: Manager) -> None:
+    add_root(manager)
+    manager.create_tenant("acme")
+    plot = manager.plots.refs()["tiny"]
+    names = {add_model(manager, f"acme.m{i % 3}", plot, f"j{i}", float(i)) for i in range(6)}
+    used = {v.artefact for m in manager.registry.models() for v in m.versions}
+    assert manager.registry.artefacts() == used == names
+    manager.delete_model("acme.m0")
+    assert len(manager.registry.artefacts()) == 4

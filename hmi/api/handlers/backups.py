@@ -19,7 +19,8 @@ async def list_backups(call: Call) -> Reply:
 
 async def create_backup(call: Call) -> Reply:
     body: CreateBackup = call.body
-    return accepted(await asyncio.to_thread(begin_backup, call.services.manager, body.folder or ""))
+    manager, folder = call.services.manager, body.folder or ""
+    return accepted(await asyncio.to_thread(begin_backup, manager, folder, reread=body.reread))
 
 
 def backup_view(entry: Entry) -> BackupView:

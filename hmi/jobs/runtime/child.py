@@ -14,7 +14,8 @@ import hmi
 from hmi.config import Settings
 from hmi.config.settings import DEFAULTS
 from hmi.config.sources import CONFIG_VARIABLE
-from hmi.config.values import environment, variable
+from hmi.config.values import environment as environment_of
+from hmi.config.values import variable
 from hmi.jobs.runtime.folders import JobFolder
 
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
@@ -38,7 +39,7 @@ class Child:
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
-                env=_environment(settings),
+                env=environment(settings),
                 start_new_session=True,
             )
 
@@ -75,12 +76,12 @@ class Child:
             self._process.stdin.close()
 
 
-def _environment(settings: Settings) -> dict[str, str]:
+def environment(settings: Settings) -> dict[str, str]:
     """This process' environment with these settings, whatever gave them, with one thread for each library
     that would use all cores, and with the folders that HMI was imported from."""
     given = {*map(variable, DEFAULTS), CONFIG_VARIABLE}
     env = {name: value for name, value in os.environ.items() if name not in given}
-    env |= {**{name: os.environ.get(name, "1") for name in THREADS}, **environment(settings)}
+    env |= {**{name: os.environ.get(name, "1") for name in THREADS}, **environment_of(settings)}
     homes = [str(Path(file).resolve().parent.parent) for file in (hmi.__file__, hmi_kernels.__file__) if file]
     if not homes[0].endswith("site-packages"):
         env["PYTHONPATH"] = os.pathsep.join([*homes, *filter(None, [os.environ.get("PYTHONPATH")])])

@@ -13,10 +13,10 @@ from typing import Any
 from hmi.config import Settings
 from hmi.core import ENDED, JobKind, JobRecord, Progress, now
 from hmi.errors import Conflict, Damaged, NotFound
-from hmi.jobs.runtime.child import Child
 from hmi.jobs.runtime.cleaning import clean
 from hmi.jobs.runtime.folders import JobFolder, new_job_id
 from hmi.jobs.runtime.process import after_end, put_back
+from hmi.jobs.runtime.starter import Process, Starter
 from hmi.stores.failures import run_each, spared, tell
 from hmi.stores.job_table import asked_to_stop
 from hmi.stores.layout import Layout
@@ -48,13 +48,13 @@ class JobRunner:
         bodies: str | None = None,
         housekeeping: Callable[[], None] = lambda: None,
     ) -> None:
-        self._registry, self._settings, self._bodies = registry, settings, bodies
+        self._registry, self._starter = registry, Starter(settings, bodies)
         self._workers = settings.job_workers if workers is None else workers
         self._layout = Layout(settings.data)
         self._housekeeping = housekeeping
         self.on_ended: Callable[[JobRecord], None] = lambda record: None
         """Called with the record of each job whose process has ended here, on the runner's thread."""
-        self._children: dict[str, Child] = {}
+        self._children: dict[str, Process] = {}
         self._not_before: dict[str, float] = {}  # job -> the earliest time of another start
         self._cancelled_at: dict[str, float] = {}  # job -> when its cancellation was seen
         self._turns: dict[str | None, int] = {}  # tenant -> its last turn
@@ -182,6 +182,7 @@ class JobRunner:
             if not child.wait(max(0.0, deadline - time.monotonic())):
                 child.kill()
             self._put_back(child.job, crashed=False)
+        self._starter.close()
 
     def _supervise(self) -> None:
         next_recovery = next_cleaning = 0.0
@@ -189,6 +190,7 @@ class JobRunner:
             try:
                 at = time.monotonic()
                 self._reap()
+                self._starter.rest()
                 if at >= next_recovery:
                     self.recover()
                     next_recovery = at + RECOVER_EVERY_S
@@ -232,7 +234,7 @@ class JobRunner:
                 record = self._next(queued)
                 queued.remove(record)
                 if record.job not in self._children and self._not_before.get(record.job, 0.0) <= at:
-                    self._spawn(record.job)
+                    self._spawn(record.job, len(queued) + 1)
                     self._turn += 1
                     self._turns[record.tenant] = self._turn
 
@@ -241,14 +243,16 @@ class JobRunner:
         holds up others."""
         return min(queued, key=lambda record: self._turns.get(record.tenant, 0))
 
-    def _spawn(self, job: str) -> bool:
-        """Start a process for a job unless another process runs it. The caller holds `self._lock`."""
+    def _spawn(self, job: str, queued: int = 1) -> bool:
+        """Start a process for a job unless another process runs it. The caller holds `self._lock`.
+
+        queued: how many jobs wait, this one included."""
         with self._folder(job).try_lock() as free:
             if not free:
                 return False
         # If another process takes the job's lock before the child does, the child ends with TAKEN.
         self._not_before[job] = time.monotonic() + RETRY_S
-        self._children[job] = Child(self._settings, self._folder(job), job, self._bodies)
+        self._children[job] = self._starter.start(self._folder(job), job, queued)
         return True
 
     def _kill_stubborn(self) -> None:
