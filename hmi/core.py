@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from hmi.errors import InvalidInput
 from hmi.modulespec import ModuleSpec as ModuleSpec
+from hmi.record import Record as Record
+from hmi.record import now as now
+from hmi.tenancy import MAX_WEIGHT as MAX_WEIGHT
+from hmi.tenancy import MIN_WEIGHT as MIN_WEIGHT
+from hmi.tenancy import KeyRecord as KeyRecord
+from hmi.tenancy import Limits as Limits
+from hmi.tenancy import Scope as Scope
+from hmi.tenancy import TenantRecord as TenantRecord
 
 NAME_PATTERN = r"[a-z0-9][a-z0-9-]{0,62}"
 NAME_RULE = "1 to 63 lower-case letters (a-z), digits and hyphens, not beginning with a hyphen"
@@ -22,7 +29,9 @@ _NAME = re.compile(NAME_PATTERN)
 MAX_DOMAIN_PARTS = 7  # the limit of a ref in the PLOT store
 
 Task = Literal["classification", "pair", "multilabel", "regression", "tagging", "embedding"]
-JobKind = Literal["import_root", "build_plot", "fine_tune", "compact_plot", "profile_cascade", "shard_root"]
+JobKind = Literal[
+    "import_root", "build_plot", "fine_tune", "compact_plot", "profile_cascade", "shard_root", "backup"
+]
 CASCADE_TASKS: tuple[Task, ...] = ("classification", "pair")
 """The tasks that may have a cascade: their one label has a probability that a dispatcher can read."""
 JobState = Literal["queued", "running", "succeeded", "failed", "cancelled"]
@@ -31,7 +40,6 @@ CascadeState = Literal["no objective", "no offer", "testing", "paused", "in use"
 the profile reaches the objective, or all that do have failed. testing: audits of the tenant's traffic do not
 yet suffice. paused: they do, but one more answer that disagrees might exceed what is tolerated, so the large
 level answers until more texts have come. in use: the small level answers first."""
-Scope = Literal["infer", "manage", "admin"]
 ENDED: frozenset[JobState] = frozenset({"succeeded", "failed", "cancelled"})
 
 
@@ -40,11 +48,6 @@ def check_name(value: str, field: str) -> str:
     if not _NAME.fullmatch(value):
         raise InvalidInput(f"{field} {value[:80]!r} is not a name: use {NAME_RULE}", field=field)
     return value
-
-
-def now() -> str:
-    """The current time as RFC 3339 in UTC, with milliseconds."""
-    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 @dataclass(frozen=True, order=True)
@@ -107,12 +110,6 @@ class DomainId:
         return "/".join(self.parts)
 
 
-class Record(BaseModel):
-    """An immutable record in the registry, stored as JSON."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
 class ShardsRecord(Record):
     """The size of a root's shards, and the fidelity of the answers on them."""
 
@@ -147,27 +144,6 @@ class RootRecord(Record):
     priority: Literal["normal", "low"] = "normal"
     """low: only shards of it are kept in memory, in the fewest bits with which its models keep
     LOW_AGREEMENT."""
-
-
-class KeyRecord(Record):
-    """An access key, stored as its hash. A key without `tenant` is an administrator's, for every tenant."""
-
-    key_id: str
-    sha256: str
-    tenant: str | None
-    scopes: tuple[Scope, ...]
-    created: str
-
-
-MIN_WEIGHT, MAX_WEIGHT = 0.001, 1000.0
-"""The range of a tenant's weight."""
-
-
-class TenantRecord(Record):
-    tenant: str
-    created: str
-    weight: float = 1.0
-    """Its share of compute beside other tenants that wait: twice the weight, twice the time."""
 
 
 class TaskRules(Record):
@@ -317,6 +293,8 @@ class ModelVersion(Record):
     """The upper layers before which it has a ramp, ascending: 0 is right after retrieval."""
     temperature: float | None = None
     """Dividing the outputs by it calibrates the probabilities. None: it was not fitted."""
+    entity_calibration: tuple[float, float] | None = None
+    """Tagging: slope and offset that calibrate entities' scores (hmi.model.entities). None: not fitted."""
     known: tuple[float, ...] = ()
     """The similarities from which its threshold for texts that it does not know follows (hmi.model.known).
     (): it has none, so it never says so."""

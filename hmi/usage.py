@@ -65,10 +65,7 @@ class Usage:
 
         Of tenants with the same recent compute, those with more requests come first.
         """
-        with self._lock:
-            live = dict(self._by_tenant)
-        # Outside the lock, which batches' accounting waits for. A copy of one dict is atomic.
-        rows = {tenant: fields.copy() for tenant, fields in live.items()}
+        rows = self.all()
         recent = self._rank(rows)
         busiest = heapq.nlargest(
             count, rows, key=lambda name: (recent[name], rows[name].get("requests", 0), name)
@@ -78,6 +75,13 @@ class Usage:
         for fields in rows.values():
             other.update(fields)
         return {**result, "_other": _use_of(other)} if rows else result
+
+    def all(self) -> dict[str, dict[str, float]]:
+        """The fields of `TenantUse` that are not 0, of every tenant that was active since the start."""
+        with self._lock:
+            live = dict(self._by_tenant)
+        # Outside the lock, which batches' accounting waits for. A copy of one dict is atomic.
+        return {tenant: fields.copy() for tenant, fields in live.items()}
 
     def _rank(self, rows: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
         """Each tenant's recent compute; computed at scrapes, so that a batch's accounting stays short."""

@@ -11,6 +11,7 @@ with Store.open(path, create=True) as store:
 from __future__ import annotations
 
 from plot_store.care.scrub import ScrubProgress, probe, scrub
+from plot_store.care.snapshot import Snapshot
 from plot_store.counting.counted import Among, CountedNgrams
 from plot_store.counting.counter import NgramCounter
 from plot_store.counting.misses import MissSketch
@@ -86,6 +87,7 @@ __all__ = [
     "Schema",
     "ScrubProgress",
     "SegmentInfo",
+    "Snapshot",
     "Store",
     "StoreFull",
     "StoreIO",

@@ -53,6 +53,8 @@ class Ask:
     """Of an embedding: scale it to length 1, or do not. None: as the root's authors do."""
     provenance: bool = False
     """Return the answer's provenance."""
+    words: bool = False
+    """Return the n-grams that answered each word."""
     calibrated: bool = False
     """Return calibrated probabilities."""
     aggregation: Aggregation = "simple"

@@ -11,22 +11,43 @@ import hmac
 import ipaddress
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 from urllib.parse import urlsplit
-
-from aiohttp import web
 
 from hmi.api.caller import ADMINISTRATOR, ALL, Caller
 from hmi.core import KeyRecord, Scope
 from hmi.errors import Forbidden, InvalidInput, Unauthorised
 
+if TYPE_CHECKING:
+    from aiohttp import web
+else:
+    from hmi.api.late import web
+
 PROXIES = frozenset({"forwarded", "via", "x-real-ip"})
 """Headers that only a proxy adds, besides X-Forwarded-*."""
+
+
+class KeyUse(Protocol):
+    """Learns when keys are used."""
+
+    def note_use(self, key_id: str) -> None: ...
+
+
+class ExpiredKey(Unauthorised):
+    """The answer to a key that has expired. Only who holds the key gets it."""
+
+    def __init__(self, key: KeyRecord) -> None:
+        super().__init__(
+            f"this key expired at {key.expires}: use the one that follows it, or have a new one issued"
+        )
+        self.key = key
 
 
 class KeyRing(Protocol):
     """The part of the registry that knows keys. A read takes microseconds, so it runs on the event loop."""
 
+    @property
+    def key_ring(self) -> KeyUse: ...
     def find_key(self, sha256: str) -> KeyRecord | None: ...
     def keys(self, tenant: str | None) -> list[KeyRecord]: ...
 
@@ -46,8 +67,8 @@ class Auth:
     def caller(self, request: web.BaseRequest, scope: Scope | None) -> Caller:
         """The caller of a request.
 
-        Raises Unauthorised (a missing, malformed or unknown key) and Forbidden (a key without `scope`, or
-        a request without a key that came from a browser or through a proxy).
+        Raises Unauthorised (a missing, malformed, unknown or expired key) and Forbidden (a key without
+        `scope`, or a request without a key that came from a browser or through a proxy).
         """
         header = request.headers.get("Authorization")
         return self._without_key(request) if header is None else self.bearer(header, scope)
@@ -85,6 +106,9 @@ class Auth:
         record = self.keys.find_key(sha256)
         if record is None or not hmac.compare_digest(record.sha256, sha256):
             raise Unauthorised("this key is unknown: check it, or have a new one issued")
+        if record.expired:
+            raise ExpiredKey(record)
+        self.keys.key_ring.note_use(record.key_id)
         return Caller(record.tenant, _effective(record), record.key_id)
 
     def _without_key(self, request: web.BaseRequest) -> Caller:
@@ -94,7 +118,8 @@ class Auth:
 
 
 def has_admin_key(keys: KeyRing) -> bool:
-    """Return whether an administrator's key exists."""
+    """Return whether an administrator's key exists, be it expired: a server whose keys have expired must not
+    admit everybody."""
     return any("admin" in key.scopes for key in keys.keys(None))
 
 

@@ -12,11 +12,10 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from aiohttp import web
-from pydantic import BaseModel
 from pydantic_core import to_json
 
+from hmi.api.audited import identified, note_reply, recorded
 from hmi.api.body import parse_query, receive
-from hmi.api.caller import NOBODY
 from hmi.api.connection import began, is_guest
 from hmi.api.errors import INTERNAL as INTERNAL_MESSAGE
 from hmi.api.errors import MethodNotAllowed, headers_of, known, status_of
@@ -24,6 +23,7 @@ from hmi.api.idempotency import REPLAYED, KeyedRequest, exclusively, keyed_reque
 from hmi.api.loop import off_loop
 from hmi.api.observed import HEADER as TRACE_HEADER
 from hmi.api.observed import Observed
+from hmi.api.plain import plain
 from hmi.api.protocols.base import JSON, Dialect, Failure, Raw, is_below
 from hmi.api.protocols.native import NATIVE
 from hmi.api.route import Call, Reply, Route
@@ -125,20 +125,20 @@ async def add_request_id(request: web.BaseRequest, response: web.StreamResponse)
 
 async def _serve(route: Route, request: web.Request, services: Services) -> web.StreamResponse:
     arrived = time.monotonic()
-    caller = services.auth.caller(request, route.scope) if route.scope is not None else NOBODY
+    caller = identified(route, request, request[REQUEST_ID], services)
     tell(tenant=caller.tenant, model=request.match_info.get("model"), key_id=caller.key_id)
-    if route.changes:
-        services.quotas.change(caller.tenant)
     call = Call(services, caller, request.match_info, arrived, request, id=request[REQUEST_ID])
-    call.query = parse_query(route, request.query)
-    # Reserved before any of the body is read, so that no tenant takes more than its share of the server.
-    holder = call.holder()
-    tell(tenant=holder)
-    with services.places.loan(holder, 1 if route.scope else 0), services.bodies.shares.loan(holder) as loan:
-        try:
-            return await _run(route, call, request, loan)
-        finally:
-            services.bodies.finished(loan)
+    async with recorded(route, call, request):
+        call.query = parse_query(route, request.query)
+        # Reserved before any of the body is read, so that no tenant takes more than its share of the server.
+        holder = call.holder()
+        tell(tenant=holder)
+        places = services.places.loan(holder, 1 if route.scope else 0)
+        with places, services.bodies.shares.loan(holder) as loan:
+            try:
+                return await _run(route, call, request, loan)
+            finally:
+                services.bodies.finished(loan)
 
 
 async def _run(route: Route, call: Call, request: web.Request, loan: Loan) -> web.StreamResponse:
@@ -150,17 +150,23 @@ async def _run(route: Route, call: Call, request: web.Request, loan: Loan) -> we
         call.file_names = {} if received.form is None else received.form.file_names
         keyed = keyed_request(route, request, call.caller, received.digest)
         if keyed is None:
-            return await _answer(route, await route.handler(call))
+            return await _answer(route, await _handled(route, call))
         async with exclusively(keyed, services):
             kept = await keyed.kept(services)
             if kept is not None:
                 return await _repeated(route, call, keyed, kept)
-            reply, body = await _rendered(await route.handler(call))
+            reply, body = await _rendered(await _handled(route, call))
             assert isinstance(reply, Reply)
             await keyed.keep(services, reply, body)
             return await _response(route, reply, body)
     finally:
         received.discard()
+
+
+async def _handled(route: Route, call: Call) -> Reply | web.StreamResponse:
+    reply = await route.handler(call)
+    note_reply(call, reply)
+    return reply
 
 
 async def _answer(route: Route, reply: Reply | web.StreamResponse) -> web.StreamResponse:
@@ -204,17 +210,10 @@ def _headers(reply: Reply) -> dict[str, str]:
     return {"Location": reply.location} if reply.location else {}
 
 
-def plain(body: Any) -> Any:
-    """The models of an answer as JSON values."""
-    if isinstance(body, list):
-        return [plain(item) for item in body]
-    assert isinstance(body, BaseModel)
-    return body.model_dump(mode="json", by_alias=True)
-
-
 def _error(request: web.Request, error: Exception) -> web.Response:
     shaped, status, headers = shape(request, error)
-    return _json(_ENCODER.encode(shaped).encode(), status, headers)
+    # A message may quote bytes of the request that are no text: "?" stands for each.
+    return _json(_ENCODER.encode(shaped).encode(errors="replace"), status, headers)
 
 
 def shape(request: web.Request, error: Exception) -> tuple[dict[str, Any], int, dict[str, str]]:

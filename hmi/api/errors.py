@@ -65,10 +65,14 @@ class Collected(HmiError):
 
 
 class MethodNotAllowed(HmiError):
+    """The path exists, but not with this method. The header Allow names those that it has."""
+
     kind = "method_not_allowed"
 
 
 class UnsupportedMediaType(HmiError):
+    """The body has a media type or a compression that the call does not read."""
+
     kind = "unsupported_media_type"
 
 
@@ -80,11 +84,12 @@ def status_of(kind: str, dialect: Dialect) -> int:
 def headers_of(status: int, details: Mapping[str, Any] | None = None) -> dict[str, str]:
     """The headers that belong to a status: Retry-After, WWW-Authenticate.
 
-    An error's details may say in `retry_after_s` when to try again.
+    An error's details may say in `retry_after_s` when to try again; None: time alone does not help.
     """
     headers = {}
-    if status in RETRY_AFTER_S:
-        headers["Retry-After"] = str((details or {}).get("retry_after_s", RETRY_AFTER_S[status]))
+    retry_after_s = (details or {}).get("retry_after_s", RETRY_AFTER_S.get(status))
+    if status in RETRY_AFTER_S and retry_after_s is not None:
+        headers["Retry-After"] = str(retry_after_s)
     if status == 401:
         headers["WWW-Authenticate"] = "Bearer"
     return headers

@@ -8,6 +8,7 @@ objects that bring the next one nearer, so beside a flood there was one every fe
 from __future__ import annotations
 
 import asyncio
+import atexit
 import gc
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -41,6 +42,12 @@ async def short_collections(idle: Callable[[], bool]) -> AsyncIterator[None]:
         visits.cancel()
         await asyncio.gather(visits, return_exceptions=True)
         gc.unfreeze()
+
+
+def end_without_collections() -> None:
+    """Let the process end at once: the interpreter's last collections would visit every object of torch and
+    of numba for seconds, only to free memory that the system takes back anyway."""
+    atexit.register(gc.freeze)
 
 
 class _Survivors:

@@ -12,6 +12,7 @@ from hmi.api.asks import Ask, AskResult, Input, text_id
 from hmi.api.caller import Caller
 from hmi.api.errors import over
 from hmi.api.loop import off_loop
+from hmi.api.rates import Rates
 from hmi.api.tally import Tally
 from hmi.config import Settings
 from hmi.core import Deleted, ModelId
@@ -84,6 +85,7 @@ class Inference:
     settings: Settings
     tally: Tally = field(default_factory=Tally)
     """Counts what each model answered."""
+    rates: Rates = field(default_factory=Rates)
 
     async def answer(
         self,
@@ -102,15 +104,17 @@ class Inference:
         the event loop.
 
         Raises NotFound (a model that does not exist or that the caller does not reach), TooLarge and
-        InvalidInput (each names the field), Unavailable, DeadlineExceeded.
+        InvalidInput (each names the field), QuotaExceeded, Unavailable, DeadlineExceeded.
         """
         for ask in asks:
             caller.must_reach(ask.model.tenant, f"model {str(ask.model)!r}", field=ask.model_place)
         if sum(len(ask.inputs) for ask in asks) > self.settings.max_inputs:
             raise over(field, self.settings.max_inputs, "inputs", "send several requests")
         requests = await off_loop(large, self._requests, asks, arrived, id)
-        with span("engine"):
-            results = iter(await self.engine.infer(requests))
+        with self.rates.charged(requests) as settle, span("engine"):
+            answered = await self.engine.infer(requests)
+            settle(answered)
+        results = iter(answered)
         total_ms = round((time.monotonic() - arrived) * 1000, 3)
         made = [_result(ask, list(islice(results, len(ask.inputs))), total_ms, id) for ask in asks]
         for result in made:
@@ -135,6 +139,7 @@ class Inference:
                 raw=ask.raw,
                 normalise=ask.normalise,
                 provenance=ask.provenance,
+                words=ask.words,
                 deadline=deadline,
                 utility=ask.utility,
                 priority=ask.priority,

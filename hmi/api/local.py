@@ -7,17 +7,19 @@ import asyncio
 import json
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
-from hmi.api.app import build_engine, build_services
+from hmi.api.audited import note_reply, objects_of, recorded_locally
 from hmi.api.body import parse, parse_query
+from hmi.api.building import build_engine, build_services
 from hmi.api.caller import ADMINISTRATOR
-from hmi.api.dispatch import plain
 from hmi.api.expand import decompress_to
 from hmi.api.inference import InferenceEngine, TokenAudits
+from hmi.api.plain import plain
 from hmi.api.route import Call, Reply, Route
 from hmi.api.routes import ROUTES
 from hmi.config import Settings
@@ -84,6 +86,7 @@ class LocalCalls:
         self.services = build_services(settings, EngineAtStart)
 
     def close(self) -> None:
+        self.services.audit.log.close()
         self.services.manager.close()
 
     def request(
@@ -105,12 +108,30 @@ class LocalCalls:
             if form is not None:
                 call.files = {n: self._copy(n, f, form.folder) for n, f in (files or {}).items()}
             _check_files(route, call.files)
-            return asyncio.run(_run(route, call))
+            with self._recorded(route, call):
+                return asyncio.run(_run(route, call))
         except Conflict as error:
             raise self._hinted(error) from error
         finally:
             if form is not None:
                 form.discard()
+
+    def recorded(
+        self, what: str, objects: Mapping[str, Any] | None = None
+    ) -> AbstractContextManager[dict[str, Any]]:
+        """Context manager: the block changes the data folder. See `audited.recorded_locally`."""
+        return recorded_locally(self.services.audit.log, what, objects)
+
+    @contextmanager
+    def _recorded(self, route: Route, call: Call) -> Iterator[None]:
+        """Write a change and its outcome to the audit log. Calls that only read are not written."""
+        if not route.changes:
+            yield
+            return
+        about, what = objects_of(call), f"{route.method} {route.path}"
+        with recorded_locally(self.services.audit.log, what, about["object"], about["tenant"]) as named:
+            yield
+            named |= call.noted
 
     def infer(self, path: str, body: Any) -> Any:
         """Make a call to infer, with an engine that runs for this one call, and return the JSON answer."""
@@ -166,6 +187,7 @@ def _check_files(route: Route, files: Mapping[str, Path]) -> None:
 async def _run(route: Route, call: Call) -> Any:
     reply = await route.handler(call)
     assert isinstance(reply, Reply)
+    note_reply(call, reply)
     return plain(reply.body)
 
 

@@ -94,7 +94,7 @@ def _operation(route: Route, schemas: _Schemas) -> dict[str, Any]:
     operation: dict[str, Any] = {
         "operationId": "_".join([route.method.lower(), *words]).replace(".", "_"),
         "summary": route.summary,
-        "tags": [words[0]],
+        "tags": [words[0] if words else "page"],
         "parameters": _parameters(route),
         "responses": _responses(route, schemas),
         "security": [{"key": []}, {}] if route.scope is not None else [],

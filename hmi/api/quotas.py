@@ -1,16 +1,18 @@
-"""Quotas of tenants' own keys. They do not bind administrators.
+"""Quotas of tenants' own keys, the same for all tenants. They do not bind administrators.
 
-Streams and changes are counted here; the registry counts jobs and keys itself.
+Streams and changes are counted here; the registry counts jobs and keys itself. Limits that a tenant may have
+of its own are elsewhere: `hmi.api.rates` counts calls and tokens, `hmi.stores.tenant_room` models and bytes.
 """
 
 from __future__ import annotations
 
-import time
+import math
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from hmi.api.buckets import Buckets, Rate
 from hmi.errors import QuotaExceeded
 
 TENANT_JOBS = 100
@@ -30,8 +32,7 @@ class Quotas:
     """Counts what tenants use of their quotas, in memory. For the event loop only."""
 
     _streams: Counter[str] = field(default_factory=Counter)
-    _changes: dict[str, tuple[float, float]] = field(default_factory=dict)
-    """For each tenant its token bucket: the changes that are left, and the monotonic time of that count."""
+    _changes: Buckets = field(default_factory=Buckets)
 
     @contextmanager
     def stream(self, tenant: str | None) -> Iterator[None]:
@@ -43,6 +44,7 @@ class Quotas:
             raise QuotaExceeded(
                 f"tenant {tenant} already follows {TENANT_STREAMS} jobs at once: end one, or call GET "
                 "/manage/jobs instead",
+                quota="streams",
                 limit=TENANT_STREAMS,
             )
         self._streams[tenant] += 1
@@ -57,13 +59,14 @@ class Quotas:
         """Count a call that creates, changes or deletes something. Raises QuotaExceeded."""
         if tenant is None:
             return
-        at = time.monotonic()
-        left, then = self._changes.get(tenant, (float(CHANGES_AT_ONCE), at))
-        left = min(float(CHANGES_AT_ONCE), left + (at - then) * CHANGES_PER_S)
-        if left < 1:
+        rate = Rate(CHANGES_PER_S, CHANGES_AT_ONCE)
+        wait_s = math.ceil(self._changes.wait_s(tenant, rate, 1))
+        if wait_s:
             raise QuotaExceeded(
                 f"tenant {tenant} makes too many changes: it may make {CHANGES_AT_ONCE} in a row, and "
-                f"{CHANGES_PER_S:g} a second in the long run; try again in a few seconds",
+                f"{CHANGES_PER_S:g} a second in the long run; try again in {wait_s} s",
+                quota="changes",
                 limit=CHANGES_AT_ONCE,
+                retry_after_s=wait_s,
             )
-        self._changes[tenant] = left - 1, at
+        self._changes.take(tenant, rate, 1)

@@ -8,9 +8,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
-from aiohttp import web
+from pydantic import StringConstraints
 
 from hmi.api.caller import Caller
 from hmi.api.own_models import OwnModels
@@ -20,6 +20,11 @@ from hmi.api.schemas import DomainName, ModelName, Name, Query, VersionNumber
 from hmi.api.services import Services
 from hmi.core import ID_PATTERN, DomainId, ModelId, Scope, check_name
 from hmi.errors import NotFound
+
+if TYPE_CHECKING:
+    from aiohttp import web
+else:
+    from hmi.api.late import web
 
 
 @dataclass
@@ -45,6 +50,8 @@ class Call:
     """Bytes of the JSON body; 0 for a multipart body or a call without HTTP."""
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     """The X-Request-Id of the answer."""
+    noted: dict[str, Any] = field(default_factory=dict)
+    """Ids and numbers that the audit log is to have beside the names in path and body."""
 
     @cached_property
     def where(self) -> Where:
@@ -108,7 +115,7 @@ class Reply:
     """Render the body in a thread instead of on the event loop."""
 
 
-Handler = Callable[[Call], Awaitable[Reply | web.StreamResponse]]
+Handler: TypeAlias = "Callable[[Call], Awaitable[Reply | web.StreamResponse]]"
 Again = Callable[[Call, dict[str, Any]], Awaitable[Reply]]
 
 
@@ -194,6 +201,7 @@ PARAMETERS: dict[str, Any] = {
     "domain": DomainName,
     "root": Name,
     "version": VersionNumber,
+    "file": Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_-]*\.[a-z]{2,4}$")],
 }
 """Types of path parameters. A parameter of any other name is an opaque id."""
 OPAQUE_PATTERN = f"^{ID_PATTERN}$"

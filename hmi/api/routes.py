@@ -6,18 +6,33 @@ import hashlib
 import json
 from dataclasses import replace
 from functools import cache
+from typing import TYPE_CHECKING
 
-from aiohttp import web
-
-from hmi.api.handlers import domains, health, infer, jobs, roots, stats, tei, tenants
+from hmi.api.handlers import (
+    check,
+    domains,
+    health,
+    infer,
+    jobs,
+    keys,
+    overview,
+    page,
+    roots,
+    stats,
+    tei,
+    tenants,
+)
 from hmi.api.openapi import document
 from hmi.api.protocols.huggingface import HUGGINGFACE, from_hub_client
 from hmi.api.protocols.native import NATIVE
 from hmi.api.route import Call, Instead, Route
+from hmi.api.routes_audit import AUDIT
+from hmi.api.routes_backups import BACKUPS
 from hmi.api.routes_models import CASCADES, MODELS
 from hmi.api.routes_oip import OIP_ROUTES
 from hmi.api.routes_openai import OPENAI_ROUTES
 from hmi.api.schemas import Health, JobAccepted, JobList, JobQuery, JobView, NoBody
+from hmi.api.schemas_check import CheckFile, CheckView
 from hmi.api.schemas_domain import ChangeDomain, DomainList, DomainView, GrowDomain
 from hmi.api.schemas_manage import (
     ChangeRoot,
@@ -27,8 +42,8 @@ from hmi.api.schemas_manage import (
     RootList,
     ShardRoot,
     UpdateDomain,
-    UsageView,
 )
+from hmi.api.schemas_overview import OverviewQuery, OverviewView
 from hmi.api.schemas_stats import StatsView
 from hmi.api.schemas_tenants import (
     ChangeTenant,
@@ -36,11 +51,20 @@ from hmi.api.schemas_tenants import (
     CreateTenant,
     KeyCreated,
     KeyList,
+    KeyRotated,
+    RotateKey,
     TenantCreated,
     TenantDeleted,
+    TenantDetails,
     TenantList,
     TenantView,
+    UsageView,
 )
+
+if TYPE_CHECKING:
+    from aiohttp import web
+else:
+    from hmi.api.late import web
 
 CORPUS = {"corpus": True}
 TENANT, KEYS = "/manage/tenants/{tenant}", "/manage/tenants/{tenant}/keys"
@@ -203,10 +227,18 @@ TENANTS = (
         kinds=("conflict",),
     ),
     Route(
+        "GET",
+        TENANT,
+        tenants.show_tenant,
+        "A tenant, and what is left of its limits.",
+        TenantDetails,
+        "manage",
+    ),
+    Route(
         "PATCH",
         TENANT,
         tenants.change_tenant,
-        "Change a tenant's weight.",
+        "Change a tenant's weight or limits.",
         TenantView,
         "admin",
         body=ChangeTenant,
@@ -214,20 +246,33 @@ TENANTS = (
     Route(
         "DELETE", TENANT, tenants.delete_tenant, "Delete a tenant and all it owns.", TenantDeleted, "admin"
     ),
-    Route("GET", KEYS, tenants.list_keys, "List a tenant's keys.", KeyList, "manage"),
+    Route("GET", KEYS, keys.list_keys, "List a tenant's keys.", KeyList, "manage"),
     Route(
         "POST",
         KEYS,
-        tenants.create_key,
+        keys.create_key,
         "Issue a key.",
         KeyCreated,
         "manage",
         201,
         body=CreateKey,
         creates=True,
-        again=tenants.create_key_again,
+        again=keys.create_key_again,
     ),
-    Route("DELETE", f"{KEYS}/{{key}}", tenants.revoke_key, "Revoke a key.", NoBody, "manage"),
+    Route(
+        "POST",
+        f"{KEYS}/{{key}}/rotate",
+        keys.rotate_key,
+        "Issue a key that follows another one, which ends after an overlap.",
+        KeyRotated,
+        "manage",
+        201,
+        body=RotateKey,
+        creates=True,
+        again=keys.rotate_key_again,
+        kinds=("conflict",),
+    ),
+    Route("DELETE", f"{KEYS}/{{key}}", keys.revoke_key, "Revoke a key.", NoBody, "manage"),
     Route("GET", f"{TENANT}/usage", tenants.usage, "What a tenant used and stores.", UsageView, "manage"),
 )
 
@@ -256,6 +301,49 @@ JOBS = (
     ),
     Route("DELETE", JOB, jobs.cancel_job, "Cancel a job.", JobView, "manage", kinds=("conflict",)),
     Route("GET", "/manage/stats", stats.stats, "What is kept, by tier.", StatsView, "admin"),
+    Route(
+        "GET",
+        "/manage/overview",
+        overview.show,
+        "The server at a glance, with the last minutes or hours.",
+        OverviewView,
+        "manage",
+        query=OverviewQuery,
+    ),
+    Route(
+        "POST",
+        "/manage/check",
+        check.check,
+        "Check a file of rows or text as a job would, without starting one.",
+        CheckView,
+        "manage",
+        body=CheckFile,
+        files={"data": True},
+        kinds=("invalid_data",),
+    ),
+)
+
+PAGE = (
+    Route("GET", "/", page.index, "The page.", media="text/html", while_draining=True, etag=True),
+    Route(
+        "GET",
+        "/page/{file}",
+        page.file,
+        "A file of the page.",
+        media="*/*",
+        while_draining=True,
+        etag=True,
+        kinds=("not_found",),
+    ),
+    Route(
+        "GET",
+        "/dashboard",
+        page.dashboard,
+        "Redirects to the page.",
+        media="text/plain",
+        status=308,
+        while_draining=True,
+    ),
 )
 
 OPERATION = (
@@ -289,12 +377,17 @@ ROUTES: tuple[Route, ...] = (
     *MODELS,
     *CASCADES,
     *JOBS,
+    *AUDIT,
     *INFERENCE,
     *OPENAI_ROUTES,
     *tei.ROUTES,
     *OIP_ROUTES,
+    *BACKUPS,
     *OPERATION,
+    *PAGE,
 )
+INFER_PATHS = frozenset(route.path for route in ROUTES if route.scope == "infer" and route.cancellable)
+"""The paths of the calls that ask models, of all protocols."""
 
 
 def openapi_text() -> str:

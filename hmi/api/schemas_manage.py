@@ -343,16 +343,3 @@ class ModelQuery(Query):
     task: Task | None = None
     after: ModelName | None = None
     limit: int = Field(default=100, ge=1, le=1000)
-
-
-class UsageView(Answer):
-    """A tenant's use of the server since its start, and what the tenant stores."""
-
-    tenant: str
-    since: str
-    requests: int
-    inputs: int
-    tokens: int
-    compute_ms: float
-    models: int
-    model_bytes: int

@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING
 
 from aiohttp import BadContentDispositionHeader, BadContentDispositionParam, web
 
-from hmi.api import leaving
-from hmi.api.app import DRAIN_S, application, begin, build_services, drain
+from hmi.api import leaving, notify
+from hmi.api.app import DRAIN_S, application, begin, drain
 from hmi.api.auth import check_binding
+from hmi.api.building import build_services
 from hmi.api.door import Door
-from hmi.api.garbage import short_collections
+from hmi.api.garbage import end_without_collections, short_collections
 from hmi.api.server_lock import announced, owning
 from hmi.api.services import Services
 from hmi.api.tls import Certificates, certificates_of
@@ -49,6 +50,7 @@ def serve(settings: Settings) -> None:
     for quoting in (BadContentDispositionHeader, BadContentDispositionParam):
         warnings.simplefilter("ignore", quoting)
     sys.setswitchinterval(SWITCH_S)
+    end_without_collections()
     logs.configure(settings.log_format, settings.log_level)
     certificates = certificates_of(settings)
     with ExitStack() as stack:
@@ -91,7 +93,7 @@ async def _serve(
     assert runner.server is not None
     door = Door(listener, runner.server, services.settings, certificates)
     try:
-        async with short_collections(lambda: not services.in_flight.count):
+        async with notify.watched(), short_collections(lambda: not services.in_flight.count):
             door.open()  # health calls are answered from here on
             if rpc is not None:
                 await rpc.start()
@@ -99,7 +101,9 @@ async def _serve(
             if not stopping.is_set():
                 await begin(services)
                 log.info("%s", greeting(services, url))
+                notify.tell("READY=1")
             await stop.wait()
+            notify.tell("STOPPING=1")
             log.info("stopping: new requests get 503, accepted ones are answered")
             until = loop.time() + DRAIN_S
             if rpc is not None:
@@ -116,8 +120,11 @@ async def _serve(
 
 
 def _watch(certificates: Certificates | None, loop: asyncio.AbstractEventLoop) -> asyncio.Task[None] | None:
-    """Reload the certificate on SIGHUP and when its files change. Without one, SIGHUP keeps its meaning."""
+    """Reload the certificate on SIGHUP and when its files change. Without one, SIGHUP ends the process, but
+    under systemd does nothing, since there it comes from `systemctl reload`."""
     if certificates is None:
+        if notify.supervised():
+            loop.add_signal_handler(signal.SIGHUP, lambda: None)
         return None
     loop.add_signal_handler(signal.SIGHUP, certificates.reload)
     return loop.create_task(certificates.watch())

@@ -7,16 +7,18 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from aiohttp import web
-
+from hmi.api.audit import Audit
 from hmi.api.auth import Auth
 from hmi.api.bodies import Bodies
+from hmi.api.caller import Caller
 from hmi.api.inference import Inference, InferenceEngine
 from hmi.api.limited_log import LimitedLog
+from hmi.api.minutes import Minutes
 from hmi.api.quotas import Quotas
 from hmi.api.scrape import Scrape
+from hmi.api.shared import Shared
 from hmi.api.shares import Shares
 from hmi.api.uploads import Uploads
 from hmi.config import Settings
@@ -26,6 +28,11 @@ from hmi.errors import Unavailable
 from hmi.manager import Manager
 from hmi.metrics import Metrics
 from hmi.telemetry.tracing import Tracer
+
+if TYPE_CHECKING:
+    from aiohttp import web
+else:
+    from hmi.api.late import web
 
 log = logging.getLogger("hmi.api")
 Phase = Literal["compiling", "starting", "serving", "draining"]
@@ -66,6 +73,11 @@ class Services:
     places: Shares
     """Places for requests under way, as many as there may be connections."""
     scrape: Scrape
+    audit: Audit
+    minutes: Minutes
+    """The figures of the last day, minute by minute."""
+    counts: Shared[dict[str, int]]
+    """The numbers of roots, domains, tenants and models."""
     phase: Phase = "starting"
     """It ends with starting, serving and draining, in this order. A server begins with compiling."""
     started: str = field(default_factory=now)
@@ -82,6 +94,8 @@ class Services:
     """Sends the spans of requests; None: nothing is traced."""
     working: set[asyncio.Task[web.StreamResponse]] = field(default_factory=set)
     """Tasks of requests that are finished even if their client disconnects. The set keeps them alive."""
+    chores: asyncio.Task[None] | None = None
+    """What the server does from time to time; see `hmi.api.chores`."""
     same_key: dict[str, KeyLock] = field(default_factory=dict)
     """The locks of the Idempotency-Keys in use, by `KeyedRequest.name`."""
 
@@ -122,4 +136,16 @@ class Services:
             del self.receiving[id(request)]
 
 
-SERVICES: web.AppKey[Services] = web.AppKey("services", Services)
+SERVICES: web.AppKey[Services]
+"""The application's services."""
+CALLER: web.RequestKey[Caller]
+"""The caller of a call to infer."""
+
+
+def __getattr__(name: str) -> Any:
+    """Make the keys at their first use, since commands have services without a web server."""
+    if name == "SERVICES":
+        return globals().setdefault(name, web.AppKey("services", Services))
+    if name == "CALLER":
+        return globals().setdefault(name, web.RequestKey("caller", Caller))
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hmi.api.exits import cascade_brief
+from hmi.api.rates import State
 from hmi.api.schemas import JobView
 from hmi.api.schemas_domain import DomainVersionView, DomainView
 from hmi.api.schemas_exits import ExitsView
 from hmi.api.schemas_manage import ExecutionView, ExecutorTimes, ModelView, RootView, ShardsView
 from hmi.api.schemas_stats import StatsView
-from hmi.api.schemas_tenants import KeyView, TenantView
+from hmi.api.schemas_tenants import (
+    KeyView,
+    LimitsView,
+    QuotaView,
+    RateState,
+    StoreState,
+    TenantDetails,
+    TenantView,
+)
 from hmi.api.tokens import tokens_brief
-from hmi.core import JobRecord, KeyRecord, ModelRecord, Progress, RootRecord, TenantRecord
+from hmi.core import JobRecord, KeyRecord, Limits, ModelRecord, Progress, RootRecord, TenantRecord
 from hmi.execution.fastest import fastest, precision_of
 from hmi.manager import DomainInfo
 from hmi.metrics import Metrics, memory_by_tier
 from hmi.model.shares import threshold_of
 from hmi.stores.job_table import target_of
 from hmi.stores.profiles import Profile
+from hmi.stores.tenant_room import Stored
 
 Running = tuple[str, str | None]
 """The name of a root's executor, and why its device is not used any more, for a root in memory."""
@@ -89,11 +99,53 @@ def execution_view(
 
 
 def tenant_view(tenant: TenantRecord) -> TenantView:
-    return TenantView(tenant=tenant.tenant, created=tenant.created, weight=tenant.weight)
+    return TenantView(**_tenant_fields(tenant))
 
 
-def key_view(key: KeyRecord) -> KeyView:
-    return KeyView(key_id=key.key_id, tenant=key.tenant, scopes=list(key.scopes), created=key.created)
+def tenant_details(tenant: TenantRecord, quota: QuotaView) -> TenantDetails:
+    return TenantDetails(**_tenant_fields(tenant), quota=quota)
+
+
+def _tenant_fields(tenant: TenantRecord) -> dict[str, Any]:
+    limits = LimitsView(**tenant.limits.model_dump())
+    return {"tenant": tenant.tenant, "created": tenant.created, "weight": tenant.weight, "limits": limits}
+
+
+def quota_view(limits: Limits, stored: Stored, rates: Sequence[State]) -> QuotaView:
+    """The limits that hold for a tenant, with what it has used of them."""
+    states = {
+        state.quota: RateState(
+            per_s=state.rate.per_s,
+            burst=state.rate.capacity,
+            left=round(state.left, 3),
+            full_s=round(state.full_s, 3),
+        )
+        for state in rates
+    }
+    return QuotaView(
+        requests_per_s=states.get("requests_per_s"),
+        tokens_per_s=states.get("tokens_per_s"),
+        models=_store_state(limits.models, stored.models),
+        bytes=_store_state(limits.bytes, stored.bytes),
+    )
+
+
+def _store_state(limit: int | None, used: int) -> StoreState | None:
+    return None if limit is None else StoreState(limit=limit, used=used, left=max(0, limit - used))
+
+
+def key_view(key: KeyRecord, last_used: str | None = None) -> KeyView:
+    return KeyView(
+        key_id=key.key_id,
+        tenant=key.tenant,
+        scopes=list(key.scopes),
+        created=key.created,
+        label=key.label,
+        expires=key.expires,
+        expired=key.expired,
+        successor=key.successor,
+        last_used=last_used,
+    )
 
 
 def model_view(model: ModelRecord, exits: ExitsView | None = None) -> ModelView:

@@ -14,10 +14,13 @@ from hmi.telemetry import logs
 
 COMMANDS = {
     "serve": ("serve", "serve"),
+    "reference": ("reference", "reference"),
     "root": ("roots", "root"),
     "domain": ("domains", "domain"),
     "tenant": ("tenants", "tenant"),
-    "key": ("tenants", "key"),
+    "key": ("keys", "key"),
+    "backup": ("backups", "backup"),
+    "restore": ("backups", "restore"),
     "model": ("models", "model"),
     "job": ("jobs", "job"),
     "file": ("files", "file"),
@@ -31,6 +34,7 @@ COMMANDS = {
     "check": ("check", "check"),
     "profile": ("profile", "profile"),
     "top": ("top", "top"),
+    "audit": ("audit", "audit"),
 }
 
 

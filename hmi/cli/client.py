@@ -21,7 +21,6 @@ from hmi.errors import HmiError, InvalidInput, Unavailable
 
 T = TypeVar("T")
 CHUNK = 1 << 18
-RETRIED = (429, 503)
 
 
 class RemoteError(HmiError):
@@ -139,7 +138,7 @@ class Client:
             try:
                 return self._send(method, path, body, files, query, once)
             except (RemoteError, Unavailable) as error:
-                busy = isinstance(error, Unavailable) or error.status in RETRIED
+                busy = isinstance(error, Unavailable) or _may_retry(error)
                 if not (busy and safe) or time.monotonic() + wait > give_up:
                     raise
                 time.sleep(max(wait, error.retry_after if isinstance(error, RemoteError) else 0.0))
@@ -227,6 +226,11 @@ def _check_address(url: str) -> None:
         sound = False
     if not sound or not url.isprintable() or " " in url:
         raise InvalidInput(f"--url {url!r} is no address: give one like http://host:8080")
+
+
+def _may_retry(error: RemoteError) -> bool:
+    """Return whether another try may succeed. A 429 without Retry-After says that time does not help."""
+    return error.status == 503 or (error.status == 429 and error.retry_after > 0)
 
 
 def _remote(error: urllib.error.HTTPError) -> RemoteError:

@@ -20,8 +20,9 @@ PLAIN_WIDTH = 80
 """Columns of an output that is not a terminal, for `fits`."""
 
 
-def print_json(value: Any) -> None:
-    click.echo(json.dumps(value, indent=2, ensure_ascii=False))
+def print_json(value: Any, *, compact: bool = False) -> None:
+    """Print a value as JSON; `compact`: on one line."""
+    click.echo(json.dumps(value, indent=None if compact else 2, ensure_ascii=False))
 
 
 def print_done(value: Any, text: str, as_json: bool) -> None:

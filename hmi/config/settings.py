@@ -41,6 +41,11 @@ _MIN: dict[str, float] = {
     "root_bytes": 0,
     "io_bytes_per_s": 0,
     "trace_sample": 0,
+    "tenant_requests_per_s": 0,
+    "tenant_tokens_per_s": 0,
+    "tenant_models": 0,
+    "tenant_bytes": 0,
+    "audit_days": 0,
 }
 _MAX: dict[str, float] = {
     "port": 65535,
@@ -175,6 +180,25 @@ class Settings:
     Needs the extra `otel`; the variables OTEL_EXPORTER_OTLP_ENDPOINT and so on name the collector."""
     trace_sample: float = 1.0
     """The fraction of requests that are traced, of those that do not bring a decision in `traceparent`."""
+    tenant_requests_per_s: int = 0
+    """Calls to infer a second that a tenant may make in the long run, unless it has a limit of its own
+    (`hmi tenant set`); 0 = no limit."""
+    tenant_tokens_per_s: int = 0
+    """Tokens a second that a tenant may send in the long run, unless it has a limit of its own; 0 = no
+    limit."""
+    tenant_burst_s: int = 10
+    """A tenant that has sent nothing for this many seconds may send as much at once as its limits allow in
+    this time."""
+    tenant_models: int = 0
+    """The most models of a tenant, unless it has a limit of its own; 0 = no limit."""
+    tenant_bytes: int = 0
+    """The most bytes that a tenant's models and files may take on the disk, unless it has a limit of its
+    own; 0 = no limit."""
+    audit_days: int = 365
+    """Days for which the audit log is kept; 0 = forever."""
+    backup_location: str = ""
+    """The place for backups that are asked for over HTTP: a folder, or a URL such as `s3://bucket/hmi`, which
+    needs the package of its protocol. Without it such calls are refused (docs/operations/backup.md)."""
 
     def __post_init__(self) -> None:
         for field in fields(self):

@@ -19,7 +19,6 @@ from torch import Tensor
 from hmi.core import MAX_AGREEMENT, Cascade, ModelId, ModelRecord, ModelVersion, Objective
 from hmi.engine.cache import IdleCache
 from hmi.engine.streamed import Shards, Streamed, load_codec
-from hmi.engine.weights import Weights
 from hmi.errors import Damaged, NotFound
 from hmi.execution.base import Executor
 from hmi.execution.batch import BatchKey
@@ -43,6 +42,7 @@ from hmi.stores.plot_meta import PlotMeta
 from hmi.stores.plots import plot_errors
 from hmi.stores.profiles import Measured, Profiles
 from hmi.stores.registry import Registry
+from hmi.stores.tenant_cache import TenantCache
 from plot_store import Reader, Store
 
 log = logging.getLogger("hmi.engine")
@@ -207,7 +207,7 @@ class Bundles:
         self._layout, self._registry, self._plots = Layout(data), registry, plots
         self._adapters, self._lowers, self._precision = adapters, lowers, precision
         self._device, self._device_bytes = device, device_bytes
-        self._weights = Weights(registry)
+        self._tenants = TenantCache(registry)
         self._uppers: IdleCache[Key, Upper] = IdleCache(16, IDLE_S)
         # An open reader keeps its version from collection, so an unused one must not stay.
         self._readers: IdleCache[Key, Reader] = IdleCache(1024, IDLE_S)
@@ -219,8 +219,8 @@ class Bundles:
         return self._registry.model(model)
 
     def weight(self, tenant: str) -> float:
-        """The tenant's weight (`Weights`)."""
-        return self._weights.of(tenant)
+        """The tenant's weight; see `TenantCache.weight`."""
+        return self._tenants.weight(tenant)
 
     def upper(self, version: ModelVersion) -> Part[Upper]:
         key = "root", version.root, version.root_version

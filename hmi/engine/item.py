@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from hmi.core import Objective
@@ -52,6 +54,8 @@ class Partial:
     """The head's output, by window."""
     hits: Counter[str] = field(default_factory=Counter)
     """Tokens, by what answered their look-up."""
+    orders: dict[int, NDArray[np.int8]] = field(default_factory=dict)
+    """The order of the n-gram that answered each token, by window. Only of a request that wants its words."""
     layers: int = 0
     """The largest number of upper layers that a window went through."""
     stages: dict[str, str] = field(default_factory=dict)

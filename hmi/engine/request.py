@@ -35,6 +35,8 @@ class TextRequest:
     normalise: bool | None = None
     """Of an embedding: whether to scale it to length 1. None: by the root's convention."""
     provenance: bool = False
+    words: bool = False
+    """True if the answer is to say which n-grams answered each word."""
     aggregation: Aggregation = "simple"
     """How the tags of a text that is not split into words become entities."""
     deadline: float | None = None
@@ -124,6 +126,26 @@ class Provenance:
         )
 
 
+@dataclass(frozen=True)
+class Word:
+    """A word of the caller's text, with the n-grams that answered it.
+
+    Words of a text are the tokenizer's, for which punctuation marks are words of their own. Those of a
+    tagging model are the words that it tags.
+    """
+
+    text: str
+    start: int | None
+    """Where it begins in the caller's text, in Unicode code points. None: the caller gave a list of words."""
+    end: int | None
+    """The first code point after it."""
+    orders: tuple[str, ...]
+    """What answered each of its tokens: trigram, bigram, unigram, …, miss, or `computed` if exact. (): the
+    model did not read it."""
+    pair: bool = False
+    """True if it stands in the second text of a pair."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class TextResult(Answer):
     """One answer, in the form of its model's task, with the version that made it."""
@@ -134,5 +156,7 @@ class TextResult(Answer):
     tokens: int = 0
     """The tokens that were read, special tokens included; over all windows of a long text."""
     provenance: Provenance | None = None
+    words: list[Word] | None = None
+    """The words that were read, in their order. None unless the request wants them."""
     timing: dict[str, float] = field(default_factory=dict)
     """queue_ms, retrieve_ms and compute_ms. The last two are sums over the batches that the text was in."""

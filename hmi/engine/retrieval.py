@@ -73,7 +73,7 @@ def retrieve(pieces: Sequence[Piece]) -> Retrieved:
         start = batch.offsets[-1]
         ends = list(accumulate((len(p.window) for p in same), initial=start))[1:]
         try:
-            _fill(batch, same[0], [p.window for p in same], batch.rows[start : ends[-1]])
+            _fill(batch, same, batch.rows[start : ends[-1]])
         except Exception as error:
             batch.failed.extend((p.item, error) for p in same)
             continue
@@ -86,8 +86,9 @@ def retrieve(pieces: Sequence[Piece]) -> Retrieved:
     return batch
 
 
-def _fill(batch: Retrieved, first: Piece, texts: list[Encoded], out: Tensor) -> None:
-    """Write the rows of texts of one PLOT version to `out`, without their bias."""
+def _fill(batch: Retrieved, pieces: Sequence[Piece], out: Tensor) -> None:
+    """Write the rows of pieces of one PLOT version to `out`, without their bias."""
+    first, texts = pieces[0], [p.window for p in pieces]
     if first.item.request.exact:
         batch.hits.extend(_compute(first.bundle, texts, out))
         return
@@ -97,6 +98,9 @@ def _fill(batch: Retrieved, first: Piece, texts: list[Encoded], out: Tensor) -> 
     _, hits = reader.lookup(tokens, offsets, out=out.numpy())
     batch.lookups.append(Lookup(reader.version, tokens, offsets, hits))
     batch.hits.extend(_counts(hits, offsets))
+    for i, piece in enumerate(pieces):
+        if piece.item.request.words:
+            piece.item.partial.orders[piece.index] = hits.order[offsets[i] : offsets[i + 1]].copy()
 
 
 def _compute(bundle: Bundle, texts: list[Encoded], out: Tensor) -> list[PlotHits]:

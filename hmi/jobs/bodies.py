@@ -25,6 +25,7 @@ BODIES: Mapping[JobKind, Body] = {
     "compact_plot": _lazily("hmi.jobs.compact_plot"),
     "profile_cascade": _lazily("hmi.jobs.profile_cascade"),
     "shard_root": _lazily("hmi.jobs.shard_root"),
+    "backup": _lazily("hmi.jobs.back_up"),
 }
 
 

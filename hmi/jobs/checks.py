@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from hmi.core import Task
 from hmi.errors import HmiError, InvalidData
@@ -17,6 +18,7 @@ from hmi.training.data.corpus import count_documents, open_corpus
 from hmi.training.data.rows import (
     MIN_ROWS,
     BadRow,
+    Row,
     RowFile,
     label_counts,
     parse_rows,
@@ -31,6 +33,10 @@ from hmi.training.row_keys import hold_out
 
 CHECKED_BYTES = 4 << 20
 """A check reads at most this many bytes of a file, counted after decompression."""
+SAMPLE = 3
+"""A check shows this many of the rows that it has read."""
+SAMPLE_CHARACTERS, SAMPLE_WORDS = 400, 60
+"""It cuts a text to this length, and a list of words to this number."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +55,8 @@ class Checked:
     labels: dict[str, int] = field(default_factory=dict)
     problems: list[BadRow] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    sample: list[dict[str, Any]] = field(default_factory=list)
+    """The first usable rows, as JSON rows of the task, with long texts cut."""
     error: str | None = None
     """Why every job would refuse the file, or None."""
 
@@ -122,8 +130,28 @@ def inspect_file(source: Upload, task: Task | None, skip: int = 0, *, corpus: bo
         why = error.message
     labels = dict(label_counts(found.rows).most_common())
     return Checked(
-        "rows", task, found.read, len(found.rows), found.whole, labels, found.left_out, found.notes, why
+        "rows",
+        task,
+        found.read,
+        len(found.rows),
+        found.whole,
+        labels,
+        found.left_out,
+        found.notes,
+        [_shown(row, task) for row in found.rows[:SAMPLE]],
+        why,
     )
+
+
+def _shown(row: Row, task: Task) -> dict[str, Any]:
+    """A row as JSON, with long texts cut."""
+    if isinstance(row.text, list):
+        tags = row.label if isinstance(row.label, tuple) else ()
+        return {"tokens": row.text[:SAMPLE_WORDS], "tags": tags[:SAMPLE_WORDS]}
+    texts = (row.text,) if isinstance(row.text, str) else row.text
+    cut = [text if len(text) <= SAMPLE_CHARACTERS else f"{text[:SAMPLE_CHARACTERS]}…" for text in texts]
+    answer = {"regression": "value", "multilabel": "labels"}.get(task, "label")
+    return {**dict(zip(("text", "text_pair"), cut, strict=False)), answer: row.label}
 
 
 def _checked_corpus(source: Upload) -> Checked:

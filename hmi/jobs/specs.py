@@ -119,3 +119,10 @@ class ProfileCascadeSpec(Spec):
     @property
     def model_id(self) -> ModelId:
         return ModelId.parse(self.model)
+
+
+class BackupSpec(Spec):
+    """Back up the data folder below the setting `backup_location`."""
+
+    folder: str = ""
+    """A folder of the location, so that one location may hold several series of backups; "": itself."""

@@ -13,6 +13,7 @@ from hmi.core import (
     JobRecord,
     JobState,
     KeyRecord,
+    Limits,
     ModelId,
     ModelRecord,
     Objective,
@@ -40,6 +41,7 @@ from hmi.stores.miss_files import MissFiles
 from hmi.stores.miss_recorder import MissRecorder
 from hmi.stores.plots import open_plots
 from hmi.stores.registry import Registry
+from hmi.tenancy import NO_LIMITS, default_limits
 from plot_store import VersionInfo
 
 
@@ -52,7 +54,7 @@ class Manager:
     def __init__(self, settings: Settings, *, bodies: str | None = None) -> None:
         layout = open_layout(settings.data)
         with ExitStack() as undo:
-            registry = Registry.open(layout.registry)
+            registry = Registry.open(layout.registry, defaults=default_limits(settings))
             undo.callback(registry.close)
             plots = open_plots(layout.plots, settings)
             undo.callback(plots.close)
@@ -73,8 +75,8 @@ class Manager:
         self._cascades = Cascades(self._parts)
         self.tokens = TokenProfiles(self._parts)
         self._exchange = Exchange(self._parts, self._domains)
-        self._tenants = Tenants(self._parts)
-        self.files = self._tenants.files
+        self.tenants = Tenants(self._parts)
+        self.files = self.tenants.files
         self._roots = Roots(self._parts, self._domains)
         self.profiles, self.root_shards = self._roots.profiles, self._roots.shards
         self._consistency = Consistency(self._parts, self._roots)
@@ -187,35 +189,30 @@ class Manager:
 
     # Tenants and keys
 
-    def create_tenant(self, name: str, *, weight: float = 1.0) -> tuple[TenantRecord, str]:
+    def create_tenant(
+        self, name: str, *, weight: float = 1.0, limits: Limits = NO_LIMITS
+    ) -> tuple[TenantRecord, str]:
         """Create a tenant. Returns it with its first key in plain text, which is not stored.
         Raises InvalidInput, Conflict."""
-        return self._tenants.create(name, weight)
+        return self.tenants.create(name, weight, limits)
 
-    def set_tenant(self, name: str, *, weight: float | None = None) -> TenantRecord:
-        """Change the settings that are not None. Running servers use them from the tenant's next call.
-
-        Raises InvalidInput, NotFound.
-        """
-        return self._tenants.set(name, weight)
+    def set_tenant(
+        self, name: str, *, weight: float | None = None, limits: Mapping[str, Any] | None = None
+    ) -> TenantRecord:
+        """Change the weight if it is not None, and those of `hmi.tenancy.NAMES` that `limits` has. Running
+        servers use them from the tenant's next call. Raises InvalidInput, NotFound."""
+        return self.tenants.set(name, weight, limits or {})
 
     def delete_tenant(self, name: str) -> dict[str, int]:
         """Remove a tenant, its keys, models and jobs. Returns the counts. Its models' files are
-        freed an hour later.
-
-        Raises NotFound.
-        """
-        return self._tenants.delete(name)
+        freed an hour later. Raises NotFound."""
+        return self.tenants.delete(name)
 
     def create_key(
         self, tenant: str | None, scopes: Sequence[Scope] = TENANT_SCOPES, *, limit: int | None = None
     ) -> tuple[KeyRecord, str]:
-        """Create a key. Returns it in plain text, too, which is not stored. A key with tenant=None
-        reaches all tenants. limit: how many keys the tenant may have.
-
-        Raises InvalidInput, NotFound, QuotaExceeded.
-        """
-        return self._tenants.create_key(tenant, scopes, limit)
+        """Create a key that does not expire; see `Tenants.create_key`."""
+        return self.tenants.create_key(tenant, scopes, limit)
 
     def revoke_key(self, key_id: str) -> KeyRecord:
         """Revoke a key. Raises NotFound."""
@@ -393,6 +390,7 @@ class Manager:
     def _housekeeping(self) -> None:
         self._consistency.housekeeping()
         self.maintenance.housekeeping()
+        self.registry.key_ring.drop_expired()
 
 
 def _given(**files: Path | bytes | None) -> dict[str, Path | bytes]:

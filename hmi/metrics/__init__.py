@@ -60,6 +60,9 @@ class Metrics:
         self.usage = Usage()
         self.lookups = Lookups()
         self.pool: PoolCounters | None = None
+        self.pool_limit_bytes = 0
+        self.queue: tuple[Callable[[], int], Callable[[], tuple[int, float]]] | None = None
+        """The functions of `watch_queue`."""
         self.executors: Callable[[], Iterable[RootExecutors]] = tuple
         """The executor of each root in memory, and the times that chose it."""
         self._requests = Counter(
@@ -158,11 +161,12 @@ class Metrics:
         Both functions are called on the scrape's thread.
         """
         self._streams.set(streams)
+        self.queue = tokens, texts
         self.registry.register(QueueCollector(tokens, texts))
 
     def watch_pool(self, pool: PoolCounters, limit_bytes: int) -> None:
         """Report an adapter pool's own counters, and its limit, at each scrape."""
-        self.pool = pool
+        self.pool, self.pool_limit_bytes = pool, limit_bytes
         self.registry.register(PoolCollector(pool, limit_bytes))
 
     def watch_exits(self, totals: Callable[[], ExitTotals]) -> None:

@@ -154,6 +154,20 @@ class Tokenizer:
         sides = e.sequence_ids
         return all(sides.count(i) >= max_length + self._beginnings.margin for i in cut)
 
+    def word_spans(self, text: str, max_length: int) -> dict[int, tuple[int, int]]:
+        """Where each word of a text stands: its start and its end, exclusive, in Unicode code points.
+
+        Words have the indices of `Encoded.words`. Those that begin far beyond the first `max_length` tokens
+        are left out, so the cost depends on the tokens kept.
+        """
+        e = self._fast.encode(self._beginning(text, max_length), add_special_tokens=False)
+        spans: dict[int, tuple[int, int]] = {}
+        for word, (start, end) in zip(e.word_ids, e.offsets, strict=True):
+            if word is not None:
+                first, last = spans.get(word, (start, end))
+                spans[word] = min(first, start), max(last, end)
+        return spans
+
     def whole_words(self) -> dict[int, str]:
         """The tokens that are whole words of letters, by id, in the order of the ids."""
         tokens = sorted(

@@ -5,30 +5,14 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from hmi.core import Record, check_name
+from hmi.core import check_name
 from hmi.errors import NotFound, QuotaExceeded
 from hmi.stores.model_table import get_tenant
 from hmi.stores.sealed import RegistryTxn
 from hmi.stores.table import FILE, FILE_OF, Table
+from hmi.tenancy import FileRecord
 
 _FILE_ID = re.compile(r"file-[a-z0-9]{1,40}")
-
-
-class FileRecord(Record):
-    """A file that a caller keeps on the server, such as rows for later jobs. Its content is in `files/`."""
-
-    file: str
-    """Its id. Ids sort by time."""
-    tenant: str | None
-    """The tenant that owns it; None for the administrator's."""
-    name: str
-    """The caller's name for it. It is shown, and never becomes part of a path."""
-    purpose: str
-    """What the caller keeps it for, in the words of the protocol that brought it."""
-    bytes: int
-    sha256: str
-    created: str
-    """RFC 3339 in UTC."""
 
 
 @dataclass(frozen=True)

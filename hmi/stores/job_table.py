@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from collections import Counter
@@ -31,6 +32,7 @@ _TARGET = {
     "compact_plot": "domain",
     "profile_cascade": "model",
     "shard_root": "name",
+    "backup": "folder",
 }
 _JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 
@@ -161,15 +163,21 @@ def check_quota(table: Table, txn: RegistryTxn, tenant: str | None, limit: int |
     if sum(job.tenant == tenant for job in live_jobs(table, txn, tolerant=True)) >= limit:
         raise QuotaExceeded(
             f"tenant {tenant} has {limit} jobs queued or running: wait for one to end, or cancel one",
+            quota="jobs",
             limit=limit,
         )
     yesterday = job_id_at(time.time() - DAY_S)
     today = takewhile(lambda job: job > yesterday, txn.names_back(_of(tenant)))
-    if sum(1 for _ in islice(today, PER_DAY)) == PER_DAY:
+    counted = list(islice(today, PER_DAY))
+    if len(counted) == PER_DAY:
+        oldest_s = int(counted[-1][1:12], 16) / 1000
+        wait_s = max(1, math.ceil(oldest_s + DAY_S - time.time()))
         raise QuotaExceeded(
             f"tenant {tenant} has started {PER_DAY} jobs within a day, ended and cancelled ones included: "
-            "wait a few hours, or ask the administrator to start the job",
+            f"try again in {wait_s} s, or ask the administrator to start the job",
+            quota="jobs_a_day",
             limit=PER_DAY,
+            retry_after_s=wait_s,
         )
 
 

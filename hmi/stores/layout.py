@@ -82,6 +82,11 @@ class Layout:
         return self.data / "files"
 
     @property
+    def audit(self) -> Path:
+        """The audit log."""
+        return self.data / "audit"
+
+    @property
     def incoming(self) -> Path:
         """Uploads that no job has taken over yet."""
         return self.data / "incoming"

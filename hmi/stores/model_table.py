@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from hmi.core import JobRecord, ModelId, ModelRecord, ModelVersion, TenantRecord, check_name
+from hmi.core import JobRecord, Limits, ModelId, ModelRecord, ModelVersion, TenantRecord, check_name
 from hmi.errors import Conflict, JobCancelled, NotFound
 from hmi.stores.job_table import cancel_for_model
 from hmi.stores.sealed import RegistryTxn
 from hmi.stores.table import GONE, JOB, MODEL, TENANT, Table
+from hmi.stores.tenant_room import check_publication
+from hmi.tenancy import NO_LIMITS
 
 KEPT_VERSIONS = 8
 """The most versions that a model keeps, the one that answers included."""
@@ -32,13 +34,18 @@ def get_tenant(table: Table, txn: RegistryTxn, tenant: str) -> TenantRecord:
     return record
 
 
-def publish_model(table: Table, txn: RegistryTxn, model: ModelId, version: ModelVersion) -> ModelRecord:
-    """Add a version and let it answer, unless it is held back. Idempotent for each job."""
+def publish_model(
+    table: Table, txn: RegistryTxn, model: ModelId, version: ModelVersion, defaults: Limits = NO_LIMITS
+) -> ModelRecord:
+    """Add a version and let it answer, unless it is held back. Idempotent for each job.
+
+    defaults: the limits of a tenant that has none of its own.
+    """
     old = table.get(txn, model_key(model), ModelRecord)
     versions = old.versions if old else ()
     if old is not None and any(v.job == version.job for v in versions):
         return old
-    get_tenant(table, txn, model.tenant)
+    limits = get_tenant(table, txn, model.tenant).limits.over(defaults)
     _refuse_unwanted(table, txn, version.job)
     taken = {v.version for v in versions}
     number = version.version or max(taken, default=0) + 1
@@ -55,6 +62,7 @@ def publish_model(table: Table, txn: RegistryTxn, model: ModelId, version: Model
         record = ModelRecord(tenant=model.tenant, name=model.name, current=current, versions=tuple(kept))
     else:
         record = old.model_copy(update={"current": current, "versions": tuple(kept)})
+    check_publication(table, txn, limits, record, old)
     table.put(txn, model_key(model), record)
     return record
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,6 +17,7 @@ from hmi.core import (
     JobRecord,
     JobState,
     KeyRecord,
+    Limits,
     ModelId,
     ModelRecord,
     ModelVersion,
@@ -24,15 +26,28 @@ from hmi.core import (
     check_name,
 )
 from hmi.errors import Conflict, NotFound
-from hmi.stores import file_table, job_table, key_table, model_table, once_table
+from hmi.stores import file_table, job_table, key_table, model_table, once_table, tenant_room
+from hmi.stores.key_ring import KeyRing
 from hmi.stores.layout import refuse_lost_registry
 from hmi.stores.registry_database import FIRST_MAP, RegistryDatabase
+from hmi.stores.rooms import Rooms
 from hmi.stores.sealed import RegistryTxn
 from hmi.stores.table import GONE, JOB, JOBS_INDEXED, MODEL, ROOT, TENANT, Table
+from hmi.tenancy import NO_LIMITS, FileRecord
 
 DAY_S = 86_400.0
 KEPT_JOBS = 1000
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class RegistryContents:
+    """The records of one snapshot that refer to files outside the registry."""
+
+    roots: list[RootRecord]
+    models: list[ModelRecord]
+    jobs: list[JobRecord]
+    """Queued and running jobs."""
 
 
 class Registry:
@@ -41,15 +56,18 @@ class Registry:
     Reads are consistent snapshots of a memory map and take microseconds.
     """
 
-    def __init__(self, database: RegistryDatabase) -> None:
-        self._database, self._table = database, Table()
+    def __init__(self, database: RegistryDatabase, defaults: Limits = NO_LIMITS) -> None:
+        """`defaults` are the limits of tenants that have none of their own."""
+        self._database, self._table, self.defaults = database, Table(), defaults
+        self.key_ring = KeyRing(database, self._table)
+        self.rooms = Rooms(database, self._table, defaults)
 
     @classmethod
-    def open(cls, path: Path, *, first_map: int = FIRST_MAP) -> Registry:
+    def open(cls, path: Path, *, first_map: int = FIRST_MAP, defaults: Limits = NO_LIMITS) -> Registry:
         """Open the registry in the folder `path`, creating it if needed. Raises Damaged, StorageFull."""
         path.mkdir(parents=True, exist_ok=True)
         refuse_lost_registry(path)
-        registry = cls(RegistryDatabase.open(path, first_map))
+        registry = cls(RegistryDatabase.open(path, first_map), defaults)
         try:
             registry._index_jobs()
         except BaseException:
@@ -63,6 +81,21 @@ class Registry:
     def generation(self) -> int:
         """A number that grows with each change. While it stays the same, cached reads are still valid."""
         return self._database.generation()
+
+    def copy(self, folder: Path) -> RegistryContents:
+        """Write a copy of one snapshot into the empty `folder`, and return what that snapshot refers to.
+
+        Damaged records are copied, and not counted among the references. Raises Damaged, Unavailable.
+        """
+
+        def look(txn: RegistryTxn) -> RegistryContents:
+            return RegistryContents(
+                roots=self._table.all(txn, ROOT, RootRecord, tolerant=True),
+                models=self._table.all(txn, MODEL, ModelRecord, tolerant=True),
+                jobs=job_table.live_jobs(self._table, txn, tolerant=True),
+            )
+
+        return self._database.copy(folder, look)
 
     def problems(self) -> list[str]:
         """Check all records; returns one sentence for each that is damaged or lost."""
@@ -159,7 +192,7 @@ class Registry:
         def body(txn: RegistryTxn) -> None:
             if record.tenant is not None:
                 model_table.get_tenant(self._table, txn, record.tenant)
-            key_table.check_count(txn, record.tenant, limit)
+            key_table.check_count(self._table, txn, record.tenant, limit)
             key_table.put_key(self._table, txn, record)
 
         self._database.write(body)
@@ -200,6 +233,11 @@ class Registry:
             )
         )
 
+    def count_models(self, tenant: str | None = None) -> int:
+        """The number of models, of one tenant or of all, without parsing their records."""
+        below = "" if tenant is None else f"{check_name(tenant, 'tenant')}."
+        return self._database.read(lambda t: len(t.keys(MODEL + below, tolerant=True)))
+
     def model(self, model: ModelId) -> ModelRecord:
         """Raises NotFound."""
         return self._database.read(lambda t: model_table.get_model(self._table, t, model))
@@ -209,9 +247,12 @@ class Registry:
 
         The version's number 0 stands for the next number. The version's artefact must be durable. The model
         keeps 8 versions: the one that answers, and the newest others. Raises NotFound (no such tenant),
-        Conflict (the number is taken), JobCancelled (the job was cancelled, or its model or tenant deleted).
+        Conflict (the number is taken), JobCancelled (the job was cancelled, or its model or tenant deleted),
+        QuotaExceeded (the tenant has as many models or bytes as it may have).
         """
-        return self._database.write(lambda t: model_table.publish_model(self._table, t, model, version))
+        return self._database.write(
+            lambda t: model_table.publish_model(self._table, t, model, version, self.defaults)
+        )
 
     def set_current(self, model: ModelId, version: int) -> ModelRecord:
         """Let an older or newer version answer. Raises NotFound."""
@@ -268,12 +309,12 @@ class Registry:
         """Store a new job.
 
         Raises Conflict if another live job works on the same root, domain or model; NotFound for an unknown
-        tenant; QuotaExceeded if the tenant has `tenant_limit` live jobs, or started too many within a day.
+        tenant; QuotaExceeded if the tenant has `tenant_limit` live jobs, or started too many within a day,
+        or has as many models or bytes as it may have.
         """
 
         def body(txn: RegistryTxn) -> None:
-            if record.tenant is not None:
-                model_table.get_tenant(self._table, txn, record.tenant)
+            self.rooms.check_job_in(txn, record)
             job_table.add_job(self._table, txn, record, tenant_limit)
 
         self._database.write(body)
@@ -308,19 +349,25 @@ class Registry:
 
     # Files
 
-    def add_file(self, record: file_table.FileRecord, limits: file_table.FileLimits | None) -> None:
-        """Store a file's record. Raises NotFound (no such tenant), QuotaExceeded (beyond `limits`)."""
-        self._database.write(lambda t: file_table.add_file(self._table, t, record, limits))
+    def add_file(self, record: FileRecord, limits: file_table.FileLimits | None) -> None:
+        """Store a file's record. Raises NotFound (no such tenant), QuotaExceeded (beyond `limits`, or what
+        the tenant may store)."""
 
-    def file(self, file: str) -> file_table.FileRecord | None:
+        def body(txn: RegistryTxn) -> None:
+            tenant_room.check_file(self._table, txn, self.rooms.limits_in(txn, record.tenant), record)
+            file_table.add_file(self._table, txn, record, limits)
+
+        self._database.write(body)
+
+    def file(self, file: str) -> FileRecord | None:
         """The file's record; None if there is none."""
         return self._database.read(lambda t: file_table.find_file(self._table, t, file))
 
-    def files(self, tenant: str | None) -> list[file_table.FileRecord]:
+    def files(self, tenant: str | None) -> list[FileRecord]:
         """The files of a tenant, or with None the administrator's, oldest first."""
         return self._database.read(lambda t: file_table.files_of(self._table, t, tenant))
 
-    def delete_file(self, file: str) -> file_table.FileRecord:
+    def delete_file(self, file: str) -> FileRecord:
         """Raises NotFound."""
         return self._database.write(lambda t: file_table.drop_file(self._table, t, file))
 

@@ -64,6 +64,13 @@ class RegistryDatabase:
         except PlotStoreError as error:
             raise _as_ours(error) from error
 
+    def copy(self, folder: Path, look: Callable[[RegistryTxn], T]) -> T:
+        """Write a copy of one snapshot into the empty `folder`; returns `look` of the same snapshot."""
+        try:
+            return self._database.copy(folder, lambda raw: look(RegistryTxn(raw)))
+        except PlotStoreError as error:
+            raise _as_ours(error) from error
+
     def problems(self) -> list[str]:
         """Check all records; returns one sentence for each that is damaged or missing."""
         try:

@@ -24,6 +24,7 @@ JOBS_INDEXED = "jobsindexed"  # exists once JOB_OF and JOB_COUNT cover every job
 GONE = "gone/"  # + job whose tenant was deleted while it ran
 KEY = "key/"  # + sha256
 KEY_OF = "keyof/"  # + tenant (or nothing) / key_id -> sha256
+KEY_USED = "keyused/"  # + key_id -> when the key was last used, about
 KEY_ID = "keyid/"  # + key_id -> tenant (or nothing)
 FILE = "file/"
 FILE_OF = "fileof/"  # + tenant (or nothing) / file

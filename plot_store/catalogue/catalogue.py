@@ -125,6 +125,10 @@ class Catalogue:
         except OSError as error:
             raise io_error(error, "using the catalogue") from error
 
+    def copy(self, folder: Path, look: Callable[[CatalogueTxn], T]) -> T:
+        """Write a copy of one snapshot into the empty `folder`; see `Database.copy`."""
+        return self._database.copy(folder, lambda raw: look(CatalogueTxn(raw)))
+
     def forget_dead_readers(self) -> int:
         """See `Database.forget_dead_readers`."""
         return self._database.forget_dead_readers()

@@ -112,6 +112,19 @@ class Database:
         with self._writer.held():
             return self._run(body, write=True)
 
+    def copy(self, folder: Path, look: Callable[[Any], T]) -> T:
+        """Write a compact copy of one snapshot into `folder`, which has no environment yet, without blocking
+        writers. Returns what `look` returns for a read transaction on the same snapshot.
+
+        Raises Closed, Forked, Damaged, StoreIO.
+        """
+
+        def body(raw: Any) -> T:
+            self._env.copy(str(folder), compact=True, txn=raw)
+            return look(raw)
+
+        return self._run(body, write=False)
+
     def generation(self) -> int:
         """Return a number that grows with each committed change of any process."""
         self._enter()

@@ -12,6 +12,7 @@ from typing import Any
 from plot_store.care import archive, attachments, check, gc
 from plot_store.care.compact import MAX_SEGMENTS, compact
 from plot_store.care.scrub import ScrubProgress, scrub
+from plot_store.care.snapshot import Snapshot, snapshot
 from plot_store.catalogue import records, version_tree
 from plot_store.catalogue.catalogue import FORMAT
 from plot_store.environment.environment import Environment, acquire, release
@@ -210,6 +211,14 @@ class Store(Branches):
         bytes in total). Raises NotFound, Collected, Invalid, Damaged, StoreFull, StoreIO.
         """
         archive.export(self._env(), ref_or_id, check_path("path", path), attached or {}, progress)
+
+    def snapshot(self, folder: str | Path) -> Snapshot:
+        """Write a consistent copy of the store into an empty folder of the same file system. It takes about
+        one link for each segment. Other processes may publish, delete and collect meanwhile.
+
+        Raises Damaged (the catalogue), StoreFull, StoreIO.
+        """
+        return snapshot(self._env(), check_path("folder", folder))
 
     def import_archive(
         self, path: str | Path, *, ref: str | None = None, progress: Progress | None = None

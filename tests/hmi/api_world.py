@@ -15,7 +15,8 @@ import pytest
 from aiohttp import ClientResponse, FormData
 from aiohttp.test_utils import TestClient, TestServer
 
-from hmi.api.app import application, build_services
+from hmi.api.app import application
+from hmi.api.building import build_services
 from hmi.api.services import Services
 from hmi.cli import main
 from hmi.config import Settings
@@ -92,8 +93,10 @@ async def read_answer(reader: asyncio.StreamReader) -> tuple[int, Any, bytes]:
 
 
 @asynccontextmanager
-async def running(data: Path, **settings: Any) -> AsyncIterator[World]:
-    services = build_services(Settings(data=data, **settings))
+async def running(data: Path, *, engine: Any = None, **settings: Any) -> AsyncIterator[World]:
+    """Run a server. engine: answers in place of the real engine, for tests of what comes before it."""
+    given = Settings(data=data, **settings)
+    services = build_services(given) if engine is None else build_services(given, lambda *_: engine)
     server = TestServer(application(services), host="127.0.0.1")
     async with TestClient(server) as client:
         yield World(services, client)

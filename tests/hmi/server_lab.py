@@ -9,11 +9,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from hmi.bench.floods.server import free_port
 from tests.hmi.api_world import is_ready
 from tests.waiting import wait_until
 
 REPO = Path(__file__).parents[2]
 PYTHON = [sys.executable, "-m", "hmi"]
+READY_S = 120.0
 
 
 @contextmanager
@@ -41,3 +43,23 @@ def serving(data: Path, *arguments: str) -> Iterator[tuple[str, subprocess.Popen
 def ready(url: str) -> None:
     """Wait until the server at `url` is ready."""
     wait_until(lambda: is_ready(url))
+
+
+@contextmanager
+def logged_server(data: Path, log: Path, *arguments: str) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """Run a server process that is ready, and writes its log to a file: its address and the process.
+
+    Unlike the one of `serving`, it may log as much as it likes.
+    """
+    port = free_port()
+    command = [*PYTHON, "serve", "--data", str(data), "--port", str(port), *arguments]
+    with log.open("ab") as out:
+        server = subprocess.Popen(command, cwd=REPO, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
+    url = f"http://127.0.0.1:{port}"
+    try:
+        wait_until(lambda: server.poll() is not None or is_ready(url), READY_S)
+        assert server.poll() is None, log.read_text()[-2000:]
+        yield url, server
+    finally:
+        server.kill()
+        server.wait()

@@ -58,6 +58,15 @@ class Echo:
         return [_echo(request) for request in requests]
 
 
+@dataclass
+class Counting(Echo):
+    """An engine that counts a token for each character."""
+
+    async def infer(self, requests: list[TextRequest]) -> Sequence[TextResult]:
+        await super().infer(requests)
+        return [TextResult(model=r.model, version=1, tokens=r.characters) for r in requests]
+
+
 def _echo(request: TextRequest) -> TextResult:
     text = str(request.text)
     made_by = Provenance(

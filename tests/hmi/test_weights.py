@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hmi.engine.weights import Weights
 
 from hmi.config import Settings
 from hmi.core import KeyRecord, TenantRecord
 from hmi.engine import Engine
-from hmi.engine.weights import Weights
 from hmi.errors import InvalidInput
 from hmi.manager import Manager
 from tests.hmi.api_world import World, hmi, running, tenant

@@ -59,7 +59,9 @@ def run(folder: Path, **environ: str) -> tuple[str, np.ndarray]:
 
 
 @pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="compiles for x86 and runs it")
-@pytest.mark.parametrize("name", OLDER)
+@pytest.mark.parametrize(
+    "name", ["haswell", "skylake-avx512", pytest.param("icelake-server", marks=pytest.mark.slow)]
+)
 def test_an_older_processor_compiles_the_kernels_and_gets_the_same_answers(name: str, tmp_path: Path) -> None:
     features, wanted = OLDER[name]
     if not all(isa.has(feature.strip("+")) for feature in features.split(",")):

@@ -61,4 +61,5 @@ def _handler(endpoint: Endpoint) -> Handler:
 def values_in(results: Sequence[AskResult]) -> int:
     """About how many labels, tags and numbers the answer has."""
     outputs = [output for result in results for output in result.outputs]
-    return sum(1 + len(o.scores or ()) + len(o.tags or ()) + len(o.embedding or ()) for o in outputs)
+    sizes = (len(some or ()) for o in outputs for some in (o.scores, o.tags, o.embedding, o.words))
+    return len(outputs) + sum(sizes)

@@ -14,13 +14,14 @@ from typing import Any, NoReturn
 
 import grpc
 
+from hmi.api.audited import accessed, refuse
 from hmi.api.caller import NOBODY, Caller
 from hmi.api.errors import INTERNAL, Malformed, known
 from hmi.api.rpc.status import code_of, trailing_of
 from hmi.api.services import Services, Stopping, Unfinished
 from hmi.api.shares import Holder
 from hmi.core import Scope
-from hmi.errors import HmiError
+from hmi.errors import Forbidden, HmiError, Unauthorised
 from hmi.stores.layout import without_paths
 from hmi.telemetry.context import CURRENT, RequestContext, tell
 
@@ -100,7 +101,7 @@ class Gate:
         try:
             if scope is not None:
                 services.admit()
-                call.caller = self._caller(metadata, scope)
+                call.caller = self._identified(call, scope)
                 tell(tenant=call.caller.tenant, key_id=call.caller.key_id)
             with (
                 services.places.loan(call.caller.tenant, 1 if scope else 0),
@@ -158,6 +159,19 @@ class Gate:
         if self._leaving:
             return Unfinished("the server is stopping and no message has come: call again in a few seconds")
         return Malformed(f"no message has come for {idle_s:g} seconds: send it sooner, or end the call")
+
+    def _identified(self, call: RpcCall, scope: Scope) -> Caller:
+        """The caller of a call. Writes a refusal, and an administrator's call, to the audit log."""
+        audit, peer = self._services.audit, str(call.context.peer()).partition(":")[2]
+        address = peer.rpartition(":")[0].strip("[]")
+        about = {"request": call.id, "call": f"grpc {call.method}", "address": address or "local"}
+        try:
+            caller = self._caller(call.metadata, scope)
+        except (Unauthorised, Forbidden) as error:
+            refuse(audit, error, about)
+            raise
+        accessed(audit, caller, about)
+        return caller
 
     def _caller(self, metadata: Mapping[str, str], scope: Scope) -> Caller:
         header = metadata.get("authorization")

@@ -26,6 +26,7 @@ from hmi.jobs.runtime.folders import JobFolder
 from hmi.stores.layout import Layout, open_layout, without_paths
 from hmi.stores.plots import as_hmi
 from hmi.stores.registry import Registry
+from hmi.tenancy import default_limits
 from plot_store import PlotStoreError
 
 MAX_STALLED = 5
@@ -43,7 +44,7 @@ def run_job(settings: Settings, job: str, bodies: Mapping[JobKind, Body]) -> int
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C, by cancelling the job
     layout = open_layout(settings.data)
-    registry = Registry.open(layout.registry)
+    registry = Registry.open(layout.registry, defaults=default_limits(settings))
     folder = JobFolder(layout.jobs, registry.job(job).job)
     with folder.try_lock() as got:
         if not got:

@@ -79,8 +79,8 @@ class JobRunner:
         other files copied.
 
         Raises Conflict (another job has the same target), InvalidInput, NotFound (tenant),
-        StorageFull, QuotaExceeded (the tenant has `tenant_limit` queued and running jobs, or began
-        too many within a day).
+        StorageFull, QuotaExceeded (the tenant has `tenant_limit` queued and running jobs, began
+        too many within a day, or may store no more).
         """
         self._registry.check_job_quota(tenant, tenant_limit)
         inputs = inputs or {}
@@ -88,6 +88,7 @@ class JobRunner:
         spec = {**spec, "inputs": sorted(inputs)}
         self.recover()  # so that no job without a process causes a Conflict
         record = JobRecord(job=job, kind=kind, state="queued", created=now(), tenant=tenant, spec=spec)
+        self._registry.rooms.check_job(record)
         folder = self._folder(job)
         folder.create(inputs, self._layout.incoming)
         try:

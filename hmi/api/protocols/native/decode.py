@@ -58,6 +58,7 @@ def _ask(
         exact=body.parameters.exact,
         scores="scores" in wanted,
         provenance="provenance" in wanted,
+        words="words" in wanted,
         deadline_ms=body.parameters.deadline_ms,
         utility=body.parameters.utility,
         priority=body.parameters.priority,

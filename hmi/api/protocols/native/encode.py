@@ -16,9 +16,12 @@ from hmi.api.protocols.native.schemas import (
     Output,
     Provenance,
     Versions,
+    WordOrder,
 )
 from hmi.engine import TextResult
 from hmi.engine.request import Provenance as EngineProvenance
+from hmi.engine.request import Word
+from plot_store import ORDER_NAMES
 
 
 def encode_one(results: Sequence[AskResult], body: InferBody, where: Where) -> InferAnswer:
@@ -56,6 +59,19 @@ def _output(output: TextResult) -> Output:
         entities=None if output.entities is None else [EntityOutput(**vars(e)) for e in output.entities],
         known=output.known,
         truncated=output.truncated,
+        words=None if output.words is None else [_word(word) for word in output.words],
+    )
+
+
+def _word(word: Word) -> WordOrder:
+    weakest = next((name for name in ORDER_NAMES if name in word.orders), None)  # they go from short to long
+    return WordOrder(
+        text=word.text,
+        start=word.start,
+        end=word.end,
+        order=weakest or next(iter(word.orders), None),
+        orders=list(word.orders),
+        pair=word.pair,
     )
 
 

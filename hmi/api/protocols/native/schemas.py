@@ -95,7 +95,7 @@ class Parameters(Request):
         description="False insists on the full model's answer where the model's objective lets texts leave "
         "early or a smaller model answer.",
     )
-    return_: list[Literal["scores", "provenance"]] = Field(
+    return_: list[Literal["scores", "provenance", "words"]] = Field(
         default_factory=list, alias="return", description="What to add to the answer."
     )
 
@@ -126,6 +126,26 @@ def count_members(body: InferBody | list[MixedItem]) -> int:
 class LabelScore(Answer):
     label: str
     score: float
+
+
+class WordOrder(Answer):
+    """A word, and the n-grams of the PLOT that answered it.
+
+    Words of a text are the tokenizer's, for which punctuation marks are words of their own. Those of a
+    tagging model are the words that it tags.
+    """
+
+    text: str
+    start: int | None = Field(
+        description="Where it begins in the text, in Unicode code points; null for an input of `tokens`."
+    )
+    end: int | None = Field(description="The first code point after it.")
+    order: str | None = Field(
+        description="The shortest n-gram that answered one of its tokens: trigram, bigram, unigram, …, miss; "
+        "with `exact`: computed. Null: the model did not read the word."
+    )
+    orders: list[str] = Field(description="The n-gram that answered each of its tokens.")
+    pair: bool = Field(default=False, description="Whether it stands in `text_pair`.")
 
 
 class EntityOutput(Answer):
@@ -164,6 +184,9 @@ class Output(Answer):
     )
     truncated: bool = Field(
         default=False, description="The input was longer than what the model reads; the rest was ignored."
+    )
+    words: list[WordOrder] | None = Field(
+        default=None, description="The words that were read; null unless `return` names `words`."
     )
 
 

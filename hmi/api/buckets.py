@@ -1,0 +1,64 @@
+"""Token buckets: each allows a rate in the long run, and a burst after a pause."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import monotonic
+from typing import NamedTuple
+
+SPARE = 1024
+"""Full buckets are looked for when there are this many more than twice those that the last look left."""
+
+
+class Rate(NamedTuple):
+    """What a bucket allows."""
+
+    per_s: float
+    """What flows in a second, and so what may be taken a second in the long run."""
+    capacity: float
+    """The most that the bucket holds, and so what may be taken at once after a pause."""
+
+
+class Buckets:
+    """One bucket for each holder. A bucket that is full again is forgotten, so memory holds only those that
+    were used lately. For one thread.
+
+    Taking may leave a bucket in debt (below 0): a large call is let through if the bucket has what it can
+    hold, and what was not known beforehand is taken later.
+    """
+
+    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
+        self._clock = clock
+        self._filled: dict[str, tuple[float, float, float]] = {}
+        """For each holder: what was left, when, and when the bucket is full."""
+        self._look_at = SPARE
+
+    def __len__(self) -> int:
+        return len(self._filled)
+
+    def left(self, holder: str, rate: Rate) -> float:
+        """What may be taken now; below 0 in debt."""
+        found = self._filled.get(holder)
+        if found is None:
+            return rate.capacity
+        level, at, _ = found
+        return min(rate.capacity, level + (self._clock() - at) * rate.per_s)
+
+    def wait_s(self, holder: str, rate: Rate, amount: float) -> float:
+        """Seconds until `amount` may be taken, or all that the bucket can hold if that is less; 0: now."""
+        missing = min(amount, rate.capacity) - self.left(holder, rate)
+        return max(0.0, missing / rate.per_s)
+
+    def take(self, holder: str, rate: Rate, amount: float) -> None:
+        """Take an amount, or with an amount below 0 give it back."""
+        level, at = self.left(holder, rate) - amount, self._clock()
+        if level >= rate.capacity:
+            self._filled.pop(holder, None)
+            return
+        self._filled[holder] = level, at, at + (rate.capacity - level) / rate.per_s
+        if len(self._filled) > self._look_at:
+            self._forget_full(at)
+
+    def _forget_full(self, at: float) -> None:
+        self._filled = {holder: found for holder, found in self._filled.items() if found[2] > at}
+        self._look_at = SPARE + 2 * len(self._filled)

@@ -1,0 +1,39 @@
+"""The calls about backups: list them, make one."""
+
+from __future__ import annotations
+
+import asyncio
+
+from hmi.api.handlers.models import accepted
+from hmi.api.route import Call, Reply
+from hmi.api.schemas_backups import BackupList, BackupQuery, BackupView, CreateBackup
+from hmi.backup.collection import Entry
+from hmi.manager.backups import begin_backup, configured_backups
+
+
+async def list_backups(call: Call) -> Reply:
+    query: BackupQuery = call.query
+    found = await asyncio.to_thread(configured_backups, call.services.manager, query.folder or "")
+    return Reply(BackupList(backups=[backup_view(entry) for entry in found]))
+
+
+async def create_backup(call: Call) -> Reply:
+    body: CreateBackup = call.body
+    return accepted(await asyncio.to_thread(begin_backup, call.services.manager, body.folder or ""))
+
+
+def backup_view(entry: Entry) -> BackupView:
+    manifest = entry.manifest
+    if manifest is None:
+        fields = dict.fromkeys(("created", "files", "bytes", "new_bytes", "seconds"))
+        return BackupView(backup=entry.backup, **fields, remarks=[], damage=entry.damage)
+    return BackupView(
+        backup=entry.backup,
+        created=manifest.created,
+        files=manifest.files,
+        bytes=manifest.bytes,
+        new_bytes=manifest.new_bytes,
+        seconds=manifest.seconds,
+        remarks=list(manifest.remarks),
+        damage=None,
+    )

@@ -1,0 +1,103 @@
+// The choice of a file, and what the server detects in it: format, rows, task, labels, and errors with their lines.
+
+import { upload } from "./api.js";
+import { bars } from "./chart.js";
+import { announce, badge, callout, facts, field, fill, h, table } from "./dom.js";
+import { bytes, count, plural } from "./format.js";
+import { trouble } from "./session.js";
+
+const BEGINNING = 6 << 20; // the server reads 4 MiB of a file to check it
+const SHOWN_LABELS = 12;
+const TASKS = { classification: "one label", pair: "one label for a pair of texts", multilabel: "several labels", regression: "a number", tagging: "a tag for each word" };
+
+/**
+ * The part of the form that holds the file. state: gets `file`, `check` (the server's answer) and `skip`.
+ * task: the task that the rows must have, or null. changed(usable): called after each check.
+ */
+export function detected(state, task, changed, signal) {
+  const input = h("input", { type: "file", accept: ".jsonl,.json,.csv,.tsv,.txt,.conll,.gz,.zst,text/*" });
+  const out = h("div", { "aria-live": "polite" });
+  const drop = h("div", { class: "drop" }, field("Choose a file of rows, or drop one here", input));
+  input.addEventListener("change", () => input.files[0] && take(input.files[0]));
+  for (const kind of ["dragenter", "dragover"]) {
+    drop.addEventListener(kind, (event) => { event.preventDefault(); drop.classList.add("over"); });
+  }
+  drop.addEventListener("dragleave", () => drop.classList.remove("over"));
+  drop.addEventListener("drop", (event) => {
+    event.preventDefault();
+    drop.classList.remove("over");
+    if (event.dataTransfer.files[0]) take(event.dataTransfer.files[0]);
+  });
+
+  function take(file) {
+    Object.assign(state, { file, skip: 0 });
+    check(task);
+  }
+
+  async function check(as) {
+    const { file } = state;
+    changed(false);
+    fill(out, h("p", { class: "note" }, `Reading ${file.name} …`));
+    try {
+      const spec = { skip_bad_rows: state.skip, ...(as && { task: as }) };
+      state.check = await upload("/manage/check", spec, { data: await beginning(file) }, signal);
+      if (file !== state.file) return;
+      fill(out, result(state, check));
+      changed(state.check.usable && state.check.kind === "rows");
+      announce(state.check.usable ? `${plural(state.check.count, "row")} read` : "The file cannot be used as it is");
+    } catch (error) {
+      if (error.name !== "AbortError") fill(out, trouble(error));
+    }
+  }
+  return h("div", { class: "stack" }, drop, out);
+}
+
+/** The beginning of a file, which suffices for the check; a compressed one is sent whole. */
+async function beginning(file) {
+  const [a, b] = new Uint8Array(await file.slice(0, 2).arrayBuffer());
+  const compressed = (a === 0x1f && b === 0x8b) || (a === 0x28 && b === 0xb5);
+  return compressed ? file : file.slice(0, BEGINNING);
+}
+
+function result(state, check) {
+  const seen = state.check;
+  if (seen.kind === "corpus" && seen.usable) {
+    return callout("warn", h("p", null, "These are texts without labels, which a domain is built from. A model needs rows with labels."));
+  }
+  const task = h("select", { onchange: () => check(task.value) }, Object.entries(TASKS).map(([id, name]) => h("option", { value: id }, `${id}: ${name}`)));
+  task.value = seen.task ?? "classification";
+  return h("div", { class: "stack appear" },
+    seen.error && callout("bad", h("p", null, seen.error)),
+    facts(["File", `${state.file.name}, ${bytes(state.file.size)}`],
+      seen.read && ["Read as", seen.read],
+      ["Rows", [`${count(seen.count)}${seen.whole ? "" : " in its beginning"} `, seen.usable ? badge("usable", "good") : badge("not usable", "bad")]]),
+    seen.count > 0 && field("Each row answers with", task),
+    problems(state, check), seen.notes.map((said) => h("p", { class: "note" }, badge("note", "accent"), " ", said)),
+    h("div", { class: "grid" }, labels(seen), sample(seen)));
+}
+
+function problems(state, check) {
+  const seen = state.check;
+  if (!seen.problems.length) return null;
+  const leave = seen.bad_rows <= seen.count && h("label", { class: "check" }, h("input", { type: "checkbox", checked: state.skip > 0,
+    onchange: (event) => { state.skip = event.target.checked ? seen.bad_rows : 0; check(seen.task); } }), `Leave out the ${plural(seen.bad_rows, "row")} that cannot be used`);
+  return h("div", null, leave, table("Rows that cannot be used", [
+    { head: "Line", n: true, row: true, cell: (p) => count(p.line) }, { head: "What is wrong", cell: (p) => p.message }], seen.problems));
+}
+
+function labels(seen) {
+  const all = Object.entries(seen.labels);
+  if (!all.length) return null;
+  const most = Math.max(...all.map(([, n]) => n));
+  return h("div", null, h("h3", null, plural(all.length, seen.task === "tagging" ? "tag" : "label")),
+    bars(all.slice(0, SHOWN_LABELS).map(([name, n]) => [name, n / most, count(n)])),
+    all.length > SHOWN_LABELS && h("p", { class: "note" }, `and ${all.length - SHOWN_LABELS} more`));
+}
+
+function sample(seen) {
+  if (!seen.sample.length) return null;
+  const text = (row) => (row.tokens ? row.tokens.join(" ") : [row.text, row.text_pair].filter(Boolean).join(" ‖ "));
+  const said = (row) => [row.label ?? row.value ?? row.labels?.join(", ") ?? row.tags.join(" ")].join("");
+  return h("div", null, h("h3", null, "The first rows"), table("The first rows", [
+    { head: "Text", cell: text }, { head: "Answer", cell: said }], seen.sample, true));
+}

@@ -1,0 +1,91 @@
+// One model: its versions, its scores on held-out rows, label by label, and what its stages decide.
+
+import { get, segment, send } from "./api.js";
+import { bars } from "./chart.js";
+import { announce, badge, card, facts, fill, h, table, title } from "./dom.js";
+import { bytes, count, day, figure, headline, metricName, score } from "./format.js";
+import { trouble } from "./session.js";
+import { stages } from "./stages.js";
+
+const SHOWN_LABELS = 100;
+const METERED = new Set(["mae"]); // in the units of the rows
+
+export async function model(main, name, signal) {
+  const seen = await get(`/manage/models/${segment(name)}`, signal);
+  if (signal.aborted) return;
+  const versions = h("div"), decisions = h("div", { class: "stack" });
+  fill(main, title(name, `${seen.task} · version ${seen.current} answers`,
+    h("div", { class: "row" }, h("a", { class: "button", href: `#/try/${segment(name)}` }, "Try a text"),
+      h("a", { class: "button quiet", href: `#/teach/${segment(name)}` }, "Teach it more"))),
+  h("div", { class: "stack" },
+    h("div", { class: "grid" }, scores(seen.metrics), about(seen)),
+    labels(seen.metrics), versions, decisions));
+  fill(versions, history(seen, signal, () => model(main, name, signal)));
+  await stages(decisions, seen, signal);
+}
+
+function scores(metrics) {
+  const shown = ["accuracy", "macro_f1", "micro_f1", "entity_f1", "token_accuracy", "spearman", "mae", "r2"].filter((m) => m in metrics);
+  if (!shown.length) return card("Held-out score", h("p", { class: "lead" }, "An embedding is not trained, so it has no score."));
+  const best = headline(metrics), calibration = metrics.calibration;
+  return card("Held-out score",
+    best && h("p", null, h("span", { class: "answer-label" }, score(best[1])), ` ${best[0]} on ${metrics.rows} rows that it was not trained on`),
+    facts(...shown.filter((m) => !best || metricName(m) !== best[0]).map((m) => [metricName(m), METERED.has(m) ? figure(metrics[m]) : score(metrics[m])]),
+      calibration && ["calibration error", `${score(calibration.ece)}, calibrated ${score(calibration.ece_calibrated ?? calibration.ece)}`],
+      metrics.train_rows && ["trained on", `${count(metrics.train_rows)} rows, ${metrics.epochs_run} epochs`],
+      metrics.read?.data && ["read as", metrics.read.data]),
+    (metrics.warnings ?? []).map((said) => h("p", { class: "note" }, badge("note", "warn"), " ", said)));
+}
+
+function about(m) {
+  const live = m.versions.find((v) => v.version === m.current);
+  return card("About", facts(
+    ["Domain", h("a", { href: "#/domains" }, m.domain)],
+    ["Labels", m.labels.length ? `${m.labels.length}: ${m.labels.slice(0, 12).join(", ")}${m.labels.length > 12 ? " …" : ""}` : "none"],
+    ["Size", bytes(m.bytes)],
+    live.module && ["Module", `${live.module.kind}, rank ${live.module.rank ?? "–"}`],
+    ["Reads", `${live.max_length} tokens${live.rules.windows ? " at a time, longer texts in windows" : " of a text"}`],
+    ["Ramps", m.ramps.length ? `before upper layer ${m.ramps.map((r) => r + 1).join(", ")}` : "none"],
+    ["Calibration", m.temperature === null ? "not fitted" : `temperature ${score(m.temperature)}`]));
+}
+
+/** The held-out scores of each label, those with the most rows first. */
+function labels(metrics) {
+  const rows = Object.entries(metrics.per_label ?? metrics.per_entity ?? {}).sort(([, a], [, b]) => b.support - a.support);
+  if (!rows.length) return null;
+  const few = rows.slice(0, SHOWN_LABELS);
+  return card("By label", h("div", { class: "grid" },
+    h("div", null, h("p", { class: "note" }, "F1 on held-out rows"), bars(few.slice(0, 20).map(([name, of]) => [name, of.f1, score(of.f1)]))),
+    table("Held-out scores by label", [
+      { head: "Label", row: true, cell: ([name]) => name },
+      { head: "Precision", n: true, cell: ([, of]) => score(of.precision) },
+      { head: "Recall", n: true, cell: ([, of]) => score(of.recall) },
+      { head: "F1", n: true, cell: ([, of]) => score(of.f1) },
+      { head: "Rows", n: true, cell: ([, of]) => count(of.support) },
+    ], few, true)),
+  rows.length > few.length && h("p", { class: "note" }, `and ${rows.length - few.length} more labels`));
+}
+
+function history(m, signal, again) {
+  const told = h("div");
+  const rollback = (version) => h("button", { type: "button", class: "quiet small", "aria-label": `Let version ${version} answer`, onclick: async (event) => {
+    event.target.disabled = true;
+    try {
+      await send("POST", `/manage/models/${segment(m.model)}/rollback`, { version }, signal);
+      announce(`Version ${version} answers`);
+      await again();
+    } catch (error) {
+      event.target.disabled = false;
+      fill(told, trouble(error));
+    }
+  } }, "Let it answer");
+  return card("Versions", table("Versions, newest first", [
+    { head: "Version", row: true, cell: (v) => v.version },
+    { head: "State", cell: (v) => (v.version === m.current ? badge("answers", "good") : v.held_back ? badge("held back", "warn") : badge("kept")) },
+    { head: "Held-out score", cell: (v) => { const best = headline(v.metrics); return best ? `${score(best[1])} ${best[0]}` : "–"; } },
+    { head: "Made", cell: (v) => day(v.created) },
+    { head: "Size", n: true, cell: (v) => bytes(v.bytes), narrow: false },
+    { head: "Change", cell: (v) => (v.version === m.current ? "" : rollback(v.version)) },
+  ], [...m.versions].reverse(), true),
+  m.versions.filter((v) => v.held_back).map((v) => h("p", { class: "note" }, `Version ${v.version}: ${v.held_back}`)), told);
+}

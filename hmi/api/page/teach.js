@@ -1,0 +1,147 @@
+// Teach a model: a file of labelled rows, what the server makes of it, a name, the progress, and the first answer.
+
+import { get, pages, segment, upload } from "./api.js";
+import { detected } from "./detected.js";
+import { announce, callout, field, fill, h, title } from "./dom.js";
+import { headline, plural, score } from "./format.js";
+import { live, outcome } from "./progress.js";
+import { session, trouble } from "./session.js";
+import { start } from "./start.js";
+import { asking, kindOf } from "./try.js";
+
+const MOST = 1000;
+const FORMATS = [
+  ["Labels", '{"text": "where is my parcel?", "label": "parcel"}'],
+  ["Pairs of texts", '{"text": "…", "text_pair": "…", "label": "same"}'],
+  ["Several labels", '{"text": "…", "labels": ["late", "damaged"]}'],
+  ["Numbers", '{"text": "…", "value": 4.5}'],
+  ["Entities", '{"tokens": ["to", "Rome"], "tags": ["O", "B-city"]}'],
+];
+
+/** known: the name of a model that gets a new version; "" for a new model. */
+export async function teach(main, known, signal) {
+  const listed = async () => (await pages("/manage/models", "models", MOST, signal))[0];
+  const [{ domains }, { tenants }, old] = await Promise.all([
+    get("/manage/domains", signal), get("/manage/tenants", signal), known ? get(`/manage/models/${segment(known)}`, signal) : null]);
+  const models = known ? [] : await listed();
+  if (signal.aborted) return;
+  const head = title(known ? `Teach ${known} more` : "New model",
+    known ? "A new version is trained on these rows. It answers if it is not worse than the one that answers now."
+      : "Upload labelled rows. A few hundred are enough, and about a minute later the model answers.");
+  if (!domains.length) {
+    fill(main, head, session.overview && start(session.overview));
+    return;
+  }
+  const steps = { file: step("Your rows"), name: step("Name and domain"), train: step("Training"), answer: step("First answer") };
+  const state = { file: null, check: null, skip: 0 };
+  const naming = known ? fixed(old) : names(domains, tenants, models);
+  const button = h("button", { type: "submit", disabled: true }, "Start training");
+  const told = h("div", { "aria-live": "polite" });
+
+  const rows = detected(state, old?.task ?? null, (usable) => { button.disabled = !usable; if (usable) naming.suggest(state.file.name); }, signal);
+  put(steps.file, rows, formats());
+  put(steps.name, h("form", { onsubmit: begin }, naming.fields, button, told));
+  put(steps.train, h("p", { class: "note" }, "The server trains the model and shows the progress here."));
+  put(steps.answer, h("p", { class: "note" }, "Then you can ask it right away."));
+  fill(main, head, h("ol", { class: "steps card" }, Object.values(steps).map((s) => s.item)));
+
+  async function begin(event) {
+    event.preventDefault();
+    button.disabled = true;
+    try {
+      const { job } = await started();
+      fill(told);
+      await train(job);
+    } catch (error) {
+      if (error.name === "AbortError") return;
+      fill(told, trouble(error));
+      button.disabled = false;
+    }
+  }
+
+  function started() {
+    const options = state.skip ? { skip_bad_rows: state.skip } : {};
+    const files = { data: state.file };
+    if (known) return upload(`/manage/models/${segment(known)}/update`, { options }, files, signal);
+    return upload("/manage/models", { model: naming.model(), domain: naming.domain(), task: state.check.task, options }, files, signal);
+  }
+
+  async function train(id) {
+    const box = h("div"), after = h("div", { class: "stack" }), name = known || naming.model();
+    done(steps.file);
+    done(steps.name);
+    fill(steps.train.body, h("p", { class: "note" }, "You may leave this page: the job goes on, and ",
+      h("a", { href: `#/jobs/${segment(id)}` }, "its own page"), " shows it."), box, after);
+    steps.train.heading.focus();
+    const job = await live(box, id, signal);
+    fill(after, outcome(job));
+    if (job.state !== "succeeded") {
+      button.disabled = false;
+      return;
+    }
+    done(steps.train);
+    await ready(name, job);
+  }
+
+  async function ready(name, job) {
+    const made = await get(`/manage/models/${segment(name)}`, signal);
+    const best = headline(job.result.metrics);
+    fill(steps.answer.body,
+      h("p", null, h("a", { href: `#/model/${name}` }, name), ` answers${best ? `, with a held-out ${best[0]} of ` : "."}`,
+        best && h("b", null, score(best[1])), best && ` on ${plural(job.result.metrics.rows, "row")} that it was not trained on.`),
+      (job.result.metrics.warnings ?? []).map((said) => callout("warn", h("p", null, said))),
+      asking(() => name, kindOf(made), signal));
+    steps.answer.heading.focus();
+    announce(`${name} is ready. Try a text.`);
+  }
+}
+
+function step(name) {
+  const heading = h("h2", { tabindex: -1 }, name), body = h("div", { class: "stack" });
+  return { heading, body, item: h("li", null, heading, body) };
+}
+
+const put = (of, ...children) => fill(of.body, children);
+
+function done(of) {
+  of.item.classList.add("done");
+}
+
+function formats() {
+  return h("details", null, h("summary", null, "What rows look like"),
+    h("dl", { class: "facts" }, FORMATS.map(([name, example]) => [h("dt", null, name), h("dd", null, h("code", null, example))])),
+    h("p", { class: "note" }, "One JSON object a line, or CSV with a header of the same names (commas, semicolons or tabs), or CoNLL. Files may be compressed with gzip or zstd."));
+}
+
+function fixed(old) {
+  return { fields: h("p", null, `A new version of ${old.model}, on ${old.domain}.`), suggest: () => {} };
+}
+
+/** The fields for the name and the domain of a new model. */
+function names(domains, tenants, models) {
+  const whole = session.tenant === null;
+  const tenant = whole ? h("input", { type: "text", list: "tenants", required: true, autocomplete: "off", spellcheck: "false", value: tenants[0]?.tenant ?? "" }) : null;
+  const name = h("input", { type: "text", required: true, pattern: "[a-z0-9][a-z0-9\\-]{0,62}", autocomplete: "off", spellcheck: "false" });
+  const domain = h("select", null, domains.map((d) => h("option", { value: d.domain }, `${d.domain}${d.parent === null ? " (the root alone)" : ""}`)));
+  domain.value = [...domains].sort((a, b) => (a.parent === null) - (b.parent === null) || b.models - a.models)[0].domain;
+  const taken = new Set(models.map((m) => m.model));
+  let own = false;
+  name.addEventListener("input", () => { own = true; });
+  const model = () => `${whole ? tenant.value.trim() : session.tenant}.${name.value.trim()}`;
+  return {
+    model,
+    domain: () => domain.value,
+    suggest(file) {
+      if (own) return;
+      const stem = file.split(".")[0].toLowerCase().replace(/[^a-z0-9]+/g, "-").replace(/^-+|-+$/g, "").slice(0, 40) || "model";
+      name.value = stem;
+      for (let i = 2; taken.has(model()); i += 1) name.value = `${stem}-${i}`;
+    },
+    fields: [
+      tenant && field("Tenant", tenant, tenants.length ? "Whose model it is." : "There is no tenant yet: create one first, on the page ‘Tenants’."),
+      tenant && h("datalist", { id: "tenants" }, tenants.slice(0, 200).map((t) => h("option", { value: t.tenant }))),
+      field("Name of the model", name, "Lower-case letters, digits and hyphens."),
+      field("Domain", domain, "The texts that are nearest to yours. Its PLOT replaces the lower layers."),
+    ],
+  };
+}

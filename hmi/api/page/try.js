@@ -1,0 +1,73 @@
+// Try a text: choose a model, write a text, and see the answer.
+
+import { pages, segment, send } from "./api.js";
+import { answer } from "./answer.js";
+import { announce, field, fill, h, title } from "./dom.js";
+import { session, trouble } from "./session.js";
+
+const MOST = 500;
+
+export async function tryText(main, name, signal) {
+  const found = session.mode === "infer" ? [] : (await pages("/manage/models", "models", MOST, signal))[0];
+  if (signal.aborted) return;
+  const head = title("Try a text", "Ask a model, and see what it answers and how it got there.");
+  if (session.mode !== "infer" && !found.length) {
+    fill(main, head, h("div", { class: "card" }, h("p", { class: "lead" }, "There is no model to ask yet. ", h("a", { href: "#/teach" }, "Teach one"), " from labelled rows.")));
+    return;
+  }
+  const chosen = decodeURIComponent(name);
+  const models = new Map(found.map((m) => [m.model, m]));
+  const input = found.length
+    ? h("select", null, found.map((m) => h("option", { value: m.model }, `${m.model} (${m.task})`)))
+    : h("input", { type: "text", autocomplete: "off", spellcheck: "false", required: true, placeholder: "tenant.model" });
+  if (chosen) input.value = chosen;
+  const form = h("div");
+  const draw = () => fill(form, asking(() => input.value.trim(), kindOf(models.get(input.value)), signal));
+  if (found.length) input.addEventListener("change", draw);
+  draw();
+  fill(main, head, h("div", { class: "card" }, field("Model", input), form));
+}
+
+/** What `asking` must know of a model; nothing is known of one that the key may not list. */
+export function kindOf(model) {
+  if (!model) return { task: null, paired: null };
+  const live = model.versions.find((v) => v.version === model.current);
+  return { task: model.task, paired: model.task === "pair" || live.rules.paired };
+}
+
+/** The form for a text, with its answer below. modelName: gives the name. task, paired: null if not known. */
+export function asking(modelName, { task, paired }, signal) {
+  const text = h("textarea", { rows: 4, required: true, placeholder: PLACEHOLDERS[task] ?? PLACEHOLDERS.other });
+  const pair = paired === false ? null : h("textarea", { rows: 2, required: paired });
+  const exact = h("input", { type: "checkbox" }), calibrated = h("input", { type: "checkbox", checked: true });
+  const button = h("button", { type: "submit" }, "Ask");
+  const out = h("div", { "aria-live": "polite" }, h("p", { class: "lead" }, "The answer appears here."));
+  const ask = async (event) => {
+    event.preventDefault();
+    button.disabled = true;
+    const asked = { text: text.value, pair: pair?.value.trim() ? pair.value : undefined };
+    const parameters = { return: ["scores", "words", "provenance"], exact: exact.checked, calibrated: calibrated.checked };
+    try {
+      const input = asked.pair === undefined ? { text: asked.text } : { text: asked.text, text_pair: asked.pair };
+      const found = await send("POST", `/infer/${segment(modelName())}`, { inputs: [input], parameters }, signal);
+      fill(out, h("h2", { class: "sr" }, "Answer"), answer(found, asked));
+      announce("The answer is there");
+    } catch (error) {
+      if (error.name !== "AbortError") fill(out, trouble(error));
+    }
+    button.disabled = false;
+  };
+  const keys = (event) => { if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) event.target.form.requestSubmit(); };
+  text.addEventListener("keydown", keys);
+  return h("div", { class: "grid" }, h("form", { onsubmit: ask },
+    field("Text", text), pair && field(paired ? "Second text" : "Second text, for models of pairs only", pair),
+    h("div", { class: "row" }, button,
+      h("label", { class: "check" }, calibrated, "Calibrated scores"),
+      h("label", { class: "check" }, exact, "Without the PLOT")),
+    h("p", { class: "note" }, "Calibrated: of answers with the score 0.9, nine in ten are right. Without the PLOT: the lower layers are computed, as a reference.")), out);
+}
+
+const PLACEHOLDERS = {
+  tagging: "A sentence, in which the model finds entities",
+  other: "Write or paste a text, then press Ask (or Ctrl and Enter)",
+};

@@ -1,0 +1,35 @@
+"""The headers RateLimit and RateLimit-Policy, by which a tenant's client can slow down before it is refused.
+
+They have the form of the IETF's draft-ietf-httpapi-ratelimit-headers. They are sent with every answer to a
+tenant's key from a call to infer, if the tenant has such limits.
+"""
+
+from __future__ import annotations
+
+import math
+
+from aiohttp import web
+
+from hmi.api.rates import RATES, State
+from hmi.api.services import CALLER, SERVICES
+
+
+async def add_rate_limits(request: web.BaseRequest, response: web.StreamResponse) -> None:
+    """Signal handler: put the headers on an answer."""
+    caller = request.get(CALLER)
+    if caller is None or caller.tenant is None or not isinstance(request, web.Request):
+        return
+    rates = request.app[SERVICES].inference.rates
+    if states := rates.states(caller.tenant):
+        response.headers["RateLimit-Policy"] = ", ".join(_policy(s, rates.burst_s) for s in states)
+        response.headers["RateLimit"] = ", ".join(map(_left, states))
+
+
+def _policy(state: State, burst_s: float) -> str:
+    """Return what may be sent: `q` within `w` seconds."""
+    return f'"{RATES[state.quota]}";q={math.floor(state.rate.capacity)};w={math.ceil(burst_s)}'
+
+
+def _left(state: State) -> str:
+    """Return what is left: `r` now, and all again in `t` seconds."""
+    return f'"{RATES[state.quota]}";r={max(0, math.floor(state.left))};t={math.ceil(state.full_s)}'

@@ -1,0 +1,42 @@
+"""The body and the answer of the call that checks a file without training on it."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from hmi.api.schemas import Answer, Request
+from hmi.api.schemas_manage import PathRef
+from hmi.core import Task
+
+
+class CheckFile(Request):
+    """How to read the file. By default its columns tell the task."""
+
+    task: Task | None = Field(default=None, description="Check it as rows of this task.")
+    corpus: bool = Field(default=False, description="Check it as a domain's corpus.")
+    skip_bad_rows: int = Field(default=0, ge=0, le=1_000_000, description="Accept up to this many bad rows.")
+    data: PathRef | None = Field(default=None, description="The file, unless it is sent as a part.")
+
+
+class LineProblem(Answer):
+    line: int
+    message: str
+
+
+class CheckView(Answer):
+    """What a job would make of the file."""
+
+    usable: bool = Field(description="Whether a job would take it, as far as it was read.")
+    error: str | None = Field(description="Why a job would refuse it, and what to do.")
+    kind: Literal["rows", "corpus"]
+    task: Task | None
+    read: str | None = Field(description="The format that it was read as.")
+    count: int = Field(description="Usable rows, or documents.")
+    whole: bool = Field(description="False: only its beginning was read (4 MiB, 40,000 rows).")
+    labels: dict[str, int] = Field(description="Rows by label or tag, the most frequent first.")
+    problems: list[LineProblem] = Field(description="The first bad rows, at most 20.")
+    bad_rows: int = Field(description="The number of bad rows.")
+    notes: list[str]
+    sample: list[dict[str, Any]] = Field(description="The first usable rows, in the form of JSON rows.")

@@ -1,0 +1,1 @@
+"""Backups of a whole data folder: made while a server runs, checked, and restored."""

@@ -1,0 +1,178 @@
+"""Roots, domains, tenants and keys."""
+
+from __future__ import annotations
+
+from builtins import list as List  # the methods `list` hide the type
+from typing import Any, Literal
+
+from hmi.client.aio.jobs import AsyncJob
+from hmi.client.aio.session import AsyncSession
+from hmi.client.answers import DeletedTenant, Domain, Key, NewKey, NewTenant, Root, RotatedKey, Tenant, Usage
+from hmi.client.calls import change, checked, create, delete, domain_segment, fields, get, segment
+from hmi.client.uploads import Data, parts
+
+
+class AsyncResource:
+    """The base of all resources: one session, and how a job is started."""
+
+    def __init__(self, session: AsyncSession) -> None:
+        self._session = session
+
+    async def start(self, path: str, body: Any, once: str | None = None, **files: Data | None) -> AsyncJob:
+        """Start the job that a POST to `path` begins, with `files` as parts, and return its handle.
+
+        The methods of the resources are written with it; it serves calls of a newer server, too.
+        """
+        there, sent = parts(files, self._session.config.compress)
+        answer = await self._session.send(create(path, {**body, **there}, sent, once))
+        return AsyncJob(self._session, checked(lambda a: str(a["job"]), answer))
+
+
+class AsyncRoots(AsyncResource):
+    async def list(self) -> List[Root]:
+        answer = await self._session.send(get("/manage/roots"))
+        return checked(lambda a: [Root.model_validate(root) for root in a["roots"]], answer)
+
+    async def create(
+        self,
+        root: str,
+        source: str,
+        *,
+        text: Data | None = None,
+        split: int | None = None,
+        alpha: float | None = None,
+        options: dict[str, Any] | None = None,
+        once: str | None = None,
+    ) -> AsyncJob:
+        """Import a root from `source`: a folder on the server, an installed package or a hub id."""
+        body = {"root": root, "source": source, **fields(split=split, alpha=alpha, options=options)}
+        return await self.start("/manage/roots", body, once, text=text)
+
+    async def shard(self, root: str, *, text: Data | None = None, importance: bool = False) -> AsyncJob:
+        """Cut a root's upper layers into shards."""
+        return await self.start(
+            f"/manage/roots/{segment(root)}/shards", {"importance": importance}, None, text=text
+        )
+
+    async def set_priority(self, root: str, priority: Literal["normal", "low"]) -> None:
+        await self._session.send(change(f"/manage/roots/{segment(root)}", {"priority": priority}))
+
+    async def delete(self, root: str) -> None:
+        await self._session.send(delete(f"/manage/roots/{segment(root)}"))
+
+
+class AsyncDomains(AsyncResource):
+    async def list(self) -> List[Domain]:
+        answer = await self._session.send(get("/manage/domains"))
+        return checked(lambda a: [Domain.model_validate(domain) for domain in a["domains"]], answer)
+
+    async def get(self, domain: str) -> Domain:
+        return checked(Domain.model_validate, await self._session.send(get(self._path(domain))))
+
+    async def create(
+        self,
+        domain: str,
+        corpus: Data,
+        *,
+        alpha: float | None = None,
+        pretrain: bool = False,
+        options: dict[str, Any] | None = None,
+        once: str | None = None,
+    ) -> AsyncJob:
+        """Create a branch from a corpus: a path, or texts."""
+        body = {"domain": domain, "pretrain": pretrain, **fields(alpha=alpha, options=options)}
+        return await self.start("/manage/domains", body, once, corpus=corpus)
+
+    async def update(
+        self,
+        domain: str,
+        corpus: Data,
+        *,
+        alpha: float | None = None,
+        pretrain: bool = False,
+        options: dict[str, Any] | None = None,
+        once: str | None = None,
+    ) -> AsyncJob:
+        """Build a new version from more text."""
+        body = {"pretrain": pretrain, **fields(alpha=alpha, options=options)}
+        return await self.start(f"{self._path(domain)}/update", body, once, corpus=corpus)
+
+    async def grow(self, domain: str, *, min_count: int = 5, once: str | None = None) -> AsyncJob:
+        """Build a new version with what users' texts missed most."""
+        return await self.start(f"{self._path(domain)}/grow", {"min_count": min_count}, once)
+
+    async def record_misses(self, domain: str, on: bool) -> Domain:
+        """Start to record the n-grams that users' texts miss, or stop and delete the record."""
+        answer = await self._session.send(change(self._path(domain), {"record_misses": on}))
+        return checked(Domain.model_validate, answer)
+
+    async def rollback(self, domain: str, version: str) -> Domain:
+        call = change(f"{self._path(domain)}/rollback", {"version": version}, "POST")
+        return checked(Domain.model_validate, await self._session.send(call))
+
+    async def delete(self, domain: str) -> None:
+        await self._session.send(delete(self._path(domain)))
+
+    def _path(self, domain: str) -> str:
+        return f"/manage/domains/{domain_segment(domain)}"
+
+
+class AsyncTenants(AsyncResource):
+    async def list(self) -> List[Tenant]:
+        answer = await self._session.send(get("/manage/tenants"))
+        return checked(lambda a: [Tenant.model_validate(tenant) for tenant in a["tenants"]], answer)
+
+    async def get(self, tenant: str) -> Tenant:
+        return checked(
+            Tenant.model_validate, await self._session.send(get(f"/manage/tenants/{segment(tenant)}"))
+        )
+
+    async def create(self, tenant: str, *, once: str | None = None, **settings: Any) -> NewTenant:
+        """Create a tenant and its first key. `settings` are those of `set`."""
+        call = create("/manage/tenants", {"tenant": tenant, **settings}, once=once)
+        return checked(NewTenant.model_validate, await self._session.send(call))
+
+    async def set(self, tenant: str, **settings: Any) -> Tenant:
+        """Change a tenant's settings, such as `weight` and `limits`: docs/http.md lists them."""
+        answer = await self._session.send(change(f"/manage/tenants/{segment(tenant)}", settings))
+        return checked(Tenant.model_validate, answer)
+
+    async def usage(self, tenant: str) -> Usage:
+        answer = await self._session.send(get(f"/manage/tenants/{segment(tenant)}/usage"))
+        return checked(Usage.model_validate, answer)
+
+    async def delete(self, tenant: str) -> DeletedTenant:
+        """Delete a tenant and all it owns."""
+        answer = await self._session.send(delete(f"/manage/tenants/{segment(tenant)}"))
+        return checked(DeletedTenant.model_validate, answer)
+
+
+class AsyncKeys(AsyncResource):
+    async def list(self, tenant: str) -> List[Key]:
+        answer = await self._session.send(get(self._path(tenant)))
+        return checked(lambda a: [Key.model_validate(key) for key in a["keys"]], answer)
+
+    async def create(
+        self,
+        tenant: str,
+        scopes: List[Literal["infer", "manage"]] | None = None,
+        *,
+        once: str | None = None,
+        **settings: Any,
+    ) -> NewKey:
+        """Issue a key, with `infer` and `manage` unless `scopes` says otherwise. See also expires, label."""
+        call = create(self._path(tenant), {**fields(scopes=scopes), **settings}, once=once)
+        return checked(NewKey.model_validate, await self._session.send(call))
+
+    async def rotate(
+        self, tenant: str, key_id: str, *, overlap_s: float = 3600.0, once: str | None = None
+    ) -> RotatedKey:
+        """Issue a key that follows another one, which works for `overlap_s` seconds more."""
+        call = create(f"{self._path(tenant)}/{segment(key_id)}/rotate", {"overlap_s": overlap_s}, once=once)
+        return checked(RotatedKey.model_validate, await self._session.send(call))
+
+    async def revoke(self, tenant: str, key_id: str) -> None:
+        await self._session.send(delete(f"{self._path(tenant)}/{segment(key_id)}"))
+
+    def _path(self, tenant: str) -> str:
+        return f"/manage/tenants/{segment(tenant)}/keys"

@@ -1,0 +1,360 @@
+"""The answers of the server, as frozen objects with types.
+
+A field that a newer server adds is kept as an extra attribute; one that an older server lacks has its
+default.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+Task = Literal["classification", "pair", "multilabel", "regression", "tagging", "embedding"]
+JobState = Literal["queued", "running", "succeeded", "failed", "cancelled"]
+ENDED = frozenset({"succeeded", "failed", "cancelled"})
+
+
+class Answer(BaseModel):
+    """The base of all answers."""
+
+    model_config = ConfigDict(frozen=True, extra="allow", protected_namespaces=())
+
+
+class LabelScore(Answer):
+    label: str
+    score: float
+
+
+class Entity(Answer):
+    """A span that a tagging model found. `start` and `end` count the caller's code points; `end` is
+    exclusive."""
+
+    label: str
+    start: int
+    end: int
+    text: str
+    score: float
+
+
+class Word(Answer):
+    """A word, and the order of the n-grams that answered its tokens."""
+
+    text: str
+    start: int | None = None
+    end: int | None = None
+    order: str | None = None
+    orders: list[str] = []
+    pair: bool = False
+
+
+class Prediction(Answer):
+    """The answer to one input. Fields that the model's task does not have are None."""
+
+    label: str | None = None
+    score: float | None = None
+    scores: dict[str, float] | None = None
+    labels: list[LabelScore] | None = None
+    value: float | None = None
+    tags: list[str] | None = None
+    tag_scores: list[float] | None = None
+    entities: list[Entity] | None = None
+    embedding: list[float] | None = None
+    known: bool | None = None
+    """False if the model says that it does not know; None if it has no threshold."""
+    truncated: bool = False
+    words: list[Word] | None = None
+    """With `returns=["words"]`."""
+    model: str = ""
+    version: int = 0
+    answer_id: str = ""
+    """With `index` it names this answer when its right label is sent later."""
+    index: int = 0
+
+
+class Inference(Answer):
+    """The whole answer to one call: its predictions in the order of the inputs."""
+
+    id: str = ""
+    model: str
+    version: int
+    predictions: list[Prediction]
+    timing: dict[str, float]
+    """Milliseconds by stage; the names end in _ms."""
+    provenance: dict[str, Any] | None = None
+
+
+class Progress(Answer):
+    phase: str = ""
+    step: int = 0
+    total: int = 0
+    rate: float | None = None
+    eta_ms: int | None = None
+    loss: float | None = None
+
+
+class JobCost(Answer):
+    cpu_ms: int
+    peak_bytes: int | None = None
+
+
+class JobStatus(Answer):
+    """A job as it stands."""
+
+    job: str
+    kind: str
+    state: JobState
+    tenant: str | None = None
+    target: str
+    created: str
+    started: str | None = None
+    ended: str | None = None
+    attempts: int = 0
+    cancel_requested: bool = False
+    progress: Progress = Progress()
+    result: dict[str, Any] | None = None
+    error: dict[str, Any] | None = None
+    cost: JobCost | None = None
+
+    @property
+    def done(self) -> bool:
+        """Whether the job has ended."""
+        return self.state in ENDED
+
+
+class Tenant(Answer):
+    tenant: str
+    created: str
+    weight: float = 1.0
+    limits: dict[str, float | None] = {}
+    """Its own limits, by name: None = the server's default holds, 0 = no limit."""
+    quota: dict[str, dict[str, float] | None] = {}
+    """The limits that hold, and what is left of each; only of a single tenant."""
+
+
+class NewTenant(Answer):
+    """A new tenant and its first key, which is shown only once."""
+
+    tenant: str
+    key_id: str
+    key: str
+
+
+class DeletedTenant(Answer):
+    tenant: str
+    removed: dict[str, Any] = {}
+
+
+class Usage(Answer):
+    tenant: str
+    since: str
+    requests: int
+    inputs: int
+    tokens: int
+    compute_ms: float
+    models: int
+    model_bytes: int
+    file_bytes: int = 0
+    quota: dict[str, dict[str, float] | None] = {}
+
+
+class Key(Answer):
+    key_id: str
+    tenant: str | None = None
+    scopes: list[str]
+    created: str
+    label: str = ""
+    expires: str | None = None
+    expired: bool = False
+    successor: str | None = None
+    last_used: str | None = None
+
+
+class NewKey(Key):
+    """A new key, which is shown only once."""
+
+    key: str
+
+
+class RotatedKey(NewKey):
+    """A new key, and the one that it follows, which works until `old_expires`."""
+
+    replaces: str
+    old_expires: str
+
+
+class KeptFile(Answer):
+    """A file of rows that the server keeps for fine-tuning jobs."""
+
+    id: str
+    filename: str
+    bytes: int
+    created_at: int
+    """Seconds since 1970."""
+    purpose: str
+
+
+class AuditLine(Answer):
+    """A line of the audit log, with further fields that depend on the event."""
+
+    n: int
+    at: str
+    event: str
+    who: str | None = None
+    tenant: str | None = None
+
+
+class Root(Answer):
+    root: str
+    version: str
+    created: str
+    source: dict[str, str]
+    dim: int
+    layers: int
+    split: int
+    n: int
+    fidelity: dict[str, float] = {}
+    fidelity_by_kind: dict[str, dict[str, float]] = {}
+    bytes: int
+    execution: dict[str, Any] | None = None
+    shards: dict[str, Any] | None = None
+    priority: str = "normal"
+
+
+class DomainVersion(Answer):
+    version: str
+    created: str
+    entries: dict[str, int]
+    bytes: int
+    alpha: float | None = None
+    budget_bytes: int | None = None
+    report: dict[str, Any] = {}
+
+
+class Domain(Answer):
+    domain: str
+    root: str
+    parent: str | None = None
+    children: list[str] = []
+    current: str
+    entries: dict[str, int]
+    bytes: int
+    alpha: float | None = None
+    models: int = 0
+    record_misses: bool = False
+    versions: list[DomainVersion] = []
+
+
+class Objective(Answer):
+    agreement: float | None = None
+    deadline_ms: float | None = None
+    agreement_under_load: float | None = None
+
+
+class ModelVersion(Answer):
+    version: int
+    artefact: str
+    domain: str
+    plot_version: str
+    root: str
+    root_version: str
+    task: Task
+    labels: list[str] = []
+    rules: dict[str, Any] = {}
+    module: dict[str, Any] | None = None
+    max_length: int
+    lexical: bool = False
+    transitions: bool | None = None
+    ramps: list[int] = []
+    temperature: float | None = None
+    tokens: list[dict[str, Any]] = []
+    rest: str = "fp16"
+    held_back: str | None = None
+    metrics: dict[str, Any] = {}
+    bytes: int
+    created: str
+    job: str
+
+
+class Exits(Answer):
+    """The state of a model's early exits; `says` is the same in words."""
+
+    model: str
+    version: int
+    objective: Objective
+    state: str
+    says: str
+    report: dict[str, Any] | None = None
+
+
+class Model(Answer):
+    """A model. The fields `domain` to `bytes` are those of the version that answers."""
+
+    model: str
+    current: int
+    domain: str
+    task: Task
+    labels: list[str] = []
+    ramps: list[int] = []
+    temperature: float | None = None
+    metrics: dict[str, Any] = {}
+    bytes: int
+    objective: Objective = Objective()
+    cascade: dict[str, Any] | None = None
+    exits: Exits | None = None
+    tokens: dict[str, Any] = {}
+    versions: list[ModelVersion] = []
+
+
+class Cascade(Answer):
+    model: str
+    state: str
+    stale: str | None = None
+    says: str
+    cascade: dict[str, Any]
+    fits: list[int] = []
+    chosen: int | None = None
+    traffic: dict[str, Any] | None = None
+
+
+class TokenProfile(Answer):
+    model: str
+    version: int
+    objective: Objective
+    tokens: dict[str, Any]
+    metric: str | None = None
+    labelled: int
+    unseen: bool
+    points: list[dict[str, Any]]
+    prompts: list[dict[str, Any]] = []
+
+
+class Adapter(Answer):
+    """A model's module in the format of the `adapters` library; `files` holds base64 by file name."""
+
+    model: str
+    version: int
+    format: str
+    files: dict[str, str]
+    left_out: list[str] = []
+
+
+class FeedbackTaken(Answer):
+    taken: int
+    unknown: int
+
+
+class Stats(Answer):
+    counts: dict[str, int]
+    plot_entries: dict[str, int] = {}
+    plot_lookups: dict[str, dict[str, int]] = {}
+    disk_bytes: dict[str, int] = {}
+    memory_bytes: dict[str, int] = {}
+
+
+def inference(body: dict[str, Any]) -> Inference:
+    """Return the whole answer. Each prediction learns which answer it is a part of."""
+    own = {"model": body["model"], "version": body["version"], "answer_id": body.get("id", "")}
+    outputs = body.pop("outputs")
+    predictions = [{**output, **own, "index": i} for i, output in enumerate(outputs)]
+    return Inference.model_validate({**body, "predictions": predictions})

@@ -1,0 +1,76 @@
+# Made by scripts/sync_client.py of hmi/client/aio/session.py: change that file.
+"""Sends calls, again where that is safe, and reads answers."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any
+
+import httpx
+
+from hmi.client import wire
+from hmi.client.answers import JobStatus
+from hmi.client.calls import Call, check, checked, decode
+from hmi.client.config import Config
+from hmi.client.errors import ApiError
+from hmi.client.events import EventReader
+from hmi.client.retrying import Attempts
+from hmi.client.sync import io
+
+
+class Session:
+    """The connections to one server."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self._http = io.connections(config)
+
+    def close(self) -> None:
+        self._http.close()
+
+    def send(self, call: Call) -> Any:
+        """Return the JSON of the answer. Raises ApiError."""
+        return decode(self.content(call))
+
+    def content(self, call: Call) -> bytes:
+        """Return the content of the answer. Raises ApiError."""
+        budget = self.config.upload_timeout_s if call.uploads else self.config.timeout_s
+        attempts = Attempts(self.config.attempts, budget, call.repeatable)
+        while True:
+            try:
+                answer = self._once(call, attempts)
+                check(answer.status_code, answer.headers, answer.content)
+                return answer.content
+            except ApiError as error:
+                wait = attempts.wait_after(error, fresh=call.fresh)
+            io.sleep(wait)
+
+    def text(self, path: str) -> str:
+        """Return the answer of a GET as text, with one attempt."""
+        answer = self._once(Call("GET", path), Attempts(1, self.config.timeout_s, True))
+        check(answer.status_code, answer.headers, answer.content)
+        return answer.text
+
+    def events(self, path: str) -> Generator[JobStatus, None, None]:
+        """Yield the statuses of one stream, until it ends or breaks. Raises ApiError."""
+        reader = EventReader()
+        url, limits = self.config.url + path, wire.stream_timeouts()
+        try:
+            with self._http.stream("GET", url, timeout=limits) as answer:
+                if answer.status_code >= 300:
+                    check(answer.status_code, answer.headers, answer.read())
+                for line in answer.iter_lines():
+                    event = checked(reader.feed, line)
+                    if event is not None:
+                        yield checked(JobStatus.model_validate, event.data)
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise wire.unreachable(self.config, error) from error
+
+    def _once(self, call: Call, attempts: Attempts) -> httpx.Response:
+        given, multipart = wire.request_parts(self.config, call, attempts.elapsed_s)
+        if multipart is not None:
+            given["content"] = io.stream(multipart.pieces())
+        try:
+            return self._http.request(**given, timeout=wire.timeouts(attempts.left_s))
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise wire.unreachable(self.config, error) from error

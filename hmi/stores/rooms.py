@@ -1,0 +1,45 @@
+"""The limits that hold for tenants, and what tenants store, in transactions of their own."""
+
+from __future__ import annotations
+
+from hmi.core import JobRecord, Limits
+from hmi.stores.model_table import get_tenant
+from hmi.stores.registry_database import RegistryDatabase
+from hmi.stores.sealed import RegistryTxn
+from hmi.stores.table import Table
+from hmi.stores.tenant_room import Stored, check_job, stored_by
+from hmi.tenancy import NO_LIMITS
+
+
+class Rooms:
+    """What tenants may store, and do store. Thread-safe."""
+
+    def __init__(self, database: RegistryDatabase, table: Table, defaults: Limits) -> None:
+        self._database, self._table, self._defaults = database, table, defaults
+
+    def limits(self, tenant: str) -> Limits:
+        """The limits that hold for a tenant; None: there is no limit. Raises NotFound."""
+        return self._database.read(lambda t: self.limits_in(t, tenant))
+
+    def limits_in(self, txn: RegistryTxn, tenant: str | None) -> Limits:
+        """The same in a transaction. tenant: None: the administrator, who has no limits."""
+        if tenant is None:
+            return NO_LIMITS
+        return get_tenant(self._table, txn, tenant).limits.over(self._defaults)
+
+    def stored(self, tenant: str) -> Stored:
+        """What a tenant stores. Raises NotFound."""
+
+        def body(txn: RegistryTxn) -> Stored:
+            get_tenant(self._table, txn, tenant)
+            return stored_by(self._table, txn, tenant)
+
+        return self._database.read(body)
+
+    def check_job(self, job: JobRecord) -> None:
+        """Raise QuotaExceeded if a job's result could not be published, as far as that is known."""
+        self._database.read(lambda t: self.check_job_in(t, job))
+
+    def check_job_in(self, txn: RegistryTxn, job: JobRecord) -> None:
+        """The same in a transaction."""
+        check_job(self._table, txn, self.limits_in(txn, job.tenant), job)
