@@ -85,7 +85,8 @@ function marked(text, all) {
     parts.push(points.slice(at, w.start).join(""), word(w, points.slice(w.start, w.end).join("")));
     at = w.end;
   }
-  return all.some((w) => w.start === null) ? parts : [parts, h("span", { class: "word unread" }, points.slice(at).join("").trimEnd() || null)];
+  const rest = all.some((w) => w.start === null) ? "" : points.slice(at).join("").trimEnd();
+  return [parts, rest && h("span", { class: "word unread", title: "not read" }, rest)];
 }
 
 function word(w, text) {
