@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from hmi import client as client
     from hmi.client import ApiError as ApiError
     from hmi.client import AsyncClient as AsyncClient
     from hmi.client import AsyncJob as AsyncJob
@@ -19,12 +21,11 @@ _OF_CLIENT = ("ApiError", "AsyncClient", "AsyncJob", "Client", "Job", "OnServer"
 
 def __getattr__(name: str) -> Any:
     """Load the client when it is first used, so that `import hmi` stays cheap."""
-    if name not in _OF_CLIENT:
+    if name != "client" and name not in _OF_CLIENT:
         raise AttributeError(f"module 'hmi' has no attribute {name!r}")
-    from hmi import client
-
-    return getattr(client, name)
+    client = import_module("hmi.client")
+    return client if name == "client" else getattr(client, name)
 
 
 def __dir__() -> list[str]:
-    return [*globals(), *_OF_CLIENT]
+    return sorted({*globals(), *_OF_CLIENT, "client"})

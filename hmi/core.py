@@ -146,23 +146,6 @@ class RootRecord(Record):
     LOW_AGREEMENT."""
 
 
-class FileRecord(Record):
-    """A file that a caller keeps on the server, such as rows for later jobs. Its content is in `files/`."""
-
-    file: str
-    """Its id. Ids sort by time."""
-    tenant: str | None
-    """The tenant that owns it; None for the administrator's."""
-    name: str
-    """The caller's name for it. It is shown, and never becomes part of a path."""
-    purpose: str
-    """What the caller keeps it for, in the words of the protocol that brought it."""
-    bytes: int
-    sha256: str
-    created: str
-    """RFC 3339 in UTC."""
-
-
 class TaskRules(Record):
     """Settings that shape a task's answers besides the weights.
 
@@ -310,6 +293,8 @@ class ModelVersion(Record):
     """The upper layers before which it has a ramp, ascending: 0 is right after retrieval."""
     temperature: float | None = None
     """Dividing the outputs by it calibrates the probabilities. None: it was not fitted."""
+    entity_calibration: tuple[float, float] | None = None
+    """Tagging: slope and offset that calibrate entities' scores (hmi.model.entities). None: not fitted."""
     known: tuple[float, ...] = ()
     """The similarities from which its threshold for texts that it does not know follows (hmi.model.known).
     (): it has none, so it never says so."""

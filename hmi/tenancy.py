@@ -78,3 +78,20 @@ class KeyRecord(Record):
     def expired(self) -> bool:
         """True if the key is refused, by this machine's clock."""
         return self.expires is not None and self.expires <= now()
+
+
+class FileRecord(Record):
+    """A file that a caller keeps on the server, such as rows for later jobs. Its content is in `files/`."""
+
+    file: str
+    """Its id. Ids sort by time."""
+    tenant: str | None
+    """The tenant that owns it; None for the administrator's."""
+    name: str
+    """The caller's name for it. It is shown, and never becomes part of a path."""
+    purpose: str
+    """What the caller keeps it for, in the words of the protocol that brought it."""
+    bytes: int
+    sha256: str
+    created: str
+    """RFC 3339 in UTC."""

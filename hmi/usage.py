@@ -55,10 +55,6 @@ class Usage:
         with self._lock:
             return _use_of(self._by_tenant.get(tenant, {}))
 
-    def all(self) -> dict[str, TenantUse]:
-        """The usage of every tenant that was active since the start."""
-        return {name: _use_of(fields) for name, fields in self._copied().items()}
-
     def forget(self, tenant: str) -> None:
         """Drop a deleted tenant's usage, so that a later tenant of the same name starts from zero."""
         with self._lock:
@@ -69,7 +65,7 @@ class Usage:
 
         Of tenants with the same recent compute, those with more requests come first.
         """
-        rows = self._copied()
+        rows = self.all()
         recent = self._rank(rows)
         busiest = heapq.nlargest(
             count, rows, key=lambda name: (recent[name], rows[name].get("requests", 0), name)
@@ -80,7 +76,8 @@ class Usage:
             other.update(fields)
         return {**result, "_other": _use_of(other)} if rows else result
 
-    def _copied(self) -> dict[str, dict[str, float]]:
+    def all(self) -> dict[str, dict[str, float]]:
+        """The fields of `TenantUse` that are not 0, of every tenant that was active since the start."""
         with self._lock:
             live = dict(self._by_tenant)
         # Outside the lock, which batches' accounting waits for. A copy of one dict is atomic.

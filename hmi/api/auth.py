@@ -11,14 +11,17 @@ import hmac
 import ipaddress
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 from urllib.parse import urlsplit
-
-from aiohttp import web
 
 from hmi.api.caller import ADMINISTRATOR, ALL, Caller
 from hmi.core import KeyRecord, Scope
 from hmi.errors import Forbidden, InvalidInput, Unauthorised
+
+if TYPE_CHECKING:
+    from aiohttp import web
+else:
+    from hmi.api.late import web
 
 PROXIES = frozenset({"forwarded", "via", "x-real-ip"})
 """Headers that only a proxy adds, besides X-Forwarded-*."""

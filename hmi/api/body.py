@@ -8,10 +8,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from aiohttp import web
 from pydantic import TypeAdapter, ValidationError
 
 from hmi.api.census import Census, census
@@ -26,6 +25,11 @@ from hmi.api.shares import Loan
 from hmi.api.uploads import MAX_SPEC_BYTES, Form
 from hmi.config import Settings
 from hmi.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from aiohttp import web
+else:
+    from hmi.api.late import web
 
 LIGHT = Census(1024, 256)
 """A body with no more values and members than this, and of no more bytes than LIGHT_BYTES, is parsed on

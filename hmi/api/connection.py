@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import resource
 import time
 import uuid
 from typing import Any, Protocol, cast
@@ -16,18 +15,12 @@ from hmi.api.errors import INTERNAL, Malformed, headers_of, status_of
 from hmi.api.protocols.base import Failure
 from hmi.api.protocols.native import NATIVE
 from hmi.config import Settings
-from hmi.errors import HmiError, InvalidInput
+from hmi.errors import HmiError
 
 log = logging.getLogger("hmi.api")
 READ_BYTES = 1 << 14
 """aiohttp's `read_bufsize`. A connection stops reading when twice this many bytes wait, or a sixteenth as
 many chunks."""
-MOST_CONNECTIONS = 4096
-"""The default limit on connections is at most this."""
-LEAST_CONNECTIONS = 16
-"""The default limit on connections is at least this."""
-KEPT_FILES = 64
-"""File descriptors that `max_connections` must leave to the rest of the process."""
 REST_PAUSE_S = 0.02
 """The pause after each discarded piece of an unwanted body, times the connections that discard one."""
 REST_S = 5.0
@@ -66,20 +59,6 @@ def handler_settings(settings: Settings) -> dict[str, Any]:
         "lingering_time": REST_S,
         "read_bufsize": READ_BYTES,
     }
-
-
-def most_connections(settings: Settings) -> int:
-    """The limit on connections. Raises InvalidInput if it exceeds the files that the process may open."""
-    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if not settings.max_connections:
-        return min(max(files // 2, LEAST_CONNECTIONS), MOST_CONNECTIONS)
-    if settings.max_connections > files - KEPT_FILES:
-        raise InvalidInput(
-            f"max_connections = {settings.max_connections} needs more than the {files} files that this "
-            f"process may open: raise the limit (ulimit -n), or give at most {files - KEPT_FILES}",
-            field="max_connections",
-        )
-    return settings.max_connections
 
 
 class Connection(web.RequestHandler):

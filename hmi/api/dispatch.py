@@ -12,7 +12,6 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from aiohttp import web
-from pydantic import BaseModel
 from pydantic_core import to_json
 
 from hmi.api.audited import identified, note_reply, recorded
@@ -24,6 +23,7 @@ from hmi.api.idempotency import REPLAYED, KeyedRequest, exclusively, keyed_reque
 from hmi.api.loop import off_loop
 from hmi.api.observed import HEADER as TRACE_HEADER
 from hmi.api.observed import Observed
+from hmi.api.plain import plain
 from hmi.api.protocols.base import JSON, Dialect, Failure, Raw, is_below
 from hmi.api.protocols.native import NATIVE
 from hmi.api.route import Call, Reply, Route
@@ -208,14 +208,6 @@ async def _response(route: Route, reply: Reply | web.StreamResponse, body: Any) 
 
 def _headers(reply: Reply) -> dict[str, str]:
     return {"Location": reply.location} if reply.location else {}
-
-
-def plain(body: Any) -> Any:
-    """The models of an answer as JSON values."""
-    if isinstance(body, list):
-        return [plain(item) for item in body]
-    assert isinstance(body, BaseModel)
-    return body.model_dump(mode="json", by_alias=True)
 
 
 def _error(request: web.Request, error: Exception) -> web.Response:

@@ -14,7 +14,8 @@ from typing import Any
 
 from aiohttp import web
 
-from hmi.api.connection import Connection, handler_settings, most_connections
+from hmi.api.capacity import most_connections
+from hmi.api.connection import Connection, handler_settings
 from hmi.api.tls import SHUTDOWN_S, Certificates
 from hmi.config import Settings
 

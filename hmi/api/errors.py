@@ -65,10 +65,14 @@ class Collected(HmiError):
 
 
 class MethodNotAllowed(HmiError):
+    """The path exists, but not with this method. The header Allow names those that it has."""
+
     kind = "method_not_allowed"
 
 
 class UnsupportedMediaType(HmiError):
+    """The body has a media type or a compression that the call does not read."""
+
     kind = "unsupported_media_type"
 
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
 
-from aiohttp import web
-
-from hmi.api.connection import take_loop_time
 from hmi.api.errors import Malformed
 from hmi.errors import HmiError
+
+if TYPE_CHECKING:
+    from aiohttp import web
+else:
+    from hmi.api.late import web
 
 LEAST_RATE = 1024
 """Bytes a second that a client must send on average, after the first `idle_s` seconds of waiting for it."""
@@ -90,6 +93,8 @@ class Inflow:
     async def _next(self) -> bytes:
         """All bytes that have arrived. aiohttp's read(n) is not used: it would read a body of one-byte
         chunks to its end without a pause."""
+        from hmi.api.connection import take_loop_time  # which loads the web server
+
         await self._rest(take_loop_time(self._request))
         if self._content.at_eof():
             return b""

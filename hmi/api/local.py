@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
-from hmi.api.app import build_engine, build_services
 from hmi.api.audited import note_reply, objects_of, recorded_locally
 from hmi.api.body import parse, parse_query
+from hmi.api.building import build_engine, build_services
 from hmi.api.caller import ADMINISTRATOR
-from hmi.api.dispatch import plain
 from hmi.api.expand import decompress_to
 from hmi.api.inference import InferenceEngine, TokenAudits
+from hmi.api.plain import plain
 from hmi.api.route import Call, Reply, Route
 from hmi.api.routes import ROUTES
 from hmi.config import Settings

@@ -13,20 +13,25 @@ import threading
 import time
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
+from itertools import chain
 
 from hmi.api.shared import Shared
 from hmi.metrics.reading import FAILURES, REFUSALS, Reading
 from hmi.stores.failures import tell
-from hmi.usage import TenantUse
 
+Figures = tuple[float, ...]
+"""The figures of a `Use`."""
 log = logging.getLogger("hmi.api")
 KEPT = 24 * 60
 """Minutes that are kept."""
 BUSIEST = 100
 """Tenants whose figures a minute keeps: those with the most compute in it."""
+FIELDS = ("requests", "inputs", "tokens", "compute_ms")
+"""The fields of a `TenantUse` that are kept, in the order of those of a `Use`."""
+COMPUTE = FIELDS.index("compute_ms")
 MINUTE_S = 60
 SHOWN_S = 1.0
 """Age up to which a reading is shown again: several pages may ask each few seconds."""
@@ -73,11 +78,11 @@ class Minute:
 
 
 class Minutes:
-    """The ring of minutes. All methods but `forget` are for the event loop's thread."""
+    """The ring of minutes. Thread-safe; `start`, `stop` and `last` are for the event loop."""
 
     def __init__(self, read: Callable[[], Reading]) -> None:
         self._read, self._ring = read, deque[Minute](maxlen=KEPT)
-        self._shown: Shared[tuple[Reading, float]] = Shared(lambda: (read(), time.time()), SHOWN_S)
+        self._present: Shared[tuple[Minute, Reading]] = Shared(self._look, SHOWN_S)
         self._lock = threading.Lock()
         self._last, self._at = read(), time.time()
         self._gone: set[str] = set()
@@ -94,7 +99,7 @@ class Minutes:
                 await self._task
 
     def forget(self, tenant: str) -> None:
-        """Drop a deleted tenant's figures. Thread-safe."""
+        """Drop a deleted tenant's figures."""
         with self._lock:
             self._gone.add(tenant)
             self._ring = deque((_without(m, tenant) for m in self._ring), maxlen=KEPT)
@@ -104,81 +109,73 @@ class Minutes:
 
         The present minute, as far as it has passed, is the last of them.
         """
-        reading, at = await self._shown.get()
+        now, reading = await self._present.get()
         with self._lock:
-            if at < self._at:  # a minute has ended since it was read
-                reading, at = self._last, self._at
-            now = self._between(reading, at)
             ended = list(self._ring)[-(count - 1) :] if count > 1 else []
-        return [*ended, now], reading
+        # The present minute may have ended since it was looked at.
+        return [*(minute for minute in ended if minute.at != now.at), now], reading
+
+    def end(self, reading: Reading, at: float) -> None:
+        """End the present minute with this reading, taken at the Unix time `at`."""
+        ended = self._between(reading, at)
+        with self._lock:
+            self._ring.append(ended)
+            self._last, self._at, self._gone = reading, at, set()
 
     async def _run(self) -> None:
         """End a minute whenever the clock says so, forever."""
         while True:
             await asyncio.sleep(MINUTE_S - time.time() % MINUTE_S)
             try:
-                reading = await asyncio.to_thread(self._read)
+                await asyncio.to_thread(lambda: self.end(self._read(), time.time()))
             except Exception as error:  # a minute without figures is better than a server without minutes
                 tell(log, "the figures of a minute could not be read", error)
-                continue
-            self.end(reading, time.time())
 
-    def end(self, reading: Reading, at: float) -> None:
-        """End the present minute with this reading, taken at the Unix time `at`."""
-        with self._lock:
-            self._ring.append(self._between(reading, at))
-            self._last, self._at, self._gone = reading, at, set()
+    def _look(self) -> tuple[Minute, Reading]:
+        reading = self._read()
+        return self._between(reading, time.time()), reading
 
     def _between(self, reading: Reading, at: float) -> Minute:
         """The minute from the last reading to this one."""
-        before = self._last
-        used = dict(_differences(before.tenants, reading.tenants, self._gone))
-        busiest = heapq.nlargest(BUSIEST, used, key=lambda name: (used[name].compute_ms, name))
-        figures = array("f")
-        for name in busiest:
-            one = used[name]
-            figures.extend((one.requests, one.texts, one.tokens, one.compute_ms))
+        with self._lock:
+            before, began, gone = self._last, self._at, frozenset(self._gone)
+        used = dict(_differences(before.tenants, reading.tenants, gone))
+        busiest = heapq.nlargest(BUSIEST, used, key=lambda name: (used[name][COMPUTE], name))
         return Minute(
-            at=self._at,
-            seconds=max(at - self._at, 1e-3),
-            all=total(used.values()),
+            at=began,
+            seconds=max(at - began, 1e-3),
+            all=Use(*map(sum, zip(*used.values(), strict=True))) if used else Use(),
             refused=_grown(before.outcomes, reading.outcomes, REFUSALS),
             failed=_grown(before.outcomes, reading.outcomes, FAILURES),
             buckets=tuple(b - a for a, b in zip(before.buckets, reading.buckets, strict=True)),
             queue_texts=reading.queue_texts,
             whole=len(busiest) == len(used),
             tenants={name: i for i, name in enumerate(busiest)},
-            figures=figures,
+            figures=array("f", chain.from_iterable(used[name] for name in busiest)),
         )
 
 
 def total(uses: Iterable[Use]) -> Use:
     """The sum of what several tenants, or several minutes, used."""
-    sums = [0.0, 0.0, 0.0, 0.0]
-    for use in uses:
-        for i, value in enumerate((use.requests, use.texts, use.tokens, use.compute_ms)):
-            sums[i] += value
-    return Use(*sums)
+    rows = [astuple(use) for use in uses]
+    return Use(*map(sum, zip(*rows, strict=True))) if rows else Use()
+
+
+def figures_of(fields: Mapping[str, float]) -> Figures:
+    """The figures of a `Use`, of the fields of a `TenantUse`."""
+    return tuple(fields.get(name, 0.0) for name in FIELDS)
 
 
 def _differences(
-    before: Mapping[str, TenantUse], after: Mapping[str, TenantUse], gone: set[str]
-) -> Iterable[tuple[str, Use]]:
+    before: Mapping[str, Mapping[str, float]], after: Mapping[str, Mapping[str, float]], gone: frozenset[str]
+) -> Iterator[tuple[str, Figures]]:
     """What each tenant used between two readings, of those that used something."""
     for name, now in after.items():
-        then = before.get(name)
-        if then is None or name in gone or now.requests < then.requests:
-            then = TenantUse()
+        then = {} if name in gone else before.get(name, {})
         if now != then:
-            yield (
-                name,
-                Use(
-                    now.requests - then.requests,
-                    now.inputs - then.inputs,
-                    now.tokens - then.tokens,
-                    max(0.0, now.compute_ms - then.compute_ms),
-                ),
-            )
+            if now.get("requests", 0) < then.get("requests", 0):
+                then = {}
+            yield name, tuple(now.get(field, 0.0) - then.get(field, 0.0) for field in FIELDS)
 
 
 def _grown(before: Mapping[str, int], after: Mapping[str, int], kinds: frozenset[str]) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 
 import hmi
 from hmi.api.caller import Caller
-from hmi.api.minutes import Minute, Use, total
+from hmi.api.minutes import Minute, Use, figures_of, total
 from hmi.api.schemas_overview import (
     CallerView,
     OverviewView,
@@ -21,7 +21,7 @@ from hmi.api.schemas_overview import (
 from hmi.api.services import Services
 from hmi.metrics import memory_by_tier
 from hmi.metrics.reading import Reading, quantile_ms
-from hmi.usage import TOP_TENANTS, TenantUse
+from hmi.usage import TOP_TENANTS
 
 MOST_POINTS = 120
 Stretch = Sequence[Minute]
@@ -115,9 +115,8 @@ def _tenant(name: str, stretches: Sequence[Stretch]) -> TenantUseView:
 
 
 def _since_start(reading: Reading, tenant: str | None) -> UseView:
-    of = reading.tenants.values() if tenant is None else [reading.tenants.get(tenant, TenantUse())]
-    uses = (Use(use.requests, use.inputs, use.tokens, use.compute_ms) for use in of)
-    return UseView(**_fields(total(uses)))
+    of = reading.tenants.values() if tenant is None else [reading.tenants.get(tenant, {})]
+    return UseView(**_fields(total(Use(*figures_of(fields)) for fields in of)))
 
 
 def _fields(use: Use) -> dict[str, Any]:

@@ -8,9 +8,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
-from aiohttp import web
 from pydantic import StringConstraints
 
 from hmi.api.caller import Caller
@@ -21,6 +20,11 @@ from hmi.api.schemas import DomainName, ModelName, Name, Query, VersionNumber
 from hmi.api.services import Services
 from hmi.core import ID_PATTERN, DomainId, ModelId, Scope, check_name
 from hmi.errors import NotFound
+
+if TYPE_CHECKING:
+    from aiohttp import web
+else:
+    from hmi.api.late import web
 
 
 @dataclass
@@ -111,7 +115,7 @@ class Reply:
     """Render the body in a thread instead of on the event loop."""
 
 
-Handler = Callable[[Call], Awaitable[Reply | web.StreamResponse]]
+Handler: TypeAlias = "Callable[[Call], Awaitable[Reply | web.StreamResponse]]"
 Again = Callable[[Call, dict[str, Any]], Awaitable[Reply]]
 
 

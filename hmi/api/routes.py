@@ -6,8 +6,7 @@ import hashlib
 import json
 from dataclasses import replace
 from functools import cache
-
-from aiohttp import web
+from typing import TYPE_CHECKING
 
 from hmi.api.handlers import (
     check,
@@ -61,6 +60,11 @@ from hmi.api.schemas_tenants import (
     TenantView,
     UsageView,
 )
+
+if TYPE_CHECKING:
+    from aiohttp import web
+else:
+    from hmi.api.late import web
 
 CORPUS = {"corpus": True}
 TENANT, KEYS = "/manage/tenants/{tenant}", "/manage/tenants/{tenant}/keys"
@@ -382,7 +386,7 @@ ROUTES: tuple[Route, ...] = (
     *OPERATION,
     *PAGE,
 )
-INFER_PATHS = frozenset(route.path for route in ROUTES if route.scope == "infer" and route.method == "POST")
+INFER_PATHS = frozenset(route.path for route in ROUTES if route.scope == "infer" and route.cancellable)
 """The paths of the calls that ask models, of all protocols."""
 
 

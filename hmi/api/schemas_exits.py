@@ -87,7 +87,7 @@ class ChangeModel(Request):
         default=None,
         ge=MIN_KNOWN_SHARE,
         le=MAX_KNOWN_SHARE,
-        description="The share of its own texts that the model is to know, such as 0.97. Of the others, and of "
+        description="The share of its own texts that the model is to know, such as 0.97. Of others, and of "
         "foreign texts, it says that it does not know (`known` in answers). Null: it never says so.",
     )
 

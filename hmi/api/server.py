@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING
 from aiohttp import BadContentDispositionHeader, BadContentDispositionParam, web
 
 from hmi.api import leaving, notify
-from hmi.api.app import DRAIN_S, application, begin, build_services, drain
+from hmi.api.app import DRAIN_S, application, begin, drain
 from hmi.api.auth import check_binding
+from hmi.api.building import build_services
 from hmi.api.door import Door
 from hmi.api.garbage import end_without_collections, short_collections
 from hmi.api.server_lock import announced, owning

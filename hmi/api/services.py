@@ -7,9 +7,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Literal
-
-from aiohttp import web
+from typing import TYPE_CHECKING, Any, Literal
 
 from hmi.api.audit import Audit
 from hmi.api.auth import Auth
@@ -30,6 +28,11 @@ from hmi.errors import Unavailable
 from hmi.manager import Manager
 from hmi.metrics import Metrics
 from hmi.telemetry.tracing import Tracer
+
+if TYPE_CHECKING:
+    from aiohttp import web
+else:
+    from hmi.api.late import web
 
 log = logging.getLogger("hmi.api")
 Phase = Literal["compiling", "starting", "serving", "draining"]
@@ -133,6 +136,16 @@ class Services:
             del self.receiving[id(request)]
 
 
-SERVICES: web.AppKey[Services] = web.AppKey("services", Services)
-CALLER: web.RequestKey[Caller] = web.RequestKey("caller", Caller)
+SERVICES: web.AppKey[Services]
+"""The application's services."""
+CALLER: web.RequestKey[Caller]
 """The caller of a call to infer."""
+
+
+def __getattr__(name: str) -> Any:
+    """Make the keys at their first use, since commands have services without a web server."""
+    if name == "SERVICES":
+        return globals().setdefault(name, web.AppKey("services", Services))
+    if name == "CALLER":
+        return globals().setdefault(name, web.RequestKey("caller", Caller))
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -14,11 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import ParamSpec, TypeVar, cast
-
-from aiohttp import BodyPartReader, StreamReader
-from aiohttp.http import HttpProcessingError
-from aiohttp.multipart import MultipartReader
+from typing import TYPE_CHECKING, ParamSpec, TypeVar, cast
 
 from hmi.api.errors import Malformed, UnsupportedMediaType, over
 from hmi.api.expand import decompressing, is_compressed
@@ -29,6 +25,12 @@ from hmi.config import Settings
 from hmi.core import check_name
 from hmi.errors import InvalidInput, NotFound
 from hmi.stores.layout import Layout
+
+if TYPE_CHECKING:
+    import aiohttp
+    from aiohttp import http
+else:
+    from hmi.api.late import aiohttp, http
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -152,7 +154,7 @@ class Uploads:
 
     async def _parts(
         self,
-        reader: MultipartReader,
+        reader: aiohttp.MultipartReader,
         names: tuple[str, ...],
         fields: tuple[str, ...],
         form: Form,
@@ -163,7 +165,7 @@ class Uploads:
         try:
             while (part := await reader.next()) is not None:
                 name = _part_name(part, (*fields, *names), seen)
-                assert isinstance(part, BodyPartReader)
+                assert isinstance(part, aiohttp.BodyPartReader)
                 digest.update(name.encode() + b"\0")
                 if name in names:
                     form.files[name] = await self._file(part, name, form, digest)
@@ -171,7 +173,7 @@ class Uploads:
                 else:
                     form.spec = await _read_spec(part, name, digest)
                     given[name] = form.spec.decode(errors="replace") if name != "spec" else ""
-        except _NOT_WELL_FORMED as error:
+        except (*_NOT_WELL_FORMED, http.HttpProcessingError) as error:
             raise _malformed(error) from error
         if "spec" not in fields:
             form.spec = json.dumps(given).encode()
@@ -180,7 +182,7 @@ class Uploads:
                 "spec is missing: send the request's JSON as the multipart part 'spec'", field="spec"
             )
 
-    async def _file(self, part: BodyPartReader, name: str, form: Form, digest: hashlib._Hash) -> Path:
+    async def _file(self, part: aiohttp.BodyPartReader, name: str, form: Form, digest: hashlib._Hash) -> Path:
         raw, target = form.folder / f"{name}.raw", form.folder / name
         size = 0
         with raw.open("wb") as file:
@@ -244,29 +246,30 @@ def _advance(steps: Iterator[int]) -> bool:
     return any(time.monotonic() > until for _ in steps)
 
 
-_NOT_WELL_FORMED = (ValueError, LookupError, RuntimeError, AssertionError, HttpProcessingError)
-"""What aiohttp's reader raises for malformed parts and headers."""
+_NOT_WELL_FORMED = (ValueError, LookupError, RuntimeError, AssertionError)
+"""What aiohttp's reader raises for malformed parts and headers, beside HttpProcessingError."""
 
 
 def _malformed(error: Exception) -> Malformed:
-    reason = error.message if isinstance(error, HttpProcessingError) else str(error)
+    reason = error.message if isinstance(error, http.HttpProcessingError) else str(error)
     reason = " ".join(reason.split())[:200]
     return Malformed(
         f"the multipart body is not well-formed ({reason}): check its boundary and its parts' headers"
     )
 
 
-def _reader(inflow: Inflow) -> MultipartReader:
+def _reader(inflow: Inflow) -> aiohttp.MultipartReader:
     try:
-        return MultipartReader(inflow.headers, cast(StreamReader, inflow), max_headers=MAX_PART_HEADERS)
-    except _NOT_WELL_FORMED as error:
+        content = cast("aiohttp.StreamReader", inflow)
+        return aiohttp.MultipartReader(inflow.headers, content, max_headers=MAX_PART_HEADERS)
+    except (*_NOT_WELL_FORMED, http.HttpProcessingError) as error:
         raise _malformed(error) from error
 
 
 def _part_name(part: object, names: tuple[str, ...], seen: set[str]) -> str:
     """The name of a part, one of `names`, which is added to `seen`. Raises Malformed, InvalidInput,
     UnsupportedMediaType."""
-    name = part.name if isinstance(part, BodyPartReader) else None
+    name = part.name if isinstance(part, aiohttp.BodyPartReader) else None
     if name is None:
         raise Malformed("a multipart part has no name: give it 'Content-Disposition: form-data; name=\"…\"'")
     if name not in names:
@@ -275,7 +278,7 @@ def _part_name(part: object, names: tuple[str, ...], seen: set[str]) -> str:
     if name in seen:
         raise InvalidInput(f"part {name!r} is there twice: send it once", field=name)
     seen.add(name)
-    assert isinstance(part, BodyPartReader)
+    assert isinstance(part, aiohttp.BodyPartReader)
     coding = part.headers.get("Content-Transfer-Encoding", "binary").lower()
     if coding not in ("binary", "8bit", "7bit"):
         raise UnsupportedMediaType(
@@ -284,13 +287,13 @@ def _part_name(part: object, names: tuple[str, ...], seen: set[str]) -> str:
     return name
 
 
-def _file_name(part: BodyPartReader) -> str:
+def _file_name(part: aiohttp.BodyPartReader) -> str:
     """The caller's name of a file, without what cannot be shown."""
     shown = "".join(c for c in part.filename or "" if c.isprintable() and not "\ud800" <= c <= "\udfff")
     return shown[:MAX_FILE_NAME]
 
 
-async def _read_spec(part: BodyPartReader, name: str, digest: hashlib._Hash) -> bytes:
+async def _read_spec(part: aiohttp.BodyPartReader, name: str, digest: hashlib._Hash) -> bytes:
     data = bytearray()
     while chunk := await part.read_chunk(1 << 14):
         data += chunk

@@ -14,6 +14,7 @@ from hmi.telemetry import logs
 
 COMMANDS = {
     "serve": ("serve", "serve"),
+    "reference": ("reference", "reference"),
     "root": ("roots", "root"),
     "domain": ("domains", "domain"),
     "tenant": ("tenants", "tenant"),

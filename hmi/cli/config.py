@@ -31,7 +31,7 @@ def show(session: Session, as_json: bool) -> None:
     """Print every setting with its value and where it came from."""
     session.not_remote("a server's settings are those of its own process: leave --url out")
     found = session.configuration()
-    _warn()
+    say_warnings(unknown_variables())
     rows = [
         {
             "setting": setting.name,
@@ -74,8 +74,7 @@ def check(session: Session, file: Path | None, as_json: bool) -> int:
     if as_json:
         print_json({"sound": not problems, "problems": problems, "warnings": warnings})
         return int(bool(problems))
-    for warning in warnings:
-        notes.print(f"warning: {warning}", markup=False, soft_wrap=True, style="yellow")
+    say_warnings(warnings)
     for problem in problems:
         notes.print(f"error: {problem['problem']}", markup=False, soft_wrap=True, style="red")
     if not problems:
@@ -104,6 +103,7 @@ def plain(value: Any) -> Any:
     return str(value) if isinstance(value, Path) else value
 
 
-def _warn() -> None:
-    for warning in unknown_variables():
+def say_warnings(warnings: list[str]) -> None:
+    """Print warnings on stderr."""
+    for warning in warnings:
         notes.print(f"warning: {warning}", markup=False, soft_wrap=True, style="yellow")

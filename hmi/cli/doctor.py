@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -17,11 +17,11 @@ from hmi.cli.options import check_target
 from hmi.cli.output import notes, print_json
 from hmi.cli.session import Session
 from hmi.config.sources import Configuration, gather, read, unknown_variables
-from hmi.doctor import Finding, examine
-from hmi.doctor.bundle import redactor_of, write_bundle
-from hmi.doctor.finding import problem, warning
-from hmi.doctor.server import Ask, server_findings
 from hmi.errors import HmiError, InvalidInput
+
+if TYPE_CHECKING:
+    from hmi.doctor import Finding
+    from hmi.doctor.server import Ask
 
 COLOURS: Final = {"ok": "green", "warning": "yellow", "problem": "red"}
 
@@ -51,12 +51,7 @@ def doctor(session: Session, deep: bool, bundle: Path | None, as_json: bool) -> 
         if not as_json:
             _print(finding)
     if bundle is not None:
-        parts = write_bundle(
-            bundle, findings, _configuration(session), _metrics(session), redactor_of(_data(session))
-        )
-        notes.print(
-            f"{bundle} has {', '.join(parts)}: look at it before you send it", markup=False, soft_wrap=True
-        )
+        _write(session, bundle, findings)
     problems = [finding for finding in findings if finding.level == "problem"]
     if as_json:
         print_json({"sound": not problems, "findings": [asdict(finding) for finding in findings]})
@@ -65,6 +60,10 @@ def doctor(session: Session, deep: bool, bundle: Path | None, as_json: bool) -> 
 
 
 def _findings(session: Session, deep: bool) -> Iterable[Finding]:
+    from hmi.doctor import examine
+    from hmi.doctor.finding import problem, warning
+    from hmi.doctor.server import server_findings
+
     if session.url is not None:
         yield from server_findings(session.url, session.client(session.url, timeout_s=10.0).answer)
         return
@@ -78,6 +77,16 @@ def _findings(session: Session, deep: bool) -> Iterable[Finding]:
         return session.client(url, timeout_s=10.0).answer
 
     yield from examine(_configuration(session).settings, ask_of, deep=deep)
+
+
+def _write(session: Session, bundle: Path, findings: list[Finding]) -> None:
+    """Write the file for a bug report."""
+    from hmi.doctor.bundle import redactor_of, write_bundle
+
+    redact = redactor_of(_data(session))
+    parts = write_bundle(bundle, findings, _configuration(session), _metrics(session), redact)
+    text = f"{bundle} has {', '.join(parts)}: look at it before you send it"
+    notes.print(text, markup=False, soft_wrap=True)
 
 
 def _configuration(session: Session) -> Configuration:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
+from itertools import groupby
 from typing import Any
 
 import click
@@ -33,6 +35,7 @@ from hmi.model.answer import AGGREGATIONS
     is_flag=True,
     help="Include the origin of the answer: PLOT hits and versions (with --json).",
 )
+@click.option("--words", is_flag=True, help="Show which n-grams of the PLOT answered each word.")
 @click.option(
     "--calibrated",
     is_flag=True,
@@ -63,6 +66,7 @@ def infer(
     exact: bool,
     scores: bool,
     provenance: bool,
+    words: bool,
     calibrated: bool,
     full: bool,
     deadline: float | None,
@@ -74,7 +78,8 @@ def infer(
     lines = texts or tuple(line.rstrip("\n") for line in sys.stdin if line.strip())
     if pair and len(pair) != len(lines):
         raise click.UsageError("give --pair once for each TEXT")
-    wanted = [name for name, on in (("scores", scores), ("provenance", provenance)) if on]
+    extras = {"scores": scores, "provenance": provenance, "words": words}
+    wanted = [name for name, on in extras.items() if on]
     if ids and not session.remote:
         raise InvalidInput("ids are for feedback to the server that answers: name it with --url")
     parameters: dict[str, Any] = {"exact": exact, "calibrated": calibrated, "early": not full}
@@ -127,6 +132,15 @@ def _show(lines: tuple[str, ...], answer: dict[str, Any], *, ids: bool) -> None:
     columns |= {"id": "ID", "index": "INDEX"}
     shown = {name: heading for name, heading in columns.items() if any(row[name] is not None for row in rows)}
     print_table(rows, shown, "no texts: give some, or pipe them in")
+    for output in answer["outputs"]:
+        if output.get("words") is not None:
+            click.echo(f"words: {_words(output['words'])}")
+
+
+def _words(words: Sequence[dict[str, Any]]) -> str:
+    """Return words in groups of neighbours that the same n-grams answered, as `[trigram] oil prices`."""
+    groups = groupby(words, lambda word: word["order"] or "not read")
+    return " ".join(f"[{order}] {' '.join(word['text'] for word in some)}" for order, some in groups)
 
 
 def _said(output: dict[str, Any]) -> str:

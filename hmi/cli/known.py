@@ -23,8 +23,8 @@ def known(session: Session, name: str, share: float | None, off: bool, as_json: 
     """Show or set when a model says that it does not know.
 
     A model knows a text that is as similar to its rows as the given share of these rows are to each other.
-    The lower the share, the more foreign texts are refused, and the more of its own. Answers have `known`, and
-    keep their label and score. The model's next text obeys it.
+    The lower the share, the more foreign texts are refused, and the more of its own. Answers have `known`,
+    and keep their label and score. The model's next text obeys it.
     """
     if off and share is not None:
         raise click.UsageError("give --share or --off, not both")

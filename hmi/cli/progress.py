@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, cast
 
 import click
-from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn
-from rich.text import Text
 
 from hmi.cli import endings
 from hmi.cli.output import notes, print_json
@@ -20,6 +17,7 @@ from hmi.errors import HmiError
 
 if TYPE_CHECKING:
     from hmi.api.local import LocalCalls
+    from hmi.client.progress import JobBar
 
 POLL_S = 0.3
 """Seconds between two requests for the state of a server's job."""
@@ -27,54 +25,11 @@ HELD_BACK = 3
 """The exit code if an update was held back, unless --publish never was given."""
 
 
-class JobBar:
-    """A job's progress bar. Without a terminal it prints a line for each phase instead."""
+def job_bar() -> AbstractContextManager[JobBar]:
+    """Show a job's progress, as the client does, while the block runs."""
+    from hmi.client import progress  # whose libraries take a tenth of a second
 
-    def __init__(self, bar: Progress, task: TaskID) -> None:
-        self._bar, self._task = bar, task
-        self._phase = ""
-
-    def show(self, progress: JobProgress) -> None:
-        self._bar.update(
-            self._task,
-            description=progress.phase or "waiting",
-            completed=progress.step,
-            total=progress.total or None,
-            rate=progress.rate,
-            eta_ms=progress.eta_ms,
-            loss=progress.loss,
-        )
-        if not notes.is_terminal and progress.phase not in ("", self._phase):
-            notes.print(progress.phase)
-        self._phase = progress.phase
-
-
-class _Figures(ProgressColumn):
-    """A column with the rate, the time left and the loss, as far as they are known."""
-
-    def render(self, task: Task) -> Text:
-        fields = task.fields
-        parts = []
-        if fields.get("rate"):
-            parts.append(f"{fields['rate']:.3g}/s")
-        if fields.get("eta_ms") is not None:
-            seconds = int(fields["eta_ms"] / 1000)
-            parts.append(f"ETA {seconds // 60}:{seconds % 60:02d}")
-        if fields.get("loss") is not None:
-            parts.append(f"loss {fields['loss']:.4g}")
-        return Text("  ".join(parts))
-
-
-@contextmanager
-def job_bar() -> Iterator[JobBar]:
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.completed}/{task.total}"),
-        _Figures(),
-    )
-    with Progress(*columns, console=notes, transient=True) as bar:
-        yield JobBar(bar, bar.add_task("waiting", total=None))
+    return progress.job_bar(notes)
 
 
 def finish(session: Session, calls: Calls, job: str, *, detach: bool, as_json: bool) -> None:

@@ -83,6 +83,9 @@ def _calibration(found: Mapping[str, Any]) -> dict[str, Any]:
     shown = {"expected calibration error": found["ece"]}
     if "temperature" in found:
         shown |= {"temperature": found["temperature"], "error with it": found["ece_calibrated"]}
+    if "entities" in found:
+        of = found["entities"]
+        shown |= {"entities' error": of["ece"], "entities' error, calibrated": of["ece_calibrated"]}
     return shown
 
 

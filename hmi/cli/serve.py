@@ -10,7 +10,7 @@ from typing import Any, Final
 import click
 
 from hmi.cli.base import Command, FolderCommand, as_json, pass_session
-from hmi.cli.output import notes
+from hmi.cli.config import say_warnings
 from hmi.cli.session import Session
 from hmi.config.described import settings
 from hmi.config.settings import DEFAULTS, checked
@@ -68,8 +68,7 @@ def serve(session: Session, **given: Any) -> None:
 
     session.overrides = {name: value for name, value in given.items() if value is not None}
     session.require_data_folder(creates=True)
-    for warning in unknown_variables():
-        notes.print(f"warning: {warning}", markup=False, soft_wrap=True, style="yellow")
+    say_warnings(unknown_variables())
     run(session.settings())
 
 

@@ -37,6 +37,17 @@ class Entity(Answer):
     score: float
 
 
+class Word(Answer):
+    """A word, and the order of the n-grams that answered its tokens."""
+
+    text: str
+    start: int | None = None
+    end: int | None = None
+    order: str | None = None
+    orders: list[str] = []
+    pair: bool = False
+
+
 class Prediction(Answer):
     """The answer to one input. Fields that the model's task does not have are None."""
 
@@ -52,6 +63,8 @@ class Prediction(Answer):
     known: bool | None = None
     """False if the model says that it does not know; None if it has no threshold."""
     truncated: bool = False
+    words: list[Word] | None = None
+    """With `returns=["words"]`."""
     model: str = ""
     version: int = 0
     answer_id: str = ""
@@ -113,6 +126,10 @@ class Tenant(Answer):
     tenant: str
     created: str
     weight: float = 1.0
+    limits: dict[str, float | None] = {}
+    """Its own limits, by name: None = the server's default holds, 0 = no limit."""
+    quota: dict[str, dict[str, float] | None] = {}
+    """The limits that hold, and what is left of each; only of a single tenant."""
 
 
 class NewTenant(Answer):
@@ -137,6 +154,8 @@ class Usage(Answer):
     compute_ms: float
     models: int
     model_bytes: int
+    file_bytes: int = 0
+    quota: dict[str, dict[str, float] | None] = {}
 
 
 class Key(Answer):
@@ -144,12 +163,45 @@ class Key(Answer):
     tenant: str | None = None
     scopes: list[str]
     created: str
+    label: str = ""
+    expires: str | None = None
+    expired: bool = False
+    successor: str | None = None
+    last_used: str | None = None
 
 
 class NewKey(Key):
     """A new key, which is shown only once."""
 
     key: str
+
+
+class RotatedKey(NewKey):
+    """A new key, and the one that it follows, which works until `old_expires`."""
+
+    replaces: str
+    old_expires: str
+
+
+class KeptFile(Answer):
+    """A file of rows that the server keeps for fine-tuning jobs."""
+
+    id: str
+    filename: str
+    bytes: int
+    created_at: int
+    """Seconds since 1970."""
+    purpose: str
+
+
+class AuditLine(Answer):
+    """A line of the audit log, with further fields that depend on the event."""
+
+    n: int
+    at: str
+    event: str
+    who: str | None = None
+    tenant: str | None = None
 
 
 class Root(Answer):

@@ -28,6 +28,8 @@ class Call:
     uploads: Mapping[str, Upload] = field(default_factory=dict)
     headers: Mapping[str, str] = field(default_factory=dict)
     repeatable: bool = False
+    form: bool = False
+    """Whether the body's fields are parts of their own beside the files, and not one part `spec`."""
 
     def payload(self, elapsed_s: float) -> bytes | None:
         """Return the JSON to send `elapsed_s` seconds after the call began; None without a body.
@@ -94,22 +96,26 @@ def fields(**given: Any) -> dict[str, Any]:
     return {name: value for name, value in given.items() if value is not None}
 
 
-def decode(status: int, headers: Mapping[str, str], body: bytes) -> Any:
-    """Return the JSON of an answer. Raises the ApiError that it stands for."""
+def check(status: int, headers: Mapping[str, str], body: bytes) -> None:
+    """Raise the ApiError that an answer stands for, unless it is a success."""
     if status >= 400:
         raise from_answer(status, headers, body)
+    if status >= 300:
+        where = headers.get("location", "nowhere")
+        raise ApiError(f"the server points to {where}: give that address", status=status)
+
+
+def decode(body: bytes) -> Any:
+    """Return the JSON of a successful answer. Raises ApiError if it is none."""
     try:
-        if status < 300:
-            return json.loads(body)
-    except ValueError:
-        pass
-    where = f"to {headers['location']}" if status >= 300 and "location" in headers else "without JSON"
-    raise ApiError(f"the answer had status {status} {where}: check the server's address", status=status)
+        return json.loads(body)
+    except ValueError as error:
+        raise ApiError("the answer is no JSON: check the server's address") from error
 
 
 def checked(read: Callable[[Any], T], body: Any) -> T:
     """Return `read(body)`. Raises ApiError if the answer has not the form of HMI's."""
     try:
         return read(body)
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ApiError(f"the answer is not of HMI's form ({error}): compare both releases") from error

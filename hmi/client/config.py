@@ -30,6 +30,7 @@ class Address(TypedDict, total=False):
     url: str
     key: str
     ca: str
+    certificate: str
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,8 @@ class Config:
     key: str | None = None
     ca: str | None = None
     """A file with the certificates to trust, for https with a certificate of one's own."""
+    certificate: str | None = None
+    """A PEM file with a certificate of the client's own and its key, for servers that ask for one."""
     timeout_s: float = 60.0
     """The longest time of a call, with all its repetitions and the waits between them."""
     upload_timeout_s: float = 1800.0
@@ -60,19 +63,25 @@ class Config:
         object.__setattr__(self, "url", checked_url(self.url).rstrip("/"))
         if self.key is not None and not (self.key.isascii() and self.key.isprintable()):
             raise InvalidInput("key: it holds characters that cannot be in a key; copy it again")
-        if self.ca is not None and not Path(self.ca).is_file():
-            raise InvalidInput(f"ca: there is no file {self.ca}; give one with certificates in PEM")
+        for name, file in (("ca", self.ca), ("certificate", self.certificate)):
+            if file is not None and not Path(file).is_file():
+                raise InvalidInput(f"{name}: there is no file {file}; give one in the format PEM")
         for name in ("timeout_s", "upload_timeout_s", "attempts", "concurrency", "batch"):
             if not getattr(self, name) > 0:
                 raise InvalidInput(f"{name} = {getattr(self, name)!r}: give a number above 0")
 
     @property
     def secure(self) -> bool:
-        return self.url.startswith("https:")
+        return self.url.lower().startswith("https:")
 
 
-def from_environment(url: str | None, key: str | None, ca: str | os.PathLike[str] | None) -> Address:
-    """Return what is given, else what HMI_URL, HMI_KEY and HMI_CA say, by the names of `Config`."""
+def from_environment(
+    url: str | None,
+    key: str | None,
+    ca: str | os.PathLike[str] | None,
+    certificate: str | os.PathLike[str] | None,
+) -> Address:
+    """Return what is given, else what HMI_URL, HMI_KEY, HMI_CA and HMI_CLIENT_CERT say."""
     found: Address = {}
     if at := url or os.environ.get("HMI_URL"):
         found["url"] = at
@@ -80,6 +89,8 @@ def from_environment(url: str | None, key: str | None, ca: str | os.PathLike[str
         found["key"] = secret
     if trusted := ca or os.environ.get("HMI_CA"):
         found["ca"] = os.fspath(trusted)
+    if own := certificate or os.environ.get("HMI_CLIENT_CERT"):
+        found["certificate"] = os.fspath(own)
     return found
 
 

@@ -180,20 +180,23 @@ def from_answer(status: int, headers: Mapping[str, str], body: bytes) -> ApiErro
     later = seconds(headers.get("retry-after"))
     try:
         return from_shape(json.loads(body), status, later)
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, AttributeError):
         said = " ".join(body[:200].decode(errors="replace").split())
         message = f"the answer had status {status} and no error of HMI: {said or 'an empty body'}"
         return _OF_STATUS.get(status, ApiError)(message, status=status, retry_after=later)
 
 
 def from_shape(shape: Any, status: int | None = None, retry_after: float | None = None) -> ApiError:
-    """Return the error that HMI's JSON describes. Raises KeyError or TypeError if it describes none."""
+    """Return the error that HMI's JSON describes, or the form of OpenAI's protocol.
+
+    Raises KeyError, TypeError or AttributeError if it describes none.
+    """
     said = shape["error"]
-    kind, message = str(said["kind"]), str(said["message"])
+    kind, message = str(said.get("kind") or said["code"]), str(said["message"])
     found = _OF_KIND.get(kind) or _OF_STATUS.get(status or 0, ApiError)
     error = found(
         message,
-        details=dict(said.get("details") or {}),
+        details=dict(said.get("details") or ({"field": said["param"]} if said.get("param") else {})),
         status=status,
         request_id=said.get("request_id"),
         retry_after=retry_after,

@@ -6,10 +6,14 @@ import json
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from os import PathLike
+from pathlib import Path
 from typing import Any
 
 from hmi.client.rows import Source, opener, packed
 
+_QUOTED = {ord('"'): "%22", ord("\r"): "%0D", ord("\n"): "%0A"}
+"""Characters of a file's name that a part's head writes in another way, as browsers do."""
 SMALL = 1 << 16
 """A file of fewer bytes is sent as it is."""
 
@@ -34,6 +38,7 @@ class Upload:
     """Bytes that will be sent; None if that is not known before."""
     again: bool
     """Whether it can be opened more than once."""
+    filename: str = ""
     opened: bool = field(default=False, init=False)
 
     @property
@@ -48,9 +53,10 @@ class Upload:
 def upload(name: str, source: Source, compress: str | None) -> Upload:
     """Return the part `name`. Raises InvalidInput if the source cannot be read."""
     open_source, size, again = opener(source, name)
+    filename = Path(source).name if isinstance(source, str | PathLike) else name
     if compress is None or (size is not None and size < SMALL):
-        return Upload(name, open_source, size, again)
-    return Upload(name, lambda: packed(open_source(), compress), None, again)
+        return Upload(name, open_source, size, again, filename)
+    return Upload(name, lambda: packed(open_source(), compress), None, again, filename)
 
 
 def parts(given: Mapping[str, Data | None], compress: str | None) -> tuple[dict[str, Any], dict[str, Upload]]:
@@ -67,10 +73,14 @@ def parts(given: Mapping[str, Data | None], compress: str | None) -> tuple[dict[
 
 @dataclass(frozen=True)
 class Multipart:
-    """A body of the type multipart/form-data: the JSON `spec`, then the files."""
+    """A body of the type multipart/form-data: the JSON `spec`, then the files.
+
+    With `form`, the fields of `spec` are parts of their own instead, as texts.
+    """
 
     spec: Any
     uploads: Mapping[str, Upload]
+    form: bool = False
     boundary: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     @property
@@ -82,7 +92,7 @@ class Multipart:
     def pieces(self) -> Iterator[bytes]:
         yield self._first()
         for upload in self.uploads.values():
-            yield self._head(upload.name)
+            yield self._file_head(upload)
             yield from upload.pieces()
             yield b"\r\n"
         yield self._last()
@@ -92,16 +102,24 @@ class Multipart:
         for upload in self.uploads.values():
             if upload.size is None:
                 return None
-            total += len(self._head(upload.name)) + upload.size + 2
+            total += len(self._file_head(upload)) + upload.size + 2
         return total
 
     def _first(self) -> bytes:
-        return self._head("spec", "application/json") + json.dumps(self.spec or {}).encode() + b"\r\n"
+        if not self.form:
+            return (
+                self._head('name="spec"', "application/json") + json.dumps(self.spec or {}).encode() + b"\r\n"
+            )
+        texts = self.spec.items()
+        return b"".join(self._head(f'name="{n}"', "text/plain") + str(t).encode() + b"\r\n" for n, t in texts)
 
-    def _head(self, name: str, kind: str = "application/octet-stream") -> bytes:
-        disposition = f'form-data; name="{name}"' + ("" if name == "spec" else f'; filename="{name}"')
-        head = f"--{self.boundary}\r\nContent-Disposition: {disposition}\r\nContent-Type: {kind}\r\n\r\n"
-        return head.encode()
+    def _file_head(self, upload: Upload) -> bytes:
+        filename = upload.filename.translate(_QUOTED)
+        return self._head(f'name="{upload.name}"; filename="{filename}"', "application/octet-stream")
+
+    def _head(self, named: str, kind: str) -> bytes:
+        disposition = f"Content-Disposition: form-data; {named}\r\n"
+        return f"--{self.boundary}\r\n{disposition}Content-Type: {kind}\r\n\r\n".encode()
 
     def _last(self) -> bytes:
         return f"--{self.boundary}--\r\n".encode()

@@ -10,7 +10,7 @@ import httpx
 import hmi
 from hmi.client.calls import Call
 from hmi.client.config import Config
-from hmi.client.errors import Unreachable
+from hmi.client.errors import InvalidInput, Unreachable
 from hmi.client.uploads import Multipart
 
 CONNECT_S = 10.0
@@ -20,16 +20,25 @@ NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.U
 
 
 def connection_settings(config: Config) -> dict[str, Any]:
-    """Return the arguments of httpx's clients. Raises OSError if the certificates cannot be read."""
+    """Return the arguments of httpx's clients. Raises InvalidInput if the certificates cannot be used."""
     headers = {"User-Agent": f"hmi-client/{hmi.__version__}", "Accept": "application/json"}
     if config.key:
         headers["Authorization"] = f"Bearer {config.key}"
     # Reading certificates takes tens of milliseconds, which an address without TLS need not spend.
-    verify: ssl.SSLContext | bool = config.secure
-    if config.secure and config.ca:
-        verify = ssl.create_default_context(cafile=config.ca)
+    verify: ssl.SSLContext | bool = _trust(config) if config.secure else False
     limits = httpx.Limits(max_connections=100, max_keepalive_connections=32, keepalive_expiry=30.0)
     return {"headers": headers, "verify": verify, "limits": limits, "follow_redirects": False}
+
+
+def _trust(config: Config) -> ssl.SSLContext:
+    try:
+        context = ssl.create_default_context(cafile=config.ca)
+        if config.certificate:
+            # A passphrase would be asked for at the terminal; an empty one makes an encrypted key an error.
+            context.load_cert_chain(config.certificate, password=lambda: "")
+    except OSError as error:  # ssl's errors are of this kind, too
+        raise InvalidInput(f"ca or certificate cannot be used ({error}); give files in PEM") from error
+    return context
 
 
 def timeouts(left_s: float) -> httpx.Timeout:
@@ -47,7 +56,7 @@ def request_parts(config: Config, call: Call, elapsed_s: float) -> tuple[dict[st
     if call.query:
         given["params"] = dict(call.query)
     if call.uploads:
-        multipart = Multipart(call.body, call.uploads)
+        multipart = Multipart(call.body, call.uploads, call.form)
         headers |= multipart.headers
         return given, multipart
     content = call.payload(elapsed_s)
@@ -63,4 +72,7 @@ def unreachable(config: Config, error: httpx.HTTPError | httpx.InvalidURL) -> Un
     if isinstance(error, httpx.TimeoutException) and sent:
         return Unreachable(f"{config.url} did not answer in time; the call may have been done", sent=True)
     why = str(error) or type(error).__name__
+    if isinstance(error.__cause__, ssl.SSLCertVerificationError) or "CERTIFICATE_VERIFY_FAILED" in why:
+        why = f"its certificate cannot be trusted: give its authority's with ca, or HMI_CA; {why}"
+        return Unreachable(f"no answer from {config.url} ({why})", sent=False)
     return Unreachable(f"no answer from {config.url} ({why}): is 'hmi serve' running there?", sent=sent)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
-import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -104,6 +102,8 @@ def unknown_variables(environ: Mapping[str, str] | None = None) -> list[str]:
 
 
 def _read_file(found: Gathered, file: Path) -> None:
+    import tomllib  # as difflib
+
     try:
         text = file.read_text(encoding="utf-8")
         content = tomllib.loads(text)
@@ -141,6 +141,8 @@ def _unknown(name: str, what: str) -> InvalidInput:
 
 
 def _meant(name: str, known: Mapping[str, Any] | set[str]) -> str:
+    import difflib  # rarely needed, and this module is in the way of every command
+
     near = difflib.get_close_matches(name.replace("-", "_"), known, 1, 0.7)
     return f": did you mean {near[0]}?" if near else ""
 

@@ -158,7 +158,7 @@ def _memory(settings: Settings) -> Iterator[Finding]:
 
 
 def _files(settings: Settings) -> Finding:
-    from hmi.api.connection import MOST_CONNECTIONS, most_connections
+    from hmi.api.capacity import MOST_CONNECTIONS, most_connections
 
     most = most_connections(settings)
     if most < MOST_CONNECTIONS // 4 and not settings.max_connections:

@@ -25,9 +25,10 @@ from hmi.engine.threads import contained, in_thread, together
 from hmi.engine.turns import Turns
 from hmi.errors import HmiError, InvalidInput, NotFound, copy_of
 from hmi.model.batching import Encoded
+from hmi.model.beginnings import CHARACTERS_A_TOKEN, GROWTH
 from hmi.model.splitting import SplitText, splitter_of
 from hmi.model.tokenizer import Text
-from hmi.model.windows import encode_texts, words_read
+from hmi.model.windows import encode_texts, reach, words_read
 
 TURN_S = 0.003
 """Length of a turn, in seconds. The text that is tokenised when this time is up is the turn's last."""
@@ -355,9 +356,26 @@ def check_form(request: TextRequest, bundle: Bundle) -> None:
 
 
 def _admitted(text: Text, bundle: Bundle) -> Admitted:
-    rules, split = bundle.task.rules, None
     if bundle.task.name == "tagging" and isinstance(text, str):
-        split = splitter_of(rules.words).split(text)
-        text = split.words
-    (windows,) = encode_texts(bundle.root.tokenizer, [text], bundle.version.max_length, windows=rules.windows)
-    return Admitted(bundle, windows, None if split is None else split.upto(words_read(windows) + NEIGHBOURS))
+        return _split(text, bundle)
+    return Admitted(bundle, _windows(text, bundle), None)
+
+
+def _split(text: str, bundle: Bundle) -> Admitted:
+    """Split a text into words and tokenise these. What lies far beyond the windows is not split, so that a
+    tenant's turn stays short."""
+    rules = bundle.task.rules
+    splitter, end = splitter_of(rules.words), CHARACTERS_A_TOKEN * reach(bundle.version.max_length)
+    while True:
+        split, whole = splitter.split(text[:end]), end >= len(text)
+        split = split if whole else split.upto(len(split.words) - 1)  # the last word may be cut
+        windows = _windows(split.words, bundle)
+        if whole or any(window.truncated for window in windows):
+            return Admitted(bundle, windows, split.upto(words_read(windows) + NEIGHBOURS))
+        end *= GROWTH
+
+
+def _windows(text: Text, bundle: Bundle) -> list[Encoded]:
+    length, windows = bundle.version.max_length, bundle.task.rules.windows
+    (found,) = encode_texts(bundle.root.tokenizer, [text], length, windows=windows)
+    return found

@@ -9,14 +9,17 @@ from hmi.engine.item import Item
 from hmi.engine.knowing import known
 from hmi.engine.request import Provenance, TextResult, Versions
 from hmi.engine.words import words_of
+from hmi.model.splitting import SplitText
 from hmi.model.tasks import Answer, TaskKind
 from hmi.model.tasks.words import Tagging
 
 
 def answer_of(item: Item, part: TaskPart) -> TextResult:
     """Return the answer of a text whose windows have all run, without its timing."""
+    task = _task(item, part)
+    answer = _of_raw(item, task, item.split) if isinstance(task, Tagging) and item.split else _of(item, task)
     return TextResult(
-        **vars(_answer(item, _task(item, part))),
+        **{**vars(answer), "known": known(item)},
         model=item.request.model,
         version=item.bundle.version.version,
         truncated=any(window.truncated for window in item.windows),
@@ -34,21 +37,24 @@ def _task(item: Item, part: TaskPart) -> TaskKind:
     return task.with_transitions(part.transitions)
 
 
-def _answer(item: Item, task: TaskKind) -> Answer:
-    request, temperature = item.request, item.bundle.version.temperature
-    if isinstance(task, Tagging) and item.split is not None:
-        task = task.by_pieces(request.aggregation)
+def _of(item: Item, task: TaskKind, *, plain: bool = False) -> Answer:
+    """plain: give the probabilities as they are, also if the request wants calibrated ones."""
+    request, version = item.request, item.bundle.version
     outputs = [item.partial.outputs[i] for i in range(len(item.windows))]
     merged = task.merge(outputs, item.windows, item.words)
-    answer = task.answer(
-        merged, scores=request.scores, temperature=temperature if request.calibrated else None
-    )
-    raw = merged.tolist() if request.raw and task.name not in ("tagging", "embedding") else None
-    answer = replace(answer, known=known(item), outputs=raw)
-    if isinstance(task, Tagging) and item.split is not None:
-        assert isinstance(request.text, str)
-        return task.entities(answer, request.text, item.split)
-    return answer
+    temperature = version.temperature if request.calibrated and not plain else None
+    answer = task.answer(merged, scores=request.scores, temperature=temperature)
+    wanted = request.raw and task.name not in ("tagging", "embedding")
+    return replace(answer, outputs=merged.tolist()) if wanted else answer
+
+
+def _of_raw(item: Item, task: Tagging, split: SplitText) -> Answer:
+    """The answer to a text that the caller has not split: entities."""
+    request, task = item.request, task.by_pieces(item.request.aggregation)
+    assert isinstance(request.text, str)
+    joins = request.calibrated and request.aggregation != "none"
+    fitted = item.bundle.version.entity_calibration if joins else None
+    return task.entities(_of(item, task, plain=fitted is not None), request.text, split, fitted)
 
 
 def _provenance(item: Item) -> Provenance:

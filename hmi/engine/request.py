@@ -130,7 +130,7 @@ class Provenance:
 class Word:
     """A word of the caller's text, with the n-grams that answered it.
 
-    Words of a text are the tokenizer's, for which punctuation marks are words of their own; those of a
+    Words of a text are the tokenizer's, for which punctuation marks are words of their own. Those of a
     tagging model are the words that it tags.
     """
 

@@ -28,12 +28,13 @@ from hmi.model.tasks import KINDS, TaskKind, task_of_version
 from hmi.model.tasks.embedding import Embedding
 from hmi.stores.adapter_store import DamagedArtefact
 from hmi.stores.plot_meta import PlotMeta
-from hmi.training.calibrating import calibrated
+from hmi.training.calibrating import calibrated, calibrated_entities
 from hmi.training.checkpoint import CHECKPOINT, Resumed, resume_training, write_training
 from hmi.training.early_stopping import History, train_to_best
 from hmi.training.features import dev_examples, examples_of
 from hmi.training.knowing import learn_known
 from hmi.training.objectives import objective_of
+from hmi.training.objectives.words import TaggingObjective
 from hmi.training.plan import plan_training
 from hmi.training.ramps import Texts, ramps_by_default, train_ramps
 from hmi.training.remarks import remarks
@@ -93,6 +94,7 @@ def run(ctx: JobContext) -> dict[str, Any]:
             ramps=made.ramps,
             temperature=made.temperature,
             known=made.known,
+            entity_calibration=made.entities,
             rest=options.rest or "fp16",
             bytes=size,
             created=now(),
@@ -119,6 +121,8 @@ class Made:
     """A remark if an update started without the live version's weights, because that version is damaged."""
     known: tuple[float, ...] = ()
     """The version's `known`."""
+    entities: tuple[float, float] | None = None
+    """The version's `entity_calibration`."""
 
     @property
     def task(self) -> TaskKind:
@@ -195,10 +199,12 @@ def _train(
     answers, metrics = _judged(trainer.reading(task), dev, trainer.predict(held_out, exact=True))
     metrics = {**metrics, "epoch": history.kept.epoch, "epochs": plan.epochs, "epochs_run": history.epochs}
     temperature, figures = _calibrated(answers, dev, recipe.held_out.enough)
-    if figures:
+    fitted, of_entities = _calibrated_entities(answers, dev)
+    if figures := {**figures, **of_entities}:
         metrics["calibration"] = {**metrics["calibration"], **figures}
     seen = learn_known(root, reader, answers.task, [train.upto(len(data.train)), dev])
-    published, metrics = replace(published, known=seen.tensors), {**metrics, "known": seen.metrics}
+    published = replace(published, known=seen.tensors)
+    metrics = {**metrics, "known": seen.metrics} if seen.metrics else metrics
     sites: tuple[int, ...] = ()
     if _wants_ramps(spec.options, train, root, task):
         ramps = train_ramps(
@@ -211,7 +217,7 @@ def _train(
         published, sites = replace(published, ramps=ramps.tensors), ramps.sites
         metrics = {**metrics, "ramps": {**ramps.metrics, "unseen": True}}
     length = min(recipe.max_length, root.max_length)
-    return Made(answers, published, length, metrics, temperature, sites, begun.remark, seen.shares)
+    return Made(answers, published, length, metrics, temperature, sites, begun.remark, seen.shares, fitted)
 
 
 def _wants_ramps(options: FineTuneOptions, train: Split, root: Root, task: TaskKind) -> bool:
@@ -224,6 +230,16 @@ def _calibrated(answers: HeldOutAnswers, dev: Split, enough: int) -> tuple[float
     """The temperature, if there are enough rows, and figures for the report."""
     golds = [row.label for row in dev.rows]
     return calibrated(objective_of(answers.task).decisions(golds, answers.merged), len(golds), enough)
+
+
+def _calibrated_entities(
+    answers: HeldOutAnswers, dev: Split
+) -> tuple[tuple[float, float] | None, dict[str, Any]]:
+    """The calibration of entities' scores, for tagging, and figures for the report."""
+    objective = objective_of(answers.task)
+    if not isinstance(objective, TaggingObjective) or answers.task.rules.scheme == "free":
+        return None, {}
+    return calibrated_entities(*objective.entities([row.label for row in dev.rows], answers.merged))
 
 
 def _judged(task: TaskKind, dev: Split, outputs: Sequence[Tensor]) -> tuple[HeldOutAnswers, dict[str, Any]]:

@@ -32,11 +32,23 @@ class FineTuneOptions(Record):
         le=0.1,
         description="Learning rate. None: chosen by task, module and number of rows.",
     )
-    epochs: int | None = Field(default=None, ge=1, le=200)
-    batch: int = Field(default=RECIPE.batch, ge=1, le=256)
-    max_length: int = Field(default=RECIPE.max_length, ge=8, le=512)
-    seed: int = Field(default=RECIPE.seed, ge=0, lt=2**31)
-    dropout: float = Field(default=RECIPE.dropout, ge=0, lt=1)
+    epochs: int | None = Field(
+        default=None,
+        ge=1,
+        le=200,
+        description="The most passes over the rows; the best one on held-out rows is kept. None: chosen by "
+        "the number of rows.",
+    )
+    batch: int = Field(default=RECIPE.batch, ge=1, le=256, description="Rows of one training step.")
+    max_length: int = Field(
+        default=RECIPE.max_length, ge=8, le=512, description="The most tokens that the model reads at once."
+    )
+    seed: int = Field(
+        default=RECIPE.seed, ge=0, lt=2**31, description="Decides everything random in the training."
+    )
+    dropout: float = Field(
+        default=RECIPE.dropout, ge=0, lt=1, description="Fraction of values that training drops at random."
+    )
     class_weights: ClassWeights = Field(
         default=RECIPE.class_weights,
         description="balanced: rare labels weigh more in the loss, with a weight of at most 10; auto: "
@@ -121,20 +133,31 @@ class BuildPlotOptions(Record):
         "it), divided by its length, is below this. 0 stores all entries. None: 0.15 with further "
         "pretraining, else 0.",
     )
-    min_count: int = Field(default=1, ge=1)
-    pretrain_steps: int = Field(default=200, ge=1, le=100_000)
-    seed: int = Field(default=0, ge=0, lt=2**31)
+    min_count: int = Field(
+        default=1, ge=1, description="Leave out n-grams that the corpus has fewer times than this."
+    )
+    pretrain_steps: int = Field(
+        default=200, ge=1, le=100_000, description="Steps of further pretraining, where it is asked for."
+    )
+    seed: int = Field(default=0, ge=0, lt=2**31, description="Decides everything random in the build.")
 
 
 class ImportRootOptions(Record):
-    """Options of the import of a root. `n`: tokens of the longest n-grams. `distil`: train locality
-    even if HMI ships weights for this source. `steps`: steps of distillation; 0 skips it.
-    `upper_steps`: steps of co-training of the upper layers; 0 skips it. `checkpoint_s`: seconds between
-    two checkpoints within distillation or co-training, from which an interrupted import goes on."""
+    """Options of the import of a root."""
 
-    n: int = Field(default=3, ge=2, le=5)
-    distil: bool = False
-    steps: int = Field(default=700, ge=0, le=100_000)
-    upper_steps: int = Field(default=450, ge=0, le=100_000)
-    checkpoint_s: float = Field(default=300, ge=0, le=86_400)
-    seed: int = Field(default=0, ge=0, lt=2**31)
+    n: int = Field(default=3, ge=2, le=5, description="The number of tokens of the longest n-grams.")
+    distil: bool = Field(
+        default=False, description="Train locality even if HMI ships weights for this source."
+    )
+    steps: int = Field(default=700, ge=0, le=100_000, description="Steps of distillation. 0 skips it.")
+    upper_steps: int = Field(
+        default=450, ge=0, le=100_000, description="Steps of co-training of the upper layers. 0 skips it."
+    )
+    checkpoint_s: float = Field(
+        default=300,
+        ge=0,
+        le=86_400,
+        description="Seconds between two checkpoints within distillation or co-training, from which an "
+        "interrupted import goes on.",
+    )
+    seed: int = Field(default=0, ge=0, lt=2**31, description="Decides everything random in the import.")

@@ -10,11 +10,12 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from hmi.core import FileRecord, now
+from hmi.core import now
 from hmi.errors import Damaged
 from hmi.manager.parts import HOUR_S, Parts
 from hmi.model.files import full_or, sync_folder
 from hmi.stores.file_table import FileLimits
+from hmi.tenancy import FileRecord
 
 
 class Files:

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from prometheus_client.core import Metric
 
 from hmi.metrics import SECONDS, Metrics
-from hmi.usage import TenantUse
 
 NAMES = ("hmi_requests_total", "hmi_request_seconds_bucket", "hmi_plot_lookups_total")
 REFUSALS = frozenset({"quota_exceeded", "unavailable", "deadline_exceeded"})
@@ -39,8 +38,8 @@ class Reading:
     """Calls to infer by outcome: `ok`, or the kind of the error."""
     buckets: Sequence[int]
     """[len(SECONDS) + 1]: calls to infer by the time of their answer; the last are those over all bounds."""
-    tenants: Mapping[str, TenantUse]
-    """Of every tenant that was active since the start."""
+    tenants: Mapping[str, Mapping[str, float]]
+    """The fields of `TenantUse` that are not 0, of every tenant that was active since the start."""
     queue_texts: int = 0
     queue_tokens: int = 0
     queue_oldest_s: float = 0.0

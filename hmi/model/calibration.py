@@ -18,6 +18,9 @@ MIN_TEMPERATURE, MAX_TEMPERATURE = 0.05, 20.0
 """A fitted temperature is within these bounds. Without them, rows that are all right would give 0."""
 STEPS = 80
 """Halvings of the range of 1/T: more than a float64 has digits."""
+NEWTON_STEPS = 50
+RIDGE = 1e-3
+"""Keeps the curvature of a logistic regression from being singular."""
 BINS = 10
 """Bins of a reliability plot."""
 
@@ -72,6 +75,24 @@ def fit_labels(logits: ArrayLike, gold: ArrayLike) -> float:
             high = middle
     found = 2.0 / (low + high)
     return found if _loss(z / found, right) < _loss(z, right) else 1.0
+
+
+def fit_odds(odds: ArrayLike, right: ArrayLike) -> tuple[float, float] | None:
+    """Slope and offset of the logistic regression of `right` on log odds (Platt's scaling).
+
+    odds [answers], right bool [answers]. The targets are drawn in from 0 and 1 as Platt did, so the fit
+    always exists. None if higher odds do not make an answer likelier to be right: that would reorder answers.
+    """
+    x, r = np.asarray(odds, np.float64), np.asarray(right, np.bool_)
+    good, bad = int(r.sum()), int((~r).sum())
+    target = np.where(r, (good + 1.0) / (good + 2.0), 1.0 / (bad + 2.0))
+    design, fitted = np.stack([x, np.ones_like(x)], axis=1), np.zeros(2)
+    for _ in range(NEWTON_STEPS):
+        p = 1.0 / (1.0 + np.exp(-(design @ fitted)))
+        curvature = (design * (p * (1.0 - p))[:, None]).T @ design + RIDGE * np.eye(2)
+        fitted = fitted + np.linalg.solve(curvature, design.T @ (target - p) - RIDGE * fitted)
+    slope, offset = fitted.tolist()
+    return (slope, offset) if np.isfinite(fitted).all() and slope > 0.0 else None
 
 
 def reliability(confidence: ArrayLike, right: ArrayLike, bins: int = BINS) -> list[Bin]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from hmi.core import FileRecord, check_name
+from hmi.core import check_name
 from hmi.errors import NotFound, QuotaExceeded
 from hmi.stores.model_table import get_tenant
 from hmi.stores.sealed import RegistryTxn
 from hmi.stores.table import FILE, FILE_OF, Table
+from hmi.tenancy import FileRecord
 
 _FILE_ID = re.compile(r"file-[a-z0-9]{1,40}")
 

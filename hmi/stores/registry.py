@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from hmi.core import (
-    FileRecord,
     JobKind,
     JobRecord,
     JobState,
@@ -34,7 +33,7 @@ from hmi.stores.registry_database import FIRST_MAP, RegistryDatabase
 from hmi.stores.rooms import Rooms
 from hmi.stores.sealed import RegistryTxn
 from hmi.stores.table import GONE, JOB, JOBS_INDEXED, MODEL, ROOT, TENANT, Table
-from hmi.tenancy import NO_LIMITS
+from hmi.tenancy import NO_LIMITS, FileRecord
 
 DAY_S = 86_400.0
 KEPT_JOBS = 1000

@@ -8,11 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from hmi.core import FileRecord, JobRecord, Limits, ModelId, ModelRecord
+from hmi.core import JobRecord, Limits, ModelId, ModelRecord
 from hmi.errors import QuotaExceeded
 from hmi.stores.job_table import live_jobs, target_of
 from hmi.stores.sealed import RegistryTxn
 from hmi.stores.table import FILE, FILE_OF, MODEL, Table
+from hmi.tenancy import FileRecord
 
 NEW = ("create", "import")
 """The modes of a fine-tuning job that make a new model."""

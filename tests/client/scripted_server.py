@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import ssl
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -50,7 +51,7 @@ class Scripted:
 
 
 @contextmanager
-def scripted(script: Script) -> Iterator[Scripted]:
+def scripted(script: Script, tls: ssl.SSLContext | None = None) -> Iterator[Scripted]:
     """Run a server that answers the n-th request (from 0) with script(request, n)."""
     lock = threading.Lock()
 
@@ -60,7 +61,11 @@ def scripted(script: Script) -> Iterator[Scripted]:
         def handle(self) -> None:
             try:
                 super().handle()
-            except (ConnectionError, ValueError):  # the client is gone, or was cut off in a chunk
+            except (
+                ConnectionError,
+                ValueError,
+                ssl.SSLError,
+            ):  # the client is gone, or was cut off in a chunk
                 self.close_connection = True
 
         def _answer(self) -> None:
@@ -100,7 +105,10 @@ def scripted(script: Script) -> Iterator[Scripted]:
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
-    seen = Scripted(f"http://127.0.0.1:{server.server_port}")
+    if tls is not None:
+        # The handshake is done in the handler's thread.
+        server.socket = tls.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
+    seen = Scripted(f"http{'s' if tls else ''}://127.0.0.1:{server.server_port}")
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     try:

@@ -238,6 +238,22 @@ def test_an_iterator_is_read_once_so_its_call_is_not_repeated_after_it_began() -
         assert len(server.sent) == 1
 
 
+def test_lists_are_read_page_by_page() -> None:
+    def script(request: Sent, at: int) -> Said:
+        if request.path.startswith("/manage/audit"):
+            lines = [{"n": at, "at": "now", "event": "change", "who": "acme"}]
+            return Said(body={"lines": lines, "position": f"p{at}", "more": at < 2})
+        job = {"job": f"j{at}", "kind": "fine_tune", "state": "queued", "target": "m", "created": "now"}
+        return Said(body={"jobs": [job] if at % 2 else [], "next": f"n{at}"})  # a page may be empty
+
+    with scripted(script) as server, hmi.Client(server.url) as client:
+        assert [line.n for line in client.audit(tenant="acme")] == [0, 1, 2]
+        assert [job.job for job in client.jobs.list(state="queued", limit=2)] == ["j3", "j5"]
+    assert server.sent[2].path == "/manage/audit?tenant=acme&after=p1"
+    assert server.sent[4].path == "/manage/jobs?state=queued&after=n3&limit=1"
+    assert server.sent[5].path == "/manage/jobs?state=queued&after=n4&limit=1"
+
+
 def test_a_broken_stream_of_events_is_opened_again() -> None:
     job = {"job": "j", "kind": "fine_tune", "target": "acme.m", "created": "now"}
     running = {**job, "state": "running", "progress": {"phase": "fine-tuning", "step": 1, "total": 3}}

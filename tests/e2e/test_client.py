@@ -6,6 +6,9 @@ import asyncio
 import gzip
 import io
 import json
+import os
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +23,8 @@ from hmi.client.errors import Conflict, Forbidden, InvalidData, InvalidInput, No
 from tests.e2e.conftest import QUICK, mood_rows
 from tests.e2e.protocol_lab import EMBED, MOOD, OTHERS, PAIRS, TAGS, ProtocolServer
 from tests.tiny import random_texts
+
+REPO = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -99,15 +104,37 @@ def test_errors_are_those_of_the_server(client: hmi.Client, protocol_server: Pro
 def test_tenants_and_keys(admin: hmi.Client, protocol_server: ProtocolServer) -> None:
     made = admin.tenants.create("client-t", weight=2.0)
     assert [t.weight for t in admin.tenants.list() if t.tenant == "client-t"] == [2.0]
-    assert admin.tenants.set("client-t", weight=1.5).weight == 1.5
+    assert admin.tenants.set("client-t", weight=1.5, limits={"models": 2}).limits["models"] == 2
+    assert (admin.tenants.get("client-t").quota["models"] or {})["left"] == 2
     with pytest.raises(Conflict):
         admin.tenants.create("client-t")
     with hmi.Client(protocol_server.url, made.key) as theirs:
         issued = theirs.keys.create("client-t", ["infer"])
         assert {key.key_id for key in theirs.keys.list("client-t")} == {made.key_id, issued.key_id}
-        theirs.keys.revoke("client-t", issued.key_id)
+        rotated = theirs.keys.rotate("client-t", issued.key_id, overlap_s=60)
+        assert (rotated.replaces, rotated.scopes) == (issued.key_id, ["infer"])
+        theirs.keys.revoke("client-t", rotated.key_id)
         assert theirs.tenants.usage("client-t").requests == 0
     assert admin.tenants.delete("client-t").tenant == "client-t"
+
+
+def test_files_are_kept_for_jobs(client: hmi.Client, tmp_path: Path) -> None:
+    file = tmp_path / 'rows "one".jsonl'
+    file.write_bytes(mood_rows(21, 2000))
+    kept = client.files.upload(file)
+    assert kept.bytes == file.stat().st_size, "it is sent compressed, and kept as it was"
+    assert client.files.get(kept.id).filename == kept.filename
+    assert [found.id for found in client.files.list()] == [kept.id]
+    assert client.files.content(kept.id) == file.read_bytes()
+    client.files.delete(kept.id)
+    with pytest.raises(NotFound):
+        client.files.get(kept.id)
+
+
+def test_entities_of_raw_text(client: hmi.Client) -> None:
+    (found,) = client.infer(TAGS, ["the cell rises"], aggregation="none")
+    assert all("the cell rises"[e.start : e.end] == e.text for e in found.entities or [])
+    assert found.entities is not None
 
 
 def test_roots_domains_and_figures(admin: hmi.Client, client: hmi.Client) -> None:
@@ -190,6 +217,23 @@ def test_the_same_key_creates_once(client: hmi.Client) -> None:
     jobs[0].cancel()
 
 
+def test_the_example_runs(protocol_server: ProtocolServer) -> None:
+    given = {"HMI_URL": protocol_server.url, "HMI_KEY": protocol_server.key, "HMI_DOMAIN": "tiny/half"}
+    done = subprocess.run(
+        [sys.executable, str(REPO / "examples" / "quickstart.py")],
+        env=os.environ | given,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    said = done.stdout.splitlines()
+    assert said[0].startswith("acme.quickstart, version 1: labels delivery, refund")
+    assert said[1] in ("delivery", "refund")
+    assert said[-1].startswith("not_found: ")
+
+
 def test_the_answers_have_every_field_of_the_contract() -> None:
     schemas = document(ROUTES)["components"]["schemas"]
     pairs = {
@@ -213,6 +257,8 @@ def test_the_answers_have_every_field_of_the_contract() -> None:
         "Objective": answers.Objective,
         "FeedbackTaken": answers.FeedbackTaken,
         "Output": answers.Prediction,
+        "WordOrder": answers.Word,
+        "EntityOutput": answers.Entity,
     }
     missing = {
         name: lacks

@@ -15,7 +15,8 @@ import pytest
 from aiohttp import ClientResponse, FormData
 from aiohttp.test_utils import TestClient, TestServer
 
-from hmi.api.app import application, build_services
+from hmi.api.app import application
+from hmi.api.building import build_services
 from hmi.api.services import Services
 from hmi.cli import main
 from hmi.config import Settings

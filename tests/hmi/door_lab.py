@@ -12,7 +12,8 @@ from typing import Any
 
 from aiohttp import web
 
-from hmi.api.app import application, build_services
+from hmi.api.app import application
+from hmi.api.building import build_services
 from hmi.api.door import Door
 from hmi.api.services import Services
 from hmi.api.tls import certificates_of

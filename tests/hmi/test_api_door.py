@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from hmi.api import door as door_module
-from hmi.api.connection import most_connections
+from hmi.api.capacity import most_connections
 from hmi.api.door import _address
 from hmi.api.services import Services
 from hmi.api.shares import Shares

@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import quote
 
 import jsonschema
+from aiohttp import FormData
 
 from hmi.api.openapi import document
 from hmi.api.routes import ROUTES
@@ -71,12 +72,27 @@ def request_of(
             headers[parameter["name"]] = text
     given: dict[str, Any] = {"params": query, "headers": headers}
     if "requestBody" in operation:
-        schema = operation["requestBody"]["content"]["application/json"]["schema"]
-        given["data"] = json.dumps(draw(schema, rng, spoil)).encode()
+        content = operation["requestBody"]["content"]
+        if "application/json" not in content:
+            return path, {**given, "data": form_of(content["multipart/form-data"]["schema"], rng, spoil)}
+        given["data"] = json.dumps(draw(content["application/json"]["schema"], rng, spoil)).encode()
         headers["Content-Type"] = "application/json"
         if rng.random() < 0.05:
             given["data"] = given["data"][:-1]
     return path, given
+
+
+def form_of(schema: dict[str, Any], rng: random.Random, spoil: float) -> FormData:
+    """A multipart body, some of whose parts may be missing."""
+    form = FormData()
+    for name, part in schema["properties"].items():
+        file = part.get("format") == "binary"
+        if rng.random() >= spoil / 2:
+            if file:
+                form.add_field(name, b"a", filename=name)
+            else:
+                form.add_field(name, str(draw(part, rng, spoil)))
+    return form
 
 
 async def check(world: World, method: str, path: str, rng: random.Random) -> int:

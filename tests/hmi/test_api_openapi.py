@@ -8,7 +8,8 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from hmi.api.app import application, build_services
+from hmi.api.app import application
+from hmi.api.building import build_services
 from hmi.api.errors import status_of
 from hmi.api.openapi import document, error_kinds
 from hmi.api.routes import ROUTES, openapi_text

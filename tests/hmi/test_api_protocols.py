@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from pydantic import BaseModel
@@ -79,6 +79,7 @@ class ByLine:
     )
     error = Oops
     prefixes = ("/by-line",)
+    statuses: ClassVar[Mapping[str, int]] = {}
 
     def encode_error(self, failure: Failure) -> dict[str, Any]:
         return {"oops": failure.message, "at": failure.details.get("field")}

@@ -12,7 +12,7 @@ from multidict import MultiDict
 
 from hmi.api import json_text
 from hmi.api.body import parse, parse_query
-from hmi.api.errors import STATUS, Malformed, known, status_of
+from hmi.api.errors import STATUS, Malformed, known
 from hmi.api.protocols.native.schemas import InferBody, MixedBody, count_members
 from hmi.api.route import Route
 from hmi.api.routes import ROUTES
@@ -59,7 +59,7 @@ def test_names_each_field() -> None:
 def test_what_is_no_json_is_malformed(body: bytes) -> None:
     with pytest.raises((Malformed, InvalidInput)) as caught:
         parse(InferBody, body)
-    assert status_of(caught.value) in (400, 422)
+    assert STATUS[caught.value.kind] in (400, 422)
 
 
 def test_every_kind_has_a_status() -> None:
@@ -272,7 +272,7 @@ def test_says_what_is_wrong_with_a_query(query: dict[str, str], said: str) -> No
 
 
 @pytest.mark.parametrize(
-    "route", [r for r in ROUTES if r.body is not None], ids=lambda r: f"{r.method} {r.path}"
+    "route", [r for r in ROUTES if r.body is not None and not r.form], ids=lambda r: f"{r.method} {r.path}"
 )
 def test_no_odd_body_is_answered_in_python(route: Route) -> None:
     operation = DOCUMENT["paths"][route.path][route.method.lower()]
@@ -284,5 +284,6 @@ def test_no_odd_body_is_answered_in_python(route: Route) -> None:
         except HmiError as error:
             refused += 1
             told = [error.message, *(field["message"] for field in error.details.get("fields", ()))]
-            assert not [message for message in told if FOREIGN.search(message)]
+            # 'float' is also OpenAI's name of a form of embeddings, which a caller may give.
+            assert not [message for message in told if FOREIGN.search(message.replace("'float'", ""))]
     assert refused > 20

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import ssl
 from pathlib import Path
 
 import pytest
 
-from hmi.api.tls import Certificates, certificates_of
+from hmi.api.leaving import leave
+from hmi.api.server import _watch
+from hmi.api.tls import SHUTDOWN_S, Certificates, certificates_of
 from hmi.cli.client import Client
 from hmi.config import Settings
 from hmi.errors import InvalidInput, Unavailable
@@ -102,6 +106,37 @@ async def test_a_reload_keeps_connections_and_a_wrong_pair_keeps_the_old(
         assert b"200 OK" in await reader.readuntil(b"HTTP/1.1 200 OK")
         writer.close()
         watching.cancel()
+
+
+async def test_sighup_reads_the_certificate_again(tmp_path: Path, authority: Authority) -> None:
+    cert, key = authority.issue()
+    held = certificates_of(Settings(data=tmp_path, tls_cert=cert, tls_key=key))
+    assert held is not None
+    before, loop = held.context, asyncio.get_running_loop()
+    watching = _watch(held, loop)
+    assert watching is not None
+    try:
+        os.kill(os.getpid(), signal.SIGHUP)
+        await until(lambda: held.context is not before)
+    finally:
+        watching.cancel()
+        loop.remove_signal_handler(signal.SIGHUP)
+
+
+async def test_an_idle_client_does_not_delay_a_stop(
+    tmp_path: Path, authority: Authority, caplog: pytest.LogCaptureFixture
+) -> None:
+    cert, key = authority.issue()
+    async with serving(tmp_path / "d", tls_cert=cert, tls_key=key) as (_, door, port):
+        reader, writer = await connect(port, HEALTH, tls=authority.context())
+        assert b"200 OK" in await reader.readuntil(b"\r\n\r\n")
+        transport = writer.transport
+        transport.pause_reading()  # as a client that keeps a connection for later
+        loop = asyncio.get_running_loop()
+        await leave(door._server, door._listener, door.stop, loop.time() + SHUTDOWN_S)
+        assert not door._server.connections
+        assert "are read too slowly" not in caplog.text
+        transport.abort()
 
 
 async def test_half_open_handshakes_hold_nothing(tmp_path: Path, authority: Authority) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import re
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -20,9 +19,7 @@ from hmi.cli import cli, main
 from hmi.cli.settings import markdown
 from hmi.config import Settings
 from hmi.config.described import settings
-from hmi.manager import Manager
 from tests.hmi.api_world import hmi
-from tests.hmi.manager_lab import add_root
 
 REPO = Path(__file__).parents[2]
 COMMANDS = {
@@ -296,69 +293,6 @@ def test_a_new_data_folder_is_said_to_be_new(tmp_path: Path, capsys: pytest.Capt
     with pytest.raises(SystemExit):
         cli.main(["tenant", "create", "zeta", "--data", str(tmp_path / "d")])
     assert "making" not in capsys.readouterr().err
-
-
-READ_ONLY = """
---help
-model create --help
-tenant list
-tenant create zeta
-key list acme
-job list
-root list
-root show tiny
-domain list
-domain show tiny
-model list
-store info
-store gc --dry-run
-store top
-openapi
-settings
-config show
-doctor
-"""
-
-
-def test_what_computes_nothing_loads_nothing_heavy(tmp_path: Path) -> None:
-    manager = Manager(Settings(data=tmp_path / "d", job_workers=0))
-    add_root(manager)
-    manager.create_tenant("acme")
-    manager.close()
-    lines = READ_ONLY.strip().splitlines()
-    commands = [[*line.split(), "--data", str(tmp_path / "d")] for line in lines]
-    assert loaded(commands, 0) == [[line, []] for line in lines]
-
-
-def test_a_call_of_a_server_loads_no_server(called: dict[str, list[str]], url: str) -> None:
-    names = [name for name in COMMANDS if name not in {*NO_URL, *NO_SERVER}]
-    commands = [[*called[name], "--url", url] for name in names]
-    found = loaded(commands, 1, "aiohttp")
-    assert [heavy for _, heavy in found] == [[] for _ in names]
-
-
-def loaded(commands: list[list[str]], code: int, *more: str) -> list[list[object]]:
-    """Run commands in one new process: each with the heavy modules that are loaded after it.
-
-    Every command must exit with `code`.
-    """
-    names = ["torch", "numba", "transformers", "safetensors.torch", "tokenizers", *more]
-    program = f"""
-import json, sys, hmi.cli
-for command in {commands!r}:
-    try:
-        hmi.cli.main(command)
-    except SystemExit as end:
-        assert end.code == {code}, (command, end.code)
-    told = " ".join(command[:-2]), [name for name in {names!r} if name in sys.modules]
-    print("loaded " + json.dumps(told))
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=REPO, capture_output=True, text=True, timeout=120, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    lines = [line.removeprefix("loaded ") for line in done.stdout.splitlines() if line.startswith("loaded ")]
-    return [json.loads(line) for line in lines]
 
 
 def test_a_deletion_asks_or_says_how_not_to(

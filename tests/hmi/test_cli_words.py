@@ -78,11 +78,11 @@ def test_what_is_made_is_told_with_what_comes_next(
     assert "leave --tokens out" in hmi(capsys, "infer", "acme.m", "the market", "--tokens", *data, code=1)
 
 
-def test_a_model_of_words_names_the_option_that_makes_them() -> None:
-    asks = f"acme.m is a tagging model: give {KINDS['tagging'](('O',)).form[1]} in inputs[0]"
-    assert _hint(asks, pair=False, tokens=False) == "; --tokens splits each TEXT at spaces"
+def test_an_error_about_a_form_names_the_option() -> None:
+    asks = f"acme.m is a tagging model: give {KINDS['tagging'](('O',)).forms[1]} in inputs[0]"
+    assert _hint(asks, pair=True, tokens=False) == "; leave --pair out"
     paired = (
-        f"acme.m is a pair model: give {KINDS['pair'](('a', 'b'), TaskRules(paired=True)).form[1]} "
+        f"acme.m is a pair model: give {KINDS['pair'](('a', 'b'), TaskRules(paired=True)).forms[1]} "
         "in inputs[0]"
     )
     assert "--pair" in _hint(paired, pair=False, tokens=False)

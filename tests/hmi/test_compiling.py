@@ -16,7 +16,7 @@ import pytest
 from aiohttp import ClientSession
 
 from hmi.api import server
-from hmi.api.app import build_services
+from hmi.api.building import build_services
 from hmi.config import Settings
 from hmi.errors import Unavailable
 from hmi.execution import compiling

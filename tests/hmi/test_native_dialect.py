@@ -11,7 +11,7 @@ from pydantic import TypeAdapter
 
 from hmi.api.asks import Ask, AskResult, Input
 from hmi.api.body import parse
-from hmi.api.dispatch import plain
+from hmi.api.plain import plain
 from hmi.api.protocols.base import Dialect, Endpoint, Failure, Where
 from hmi.api.protocols.native import NATIVE
 from hmi.api.schemas import ErrorAnswer
@@ -179,7 +179,13 @@ def test_an_answer_has_what_the_result_has(task: str, provenance: Provenance | N
         "version": 3,
         "timing": {"queue_ms": 1.0, "total_ms": 2.5},
     }
-    expected: dict[str, Any] = {**dict.fromkeys(EMPTY), "known": None, "truncated": False, **OUTPUTS[task]}
+    expected: dict[str, Any] = {
+        **dict.fromkeys(EMPTY),
+        "known": None,
+        "truncated": False,
+        "words": None,
+        **OUTPUTS[task],
+    }
     if expected["labels"] is not None:
         expected["labels"] = [{"label": label, "score": score} for label, score in expected["labels"]]
     if expected["entities"] is not None:

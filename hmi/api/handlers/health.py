@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from aiohttp import web
+from typing import TYPE_CHECKING
 
 from hmi.api.route import Call, Reply
 from hmi.api.schemas import Health
+
+if TYPE_CHECKING:
+    from aiohttp import web
+else:
+    from hmi.api.late import web
 
 
 async def healthz(call: Call) -> Reply:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from typing import TYPE_CHECKING
 
-from aiohttp import web
-
-from hmi.api.dispatch import shape
 from hmi.api.events import Events, stream
 from hmi.api.loop import OFF_LOOP_ROWS
 from hmi.api.route import Call, Reply
@@ -15,6 +13,11 @@ from hmi.api.services import Services
 from hmi.api.views import job_view
 from hmi.core import ENDED, JobRecord
 from hmi.stores.job_table import no_job
+
+if TYPE_CHECKING:
+    from aiohttp import web
+else:
+    from hmi.api.late import web
 
 POLL_S = 0.3
 """Interval at which a stream looks at its job."""
@@ -47,6 +50,8 @@ async def cancel_job(call: Call) -> Reply:
 
 async def job_events(call: Call) -> web.StreamResponse:
     """Follow a job by server-sent events: `progress` at each change and `end` once, or `error`."""
+    from hmi.api.dispatch import shape  # which loads the web server
+
     request, services = call.request, call.services
     assert request is not None
     first = await asyncio.to_thread(_view, call)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-
-from aiohttp import web
+from typing import TYPE_CHECKING
 
 from hmi.api.protocols.openai.models import Deleted, FileForm, OpenAIFileList, OpenAIFileQuery, file_of
 from hmi.api.route import Call, Reply
-from hmi.core import FileRecord
 from hmi.stores.file_table import no_file
+from hmi.tenancy import FileRecord
+
+if TYPE_CHECKING:
+    from aiohttp import web
+else:
+    from hmi.api.late import web
 
 CHUNK_BYTES = 1 << 18
 """Bytes of a file's content that are read at a time."""

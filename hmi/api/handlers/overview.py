@@ -6,18 +6,19 @@ import asyncio
 
 from hmi.api.overview import overview
 from hmi.api.route import Call, Reply
-from hmi.api.schemas_overview import OverviewQuery
+from hmi.api.schemas_overview import OverviewQuery, OverviewView
 
 
 async def show(call: Call) -> Reply:
     """Show the server at a glance, or a tenant's own part of it."""
     query: OverviewQuery = call.query
     minutes, reading = await call.services.minutes.last(query.minutes)
-    tenant, manager = call.caller.tenant, call.services.manager
-    counts = dict(await call.services.counts.get())
-    jobs = None
-    if tenant is None:
-        jobs = await asyncio.to_thread(manager.registry.count_jobs)
-    else:
-        counts |= {"tenants": 1, "models": await asyncio.to_thread(manager.registry.count_models, tenant)}
-    return Reply(overview(call.services, call.caller, counts, jobs, minutes, reading))
+    counts = await call.services.counts.get()
+
+    def made() -> OverviewView:  # in a thread: it looks at every tenant that was active
+        registry, tenant = call.services.manager.registry, call.caller.tenant
+        own = {} if tenant is None else {"tenants": 1, "models": registry.count_models(tenant)}
+        jobs = registry.count_jobs() if tenant is None else None
+        return overview(call.services, call.caller, {**counts, **own}, jobs, minutes, reading)
+
+    return Reply(await asyncio.to_thread(made))

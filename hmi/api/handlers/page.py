@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from aiohttp import web
+from typing import TYPE_CHECKING
 
 from hmi.api.page_files import HEADERS, INDEX, page_files
 from hmi.api.route import Call
 from hmi.errors import NotFound
+
+if TYPE_CHECKING:
+    from aiohttp import web
+else:
+    from hmi.api.late import web
 
 
 async def index(call: Call) -> web.StreamResponse:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import hmi
-from hmi.api.connection import most_connections
+from hmi.api.capacity import most_connections
 from hmi.api.handlers import health, infer
 from hmi.api.protocols.tei import TEI
 from hmi.api.protocols.tei.calls import HEADERS, model_of

@@ -5,14 +5,14 @@ import { badge, h } from "./dom.js";
 import { figure, ms, percent, plural, score } from "./format.js";
 import { ORDERS } from "./overview.js";
 
-const SHOWN_SCORES = 12;
+const SHOWN_SCORES = 6;
 const COLOURS = 6;
 
 /** Draw the answer to one input. asked: {text, pair} as sent. */
 export function answer(found, asked) {
   const [output] = found.outputs;
-  return h("div", { class: "stack appear" }, main(output), highlighted(output, asked.text),
-    words(output, asked), h("p", { class: "note" }, said(found, output)));
+  return h("div", { class: "stack appear" }, main(output), highlighted(output, asked.text), words(output, asked),
+    h("p", { class: "note" }, said(found, output)));
 }
 
 function main(output) {
@@ -40,9 +40,8 @@ function scores(all) {
     rest > 0 && h("p", { class: "note" }, `and ${plural(rest, "label")} with lower scores`));
 }
 
-/** The text with its entities, or its tagged words. */
-function highlighted(output, text) {
-  const entities = output.entities ?? tagged(output.tags, text);
+/** The text with its entities. */
+function highlighted({ entities }, text) {
   if (entities === null) return null;
   if (!entities.length) return h("p", { class: "lead" }, "No entity was found.");
   const names = [...new Set(entities.map((e) => e.label))].sort();
@@ -52,23 +51,10 @@ function highlighted(output, text) {
   for (const e of [...entities].sort((a, b) => a.start - b.start)) {
     if (e.start < at) continue;
     parts.push(points.slice(at, e.start).join(""), h("mark", { class: `entity e${1 + (names.indexOf(e.label) % COLOURS)}` },
-      points.slice(e.start, e.end).join(""), h("small", null, e.label, e.score === undefined ? null : ` ${score(e.score)}`)));
+      points.slice(e.start, e.end).join(""), h("small", null, `${e.label} ${score(e.score)}`)));
     at = e.end;
   }
   return h("div", null, h("h3", null, "Entities in the text"), h("p", { class: "reading" }, parts, points.slice(at).join("")));
-}
-
-/** Words that have a tag other than O, as entities of one word. */
-function tagged(tags, text) {
-  if (tags === null || tags === undefined) return null;
-  let at = 0;
-  const found = [];
-  text.split(/\s+/).filter(Boolean).forEach((word, i) => {
-    const start = [...text.slice(0, text.indexOf(word, at))].length;
-    at = text.indexOf(word, at) + word.length;
-    if (tags[i] && tags[i] !== "O") found.push({ label: tags[i], start, end: start + [...word].length });
-  });
-  return found;
 }
 
 function words(output, asked) {

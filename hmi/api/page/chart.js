@@ -3,7 +3,7 @@
 import { h, svg, table } from "./dom.js";
 import { clock, figure } from "./format.js";
 
-const W = 560, H = 170, LEFT = 46, RIGHT = 8, TOP = 8, BOTTOM = 22;
+const WIDE = 560, NARROW = 320, H = 170, LEFT = 46, RIGHT = 8, TOP = 8, BOTTOM = 22;
 
 /** A line without axes. values: numbers, null where there is none. says: the text for screen readers. */
 export function spark(values, says) {
@@ -24,6 +24,7 @@ export function spark(values, says) {
 export function lines(points, series, about, spanS, shown = figure) {
   const columns = series.map((s) => points.map(s.of));
   const top = nice(Math.max(0, ...columns.flat().filter((v) => v !== null)));
+  const W = innerWidth < 640 ? NARROW : WIDE; // so that its texts can be read on a phone, too
   const end = points.at(-1).at + points.at(-1).seconds;
   const along = (at) => LEFT + (W - LEFT - RIGHT) * Math.max(0, 1 - (end - at) / spanS);
   const x = (i) => along(points[i].at + points[i].seconds);

@@ -36,12 +36,15 @@ function drawNavigation(current) {
   fill(document.getElementById("nav"), shown.map(([id, v]) => h("li", null, h("a", {
     href: `#/${id}`, "aria-current": id === current || VIEWS[current].under === id ? "page" : null,
   }, id === "tenants" && session.mode === "tenant" ? "Usage" : v.name))));
+  const here = document.querySelector("#nav [aria-current]");
+  if (here) here.closest("nav").scrollLeft = here.offsetLeft - 40;
 }
 
 async function show({ moved = true } = {}) {
   leaving.abort();
   leaving = new AbortController();
   const { signal } = leaving;
+  main.setAttribute("aria-busy", "true");
   const [id, name] = navigate();
   const view = VIEWS[id];
   if (session.mode === "unknown" || session.mode === "waiting") await refresh();
@@ -52,6 +55,8 @@ async function show({ moved = true } = {}) {
   if (instead) fill(main, instead);
   else await view.show(main, name, signal).catch((error) => told(error, signal));
   if (signal.aborted) return;
+  main.removeAttribute("aria-busy");
+  main.dataset.shown = name ? `${id}/${name}` : id;
   if (moved) {
     main.focus({ preventScroll: true });
     scrollTo(0, 0);

@@ -30,13 +30,13 @@ export async function models(main, _name, signal) {
 function rows(found) {
   return table("Models and the scores of their versions on held-out rows", [
     { head: "Model", row: true, cell: (m) => h("a", { href: `#/model/${m.model}` }, m.model) },
-    { head: "Task", cell: (m) => m.task },
-    { head: "Version", cell: (m) => `${m.current} of ${m.versions.length}`, n: true },
+    { head: "Task", cell: (m) => m.task, narrow: false },
+    { head: "Version", cell: (m) => `${m.current} of ${m.versions.length}`, n: true, narrow: false },
     { head: "Held-out score", cell: heldOut },
-    { head: "Labels", cell: (m) => m.labels.length || "–", n: true },
+    { head: "Labels", cell: (m) => m.labels.length || "–", n: true, narrow: false },
     { head: "Domain", cell: (m) => h("a", { href: "#/domains" }, m.domain), narrow: false },
     { head: "Size", cell: (m) => bytes(m.bytes), n: true, narrow: false },
-    { head: "State", cell: states },
+    { head: "State", cell: states, narrow: false },
     { head: "Try", cell: (m) => h("a", { href: `#/try/${segment(m.model)}`, "aria-label": `Try ${m.model}` }, "Try") },
   ], found, true);
 }

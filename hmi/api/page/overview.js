@@ -69,8 +69,9 @@ function wholeServer(seen) {
       card("Texts a second", lines(seen.points, [{ name: "texts a second", of: (p) => rate(p, (q) => q.texts) }], "Texts a second, by the time of day", 60 * minutes)),
       card("Response times in ms", lines(seen.points, [{ name: "median", of: (p) => p.p50_ms }, { name: "95% within", of: (p) => p.p95_ms }],
         "Response times in milliseconds, by the time of day", 60 * minutes))),
-    h("div", { class: "grid" }, looked(seen), server(seen)),
-    seen.tenants.length > 0 && card("Busiest tenants", tenantTable(seen.tenants.slice(0, 5))),
+    h("div", { class: "grid" },
+      h("div", { class: "stack" }, looked(seen), seen.tenants.length > 0 && card("Busiest tenants", tenantTable(seen.tenants.slice(0, 5)))),
+      server(seen)),
   ];
 }
 

@@ -41,14 +41,15 @@ export function asking(modelName, { task, paired }, signal) {
   const pair = paired === false ? null : h("textarea", { rows: 2, required: paired });
   const exact = h("input", { type: "checkbox" }), calibrated = h("input", { type: "checkbox", checked: true });
   const button = h("button", { type: "submit" }, "Ask");
-  const out = h("div", { "aria-live": "polite", class: "out" });
+  const out = h("div", { "aria-live": "polite" }, h("p", { class: "lead" }, "The answer appears here."));
   const ask = async (event) => {
     event.preventDefault();
     button.disabled = true;
     const asked = { text: text.value, pair: pair?.value.trim() ? pair.value : undefined };
     const parameters = { return: ["scores", "words", "provenance"], exact: exact.checked, calibrated: calibrated.checked };
     try {
-      const found = await inferred(modelName(), asked, parameters, signal);
+      const input = asked.pair === undefined ? { text: asked.text } : { text: asked.text, text_pair: asked.pair };
+      const found = await send("POST", `/infer/${segment(modelName())}`, { inputs: [input], parameters }, signal);
       fill(out, h("h2", { class: "sr" }, "Answer"), answer(found, asked));
       announce("The answer is there");
     } catch (error) {
@@ -58,26 +59,15 @@ export function asking(modelName, { task, paired }, signal) {
   };
   const keys = (event) => { if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) event.target.form.requestSubmit(); };
   text.addEventListener("keydown", keys);
-  return h("div", { class: "stack" }, h("form", { onsubmit: ask },
+  return h("div", { class: "grid" }, h("form", { onsubmit: ask },
     field("Text", text), pair && field(paired ? "Second text" : "Second text, for models of pairs only", pair),
     h("div", { class: "row" }, button,
       h("label", { class: "check" }, calibrated, "Calibrated scores"),
-      h("label", { class: "check" }, exact, "Compute the lower layers (slower)"))), out);
+      h("label", { class: "check" }, exact, "Without the PLOT")),
+    h("p", { class: "note" }, "Calibrated: of answers with the score 0.9, nine in ten are right. Without the PLOT: the lower layers are computed, as a reference.")), out);
 }
 
 const PLACEHOLDERS = {
   tagging: "A sentence, in which the model finds entities",
   other: "Write or paste a text, then press Ask (or Ctrl and Enter)",
 };
-
-/** Infer. A server whose tagging models take words only gets the words between spaces. */
-async function inferred(model, asked, parameters, signal) {
-  const path = `/infer/${segment(model)}`;
-  const input = asked.pair === undefined ? { text: asked.text } : { text: asked.text, text_pair: asked.pair };
-  try {
-    return await send("POST", path, { inputs: [input], parameters }, signal);
-  } catch (error) {
-    if (!(error.status === 422 && error.message.includes("model: give tokens"))) throw error;
-    return send("POST", path, { inputs: [{ tokens: asked.text.trim().split(/\s+/) }], parameters }, signal);
-  }
-}

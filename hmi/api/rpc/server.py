@@ -12,7 +12,7 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 import grpc
 
-from hmi.api.connection import most_connections
+from hmi.api.capacity import most_connections
 from hmi.api.rpc.admission import Gate
 from hmi.api.rpc.service import handlers
 from hmi.api.services import Services

@@ -12,7 +12,7 @@ from typing import Any
 
 from hmi_kernels.encoder import fits
 
-from hmi.api.app import build_engine
+from hmi.api.building import build_engine
 from hmi.api.inference import InferenceEngine
 from hmi.api.server_lock import owning
 from hmi.config import Settings

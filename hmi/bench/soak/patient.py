@@ -139,5 +139,6 @@ class Patient:
         except LOST as error:
             self.seen.lost.append(f"{what}: {error!r}")
             return False
-        self.seen.changes[what] += what != "infer"
+        if what != "infer":
+            self.seen.changes[what] += 1
         return True

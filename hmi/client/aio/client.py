@@ -8,11 +8,12 @@ from types import TracebackType
 from typing import Any, Self, Unpack, overload
 
 from hmi.client.aio import io
+from hmi.client.aio.files import AsyncFiles
 from hmi.client.aio.jobs import AsyncJobs
 from hmi.client.aio.models import AsyncModels
 from hmi.client.aio.resources import AsyncDomains, AsyncKeys, AsyncRoots, AsyncTenants
 from hmi.client.aio.session import AsyncSession
-from hmi.client.answers import Inference, Prediction, Stats, inference
+from hmi.client.answers import AuditLine, Inference, Prediction, Stats, inference
 from hmi.client.batches import Batch, InferOptions, Input, batches, encoded, is_one, parameters
 from hmi.client.calls import Call, checked, get, infer, segment
 from hmi.client.config import ClientSettings, Config, from_environment
@@ -24,9 +25,9 @@ One = str | tuple[str, str] | Mapping[str, Any]
 class AsyncClient:
     """A client of one server. Use it as a context manager, or close it with `aclose`.
 
-    `url`, `key` and `ca` default to HMI_URL, HMI_KEY and HMI_CA, then to a server on this machine. The other
-    settings are the fields of `hmi.client.config.Config`. It may be shared by tasks and threads as httpx's
-    clients may. Every method raises `hmi.client.errors.ApiError`.
+    `url`, `key`, `ca` and `certificate` default to HMI_URL, HMI_KEY, HMI_CA and HMI_CLIENT_CERT, then to a
+    server on this machine. The other settings are the fields of `hmi.client.config.Config`. It may be shared
+    by tasks and threads as httpx's clients may. Every method raises `hmi.client.errors.ApiError`.
     """
 
     def __init__(
@@ -35,9 +36,10 @@ class AsyncClient:
         key: str | None = None,
         *,
         ca: str | PathLike[str] | None = None,
+        certificate: str | PathLike[str] | None = None,
         **settings: Unpack[ClientSettings],
     ) -> None:
-        self.config = Config(**from_environment(url, key, ca), **settings)
+        self.config = Config(**from_environment(url, key, ca, certificate), **settings)
         self.session = AsyncSession(self.config)
         self.roots = AsyncRoots(self.session)
         self.domains = AsyncDomains(self.session)
@@ -45,6 +47,7 @@ class AsyncClient:
         self.keys = AsyncKeys(self.session)
         self.models = AsyncModels(self.session)
         self.jobs = AsyncJobs(self.session)
+        self.files = AsyncFiles(self.session)
 
     async def __aenter__(self) -> Self:
         return self
@@ -76,6 +79,16 @@ class AsyncClient:
     async def stats(self) -> Stats:
         """Return what the server keeps, by tier. It needs an administrator's key."""
         return checked(Stats.model_validate, await self.session.send(get("/manage/stats")))
+
+    async def audit(self, *, tenant: str | None = None, since: str | None = None) -> AsyncIterator[AuditLine]:
+        """Yield the lines of the audit log, oldest first; `since` is a time in RFC 3339."""
+        after: str | None = None
+        more = True
+        while more:
+            page = await self.session.send(get("/manage/audit", tenant=tenant, since=since, after=after))
+            for line in page["lines"]:
+                yield checked(AuditLine.model_validate, line)
+            after, more = page["position"], page["more"]
 
     @overload
     async def infer(  # type: ignore[overload-overlap]  # a text is also an iterable of texts

@@ -53,6 +53,7 @@ class AsyncJob:
             except QuotaExceeded as error:  # too many streams at a time: look at the job now and then
                 wait = attempts.wait_after(error)
                 yield (status := await self.status())
+                attempts.reset()
                 if status.done:
                     return
             except ApiError as error:

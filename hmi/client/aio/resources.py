@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from hmi.client.aio.jobs import AsyncJob
 from hmi.client.aio.session import AsyncSession
-from hmi.client.answers import DeletedTenant, Domain, Key, NewKey, NewTenant, Root, Tenant, Usage
+from hmi.client.answers import DeletedTenant, Domain, Key, NewKey, NewTenant, Root, RotatedKey, Tenant, Usage
 from hmi.client.calls import change, checked, create, delete, domain_segment, fields, get, segment
 from hmi.client.uploads import Data, parts
 
@@ -122,13 +122,18 @@ class AsyncTenants(AsyncResource):
         answer = await self._session.send(get("/manage/tenants"))
         return checked(lambda a: [Tenant.model_validate(tenant) for tenant in a["tenants"]], answer)
 
+    async def get(self, tenant: str) -> Tenant:
+        return checked(
+            Tenant.model_validate, await self._session.send(get(f"/manage/tenants/{segment(tenant)}"))
+        )
+
     async def create(self, tenant: str, *, once: str | None = None, **settings: Any) -> NewTenant:
         """Create a tenant and its first key. `settings` are those of `set`."""
         call = create("/manage/tenants", {"tenant": tenant, **settings}, once=once)
         return checked(NewTenant.model_validate, await self._session.send(call))
 
     async def set(self, tenant: str, **settings: Any) -> Tenant:
-        """Change a tenant's settings, such as `weight`: docs/http.md lists them."""
+        """Change a tenant's settings, such as `weight` and `limits`: docs/http.md lists them."""
         answer = await self._session.send(change(f"/manage/tenants/{segment(tenant)}", settings))
         return checked(Tenant.model_validate, answer)
 
@@ -155,9 +160,16 @@ class AsyncKeys(AsyncResource):
         once: str | None = None,
         **settings: Any,
     ) -> NewKey:
-        """Issue a key, with `infer` and `manage` unless `scopes` says otherwise."""
+        """Issue a key, with `infer` and `manage` unless `scopes` says otherwise. See also expires, label."""
         call = create(self._path(tenant), {**fields(scopes=scopes), **settings}, once=once)
         return checked(NewKey.model_validate, await self._session.send(call))
+
+    async def rotate(
+        self, tenant: str, key_id: str, *, overlap_s: float = 3600.0, once: str | None = None
+    ) -> RotatedKey:
+        """Issue a key that follows another one, which works for `overlap_s` seconds more."""
+        call = create(f"{self._path(tenant)}/{segment(key_id)}/rotate", {"overlap_s": overlap_s}, once=once)
+        return checked(RotatedKey.model_validate, await self._session.send(call))
 
     async def revoke(self, tenant: str, key_id: str) -> None:
         await self._session.send(delete(f"{self._path(tenant)}/{segment(key_id)}"))

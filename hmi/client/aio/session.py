@@ -10,7 +10,7 @@ import httpx
 from hmi.client import wire
 from hmi.client.aio import io
 from hmi.client.answers import JobStatus
-from hmi.client.calls import Call, checked, decode
+from hmi.client.calls import Call, check, checked, decode
 from hmi.client.config import Config
 from hmi.client.errors import ApiError
 from hmi.client.events import EventReader
@@ -29,12 +29,17 @@ class AsyncSession:
 
     async def send(self, call: Call) -> Any:
         """Return the JSON of the answer. Raises ApiError."""
+        return decode(await self.content(call))
+
+    async def content(self, call: Call) -> bytes:
+        """Return the content of the answer. Raises ApiError."""
         budget = self.config.upload_timeout_s if call.uploads else self.config.timeout_s
         attempts = Attempts(self.config.attempts, budget, call.repeatable)
         while True:
             try:
                 answer = await self._once(call, attempts)
-                return decode(answer.status_code, answer.headers, answer.content)
+                check(answer.status_code, answer.headers, answer.content)
+                return answer.content
             except ApiError as error:
                 wait = attempts.wait_after(error, fresh=call.fresh)
             await io.sleep(wait)
@@ -42,8 +47,7 @@ class AsyncSession:
     async def text(self, path: str) -> str:
         """Return the answer of a GET as text, with one attempt."""
         answer = await self._once(Call("GET", path), Attempts(1, self.config.timeout_s, True))
-        if answer.status_code >= 400:
-            decode(answer.status_code, answer.headers, answer.content)
+        check(answer.status_code, answer.headers, answer.content)
         return answer.text
 
     async def events(self, path: str) -> AsyncGenerator[JobStatus, None]:
@@ -52,8 +56,8 @@ class AsyncSession:
         url, limits = self.config.url + path, wire.stream_timeouts()
         try:
             async with self._http.stream("GET", url, timeout=limits) as answer:
-                if answer.status_code >= 400:
-                    decode(answer.status_code, answer.headers, await answer.aread())
+                if answer.status_code >= 300:
+                    check(answer.status_code, answer.headers, await answer.aread())
                 async for line in answer.aiter_lines():
                     event = checked(reader.feed, line)
                     if event is not None:

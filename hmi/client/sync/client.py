@@ -8,12 +8,13 @@ from os import PathLike
 from types import TracebackType
 from typing import Any, Self, Unpack, overload
 
-from hmi.client.answers import Inference, Prediction, Stats, inference
+from hmi.client.answers import AuditLine, Inference, Prediction, Stats, inference
 from hmi.client.batches import Batch, InferOptions, Input, batches, encoded, is_one, parameters
 from hmi.client.calls import Call, checked, get, infer, segment
 from hmi.client.config import ClientSettings, Config, from_environment
 from hmi.client.errors import ApiError, TooLarge, Unavailable
 from hmi.client.sync import io
+from hmi.client.sync.files import Files
 from hmi.client.sync.jobs import Jobs
 from hmi.client.sync.models import Models
 from hmi.client.sync.resources import Domains, Keys, Roots, Tenants
@@ -25,9 +26,9 @@ One = str | tuple[str, str] | Mapping[str, Any]
 class Client:
     """A client of one server. Use it as a context manager, or close it with `close`.
 
-    `url`, `key` and `ca` default to HMI_URL, HMI_KEY and HMI_CA, then to a server on this machine. The other
-    settings are the fields of `hmi.client.config.Config`. It may be shared by tasks and threads as httpx's
-    clients may. Every method raises `hmi.client.errors.ApiError`.
+    `url`, `key`, `ca` and `certificate` default to HMI_URL, HMI_KEY, HMI_CA and HMI_CLIENT_CERT, then to a
+    server on this machine. The other settings are the fields of `hmi.client.config.Config`. It may be shared
+    by tasks and threads as httpx's clients may. Every method raises `hmi.client.errors.ApiError`.
     """
 
     def __init__(
@@ -36,9 +37,10 @@ class Client:
         key: str | None = None,
         *,
         ca: str | PathLike[str] | None = None,
+        certificate: str | PathLike[str] | None = None,
         **settings: Unpack[ClientSettings],
     ) -> None:
-        self.config = Config(**from_environment(url, key, ca), **settings)
+        self.config = Config(**from_environment(url, key, ca, certificate), **settings)
         self.session = Session(self.config)
         self.roots = Roots(self.session)
         self.domains = Domains(self.session)
@@ -46,6 +48,7 @@ class Client:
         self.keys = Keys(self.session)
         self.models = Models(self.session)
         self.jobs = Jobs(self.session)
+        self.files = Files(self.session)
 
     def __enter__(self) -> Self:
         return self
@@ -77,6 +80,16 @@ class Client:
     def stats(self) -> Stats:
         """Return what the server keeps, by tier. It needs an administrator's key."""
         return checked(Stats.model_validate, self.session.send(get("/manage/stats")))
+
+    def audit(self, *, tenant: str | None = None, since: str | None = None) -> Iterator[AuditLine]:
+        """Yield the lines of the audit log, oldest first; `since` is a time in RFC 3339."""
+        after: str | None = None
+        more = True
+        while more:
+            page = self.session.send(get("/manage/audit", tenant=tenant, since=since, after=after))
+            for line in page["lines"]:
+                yield checked(AuditLine.model_validate, line)
+            after, more = page["position"], page["more"]
 
     @overload
     def infer(  # type: ignore[overload-overlap]  # a text is also an iterable of texts

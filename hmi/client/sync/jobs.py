@@ -54,6 +54,7 @@ class Job:
             except QuotaExceeded as error:  # too many streams at a time: look at the job now and then
                 wait = attempts.wait_after(error)
                 yield (status := self.status())
+                attempts.reset()
                 if status.done:
                     return
             except ApiError as error:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from builtins import list as List  # the methods `list` hide the type
 from typing import Any, Literal
 
-from hmi.client.answers import DeletedTenant, Domain, Key, NewKey, NewTenant, Root, Tenant, Usage
+from hmi.client.answers import DeletedTenant, Domain, Key, NewKey, NewTenant, Root, RotatedKey, Tenant, Usage
 from hmi.client.calls import change, checked, create, delete, domain_segment, fields, get, segment
 from hmi.client.sync.jobs import Job
 from hmi.client.sync.session import Session
@@ -123,13 +123,16 @@ class Tenants(Resource):
         answer = self._session.send(get("/manage/tenants"))
         return checked(lambda a: [Tenant.model_validate(tenant) for tenant in a["tenants"]], answer)
 
+    def get(self, tenant: str) -> Tenant:
+        return checked(Tenant.model_validate, self._session.send(get(f"/manage/tenants/{segment(tenant)}")))
+
     def create(self, tenant: str, *, once: str | None = None, **settings: Any) -> NewTenant:
         """Create a tenant and its first key. `settings` are those of `set`."""
         call = create("/manage/tenants", {"tenant": tenant, **settings}, once=once)
         return checked(NewTenant.model_validate, self._session.send(call))
 
     def set(self, tenant: str, **settings: Any) -> Tenant:
-        """Change a tenant's settings, such as `weight`: docs/http.md lists them."""
+        """Change a tenant's settings, such as `weight` and `limits`: docs/http.md lists them."""
         answer = self._session.send(change(f"/manage/tenants/{segment(tenant)}", settings))
         return checked(Tenant.model_validate, answer)
 
@@ -156,9 +159,16 @@ class Keys(Resource):
         once: str | None = None,
         **settings: Any,
     ) -> NewKey:
-        """Issue a key, with `infer` and `manage` unless `scopes` says otherwise."""
+        """Issue a key, with `infer` and `manage` unless `scopes` says otherwise. See also expires, label."""
         call = create(self._path(tenant), {**fields(scopes=scopes), **settings}, once=once)
         return checked(NewKey.model_validate, self._session.send(call))
+
+    def rotate(
+        self, tenant: str, key_id: str, *, overlap_s: float = 3600.0, once: str | None = None
+    ) -> RotatedKey:
+        """Issue a key that follows another one, which works for `overlap_s` seconds more."""
+        call = create(f"{self._path(tenant)}/{segment(key_id)}/rotate", {"overlap_s": overlap_s}, once=once)
+        return checked(RotatedKey.model_validate, self._session.send(call))
 
     def revoke(self, tenant: str, key_id: str) -> None:
         self._session.send(delete(f"{self._path(tenant)}/{segment(key_id)}"))

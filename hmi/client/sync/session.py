@@ -10,7 +10,7 @@ import httpx
 
 from hmi.client import wire
 from hmi.client.answers import JobStatus
-from hmi.client.calls import Call, checked, decode
+from hmi.client.calls import Call, check, checked, decode
 from hmi.client.config import Config
 from hmi.client.errors import ApiError
 from hmi.client.events import EventReader
@@ -30,12 +30,17 @@ class Session:
 
     def send(self, call: Call) -> Any:
         """Return the JSON of the answer. Raises ApiError."""
+        return decode(self.content(call))
+
+    def content(self, call: Call) -> bytes:
+        """Return the content of the answer. Raises ApiError."""
         budget = self.config.upload_timeout_s if call.uploads else self.config.timeout_s
         attempts = Attempts(self.config.attempts, budget, call.repeatable)
         while True:
             try:
                 answer = self._once(call, attempts)
-                return decode(answer.status_code, answer.headers, answer.content)
+                check(answer.status_code, answer.headers, answer.content)
+                return answer.content
             except ApiError as error:
                 wait = attempts.wait_after(error, fresh=call.fresh)
             io.sleep(wait)
@@ -43,8 +48,7 @@ class Session:
     def text(self, path: str) -> str:
         """Return the answer of a GET as text, with one attempt."""
         answer = self._once(Call("GET", path), Attempts(1, self.config.timeout_s, True))
-        if answer.status_code >= 400:
-            decode(answer.status_code, answer.headers, answer.content)
+        check(answer.status_code, answer.headers, answer.content)
         return answer.text
 
     def events(self, path: str) -> Generator[JobStatus, None, None]:
@@ -53,8 +57,8 @@ class Session:
         url, limits = self.config.url + path, wire.stream_timeouts()
         try:
             with self._http.stream("GET", url, timeout=limits) as answer:
-                if answer.status_code >= 400:
-                    decode(answer.status_code, answer.headers, answer.read())
+                if answer.status_code >= 300:
+                    check(answer.status_code, answer.headers, answer.read())
                 for line in answer.iter_lines():
                     event = checked(reader.feed, line)
                     if event is not None:

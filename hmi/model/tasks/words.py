@@ -17,7 +17,7 @@ from hmi.core import Task
 from hmi.model.answer import Aggregation
 from hmi.model.batching import Encoded
 from hmi.model.calibration import probabilities
-from hmi.model.entities import entities_of
+from hmi.model.entities import calibrated_score, entities_of
 from hmi.model.heads import outside_tag
 from hmi.model.splitting import SplitText
 from hmi.model.tagging import Floats, best_path, from_bio, marginals, rules, to_bio
@@ -96,12 +96,19 @@ class Tagging(TaskKind):
         """
         return self if aggregation == self.aggregation else replace(self, aggregation=aggregation)
 
-    def entities(self, answer: Answer, text: str, split: SplitText) -> Answer:
-        """The same answer for a text that the caller has not split: with entities in place of tags."""
+    def entities(
+        self, answer: Answer, text: str, split: SplitText, fitted: tuple[float, float] | None = None
+    ) -> Answer:
+        """The same answer for a text that the caller has not split: with entities in place of tags.
+
+        fitted: calibrates their scores (`calibrated_score`).
+        """
         assert answer.tags is not None
         assert answer.tag_scores is not None
         tags = to_bio(answer.tags) if self.rules.scheme in ("iob1", "io") else answer.tags
         found = entities_of(text, split, tags, answer.tag_scores, self.aggregation)
+        if fitted is not None:
+            found = [replace(entity, score=calibrated_score(entity.score, fitted)) for entity in found]
         return replace(answer, entities=found, tags=None, tag_scores=None)
 
     def _of_pieces(self, pieces: Tensor) -> Tensor:

@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
 from hmi.core import TaskRules
 from hmi.model.batching import Encoded
+from hmi.model.calibration import Floats
+from hmi.model.entities import OUTSIDE, groups_of, log_odds, mean_score
 from hmi.model.tagging import scheme_of, to_bio
 from hmi.model.tasks.words import Tagging
 from hmi.model.windows import first_pieces
@@ -21,6 +24,17 @@ from hmi.training.calibrating import Decisions
 from hmi.training.golds import Gold, checked_labels
 from hmi.training.objectives.base import IGNORE, Objective, balanced
 from hmi.training.scoring import calibration, is_bio, score_tags
+
+
+class FoundEntities(NamedTuple):
+    """Entities that a model found, with their scores: the arguments of `calibrated_entities`."""
+
+    odds: Floats
+    """[entities]: the log odds of each entity's score."""
+    right: NDArray[np.bool_]
+    """[entities]: whether type and place are right."""
+    rows: NDArray[np.int64]
+    """[entities]: the row of each."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +96,20 @@ class TaggingObjective(Objective[Tagging]):
             rows,
         )
 
+    def entities(self, golds: Sequence[Gold], merged: Sequence[Tensor]) -> FoundEntities:
+        """The entities that the model finds in these rows."""
+        odds, right, rows = list[float](), list[bool](), list[int]()
+        for row, (gold, output) in enumerate(zip(golds, merged, strict=True)):
+            found = self.task.decoded(output)
+            tags = [self.task.labels[i] for i in found.path.tolist()]
+            sure = found.marginals[range(len(tags)), found.path].tolist()
+            wanted = _spans([self._in_scheme(gold)[word] for word in found.words.tolist()])
+            for label, words in _spans(tags):
+                odds.append(log_odds(mean_score([sure[word] for word in words])))
+                right.append((label, words) in wanted)
+                rows.append(row)
+        return FoundEntities(np.array(odds), np.array(right, np.bool_), np.array(rows, np.int64))
+
     def chance(self, golds: Sequence[Gold]) -> float:
         """For entities 0, since tagging every word O finds none; for other tags the commonest tag's
         share of the words."""
@@ -94,6 +122,11 @@ class TaggingObjective(Objective[Tagging]):
     def _in_scheme(self, gold: Gold) -> tuple[str, ...]:
         """A row's tags, converted to BIO if the task's labels are."""
         return to_bio(tags_in(gold)) if self.task.rules.scheme in ("iob1", "io") else tags_in(gold)
+
+
+def _spans(tags: Sequence[str]) -> list[tuple[str, range]]:
+    """The entities that tags mark: labels, and words counted from the first one with a tag."""
+    return [(label, words) for label, words in groups_of(tags, joined=True) if label != OUTSIDE]
 
 
 def tags_in(gold: Gold) -> tuple[str, ...]:

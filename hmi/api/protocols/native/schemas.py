@@ -131,7 +131,7 @@ class LabelScore(Answer):
 class WordOrder(Answer):
     """A word, and the n-grams of the PLOT that answered it.
 
-    Words of a text are the tokenizer's, for which punctuation marks are words of their own; those of a
+    Words of a text are the tokenizer's, for which punctuation marks are words of their own. Those of a
     tagging model are the words that it tags.
     """
 

@@ -17,8 +17,8 @@ from hmi.api.protocols.results import check_dimensions, live_of
 from hmi.api.schemas import Answer, Request
 
 _WRONG = (
-    "must be a text or a list of texts. Arrays of tokens are not read, since the tokens of another "
-    "vocabulary mean nothing to this model: send the text (with LangChain: check_embedding_ctx_length=False)"
+    "must be a text or a list of texts; tokens are not read, since those of another vocabulary mean nothing "
+    "to this model: send the text"
 )
 
 

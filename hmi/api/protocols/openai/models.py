@@ -8,7 +8,8 @@ from pydantic import ConfigDict, Field
 
 from hmi.api.protocols.openai.names import seconds
 from hmi.api.schemas import Answer, ModelName, Name, Query, Request
-from hmi.core import FileRecord, ModelRecord
+from hmi.core import ModelRecord
+from hmi.tenancy import FileRecord
 
 PAGE = 1000
 """Most models, files or jobs of one page."""

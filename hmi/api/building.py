@@ -1,0 +1,105 @@
+"""Opens a data folder and creates the parts of a server. Loads no web server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, get_args
+
+from hmi.api.audit import Audit
+from hmi.api.auth import Auth, is_loopback
+from hmi.api.bodies import Bodies
+from hmi.api.capacity import most_connections
+from hmi.api.inference import Inference, InferenceEngine
+from hmi.api.minutes import Minutes
+from hmi.api.observed import job_spans
+from hmi.api.rates import Rates
+from hmi.api.routes import INFER_PATHS
+from hmi.api.scrape import Scrape
+from hmi.api.services import Services
+from hmi.api.shared import Shared
+from hmi.api.shares import Shares
+from hmi.api.uploads import Uploads
+from hmi.config import Settings
+from hmi.core import JobState
+from hmi.manager import Manager
+from hmi.metrics import Metrics
+from hmi.metrics.reading import read
+from hmi.stores.audit.log import AuditLog
+from hmi.stores.layout import Layout
+from hmi.stores.tenant_cache import TenantCache
+from hmi.telemetry.tracing import tracer_of
+
+if TYPE_CHECKING:
+    from hmi.engine.bundles import Bundles
+
+COUNTS_S = 5.0
+"""Age up to which the numbers of roots, domains, tenants and models are shown again."""
+
+
+def build_engine(
+    manager: Manager, metrics: Metrics, bundles_of: Callable[..., Bundles] | None = None
+) -> InferenceEngine:
+    """Create the engine. `bundles_of` makes its bundles in place of `Bundles`, for measurements.
+
+    The import is here since it loads torch, which takes seconds: commands that ask no model need not wait.
+    """
+    from hmi.engine import Engine
+    from hmi.engine.bundles import Bundles
+    from hmi.execution.choose import check_precision
+    from hmi.execution.cuda.choose import check_device, on_device
+
+    settings = manager.settings
+    check_device(settings.device)
+    if settings.precision == "int8" or not on_device(settings.device):
+        check_precision(settings.precision)
+    stores = manager.registry, manager.plots, manager.adapters, manager.lowers
+    settled = settings.precision, settings.device, settings.device_bytes
+    limits = settings.root_bytes, settings.io_bytes_per_s, settings.runs("shards")
+    bundles = (bundles_of or Bundles)(settings.data, *stores, *settled, *limits)
+    metrics.watch_executors(bundles.executors)
+    engine = Engine(bundles, settings, metrics, manager.misses)
+    if engine.exits is not None:
+        metrics.watch_exits(engine.exits.totals)
+    return engine
+
+
+def build_services(
+    settings: Settings, engine_of: Callable[[Manager, Metrics], InferenceEngine] = build_engine
+) -> Services:
+    """Open the data folder and create the parts of the server."""
+    manager = Manager(settings)
+    metrics = Metrics()
+    metrics.watch_jobs(manager.registry.count_jobs, get_args(JobState))
+    engine = engine_of(manager, metrics)
+    manager.on_deleted = engine.forget
+    tracer = tracer_of(settings)
+    if tracer is not None:
+        manager.runner.on_ended = job_spans(tracer)
+    rates = Rates(TenantCache(manager.registry).limits, settings.tenant_burst_s)
+    return Services(
+        settings=settings,
+        manager=manager,
+        engine=engine,
+        inference=Inference(engine, settings, rates=rates),
+        metrics=metrics,
+        auth=Auth(manager.registry, is_loopback(settings.host)),
+        uploads=Uploads(settings),
+        bodies=Bodies(settings.body_bytes),
+        places=Shares(most_connections(settings), "requests"),
+        scrape=Scrape(metrics),
+        audit=Audit(AuditLog(Layout(settings.data).audit)),
+        tracer=tracer,
+        minutes=Minutes(partial(read, metrics, INFER_PATHS)),
+        counts=Shared(partial(_counts, manager), COUNTS_S),
+    )
+
+
+def _counts(manager: Manager) -> dict[str, int]:
+    registry = manager.registry
+    return {
+        "roots": len(registry.roots(tolerant=True)),
+        "domains": len(manager.plots.refs()),
+        "tenants": registry.count_tenants(),
+        "models": registry.count_models(),
+    }

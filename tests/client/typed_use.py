@@ -1,0 +1,31 @@
+"""How a program uses the client, for mypy: `test_types.py` checks it. It is not run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import assert_type
+
+import hmi
+
+
+def from_threads(client: hmi.Client) -> None:
+    assert_type(client.infer("a.b", "one"), hmi.Prediction)
+    assert_type(client.infer("a.b", ("a", "pair")), hmi.Prediction)
+    assert_type(client.infer("a.b", {"text": "one"}, exact=True), hmi.Prediction)
+    assert_type(client.infer("a.b", ["some"], returns=["scores"]), list[hmi.Prediction])
+    assert_type(client.infer("a.b", (text for text in "ab")), list[hmi.Prediction])
+    assert_type(client.infer("a.b", [["a", "word"]]), list[hmi.Prediction])
+    assert_type(client.models.create("a.b", [{"text": "x"}], domain="d"), hmi.Job)
+    assert_type(client.models.get("a.b").labels, list[str])
+    assert_type(client.models.list(), Iterator[hmi.client.Model])
+
+
+async def from_tasks(client: hmi.AsyncClient) -> None:
+    assert_type(await client.infer("a.b", "one"), hmi.Prediction)
+    assert_type(await client.models.create("a.b", "rows.csv", domain="d"), hmi.AsyncJob)
+    assert_type([model async for model in client.models.list()], list[hmi.client.Model])
+
+
+def wrong(client: hmi.Client) -> None:
+    client.infer("a.b", "one", exact="yes")  # type: ignore[call-overload]
+    client.infer("a.b", 5)  # type: ignore[call-overload]

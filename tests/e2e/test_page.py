@@ -1,0 +1,236 @@
+"""The page at /, in a real browser, against a real server process."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hmi.config import Settings
+from hmi.manager import Manager
+from tests.e2e.conftest import Home
+from tests.e2e.page_lab import ARGUMENTS, FAULTS, found_browser, looking
+from tests.hmi.server_lab import ready, serving
+from tests.tiny import random_texts
+
+HOSTILE = "<img src=x onerror=document.title='broken'>"
+VIEWS = ("", "teach", "try", "models", "jobs", "tenants", "domains", "model/acme.mood", "tenants/acme")
+
+
+@dataclass(frozen=True)
+class Place:
+    """A server with keys: an administrator's, a tenant's, and one that may only infer."""
+
+    url: str
+    admin: str
+    acme: str
+    infer: str
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    path = found_browser()
+    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    with sync_api.sync_playwright() as driver:
+        opened = driver.chromium.launch(executable_path=path, args=list(ARGUMENTS))
+        yield opened
+        opened.close()
+
+
+@pytest.fixture(scope="module")
+def place(browser: Any, home: Home, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    data = Path(shutil.copytree(home.settings.data, tmp_path_factory.mktemp("page") / "data"))
+    manager = Manager(Settings(data=data, job_workers=0))
+    keys = [manager.create_key(tenant, scopes)[1] for tenant, scopes in KEYS]
+    manager.close()
+    with serving(data) as (url, _):
+        ready(url)
+        yield Place(url, *keys)
+
+
+KEYS: tuple[tuple[str | None, Any], ...] = (
+    (None, ("admin",)),
+    ("acme", ("infer", "manage")),
+    ("acme", ("infer",)),
+)
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Rows whose labels and texts would be markup, in a file whose name would be, too."""
+    texts = random_texts(60, seed=9, high=6)
+    file = tmp_path_factory.mktemp("rows") / "<b>Moods & more.jsonl"
+    rows = [
+        {"text": f"{HOSTILE} {t} {'good' if i % 2 else 'bad'}", "label": HOSTILE if i % 2 else "calm"}
+        for i, t in enumerate(texts)
+    ]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file
+
+
+def test_from_rows_to_an_answer_by_keyboard_alone(browser: Any, place: Place, rows: Path) -> None:
+    with looking(browser, place.url, place.admin) as sight:
+        page = sight.page
+        sight.go("")
+        sight.tab_to("New model")
+        page.keyboard.press("Enter")
+        page.wait_for_selector("text=Your rows")
+        sight.tab_to("Choose a file")
+        with page.expect_file_chooser() as chooser:
+            page.keyboard.press("Enter")
+        chooser.value.set_files(rows)
+        page.wait_for_selector("text=60")
+        assert page.get_by_text("JSON, one object a line").is_visible()
+        page.wait_for_selector("button:enabled:text('Start training')")
+        sight.tab_to("Tenant")
+        page.keyboard.press("Control+A")
+        page.keyboard.type("acme")
+        sight.tab_to("Name of the model")
+        assert page.input_value(":focus") == "b-moods-more"
+        page.keyboard.press("Enter")  # a form is sent from any of its fields
+        page.wait_for_selector("[role=progressbar]")
+        page.wait_for_selector("text=that it was not trained on")
+        assert page.evaluate("document.activeElement.textContent") == "First answer"
+        sight.tab_to("Text")
+        page.keyboard.type(f"{HOSTILE} gene cell good")
+        page.keyboard.press("Control+Enter")
+        page.wait_for_selector(".answer-label")
+        assert page.inner_text(".answer-label").strip() in (HOSTILE, "calm")
+        words = {text.split("\n")[0].strip("0123") for text in page.locator(".word").all_inner_texts()}
+        assert {"img", "onerror", "gene"} <= words
+        sight.go("model/acme.b-moods-more")
+        assert page.locator("main img").count() == 0
+        assert page.get_by_text(HOSTILE).count() > 0
+        assert "broken" not in page.title()
+        assert page.evaluate(FAULTS) == []
+        assert sight.quiet(), (sight.messages, sight.hosts)
+
+
+def test_every_view_is_accessible_in_both_schemes_and_on_a_phone(browser: Any, place: Place) -> None:
+    for scheme, width in (("light", 1280), ("dark", 360)):
+        with looking(
+            browser, place.url, place.admin, color_scheme=scheme, viewport={"width": width, "height": 740}
+        ) as sight:
+            for view in VIEWS:
+                sight.go(view)
+                assert sight.page.evaluate(FAULTS) == [], (view, scheme, width)
+            assert sight.quiet(), (sight.messages, sight.hosts)
+
+
+def test_the_check_of_a_view_finds_faults(browser: Any, place: Place) -> None:
+    with looking(browser, place.url, place.admin) as sight:
+        sight.go("models")
+        sight.page.evaluate(
+            """() => {
+            const add = (tag, text) => { const e = document.createElement(tag); e.textContent = text;
+              document.querySelector('main').append(e); return e; };
+            add('button', ''); add('h4', 'deep'); add('table', '');
+            const pale = add('p', 'pale'); pale.style.color = '#bbb'; pale.style.background = '#fff'; }"""
+        )
+        found = " ".join(sight.page.evaluate(FAULTS))
+        for fault in ("no name", "a heading of level 4", "no caption", "contrast 1.9"):
+            assert fault in found
+
+
+def test_a_key_is_asked_for_and_kept_in_the_tab_only(browser: Any, place: Place) -> None:
+    with looking(browser, place.url) as sight:
+        page = sight.page
+        sight.go("models")
+        assert page.inner_text("main h1") == "This server wants a key"
+        assert page.locator("table").count() == 0
+        for given, shown in (("hmi_wrong", "this key is unknown"), (place.acme, "acme.mood")):
+            if not page.get_by_label("Key", exact=True).is_visible():
+                page.get_by_role("button", name="Enter a key").click()
+            page.get_by_label("Key", exact=True).fill(given)
+            page.keyboard.press("Enter")
+            page.wait_for_selector(f"text={shown}")
+        assert place.acme not in page.url
+        assert page.evaluate("[localStorage.length, document.cookie]") == [0, ""]
+        page.reload()
+        page.wait_for_selector("text=acme.mood")
+
+
+def test_a_tenant_sees_its_own_alone(browser: Any, place: Place) -> None:
+    with looking(browser, place.url, place.acme) as sight:
+        for view in VIEWS:
+            sight.go(view)
+            assert "globex" not in sight.page.inner_text("body"), view
+        sight.go("models")
+        assert sight.page.locator("tbody tr").count() >= 2
+        for view in ("model/globex.mood", "tenants/globex"):
+            sight.go(view)
+            assert "there is no" in sight.page.inner_text("[role=alert]")
+
+
+def test_a_key_that_may_only_infer_can_try(browser: Any, place: Place) -> None:
+    with looking(browser, place.url, place.infer) as sight:
+        page = sight.page
+        sight.go("")
+        assert page.inner_text("main h1") == "Not with this key"
+        assert page.locator("#nav a").all_inner_texts() == ["Try a text"]
+        sight.go("try")
+        page.get_by_label("Model", exact=True).fill("acme.mood")
+        page.get_by_label("Text", exact=True).fill("cell gene good")
+        page.get_by_role("button", name="Ask").click()
+        page.wait_for_selector(".answer-label")
+        assert page.inner_text(".answer-label").strip() in ("pos", "neg")
+        page.get_by_label("Model", exact=True).fill("globex.mood")
+        page.get_by_role("button", name="Ask").click()
+        page.wait_for_selector("text=there is no model")
+
+
+def test_entities_are_marked_in_the_text(browser: Any, place: Place) -> None:
+    with looking(browser, place.url, place.admin) as sight:
+        sight.go("try/globex.tags")
+        sight.page.get_by_label("Text", exact=True).fill("the 🧬 cell, and gene")
+        sight.page.get_by_role("button", name="Ask").click()
+        sight.page.wait_for_selector(".word")
+        marked = sight.page.locator("mark").all_inner_texts()
+        assert all(text.split()[0] in ("the", "🧬", "cell", "and", "gene", "cell,") for text in marked)
+        assert sight.page.locator(".legend li").count() >= 1
+        assert sight.page.evaluate(FAULTS) == []
+
+
+def test_a_pair_of_texts_is_asked_for_and_shown_text_by_text(browser: Any, place: Place) -> None:
+    with looking(browser, place.url, place.acme) as sight:
+        page = sight.page
+        sight.go("try/acme.pairs")
+        page.get_by_label("Text", exact=True).fill("cell gene")
+        page.get_by_label("Second text", exact=True).fill("gene, protein")
+        page.get_by_role("button", name="Ask").click()
+        page.wait_for_selector(".word")
+        first, second = page.locator(".reading").all()
+        assert (first.locator(".word").count(), second.locator(".word").count()) == (2, 3)
+        assert sight.quiet(), (sight.messages, sight.hosts)
+
+
+def test_a_job_can_be_cancelled_while_it_is_watched(browser: Any, place: Place, rows: Path) -> None:
+    with looking(browser, place.url, place.acme) as sight:
+        page = sight.page
+        sight.go("teach/acme.mood")
+        page.get_by_label("Choose a file").set_input_files(rows)
+        page.get_by_role("button", name="Start training").click()
+        page.get_by_role("button", name="Cancel").click()
+        page.wait_for_selector("text=The job was cancelled")
+        assert page.get_by_role("button", name="Start training").is_enabled()
+        assert sight.quiet(), (sight.messages, sight.hosts)
+
+
+def test_the_first_visit_shows_what_to_do_next(browser: Any, tmp_path: Path) -> None:
+    with serving(tmp_path / "data") as (url, _):
+        ready(url)
+        with looking(browser, url) as sight:
+            for view in ("", "teach", "domains", "models", "try"):
+                sight.go(view)
+                assert sight.page.locator("tbody:empty").count() == 0
+                assert sight.page.evaluate(FAULTS) == [], view
+            sight.go("")
+            shown = sight.page.inner_text("main")
+            assert "hmi root import minilm" in shown
+            assert "hmi tenant create acme" in shown
+            assert sight.quiet(), (sight.messages, sight.hosts)

@@ -1,0 +1,65 @@
+"""The commands of docs/tutorial.md print what it shows, but for numbers and ids."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.hmi.server_lab import REPO
+
+TUTORIAL = REPO / "docs" / "tutorial.md"
+BLOCK = re.compile(r"^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+MARK = "----8<----"
+LIMIT_S = 900
+
+
+def steps() -> list[tuple[str, str]]:
+    """Each command of the tutorial, with the output that is shown below it."""
+    found = []
+    for block in BLOCK.findall(TUTORIAL.read_text(encoding="utf-8")):
+        for step in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
+            command, _, output = step.partition("\n")
+            while command.endswith("\\"):
+                more, _, output = output.partition("\n")
+                command += "\n" + more
+            found.append((command, output))
+    return found
+
+
+def plain(output: str) -> list[str]:
+    """The lines of an output in which everything that differs from run to run is replaced."""
+    lines = []
+    for line in output.splitlines():
+        line = re.sub(r"^\d{4}-\d\d-\d\d \S+ INFO .*", "", line)
+        line = re.sub(r"hmi_[\w-]{43}|\b[jkv][0-9a-f]{16,}\b|\b[0-9a-f]{32}\b", "ID", line)
+        line = re.sub(r"-?\d+(\.\d+)?(e-?\d+)?", "N", line)
+        line = re.sub(r"[\s─━]+", " ", line).strip()
+        if line and not line.startswith("note: compil"):
+            lines.append(line)
+    return lines
+
+
+@pytest.mark.slow
+def test_every_output_is_as_shown(tmp_path: Path) -> None:
+    (tmp_path / "hmi").mkdir()
+    (tmp_path / "hmi" / "examples").symlink_to(REPO / "examples")
+    script = "\n".join(f"{command}\necho '{MARK}'" for command, _ in steps())
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    ran = subprocess.run(
+        ["bash", "-c", f"exec 2>&1\n{script}\nkill %1"],
+        cwd=tmp_path / "hmi",
+        env={**os.environ, "PATH": path, "COLUMNS": "100", "PYTHONPATH": f"{REPO}:{REPO}/kernels"},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    outputs = ran.stdout.split(MARK + "\n")
+    for (command, shown), printed in zip(steps(), outputs, strict=False):
+        assert plain(printed) == plain(shown), f"$ {command}\n{printed}"
+    assert len(outputs) >= len(steps()), ran.stdout[-2000:]
