@@ -110,8 +110,8 @@ async def begin(services: Services) -> None:
     await asyncio.to_thread(services.uploads.clear)
     await services.engine.start()
     await asyncio.to_thread(services.manager.runner.start)
-    services.chores = asyncio.create_task(chores.run(services))
     services.minutes.start()
+    services.chores = asyncio.create_task(chores.run(services))
     services.phase = "serving"
 
 
@@ -119,8 +119,8 @@ async def _end(app: web.Application) -> None:
     """Drain and close the services."""
     services = app[SERVICES]
     await drain(services)
-    await chores.end(services)
     await services.minutes.stop()
+    await chores.end(services)
     services.bodies.close()
     services.uploads.close()
     await asyncio.to_thread(services.manager.close)

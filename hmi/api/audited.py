@@ -7,19 +7,21 @@ import os
 import re
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any
-
-from aiohttp import web
+from typing import TYPE_CHECKING, Any
 
 from hmi.api.audit import Audit, Fields
 from hmi.api.auth import ExpiredKey
 from hmi.api.caller import NOBODY, Caller
 from hmi.api.errors import known
 from hmi.api.route import Call, Reply, Route
-from hmi.api.services import CALLER, Services
 from hmi.core import ID_PATTERN
 from hmi.errors import Forbidden, HmiError, QuotaExceeded, StorageFull, Unauthorised
 from hmi.stores.audit.log import AuditLog
+
+if TYPE_CHECKING:
+    from aiohttp import web
+
+    from hmi.api.services import Services
 
 BEGUN, CHANGE, ACCESS, REFUSED, SERVER = "begun", "change", "access", "refused", "server"
 """Events: a change begins; its outcome; an administrator's call that changes nothing; a refused caller; the
@@ -35,6 +37,8 @@ def identified(route: Route, request: web.Request, request_id: str, services: Se
 
     Raises as `Auth.caller` and `Quotas.change`.
     """
+    from hmi.api.services import CALLER  # here, since it loads a web server, which commands do not need
+
     if route.scope is None:
         return NOBODY
     caller: Caller | None = None

@@ -105,7 +105,8 @@ def start(data: Path) -> Start:
     note.unlink(missing_ok=True)
     began = time.monotonic()
     command = [sys.executable, "-m", "hmi", "serve", "--data", str(data), "--port", "0"]
-    server = subprocess.Popen(command, env=environment(Settings.from_env(data=data)), stderr=subprocess.DEVNULL)
+    env = environment(Settings.from_env(data=data))
+    server = subprocess.Popen(command, env=env, stderr=subprocess.DEVNULL)
     try:
         alive_s, url = _wait(server, began, note, "healthz")
         ready_s, _ = _wait(server, began, note, "readyz")
