@@ -7,9 +7,7 @@ import os
 import re
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any
-
-from aiohttp import web
+from typing import TYPE_CHECKING, Any
 
 from hmi.api.audit import Audit, Fields
 from hmi.api.auth import ExpiredKey
@@ -20,6 +18,9 @@ from hmi.api.services import CALLER, Services
 from hmi.core import ID_PATTERN
 from hmi.errors import Forbidden, HmiError, QuotaExceeded, StorageFull, Unauthorised
 from hmi.stores.audit.log import AuditLog
+
+if TYPE_CHECKING:
+    from aiohttp import web
 
 BEGUN, CHANGE, ACCESS, REFUSED, SERVER = "begun", "change", "access", "refused", "server"
 """Events: a change begins; its outcome; an administrator's call that changes nothing; a refused caller; the
