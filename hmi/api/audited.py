@@ -9,13 +9,11 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any
 
-from hmi.api import services as services_module
 from hmi.api.audit import Audit, Fields
 from hmi.api.auth import ExpiredKey
 from hmi.api.caller import NOBODY, Caller
 from hmi.api.errors import known
 from hmi.api.route import Call, Reply, Route
-from hmi.api.services import Services
 from hmi.core import ID_PATTERN
 from hmi.errors import Forbidden, HmiError, QuotaExceeded, StorageFull, Unauthorised
 from hmi.stores.audit.log import AuditLog
@@ -53,7 +51,7 @@ def identified(route: Route, request: web.Request, request_id: str, services: Se
         refuse(services.audit, error, about, caller)
         raise
     if route.scope == "infer":
-        request[services_module.CALLER] = caller
+        request[CALLER] = caller
     return caller
 
 

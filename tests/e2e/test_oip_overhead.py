@@ -15,5 +15,5 @@ def test_every_form_is_measured(protocol_server: ProtocolServer) -> None:
     forms = ["HTTP JSON", "HTTP binary", "gRPC"]
     assert list(found) == [NATIVE, *forms, *(f"{form} less {NATIVE}" for form in forms)]
     assert all(found[name] > 0 for name in (NATIVE, *forms))
-    with pytest.raises(HmiError, match="answered 404: .*there is no model"):
+    with pytest.raises(HmiError, match=r"answered 404: .*there is no model"):
         measure(url, address, "acme.none", key, 1, 1)
