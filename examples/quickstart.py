@@ -1,4 +1,5 @@
-"""From labelled rows to answers. Open it in an editor that knows cells (`# %%`), or run it as a program.
+"""This program goes from labelled rows to answers. Open it in an editor that knows cells (`# %%`), or run it
+as a program.
 
 It needs a running server with a root (`hmi serve`). HMI_URL names the server, HMI_KEY a key that may manage.
 """

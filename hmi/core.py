@@ -167,8 +167,9 @@ class TaskRules(Record):
     normalise: bool = True
     """Embedding: whether the root scales vectors to length 1."""
     words: tuple[str, ...] = ()
-    """Tagging: how the training rows' words were split, as far as it differs from the defaults
-    (hmi.model.splitting)."""
+    """The rules by which a tagging model's training rows were split into words, as far as they differ from
+    the defaults (hmi.model.splitting).
+    """
     windows: bool = False
     """Whether a long text is read in overlapping windows (hmi.model.windows); otherwise it is cut."""
 
@@ -294,10 +295,13 @@ class ModelVersion(Record):
     temperature: float | None = None
     """Dividing the outputs by it calibrates the probabilities. None: it was not fitted."""
     entity_calibration: tuple[float, float] | None = None
-    """Tagging: slope and offset that calibrate entities' scores (hmi.model.entities). None: not fitted."""
+    """The slope and offset that calibrate a tagging model's entity scores (hmi.model.entities), or None if
+    they were not fitted.
+    """
     known: tuple[float, ...] = ()
-    """The similarities from which its threshold for texts that it does not know follows (hmi.model.known).
-    (): it has none, so it never says so."""
+    """The similarities from which the threshold for unknown texts follows (hmi.model.known). If there are
+    none, every text counts as known.
+    """
     tokens: tuple[TokenPoint, ...] = ()
     """The profile of token adaptation, one point for each gamma. (): not profiled, so the stage is off."""
     rest: Literal["fp16", "int8"] = "fp16"
@@ -319,7 +323,7 @@ class ModelRecord(Record):
     versions: tuple[ModelVersion, ...]
     objective: Objective = Objective()
     known_share: float | None = Field(default=KNOWN_SHARE, ge=MIN_KNOWN_SHARE, le=MAX_KNOWN_SHARE)
-    """The share of its own texts that it is to know. None: it never says that it does not know."""
+    """The share of its own texts that the model is to know. With None it never says that it does not know."""
     cascade: Cascade | None = None
 
     @property

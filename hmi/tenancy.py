@@ -55,7 +55,7 @@ class TenantRecord(Record):
     tenant: str
     created: str
     weight: float = 1.0
-    """Its share of compute beside other tenants that wait: twice the weight, twice the time."""
+    """The tenant's share of compute beside other tenants that wait: twice the weight, twice the time."""
     limits: Limits = NO_LIMITS
 
 
@@ -84,13 +84,13 @@ class FileRecord(Record):
     """A file that a caller keeps on the server, such as rows for later jobs. Its content is in `files/`."""
 
     file: str
-    """Its id. Ids sort by time."""
+    """The file's id. Ids sort by time."""
     tenant: str | None
     """The tenant that owns it; None for the administrator's."""
     name: str
     """The caller's name for it. It is shown, and never becomes part of a path."""
     purpose: str
-    """What the caller keeps it for, in the words of the protocol that brought it."""
+    """The caller's purpose for the file, in the words of the protocol that brought it."""
     bytes: int
     sha256: str
     created: str

@@ -50,7 +50,9 @@ class Ask:
     raw: bool = False
     """Return the head's outputs, too (`Answer.outputs`)."""
     normalise: bool | None = None
-    """Of an embedding: scale it to length 1, or do not. None: as the root's authors do."""
+    """Embeddings are scaled to length 1 if true, and left as they are if false. With None the root's
+    convention holds.
+    """
     provenance: bool = False
     """Return the answer's provenance."""
     words: bool = False
@@ -58,7 +60,7 @@ class Ask:
     calibrated: bool = False
     """Return calibrated probabilities."""
     aggregation: Aggregation = "simple"
-    """How the tags of a text that is not split into words become entities."""
+    """The rule by which tags become entities, for texts that the caller has not split into words."""
     early: bool = True
     """True if early exits and cascades may answer. They do so only as the model's objective lets them."""
     deadline_ms: float | None = None

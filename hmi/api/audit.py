@@ -19,9 +19,9 @@ REPEATED_S = 60.0
 MOST_REPEATED = 1024
 """The most kinds of calls that are being summed up."""
 REFUSALS = Rate(0.2, 10.0)
-"""How many refusals of one address are written; others are counted."""
+"""The rate at which refusals of one address are written. Further ones are counted."""
 ALL_REFUSALS = Rate(20.0, 200.0)
-"""The same for all addresses together."""
+"""The rate at which refusals of all addresses together are written."""
 Fields = dict[str, Any]
 
 
@@ -30,9 +30,11 @@ class _Waiting(NamedTuple):
 
     fields: Fields
     durable: bool
-    """It is the outcome of a change that has been made: it must be durable, and may use the reserve."""
+    """True for the outcome of a change that has been made. Such a line is written durably, and may use the
+    reserve.
+    """
     done: asyncio.Future[int] | None
-    """Gets the line's number; None: nobody waits for it."""
+    """The future that gets the line's number, or None if nobody waits for it."""
 
 
 class Audit:

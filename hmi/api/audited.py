@@ -1,4 +1,6 @@
-"""What the audit log says of calls: changes with their outcomes, administrators' calls, refused callers."""
+"""Writes the audit log's lines about calls: changes with their outcomes, administrators' calls, refused
+callers.
+"""
 
 from __future__ import annotations
 

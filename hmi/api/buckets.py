@@ -11,12 +11,12 @@ SPARE = 1024
 
 
 class Rate(NamedTuple):
-    """What a bucket allows."""
+    """The rate and the burst that a bucket allows."""
 
     per_s: float
-    """What flows in a second, and so what may be taken a second in the long run."""
+    """The amount that flows in a second: the long-run limit of what may be taken a second."""
     capacity: float
-    """The most that the bucket holds, and so what may be taken at once after a pause."""
+    """The most that the bucket holds: the limit of what may be taken at once after a pause."""
 
 
 class Buckets:
@@ -30,14 +30,14 @@ class Buckets:
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock
         self._filled: dict[str, tuple[float, float, float]] = {}
-        """For each holder: what was left, when, and when the bucket is full."""
+        """By holder: the amount left, the time of that, and the time when the bucket is full."""
         self._look_at = SPARE
 
     def __len__(self) -> int:
         return len(self._filled)
 
     def left(self, holder: str, rate: Rate) -> float:
-        """What may be taken now; below 0 in debt."""
+        """Return the amount that may be taken now. A bucket in debt has less than 0."""
         found = self._filled.get(holder)
         if found is None:
             return rate.capacity
@@ -45,7 +45,9 @@ class Buckets:
         return min(rate.capacity, level + (self._clock() - at) * rate.per_s)
 
     def wait_s(self, holder: str, rate: Rate, amount: float) -> float:
-        """Seconds until `amount` may be taken, or all that the bucket can hold if that is less; 0: now."""
+        """Return the seconds until `amount` may be taken, or the full bucket if that is less; 0 if it may be
+        taken now.
+        """
         missing = min(amount, rate.capacity) - self.left(holder, rate)
         return max(0.0, missing / rate.per_s)
 

@@ -1,4 +1,4 @@
-"""What a server does from time to time, beside its jobs' housekeeping."""
+"""The chores that a server does from time to time, beside its jobs' housekeeping."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ class Connection(web.RequestHandler):
 
     @property
     def encrypted(self) -> bool:
-        """Whether the connection uses TLS."""
+        """True if the connection uses TLS."""
         return self.wire is not None and self.wire.get_extra_info("ssl_object") is not None
 
     def unsent_bytes(self) -> int:

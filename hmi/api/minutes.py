@@ -39,7 +39,7 @@ SHOWN_S = 1.0
 
 @dataclass(frozen=True)
 class Use:
-    """What a tenant, or all together, used in a minute."""
+    """The use of a tenant, or of all together, in one minute."""
 
     requests: float = 0.0
     texts: float = 0.0
@@ -52,18 +52,20 @@ class Minute:
     """The figures of one minute, or of the part of it that has passed."""
 
     at: float
-    """Its beginning, in Unix time."""
+    """The minute's beginning, in Unix time."""
     seconds: float
-    """60, or less for the minute of the server's start and the present one."""
+    """The length in seconds: The length in seconds: 60, or less for the minute of the server's start and the
+    present one.
+    """
     all: Use
     refused: int
     failed: int
     buckets: tuple[int, ...]
     """Calls to infer by the time of their answer: see `Reading.buckets`."""
     queue_texts: int
-    """Texts that waited at its end."""
+    """Texts that waited at the end of the minute."""
     whole: bool
-    """Whether it keeps every tenant that was active in it."""
+    """True if the minute keeps every tenant that was active in it."""
     tenants: Mapping[str, int]
     """The busiest tenants, each with its place in `figures`."""
     figures: array[float]
@@ -169,7 +171,7 @@ def figures_of(fields: Mapping[str, float]) -> Figures:
 def _differences(
     before: Mapping[str, Mapping[str, float]], after: Mapping[str, Mapping[str, float]], gone: frozenset[str]
 ) -> Iterator[tuple[str, Figures]]:
-    """What each tenant used between two readings, of those that used something."""
+    """Yield the tenants that used something between two readings, with what they used."""
     for name, now in after.items():
         then = {} if name in gone else before.get(name, {})
         if now != then:

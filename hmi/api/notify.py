@@ -1,4 +1,4 @@
-"""Words to systemd (sd_notify): the server is ready, alive, stopping. Without systemd nothing is sent."""
+"""Messages to systemd (sd_notify): the server is ready, alive, stopping. Without systemd nothing is sent."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager, suppress
 
 
 def supervised() -> bool:
-    """Return whether systemd, or another that speaks its protocol, waits for words."""
+    """Return whether systemd, or another program with its protocol, waits for messages."""
     return os.environ.get("NOTIFY_SOCKET", "").startswith(("/", "@"))
 
 

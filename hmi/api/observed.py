@@ -1,4 +1,4 @@
-"""What is told of each request beside its answer: its context for log lines, its span, its access line."""
+"""Observation of requests: the context of their log lines, their spans, their lines in the access log."""
 
 from __future__ import annotations
 

@@ -67,7 +67,9 @@ class Repository:
         return config_of(self.record(model, version))
 
     def statistics(self, model: str = "", version: str = "") -> dict[str, Any]:
-        """What a model answered since the server started; without a name, all that did and still exist."""
+        """Return the statistics of a model since the server started; without a name, of all models that
+        answered and still exist.
+        """
         tally = self.services.inference.tally
         names = [model] if model else [str(each) for each in tally.models(self.caller.tenant)]
         stats = []

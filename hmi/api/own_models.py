@@ -1,4 +1,4 @@
-"""What a caller may know of models: those that its key reaches."""
+"""The models that a caller may know of: those that its key reaches."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ class PageFile:
     body: bytes
     type: str
     etag: str
-    """Strong: the hash of the body."""
+    """The strong ETag: the hash of the body."""
 
 
 @cache

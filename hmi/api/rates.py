@@ -46,7 +46,7 @@ class State:
     """The name of the limit."""
     rate: Rate
     left: float
-    """What may be taken now; below 0 in debt."""
+    """The amount that may be taken now, below 0 if the bucket is in debt."""
     full_s: float
     """Seconds until the bucket is full again."""
 

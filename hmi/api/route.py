@@ -124,7 +124,7 @@ class Instead:
     """A second call of one path, for clients that can only be given one address."""
 
     wanted: Callable[[Mapping[str, str]], bool]
-    """Whether a request is for the second call, by its headers (by name in any case)."""
+    """Tells from a request's headers (names in any case) whether it is for the second call."""
     route: Route
 
 
@@ -145,7 +145,7 @@ class Route:
     body: Any = None
     """The type of the JSON body; None: the call has no body."""
     raw: RawBody | None = None
-    """How to read the body if it is not simply JSON. `body` then documents its JSON form."""
+    """The reader of a body that is not simply JSON. `body` then documents its JSON form."""
     raw_answer: str | None = None
     """The media type of the answer's other form, if the handler may reply with a `Raw`."""
     files: Mapping[str, bool] = field(default_factory=dict)

@@ -12,7 +12,7 @@ from hmi.core import Task
 
 
 class CheckFile(Request):
-    """How to read the file. By default its columns tell the task."""
+    """The settings by which to read the file. By default its columns tell the task."""
 
     task: Task | None = Field(default=None, description="Check it as rows of this task.")
     corpus: bool = Field(default=False, description="Check it as a domain's corpus.")
@@ -26,7 +26,7 @@ class LineProblem(Answer):
 
 
 class CheckView(Answer):
-    """What a job would make of the file."""
+    """The rows and errors that a job would find in the file."""
 
     usable: bool = Field(description="Whether a job would take it, as far as it was read.")
     error: str | None = Field(description="Why a job would refuse it, and what to do.")

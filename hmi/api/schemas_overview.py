@@ -27,7 +27,7 @@ class CallerView(Answer):
 
 
 class UseView(Answer):
-    """What was answered, and the time of compute that it took."""
+    """The amount that was answered, and the time of compute that it took."""
 
     requests: int
     texts: int

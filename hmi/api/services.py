@@ -91,11 +91,11 @@ class Services:
     """Number of requests that arrived after the signal to stop."""
     limited_log: LimitedLog = field(default_factory=lambda: LimitedLog(log))
     tracer: Tracer | None = None
-    """Sends the spans of requests; None: nothing is traced."""
+    """The sender of the spans of requests, or None if nothing is traced."""
     working: set[asyncio.Task[web.StreamResponse]] = field(default_factory=set)
     """Tasks of requests that are finished even if their client disconnects. The set keeps them alive."""
     chores: asyncio.Task[None] | None = None
-    """What the server does from time to time; see `hmi.api.chores`."""
+    """The task of the server's chores; see `hmi.api.chores`."""
     same_key: dict[str, KeyLock] = field(default_factory=dict)
     """The locks of the Idempotency-Keys in use, by `KeyedRequest.name`."""
 

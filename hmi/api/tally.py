@@ -33,7 +33,7 @@ class Tally:
 
     def __init__(self) -> None:
         self._models: dict[ModelId, Answered] = {}
-        """The one that answered longest ago first."""
+        """Ordered by the last answer, oldest first."""
 
     def add(self, result: AskResult) -> None:
         """Count an answer."""

@@ -17,7 +17,7 @@ CHECK_S = 2.0
 SHUTDOWN_S = 10.0
 """Longest time in which a closed connection may take the rest of its answer and agree to the end of TLS."""
 Stamp = tuple[tuple[int, int, int], ...]
-"""What changes when a file is written or replaced, for each file."""
+"""For each file, numbers that change when it is written or replaced."""
 
 
 class Certificates:
@@ -110,7 +110,9 @@ def _wrong_pair(settings: Settings, error: ssl.SSLError) -> InvalidInput:
 
 
 def _stamp(file: Path) -> tuple[int, int, int]:
-    """A symbolic link is followed, since some systems replace only the link. A missing file is all zeros."""
+    """Return the stamp of the files. A symbolic link is followed, since some systems replace only the link. A
+    missing file gives zeros.
+    """
     try:
         found = os.stat(file)
     except OSError:

@@ -247,7 +247,7 @@ def _advance(steps: Iterator[int]) -> bool:
 
 
 _NOT_WELL_FORMED = (ValueError, LookupError, RuntimeError, AssertionError)
-"""What aiohttp's reader raises for malformed parts and headers, beside HttpProcessingError."""
+"""The errors that aiohttp's reader raises for malformed parts and headers, beside HttpProcessingError."""
 
 
 def _malformed(error: Exception) -> Malformed:

@@ -39,7 +39,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Pruned:
-    """What a pruning removed."""
+    """The backups and contents that a pruning removed."""
 
     backups: tuple[str, ...]
     objects: int

@@ -55,5 +55,7 @@ def how(part: str) -> How:
 
 
 def is_carried(name: str) -> bool:
-    """Whether a backup carries a file of this name, in any part: locks and half-written files are not."""
+    """Return whether a backup carries files of this name, in any part. Locks and half-written files are left
+    out.
+    """
     return name not in _LOCKS and not name.endswith(".tmp")

@@ -156,7 +156,7 @@ class _Sending:
         return File(path=path, bytes=status.st_size, sha256=sha256, mtime_ns=status.st_mtime_ns, mode=mode)
 
     def _claim(self, file: File) -> bool:
-        """Whether this thread is to send the file's content."""
+        """Return whether this thread is to send the file's content."""
         with self._lock:
             if file.object in self.held:
                 return False

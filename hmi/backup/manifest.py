@@ -30,7 +30,7 @@ class File(Record):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     path: str
-    """Relative to the data folder, with slashes."""
+    """The path relative to the data folder, with slashes."""
     bytes: int = Field(ge=0)
     sha256: str = Field(pattern=f"^{SHA256}$")
     mtime_ns: int
@@ -43,7 +43,7 @@ class File(Record):
 
 
 class Manifest(Record):
-    """What `backup.json` says about a backup."""
+    """The manifest of a backup, the content of `backup.json`."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -55,16 +55,16 @@ class Manifest(Record):
     """The release of HMI that made it."""
     files: int
     bytes: int
-    """The size of all files together."""
+    """The size of all files together, in bytes."""
     new_files: int
-    """Files whose content the target did not hold yet."""
+    """The number of files whose content the target did not hold yet."""
     new_bytes: int
-    """What this backup added to the target, in bytes."""
+    """Bytes that this backup added to the target."""
     seconds: float
     files_sha256: str = Field(pattern=f"^{SHA256}$")
     """The hash of `files.jsonl`."""
     remarks: tuple[str, ...] = ()
-    """What the data folder had lost already when the backup was made, one sentence each."""
+    """One sentence for each thing that the data folder had lost already when the backup was made."""
 
 
 def new_id(at: datetime) -> str:
@@ -97,7 +97,7 @@ def dump_files(files: Iterable[File]) -> bytes:
 
 
 def parse_manifest(raw: bytes, backup: str) -> Manifest:
-    """Raises Damaged."""
+    """Return the manifest in `raw`. Raises Damaged unless it is the sound manifest of this backup."""
     try:
         found = Manifest.model_validate_json(raw)
     except ValidationError as error:

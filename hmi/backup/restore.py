@@ -70,7 +70,7 @@ def _held(aside: Path) -> Iterator[None]:
 
 
 def _keep_only(aside: Path, files: list[File]) -> None:
-    """Remove what is not of this backup: another one may have been begun here."""
+    """Remove files that are not in this backup: another restoration may have been begun here."""
     wanted = {file.path for file in files}
     for folder, _, names in os.walk(aside):
         for name in names:

@@ -123,7 +123,7 @@ def _copy(source: Path, target: Path) -> None:
 
 
 def _missing(folder: Path, contents: RegistryContents, stored: PlotSnapshot) -> Iterator[str]:
-    """What the records of the snapshot refer to and its files lack, one sentence each."""
+    """Yield one sentence for each thing that the snapshot's records refer to and its files lack."""
     layout = Layout(folder)
     for segment in stored.missing:
         yield f"segment {segment} of the PLOT store is missing"

@@ -26,7 +26,7 @@ SHOWN = 20
 
 @dataclass
 class Tally:
-    """What a batch has done so far."""
+    """The counts of what a batch has done so far."""
 
     total: int
     began: float = field(default_factory=time.monotonic)
@@ -113,7 +113,7 @@ def summary(outcomes: Iterable[Outcome]) -> int:
 
 
 def worth_a_look(outcomes: list[Outcome]) -> list[Outcome]:
-    """At most SHOWN outcomes, the failed ones first, then those with the worst scores."""
+    """Return at most SHOWN outcomes, the failed ones first, then those with the worst scores."""
     if len(outcomes) <= SHOWN:
         return outcomes
     failed = [o for o in outcomes if not o.done]

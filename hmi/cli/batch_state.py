@@ -36,7 +36,7 @@ class Outcome:
     rows: int | None = None
     """The number of these rows."""
     unchanged: bool = False
-    """Whether it existed before this run, which then changed nothing."""
+    """True if it existed before this run, which then changed nothing."""
 
     @property
     def done(self) -> bool:

@@ -24,7 +24,7 @@ from hmi.model.checked import file_sha256
 from hmi.training.headline import headline_name
 
 FIRST_POLL_S, LAST_POLL_S = 0.1, 2.0
-"""A job is looked at after the first time, then ever less often, up to the second."""
+"""Intervals at which a job is looked at: the first, and the longest, up to which they grow."""
 
 
 class Interrupted(HmiError):

@@ -19,7 +19,7 @@ from hmi.config.values import flag, from_text
 from hmi.errors import InvalidInput
 
 METAVARS: Final = {"bytes": "SIZE", "tokens": "TOKENS", "seconds": "SECONDS", "milliseconds": "MS"}
-"""How the help names a value, by its unit."""
+"""The help's name of a value, by its unit."""
 
 
 class _Setting(click.ParamType):  # type: ignore[type-arg]  # click 8.1 has no argument there

@@ -64,11 +64,11 @@ class Prediction(Answer):
     """False if the model says that it does not know; None if it has no threshold."""
     truncated: bool = False
     words: list[Word] | None = None
-    """With `returns=["words"]`."""
+    """The words of the text, for calls with `returns=["words"]`."""
     model: str = ""
     version: int = 0
     answer_id: str = ""
-    """With `index` it names this answer when its right label is sent later."""
+    """The id by which, together with `index`, the right label of this answer can be sent later."""
     index: int = 0
 
 
@@ -118,7 +118,7 @@ class JobStatus(Answer):
 
     @property
     def done(self) -> bool:
-        """Whether the job has ended."""
+        """True once the job has ended."""
         return self.state in ENDED
 
 
@@ -127,7 +127,7 @@ class Tenant(Answer):
     created: str
     weight: float = 1.0
     limits: dict[str, float | None] = {}
-    """Its own limits, by name: None = the server's default holds, 0 = no limit."""
+    """The tenant's own limits, by name. None: the server's default holds. 0: there is no limit."""
     quota: dict[str, dict[str, float] | None] = {}
     """The limits that hold, and what is left of each; only of a single tenant."""
 

@@ -39,7 +39,7 @@ def parameters(options: InferOptions) -> dict[str, Any]:
 
 
 def is_one(inputs: Any) -> bool:
-    """Whether `inputs` is one input. A list or another iterable holds several."""
+    """Return whether `inputs` is one input. A list or another iterable holds several."""
     return isinstance(inputs, str | Mapping) or (
         isinstance(inputs, tuple) and len(inputs) == 2 and all(isinstance(text, str) for text in inputs)
     )
@@ -71,7 +71,7 @@ class Batch:
         return Batch(self.start, self.inputs[:middle]), Batch(self.start + middle, self.inputs[middle:])
 
     def may_halve(self, error: TooLarge) -> bool:
-        """Whether the server refused the number of inputs or the size of all, not a single input."""
+        """Return whether the server refused the number of inputs or the size of all, not a single input."""
         return len(self.inputs) > 1 and "[" not in str(error.details.get("field", ""))
 
     def placed(self, error: ApiError) -> ApiError:

@@ -29,7 +29,7 @@ class Call:
     headers: Mapping[str, str] = field(default_factory=dict)
     repeatable: bool = False
     form: bool = False
-    """Whether the body's fields are parts of their own beside the files, and not one part `spec`."""
+    """True if the body's fields are parts of their own beside the files, and not one part `spec`."""
 
     def payload(self, elapsed_s: float) -> bytes | None:
         """Return the JSON to send `elapsed_s` seconds after the call began; None without a body.
@@ -49,7 +49,7 @@ class Call:
 
     @property
     def fresh(self) -> bool:
-        """Whether it can be sent: an upload from an iterator can be read only once."""
+        """True if the call can be sent: an upload from an iterator can be read only once."""
         return all(upload.fresh for upload in self.uploads.values())
 
 

@@ -49,15 +49,15 @@ class Config:
     upload_timeout_s: float = 1800.0
     """The same for calls that send files."""
     attempts: int = 8
-    """How often a call is sent at most. 1 = never again."""
+    """The most times that a call is sent. With 1 it is never sent again."""
     concurrency: int = 4
     """Batches of one `infer` that are under way at a time."""
     batch: int = 256
     """The most inputs of one call that the client makes of a long list."""
     compress: Compression = "zstd"
-    """How files and rows are compressed while they are sent; None = not at all."""
+    """The compression of files and rows that are sent, or None to send them as they are."""
     reconnect_s: float = 600.0
-    """How long `Job.wait` tries to reach a server that does not answer."""
+    """The time for which `Job.wait` tries to reach a server that does not answer."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "url", checked_url(self.url).rstrip("/"))

@@ -37,7 +37,7 @@ class Attempts:
 
     @property
     def over(self) -> bool:
-        """Whether the time is up."""
+        """True once the time is up."""
         return self.clock() - self.began > self.budget_s
 
     @property

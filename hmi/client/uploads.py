@@ -37,7 +37,7 @@ class Upload:
     size: int | None
     """Bytes that will be sent; None if that is not known before."""
     again: bool
-    """Whether it can be opened more than once."""
+    """True if the upload can be opened more than once."""
     filename: str = ""
     opened: bool = field(default=False, init=False)
 

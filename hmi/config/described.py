@@ -1,4 +1,4 @@
-"""What each setting does, as the text under its field in `Settings` says it."""
+"""Descriptions of the settings: the texts under their fields in `Settings`."""
 
 from __future__ import annotations
 

@@ -176,7 +176,8 @@ class Settings:
     access_log: bool = False
     """Write one line to the log for each request: its method, route, status, time, bytes and key's id."""
     trace: str = "off"
-    """Where spans of requests and jobs go: `off`, or `otlp`, an OpenTelemetry collector, by OTLP over HTTP.
+    """The receiver of the spans of requests and jobs: `off` for none, or `otlp` for an OpenTelemetry
+    collector, by OTLP over HTTP.
     Needs the extra `otel`; the variables OTEL_EXPORTER_OTLP_ENDPOINT and so on name the collector."""
     trace_sample: float = 1.0
     """The fraction of requests that are traced, of those that do not bring a decision in `traceparent`."""

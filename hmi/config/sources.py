@@ -24,14 +24,15 @@ class Configuration:
 
     settings: Settings
     sources: Mapping[str, str]
-    """By setting: `flag --port`, `environment HMI_PORT`, `/etc/hmi.toml line 3` or `default`."""
+    """The source of each setting: `flag --port`, `environment HMI_PORT`, `/etc/hmi.toml line 3` or `default`.
+    """
     file: Path | None
     """The TOML file that was read; None: none was named."""
 
 
 @dataclass
 class Gathered:
-    """What the sources say, with every problem that they have."""
+    """The values that the sources give, with every problem that they have."""
 
     file: Path | None = None
     values: dict[str, Any] = field(default_factory=dict)

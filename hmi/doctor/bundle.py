@@ -18,7 +18,7 @@ from hmi.config.sources import Configuration
 from hmi.doctor.finding import Finding
 
 KEY = re.compile(r"hmi_[A-Za-z0-9_-]{20,}")
-"""The form of a key. None should be there; one that is gets removed."""
+"""The form of a key. A bundle should hold none; any that it holds is removed."""
 
 
 class Redactor:

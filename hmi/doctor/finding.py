@@ -13,14 +13,14 @@ Level = Literal["ok", "warning", "problem"]
 
 @dataclass(frozen=True)
 class Finding:
-    """What one check found."""
+    """The finding of one check."""
 
     check: str
     """The name of what was checked."""
     level: Level
     """`problem`: it does not work, or will not for long. `warning`: it works, and may surprise."""
     text: str
-    """What is so, and for warnings and problems what to do about it."""
+    """A description of the state, and for warnings and problems the cure."""
 
 
 def ok(check: str, text: str) -> Finding:

@@ -144,7 +144,9 @@ def _keys(manager: Manager) -> Iterator[Finding]:
 
 
 def _executors(manager: Manager, layout: Layout) -> Iterator[Finding]:
-    """Whether each root's executors were measured on this machine, and which numbers they multiply."""
+    """Yield for each root whether its executors were measured on this machine, and the numbers that they
+    multiply.
+    """
     from hmi.execution.machine import fingerprint
     from hmi.stores.profiles import Profiles
 

@@ -53,7 +53,9 @@ def _packages() -> Iterator[Finding]:
 
 
 def _unmet(requirement: str) -> str | None:
-    """Why a requirement such as `torch>=2.6` is not met; None if it is. Only lower bounds are compared."""
+    """Return why a requirement such as `torch>=2.6` is not met, or None if it is. Only lower bounds are
+    compared.
+    """
     found = re.match(r"([\w.-]+)(?:\[[^\]]*\])?\s*(.*)", requirement.strip())
     assert found is not None
     try:
@@ -82,7 +84,7 @@ def _processor() -> Iterator[Finding]:
 
 
 def _gpu() -> Finding:
-    """Whether a GPU and a torch that can use it are there. torch itself is not loaded."""
+    """Check for a GPU and a torch that can use it. torch itself is not loaded."""
     devices = sorted(path.name for path in Path("/dev").glob("nvidia[0-9]*"))
     try:
         torch = version("torch")

@@ -65,7 +65,7 @@ class Partial:
     confidence: float | None = None
     """Of the ramp that answered the text; None if none did."""
     similarities: dict[int, float] = field(default_factory=dict)
-    """How similar each window is to the model's own texts, if the model has a threshold for this."""
+    """The similarity of each window to the model's own texts, if the model has a threshold for this."""
     batches: set[Times] = field(default_factory=set)
     """The times of each batch that a window was in."""
 

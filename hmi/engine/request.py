@@ -33,12 +33,14 @@ class TextRequest:
     raw: bool = False
     """True if the head's outputs are wanted, too (`Answer.outputs`)."""
     normalise: bool | None = None
-    """Of an embedding: whether to scale it to length 1. None: by the root's convention."""
+    """Embeddings are scaled to length 1 if true, and left as they are if false. With None the root's
+    convention holds.
+    """
     provenance: bool = False
     words: bool = False
     """True if the answer is to say which n-grams answered each word."""
     aggregation: Aggregation = "simple"
-    """How the tags of a text that is not split into words become entities."""
+    """The rule by which tags become entities, for texts that the caller has not split into words."""
     deadline: float | None = None
     priority: Priority = "normal"
     """The text's order among its own tenant's waiting texts. Other tenants' turns do not depend on it."""
@@ -136,12 +138,15 @@ class Word:
 
     text: str
     start: int | None
-    """Where it begins in the caller's text, in Unicode code points. None: the caller gave a list of words."""
+    """The word's beginning in the caller's text, in Unicode code points; None if the caller gave a list of
+    words.
+    """
     end: int | None
     """The first code point after it."""
     orders: tuple[str, ...]
-    """What answered each of its tokens: trigram, bigram, unigram, …, miss, or `computed` if exact. (): the
-    model did not read it."""
+    """The n-gram that answered each of the word's tokens: trigram, bigram, unigram, …, miss, or `computed` if
+    exact. It is empty if the model did not read the word.
+    """
     pair: bool = False
     """True if it stands in the second text of a pair."""
 

@@ -39,7 +39,7 @@ def _add(found: Trace, items: Sequence[Item]) -> None:
 
 
 def _about(items: Sequence[Item]) -> dict[str, Value]:
-    """What texts of one batch have in common: their number, versions and the stages' decisions."""
+    """Return the attributes that a batch's texts share: their number, versions and the stages' decisions."""
     first = items[0]
     version = first.bundle.version
     about: dict[str, Value] = {

@@ -30,14 +30,16 @@ def words_of(item: Item) -> list[Word]:
 
 
 def _spans(item: Item, text: str) -> Mapping[int, tuple[int, int]]:
-    """Where each word stands: a tagging model's words, or those of the tokenizer."""
+    """Return the place of each word: a tagging model's words, or those of the tokenizer."""
     if item.split is not None:
         return dict(enumerate(item.split.spans))
     return item.bundle.root.tokenizer.word_spans(text, reach(item.bundle.version.max_length))
 
 
 def _orders(item: Item) -> dict[Place, tuple[str, ...]]:
-    """What answered each token of each word, in the window where the word is farthest from both ends."""
+    """Return the n-gram that answered each token of each word, in the window where the word is farthest from
+    both ends.
+    """
     best: dict[Place, tuple[int, tuple[str, ...]]] = {}
     for index, window in enumerate(item.windows):
         for place, tokens in _places(window.types, window.words).items():
@@ -57,6 +59,6 @@ def _places(types: Sequence[int], words: Sequence[int | None]) -> dict[Place, li
 
 
 def _name(item: Item, window: int, token: int) -> str:
-    """What answered a token. Without a look-up, its state was computed."""
+    """Return the name of the n-gram that answered a token. Without a look-up, its state was computed."""
     orders = item.partial.orders.get(window)
     return "computed" if orders is None else ORDER_NAMES[int(orders[token])]

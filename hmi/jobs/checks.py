@@ -36,7 +36,7 @@ CHECKED_BYTES = 4 << 20
 SAMPLE = 3
 """A check shows this many of the rows that it has read."""
 SAMPLE_CHARACTERS, SAMPLE_WORDS = 400, 60
-"""It cuts a text to this length, and a list of words to this number."""
+"""A sample's text is cut to this many characters, and its list of words to this many words."""
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,7 @@ class FineTuneSpec(Spec):
     version: int | None = None
     """ramps, tokens: the version that gets them."""
     asked: dict[str, Any] = Field(default_factory=dict)
-    """What the caller asked for in the words of its protocol, for answers about the job."""
+    """The caller's request in the words of its protocol, for answers about the job."""
     prompts: bool = True
     """tokens: whether prompts are trained; otherwise those that the version has are profiled."""
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 Aggregation = Literal["none", "simple", "first", "average", "max"]
-"""How the tags of words become entities, as in transformers' pipelines (`hmi.model.entities`)."""
+"""The rule by which tags of words become entities, as in transformers' pipelines (`hmi.model.entities`)."""
 AGGREGATIONS: tuple[Aggregation, ...] = get_args(Aggregation)
 
 
@@ -50,7 +50,9 @@ class Answer:
     """The head's outputs in the order of the model's labels, before any softmax or sigmoid. None unless the
     request wants them, and for tagging and embedding."""
     entities: list[Entity] | None = None
-    """Of tagging, for a text that the caller has not split into words: its entities, in their order."""
+    """The entities of a text in their order, for tagging models and texts that the caller has not split into
+    words.
+    """
     known: bool | None = None
     """False if the model says that it does not know: the text is unlike its training rows. None: the model
     has no threshold for this."""

@@ -1,4 +1,4 @@
-"""Whether a text is like a model's own texts: the rule by which a model says that it does not know.
+"""The rule by which a model says that it does not know: a text is unlike the model's own texts.
 
 A text's vector is the mean of the rows that the PLOT gives for its tokens, so it is there before any upper
 layer runs, and no execution stage changes it. A model keeps the mean vector of the rows of each label, or of

@@ -64,7 +64,7 @@ class SplitText:
     """The words of a text, and their places in it."""
 
     words: list[str]
-    """As the model reads them: the text of their spans, but for words that rows write otherwise."""
+    """The words as the model reads them: the text of their spans, but for words that rows write otherwise."""
     spans: list[Span]
 
     def upto(self, count: int) -> SplitText:

@@ -155,7 +155,7 @@ class Tokenizer:
         return all(sides.count(i) >= max_length + self._beginnings.margin for i in cut)
 
     def word_spans(self, text: str, max_length: int) -> dict[int, tuple[int, int]]:
-        """Where each word of a text stands: its start and its end, exclusive, in Unicode code points.
+        """Return the place of each word of a text: its start and its end, exclusive, in Unicode code points.
 
         Words have the indices of `Encoded.words`. Those that begin far beyond the first `max_length` tokens
         are left out, so the cost depends on the tokens kept.

@@ -17,7 +17,7 @@ _FILE_ID = re.compile(r"file-[a-z0-9]{1,40}")
 
 @dataclass(frozen=True)
 class FileLimits:
-    """What the files of one tenant may amount to."""
+    """The limits on the files of one tenant."""
 
     files: int
     bytes: int

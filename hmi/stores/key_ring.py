@@ -25,7 +25,7 @@ class KeyRing:
     def __init__(self, database: RegistryDatabase, table: Table) -> None:
         self._database, self._table = database, table
         self._used: dict[str, float] = {}
-        """When keys were used since the last `store_used`, in seconds since 1970."""
+        """The last use of each key since the last `store_used`, in seconds since 1970."""
         self._storing = threading.Lock()
 
     def rotate(
@@ -54,7 +54,7 @@ class KeyRing:
         self._used[key_id] = time.time()
 
     def last_used(self, keys: Sequence[KeyRecord]) -> dict[str, str]:
-        """When keys were last used, by id: to the hour, or to the second since the last `store_used`."""
+        """Return the last use of keys, by id: to the hour, or to the second since the last `store_used`."""
         stored = self._database.read(lambda t: key_table.used_at(t, [key.key_id for key in keys]))
         lately = {k.key_id: _text(at) for k in keys if (at := self._used.get(k.key_id)) is not None}
         return {**stored, **lately}

@@ -105,7 +105,9 @@ def drop_expired(table: Table, txn: RegistryTxn, before: str) -> int:
 
 
 def used_at(txn: RegistryTxn, key_ids: Iterable[str]) -> dict[str, str]:
-    """When these keys were last used, as `put_used` has stored it. Keys that were never used are left out."""
+    """Return the last use of these keys, by id, as `put_used` has stored it. Keys that were never used are
+    left out.
+    """
     with suppress(Damaged):
         found = ((key_id, txn.get(KEY_USED + key_id)) for key_id in key_ids)
         return {key_id: at.decode() for key_id, at in found if at is not None}

@@ -12,7 +12,7 @@ from hmi.tenancy import NO_LIMITS
 
 
 class Rooms:
-    """What tenants may store, and do store. Thread-safe."""
+    """The limits on what tenants store, and what they do store. Thread-safe."""
 
     def __init__(self, database: RegistryDatabase, table: Table, defaults: Limits) -> None:
         self._database, self._table, self._defaults = database, table, defaults
@@ -28,7 +28,7 @@ class Rooms:
         return get_tenant(self._table, txn, tenant).limits.over(self._defaults)
 
     def stored(self, tenant: str) -> Stored:
-        """What a tenant stores. Raises NotFound."""
+        """Return the models and bytes that a tenant stores. Raises NotFound."""
 
         def body(txn: RegistryTxn) -> Stored:
             get_tenant(self._table, txn, tenant)

@@ -1,4 +1,4 @@
-"""What a tenant stores beside its limits: the number of its models, and their bytes.
+"""Checks of what a tenant stores against its limits: the number of its models, and their bytes.
 
 All checks run in the transaction of the change, so that changes at once cannot exceed a limit together.
 """
@@ -21,7 +21,7 @@ NEW = ("create", "import")
 
 @dataclass(frozen=True)
 class Stored:
-    """What a tenant stores."""
+    """The number of a tenant's models, and their bytes."""
 
     models: int
     model_bytes: int

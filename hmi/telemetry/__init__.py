@@ -1,1 +1,1 @@
-"""What a server tells its operator beside metrics: log lines and spans, with their request."""
+"""Log lines and spans, which tell a server's operator, beside the metrics, what each request did."""

@@ -34,7 +34,7 @@ except ImportError as missing:
 CLOSE_S = 3.0
 """Longest wait for the last spans when the server stops."""
 COMPLAIN_S = 60.0
-"""At most one line in this time says that spans cannot be sent."""
+"""Least time between two log lines that say that spans cannot be sent."""
 _W3C = TraceContextTextMapPropagator()
 
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from hmi.model.calibration import Floats, calibration_error, fit_labels, fit_odds, probabilities
 
 ENOUGH_ENTITIES = 20
-"""With fewer entities their scores are not calibrated apart from those of words."""
+"""Entities' scores are calibrated apart from those of words if there are at least this many entities."""
 
 
 @dataclass(frozen=True)

@@ -28,14 +28,14 @@ from plot_store import Reader
 FOLDS = 10
 """Parts of the rows. Each is compared with the means of the others."""
 ENOUGH = 40
-"""With fewer rows there is no threshold."""
+"""The fewest rows from which a threshold is made."""
 AT_ONCE = 256
 """Windows that are looked up together."""
 
 
 @dataclass(frozen=True)
 class Known:
-    """What a version keeps to tell its own texts from others. Empty if the rows are too few."""
+    """The record by which a version tells its own texts from others. Empty if the rows are too few."""
 
     tensors: dict[str, Tensor]
     """`means`, fp16 [labels, dim]."""

@@ -1,4 +1,4 @@
-"""What the client sends again and what it does not, against a server that refuses, breaks off and is slow."""
+"""The client's repetition of calls, against a server that refuses, breaks off and is slow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a program uses the client, for mypy: `test_types.py` checks it. It is not run."""
+"""A program that uses the client, for mypy: `test_types.py` checks it. It is not run."""
 
 from __future__ import annotations
 

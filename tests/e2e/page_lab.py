@@ -37,7 +37,7 @@ def found_browser() -> str:
 
 @dataclass
 class Sight:
-    """What a page did: its messages, and where its requests went."""
+    """The record of what a page did: its messages, and the addresses of its requests."""
 
     page: Any
     url: str
@@ -50,7 +50,7 @@ class Sight:
         self.page.wait_for_function(SHOWN, arg=place)
 
     def quiet(self) -> bool:
-        """Whether nothing was reported as an error, and every request went to the server."""
+        """Return whether nothing was reported as an error, and every request went to the server."""
         return self.messages == [] and self.hosts <= {urlsplit(self.url).netloc}
 
     def tab_to(self, name: str, most: int = 60) -> None:

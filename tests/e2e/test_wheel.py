@@ -114,7 +114,7 @@ def _ready(url: str) -> bool:
 
 
 def run(command: list[str], cwd: Path = REPO) -> str:
-    """What a command prints. It must succeed."""
+    """Run a command, which must succeed, and return what it prints."""
     done = subprocess.run(
         command, cwd=cwd, env=environment(), capture_output=True, text=True, timeout=600, check=False
     )

@@ -1,4 +1,4 @@
-"""What a model keeps of its own texts: means, similarities, the threshold at a share; and Platt's scaling."""
+"""A model's record of its own texts: means, similarities, the threshold at a share; and Platt's scaling."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_no_threshold_without_figures_or_share() -> None:
 
 
 def test_entities_scores_are_calibrated_for_themselves() -> None:
-    """Of 2,000 entities whose scores say much more than they should."""
+    """The scores of 2,000 entities say much more than they should."""
     rng = np.random.default_rng(3)
     odds = rng.normal(3.0, 1.5, 2000)
     right = rng.random(2000) < 1 / (1 + np.exp(-(0.5 * odds - 1.0)))

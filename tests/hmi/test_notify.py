@@ -1,4 +1,4 @@
-"""What the server tells systemd, on a real socket."""
+"""The server's messages to systemd, on a real socket."""
 
 from __future__ import annotations
 

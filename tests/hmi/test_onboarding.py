@@ -88,7 +88,7 @@ def test_a_killed_run_continues_and_a_further_one_changes_nothing(
 
 
 def hmi_notes(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """What a command that succeeds tells on stderr."""
+    """Run a command, which must succeed, and return what it writes to stderr."""
     from hmi.cli import main
 
     with pytest.raises(SystemExit) as caught:

@@ -12,7 +12,7 @@ from hmi.record import time_text
 from hmi.stores.audit.reading import Line, read_page
 
 HIDDEN = ("key", "address", "forwarded")
-"""What a tenant does not see of lines about it that others have caused."""
+"""Fields that a tenant does not see in lines about it that others have caused."""
 
 
 async def list_audit(call: Call) -> Reply:
@@ -41,7 +41,9 @@ def _since(query: AuditQuery) -> str | None:
 
 
 def _shown(line: Line, own: str | None) -> Line:
-    """The line as a tenant may see it. own: None: as an administrator."""
+    """Return the line as its reader may see it. own: the key ids of the tenant that reads; None for an
+    administrator.
+    """
     if own is None or line.get("who") == own:
         return line
     return {name: value for name, value in line.items() if name not in HIDDEN}

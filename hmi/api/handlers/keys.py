@@ -129,5 +129,5 @@ def _rotated(stored: KeyRecord, key: str, rotated: dict[str, Any]) -> Reply:
 
 
 def _kept(stored: KeyRecord) -> dict[str, Any]:
-    """What an Idempotency-Key keeps of a new key."""
+    """Return what an Idempotency-Key keeps of a new key: never its secret."""
     return stored.model_dump(mode="json", include={"tenant", "key_id", "scopes", "expires", "label"})

@@ -43,10 +43,10 @@ class Where:
     path: Mapping[str, str] = field(default_factory=dict)
     """The parameters in the path."""
     headers: Mapping[str, str] = field(default_factory=dict)
-    """By name in lower case."""
+    """The headers, by name in lower case."""
     query: Mapping[str, str] = field(default_factory=dict)
     models: Models | None = None
-    """What the caller may know of models. None while a body is read, and in tests."""
+    """The models that the caller may know of. None while a body is read, and in tests."""
 
 
 class BodyReader(Protocol):
@@ -77,7 +77,7 @@ class RawBody:
     media: tuple[str, ...]
     """The media types that are accepted. UNNAMED accepts a body without a Content-Type, too."""
     read: Callable[[bytes, Where, BodyReader], Any]
-    """From the decompressed bytes to the body that `decode` or a handler gets. A large body is read in a
+    """Turns the decompressed bytes into the body that `decode` or a handler gets. A large body is read in a
     thread, so this function must not touch shared state."""
 
 
@@ -103,10 +103,11 @@ class Endpoint:
     answer: Any
     """The type of a JSON answer: a pydantic model or a list of them. None: it is always a `Raw`."""
     decode: Callable[[Any, Where], list[Ask]]
-    """From the body to asks. It runs on the event loop, so it must be quick. `Ask.inputs` should create each
+    """Turns the body into asks. It runs on the event loop, so it must be quick. `Ask.inputs` should create
+    each
     input only when it is iterated."""
     encode: Callable[[Sequence[AskResult], Any, Where], Any]
-    """From the results, in the order of the asks, to an instance of `answer`, or to a `Raw`. It also gets the
+    """Turns the results, in the order of the asks, into an instance of `answer` or a `Raw`. It also gets the
     arguments of `decode`. Large results are encoded in a thread."""
     inputs_field: str
     """The field that an error names if there are too many inputs."""
@@ -114,7 +115,7 @@ class Endpoint:
     """The number of members of JSON objects that a body was parsed from. With it, a large body need not
     be parsed a second time to find out whether it gives a name twice; None always parses it again."""
     raw: RawBody | None = None
-    """How to read the body if it is not simply JSON. `body` then only documents its JSON form."""
+    """The reader of a body that is not simply JSON. `body` then only documents its JSON form."""
     headers: Mapping[str, str] = field(default_factory=dict)
     """Headers that choose what the call does, each with its description."""
     raw_answer: str | None = None

@@ -23,9 +23,9 @@ class TextInputs:
     field: str
     """The caller's name of the list."""
     listed: bool = True
-    """Whether the caller sent a list. A text that stands alone has no index in its name."""
+    """True if the caller sent a list. A text that stands alone has no index in its name."""
     pair_names: tuple[str, str] = ("[0]", "[1]")
-    """How the caller names the texts of a pair, after the name of the pair."""
+    """The names of a pair's two texts, which follow the name of the pair."""
 
     def __len__(self) -> int:
         return len(self.texts)

@@ -1,4 +1,6 @@
-"""What protocols make of results: labels in order, similarities, and refusals of what a result shows."""
+"""Steps from results to answers that protocols share: labels in order, similarities, refusals of what a
+result shows.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from hmi.engine import TextResult
 from hmi.errors import InvalidInput, TooLarge
 
 Transform = Literal["softmax", "sigmoid", "none"]
-"""What makes scores of a head's outputs."""
+"""The function that makes scores of a head's outputs."""
 LABELLED: tuple[Task, ...] = ("classification", "pair", "multilabel", "regression")
 """The tasks whose answers are labels or a number."""
 VALUE = "value"

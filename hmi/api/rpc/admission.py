@@ -1,4 +1,4 @@
-"""What a call over gRPC passes: admission, key, the receipt of its messages, and the answer to its errors."""
+"""The way of a call over gRPC: admission, key, the receipt of its messages, and the answer to its errors."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ log = logging.getLogger("hmi.api")
 RECEIVING = 8
 """Messages of one caller that are received at a time. Others wait in the client, by HTTP/2's flow control."""
 STALL_S = 5.0
-"""At shutdown, a call's message that is not there after this long is given up."""
+"""While the server stops, it waits this long for the rest of a call's message."""
 REQUEST_ID = "x-request-id"
 _SAFE_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 Messages = AsyncIterator[bytes]

@@ -21,7 +21,7 @@ from hmi.errors import Conflict
 
 log = logging.getLogger("hmi.api")
 LEAVE_S = 2.0
-"""How long clients have at the end to read their answers."""
+"""Time that clients have at the end to read their answers."""
 MOST_CALLS = 256
 """Most calls at once on one connection."""
 

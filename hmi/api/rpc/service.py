@@ -36,7 +36,7 @@ class Described:
     response: str
     scope: Scope | None
     answer: Answer
-    """From the request to the response, as its JSON form."""
+    """Turns the request into the JSON form of the response."""
 
 
 def handlers(services: Services, gate: Gate) -> grpc.GenericRpcHandler:
@@ -148,7 +148,7 @@ async def _model_ready(call: RpcCall, request: Any) -> dict[str, Any]:
 
 
 def _is(check: Callable[[], None]) -> bool:
-    """Whether a check does not raise Unavailable."""
+    """Return whether a check passes, that is, does not raise Unavailable."""
     try:
         check()
     except Unavailable:

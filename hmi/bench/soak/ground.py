@@ -27,7 +27,7 @@ class Standing:
     """The versions of one model that may answer now."""
 
     may: set[int] = field(default_factory=lambda: {VARIANTS})
-    """More than one while a change is under way."""
+    """The versions that may answer. There are several while a change is under way."""
     change: int = 0
     """Counts the changes, so that a call knows whether one came between."""
 
@@ -49,7 +49,7 @@ class Soil:
         return self.home.key(model)
 
     def fault(self, model: int, may: set[int], texts: Sequence[int], answer: dict[str, object]) -> str | None:
-        """Return what is wrong with an answer; None: nothing. may: the versions that may have answered."""
+        """Return the fault of an answer, or None if it is right. may: the versions that may have answered."""
         version, outputs = answer["version"], answer["outputs"]
         assert isinstance(version, int)
         assert isinstance(outputs, list)

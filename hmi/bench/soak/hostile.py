@@ -23,7 +23,7 @@ PAUSE_S = 1.0
 
 @asynccontextmanager
 async def hostile(http: Http, plan: Plan, seen: Seen, texts: list[str]) -> AsyncIterator[None]:
-    """Let these clients at the server while the context is open. Tenant 0 is theirs."""
+    """Context manager: hostile clients call the server while the block runs. They use tenant 0."""
     draw = random.Random(plan.seed)
     body = json.dumps(asking(texts[:4])).encode()
     works = (

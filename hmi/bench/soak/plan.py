@@ -32,7 +32,7 @@ class Plan:
 
 @dataclass
 class Seen:
-    """What the clients saw."""
+    """The counts and times that the clients saw."""
 
     answers: int = 0
     """Checked texts."""
@@ -46,6 +46,6 @@ class Seen:
     hostile: Counter[str] = field(default_factory=Counter)
     """Calls of clients that are slow, gone or flooding, by how they ended."""
     late: list[tuple[float, float]] = field(default_factory=list)
-    """For each call its beginning in `time.monotonic()`, and its milliseconds."""
+    """The beginning of each call in `time.monotonic()`, and its milliseconds."""
     memory: list[tuple[float, int]] = field(default_factory=list)
     """The server's own memory in bytes, with the time."""

@@ -69,7 +69,7 @@ class AsyncClient:
         return await self.session.send(call)
 
     async def ready(self) -> bool:
-        """Whether the server takes requests now."""
+        """Return whether the server takes requests now."""
         try:
             await self.session.text("/readyz")
         except Unavailable:

@@ -1,4 +1,5 @@
-"""What the asynchronous client does in its own way: connections, waits, streams, several calls at a time.
+"""The parts of the asynchronous client that differ from the synchronous one: connections, waits, streams,
+several calls at a time.
 
 `hmi.client.sync.io` has the same names for threads. All else is written once: see `scripts/sync_client.py`.
 """

@@ -70,7 +70,7 @@ class Client:
         return self.session.send(call)
 
     def ready(self) -> bool:
-        """Whether the server takes requests now."""
+        """Return whether the server takes requests now."""
         try:
             self.session.text("/readyz")
         except Unavailable:

@@ -1,4 +1,6 @@
-"""What the synchronous client does in its own way: connections, waits, streams, several calls at a time."""
+"""The parts of the synchronous client that differ from the asynchronous one: connections, waits, streams,
+several calls at a time.
+"""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from hmi.jobs.runtime.folders import JobFolder
 
 log = logging.getLogger("hmi.jobs")
 MANY = 2
-"""With so many jobs in the queue, a template is started for them."""
+"""A template is started when this many jobs wait in the queue."""
 IDLE_S = 60.0
 """A template that has started nothing for this long is ended, since it holds some 200 MB."""
 LINUX = sys.platform.startswith("linux")

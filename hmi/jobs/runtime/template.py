@@ -79,7 +79,7 @@ class Template:
         self._job_of[process] = job
 
     def _become(self, job: str, log: str, template: int) -> NoReturn:
-        """In a fork: run the job and end."""
+        """Run the job in this process, a fork of the template, and end the process."""
         code = 1
         try:
             ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

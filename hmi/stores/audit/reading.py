@@ -22,9 +22,9 @@ class Page:
 
     lines: list[Line]
     position: str | None
-    """Where to read on, after the last line that was read; None: the log is empty."""
+    """The position to read on from, after the last line that was read; None if the log is empty."""
     more: bool
-    """Whether there are more lines to read now."""
+    """True if there are more lines to read now."""
 
 
 def read_page(

@@ -14,7 +14,7 @@ MOST_FAULTS = 100
 
 @dataclass
 class Report:
-    """What a check has found."""
+    """The findings of a check."""
 
     lines: int = 0
     first: int = 0
@@ -25,7 +25,7 @@ class Report:
     faults: list[str] = field(default_factory=list)
     """Signs of tampering or damage, a sentence each."""
     notes: list[str] = field(default_factory=list)
-    """What is no fault, such as a line that a killed process has left torn."""
+    """Remarks that are no faults, such as a line that a killed process has left torn."""
 
 
 class _Check:

@@ -1,4 +1,4 @@
-"""From bodies of Hugging Face's inference API to asks, and from results to its answers."""
+"""Turns bodies of Hugging Face's inference API into asks, and results into its answers."""
 
 from __future__ import annotations
 

@@ -39,5 +39,5 @@ HUGGINGFACE = HuggingFace()
 
 
 def from_hub_client(headers: Mapping[str, str]) -> bool:
-    """Whether a request comes from huggingface_hub, which names itself in every request."""
+    """Return whether a request comes from huggingface_hub, which names itself in every request."""
     return "hf_hub/" in headers.get("User-Agent", "")

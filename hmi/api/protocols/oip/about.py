@@ -1,4 +1,4 @@
-"""What the protocol's calls tell of a model: its inputs and outputs, and its configuration."""
+"""Descriptions of a model for the protocol's calls: its inputs and outputs, and its configuration."""
 
 from __future__ import annotations
 
@@ -40,11 +40,13 @@ class Port:
     optional: bool = False
 
     def metadata(self) -> dict[str, Any]:
-        """It as the protocol's metadata has it."""
+        """Return the tensor as the protocol's metadata describes it."""
         return {"name": self.name, "datatype": self.datatype, "shape": list(self.shape)}
 
     def config(self) -> dict[str, Any]:
-        """It as Triton's configuration has it, but for `optional`, which only inputs have."""
+        """Return the tensor as Triton's configuration describes it, but for `optional`, which only inputs
+        have.
+        """
         return {"name": self.name, "data_type": _TRITON[self.datatype], "dims": list(self.shape)}
 
 

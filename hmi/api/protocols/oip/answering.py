@@ -1,4 +1,4 @@
-"""From results to output tensors."""
+"""Turns results into output tensors."""
 
 from __future__ import annotations
 
@@ -85,4 +85,4 @@ _MAKERS: dict[str, Callable[[str, Results], Output]] = {
     "KNOWN": _flags(lambda each: each.known is not False),
     "TRUNCATED": _flags(lambda each: each.truncated),
 }
-"""How each output is made of the results."""
+"""The function that makes each output of the results, by name."""

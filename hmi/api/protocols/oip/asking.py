@@ -1,4 +1,4 @@
-"""From the tensors and parameters of a request to an ask."""
+"""Turns the tensors and parameters of a request into an ask."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Rows:
     texts: Sequence[str | list[str]]
     """Texts, or the words of each text."""
     pairs: Sequence[str] | None = None
-    """The second texts; None: there are none."""
+    """The second texts, or None if the rows are no pairs."""
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -48,7 +48,7 @@ class Asked:
     rows: Rows
     options: Options
     outputs: tuple[str, ...]
-    """The names of the outputs that the caller wants; (): all."""
+    """The names of the outputs that the caller wants; all outputs if it is empty."""
     id: str
     """The caller's name of the request; "" if it has none."""
 

@@ -38,7 +38,7 @@ class HttpAsked(Asked):
     """A request over HTTP."""
 
     binary: Callable[[str], bool]
-    """Whether the output of a name is sent as bytes."""
+    """Tells whether the output of a name is sent as bytes."""
 
 
 def read(data: bytes, where: Where, reader: BodyReader) -> HttpAsked:
@@ -158,7 +158,9 @@ def _check_output(output: RequestedOutput, i: int) -> None:
 
 
 def _binary(body: InferRequest) -> Callable[[str], bool]:
-    """Which outputs are sent as bytes: as each requested output says, else as the whole request says."""
+    """Return the choice of outputs that are sent as bytes: as each requested output says, else as the request
+    says.
+    """
     otherwise = body.parameters.binary_data_output
     said = {output.name: output.parameters.binary_data for output in body.outputs}
     wanted = {name: otherwise if each is None else each for name, each in said.items()}

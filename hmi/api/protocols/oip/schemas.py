@@ -82,7 +82,7 @@ class Options(Parameters):
 
     @property
     def deadline(self) -> float | None:
-        """The deadline in ms; None: there is none."""
+        """Return the deadline in ms, or None if there is none."""
         if self.deadline_ms is None and self.timeout:
             return min(self.timeout / 1000, LONGEST_MS)
         return self.deadline_ms

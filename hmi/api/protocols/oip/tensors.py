@@ -25,7 +25,7 @@ class Texts:
     name: str
     shape: tuple[int, ...]
     texts: Sequence[str]
-    """Row by row; as many as the shape says."""
+    """The elements row by row, as many as the shape says."""
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ Metadata = dict[
 
 
 class Hyperparameters(Request):
-    """How to train. `auto`: HMI chooses by task and rows."""
+    """The settings of the training. With `auto` HMI chooses by task and rows."""
 
     n_epochs: Auto | Annotated[int, Field(ge=1, le=200)] = "auto"
     batch_size: Auto | Annotated[int, Field(ge=1, le=256)] = "auto"
@@ -165,7 +165,7 @@ class CheckpointList(Answer):
 
 
 def is_fine_tuning(job: JobRecord) -> bool:
-    """Whether a job trains a model from rows, however it was started."""
+    """Return whether a job trains a model from rows, however it was started."""
     return job.kind == "fine_tune" and job.spec.get("mode") in ("create", "update")
 
 
@@ -200,7 +200,7 @@ def job_of(job: JobRecord, progress: Progress) -> FineTuningJob:
 
 
 def events_of(job: JobRecord, progress: Progress) -> list[FineTuningEvent]:
-    """What is known of a job's course, newest first. Of its progress only the last is known."""
+    """Return the events of a job, newest first. Only the last of its progress is known."""
     told: list[tuple[str, Literal["info", "warn", "error"], str, dict[str, Any]]] = [
         (job.created, "info", f"Created fine-tuning job: {job.job}", {})
     ]
@@ -252,7 +252,7 @@ def _failure(job: JobRecord) -> JobFailure | None:
 
 
 def _estimate(job: JobRecord, progress: Progress) -> int | None:
-    """When a job that runs will probably end, in seconds since 1970; None if nobody knows."""
+    """Return the probable end of a job that runs, in seconds since 1970; None if it is unknown."""
     if job.state != "running" or progress.eta_ms is None:
         return None
     return int(time.time() + progress.eta_ms / 1000)

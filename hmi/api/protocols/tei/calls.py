@@ -1,4 +1,4 @@
-"""From bodies of text-embeddings-inference to asks, and from results to its answers."""
+"""Turns bodies of text-embeddings-inference into asks, and results into its answers."""
 
 from __future__ import annotations
 

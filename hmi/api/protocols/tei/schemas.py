@@ -18,7 +18,7 @@ Direction = Annotated[Literal["Right", "Left"], BeforeValidator(_capital)]
 
 
 class Truncation(Request):
-    """What to do with inputs that are longer than what the model reads."""
+    """The treatment of inputs that are longer than what the model reads."""
 
     truncate: bool | None = Field(
         default=None, description="false: an input that is too long is refused with 413. Else its end is cut."
