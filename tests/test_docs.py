@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import ast
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
+
+from hmi.backup.contents import PARTS, How
 
 REPO = Path(__file__).resolve().parents[1]
 PAGES = sorted([REPO / "README.md", *(REPO / "docs").rglob("*.md")])
@@ -69,6 +72,28 @@ def test_the_walk_of_a_request_names_functions_that_exist() -> None:
     assert {"door", "inference", "engine", "queue", "running", "executor"} <= {
         Path(name).stem for name in files
     }
+
+
+def test_the_order_of_the_layers_is_the_one_that_is_checked() -> None:
+    project = tomllib.loads((REPO / "pyproject.toml").read_text(encoding="utf-8"))
+    contracts = {c["name"]: c for c in project["tool"]["importlinter"]["contracts"]}
+    layers = [
+        " | ".join(name.strip().removeprefix("hmi.") for name in layer.split("|"))
+        for layer in contracts["inside hmi"]["layers"]
+    ]
+    text = (REPO / "docs" / "architecture.md").read_text(encoding="utf-8")
+    assert f"inside `hmi`: `{' → '.join(layers)}`." in text
+
+
+def test_the_listing_of_the_data_folder_has_every_part() -> None:
+    text = (REPO / "docs" / "architecture.md").read_text(encoding="utf-8")
+    listing = text.split("```\nhmi-data/\n")[1].split("```")[0]
+    lines = [re.split(r"(?<=\w/) | {2,}", line.strip())[0] for line in listing.splitlines()]
+    parts = [[name.rstrip("/") for name in line.split(", ")] for line in lines]
+    assert sorted(name for names in parts for name in names) == sorted(PARTS)
+    left_out = [PARTS[name] is How.LEFT_OUT for names in parts[-3:] for name in names]
+    assert all(left_out)  # the sentence above the listing says so
+    assert len(left_out) == list(PARTS.values()).count(How.LEFT_OUT)
 
 
 def test_a_name_that_is_gone_would_be_found() -> None:
