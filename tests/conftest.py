@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -49,3 +50,17 @@ def tiny_root(tiny_source: Path, teacher: Encoder) -> Root:
         module.eval().requires_grad_(False)
     info = RootInfo("tiny", "v1", {"kind": "folder", "name": "tiny", "sha256": ""}, teacher.shape, 2, "")
     return Root(info, upper, bias, tokenizer, lower)
+
+
+@pytest.fixture
+def folder(
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    tiny_source: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> Path:
+    """A copy of `made_folder`: the root `tiny`, the tenant acme and its model acme.m."""
+    from tests.hmi.api_world import made_folder  # which loads aiohttp; most tests need no folder
+
+    made = made_folder(tmp_path_factory.getbasetemp(), tiny_source, capsys)
+    return Path(shutil.copytree(made, tmp_path / "d"))

@@ -9,7 +9,6 @@ import asyncio
 import json
 import os
 import random
-import shutil
 import signal
 import subprocess
 import time
@@ -23,7 +22,6 @@ import aiohttp
 import pytest
 
 from tests.e2e.ledger import ABSENT, Ledger, Refused
-from tests.hmi.api_world import made_folder
 from tests.hmi.server_lab import logged_server
 
 GONE = (Refused, aiohttp.ClientError, OSError, asyncio.TimeoutError)
@@ -217,14 +215,8 @@ async def rounds(
 
 
 @pytest.fixture
-def trial(
-    tmp_path: Path,
-    tmp_path_factory: pytest.TempPathFactory,
-    tiny_source: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> Trial:
-    made = made_folder(tmp_path_factory.getbasetemp(), tiny_source, capsys)
-    return Trial(shutil.copytree(made, tmp_path / "data"))
+def trial(folder: Path) -> Trial:
+    return Trial(folder)
 
 
 @pytest.mark.parametrize("way", [signal.SIGKILL, signal.SIGTERM], ids=lambda way: way.name)

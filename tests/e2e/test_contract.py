@@ -23,7 +23,7 @@ import pytest
 from hmi.cli.client import Client
 from hmi.errors import HmiError
 from tests.e2e.contract_checks import HIDDEN
-from tests.hmi.api_world import hmi, made_folder
+from tests.hmi.api_world import hmi
 from tests.hmi.server_lab import REPO, logged_server
 
 CASES = os.environ.get("HMI_CASES", "20")
@@ -53,24 +53,19 @@ class Place:
 
 @pytest.fixture
 def place(
-    tmp_path: Path,
-    tmp_path_factory: pytest.TempPathFactory,
-    tiny_source: Path,
-    capsys: pytest.CaptureFixture[str],
+    folder: Path, tmp_path_factory: pytest.TempPathFactory, capsys: pytest.CaptureFixture[str]
 ) -> Place:
-    base = tmp_path_factory.getbasetemp()
-    data = Path(shutil.copytree(made_folder(base, tiny_source, capsys), tmp_path / "data"))
-
     def key(*words: str) -> str:
-        return str(json.loads(hmi(capsys, *words, "--data", data, "--json"))["key"])
+        return str(json.loads(hmi(capsys, *words, "--data", folder, "--json"))["key"])
 
     keys = {"manage": key("key", "create", "acme"), "infer": key("key", "create", "acme", "--scope", "infer")}
-    hmi(capsys, "tenant", "create", HIDDEN, "--data", data)
+    hmi(capsys, "tenant", "create", HIDDEN, "--data", folder)
     options = ("--option", "epochs=1", "--option", "module.rank=2", "--option", "max_length=32")
-    made = ("model", "create", f"{HIDDEN}.{HIDDEN}-model", base / "rows", "--domain", "tiny")
-    hmi(capsys, *made, *options, "--data", data)
+    rows = tmp_path_factory.getbasetemp() / "rows"
+    made = ("model", "create", f"{HIDDEN}.{HIDDEN}-model", rows, "--domain", "tiny")
+    hmi(capsys, *made, *options, "--data", folder)
     keys["admin"] = key("key", "create", "--admin")
-    return Place(data, keys)
+    return Place(folder, keys)
 
 
 def drive(url: str, key: str, folder: Path, *more: str, checks: str = CHECKS) -> dict[str, Any]:

@@ -9,7 +9,6 @@ import asyncio
 import json
 import os
 import random
-import shutil
 from collections import Counter
 from contextlib import suppress
 from pathlib import Path
@@ -19,7 +18,6 @@ import pytest
 
 from hmi.resident import resident
 from tests.e2e.fuzz_seeds import READERS, Reader
-from tests.hmi.api_world import made_folder
 from tests.hmi.server_lab import logged_server
 
 INPUTS = int(os.environ.get("HMI_INPUTS", "100000"))
@@ -136,21 +134,10 @@ async def all_readers(data: Path, log: Path, count: int) -> None:
     assert "Traceback" not in log.read_text()
 
 
-@pytest.fixture
-def data(
-    tmp_path: Path,
-    tmp_path_factory: pytest.TempPathFactory,
-    tiny_source: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> Path:
-    made = made_folder(tmp_path_factory.getbasetemp(), tiny_source, capsys)
-    return Path(shutil.copytree(made, tmp_path / "data"))
-
-
-async def test_unsound_bodies(data: Path, tmp_path: Path) -> None:
-    await all_readers(data, tmp_path / "log", 200)
+async def test_unsound_bodies(folder: Path, tmp_path: Path) -> None:
+    await all_readers(folder, tmp_path / "log", 200)
 
 
 @pytest.mark.slow
-async def test_many_unsound_bodies(data: Path, tmp_path: Path) -> None:
-    await all_readers(data, tmp_path / "log", INPUTS)
+async def test_many_unsound_bodies(folder: Path, tmp_path: Path) -> None:
+    await all_readers(folder, tmp_path / "log", INPUTS)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +11,6 @@ from hmi.config import Settings
 from hmi.manager import Manager
 from hmi.model.tokenizer import Tokenizer
 from hmi.stores.registry import Registry
-from tests.hmi.api_world import made_folder
 from tests.hmi.registry_lab import add_tenant
 from tests.hmi.runner_lab import Lab
 from tests.tiny import write_tiny_mpnet
@@ -43,18 +41,6 @@ def lab(tmp_path: Path) -> Iterator[Lab]:
     for runner in opened.runners:
         runner.stop()
     opened.registry.close()
-
-
-@pytest.fixture
-def folder(
-    tmp_path: Path,
-    tmp_path_factory: pytest.TempPathFactory,
-    tiny_source: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> Path:
-    """A copy of `made_folder`: the root `tiny`, the tenant acme and its model acme.m."""
-    made = made_folder(tmp_path_factory.getbasetemp(), tiny_source, capsys)
-    return Path(shutil.copytree(made, tmp_path / "d"))
 
 
 @pytest.fixture(scope="module", params=["bert", "mpnet"])
