@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import sysconfig
@@ -16,7 +15,9 @@ from pathlib import Path
 import pytest
 
 import hmi
+from hmi.bench.floods.server import free_port
 from tests.e2e.conftest import Home
+from tests.hmi.api_world import is_ready
 from tests.waiting import wait_until
 
 REPO = Path(__file__).resolve().parents[2]
@@ -53,7 +54,7 @@ def test_the_wheel_has_every_file_of_the_packages(wheel: Path) -> None:
         about = archive.read(metadata).decode()
     assert found == expected
     assert f"\nVersion: {hmi.__version__}\n" in about
-    assert "/work/" not in about
+    assert str(REPO) not in about
 
 
 @pytest.mark.slow
@@ -68,15 +69,12 @@ def test_the_wheel_runs_beside_a_folder_of_its_name(wheel: Path, home: Home, tmp
         assert hmi.__version__ in run([*command, "--version"], cwd=elsewhere)
     code = "import hmi_kernels, hmi; print(hmi_kernels.__file__, hmi.__file__)"
     assert str(REPO) not in run([str(binaries / "python"), "-c", code], cwd=elsewhere)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     serve = [str(binaries / "hmi"), "serve", "--data", str(data), "--port", str(port)]
     server = subprocess.Popen(serve, cwd=elsewhere, env=environment())
     try:
         url = f"http://127.0.0.1:{port}"
-        wait_until(lambda: server.poll() is not None or is_open(port), 120)
-        wait_until(lambda: _ready(url) or server.poll() is not None, 600)  # it compiles first
+        wait_until(lambda: is_ready(url) or server.poll() is not None, 600)  # it compiles first
         with hmi.Client(url) as client:
             assert client.infer("acme.mood", "a good film").label in ("pos", "neg")
         server.send_signal(signal.SIGTERM)
@@ -101,16 +99,6 @@ def installed(wheel: Path, folder: Path) -> Path:
 
 def environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-
-
-def is_open(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
-
-
-def _ready(url: str) -> bool:
-    with hmi.Client(url, attempts=1) as client:
-        return client.ready()
 
 
 def run(command: list[str], cwd: Path = REPO) -> str:
