@@ -96,8 +96,13 @@ class LocalCalls:
         body: Any = None,
         files: Mapping[str, Path] | None = None,
         query: Mapping[str, str] | None = None,
+        once: str | None = None,
     ) -> Any:
-        """Make a call and return its JSON answer. `files`, by part name, are copied. Raises HmiError."""
+        """Make a call and return its JSON answer. `files`, by part name, are copied. Raises HmiError.
+
+        `once` is for servers. No answer can be lost between this process and its own data folder, so a
+        repeated call finds what the first one made.
+        """
         route, parameters = _match(method, path)
         call = Call(self.services, ADMINISTRATOR, parameters, time.monotonic())
         call.query = parse_query(route, query or {})

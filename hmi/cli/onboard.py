@@ -15,11 +15,11 @@ from hmi.cli.base import Command, as_json, pass_session
 from hmi.cli.batch import jobs_running, run_with_bar, summary
 from hmi.cli.batch_state import Outcome, State
 from hmi.cli.client import Client
-from hmi.cli.onboarding import Onboarding, OnFolder, Poster
+from hmi.cli.onboarding import Onboarding
 from hmi.cli.options import Whole, check_target
 from hmi.cli.output import print_json
 from hmi.cli.plans import read_onboarding
-from hmi.cli.session import Session
+from hmi.cli.session import Calls, Session
 from hmi.errors import InvalidInput
 
 FORMS = (".json", ".csv")
@@ -69,7 +69,7 @@ def onboard(
         _check_report(report)
     session.overrides["job_workers"] = parallel
     base = plan.resolve()
-    with _poster(session, patience) as calls:
+    with _calls(session, patience) as calls:
         entries = read_onboarding(plan)
         calls.request("GET", "/manage/roots")
         beside = [base.with_name(f"{base.name}.{what}.jsonl") for what in ("state", "keys")]
@@ -85,14 +85,14 @@ def onboard(
 
 
 @contextmanager
-def _poster(session: Session, patience: int) -> Iterator[Poster]:
+def _calls(session: Session, patience: int) -> Iterator[Calls]:
     """The calls to the server that the options name, or to the data folder, where jobs run meanwhile."""
     if session.url is not None:
         yield Client(session.url, session.key, patience_s=float(patience))
         return
     session.may_start_jobs()
     with session.calls() as calls, jobs_running(session, calls):
-        yield OnFolder(calls)
+        yield calls
 
 
 def _check_report(file: Path) -> None:

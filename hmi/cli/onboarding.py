@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from hmi.cli.batch_state import Outcome, State
 from hmi.cli.client import RemoteError
@@ -29,40 +29,6 @@ FIRST_POLL_S, LAST_POLL_S = 0.1, 2.0
 
 class Interrupted(HmiError):
     """Raised after Ctrl-C, when the end of a job is unknown."""
-
-
-class Poster(Protocol):
-    """The calls of docs/http.md, with an Idempotency-Key."""
-
-    def request(
-        self,
-        method: str,
-        path: str,
-        body: Any = None,
-        files: Mapping[str, Path] | None = None,
-        query: Mapping[str, str] | None = None,
-        once: str | None = None,
-    ) -> Any:
-        """Return the decoded JSON answer. Raises HmiError."""
-
-
-@dataclass(frozen=True)
-class OnFolder:
-    """Calls on a data folder. Nothing gets lost between this process and the folder, so `once` is not needed:
-    a repeated call finds what the first one made."""
-
-    calls: Calls
-
-    def request(
-        self,
-        method: str,
-        path: str,
-        body: Any = None,
-        files: Mapping[str, Path] | None = None,
-        query: Mapping[str, str] | None = None,
-        once: str | None = None,
-    ) -> Any:
-        return self.calls.request(method, path, body, files, query)
 
 
 @dataclass(frozen=True)
@@ -104,7 +70,7 @@ class Entry:
 class Onboarding:
     """Creates a plan's tenants, keys and models. `calls` are an administrator's."""
 
-    calls: Poster
+    calls: Calls
     state: State
     parallel: int = 4
     stop: threading.Event = field(default_factory=threading.Event)

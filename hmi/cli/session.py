@@ -30,8 +30,9 @@ class Calls(Protocol):
         body: Any = None,
         files: Mapping[str, Path] | None = None,
         query: Mapping[str, str] | None = None,
+        once: str | None = None,
     ) -> Any:
-        """Return the decoded JSON answer. Raises HmiError."""
+        """Return the decoded JSON answer. `once` is an Idempotency-Key. Raises HmiError."""
 
 
 def segment(name: str) -> str:

@@ -50,69 +50,77 @@ class Scripted:
     sent: list[Sent] = field(default_factory=list)
 
 
+class Handler(BaseHTTPRequestHandler):
+    """Answers by the script of its server."""
+
+    protocol_version = "HTTP/1.1"
+    server: ScriptedServer
+
+    def handle(self) -> None:
+        try:
+            super().handle()
+        except (ConnectionError, ValueError, ssl.SSLError):
+            self.close_connection = True  # the client is gone, or was cut off in a chunk
+
+    def _answer(self) -> None:
+        headers = {k.lower(): v for k, v in self.headers.items()}
+        said = self.server.said(Sent(self.command, self.path, headers, self._body()))
+        if said.status is None:
+            self.close_connection = True
+            return
+        raw = said.body if isinstance(said.body, bytes) else json.dumps(said.body).encode()
+        self.send_response(said.status)
+        self.send_header("Content-Length", str(len(raw) + (1000 if said.cut else 0)))
+        for name, value in said.headers.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(raw)
+        self.close_connection = self.close_connection or said.cut
+
+    do_GET = do_POST = do_PATCH = do_DELETE = _answer  # noqa: N815 (names of http.server)
+
+    def _body(self) -> bytes:
+        if self.headers.get("Transfer-Encoding") != "chunked":
+            return self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        pieces = []
+        while size := int(self.rfile.readline() or b"cut", 16):
+            pieces.append(self.rfile.read(size))
+            self.rfile.readline()
+        self.rfile.readline()
+        return b"".join(pieces)
+
+    def log_message(self, *values: Any) -> None:
+        pass
+
+
+class ScriptedServer(ThreadingHTTPServer):
+    """A server on a free port of loopback that keeps what it was sent."""
+
+    daemon_threads = True
+
+    def __init__(self, script: Script, tls: ssl.SSLContext | None) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        if tls is not None:  # the handshake is done in the handler's thread
+            self.socket = tls.wrap_socket(self.socket, server_side=True, do_handshake_on_connect=False)
+        self.seen = Scripted(f"http{'s' if tls else ''}://127.0.0.1:{self.server_port}")
+        self._script, self._lock = script, threading.Lock()
+
+    def said(self, request: Sent) -> Said:
+        """Return the script's answer to a request, which is kept."""
+        with self._lock:
+            at = len(self.seen.sent)
+            self.seen.sent.append(request)
+        return self._script(request, at)
+
+
 @contextmanager
 def scripted(script: Script, tls: ssl.SSLContext | None = None) -> Iterator[Scripted]:
     """Run a server that answers the n-th request (from 0) with script(request, n)."""
-    lock = threading.Lock()
-
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def handle(self) -> None:
-            try:
-                super().handle()
-            except (
-                ConnectionError,
-                ValueError,
-                ssl.SSLError,
-            ):  # the client is gone, or was cut off in a chunk
-                self.close_connection = True
-
-        def _answer(self) -> None:
-            request = Sent(
-                self.command, self.path, {k.lower(): v for k, v in self.headers.items()}, self._body()
-            )
-            with lock:
-                at = len(seen.sent)
-                seen.sent.append(request)
-            said = script(request, at)
-            if said.status is None:
-                self.close_connection = True
-                return
-            raw = said.body if isinstance(said.body, bytes) else json.dumps(said.body).encode()
-            self.send_response(said.status)
-            self.send_header("Content-Length", str(len(raw) + (1000 if said.cut else 0)))
-            for name, value in said.headers.items():
-                self.send_header(name, value)
-            self.end_headers()
-            self.wfile.write(raw)
-            self.close_connection = self.close_connection or said.cut
-
-        do_GET = do_POST = do_PATCH = do_DELETE = _answer  # noqa: N815 (names of http.server)
-
-        def _body(self) -> bytes:
-            if self.headers.get("Transfer-Encoding") != "chunked":
-                return self.rfile.read(int(self.headers.get("Content-Length", 0)))
-            pieces = []
-            while size := int(self.rfile.readline() or b"cut", 16):
-                pieces.append(self.rfile.read(size))
-                self.rfile.readline()
-            self.rfile.readline()
-            return b"".join(pieces)
-
-        def log_message(self, *values: Any) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    if tls is not None:
-        # The handshake is done in the handler's thread.
-        server.socket = tls.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
-    seen = Scripted(f"http{'s' if tls else ''}://127.0.0.1:{server.server_port}")
+    server = ScriptedServer(script, tls)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     try:
-        yield seen
+        yield server.seen
     finally:
         server.shutdown()
         thread.join()
