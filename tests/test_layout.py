@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
@@ -109,6 +110,13 @@ def test_the_makefile_has_its_targets() -> None:
     targets = set(re.findall(r"^([a-z]+):", text, re.MULTILINE))
     assert targets >= {"setup", "demo", "test", "check", "serve", "bench", "stress", "help"}
     assert re.search(r"^test: check", text, re.MULTILINE)
+
+
+def test_the_makefile_installs_extras_that_exist() -> None:
+    project = tomllib.loads((REPO / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = re.search(r"^EXTRAS := ([\w,]+)", (REPO / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    assert extras is not None
+    assert set(extras[1].split(",")) <= set(project["optional-dependencies"])
 
 
 def test_no_package_index_is_named() -> None:

@@ -65,7 +65,7 @@ def _options(settings: Settings) -> list[tuple[str, Any]]:
         ("grpc.max_send_message_length", -1),
         ("grpc.max_concurrent_streams", MOST_CALLS),
         ("grpc.max_connection_idle_ms", settings.idle_s * 1000),
-        # Of the files that the process may open, HTTP's connections may have half.
+        # HTTP's connections may have half of the files that the process may open.
         ("grpc.max_allowed_incoming_connections", max(1, most_connections(settings) // 2)),
         ("grpc.so_reuseport", 0),
     ]
