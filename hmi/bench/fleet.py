@@ -24,6 +24,7 @@ from hmi.core import JobRecord, ModelId, now
 from hmi.errors import InvalidInput, NotFound, Unavailable
 from hmi.jobs.runtime.child import environment
 from hmi.manager import Manager
+from hmi.resident import resident
 from hmi.stores import job_table
 from hmi.stores.layout import Layout, folder_bytes
 from hmi.stores.registry_database import RegistryDatabase
@@ -111,10 +112,11 @@ def start(data: Path) -> Start:
         alive_s, url = _wait(server, began, note, "healthz")
         ready_s, _ = _wait(server, began, note, "readyz")
         cpu_s = _cpu_s(server.pid)
-        resident, own = _resident(server.pid)
+        ready = resident(server.pid)
         first_ms = _ask(url)
         time.sleep(SETTLED_S)
-        return Start(alive_s, ready_s, cpu_s, resident, own, _resident(server.pid)[0], first_ms)
+        settled = resident(server.pid).all
+        return Start(alive_s, ready_s, cpu_s, ready.all, ready.anonymous, settled, first_ms)
     finally:
         server.terminate()
         server.wait()
@@ -162,10 +164,3 @@ def _ask(url: str) -> float:
 def _cpu_s(process: int) -> float:
     fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def _resident(process: int) -> tuple[int, int]:
-    """A process's resident memory, and how much of it is its own, in bytes."""
-    lines = dict(line.split(":", 1) for line in Path(f"/proc/{process}/status").read_text().splitlines())
-    whole, own = (int(lines[name].split()[0]) * 1024 for name in ("VmRSS", "RssAnon"))
-    return whole, own
