@@ -22,6 +22,8 @@ from hmi.tenancy import NO_LIMITS, Limits
 REQUESTS, TOKENS = "requests_per_s", "tokens_per_s"
 RATES = {REQUESTS: "requests", TOKENS: "tokens"}
 """The limits that are rates, and what they count."""
+SLOWEST_PER_S = 0.001
+"""Limits below this count as this, so that the waits are numbers which a client can use."""
 MOST = 20_000
 """The most tenants whose rates are remembered."""
 SPECIAL_TOKENS, CHARACTERS_A_TOKEN, MOST_TOKENS = 2, 4, 8 * 512
@@ -131,8 +133,9 @@ class Rates:
             return {}
         found = self._known.get(tenant)
         if found is None or found[0] is not limits:
-            per_s = {name: getattr(limits, name) for name in RATES}
-            rates = {n: Rate(v, max(1.0, v * self.burst_s)) for n, v in per_s.items() if v is not None}
+            given = {name: getattr(limits, name) for name in RATES}
+            per_s = {name: max(SLOWEST_PER_S, each) for name, each in given.items() if each is not None}
+            rates = {name: Rate(each, max(1.0, each * self.burst_s)) for name, each in per_s.items()}
             if len(self._known) > MOST:
                 self._known.clear()
             self._known[tenant] = found = limits, rates

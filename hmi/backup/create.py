@@ -30,7 +30,7 @@ from hmi.backup.manifest import (
 )
 from hmi.backup.snapshot import Snapshot, snapshot
 from hmi.backup.target import Target
-from hmi.errors import Unavailable
+from hmi.errors import InvalidInput, Unavailable
 from hmi.stores.registry import Registry
 from plot_store import Store
 
@@ -52,8 +52,15 @@ def create(
 
     A file whose path, size and time of change are those of the last backup is not read again; with `reread`,
     every file is. If this is interrupted, the target has no new backup, and the next one uses the files that
-    were sent. Raises Conflict (backups are being pruned), StorageFull, Damaged, Unavailable.
+    were sent. Raises Conflict (backups are being pruned), InvalidInput (the target lies in the data folder),
+    StorageFull, Damaged, Unavailable.
     """
+    if target.lies_in(data):
+        raise InvalidInput(
+            f"{target.name} lies in the data folder {data}, so each backup would hold all backups before it: "
+            "give a place outside",
+            field="target",
+        )
     began = time.monotonic()
     with claimed(target, "create"), snapshot(data, registry, plots) as taken:
         at = datetime.now(UTC)

@@ -37,6 +37,9 @@ class Target(Protocol):
     def remove(self, names: Iterable[str]) -> None:
         """Remove files. Those that are gone already are ignored."""
 
+    def lies_in(self, folder: Path) -> bool:
+        """Whether the place is this folder of the machine, or below it."""
+
 
 def open_target(place: str, *, below: str = "") -> Target:
     """The target at `place`, a folder or a URL such as s3://bucket/hmi; `below` is a folder in it.
@@ -98,6 +101,9 @@ class FolderTarget:
         for name in names:
             with self._errors(name):
                 (self._folder / name).unlink(missing_ok=True)
+
+    def lies_in(self, folder: Path) -> bool:
+        return self._folder.resolve().is_relative_to(folder.resolve())
 
     @contextmanager
     def _errors(self, name: str) -> Iterator[None]:
@@ -162,6 +168,9 @@ class UrlTarget:
                     self._fs.rm_file(self._path(name))
                 except FileNotFoundError:
                     continue
+
+    def lies_in(self, folder: Path) -> bool:
+        return False
 
     def _path(self, name: str) -> str:
         return f"{self._base.rstrip('/')}/{name}"

@@ -195,6 +195,7 @@ def test_repository(protocol_server: ProtocolServer, client: Any) -> None:
         (MOOD, "", {"TEXT": ["a", b"\xff"]}, [], "422", r"TEXT\[1\] is not UTF-8"),
         (MOOD, "", {"TEXT": ["a"] * 2000}, [], "413", "inputs is over the limit of 1024"),
         (TAGS, "", {"TOKENS": ["cell gene"]}, [], "422", r"TOKENS\[0\] is not a JSON list of words"),
+        (TAGS, "", {"TOKENS": ['["\\ud800"]']}, [], "422", r"TOKENS\[0\] is not a JSON list of words"),
         (MOOD, "", {"TEXT": TEXTS}, ["EMBEDDING"], "422", "output 'EMBEDDING' is unknown: .* LABEL, SCORE"),
     ],
 )

@@ -142,6 +142,15 @@ async def test_a_call_is_charged_if_its_work_may_have_been_done(error: BaseExcep
     assert (room.left(REQUESTS), room.left(TOKENS)) == ((9, 88) if kept else (10, 100))
 
 
+@pytest.mark.parametrize("per_s", [5e-324, 1e-300, 1e-6])
+async def test_a_rate_next_to_nothing_has_a_wait_that_clients_can_use(per_s: float) -> None:
+    room = Room({"acme": Limits(requests_per_s=per_s)})
+    await room.ask((TOPIC, "a"))
+    with pytest.raises(QuotaExceeded) as caught:
+        await room.ask((TOPIC, "b"))
+    assert caught.value.details["retry_after_s"] <= 1000
+
+
 async def test_limits_hold_from_the_next_call_on() -> None:
     room = Room({"acme": Limits(requests_per_s=0.1)})
     await room.ask((TOPIC, "a"))

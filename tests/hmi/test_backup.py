@@ -344,6 +344,16 @@ def test_places_are_checked(tmp_path: Path) -> None:
     assert (tmp_path / "x" / "a" / "b").stat().st_mode & 0o077 == 0
 
 
+@pytest.mark.parametrize("folder", [".", "backups", "jobs/../deep/er"])
+def test_a_place_in_the_data_folder_is_refused(filled: Manager, tmp_path: Path, folder: str) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(filled.settings.data)
+    for data in (filled.settings.data, link):
+        with pytest.raises(InvalidInput, match=r"lies in the data folder .*: give a place outside"):
+            made(filled, open_target(str(data / folder)))
+    assert not (filled.settings.data / "backups").exists()
+
+
 @pytest.fixture(autouse=True)
 def _no_memory_left() -> Iterator[None]:
     yield

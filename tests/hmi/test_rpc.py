@@ -17,6 +17,7 @@ from hmi.api.app import build_services
 from hmi.api.rpc import admission
 from hmi.api.rpc.server import RpcServer
 from hmi.api.services import Services
+from hmi.api.shares import Shares
 from hmi.bench.floods.server import free_port
 from hmi.config import Settings
 from hmi.errors import Conflict, InvalidInput
@@ -108,6 +109,19 @@ async def test_a_caller_sends_few_messages_at_a_time(port: Port, monkeypatch: py
     assert (await port.status(waiting))[0] == "NOT_FOUND"
     slow[1].cancel()
     await until(lambda: not port.services.in_flight.count)
+
+
+async def test_a_caller_has_few_streams(port: Port, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(port.rpc.gate, "_streams", Shares(4, "open streams"))
+    streams = [port.channel.stream_stream(f"{SERVICE}/ModelStreamInfer")() for _ in range(2)]
+    for each in streams:
+        await each.initial_metadata()
+    refused = port.channel.stream_stream(f"{SERVICE}/ModelStreamInfer")()
+    assert await refused.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert "too many open streams" in await refused.details()
+    streams[0].cancel()
+    await until(lambda: port.rpc.gate._streams.used == 1)
+    await port.channel.stream_stream(f"{SERVICE}/ModelStreamInfer")().initial_metadata()
 
 
 async def test_the_end(port: Port, monkeypatch: pytest.MonkeyPatch) -> None:

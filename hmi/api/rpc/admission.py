@@ -8,7 +8,7 @@ import re
 import time
 import uuid
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -19,7 +19,7 @@ from hmi.api.caller import NOBODY, Caller
 from hmi.api.errors import INTERNAL, Malformed, known
 from hmi.api.rpc.status import code_of, trailing_of
 from hmi.api.services import Services, Stopping, Unfinished
-from hmi.api.shares import Holder
+from hmi.api.shares import Holder, Shares
 from hmi.core import Scope
 from hmi.errors import Forbidden, HmiError, Unauthorised
 from hmi.stores.layout import without_paths
@@ -28,6 +28,8 @@ from hmi.telemetry.context import CURRENT, RequestContext, tell
 log = logging.getLogger("hmi.api")
 RECEIVING = 8
 """Messages of one caller that are received at a time. Others wait in the client, by HTTP/2's flow control."""
+STREAMS = 128
+"""Streams that are open at a time. Each may hold one message that has not come whole."""
 STALL_S = 5.0
 """While the server stops, it waits this long for the rest of a call's message."""
 REQUEST_ID = "x-request-id"
@@ -71,6 +73,7 @@ class Gate:
     def __init__(self, services: Services) -> None:
         self._services = services
         self._turns: dict[Holder, _Turns] = {}
+        self._streams = Shares(STREAMS, "open streams")
         self._waits: dict[asyncio.Timeout, float] = {}
         """The waits for messages, and for how long each may go on once the server stops, in seconds."""
         self._leaving = False
@@ -105,7 +108,7 @@ class Gate:
                 tell(tenant=call.caller.tenant, key_id=call.caller.key_id)
             with (
                 services.places.loan(call.caller.tenant, 1 if scope else 0),
-                nullcontext() if stream else services.in_flight,
+                self._streams.loan(call.caller.tenant, 1) if stream else services.in_flight,
             ):
                 await context.send_initial_metadata(((REQUEST_ID, call.id),))
                 yield call

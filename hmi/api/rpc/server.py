@@ -68,6 +68,8 @@ def _options(settings: Settings) -> list[tuple[str, Any]]:
         # HTTP's connections may have half of the files that the process may open.
         ("grpc.max_allowed_incoming_connections", max(1, most_connections(settings) // 2)),
         ("grpc.so_reuseport", 0),
+        # Else a fast client makes gRPC buffer whole messages of streams that nobody reads yet.
+        ("grpc.http2.bdp_probe", 0),
     ]
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+
+from pydantic_core import from_json
 
 from hmi.api.asks import Ask, Input
 from hmi.api.protocols.oip.about import outputs_of
@@ -165,8 +166,8 @@ def _words_of(tensor: Texts, hold: Callable[[int], None]) -> list[list[str]]:
 
 def _parsed(text: str, place: str) -> list[str]:
     try:
-        words = json.loads(text)
-    except (ValueError, RecursionError):
+        words = from_json(text)  # unlike json's, it refuses halves of surrogate pairs, which no text may have
+    except ValueError:
         words = None
     if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
         raise InvalidInput(
