@@ -193,6 +193,7 @@ PAGES: Final[dict[str, Callable[[], str]]] = {
 @pass_session
 def reference(session: Session, out: Path) -> None:
     """Write the pages of the documentation that are generated from the code."""
+    session.not_remote("it writes the pages of this release: leave --url out")
     out.mkdir(parents=True, exist_ok=True)
     for name, page in PAGES.items():
         (out / f"{name}.md").write_text(page(), encoding="utf-8")

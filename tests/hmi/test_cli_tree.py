@@ -36,6 +36,7 @@ COMMANDS = {
     "bench serve": "",
     "bench stages": "--sets .",
     "bench steps": "--sets . --corpora .",
+    "bench soak": "",
     "bench store": "",
     "bench tenants": "--sets . --corpora . --out OUT",
     "check": "ROWS",
@@ -87,6 +88,7 @@ COMMANDS = {
     "profile executors": "tiny",
     "profile stages": "tiny",
     "restore": "OUT",
+    "reference": "--out OUT",
     "root delete": "tiny --yes",
     "root export-locality": "tiny OUT",
     "root import": "tiny ADAPTER",
@@ -115,14 +117,26 @@ COMMANDS = {
     "top": "",
 }
 """The arguments of each command. FILE, ROWS, PLAN and ADAPTER are paths that exist, OUT does not."""
-NO_JSON = {"serve"}
+NO_JSON = {"reference", "serve"}
 """Commands without --json."""
 COMMON = ("--data", "--config", "--url", "--key", "--ca")
 NO_SERVER = {"check"}
 """Commands that only read a file, and ignore HMI_URL."""
 NO_DATA = {*NO_SERVER, "job watch"}
 """Commands without --data. `job watch` needs a server."""
-BENCHES = ("fleet", "floods", "path", "plot", "quality", "serve", "stages", "steps", "store", "tenants")
+BENCHES = {
+    "fleet",
+    "floods",
+    "path",
+    "plot",
+    "quality",
+    "serve",
+    "soak",
+    "stages",
+    "steps",
+    "store",
+    "tenants",
+}
 NO_URL = {
     **dict.fromkeys((f"bench {name}" for name in BENCHES), "it measures this machine"),
     **dict.fromkeys(
@@ -138,6 +152,7 @@ NO_URL = {
     "job resume": "a server resumes its jobs by itself",
     "profile executors": "it measures this machine",
     "profile stages": "it measures this machine",
+    "reference": "it writes the pages of this release",
     "restore": "it makes a data folder on this machine",
     "root export-locality": "it reads the root's files",
     "root measure": "it reads the root's files and its source",
@@ -157,6 +172,7 @@ ELSEWHERE = {
     "root import",
     "tenant create",
     "job watch",
+    "reference",
 }
 ELSEWHERE |= {"backup list", "backup prune", "backup verify", "restore"}
 ELSEWHERE |= {f"bench {name}" for name in BENCHES}
