@@ -83,9 +83,8 @@ def _show(file: Path, found: Checked) -> None:
     if found.labels:
         few = list(found.labels.items())[:SHOWN]
         more = f" and {len(found.labels) - SHOWN} more" if len(found.labels) > SHOWN else ""
-        click.echo(
-            f"  {len(found.labels)} labels: {', '.join(f'{name} {count:,}' for name, count in few)}{more}"
-        )
+        shown = ", ".join(f"{name} {count:,}" for name, count in few)
+        click.echo(f"  {len(found.labels)} label{'s' * (len(found.labels) > 1)}: {shown}{more}")
     for note in found.notes:
         click.echo(f"  note: {note}")
     for problem in found.problems[:SHOWN] if found.read is not None else []:

@@ -166,5 +166,5 @@ def _next(kind: str, target: str, result: Mapping[str, Any]) -> str | None:
     if kind == "profile_cascade":
         return f"hmi model objective {target} --agreement 0.99, then hmi model cascade show {target}"
     if kind == "import_root":
-        return f"hmi domain create {target}/NAME CORPUS"
+        return f"hmi domain create {target}/NAME CORPUS; without a corpus, --domain {target} works, too"
     return None

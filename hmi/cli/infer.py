@@ -126,15 +126,22 @@ def _show(lines: tuple[str, ...], answer: dict[str, Any], *, ids: bool) -> None:
     rows = []
     for i, (line, output) in enumerate(zip(lines, answer["outputs"], strict=True)):
         named = {"id": answer["id"] if ids else None, "index": i if ids else None}
-        doubt = "does not know" if output.get("known") is False else None
+        doubt = _doubt(output.get("known"))
         rows.append({**output, **named, "text": line[:60], "label": _said(output), "doubt": doubt})
     columns = {"text": "TEXT", "label": "ANSWER", "score": "SCORE", "scores": "SCORES", "doubt": "KNOWN"}
     columns |= {"id": "ID", "index": "INDEX"}
     shown = {name: heading for name, heading in columns.items() if any(row[name] is not None for row in rows)}
+    if all(output.get("known") for output in answer["outputs"]):
+        shown.pop("doubt", None)
     print_table(rows, shown, "no texts: give some, or pipe them in")
     for output in answer["outputs"]:
         if output.get("words") is not None:
             click.echo(f"words: {_words(output['words'])}")
+
+
+def _doubt(known: bool | None) -> str | None:
+    """Return the cell that says whether the model knows a text; None for a model without a threshold."""
+    return None if known is None else "yes" if known else "does not know"
 
 
 def _words(words: Sequence[dict[str, Any]]) -> str:

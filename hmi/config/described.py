@@ -46,10 +46,17 @@ def settings() -> tuple[Setting, ...]:
     found = []
     for name, default in DEFAULTS.items():
         number = isinstance(default, int | float) and not isinstance(default, bool)
-        unit = UNITS.get(name.rpartition("_")[2], "") if number else ""
+        unit = _unit(name) if number else ""
         shown = _range(name, unit) if number else ""
         found.append(Setting(name, amount(default, unit), unit, shown, about.get(name, "")))
     return tuple(found)
+
+
+def _unit(name: str) -> str:
+    """Return the unit that a setting's name ends with, such as "seconds" or "tokens a second", or ""."""
+    rate = name.removesuffix("_per_s")
+    word = rate.rpartition("_")[2]
+    return UNITS.get(word, "") if rate == name else f"{UNITS.get(word, word)} a second"
 
 
 def amount(value: Any, unit: str) -> str:

@@ -266,7 +266,7 @@ def _choose(
             log.info("root %s is measured and runs on %s (microseconds a token: %s)", name, best, told)
             _keep(profiles, upper.root, profile)
     except Ended:
-        log.info("root %s is not measured: the process ends first", name)
+        log.debug("root %s is not measured: the process ends first", name)  # as after each `hmi infer`
     except Exception:
         log.exception("root %s stays on packed torch: no other executor could be built or measured", name)
     upper.close()
