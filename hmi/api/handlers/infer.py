@@ -59,7 +59,9 @@ def _handler(endpoint: Endpoint) -> Handler:
 
 
 def values_in(results: Sequence[AskResult]) -> int:
-    """About how many labels, tags and numbers the answer has."""
+    """About how many labels, tags, entities, words and numbers the answer has."""
     outputs = [output for result in results for output in result.outputs]
-    sizes = (len(some or ()) for o in outputs for some in (o.scores, o.tags, o.embedding, o.words))
+    sizes = (
+        len(some or ()) for o in outputs for some in (o.scores, o.tags, o.entities, o.embedding, o.words)
+    )
     return len(outputs) + sum(sizes)

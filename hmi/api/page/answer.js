@@ -27,9 +27,9 @@ function main(output) {
   }
   if (output.label === null) return null;
   const unsure = output.known === false;
-  return h("div", null, h("p", { class: "answer-label" }, unsure ? "does not know" : output.label, " ",
-    unsure && badge("below the model's threshold", "warn")),
-  unsure && h("p", { class: "note" }, `The likeliest label would be ${output.label}.`), scores(output.scores ?? { [output.label]: output.score }));
+  return h("div", null, h("div", { class: "row" }, h("p", { class: "answer-label" }, unsure ? "does not know" : output.label),
+    unsure ? badge("unlike its training rows", "warn") : output.known && badge("like its training rows", "good")),
+  unsure && h("p", { class: "note" }, `The text is too unlike the rows that the model was trained on. The nearest label would be ${output.label}.`), scores(output.scores ?? { [output.label]: output.score }));
 }
 
 function scores(all) {

@@ -11,9 +11,10 @@ export function spark(values, says) {
   const x = (i) => (values.length > 1 ? (100 * i) / (values.length - 1) : 100);
   const y = (v) => 28 - (26 * v) / top;
   const known = values.map((v, i) => (v === null ? null : `${x(i).toFixed(1)},${y(v).toFixed(1)}`)).filter(Boolean);
+  if (known.length < 2) return null;
   return svg("svg", { class: "spark", viewBox: "0 0 100 30", preserveAspectRatio: "none", role: "img", "aria-label": says },
-    known.length > 1 && svg("polygon", { class: "area", points: `${known[0].split(",")[0]},30 ${known.join(" ")} 100,30` }),
-    known.length > 1 && svg("polyline", { class: "l1", points: known.join(" "), "vector-effect": "non-scaling-stroke" }));
+    svg("polygon", { class: "area", points: `${known[0].split(",")[0]},30 ${known.join(" ")} 100,30` }),
+    svg("polyline", { class: "l1", points: known.join(" "), "vector-effect": "non-scaling-stroke" }));
 }
 
 /**
@@ -39,9 +40,10 @@ export function lines(points, series, about, spanS, shown = figure) {
     svg("path", { class: `l${n + 1}`, d: path(values, x, y) }),
     lone(values).map((i) => svg("circle", { cx: x(i), cy: y(values[i]), r: 2.5, fill: `var(--c${n + 1})` })),
   ]);
+  const nothing = columns.flat().every((v) => !v) && svg("text", { x: (W + LEFT) / 2, y: H / 2, "text-anchor": "middle" }, "No calls in this time yet");
   const says = `${about}. ${series.map((s, n) => `${s.name}: ${summary(columns[n], shown)}`).join(". ")}.`;
   return h("figure", { class: "chart" },
-    svg("svg", { viewBox: `0 0 ${W} ${H}`, role: "img", "aria-label": says }, rules, ticks, paths),
+    svg("svg", { viewBox: `0 0 ${W} ${H}`, role: "img", "aria-label": says }, rules, ticks, paths, nothing),
     series.length > 1 && h("ul", { class: "legend" }, series.map((s, n) => h("li", null,
       svg("svg", { class: "key-line", viewBox: "0 0 30 8", "aria-hidden": "true" },
         svg("path", { class: `l${n + 1}`, d: "M1 4H29" })), " ", s.name))),

@@ -2,8 +2,8 @@
 
 import { upload } from "./api.js";
 import { bars } from "./chart.js";
-import { announce, badge, callout, facts, field, fill, h, table } from "./dom.js";
-import { bytes, count, plural } from "./format.js";
+import { announce, badge, callout, facts, field, fill, h, table, ticked } from "./dom.js";
+import { bytes, count, plural, sentence } from "./format.js";
 import { trouble } from "./session.js";
 
 const BEGINNING = 6 << 20; // the server reads 4 MiB of a file to check it
@@ -53,7 +53,7 @@ export function detected(state, task, changed, signal) {
 }
 
 /** The beginning of a file, which suffices for the check; a compressed one is sent whole. */
-async function beginning(file) {
+export async function beginning(file) {
   const [a, b] = new Uint8Array(await file.slice(0, 2).arrayBuffer());
   const compressed = (a === 0x1f && b === 0x8b) || (a === 0x28 && b === 0xb5);
   return compressed ? file : file.slice(0, BEGINNING);
@@ -67,12 +67,12 @@ function result(state, check) {
   const task = h("select", { onchange: () => check(task.value) }, Object.entries(TASKS).map(([id, name]) => h("option", { value: id }, `${id}: ${name}`)));
   task.value = seen.task ?? "classification";
   return h("div", { class: "stack appear" },
-    seen.error && callout("bad", h("p", null, seen.error)),
+    seen.error && callout("bad", h("p", null, ticked(sentence(seen.error)))),
     facts(["File", `${state.file.name}, ${bytes(state.file.size)}`],
-      seen.read && ["Read as", seen.read],
+      seen.read && ["Read as", ticked(seen.read)],
       ["Rows", [`${count(seen.count)}${seen.whole ? "" : " in its beginning"} `, seen.usable ? badge("usable", "good") : badge("not usable", "bad")]]),
     seen.count > 0 && field("Each row answers with", task),
-    problems(state, check), seen.notes.map((said) => h("p", { class: "note" }, badge("note", "accent"), " ", said)),
+    problems(state, check), seen.notes.map((said) => h("p", { class: "note" }, badge("note", "accent"), " ", ticked(sentence(said)))),
     h("div", { class: "grid" }, labels(seen), sample(seen)));
 }
 
@@ -82,7 +82,7 @@ function problems(state, check) {
   const leave = seen.bad_rows <= seen.count && h("label", { class: "check" }, h("input", { type: "checkbox", checked: state.skip > 0,
     onchange: (event) => { state.skip = event.target.checked ? seen.bad_rows : 0; check(seen.task); } }), `Leave out the ${plural(seen.bad_rows, "row")} that cannot be used`);
   return h("div", null, leave, table("Rows that cannot be used", [
-    { head: "Line", n: true, row: true, cell: (p) => count(p.line) }, { head: "What is wrong", cell: (p) => p.message }], seen.problems));
+    { head: "Line", n: true, row: true, cell: (p) => count(p.line) }, { head: "What is wrong", cell: (p) => ticked(p.message) }], seen.problems));
 }
 
 function labels(seen) {

@@ -51,6 +51,9 @@ export function table(caption, columns, rows, quiet = false) {
         h(c.row ? "th" : "td", { scope: c.row ? "row" : null, class: cls(c) }, c.cell(row))))))));
 }
 
+/** A text in which `backticks` mark what is code. */
+export const ticked = (text) => text.split("`").map((part, i) => (i % 2 ? h("code", null, part) : part));
+
 export const badge = (text, kind) => h("span", { class: `badge ${kind ?? ""}` }, text);
 
 export const facts = (...pairs) => h("dl", { class: "facts" }, pairs.filter(Boolean).map(([name, value]) =>

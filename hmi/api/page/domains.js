@@ -1,8 +1,9 @@
 // The version trees of domains: what each stores, covers and weighs.
 
 import { get } from "./api.js";
+import { newDomain } from "./branch.js";
 import { bar } from "./chart.js";
-import { badge, facts, fill, h, table, title } from "./dom.js";
+import { announce, badge, facts, fill, h, table, title } from "./dom.js";
 import { bytes, count, day, plural, score } from "./format.js";
 import { start } from "./start.js";
 import { session } from "./session.js";
@@ -12,7 +13,7 @@ export async function domains(main, _name, signal) {
   if (signal.aborted) return;
   const head = title("Domains", "A domain's PLOT holds the precomputed states of its n-grams. Tenants of one domain share it.");
   if (!roots.length) {
-    fill(main, head, session.overview && start(session.overview));
+    fill(main, head, session.overview && start(session.overview, signal, () => domains(main, "", signal)));
     return;
   }
   const below = new Map(found.map((d) => [d.domain, d]));
@@ -22,8 +23,12 @@ export async function domains(main, _name, signal) {
     facts(["Source", root.source.name], ["Layers", `${root.layers}, of which ${root.split} are looked up`],
       ["N-grams", `up to ${root.n} tokens`],
       root.fidelity.cls_cosine && ["Fidelity", `cosine ${score(root.fidelity.cls_cosine)} to the source model`],
-      root.execution && ["Runs on", `${root.execution.executor}, ${root.execution.precision}`]),
-    below.has(root.root) && h("ul", { class: "tree" }, node(below.get(root.root), below, most))))));
+      root.execution && ["Runs on", [...new Set([...root.execution.executor.split(" "), root.execution.precision])].join(" ")]),
+    below.has(root.root) && h("ul", { class: "tree" }, node(below.get(root.root), below, most)))),
+  session.mode === "admin" && newDomain(found, signal, async (domain) => {
+    await domains(main, "", signal);
+    announce(`Domain ${domain} is there. New models can use it.`);
+  })));
 }
 
 function node(d, below, most) {
@@ -31,14 +36,15 @@ function node(d, below, most) {
     h("div", null, h("h3", null, d.domain), h("p", { class: "note" }, plural(d.models, "model"), " · ", plural(d.versions.length, "version"),
       d.record_misses && [" ", badge("records misses", "warn")])),
     h("dl", { class: "bars" },
-      h("div", null, h("dt", null, "coverage"), h("dd", null, bar(covered(d) / 100)), h("dd", { class: "value" }, `${Math.round(covered(d))}%`)),
+      covered(d) === null ? h("div", null, h("dt", null, "coverage"), h("dd", { class: "wide note" }, "single tokens only"))
+        : h("div", null, h("dt", null, "coverage"), h("dd", null, bar(covered(d) / 100)), h("dd", { class: "value" }, `${Math.round(covered(d))}%`)),
       h("div", null, h("dt", null, "on the disk"), h("dd", null, bar(d.bytes / most)), h("dd", { class: "value" }, bytes(d.bytes))))),
   h("details", null, h("summary", null, `Versions of ${d.domain}`), versions(d)),
   d.children.length > 0 && h("ul", null, d.children.filter((c) => below.has(c)).map((child) => node(below.get(child), below, most))));
 }
 
-/** Percent of its corpus' trigrams that a domain covers; a root without texts stores single tokens only. */
-const covered = (d) => (d.entries.trigrams || d.entries.bigrams ? d.alpha ?? 0 : 0);
+/** Percent of its corpus' trigrams that a domain covers; null for a root without texts, which stores single tokens only. */
+const covered = (d) => (d.entries.trigrams || d.entries.bigrams ? d.alpha ?? 0 : null);
 
 function versions(d) {
   return table(`Versions of ${d.domain}, newest first`, [

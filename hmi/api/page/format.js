@@ -30,7 +30,12 @@ export function duration(x) {
   return `${Math.floor(s / 86400)} d ${Math.floor((s % 86400) / 3600)} h`;
 }
 
-export const ago = (iso) => (iso ? `${duration(Date.now() - Date.parse(iso))} ago` : "–");
+/** How long ago, in its largest unit. */
+export const ago = (iso) => (iso ? `${coarse(Date.now() - Date.parse(iso))} ago` : "–");
+export const coarse = (x) => duration(x).split(" ").slice(0, 2).join(" ");
+export const capital = (text) => text.charAt(0).toUpperCase() + text.slice(1);
+/** A message of the server as a sentence. */
+export const sentence = (text) => capital(text) + (/[.!?]$/.test(text) ? "" : ".");
 export const clock = (seconds) =>
   new Date(1000 * seconds).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit" });
 export const day = (iso) => new Date(iso).toLocaleString([], { dateStyle: "medium", timeStyle: "short" });

@@ -36,9 +36,9 @@ export function jobRows(found, caption) {
 
 function progress(job) {
   const { step, total, eta_ms: eta } = job.progress;
-  if (job.state === "running") return `${total ? `${Math.round((100 * step) / total)}%` : "…"}${eta === null ? "" : `, ${duration(eta)} left`}`;
-  if (job.state === "succeeded" && job.result?.metrics) {
-    const best = headline(job.result.metrics);
+  if (job.state === "running") return `${total > 1 ? `${Math.round((100 * step) / total)}%` : "…"}${eta === null ? "" : `, ${duration(eta)} left`}`;
+  if (job.state === "succeeded") {
+    const best = headline(job.result?.metrics ?? {});
     return best ? `${best[0]} ${score(best[1])}` : "done";
   }
   return job.state === "failed" ? (job.error?.kind ?? "").replaceAll("_", " ") : "";

@@ -1,9 +1,9 @@
 // One model: its versions, its scores on held-out rows, label by label, and what its stages decide.
 
 import { get, segment, send } from "./api.js";
-import { bars } from "./chart.js";
-import { announce, badge, card, facts, fill, h, table, title } from "./dom.js";
-import { bytes, count, day, figure, headline, metricName, score } from "./format.js";
+import { bar } from "./chart.js";
+import { announce, badge, card, facts, fill, h, table, ticked, title } from "./dom.js";
+import { bytes, capital, count, day, figure, headline, metricName, percent, score, sentence } from "./format.js";
 import { trouble } from "./session.js";
 import { stages } from "./stages.js";
 
@@ -30,11 +30,11 @@ function scores(metrics) {
   const best = headline(metrics), calibration = metrics.calibration;
   return card("Held-out score",
     best && h("p", null, h("span", { class: "answer-label" }, score(best[1])), ` ${best[0]} on ${metrics.rows} rows that it was not trained on`),
-    facts(...shown.filter((m) => !best || metricName(m) !== best[0]).map((m) => [metricName(m), METERED.has(m) ? figure(metrics[m]) : score(metrics[m])]),
-      calibration && ["calibration error", `${score(calibration.ece)}, calibrated ${score(calibration.ece_calibrated ?? calibration.ece)}`],
-      metrics.train_rows && ["trained on", `${count(metrics.train_rows)} rows, ${metrics.epochs_run} epochs`],
-      metrics.read?.data && ["read as", metrics.read.data]),
-    (metrics.warnings ?? []).map((said) => h("p", { class: "note" }, badge("note", "warn"), " ", said)));
+    facts(...shown.filter((m) => !best || metricName(m) !== best[0]).map((m) => [capital(metricName(m)), METERED.has(m) ? figure(metrics[m]) : score(metrics[m])]),
+      calibration && ["Calibration error", `${score(calibration.ece)}, calibrated ${score(calibration.ece_calibrated ?? calibration.ece)}`],
+      metrics.train_rows && ["Trained on", `${count(metrics.train_rows)} rows, ${metrics.epochs_run} epochs`],
+      metrics.read?.data && ["Read as", ticked(metrics.read.data)]),
+    (metrics.warnings ?? []).map((said) => h("p", { class: "note" }, badge("note", "warn"), " ", ticked(sentence(said)))));
 }
 
 function about(m) {
@@ -46,6 +46,7 @@ function about(m) {
     live.module && ["Module", `${live.module.kind}, rank ${live.module.rank ?? "–"}`],
     ["Reads", `${live.max_length} tokens${live.rules.windows ? " at a time, longer texts in windows" : " of a text"}`],
     ["Ramps", m.ramps.length ? `before upper layer ${m.ramps.map((r) => r + 1).join(", ")}` : "none"],
+    m.known_threshold !== null && ["Does not know", `texts whose similarity to its rows is below ${score(m.known_threshold)}; it knows ${percent(m.known_share)} of its rows`],
     ["Calibration", m.temperature === null ? "not fitted" : `temperature ${score(m.temperature)}`]));
 }
 
@@ -54,15 +55,13 @@ function labels(metrics) {
   const rows = Object.entries(metrics.per_label ?? metrics.per_entity ?? {}).sort(([, a], [, b]) => b.support - a.support);
   if (!rows.length) return null;
   const few = rows.slice(0, SHOWN_LABELS);
-  return card("By label", h("div", { class: "grid" },
-    h("div", null, h("p", { class: "note" }, "F1 on held-out rows"), bars(few.slice(0, 20).map(([name, of]) => [name, of.f1, score(of.f1)]))),
-    table("Held-out scores by label", [
-      { head: "Label", row: true, cell: ([name]) => name },
-      { head: "Precision", n: true, cell: ([, of]) => score(of.precision) },
-      { head: "Recall", n: true, cell: ([, of]) => score(of.recall) },
-      { head: "F1", n: true, cell: ([, of]) => score(of.f1) },
-      { head: "Rows", n: true, cell: ([, of]) => count(of.support) },
-    ], few, true)),
+  return card("By label", table("Held-out scores by label", [
+    { head: "Label", row: true, cell: ([name]) => name },
+    { head: "F1", cell: ([, of]) => h("span", { class: "measured" }, bar(of.f1), score(of.f1)) },
+    { head: "Precision", n: true, cell: ([, of]) => score(of.precision), narrow: false },
+    { head: "Recall", n: true, cell: ([, of]) => score(of.recall), narrow: false },
+    { head: "Rows", n: true, cell: ([, of]) => count(of.support) },
+  ], few, true),
   rows.length > few.length && h("p", { class: "note" }, `and ${rows.length - few.length} more labels`));
 }
 
@@ -85,7 +84,7 @@ function history(m, signal, again) {
     { head: "Held-out score", cell: (v) => { const best = headline(v.metrics); return best ? `${score(best[1])} ${best[0]}` : "–"; } },
     { head: "Made", cell: (v) => day(v.created) },
     { head: "Size", n: true, cell: (v) => bytes(v.bytes), narrow: false },
-    { head: "Change", cell: (v) => (v.version === m.current ? "" : rollback(v.version)) },
+    ...(m.versions.length > 1 ? [{ head: "Change", cell: (v) => (v.version === m.current ? "" : rollback(v.version)) }] : []),
   ], [...m.versions].reverse(), true),
   m.versions.filter((v) => v.held_back).map((v) => h("p", { class: "note" }, `Version ${v.version}: ${v.held_back}`)), told);
 }

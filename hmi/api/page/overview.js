@@ -2,8 +2,8 @@
 
 import { get } from "./api.js";
 import { bar, lines, spark, split } from "./chart.js";
-import { badge, card, fill, h, put, table, title } from "./dom.js";
-import { ago, bytes, count, duration, figure, ms, percent, plural } from "./format.js";
+import { badge, card, facts, fill, h, put, table, title } from "./dom.js";
+import { bytes, coarse, count, duration, figure, ms, percent, plural } from "./format.js";
 import { jobRows } from "./jobs.js";
 import { poll } from "./poll.js";
 import { refresh, session, trouble } from "./session.js";
@@ -14,21 +14,28 @@ export const ORDERS = [["trigram", "3"], ["bigram", "2"], ["unigram", "1"], ["mi
 let minutes = 60;
 
 export async function overview(main, _name, signal) {
-  const top = h("div"), parts = h("div", { class: "stack" });
-  fill(main, top, parts);
-  let drawn = null;
+  const top = h("div"), first = h("div"), parts = h("div", { class: "stack" });
+  fill(main, top, h("div", { class: "stack" }, first, parts));
+  let drawn = null, shown = "";
+  const steps = (seen) => { // drawn anew only when a step is done, so that a job's progress stays
+    const counts = JSON.stringify(seen.counts);
+    if (counts === shown) return;
+    shown = counts;
+    fill(first, startNeeded(seen) && start(seen, signal, () => steps(session.overview)));
+  };
   await poll(async () => {
     const [{ overview: seen }, jobs] = [await refresh(minutes, signal), await get("/manage/jobs?limit=5", signal)];
     if (signal.aborted || !seen) return;
     const whole = seen.caller.tenant === null;
     if (drawn === null) {
       fill(top, title(whole ? "Overview" : `Overview of ${seen.caller.tenant}`,
-        whole ? "The whole server at a glance. The figures renew themselves." : "What your tenant's models do. The figures renew themselves.",
-        spans(() => again())));
+        startNeeded(seen) ? "Three steps to a model that answers." : whole ? "The whole server at a glance. The figures renew themselves." : "What your tenant's models do. The figures renew themselves.",
+        !startNeeded(seen) && spans(() => again())));
     }
+    steps(seen);
     // Do not take away what somebody reads by keyboard, or has unfolded.
     if (parts.contains(document.activeElement) || parts.querySelector("details[open]")) return;
-    fill(parts, startNeeded(seen) && start(seen), whole ? wholeServer(seen) : ownTenant(seen), recent(jobs.jobs));
+    fill(parts, figures(seen), recent(jobs.jobs));
     drawn = seen;
   }, (error) => fill(top, trouble(error)), signal);
   const again = async () => {
@@ -38,8 +45,14 @@ export async function overview(main, _name, signal) {
   };
   main.addEventListener("again", () => {
     const seen = session.overview;
-    if (seen) fill(parts, startNeeded(seen) && start(seen), seen.caller.tenant === null ? wholeServer(seen) : ownTenant(seen));
+    if (seen) fill(parts, figures(seen));
   }, { signal });
+}
+
+/** What there is to show: nothing but the server itself before the first model. */
+function figures(seen) {
+  if (startNeeded(seen)) return seen.caller.tenant === null && server(seen);
+  return seen.caller.tenant === null ? wholeServer(seen) : ownTenant(seen);
 }
 
 function spans(changed) {
@@ -104,15 +117,14 @@ function looked(seen) {
 
 function server(seen) {
   const point = seen.points.reduce((sum, p) => ({ refused: sum.refused + p.refused, failed: sum.failed + p.failed }), { refused: 0, failed: 0 });
-  return card("Server", table("The server", [{ head: "What", cell: (r) => r[0], row: true }, { head: "Value", cell: (r) => r[1] }], [
-    ["State", h("span", null, badge(seen.ready ? "serving" : seen.phase, seen.ready ? "good" : "warn"), ` for ${ago(seen.started).replace(" ago", "")}`)],
+  return card("Server", facts(
+    ["State", h("span", null, badge(seen.ready ? "serving" : seen.phase, seen.ready ? "good" : "warn"), ` for ${coarse(Date.now() - Date.parse(seen.started))}`)],
     ["Stores", [plural(seen.counts.roots, "root"), plural(seen.counts.domains, "domain"), plural(seen.counts.tenants, "tenant"), plural(seen.counts.models, "model")].join(", ")],
     ["Memory", `${bytes(seen.memory_bytes.anonymous ?? 0)} its own, ${bytes(seen.memory_bytes.files ?? 0)} of mapped files`],
-    ["Refused calls", `${count(point.refused)} in the time shown`],
+    ["Refused calls", point.refused ? `${count(point.refused)} in the time shown` : "none in the time shown"],
     ["Failed calls", point.failed ? badge(`${count(point.failed)} in the time shown`, "bad") : "none in the time shown"],
     ["Keys", seen.caller.keyless ? badge("none: this machine only", "warn") : "needed"],
-    ["Release", seen.version],
-  ], true));
+    ["Release", seen.version]));
 }
 
 export function tenantTable(tenants) {
@@ -126,5 +138,5 @@ export function tenantTable(tenants) {
 }
 
 function recent(jobs) {
-  return jobs.length > 0 && card("Latest jobs", jobRows(jobs, "The latest jobs"), h("p", null, h("a", { href: "#/jobs" }, "All jobs")));
+  return jobs.length > 0 && card("Latest jobs", jobRows(jobs, "The latest jobs"), h("p", { class: "more" }, h("a", { href: "#/jobs" }, "All jobs")));
 }

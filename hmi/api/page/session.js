@@ -1,7 +1,8 @@
 // Who looks at the page: what the key may do, and the state of the server. Views ask this first.
 
 import { ApiError, get, keyOf, setKey } from "./api.js";
-import { fill, h, announce, callout } from "./dom.js";
+import { announce, callout, fill, h, ticked } from "./dom.js";
+import { sentence } from "./format.js";
 
 export const session = {
   mode: "unknown", // admin | tenant | infer (may only try) | locked (needs a key) | waiting (server not ready)
@@ -103,5 +104,5 @@ export function hindrance(view, retry) {
 export function trouble(error) {
   const hint = { 401: "Enter another key with the button at the top.", 403: "Use a key with a wider scope.",
     429: "Wait a little, and try again.", 503: "Try again in a few seconds." }[error.status];
-  return callout("bad", h("p", null, error.message), hint && h("p", { class: "note" }, hint));
+  return callout("bad", h("p", null, ticked(sentence(error.message))), hint && h("p", { class: "note" }, hint));
 }

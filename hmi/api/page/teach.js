@@ -2,11 +2,12 @@
 
 import { get, pages, segment, upload } from "./api.js";
 import { detected } from "./detected.js";
-import { announce, callout, field, fill, h, title } from "./dom.js";
-import { headline, plural, score } from "./format.js";
+import { announce, callout, field, fill, h, ticked, title } from "./dom.js";
+import { headline, plural, score, sentence } from "./format.js";
 import { live, outcome } from "./progress.js";
 import { session, trouble } from "./session.js";
 import { start } from "./start.js";
+import { create, keyOnce, NAME } from "./tenant.js";
 import { asking, kindOf } from "./try.js";
 
 const MOST = 1000;
@@ -29,18 +30,18 @@ export async function teach(main, known, signal) {
     known ? "A new version is trained on these rows. It answers if it is not worse than the one that answers now."
       : "Upload labelled rows. A few hundred are enough, and about a minute later the model answers.");
   if (!domains.length) {
-    fill(main, head, session.overview && start(session.overview));
+    fill(main, head, session.overview && start(session.overview, signal, () => teach(main, known, signal)));
     return;
   }
   const steps = { file: step("Your rows"), name: step("Name and domain"), train: step("Training"), answer: step("First answer") };
   const state = { file: null, check: null, skip: 0 };
   const naming = known ? fixed(old) : names(domains, tenants, models);
   const button = h("button", { type: "submit", disabled: true }, "Start training");
-  const told = h("div", { "aria-live": "polite" });
+  const told = h("div", { "aria-live": "polite" }), key = h("div", { "aria-live": "polite" });
 
   const rows = detected(state, old?.task ?? null, (usable) => { button.disabled = !usable; if (usable) naming.suggest(state.file.name); }, signal);
   put(steps.file, rows, formats());
-  put(steps.name, h("form", { onsubmit: begin }, naming.fields, button, told));
+  put(steps.name, h("form", { class: "stack", onsubmit: begin }, h("div", { class: "grid" }, naming.fields), h("div", null, button)), key, told);
   put(steps.train, h("p", { class: "note" }, "The server trains the model and shows the progress here."));
   put(steps.answer, h("p", { class: "note" }, "Then you can ask it right away."));
   fill(main, head, h("ol", { class: "steps card" }, Object.values(steps).map((s) => s.item)));
@@ -49,14 +50,23 @@ export async function teach(main, known, signal) {
     event.preventDefault();
     button.disabled = true;
     try {
-      const { job } = await started();
       fill(told);
+      if (naming.fresh()) await owner();
+      const { job } = await started();
       await train(job);
     } catch (error) {
       if (error.name === "AbortError") return;
       fill(told, trouble(error));
       button.disabled = false;
     }
+  }
+
+  /** Create the tenant that was named. Its key stays in view until the page is left. */
+  async function owner() {
+    const made = await create(naming.tenant(), signal);
+    tenants.push(made);
+    fill(key, keyOnce(made));
+    announce(`Tenant ${made.tenant} is created. Store its key.`);
   }
 
   function started() {
@@ -89,7 +99,7 @@ export async function teach(main, known, signal) {
     fill(steps.answer.body,
       h("p", null, h("a", { href: `#/model/${name}` }, name), ` answers${best ? `, with a held-out ${best[0]} of ` : "."}`,
         best && h("b", null, score(best[1])), best && ` on ${plural(job.result.metrics.rows, "row")} that it was not trained on.`),
-      (job.result.metrics.warnings ?? []).map((said) => callout("warn", h("p", null, said))),
+      (job.result.metrics.warnings ?? []).map((said) => callout("warn", h("p", null, ticked(sentence(said))))),
       asking(() => name, kindOf(made), signal));
     steps.answer.heading.focus();
     announce(`${name} is ready. Try a text.`);
@@ -114,14 +124,15 @@ function formats() {
 }
 
 function fixed(old) {
-  return { fields: h("p", null, `A new version of ${old.model}, on ${old.domain}.`), suggest: () => {} };
+  return { fields: h("p", null, `A new version of ${old.model}, on ${old.domain}.`), suggest: () => {}, fresh: () => false };
 }
 
 /** The fields for the name and the domain of a new model. */
 function names(domains, tenants, models) {
   const whole = session.tenant === null;
-  const tenant = whole ? h("input", { type: "text", list: "tenants", required: true, autocomplete: "off", spellcheck: "false", value: tenants[0]?.tenant ?? "" }) : null;
-  const name = h("input", { type: "text", required: true, pattern: "[a-z0-9][a-z0-9\\-]{0,62}", autocomplete: "off", spellcheck: "false" });
+  const named = (more) => h("input", { type: "text", required: true, pattern: NAME, title: "Lower-case letters, digits and hyphens", autocomplete: "off", spellcheck: "false", ...more });
+  const tenant = whole ? named({ list: "tenants", value: tenants[0]?.tenant ?? "", placeholder: "such as acme" }) : null;
+  const name = named();
   const domain = h("select", null, domains.map((d) => h("option", { value: d.domain }, `${d.domain}${d.parent === null ? " (the root alone)" : ""}`)));
   domain.value = [...domains].sort((a, b) => (a.parent === null) - (b.parent === null) || b.models - a.models)[0].domain;
   const taken = new Set(models.map((m) => m.model));
@@ -130,6 +141,8 @@ function names(domains, tenants, models) {
   const model = () => `${whole ? tenant.value.trim() : session.tenant}.${name.value.trim()}`;
   return {
     model,
+    tenant: () => tenant.value.trim(),
+    fresh: () => whole && !tenants.some((t) => t.tenant === tenant.value.trim()),
     domain: () => domain.value,
     suggest(file) {
       if (own) return;
@@ -138,7 +151,7 @@ function names(domains, tenants, models) {
       for (let i = 2; taken.has(model()); i += 1) name.value = `${stem}-${i}`;
     },
     fields: [
-      tenant && field("Tenant", tenant, tenants.length ? "Whose model it is." : "There is no tenant yet: create one first, on the page ‘Tenants’."),
+      tenant && field("Tenant", tenant, "Whose model it is: a customer, a team, or you. A new name becomes a tenant with a key of its own."),
       tenant && h("datalist", { id: "tenants" }, tenants.slice(0, 200).map((t) => h("option", { value: t.tenant }))),
       field("Name of the model", name, "Lower-case letters, digits and hyphens."),
       field("Domain", domain, "The texts that are nearest to yours. Its PLOT replaces the lower layers."),

@@ -1,11 +1,12 @@
 // The tenants and their usage over time; for a tenant's key, its own.
 
-import { get, segment, send } from "./api.js";
+import { get, segment } from "./api.js";
 import { lines } from "./chart.js";
-import { announce, callout, card, command, field, fill, h, table, title } from "./dom.js";
+import { card, fill, h, table, title } from "./dom.js";
 import { bytes, count, day, duration, figure } from "./format.js";
 import { tenantTable } from "./overview.js";
-import { refresh, session, trouble } from "./session.js";
+import { refresh, session } from "./session.js";
+import { newTenant } from "./tenant.js";
 
 const MOST = 200;
 const DAY_MIN = 1440;
@@ -21,7 +22,6 @@ export async function tenants(main, name, signal) {
 async function all(main, seen, signal) {
   const { tenants: found } = await get("/manage/tenants", signal);
   if (signal.aborted) return;
-  const made = h("div");
   fill(main, title("Tenants", "Each has its own models, keys and share of the compute."), h("div", { class: "stack" },
     seen.tenants.length > 0 && card("Usage in the last 24 hours", tenantTable(seen.tenants)),
     card(`All tenants (${count(found.length)})`, found.length ? table("Tenants", [
@@ -30,27 +30,7 @@ async function all(main, seen, signal) {
       { head: "Created", cell: (t) => day(t.created) },
     ], found.slice(0, MOST), true) : h("p", { class: "lead" }, "There are none yet. Create the first one below."),
     found.length > MOST && h("p", { class: "note" }, `The first ${MOST} are shown.`)),
-    card("New tenant", newTenant((tenant) => { announce(`Tenant ${tenant} is created`); }), made)));
-}
-
-/** A form that creates a tenant, and shows its key once. */
-export function newTenant(done) {
-  const input = h("input", { type: "text", autocomplete: "off", spellcheck: "false", required: true, maxlength: 63 });
-  const told = h("div", { "aria-live": "polite" });
-  const button = h("button", { type: "submit" }, "Create the tenant");
-  return h("form", { onsubmit: async (event) => {
-    event.preventDefault();
-    button.disabled = true;
-    try {
-      const made = await send("POST", "/manage/tenants", { tenant: input.value.trim() });
-      fill(told, callout("", h("p", null, h("b", null, made.tenant), " is created. This is its key. It is shown only now: store it."), command(made.key)));
-      input.value = "";
-      done(made.tenant);
-    } catch (error) {
-      fill(told, trouble(error));
-    }
-    button.disabled = false;
-  } }, field("Name of the tenant", input, "Lower-case letters, digits and hyphens, such as acme."), button, told);
+    card("New tenant", newTenant())));
 }
 
 async function usage(main, tenant, seen, signal) {

@@ -64,7 +64,7 @@ export function asking(modelName, { task, paired }, signal) {
     h("div", { class: "row" }, button,
       h("label", { class: "check" }, calibrated, "Calibrated scores"),
       h("label", { class: "check" }, exact, "Without the PLOT")),
-    h("p", { class: "note" }, "Calibrated: of answers with the score 0.9, nine in ten are right. Without the PLOT: the lower layers are computed, as a reference.")), out);
+    h("p", { class: "note more" }, "Calibrated: of answers with the score 0.9, nine in ten are right. Without the PLOT: the lower layers are computed, as a reference.")), out);
 }
 
 const PLACEHOLDERS = {

@@ -1,0 +1,38 @@
+// A new tenant and its first key, which is shown once.
+
+import { send } from "./api.js";
+import { announce, callout, command, field, fill, h } from "./dom.js";
+import { session, trouble } from "./session.js";
+
+export const NAME = "[a-z0-9][a-z0-9\\-]{0,62}";
+
+/** Create a tenant. The server gives its key in this answer only. */
+export const create = (tenant, signal) => send("POST", "/manage/tenants", { tenant }, signal);
+
+/** The key of a tenant that was just created, to be copied. */
+export function keyOnce({ tenant, key }) {
+  return callout("warn", h("p", null, h("b", null, `Store the key of ${tenant} now.`), " It is shown only this once."),
+    command(key), h("p", { class: "note" }, session.overview?.caller.keyless
+      ? "Programs send it to ask and to teach this tenant's models. This page needs no key yet."
+      : "With it, programs and people ask and teach this tenant's models."));
+}
+
+/** A form that creates a tenant, and shows its key once. */
+export function newTenant() {
+  const input = h("input", { type: "text", autocomplete: "off", spellcheck: "false", required: true, pattern: NAME, title: "Lower-case letters, digits and hyphens" });
+  const told = h("div", { "aria-live": "polite" });
+  const button = h("button", { type: "submit" }, "Create the tenant");
+  return h("form", { onsubmit: async (event) => {
+    event.preventDefault();
+    button.disabled = true;
+    try {
+      const made = await create(input.value.trim());
+      fill(told, keyOnce(made));
+      input.value = "";
+      announce(`Tenant ${made.tenant} is created`);
+    } catch (error) {
+      fill(told, trouble(error));
+    }
+    button.disabled = false;
+  } }, field("Name of the tenant", input, "Lower-case letters, digits and hyphens, such as acme."), h("div", null, button), told);
+}
