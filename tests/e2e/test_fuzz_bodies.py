@@ -15,10 +15,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 
+from hmi.bench.floods.server import free_port
 from hmi.resident import resident
-from tests.e2e.fuzz_seeds import READERS, Reader
+from tests.e2e.fuzz_seeds import MESSAGES, READERS, Reader
 from tests.hmi.api_world import made_folder
 from tests.hmi.server_lab import logged_server
 
@@ -125,8 +127,31 @@ async def fuzz(port: int, pid: int, reader: Reader, count: int, seed: int) -> Co
     return found
 
 
+async def fuzz_messages(address: str, count: int) -> Counter[str]:
+    """Send unsound messages to gRPC's ModelInfer. Returns the answers by their status."""
+    rng, found = random.Random(count), Counter[str]()
+    async with grpc.aio.insecure_channel(address) as channel:
+        infer = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+
+        async def client() -> None:
+            for _ in range(count // CLIENTS):
+                sent = spoilt(rng.choice(MESSAGES), MESSAGES, rng)
+                try:
+                    await infer(sent)
+                    found["OK"] += 1
+                except grpc.aio.AioRpcError as error:
+                    found[error.code().name] += 1
+                    told = f"{error.code().name} {error.details()} for {sent!r}"
+                    assert error.code() not in (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN), told
+
+        await asyncio.gather(*(client() for _ in range(CLIENTS)))
+    return found
+
+
 async def all_readers(data: Path, log: Path, count: int) -> None:
-    with logged_server(data, log) as (url, process):
+    port = free_port()
+    with logged_server(data, log, "--grpc-port", str(port)) as (url, process):
+        print(f"grpc: {dict(await fuzz_messages(f'127.0.0.1:{port}', count))}", flush=True)
         port = int(url.rpartition(":")[2])
         for reader in READERS:
             await send(port, reader, [reader.pack(seed) for seed in reader.seeds], Counter())
