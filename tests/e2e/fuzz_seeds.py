@@ -11,7 +11,7 @@ from typing import Any
 
 import zstandard
 
-from hmi.api.rpc.messages import MESSAGES as rpc
+from hmi.api.rpc.messages import MESSAGES as RPC
 
 BOUNDARY = "frontier"
 
@@ -26,6 +26,8 @@ class Reader:
     headers: dict[str, str] = field(default_factory=lambda: {"Content-Type": "application/json"})
     pack: Callable[[bytes], bytes] = bytes
     """Compresses a seed, sound or not."""
+    fraction: float = 1.0
+    """The fraction of the inputs that it gets. Calls that read plain JSON differ in their schema alone."""
 
 
 def _json(*bodies: Any) -> tuple[bytes, ...]:
@@ -101,35 +103,46 @@ TEI = _json(
 HUB = _json({"inputs": "a gene", "parameters": {"top_k": 2, "function_to_apply": "softmax"}})
 READERS = (
     Reader("infer", "/infer/acme.m", INFER),
-    Reader("infer mixed", "/infer", MIXED),
+    Reader("infer mixed", "/infer", MIXED, fraction=0.1),
     Reader("gzip", "/infer/acme.m", INFER, _packed("gzip"), gzip.compress),
     Reader("deflate", "/infer/acme.m", INFER, _packed("deflate"), zlib.compress),
     Reader("zstd", "/infer/acme.m", INFER, _packed("zstd"), zstandard.compress),
     Reader("multipart", "/manage/models", FORMS, MULTIPART),
-    Reader("spec", "/manage/models", _json({**SPEC, "data": {"path": "rows.jsonl"}})),
+    Reader("spec", "/manage/models", _json({**SPEC, "data": {"path": "rows.jsonl"}}), fraction=0.1),
     Reader(
-        "feedback", "/manage/models/acme.m/feedback", _json({"labels": [{"id": "x", "label": "finance"}]})
+        "feedback",
+        "/manage/models/acme.m/feedback",
+        _json({"labels": [{"id": "x", "label": "finance"}]}),
+        fraction=0.1,
     ),
-    Reader("oip", "/v2/models/acme.m/infer", OIP),
+    Reader("oip", "/v2/models/acme.m/infer", OIP, fraction=0.1),
     Reader(
         "oip binary",
         "/v2/models/acme.m/infer",
         (BINARY, BINARY[:-3], _HEAD),
         {"Content-Type": "application/octet-stream", "Inference-Header-Content-Length": str(len(_HEAD))},
     ),
-    Reader("openai embeddings", "/v1/embeddings", EMBED),
-    Reader("openai jobs", "/v1/fine_tuning/jobs", TUNE),
+    Reader("openai embeddings", "/v1/embeddings", EMBED, fraction=0.1),
+    Reader("openai jobs", "/v1/fine_tuning/jobs", TUNE, fraction=0.1),
     Reader("openai files", "/v1/files", UPLOADED, MULTIPART),
-    Reader("tei embed", "/embed", TEI, {"Content-Type": "application/json", "X-Model": "acme.m"}),
-    Reader("tei predict", "/predict", TEI, {"Content-Type": "application/json", "X-Model": "acme.m"}),
-    Reader("hub", "/hf/acme.m", HUB),
+    Reader(
+        "tei embed", "/embed", TEI, {"Content-Type": "application/json", "X-Model": "acme.m"}, fraction=0.1
+    ),
+    Reader(
+        "tei predict",
+        "/predict",
+        TEI,
+        {"Content-Type": "application/json", "X-Model": "acme.m"},
+        fraction=0.1,
+    ),
+    Reader("hub", "/hf/acme.m", HUB, fraction=0.1),
     Reader("rows", "/manage/check", CHECKED, MULTIPART),
 )
 
 
 def _message(texts: list[bytes], *, raw: bool) -> bytes:
     """A request of gRPC's ModelInfer for acme.m, with its texts in the tensor's contents or beside it."""
-    request = rpc["ModelInferRequest"](model_name="acme.m", id="1")
+    request = RPC["ModelInferRequest"](model_name="acme.m", id="1")
     tensor = request.inputs.add(name="TEXT", datatype="BYTES", shape=[len(texts)])
     if raw:
         packed = b"".join(len(text).to_bytes(4, "little") + text for text in texts)
