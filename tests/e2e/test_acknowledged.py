@@ -42,6 +42,8 @@ class Trial:
     right: list[Any] = field(default_factory=list)
     """The outputs of the model for TEXTS, as the first server gave them."""
     wrong: list[str] = field(default_factory=list)
+    lost: list[str] = field(default_factory=list)
+    """Requests that got no whole answer although a server had taken their connection."""
     answers: int = 0
     count: int = 0
 
@@ -60,18 +62,25 @@ class Http:
     async def call(self, method: str, path: str, body: Any = None, key: str | None = None) -> Any:
         """Send a request. Raises Refused if the server stops, and one of GONE if no whole answer came."""
         headers = {"Authorization": f"Bearer {key}"} if key else {}
-        async with self.session.request(method, path, json=body, headers=headers) as answer:
-            text = await answer.read()
-            if answer.status == 503:
-                raise Refused
-            if answer.status >= 400:
-                raise AssertionError(f"{method} {path}: {answer.status} {text!r}")
-            return json.loads(text) if text else None
+        try:
+            async with self.session.request(method, path, json=body, headers=headers) as answer:
+                status, text = answer.status, await answer.read()
+        except aiohttp.ClientConnectorError:
+            raise  # nobody listens
+        except GONE as error:
+            self.trial.lost.append(f"{method} {path}: {error!r}")
+            raise
+        if status == 503:
+            raise Refused
+        assert status < 400, f"{method} {path}: {status} {text!r}"
+        return json.loads(text) if text else None
 
 
 @asynccontextmanager
 async def http(url: str, trial: Trial) -> AsyncIterator[Http]:
-    async with aiohttp.ClientSession(url, timeout=aiohttp.ClientTimeout(60)) as session:
+    # A connection for each request: one that stays open may be closed by either side at any time.
+    once = aiohttp.TCPConnector(force_close=True)
+    async with aiohttp.ClientSession(url, connector=once, timeout=aiohttp.ClientTimeout(60)) as session:
         yield Http(session, trial)
 
 
@@ -179,6 +188,7 @@ async def checked(trial: Trial, on: Http) -> list[str]:
 async def one_round(trial: Trial, log: Path, way: signal.Signals, rng: random.Random) -> None:
     with logged_server(trial.data, log) as (url, process):
         await changes_until(url, process, trial, way, rng)
+    assert way is signal.SIGKILL or not trial.lost, trial.lost[:3]
     assert process.returncode == (-way if way is signal.SIGKILL else 0), log.read_text()[-2000:]
 
 

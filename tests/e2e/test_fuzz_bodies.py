@@ -14,10 +14,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 
+from hmi.bench.floods.server import free_port
 from hmi.resident import resident
-from tests.e2e.fuzz_seeds import READERS, Reader
+from tests.e2e.fuzz_seeds import MESSAGES, READERS, Reader
 from tests.hmi.server_lab import logged_server
 
 INPUTS = int(os.environ.get("HMI_INPUTS", "100000"))
@@ -26,6 +28,7 @@ GROWTH = 96 << 20
 """The most memory, in bytes, by which the server may grow while one reader is fuzzed."""
 SOUND = {503, 504}
 """The 5xx that a sound server answers, too: it is overloaded, or a drawn deadline passed."""
+FAULTS = (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN)
 ODD = (
     *(b"null", b"[]", b"{}", b"-1", b"1e999", b"NaN", b'"\\ud800"', b'"\\u0000"', b"[[[[[[[[", b"true"),
     *(b"\xff\xfe", b"\x00", b"\r\n\r\n", b"--frontier--", b'{"inputs":', b"../../etc/passwd", b"9" * 400),
@@ -123,12 +126,38 @@ async def fuzz(port: int, pid: int, reader: Reader, count: int, seed: int) -> Co
     return found
 
 
+async def fuzz_messages(address: str, count: int) -> Counter[str]:
+    """Send unsound messages to gRPC's ModelInfer. Returns the answers by their status."""
+    rng, found, wrong = random.Random(count), Counter[str](), list[str]()
+    async with grpc.aio.insecure_channel(address) as channel:
+        infer = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+
+        async def client() -> None:
+            for _ in range(count // CLIENTS):
+                sent = spoilt(rng.choice(MESSAGES), MESSAGES, rng)
+                try:
+                    await infer(sent)
+                    found["OK"] += 1
+                except grpc.aio.AioRpcError as error:
+                    found[error.code().name] += 1
+                    told = f"{error.code().name} {error.details()} for {sent!r}"
+                    wrong.extend([told] if error.code() in FAULTS else [])
+
+        for message in MESSAGES:
+            await infer(message)
+        await asyncio.gather(*(client() for _ in range(CLIENTS)))
+    assert not wrong, wrong[:3]
+    return found
+
+
 async def all_readers(data: Path, log: Path, count: int) -> None:
-    with logged_server(data, log) as (url, process):
+    port = free_port()
+    with logged_server(data, log, "--grpc-port", str(port)) as (url, process):
+        print(f"grpc: {dict(await fuzz_messages(f'127.0.0.1:{port}', count))}", flush=True)
         port = int(url.rpartition(":")[2])
         for reader in READERS:
             await send(port, reader, [reader.pack(seed) for seed in reader.seeds], Counter())
-            found = await fuzz(port, process.pid, reader, count, seed=count)
+            found = await fuzz(port, process.pid, reader, int(count * reader.fraction), seed=count)
             print(f"{reader.name}: {dict(found)}", flush=True)
             assert set(found) - {200}, "nothing was refused: the inputs were not unsound"
     assert "Traceback" not in log.read_text()
