@@ -100,4 +100,5 @@ def batches(inputs: Iterable[Any], most: int) -> Iterator[Batch]:
 def _characters(item: Any) -> int:
     if isinstance(item, str):
         return len(item)
-    return sum(len(v) if isinstance(v, str) else sum(len(w) for w in v) for v in item.values())
+    values = [each for value in item.values() for each in (value if isinstance(value, list) else [value])]
+    return sum(len(each) for each in values if isinstance(each, str))  # the server names a wrong one's place

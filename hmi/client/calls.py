@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 from urllib.parse import quote
 
-from hmi.client.errors import ApiError, DeadlineExceeded, from_answer
+from hmi.client.errors import ApiError, DeadlineExceeded, InvalidInput, from_answer
 from hmi.client.uploads import Upload
 
 T = TypeVar("T")
@@ -34,7 +34,8 @@ class Call:
     def payload(self, elapsed_s: float) -> bytes | None:
         """Return the JSON to send `elapsed_s` seconds after the call began; None without a body.
 
-        The deadline in it is what is left of the caller's. Raises DeadlineExceeded if nothing is left.
+        The deadline in it is what is left of the caller's. Raises DeadlineExceeded if nothing is left, and
+        InvalidInput for a text that UTF-8 cannot hold.
         """
         if self.body is None:
             return None
@@ -45,7 +46,13 @@ class Call:
             if left < SHORT_MS:
                 raise DeadlineExceeded(f"no answer within the deadline of {deadline:g} ms")
             body = {**body, "parameters": {**body["parameters"], "deadline_ms": left}}
-        return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
+        try:
+            return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
+        except UnicodeEncodeError as error:
+            raise InvalidInput(
+                f"a text has half of a surrogate pair, {error.object[error.start]!a}, which UTF-8 cannot "
+                "hold: write the character itself"
+            ) from error
 
     @property
     def fresh(self) -> bool:

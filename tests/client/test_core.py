@@ -14,6 +14,8 @@ import pytest
 
 import hmi
 from hmi.client.answers import JobStatus
+from hmi.client.batches import batches
+from hmi.client.calls import infer
 from hmi.client.errors import ApiError, InvalidInput, Unreachable, seconds
 from hmi.client.progress import shown
 from hmi.client.retrying import Attempts
@@ -67,6 +69,18 @@ def test_numbers_of_numpy_are_numbers_and_other_things_are_refused() -> None:
         list(lines([{"text": object()}]))
     with pytest.raises(InvalidInput, match="no source of rows"):
         opener(5, "data")  # type: ignore[arg-type]
+
+
+def test_wrong_inputs_reach_the_server_which_names_their_places() -> None:
+    wrong = [{"text": None}, ["a", 5], {"tokens": 5}]
+    assert [batch.inputs for batch in batches(wrong, 9)] == [
+        [{"text": None}, {"tokens": ["a", 5]}, {"tokens": 5}]
+    ]
+
+
+def test_half_of_a_surrogate_pair_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="half of a surrogate pair"):
+        infer("/infer/acme.mood", {"inputs": ["\ud800"]}).payload(0.0)
 
 
 def test_what_is_compressed_already_is_sent_as_it_is() -> None:
