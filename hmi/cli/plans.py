@@ -132,4 +132,6 @@ def _parsed(value: Any, name: str, where: str) -> Any:
     try:
         return json.loads(value) if isinstance(value, str) else value
     except ValueError as error:
-        raise InvalidInput(f"{where}: {name} is not JSON ({error}): give it as JSON text", field=name) from error
+        raise InvalidInput(
+            f"{where}: {name} is not JSON ({error}): give it as JSON text", field=name
+        ) from error

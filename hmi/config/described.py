@@ -46,7 +46,7 @@ def settings() -> tuple[Setting, ...]:
     found = []
     for name, default in DEFAULTS.items():
         number = isinstance(default, int | float) and not isinstance(default, bool)
-        unit = UNITS.get(name.rpartition("_")[2], "") if number else ""
+        unit = _unit(name) if number else ""
         shown = _range(name, unit) if number else ""
         found.append(Setting(name, amount(default, unit), unit, shown, about.get(name, "")))
     return tuple(found)
@@ -103,6 +103,12 @@ def _texts() -> dict[str, str]:
         ):
             texts[field.target.id] = " ".join(str(after.value.value).split())
     return texts
+
+
+def _unit(name: str) -> str:
+    """Return the unit of a numeric setting, such as `bytes`, or `bytes a second` for a rate."""
+    last = name.removesuffix("_per_s").rpartition("_")[2]
+    return f"{last} a second" if name.endswith("_per_s") else UNITS.get(last, "")
 
 
 def _range(name: str, unit: str) -> str:
