@@ -18,7 +18,13 @@ from hmi.config.sources import unknown_variables
 from hmi.config.values import flag, from_text
 from hmi.errors import InvalidInput
 
-METAVARS: Final = {"bytes": "SIZE", "tokens": "TOKENS", "seconds": "SECONDS", "milliseconds": "MS"}
+METAVARS: Final = {
+    "bytes": "SIZE",
+    "tokens": "TOKENS",
+    "seconds": "SECONDS",
+    "milliseconds": "MS",
+    **dict.fromkeys(("bytes a second", "requests a second", "tokens a second"), "RATE"),
+}
 """The help's name of a value, by its unit."""
 
 

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from hmi.cli import cli
+from hmi.cli.serve import METAVARS
 from hmi.config import Settings
-from hmi.config.described import commented
+from hmi.config.described import commented, settings
 from hmi.config.settings import DEFAULTS
 from hmi.config.sources import gather, read, unknown_variables
 from hmi.config.values import environment, flag
@@ -143,3 +144,11 @@ def test_check_names_every_problem_of_the_machine(tmp_path: Path, capsys: pytest
         assert part in told, told
     told = hmi(capsys, "config", "check", toml(tmp_path, "port = -1\nprot = 2\n"), code=1)
     assert told.count("error:") == 2
+
+
+def test_a_rate_is_not_a_time() -> None:
+    units = {setting.name: setting.unit for setting in settings()}
+    assert units["io_bytes_per_s"] == "bytes a second"
+    assert (units["queue_s"], units["batch_ms"], units["pool_bytes"]) == ("seconds", "milliseconds", "bytes")
+    rates = {unit for name, unit in units.items() if name.endswith("_per_s")}
+    assert {METAVARS[unit] for unit in rates} == {"RATE"}
