@@ -112,12 +112,6 @@ def _texts() -> dict[str, str]:
     return texts
 
 
-def _unit(name: str) -> str:
-    """Return the unit of a numeric setting, such as `bytes`, or `bytes a second` for a rate."""
-    last = name.removesuffix("_per_s").rpartition("_")[2]
-    return f"{last} a second" if name.endswith("_per_s") else UNITS.get(last, "")
-
-
 def _range(name: str, unit: str) -> str:
     least, most = bounds(name)
     if most >= ENDLESS:
