@@ -275,6 +275,8 @@ class ModelVersion(Answer):
     tokens: list[dict[str, Any]] = []
     rest: str = "fp16"
     held_back: str | None = None
+    known: list[float] = []
+    entity_calibration: dict[str, Any] | list[float] | None = None
     metrics: dict[str, Any] = {}
     bytes: int
     created: str
@@ -305,6 +307,8 @@ class Model(Answer):
     metrics: dict[str, Any] = {}
     bytes: int
     objective: Objective = Objective()
+    known_share: float | None = None
+    known_threshold: float | None = None
     cascade: dict[str, Any] | None = None
     exits: Exits | None = None
     tokens: dict[str, Any] = {}

@@ -210,7 +210,7 @@ async def test_a_call_is_tokenised_in_turns(home: Home, monkeypatch: pytest.Monk
         while len(read) < 3:
             await asyncio.sleep(0.001)
         before = len(read)
-        ((_, windows),) = await admission.admit([TextRequest(OTHER, "a quiet text")])
+        ((_, windows, _),) = await admission.admit([TextRequest(OTHER, "a quiet text")])
         assert len(windows[0]) == 5
         assert read.index("a quiet text") <= before + 1, "one text of the flood that was begun, and no more"
         flood.cancel()

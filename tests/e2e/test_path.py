@@ -169,7 +169,7 @@ async def test_a_rollback_brings_back_the_old_answers(home: Home) -> None:
         (MOOD, ["a", "b"], "is a classification model: give a text"),
         (MOOD, ("a", "b"), "is a classification model"),
         (PAIRS, "a", "is a pair model"),
-        (TAGS, "a", "is a tagging model: give tokens"),
+        (TAGS, ("a", "b"), "is a tagging model"),
     ],
 )
 async def test_bad_inputs_name_the_field(home: Home, model: ModelId, text: Text, message: str) -> None:

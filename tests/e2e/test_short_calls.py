@@ -23,7 +23,7 @@ async def test_a_short_call_runs_at_once_if_it_is_next(home: Home) -> None:
         await loader.load(model, exact=False)
     async with admitting(loader, later=begin) as admission:  # nobody gives turns until `begin`
         for model in (MOOD, OTHER):
-            ((bundle, windows),) = await admission.admit([TextRequest(model, "a quiet text")])
+            ((bundle, windows, _),) = await admission.admit([TextRequest(model, "a quiet text")])
             assert bundle.model == model
             assert len(windows) == 1
         assert not admission._waiting
@@ -32,7 +32,7 @@ async def test_a_short_call_runs_at_once_if_it_is_next(home: Home) -> None:
         waiting = [asyncio.create_task(admission.admit(call)) for call in calls]
         await asyncio.sleep(0.05)
         admission._turns.charge("acme", 1.0)
-        ((bundle, _),) = await admission.admit([TextRequest(OTHER, "a quiet text")])
+        ((bundle, _, _),) = await admission.admit([TextRequest(OTHER, "a quiet text")])
         assert bundle.model == OTHER, "a loud tenant's call waits, but this one is next"
         admission._turns.charge("globex", 2.0)
         waiting.append(asyncio.create_task(admission.admit([TextRequest(OTHER, "a quiet text")])))
@@ -45,7 +45,7 @@ async def test_a_short_call_runs_at_once_if_it_is_next(home: Home) -> None:
 
 async def test_a_short_call_for_a_model_that_is_not_in_memory_waits_for_its_load(home: Home) -> None:
     async with admitting(loader_of(home)) as admission:
-        ((bundle, _),) = await admission.admit([TextRequest(MOOD, "a quiet text")])
+        ((bundle, _, _),) = await admission.admit([TextRequest(MOOD, "a quiet text")])
         assert bundle.model == MOOD
         assert not admission._waiting
 

@@ -147,18 +147,15 @@ def test_a_batch_without_a_terminal_tells_of_each_as_it_ends(capsys: pytest.Capt
     }
     good = Outcome("acme.one", "succeeded", seconds=3.0, figures=figures)
     bad = Outcome("zeta.two", "failed", "row 3: `label` is missing")
-    seen: list[str] = []
 
     def run(show: batch.Callable[[Outcome], None]) -> list[Outcome]:
         for outcome in (good, bad):
             show(outcome)
-            seen.append(capsys.readouterr().err)
         return [good, bad]
 
-    assert batch.run_with_bar(2, run) == 1
-    assert seen[0].startswith("1/2 acme.one succeeded")
-    assert "score accuracy 0.9" in seen[0]
-    assert "row 3" in seen[1]
+    assert batch.run_with_bar(2, run) == ([good, bad], True)
+    assert "zeta.two failed: row 3" in capsys.readouterr().err
+    assert batch.summary([good, bad]) == 1
     table = capsys.readouterr().out
     for part in ("SCORE", "EPOCHS", "SIZE", "accuracy 0.9 on 40 held-out rows", "0.5 MiB", "row 3"):
         assert part in table

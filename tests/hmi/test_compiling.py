@@ -104,7 +104,7 @@ async def test_a_server_that_compiles_says_so_and_can_be_stopped(
     monkeypatch.setattr(server, "compile_all", compile_all)
     services = build_services(Settings(data=tmp_path / "data", job_workers=0))
     with server._listen("127.0.0.1", 0) as listener:
-        serving = asyncio.create_task(server._serve(services, listener, "http://127.0.0.1"))
+        serving = asyncio.create_task(server._serve(services, listener, "http://127.0.0.1", None))
         await until(begun.is_set)
         async with ClientSession(f"http://127.0.0.1:{listener.getsockname()[1]}") as client:
             told = {}
@@ -127,4 +127,4 @@ async def test_a_server_without_its_kernels_ends(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(server, "compile_all", compile_all)
     services = build_services(Settings(data=tmp_path / "data", job_workers=0))
     with server._listen("127.0.0.1", 0) as listener, pytest.raises(Unavailable, match="no kernels"):
-        await server._serve(services, listener, "http://127.0.0.1")
+        await server._serve(services, listener, "http://127.0.0.1", None)

@@ -74,7 +74,7 @@ def test_deleting_a_tenant_removes_all_that_is_its_own(manager: Manager, tmp_pat
         add_model(manager, f"{name}.mood", plot, f"j-{name}", 1.0)
         add_model(manager, f"{name}.own", plot, f"k-{name}", float(len(name) + ord(name[0])))
     secret = manager.create_model("acme.new", domain="tiny", task="pair", data=PAIRS)
-    assert manager.delete_tenant("acme") == {"models": 2, "keys": 1, "jobs": 1, "artefacts": 1}
+    assert manager.delete_tenant("acme") == {"models": 2, "keys": 1, "jobs": 1, "files": 0, "artefacts": 1}
     assert not (tmp_path / "data" / "jobs" / secret.job).exists()
     assert manager.jobs() == []
     assert [f"{m.tenant}.{m.name}" for m in manager.models()] == ["beta.mood", "beta.own"]

@@ -108,6 +108,8 @@ def moved(data: Path, one: str, two: str) -> dict[str, float]:
     out = {"module": 0.0, "head": 0.0}
     for name, value in before[1].items():
         part = name.partition(".")[0]
+        if part not in out:
+            continue
         out[part] = max(out[part], float((after[1][name].float() - value.float()).abs().max()))
     return out
 

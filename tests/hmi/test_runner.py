@@ -208,7 +208,7 @@ def test_a_deleted_tenants_job_is_stopped_and_its_folder_goes(lab: Lab) -> None:
     job = lab.submit(runner, "count", {"data": b"secret"}, steps=100_000)
     pid = lab.counting(job)
     other = lab.runner(workers=0)
-    _, _, jobs = lab.registry.delete_tenant("acme")
+    _, _, jobs, _ = lab.registry.delete_tenant("acme")
     # By the runner of another process: the job finds its record gone and removes its own folder.
     other.forget(jobs)
     assert gone(pid)
@@ -222,7 +222,7 @@ def test_a_job_whose_process_has_gone_is_not_said_to_run(lab: Lab, how: str) -> 
     settles its state by its lock."""
     runner, target = lab.runner(), {"steps": 1000, "model": "acme.m"}
     job = lab.submit(runner, "count", **target)
-    child = Child(lab.settings.data, JobFolder(lab.layout.jobs, job), job, BODIES)
+    child = Child(lab.settings, JobFolder(lab.layout.jobs, job), job, BODIES)
     pid = lab.counting(job)
     runner.recover()
     assert runner.refresh(job).state == "running", "its process has the lock"

@@ -13,7 +13,7 @@ import pytest
 
 import plot_store
 from hmi import errors
-from hmi.api.errors import known, status_of
+from hmi.api.errors import STATUS, known
 from hmi.config import Settings
 from hmi.core import DomainId
 from hmi.manager import Manager
@@ -68,7 +68,7 @@ def test_each_error_becomes_ours_with_the_stores_words(theirs: type[PlotStoreErr
         assert answered is None, "a bug of ours: the server logs it and tells no details"
     else:
         assert answered is not None
-        assert (status_of(answered), answered.message) == (status, "what is wrong: the cure")
+        assert (STATUS[answered.kind], answered.message) == (status, "what is wrong: the cure")
 
 
 def test_a_disk_that_fails_once_is_unavailable_and_then_all_is_well(

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hmi.engine.weights import Weights
 
 from hmi.config import Settings
 from hmi.core import KeyRecord, TenantRecord
 from hmi.engine import Engine
 from hmi.errors import InvalidInput
 from hmi.manager import Manager
+from hmi.stores.tenant_cache import TenantCache
 from tests.hmi.api_world import World, hmi, running, tenant
 from tests.waiting import until
 
@@ -28,17 +28,17 @@ def test_a_tenants_weight_is_read_from_old_records_and_changes_at_once(tmp_path:
         old = TenantRecord.model_validate_json('{"tenant": "acme", "created": "2026-01-01T00:00:00Z"}')
         key = KeyRecord(key_id="k", sha256="0" * 64, tenant="acme", scopes=("infer",), created="")
         manager.registry.create_tenant(old, key)
-        weights = Weights(manager.registry)
-        assert weights.of("acme") == 1.0
+        weights = TenantCache(manager.registry)
+        assert weights.weight("acme") == 1.0
         assert manager.set_tenant("acme", weight=2.5).weight == 2.5
-        assert weights.of("acme") == 2.5, "a running engine need not restart"
+        assert weights.weight("acme") == 2.5, "a running engine need not restart"
         assert manager.set_tenant("acme").weight == 2.5, "nothing given, nothing changed"
-        assert weights.of("nobody") == 1.0
+        assert weights.weight("nobody") == 1.0
         for wrong in (0.0, -1.0, 1e9, float("nan")):
             with pytest.raises(InvalidInput, match="weight"):
                 manager.set_tenant("acme", weight=wrong)
         manager.delete_tenant("acme")
-        assert weights.of("acme") == 1.0
+        assert weights.weight("acme") == 1.0
     finally:
         manager.close()
 
@@ -47,7 +47,7 @@ def test_a_registry_is_read_once_until_it_changes(tmp_path: Path, monkeypatch: p
     manager = Manager(_settings(tmp_path))
     try:
         manager.create_tenant("acme", weight=3.0)
-        weights, read = Weights(manager.registry), manager.registry.tenant
+        weights, read = TenantCache(manager.registry), manager.registry.tenant
         reads: list[str] = []
 
         def counted(name: str) -> TenantRecord:
@@ -55,7 +55,7 @@ def test_a_registry_is_read_once_until_it_changes(tmp_path: Path, monkeypatch: p
             return read(name)
 
         monkeypatch.setattr(manager.registry, "tenant", counted)
-        assert [weights.of("acme") for _ in range(5)] == [3.0] * 5
+        assert [weights.weight("acme") for _ in range(5)] == [3.0] * 5
         assert reads == ["acme"]
     finally:
         manager.close()

@@ -26,7 +26,7 @@ async def file(call: Call) -> web.StreamResponse:
 
 async def dashboard(call: Call) -> web.StreamResponse:
     """Redirect to the page."""
-    return web.Response(status=308, headers={"Location": "./"})
+    return web.Response(text="the page is at ./\n", status=308, headers={"Location": "./"})
 
 
 def _answer(call: Call, name: str) -> web.StreamResponse:
