@@ -47,6 +47,7 @@ COMPUTES = {
     "profile cascade",
     "profile executors",
     "profile stages",
+    "reference",
     "root export-locality",
     "root import",
     "root measure",
