@@ -97,8 +97,8 @@ def prune(target: Target, *, keep: int) -> Pruned:
     """Remove all but the newest `keep` backups, and the contents that no backup needs any more.
 
     A manifest is removed before the objects that only it names, so a pruning that is killed leaves no backup
-    that lacks something. Raises InvalidInput, NotFound (there is no backup), Conflict (a backup is being made),
-    Damaged (a manifest that is to stay), Unavailable.
+    that lacks something. Raises InvalidInput, NotFound (there is no backup), Conflict (a backup is being
+    made), Damaged (a manifest that is to stay), Unavailable.
     """
     if keep < 1:
         raise InvalidInput("keep at least 1 backup", field="keep")
