@@ -85,6 +85,9 @@ class Small:
     asked: list[dict[str, Any]] = field(default_factory=list)
 
     def __call__(self, route: Any) -> None:
+        if route.request.method != "POST":  # the list of roots
+            route.continue_()
+            return
         self.asked.append(body := route.request.post_data_json)
         small = {
             "source": str(self.source),
