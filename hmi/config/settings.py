@@ -207,6 +207,10 @@ class Settings:
         for name, needed in NEEDED.items():
             if getattr(self, name) is not None and getattr(self, needed) is None:
                 raise missing(name, needed)
+        if self.grpc_port and self.grpc_port == self.port:
+            raise InvalidInput(
+                f"grpc_port is port, {self.port}: give gRPC a port of its own", field="grpc_port"
+            )
 
     def runs(self, stage: str) -> bool:
         """Return whether a server with these settings may run a stage of `STAGES`."""

@@ -152,3 +152,9 @@ def test_a_rate_is_not_a_time() -> None:
     assert (units["queue_s"], units["batch_ms"], units["pool_bytes"]) == ("seconds", "milliseconds", "bytes")
     rates = {unit for name, unit in units.items() if name.endswith("_per_s")}
     assert {METAVARS[unit] for unit in rates} == {"RATE"}
+
+
+def test_grpc_has_a_port_of_its_own() -> None:
+    with pytest.raises(InvalidInput, match="give gRPC another one"):
+        Settings(port=9000, grpc_port=9000)
+    assert Settings(port=0, grpc_port=0).grpc_port == 0
