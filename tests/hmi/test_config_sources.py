@@ -155,6 +155,6 @@ def test_a_rate_is_not_a_time() -> None:
 
 
 def test_grpc_has_a_port_of_its_own() -> None:
-    with pytest.raises(InvalidInput, match="give gRPC another one"):
+    with pytest.raises(InvalidInput, match="give gRPC a port of its own"):
         Settings(port=9000, grpc_port=9000)
     assert Settings(port=0, grpc_port=0).grpc_port == 0
