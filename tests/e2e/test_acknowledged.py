@@ -187,6 +187,7 @@ async def checked(trial: Trial, on: Http) -> list[str]:
 
 
 async def one_round(trial: Trial, log: Path, way: signal.Signals, rng: random.Random) -> None:
+    trial.lost.clear()
     with logged_server(trial.data, log) as (url, process):
         await changes_until(url, process, trial, way, rng)
     assert way is signal.SIGKILL or not trial.lost, trial.lost[:3]

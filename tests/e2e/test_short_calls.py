@@ -40,7 +40,7 @@ async def test_a_short_call_runs_at_once_if_it_is_next(home: Home) -> None:
         assert not any(task.done() for task in waiting), "others received less, or sent before"
         begin.set()
         long, short, late = await asyncio.gather(*waiting)
-        assert [bundle.model for bundle, _ in (*long, *short, *late)] == [MOOD, MOOD, OTHER]
+        assert [bundle.model for bundle, _, _ in (*long, *short, *late)] == [MOOD, MOOD, OTHER]
 
 
 async def test_a_short_call_for_a_model_that_is_not_in_memory_waits_for_its_load(home: Home) -> None:
