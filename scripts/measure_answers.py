@@ -123,7 +123,7 @@ def words(model: Model, test: Path) -> None:
 
 
 def known(model: Model, own: Path, foreign: Sequence[Path]) -> None:
-    """Print how well foreign texts are told from own ones."""
+    """Print how well the model distinguishes foreign texts from its own."""
     limit = threshold_of(model.version.known, 0.97)
     assert limit is not None, "the model has no threshold"
     mine = _texts(own)

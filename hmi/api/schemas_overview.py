@@ -48,7 +48,8 @@ class PointView(UseView):
     p95_ms: float | None = Field(description=f"The time within which 95% were answered{OWN}.")
     queue_texts: int | None = Field(description=f"Texts that waited at its end{OWN}.")
     known: bool = Field(
-        description="False: so many tenants were busier that this tenant's figures were not kept."
+        description="False if the server did not keep this tenant's figures of the minute, since many other "
+        "tenants were busier."
     )
 
 

@@ -102,7 +102,7 @@ def prune(target: Target, *, keep: int) -> Pruned:
     """
     if keep < 1:
         raise InvalidInput("keep at least 1 backup", field="keep")
-    newest(target)  # a mistyped place is told, and no folder is made there
+    newest(target)  # raises for a mistyped place, before `claimed` makes a folder there
     with claimed(target, "prune"):
         names = target.sizes(BACKUPS)
         backups = complete(names)

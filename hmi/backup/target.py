@@ -38,7 +38,7 @@ class Target(Protocol):
         """Remove files. Those that are gone already are ignored."""
 
     def lies_in(self, folder: Path) -> bool:
-        """Whether the place is this folder of the machine, or below it."""
+        """Return True if the place is `folder`, a folder of this machine, or lies below it."""
 
 
 def open_target(place: str, *, below: str = "") -> Target:

@@ -63,11 +63,9 @@ class Files:
     def checked(self, record: FileRecord) -> Path:
         """The content of a file, all bytes of which are compared with their checksum. Raises Damaged."""
         path = self._folder / record.file
-        try:
+        with suppress(FileNotFoundError):
             if _sha256(path) == record.sha256:
                 return path
-        except FileNotFoundError:
-            pass
         raise Damaged(f"the content of file {record.file} is missing or damaged: delete it and send it again")
 
     def delete(self, file: str) -> None:

@@ -34,7 +34,7 @@ class Split:
     """The row that each element of `encoded` belongs to; None: `encoded[i]` belongs to `rows[i]`."""
 
     def upto(self, rows: int) -> Split:
-        """The first so many rows, with their windows."""
+        """Return the first `rows` rows, with their windows."""
         if rows >= len(self.rows):
             return self
         count = rows if self.owners is None else sum(owner < rows for owner in self.owners)

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from hmi.api.local import LocalCalls
-from hmi.backup.collection import newest, verify
+from hmi.backup.collection import entries, newest, verify
 from hmi.backup.create import create
 from hmi.backup.restore import restore
 from hmi.backup.target import open_target
@@ -121,7 +121,8 @@ class Load:
                 return
 
 
-def back_up_under_load(home: Home, folder: Path, count: int) -> None:
+def back_up_under_load(home: Home, folder: Path, count: int) -> int:
+    """Make and check backups while the server is loaded. Returns how many there are at the end."""
     data = folder / "data"
     shutil.copytree(home.settings.data, data)
     target = open_target(str(folder / "backups"))
@@ -141,6 +142,7 @@ def back_up_under_load(home: Home, folder: Path, count: int) -> None:
                 check(target_place=folder / "backups", new=folder / "new", before=before)
         plots.close()
         registry.close()
+    return len(entries(target))
 
 
 def check(target_place: Path, new: Path, before: dict[str, Any]) -> None:
@@ -161,10 +163,10 @@ def check(target_place: Path, new: Path, before: dict[str, Any]) -> None:
 
 def test_backups_under_load(home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HMI_PRECISION", "fp32")  # what is fastest may differ between two processes
-    back_up_under_load(home, tmp_path, 1)
+    assert back_up_under_load(home, tmp_path, 1) == 1
 
 
 @pytest.mark.slow
 def test_many_backups_under_load(home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HMI_PRECISION", "fp32")
-    back_up_under_load(home, tmp_path, 20)
+    assert back_up_under_load(home, tmp_path, 20) == 20

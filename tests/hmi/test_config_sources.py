@@ -1,4 +1,4 @@
-"""Settings from flags, variables and a TOML file: who wins, and how wrong ones are told."""
+"""Settings from flags, variables and a TOML file: which source wins, and the errors for wrong values."""
 
 from __future__ import annotations
 

@@ -191,7 +191,7 @@ class Gate:
 
 
 def told(call: RpcCall, error: Exception) -> tuple[HmiError, str]:
-    """The error that a client is told, and its message. Errors of the server are logged."""
+    """Return the error that the client gets, and its message. Errors of the server are logged."""
     services, ours = call.services, known(error)
     if ours is None:
         log.error("request %s: %s failed", call.id, call.method, exc_info=error)

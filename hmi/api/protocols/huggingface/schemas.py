@@ -136,10 +136,11 @@ class HubEntity(Answer):
 class HubAnswer(
     RootModel[list[list[Label]] | list[HubEntity] | list[list[HubEntity]] | list[list[float]] | list[float]]
 ):
-    """What the task of the model answers.
+    """An answer in the form that the model's task has on the hub.
 
-    Labels: for each input its labels, the best first. Entities: those of the text, or for a list of texts
-    those of each. Embeddings: one for each input. A comparison: the similarity of each sentence.
+    Classification gives a list of labels for each input, the best first. Tagging gives the entities of the
+    text, or for a list of texts a list of each text's entities. An embedding model gives a vector for each
+    input. A comparison of sentences gives a similarity for each of them.
     """
 
 
