@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 import shutil
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -114,11 +115,13 @@ class Load:
         return path
 
     def _finish(self, made: dict[str, Any]) -> None:
-        while not self.stop.wait(0.1):
-            view = self.client.request("GET", f"/manage/jobs/{made['job']}")
-            if view["state"] in ENDED:
-                assert view["state"] == "succeeded", view
-                return
+        """Wait for the job's end, also after `stop`: what comes next needs what the job makes."""
+        path = f"/manage/jobs/{made['job']}"
+        give_up = time.monotonic() + 120
+        while (view := self.client.request("GET", path))["state"] not in ENDED:
+            assert time.monotonic() < give_up, view
+            time.sleep(0.1)
+        assert view["state"] == "succeeded", view
 
 
 def back_up_under_load(home: Home, folder: Path, count: int) -> int:
