@@ -92,7 +92,7 @@ class Small:
         small = {
             "source": str(self.source),
             "text": {"path": "general.txt"},
-            "options": {"steps": 0, "upper_steps": 0},
+            "options": {"steps": 100_000},  # it does not end before it is cancelled
         }
         instead = {"source": "no-such-package"} if len(self.asked) == 1 else small
         route.continue_(post_data=json.dumps({**body, **instead}))
@@ -104,7 +104,7 @@ def test_the_first_visit_imports_the_default_root_by_keyboard_alone(
     with serving(tmp_path / "data") as (url, _):
         ready(url)
         (tmp_path / "data" / "uploads").mkdir(exist_ok=True)
-        (tmp_path / "data" / "uploads" / "general.txt").write_text("\n".join(random_texts(110, seed=1)))
+        (tmp_path / "data" / "uploads" / "general.txt").write_text("\n".join(random_texts(600, seed=1)))
         with looking(browser, url) as sight:
             page, small = sight.page, Small(tiny_source)
             page.route("**/manage/roots", small)
