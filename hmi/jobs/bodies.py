@@ -7,6 +7,8 @@ import importlib
 from collections.abc import Mapping
 from typing import Any, cast
 
+from hmi_kernels import jit
+
 from hmi.core import JobKind
 from hmi.jobs.runtime.context import Body, JobContext
 
@@ -29,9 +31,9 @@ BODIES: Mapping[JobKind, Body] = {
 }
 
 
-PRELOADED = ("hmi.jobs.runtime.process", "hmi.jobs.fine_tune", "torch._dynamo")
-"""Modules that take seconds to import, and that the most frequent kind of job needs. torch imports the last
-one when it makes an optimiser."""
+PRELOADED = ("hmi.jobs.runtime.process", "hmi.jobs.fine_tune", "torch._dynamo", "seqeval.metrics")
+"""Modules that take seconds to import, and that the most frequent kind of job needs. torch imports its own
+when it makes an optimiser, and the last one scores tags."""
 
 
 def find_bodies(name: str | None) -> Mapping[JobKind, Body]:
@@ -46,3 +48,5 @@ def preload(name: str | None) -> None:
     """Import what most jobs need, in a process that then forks one process for each job."""
     for module in PRELOADED if name is None else (name.partition(":")[0],):
         importlib.import_module(module)
+    if name is None:
+        jit.prepare()

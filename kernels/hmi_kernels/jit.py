@@ -82,6 +82,12 @@ def _record(entry: str) -> Path:
     return Path(_MADE[0][1]).parent / f"{entry}.{STAMP[:16]}.{digest}.nbk"
 
 
+def prepare() -> None:
+    """Do once what numba does before its first kernel of a process, some .3 s. Forks inherit it."""
+    cpu_target.typing_context.refresh()
+    cpu_target.target_context.refresh()
+
+
 def _jit(function: F, **options: Any) -> F:
     dispatcher: Any = numba.njit(nogil=True, cache=True, error_model="numpy", **options)(function)
     # numba's cache compares only the date of the function's own file, so after a change of a helper in

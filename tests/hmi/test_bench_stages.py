@@ -105,7 +105,9 @@ def plan(tmp_path_factory: pytest.TempPathFactory) -> Plan:
 
 @pytest.fixture
 def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Jobs run in this process, as their own would run them. Each of these would spend seconds on imports."""
+    """Jobs run in this process, as their own would run them, and no figure is measured twice. Each process
+    would spend seconds on imports."""
+    monkeypatch.setattr("hmi.bench.stages.shards_served.REPEATS", 1)
 
     def run(calls: LocalCalls, job: str, on_progress: object) -> None:
         with monkeypatch.context() as signals:

@@ -48,7 +48,7 @@ class JobRunner:
         bodies: str | None = None,
         housekeeping: Callable[[], None] = lambda: None,
     ) -> None:
-        self._registry, self._starter = registry, Starter(settings, bodies)
+        self._registry, self.starter = registry, Starter(settings, bodies)
         self._workers = settings.job_workers if workers is None else workers
         self._layout = Layout(settings.data)
         self._housekeeping = housekeeping
@@ -182,7 +182,7 @@ class JobRunner:
             if not child.wait(max(0.0, deadline - time.monotonic())):
                 child.kill()
             self._put_back(child.job, crashed=False)
-        self._starter.close()
+        self.starter.close()
 
     def _supervise(self) -> None:
         next_recovery = next_cleaning = 0.0
@@ -190,7 +190,7 @@ class JobRunner:
             try:
                 at = time.monotonic()
                 self._reap()
-                self._starter.rest()
+                self.starter.rest()
                 if at >= next_recovery:
                     self.recover()
                     next_recovery = at + RECOVER_EVERY_S
@@ -252,7 +252,7 @@ class JobRunner:
                 return False
         # If another process takes the job's lock before the child does, the child ends with TAKEN.
         self._not_before[job] = time.monotonic() + RETRY_S
-        self._children[job] = self._starter.start(self._folder(job), job, queued)
+        self._children[job] = self.starter.start(self._folder(job), job, queued)
         return True
 
     def _kill_stubborn(self) -> None:

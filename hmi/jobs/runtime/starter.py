@@ -16,8 +16,6 @@ from hmi.jobs.runtime.child import Child, environment
 from hmi.jobs.runtime.folders import JobFolder
 
 log = logging.getLogger("hmi.jobs")
-MANY = 2
-"""A template is started when this many jobs wait in the queue."""
 IDLE_S = 60.0
 """A template that has started nothing for this long is ended, since it holds some 200 MB."""
 LINUX = sys.platform.startswith("linux")
@@ -44,6 +42,9 @@ class Process(Protocol):
 class Starter:
     """Starts processes of one data folder's jobs. Thread-safe."""
 
+    many = 2
+    """A template is started when this many jobs wait."""
+
     def __init__(self, settings: Settings, bodies: str | None) -> None:
         self._settings, self._bodies = settings, bodies
         self._lock = threading.Lock()
@@ -54,7 +55,7 @@ class Starter:
         with self._lock:
             if self._template is not None and not self._template.alive():
                 self._template = None
-            if self._template is None and queued >= MANY and LINUX:
+            if self._template is None and queued >= self.many and LINUX:
                 self._template = _Template(self._settings, self._bodies)
             if self._template is not None:
                 return self._template.start(folder, job)
