@@ -50,7 +50,8 @@ def all_of(queue: BatchQueue) -> list[Item]:
 def test_a_tenants_texts_go_by_priority_then_deadline_then_arrival(
     texts: list[tuple[Priority, int | None, str]],
 ) -> None:
-    queue, now = BatchQueue(ROOM, Pace()), time.monotonic() + 1000
+    now = math.floor(time.monotonic()) + 1000.0  # whole, so that sums are exact
+    queue = BatchQueue(ROOM, Pace())
     items = [
         item("acme", reads, [3], None if left is None else now + left, priority)
         for priority, left, reads in texts
