@@ -31,9 +31,14 @@ BODIES: Mapping[JobKind, Body] = {
 }
 
 
-PRELOADED = ("hmi.jobs.runtime.process", "hmi.jobs.fine_tune", "torch._dynamo", "seqeval.metrics")
-"""Modules that take seconds to import, and that the most frequent kind of job needs. torch imports its own
-when it makes an optimiser, and the last one scores tags."""
+PRELOADED = (
+    "hmi.jobs.runtime.process",
+    "hmi.jobs.fine_tune",
+    "hmi_kernels.lookup.cpu",
+    "torch._dynamo",  # which torch imports when it makes an optimiser
+    "seqeval.metrics",  # which scores tags
+)
+"""Modules that take long to import, and that the most frequent kind of job needs."""
 
 
 def find_bodies(name: str | None) -> Mapping[JobKind, Body]:

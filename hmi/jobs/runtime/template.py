@@ -12,6 +12,7 @@ Standard input has commands, standard output has reports, both as JSON, one a li
 from __future__ import annotations
 
 import ctypes
+import gc
 import json
 import os
 import select
@@ -46,6 +47,7 @@ class Template:
         from hmi.jobs.bodies import preload
 
         preload(self._bodies)
+        gc.freeze()  # so that a fork's collections do not copy the pages of all these objects
         while True:
             ready, _, _ = select.select([0, self._wake], [], [])
             if self._wake in ready:
