@@ -159,6 +159,12 @@ def test_errors(
     assert caught.value.status() == f"StatusCode.{status}"
 
 
+def test_a_long_id_is_refused(protocol_server: ProtocolServer, client: Any) -> None:
+    with pytest.raises(InferenceServerException, match="id has more than 256 characters") as caught:
+        client.infer(MOOD, [texts("TEXT", TEXTS)], request_id="x" * 257, headers=key_of(protocol_server))
+    assert caught.value.status() == "StatusCode.INVALID_ARGUMENT"
+
+
 def test_parameters_and_deadlines(protocol_server: ProtocolServer, client: Any) -> None:
     headers = key_of(protocol_server)
     with pytest.raises(InferenceServerException, match="deadline_ms: is the text 'soon'"):

@@ -14,7 +14,7 @@ from hmi.api.body import Reader
 from hmi.api.errors import Malformed, from_validation
 from hmi.api.protocols.oip.answering import outputs_made
 from hmi.api.protocols.oip.asking import Asked, rows_of
-from hmi.api.protocols.oip.schemas import MOST_TENSORS, Options
+from hmi.api.protocols.oip.schemas import ID_CHARS, MOST_TENSORS, Options
 from hmi.api.protocols.oip.tensors import Texts, check_count, checked_shape, text_of, texts_in
 from hmi.api.rpc.messages import MESSAGES, chosen
 from hmi.errors import InvalidInput
@@ -36,6 +36,8 @@ def asked_of(request: Any, reader: Reader) -> Asked:
     for field in ("inputs", "outputs"):
         if len(getattr(request, field)) > MOST_TENSORS:
             raise InvalidInput(f"{field} has more than {MOST_TENSORS} tensors: send fewer", field=field)
+    if len(request.id) > ID_CHARS:
+        raise InvalidInput(f"id has more than {ID_CHARS} characters: send a shorter one", field="id")
     raw = request.raw_input_contents
     if raw and len(raw) != len(request.inputs):
         raise InvalidInput(

@@ -16,6 +16,8 @@ LONGEST_MS = 3_600_000.0
 """The longest deadline."""
 MOST_TENSORS = 16
 """Most inputs or outputs that a call may name."""
+ID_CHARS = 256
+"""The longest id of a call."""
 _PRIORITIES = {0: "normal", 1: "high", 2: "normal"}
 """HMI's names of Triton's priorities. Larger numbers are low."""
 
@@ -91,7 +93,7 @@ class Options(Parameters):
 class InferRequest(Open):
     """A request to infer."""
 
-    id: str | None = Field(default=None, max_length=256, description="The answer repeats it.")
+    id: str | None = Field(default=None, max_length=ID_CHARS, description="The answer repeats it.")
     parameters: Options = Field(default_factory=Options)
     inputs: list[InputTensor] = Field(min_length=1, max_length=MOST_TENSORS)
     outputs: list[RequestedOutput] = Field(
