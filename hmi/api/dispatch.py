@@ -88,7 +88,9 @@ async def answer_errors(request: web.Request, handler: AioHandler) -> web.Stream
     resource, services = request.match_info.route.resource, request.app[SERVICES]
     route = resource.canonical if resource is not None else "unknown"
     response: web.StreamResponse | None = None
-    request[OBSERVED] = observed = Observed(request, request[REQUEST_ID], route, services.tracer)
+    request[OBSERVED] = observed = Observed(
+        request.headers, request[REQUEST_ID], request.method, route, services.tracer
+    )
     try:
         response = await handler(request)
         return response
@@ -100,7 +102,7 @@ async def answer_errors(request: web.Request, handler: AioHandler) -> web.Stream
         return response
     finally:
         services.metrics.request(route, request[OUTCOME], time.monotonic() - arrived)
-        observed.end(request[OUTCOME], response, services.settings.access_log)
+        observed.end_http(request[OUTCOME], response, log=services.settings.access_log)
 
 
 async def no_answer_yet(request: web.Request) -> None:

@@ -10,7 +10,7 @@ import math
 
 from aiohttp import web
 
-from hmi.api.rates import RATES, State
+from hmi.api.rates import RATES, Rates, State
 from hmi.api.services import CALLER, SERVICES
 
 
@@ -19,10 +19,16 @@ async def add_rate_limits(request: web.BaseRequest, response: web.StreamResponse
     caller = request.get(CALLER)
     if caller is None or caller.tenant is None or not isinstance(request, web.Request):
         return
-    rates = request.app[SERVICES].inference.rates
-    if states := rates.states(caller.tenant):
-        response.headers["RateLimit-Policy"] = ", ".join(_policy(s, rates.burst_s) for s in states)
-        response.headers["RateLimit"] = ", ".join(map(_left, states))
+    response.headers.update(rate_limits(request.app[SERVICES].inference.rates, caller.tenant))
+
+
+def rate_limits(rates: Rates, tenant: str) -> dict[str, str]:
+    """Return the headers for a tenant; {} if it has no such limits."""
+    states = rates.states(tenant)
+    if not states:
+        return {}
+    policies = ", ".join(_policy(state, rates.burst_s) for state in states)
+    return {"RateLimit-Policy": policies, "RateLimit": ", ".join(map(_left, states))}
 
 
 def _policy(state: State, burst_s: float) -> str:

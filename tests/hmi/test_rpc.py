@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import sys
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -11,6 +12,7 @@ from typing import Any
 
 import grpc
 import pytest
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from hmi.api import server
 from hmi.api.app import build_services
@@ -21,6 +23,8 @@ from hmi.api.shares import Shares
 from hmi.bench.floods.server import free_port
 from hmi.config import Settings
 from hmi.errors import Conflict, InvalidInput
+from hmi.telemetry.otlp import OtlpTracer
+from hmi.tenancy import Limits
 from tests.waiting import until
 
 SERVICE = "/inference.GRPCInferenceService"
@@ -80,6 +84,47 @@ async def test_a_key_is_checked_before_a_message_is_read(port: Port) -> None:
         "PERMISSION_DENIED",
         "this key may not do that: use a key with the scope 'infer'",
     )
+
+
+async def test_a_call_has_an_access_line_and_a_span(port: Port, caplog: pytest.LogCaptureFixture) -> None:
+    exporter = InMemorySpanExporter()
+    port.services.tracer = tracer = OtlpTracer(1.0, exporter)
+    port.services.settings = replace(port.services.settings, access_log=True)
+    port.services.manager.create_tenant("acme")
+    _, key = port.services.manager.create_key("acme", ("infer",))
+    trace = "0af7651916cd43dd8448eb211c80319c"
+    metadata = (("authorization", f"Bearer {key}"), ("traceparent", f"00-{trace}-b7ad6b7169203331-01"))
+    with caplog.at_level(logging.INFO, "hmi.access"):
+        asked = port.channel.unary_unary(f"{SERVICE}/ModelMetadata")(b"\x0a\x06acme.m", metadata=metadata)
+        initial = dict(await asked.initial_metadata())
+        assert (await port.status(asked))[0] == "NOT_FOUND"
+        await port.channel.unary_unary(f"{SERVICE}/ServerLive")(b"")
+    await asyncio.to_thread(tracer.flush)
+    lines = [(r.fields["method"], r.fields["route"], r.fields["status"]) for r in access_lines(caplog)]
+    assert lines == [("grpc", "ModelMetadata", 5), ("grpc", "ServerLive", 0)]
+    assert [r.fields["bytes"] for r in access_lines(caplog)] == [0, 2]
+    (found,) = exporter.get_finished_spans()  # health calls have none
+    assert found.name == "grpc ModelMetadata"
+    assert initial["traceresponse"].startswith(f"00-{trace}-")
+    known = {"hmi.tenant": "acme", "hmi.outcome": "not_found", "rpc.grpc.status_code": 5}
+    assert known.items() <= dict(found.attributes or {}).items()
+
+
+def access_lines(caplog: pytest.LogCaptureFixture) -> list[Any]:
+    return [record for record in caplog.records if record.name == "hmi.access"]
+
+
+async def test_a_tenant_with_limits_learns_what_is_left(port: Port) -> None:
+    port.services.manager.create_tenant("acme", limits=Limits(requests_per_s=20))
+    _, key = port.services.manager.create_key("acme", ("infer",))
+    metadata = (("authorization", f"Bearer {key}"),)
+    asked = port.channel.unary_unary(f"{SERVICE}/RepositoryIndex")(b"", metadata=metadata)
+    assert await asked == b""
+    trailing = dict(await asked.trailing_metadata())
+    assert trailing["ratelimit-policy"] == '"requests";q=200;w=10'
+    assert trailing["ratelimit"] == '"requests";r=200;t=0'
+    none = port.channel.unary_unary(f"{SERVICE}/ModelMetadata")(b"\x0a\x06acme.m", metadata=metadata)
+    assert (await port.status(none))[2]["ratelimit"] == '"requests";r=200;t=0'
 
 
 async def test_a_message_that_does_not_come(port: Port) -> None:

@@ -17,13 +17,16 @@ import grpc
 from hmi.api.audited import accessed, refuse
 from hmi.api.caller import NOBODY, Caller
 from hmi.api.errors import INTERNAL, Malformed, known
+from hmi.api.observed import HEADER, Observed
+from hmi.api.rate_headers import rate_limits
 from hmi.api.rpc.status import code_of, trailing_of
 from hmi.api.services import Services, Stopping, Unfinished
 from hmi.api.shares import Holder, Shares
 from hmi.core import Scope
 from hmi.errors import Forbidden, HmiError, Unauthorised
 from hmi.stores.layout import without_paths
-from hmi.telemetry.context import CURRENT, RequestContext, tell
+from hmi.telemetry.context import tell
+from hmi.telemetry.tracing import Value
 
 log = logging.getLogger("hmi.api")
 RECEIVING = 8
@@ -56,6 +59,26 @@ class RpcCall:
     arrived: float = field(default_factory=time.monotonic)
     caller: Caller = NOBODY
     outcome: str = "ok"
+    sent: int = 0
+    """Bytes of the answer so far."""
+
+    def encoded(self, message: Any) -> bytes:
+        """The bytes of an answer, which are counted."""
+        data = bytes(message.SerializeToString())
+        self.sent += len(data)
+        return data
+
+    def end(self, observed: Observed) -> None:
+        """Write the access line and the span of the call."""
+        code = _CODES_OF_ENDS.get(self.outcome) or code_of(self.outcome)
+        number, failed = code.value[0], code in _OF_SERVER
+        about: dict[str, Value] = {
+            "rpc.system": "grpc",
+            "rpc.method": self.method,
+            "rpc.grpc.status_code": number,
+        }
+        log = self.services.settings.access_log
+        observed.end(self.outcome, number, self.sent, about, failed=failed, log=log)
 
     def deadline_ms(self, asked: float | None, since: float) -> float | None:
         """The deadline of a request, in ms after the time `since`: that of its parameters or of the call,
@@ -100,7 +123,8 @@ class Gate:
         call = RpcCall(
             services, context, metadata, method, given if _SAFE_ID.fullmatch(given) else uuid.uuid4().hex
         )
-        CURRENT.set(RequestContext(call.id))  # for the rest of this task, which serves this call alone
+        # Its context stays current for the rest of this task, which serves this call alone.
+        observed = Observed(metadata, call.id, "grpc", method, services.tracer if scope else None)
         try:
             if scope is not None:
                 services.admit()
@@ -110,8 +134,9 @@ class Gate:
                 services.places.loan(call.caller.tenant, 1 if scope else 0),
                 self._streams.loan(call.caller.tenant, 1) if stream else services.in_flight,
             ):
-                await context.send_initial_metadata(((REQUEST_ID, call.id),))
+                await context.send_initial_metadata(_initial(observed))
                 yield call
+                context.set_trailing_metadata(self._limits(call))
         except asyncio.CancelledError:
             call.outcome = "client_gone"
             raise
@@ -121,6 +146,7 @@ class Gate:
             await self._abort(call, error)
         finally:
             services.metrics.request(f"grpc {method}", call.outcome, time.monotonic() - call.arrived)
+            call.end(observed)
 
     async def message(self, call: RpcCall, messages: Messages) -> bytes:
         """The message of a call; b"" if it sends none.
@@ -181,13 +207,27 @@ class Gate:
         auth = self._services.auth
         return auth.local_caller(metadata) if header is None else auth.bearer(header, scope)
 
+    def _limits(self, call: RpcCall) -> tuple[tuple[str, str], ...]:
+        """The trailing metadata that tells a tenant what it may still send."""
+        if call.caller.tenant is None:
+            return ()
+        limits = rate_limits(self._services.inference.rates, call.caller.tenant)
+        return tuple((name.lower(), value) for name, value in limits.items())
+
     async def _abort(self, call: RpcCall, error: Exception) -> NoReturn:
         """End a call with the status of an error."""
         ours, message = told(call, error)
         call.outcome = ours.kind
-        trailing = (*trailing_of(ours), (REQUEST_ID, call.id))
+        trailing = (*trailing_of(ours), *self._limits(call), (REQUEST_ID, call.id))
         await call.context.abort(code_of(ours.kind), message, trailing)
         raise AssertionError("abort raises")
+
+
+def _initial(observed: Observed) -> tuple[tuple[str, str], ...]:
+    """The initial metadata of an answer."""
+    context = observed.context
+    known = ((REQUEST_ID, context.request_id),)
+    return known if context.trace is None else (*known, (HEADER, context.trace.traceresponse))
 
 
 def told(call: RpcCall, error: Exception) -> tuple[HmiError, str]:
@@ -209,3 +249,5 @@ _OF_SERVER = (
     grpc.StatusCode.INTERNAL,
 )
 """The codes of errors that are logged, as HTTP's statuses from 500 on are."""
+_CODES_OF_ENDS = {"ok": grpc.StatusCode.OK, "client_gone": grpc.StatusCode.CANCELLED}
+"""The codes of calls that no error ended, by outcome."""

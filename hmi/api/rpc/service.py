@@ -57,7 +57,7 @@ def _described(gate: Gate, name: str, call: Described) -> Callable[..., Any]:
         async with gate.call(name, call.scope, context) as ours:
             request = parsed(call.request, await gate.message(ours, messages))
             answer = ParseDict(await call.answer(ours, request), MESSAGES[call.response]())
-            return bytes(answer.SerializeToString())
+            return ours.encoded(answer)
         raise AssertionError("an error ends the call")
 
     return serve
@@ -68,7 +68,7 @@ def _infer(gate: Gate) -> Callable[..., Any]:
         async with gate.call("ModelInfer", "infer", context) as call:
             data = await gate.message(call, messages)
             answer = await _inferred(call, data, call.arrived, call.id)
-            return bytes(answer.SerializeToString())
+            return call.encoded(answer)
         raise AssertionError("an error ends the call")
 
     return serve
@@ -98,7 +98,7 @@ async def _streamed(call: RpcCall, data: bytes, id: str) -> bytes:
         ours, response.error_message = told(call, error)
         call.outcome = ours.kind
         response.infer_response.id = id
-    return bytes(response.SerializeToString())
+    return call.encoded(response)
 
 
 async def _inferred(call: RpcCall, data: bytes, arrived: float, id: str) -> Any:
