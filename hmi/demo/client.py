@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import select
 import threading
 import time
 import uuid
@@ -87,6 +88,8 @@ class DemoClient:
         if found is None:
             found = http.client.HTTPConnection(self.host, self.port, timeout=_TIMEOUT_S)
             self._local.connection = found
+        if found.sock is not None and select.select([found.sock], [], [], 0)[0]:
+            found.close()  # the server has closed it, since it was idle: the next request opens it again
         return found
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -109,6 +110,15 @@ def test_a_busy_server_is_asked_again(server: tuple[DemoClient, type[Handler]]) 
     client, handler = server
     assert client.post("/busy", {}) == {"ok": True}
     assert len(handler.seen) == 3
+
+
+def test_a_connection_that_the_server_closed_opens_again(server: tuple[DemoClient, type[Handler]]) -> None:
+    client, handler = server
+    handler.timeout = 0.05
+    client.get("/manage/models")
+    time.sleep(0.3)
+    assert client.get("/manage/models") == {"models": [{"model": "acme.topic", "bytes": 1234}]}
+    assert len(handler.seen) == 2
 
 
 def test_files_travel_as_multipart_byte_for_byte(
