@@ -54,11 +54,14 @@ class Registry(WholeRegistry):
         self.rooms = Rooms(database, self._table, defaults)
 
     @classmethod
-    def open(cls, path: Path, *, first_map: int = FIRST_MAP, defaults: Limits = NO_LIMITS) -> Registry:
-        """Open the registry in the folder `path`, creating it if needed. Raises Damaged, StorageFull."""
+    def open(
+        cls, path: Path, *, first_map: int = FIRST_MAP, defaults: Limits = NO_LIMITS, checked: bool = False
+    ) -> Registry:
+        """Open the registry in the folder `path`, creating it if needed. checked: see
+        `RegistryDatabase.open`. Raises Damaged, StorageFull."""
         path.mkdir(parents=True, exist_ok=True)
         refuse_lost_registry(path)
-        registry = cls(RegistryDatabase.open(path, first_map), defaults)
+        registry = cls(RegistryDatabase.open(path, first_map, checked=checked), defaults)
         try:
             registry._index_jobs()
         except BaseException:

@@ -25,9 +25,9 @@ class RegistryDatabase:
 
     _shared: Final[Shared[RegistryDatabase]] = Shared()
 
-    def __init__(self, folder: Path, first_map: int) -> None:
-        label = Label("the registry", "the registry", CURE)
-        self._database = Database(folder, label, create=True, first_map=first_map, misplaced=_warn)
+    def __init__(self, folder: Path, first_map: int, checked: bool) -> None:
+        label, misplaced = Label("the registry", "the registry", CURE), None if checked else _warn
+        self._database = Database(folder, label, create=True, first_map=first_map, misplaced=misplaced)
         try:
             if not self._database.read(is_sealed):
                 self._database.write(upgrade)
@@ -36,13 +36,14 @@ class RegistryDatabase:
             raise
 
     @classmethod
-    def open(cls, folder: Path, first_map: int = FIRST_MAP) -> RegistryDatabase:
+    def open(cls, folder: Path, first_map: int = FIRST_MAP, *, checked: bool = False) -> RegistryDatabase:
         """Open the database in the existing `folder`, or share it if this process has it open.
 
-        Raises Damaged, StorageFull, and Unavailable on an I/O error.
+        checked: a process that lives has checked every page at its own start, so this one need not. Raises
+        Damaged, StorageFull, and Unavailable on an I/O error.
         """
         try:
-            return cls._shared.acquire(folder, lambda real: cls(real, first_map))
+            return cls._shared.acquire(folder, lambda real: cls(real, first_map, checked))
         except PlotStoreError as error:
             raise _as_ours(error) from error
 

@@ -44,7 +44,8 @@ def run_job(settings: Settings, job: str, bodies: Mapping[JobKind, Body]) -> int
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C, by cancelling the job
     layout = open_layout(settings.data)
-    registry = Registry.open(layout.registry, defaults=default_limits(settings))
+    # The process that started this one has checked all pages, for which it read every tenant's records.
+    registry = Registry.open(layout.registry, defaults=default_limits(settings), checked=True)
     folder = JobFolder(layout.jobs, registry.job(job).job)
     with folder.try_lock() as got:
         if not got:
