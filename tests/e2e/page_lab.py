@@ -23,7 +23,7 @@ ARGUMENTS = (
     "--disable-component-update",
     "--disable-sync",
 )
-WAIT_MS = 120_000
+WAIT_MS = 300_000
 """A bound for a machine that is busy; nothing takes this long."""
 
 

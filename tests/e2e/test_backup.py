@@ -117,7 +117,7 @@ class Load:
     def _finish(self, made: dict[str, Any]) -> None:
         """Wait for the job's end, also after `stop`: what comes next needs what the job makes."""
         path = f"/manage/jobs/{made['job']}"
-        give_up = time.monotonic() + 120
+        give_up = time.monotonic() + 300
         while (view := self.client.request("GET", path))["state"] not in ENDED:
             assert time.monotonic() < give_up, view
             time.sleep(0.1)

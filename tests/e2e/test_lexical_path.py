@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hmi.core import JobRecord, ModelId
+from hmi.core import JobRecord, ModelId, ModelVersion
 from hmi.engine import TextRequest
 from tests.e2e.conftest import QUICK, Home, jsonl
 from tests.tiny import random_texts
@@ -72,7 +72,9 @@ def test_without_lexical_features_case_cannot_be_learnt(home: Home) -> None:
 
 def test_an_update_keeps_the_choice_unless_told_another(home: Home) -> None:
     made(home, count=60, epochs=1, max_length=32)
-    live = lambda: home.manager.registry.model(MODEL).live  # noqa: E731
+
+    def live() -> ModelVersion:
+        return home.manager.registry.model(MODEL).live
 
     def update(**options: object) -> None:
         chosen = {"epochs": 1, **options}

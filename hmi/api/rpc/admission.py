@@ -17,7 +17,8 @@ import grpc
 from hmi.api.audited import accessed, refuse
 from hmi.api.caller import NOBODY, Caller
 from hmi.api.errors import INTERNAL, Malformed, known
-from hmi.api.observed import HEADER, Observed
+from hmi.api.observed import HEADER as TRACE_HEADER
+from hmi.api.observed import Observed
 from hmi.api.rate_headers import rate_limits
 from hmi.api.rpc.status import code_of, trailing_of
 from hmi.api.services import Services, Stopping, Unfinished
@@ -227,7 +228,7 @@ def _initial(observed: Observed) -> tuple[tuple[str, str], ...]:
     """The initial metadata of an answer."""
     context = observed.context
     known = ((REQUEST_ID, context.request_id),)
-    return known if context.trace is None else (*known, (HEADER, context.trace.traceresponse))
+    return known if context.trace is None else (*known, (TRACE_HEADER, context.trace.traceresponse))
 
 
 def told(call: RpcCall, error: Exception) -> tuple[HmiError, str]:

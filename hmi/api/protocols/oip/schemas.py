@@ -17,7 +17,7 @@ LONGEST_MS = 3_600_000.0
 MOST_TENSORS = 16
 """Most inputs or outputs that a call may name."""
 ID_CHARS = 256
-"""The longest id of a call."""
+"""The longest id of a call, in characters."""
 _PRIORITIES = {0: "normal", 1: "high", 2: "normal"}
 """HMI's names of Triton's priorities. Larger numbers are low."""
 
