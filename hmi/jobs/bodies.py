@@ -7,8 +7,6 @@ import importlib
 from collections.abc import Mapping
 from typing import Any, cast
 
-from hmi_kernels import jit
-
 from hmi.core import JobKind
 from hmi.jobs.runtime.context import Body, JobContext
 
@@ -54,4 +52,6 @@ def preload(name: str | None) -> None:
     for module in PRELOADED if name is None else (name.partition(":")[0],):
         importlib.import_module(module)
     if name is None:
+        from hmi_kernels import jit  # imports numba, which jobs such as backups do not need
+
         jit.prepare()
