@@ -130,14 +130,30 @@ class EncoderBackbone:
         self.trained = copy.deepcopy(encoder).requires_grad_(True)
 
     def __call__(self, examples: Examples, rows: Sequence[int], *, cls_only: bool, dropout: float) -> Hidden:
-        lengths = torch.tensor([examples.lengths[i] for i in rows])
-        ids, types = (
-            pad_ids([x.tolist() for x in examples.features(rows)]),
-            pad_ids([examples.types[i] for i in rows]),
-        )
-        mask = torch.arange(ids.shape[1])[None] < lengths[:, None]
+        ids, types, mask = _padded_ids(examples, rows)
         last = self.trained(ids, mask, types, dropout=dropout)
         return Hidden(last, last, types, mask)
+
+
+class UpperHalfBackbone:
+    """An encoder whose layers from `frozen` on are a copy that is fine-tuned. Features are token ids.
+
+    The embeddings and the layers below are the caller's, and do not change.
+    """
+
+    def __init__(self, encoder: Encoder, frozen: int) -> None:
+        self.encoder, self.frozen = encoder, frozen
+        self.trained = copy.deepcopy(encoder.layers[frozen:]).requires_grad_(True)
+
+    def __call__(self, examples: Examples, rows: Sequence[int], *, cls_only: bool, dropout: float) -> Hidden:
+        ids, types, mask = _padded_ids(examples, rows)
+        with torch.no_grad():
+            x = self.encoder(ids, mask, types, upto=self.frozen)
+        attend, before = attend_padded(mask, self.encoder.shape.heads), x
+        for i, layer in enumerate(self.trained):
+            before, last = x, cls_only and i == len(self.trained) - 1
+            x = layer(x, attend, queries=_first_row if last else None, dropout=dropout)
+        return Hidden(x, before, types, mask)
 
 
 class FrozenBackbone:
@@ -149,6 +165,14 @@ class FrozenBackbone:
     def __call__(self, examples: Examples, rows: Sequence[int], *, cls_only: bool, dropout: float) -> Hidden:
         x, mask = pad_rows(examples.features(rows))
         return Hidden(x, x, pad_ids([examples.types[i] for i in rows]), mask)
+
+
+def _padded_ids(examples: Examples, rows: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
+    """Ids and types int64 [B, T] and the token mask bool [B, T] of rows whose features are token ids."""
+    ids = pad_ids([x.tolist() for x in examples.features(rows)])
+    types = pad_ids([examples.types[i] for i in rows])
+    lengths = torch.tensor([examples.lengths[i] for i in rows])
+    return ids, types, torch.arange(ids.shape[1])[None] < lengths[:, None]
 
 
 def _through(

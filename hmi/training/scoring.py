@@ -64,7 +64,7 @@ def score_values(gold: Sequence[float], got: Sequence[float], centre: float) -> 
     g, p = np.array(gold), np.array(got)
     return {
         "rows": len(g),
-        "spearman": round(_correlation(_ranks(g), _ranks(p)), 4),
+        "spearman": round(rank_correlation(g, p), 4),
         "pearson": round(_correlation(g, p), 4),
         "mae": float(f"{np.abs(g - p).mean():.4g}"),
         "rmse": float(f"{np.sqrt(((g - p) ** 2).mean()):.4g}"),
@@ -98,6 +98,23 @@ def score_tags(gold: list[list[str]], got: list[list[str]]) -> dict[str, Any]:
         }
         out["per_label"] = {k: {"f1": v.pop("f1"), **v} for k, v in out["per_label"].items()}
     return out
+
+
+def tag_parts(gold: list[list[str]], got: list[list[str]]) -> NDArray[np.float64]:
+    """Each row's share in the headline score of `score_tags`, [rows, 2] (`Objective.parts`)."""
+    from seqeval.metrics.sequence_labeling import get_entities
+
+    pairs = list(zip(gold, got, strict=True))
+    if not is_bio({tag for row in (*gold, *got) for tag in row}):
+        hits = [sum(g == p for g, p in zip(gs, ps, strict=True)) for gs, ps in pairs]
+        return np.array([(hit, len(gs)) for hit, gs in zip(hits, gold, strict=True)], float)
+    spans = [(set(get_entities(gs)), set(get_entities(ps))) for gs, ps in pairs]
+    return np.array([(2 * len(gs & ps), len(gs) + len(ps)) for gs, ps in spans], float)
+
+
+def rank_correlation(gold: NDArray[np.float64], got: NDArray[np.float64]) -> float:
+    """Spearman's rank correlation; 0 if one side is constant."""
+    return _correlation(_ranks(gold), _ranks(got))
 
 
 def calibration(sure: Sequence[float], right: Sequence[bool]) -> dict[str, Any]:

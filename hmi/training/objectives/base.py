@@ -9,15 +9,19 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from hmi.errors import InvalidInput
 from hmi.model.batching import Encoded
+from hmi.model.calibration import Floats
 from hmi.model.tasks import TaskKind
 from hmi.training.calibrating import Decisions
 from hmi.training.golds import Gold
 
+Draws = NDArray[np.int64]
 IGNORE = -100
 """The target of a token that is not scored."""
 MAX_WEIGHT = 10.0
@@ -68,6 +72,20 @@ class Objective(ABC, Generic[K]):
         golds, merged: as in `score`.
         """
         return None
+
+    @abstractmethod
+    def parts(self, golds: Sequence[Gold], merged: Sequence[Tensor]) -> Floats:
+        """Each row's share in the headline score, [rows, 2]: the score of some rows is the sum of their first
+        numbers divided by the sum of their second. golds, merged: as in `score`."""
+
+    def resampled(self, golds: Sequence[Gold], merged: Sequence[Tensor], draws: Draws) -> Floats:
+        """The headline score of each draw of rows. draws: int64 [draws, rows], indexes of rows.
+
+        It is [draws].
+        """
+        of_draws = self.parts(golds, merged)[draws].sum(1)
+        scores: Floats = of_draws[:, 0] / np.maximum(of_draws[:, 1], 1)
+        return scores
 
     @abstractmethod
     def chance(self, golds: Sequence[Gold]) -> float:

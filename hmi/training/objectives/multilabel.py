@@ -15,6 +15,7 @@ from torch import Tensor
 
 from hmi.errors import InvalidData
 from hmi.model.batching import Encoded
+from hmi.model.calibration import Floats
 from hmi.model.tasks.multilabel import MultiLabel
 from hmi.training.calibrating import Decisions
 from hmi.training.golds import Gold, refuse_many
@@ -65,6 +66,13 @@ class MultiLabelObjective(Objective[MultiLabel]):
             # Over all rows and labels: how often a label with probability p is right.
             "calibration": calibration(sure.ravel().tolist(), gold.ravel().tolist()),
         }
+
+    def parts(self, golds: Sequence[Gold], merged: Sequence[Tensor]) -> Floats:
+        """Of micro F1: twice the labels given rightly, and the labels that are given or right."""
+        gold, sure = self._table(golds, merged)
+        given = sure >= self.task.rules.threshold
+        both, either = (gold & given).sum(1), gold.sum(1) + given.sum(1)
+        return np.stack([2.0 * both, either], 1)
 
     def decisions(self, golds: Sequence[Gold], merged: Sequence[Tensor]) -> Decisions:
         """One for each label of each row: a sigmoid is a softmax of (0, logit)."""

@@ -14,10 +14,11 @@ from torch import Tensor
 from hmi.core import TaskRules
 from hmi.errors import InvalidData
 from hmi.model.batching import Encoded
+from hmi.model.calibration import Floats
 from hmi.model.tasks.regression import Regression
 from hmi.training.golds import Gold
-from hmi.training.objectives.base import Objective
-from hmi.training.scoring import score_values
+from hmi.training.objectives.base import Draws, Objective
+from hmi.training.scoring import rank_correlation, score_values
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,14 @@ class RegressionObjective(Objective[Regression]):
     def score(self, golds: Sequence[Gold], merged: Sequence[Tensor]) -> dict[str, Any]:
         got = [float(m[0]) * self.task.rules.spread + self.task.rules.centre for m in merged]
         return score_values([number(g) for g in golds], got, self.task.rules.centre)
+
+    def parts(self, golds: Sequence[Gold], merged: Sequence[Tensor]) -> Floats:
+        """Each row's right value and answer. A correlation is no quotient of sums: see `resampled`."""
+        return np.array([(number(g), float(m[0])) for g, m in zip(golds, merged, strict=True)])
+
+    def resampled(self, golds: Sequence[Gold], merged: Sequence[Tensor], draws: Draws) -> Floats:
+        values = self.parts(golds, merged)
+        return np.array([rank_correlation(*values[draw].T) for draw in draws])
 
     def chance(self, golds: Sequence[Gold]) -> float:
         """0, since a constant correlates with nothing."""

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hmi.model.batching import Encoded
+from hmi.model.calibration import Floats
 from hmi.model.tasks.sequence import Classification, Pair
 from hmi.training.calibrating import Decisions
 from hmi.training.golds import Gold, SoftLabel, checked_labels
@@ -58,6 +59,10 @@ class ClassificationObjective(Objective[Classification]):
             **score_labels([str(g) for g in golds], got, self.task.labels),
             "calibration": calibration([a.score or 0.0 for a in answers], right),
         }
+
+    def parts(self, golds: Sequence[Gold], merged: Sequence[Tensor]) -> Floats:
+        right = [g == self.task.answer(m).label for g, m in zip(golds, merged, strict=True)]
+        return np.stack([np.array(right, np.float64), np.ones(len(golds))], 1)
 
     def decisions(self, golds: Sequence[Gold], merged: Sequence[Tensor]) -> Decisions:
         at = {label: i for i, label in enumerate(self.task.labels)}

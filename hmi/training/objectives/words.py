@@ -23,7 +23,7 @@ from hmi.model.windows import first_pieces
 from hmi.training.calibrating import Decisions
 from hmi.training.golds import Gold, checked_labels
 from hmi.training.objectives.base import IGNORE, Objective, balanced
-from hmi.training.scoring import calibration, is_bio, score_tags
+from hmi.training.scoring import calibration, is_bio, score_tags, tag_parts
 
 
 class FoundEntities(NamedTuple):
@@ -81,6 +81,11 @@ class TaggingObjective(Objective[Tagging]):
         right = [g == p for gs, ps in zip(tags, got, strict=True) for g, p in zip(gs, ps, strict=True)]
         sure = [s for a in answers for s in a.tag_scores or []]
         return {**score_tags(tags, got), "calibration": calibration(sure, right)}
+
+    def parts(self, golds: Sequence[Gold], merged: Sequence[Tensor]) -> Floats:
+        """Of entity F1: twice the entities found, and those that are given or right. Of tags: words."""
+        tags = [list(tags_in(gold)) for gold in golds]
+        return tag_parts(tags, [self.task.answer(m).tags or [] for m in merged])
 
     def decisions(self, golds: Sequence[Gold], merged: Sequence[Tensor]) -> Decisions:
         """One for each word that the model saw, with the logarithms of its tags' marginal probabilities."""

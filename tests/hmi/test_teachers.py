@@ -1,0 +1,161 @@
+"""Several teachers: each learns from the rows, and dev decides how much each says."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hmi.core import Task
+from hmi.model.source import load_encoder
+from hmi.model.tokenizer import Text, Tokenizer
+from hmi.training import teachers
+from hmi.training.backbones import UpperHalfBackbone
+from hmi.training.data.rows import Row
+from hmi.training.golds import Gold, SoftLabel
+from hmi.training.headline import headline
+from hmi.training.objectives import learn_task, objective_of
+from hmi.training.recipe import Recipe
+from hmi.training.teachers import Said, TeacherSource, TextLesson, mix, mixed_golds, teach_with, weigh
+from tests.tiny import WORDS, write_tiny_mpnet
+
+GOOD, BAD = WORDS[:6], WORDS[6:12]
+
+
+def mood(seed: int, count: int) -> list[Row]:
+    rng = random.Random(seed)
+    labels = [rng.choice(["good", "bad"]) for _ in range(count)]
+    return [Row(" ".join(rng.choices(GOOD if label == "good" else BAD, k=5)), label) for label in labels]
+
+
+def tags(seed: int, count: int) -> list[Row]:
+    rng = random.Random(seed)
+    words = [rng.choices(GOOD + BAD, k=5) for _ in range(count)]
+    return [Row(list(of), tuple("B-x" if word in GOOD else "O" for word in of)) for of in words]
+
+
+def pairs(seed: int, count: int) -> list[Row]:
+    first, second = mood(seed, count), mood(seed + 1, count)
+    return [
+        Row((str(a.text), str(b.text)), "same" if a.label == b.label else "other")
+        for a, b in zip(first, second, strict=True)
+    ]
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory, tiny_source: Path) -> list[TeacherSource]:
+    """A source like a root's own, and one with another tokenizer."""
+    other = write_tiny_mpnet(tmp_path_factory.mktemp("teachers") / "mpnet")
+    return [
+        TeacherSource(name, load_encoder(folder), Tokenizer(folder / "tokenizer.json"))
+        for name, folder in (("own", tiny_source), ("other", other))
+    ]
+
+
+@pytest.fixture
+def deep(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Count the tiny sources of four layers as deep ones."""
+    monkeypatch.setattr(teachers, "WHOLE", 2)
+
+
+def lesson_of(task: Task, rows: Any) -> TextLesson:
+    train, dev, texts = rows(1, 96), rows(2, 40), rows(3, 30)
+    paired = isinstance(train[0].text, tuple)
+    kind = learn_task(task, [row.label for row in train], paired=paired)
+    return TextLesson(kind, train, dev, [Row(row.text, "") for row in texts], 32)
+
+
+def taught(source: TeacherSource, lesson: TextLesson) -> Said:
+    return teach_with(source, lesson, Recipe(), lambda *_: None)
+
+
+@pytest.mark.parametrize(("task", "rows"), [("classification", mood), ("tagging", tags), ("pair", pairs)])
+def test_two_teachers_answer_texts_together(
+    sources: list[TeacherSource], task: Task, rows: Any, deep: None
+) -> None:
+    lesson = lesson_of(task, rows)
+    said = [taught(source, lesson) for source in sources]
+    assert [(len(one.dev), len(one.texts)) for one in said] == [(40, 30), (40, 30)]
+    weights, score = weigh(said, lesson.dev)
+    assert sum(weights) == 1
+    assert score >= max(one.score for one in said) - 1e-9
+    golds = mixed_golds(said, weights)
+    assert len(golds) == 30
+    if task == "tagging":
+        assert all(isinstance(gold, tuple) and len(gold) == 5 for gold in golds)
+    else:
+        assert all(isinstance(gold, SoftLabel) for gold in golds)
+
+
+def test_a_teacher_learns_what_its_rows_show(sources: list[TeacherSource]) -> None:
+    said = taught(sources[0], lesson_of("classification", mood))
+    assert said.score > 0.9
+    assert said.cpu_s > 0
+
+
+def test_a_mixture_is_the_weighted_mean_of_log_probabilities(
+    sources: list[TeacherSource], deep: None
+) -> None:
+    lesson = lesson_of("tagging", tags)
+    said = [taught(source, lesson) for source in sources]
+    task, merged = mix(said, [0.25, 0.75], [one.texts for one in said])
+    for mixed, one, two in zip(merged, said[0].texts, said[1].texts, strict=True):
+        torch.testing.assert_close(mixed, 0.25 * one + 0.75 * two)
+    tables = [torch.as_tensor(one.task.transitions) for one in said]  # type: ignore[attr-defined]
+    torch.testing.assert_close(
+        torch.as_tensor(task.transitions),  # type: ignore[attr-defined]
+        0.25 * tables[0] + 0.75 * tables[1],
+    )
+
+
+def test_a_teacher_that_knows_nothing_has_no_say() -> None:
+    golds: list[Gold] = ["a", "b"] * 20
+    task = learn_task("classification", golds)
+    rows = [Row(str(i), gold) for i, gold in enumerate(golds)]
+    right = [torch.tensor([float(label == gold) for label in task.labels]).log_softmax(-1) for gold in golds]
+    wrong = [-output * 3 for output in right]
+    knows, errs = (
+        Said(name, task, said, said, 0.0, 0.0) for name, said in (("knows", right), ("errs", wrong))
+    )
+    weights, score = weigh([knows, errs], rows)
+    assert score == 1.0
+    assert weights[0] > weights[1]
+    assert weigh([knows, knows], rows)[0] == [0.5, 0.5]
+    alone = headline(objective_of(task).score(golds, mix([knows, errs], [1.0, 0.0], [right, wrong])[1]))
+    assert alone == 1.0
+
+
+def test_the_lower_half_of_a_deep_source_does_not_change(sources: list[TeacherSource], deep: None) -> None:
+    source = sources[1]
+    before = {name: value.clone() for name, value in source.encoder.state_dict().items()}
+    backbone = source.backbone()
+    assert isinstance(backbone, UpperHalfBackbone)
+    assert backbone.frozen == 2
+    taught(source, lesson_of("classification", mood))
+    after = source.encoder.state_dict()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+@pytest.mark.parametrize("cls_only", [False, True])
+def test_an_untrained_upper_half_computes_what_its_source_does(
+    sources: list[TeacherSource], cls_only: bool
+) -> None:
+    source = sources[1]
+    texts: list[Text] = ["the cat", "a dog sat on the mat"]
+    encoded = source.tokenizer.encode(texts, 32)
+    from hmi.training.backbones import Examples
+
+    examples = Examples(
+        [len(e) for e in encoded],
+        [e.types for e in encoded],
+        lambda rows: [torch.tensor(encoded[i].ids) for i in rows],
+        [[], []],
+    )
+    hidden = UpperHalfBackbone(source.encoder, 2)(examples, [0, 1], cls_only=cls_only, dropout=0.0)
+    for i, one in enumerate(encoded):
+        alone = source.encoder(torch.tensor([one.ids]), torch.ones(1, len(one), dtype=torch.bool))
+        shown = hidden.last[i, :1] if cls_only else hidden.last[i, : len(one)]
+        torch.testing.assert_close(shown, alone[0, : len(shown)], atol=1e-5, rtol=1e-4)
