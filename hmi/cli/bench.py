@@ -12,6 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from hmi.cli.base import FolderCommand, Group, as_json, pass_session
 from hmi.cli.bench_fleet import fleet
+from hmi.cli.bench_improved import improved
 from hmi.cli.bench_quality import FOLDER, MEASURED_HERE, quality, tenants
 from hmi.cli.bench_rows import shown
 from hmi.cli.bench_stages import stages
@@ -27,6 +28,7 @@ def bench() -> None:
 
 
 bench.add_command(quality)
+bench.add_command(improved)
 bench.add_command(tenants)
 bench.add_command(fleet)
 bench.add_command(stages)

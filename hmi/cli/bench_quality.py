@@ -141,13 +141,13 @@ def quality(
         Budget(seeds, not dev),
         rows,
         chosen["lrs"],
-        _setting(session, chosen).key,
+        setting_of(session, chosen).key,
         chosen["texts"],
     )
     arms = measured.chosen_arms(plan)  # refuse a misspelt name now, not after hours
-    with _models(session, chosen, plots=any(arm.reads == "plot" for arm in arms)) as models:
+    with models_of(session, chosen, plots=any(arm.reads == "plot" for arm in arms)) as models:
         try:
-            for spec, result in measured.run(plan, models, _steps()):
+            for spec, result in measured.run(plan, models, steps_shown()):
                 notes.print(_line(spec, result))
         finally:
             found = measured.scores(plan, models.root)
@@ -195,12 +195,12 @@ def tenants(
 
     plan = many.TenantsPlan(sets, out / "tenants.jsonl", chosen["tasks"], tenants, rows)
     (column,) = measured.chosen_arms(
-        main := measured.Plan(sets, out, arms=(arm,), plot=_setting(session, chosen).key)
+        main := measured.Plan(sets, out, arms=(arm,), plot=setting_of(session, chosen).key)
     )
-    with _models(session, chosen, plots=column.reads == "plot") as models:
+    with models_of(session, chosen, plots=column.reads == "plot") as models:
         about = measured.about(main, column, models.root)
         try:
-            for spec, result in many.run(plan, column, lr, about, models, _steps()):
+            for spec, result in many.run(plan, column, lr, about, models, steps_shown()):
                 notes.print(f"tenant {spec['tenant']}, {_line({'seed': 0, **spec}, result)}")
         finally:
             found = write_tenants(out, plan.runs)
@@ -209,7 +209,7 @@ def tenants(
     )
 
 
-def _setting(session: Session, chosen: Mapping[str, Any]) -> Setting:
+def setting_of(session: Session, chosen: Mapping[str, Any]) -> Setting:
     from hmi.bench.quality.setting import Amount, Setting
 
     alpha = chosen["alpha"]
@@ -220,13 +220,13 @@ def _setting(session: Session, chosen: Mapping[str, Any]) -> Setting:
 
 
 @contextmanager
-def _models(session: Session, chosen: Mapping[str, Any], *, plots: bool) -> Iterator[Encoders]:
+def models_of(session: Session, chosen: Mapping[str, Any], *, plots: bool) -> Iterator[Encoders]:
     """Open the root and the PLOTs. Those that are missing are created first."""
     from hmi.bench.quality import setting as made
     from hmi.bench.quality.tasks import named
 
     session.may_start_jobs()
-    setting = _setting(session, chosen)
+    setting = setting_of(session, chosen)
     with job_bar() as bar:
         folder = made.prepare(setting, named(chosen["tasks"]) if plots else [], notes.print, bar.show)
     with made.opened(setting, folder) as models:
@@ -259,7 +259,7 @@ def _line(spec: dict[str, Any], result: dict[str, Any]) -> str:
     )
 
 
-def _steps() -> Callable[[str, int, int], None]:
+def steps_shown() -> Callable[[str, int, int], None]:
     """Return a function that shows the current step: one line on a terminal, else a line each minute."""
     terminal, shown = sys.stderr.isatty(), [0.0]
 

@@ -23,6 +23,8 @@ from hmi.training.objectives.base import Draws
 RESAMPLES = 1_000
 SURE = 0.9
 """A new version is published if it is better in at least this share of the resamples."""
+Version = tuple[TaskKind, Sequence[Tensor]]
+"""A version's task, and its merged outputs for some rows, which the task reads."""
 
 
 @dataclass(frozen=True)
@@ -45,27 +47,19 @@ class Comparison:
         return self.sure >= SURE
 
 
-def compare(
-    golds: Sequence[Gold],
-    old: tuple[TaskKind, Sequence[Tensor]],
-    new: tuple[TaskKind, Sequence[Tensor]],
-    seed: int,
-) -> Comparison:
-    """Compare two versions on rows with these right answers.
-
-    old, new: a version's task, which reads its merged outputs for the rows.
-    """
+def compare(golds: Sequence[Gold], old: Version, new: Version, seed: int) -> Comparison:
+    """Compare two versions on the same rows. golds: the right answers of these rows."""
     draws = np.random.default_rng(seed).integers(len(golds), size=(RESAMPLES, len(golds)))
     difference = _resampled(new, golds, draws) - _resampled(old, golds, draws)
     sure = float(((difference > 0) + 0.5 * (difference == 0)).mean())
     return Comparison(_score(old, golds), _score(new, golds), round(sure, 4), len(golds))
 
 
-def _resampled(version: tuple[TaskKind, Sequence[Tensor]], golds: Sequence[Gold], draws: Draws) -> Floats:
+def _resampled(version: Version, golds: Sequence[Gold], draws: Draws) -> Floats:
     task, merged = version
     return objective_of(task).resampled(golds, merged, draws)
 
 
-def _score(version: tuple[TaskKind, Sequence[Tensor]], golds: Sequence[Gold]) -> float:
+def _score(version: Version, golds: Sequence[Gold]) -> float:
     task, merged = version
     return headline(objective_of(task).score(golds, merged))

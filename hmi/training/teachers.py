@@ -2,7 +2,7 @@
 
 A small source is tuned whole. Of a deep one only the upper half is tuned, which takes half the time and
 memory (docs/design/0020-better-by-itself.md). A source has its own tokenizer, so teachers meet only in their
-outputs for texts, which do not depend on tokens: log-probabilities of labels or of each word's tags, or values.
+outputs for whole texts and words: log-probabilities of labels or of each word's tags, or values.
 """
 
 from __future__ import annotations
@@ -10,9 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import product
 
-import torch
 from torch import Tensor
 
 from hmi.model.encoder import Encoder
@@ -22,14 +20,12 @@ from hmi.model.tokenizer import Tokenizer
 from hmi.training.backbones import Backbone, EncoderBackbone, UpperHalfBackbone
 from hmi.training.data.rows import Row
 from hmi.training.early_stopping import train_to_best
-from hmi.training.golds import Gold
-from hmi.training.headline import headline
-from hmi.training.objectives import objective_of
 from hmi.training.plan import TrainPlan, plan_training
 from hmi.training.recipe import Recipe
 from hmi.training.reports import PhaseReport
+from hmi.training.said import Said
 from hmi.training.splits import Split, encoded_split, judge, merged_outputs, task_targets
-from hmi.training.teacher import MAX_SOFT_LABELS, REPORT_EVERY, encoder_examples, gold_of, teacher_recipe
+from hmi.training.teacher import REPORT_EVERY, encoder_examples, teacher_recipe
 from hmi.training.trainer import Trainer
 
 WHOLE = 6
@@ -38,8 +34,6 @@ DEEP_BATCH = 32
 """Rows of a step of a deep source. Its steps cost much beside the rows: each moves all of its weights."""
 DEEP_EPOCHS = 5
 """The most epochs of a deep source. Its best one is early."""
-PARTS = 4
-"""Weights of teachers are multiples of 1 / PARTS."""
 
 
 @dataclass(frozen=True)
@@ -76,21 +70,6 @@ class TextLesson:
     weights: tuple[float, ...] | None = None
 
 
-@dataclass(frozen=True)
-class Said:
-    """A teacher's merged outputs for the held-out rows and for the texts, and its score on dev.
-
-    `task` reads the outputs. `cpu_s` are the CPU seconds of tuning and answering.
-    """
-
-    name: str
-    task: TaskKind
-    dev: list[Tensor]
-    texts: list[Tensor]
-    score: float
-    cpu_s: float
-
-
 def teach_with(source: TeacherSource, lesson: TextLesson, recipe: Recipe, report: PhaseReport) -> Said:
     """Tune a teacher on the lesson's rows and let it answer dev and the texts.
 
@@ -122,51 +101,6 @@ def teach_with(source: TeacherSource, lesson: TextLesson, recipe: Recipe, report
         texts += _likelihoods(read, merged_outputs(read, some, outputs))
         report("labelling texts", len(texts), len(lesson.texts), None)
     return Said(source.name, read, answers, texts, best.score, time.process_time() - begun)
-
-
-def weigh(said: Sequence[Said], dev: Sequence[Row]) -> tuple[list[float], float]:
-    """The teachers' weights, which add up to 1, whose mixture scores best on dev, and that score.
-
-    Among equal ones the most even weights win, since several teachers err less together than each alone.
-    """
-    golds = [row.label for row in dev]
-
-    def score(weights: Sequence[float]) -> float:
-        task, merged = mix(said, weights, [one.dev for one in said])
-        return headline(objective_of(task).score(golds, merged))
-
-    grid = [
-        tuple(part / PARTS for part in parts)
-        for parts in product(range(PARTS + 1), repeat=len(said))
-        if sum(parts) == PARTS
-    ]
-    best = max(((score(w), -max(w), w) for w in grid), key=lambda found: found[:2])
-    return list(best[2]), best[0]
-
-
-def mix(
-    said: Sequence[Said], weights: Sequence[float], outputs: Sequence[Sequence[Tensor]]
-) -> tuple[TaskKind, list[Tensor]]:
-    """The weighted geometric mean of the teachers' answers, and the task that reads it.
-
-    outputs[i]: merged outputs of teacher i, for the same inputs in the same order. A teacher of weight 0 is
-    left out.
-    """
-    heard = [(one, weight, of) for one, weight, of in zip(said, weights, outputs, strict=True) if weight > 0]
-    parts = [[weight * output for output in of] for _, weight, of in heard]
-    merged = [torch.stack(each).sum(0) for each in zip(*parts, strict=True)]
-    tables = [(weight, getattr(one.task, "transitions", None)) for one, weight, _ in heard]
-    task = heard[0][0].task
-    if all(table is not None for _, table in tables):
-        task = task.with_transitions(torch.stack([w * torch.as_tensor(t) for w, t in tables]).sum(0))
-    return task, merged
-
-
-def mixed_golds(said: Sequence[Said], weights: Sequence[float]) -> list[Gold]:
-    """The right answers that the mixture gives the texts: soft labels in tasks with one label a text."""
-    task, merged = mix(said, weights, [one.texts for one in said])
-    soft = isinstance(task, Classification) and len(task.labels) <= MAX_SOFT_LABELS
-    return [gold_of(task.answer(output, scores=soft)) for output in merged]
 
 
 def _plan(source: TeacherSource, lesson: TextLesson, recipe: Recipe, rows: int) -> TrainPlan:

@@ -19,7 +19,8 @@ from hmi.training.golds import Gold, SoftLabel
 from hmi.training.headline import headline
 from hmi.training.objectives import learn_task, objective_of
 from hmi.training.recipe import Recipe
-from hmi.training.teachers import Said, TeacherSource, TextLesson, mix, mixed_golds, teach_with, weigh
+from hmi.training.said import Said, mix, mixed_golds, store_said, stored_said, weigh
+from hmi.training.teachers import TeacherSource, TextLesson, teach_with
 from tests.tiny import WORDS, write_tiny_mpnet
 
 GOOD, BAD = WORDS[:6], WORDS[6:12]
@@ -88,6 +89,21 @@ def test_two_teachers_answer_texts_together(
         assert all(isinstance(gold, tuple) and len(gold) == 5 for gold in golds)
     else:
         assert all(isinstance(gold, SoftLabel) for gold in golds)
+
+
+@pytest.mark.parametrize(("task", "rows"), [("classification", mood), ("tagging", tags)])
+def test_what_was_said_is_read_as_it_was_stored(
+    sources: list[TeacherSource], task: Task, rows: Any, tmp_path: Path
+) -> None:
+    lesson = lesson_of(task, rows)
+    said = taught(sources[0], lesson)
+    store_said(tmp_path / "said.safetensors", said)
+    again = stored_said(tmp_path / "said.safetensors", lesson.task)
+    assert again is not None
+    assert (again.name, again.score) == (said.name, said.score)
+    assert mixed_golds([again], [1.0]) == mixed_golds([said], [1.0])
+    assert weigh([again], lesson.dev) == weigh([said], lesson.dev)
+    assert stored_said(tmp_path / "none.safetensors", lesson.task) is None
 
 
 def test_a_teacher_learns_what_its_rows_show(sources: list[TeacherSource]) -> None:

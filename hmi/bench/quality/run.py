@@ -108,7 +108,7 @@ def about(plan: Plan, arm: Arm, root: Root) -> RunSpec:
         "source": root.info.source.get("sha256", "")[:12],
     }
     if arm.reads == "plot":
-        found |= {"root": _content(root), "plot": plan.plot}
+        found |= {"root": content_of(root), "plot": plan.plot}
     if arm.module is not None:
         found["module"] = title(arm.module)
     if arm.served:
@@ -138,6 +138,6 @@ def title(module: ModuleSpec) -> str:
     return f"{module.kind} {module.rank}{sites}"
 
 
-def _content(root: Root) -> str:
+def content_of(root: Root) -> str:
     """Return a hash of the root's weights, which is the same for every import of them."""
     return hashlib.sha256("".join(sorted(root.info.files.values())).encode()).hexdigest()[:12]

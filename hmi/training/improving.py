@@ -1,0 +1,92 @@
+"""What a second version is trained on: a pool of texts, and what teachers say of them.
+
+The recipe was fixed before any test row was looked at (docs/design/0020-better-by-itself.md).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from hmi.model.tokenizer import Tokenizer
+from hmi.training.augmentation import similar_words, variants
+from hmi.training.data.rows import Row
+from hmi.training.pool import draw_pool
+from hmi.training.teacher import usable
+
+
+@dataclass(frozen=True)
+class PoolPlan:
+    """The greatest number of texts of each part of a pool. A part of 0 texts is left out."""
+
+    given: int = 12_000
+    """The tenant's own unlabelled texts."""
+    corpus: int = 6_000
+    """Texts of the domain's sample that are near the rows."""
+    copies: int = 3
+    """Changed copies of each row."""
+    few_copies: int = 2_000
+    """With few rows each has more copies, to reach this many, and at most MAX_COPIES."""
+
+
+MAX_COPIES = 20
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Unlabelled texts, and the part that each comes from: given, corpus or copies."""
+
+    texts: list[Row]
+    origin: list[str]
+
+    def of(self, parts: Collection[str]) -> list[Row]:
+        """Return the texts of some parts."""
+        return [text for text, part in zip(self.texts, self.origin, strict=True) if part in parts]
+
+    def without(self, rows: Sequence[Row]) -> Pool:
+        """Return the pool without the texts of these rows."""
+        known = {str(row.text) for row in rows}
+        left = [pair for pair in zip(self.texts, self.origin, strict=True) if str(pair[0].text) not in known]
+        return Pool([text for text, _ in left], [part for _, part in left])
+
+
+def make_pool(
+    train: Sequence[Row],
+    dev: Sequence[Row],
+    given: Sequence[Row],
+    passages: Iterable[str],
+    words: tuple[Tokenizer, Tensor],
+    plan: PoolPlan,
+    seed: int,
+) -> Pool:
+    """Collect a pool: the tenant's unlabelled texts, texts of the domain's sample, changed copies of rows.
+
+    words: a tokenizer, and the vectors of its tokens [vocab, dim], by which similar words are found. No text
+    is twice in the pool, and none is a training or held-out row.
+    """
+    labelled = [*train, *dev]
+    found: list[Row] = []
+    origin: list[str] = []
+
+    def add(name: str, texts: Sequence[Row], most: int) -> None:
+        fresh = usable(texts, [*labelled, *found], seed)[:most]
+        found.extend(fresh)
+        origin.extend([name] * len(fresh))
+
+    add("given", given, plan.given)
+    add("corpus", draw_pool(train, passages, plan.corpus, seed, held_out=dev), plan.corpus)
+    times = copies_of_each(len(train), plan)
+    if times:
+        most = times * len(train)
+        add("copies", variants(train, times, similar_words(train, *words), seed, most), most)
+    return Pool(found, origin)
+
+
+def copies_of_each(rows: int, plan: PoolPlan) -> int:
+    """The number of changed copies that each of this many rows gets."""
+    if not plan.copies:
+        return 0
+    return max(plan.copies, min(MAX_COPIES, math.ceil(plan.few_copies / rows)))
