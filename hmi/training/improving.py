@@ -15,7 +15,15 @@ from hmi.model.tokenizer import Tokenizer
 from hmi.training.augmentation import similar_words, variants
 from hmi.training.data.rows import Row
 from hmi.training.pool import draw_pool
+from hmi.training.probing import can_probe, probe_with
+from hmi.training.recipe import Recipe
+from hmi.training.reports import PhaseReport
+from hmi.training.said import Said
 from hmi.training.teacher import usable
+from hmi.training.teachers import TeacherSource, TextLesson, teach_with
+
+FEW = 100
+"""With fewer training rows a teacher is a probe, since so few do not suffice to tune an encoder."""
 
 
 @dataclass(frozen=True)
@@ -90,3 +98,10 @@ def copies_of_each(rows: int, plan: PoolPlan) -> int:
     if not plan.copies:
         return 0
     return max(plan.copies, min(MAX_COPIES, math.ceil(plan.few_copies / rows)))
+
+
+def teacher_from(source: TeacherSource, lesson: TextLesson, recipe: Recipe, report: PhaseReport) -> Said:
+    """A teacher for this many rows: a tuned copy of the source, for few rows a probe. Raises InvalidData."""
+    if len(lesson.train) < FEW and can_probe(lesson):
+        return probe_with(source, lesson, report)
+    return teach_with(source, lesson, recipe, report)

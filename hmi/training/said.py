@@ -19,6 +19,7 @@ from hmi.training.headline import headline
 from hmi.training.objectives import objective_of
 from hmi.training.teacher import MAX_SOFT_LABELS, gold_of
 
+DEV, TEXTS, OUTSIDE = "dev", "texts", "outside"
 PARTS = 4
 """Weights of teachers are multiples of 1 / PARTS."""
 
@@ -36,17 +37,23 @@ class Said:
     texts: list[Tensor]
     score: float
     cpu_s: float
+    outside: list[Tensor] | None = None
+    """Outputs for the training rows from cross-validation, if the teacher is a probe."""
 
 
-def weigh(said: Sequence[Said], dev: Sequence[Row]) -> tuple[list[float], float]:
-    """The teachers' weights, which add up to 1, whose mixture scores best on dev, and that score.
+def weigh(said: Sequence[Said], train: Sequence[Row], dev: Sequence[Row]) -> tuple[list[float], float]:
+    """The teachers' weights, which add up to 1, whose mixture scores best, and that score.
 
-    Among equal ones the most even weights win, since several teachers err less together than each alone.
+    Held-out rows decide, or the cross-validated answers to the training rows, if all teachers have some.
+    Among equal weights the most even ones win, since several teachers err less together than each alone.
     """
-    golds = [row.label for row in dev]
+    outside = [one.outside for one in said if one.outside is not None]
+    decides = len(outside) == len(said)
+    golds = [row.label for row in (train if decides else dev)]
+    outputs = outside if decides else [one.dev for one in said]
 
     def score(weights: Sequence[float]) -> float:
-        task, merged = mix(said, weights, [one.dev for one in said])
+        task, merged = mix(said, weights, outputs)
         return headline(objective_of(task).score(golds, merged))
 
     grid = [
@@ -86,7 +93,8 @@ def mixed_golds(said: Sequence[Said], weights: Sequence[float]) -> list[Gold]:
 def store_said(path: Path, said: Said) -> None:
     """Write a teacher's outputs as a checkpoint. Raises StorageFull."""
     tensors: dict[str, Tensor] = {}
-    for part, outputs in (("dev", said.dev), ("texts", said.texts)):
+    for part in (DEV, TEXTS, OUTSIDE):
+        outputs = getattr(said, part) or []
         rows = [output.reshape(-1, output.shape[-1]) for output in outputs]
         tensors[part] = torch.cat(rows) if rows else torch.empty(0, 1)
         tensors[f"{part}.lengths"] = torch.tensor([len(of) for of in rows], dtype=torch.int64)
@@ -110,8 +118,9 @@ def stored_said(path: Path, task: TaskKind) -> Said | None:
     return Said(
         about["name"],
         task.with_transitions(tensors.get("transitions")),
-        outputs("dev"),
-        outputs("texts"),
+        outputs(DEV),
+        outputs(TEXTS),
         about["score"],
         about["cpu_s"],
+        outputs(OUTSIDE) or None,
     )

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -17,7 +19,9 @@ from hmi.training.backbones import UpperHalfBackbone
 from hmi.training.data.rows import Row
 from hmi.training.golds import Gold, SoftLabel
 from hmi.training.headline import headline
+from hmi.training.improving import teacher_from
 from hmi.training.objectives import learn_task, objective_of
+from hmi.training.probing import can_probe, embedded
 from hmi.training.recipe import Recipe
 from hmi.training.said import Said, mix, mixed_golds, store_said, stored_said, weigh
 from hmi.training.teachers import TeacherSource, TextLesson, teach_with
@@ -80,7 +84,7 @@ def test_two_teachers_answer_texts_together(
     lesson = lesson_of(task, rows)
     said = [taught(source, lesson) for source in sources]
     assert [(len(one.dev), len(one.texts)) for one in said] == [(40, 30), (40, 30)]
-    weights, score = weigh(said, lesson.dev)
+    weights, score = weigh(said, lesson.train, lesson.dev)
     assert sum(weights) == 1
     assert score >= max(one.score for one in said) - 1e-9
     golds = mixed_golds(said, weights)
@@ -102,7 +106,7 @@ def test_what_was_said_is_read_as_it_was_stored(
     assert again is not None
     assert (again.name, again.score) == (said.name, said.score)
     assert mixed_golds([again], [1.0]) == mixed_golds([said], [1.0])
-    assert weigh([again], lesson.dev) == weigh([said], lesson.dev)
+    assert weigh([again], [], lesson.dev) == weigh([said], [], lesson.dev)
     assert stored_said(tmp_path / "none.safetensors", lesson.task) is None
 
 
@@ -127,6 +131,41 @@ def test_a_mixture_is_the_weighted_mean_of_log_probabilities(
     )
 
 
+@pytest.mark.parametrize(("task", "rows"), [("classification", mood), ("pair", pairs)])
+def test_a_probe_learns_from_few_rows(
+    sources: list[TeacherSource], task: Task, rows: Any, tmp_path: Path
+) -> None:
+    lesson = lesson_of(task, rows)
+    lesson = replace(lesson, train=lesson.train[:24])
+    said = [teacher_from(source, lesson, Recipe(), lambda *_: None) for source in sources]
+    assert [one.name for one in said] == ["own, frozen", "other, frozen"]
+    assert [len(one.texts) for one in said] == [30, 30]
+    weights, _ = weigh(said, lesson.train, lesson.dev)
+    merged = mix(said, weights, [one.dev for one in said])[1]
+    score = headline(objective_of(lesson.task).score([row.label for row in lesson.dev], merged))
+    assert score > (0.9 if task == "classification" else 0.4)
+    store_said(tmp_path / "said.safetensors", said[0])
+    again = stored_said(tmp_path / "said.safetensors", lesson.task)
+    assert again is not None
+    assert weigh([again], lesson.train, []) == weigh(said[:1], lesson.train, [])
+
+
+def test_a_probe_needs_two_rows_of_each_label(sources: list[TeacherSource]) -> None:
+    lesson = lesson_of("classification", mood)
+    assert can_probe(lesson)
+    first = next(row for row in lesson.train if row.label == "good")
+    assert not can_probe(replace(lesson, train=[first, *(r for r in lesson.train if r.label == "bad")]))
+    assert not can_probe(lesson_of("tagging", tags))
+
+
+def test_a_pair_is_embedded_by_what_its_texts_differ_and_share(sources: list[TeacherSource]) -> None:
+    rows = pairs(5, 6)
+    both = embedded(sources[0], rows, 32)
+    first, second = (embedded(sources[0], [Row(r.text[side], "") for r in rows], 32) for side in (0, 1))
+    np.testing.assert_allclose(both, np.concatenate([abs(first - second), first * second], 1), atol=1e-5)
+    np.testing.assert_allclose(np.linalg.norm(first, axis=1), 1, atol=1e-5)
+
+
 def test_a_teacher_that_knows_nothing_has_no_say() -> None:
     golds: list[Gold] = ["a", "b"] * 20
     task = learn_task("classification", golds)
@@ -136,10 +175,10 @@ def test_a_teacher_that_knows_nothing_has_no_say() -> None:
     knows, errs = (
         Said(name, task, said, said, 0.0, 0.0) for name, said in (("knows", right), ("errs", wrong))
     )
-    weights, score = weigh([knows, errs], rows)
+    weights, score = weigh([knows, errs], [], rows)
     assert score == 1.0
     assert weights[0] > weights[1]
-    assert weigh([knows, knows], rows)[0] == [0.5, 0.5]
+    assert weigh([knows, knows], [], rows)[0] == [0.5, 0.5]
     alone = headline(objective_of(task).score(golds, mix([knows, errs], [1.0, 0.0], [right, wrong])[1]))
     assert alone == 1.0
 

@@ -32,13 +32,13 @@ from hmi.training.choosing import Version, compare
 from hmi.training.data.passages import sample_corpus
 from hmi.training.data.rows import Row
 from hmi.training.defaults import default_lr, default_module
-from hmi.training.improving import Pool, PoolPlan, make_pool
+from hmi.training.improving import Pool, PoolPlan, make_pool, teacher_from
 from hmi.training.objectives import learn_task
 from hmi.training.recipe import Recipe
 from hmi.training.said import Said, mixed_golds, store_said, stored_said, weigh
 from hmi.training.splits import merged_outputs
 from hmi.training.teacher import TAGGING_TEACHER_LR, TEACHER_LR
-from hmi.training.teachers import TeacherSource, TextLesson, teach_with
+from hmi.training.teachers import TeacherSource, TextLesson
 
 OWN = "own"
 """The name of the root's source among teachers."""
@@ -114,7 +114,7 @@ class Lesson:
         path = self.kept / f"{self.task.name}-{Path(name).name}-{digest}.safetensors"
         found = stored_said(path, self.kind)
         if found is None:
-            found = teach_with(self._source(name), lesson, Recipe(), self._teaching)
+            found = teacher_from(self._source(name), lesson, Recipe(), self._teaching)
             path.parent.mkdir(parents=True, exist_ok=True)
             store_said(path, found)
         return found
@@ -131,7 +131,7 @@ class Lesson:
     def taught(self, column: Improved) -> tuple[list[Row], dict[str, Any]]:
         """The texts of a column with the mixture's answers, and figures about them."""
         said = [of for name, of in self.said.items() if column.teachers is None or name in column.teachers]
-        weights, score = weigh(said, self.rows.dev)
+        weights, score = weigh(said, self.rows.train, self.rows.dev)
         texts, at = self.pool.of(column.parts), set(column.parts)
         which = [i for i, part in enumerate(self.pool.origin) if part in at]
         golds = mixed_golds([replace(one, texts=[one.texts[i] for i in which]) for one in said], weights)
