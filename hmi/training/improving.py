@@ -22,7 +22,7 @@ from hmi.training.said import Said
 from hmi.training.teacher import usable
 from hmi.training.teachers import TeacherSource, TextLesson, teach_with
 
-FEW = 100
+FEW = 60
 """With fewer training rows a teacher is a probe, since so few do not suffice to tune an encoder."""
 
 

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from hmi.model.tasks import TaskKind
-from hmi.training.choosing import SURE, compare
+from hmi.training.choosing import SURE, Version, compare, cross_validated, folds_of
+from hmi.training.data.rows import Row
 from hmi.training.golds import Gold
 from hmi.training.headline import headline
 from hmi.training.objectives import learn_task, objective_of
@@ -71,17 +72,14 @@ TASKS: list[Any] = [
 
 
 @pytest.mark.parametrize(("name", "golds_of"), TASKS)
-def test_the_score_of_a_draw_is_the_headline_score_of_its_rows(name: Any, golds_of: Any) -> None:
+def test_the_score_of_some_rows_parts_is_their_headline_score(name: Any, golds_of: Any) -> None:
     golds = golds_of(40, 1)
     task = learn_task(name, golds)
-    merged = outputs(task, golds, 0.7, 2)
-    draws = np.random.default_rng(3).integers(40, size=(5, 40))
-    found = objective_of(task).resampled(golds, merged, draws)
-    slowly = [
-        headline(objective_of(task).score([golds[i] for i in draw], [merged[i] for i in draw]))
-        for draw in draws
-    ]
-    assert found == pytest.approx(slowly, abs=2e-4)  # reports round to four digits
+    objective, merged = objective_of(task), outputs(task, golds, 0.7, 2)
+    parts = objective.parts(golds, merged)
+    for draw in np.random.default_rng(3).integers(40, size=(5, 40)):
+        slowly = headline(objective.score([golds[i] for i in draw], [merged[i] for i in draw]))
+        assert objective.score_of_parts(parts[draw]) == pytest.approx(slowly, abs=1e-4)  # it is rounded
 
 
 @pytest.mark.parametrize(("name", "golds_of"), TASKS)
@@ -118,3 +116,37 @@ def test_chance_alone_is_rarely_sure() -> None:
         for i in range(100)
     ]
     assert sum(passed) <= 20
+
+
+def test_folds_hold_every_row_once_and_every_label_evenly() -> None:
+    rows = [Row(str(i), "rare" if i % 5 == 0 else "common") for i in range(40)]
+    folds = folds_of(rows, 4, seed=1)
+    assert sorted(i for fold in folds for i in fold) == list(range(40))
+    assert [sum(rows[i].label == "rare" for i in fold) for fold in folds] == [2, 2, 2, 2]
+    assert folds_of(rows, 4, seed=1) == folds
+    assert folds_of(rows, 4, seed=2) != folds
+    assert len(folds_of(rows[:3], 4, seed=1)) == 3
+
+
+@pytest.mark.parametrize(("name", "golds_of"), TASKS)
+def test_with_few_rows_every_row_decides(name: Any, golds_of: Any) -> None:
+    golds = golds_of(60, 8)
+    rows = [Row(f"row {i}", gold) for i, gold in enumerate(golds)]
+    task = learn_task(name, golds)
+    texts = [str(row.text) for row in rows]
+    noisy = dict(zip(texts, outputs(task, golds, 2.0, 5), strict=True))
+    better = dict(zip(texts, outputs(task, golds, 0.2, 6), strict=True))
+    calls: list[int] = []
+
+    def both(train: list[Row], held: list[Row]) -> tuple[Version, Version]:
+        assert not {str(row.text) for row in train} & {str(row.text) for row in held}
+        assert len(train) + len(held) == 60
+        calls.append(len(held))
+        return (task, [noisy[str(row.text)] for row in held]), (task, [better[str(row.text)] for row in held])
+
+    found = cross_validated(rows, both, seed=0)
+    assert sum(calls) == found.rows == 60
+    assert found.better
+    whole = compare(golds, (task, list(noisy.values())), (task, list(better.values())), seed=0)
+    assert found.after == pytest.approx(whole.after, abs=1e-4)
+    assert found.before == pytest.approx(whole.before, abs=1e-4)

@@ -9,9 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from hmi.errors import InvalidInput
@@ -21,7 +19,6 @@ from hmi.model.tasks import TaskKind
 from hmi.training.calibrating import Decisions
 from hmi.training.golds import Gold
 
-Draws = NDArray[np.int64]
 IGNORE = -100
 """The target of a token that is not scored."""
 MAX_WEIGHT = 10.0
@@ -75,17 +72,16 @@ class Objective(ABC, Generic[K]):
 
     @abstractmethod
     def parts(self, golds: Sequence[Gold], merged: Sequence[Tensor]) -> Floats:
-        """Each row's share in the headline score, [rows, 2]: the score of some rows is the sum of their first
-        numbers divided by the sum of their second. golds, merged: as in `score`."""
+        """Each row's part in the headline score, [rows, 2], which `score_of_parts` reads.
 
-    def resampled(self, golds: Sequence[Gold], merged: Sequence[Tensor], draws: Draws) -> Floats:
-        """The headline score of each draw of rows. draws: int64 [draws, rows], indexes of rows.
-
-        It is [draws].
+        golds, merged: as in `score`.
         """
-        of_draws = self.parts(golds, merged)[draws].sum(1)
-        scores: Floats = of_draws[:, 0] / np.maximum(of_draws[:, 1], 1)
-        return scores
+
+    @classmethod
+    def score_of_parts(cls, parts: Floats) -> float:
+        """The headline score of rows from their `parts`: the sum of the first divided by that of the second."""
+        right, all_ = parts.sum(0)
+        return float(right / max(all_, 1))
 
     @abstractmethod
     def chance(self, golds: Sequence[Gold]) -> float:
