@@ -5,7 +5,6 @@ The recipe was fixed before any test row was looked at (docs/design/0020-better-
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -36,11 +35,17 @@ class PoolPlan:
     """Texts of the domain's sample that are near the rows."""
     copies: int = 3
     """Changed copies of each row."""
-    few_copies: int = 2_000
-    """With few rows each has more copies, to reach this many, and at most MAX_COPIES."""
 
 
-MAX_COPIES = 20
+def plan_of(rows: int) -> PoolPlan:
+    """The plan for this many training rows. Few rows get fewer texts, and more copies of each row."""
+    corpus = min(CORPUS_TEXTS, max(FEW_TEXTS, TEXTS_OF_A_ROW * rows))
+    return PoolPlan(corpus=corpus, copies=max(COPIES, min(MAX_COPIES, FEW_TEXTS // rows)))
+
+
+CORPUS_TEXTS, TEXTS_OF_A_ROW = 6_000, 10
+COPIES, MAX_COPIES = 3, 20
+FEW_TEXTS = 1_500
 
 
 @dataclass(frozen=True)
@@ -86,18 +91,10 @@ def make_pool(
 
     add("given", given, plan.given)
     add("corpus", draw_pool(train, passages, plan.corpus, seed, held_out=dev), plan.corpus)
-    times = copies_of_each(len(train), plan)
-    if times:
-        most = times * len(train)
-        add("copies", variants(train, times, similar_words(train, *words), seed, most), most)
+    most = plan.copies * len(train)
+    if most:
+        add("copies", variants(train, plan.copies, similar_words(train, *words), seed, most), most)
     return Pool(found, origin)
-
-
-def copies_of_each(rows: int, plan: PoolPlan) -> int:
-    """The number of changed copies that each of this many rows gets."""
-    if not plan.copies:
-        return 0
-    return max(plan.copies, min(MAX_COPIES, math.ceil(plan.few_copies / rows)))
 
 
 def teacher_from(source: TeacherSource, lesson: TextLesson, recipe: Recipe, report: PhaseReport) -> Said:

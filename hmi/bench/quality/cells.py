@@ -26,6 +26,7 @@ from hmi.training.early_stopping import train_to_best
 from hmi.training.golds import SoftLabel
 from hmi.training.objectives import learn_task
 from hmi.training.plan import plan_training
+from hmi.training.recipe import HELD_OUT
 from hmi.training.scoring import headline
 from hmi.training.splits import Split, judge, split_bags, task_targets
 from hmi.training.trainer import Trainer
@@ -150,7 +151,10 @@ def train_once(p: Problem, arm: Arm, models: Encoders, lr: float, seed: int, rep
     trainer = Trainer(arm.backbone(models, seed), models.root.dim, plan, p.examples["train"])
     what = f"{p.task.name}, {arm.name}, lr {lr:g}, seed {seed}"
     history = train_to_best(
-        trainer, lambda: _evaluate(p, trainer, "dev"), lambda step, total, loss: report(what, step, total)
+        trainer,
+        lambda: _evaluate(p, trainer, "dev"),
+        lambda step, total, loss: report(what, step, total),
+        keep_best=len(p.splits["dev"].rows) >= HELD_OUT.enough,
     )
     best = history.kept
     result = {

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 
 from hmi.bench.quality.cells import RECIPE_VERSION, Budget, Report
-from hmi.bench.quality.improved import Improved, Lesson, columns, fill
+from hmi.bench.quality.improved import Improved, columns, fill
+from hmi.bench.quality.lesson import Lesson
 from hmi.bench.quality.models import Encoders
 from hmi.bench.quality.run import content_of
 from hmi.bench.quality.runs import Runs, RunSpec
@@ -100,7 +101,11 @@ def summary(plan: ImprovedPlan, root: Root) -> list[dict[str, Any]]:
         if own is not None:
             row["dedicated"] = round(own, 1)
         for column in chosen_columns(plan):
-            wanted = {"task": task.name, **about(plan, column, root), "test": plan.budget.test}
+            wanted = {
+                "task": task.name,
+                **about(plan, column, root),
+                **({"test": True} if plan.budget.test else {}),
+            }
             runs = [result for spec, result in found if _fits(spec, wanted)]
             if runs:
                 row |= _figures(column, runs, own, "test" if plan.budget.test else "dev")

@@ -79,7 +79,7 @@ class Objective(ABC, Generic[K]):
 
     @classmethod
     def score_of_parts(cls, parts: Floats) -> float:
-        """The headline score of rows from their `parts`: the sum of the first divided by that of the second."""
+        """The headline score of rows from their `parts`: the first ones' sum divided by the second ones'."""
         right, all_ = parts.sum(0)
         return float(right / max(all_, 1))
 

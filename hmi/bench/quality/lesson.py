@@ -1,0 +1,111 @@
+"""One task's rows with what a second version is trained on: the pool, and what teachers say of it."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any
+
+from hmi.bench.quality.cells import Report
+from hmi.bench.quality.models import Encoders
+from hmi.bench.quality.setting import CORPUS_OF, GENERAL
+from hmi.bench.quality.tasks import QualityTask, TaskRows
+from hmi.model.source import find_source, load_encoder
+from hmi.model.tasks import TaskKind
+from hmi.model.tokenizer import Tokenizer
+from hmi.training.data.passages import sample_corpus
+from hmi.training.data.rows import Row
+from hmi.training.improving import Pool, make_pool, plan_of, teacher_from
+from hmi.training.objectives import learn_task
+from hmi.training.recipe import Recipe
+from hmi.training.said import Said, mixed_golds, store_said, stored_said, weigh
+from hmi.training.teachers import TeacherSource, TextLesson
+
+OWN = "own"
+"""The name of the root's source among teachers."""
+
+
+@dataclass
+class Lesson:
+    """One task's rows, pool and teachers, each made when it is first needed. Teachers' answers are kept."""
+
+    task: QualityTask
+    rows: TaskRows
+    models: Encoders
+    corpora: Path
+    larger: tuple[str, ...]
+    kept: Path
+    report: Report
+
+    @property
+    def paired(self) -> bool:
+        return isinstance(self.rows.train[0].text, tuple)
+
+    @cached_property
+    def kind(self) -> TaskKind:
+        return learn_task(self.task.kind, [row.label for row in self.rows.train], paired=self.paired)
+
+    @cached_property
+    def pool(self) -> Pool:
+        """The pool of the service, less texts that are test rows."""
+        words = self.models.root.tokenizer, self.models.source.embeddings.word.weight
+        passages = sample_of(self.corpora, CORPUS_OF.get(self.task.domain, GENERAL))
+        train, dev = self.rows.train, self.rows.dev
+        found = make_pool(train, dev, [], passages, words, plan_of(len(train)), 0)
+        return found.without(self.rows.test)
+
+    @cached_property
+    def said(self) -> dict[str, Said]:
+        """Each teacher's answers to the whole pool. A task has one teacher from each source, of seed 0."""
+        lesson = TextLesson(self.kind, self.rows.train, self.rows.dev, self.pool.texts, self.task.length)
+        return {name: self._said(name, lesson) for name in (OWN, *self.larger)}
+
+    def _said(self, name: str, lesson: TextLesson) -> Said:
+        texts = json.dumps([row.text for row in (*lesson.train, *lesson.dev, *lesson.texts)])
+        digest = hashlib.sha256(texts.encode()).hexdigest()[:12]
+        path = self.kept / f"{self.task.name}-{Path(name).name}-{digest}.safetensors"
+        found = stored_said(path, self.kind)
+        if found is None:
+            found = teacher_from(self._source(name), lesson, Recipe(), self._teaching)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            store_said(path, found)
+        return found
+
+    def _source(self, name: str) -> TeacherSource:
+        if name == OWN:
+            return TeacherSource(OWN, self.models.source, self.models.root.tokenizer)
+        folder = find_source(name).folder
+        return TeacherSource(name, load_encoder(folder), Tokenizer(folder / "tokenizer.json"))
+
+    def _teaching(self, phase: str, step: int, total: int, loss: float | None) -> None:
+        self.report(f"{self.task.name}, {phase}", step, total)
+
+    def taught(
+        self, teachers: Collection[str] | None, parts: Sequence[str]
+    ) -> tuple[list[Row], dict[str, Any]]:
+        """The texts of some parts with the mixture's answers, and figures about them. None: all teachers."""
+        said = [of for name, of in self.said.items() if teachers is None or name in teachers]
+        weights, score = weigh(said, self.rows.train, self.rows.dev)
+        which = [i for i, part in enumerate(self.pool.origin) if part in parts]
+        golds = mixed_golds([replace(one, texts=[one.texts[i] for i in which]) for one in said], weights)
+        about = {
+            "texts": {part: self.pool.origin.count(part) for part in parts},
+            "teachers": {
+                one.name: {"score": round(one.score, 4), "weight": weight, "cpu_s": round(one.cpu_s, 1)}
+                for one, weight in zip(said, weights, strict=True)
+            },
+            "mixture": round(score, 4),
+        }
+        return [Row(self.pool.texts[i].text, gold) for i, gold in zip(which, golds, strict=True)], about
+
+
+@cache
+def sample_of(corpora: Path, name: str) -> list[str]:
+    """The sample that a build keeps of this corpus."""
+    with gzip.open(corpora / f"{name}.txt.gz", "rt", encoding="utf-8") as lines:
+        return sample_corpus(lines)
