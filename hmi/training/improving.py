@@ -1,6 +1,6 @@
 """What a second version is trained on: a pool of texts, and what teachers say of them.
 
-The recipe was fixed before any test row was looked at (docs/design/0020-better-by-itself.md).
+The recipe was fixed before any test row was looked at (docs/design/0024-better-by-itself.md).
 """
 
 from __future__ import annotations

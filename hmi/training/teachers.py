@@ -1,7 +1,7 @@
 """Several teachers for one tenant: each is tuned from another source, and dev decides how much each says.
 
 A small source is tuned whole. Of a deep one only the upper half is tuned, which takes half the time and
-memory (docs/design/0020-better-by-itself.md). A source has its own tokenizer, so teachers meet only in their
+memory (docs/design/0024-better-by-itself.md). A source has its own tokenizer, so teachers meet only in their
 outputs for whole texts and words: log-probabilities of labels or of each word's tags, or values.
 """
 

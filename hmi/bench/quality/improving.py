@@ -101,11 +101,8 @@ def summary(plan: ImprovedPlan, root: Root) -> list[dict[str, Any]]:
         if own is not None:
             row["dedicated"] = round(own, 1)
         for column in chosen_columns(plan):
-            wanted = {
-                "task": task.name,
-                **about(plan, column, root),
-                **({"test": True} if plan.budget.test else {}),
-            }
+            wanted = {"task": task.name, **about(plan, column, root)}
+            wanted |= {"test": True} if plan.budget.test else {}
             runs = [result for spec, result in found if _fits(spec, wanted)]
             if runs:
                 row |= _figures(column, runs, own, "test" if plan.budget.test else "dev")

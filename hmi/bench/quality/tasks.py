@@ -34,6 +34,15 @@ class QualityTask:
 
 
 CLINC = ("clinc_auto_and_commute", "clinc_home", "clinc_utility", "clinc_credit_cards", "clinc_small_talk")
+UNSEEN = (
+    QualityTask("snips_intent", "classification", "dialogue", 64),
+    QualityTask("sentiment_electronics", "classification", "reviews"),
+    QualityTask("customer_reviews", "classification", "reviews", 64),
+    QualityTask("pubmed_sections", "classification", "biomedical"),
+    QualityTask("tweeteval_offensive", "classification", "posts", 64),
+    QualityTask("anatem", "tagging", "biomedical"),
+)
+"""Sets that were named before anything was trained on them, and on which nothing is chosen."""
 TASKS = (
     QualityTask("bc5cdr", "tagging", "biomedical"),
     QualityTask("bc2gm", "tagging", "biomedical"),
@@ -50,6 +59,8 @@ TASKS = (
     QualityTask("sst2", "classification", "reviews", 64),
     QualityTask("clinc_work", "classification", "dialogue", 64, CLINC),
     QualityTask("sick", "pair", "captions", 64),
+    QualityTask("rte123", "pair", "news"),
+    *UNSEEN,
 )
 
 
