@@ -29,6 +29,7 @@ PARTS: Final[dict[str, How]] = {
     "roots": How.LINKED,
     "adapters": How.LINKED,
     "lowers": How.LINKED,
+    "samples": How.LINKED,
     "profiles": How.LINKED,
     "exits": How.LINKED,
     "cascades": How.LINKED,

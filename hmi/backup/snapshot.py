@@ -29,7 +29,7 @@ from plot_store import Snapshot as PlotSnapshot
 from plot_store import Store
 
 TRIES = 4
-AFTER_STORE = ("lowers",)
+AFTER_STORE = ("lowers", "samples")
 """Parts to which the PLOT store refers. They are taken after it."""
 
 

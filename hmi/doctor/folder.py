@@ -56,7 +56,7 @@ def _format(layout: Layout) -> Finding:
 
 def _leftovers(layout: Layout) -> Iterator[Finding]:
     before = time.time() - OLD_S
-    places = (layout.roots, layout.lowers, layout.adapters)
+    places = (layout.roots, layout.lowers, layout.samples, layout.adapters)
     found = [p for place in places for p in (*place.glob(".*.tmp"), *place.glob("*/.*.tmp"))]
     if layout.incoming.is_dir():
         found += [path for path in layout.incoming.iterdir() if not path.name.startswith(".")]

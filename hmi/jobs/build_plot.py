@@ -18,6 +18,7 @@ from hmi.jobs.options import BuildPlotOptions
 from hmi.jobs.plots import Wanted, find_published, missing, only_missing, schema_of, with_own, write_version
 from hmi.jobs.runtime.context import JobContext
 from hmi.jobs.runtime.folders import PinnedPlots
+from hmi.jobs.samples import keep_sample
 from hmi.jobs.specs import BuildPlotSpec
 from hmi.model.batching import Encoded
 from hmi.model.files import read_checkpoint, write_checkpoint
@@ -66,6 +67,9 @@ def _build(ctx: JobContext, domain: DomainId, spec: BuildPlotSpec) -> VersionInf
         lower_name = _pretrain(ctx, root, lower, corpus, options)
     counted = count_corpus(ctx, root.tokenizer, [corpus], documents, root.info.n)
     differences = Differences(ctx.folder, _min_difference(options, pretrained))
+    sample = keep_sample(
+        ctx, corpus, documents, options.sample, PlotMeta.of(parent).sample if update else None
+    )
 
     with ctx.plots.reader(parent.id) as reader:
         stored_before = _Stored(reader, lower_name, fresh=pretrained, update=update)
@@ -74,8 +78,8 @@ def _build(ctx: JobContext, domain: DomainId, spec: BuildPlotSpec) -> VersionInf
         def meta(stored: Mapping[int, int]) -> PlotMeta:
             report = {**_report(documents, counted, stored), "alpha": choice.alpha, "pretrained": pretrained}
             report["read"] = open_corpus(corpus).read
-            report |= {"text_bytes": corpus.stat().st_size, **_left_out(schema, differences)}
-            return PlotMeta(root.info.version, lower_name, choice.alpha, budget, report)
+            report |= {"text_bytes": corpus.stat().st_size, **_left_out(schema, differences), **sample.report}
+            return PlotMeta(root.info.version, lower_name, choice.alpha, budget, sample.name, report=report)
 
         return write_version(
             ctx,

@@ -139,6 +139,13 @@ class BuildPlotOptions(Record):
     pretrain_steps: int = Field(
         default=200, ge=1, le=100_000, description="Steps of further pretraining, where it is asked for."
     )
+    sample: bool | None = Field(
+        default=None,
+        description="Keep a random sample of the corpus's text with the version: at most 20,000 passages and "
+        "8 MB. Models of all tenants on this domain, and on those below it, may be trained on a teacher's "
+        "labels for these texts. No answer, error or log shows them. None: as the server's setting "
+        "corpus_samples says.",
+    )
     seed: int = Field(default=0, ge=0, lt=2**31, description="Decides everything random in the build.")
 
 

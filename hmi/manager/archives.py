@@ -1,5 +1,5 @@
 """Exports of domains: a PLOT version with all its ancestors, and the lower layers of branches that
-were pretrained further."""
+were pretrained further. Samples of corpora stay where they are, since they are texts."""
 
 from __future__ import annotations
 

@@ -16,8 +16,10 @@ from hmi.model.checked import ROOT_CURE
 from hmi.stores.adapter_store import LOWER_CURE, MODEL_CURE
 from hmi.stores.failures import run_each
 from hmi.stores.layout import folder_bytes
-from hmi.stores.plot_meta import PlotMeta, lowers_of
+from hmi.stores.plot_meta import lowers_of, samples_of
 from hmi.stores.plots import plot_errors
+from hmi.stores.samples import CURE as SAMPLE_CURE
+from plot_store import VersionInfo
 
 log = logging.getLogger("hmi.manager")
 
@@ -58,7 +60,7 @@ class Consistency:
         if damaged:
             return tuple(damaged)
         with plot_errors():
-            refs, lowers = parts.plots.refs(), self._lowers()
+            refs, lowers = parts.plots.refs(), lowers_of(self._versions())
         problems: list[str] = []
         for root in parts.registry.roots():
             if root.name not in refs:
@@ -82,7 +84,7 @@ class Consistency:
         return tuple(problems)
 
     def verify_files(self) -> tuple[str, ...]:
-        """Read every byte of roots, lower layers, modules and heads. Returns one sentence for
+        """Read every byte of roots, lower layers, samples, modules and heads. Returns one sentence for
         each damaged part.
 
         Missing artefacts are left to `verify`.
@@ -91,15 +93,17 @@ class Consistency:
 
         parts, problems = self._parts, list[str]()
         with plot_errors():
-            lowers = self._lowers()
+            versions = self._versions()
         for root in parts.registry.roots(tolerant=True):
             folder = parts.layout.root(root.name, root.version)
             problems += self._problems(verify_root, folder) if folder.is_dir() else []
-        for lower, domain in lowers.items():
+        for lower, domain in lowers_of(versions).items():
             if parts.lowers.has(lower):
                 problems += self._problems(
                     parts.lowers.check, lower, f"domain {domain}'s lower layers", LOWER_CURE
                 )
+        for sample in sorted(samples_of(versions) & parts.samples.names()):
+            problems += self._problems(parts.samples.check, sample, "a domain's sample of texts", SAMPLE_CURE)
         have = parts.adapters.names()
         owners = {
             version.artefact: f"model {model.tenant}.{model.name}, version {version.version}"
@@ -117,14 +121,13 @@ class Consistency:
         except (Damaged, Unavailable) as error:
             return [error.message]
 
-    def _lowers(self) -> dict[str, str]:
-        """Name of each branch's own lower layers -> a domain that uses them."""
+    def _versions(self) -> list[VersionInfo]:
+        """All versions of all domains."""
         plots = self._parts.plots
-        versions = [version for ref in plots.refs() for version in plots.history(ref)]
-        return lowers_of(versions)
+        return [version for ref in plots.refs() for version in plots.history(ref)]
 
     def collect(self, *, plots: bool = True) -> dict[str, int]:
-        """Free PLOT versions, artefacts and lower layers that nothing needs any more. Returns the
+        """Free PLOT versions, artefacts, lower layers and samples that nothing needs any more. Returns the
         bytes freed by kind.
 
         plots=False leaves PLOT versions alone, for a caller that has collected them with another retention.
@@ -136,13 +139,15 @@ class Consistency:
         with plot_errors():
             kept = parts.settings.plot_keep_versions
             freed = parts.plots.gc(keep=keep, keep_versions=kept).bytes if plots else 0
-            used = {PlotMeta.of(v).lower for ref in parts.plots.refs() for v in parts.plots.history(ref)}
-            used |= {PlotMeta.of(parts.plots.version(v)).lower for v in keep if self._has_plot(v)}
+            versions = self._versions()
+            versions += [parts.plots.version(v) for v in keep if self._has_plot(v)]
         parts.misses.files.prune(self._has_plot)
-        # A running build may have stored lower layers whose version it will publish hours later.
-        building = any(j.kind == "build_plot" for j in parts.registry.live_jobs())
-        lowers = 0 if building else parts.lowers.gc({name for name in used if name}, HOUR_S)[1]
-        return {"adapters": adapters, "plots": freed, "lowers": lowers, "files": files}
+        beside = {"lowers": 0, "samples": 0}
+        # A running build may have stored lower layers or a sample whose version it will publish hours later.
+        if not any(j.kind == "build_plot" for j in parts.registry.live_jobs()):
+            beside["lowers"] = parts.lowers.gc(lowers_of(versions), HOUR_S)[1]
+            beside["samples"] = parts.samples.gc(samples_of(versions), HOUR_S)[1]
+        return {"adapters": adapters, "plots": freed, **beside, "files": files}
 
     def pinned_plots(self) -> set[str]:
         """PLOT versions that a kept model version or a live job depends on."""
@@ -166,6 +171,7 @@ class Consistency:
                 "plots": plots.bytes,
                 "roots": folder_bytes(layout.roots),
                 "lowers": parts.lowers.bytes(),
+                "samples": parts.samples.bytes(),
                 "adapters": parts.adapters.bytes(),
                 "jobs": folder_bytes(layout.jobs),
                 "misses": folder_bytes(layout.misses),

@@ -16,7 +16,7 @@ from hmi.jobs.options import BuildPlotOptions
 from hmi.jobs.specs import BuildPlotSpec
 from hmi.manager.parts import Parts, checked_alpha, checked_options
 from hmi.stores.miss_files import SKETCH, sketch_bytes
-from hmi.stores.plot_meta import PlotMeta
+from hmi.stores.plot_meta import PlotMeta, samples_of
 from hmi.stores.plots import plot_errors
 from plot_store import VersionInfo
 
@@ -168,12 +168,17 @@ class Domains:
                     raise Conflict(_depends(str(branch), what, names), dependants=names)
             if str(branch) in refs:
                 with plot_errors():
-                    versions.update(v.id for v in self._parts.plots.history(str(branch)))
+                    history = self._parts.plots.history(str(branch))
                     self._parts.plots.delete(str(branch))
+                    others = (v for ref in refs if ref != str(branch) for v in self._parts.plots.history(ref))
+                    samples.update(samples_of(history) - samples_of(others))
+                versions.update(v.id for v in history)
             self._record(str(branch), False)
 
         versions: set[str] = set()
+        samples: set[str] = set()
         self._parts.registry.while_unused(str(branch), act)
+        self._parts.samples.remove(samples)
         self._parts.tell_deleted(Deleted(plots=frozenset(versions)))
 
     def current(self, branch: DomainId) -> VersionInfo:

@@ -41,6 +41,7 @@ from hmi.stores.miss_files import MissFiles
 from hmi.stores.miss_recorder import MissRecorder
 from hmi.stores.plots import open_plots
 from hmi.stores.registry import Registry
+from hmi.stores.samples import Samples
 from hmi.tenancy import NO_LIMITS, default_limits
 from plot_store import VersionInfo
 
@@ -60,16 +61,17 @@ class Manager:
             undo.callback(plots.close)
             runner = JobRunner(registry, settings, bodies=bodies, housekeeping=self._housekeeping)
             adapters, lowers = AdapterStore(layout.adapters), AdapterStore(layout.lowers, LOWER_CURE)
+            samples = Samples(layout.samples)
             self._undo = undo.pop_all()
         self.misses = MissRecorder(MissFiles(layout.misses))
         self.on_deleted: Callable[[Deleted], None] = lambda deleted: None
         """Called after each deletion, on its thread: a server lets its engine give back the memory."""
         self._parts = Parts(
-            *(settings, layout, registry, plots, adapters, lowers, runner, self.misses),
+            *(settings, layout, registry, plots, adapters, lowers, samples, runner, self.misses),
             tell_deleted=lambda deleted: self.on_deleted(deleted),
         )
         self.settings, self.registry, self.plots = settings, registry, plots
-        self.adapters, self.lowers, self.runner = adapters, lowers, runner
+        self.adapters, self.lowers, self.samples, self.runner = adapters, lowers, samples, runner
         self._domains = Domains(self._parts)
         self._models = Models(self._parts, self._domains)
         self._cascades = Cascades(self._parts)

@@ -17,6 +17,7 @@ from hmi.stores.adapter_store import AdapterStore
 from hmi.stores.layout import Layout
 from hmi.stores.miss_recorder import MissRecorder
 from hmi.stores.registry import Registry
+from hmi.stores.samples import Samples
 from hmi.words import explain
 from plot_store import Store
 
@@ -34,6 +35,7 @@ class Parts:
     plots: Store
     adapters: AdapterStore
     lowers: AdapterStore
+    samples: Samples
     runner: JobRunner
     misses: MissRecorder
     tell_deleted: Callable[[Deleted], None]

@@ -64,6 +64,11 @@ class Layout:
         return self.data / "lowers"
 
     @property
+    def samples(self) -> Path:
+        """Samples of domains' corpora."""
+        return self.data / "samples"
+
+    @property
     def adapters(self) -> Path:
         return self.data / "adapters"
 

@@ -20,6 +20,8 @@ class PlotMeta:
     """The artefact of the branch's own lower layers; None: the root's."""
     alpha: float | None = None
     budget_bytes: int | None = None
+    sample: str | None = None
+    """The sample of the corpus (`hmi.stores.samples`); None if none is kept."""
     report: Mapping[str, Any] = field(default_factory=dict)
     """Counts and sizes from the build."""
 
@@ -36,6 +38,7 @@ class PlotMeta:
             lower=meta.get("lower"),
             alpha=meta.get("alpha"),
             budget_bytes=meta.get("budget_bytes"),
+            sample=meta.get("sample"),
             report=meta.get("report") or {},
         )
 
@@ -47,10 +50,17 @@ class PlotMeta:
             "alpha": self.alpha,
             "report": dict(self.report),
         }
-        return meta if self.budget_bytes is None else {**meta, "budget_bytes": self.budget_bytes}
+        given = {"budget_bytes": self.budget_bytes, "sample": self.sample}
+        return meta | {name: value for name, value in given.items() if value is not None}
 
 
 def lowers_of(versions: Iterable[VersionInfo]) -> dict[str, str]:
     """Artefact names of lower layers, each with the ref of a version that they computed."""
     named = ((PlotMeta.of(version).lower, version.ref) for version in versions)
     return {lower: ref for lower, ref in named if lower is not None}
+
+
+def samples_of(versions: Iterable[VersionInfo]) -> set[str]:
+    """The names of the samples of these versions."""
+    named = (PlotMeta.of(version).sample for version in versions)
+    return {sample for sample in named if sample is not None}

@@ -20,7 +20,7 @@ HOUR_S = 3600.0
 def clean(registry: Registry, layout: Layout, older_than_s: float = HOUR_S) -> list[str]:
     """Remove leftovers older than `older_than_s`, since younger ones may be in use. Returns their names."""
     removed: list[str] = []
-    for folder in (layout.roots, layout.lowers, layout.adapters):
+    for folder in (layout.roots, layout.lowers, layout.samples, layout.adapters):
         removed += clear_leftovers(folder, older_than_s)
     removed += _clean_jobs(registry, layout, older_than_s)
     # Last, since it raises Damaged if a record of the registry cannot be read.

@@ -17,6 +17,7 @@ from hmi.stores.adapter_store import LOWER_CURE, AdapterStore
 from hmi.stores.layout import Layout
 from hmi.stores.plots import open_plots
 from hmi.stores.registry import Registry
+from hmi.stores.samples import Samples
 from plot_store import Store
 
 WRITE_EVERY_S = 0.2
@@ -73,6 +74,10 @@ class JobContext:
     @cached_property
     def lowers(self) -> AdapterStore:
         return AdapterStore(self.layout.lowers, LOWER_CURE)
+
+    @cached_property
+    def samples(self) -> Samples:
+        return Samples(self.layout.samples)
 
     def pinned(self) -> PinnedPlots:
         """The PLOT versions that this or an earlier attempt fixed."""

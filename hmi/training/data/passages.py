@@ -14,14 +14,12 @@ from dataclasses import dataclass, field
 
 import xxhash
 
+from hmi.stores.samples import MAX_BYTES, MAX_PASSAGES
+
 MAX_CHARACTERS = 1_000
 """A passage has at most this many characters. Passages of English text then have up to 230 tokens."""
 MIN_CHARACTERS = 12
 """Shorter passages, such as numbers and headings, are left out."""
-MAX_PASSAGES = 20_000
-MAX_BYTES = 8_000_000
-"""A sample has at most this many passages, and this many bytes of UTF-8."""
-
 _END = re.compile(r"""[.!?…]["'”’)\]]*\s+(?=["'“‘(\[]*[^\W_a-z])|[。！？]|\n[^\S\n]*\n""")
 """The end of a sentence, or of a paragraph."""
 _ABBREVIATED = re.compile(
