@@ -32,19 +32,19 @@ def run(ctx: JobContext) -> dict[str, Any]:
     """Run the job. Raises JobCancelled, also if the version was superseded."""
     keep_freed_memory()
     spec = ImproveSpec.of(ctx.job)
-    ledger = Ledger(ctx, budget_of(ctx, spec))
+    ctx.check()
+    ledger = Ledger(ctx, budget_of(ctx))
     try:
-        ctx.check()
         why = _refused(ctx, spec) or _tried(ctx, spec, ledger)
         return _finished(ctx, spec, ledger, why)
     finally:
         ledger.save()
 
 
-def budget_of(ctx: JobContext, spec: ImproveSpec) -> float:
+def budget_of(ctx: JobContext) -> float:
     """The most CPU seconds of the job: the server's, or fewer if the model's options say so."""
     most = ctx.settings.improve_cpu_s
-    return float(min(most, spec.options.improve_cpu_s or most))
+    return float(min(most, ImproveSpec.of(ctx.job).options.improve_cpu_s or most))
 
 
 def _refused(ctx: JobContext, spec: ImproveSpec) -> str | None:

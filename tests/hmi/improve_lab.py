@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from hmi.core import JobRecord, ModelId, ModelRecord
@@ -13,8 +14,9 @@ from hmi.manager import Manager
 from tests.hmi.api_world import rows
 from tests.hmi.build_lab import attempt
 
-QUICK = {"epochs": 1, "module": {"rank": 2}, "max_length": 32, "lr": 1e-3, "ramps": False}
+QUICK = {"epochs": 1, "module": {"rank": 2}, "max_length": 32, "lr": 3e-3, "ramps": False}
 """Options with which a first version learns little, so that a second one can be better."""
+ROWS = rows(240)
 
 
 def made(manager: Manager, name: str, data: bytes | None = None, **options: Any) -> dict[str, Any]:
@@ -23,10 +25,15 @@ def made(manager: Manager, name: str, data: bytes | None = None, **options: Any)
         name,
         domain="tiny",
         task="classification",
-        data=rows(300) if data is None else data,
+        data=ROWS if data is None else data,
         options={**QUICK, **options},
     )
     return ended(manager, job, fine_tune.run)
+
+
+def answers_kept(manager: Manager, job: JobRecord) -> Path:
+    """The file of the teacher's answers in a job's folder, by which a resumed job needs no other teacher."""
+    return folder(manager, job).path / "teacher.json"
 
 
 def ended(

@@ -60,6 +60,7 @@ class JobRunner:
         self._cancelled_at: dict[str, float] = {}  # job -> when its cancellation was seen
         self._turns, self._turns_behind = Turns(), Turns()
         self._behind: dict[str, str] = {}  # background job among the children -> its tenant
+        self._runs_behind = True
         self._leaving: set[str] = set()  # background jobs that were asked to give way
         self._lock = threading.RLock()
         self._wake = threading.Event()
@@ -166,10 +167,11 @@ class JobRunner:
 
     # The supervisor
 
-    def start(self) -> None:
+    def start(self, *, background: bool = True) -> None:
         """Start the supervisor thread: it recovers jobs, starts queued ones and reaps their
-        processes. Call it once."""
+        processes. Call it once. background: whether background jobs are started, too."""
         assert self._thread is None, "a runner is started once"
+        self._runs_behind = background
         self._thread = threading.Thread(target=self._supervise, name="hmi-jobs", daemon=True)
         self._thread.start()
 
@@ -263,7 +265,7 @@ class JobRunner:
 
     def _start_background(self, at: float) -> None:
         """Start background jobs in the places that are free. Call it only while no other job waits."""
-        if len(self._children) >= self._workers:
+        if len(self._children) >= self._workers or not self._runs_behind:
             return
         waiting = sorted(self._registry.background_jobs("queued"), key=lambda one: one[1])
         while waiting:
