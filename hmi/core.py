@@ -9,6 +9,8 @@ from typing import Any, Literal
 from pydantic import Field
 
 from hmi.errors import InvalidInput
+from hmi.improvement import Improvement as Improvement
+from hmi.improvement import Tried as Tried
 from hmi.modulespec import ModuleSpec as ModuleSpec
 from hmi.record import Record as Record
 from hmi.record import now as now
@@ -30,8 +32,17 @@ MAX_DOMAIN_PARTS = 7  # the limit of a ref in the PLOT store
 
 Task = Literal["classification", "pair", "multilabel", "regression", "tagging", "embedding"]
 JobKind = Literal[
-    "import_root", "build_plot", "fine_tune", "compact_plot", "profile_cascade", "shard_root", "backup"
+    "import_root",
+    "build_plot",
+    "fine_tune",
+    "compact_plot",
+    "profile_cascade",
+    "shard_root",
+    "backup",
+    "improve",
 ]
+BACKGROUND: frozenset[JobKind] = frozenset({"improve"})
+"""The kinds of jobs that nobody waits for: they run only while no other job needs the place."""
 CASCADE_TASKS: tuple[Task, ...] = ("classification", "pair")
 """The tasks that may have a cascade: their one label has a probability that a dispatcher can read."""
 JobState = Literal["queued", "running", "succeeded", "failed", "cancelled"]
@@ -325,6 +336,8 @@ class ModelRecord(Record):
     known_share: float | None = Field(default=KNOWN_SHARE, ge=MIN_KNOWN_SHARE, le=MAX_KNOWN_SHARE)
     """The share of its own texts that the model is to know. With None it never says that it does not know."""
     cascade: Cascade | None = None
+    improvement: Improvement | None = None
+    """Its newest job `improve`; None: there was none."""
 
     @property
     def live(self) -> ModelVersion:

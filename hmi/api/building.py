@@ -70,7 +70,8 @@ def build_services(
     """Open the data folder and create the parts of the server."""
     manager = Manager(settings)
     metrics = Metrics()
-    metrics.watch_jobs(manager.registry.count_jobs, get_args(JobState))
+    registry = manager.registry
+    metrics.watch_jobs(registry.count_jobs, get_args(JobState), registry.count_background_jobs)
     engine = engine_of(manager, metrics)
     manager.on_deleted = engine.forget
     tracer = tracer_of(settings)

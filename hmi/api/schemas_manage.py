@@ -8,6 +8,7 @@ from pydantic import Field
 
 from hmi.api.schemas import NEXT, Alpha, Answer, DomainName, ModelName, Name, Query, Request
 from hmi.api.schemas_exits import CascadeBrief, ExitsView
+from hmi.api.schemas_improving import ImprovingView
 from hmi.api.schemas_tokens import TokensBrief
 from hmi.core import Cascade, CascadeState, ModelVersion, Objective, Task
 from hmi.jobs.options import BuildPlotOptions, FineTuneOptions, ImportRootOptions, Publish
@@ -266,6 +267,9 @@ class ModelView(Answer):
         description="The state of its early exits; null in lists, and if no agreement is set."
     )
     tokens: TokensBrief
+    improving: ImprovingView | None = Field(
+        description="The background job that tries what makes it better; null in lists, and if it had none."
+    )
     versions: list[ModelVersion]
 
 

@@ -131,6 +131,7 @@ class UsageView(Answer):
     models: int
     model_bytes: int
     file_bytes: int
+    row_bytes: int = Field(description="Rows that are kept for background jobs `improve`.")
     quota: QuotaView
 
 

@@ -10,6 +10,7 @@ from hmi.api.rates import State
 from hmi.api.schemas import JobView
 from hmi.api.schemas_domain import DomainVersionView, DomainView
 from hmi.api.schemas_exits import ExitsView
+from hmi.api.schemas_improving import ImprovingView
 from hmi.api.schemas_manage import ExecutionView, ExecutorTimes, ModelView, RootView, ShardsView
 from hmi.api.schemas_stats import StatsView
 from hmi.api.schemas_tenants import (
@@ -148,7 +149,9 @@ def key_view(key: KeyRecord, last_used: str | None = None) -> KeyView:
     )
 
 
-def model_view(model: ModelRecord, exits: ExitsView | None = None) -> ModelView:
+def model_view(
+    model: ModelRecord, exits: ExitsView | None = None, improving: ImprovingView | None = None
+) -> ModelView:
     live = model.live
     return ModelView(
         model=f"{model.tenant}.{model.name}",
@@ -166,6 +169,7 @@ def model_view(model: ModelRecord, exits: ExitsView | None = None) -> ModelView:
         cascade=cascade_brief(model.cascade),
         exits=exits,
         tokens=tokens_brief(model),
+        improving=improving,
         versions=list(model.versions),
     )
 

@@ -137,7 +137,7 @@ def jobs_running(session: Session, calls: Calls) -> Iterator[None]:
         yield
         return
     runner = cast("LocalCalls", calls).services.manager.runner
-    runner.start()
+    runner.start(background=False)  # the command ends with its own jobs
     try:
         yield
     finally:

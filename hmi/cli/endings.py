@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from hmi.cli.improving import improved
 from hmi.cli.output import size
 from hmi.training.headline import headline_name
 
@@ -19,6 +20,8 @@ def figures(view: Mapping[str, Any]) -> Figures:
     result = view["result"] or {}
     if view["kind"] == "fine_tune":
         return _of_model(result)
+    if view["kind"] == "improve":
+        return improved(result)
     if view["kind"] == "build_plot":
         return _of_plot(result)
     if view["kind"] == "profile_cascade":
@@ -34,7 +37,8 @@ def figures(view: Mapping[str, Any]) -> Figures:
 def lines(view: Mapping[str, Any]) -> list[str]:
     """Return the lines that describe how a succeeded job ended."""
     result = view["result"] or {}
-    target = f"{view['target']}, version {result['version']}" if "version" in result else str(view["target"])
+    version = result.get("version")
+    target = f"{view['target']}, version {version}" if version is not None else str(view["target"])
     shown = [f"done: {view['kind']} {target} (job {view['job']})"]
     found = figures(view)
     shown += [f"  {name}: {value}" for name, value in found.items()]

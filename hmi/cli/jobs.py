@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from hmi.cli.base import FolderCommand, Group, ServerCommand, as_json, pass_session
+from hmi.cli.improving import tell_improving
 from hmi.cli.options import Whole
 from hmi.cli.output import print_done, print_fields, print_json, print_table, size
 from hmi.cli.progress import run_job, show_end
@@ -90,7 +91,9 @@ def watch(session: Session, name: str, as_json: bool) -> None:
             "'hmi job watch' follows a running server's job: add --url, or use 'hmi job resume'"
         )
     with session.calls() as calls:
-        show_end(run_job(session, calls, name), as_json)
+        view = run_job(session, calls, name)
+        show_end(view, as_json)
+        tell_improving(session, view)
 
 
 @job.command(cls=FolderCommand)
@@ -107,7 +110,9 @@ def resume(session: Session, name: str, as_json: bool) -> None:
         if state != "queued":
             has = "has" if state in ("succeeded", "failed") else "is"
             raise Conflict(f"job {name} {has} {state}: only a queued or interrupted job can be resumed")
-        show_end(run_job(session, local, name), as_json)
+        view = run_job(session, local, name)
+        show_end(view, as_json)
+        tell_improving(session, view)
 
 
 def _progress(view: dict[str, Any]) -> str:

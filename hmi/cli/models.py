@@ -12,6 +12,7 @@ from hmi.cli.base import Group, as_json, pass_session
 from hmi.cli.cascades import cascade
 from hmi.cli.check import show_formats, skipping
 from hmi.cli.exits import exits, feedback, objective
+from hmi.cli.improving import show_tried
 from hmi.cli.known import known
 from hmi.cli.options import FILE, Whole, confirm, job_options, settings_option, yes_option
 from hmi.cli.output import notes, print_done, print_fields, print_json, print_table, size
@@ -218,10 +219,12 @@ def show(session: Session, name: str, as_json: bool) -> None:
         print_json(found)
         return
     versions, state = found.pop("versions"), found.pop("exits", None)
-    adapted = found.pop("tokens", None)  # a server of an earlier version has none
+    # A server of an earlier version has none of these.
+    adapted, improving = found.pop("tokens", None), found.pop("improving", None)
     about = {"metrics": brief(found["metrics"]), "bytes": size(found["bytes"])}
     said = {
-        name: "-" if each is None else each["says"] for name, each in (("exits", state), ("tokens", adapted))
+        name: "-" if each is None else each["says"]
+        for name, each in (("exits", state), ("tokens", adapted), ("improving", improving))
     }
     print_fields({**found, **about, **said})
     for version in versions:
@@ -245,6 +248,7 @@ def show(session: Session, name: str, as_json: bool) -> None:
         },
         "no versions",
     )
+    show_tried(improving)
 
 
 @model.command()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from hmi.cli import endings
+from hmi.cli.improving import tell_improving
 from hmi.cli.output import notes, print_json
 from hmi.cli.session import Calls, Session
 from hmi.core import ENDED
@@ -50,7 +51,9 @@ def finish(session: Session, calls: Calls, job: str, *, detach: bool, as_json: b
                 soft_wrap=True,
             )
         return
-    show_end(run_job(session, calls, job), as_json)
+    view = run_job(session, calls, job)
+    show_end(view, as_json)
+    tell_improving(session, view)
 
 
 def run_job(session: Session, calls: Calls, job: str) -> dict[str, Any]:

@@ -160,6 +160,7 @@ class Usage(Answer):
     models: int
     model_bytes: int
     file_bytes: int = 0
+    row_bytes: int = 0
     quota: dict[str, dict[str, float] | None] = {}
 
 
@@ -294,6 +295,33 @@ class Exits(Answer):
     report: dict[str, Any] | None = None
 
 
+class Tried(Answer):
+    """One thing that a background job tried. Scores are on held-out rows."""
+
+    name: str
+    before: float | None = None
+    after: float | None = None
+    rows: int = 0
+    sure: float | None = None
+    cpu_s: float = 0.0
+    why: str = ""
+
+
+class Improving(Answer):
+    """A model's newest background job that tries what makes it better."""
+
+    job: str
+    state: str
+    since: str
+    version: int
+    tried: list[Tried] = []
+    published: int | None = None
+    gain: float | None = None
+    cpu_s: float = 0.0
+    why: str | None = None
+    says: str = ""
+
+
 class Model(Answer):
     """A model. The fields `domain` to `bytes` are those of the version that answers."""
 
@@ -312,6 +340,7 @@ class Model(Answer):
     cascade: dict[str, Any] | None = None
     exits: Exits | None = None
     tokens: dict[str, Any] = {}
+    improving: Improving | None = None
     versions: list[ModelVersion] = []
 
 

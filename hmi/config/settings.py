@@ -76,6 +76,13 @@ class Settings:
     `grpc`."""
     job_workers: int = 1
     """The number of jobs that run at once; 0 = start none, and leave them to another process."""
+    improve: bool = True
+    """After a model was trained on rows, a job of low priority tries what may make it better, and publishes
+    a second version if held-out rows say so. The option `improve` of a model switches it off for that
+    model."""
+    improve_cpu_s: int = 1200
+    """The most seconds of CPU time that one such job may take. A model's option `improve_cpu_s` may ask for
+    less."""
     streams: int = 1
     """The number of batches that are computed at a time, one thread each. As many short batches of other
     tenants may run beside them, on threads of their own."""

@@ -31,6 +31,8 @@ def running(data: Path, log: Path, port: int | None, key: str | None) -> Iterato
     workers = max(1, min(_MOST_WORKERS, os.cpu_count() or 1))
     command = [sys.executable, "-m", "hmi", "serve", "--data", str(data), "--host", HOST, "--port", str(port)]
     command += ["--job-workers", str(workers)]
+    # The table is about first versions, and the demo is to end when they are ready.
+    env = {"HMI_IMPROVE": "false", **os.environ}
     with log.open("ab") as sink:
         # The server has a session of its own, so that Ctrl-C reaches only the demo, which stops the server.
         child = subprocess.Popen(
@@ -38,6 +40,7 @@ def running(data: Path, log: Path, port: int | None, key: str | None) -> Iterato
             stdin=subprocess.DEVNULL,
             stdout=sink,
             stderr=subprocess.STDOUT,
+            env=env,
             start_new_session=True,
             preexec_fn=_die_with_parent if sys.platform == "linux" else None,
         )

@@ -26,6 +26,7 @@ BODIES: Mapping[JobKind, Body] = {
     "profile_cascade": _lazily("hmi.jobs.profile_cascade"),
     "shard_root": _lazily("hmi.jobs.shard_root"),
     "backup": _lazily("hmi.jobs.back_up"),
+    "improve": _lazily("hmi.jobs.improve"),
 }
 
 

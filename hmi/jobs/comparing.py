@@ -76,7 +76,7 @@ def judge_update(
         if task_of_version(live).forms != new.task.forms:
             is_, was = new.task.forms[1], task_of_version(live).forms[1]
             return _settled(publish, f"an input is {is_} now and {was} in version {live.version}", None)
-        old = _live_answers(ctx, root, live, dev)
+        old = answers_of(ctx, root, live, dev)
     except (NotFound, Damaged, PlotStoreError):
         held_back = "publish=never was asked for" if publish == "never" else None
         return Verdict(
@@ -143,7 +143,7 @@ def _settled(publish: Publish, worse: str | None, scores: dict[str, Any] | None)
     return Verdict("publish=never was asked for" if publish == "never" and worse is None else worse, scores)
 
 
-def _live_answers(ctx: JobContext, root: Root, live: ModelVersion, dev: list[Row]) -> HeldOutAnswers:
+def answers_of(ctx: JobContext, root: Root, live: ModelVersion, dev: list[Row]) -> HeldOutAnswers:
     """Run the live version on these rows, with its own weights, PLOT version, length and rules."""
     if (root.info.name, root.info.version) != (live.root, live.root_version):
         root = load_root(ctx.layout.root(live.root, live.root_version))

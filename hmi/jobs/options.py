@@ -103,6 +103,20 @@ class FineTuneOptions(Record):
         "and the labels at most 64.",
     )
 
+    improve: bool | None = Field(
+        default=None,
+        description="Whether a job of low priority may try afterwards what makes the model better, and "
+        "publish a second version if held-out rows say so. false: no. None: yes, unless the server's setting "
+        "`improve` is off.",
+    )
+    improve_cpu_s: int | None = Field(
+        default=None,
+        ge=1,
+        le=1_000_000,
+        description="The most seconds of CPU time that this job may take, at most the server's setting "
+        "`improve_cpu_s`. None: that setting.",
+    )
+
     def recipe(self) -> Recipe:
         """The recipe of a training with these options."""
         return Recipe(
@@ -110,9 +124,9 @@ class FineTuneOptions(Record):
         )
 
 
-NOT_OF_A_RECIPE = frozenset({"start", "skip_bad_rows", "rest", "ramps"})
-"""Options that choose the initial weights, the rows, the storage and what is made beside, not how to
-train."""
+NOT_OF_A_RECIPE = frozenset({"start", "skip_bad_rows", "rest", "ramps", "improve", "improve_cpu_s"})
+"""Options that choose the initial weights, the rows, the storage and what is made beside or afterwards, not
+how to train."""
 
 
 class BuildPlotOptions(Record):

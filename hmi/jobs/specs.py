@@ -60,6 +60,16 @@ class FineTuneSpec(Spec):
         return self.model if self.mode == "update" else self.options.start
 
 
+class ImproveSpec(FineTuneSpec):
+    """Try what makes a version of a tenant's model better. Its other fields are those of the job that
+    published the version, and so are its inputs: data, optionally dev and unlabelled."""
+
+    version: int
+    """The version that is to be improved."""
+    row_bytes: int = 0
+    """The bytes of the inputs."""
+
+
 class BuildPlotSpec(Spec):
     """Build a domain's PLOT. `create` and `update` read the input corpus, `grow` a sketch of misses."""
 

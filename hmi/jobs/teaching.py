@@ -27,13 +27,13 @@ class Taught:
     warnings: list[str]
 
 
-def taught_rows(ctx: JobContext, root: Root, lesson: Lesson, recipe: Recipe) -> Taught:
-    """Train a teacher and let it label the texts. A resumed job uses the stored labels.
+def taught_rows(ctx: JobContext, root: Root, lesson: Lesson, recipe: Recipe, folder: Path) -> Taught:
+    """Train a teacher and let it label the texts. A resumed job uses the labels that `folder` keeps.
 
     The teacher also labels `recipe.variants` changed copies of each row. Raises Conflict (the
     source is gone, or has changed), InvalidData (training diverged).
     """
-    path = ctx.folder / "teacher.json"
+    path = folder / "teacher.json"
     if not path.exists():
 
         def report(phase: str, step: int, total: int, loss: float | None) -> None:

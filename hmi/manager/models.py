@@ -118,12 +118,21 @@ class Models:
         )
 
     def rollback(self, model: str, version: int) -> ModelRecord:
-        return self._parts.registry.set_current(ModelId.parse(model), version)
+        record = self._parts.registry.set_current(ModelId.parse(model), version)
+        self._tidy_improvement(record)
+        return record
 
     def delete(self, model: str) -> None:
         wanted = ModelId.parse(model)
         self._parts.spare_artefacts([self._parts.registry.model(wanted)])
-        self._parts.deleted_models([self._parts.registry.delete_model(wanted)])
+        record = self._parts.registry.delete_model(wanted)
+        self._parts.deleted_models([record])
+        self._tidy_improvement(record)
+
+    def _tidy_improvement(self, record: ModelRecord) -> None:
+        """Delete the rows of the model's background job if it has ended just now."""
+        if record.improvement is not None:
+            self._parts.runner.settle(record.improvement.job)
 
     def _with_sibling(
         self, model: ModelId, branch: DomainId, options: Mapping[str, Any] | None

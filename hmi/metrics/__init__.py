@@ -186,9 +186,17 @@ class Metrics:
         self.executors = executors
         self.registry.register(ExecutorCollector(executors))
 
-    def watch_jobs(self, by_state: Callable[[], Mapping[str, int]], states: Collection[str]) -> None:
-        """Report the number of jobs in each of `states`. A state that `by_state` leaves out is damaged."""
-        self.registry.register(JobsCollector(by_state, states))
+    def watch_jobs(
+        self,
+        by_state: Callable[[], Mapping[str, int]],
+        states: Collection[str],
+        background: Callable[[], Mapping[str, int]] = dict,
+    ) -> None:
+        """Report the number of jobs in each of `states`. A state that `by_state` leaves out is damaged.
+
+        background: how many of them are background jobs.
+        """
+        self.registry.register(JobsCollector(by_state, states, background))
 
     def render(self) -> bytes:
         """The Prometheus text format."""

@@ -262,8 +262,13 @@ class ExecutorCollector(Collector):
 
 
 class JobsCollector(Collector):
-    def __init__(self, by_state: Callable[[], Mapping[str, int]], states: Collection[str]) -> None:
-        self._by_state, self._states = by_state, states
+    def __init__(
+        self,
+        by_state: Callable[[], Mapping[str, int]],
+        states: Collection[str],
+        background: Callable[[], Mapping[str, int]] = dict,
+    ) -> None:
+        self._by_state, self._states, self._background = by_state, states, background
 
     def collect(self) -> Iterable[Metric]:
         found: Mapping[str, int] = {}
@@ -276,4 +281,10 @@ class JobsCollector(Collector):
             "hmi_jobs_unread", "States whose jobs cannot be counted: run 'hmi store verify'."
         )
         lost.add_metric([], len(set(self._states) - set(found)))
-        return [jobs, lost]
+        behind = GaugeMetricFamily(
+            "hmi_background_jobs", "Those of them that nobody waits for, by state.", labels=["state"]
+        )
+        with suppress(HmiError):
+            for state, count in sorted(self._background().items()):
+                behind.add_metric([state], count)
+        return [jobs, behind, lost]

@@ -1,4 +1,4 @@
-"""Jobs in the registry, at most one live job for each root, domain or model.
+"""Jobs in the registry: at most one live job for each root, domain or model, beside one background job.
 
 "Live" means queued or running.
 """
@@ -9,15 +9,16 @@ import math
 import re
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from itertools import islice, takewhile
 from typing import get_args
 
-from hmi.core import ENDED, JobKind, JobRecord, JobState, ModelId, now
+from hmi.core import BACKGROUND, ENDED, JobKind, JobRecord, JobState, ModelId, now
 from hmi.errors import Conflict, Damaged, NotFound, QuotaExceeded
+from hmi.stores import background
 from hmi.stores.sealed import RegistryTxn
-from hmi.stores.table import GONE, JOB, JOB_COUNT, JOB_OF, JOBS_INDEXED, LIVE, Table
+from hmi.stores.table import BACKGROUND_COUNT, BEHIND, GONE, JOB, JOB_COUNT, JOB_OF, JOBS_INDEXED, LIVE, Table
 
 LOOKED_AT = 2000
 """The most records that one page of a list may read, whatever its filters."""
@@ -33,6 +34,7 @@ _TARGET = {
     "profile_cascade": "model",
     "shard_root": "name",
     "backup": "folder",
+    "improve": "model",
 }
 _JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 
@@ -70,12 +72,14 @@ def get_job(table: Table, txn: RegistryTxn, job: str) -> JobRecord:
 def put_job(table: Table, txn: RegistryTxn, record: JobRecord) -> None:
     old = table.get(txn, JOB + check_job_id(record.job), JobRecord)
     table.put(txn, JOB + record.job, record)
-    if record.state in ENDED:
+    behind = record.kind in BACKGROUND
+    if record.state in ENDED or behind:
         txn.delete(LIVE + record.job)
     else:
         txn.put(LIVE + record.job, b"")
-    txn.put(_of(record.tenant) + record.job, b"")
-    _count(table, txn, None if old is None else old.state, record.state)
+    background.index(txn, old, record)
+    txn.put(_of(record.tenant) + record.job, BEHIND if behind else b"")
+    _count(table, txn, old, record)
 
 
 def drop_job(table: Table, txn: RegistryTxn, job: str) -> None:
@@ -84,7 +88,8 @@ def drop_job(table: Table, txn: RegistryTxn, job: str) -> None:
     if old is not None:
         for key in (JOB + job, LIVE + job, _of(old.tenant) + job):
             txn.delete(key)
-        _count(table, txn, old.state, None)
+        background.index(txn, old, None)
+        _count(table, txn, old, None)
 
 
 def index_jobs(table: Table, txn: RegistryTxn) -> None:
@@ -102,6 +107,11 @@ def count_jobs(txn: RegistryTxn) -> dict[str, int]:
     return {state: int(raw) for state, raw in txn.items(JOB_COUNT, tolerant=True)}
 
 
+def count_background(txn: RegistryTxn) -> dict[str, int]:
+    """Return how many of the jobs in each state are background jobs. Omits damaged counts."""
+    return {state: int(raw) for state, raw in txn.items(BACKGROUND_COUNT, tolerant=True)}
+
+
 def page_of_jobs(
     table: Table,
     txn: RegistryTxn,
@@ -116,10 +126,12 @@ def page_of_jobs(
     At most LOOKED_AT records are read, so a page may be short or empty without being the last.
     """
     live = state is not None and state not in ENDED
-    prefix = _of(tenant) if tenant is not None else LIVE if live else JOB
+    names = txn.names_back(_of(tenant) if tenant is not None else JOB, after)
+    if live and tenant is None:
+        names = (job for job in _live_names(txn) if after is None or job < after)
     found: list[JobRecord] = []
     last = None
-    for looked, job in enumerate(txn.names_back(prefix, after)):
+    for looked, job in enumerate(names):
         if len(found) == limit or looked == LOOKED_AT:
             return found, last
         last = job
@@ -129,15 +141,22 @@ def page_of_jobs(
     return found, None
 
 
+def _live_names(txn: RegistryTxn) -> Iterator[str]:
+    """The ids of all live jobs, newest first."""
+    names = [*txn.names_back(LIVE), *background.all_live(txn, tolerant=True)]
+    return iter(sorted(names, reverse=True))
+
+
 def add_job(table: Table, txn: RegistryTxn, record: JobRecord, tenant_limit: int | None) -> None:
-    """Store a new job.
+    """Store a new job that is no background job (see `improvements`).
 
     Raises Conflict if another live job has the same target, and QuotaExceeded as `check_quota` does.
     """
+    assert record.kind not in BACKGROUND, "a model's record names its background job: see `improvements`"
     target = target_of(record)
     check_quota(table, txn, record.tenant, tenant_limit)
     # Another tenant's damaged record must not keep this one from its work.
-    for other in live_jobs(table, txn, tolerant=True):
+    for other in live_jobs(table, txn, tolerant=True, behind=False):
         if other.job == record.job:
             raise Conflict(f"job {record.job} exists already")
         if target is not None and (other.kind, target_of(other)) == (record.kind, target):
@@ -156,11 +175,13 @@ def _doing(job: JobRecord) -> str:
 def check_quota(table: Table, txn: RegistryTxn, tenant: str | None, limit: int | None) -> None:
     """Raise QuotaExceeded if a tenant has `limit` live jobs, or has started PER_DAY jobs within a day.
 
-    The daily count includes ended and cancelled jobs. With `limit` None there is no quota.
+    The daily count includes ended and cancelled jobs. Background jobs do not count, since the tenant did not
+    start them. With `limit` None there is no quota.
     """
     if limit is None:
         return
-    if sum(job.tenant == tenant for job in live_jobs(table, txn, tolerant=True)) >= limit:
+    live = live_jobs(table, txn, tolerant=True, behind=False)
+    if sum(job.tenant == tenant for job in live) >= limit:
         raise QuotaExceeded(
             f"tenant {tenant} has {limit} jobs queued or running: wait for one to end, or cancel one",
             quota="jobs",
@@ -168,7 +189,8 @@ def check_quota(table: Table, txn: RegistryTxn, tenant: str | None, limit: int |
         )
     yesterday = job_id_at(time.time() - DAY_S)
     today = takewhile(lambda job: job > yesterday, txn.names_back(_of(tenant)))
-    counted = list(islice(today, PER_DAY))
+    own = (job for job in today if txn.get(_of(tenant) + job) != BEHIND)
+    counted = list(islice(own, PER_DAY))
     if len(counted) == PER_DAY:
         oldest_s = int(counted[-1][1:12], 16) / 1000
         wait_s = max(1, math.ceil(oldest_s + DAY_S - time.time()))
@@ -181,10 +203,17 @@ def check_quota(table: Table, txn: RegistryTxn, tenant: str | None, limit: int |
         )
 
 
-def live_jobs(table: Table, txn: RegistryTxn, *, tolerant: bool = False) -> list[JobRecord]:
-    """Return queued and running jobs, oldest first. Raises Damaged; a tolerant call skips such records."""
+def live_jobs(
+    table: Table, txn: RegistryTxn, *, tolerant: bool = False, behind: bool = True
+) -> list[JobRecord]:
+    """Return queued and running jobs, oldest first. Raises Damaged; a tolerant call skips such records.
+
+    behind: whether background jobs are among them. Without them the call is cheap however many wait.
+    """
+    names = txn.keys(LIVE, tolerant=tolerant)
+    names += background.all_live(txn, tolerant=tolerant) if behind else []
     found = []
-    for job in txn.keys(LIVE, tolerant=tolerant):
+    for job in names:
         try:
             found.append(table.get(txn, JOB + job, JobRecord))
         except Damaged:
@@ -219,7 +248,7 @@ def asked_to_stop(record: JobRecord) -> JobRecord:
 
 
 def cancel_for_model(table: Table, txn: RegistryTxn, model: ModelId) -> None:
-    for record in live_jobs(table, txn, tolerant=True):
+    for record in live_jobs(table, txn, tolerant=True, behind=False):
         if record.kind in ("fine_tune", "profile_cascade") and target_of(record) == str(model):
             put_job(table, txn, asked_to_stop(record))
 
@@ -228,7 +257,8 @@ def drop_jobs_of(table: Table, txn: RegistryTxn, tenant: str) -> list[str]:
     """Remove a tenant's jobs and return their ids. A running one gets a mark in GONE and cannot publish."""
     dropped = txn.keys(_of(tenant))
     for job in dropped:
-        if txn.get(LIVE + job) is not None:
+        record = table.get(txn, JOB + job, JobRecord)
+        if record is not None and record.state not in ENDED:
             txn.put(GONE + job, b"")
         drop_job(table, txn, job)
     return dropped
@@ -269,17 +299,25 @@ def _of(tenant: str | None) -> str:
     return f"{JOB_OF}{tenant or ''}/"
 
 
-def _count(table: Table, txn: RegistryTxn, old: JobState | None, new: JobState | None) -> None:
+def _count(table: Table, txn: RegistryTxn, old: JobRecord | None, new: JobRecord | None) -> None:
     """Update the counts after a job's record has changed."""
+    states = (None if old is None else old.state, None if new is None else new.state)
+    if states[0] == states[1]:
+        return
+    behind = any(record is not None and record.kind in BACKGROUND for record in (old, new))
     try:
-        for state, step in ((old, -1), (new, +1)):
-            if state is not None and old != new:
-                txn.put(JOB_COUNT + state, str(int(txn.get(JOB_COUNT + state) or b"0") + step).encode())
+        for prefix in (JOB_COUNT, BACKGROUND_COUNT) if behind else (JOB_COUNT,):
+            for state, step in zip(states, (-1, +1), strict=True):
+                if state is not None:
+                    txn.put(prefix + state, str(int(txn.get(prefix + state) or b"0") + step).encode())
     except Damaged:  # the counts can be computed again; damage to them must not block a job
         _count_anew(table, txn)
 
 
 def _count_anew(table: Table, txn: RegistryTxn) -> None:
-    states = Counter(record.state for record in table.all(txn, JOB, JobRecord, tolerant=True))
+    records = table.all(txn, JOB, JobRecord, tolerant=True)
+    states = Counter(record.state for record in records)
+    behind = Counter(record.state for record in records if record.kind in BACKGROUND)
     for state in get_args(JobState):
         txn.put(JOB_COUNT + state, str(states[state]).encode())
+        txn.put(BACKGROUND_COUNT + state, str(behind[state]).encode())

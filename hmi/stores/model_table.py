@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from hmi.core import JobRecord, Limits, ModelId, ModelRecord, ModelVersion, TenantRecord, check_name
 from hmi.errors import Conflict, JobCancelled, NotFound
+from hmi.stores import improvements
 from hmi.stores.job_table import cancel_for_model
 from hmi.stores.sealed import RegistryTxn
 from hmi.stores.table import GONE, JOB, MODEL, TENANT, Table
@@ -75,6 +76,7 @@ def publish_model(
         record = ModelRecord(tenant=model.tenant, name=model.name, current=current, versions=tuple(kept))
     else:
         record = old.model_copy(update={"current": current, "versions": tuple(kept)})
+        record = improvements.superseded(table, txn, old, record)
     check_publication(table, txn, limits, record, old)
     table.put(txn, model_key(model), record)
     return record
@@ -88,7 +90,7 @@ def set_current(table: Table, txn: RegistryTxn, model: ModelId, version: int) ->
             f"model {model} has no version {version}: choose one of {', '.join(map(str, have))}",
             field="version",
         )
-    record = old.model_copy(update={"current": version})
+    record = improvements.superseded(table, txn, old, old.model_copy(update={"current": version}))
     table.put(txn, model_key(model), record)
     return record
 
@@ -106,6 +108,7 @@ def delete_model(table: Table, txn: RegistryTxn, model: ModelId) -> ModelRecord:
     old = get_model(table, txn, model)
     txn.delete(model_key(model))
     cancel_for_model(table, txn, model)
+    improvements.stop(table, txn, old.improvement, "the model was deleted")
     return old
 
 

@@ -25,7 +25,7 @@ from hmi.core import (
     check_name,
 )
 from hmi.errors import Conflict, NotFound
-from hmi.stores import file_table, job_table, key_table, model_table, once_table, tenant_room
+from hmi.stores import background, file_table, job_table, key_table, model_table, once_table, tenant_room
 from hmi.stores.key_ring import KeyRing
 from hmi.stores.layout import refuse_lost_registry
 from hmi.stores.registry_database import FIRST_MAP, RegistryDatabase
@@ -265,9 +265,20 @@ class Registry(WholeRegistry):
         """The number of jobs in each state, without reading the jobs. Damaged counts are left out."""
         return self._database.read(job_table.count_jobs)
 
-    def live_jobs(self, *, tolerant: bool = False) -> list[JobRecord]:
-        """Queued and running jobs, oldest first. Raises Damaged; a tolerant call skips damaged records."""
-        return self._database.read(lambda t: job_table.live_jobs(self._table, t, tolerant=tolerant))
+    def count_background_jobs(self) -> dict[str, int]:
+        """How many of the jobs in each state are background jobs."""
+        return self._database.read(job_table.count_background)
+
+    def live_jobs(self, *, tolerant: bool = False, behind: bool = True) -> list[JobRecord]:
+        """Queued and running jobs, oldest first. behind: whether background jobs are among them.
+        Raises Damaged; a tolerant call skips damaged records."""
+        return self._database.read(
+            lambda t: job_table.live_jobs(self._table, t, tolerant=tolerant, behind=behind)
+        )
+
+    def background_jobs(self, state: JobState) -> list[tuple[str, str]]:
+        """The background jobs in a live state, as (tenant, job), without reading the jobs."""
+        return self._database.read(lambda t: background.live(t, state, tolerant=True))
 
     def job(self, job: str) -> JobRecord:
         """Raises NotFound."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from hmi.core import JobRecord, Limits
-from hmi.stores.model_table import get_tenant
+from hmi.core import JobRecord, Limits, ModelId
+from hmi.stores import improvements
+from hmi.stores.model_table import get_model, get_tenant
 from hmi.stores.registry_database import RegistryDatabase
 from hmi.stores.sealed import RegistryTxn
 from hmi.stores.table import Table
@@ -43,3 +44,16 @@ class Rooms:
     def check_job_in(self, txn: RegistryTxn, job: JobRecord) -> None:
         """The same in a transaction."""
         check_job(self._table, txn, self.limits_in(txn, job.tenant), job)
+
+    def queue_improvement(self, job: JobRecord, model: ModelId, version: int) -> bool:
+        """Store a job that is to improve a version (see `improvements.queue`). Returns whether it was stored.
+
+        Raises NotFound (the tenant or the model is gone), QuotaExceeded (the rows find no room).
+        """
+
+        def body(txn: RegistryTxn) -> bool:
+            self.check_job_in(txn, job)
+            record = get_model(self._table, txn, model)
+            return improvements.queue(self._table, txn, job, record, version)
+
+        return self._database.write(body)

@@ -12,6 +12,10 @@ from hmi.training.scoring import headline
 from hmi.training.trainer import Trainer
 
 
+class EnoughError(Exception):
+    """A report raises this to end a training: its best epoch so far is kept, if one has ended."""
+
+
 @dataclass(frozen=True)
 class Best:
     """An epoch, counted from 1: its tensors and its held-out metrics."""
@@ -60,19 +64,24 @@ def train_to_best(
     judge: computes the held-out metrics of the trainer's current weights. keep_best=False: train
     all epochs and keep the last, for held-out sets on which the best score would be chance. start:
     the history of an interrupted run, whose tensors the trainer already has. after_epoch: called
-    after each epoch, to write a checkpoint. Raises InvalidData (diverged).
+    after each epoch, to write a checkpoint. Raises InvalidData (diverged), EnoughError (before the first
+    epoch has ended).
     """
     history, patience = start or History(), trainer.plan.patience
     if history.over(patience):
         return history
-    for epoch in trainer.epochs(report, history.epochs):
-        with trainer.averaged():
-            metrics = judge()
-            best = history.best
-            if best is None or not keep_best or headline(metrics) >= best.score:
-                best = Best(epoch, trainer.state(), metrics)
-        history = History(epoch, best, (*history.scores, headline(metrics)))
-        after_epoch(history)
-        if history.over(patience):
-            break
+    try:
+        for epoch in trainer.epochs(report, history.epochs):
+            with trainer.averaged():
+                metrics = judge()
+                best = history.best
+                if best is None or not keep_best or headline(metrics) >= best.score:
+                    best = Best(epoch, trainer.state(), metrics)
+            history = History(epoch, best, (*history.scores, headline(metrics)))
+            after_epoch(history)
+            if history.over(patience):
+                break
+    except EnoughError:
+        if history.best is None:
+            raise
     return history

@@ -95,7 +95,7 @@ async def read_answer(reader: asyncio.StreamReader) -> tuple[int, Any, bytes]:
 @asynccontextmanager
 async def running(data: Path, *, engine: Any = None, **settings: Any) -> AsyncIterator[World]:
     """Run a server. engine: answers in place of the real engine, for tests of what comes before it."""
-    given = Settings(data=data, **settings)
+    given = Settings(data=data, **{"improve": False, **settings})
     services = build_services(given) if engine is None else build_services(given, lambda *_: engine)
     server = TestServer(application(services), host="127.0.0.1")
     async with TestClient(server) as client:

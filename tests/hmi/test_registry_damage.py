@@ -103,7 +103,7 @@ def test_a_changed_key_is_damage_for_its_own_record(folder: Path) -> None:
 def test_an_open_after_another_process_has_checked_reads_no_page(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    damaged(folder, b"model/t07.m", b"model/t97.m")  # out of order, which the check reports
+    damaged(folder, b"model/t08.m", b"model/t98.m")  # out of order, which the check reports
     Registry.open(folder, checked=True).close()
     assert caplog.messages == []
     Registry.open(folder).close()

@@ -9,6 +9,7 @@ from typing import Any
 
 from hmi.api import quotas
 from hmi.api.exits import exits_view
+from hmi.api.improving import improving_view
 from hmi.api.loop import OFF_LOOP_ROWS
 from hmi.api.route import Call, Reply
 from hmi.api.schemas import JobAccepted, NoBody
@@ -126,9 +127,9 @@ def job_limit(call: Call) -> int | None:
 
 
 def shown(call: Call, record: ModelRecord) -> ModelView:
-    """A model with the state of its early exits."""
-    wanted = record.objective.agreement is not None
-    return model_view(record, exits_of(call, record) if wanted else None)
+    """A model with the state of its early exits, and of its background job."""
+    exits = None if record.objective.agreement is None else exits_of(call, record)
+    return model_view(record, exits, improving_view(record, call.services.manager.registry))
 
 
 def exits_of(call: Call, record: ModelRecord) -> ExitsView:

@@ -111,6 +111,7 @@ async def usage(call: Call) -> Reply:
         models=stored.models,
         model_bytes=stored.model_bytes,
         file_bytes=stored.file_bytes,
+        row_bytes=stored.row_bytes,
         quota=quota_view(limits, stored, call.services.inference.rates.states(tenant)),
     )
     return Reply(view)

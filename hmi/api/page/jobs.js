@@ -38,6 +38,7 @@ function progress(job) {
   const { step, total, eta_ms: eta } = job.progress;
   if (job.state === "running") return `${total > 1 ? `${Math.round((100 * step) / total)}%` : "…"}${eta === null ? "" : `, ${duration(eta)} left`}`;
   if (job.state === "succeeded") {
+    if (job.kind === "improve") return job.result.version ? `version ${job.result.version}` : "nothing better";
     const best = headline(job.result?.metrics ?? {});
     return best ? `${best[0]} ${score(best[1])}` : "done";
   }
@@ -59,6 +60,7 @@ function details(job) {
   const took = job.started && job.ended ? duration(Date.parse(job.ended) - Date.parse(job.started)) : null;
   return card("Details", facts(
     job.kind === "fine_tune" && job.state === "succeeded" && ["Model", h("a", { href: `#/model/${job.target}` }, job.target, " version ", job.result.version)],
+    job.kind === "improve" && job.result?.reason && ["Result", job.result.reason],
     best && ["Held-out score", `${best[0]} ${score(best[1])} on ${job.result.metrics.rows} rows`],
     ["Created", day(job.created)],
     took && ["Took", took],

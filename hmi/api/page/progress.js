@@ -7,7 +7,8 @@ import { trouble } from "./session.js";
 
 export const ENDED = new Set(["succeeded", "failed", "cancelled"]);
 export const KINDS = { fine_tune: "fine-tuning", build_plot: "building a domain", import_root: "importing a root",
-  compact_plot: "compacting a domain", profile_cascade: "profiling a cascade", shard_root: "cutting a root into shards" };
+  compact_plot: "compacting a domain", profile_cascade: "profiling a cascade", shard_root: "cutting a root into shards",
+  improve: "improving" };
 const STATES = { succeeded: "good", failed: "bad", cancelled: "warn", running: "accent", queued: "" };
 const AGAIN_MS = 2000, CLOCK_MS = 1000;
 
@@ -86,7 +87,7 @@ export async function live(box, id, signal) {
 /** What became of an ended job, in words; null while it runs. */
 export function outcome(job) {
   if (job.state === "failed") return callout("bad", h("p", null, job.error ? sentence(job.error.message) : "The job failed."));
-  if (job.state === "cancelled") return callout("warn", h("p", null, "The job was cancelled."));
+  if (job.state === "cancelled") return callout("warn", h("p", null, job.result?.reason ? sentence(job.result.reason) : "The job was cancelled."));
   if (job.result?.published === false) return callout("warn", h("p", null, sentence(job.result.reason)));
   return null;
 }

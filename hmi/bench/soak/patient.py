@@ -20,6 +20,7 @@ from hmi.bench.soak.plan import Plan, Seen
 
 TEXTS_A_CALL = (1, 1, 1, 2, 4)
 JOB_ROWS = 60
+TRAINING = {"epochs": 1, "improve": False}
 POLL_S = 0.5
 
 
@@ -115,7 +116,7 @@ class Patient:
             await self._told("models", self._train(f"training.m{number}"))
 
     async def _train(self, model: str) -> None:
-        spec = {"model": model, "domain": "minilm", "task": "classification", "options": {"epochs": 1}}
+        spec = {"model": model, "domain": "minilm", "task": "classification", "options": TRAINING}
         texts = self.draw.choices(self.soil.texts, k=JOB_ROWS)
         rows = [json.dumps({"text": f"{i} {t}", "label": "ab"[i % 2]}) for i, t in enumerate(texts)]
         form = aiohttp.FormData()

@@ -128,7 +128,7 @@ def _ensure_model(
         "model": str(model),
         "domain": f"{root}/{named(task.name)}",
         "task": "classification",
-        "options": {**plan.training, "ramps": False},
+        "options": {**plan.training, "ramps": False, "improve": False},
     }
     with TemporaryDirectory(prefix="hmi-bench-stages-") as folder:
         data = _written(Path(folder) / "data.jsonl", task.labelled)

@@ -47,6 +47,8 @@ class JobContext:
         self.layout = Layout(settings.data)
         self._files = JobFolder(self.layout.jobs, job.job)
         self._stopping = stopping
+        self.watch: Callable[[], None] = lambda: None
+        """Called at each step of the body. It may raise, to end what the body is doing."""
         self._phase: str | None = None
         self._moved_on = False
         self._began: tuple[float, int] = (0.0, 0)
@@ -107,6 +109,7 @@ class JobContext:
         twice a second."""
         if self._stopping():
             raise JobStopped
+        self.watch()
         at = time.monotonic() if at is None else at
         if at - self._asked < ASK_EVERY_S:
             return

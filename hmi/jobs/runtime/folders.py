@@ -3,12 +3,13 @@ record and removed after it."""
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import secrets
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
@@ -70,6 +71,26 @@ class JobFolder:
             for name, source in inputs.items():
                 _check_input_name(name)
                 _take(source, self.input / name, moved_from)
+            for folder in (self.input, self.path, self.path.parent):
+                sync_folder(folder)
+        except BaseException as error:
+            self.remove()
+            if isinstance(error, OSError):
+                raise full_or(error, self.path) from error
+            raise
+
+    def link(self, source: Path, names: Sequence[str], plots: PinnedPlots) -> None:
+        """Create the folder with links to these files of another job's input, durably, and pin the versions.
+
+        The files stay as long as one of the two jobs has them. Raises StorageFull; the folder is then removed
+        again.
+        """
+        try:
+            self.input.mkdir(parents=True)
+            for name in names:
+                _check_input_name(name)
+                _link(source / name, self.input / name)
+            self.pin(plots)
             for folder in (self.input, self.path, self.path.parent):
                 sync_folder(folder)
         except BaseException as error:
@@ -147,6 +168,17 @@ def _take(source: Path | bytes, target: Path, moved_from: Path) -> None:
         _copy(source, target)
     with target.open("rb") as file:
         os.fsync(file.fileno())
+
+
+def _link(source: Path, target: Path) -> None:
+    try:
+        target.hardlink_to(source)
+    except OSError as error:
+        if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK, errno.EXDEV):
+            raise
+        _copy(source, target)  # this file system has no hard links
+        with target.open("rb") as file:
+            os.fsync(file.fileno())
 
 
 def _copy(source: Path, target: Path) -> None:

@@ -17,6 +17,7 @@ from hmi.jobs.runtime.cleaning import clean
 from hmi.jobs.runtime.folders import JobFolder, new_job_id
 from hmi.jobs.runtime.process import after_end, put_back
 from hmi.jobs.runtime.starter import Process, Starter
+from hmi.jobs.runtime.turns import Turns
 from hmi.stores.failures import run_each, spared, tell
 from hmi.stores.job_table import asked_to_stop
 from hmi.stores.layout import Layout
@@ -57,8 +58,10 @@ class JobRunner:
         self._children: dict[str, Process] = {}
         self._not_before: dict[str, float] = {}  # job -> the earliest time of another start
         self._cancelled_at: dict[str, float] = {}  # job -> when its cancellation was seen
-        self._turns: dict[str | None, int] = {}  # tenant -> its last turn
-        self._turn = 0
+        self._turns, self._turns_behind = Turns(), Turns()
+        self._behind: dict[str, str] = {}  # background job among the children -> its tenant
+        self._runs_behind = True
+        self._leaving: set[str] = set()  # background jobs that were asked to give way
         self._lock = threading.RLock()
         self._wake = threading.Event()
         self._stopping = threading.Event()
@@ -126,15 +129,22 @@ class JobRunner:
         """Stop and remove jobs whose records are gone. A job that another process runs removes itself."""
         for job in jobs:
             with self._lock:
-                child = self._children.pop(job, None)
+                child = self._pop(job)
             if child is not None:
                 child.kill()
             self._tidy(job)
 
     def recover(self) -> None:
         """Put back every job that is `running` although no process holds its lock."""
-        for record in self._registry.jobs(state="running"):
-            self._settle(record.job)
+        for record in self._registry.live_jobs(tolerant=True, behind=False):
+            if record.state == "running":
+                self._settle(record.job)
+        for _, job in self._registry.background_jobs("running"):
+            self._settle(job)
+
+    def settle(self, job: str) -> None:
+        """Put back, end or tidy up after a job that has no process. Nothing happens to one that has one."""
+        self._settle(job)
 
     def run_one(self, job: str, on_progress: Callable[[Progress], None] | None = None) -> JobRecord:
         """Run a job to its end in a child process, or follow it if another process runs it. Blocks.
@@ -157,10 +167,11 @@ class JobRunner:
 
     # The supervisor
 
-    def start(self) -> None:
+    def start(self, *, background: bool = True) -> None:
         """Start the supervisor thread: it recovers jobs, starts queued ones and reaps their
-        processes. Call it once."""
+        processes. Call it once. background: whether background jobs are started, too."""
         assert self._thread is None, "a runner is started once"
+        self._runs_behind = background
         self._thread = threading.Thread(target=self._supervise, name="hmi-jobs", daemon=True)
         self._thread.start()
 
@@ -174,7 +185,8 @@ class JobRunner:
             self._thread.join(STOP_S)
         with self._lock:
             children = list(self._children.values())
-            self._children.clear()
+            for child in children:
+                self._pop(child.job)
         for child in children:
             child.terminate()
         deadline = time.monotonic() + STOP_S
@@ -209,12 +221,18 @@ class JobRunner:
         with self._lock:
             ended = [c for c in self._children.values() if not c.running()]
             for child in ended:
-                del self._children[child.job]
-                self._cancelled_at.pop(child.job, None)
+                self._pop(child.job)
         for child in ended:
             self._put_back(child.job, crashed=True)
             self._tell_ended(child.job)
         self._kill_stubborn()
+
+    def _pop(self, job: str) -> Process | None:
+        """Forget a job's process. The caller holds `self._lock`."""
+        self._behind.pop(job, None)
+        self._leaving.discard(job)
+        self._cancelled_at.pop(job, None)
+        return self._children.pop(job, None)
 
     def _tell_ended(self, job: str) -> None:
         with spared(log, f"telling of job {job}"), suppress(NotFound):
@@ -226,22 +244,50 @@ class JobRunner:
         at = time.monotonic()
         with self._lock:
             self._not_before = {job: when for job, when in self._not_before.items() if when > at}
-        queued = self._registry.jobs(state="queued")
-        while queued:
+        live = self._registry.live_jobs(tolerant=True, behind=False)
+        queued = [record for record in live if record.state == "queued"]
+        waiting = queued[:]
+        while waiting:
+            with self._lock:
+                # Background jobs do not count: they give way at their next step, and nobody waits for that.
+                if len(self._children) - len(self._behind) >= self._workers or self._stopping.is_set():
+                    break
+                record = self._turns.first(waiting, lambda one: one.tenant)
+                waiting.remove(record)
+                if self._may_start(record.job, at):
+                    self._spawn(record.job, len(waiting) + 1)
+                    self._turns.took(record.tenant)
+        with self._lock:
+            self._give_way()
+            if not all(record.job in self._children for record in queued):
+                return  # a job that somebody waits for is to start soon
+        self._start_background(at)
+
+    def _start_background(self, at: float) -> None:
+        """Start background jobs in the places that are free. Call it only while no other job waits."""
+        if len(self._children) >= self._workers or not self._runs_behind:
+            return
+        waiting = sorted(self._registry.background_jobs("queued"), key=lambda one: one[1])
+        while waiting:
             with self._lock:
                 if len(self._children) >= self._workers or self._stopping.is_set():
                     return
-                record = self._next(queued)
-                queued.remove(record)
-                if record.job not in self._children and self._not_before.get(record.job, 0.0) <= at:
-                    self._spawn(record.job, len(queued) + 1)
-                    self._turn += 1
-                    self._turns[record.tenant] = self._turn
+                tenant, job = found = self._turns_behind.first(waiting, lambda one: one[0])
+                waiting.remove(found)
+                if self._may_start(job, at) and self._spawn(job):
+                    self._behind[job] = tenant
+                    self._turns_behind.took(tenant)
 
-    def _next(self, queued: list[JobRecord]) -> JobRecord:
-        """The oldest job of the tenant that has waited longest for its turn, so that no tenant
-        holds up others."""
-        return min(queued, key=lambda record: self._turns.get(record.tenant, 0))
+    def _give_way(self) -> None:
+        """Ask background jobs beyond the number of places to stop at their next step. They resume later."""
+        too_many = len(self._children) - self._workers - len(self._leaving)
+        for job in [job for job in reversed(self._behind) if job not in self._leaving][: max(0, too_many)]:
+            self._children[job].terminate()
+            self._leaving.add(job)
+            self._turns_behind.lost(self._behind[job])
+
+    def _may_start(self, job: str, at: float) -> bool:
+        return job not in self._children and self._not_before.get(job, 0.0) <= at
 
     def _spawn(self, job: str, queued: int = 1) -> bool:
         """Start a process for a job unless another process runs it. The caller holds `self._lock`.
@@ -290,7 +336,7 @@ class JobRunner:
 
     def _kill(self, job: str) -> None:
         with self._lock:
-            child = self._children.pop(job, None)
+            child = self._pop(job)
         if child is not None:
             if child.running():
                 child.kill()

@@ -1,0 +1,164 @@
+"""The background job that tries what makes a published version of a tenant's model better.
+
+It reads the rows of the job that published the version, splits them alike, trains a candidate with more texts
+(`improving.trying`), compares the two on the same held-out rows (`improving.deciding`) and publishes the
+candidate only if it is better with confidence. The model's record keeps what was tried.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+from hmi.core import Improvement, ModelRecord, ModelVersion, Tried, now
+from hmi.errors import Conflict, InvalidData, JobCancelled, NotFound, QuotaExceeded
+from hmi.jobs.improving.deciding import decide, rows_to_decide, too_few
+from hmi.jobs.improving.handing_over import wanted
+from hmi.jobs.improving.ledger import Ledger
+from hmi.jobs.improving.publishing import held_back
+from hmi.jobs.improving.trying import NothingNewError, name_of, refuse_old, rows_before, trained
+from hmi.jobs.publishing import stored_version
+from hmi.jobs.runtime.context import JobContext
+from hmi.jobs.specs import ImproveSpec
+from hmi.jobs.training_data import Data, read_data
+from hmi.model.memory import keep_freed_memory
+from hmi.model.root import load_root
+from hmi.training.choosing import Comparison
+from hmi.training.early_stopping import EnoughError
+
+
+def run(ctx: JobContext) -> dict[str, Any]:
+    """Run the job. Raises JobCancelled, also if the version was superseded."""
+    keep_freed_memory()
+    spec = ImproveSpec.of(ctx.job)
+    ctx.check()
+    ledger = Ledger(ctx, budget_of(ctx))
+    try:
+        why = _refused(ctx, spec) or _tried(ctx, spec, ledger)
+        return _finished(ctx, spec, ledger, why)
+    finally:
+        ledger.save()
+
+
+def budget_of(ctx: JobContext) -> float:
+    """The most CPU seconds of the job: the server's, or fewer if the model's options say so."""
+    most = ctx.settings.improve_cpu_s
+    return float(min(most, ImproveSpec.of(ctx.job).options.improve_cpu_s or most))
+
+
+def _refused(ctx: JobContext, spec: ImproveSpec) -> str | None:
+    """Why nothing is tried; None if something is."""
+    if not wanted(ctx, spec):
+        return "improving was switched off since"
+    try:
+        ctx.registry.rooms.check_job(ctx.job)
+    except QuotaExceeded as error:
+        return error.message
+    return None
+
+
+def _tried(ctx: JobContext, spec: ImproveSpec, ledger: Ledger) -> str:
+    """Try, decide and publish. Returns why it stopped."""
+    model = ctx.registry.model(spec.model_id)
+    if _published(ctx, model) is not None:
+        return ledger.tried[-1].why if ledger.tried else "better"  # it was killed after it had published
+    base = next((v for v in model.versions if v.version == spec.version), None)
+    if base is None or model.current != spec.version:
+        raise JobCancelled(f"version {model.current} answers since: there is nothing to improve")
+    data = read_data(ctx.input, base.task, spec.options)
+    which = rows_to_decide(ctx, base, data)
+    if (why := too_few(which)) is not None:
+        return why
+    name = name_of(data)
+    try:
+        refuse_old(spec)
+        return _compared(ctx, spec, base, data, which, ledger, name)
+    except EnoughError:
+        why = f"its budget of {ledger.budget_s:g} CPU seconds was spent before there was anything to compare"
+    except NothingNewError as error:
+        why = str(error)
+    except (Conflict, InvalidData) as error:  # the source is gone, or the training diverged
+        why = error.message
+    ledger.note(Tried(name=name, cpu_s=round(ledger.spent_s, 1), why=why))
+    return why
+
+
+def _compared(
+    ctx: JobContext,
+    spec: ImproveSpec,
+    base: ModelVersion,
+    data: Data,
+    which: list[int],
+    ledger: Ledger,
+    name: str,
+) -> str:
+    root = load_root(ctx.layout.root(base.root, base.root_version))
+    candidate = trained(ctx, spec, base, root, data, ledger)
+    cut_short = ledger.over
+    ctx.progress(0, 1, phase="comparing")
+    found = decide(ctx, root, base, data, which, candidate)
+    why = _said(found, cut_short)
+    ledger.note(
+        Tried(
+            name=name,
+            before=round(found.before, 6),
+            after=round(found.after, 6),
+            rows=found.rows,
+            sure=found.sure,
+            cpu_s=round(ledger.spent_s, 1),
+            why=why,
+        )
+    )
+    if found.better:
+        made = replace(candidate.made, metrics={**candidate.made.metrics, "improved": _report(ledger, base)})
+        version = stored_version(
+            *(ctx, spec, root, base.plot_version, data, made, rows_before(ctx, spec, base)),
+            held_back=held_back(ctx, spec),
+        )
+        ctx.registry.publish_model(spec.model_id, version)
+    return why
+
+
+def _said(found: Comparison, cut_short: bool) -> str:
+    budget = "; the budget ended its training early" if cut_short else ""
+    rows = f"on {found.rows} held-out rows: {found.after:.3f} after {found.before:.3f}"
+    verdict = "better" if found.better else "not better with confidence"
+    return f"{verdict} {rows}, sure to {found.sure:.0%}{budget}"
+
+
+def _report(ledger: Ledger, base: ModelVersion) -> dict[str, Any]:
+    """What the new version's held-out report says of its origin."""
+    return {"version": base.version, "tried": [tried.model_dump(mode="json") for tried in ledger.tried]}
+
+
+def _published(ctx: JobContext, model: ModelRecord) -> ModelVersion | None:
+    return next((v for v in model.versions if v.job == ctx.job.job), None)
+
+
+def _finished(ctx: JobContext, spec: ImproveSpec, ledger: Ledger, why: str) -> dict[str, Any]:
+    """Note in the model's record how the job ended, and return the job's result."""
+    best = next((t for t in reversed(ledger.tried) if t.after is not None), None)
+    outcome: dict[str, Any] = {"tried": ledger.tried, "cpu_s": round(ledger.spent_s, 1), "why": why}
+
+    def note(model: ModelRecord) -> ModelRecord:
+        made, old = _published(ctx, model), model.improvement
+        if made is not None:
+            gain = None if best is None else round((best.after or 0) - (best.before or 0), 6)
+            outcome.update(published=made.version, gain=gain)
+        if old is None or old.job != ctx.job.job:
+            return model
+        ended: Improvement = old.model_copy(update={**outcome, "ended": now()})
+        return model.model_copy(update={"improvement": ended})
+
+    with suppress(NotFound):  # the model was deleted: the job has nothing to tell
+        ctx.registry.change_model(spec.model_id, note)
+    return {
+        "model": spec.model,
+        "improves": spec.version,
+        "version": outcome.get("published"),
+        "gain": outcome.get("gain"),
+        "tried": [tried.model_dump(mode="json") for tried in ledger.tried],
+        "cpu_s": outcome["cpu_s"],
+        "reason": why,
+    }

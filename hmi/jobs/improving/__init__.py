@@ -1,0 +1,1 @@
+"""The parts of the background job `improve`, which tries what makes a published model better."""

@@ -1,0 +1,73 @@
+"""What a job `improve` has spent and tried, in a file of its folder, from which a resumed attempt goes on."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from pydantic import ValidationError
+
+from hmi.core import Record, Tried
+from hmi.jobs.runtime.context import JobContext
+from hmi.model.files import write_json
+from hmi.stores.layout import read_json
+from hmi.training.early_stopping import EnoughError
+
+SAVE_EVERY_S = 10.0
+"""A killed process loses at most about this much of what it spent, besides the CPU seconds of its start."""
+
+
+class _Kept(Record):
+    """The content of the file."""
+
+    cpu_s: float = 0.0
+    tried: tuple[Tried, ...] = ()
+
+
+class Ledger:
+    """The budget of one job, and the list of what it tried. It ends a training when the budget is spent."""
+
+    def __init__(self, ctx: JobContext, budget_s: float) -> None:
+        """budget_s: the most CPU seconds of all attempts together."""
+        self._path, self.budget_s = ctx.folder / "improve.json", budget_s
+        kept = _read(read_json(self._path))
+        self._before, self.tried = kept.cpu_s, kept.tried
+        self._begun, self._saved = time.process_time(), time.monotonic()
+        self._bounded = True
+        ctx.watch = self._watch
+
+    @property
+    def spent_s(self) -> float:
+        """The CPU seconds of all attempts so far."""
+        return self._before + time.process_time() - self._begun
+
+    @property
+    def over(self) -> bool:
+        return self.spent_s >= self.budget_s
+
+    def conclude(self) -> None:
+        """Let everything that follows end, whatever it costs: what was trained is to be judged."""
+        self._bounded = False
+
+    def note(self, tried: Tried) -> None:
+        """Add to the list, durably."""
+        self.tried = (*self.tried, tried)
+        self.save()
+
+    def save(self) -> None:
+        """Write the file. Raises StorageFull."""
+        self._saved = time.monotonic()
+        write_json(self._path, _Kept(cpu_s=round(self.spent_s, 3), tried=self.tried).model_dump(mode="json"))
+
+    def _watch(self) -> None:
+        if time.monotonic() - self._saved > SAVE_EVERY_S:
+            self.save()
+        if self._bounded and self.over:
+            raise EnoughError
+
+
+def _read(stored: Any) -> _Kept:
+    try:
+        return _Kept.model_validate(stored or {})
+    except ValidationError:  # another release wrote it
+        return _Kept()

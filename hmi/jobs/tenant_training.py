@@ -1,0 +1,212 @@
+"""The training of a tenant's model on rows: module and head, with all that belongs to them.
+
+The jobs `fine_tune` and `improve` share it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from hmi.jobs.comparing import HeldOutAnswers
+from hmi.jobs.options import FineTuneOptions
+from hmi.jobs.runtime.context import JobContext
+from hmi.jobs.teaching import Taught, taught_rows
+from hmi.jobs.training_data import Data
+from hmi.model.artefact import Artefact
+from hmi.model.root import Root
+from hmi.model.tasks import TaskKind
+from hmi.training.calibrating import calibrated, calibrated_entities
+from hmi.training.checkpoint import CHECKPOINT, Resumed, resume_training, write_training
+from hmi.training.early_stopping import EnoughError, History, train_to_best
+from hmi.training.features import dev_examples, examples_of
+from hmi.training.knowing import learn_known
+from hmi.training.objectives import objective_of
+from hmi.training.objectives.words import TaggingObjective
+from hmi.training.plan import plan_training
+from hmi.training.ramps import Texts, ramps_by_default, train_ramps
+from hmi.training.recipe import Recipe
+from hmi.training.remarks import remarks
+from hmi.training.splits import Split, class_weights, encoded_split, merged_outputs, task_targets
+from hmi.training.teacher import Lesson
+from hmi.training.trainer import Trainer, tenant_trainer
+from plot_store import Reader
+
+Start = Callable[[Trainer], str | None]
+"""Loads the weights that a training starts from. Returns a remark for the user, or None."""
+Teach = Callable[[JobContext, Root, Lesson, Recipe, Path], Taught]
+"""Lets a teacher answer texts. The folder keeps the answers for a resumed run."""
+
+
+@dataclass(frozen=True)
+class Course:
+    """How a job conducts a training."""
+
+    start: Start
+    teach: Teach = taught_rows
+    folder: Path | None = None
+    """The folder for checkpoints; None: the job's."""
+    enough: Callable[[], bool] = lambda: False
+    """Asked at each step. Once it is true, the training ends, and its best epoch so far is kept."""
+
+
+@dataclass(frozen=True)
+class Made:
+    """A model that is ready to be published, with its answers on the held-out rows."""
+
+    answers: HeldOutAnswers
+    artefact: Artefact
+    max_length: int
+    metrics: dict[str, Any]
+    temperature: float | None = None
+    """That calibrates its probabilities."""
+    ramps: tuple[int, ...] = ()
+    """The sites of its ramps."""
+    afresh: str | None = None
+    """A remark if an update started without the live version's weights, because that version is damaged."""
+    known: tuple[float, ...] = ()
+    """The version's `known`."""
+    entities: tuple[float, float] | None = None
+    """The version's `entity_calibration`."""
+
+    @property
+    def task(self) -> TaskKind:
+        return self.answers.task
+
+
+def train_on_rows(
+    ctx: JobContext, options: FineTuneOptions, course: Course, root: Root, plot: str, data: Data
+) -> Made:
+    """Train a model on the rows, and on a teacher's answers if there are texts for one. A run that is resumed
+    goes on from the checkpoints.
+
+    plot: the PLOT version to look features up in. Raises InvalidData (diverged), Conflict (a teacher's source
+    is gone), Damaged, EnoughError (`course.enough` before an epoch has ended).
+    """
+    folder = course.folder or ctx.folder
+    recipe, windows = options.recipe(), data.task.rules.windows
+    max_length = min(recipe.max_length, root.max_length)
+    train, dev = (
+        encoded_split(r, root.tokenizer, max_length, windows=windows) for r in (data.train, data.dev)
+    )
+    weights = class_weights(data.task, train, task_targets(data.task, train), recipe.class_weights)
+    about: dict[str, Any] = {**_about(train, weights), "read": data.read}
+    warnings = [*data.notes, *remarks(data.task, data.train, data.dev, dev_given=data.dev_given)]
+    if data.unlabelled or recipe.variants:
+        lesson = Lesson(data.task, train, dev, data.unlabelled, max_length, weights)
+        taught = course.teach(ctx, root, lesson, recipe, folder)
+        about["teacher"] = taught.metrics
+        warnings += taught.warnings
+        train = encoded_split([*data.train, *taught.rows], root.tokenizer, max_length, windows=windows)
+    with ctx.plots.reader(plot) as reader:
+        made = _train(ctx, options, course, root, reader, data, train, dev, weights)
+    warnings += [made.afresh] if made.afresh else []
+    return replace(made, metrics={**made.metrics, **about, "warnings": warnings})
+
+
+def _train(
+    ctx: JobContext,
+    options: FineTuneOptions,
+    course: Course,
+    root: Root,
+    reader: Reader,
+    data: Data,
+    train: Split,
+    dev: Split,
+    weights: tuple[float, ...] | None,
+) -> Made:
+    """Train, with a checkpoint after each epoch, and keep the weights of the best epoch, rounded."""
+    task, targets = data.task, task_targets(data.task, train)
+    recipe = replace(options.recipe(), module=data.module)
+    plan = plan_training(recipe, task, len(targets), weights=weights)
+    held_out = dev_examples(root, reader, dev, plan.lexical)
+    trainer = tenant_trainer(root, data.module, plan, examples_of(root, reader, train, targets, plan.lexical))
+    checkpoint = (course.folder or ctx.folder) / CHECKPOINT
+    begun = resume_training(checkpoint, trainer)
+    if begun is None:
+        begun = Resumed(History(), course.start(trainer))
+
+    def report(step: int, total: int, loss: float) -> None:
+        ctx.progress(step, total, phase="fine-tuning", loss=loss)
+        if course.enough():
+            raise EnoughError
+
+    def keep(history: History) -> None:
+        write_training(checkpoint, trainer, history, begun.remark)
+        ctx.checkpointed()
+
+    history = train_to_best(
+        trainer,
+        lambda: _judged(trainer.reading(task), dev, trainer.predict(held_out))[1],
+        report,
+        keep_best=len(dev.rows) >= recipe.held_out.enough,
+        start=begun.history,
+        after_epoch=keep,
+    )
+    published = trainer.publishable(history.kept.artefact, options.rest or "fp16")
+    # Score the rounded weights that users get, not the fp32 ones.
+    answers, metrics = _judged(trainer.reading(task), dev, trainer.predict(held_out, exact=True))
+    metrics = {**metrics, "epoch": history.kept.epoch, "epochs": plan.epochs, "epochs_run": history.epochs}
+    temperature, figures = _calibrated(answers, dev, recipe.held_out.enough)
+    fitted, of_entities = _calibrated_entities(answers, dev)
+    if figures := {**figures, **of_entities}:
+        metrics["calibration"] = {**metrics["calibration"], **figures}
+    seen = learn_known(root, reader, answers.task, [train.upto(len(data.train)), dev])
+    published = replace(published, known=seen.tensors)
+    metrics = {**metrics, "known": seen.metrics} if seen.metrics else metrics
+    sites: tuple[int, ...] = ()
+    if _wants_ramps(options, train, root, task):
+        ramps = train_ramps(
+            trainer,
+            answers.task,
+            Texts(train, dev_examples(root, reader, train, plan.lexical)),
+            Texts(dev, held_out),
+            lambda done, total: ctx.progress(done, total, phase="training ramps"),
+        )
+        published, sites = replace(published, ramps=ramps.tensors), ramps.sites
+        metrics = {**metrics, "ramps": {**ramps.metrics, "unseen": True}}
+    length = min(recipe.max_length, root.max_length)
+    return Made(answers, published, length, metrics, temperature, sites, begun.remark, seen.shares, fitted)
+
+
+def _wants_ramps(options: FineTuneOptions, train: Split, root: Root, task: TaskKind) -> bool:
+    if options.ramps is not None:
+        return options.ramps
+    return ramps_by_default(len(train.encoded), len(root.upper), task.outputs)
+
+
+def _calibrated(answers: HeldOutAnswers, dev: Split, enough: int) -> tuple[float | None, dict[str, Any]]:
+    """The temperature, if there are enough rows, and figures for the report."""
+    golds = [row.label for row in dev.rows]
+    return calibrated(objective_of(answers.task).decisions(golds, answers.merged), len(golds), enough)
+
+
+def _calibrated_entities(
+    answers: HeldOutAnswers, dev: Split
+) -> tuple[tuple[float, float] | None, dict[str, Any]]:
+    """The calibration of entities' scores, for tagging, and figures for the report."""
+    objective = objective_of(answers.task)
+    if not isinstance(objective, TaggingObjective) or answers.task.rules.scheme == "free":
+        return None, {}
+    return calibrated_entities(*objective.entities([row.label for row in dev.rows], answers.merged))
+
+
+def _judged(task: TaskKind, dev: Split, outputs: Sequence[Tensor]) -> tuple[HeldOutAnswers, dict[str, Any]]:
+    """Tune the task's rules (such as a threshold) on these rows. Returns its answers and metrics on them."""
+    golds, merged = [row.label for row in dev.rows], merged_outputs(task, dev, outputs)
+    task = objective_of(task).tuned(golds, merged)
+    return HeldOutAnswers(task, merged), objective_of(task).score(golds, merged)
+
+
+def _about(train: Split, weights: tuple[float, ...] | None) -> dict[str, Any]:
+    """Report fields about the tenant's own rows."""
+    return {
+        "train_rows": len(train.rows),
+        "truncated_rows": sum(e.truncated for e in train.encoded),
+        "windows": len(train.encoded),
+        "class_weights": weights is not None,
+    }

@@ -1,0 +1,61 @@
+"""A data folder whose models are improved by jobs that run in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from hmi.core import JobRecord, ModelId, ModelRecord
+from hmi.jobs import fine_tune, improve
+from hmi.jobs.runtime.context import JobContext
+from hmi.jobs.runtime.folders import JobFolder
+from hmi.manager import Manager
+from tests.hmi.api_world import rows
+from tests.hmi.build_lab import attempt
+
+QUICK = {"epochs": 1, "module": {"rank": 2}, "max_length": 32, "lr": 3e-3, "ramps": False}
+"""Options with which a first version learns little, so that a second one can be better."""
+ROWS = rows(240)
+
+
+def made(manager: Manager, name: str, data: bytes | None = None, **options: Any) -> dict[str, Any]:
+    """Create a model, and return its job's result."""
+    job = manager.create_model(
+        name,
+        domain="tiny",
+        task="classification",
+        data=ROWS if data is None else data,
+        options={**QUICK, **options},
+    )
+    return ended(manager, job, fine_tune.run)
+
+
+def answers_kept(manager: Manager, job: JobRecord) -> Path:
+    """The file of the teacher's answers in a job's folder, by which a resumed job needs no other teacher."""
+    return folder(manager, job).path / "teacher.json"
+
+
+def ended(
+    manager: Manager, job: JobRecord, body: Callable[[JobContext], dict[str, Any]] = improve.run
+) -> dict[str, Any]:
+    """Run a job to its end as the runner would, and return its result."""
+    result = attempt(manager, job, body)
+    assert result is not None
+    manager.runner.settle(job.job)
+    return result
+
+
+def model(manager: Manager, name: str) -> ModelRecord:
+    return manager.registry.model(ModelId.parse(name))
+
+
+def queued(manager: Manager, name: str) -> JobRecord:
+    """The model's job that is to improve it."""
+    improvement = model(manager, name).improvement
+    assert improvement is not None
+    return manager.registry.job(improvement.job)
+
+
+def folder(manager: Manager, job: JobRecord) -> JobFolder:
+    return JobFolder(manager.settings.data / "jobs", job.job)

@@ -1,0 +1,180 @@
+"""The background job that tries what makes a published version better."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hmi.api.improving import improving_view
+from hmi.core import Cascade, JobRecord, ModelId
+from hmi.errors import JobCancelled
+from hmi.jobs import fine_tune, improve
+from hmi.manager import Manager
+from tests.hmi.api_world import rows
+from tests.hmi.build_lab import attempt, tiny_manager
+from tests.hmi.improve_lab import QUICK, ROWS, answers_kept, ended, folder, made, model, queued
+
+
+@pytest.fixture(scope="module")
+def manager(tiny_source: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Manager]:
+    for opened in tiny_manager(tiny_source, tmp_path_factory.mktemp("improve") / "data"):
+        opened.create_tenant("acme")
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def taught(manager: Manager) -> bytes:
+    """A teacher's answers for ROWS, made by a job that is then stopped at the next step, and resumed."""
+    made(manager, "acme.better")
+    job, calls = queued(manager, "acme.better"), 175
+    while not answers_kept(manager, job).exists():
+        assert attempt(manager, job, improve.run, calls=calls) is None
+        calls += 10
+    return answers_kept(manager, job).read_bytes()
+
+
+def follow_up(manager: Manager, name: str, taught: bytes, **options: Any) -> JobRecord:
+    """Create a model, and return its job `improve`, which was stopped after its teacher had answered."""
+    made(manager, name, **options)
+    job = queued(manager, name)
+    answers_kept(manager, job).write_bytes(taught)
+    return job
+
+
+def says(manager: Manager, name: str) -> tuple[str, str]:
+    """What `GET model` says of the model's background job: its state, and the sentence."""
+    view = improving_view(model(manager, name), manager.registry)
+    assert view is not None
+    return view.state, view.says
+
+
+def test_a_better_version_is_published_and_everything_is_told(manager: Manager, taught: bytes) -> None:
+    job = queued(manager, "acme.better")
+    assert (job.kind, job.state) == ("improve", "queued")
+    assert folder(manager, job).pinned().plot == model(manager, "acme.better").live.plot_version
+    assert says(manager, "acme.better") == ("queued", f"job {job.job} waits to improve version 1")
+    result = attempt(manager, job, improve.run)
+    assert result is not None
+    assert answers_kept(manager, job).read_bytes() == taught, "the teacher was not trained again"
+    record = model(manager, "acme.better")
+    assert (record.current, result["version"], result["improves"]) == (2, 2, 1)
+    found = record.improvement
+    assert found is not None
+    [tried] = found.tried
+    assert tried.before is not None
+    assert tried.after is not None
+    assert tried.sure is not None
+    assert (tried.rows, found.published, tried.sure >= 0.9) == (24, 2, True)
+    assert found.gain == pytest.approx(tried.after - tried.before, abs=1e-5)
+    assert found.cpu_s >= tried.cpu_s > 0
+    assert record.live.metrics["improved"] == {"version": 1, "tried": [tried.model_dump(mode="json")]}
+    state, said = says(manager, "acme.better")
+    assert state == "finished"
+    assert "version 2 was published: better on 24 held-out rows" in said
+    # A process that was killed after its publication finds it, and publishes no other.
+    again = attempt(manager, job, improve.run)
+    assert again is not None
+    assert (again["version"], again["gain"]) == (2, result["gain"])
+    assert len(model(manager, "acme.better").versions) == 2
+    manager.runner.settle(job.job)
+    assert not folder(manager, job).input.exists(), "the rows are deleted when the job ends"
+
+
+def test_what_is_not_better_with_confidence_is_not_published(manager: Manager, taught: bytes) -> None:
+    result = ended(manager, follow_up(manager, "acme.good", taught, epochs=6))
+    record = model(manager, "acme.good")
+    assert (result["version"], [v.version for v in record.versions]) == (None, [1])
+    assert record.improvement is not None
+    assert record.improvement.tried[0].sure is not None
+    assert record.improvement.tried[0].sure < 0.9
+    assert "version 1 was not improved: not better with confidence" in says(manager, "acme.good")[1]
+
+
+def test_few_held_out_rows_decide_nothing(manager: Manager) -> None:
+    made(manager, "acme.few", rows(60))
+    result = ended(manager, queued(manager, "acme.few"))
+    assert (result["version"], result["tried"]) == (None, [])
+    assert "too few to tell a better version" in result["reason"]
+
+
+def test_a_version_of_the_same_recipe_is_not_tried_again(manager: Manager, taught: bytes) -> None:
+    job = manager.create_model(
+        "acme.taught", domain="tiny", task="classification", data=ROWS, options={**QUICK, "variants": 3}
+    )
+    answers_kept(manager, job).write_bytes(taught)
+    assert ended(manager, job, fine_tune.run)["improving"] is not None
+    result = ended(manager, queued(manager, "acme.taught"))
+    assert "already" in result["tried"][0]["why"]
+
+
+def spend(manager: Manager, job: JobRecord) -> None:
+    """Let the job have spent its budget."""
+    (folder(manager, job).path / "improve.json").write_text(json.dumps({"cpu_s": 2000.0}))
+
+
+def test_a_spent_budget_ends_the_job(manager: Manager) -> None:
+    made(manager, "acme.spent")
+    job = queued(manager, "acme.spent")
+    spend(manager, job)
+    result = ended(manager, job)
+    assert (result["version"], result["cpu_s"] >= 2000) == (None, True)
+    assert "its budget of 1200 CPU seconds was spent" in result["reason"]
+
+
+def test_the_best_epoch_within_the_budget_is_judged(manager: Manager, taught: bytes) -> None:
+    job = follow_up(manager, "acme.short", taught, epochs=3)
+    assert attempt(manager, job, improve.run, calls=70) is None, "it is stopped in its second epoch"
+    assert (folder(manager, job).path / "checkpoint.safetensors").exists()
+    spend(manager, job)
+    result = ended(manager, job)
+    assert "the budget ended its training early" in result["reason"]
+    assert result["tried"][0]["after"] is not None
+
+
+def test_another_version_that_answers_supersedes_the_job(manager: Manager) -> None:
+    made(manager, "acme.new")
+    old = queued(manager, "acme.new")
+    update = manager.update_model("acme.new", data=ROWS, options={"epochs": 1})
+    assert ended(manager, update, fine_tune.run)["published"]
+    stopped, following = manager.registry.job(old.job), queued(manager, "acme.new")
+    assert stopped.state == "cancelled"
+    assert stopped.result == {"reason": "superseded: version 2 answers since"}
+    assert not folder(manager, old).input.exists()
+    assert (following.state, following.spec["version"]) == ("queued", 2)
+    # A job that runs meanwhile cannot publish.
+    manager.registry.update_job(following.job, lambda r: r.model_copy(update={"state": "running"}))
+    manager.registry.set_current(ModelId("acme", "new"), 1)
+    with pytest.raises(JobCancelled):
+        attempt(manager, manager.registry.job(following.job), improve.run)
+    assert len(model(manager, "acme.new").versions) == 2
+    assert says(manager, "acme.new")[0] == "running"
+    manager.runner.settle(following.job)
+    assert "superseded: version 1 answers since" in says(manager, "acme.new")[1]
+
+
+def test_an_update_goes_on_from_the_version_that_it_improves(manager: Manager, taught: bytes) -> None:
+    made(manager, "acme.updated", improve=False)
+    assert model(manager, "acme.updated").improvement is None
+    update = manager.update_model("acme.updated", data=ROWS, options={"epochs": 1})
+    assert ended(manager, update, fine_tune.run)["improving"] is not None
+    job = queued(manager, "acme.updated")
+    answers_kept(manager, job).write_bytes(taught)
+    result = ended(manager, job)
+    assert (result["improves"], len(result["tried"])) == (2, 1)
+    assert result["tried"][0]["after"] >= 0.7, "it knows what the version knew"
+
+
+def test_a_cascade_keeps_its_versions_until_its_tenant_says_so(manager: Manager, taught: bytes) -> None:
+    job = follow_up(manager, "acme.cascade", taught)
+    levels = Cascade(version=1, rows=300, large_accuracy=0.9, large_ms=1.0, offers=())
+    manager.registry.change_model(
+        ModelId("acme", "cascade"), lambda r: r.model_copy(update={"cascade": levels})
+    )
+    result = ended(manager, job)
+    record = model(manager, "acme.cascade")
+    assert (record.current, result["version"]) == (1, 2)
+    assert "the cascade of acme.cascade was profiled with version 1" in str(record.versions[1].held_back)
