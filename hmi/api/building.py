@@ -81,7 +81,7 @@ def build_services(
         settings=settings,
         manager=manager,
         engine=engine,
-        inference=Inference(engine, settings, rates=rates),
+        inference=Inference(engine, settings, rates=rates, answering=manager.runner.pacer),
         metrics=metrics,
         auth=Auth(manager.registry, is_loopback(settings.host)),
         uploads=Uploads(settings),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -24,23 +25,29 @@ THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_
 
 class Child:
     """A running `python -m hmi.jobs`. It dies when this process dies, because its standard input is
-    a pipe whose other end only this process holds."""
+    a pipe whose other end only this process holds.
 
-    def __init__(self, settings: Settings, folder: JobFolder, job: str, bodies: str | None) -> None:
+    One in the `background` has the lowest priority, and may be paused."""
+
+    def __init__(
+        self, settings: Settings, folder: JobFolder, job: str, bodies: str | None, *, background: bool = False
+    ) -> None:
         self.job, self.folder = job, folder
         self.began = time.monotonic()
         command = [sys.executable, "-P", "-m", "hmi.jobs", "--data", str(settings.data), job]
         if bodies is not None:
             command += ["--bodies", bodies]
+        command += ["--background"] * background
         with folder.log.open("ab") as log:
-            # In a new session, so that Ctrl-C in the terminal reaches only this process.
+            # In a group of its own, so that Ctrl-C in the terminal reaches only this process. Not in a new
+            # session: Linux divides the processor among sessions first, whatever their processes' priority.
             self._process = subprocess.Popen(
                 command,
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
                 env=environment(settings),
-                start_new_session=True,
+                process_group=0,
             )
 
     @property
@@ -56,6 +63,13 @@ class Child:
     def terminate(self) -> None:
         """Ask the process to stop at its next step and to put its job back into the queue."""
         self._process.terminate()
+
+    def pause(self) -> None:
+        """Stop the process until `go_on`."""
+        self._process.send_signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        self._process.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
         self._process.kill()
