@@ -71,6 +71,7 @@ def build_services(
     manager = Manager(settings)
     metrics = Metrics()
     metrics.watch_jobs(manager.registry.count_jobs, get_args(JobState))
+    metrics.watch_background(manager.runner.pacer.totals)
     engine = engine_of(manager, metrics)
     manager.on_deleted = engine.forget
     tracer = tracer_of(settings)

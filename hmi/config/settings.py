@@ -31,6 +31,7 @@ _MIN: dict[str, float] = {
     "port": 0,
     "grpc_port": 0,
     "job_workers": 0,
+    "background_nice": 0,
     "background_percent": 0,
     "pool_bytes": 0,
     "plot_max_bytes": 0,
@@ -54,6 +55,7 @@ _MAX: dict[str, float] = {
     "port": 65535,
     "grpc_port": 65535,
     "job_workers": 64,
+    "background_nice": 19,
     "background_percent": 100,
     "streams": 1024,
     "trace_sample": 1,
@@ -81,8 +83,10 @@ class Settings:
     job_workers: int = 1
     """The number of jobs that run at once; 0 = start none, and leave them to another process."""
     background_jobs: str = "auto"
-    """The jobs that give way to requests: `auto`, those that nobody waits for; or `all`. Such a job has the
-    lowest priority, and is paused while texts are answered."""
+    """The jobs that give way to requests: `auto`, those that nobody waits for; or `all`. Such a job has a low
+    priority, and is paused while texts are answered."""
+    background_nice: int = 19
+    """The nice value of such a job: 0, the priority of the server, to 19, the lowest."""
     background_percent: int = 1
     """Percent of the time that such a job runs even while texts are answered, so that it ends at some time;
     0 = none, 100 = it is never paused."""

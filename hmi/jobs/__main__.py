@@ -15,11 +15,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m hmi.jobs", description="Run one job of a data folder.")
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--bodies", help=argparse.SUPPRESS)
-    parser.add_argument("--background", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--background", type=int, help=argparse.SUPPRESS)  # its nice value
     parser.add_argument("job")
     given = parser.parse_args()
-    if given.background:
-        lower_priority()
+    if given.background is not None:
+        lower_priority(given.background)
     # These imports take seconds, so they come after the guard that ends an orphaned process, and after the
     # choice of its priority.
     from hmi.config import Settings
@@ -28,7 +28,7 @@ def main() -> int:
     from hmi.jobs.runtime.process import run_job, say_holding
 
     try:
-        if given.background:
+        if given.background is not None:
             say_holding(given.data, given.job)
         return run_job(Settings.from_env(data=given.data), given.job, find_bodies(given.bodies))
     except HmiError as error:

@@ -12,6 +12,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 
 from hmi.metrics.collectors import (
     AuditCounts,
+    BackgroundCollector,
+    BackgroundTotals,
     ExecutorCollector,
     ExitsCollector,
     ExitTotals,
@@ -189,6 +191,10 @@ class Metrics:
     def watch_jobs(self, by_state: Callable[[], Mapping[str, int]], states: Collection[str]) -> None:
         """Report the number of jobs in each of `states`. A state that `by_state` leaves out is damaged."""
         self.registry.register(JobsCollector(by_state, states))
+
+    def watch_background(self, totals: Callable[[], BackgroundTotals]) -> None:
+        """Report the times of background jobs. Called on the scrape's thread."""
+        self.registry.register(BackgroundCollector(totals))
 
     def render(self) -> bytes:
         """The Prometheus text format."""

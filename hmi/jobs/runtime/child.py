@@ -37,7 +37,7 @@ class Child:
         command = [sys.executable, "-P", "-m", "hmi.jobs", "--data", str(settings.data), job]
         if bodies is not None:
             command += ["--bodies", bodies]
-        command += ["--background"] * background
+        command += ["--background", str(settings.background_nice)] if background else []
         with folder.log.open("ab") as log:
             # In a group of its own, so that Ctrl-C in the terminal reaches only this process. Not in a new
             # session: Linux divides the processor among sessions first, whatever their processes' priority.

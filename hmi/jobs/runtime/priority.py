@@ -1,22 +1,17 @@
-"""The lowest priority for a process. Imports only the standard library, so that it takes effect at once."""
+"""A low priority for a process. Imports only the standard library, so that it takes effect at once."""
 
 from __future__ import annotations
 
 import os
 from contextlib import suppress
 
-LOWEST = 19
 
+def lower_priority(nice: int) -> None:
+    """Give this process a nice value: 0, the priority of others, to 19, the lowest.
 
-def lower_priority() -> None:
-    """Let this process run only while no other wants the processor, as far as the system can.
-
-    Linux has SCHED_IDLE: such a process gives way as soon as another wakes, while one of nice 19 may first
-    finish its time slice of some milliseconds. Other systems get nice 19. Threads that exist already keep
+    SCHED_IDLE of Linux would be lower still. A process of it may wait for minutes on a busy machine, and so
+    would whoever needs a lock that it holds; nice 19 leaves it a few percent. Threads that exist already keep
     their priority.
     """
-    with suppress(OSError):  # a container may forbid either: then the job runs as others do
-        os.setpriority(os.PRIO_PROCESS, 0, LOWEST)
-    if hasattr(os, "SCHED_IDLE"):
-        with suppress(OSError):
-            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    with suppress(OSError):  # a container may forbid it: then the job runs as others do
+        os.setpriority(os.PRIO_PROCESS, 0, nice)
