@@ -32,6 +32,8 @@ Task = Literal["classification", "pair", "multilabel", "regression", "tagging", 
 JobKind = Literal[
     "import_root", "build_plot", "fine_tune", "compact_plot", "profile_cascade", "shard_root", "backup"
 ]
+BACKGROUND: frozenset[JobKind] = frozenset()
+"""The kinds of jobs that nobody waits for."""
 CASCADE_TASKS: tuple[Task, ...] = ("classification", "pair")
 """The tasks that may have a cascade: their one label has a probability that a dispatcher can read."""
 JobState = Literal["queued", "running", "succeeded", "failed", "cancelled"]

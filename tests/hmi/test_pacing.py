@@ -48,6 +48,9 @@ class Sleeper:
     def go_on(self) -> None:
         self._process.send_signal(signal.SIGCONT)
 
+    def known_to_have_ended(self) -> bool:
+        return self._process.returncode is not None
+
     def end(self) -> None:
         self._process.kill()
         self._process.wait()
@@ -167,6 +170,15 @@ def test_a_job_that_nobody_paces_any_more_goes_on(sleeper: Sleeper, board: Board
         wait_until(lambda: not stopped(sleeper.pid))
 
 
+def test_a_process_that_has_ended_is_paced_no_more(sleeper: Sleeper, board: Board) -> None:
+    pacer = Pacer(0)
+    with serving(pacer):
+        pacer.add("j", sleeper, board)
+        wait_until(lambda: pacer.totals().jobs == 1)
+        sleeper.end()
+        wait_until(lambda: pacer.totals().jobs == 0)
+
+
 def test_without_a_server_nothing_is_paced(sleeper: Sleeper, board: Board) -> None:
     pacer = Pacer(0)
     pacer.add("j", sleeper, board)
@@ -256,6 +268,19 @@ def test_a_paused_job_goes_back_to_the_queue_when_the_server_stops(background: B
             background.runner.stop()
         record = background.lab.registry.job(job)
         assert (record.state, record.attempts) == ("queued", 0), "it stopped in order"
+
+
+def test_a_paused_job_that_is_asked_to_stop_does(background: Background) -> None:
+    """As when a job that somebody waits for needs the place."""
+    runner = background.runner
+    with serving(runner.pacer) as loop:
+        runner.start()
+        job, pid = background.counting()
+        with calling(loop, runner.pacer):
+            wait_until(lambda: stopped(pid))
+            runner._children[job].terminate()
+            assert gone(pid)
+        runner.stop()
 
 
 def test_a_paused_job_dies_with_its_server(lab: Lab) -> None:

@@ -33,7 +33,7 @@ class Child:
         self, settings: Settings, folder: JobFolder, job: str, bodies: str | None, *, background: bool = False
     ) -> None:
         self.job, self.folder = job, folder
-        self.began = time.monotonic()
+        self.began, self._leaving = time.monotonic(), False
         command = [sys.executable, "-P", "-m", "hmi.jobs", "--data", str(settings.data), job]
         if bodies is not None:
             command += ["--bodies", bodies]
@@ -61,15 +61,24 @@ class Child:
         return False
 
     def terminate(self) -> None:
-        """Ask the process to stop at its next step and to put its job back into the queue."""
+        """Ask the process to stop at its next step and to put its job back into the queue. It is paused no
+        more."""
+        self._leaving = True
         self._process.terminate()
+        self.go_on()
 
     def pause(self) -> None:
-        """Stop the process until `go_on`."""
-        self._process.send_signal(signal.SIGSTOP)
+        """Stop the process until `go_on`, unless it is to end."""
+        self._signal(signal.SIGSTOP)
+        if self._leaving:  # looked at afterwards, since `terminate` may run meanwhile on another thread
+            self.go_on()
 
     def go_on(self) -> None:
-        self._process.send_signal(signal.SIGCONT)
+        self._signal(signal.SIGCONT)
+
+    def known_to_have_ended(self) -> bool:
+        """Return whether `running`, `wait` or `kill` has found that the process ended."""
+        return self._process.returncode is not None
 
     def kill(self) -> None:
         self._process.kill()
@@ -84,6 +93,12 @@ class Child:
             return False
         self._close()
         return True
+
+    def _signal(self, number: int) -> None:
+        """Send a signal, at the beginning of calls: `Popen.send_signal` would take twice as long, since it
+        first asks whether the process has ended."""
+        if not self.known_to_have_ended():
+            os.kill(self.pid, number)
 
     def _close(self) -> None:
         if self._process.stdin is not None:

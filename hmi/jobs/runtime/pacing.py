@@ -22,12 +22,10 @@ from types import TracebackType
 from typing import Protocol
 
 from hmi.config import Settings
-from hmi.core import JobKind
+from hmi.core import BACKGROUND, JobKind
 from hmi.jobs.runtime.board import Board
 
 log = logging.getLogger("hmi.jobs")
-BACKGROUND: frozenset[JobKind] = frozenset()
-"""The kinds of jobs that nobody waits for."""
 HOLD_S = 0.003
 """No call must have been under way for this time before a job goes on."""
 SLICE_S = 0.05
@@ -54,6 +52,8 @@ class Pausable(Protocol):
     def pause(self) -> None: ...
 
     def go_on(self) -> None: ...
+
+    def known_to_have_ended(self) -> bool: ...
 
 
 @dataclass(frozen=True)
@@ -99,6 +99,10 @@ class Paced:
             self._go_on()
             return min(self._slice_end, at + BEAT_S)
         return min(quiet_at, at + (BEAT_S if self._pause() else RETRY_S))
+
+    @property
+    def ended(self) -> bool:
+        return self._process.known_to_have_ended()
 
     def free(self) -> PacingTotals:
         """Let the process run from now on. Returns its totals, as of a job that is gone."""
@@ -227,6 +231,8 @@ class Pacer:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        for job in [job for job, paced in self._paced.items() if paced.ended]:
+            self._remove(job)
         at = time.monotonic()
         quiet_at = float("inf") if self._calls else self._quiet_at
         due = [paced.look(at, quiet_at) for paced in self._paced.values()]

@@ -134,7 +134,6 @@ class JobRunner:
         for job in jobs:
             with self._lock:
                 child = self._children.pop(job, None)
-            self.pacer.remove(job)
             if child is not None:
                 child.kill()
             self._tidy(job)
@@ -221,7 +220,6 @@ class JobRunner:
                 del self._children[child.job]
                 self._cancelled_at.pop(child.job, None)
         for child in ended:
-            self.pacer.remove(child.job)
             self._put_back(child.job, crashed=True)
             self._tell_ended(child.job)
         self._kill_stubborn()
@@ -311,7 +309,6 @@ class JobRunner:
     def _kill(self, job: str) -> None:
         with self._lock:
             child = self._children.pop(job, None)
-        self.pacer.remove(job)
         if child is not None:
             if child.running():
                 child.kill()
