@@ -361,6 +361,19 @@ class JobCost(Record):
     cpu_ms: int
     peak_bytes: int | None
     """The peak of its memory; None if the system does not report it."""
+    paused_ms: int = 0
+    """How long a background job was paused while the server answered."""
+
+
+class Pacing(Record):
+    """How a server paces the process of a background job."""
+
+    running_ms: int
+    """How long the process was free to run."""
+    paused_ms: int
+    """How long it was paused, since the server answered."""
+    starved: bool
+    """Whether it hardly ran within the last hour."""
 
 
 class JobRecord(Record):

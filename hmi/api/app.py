@@ -109,6 +109,7 @@ async def begin(services: Services) -> None:
     await asyncio.to_thread(contract)
     await asyncio.to_thread(services.uploads.clear)
     await services.engine.start()
+    services.manager.runner.pacer.watch()
     await asyncio.to_thread(services.manager.runner.start)
     services.minutes.start()
     services.chores = asyncio.create_task(chores.run(services))

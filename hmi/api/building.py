@@ -72,6 +72,7 @@ def build_services(
     metrics = Metrics()
     registry = manager.registry
     metrics.watch_jobs(registry.count_jobs, get_args(JobState), registry.count_background_jobs)
+    metrics.watch_background(manager.runner.pacer.totals)
     engine = engine_of(manager, metrics)
     manager.on_deleted = engine.forget
     tracer = tracer_of(settings)
@@ -82,7 +83,7 @@ def build_services(
         settings=settings,
         manager=manager,
         engine=engine,
-        inference=Inference(engine, settings, rates=rates),
+        inference=Inference(engine, settings, rates=rates, answering=manager.runner.pacer),
         metrics=metrics,
         auth=Auth(manager.registry, is_loopback(settings.host)),
         uploads=Uploads(settings),

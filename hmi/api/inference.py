@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Protocol
@@ -86,6 +87,8 @@ class Inference:
     tally: Tally = field(default_factory=Tally)
     """Counts what each model answered."""
     rates: Rates = field(default_factory=Rates)
+    answering: AbstractContextManager[None] = field(default_factory=nullcontext)
+    """Is open while texts are answered, once for each call."""
 
     async def answer(
         self,
@@ -111,7 +114,7 @@ class Inference:
         if sum(len(ask.inputs) for ask in asks) > self.settings.max_inputs:
             raise over(field, self.settings.max_inputs, "inputs", "send several requests")
         requests = await off_loop(large, self._requests, asks, arrived, id)
-        with self.rates.charged(requests) as settle, span("engine"):
+        with self.answering, self.rates.charged(requests) as settle, span("engine"):
             answered = await self.engine.infer(requests)
             settle(answered)
         results = iter(answered)

@@ -17,6 +17,7 @@ from hmi.core import (
     JobCost,
     JobKind,
     JobState,
+    Pacing,
     Progress,
 )
 
@@ -109,6 +110,9 @@ class JobView(Answer):
     error: dict[str, Any] | None = Field(description="`kind`, `message` and other details if the job failed.")
     cost: JobCost | None = Field(
         description="What the job's process used; null until the job ends, and if its process was killed."
+    )
+    pacing: Pacing | None = Field(
+        description="How a running background job gives way to requests; null for other jobs."
     )
 
 

@@ -23,7 +23,7 @@ from hmi.api.schemas_tenants import (
     TenantView,
 )
 from hmi.api.tokens import tokens_brief
-from hmi.core import JobRecord, KeyRecord, Limits, ModelRecord, Progress, RootRecord, TenantRecord
+from hmi.core import JobRecord, KeyRecord, Limits, ModelRecord, Pacing, Progress, RootRecord, TenantRecord
 from hmi.execution.fastest import fastest, precision_of
 from hmi.manager import DomainInfo
 from hmi.metrics import Metrics, memory_by_tier
@@ -37,7 +37,7 @@ Running = tuple[str, str | None]
 ORDER_NAMES = {"5": "5grams", "4": "4grams", "3": "trigrams", "2": "bigrams", "1": "unigrams"}
 
 
-def job_view(job: JobRecord, progress: Progress) -> JobView:
+def job_view(job: JobRecord, progress: Progress, pacing: Pacing | None = None) -> JobView:
     return JobView(
         job=job.job,
         kind=job.kind,
@@ -54,6 +54,7 @@ def job_view(job: JobRecord, progress: Progress) -> JobView:
         result=job.result,
         error=job.error,
         cost=job.cost,
+        pacing=pacing if job.state == "running" else None,
     )
 
 

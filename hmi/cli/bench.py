@@ -11,6 +11,7 @@ import click
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from hmi.cli.base import FolderCommand, Group, as_json, pass_session
+from hmi.cli.bench_background import background
 from hmi.cli.bench_fleet import fleet
 from hmi.cli.bench_improved import improved
 from hmi.cli.bench_quality import FOLDER, MEASURED_HERE, quality, tenants
@@ -32,6 +33,7 @@ bench.add_command(improved)
 bench.add_command(tenants)
 bench.add_command(fleet)
 bench.add_command(stages)
+bench.add_command(background)
 
 
 @bench.command(cls=FolderCommand)

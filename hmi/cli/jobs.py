@@ -63,7 +63,7 @@ def show(session: Session, name: str, as_json: bool) -> None:
     with session.calls() as calls:
         found = calls.request("GET", f"/manage/jobs/{segment(name)}")
     print_json(found) if as_json else print_fields(
-        {**found, "progress": _progress(found), "cost": _cost(found)}
+        {**found, "progress": _progress(found), "cost": _cost(found), "pacing": _pacing(found)}
     )
 
 
@@ -134,4 +134,16 @@ def _cost(job: dict[str, Any]) -> str | None:
     if cost is None:
         return None
     peak = "" if cost["peak_bytes"] is None else f", at most {size(cost['peak_bytes'])} of memory"
-    return f"{cost['cpu_ms'] / 1000:.1f} s of CPU{peak}"
+    paused = f", paused for {cost['paused_ms'] / 1000:.0f} s" if cost.get("paused_ms") else ""
+    return f"{cost['cpu_ms'] / 1000:.1f} s of CPU{peak}{paused}"
+
+
+def _pacing(job: dict[str, Any]) -> str | None:
+    pacing = job.get("pacing")
+    if pacing is None:
+        return None
+    starved = ", and hardly ran within the last hour" if pacing["starved"] else ""
+    paused_s, running_s = pacing["paused_ms"] / 1000, pacing["running_ms"] / 1000
+    return (
+        f"free to run for {running_s:.0f} s, paused for {paused_s:.0f} s while texts were answered{starved}"
+    )

@@ -101,6 +101,15 @@ class Progress(Answer):
 class JobCost(Answer):
     cpu_ms: int
     peak_bytes: int | None = None
+    paused_ms: int = 0
+
+
+class Pacing(Answer):
+    """How a running background job gives way to requests."""
+
+    running_ms: int
+    paused_ms: int
+    starved: bool = False
 
 
 class JobStatus(Answer):
@@ -120,6 +129,7 @@ class JobStatus(Answer):
     result: dict[str, Any] | None = None
     error: dict[str, Any] | None = None
     cost: JobCost | None = None
+    pacing: Pacing | None = None
 
     @property
     def done(self) -> bool:

@@ -17,18 +17,22 @@ STAGES = ("exits", "cascades", "tokens", "shards")
 LOG_FORMATS = ("text", "json")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 TRACES = ("off", "otlp")
+BACKGROUND_JOBS = ("auto", "all")
 _CHOICES: dict[str, tuple[str, ...]] = {
     "precision": PRECISIONS,
     "device": DEVICES,
     "log_format": LOG_FORMATS,
     "log_level": LOG_LEVELS,
     "trace": TRACES,
+    "background_jobs": BACKGROUND_JOBS,
 }
 """The values of the settings that are one of a few words."""
 _MIN: dict[str, float] = {
     "port": 0,
     "grpc_port": 0,
     "job_workers": 0,
+    "background_nice": 0,
+    "background_percent": 0,
     "pool_bytes": 0,
     "plot_max_bytes": 0,
     "plot_min_free_bytes": 0,
@@ -51,6 +55,8 @@ _MAX: dict[str, float] = {
     "port": 65535,
     "grpc_port": 65535,
     "job_workers": 64,
+    "background_nice": 19,
+    "background_percent": 100,
     "streams": 1024,
     "trace_sample": 1,
 }
@@ -83,6 +89,14 @@ class Settings:
     improve_cpu_s: int = 1200
     """The most seconds of CPU time that one such job may take. A model's option `improve_cpu_s` may ask for
     less."""
+    background_jobs: str = "auto"
+    """The jobs that give way to requests: `auto`, those that nobody waits for; or `all`. Such a job has a low
+    priority, and is paused while texts are answered."""
+    background_nice: int = 19
+    """The nice value of such a job: 0, the priority of the server, to 19, the lowest."""
+    background_percent: int = 1
+    """Percent of the time that such a job runs even while texts are answered, so that it ends at some time;
+    0 = none, 100 = it is never paused."""
     streams: int = 1
     """The number of batches that are computed at a time, one thread each. As many short batches of other
     tenants may run beside them, on threads of their own."""

@@ -12,6 +12,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 
 from hmi.metrics.collectors import (
     AuditCounts,
+    BackgroundCollector,
+    BackgroundTotals,
     ExecutorCollector,
     ExitsCollector,
     ExitTotals,
@@ -197,6 +199,10 @@ class Metrics:
         background: how many of them are background jobs.
         """
         self.registry.register(JobsCollector(by_state, states, background))
+
+    def watch_background(self, totals: Callable[[], BackgroundTotals]) -> None:
+        """Report the times of background jobs. Called on the scrape's thread."""
+        self.registry.register(BackgroundCollector(totals))
 
     def render(self) -> bytes:
         """The Prometheus text format."""

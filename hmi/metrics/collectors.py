@@ -59,6 +59,19 @@ class ExitTotals(Protocol):
     def alarms(self) -> int: ...
 
 
+class BackgroundTotals(Protocol):
+    """Times of background jobs, as `hmi.jobs.runtime.pacing.PacingTotals` has them."""
+
+    @property
+    def running_s(self) -> float: ...
+    @property
+    def paused_s(self) -> float: ...
+    @property
+    def jobs(self) -> int: ...
+    @property
+    def starved(self) -> int: ...
+
+
 class AuditCounts(Protocol):
     """Audits, as `hmi.stages.early_exit.evidence.Audits` has them."""
 
@@ -288,3 +301,25 @@ class JobsCollector(Collector):
             for state, count in sorted(self._background().items()):
                 behind.add_metric([state], count)
         return [jobs, behind, lost]
+
+
+class BackgroundCollector(Collector):
+    def __init__(self, totals: Callable[[], BackgroundTotals]) -> None:
+        self._totals = totals
+
+    def collect(self) -> Iterable[Metric]:
+        found = self._totals()
+        seconds = CounterMetricFamily(
+            "hmi_background_seconds",
+            "Time in which background jobs were free to run, and in which they were paused.",
+            labels=["state"],
+        )
+        seconds.add_metric(["running"], found.running_s)
+        seconds.add_metric(["paused"], found.paused_s)
+        return [
+            seconds,
+            GaugeMetricFamily("hmi_background_paced", "Background jobs that are paced.", found.jobs),
+            GaugeMetricFamily(
+                "hmi_background_starved", "Those that hardly ran within the last hour.", found.starved
+            ),
+        ]

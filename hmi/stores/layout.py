@@ -14,6 +14,7 @@ from pathlib import Path
 
 from hmi.errors import Damaged, InvalidInput
 from hmi.model.files import full_or, write_bytes
+from plot_store.ground.holding import HOLDING
 
 FORMAT = 2
 """The format of data folders that this release writes. In format 1 the registry had no checksums."""
@@ -206,11 +207,12 @@ def try_lock(path: Path) -> Iterator[bool]:
 def wait_lock(path: Path, *, shared: bool = False) -> Iterator[None]:
     """Wait for a flock on `path` and hold it for the block; exclusive unless `shared`."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(fd)
+    with HOLDING:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(fd)
 
 
 def clear_leftovers(folder: Path, older_than_s: float) -> list[str]:

@@ -20,6 +20,7 @@ from plot_store.database.lmdb_pages import BadFile
 from plot_store.database.writer_lock import WriterLock
 from plot_store.ground.errors import Closed, Forked, ReadOnly, StoreIO
 from plot_store.ground.files import io_error
+from plot_store.ground.holding import HOLDING
 from plot_store.ground.host import check_host
 
 MAX_READERS: Final = 4096  # LMDB's reader slots; a process keeps one, and takes more for concurrent threads
@@ -53,7 +54,7 @@ class Database:
         self._folder, self._label, self._read_only = folder, label, read_only
         self._writer = WriterLock(folder, label.owner)
         check_host(folder, label.owner)
-        with _LIVE_LOCK:  # no fork while LMDB opens
+        with HOLDING, _LIVE_LOCK:  # no fork while LMDB opens
             self._env: Any = self._open(create, first_map, misplaced)
             _LIVE.add(self)
 
@@ -109,7 +110,7 @@ class Database:
             )
         self._check_process()
         # The lock comes before `_enter`: waiting for another process must not block this one's readers.
-        with self._writer.held():
+        with HOLDING, self._writer.held():
             return self._run(body, write=True)
 
     def copy(self, folder: Path, look: Callable[[Any], T]) -> T:
@@ -179,8 +180,10 @@ class Database:
             if self._env is None:
                 raise Closed(f"{self._label.owner} has been closed: open it again")
             self._active += 1
+        HOLDING.__enter__()  # readers, too: a stopped one would keep LMDB from using pages again
 
     def _leave(self) -> None:
+        HOLDING.__exit__(None, None, None)
         with self._gate:
             self._active -= 1
             if not self._active:
@@ -239,7 +242,8 @@ class Database:
         with self._gate:
             self._gate.wait_for(lambda: not self._active and not self._resizing)
             if self._env is not None:
-                self._env.close()
+                with HOLDING:
+                    self._env.close()
                 self._env = None
 
 

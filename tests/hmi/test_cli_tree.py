@@ -25,6 +25,7 @@ COMMANDS = {
     "backup list": "",
     "backup prune": "OUT --keep 1",
     "backup verify": "OUT",
+    "bench background": "",
     "bench fleet": "",
     "audit follow": "--seconds 0",
     "audit list": "",
@@ -126,6 +127,7 @@ NO_SERVER = {"check"}
 NO_DATA = {*NO_SERVER, "job watch"}
 """Commands without --data. `job watch` needs a server."""
 BENCHES = {
+    "background",
     "fleet",
     "floods",
     "path",

@@ -12,6 +12,7 @@ from hmi.api.schemas import JobList, JobQuery, JobView
 from hmi.api.services import Services
 from hmi.api.views import job_view
 from hmi.core import ENDED, JobRecord
+from hmi.manager import Manager
 from hmi.stores.job_table import no_job
 
 if TYPE_CHECKING:
@@ -96,11 +97,15 @@ def own_job(call: Call) -> JobRecord:
 
 def _view(call: Call) -> JobView:
     record = own_job(call)
-    return job_view(record, call.services.manager.job_progress(record.job))
+    return _shown(call.services.manager, record)
+
+
+def _shown(manager: Manager, job: JobRecord) -> JobView:
+    return job_view(job, manager.job_progress(job.job), manager.runner.read_pacing(job.job))
 
 
 def _page(services: Services, query: JobQuery, tenant: str | None) -> JobList:
     manager = services.manager
     manager.runner.recover()  # so that every job in the state `running` has a process
     page, more = manager.registry.page_of_jobs(tenant, query.state, query.kind, query.after, query.limit)
-    return JobList(jobs=[job_view(job, manager.job_progress(job.job)) for job in page], next=more)
+    return JobList(jobs=[_shown(manager, job) for job in page], next=more)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -24,23 +25,29 @@ THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_
 
 class Child:
     """A running `python -m hmi.jobs`. It dies when this process dies, because its standard input is
-    a pipe whose other end only this process holds."""
+    a pipe whose other end only this process holds.
 
-    def __init__(self, settings: Settings, folder: JobFolder, job: str, bodies: str | None) -> None:
+    One in the `background` has the lowest priority, and may be paused."""
+
+    def __init__(
+        self, settings: Settings, folder: JobFolder, job: str, bodies: str | None, *, background: bool = False
+    ) -> None:
         self.job, self.folder = job, folder
-        self.began = time.monotonic()
+        self.began, self._leaving = time.monotonic(), False
         command = [sys.executable, "-P", "-m", "hmi.jobs", "--data", str(settings.data), job]
         if bodies is not None:
             command += ["--bodies", bodies]
+        command += ["--background", str(settings.background_nice)] if background else []
         with folder.log.open("ab") as log:
-            # In a new session, so that Ctrl-C in the terminal reaches only this process.
+            # In a group of its own, so that Ctrl-C in the terminal reaches only this process. Not in a new
+            # session: Linux divides the processor among sessions first, whatever their processes' priority.
             self._process = subprocess.Popen(
                 command,
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
                 env=environment(settings),
-                start_new_session=True,
+                process_group=0,
             )
 
     @property
@@ -54,8 +61,24 @@ class Child:
         return False
 
     def terminate(self) -> None:
-        """Ask the process to stop at its next step and to put its job back into the queue."""
+        """Ask the process to stop at its next step and to put its job back into the queue. It is paused no
+        more."""
+        self._leaving = True
         self._process.terminate()
+        self.go_on()
+
+    def pause(self) -> None:
+        """Stop the process until `go_on`, unless it is to end."""
+        self._signal(signal.SIGSTOP)
+        if self._leaving:  # looked at afterwards, since `terminate` may run meanwhile on another thread
+            self.go_on()
+
+    def go_on(self) -> None:
+        self._signal(signal.SIGCONT)
+
+    def known_to_have_ended(self) -> bool:
+        """Return whether `running`, `wait` or `kill` has found that the process ended."""
+        return self._process.returncode is not None
 
     def kill(self) -> None:
         self._process.kill()
@@ -70,6 +93,12 @@ class Child:
             return False
         self._close()
         return True
+
+    def _signal(self, number: int) -> None:
+        """Send a signal, at the beginning of calls: `Popen.send_signal` would take twice as long, since it
+        first asks whether the process has ended."""
+        if not self.known_to_have_ended():
+            os.kill(self.pid, number)
 
     def _close(self) -> None:
         if self._process.stdin is not None:

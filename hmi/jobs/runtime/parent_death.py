@@ -14,7 +14,8 @@ import threading
 from typing import Final
 
 ORPHANED: Final = 76
-"""Exit code: the parent died. If the kernel's signal comes first, the process ends by SIGIO instead."""
+"""Exit code: the parent died. If the kernel's signal comes first, the process ends by SIGKILL (elsewhere than
+on Linux by SIGIO) instead."""
 
 
 def die_with_parent() -> None:
@@ -29,6 +30,8 @@ def die_with_parent() -> None:
         return
     # The kernel ends the process when the pipe closes, even while a library holds the interpreter's lock.
     signal.signal(signal.SIGIO, signal.SIG_DFL)
+    if hasattr(fcntl, "F_SETSIG"):
+        fcntl.fcntl(0, fcntl.F_SETSIG, signal.SIGKILL)  # SIGIO would wait while a background job is paused
     fcntl.fcntl(0, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(0, fcntl.F_SETFL, fcntl.fcntl(0, fcntl.F_GETFL) | os.O_ASYNC)
     # The thread handles a pipe that is closed already, and systems that send no signal for pipes.

@@ -20,6 +20,7 @@ from typing import Any
 from hmi.config import Settings
 from hmi.core import ENDED, JobCost, JobKind, JobRecord, now
 from hmi.errors import Damaged, HmiError, JobCancelled, NotFound
+from hmi.jobs.runtime.board import Board, read_pacing
 from hmi.jobs.runtime.context import Body, JobContext, JobStopped
 from hmi.jobs.runtime.discarding import discard
 from hmi.jobs.runtime.folders import JobFolder
@@ -28,6 +29,7 @@ from hmi.stores.plots import as_hmi
 from hmi.stores.registry import Registry
 from hmi.tenancy import default_limits
 from plot_store import PlotStoreError
+from plot_store.ground.holding import HOLDING
 
 MAX_STALLED = 5
 """A job fails after this many deaths of its process without a checkpoint between them."""
@@ -56,6 +58,12 @@ def run_job(settings: Settings, job: str, bodies: Mapping[JobKind, Body]) -> int
         after_end(registry, folder, job)
     registry.close()
     return DONE
+
+
+def say_holding(data: Path, job: str) -> None:
+    """Say on the job's board from now on when this process holds a lock, so that it is not stopped then.
+    Raises NotFound for an impossible id, OSError."""
+    HOLDING.watch(Board(JobFolder(Layout(data).jobs, job).board).set_holding)
 
 
 def put_back(registry: Registry, job: str, *, crashed: bool = True) -> JobRecord:
@@ -123,15 +131,15 @@ def _attempt(ctx: JobContext, folder: JobFolder, bodies: Mapping[JobKind, Body])
             if missing:
                 raise Damaged(f"input {missing[0]!r} of the job is missing on disk: submit the job again")
             result = bodies[ctx.job.kind](ctx)
-            ctx.registry.update_job(job, lambda r: _ended(r, "succeeded", result=result, cost=_cost()))
+            ctx.registry.update_job(job, lambda r: _ended(r, "succeeded", result=result, cost=_cost(folder)))
         except JobStopped:
             put_back(ctx.registry, job, crashed=False)
         except JobCancelled:
-            ctx.registry.update_job(job, lambda r: _ended(r, "cancelled", cost=_cost()))
+            ctx.registry.update_job(job, lambda r: _ended(r, "cancelled", cost=_cost(folder)))
         except Exception as error:
             described = describe(error, ctx.log)
             described["message"] = without_paths(described["message"], ctx.settings.data)
-            ctx.registry.update_job(job, lambda r: _ended(r, "failed", error=described, cost=_cost()))
+            ctx.registry.update_job(job, lambda r: _ended(r, "failed", error=described, cost=_cost(folder)))
     except NotFound:
         if ctx.registry.has_job(job):
             raise
@@ -170,9 +178,14 @@ def _ended(record: JobRecord, state: str, **outcome: Any) -> JobRecord:
     return JobRecord.model_validate({**record.model_dump(), "state": state, "ended": now(), **outcome})
 
 
-def _cost() -> JobCost:
+def _cost(folder: JobFolder) -> JobCost:
     """The resources that this process used, so those of one attempt at the job."""
-    return JobCost(cpu_ms=round(time.process_time() * 1000), peak_bytes=_peak_bytes())
+    pacing = read_pacing(folder.board)
+    return JobCost(
+        cpu_ms=round(time.process_time() * 1000),
+        peak_bytes=_peak_bytes(),
+        paused_ms=0 if pacing is None else pacing.paused_ms,
+    )
 
 
 def _peak_bytes() -> int | None:

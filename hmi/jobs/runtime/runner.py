@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from hmi.config import Settings
-from hmi.core import ENDED, JobKind, JobRecord, Progress, now
+from hmi.core import ENDED, JobKind, JobRecord, Pacing, Progress, now
 from hmi.errors import Conflict, Damaged, NotFound
+from hmi.jobs.runtime.board import Board, read_pacing
 from hmi.jobs.runtime.cleaning import clean
 from hmi.jobs.runtime.folders import JobFolder, new_job_id
+from hmi.jobs.runtime.pacing import Pacer, in_background
 from hmi.jobs.runtime.process import after_end, put_back
 from hmi.jobs.runtime.starter import Process, Starter
 from hmi.jobs.runtime.turns import Turns
@@ -50,6 +52,7 @@ class JobRunner:
         housekeeping: Callable[[], None] = lambda: None,
     ) -> None:
         self._registry, self.starter = registry, Starter(settings, bodies)
+        self._settings, self.pacer = settings, Pacer(settings.background_percent)
         self._workers = settings.job_workers if workers is None else workers
         self._layout = Layout(settings.data)
         self._housekeeping = housekeeping
@@ -125,6 +128,10 @@ class JobRunner:
         """The job's last progress; empty before it began. Raises NotFound for an impossible id."""
         return self._folder(job).read_progress()
 
+    def read_pacing(self, job: str) -> Pacing | None:
+        """How a running background job is paced; None for other jobs, and once it has ended."""
+        return read_pacing(self._folder(job).board)
+
     def forget(self, jobs: list[str]) -> None:
         """Stop and remove jobs whose records are gone. A job that another process runs removes itself."""
         for job in jobs:
@@ -180,6 +187,7 @@ class JobRunner:
         last checkpoint at the next start."""
         self._stopping.set()
         self._wake.set()
+        self.pacer.close()  # a process that is paused could not stop in order
         if self._thread is not None:
             # Do not wait longer: housekeeping may take minutes, and the next one completes what is cut off.
             self._thread.join(STOP_S)
@@ -298,8 +306,17 @@ class JobRunner:
                 return False
         # If another process takes the job's lock before the child does, the child ends with TAKEN.
         self._not_before[job] = time.monotonic() + RETRY_S
-        self._children[job] = self.starter.start(self._folder(job), job, queued)
+        self._children[job] = self._started(job, queued)
         return True
+
+    def _started(self, job: str, queued: int) -> Process:
+        folder = self._folder(job)
+        if not in_background(self._registry.job(job).kind, self._settings):
+            return self.starter.start(folder, job, queued)
+        board = Board.new(folder.board)
+        child = self.starter.start_in_background(folder, job)
+        self.pacer.add(job, child, board)
+        return child
 
     def _kill_stubborn(self) -> None:
         """Kill children whose jobs were cancelled but have not stopped."""
@@ -312,6 +329,7 @@ class JobRunner:
                         continue
                 except Damaged:
                     continue  # the job's state is unknown; its process will end with this error
+            self.pacer.remove(child.job)  # it is to notice, and to end
             since = self._cancelled_at.setdefault(child.job, time.monotonic())
             if time.monotonic() - since > CANCEL_S:
                 self._kill(child.job)

@@ -61,6 +61,13 @@ class Starter:
                 return self._template.start(folder, job)
         return Child(self._settings, folder, job, self._bodies)
 
+    def start_in_background(self, folder: JobFolder, job: str) -> Child:
+        """Start a job's process with the lowest priority, so that it can be paused.
+
+        It is no fork of the template: the template would wake at each pause, with its normal priority.
+        """
+        return Child(self._settings, folder, job, self._bodies, background=True)
+
     def rest(self) -> None:
         """End a template that has nothing to do. Call it now and then."""
         with self._lock:
