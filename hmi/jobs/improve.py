@@ -13,11 +13,12 @@ from typing import Any
 
 from hmi.core import Improvement, ModelRecord, ModelVersion, Tried, now
 from hmi.errors import Conflict, InvalidData, JobCancelled, NotFound, QuotaExceeded
-from hmi.jobs.improving.deciding import decide, rows_to_decide, too_few
+from hmi.jobs.improving.deciding import by_folds, data_seed, decide, rows_to_decide, too_few
+from hmi.jobs.improving.folding import decide_by_folds
 from hmi.jobs.improving.handing_over import wanted
 from hmi.jobs.improving.ledger import Ledger
 from hmi.jobs.improving.publishing import held_back
-from hmi.jobs.improving.trying import NothingNewError, name_of, refuse_old, rows_before, trained
+from hmi.jobs.improving.trying import NAME, NothingNewError, name_of, rows_before, starts_afresh, ways_of
 from hmi.jobs.publishing import stored_version
 from hmi.jobs.runtime.context import JobContext
 from hmi.jobs.specs import ImproveSpec
@@ -68,40 +69,38 @@ def _tried(ctx: JobContext, spec: ImproveSpec, ledger: Ledger) -> str:
         raise JobCancelled(f"version {model.current} answers since: there is nothing to improve")
     data = read_data(ctx.input, base.task, spec.options)
     which = rows_to_decide(ctx, base, data)
-    if (why := too_few(which)) is not None:
+    if (why := too_few(which, data, afresh=starts_afresh(spec))) is not None:
         return why
-    name = name_of(data)
     try:
-        refuse_old(spec)
-        return _compared(ctx, spec, base, data, which, ledger, name)
+        return _compared(ctx, spec, base, data, which, ledger)
     except EnoughError:
         why = f"its budget of {ledger.budget_s:g} CPU seconds was spent before there was anything to compare"
     except NothingNewError as error:
         why = str(error)
     except (Conflict, InvalidData) as error:  # the source is gone, or the training diverged
         why = error.message
-    ledger.note(Tried(name=name, cpu_s=round(ledger.spent_s, 1), why=why))
+    ledger.note(Tried(name=NAME, cpu_s=round(ledger.spent_s, 1), why=why))
     return why
 
 
 def _compared(
-    ctx: JobContext,
-    spec: ImproveSpec,
-    base: ModelVersion,
-    data: Data,
-    which: list[int],
-    ledger: Ledger,
-    name: str,
+    ctx: JobContext, spec: ImproveSpec, base: ModelVersion, data: Data, which: list[int], ledger: Ledger
 ) -> str:
     root = load_root(ctx.layout.root(base.root, base.root_version))
-    candidate = trained(ctx, spec, base, root, data, ledger)
-    cut_short = ledger.over
-    ctx.progress(0, 1, phase="comparing")
-    found = decide(ctx, root, base, data, which, candidate)
-    why = _said(found, cut_short)
+    ways, made = ways_of(ctx, spec, base, root, ledger), None
+    if by_folds(which, afresh=starts_afresh(spec)):
+        seed = data_seed(base)
+        found = decide_by_folds(ctx, root, base.plot_version, data, seed, ways.old, ways.new)
+        if found.better:
+            made = ways.final(data, ctx.folder)
+    else:
+        made = ways.final(data, ctx.folder)
+        ctx.progress(0, 1, phase="comparing")
+        found = decide(ctx, root, base, data, which, made)
+    why = _said(found, cut_short=ledger.over)
     ledger.note(
         Tried(
-            name=name,
+            name=NAME if made is None else name_of(made),
             before=round(found.before, 6),
             after=round(found.after, 6),
             rows=found.rows,
@@ -110,8 +109,8 @@ def _compared(
             why=why,
         )
     )
-    if found.better:
-        made = replace(candidate.made, metrics={**candidate.made.metrics, "improved": _report(ledger, base)})
+    if made is not None and found.better:
+        made = replace(made, metrics={**made.metrics, "improved": _report(ledger, base)})
         version = stored_version(
             *(ctx, spec, root, base.plot_version, data, made, rows_before(ctx, spec, base)),
             held_back=held_back(ctx, spec),
@@ -120,7 +119,7 @@ def _compared(
     return why
 
 
-def _said(found: Comparison, cut_short: bool) -> str:
+def _said(found: Comparison, *, cut_short: bool) -> str:
     budget = "; the budget ended its training early" if cut_short else ""
     rows = f"on {found.rows} held-out rows: {found.after:.3f} after {found.before:.3f}"
     verdict = "better" if found.better else "not better with confidence"

@@ -12,7 +12,7 @@ from hmi.errors import Conflict, UnsupportedModel
 from hmi.jobs.runtime.context import JobContext
 from hmi.model.files import write_json
 from hmi.model.root import Root
-from hmi.model.source import find_source, load_encoder
+from hmi.model.source import Source, find_source, load_encoder
 from hmi.training.data.rows import Row
 from hmi.training.recipe import Recipe
 from hmi.training.teacher import Lesson, gold_from_json, gold_to_json, lesson_texts, teach, unlearnt_score
@@ -39,7 +39,9 @@ def taught_rows(ctx: JobContext, root: Root, lesson: Lesson, recipe: Recipe, fol
         def report(phase: str, step: int, total: int, loss: float | None) -> None:
             ctx.progress(step, total, phase=phase, loss=loss)
 
-        encoder = load_encoder(_source(root, "unlabelled" if lesson.texts else "options.variants"))
+        encoder = load_encoder(
+            source_of_root(root, "unlabelled" if lesson.texts else "options.variants").folder
+        )
         texts = lesson_texts(lesson, recipe, encoder, root)
         if not texts:
             remark = "every text for a teacher is also a labelled or held-out row: no teacher was trained"
@@ -61,8 +63,8 @@ def taught_rows(ctx: JobContext, root: Root, lesson: Lesson, recipe: Recipe, fol
     return Taught(rows, metrics, [])
 
 
-def _source(root: Root, field: str) -> Path:
-    """The folder of the root's source. `field` is the option that needs it, for errors."""
+def source_of_root(root: Root, field: str) -> Source:
+    """The source of a root. `field` is the option that needs it, for errors. Raises Conflict."""
     about = root.info.source
     try:
         found = find_source(about.get("folder", about["name"]))
@@ -70,7 +72,7 @@ def _source(root: Root, field: str) -> Path:
         raise _gone(root, "is no longer available", field) from error
     if found.sha256 != about["sha256"]:
         raise _gone(root, "has changed since the import", field)
-    return found.folder
+    return found
 
 
 def _gone(root: Root, what: str, field: str) -> Conflict:

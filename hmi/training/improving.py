@@ -5,7 +5,7 @@ The recipe was fixed before any test row was looked at (docs/design/0024-better-
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -13,7 +13,6 @@ from torch import Tensor
 from hmi.model.tokenizer import Tokenizer
 from hmi.training.augmentation import similar_words, variants
 from hmi.training.data.rows import Row
-from hmi.training.pool import draw_pool
 from hmi.training.probing import can_probe, probe_with
 from hmi.training.recipe import Recipe
 from hmi.training.reports import PhaseReport
@@ -70,13 +69,14 @@ def make_pool(
     train: Sequence[Row],
     dev: Sequence[Row],
     given: Sequence[Row],
-    passages: Iterable[str],
+    near: Callable[[int], Sequence[Row]],
     words: tuple[Tokenizer, Tensor],
     plan: PoolPlan,
     seed: int,
 ) -> Pool:
     """Collect a pool: the tenant's unlabelled texts, texts of the domain's sample, changed copies of rows.
 
+    near: draws at most so many texts of the sample that are near the rows (`hmi.training.pool.draw_pool`).
     words: a tokenizer, and the vectors of its tokens [vocab, dim], by which similar words are found. No text
     is twice in the pool, and none is a training or held-out row.
     """
@@ -90,7 +90,7 @@ def make_pool(
         origin.extend([name] * len(fresh))
 
     add("given", given, plan.given)
-    add("corpus", draw_pool(train, passages, plan.corpus, seed, held_out=dev), plan.corpus)
+    add("corpus", near(plan.corpus), plan.corpus)
     most = plan.copies * len(train)
     if most:
         add("copies", variants(train, plan.copies, similar_words(train, *words), seed, most), most)

@@ -32,8 +32,8 @@ def made(manager: Manager, name: str, data: bytes | None = None, **options: Any)
 
 
 def answers_kept(manager: Manager, job: JobRecord) -> Path:
-    """The file of the teacher's answers in a job's folder, by which a resumed job needs no other teacher."""
-    return folder(manager, job).path / "teacher.json"
+    """The file of a teacher's answers in a job's folder, by which a resumed job needs no other teacher."""
+    return next(folder(manager, job).path.glob("said-0-*.safetensors"), folder(manager, job).path / "none")
 
 
 def ended(

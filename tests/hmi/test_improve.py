@@ -94,21 +94,20 @@ def test_what_is_not_better_with_confidence_is_not_published(manager: Manager, t
     assert "version 1 was not improved: not better with confidence" in says(manager, "acme.good")[1]
 
 
-def test_few_held_out_rows_decide_nothing(manager: Manager) -> None:
+def test_with_few_rows_all_of_them_decide(manager: Manager) -> None:
     made(manager, "acme.few", rows(60))
     result = ended(manager, queued(manager, "acme.few"))
+    [tried] = result["tried"]
+    assert tried["rows"] == 60
+    assert tried["sure"] is not None
+    assert (result["version"] is not None) == (tried["sure"] >= 0.9)
+
+
+def test_too_few_rows_decide_nothing(manager: Manager) -> None:
+    made(manager, "acme.fewest", rows(12))
+    result = ended(manager, queued(manager, "acme.fewest"))
     assert (result["version"], result["tried"]) == (None, [])
-    assert "too few to tell a better version" in result["reason"]
-
-
-def test_a_version_of_the_same_recipe_is_not_tried_again(manager: Manager, taught: bytes) -> None:
-    job = manager.create_model(
-        "acme.taught", domain="tiny", task="classification", data=ROWS, options={**QUICK, "variants": 3}
-    )
-    answers_kept(manager, job).write_bytes(taught)
-    assert ended(manager, job, fine_tune.run)["improving"] is not None
-    result = ended(manager, queued(manager, "acme.taught"))
-    assert "already" in result["tried"][0]["why"]
+    assert result["reason"] == "12 rows are too few to tell a better version"
 
 
 def spend(manager: Manager, job: JobRecord) -> None:

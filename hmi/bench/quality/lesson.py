@@ -22,6 +22,7 @@ from hmi.training.data.passages import sample_corpus
 from hmi.training.data.rows import Row
 from hmi.training.improving import Pool, make_pool, plan_of, teacher_from
 from hmi.training.objectives import learn_task
+from hmi.training.pool import draw_pool
 from hmi.training.recipe import Recipe
 from hmi.training.said import Said, mixed_golds, store_said, stored_said, weigh
 from hmi.training.teachers import TeacherSource, TextLesson
@@ -56,7 +57,11 @@ class Lesson:
         words = self.models.root.tokenizer, self.models.source.embeddings.word.weight
         passages = sample_of(self.corpora, CORPUS_OF.get(self.task.domain, GENERAL))
         train, dev = self.rows.train, self.rows.dev
-        found = make_pool(train, dev, [], passages, words, plan_of(len(train)), 0)
+
+        def near(most: int) -> list[Row]:
+            return draw_pool(train, passages, most, 0, held_out=dev)
+
+        found = make_pool(train, dev, [], near, words, plan_of(len(train)), 0)
         return found.without(self.rows.test)
 
     @cached_property

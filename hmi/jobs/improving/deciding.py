@@ -2,28 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
-
 from hmi.core import ModelVersion
 from hmi.jobs.comparing import HeldOutAnswers, answers_of, seen_by, unseen
 from hmi.jobs.runtime.context import JobContext
 from hmi.jobs.tenant_training import Made
 from hmi.jobs.training_data import Data
 from hmi.model.root import Root
-from hmi.training.choosing import Comparison, Version, compare
+from hmi.training.choosing import ENOUGH, Comparison, Version, compare
 from hmi.training.recipe import HELD_OUT
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """What may become the next version."""
-
-    made: Made
-    train: Callable[[Data, Path], Made]
-    """Trains such a model on other training and held-out rows, as cross-validation would. The folder is for
-    its checkpoints."""
 
 
 def rows_to_decide(ctx: JobContext, base: ModelVersion, data: Data) -> list[int]:
@@ -31,8 +17,14 @@ def rows_to_decide(ctx: JobContext, base: ModelVersion, data: Data) -> list[int]
     return unseen(data.dev, seen_by(ctx, base))
 
 
-def too_few(which: list[int]) -> str | None:
-    """Say why these rows cannot decide; None: they can. Call it before anything is tried."""
+def too_few(which: list[int], data: Data, *, afresh: bool) -> str | None:
+    """Say why there is nothing to decide with; None: there is. Call it before anything is tried.
+
+    which: the rows of `rows_to_decide`. afresh: as in `by_folds`.
+    """
+    rows = len(data.train) + len(data.dev)
+    if by_folds(which, afresh=afresh):
+        return None if rows >= HELD_OUT.enough else f"{rows} rows are too few to tell a better version"
     if len(which) >= HELD_OUT.enough:
         return None
     return (
@@ -41,14 +33,22 @@ def too_few(which: list[int]) -> str | None:
     )
 
 
+def by_folds(which: list[int], *, afresh: bool) -> bool:
+    """Return whether all rows decide, by cross-validation, since few are held out.
+
+    afresh: whether the version knows no rows but the job's. Else the version that both ways start from would
+    know the folds' rows.
+    """
+    return afresh and len(which) < ENOUGH
+
+
 def decide(
-    ctx: JobContext, root: Root, base: ModelVersion, data: Data, which: list[int], candidate: Candidate
+    ctx: JobContext, root: Root, base: ModelVersion, data: Data, which: list[int], made: Made
 ) -> Comparison:
     """Compare a candidate with the version that answers on the rows `which`. Raises Damaged."""
     old = answers_of(ctx, root, base, data.dev)
     golds = [data.dev[i].label for i in which]
-    seed = data_seed(base)
-    return compare(golds, _on(old, which), _on(candidate.made.answers, which), seed)
+    return compare(golds, _on(old, which), _on(made.answers, which), data_seed(base))
 
 
 def data_seed(base: ModelVersion) -> int:

@@ -1,75 +1,94 @@
-"""What a job `improve` tries: the version's own training, with a teacher's answers to more texts."""
+"""What a job `improve` tries: the version's own training, with teachers' answers to more texts."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from hmi.core import ModelVersion
 from hmi.jobs.comparing import seen_by
-from hmi.jobs.improving.deciding import Candidate
+from hmi.jobs.improving.folding import Train
 from hmi.jobs.improving.ledger import Ledger
-from hmi.jobs.options import FineTuneOptions
+from hmi.jobs.improving.teaching import taught_by_several
 from hmi.jobs.runtime.context import JobContext
 from hmi.jobs.specs import ImproveSpec
 from hmi.jobs.teaching import Taught, taught_rows
-from hmi.jobs.tenant_training import Course, Made, Start, train_on_rows
+from hmi.jobs.tenant_training import Course, Made, Start, Teach, train_on_rows
 from hmi.jobs.training_data import Data
 from hmi.model.artefact import Artefact
 from hmi.model.root import Root
+from hmi.training.improving import COPIES
 from hmi.training.recipe import Recipe
 from hmi.training.row_keys import RowKeys
 from hmi.training.teacher import Lesson
 from hmi.training.trainer import Trainer
 
-VARIANTS = 3
-"""The teacher answers this many changed copies of each row."""
+PARTS = {"given": "further texts", "corpus": "texts of the domain", "copies": "changed copies of rows"}
+"""The parts of a pool, in words."""
 
 
 class NothingNewError(Exception):
     """There is nothing to train on that the version was not trained on. The text says why."""
 
 
-def name_of(data: Data) -> str:
-    """What is tried, in words."""
-    texts = f"{len(data.unlabelled)} further texts and " if data.unlabelled else ""
-    return f"a teacher tuned from the root's source, on {texts}{VARIANTS} changed copies of each row"
+NAME = "several teachers' answers to more texts"
+"""What is tried, before it is known which teachers and texts there are."""
 
 
-def refuse_old(spec: ImproveSpec) -> None:
-    """Raise NothingNewError if the version was made in this way already."""
-    if spec.options.variants >= VARIANTS:
-        raise NothingNewError("the version was trained with a teacher on changed copies of its rows already")
+def name_of(made: Made) -> str:
+    """What was tried, in words: the teachers with their weights, and the texts."""
+    about = made.metrics["teacher"]
+    teachers = " and ".join(
+        f"{one['name']} ({one['score']:.3f} on its own, weight {one['weight']:g})"
+        for one in about["teachers"]
+    )
+    texts = ", ".join(f"{count} {PARTS[part]}" for part, count in about["pool"].items() if count)
+    return f"teachers tuned from {teachers}, on {texts}"
 
 
-def trained(
-    ctx: JobContext, spec: ImproveSpec, base: ModelVersion, root: Root, data: Data, ledger: Ledger
-) -> Candidate:
-    """Train the candidate. A resumed job goes on from the teacher's answers and the last epoch.
+@dataclass(frozen=True)
+class Ways:
+    """Two ways to train on some rows, with checkpoints in a folder: as the version was, and as is tried."""
 
-    The teacher must answer within the budget. A training that the end of the budget cuts short is judged by
-    its best epoch. Raises NothingNewError, EnoughError (the budget was spent before there was anything to
-    judge), HmiError.
+    old: Train
+    new: Train
+    final: Train
+    """As `new`; the end of the budget then only cuts the training short."""
+
+
+def ways_of(ctx: JobContext, spec: ImproveSpec, base: ModelVersion, root: Root, ledger: Ledger) -> Ways:
+    """The ways of a job. A resumed job goes on from the teachers' answers and the last epoch.
+
+    They raise NothingNewError, EnoughError (the budget was spent before there was anything to judge) and
+    HmiError.
     """
-    options, start = options_of(spec, base), start_of(ctx, spec, base)
+    start, plot = start_of(ctx, spec, base), ctx.plots.version(base.plot_version)
 
     def teach(ctx: JobContext, root: Root, lesson: Lesson, recipe: Recipe, folder: Path) -> Taught:
-        found = taught_rows(ctx, root, lesson, recipe, folder)
+        found = taught_by_several(ctx, root, plot, lesson, recipe, folder)
         if not found.rows:
             raise NothingNewError("; ".join(found.warnings))
+        return found
+
+    def teach_at_last(ctx: JobContext, root: Root, lesson: Lesson, recipe: Recipe, folder: Path) -> Taught:
+        found = teach(ctx, root, lesson, recipe, folder)
         ledger.conclude()
         return found
 
-    def train(on: Data, folder: Path) -> Made:
-        course = Course(start, teach, folder, enough=lambda: ledger.over)
-        return train_on_rows(ctx, options, course, root, base.plot_version, on)
+    def way(teach: Teach, enough: Callable[[], bool], **options: Any) -> Train:
+        def train(on: Data, folder: Path) -> Made:
+            chosen = spec.options.model_copy(update=options)
+            course = Course(start, teach, folder, enough=enough)
+            return train_on_rows(ctx, chosen, course, root, base.plot_version, on)
 
-    return Candidate(train(data, ctx.folder), train)
+        return train
 
-
-def options_of(spec: ImproveSpec, base: ModelVersion) -> FineTuneOptions:
-    """The options of the version's own training, with changed copies of rows, and ramps if it has some."""
-    return spec.options.model_copy(
-        update={"variants": max(VARIANTS, spec.options.variants), "ramps": bool(base.ramps)}
+    return Ways(
+        way(taught_rows, lambda: False, ramps=False),
+        way(teach, lambda: False, ramps=False, variants=COPIES),
+        way(teach_at_last, lambda: ledger.over, ramps=bool(base.ramps), variants=COPIES),
     )
 
 

@@ -1,0 +1,131 @@
+"""The teachers of the job `improve`: they are tuned one after the other, and answer a pool of texts.
+
+Pool and answers stay in a folder of the job, so that a resumed attempt trains no teacher again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from hmi.errors import UnsupportedModel
+from hmi.jobs.runtime.context import JobContext
+from hmi.jobs.samples import draw_texts
+from hmi.jobs.teaching import Taught, source_of_root
+from hmi.model.files import write_json
+from hmi.model.root import Root
+from hmi.model.source import Source, find_source, load_encoder, must_be_fetched
+from hmi.model.tokenizer import Tokenizer
+from hmi.training.data.rows import Row
+from hmi.training.early_stopping import EnoughError
+from hmi.training.improving import Pool, make_pool, plan_of, teacher_from
+from hmi.training.recipe import Recipe
+from hmi.training.said import Said, mixed_golds, store_said, stored_said, weigh
+from hmi.training.teacher import Lesson, unlearnt_score
+from hmi.training.teachers import TeacherSource, TextLesson
+from plot_store import VersionInfo
+
+OWN = "the root's source"
+
+
+def taught_by_several(
+    ctx: JobContext, root: Root, plot: VersionInfo, lesson: Lesson, recipe: Recipe, folder: Path
+) -> Taught:
+    """Let all teachers that the budget allows answer the pool. There are no rows if there is nothing to learn
+    from them.
+
+    `lesson.texts` are the tenant's unlabelled texts. Raises Conflict (the root's source is gone), InvalidData
+    (diverged), EnoughError (the budget ended before the first teacher had answered).
+    """
+    folder.mkdir(exist_ok=True)
+    sources = _sources(ctx, root)
+    pool = _pool(ctx, root, plot, lesson, sources[0][1], recipe, folder / "pool.json")
+    if not pool.texts:
+        return Taught([], {}, ["every text for a teacher is also a labelled or held-out row"])
+    texts = TextLesson(
+        lesson.task, lesson.train.rows, lesson.dev.rows, pool.texts, lesson.max_length, lesson.weights
+    )
+    said = list(_answers(ctx, sources, texts, recipe, folder))
+    weights, score = weigh(said, texts.train, texts.dev)
+    metrics: dict[str, Any] = {
+        "score": round(score, 4),
+        "texts": len(pool.texts),
+        "pool": {part: pool.origin.count(part) for part in dict.fromkeys(pool.origin)},
+        "teachers": [
+            {"name": one.name, "score": round(one.score, 4), "weight": weight, "cpu_s": round(one.cpu_s, 1)}
+            for one, weight in zip(said, weights, strict=True)
+        ],
+    }
+    if score <= unlearnt_score(lesson):
+        return Taught([], metrics, [f"the teachers learnt nothing (held-out score {score:.3f})"])
+    golds = mixed_golds(said, weights)
+    return Taught([Row(row.text, gold) for row, gold in zip(pool.texts, golds, strict=True)], metrics, [])
+
+
+def _answers(
+    ctx: JobContext, sources: Sequence[tuple[str, Source]], lesson: TextLesson, recipe: Recipe, folder: Path
+) -> Iterator[Said]:
+    """Yield what each teacher says. When the budget ends, the teachers that have answered must do."""
+
+    def report(phase: str, step: int, total: int, loss: float | None) -> None:
+        ctx.progress(step, total, phase=phase, loss=loss)
+
+    for i, (name, source) in enumerate(sources):
+        path = folder / f"said-{i}-{source.sha256[:12]}.safetensors"
+        found = stored_said(path, lesson.task)
+        if found is None:
+            tokenizer = Tokenizer(source.folder / "tokenizer.json")
+            teacher = TeacherSource(name, load_encoder(source.folder), tokenizer)
+            try:
+                found = teacher_from(teacher, lesson, recipe, report)
+            except EnoughError:
+                if i == 0:
+                    raise
+                ctx.log(f"the budget ended before {name} had answered")
+                return
+            store_said(path, found)
+            ctx.checkpointed()
+        yield found
+
+
+def _pool(
+    ctx: JobContext, root: Root, plot: VersionInfo, lesson: Lesson, source: Source, recipe: Recipe, path: Path
+) -> Pool:
+    if path.exists():
+        kept = json.loads(path.read_text(encoding="utf-8"))
+        form = tuple if lesson.task.paired else lambda text: text
+        return Pool([Row(form(text), "") for text in kept["texts"]], kept["origin"])
+    train, dev, seed = lesson.train.rows, lesson.dev.rows, recipe.seed
+
+    def near(most: int) -> list[Row]:
+        return draw_texts(ctx, plot, train, dev, most, seed)
+
+    words = root.tokenizer, load_encoder(source.folder).embeddings.word.weight
+    pool = make_pool(train, dev, lesson.texts, near, words, plan_of(len(train)), seed)
+    write_json(path, {"texts": [row.text for row in pool.texts], "origin": pool.origin})
+    ctx.checkpointed()
+    return pool
+
+
+def _sources(ctx: JobContext, root: Root) -> list[tuple[str, Source]]:
+    """The root's source, then the operator's, by the names that a tenant sees. Raises Conflict."""
+    found = [(OWN, source_of_root(root, "unlabelled"))]
+    for given in ctx.settings.teacher_names:
+        source = present(given)
+        if source is None:
+            ctx.log(f"no teacher was tuned from {Path(given).name}: it is not on this machine")
+        elif source.sha256 not in {other.sha256 for _, other in found}:
+            found.append((Path(given).name, source))
+    return found
+
+
+def present(name: str) -> Source | None:
+    """A source that is on this machine; None if it is not. A background job must not download."""
+    if must_be_fetched(name):
+        return None
+    try:
+        return find_source(name)
+    except UnsupportedModel:
+        return None
