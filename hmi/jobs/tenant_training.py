@@ -158,19 +158,24 @@ def _train(
     seen = learn_known(root, reader, answers.task, [train.upto(len(data.train)), dev])
     published = replace(published, known=seen.tensors)
     metrics = {**metrics, "known": seen.metrics} if seen.metrics else metrics
-    sites: tuple[int, ...] = ()
-    if _wants_ramps(options, train, root, task):
-        ramps = train_ramps(
-            trainer,
-            answers.task,
-            Texts(train, dev_examples(root, reader, train, plan.lexical)),
-            Texts(dev, held_out),
-            lambda done, total: ctx.progress(done, total, phase="training ramps"),
-        )
-        published, sites = replace(published, ramps=ramps.tensors), ramps.sites
-        metrics = {**metrics, "ramps": {**ramps.metrics, "unseen": True}}
     length = min(recipe.max_length, root.max_length)
-    return Made(answers, published, length, metrics, temperature, sites, begun.remark, seen.shares, fitted)
+    made = Made(answers, published, length, metrics, temperature, (), begun.remark, seen.shares, fitted)
+    if not _wants_ramps(options, train, root, task):
+        return made
+    texts = Texts(train, dev_examples(root, reader, train, plan.lexical)), Texts(dev, held_out)
+    return _with_ramps(ctx, trainer, made, *texts)
+
+
+def _with_ramps(ctx: JobContext, trainer: Trainer, made: Made, fit: Texts, held: Texts) -> Made:
+    ramps = train_ramps(
+        trainer, made.task, fit, held, lambda done, total: ctx.progress(done, total, phase="training ramps")
+    )
+    return replace(
+        made,
+        artefact=replace(made.artefact, ramps=ramps.tensors),
+        ramps=ramps.sites,
+        metrics={**made.metrics, "ramps": {**ramps.metrics, "unseen": True}},
+    )
 
 
 def _wants_ramps(options: FineTuneOptions, train: Split, root: Root, task: TaskKind) -> bool:

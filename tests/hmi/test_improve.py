@@ -85,7 +85,7 @@ def test_a_better_version_is_published_and_everything_is_told(manager: Manager, 
 
 
 def test_what_is_not_better_with_confidence_is_not_published(manager: Manager, taught: bytes) -> None:
-    result = ended(manager, follow_up(manager, "acme.good", taught, epochs=6))
+    result = ended(manager, follow_up(manager, "acme.good", taught, epochs=4))
     record = model(manager, "acme.good")
     assert (result["version"], [v.version for v in record.versions]) == (None, [1])
     assert record.improvement is not None

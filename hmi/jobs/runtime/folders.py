@@ -9,8 +9,8 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
 from pydantic import ConfigDict, ValidationError
@@ -71,18 +71,10 @@ class JobFolder:
 
         Raises InvalidInput (an input cannot be read), StorageFull; the folder is then removed again.
         """
-        try:
-            self.input.mkdir(parents=True)
+        with self._made():
             for name, source in inputs.items():
                 _check_input_name(name)
                 _take(source, self.input / name, moved_from)
-            for folder in (self.input, self.path, self.path.parent):
-                sync_folder(folder)
-        except BaseException as error:
-            self.remove()
-            if isinstance(error, OSError):
-                raise full_or(error, self.path) from error
-            raise
 
     def link(self, source: Path, names: Sequence[str], plots: PinnedPlots) -> None:
         """Create the folder with links to these files of another job's input, durably, and pin the versions.
@@ -90,12 +82,18 @@ class JobFolder:
         The files stay as long as one of the two jobs has them. Raises StorageFull; the folder is then removed
         again.
         """
-        try:
-            self.input.mkdir(parents=True)
+        with self._made():
             for name in names:
                 _check_input_name(name)
                 _link(source / name, self.input / name)
             self.pin(plots)
+
+    @contextmanager
+    def _made(self) -> Iterator[None]:
+        """Create the folder; the block fills it. Remove it again if that fails."""
+        try:
+            self.input.mkdir(parents=True)
+            yield
             for folder in (self.input, self.path, self.path.parent):
                 sync_folder(folder)
         except BaseException as error:
