@@ -10,6 +10,8 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 # Most tests are about something else than the background job that follows a training: commands and servers
 # leave it out, but for those of test_improve… and those that pass their own settings.
 os.environ.setdefault("HMI_IMPROVE", "false")
+# A machine may have a large source, from which a test would tune a teacher for minutes.
+os.environ.setdefault("HMI_TEACHERS", "")
 
 from pathlib import Path
 

@@ -23,7 +23,7 @@ def text(seed: int, count: int = 60) -> bytes:
 
 def tiny_manager(source: Path, data: Path) -> Iterator[Manager]:
     """A manager whose root `tiny` has a PLOT of its own; closed after use."""
-    opened = Manager(Settings(data=data, job_workers=0))
+    opened = Manager(Settings(data=data, job_workers=0, teachers=""))
     few = {"steps": 2, "upper_steps": 1}
     job = opened.import_root("tiny", str(source), texts={"text-0": text(1, 280)}, alpha=60, options=few)
     assert attempt(opened, job, import_root.run)
@@ -36,8 +36,12 @@ def attempt(
     job: JobRecord,
     body: Callable[[JobContext], dict[str, Any]] = build_plot.run,
     calls: int = 10**6,
+    until: Callable[[], bool] = lambda: False,
 ) -> dict[str, Any] | None:
-    """Run a job until its `progress` was called `calls` times: its result, or None where it was stopped."""
+    """Run a job until its `progress` was called `calls` times, or is called when `until` is true.
+
+    Returns its result, or None where it was stopped.
+    """
     torch.manual_seed(0)  # pretraining draws the head that it throws away
     ctx, left = JobContext(job, manager.settings, manager.registry), calls
     told = ctx.progress
@@ -45,7 +49,7 @@ def attempt(
     def progress(*given: Any, **more: Any) -> None:
         nonlocal left
         left -= 1
-        if left < 0:
+        if left < 0 or until():
             raise JobStopped
         told(*given, **more)
 

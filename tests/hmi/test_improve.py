@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from hmi.jobs import fine_tune, improve
 from hmi.manager import Manager
 from tests.hmi.api_world import rows
 from tests.hmi.build_lab import attempt, tiny_manager
-from tests.hmi.improve_lab import QUICK, ROWS, answers_kept, ended, folder, made, model, queued
+from tests.hmi.improve_lab import DEV, ROWS, answers_kept, ended, folder, lend, made, model, queued
 
 
 @pytest.fixture(scope="module")
@@ -27,21 +28,21 @@ def manager(tiny_source: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 
 @pytest.fixture(scope="module")
-def taught(manager: Manager) -> bytes:
+def taught(manager: Manager, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A teacher's answers for ROWS, made by a job that is then stopped at the next step, and resumed."""
     made(manager, "acme.better")
-    job, calls = queued(manager, "acme.better"), 175
-    while not answers_kept(manager, job).exists():
-        assert attempt(manager, job, improve.run, calls=calls) is None
-        calls += 10
-    return answers_kept(manager, job).read_bytes()
+    job = queued(manager, "acme.better")
+    assert attempt(manager, job, improve.run, until=lambda: answers_kept(manager, job) is not None) is None
+    answers = answers_kept(manager, job)
+    assert answers is not None
+    return Path(shutil.copy(answers, tmp_path_factory.mktemp("taught") / answers.name))
 
 
-def follow_up(manager: Manager, name: str, taught: bytes, **options: Any) -> JobRecord:
+def follow_up(manager: Manager, name: str, taught: Path, **options: Any) -> JobRecord:
     """Create a model, and return its job `improve`, which was stopped after its teacher had answered."""
     made(manager, name, **options)
     job = queued(manager, name)
-    answers_kept(manager, job).write_bytes(taught)
+    lend(manager, job, taught)
     return job
 
 
@@ -52,14 +53,16 @@ def says(manager: Manager, name: str) -> tuple[str, str]:
     return view.state, view.says
 
 
-def test_a_better_version_is_published_and_everything_is_told(manager: Manager, taught: bytes) -> None:
+def test_a_better_version_is_published_and_everything_is_told(manager: Manager, taught: Path) -> None:
     job = queued(manager, "acme.better")
     assert (job.kind, job.state) == ("improve", "queued")
     assert folder(manager, job).pinned().plot == model(manager, "acme.better").live.plot_version
     assert says(manager, "acme.better") == ("queued", f"job {job.job} waits to improve version 1")
     result = attempt(manager, job, improve.run)
     assert result is not None
-    assert answers_kept(manager, job).read_bytes() == taught, "the teacher was not trained again"
+    kept = answers_kept(manager, job)
+    assert kept is not None
+    assert kept.read_bytes() == taught.read_bytes(), "the teacher was not trained again"
     record = model(manager, "acme.better")
     assert (record.current, result["version"], result["improves"]) == (2, 2, 1)
     found = record.improvement
@@ -68,13 +71,13 @@ def test_a_better_version_is_published_and_everything_is_told(manager: Manager, 
     assert tried.before is not None
     assert tried.after is not None
     assert tried.sure is not None
-    assert (tried.rows, found.published, tried.sure >= 0.9) == (24, 2, True)
+    assert (tried.rows, found.published, tried.sure >= 0.9) == (200, 2, True)
     assert found.gain == pytest.approx(tried.after - tried.before, abs=1e-5)
     assert found.cpu_s >= tried.cpu_s > 0
     assert record.live.metrics["improved"] == {"version": 1, "tried": [tried.model_dump(mode="json")]}
     state, said = says(manager, "acme.better")
     assert state == "finished"
-    assert "version 2 was published: better on 24 held-out rows" in said
+    assert "version 2 was published: better on 200 held-out rows" in said
     # A process that was killed after its publication finds it, and publishes no other.
     again = attempt(manager, job, improve.run)
     assert again is not None
@@ -84,7 +87,7 @@ def test_a_better_version_is_published_and_everything_is_told(manager: Manager, 
     assert not folder(manager, job).input.exists(), "the rows are deleted when the job ends"
 
 
-def test_what_is_not_better_with_confidence_is_not_published(manager: Manager, taught: bytes) -> None:
+def test_what_is_not_better_with_confidence_is_not_published(manager: Manager, taught: Path) -> None:
     result = ended(manager, follow_up(manager, "acme.good", taught, epochs=4))
     record = model(manager, "acme.good")
     assert (result["version"], [v.version for v in record.versions]) == (None, [1])
@@ -124,10 +127,10 @@ def test_a_spent_budget_ends_the_job(manager: Manager) -> None:
     assert "its budget of 1200 CPU seconds was spent" in result["reason"]
 
 
-def test_the_best_epoch_within_the_budget_is_judged(manager: Manager, taught: bytes) -> None:
+def test_the_best_epoch_within_the_budget_is_judged(manager: Manager, taught: Path) -> None:
     job = follow_up(manager, "acme.short", taught, epochs=3)
-    assert attempt(manager, job, improve.run, calls=70) is None, "it is stopped in its second epoch"
-    assert (folder(manager, job).path / "checkpoint.safetensors").exists()
+    kept = folder(manager, job).path / "checkpoint.safetensors"
+    assert attempt(manager, job, improve.run, until=kept.exists) is None, "it is stopped in its second epoch"
     spend(manager, job)
     result = ended(manager, job)
     assert "the budget ended its training early" in result["reason"]
@@ -137,7 +140,7 @@ def test_the_best_epoch_within_the_budget_is_judged(manager: Manager, taught: by
 def test_another_version_that_answers_supersedes_the_job(manager: Manager) -> None:
     made(manager, "acme.new")
     old = queued(manager, "acme.new")
-    update = manager.update_model("acme.new", data=ROWS, options={"epochs": 1})
+    update = manager.update_model("acme.new", data=ROWS, dev=DEV, options={"epochs": 1})
     assert ended(manager, update, fine_tune.run)["published"]
     stopped, following = manager.registry.job(old.job), queued(manager, "acme.new")
     assert stopped.state == "cancelled"
@@ -155,19 +158,19 @@ def test_another_version_that_answers_supersedes_the_job(manager: Manager) -> No
     assert "superseded: version 1 answers since" in says(manager, "acme.new")[1]
 
 
-def test_an_update_goes_on_from_the_version_that_it_improves(manager: Manager, taught: bytes) -> None:
+def test_an_update_goes_on_from_the_version_that_it_improves(manager: Manager, taught: Path) -> None:
     made(manager, "acme.updated", improve=False)
     assert model(manager, "acme.updated").improvement is None
-    update = manager.update_model("acme.updated", data=ROWS, options={"epochs": 1})
+    update = manager.update_model("acme.updated", data=ROWS, dev=DEV, options={"epochs": 1})
     assert ended(manager, update, fine_tune.run)["improving"] is not None
     job = queued(manager, "acme.updated")
-    answers_kept(manager, job).write_bytes(taught)
+    lend(manager, job, taught)
     result = ended(manager, job)
     assert (result["improves"], len(result["tried"])) == (2, 1)
     assert result["tried"][0]["after"] >= 0.7, "it knows what the version knew"
 
 
-def test_a_cascade_keeps_its_versions_until_its_tenant_says_so(manager: Manager, taught: bytes) -> None:
+def test_a_cascade_keeps_its_versions_until_its_tenant_says_so(manager: Manager, taught: Path) -> None:
     job = follow_up(manager, "acme.cascade", taught)
     levels = Cascade(version=1, rows=300, large_accuracy=0.9, large_ms=1.0, offers=())
     manager.registry.change_model(
