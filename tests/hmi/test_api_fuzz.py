@@ -23,7 +23,7 @@ NESTED: list[Any] = [[], {}, [None], {"a": 1}, ["a"], {"path": "../x"}, {"text":
 ODD = [*NUMBERS, *TEXTS, *NESTED]
 ROUNDS, MOST_ROUNDS = 15, 60
 WANTED = {200, 201, 404, 422}
-"""The answers that must come. What is drawn depends on every schema, so it may take more rounds than ROUNDS."""
+"""The answers that must come. What is drawn depends on all schemas, so it may take more than ROUNDS."""
 
 
 def resolve(schema: dict[str, Any]) -> dict[str, Any]:
