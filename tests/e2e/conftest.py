@@ -95,7 +95,7 @@ def tag_rows(seed: int, count: int = 80) -> bytes:
 
 @pytest.fixture(scope="session")
 def home(tiny_source: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
-    settings = Settings(data=tmp_path_factory.mktemp("home") / "data")
+    settings = Settings(data=tmp_path_factory.mktemp("home") / "data", improve=False)
     manager = Manager(settings)
     manager.runner.starter.many = 1  # each job of these tests would spend seconds on imports
     home = Home(manager, settings, CORPUS[:30])

@@ -21,7 +21,9 @@ NUMBERS: list[Any] = [None, True, -1, 0, 1e308, 2**80]
 TEXTS = ["", " ", "a", "a.b", "a/b", "../x", "\0", "é🙂", "a" * 300]
 NESTED: list[Any] = [[], {}, [None], {"a": 1}, ["a"], {"path": "../x"}, {"text": "x"}]
 ODD = [*NUMBERS, *TEXTS, *NESTED]
-ROUNDS = 15
+ROUNDS, MOST_ROUNDS = 15, 60
+WANTED = {200, 201, 404, 422}
+"""The answers that must come. What is drawn depends on all schemas, so it may take more than ROUNDS."""
 
 
 def resolve(schema: dict[str, Any]) -> dict[str, Any]:
@@ -120,10 +122,12 @@ async def test_fuzz(tmp_path: Path) -> None:
     seen: set[int] = set()
     async with running(tmp_path) as world:
         await world.call("POST", "/manage/tenants", {"tenant": "acme"})
-        for _ in range(ROUNDS):
+        for done in range(MOST_ROUNDS):
+            if done >= ROUNDS and seen >= WANTED:
+                break
             for path, item in DOCUMENT["paths"].items():
                 for method in item:
                     if path.startswith("/readyz"):
                         continue
                     seen.add(await check(world, method, path, rng))
-    assert seen >= {200, 201, 404, 422}
+    assert seen >= WANTED
