@@ -57,8 +57,8 @@ def run(plan: Plan, report: Report) -> tuple[float, Found]:
         report(f"a root and {plan.tenants} tenants with a model each")
         home = homes.build(replace(QUICK, tenants=plan.tenants), folder / "home")
         guard(home)
-        texts, rows = home.texts(), home.texts()
-        caller_texts, job_texts = texts.of(None, TEXTS), rows.of(None, plan.rows)
+        texts = home.texts()
+        caller_texts, job_texts = texts.of(None, TEXTS), texts.of(None, plan.rows)
         with client() as sender, ExitStack() as stack:
             caller = Caller(plan, home, sender, caller_texts)
             servers = {
