@@ -299,7 +299,7 @@ class BackgroundCollector(Collector):
     def collect(self) -> Iterable[Metric]:
         found = self._totals()
         seconds = CounterMetricFamily(
-            "hmi_background_seconds",
+            "hmi_paced_seconds",
             "Time in which background jobs were free to run, and in which they were paused.",
             labels=["state"],
         )
@@ -307,8 +307,10 @@ class BackgroundCollector(Collector):
         seconds.add_metric(["paused"], found.paused_s)
         return [
             seconds,
-            GaugeMetricFamily("hmi_background_jobs", "Background jobs that are paced.", found.jobs),
+            GaugeMetricFamily("hmi_paced_jobs", "Jobs that are paused while texts are answered.", found.jobs),
             GaugeMetricFamily(
-                "hmi_background_starved", "Those that hardly ran within the last hour.", found.starved
+                "hmi_paced_starved_jobs",
+                "Those that were hardly free to run within the last hour.",
+                found.starved,
             ),
         ]

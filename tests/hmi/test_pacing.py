@@ -232,8 +232,6 @@ class Background:
 
     def __init__(self, lab: Lab) -> None:
         self.lab, lab.settings = lab, replace(lab.settings, background_jobs="all", background_percent=0)
-        # Of the lowest priority, a job may wait for minutes on a busy machine.
-        lab.settings = replace(lab.settings, background_nice=0)
         self.runner: JobRunner = lab.runner()
 
     def counting(self) -> tuple[str, int]:
