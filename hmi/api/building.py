@@ -71,9 +71,9 @@ def build_services(
     manager = Manager(settings)
     metrics = Metrics()
     metrics.watch_jobs(manager.registry.count_jobs, get_args(JobState))
-    metrics.watch_background(manager.runner.pacer.totals)
     engine = engine_of(manager, metrics)
     manager.on_deleted = engine.forget
+    metrics.watch_background(manager.runner.pacer.totals)
     tracer = tracer_of(settings)
     if tracer is not None:
         manager.runner.on_ended = job_spans(tracer)
