@@ -72,9 +72,9 @@ def build_services(
     metrics = Metrics()
     registry = manager.registry
     metrics.watch_jobs(registry.count_jobs, get_args(JobState), registry.count_background_jobs)
-    metrics.watch_background(manager.runner.pacer.totals)
     engine = engine_of(manager, metrics)
     manager.on_deleted = engine.forget
+    metrics.watch_background(manager.runner.pacer.totals)
     tracer = tracer_of(settings)
     if tracer is not None:
         manager.runner.on_ended = job_spans(tracer)

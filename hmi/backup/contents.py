@@ -47,7 +47,7 @@ PARTS: Final[dict[str, How]] = {
 }
 APPENDED: Final = frozenset({"log.txt"})
 """Names of files in linked parts that grow in place: they are copied."""
-_LOCKS: Final = frozenset({"lock", ".lock", "lock.mdb", "write.lock"})
+_OF_PROCESSES: Final = frozenset({"lock", ".lock", "lock.mdb", "write.lock", ".pacing"})
 
 
 def how(part: str) -> How:
@@ -56,7 +56,7 @@ def how(part: str) -> How:
 
 
 def is_carried(name: str) -> bool:
-    """Return whether a backup carries files of this name, in any part. Locks and half-written files are left
-    out.
+    """Return whether a backup carries files of this name, in any part. Locks, half-written files and what
+    processes tell each other are left out.
     """
-    return name not in _LOCKS and not name.endswith(".tmp")
+    return name not in _OF_PROCESSES and not name.endswith(".tmp")

@@ -93,6 +93,9 @@ class Settings:
     """Sources that such a job may tune teachers from, beside that of the root: packages, folders or hub ids,
     with commas between them. One that is not on this machine is left out. Empty: the root's source alone. A
     teacher of 110 million parameters takes about 5 GB of memory."""
+    streams: int = 1
+    """The number of batches that are computed at a time, one thread each. As many short batches of other
+    tenants may run beside them, on threads of their own."""
     background_jobs: str = "auto"
     """The jobs that give way to requests: `auto`, those that nobody waits for; or `all`. Such a job has a low
     priority, and is paused while texts are answered."""
@@ -101,9 +104,6 @@ class Settings:
     background_percent: int = 1
     """Percent of the time that such a job runs even while texts are answered, so that it ends at some time;
     0 = none, 100 = it is never paused."""
-    streams: int = 1
-    """The number of batches that are computed at a time, one thread each. As many short batches of other
-    tenants may run beside them, on threads of their own."""
     precision: str = "auto"
     """Numbers that the upper layers multiply: `fp32`; `bf16` or `int8`, where the processor can; or `auto`,
     the fastest of fp32 and bf16 on this machine (`hmi profile`). Requests with `exact` always run in fp32."""

@@ -185,6 +185,30 @@ class TokenAuditsCollector(Collector):
         ]
 
 
+class BackgroundCollector(Collector):
+    def __init__(self, totals: Callable[[], BackgroundTotals]) -> None:
+        self._totals = totals
+
+    def collect(self) -> Iterable[Metric]:
+        found = self._totals()
+        seconds = CounterMetricFamily(
+            "hmi_paced_seconds",
+            "Time in which background jobs were free to run, and in which they were paused.",
+            labels=["state"],
+        )
+        seconds.add_metric(["running"], found.running_s)
+        seconds.add_metric(["paused"], found.paused_s)
+        return [
+            seconds,
+            GaugeMetricFamily("hmi_paced_jobs", "Jobs that are paused while texts are answered.", found.jobs),
+            GaugeMetricFamily(
+                "hmi_paced_starved_jobs",
+                "Those that were hardly free to run within the last hour.",
+                found.starved,
+            ),
+        ]
+
+
 class QueueCollector(Collector):
     def __init__(self, tokens: Callable[[], int], texts: Callable[[], tuple[int, float]]) -> None:
         self._tokens, self._texts = tokens, texts
@@ -301,25 +325,3 @@ class JobsCollector(Collector):
             for state, count in sorted(self._background().items()):
                 behind.add_metric([state], count)
         return [jobs, behind, lost]
-
-
-class BackgroundCollector(Collector):
-    def __init__(self, totals: Callable[[], BackgroundTotals]) -> None:
-        self._totals = totals
-
-    def collect(self) -> Iterable[Metric]:
-        found = self._totals()
-        seconds = CounterMetricFamily(
-            "hmi_background_seconds",
-            "Time in which background jobs were free to run, and in which they were paused.",
-            labels=["state"],
-        )
-        seconds.add_metric(["running"], found.running_s)
-        seconds.add_metric(["paused"], found.paused_s)
-        return [
-            seconds,
-            GaugeMetricFamily("hmi_background_paced", "Background jobs that are paced.", found.jobs),
-            GaugeMetricFamily(
-                "hmi_background_starved", "Those that hardly ran within the last hour.", found.starved
-            ),
-        ]

@@ -22,7 +22,8 @@ class Lab:
     """A data folder with one tenant, and runners of its jobs."""
 
     def __init__(self, data: Path) -> None:
-        self.settings = Settings(data=data)
+        # A background job of the lowest priority may wait for minutes on a busy machine.
+        self.settings = Settings(data=data, background_nice=0)
         self.layout = open_layout(data)
         self.registry = Registry.open(self.layout.registry)
         self.registry.create_tenant(

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,12 +24,13 @@ from hmi.jobs.runtime.child import Child
 from hmi.jobs.runtime.folders import JobFolder
 from hmi.jobs.runtime.pacing import Pacer
 from hmi.jobs.runtime.runner import JobRunner
-from plot_store.ground.holding import Holding
+from hmi.stores.layout import wait_lock
+from plot_store.ground.holding import HOLDING, Holding
 from tests.hmi.runner_lab import BODIES, Lab, gone
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads the states from /proc")
-LONG = {"steps": 100_000}
+LONG: dict[str, Any] = {"steps": 100_000}
 
 
 def stopped(pid: int) -> bool:
@@ -207,13 +209,29 @@ def test_nested_blocks_hold_until_the_last_one_ends() -> None:
     assert told == [True, False]
 
 
+def test_what_may_hold_up_others_is_told(lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[bool] = []
+    monkeypatch.setattr(HOLDING, "_tell", told.append)
+    works: dict[str, Callable[[], object]] = {
+        "a transaction that reads": lambda: lab.registry.jobs(),
+        "one that writes": lambda: lab.registry.drop_ended_jobs(),
+    }
+    for what, work in works.items():
+        told.clear()
+        work()
+        assert told[:2] == [True, False], what
+        assert told[-1] is False, what
+    told.clear()
+    with wait_lock(tmp_path / "lock"):
+        assert told == [True]
+    assert told == [True, False]
+
+
 class Background:
     """A data folder all of whose jobs are in the background."""
 
     def __init__(self, lab: Lab) -> None:
         self.lab, lab.settings = lab, replace(lab.settings, background_jobs="all", background_percent=0)
-        # Of the lowest priority, a job may wait for minutes on a busy machine.
-        lab.settings = replace(lab.settings, background_nice=0)
         self.runner: JobRunner = lab.runner()
 
     def counting(self) -> tuple[str, int]:
@@ -255,7 +273,7 @@ def test_a_paused_job_can_be_cancelled(background: Background) -> None:
         assert record.state == "cancelled"
         assert record.cost is not None
         assert record.cost.paused_ms > 0
-        assert background.runner.read_pacing(job) is None
+        wait_until(lambda: background.runner.read_pacing(job) is None)
         background.runner.stop()
 
 

@@ -25,10 +25,13 @@ Report = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Phase:
-    """What was seen in one phase, and the CPU seconds a second that the job took meanwhile."""
+    """What was seen in one phase, and the CPU time that it took."""
 
     seen: Seen
-    job_cpu: float = 0.0
+    server_cpu_s: float
+    """The server's, for all calls together, without its job."""
+    job_cpu: float
+    """The job's CPU seconds a second."""
 
 
 @dataclass
@@ -54,8 +57,8 @@ def run(plan: Plan, report: Report) -> tuple[float, Found]:
         report(f"a root and {plan.tenants} tenants with a model each")
         home = homes.build(replace(QUICK, tenants=plan.tenants), folder / "home")
         guard(home)
-        texts, rows = home.texts(), home.texts()
-        caller_texts, job_texts = texts.of(None, TEXTS), rows.of(None, plan.rows)
+        texts = home.texts()
+        caller_texts, job_texts = texts.of(None, TEXTS), texts.of(None, plan.rows)
         with client() as sender, ExitStack() as stack:
             caller = Caller(plan, home, sender, caller_texts)
             servers = {
@@ -80,12 +83,11 @@ class _Bench:
         time.sleep(self.plan.settle_s)
         shares = dict(zip(self.plan.loads, self.plan.shares, strict=False))
         self.seed += 1
-        began, before = time.monotonic(), beside.cpu_s() if beside else 0.0
+        began, before, its_before = time.monotonic(), server.cpu_s(), beside.cpu_s() if beside else 0.0
         rate = self.capacity * shares.get(load, 1.0)
         seen = self.caller.send(server, load, rate, self.plan.seed + self.seed)
-        if beside is None:
-            return Phase(seen)
-        return Phase(seen, (beside.cpu_s() - before) / (time.monotonic() - began))
+        its = (beside.cpu_s() if beside else 0.0) - its_before
+        return Phase(seen, server.cpu_s() - before, its / (time.monotonic() - began))
 
 
 def _measured(bench: _Bench) -> tuple[float, Found]:

@@ -14,7 +14,7 @@ _NUMBERS = struct.Struct("=4q")
 
 
 class Board:
-    """The numbers, as `jobs/<job>/pacing` holds them. The job's process writes whether it holds a lock; the
+    """The numbers, as `jobs/<job>/.pacing` holds them. The job's process writes whether it holds a lock; the
     server writes the rest."""
 
     def __init__(self, path: Path) -> None:

@@ -64,7 +64,7 @@ class JobFolder:
     @property
     def board(self) -> Path:
         """The file of a background job's `Board`."""
-        return self.path / "pacing"
+        return self.path / ".pacing"
 
     def create(self, inputs: Mapping[str, Path | bytes], moved_from: Path) -> None:
         """Create the folder with its input, durably. Files below `moved_from` are moved, others copied.

@@ -311,7 +311,10 @@ class JobRunner:
 
     def _started(self, job: str, queued: int) -> Process:
         folder = self._folder(job)
-        if not in_background(self._registry.job(job).kind, self._settings):
+        kind = None
+        with suppress(NotFound):  # its tenant was deleted meanwhile: the process will notice
+            kind = self._registry.job(job).kind
+        if kind is None or not in_background(kind, self._settings):
             return self.starter.start(folder, job, queued)
         board = Board.new(folder.board)
         child = self.starter.start_in_background(folder, job)
