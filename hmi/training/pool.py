@@ -57,20 +57,23 @@ def draw_pool(
     rows, have the markers that all rows have, and are split into words as the rows are. None of them equals a
     row or a held-out row, whatever its case and marks. With `near` they are the nearest to the rows, nearest
     first, and then random ones if fewer are near; else all are random. The result depends on the arguments
-    alone. For rows that are pairs of texts there are none.
+    alone. Rows that are pairs of texts, or have no words, get none.
     """
     if most < 1 or not rows or isinstance(rows[0].text, tuple):
         return []
     rng = random.Random(seed)
     form = _form_of(rows)
-    known = {_plain(form.plain(row)) for row in (*rows, *held_out)}
+    own = [_plain(form.plain(row)) for row in rows]
+    if not any(own):
+        return []
+    known = {*own, *(_plain(form.plain(row)) for row in held_out)}
     found = list(islice(_candidates(texts, form, known, rng), MAX_CANDIDATES))
-    some = rows if len(rows) <= MAX_ROWS else rng.sample(rows, MAX_ROWS)
-    order = _nearest([form.plain(row) for row in some], found, most) if near else []
+    some = own if len(own) <= MAX_ROWS else rng.sample(own, MAX_ROWS)
+    order = _nearest(some, [key for _, key in found], most) if near else []
     taken = set(order)
     rest = [i for i in range(len(found)) if i not in taken]
     order += rng.sample(rest, min(len(rest), most - len(order)))
-    return [Row(form.written(found[i], rng), "") for i in order]
+    return [Row(form.written(found[i][0], rng), "") for i in order]
 
 
 @dataclass(frozen=True)
@@ -92,7 +95,7 @@ class _Form:
 
     def fits(self, text: str) -> bool:
         """Return whether a text can have this form."""
-        return _WORD.search(text) is not None and (self.marking is None or self.marking.fits(text))
+        return self.marking is None or self.marking.fits(text)
 
     def written(self, text: str, rng: random.Random) -> str | list[str]:
         """A drawn text in this form."""
@@ -111,23 +114,31 @@ def _form_of(rows: Sequence[Row]) -> _Form:
     return replace(form, lengths=tuple(lengths), longest=min(MAX_WORDS, longest))
 
 
-def _candidates(texts: Iterable[str], form: _Form, known: set[str], rng: random.Random) -> Iterator[str]:
-    """Cut passages to texts that are as long as the rows. Each text is yielded once, and none of `known`.
+def _candidates(
+    texts: Iterable[str], form: _Form, known: set[str], rng: random.Random
+) -> Iterator[tuple[str, str]]:
+    """Cut passages to texts that are as long as the rows, and yield each with its key (`_plain`).
 
     A text has as many sentences as a random row, or more if it would have less than a third of its words.
+    Each is yielded once. Sentences and texts whose key is in `known` are left out.
     """
     for passage in texts:
-        held: list[str] = []
+        held: list[tuple[str, str]] = []
         count, words = rng.choice(form.lengths)
         for sentence in sentences(passage):
-            held.append(sentence)
-            text = " ".join(held)
-            if len(held) < count or 3 * len(_WORD.findall(text)) < words:
+            key = _plain(sentence)
+            if not key or key in known:
                 continue
-            keys = {_plain(text), _plain(text := _cut(text, form.longest))}
-            if form.fits(text) and known.isdisjoint(keys):
-                known |= keys
-                yield text
+            held.append((sentence, key))
+            if len(held) < count or 3 * sum(1 + key.count(" ") for _, key in held) < words:
+                continue
+            text, key = (" ".join(parts) for parts in zip(*held, strict=True))
+            cut = _cut(text, form.longest)
+            if cut != text:
+                text, key = cut, _plain(cut)
+            if key not in known and form.fits(text):
+                known.add(key)
+                yield text, key
             held, (count, words) = [], rng.choice(form.lengths)
 
 
@@ -145,19 +156,19 @@ def _cut(text: str, longest: int) -> str:
 
 
 def _plain(text: str) -> str:
-    """A text by which equal ones are told, whatever their case, spaces and punctuation."""
-    return " ".join(_words(text))
+    """The words of a text: texts that differ in case, spaces and punctuation alone have the same."""
+    return " ".join(_WORD.findall(text.casefold()))
 
 
 def _nearest(rows: Sequence[str], candidates: Sequence[str], most: int) -> list[int]:
-    """The indices of the candidates nearest to the rows, at most `most`, each once.
+    """The indices of the candidates nearest to the rows, at most `most`, each once. Both are given as keys.
 
     First each row's nearest one, then each row's second, and so on. A row is not given texts that share no
     word with it but common ones.
     """
-    weights, own = _vectors(rows, candidates)
-    if not own.nnz or not weights.nnz:
+    if not candidates:
         return []
+    weights, own = _vectors(rows, candidates)
     count = min(len(candidates), NEAREST * math.ceil(most / len(rows)) + NEAREST)
     blocks = [_ranked(own[at : at + BLOCK], weights, count) for at in range(0, len(rows), BLOCK)]
     places = np.concatenate([places for places, _ in blocks]).T  # [rank, row]
@@ -185,7 +196,7 @@ def _vectors(rows: Sequence[str], candidates: Sequence[str]) -> tuple[csr_array,
 
     A candidate's length also counts its words that no row has, so that a text of other words is not near.
     """
-    vocabulary = {word: i for i, word in enumerate(sorted({w for row in rows for w in _words(row)}))}
+    vocabulary = {word: i for i, word in enumerate(sorted({w for row in rows for w in row.split()}))}
     counts, others = _counted(candidates, vocabulary)
     found = np.asarray((counts > 0).sum(axis=0)).ravel()
     idf = np.log((1 + len(candidates)) / (1 + found)) * (found <= max(1, COMMON * len(candidates)))
@@ -198,7 +209,7 @@ def _counted(texts: Sequence[str], vocabulary: dict[str, int]) -> tuple[csr_arra
     """Which words of the vocabulary each text has [texts, words], and its number of other words [texts]."""
     ids, starts, others = list[int](), [0], np.zeros(len(texts))
     for i, text in enumerate(texts):
-        words = set(_words(text))
+        words = set(text.split())
         known = [vocabulary[word] for word in words if word in vocabulary]
         others[i] = len(words) - len(known)
         ids += sorted(known)
@@ -218,7 +229,3 @@ def _scaled(counts: csr_array, idf: NDArray[np.float64], others: NDArray[np.floa
     scaled: csr_array = (weighed.multiply(scale[:, None])).tocsr().astype(np.float32)
     scaled.eliminate_zeros()
     return scaled
-
-
-def _words(text: str) -> list[str]:
-    return _WORD.findall(text.casefold())

@@ -99,6 +99,11 @@ def test_no_text_equals_a_row() -> None:
     drawn = draw_pool(rows, texts, 100, 0, held_out=held_out)
     assert {row.text for row in drawn} == set(texts[15:])
     assert all(row.label == "" for row in drawn)
+    # Nor is a row a part of one.
+    both = draw_pool([Row("One of these. Two of those.", "a")], [f"{held_out[0].text} Another heron."], 5, 0)
+    assert len(both) == 1
+    inside = [Row("A bird is here. It sits.", "a")]
+    assert draw_pool(inside, [f"{texts[0]} It flies."], 5, 0, held_out=[Row(texts[0], "a")]) == []
 
 
 def test_texts_are_as_long_as_the_rows() -> None:
@@ -121,6 +126,8 @@ def test_pairs_and_nothing_have_no_texts() -> None:
     assert draw_pool([Row(("a b", "c d"), "x")], ["A text of some words."], 5, 0) == []
     assert draw_pool([], ["A text of some words."], 5, 0) == []
     assert draw_pool([Row("the text", "a")], [], 5, 0) == []
+    assert draw_pool([Row("the text", "a")], ["?!", "--- ... ---"], 5, 0) == []
+    assert draw_pool([Row("!!!", "a")], ["A text."], 5, 0) == []
 
 
 @pytest.mark.parametrize(("a", "b"), [(("<< ", " >>"), ("[[ ", " ]]")), (("<e1>", "</e1>"), ("[B]", "[/B]"))])
