@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hmi.core import ModelId, ModelVersion, Task, TaskRules, now
 from hmi.errors import InvalidInput, NotFound
-from hmi.jobs import import_module, profile_tokens
+from hmi.jobs import import_module
 from hmi.jobs import train_ramps as train_ramps_job
 from hmi.jobs.comparing import HeldOutAnswers, Verdict, judge_update, seen_by
 from hmi.jobs.options import FineTuneOptions
@@ -55,6 +55,8 @@ def run(ctx: JobContext) -> dict[str, Any]:
     if spec.mode == "ramps":
         return train_ramps_job.run(ctx)
     if spec.mode == "tokens":
+        from hmi.jobs import profile_tokens  # needs the engine, which takes half a second to import
+
         return profile_tokens.run(ctx)
     options, name = spec.options, _known(spec.task)
     # Rows are read first, so that their errors are reported at once.
@@ -173,7 +175,8 @@ def _train(
     recipe = replace(spec.options.recipe(), module=data.module)
     plan = plan_training(recipe, task, len(targets), weights=weights)
     held_out = dev_examples(root, reader, dev, plan.lexical)
-    trainer = tenant_trainer(root, data.module, plan, examples_of(root, reader, train, targets, plan.lexical))
+    given = examples_of(root, reader, train, targets, plan.lexical)
+    trainer = tenant_trainer(root, data.module, plan, given)
     checkpoint = ctx.folder / CHECKPOINT
     begun = resume_training(checkpoint, trainer)
     if begun is None:
@@ -210,7 +213,7 @@ def _train(
         ramps = train_ramps(
             trainer,
             answers.task,
-            Texts(train, dev_examples(root, reader, train, plan.lexical)),
+            Texts(train, given),
             Texts(dev, held_out),
             lambda done, total: ctx.progress(done, total, phase="training ramps"),
         )
