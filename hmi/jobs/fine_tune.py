@@ -7,7 +7,7 @@ from typing import Any
 
 from hmi.core import Task, TaskRules
 from hmi.errors import InvalidInput, NotFound
-from hmi.jobs import import_module, profile_tokens
+from hmi.jobs import import_module
 from hmi.jobs import train_ramps as train_ramps_job
 from hmi.jobs.comparing import HeldOutAnswers, Verdict, judge_update
 from hmi.jobs.improving.handing_over import hand_over
@@ -39,6 +39,8 @@ def run(ctx: JobContext) -> dict[str, Any]:
     if spec.mode == "ramps":
         return train_ramps_job.run(ctx)
     if spec.mode == "tokens":
+        from hmi.jobs import profile_tokens  # needs the engine, which takes half a second to import
+
         return profile_tokens.run(ctx)
     options, name = spec.options, _known(spec.task)
     # Rows are read first, so that their errors are reported at once.

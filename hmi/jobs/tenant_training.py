@@ -124,7 +124,8 @@ def _train(
     recipe = replace(options.recipe(), module=data.module)
     plan = plan_training(recipe, task, len(targets), weights=weights)
     held_out = dev_examples(root, reader, dev, plan.lexical)
-    trainer = tenant_trainer(root, data.module, plan, examples_of(root, reader, train, targets, plan.lexical))
+    given = examples_of(root, reader, train, targets, plan.lexical)
+    trainer = tenant_trainer(root, data.module, plan, given)
     checkpoint = (course.folder or ctx.folder) / CHECKPOINT
     begun = resume_training(checkpoint, trainer)
     if begun is None:
@@ -162,8 +163,7 @@ def _train(
     made = Made(answers, published, length, metrics, temperature, (), begun.remark, seen.shares, fitted)
     if not _wants_ramps(options, train, root, task):
         return made
-    texts = Texts(train, dev_examples(root, reader, train, plan.lexical)), Texts(dev, held_out)
-    return _with_ramps(ctx, trainer, made, *texts)
+    return _with_ramps(ctx, trainer, made, Texts(train, given), Texts(dev, held_out))
 
 
 def _with_ramps(ctx: JobContext, trainer: Trainer, made: Made, fit: Texts, held: Texts) -> Made:

@@ -27,21 +27,26 @@ class Encoded:
         return len(self.ids)
 
 
-def pad_ids(rows: Sequence[Sequence[int]]) -> Tensor:
-    """Ids of B texts -> int64 [B, T], padded with 0 to the longest."""
-    out = torch.zeros(len(rows), max(map(len, rows)), dtype=torch.int64)
+def pad_ids(rows: Sequence[Sequence[int]], multiple: int = 1) -> Tensor:
+    """Ids of B texts -> int64 [B, T], padded with 0 to the longest, and then to a multiple of `multiple`."""
+    out = torch.zeros(len(rows), _rounded_up(max(map(len, rows)), multiple), dtype=torch.int64)
     for i, row in enumerate(rows):
         out[i, : len(row)] = torch.tensor(row)
     return out
 
 
-def pad_rows(rows: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """B tensors [T_i, dim] -> fp32 [B, T, dim], padded with 0, and a mask [B, T] that is true at tokens."""
+def pad_rows(rows: Sequence[Tensor], multiple: int = 1) -> tuple[Tensor, Tensor]:
+    """B tensors [T_i, dim] -> fp32 [B, T, dim], padded as by `pad_ids`, and a mask [B, T] that is true at
+    tokens."""
     lengths = torch.tensor([len(r) for r in rows])
-    out = torch.zeros(len(rows), int(lengths.max()), rows[0].shape[1])
+    out = torch.zeros(len(rows), _rounded_up(int(lengths.max()), multiple), rows[0].shape[1])
     for i, row in enumerate(rows):
         out[i, : len(row)] = row
     return out, torch.arange(out.shape[1])[None] < lengths[:, None]
+
+
+def _rounded_up(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple
 
 
 def length_grouped(lengths: Sequence[int], size: int, rng: random.Random | None) -> Iterator[list[int]]:

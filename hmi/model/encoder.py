@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hmi.model.prepacked import PackedLinear, PackedProjection, packs
+from hmi.model.prepacked import PackedLinear, PackedProjection, Projection, packs
 from hmi.model.relative import relative_bias
 from hmi.model.shape import EncoderShape
 
@@ -81,9 +81,9 @@ class EncoderLayer(nn.Module):
         If `xq` is given, q is computed from it and k and v from x.
         """
         d = self.dim
-        if isinstance(self.qkv, PackedProjection):
-            k, v = self.qkv.kv(x).split(d, dim=-1)
-            return self.qkv.q(x if xq is None else xq), k, v
+        if isinstance(self.qkv, Projection):
+            q, k, v = self.qkv(x, xq)
+            return q, k, v
         if xq is None:
             q, k, v = self.qkv(x).split(d, dim=-1)
             return q, k, v
@@ -121,12 +121,12 @@ class EncoderLayer(nn.Module):
         """The layer after attention, row by row: its input xq and attention's context,
         [..., dim] -> [..., dim]."""
         a = delta("attn", xq, delta("o", context, self.o(context)))
-        a = _drop(delta("after_attn", a, a), dropout) + xq
+        a = drop(delta("after_attn", a, a), dropout) + xq
         h = delta("ln1", a, self.ln1(a))
         g = F.gelu(delta("fi", h, self.fi(h)))
         f = delta("ffn", h, delta("fo", g, self.fo(g)))
         f = delta("after_norm", h, delta("after_ffn", f, f), self.ln2)
-        f = _drop(f, dropout) + h
+        f = drop(f, dropout) + h
         out: Tensor = delta("ln2", f, self.ln2(f))
         return out
 
@@ -136,8 +136,18 @@ def _packed(linear: nn.Module) -> nn.Module:
     return PackedLinear(linear.weight, linear.bias) if packs(linear) else linear
 
 
-def _drop(x: Tensor, p: float) -> Tensor:
-    return F.dropout(x, p, training=True) if p else x
+def drop(x: Tensor, p: float) -> Tensor:
+    """Dropout: set numbers to 0 with probability p, and scale the others up so that the mean stays.
+
+    16 random bits decide on a number, so p is rounded to a multiple of 1 / 65,536. That takes less than half
+    of the time of torch's own dropout, which draws more bits for each number.
+    """
+    if not p:
+        return x
+    limit = round(p * 65_536)
+    bits = torch.empty(-(-x.numel() // 4), dtype=torch.int64).random_(-(1 << 63), None)
+    kept = bits.view(torch.int16)[: x.numel()].view(x.shape) >= limit - 32_768
+    return x * kept.to(x.dtype).mul_(65_536 / (65_536 - limit))
 
 
 class Embeddings(nn.Module):
@@ -216,7 +226,7 @@ class Encoder(nn.Module):
         """ids [B, T] int64, mask [B, T] bool -> hidden states [B, T, dim] after the first `upto`
         layers (by default all)."""
         x = self.embeddings(ids, torch.arange(ids.shape[1])[None].expand_as(ids), types)
-        x = _drop(x, dropout)
+        x = drop(x, dropout)
         attend = attend_padded(mask, self.shape.heads)
         for layer in self.layers[:upto]:
             x = layer(x, attend, dropout=dropout)

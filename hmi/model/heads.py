@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from hmi.core import Task
+from hmi.model.encoder import drop
 
 Reads = Literal["cls", "compare", "rows", "mean", "first"]
 """What a head reads: the poolings of `pool_rows`."""
@@ -50,7 +51,7 @@ class Head(nn.Module):
         self._known: tuple[int, tuple[Matrix, Matrix, Matrix]] | None = None
 
     def forward(self, x: Tensor, dropout: float = 0.0) -> Tensor:
-        logits: Tensor = self.out(F.dropout(x, dropout, training=True) if dropout else x)
+        logits: Tensor = self.out(drop(x, dropout))
         return logits
 
     def of_packed(self, first: Tensor, before: Tensor, offsets: Sequence[int]) -> Tensor:

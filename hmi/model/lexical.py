@@ -65,6 +65,10 @@ class Bags:
     """int64 [bags]: bag i's scores are added to the head's output at rows[i], the first piece of its word;
     0 if the text has one output."""
 
+    @property
+    def nbytes(self) -> int:
+        return self.ids.nbytes + self.offsets.nbytes + self.rows.nbytes
+
 
 class Lexical(nn.Module):
     """Scores from features: a table [buckets, min(labels, WIDTH)], initially zero, and with more than WIDTH

@@ -46,13 +46,25 @@ class PackedLinear(nn.Module):
         return y
 
 
-class PackedProjection(nn.Module):
+class Projection(nn.Module):
+    """What computes q, k and v of a layer: (x [..., dim], xq or None) -> q, k and v, each [..., dim].
+
+    If `xq` is given, q is computed from it and k and v from x.
+    """
+
+
+class PackedProjection(Projection):
     """q, k and v of a layer, with q apart, since a last layer may need it for a few rows only."""
 
     def __init__(self, qkv: nn.Linear, dim: int) -> None:
         super().__init__()
         self.q = PackedLinear(qkv.weight[:dim], qkv.bias[:dim])
         self.kv = PackedLinear(qkv.weight[dim:], qkv.bias[dim:])
+        self._dim = dim
+
+    def forward(self, x: Tensor, xq: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        k, v = self.kv(x).split(self._dim, dim=-1)
+        return self.q(x if xq is None else xq), k, v
 
 
 def padded(rows: int) -> int:

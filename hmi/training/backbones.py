@@ -16,9 +16,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hmi.model.batching import pad_ids, pad_rows
-from hmi.model.encoder import Attend, Delta, Encoder, attend_padded, no_delta
+from hmi.model.encoder import Attend, Encoder, attend_padded, no_delta
 from hmi.model.lexical import Bags
 from hmi.model.modules import TenantModule
+from hmi.training.quick_layers import PADDED_TO, Changed, attend_quickly, quick_layers
 
 Features = Callable[[Sequence[int]], list[Tensor]]
 """Indices of rows -> the backbone's input for each: states [T_i, dim] for upper layers, ids int64
@@ -71,21 +72,32 @@ class Backbone(Protocol):
 
 
 class ModuleBackbone:
-    """Shared, frozen upper layers with one tenant's module. Features are [T_i, dim]."""
+    """Shared, frozen upper layers with one tenant's module. Features are [T_i, dim].
+
+    Training, and predictions in bf16, run through `quick_layers`; the reference arithmetic, fp32 without
+    gradients, runs through the layers themselves.
+    """
 
     def __init__(
         self, upper: nn.ModuleList, module: TenantModule, heads: int, watch: Watch | None = None
     ) -> None:
         self.upper, self.module, self.heads, self.watch = upper, module, heads, watch
+        self._quick: dict[bool, list[Changed]] = {}  # whether in bf16 -> the layers
 
     @property
     def trained(self) -> nn.Module:
         return self.module
 
     def __call__(self, examples: Examples, rows: Sequence[int], *, cls_only: bool, dropout: float) -> Hidden:
-        return _through(
-            self.upper, self.module.delta, self.heads, examples, rows, cls_only, dropout, self.watch
-        )
+        bf16 = torch.is_autocast_enabled("cpu")
+        if self.watch is None and (bf16 or torch.is_grad_enabled()):
+            if bf16 not in self._quick:
+                self._quick[bf16] = quick_layers(self.upper, self.module, bf16=bf16)
+            batch = _padded(examples, rows, PADDED_TO)
+            return _through(self._quick[bf16], attend_quickly, self.heads, batch, cls_only, dropout)
+        layers = [(layer, self.module.delta(i)) for i, layer in enumerate(self.upper)]
+        batch = _padded(examples, rows)
+        return _through(layers, attend_padded, self.heads, batch, cls_only, dropout, self.watch)
 
     def watched(self, watch: Watch) -> ModuleBackbone:
         """The same backbone, which also shows `watch` the rows that enter each layer."""
@@ -109,8 +121,10 @@ class PromptBackbone:
         return self.trained.get_parameter(str(self._count))
 
     def __call__(self, examples: Examples, rows: Sequence[int], *, cls_only: bool, dropout: float) -> Hidden:
-        upper, delta, heads = self.frozen.upper, self.frozen.module.delta, self.frozen.heads
-        return _through(upper, delta, heads, examples, rows, cls_only, dropout, prompts=self.prompts)
+        frozen = self.frozen
+        layers = [(layer, frozen.module.delta(i)) for i, layer in enumerate(frozen.upper)]
+        batch = _padded(examples, rows)
+        return _through(layers, attend_padded, frozen.heads, batch, cls_only, dropout, prompts=self.prompts)
 
 
 class UpperBackbone:
@@ -120,7 +134,8 @@ class UpperBackbone:
         self.trained, self.heads = copy.deepcopy(upper).requires_grad_(True), heads
 
     def __call__(self, examples: Examples, rows: Sequence[int], *, cls_only: bool, dropout: float) -> Hidden:
-        return _through(self.trained, lambda _: no_delta, self.heads, examples, rows, cls_only, dropout)
+        layers = [(layer, no_delta) for layer in self.trained]
+        return _through(layers, attend_padded, self.heads, _padded(examples, rows), cls_only, dropout)
 
 
 class EncoderBackbone:
@@ -175,32 +190,45 @@ def _padded_ids(examples: Examples, rows: Sequence[int]) -> tuple[Tensor, Tensor
     return ids, types, torch.arange(ids.shape[1])[None] < lengths[:, None]
 
 
+@dataclass(frozen=True)
+class _Padded:
+    """A batch: the indices of its texts, their features [B, T, dim], types int64 [B, T], mask bool [B, T]."""
+
+    rows: Sequence[int]
+    x: Tensor
+    types: Tensor
+    mask: Tensor
+
+
+def _padded(examples: Examples, rows: Sequence[int], multiple: int = 1) -> _Padded:
+    x, mask = pad_rows(examples.features(rows), multiple)
+    return _Padded(rows, x, pad_ids([examples.types[i] for i in rows], multiple), mask)
+
+
 def _through(
-    upper: nn.ModuleList,
-    delta: Callable[[int], Delta],
+    layers: Sequence[Changed],
+    attends: Callable[[Tensor, int], Attend],
     heads: int,
-    examples: Examples,
-    rows: Sequence[int],
+    batch: _Padded,
     cls_only: bool,
     dropout: float,
     watch: Watch | None = None,
     prompts: Tensor | None = None,
 ) -> Hidden:
-    x, mask = pad_rows(examples.features(rows))
-    types = pad_ids([examples.types[i] for i in rows])
+    x, mask = batch.x, batch.mask
     count = 0 if prompts is None else prompts.shape[1]
-    attend: Attend = attend_padded(F.pad(mask, (count, 0), value=True), heads)
+    attend = attends(F.pad(mask, (count, 0), value=True), heads)
     before = x
-    for i, layer in enumerate(upper):
+    for i, (layer, delta) in enumerate(layers):
         before = x
         if watch is not None:
-            watch(rows, i, x, types, mask)
-        last = cls_only and i == len(upper) - 1
+            watch(batch.rows, i, x, batch.types, mask)
+        last = cls_only and i == len(layers) - 1
         entering = x if prompts is None else _prompted(x, prompts[i])
-        x = layer(entering, attend, delta(i), queries=_first_row if last else None, dropout=dropout)
+        x = layer(entering, attend, delta, queries=_first_row if last else None, dropout=dropout)
         if count and not last:
             x = torch.cat([x[:, :1], x[:, 1 + count :]], dim=1)
-    return Hidden(x, before, types, mask)
+    return Hidden(x, before, batch.types, mask)
 
 
 def _prompted(x: Tensor, prompts: Tensor) -> Tensor:

@@ -1,9 +1,8 @@
-"""Features for training: the PLOT rows of tokenised texts, looked up on demand."""
+"""Features for training: the PLOT rows of tokenised texts, looked up when a batch first needs them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -11,7 +10,8 @@ from torch import Tensor
 
 from hmi.model.batching import Encoded
 from hmi.model.root import Root
-from hmi.training.backbones import Examples
+from hmi.training.backbones import Examples, Features
+from hmi.training.keeping import Kept
 from hmi.training.splits import Split, split_bags
 from plot_store import Reader
 
@@ -27,11 +27,15 @@ def features_of(root: Root, reader: Reader, texts: Sequence[Encoded]) -> list[Te
 def examples_of(
     root: Root, reader: Reader, split: Split, targets: Sequence[Sequence[float]], buckets: int
 ) -> Examples:
-    """The windows of a split with their targets. buckets: the number of buckets of lexical features."""
+    """The windows of a split with their targets. buckets: the number of buckets of lexical features.
+
+    A look-up and the lexical features of a window take up to a tenth of a training step, so they are kept.
+    """
     lengths, types = [len(e) for e in split.encoded], [e.types for e in split.encoded]
-    return Examples(
-        lengths, types, _looked_up(root, reader, split.encoded), targets, split_bags(split, buckets)
-    )
+    features = Kept(_looked_up(root, reader, split.encoded), lambda rows: rows.nbytes)
+    bags = split_bags(split, buckets)
+    kept = None if bags is None else Kept(bags, lambda bag: bag.nbytes)
+    return Examples(lengths, types, features, targets, kept)
 
 
 def dev_examples(root: Root, reader: Reader, split: Split, buckets: int) -> Examples:
@@ -39,6 +43,9 @@ def dev_examples(root: Root, reader: Reader, split: Split, buckets: int) -> Exam
     return examples_of(root, reader, split, [[]] * len(split.encoded), buckets)
 
 
-def _looked_up(root: Root, reader: Reader, texts: list[Encoded]) -> Any:
-    # Features are not cached: a look-up takes about 1% of a training step, and memory use stays constant.
-    return lambda rows: features_of(root, reader, [texts[i] for i in rows])
+def _looked_up(root: Root, reader: Reader, texts: list[Encoded]) -> Features:
+    def looked_up(rows: Sequence[int]) -> list[Tensor]:
+        # Clones, since views would keep the rows of a whole batch.
+        return [each.clone() for each in features_of(root, reader, [texts[i] for i in rows])]
+
+    return looked_up

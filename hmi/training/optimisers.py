@@ -1,11 +1,36 @@
-"""The state of an optimiser as a flat mapping of tensors, for checkpoints."""
+"""Torch's optimisers without the seconds that they take to start, and their state for checkpoints.
+
+Methods of `torch.optim.Optimizer` are wrapped so that torch's compiler leaves them alone; the first call of
+one imports that compiler. Nothing is compiled here, so these classes have the methods without the wrapper.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from inspect import unwrap
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
+
+
+class _Plain(Optimizer):
+    """The wrapped methods of an optimiser, without their wrappers."""
+
+    add_param_group = unwrap(Optimizer.add_param_group)
+    zero_grad = unwrap(Optimizer.zero_grad)
+    state_dict = unwrap(Optimizer.state_dict)
+    load_state_dict = unwrap(Optimizer.load_state_dict)
+
+
+class AdamW(_Plain, torch.optim.AdamW):
+    """`torch.optim.AdamW`."""
+
+    step = torch.no_grad()(unwrap(torch.optim.AdamW.step))
+
+
+class LBFGS(_Plain, torch.optim.LBFGS):
+    """`torch.optim.LBFGS`."""
 
 
 def optimiser_tensors(optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:

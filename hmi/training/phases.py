@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from hmi.model.artefact import tensors_below
 from hmi.model.files import read_checkpoint, write_checkpoint
-from hmi.training.optimisers import load_optimiser, optimiser_tensors
+from hmi.training.optimisers import AdamW, load_optimiser, optimiser_tensors
 from hmi.training.reports import StepReport
 
 WARMUP_STEPS = 20
@@ -70,7 +70,7 @@ def run_phase(
     trained = list(named.values())
     for p in trained:
         p.requires_grad_(True)
-    optimiser = torch.optim.AdamW(
+    optimiser = AdamW(
         [{"params": list(group.parameters.values()), "lr": group.lr} for group in groups],
         weight_decay=0.0,
         fused=True,

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from hmi.model.batching import Encoded
 from hmi.model.lower import InputBias, LocalLower
 from hmi.training.distillation import PaddedBatch, compute_features, random_cover, run_upper, sample_batches
+from hmi.training.optimisers import AdamW
 from hmi.training.reports import StepReport
 
 MASK_SHARE = 0.15
@@ -68,7 +69,7 @@ def pretrain_lower(
     body = [*lower.layers.parameters(), lower.fold]
     for p in body:
         p.requires_grad_(True)
-    optimiser = torch.optim.AdamW(
+    optimiser = AdamW(
         [{"params": body, "lr": plan.lr}, {"params": list(head.parameters()), "lr": plan.head_lr}],
         weight_decay=0.0,
     )

@@ -24,6 +24,7 @@ from hmi.errors import InvalidInput
 from hmi.model.tasks import TaskKind
 from hmi.model.windows import first_pieces
 from hmi.training.backbones import Examples, ModuleBackbone
+from hmi.training.optimisers import LBFGS
 from hmi.training.ramp_report import ramp_report
 from hmi.training.ramp_rows import RampRows, ramp_rows, row_numbers
 from hmi.training.splits import Split
@@ -228,9 +229,7 @@ def _best(
 def minimised(loss: Callable[[Tensor], Tensor], x: Tensor, start: Linear) -> Linear:
     """The map with the least loss and penalty, by L-BFGS from `start`."""
     weight, bias = (t.clone().requires_grad_(True) for t in (start.weight, start.bias))
-    optimiser = torch.optim.LBFGS(
-        [weight, bias], max_iter=STEPS, line_search_fn="strong_wolfe", tolerance_change=1e-7
-    )
+    optimiser = LBFGS([weight, bias], max_iter=STEPS, line_search_fn="strong_wolfe", tolerance_change=1e-7)
 
     def step() -> Tensor:
         optimiser.zero_grad()

@@ -1,7 +1,8 @@
-"""Held-out metrics of labels, sets of labels, values and tags (entities by seqeval), and calibration."""
+"""Held-out metrics of labels, sets of labels, values and tags, and calibration."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hmi.model.calibration import calibration_error, reliability
+from hmi.model.entities import OUTSIDE, groups_of
 from hmi.training.headline import headline as headline
 
 MAX_CONFUSION_LABELS = 20
@@ -73,11 +75,8 @@ def score_values(gold: Sequence[float], got: Sequence[float], centre: float) -> 
 
 
 def score_tags(gold: list[list[str]], got: list[list[str]]) -> dict[str, Any]:
-    """Accuracy of tags. If they are BIO, also precision, recall and F1 of entities; else the scores
-    of each tag."""
-    # Imported here, since seqeval imports scikit-learn, which takes seconds.
-    from seqeval.metrics import classification_report, f1_score, precision_score, recall_score
-
+    """Accuracy of tags. If they are BIO, also precision, recall and F1 of entities, equal to seqeval's; else
+    the scores of each tag."""
     flat = [(g, p) for gs, ps in zip(gold, got, strict=True) for g, p in zip(gs, ps, strict=True)]
     accuracy = sum(g == p for g, p in flat) / max(1, len(flat))
     out: dict[str, Any] = {"rows": len(gold), "token_accuracy": round(accuracy, 4)}
@@ -86,35 +85,46 @@ def score_tags(gold: list[list[str]], got: list[list[str]]) -> dict[str, Any]:
         return out | {
             "per_label": score_labels([g for g, _ in flat], [p for _, p in flat], labels)["per_label"]
         }
-    for name, f in (("entity_f1", f1_score), ("precision", precision_score), ("recall", recall_score)):
-        out[name] = round(float(f(gold, got, zero_division=0)), 4)
+    both, predicted, support = _entity_counts(gold, got)
+    of_all = _of_label(both.total(), predicted.total(), support.total())
+    out |= {"entity_f1": of_all["f1"], "precision": of_all["precision"], "recall": of_all["recall"]}
     if any(g != "O" for g, _ in flat):
-        report = classification_report(gold, got, output_dict=True, zero_division=0)
         out["per_label"] = {
-            label: {name.removesuffix("-score"): round(float(x), 4) for name, x in row.items()}
-            | {"support": int(row["support"])}
-            for label, row in report.items()
-            if not label.endswith(" avg") and row["support"]
+            label: _of_label(both[label], predicted[label], count) for label, count in sorted(support.items())
         }
-        out["per_label"] = {k: {"f1": v.pop("f1"), **v} for k, v in out["per_label"].items()}
     return out
 
 
 def tag_parts(gold: list[list[str]], got: list[list[str]]) -> NDArray[np.float64]:
     """Each row's share in the headline score of `score_tags`, [rows, 2] (`Objective.parts`)."""
-    from seqeval.metrics.sequence_labeling import get_entities
-
     pairs = list(zip(gold, got, strict=True))
     if not is_bio({tag for row in (*gold, *got) for tag in row}):
         hits = [sum(g == p for g, p in zip(gs, ps, strict=True)) for gs, ps in pairs]
         return np.array([(hit, len(gs)) for hit, gs in zip(hits, gold, strict=True)], float)
-    spans = [(set(get_entities(gs)), set(get_entities(ps))) for gs, ps in pairs]
+    spans = [(_entities(gs), _entities(ps)) for gs, ps in pairs]
     return np.array([(2 * len(gs & ps), len(gs) + len(ps)) for gs, ps in spans], float)
 
 
 def rank_correlation(gold: NDArray[np.float64], got: NDArray[np.float64]) -> float:
     """Spearman's rank correlation; 0 if one side is constant."""
     return _correlation(_ranks(gold), _ranks(got))
+
+
+def _entity_counts(
+    gold: list[list[str]], got: list[list[str]]
+) -> tuple[Counter[str], Counter[str], Counter[str]]:
+    """By label, the number of entities that both have, that `got` has, and that `gold` has. An entity is
+    right if its label, first and last word are (CoNLL-2003)."""
+    counts = Counter[str](), Counter[str](), Counter[str]()
+    for right, given in zip(gold, got, strict=True):
+        wanted, found = _entities(right), _entities(given)
+        for count, entities in zip(counts, (wanted & found, found, wanted), strict=True):
+            count.update(label for label, _ in entities)
+    return counts
+
+
+def _entities(tags: list[str]) -> set[tuple[str, range]]:
+    return {entity for entity in groups_of(tags, joined=True) if entity[0] != OUTSIDE}
 
 
 def calibration(sure: Sequence[float], right: Sequence[bool]) -> dict[str, Any]:
@@ -135,9 +145,9 @@ def is_bio(tags: set[str]) -> bool:
 
 def _of_label(both: int, predicted: int, support: int) -> dict[str, float]:
     return {
-        "f1": round(2 * both / (support + predicted), 4),
+        "f1": round(2 * both / max(1, support + predicted), 4),
         "precision": round(both / max(1, predicted), 4),
-        "recall": round(both / support, 4),
+        "recall": round(both / max(1, support), 4),
         "support": support,
     }
 

@@ -25,7 +25,7 @@ from hmi.model.root import Root
 from hmi.model.tasks import TaskKind
 from hmi.training.backbones import Backbone, Examples, ModuleBackbone, PromptBackbone
 from hmi.training.objectives import OBJECTIVES
-from hmi.training.optimisers import load_optimiser, optimiser_tensors
+from hmi.training.optimisers import AdamW, load_optimiser, optimiser_tensors
 from hmi.training.plan import TrainPlan, plan_reading
 from hmi.training.precision import arithmetic
 from hmi.training.reports import StepReport
@@ -88,7 +88,7 @@ class Trainer:
                     part.requires_grad_(False)
         self._own = frozen is None
         groups = self._groups()
-        self.optimiser = torch.optim.AdamW(groups, weight_decay=plan.weight_decay, fused=True)
+        self.optimiser = AdamW(groups, weight_decay=plan.weight_decay, fused=True)
         self.rates = [float(group["lr"]) for group in self.optimiser.param_groups]
         self._trained = [p for group in groups for p in group["params"]] if plan.average else []
         self._average = [p.detach().clone() for p in self._trained]

@@ -5,14 +5,20 @@ of the whole path, not of each word."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
 import torch
+from hmi_kernels.text.path_loss import path_loss
+from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from hmi.core import Task
 from hmi.errors import InvalidInput
 from hmi.training.objectives.base import IGNORE
 
+Words = NDArray[np.int64]
 MAX_TAGS = 200
 """With more tags (a table of over 40,000 numbers), no transitions are learnt."""
 
@@ -32,35 +38,41 @@ class Transitions(nn.Module):
         logits: fp32 [B, T, labels]; targets[i]: a tag's id at the first token of each word, IGNORE
         at other tokens.
         """
-        at = [[i for i, tag in enumerate(target) if tag != IGNORE] for target in targets]
-        used = [i for i, words in enumerate(at) if words]
-        if not used:
+        texts, places, tags, starts = list[int](), list[int](), list[int](), [0]
+        for text, target in enumerate(targets):
+            words = [i for i, tag in enumerate(target) if tag != IGNORE]
+            if words:
+                texts += [text] * len(words)
+                places += words
+                tags += [int(target[i]) for i in words]
+                starts.append(len(places))
+        if not places:
             return logits.sum() * 0.0
-        most = max(len(at[i]) for i in used)
-        # Padding repeats a text's last word; the mask excludes it.
-        padded = {i: at[i] + at[i][-1:] * (most - len(at[i])) for i in used}
-        words = torch.tensor([*padded.values()])
-        tags = torch.tensor([[int(targets[i][word]) for word in row] for i, row in padded.items()])
-        mask = torch.arange(most) < torch.tensor([len(at[i]) for i in used])[:, None]
-        scores = logits[torch.tensor(used)[:, None], words]
-        return (self._all_paths(scores, mask) - self._path(scores, tags, mask)).sum() / mask.sum()
+        scores = logits[torch.tensor(texts), torch.tensor(places)]
+        total: Tensor = _Paths.apply(scores, self.table, np.array(starts), np.array(tags))
+        return total / len(places)
 
-    def _path(self, scores: Tensor, tags: Tensor, mask: Tensor) -> Tensor:
-        """The score of each given path [B]: the sum over its words and transitions."""
-        own = scores.gather(2, tags[..., None])[..., 0]
-        moves = torch.cat([self.table[-1][tags[:, :1]], self.table[tags[:, :-1], tags[:, 1:]]], 1)
-        return ((own + moves) * mask).sum(1)
 
-    def _all_paths(self, scores: Tensor, mask: Tensor) -> Tensor:
-        """The log of the summed exponentials of all paths' scores [B], by the forward algorithm:
-        one matrix product for each word."""
-        steps = self.table[:-1].exp()
-        reached = self.table[-1] + scores[:, 0]
-        for i in range(1, scores.shape[1]):
-            top = reached.amax(1, keepdim=True).detach()
-            here = ((reached - top).exp() @ steps).log() + top + scores[:, i]
-            reached = torch.where(mask[:, i, None], here, reached)
-        return reached.logsumexp(1)
+class _Paths(torch.autograd.Function):
+    """(scores [words, labels], table, the texts' first words, tags) -> the summed loss of the right paths.
+
+    The kernel computes loss and gradient together.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, scores: Tensor, table: Tensor, starts: Words, tags: Words) -> Tensor:
+        found = torch.empty_like(scores), torch.empty_like(table)
+        arrays = (each.detach().contiguous().numpy() for each in (scores, table))
+        given, moves = arrays
+        loss = path_loss(given, starts, tags, moves, found[0].numpy(), found[1].numpy())
+        ctx.save_for_backward(*found)
+        return torch.tensor(loss, dtype=scores.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        of_scores, of_table = ctx.saved_tensors
+        return of_scores * gradient, of_table * gradient, None, None
 
 
 def learns_transitions(task: Task, labels: int, weights: object, wanted: bool | None) -> bool:

@@ -1,0 +1,34 @@
+"""Values of rows are computed once, and kept within their room."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hmi.training.keeping import Kept
+
+
+def test_values_are_computed_once_and_given_in_order() -> None:
+    asked: list[int] = []
+
+    def compute(rows: Sequence[int]) -> list[str]:
+        asked.extend(rows)
+        return [str(row) for row in rows]
+
+    kept = Kept(compute, len)
+    assert kept([2, 0]) == ["2", "0"]
+    assert kept([0, 1, 2]) == ["0", "1", "2"]
+    assert kept([]) == []
+    assert asked == [2, 0, 1]
+
+
+def test_what_has_no_room_is_computed_again() -> None:
+    asked: list[int] = []
+
+    def compute(rows: Sequence[int]) -> list[str]:
+        asked.extend(rows)
+        return ["x" * (row + 1) for row in rows]
+
+    kept = Kept(compute, len, most=3)
+    assert kept([1, 4, 0]) == ["xx", "xxxxx", "x"]  # 2 + 1 bytes are kept, 5 have no room
+    assert kept([0, 1, 4]) == ["x", "xx", "xxxxx"]
+    assert asked == [1, 4, 0, 4]
