@@ -29,9 +29,8 @@ def examples_of(
 ) -> Examples:
     """The windows of a split with their targets. buckets: the number of buckets of lexical features."""
     lengths, types = [len(e) for e in split.encoded], [e.types for e in split.encoded]
-    return Examples(
-        lengths, types, _looked_up(root, reader, split.encoded), targets, split_bags(split, buckets)
-    )
+    features = _looked_up(root, reader, split.encoded)
+    return Examples(lengths, types, features, targets, split_bags(split, buckets, features))
 
 
 def dev_examples(root: Root, reader: Reader, split: Split, buckets: int) -> Examples:

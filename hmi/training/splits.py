@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from hmi.model.alignment import figures_of
 from hmi.model.batching import Encoded
 from hmi.model.lexical import Bags, bags_of
 from hmi.model.tasks import TaskKind
@@ -90,13 +92,31 @@ def task_targets(task: TaskKind, split: Split) -> list[list[float]]:
     return out
 
 
-def split_bags(split: Split, buckets: int) -> Callable[[Sequence[int]], list[Bags]] | None:
+def split_bags(
+    split: Split, buckets: int, features: Callable[[Sequence[int]], list[Tensor]]
+) -> Callable[[Sequence[int]], list[Bags]] | None:
     """A function that computes the lexical features of windows by their indices, on demand, to save
-    memory. None if `buckets` is 0."""
+    memory. None if `buckets` is 0.
+
+    features: gives the rows that enter the upper layers, from which pairs of texts get their figures.
+    """
     if not buckets:
         return None
     owners = range(len(split.rows)) if split.owners is None else split.owners
-    return lambda windows: [bags_of(split.rows[owners[i]].text, split.encoded[i], buckets) for i in windows]
+    paired = bool(split.rows) and isinstance(split.rows[0].text, tuple)
+    known: dict[int, Tensor] = {}
+
+    def bags(windows: Sequence[int]) -> list[Bags]:
+        found = [bags_of(split.rows[owners[i]].text, split.encoded[i], buckets) for i in windows]
+        if not paired:
+            return found
+        new = [i for i in windows if i not in known]
+        if new:
+            rows = torch.cat(features(new)).float()
+            known.update(zip(new, figures_of(rows, [split.encoded[i] for i in new]), strict=True))
+        return [replace(bag, figures=known[i]) for bag, i in zip(found, windows, strict=True)]
+
+    return bags
 
 
 def class_weights(

@@ -18,7 +18,7 @@ from hmi.errors import InvalidData
 from hmi.model.artefact import Artefact
 from hmi.model.batching import length_grouped
 from hmi.model.heads import Head, head_input, head_input_size, reads_cls_only, widened
-from hmi.model.lexical import Lexical
+from hmi.model.lexical import Lexical, figures_in
 from hmi.model.modules import new_module
 from hmi.model.rest import Rest, int8_of
 from hmi.model.root import Root
@@ -33,6 +33,10 @@ from hmi.training.transitions import Transitions
 
 LEXICAL_LR, LEXICAL_DROPOUT = 5e-3, 0.3
 """Tuned on dev (docs/design/0003-tenant-module.md)."""
+ALIGNMENT_LR = 1e-2
+"""Chosen on dev (docs/design/0024-pairs.md)."""
+MEASURED = 2_000
+"""Alignment figures are standardised by the first training rows, this many."""
 TRANSITIONS_LR = 1e-2
 """No other rate was tried."""
 AVERAGE_STEPS = 50
@@ -79,7 +83,7 @@ class Trainer:
         if frozen is None:
             size = head_input_size(plan.task, dim, paired=plan.paired)
             self.head = Head(size, plan.labels, queries=plan.queries, dim=dim)
-            self.lexical = Lexical(plan.lexical, plan.labels) if plan.lexical else None
+            self.lexical = self._new_lexical()
             self.transitions = Transitions(plan.labels) if plan.transitions else None
         else:
             self.head, self.lexical, self.transitions = frozen.head, frozen.lexical, frozen.transitions
@@ -208,12 +212,22 @@ class Trainer:
             return groups
         groups.append({"params": list(self.head.parameters()), "lr": max(plan.lr, 1e-3)})
         if self.lexical is not None:
-            groups.append({"params": list(self.lexical.parameters()), "lr": LEXICAL_LR, "weight_decay": 0.0})
+            for parameters, rate in lexical_rates(self.lexical):
+                groups.append({"params": parameters, "lr": rate, "weight_decay": 0.0})
         if self.transitions is not None:
             groups.append(
                 {"params": list(self.transitions.parameters()), "lr": TRANSITIONS_LR, "weight_decay": 0.0}
             )
         return groups
+
+    def _new_lexical(self) -> Lexical | None:
+        """Lexical features at the start, with the training rows' alignment figures standardised."""
+        if not self.plan.lexical:
+            return None
+        lexical = Lexical(self.plan.lexical, self.plan.labels, aligned=self.plan.aligned)
+        if lexical.alignment is not None and self.train.bags is not None and len(self.train):
+            lexical.alignment.standardise(figures_in(self.train.bags(range(min(len(self.train), MEASURED)))))
+        return lexical
 
     def _step(self, rows: list[int], step: int) -> float:
         for group, rate in zip(self.optimiser.param_groups, self.rates, strict=True):
@@ -261,6 +275,13 @@ class Trainer:
             assert examples.bags is not None
             logits = self.lexical(logits, examples.bags(rows), LEXICAL_DROPOUT if dropout else 0.0)
         return logits, h.mask
+
+
+def lexical_rates(lexical: Lexical) -> list[tuple[list[nn.Parameter], float]]:
+    """The parameters of lexical features with their learning rates."""
+    alignment = [] if lexical.alignment is None else list(lexical.alignment.parameters())
+    table = [p for p in lexical.parameters() if all(p is not other for other in alignment)]
+    return [(table, LEXICAL_LR), *([(alignment, ALIGNMENT_LR)] if alignment else [])]
 
 
 def diverged(what: str) -> InvalidData:
