@@ -75,8 +75,8 @@ def _head(left: Left, indexes: Sequence[int], pieces: Sequence[Piece], part: Tas
 
 def _bags(piece: Piece, lexical: Lexical) -> Bags:
     found = bags_of(piece.item.read, piece.window, lexical.buckets)
-    figures = piece.item.partial.figures.get(piece.index) if lexical.alignment is not None else None
-    return found if figures is None else replace(found, figures=figures)
+    aligned = piece.item.partial.aligned.get(piece.index) if lexical.alignment is not None else None
+    return found if aligned is None else replace(found, aligned=aligned)
 
 
 def _read(

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from hmi.engine.bundles import Bundle
 from hmi.engine.item import Item, Piece
-from hmi.model.alignment import figures_of
+from hmi.model.alignment import aligned_of
 from hmi.model.batching import Encoded, pad_ids
 from hmi.stores.miss_recorder import MissRecorder
 from plot_store import ORDER_NAMES, Hits, VersionInfo
@@ -89,17 +89,17 @@ def retrieve(pieces: Sequence[Piece]) -> Retrieved:
 
 
 def _align(batch: Retrieved) -> None:
-    """Store the alignment figures of the windows of pairs whose models may score them, as long as no layer
+    """Store the alignments of the windows of pairs whose models may score them, as long as no layer
     has changed the rows."""
     pairs = [i for i, piece in enumerate(batch.pieces) if _scores_pairs(piece)]
     if not pairs:
         return
     spans = [batch.rows[batch.offsets[i] : batch.offsets[i + 1]] for i in pairs]
     rows = batch.rows if len(pairs) == len(batch.pieces) else torch.cat(spans)
-    figures = figures_of(rows, [batch.pieces[i].window for i in pairs])
-    for i, mine in zip(pairs, figures, strict=True):
+    aligned = aligned_of(rows, [batch.pieces[i].window for i in pairs])
+    for i, mine in zip(pairs, aligned, strict=True):
         piece = batch.pieces[i]
-        piece.item.partial.figures[piece.index] = mine
+        piece.item.partial.aligned[piece.index] = mine
 
 
 def _scores_pairs(piece: Piece) -> bool:

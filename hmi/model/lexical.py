@@ -14,13 +14,13 @@ The features are, for
 - a text: its tokens, and its pairs of neighbouring tokens
 - a pair of texts: the tokens in one text or both; the pairs of neighbouring tokens in only one; where a token
   is in both texts but followed by different tokens, these two; the counts of tokens and of pairs in only one.
-  Figures of how well the texts match are scored beside them (`hmi.model.alignment`)
+  The alignment of the texts is scored beside them (`hmi.model.alignment`)
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate, pairwise
 
@@ -33,7 +33,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from hmi.core import Task
-from hmi.model.alignment import FIGURES, Alignment
+from hmi.model.alignment import Alignment, alignment_from
+from hmi.model.artefact import tensors_below
 from hmi.model.batching import Encoded
 from hmi.model.tokenizer import Text
 from hmi.model.windows import first_pieces
@@ -66,26 +67,26 @@ class Bags:
     rows: Tensor
     """int64 [bags]: bag i's scores are added to the head's output at rows[i], the first piece of its word;
     0 if the text has one output."""
-    figures: Tensor | None = None
-    """fp32 [FIGURES]: the alignment figures of a pair of texts; None: none were computed."""
+    aligned: Tensor | None = None
+    """fp32 [`aligned_size`]: the alignment of a pair of texts; None: none was computed."""
 
 
 class Lexical(nn.Module):
     """Scores from features: a table [buckets, min(labels, WIDTH)], initially zero, and with more than WIDTH
-    labels a map [labels, WIDTH]. For pairs of texts there may also be scores from alignment figures."""
+    labels a map [labels, WIDTH]. For pairs of texts there may also be scores from their alignment."""
 
-    def __init__(self, buckets: int, labels: int, *, aligned: bool = False) -> None:
+    def __init__(self, buckets: int, labels: int, alignment: Alignment | None = None) -> None:
         super().__init__()
         self.table = nn.Parameter(torch.zeros(buckets, min(labels, WIDTH)))
         self.out = nn.Parameter(torch.randn(labels, WIDTH) / 2) if labels > WIDTH else None
-        self.alignment = Alignment(labels) if aligned else None
+        self.alignment = alignment
 
     @property
     def buckets(self) -> int:
         return len(self.table)
 
     def scores(self, bags: Sequence[Bags], dropout: float = 0.0) -> Tensor:
-        """The scores of all bags of all windows, [bags, labels].
+        """The scores of all bags of all windows, [bags, labels]. Either all bags are aligned or none is.
 
         `dropout` is the probability that a feature is left out. The others are not scaled up, so that a
         word is recognised by any part of its features.
@@ -97,7 +98,10 @@ class Lexical(nn.Module):
             ids, self.table, sizes.cumsum(0) - sizes, mode="sum", per_sample_weights=weights
         )
         scores = found if self.out is None else F.linear(found, self.out)
-        return scores if self.alignment is None else scores + self.alignment(figures_in(bags))
+        if self.alignment is None or bags[0].aligned is None:
+            return scores
+        of_pairs: Tensor = self.alignment(aligned_in(bags))
+        return scores + of_pairs
 
     def forward(self, logits: Tensor, bags: Sequence[Bags], dropout: float = 0.0) -> Tensor:
         """Add the scores of B windows to the head's outputs: [B, labels], in tagging [B, T, labels]."""
@@ -134,14 +138,25 @@ def lexical_from(state: Mapping[str, Tensor]) -> Lexical:
     """Rebuild from the tensors `table` and, if they exist, `out` and those of `alignment`."""
     table, out = state["table"], state.get("out")
     labels = table.shape[1] if out is None else len(out)
-    lexical = Lexical(len(table), labels, aligned=has_alignment(state))
+    alignment = alignment_from(tensors_below(state, "alignment")) if has_alignment(state) else None
+    lexical = Lexical(len(table), labels, alignment)
     lexical.load_state_dict(dict(state))
     return lexical.eval().requires_grad_(False)
 
 
+def aligned_in(bags: Sequence[Bags]) -> Tensor:
+    """The alignments [bags, `aligned_size`] of bags that all have one."""
+    return torch.stack([bag.aligned for bag in bags if bag.aligned is not None])
+
+
+def not_aligned(bags: Sequence[Bags]) -> list[Bags]:
+    """The same bags without their alignments."""
+    return [replace(bag, aligned=None) for bag in bags]
+
+
 def has_alignment(state: Mapping[str, Tensor]) -> bool:
     """Return whether these tensors of `Lexical` include an alignment. Pairs of earlier releases have none."""
-    return "alignment.weight" in state
+    return "alignment.vectors" in state
 
 
 def bags_of(text: Text, window: Encoded, buckets: int) -> Bags:
@@ -171,12 +186,6 @@ def text_bag(window: Encoded, buckets: int) -> Bags:
     first, second = _tokens(window, 0), _tokens(window, 1)
     codes = _pair_codes(first, second) if len(second) else _text_codes(first)
     return _bags([((codes >> np.uint64(32)) * np.uint64(buckets) >> np.uint64(32)).astype(np.int64)], [0])
-
-
-def figures_in(bags: Sequence[Bags]) -> Tensor:
-    """The alignment figures [bags, FIGURES]; zeros for a bag without figures, as for a pair with an empty
-    text."""
-    return torch.stack([torch.zeros(FIGURES) if bag.figures is None else bag.figures for bag in bags])
 
 
 @lru_cache(maxsize=1 << 16)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hmi.core import Task
+from hmi.model.alignment import MAX_OUTPUTS
 from hmi.model.artefact import Artefact
 from hmi.model.heads import head_queries
 from hmi.model.lexical import has_alignment, lexical_buckets
@@ -67,7 +68,7 @@ def plan_training(
         weights=weights,
         bf16=recipe.bf16,
         lexical=lexical_buckets(task.name, recipe.lexical),
-        aligned=task.paired,
+        aligned=task.paired and task.outputs <= MAX_OUTPUTS,
         transitions=learns_transitions(task.name, task.outputs, weights, recipe.transitions),
         queries=head_queries(task.reads, task.outputs) if recipe.queries else 0,
         average=recipe.average,

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hmi.model.alignment import figures_of
+from hmi.model.alignment import aligned_of
 from hmi.model.batching import Encoded
 from hmi.model.lexical import Bags, bags_of
 from hmi.model.tasks import TaskKind
@@ -98,23 +98,20 @@ def split_bags(
     """A function that computes the lexical features of windows by their indices, on demand, to save
     memory. None if `buckets` is 0.
 
-    features: gives the rows that enter the upper layers, from which pairs of texts get their figures.
+    features: gives the rows that enter the upper layers, by which pairs of texts are aligned.
     """
     if not buckets:
         return None
     owners = range(len(split.rows)) if split.owners is None else split.owners
     paired = bool(split.rows) and isinstance(split.rows[0].text, tuple)
-    known: dict[int, Tensor] = {}
 
     def bags(windows: Sequence[int]) -> list[Bags]:
         found = [bags_of(split.rows[owners[i]].text, split.encoded[i], buckets) for i in windows]
-        if not paired:
+        if not paired or not windows:
             return found
-        new = [i for i in windows if i not in known]
-        if new:
-            rows = torch.cat(features(new)).float()
-            known.update(zip(new, figures_of(rows, [split.encoded[i] for i in new]), strict=True))
-        return [replace(bag, figures=known[i]) for bag, i in zip(found, windows, strict=True)]
+        rows = torch.cat(features(windows)).float()
+        aligned = aligned_of(rows, [split.encoded[i] for i in windows])
+        return [replace(bag, aligned=mine) for bag, mine in zip(found, aligned, strict=True)]
 
     return bags
 

@@ -1,4 +1,4 @@
-"""The numba body of a pair's alignment figures: how well each of its two texts is found in the other."""
+"""The numba body of a pair's alignment: how well each of its two texts is found in the other."""
 
 from __future__ import annotations
 
@@ -9,21 +9,26 @@ import numpy as np
 from hmi_kernels.jit import reassociated
 
 EACH = 13  # the figures of one text of a pair; hmi.model.alignment names them
+VECTORS = 3  # the vectors of one text of a pair, likewise
 LOWEST = 3  # how many of a text's lowest best cosines are figures
 
 
 @reassociated
 def align(ids: Any, sides: Any, weights: Any, rows: Any, offsets: Any, out: Any) -> None:
-    """Fill out float32 [pairs, 2 · EACH] with the figures of pairs. A pair's are the same bits in any batch.
+    """Fill out float32 [pairs, 2 · EACH + 2 · VECTORS · dim] with the alignments of pairs.
+
+    A pair has the figures of both its texts, then their vectors. They are the same bits in any batch.
 
     ids int64 [tokens] and sides int8 [tokens]: a token's id, and 0 in the pair's first text, 1 in its second,
     another number in neither. weights float32 [tokens]: above 0. rows float32 [tokens, dim]. offsets int64
-    [pairs + 1]: pair i has the tokens offsets[i]:offsets[i + 1]. All figures of a pair are 0 if one of its
+    [pairs + 1]: pair i has the tokens offsets[i]:offsets[i + 1]. All numbers of a pair are 0 if one of its
     texts has no token.
     """
+    dim = rows.shape[1]
     for pair in range(len(offsets) - 1):
         start, end = offsets[pair], offsets[pair + 1]
-        out[pair] = 0.0
+        mine = out[pair]
+        mine[:] = 0.0
         places = np.empty((2, end - start), np.int64)
         counts = np.zeros(2, np.int64)
         for i in range(start, end):
@@ -35,8 +40,9 @@ def align(ids: Any, sides: Any, weights: Any, rows: Any, offsets: Any, out: Any)
             continue
         one, other = places[0, : counts[0]], places[1, : counts[1]]
         cosines = _cosines(rows, one, other)
-        _figures(ids, weights, one, other, cosines, out[pair, :EACH])
-        _figures(ids, weights, other, one, cosines.T.copy(), out[pair, EACH:])
+        middle = 2 * EACH + VECTORS * dim
+        _one_text(ids, weights, rows, one, other, cosines, mine[:EACH], mine[2 * EACH : middle])
+        _one_text(ids, weights, rows, other, one, cosines.T.copy(), mine[EACH : 2 * EACH], mine[middle:])
 
 
 @reassociated
@@ -63,9 +69,15 @@ def _product(a: Any, b: Any) -> Any:
 
 
 @reassociated
-def _figures(ids: Any, weights: Any, mine: Any, theirs: Any, cosines: Any, out: Any) -> None:
-    """Fill out float32 [EACH], all 0, with the figures of the text `mine`, aligned to `theirs`."""
-    count = len(mine)
+def _one_text(
+    ids: Any, weights: Any, rows: Any, mine: Any, theirs: Any, cosines: Any, out: Any, vectors: Any
+) -> None:
+    """Fill in the alignment of the text `mine` to `theirs`.
+
+    out float32 [EACH] and vectors float32 [VECTORS · dim] are all 0 before.
+    """
+    count, dim = len(mine), rows.shape[1]
+    apart, largest, missing = vectors[:dim], vectors[dim : 2 * dim], vectors[2 * dim :]
     total = np.float32(0.0)
     for place in mine:
         total += weights[place]
@@ -85,6 +97,12 @@ def _figures(ids: Any, weights: Any, mine: Any, theirs: Any, cosines: Any, out: 
             if cosines[i, j] > cosines[i, best]:
                 best = j
         cosine = cosines[i, best]
+        row, twin, far = rows[mine[i]], rows[theirs[best]], weight * (np.float32(1.0) - cosine)
+        for k in range(dim):
+            distance = abs(row[k] - twin[k])
+            apart[k] += weight * distance
+            largest[k] = max(largest[k], distance)
+            missing[k] += far * row[k]
         out[2] += cosine
         out[3] += weight * cosine
         out[8] = max(out[8], heavy * (np.float32(1.0) - cosine))
