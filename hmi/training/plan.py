@@ -55,10 +55,12 @@ def plan_training(
     Raises InvalidInput if the recipe asks for transitions that cannot be trained.
     """
     module = recipe.module or default_module(paired=task.paired)
+    lexical = lexical_buckets(task.name, recipe.lexical)
+    aligned = bool(lexical) and task.paired and task.outputs <= MAX_OUTPUTS
     return TrainPlan(
         task.name,
         task.outputs,
-        lr=recipe.lr or default_lr(task, module, rows),
+        lr=recipe.lr or default_lr(task, module, rows, aligned=aligned),
         epochs=recipe.epochs or choose_epochs(rows, recipe.batch),
         batch=recipe.batch,
         seed=recipe.seed,
@@ -67,8 +69,8 @@ def plan_training(
         paired=task.paired,
         weights=weights,
         bf16=recipe.bf16,
-        lexical=lexical_buckets(task.name, recipe.lexical),
-        aligned=task.paired and task.outputs <= MAX_OUTPUTS,
+        lexical=lexical,
+        aligned=aligned,
         transitions=learns_transitions(task.name, task.outputs, weights, recipe.transitions),
         queries=head_queries(task.reads, task.outputs) if recipe.queries else 0,
         average=recipe.average,
