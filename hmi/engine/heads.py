@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import groupby, pairwise
 
 import torch
@@ -19,7 +20,7 @@ from hmi.errors import Damaged
 from hmi.execution.base import Output
 from hmi.execution.batch import Left
 from hmi.model.heads import Reads, pool_text
-from hmi.model.lexical import bags_of
+from hmi.model.lexical import Bags, Lexical, bags_of
 
 
 @torch.inference_mode()
@@ -66,10 +67,16 @@ def _head(left: Left, indexes: Sequence[int], pieces: Sequence[Piece], part: Tas
     reads = pieces[0].bundle.task.reads
     output = _read(left, indexes, pieces, reads, part)
     if part.lexical is not None:
-        bags = [bags_of(p.item.read, p.window, part.lexical.buckets) for p in pieces]
+        bags = [_bags(piece, part.lexical) for piece in pieces]
         lengths = [len(p.window) if reads == "rows" else 1 for p in pieces]
         output = part.lexical.add_packed(output, bags, lengths)
     return output
+
+
+def _bags(piece: Piece, lexical: Lexical) -> Bags:
+    found = bags_of(piece.item.read, piece.window, lexical.buckets)
+    aligned = piece.item.partial.aligned.get(piece.index) if lexical.alignment is not None else None
+    return found if aligned is None else replace(found, aligned=aligned)
 
 
 def _read(

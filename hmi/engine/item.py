@@ -66,6 +66,8 @@ class Partial:
     """Of the ramp that answered the text; None if none did."""
     similarities: dict[int, float] = field(default_factory=dict)
     """The similarity of each window to the model's own texts, if the model has a threshold for this."""
+    aligned: dict[int, Tensor] = field(default_factory=dict)
+    """The alignment of each window of a pair of texts (`hmi.model.alignment`)."""
     batches: set[Times] = field(default_factory=set)
     """The times of each batch that a window was in."""
 

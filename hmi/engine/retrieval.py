@@ -16,6 +16,7 @@ from torch import Tensor
 
 from hmi.engine.bundles import Bundle
 from hmi.engine.item import Item, Piece
+from hmi.model.alignment import aligned_of
 from hmi.model.batching import Encoded, pad_ids
 from hmi.stores.miss_recorder import MissRecorder
 from plot_store import ORDER_NAMES, Hits, VersionInfo
@@ -83,7 +84,26 @@ def retrieve(pieces: Sequence[Piece]) -> Retrieved:
         return batch
     batch.rows = batch.rows[: batch.offsets[-1]]
     bundle.root.add_bias(batch.rows, [p.window for p in batch.pieces])
+    _align(batch)
     return batch
+
+
+def _align(batch: Retrieved) -> None:
+    """Store the alignments of the windows of pairs whose models may score them, as long as no layer
+    has changed the rows."""
+    pairs = [i for i, piece in enumerate(batch.pieces) if _scores_pairs(piece)]
+    if not pairs:
+        return
+    spans = [batch.rows[batch.offsets[i] : batch.offsets[i + 1]] for i in pairs]
+    rows = batch.rows if len(pairs) == len(batch.pieces) else torch.cat(spans)
+    aligned = aligned_of(rows, [batch.pieces[i].window for i in pairs])
+    for i, mine in zip(pairs, aligned, strict=True):
+        piece = batch.pieces[i]
+        piece.item.partial.aligned[piece.index] = mine
+
+
+def _scores_pairs(piece: Piece) -> bool:
+    return piece.bundle.version.lexical and piece.bundle.task.reads == "compare"
 
 
 def _fill(batch: Retrieved, pieces: Sequence[Piece], out: Tensor) -> None:

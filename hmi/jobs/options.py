@@ -67,7 +67,8 @@ class FineTuneOptions(Record):
     )
     lexical: bool | None = Field(
         default=None,
-        description="Also train hashed features of words and tokens. None: yes for tagging and pairs.",
+        description="Also train hashed features of words and tokens, and for pairs the alignment of the two "
+        "texts. None: yes for tagging and pairs.",
     )
     skip_bad_rows: int = Field(
         default=0,

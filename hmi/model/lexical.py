@@ -13,13 +13,14 @@ The features are, for
   those; the pair that the word forms with the word before it
 - a text: its tokens, and its pairs of neighbouring tokens
 - a pair of texts: the tokens in one text or both; the pairs of neighbouring tokens in only one; where a token
-  is in both texts but followed by different tokens, these two; the counts of tokens and of pairs in only one
+  is in both texts but followed by different tokens, these two; the counts of tokens and of pairs in only one.
+  The alignment of the texts is scored beside them (`hmi.model.alignment`)
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate, pairwise
 
@@ -32,6 +33,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from hmi.core import Task
+from hmi.model.alignment import Alignment, alignment_from
+from hmi.model.artefact import tensors_below
 from hmi.model.batching import Encoded
 from hmi.model.tokenizer import Text
 from hmi.model.windows import first_pieces
@@ -64,27 +67,31 @@ class Bags:
     rows: Tensor
     """int64 [bags]: bag i's scores are added to the head's output at rows[i], the first piece of its word;
     0 if the text has one output."""
+    aligned: Tensor | None = None
+    """fp32 [`aligned_size`]: the alignment of a pair of texts; None: none was computed."""
 
     @property
     def nbytes(self) -> int:
-        return self.ids.nbytes + self.offsets.nbytes + self.rows.nbytes
+        aligned = 0 if self.aligned is None else self.aligned.nbytes
+        return self.ids.nbytes + self.offsets.nbytes + self.rows.nbytes + aligned
 
 
 class Lexical(nn.Module):
     """Scores from features: a table [buckets, min(labels, WIDTH)], initially zero, and with more than WIDTH
-    labels a map [labels, WIDTH]."""
+    labels a map [labels, WIDTH]. For pairs of texts there may also be scores from their alignment."""
 
-    def __init__(self, buckets: int, labels: int) -> None:
+    def __init__(self, buckets: int, labels: int, alignment: Alignment | None = None) -> None:
         super().__init__()
         self.table = nn.Parameter(torch.zeros(buckets, min(labels, WIDTH)))
         self.out = nn.Parameter(torch.randn(labels, WIDTH) / 2) if labels > WIDTH else None
+        self.alignment = alignment
 
     @property
     def buckets(self) -> int:
         return len(self.table)
 
     def scores(self, bags: Sequence[Bags], dropout: float = 0.0) -> Tensor:
-        """The scores of all bags of all windows, [bags, labels].
+        """The scores of all bags of all windows, [bags, labels]. Either all bags are aligned or none is.
 
         `dropout` is the probability that a feature is left out. The others are not scaled up, so that a
         word is recognised by any part of its features.
@@ -95,7 +102,11 @@ class Lexical(nn.Module):
         found = F.embedding_bag(
             ids, self.table, sizes.cumsum(0) - sizes, mode="sum", per_sample_weights=weights
         )
-        return found if self.out is None else F.linear(found, self.out)
+        scores = found if self.out is None else F.linear(found, self.out)
+        if self.alignment is None or bags[0].aligned is None:
+            return scores
+        of_pairs: Tensor = self.alignment(aligned_in(bags))
+        return scores + of_pairs
 
     def forward(self, logits: Tensor, bags: Sequence[Bags], dropout: float = 0.0) -> Tensor:
         """Add the scores of B windows to the head's outputs: [B, labels], in tagging [B, T, labels]."""
@@ -128,12 +139,29 @@ def lexical_buckets(task: Task, wanted: bool | None) -> int:
     return BUCKETS if (task in BY_DEFAULT if wanted is None else wanted) else 0
 
 
-def lexical_from(state: dict[str, Tensor]) -> Lexical:
-    """Rebuild from the tensors `table` and, if it exists, `out`."""
+def lexical_from(state: Mapping[str, Tensor]) -> Lexical:
+    """Rebuild from the tensors `table` and, if they exist, `out` and those of `alignment`."""
     table, out = state["table"], state.get("out")
-    lexical = Lexical(len(table), table.shape[1] if out is None else len(out))
-    lexical.load_state_dict(state)
+    labels = table.shape[1] if out is None else len(out)
+    alignment = alignment_from(tensors_below(state, "alignment")) if has_alignment(state) else None
+    lexical = Lexical(len(table), labels, alignment)
+    lexical.load_state_dict(dict(state))
     return lexical.eval().requires_grad_(False)
+
+
+def aligned_in(bags: Sequence[Bags]) -> Tensor:
+    """The alignments [bags, `aligned_size`] of bags that all have one."""
+    return torch.stack([bag.aligned for bag in bags if bag.aligned is not None])
+
+
+def not_aligned(bags: Sequence[Bags]) -> list[Bags]:
+    """The same bags without their alignments."""
+    return [replace(bag, aligned=None) for bag in bags]
+
+
+def has_alignment(state: Mapping[str, Tensor]) -> bool:
+    """Return whether these tensors of `Lexical` include an alignment. Pairs of earlier releases have none."""
+    return "alignment.vectors" in state
 
 
 def bags_of(text: Text, window: Encoded, buckets: int) -> Bags:

@@ -24,6 +24,8 @@ PAIR_LORA_LR = 1e-3
 """For pairs LoRA needs a lower rate."""
 PAIR_LR = 4e-3
 """For pairs a sequential adapter needs a higher rate. Other bottlenecks get the same."""
+ALIGNED_LR = 1e-3
+"""The highest rate for pairs beside an alignment, which leaves less to learn (docs/design/0024-pairs.md)."""
 LORA_RANK = 8
 """The rank that LoRA's rates were tuned for. Higher ranks diverge at them."""
 LR_ROWS = 2_000
@@ -43,8 +45,8 @@ def default_module(*, paired: bool) -> ModuleSpec:
     return ModuleSpec(kind="sequential" if paired else "lora")
 
 
-def default_lr(task: TaskKind, module: ModuleSpec, rows: int) -> float:
-    """The learning rate for a task and a module.
+def default_lr(task: TaskKind, module: ModuleSpec, rows: int, *, aligned: bool = False) -> float:
+    """The learning rate for a task and a module. `aligned`: beside an alignment of pairs.
 
     LoRA's rate falls as its rank grows. All rates fall with more rows, since many steps at a high
     rate undo what the first ones learnt.
@@ -53,5 +55,7 @@ def default_lr(task: TaskKind, module: ModuleSpec, rows: int) -> float:
     rate = TAGGING_LR if task.name == "tagging" else DEFAULT_LR
     if task.paired:
         rate = PAIR_LORA_LR if lora else PAIR_LR
+    if aligned:
+        rate = min(rate, ALIGNED_LR)
     rate *= math.sqrt(min(1.0, LR_ROWS / rows))
     return rate * math.sqrt(LORA_RANK / module.rank) if lora and module.rank > LORA_RANK else rate

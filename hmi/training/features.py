@@ -33,7 +33,7 @@ def examples_of(
     """
     lengths, types = [len(e) for e in split.encoded], [e.types for e in split.encoded]
     features = Kept(_looked_up(root, reader, split.encoded), lambda rows: rows.nbytes)
-    bags = split_bags(split, buckets)
+    bags = split_bags(split, buckets, features)
     kept = None if bags is None else Kept(bags, lambda bag: bag.nbytes)
     return Examples(lengths, types, features, targets, kept)
 

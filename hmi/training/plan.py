@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hmi.core import Task
+from hmi.model.alignment import MAX_OUTPUTS
 from hmi.model.artefact import Artefact
 from hmi.model.heads import head_queries
-from hmi.model.lexical import lexical_buckets
+from hmi.model.lexical import has_alignment, lexical_buckets
 from hmi.model.tasks import TaskKind
 from hmi.training.defaults import choose_epochs, default_lr, default_module
 from hmi.training.recipe import RECIPE, Recipe
@@ -34,6 +35,8 @@ class TrainPlan:
     """Compute matrix products in bf16 if the CPU does so natively."""
     lexical: int = 0
     """Buckets of the lexical features that are trained beside the backbone; 0 for none."""
+    aligned: bool = False
+    """Whether the lexical features include the alignment of pairs."""
     transitions: bool = False
     """Whether to learn which tag follows which (`Transitions`)."""
     queries: int = 0
@@ -52,10 +55,12 @@ def plan_training(
     Raises InvalidInput if the recipe asks for transitions that cannot be trained.
     """
     module = recipe.module or default_module(paired=task.paired)
+    lexical = lexical_buckets(task.name, recipe.lexical)
+    aligned = bool(lexical) and task.paired and task.outputs <= MAX_OUTPUTS
     return TrainPlan(
         task.name,
         task.outputs,
-        lr=recipe.lr or default_lr(task, module, rows),
+        lr=recipe.lr or default_lr(task, module, rows, aligned=aligned),
         epochs=recipe.epochs or choose_epochs(rows, recipe.batch),
         batch=recipe.batch,
         seed=recipe.seed,
@@ -64,7 +69,8 @@ def plan_training(
         paired=task.paired,
         weights=weights,
         bf16=recipe.bf16,
-        lexical=lexical_buckets(task.name, recipe.lexical),
+        lexical=lexical,
+        aligned=aligned,
         transitions=learns_transitions(task.name, task.outputs, weights, recipe.transitions),
         queries=head_queries(task.reads, task.outputs) if recipe.queries else 0,
         average=recipe.average,
@@ -84,6 +90,7 @@ def plan_reading(task: TaskKind, artefact: Artefact) -> TrainPlan:
         seed=0,
         paired=task.paired,
         lexical=0 if table is None else len(table),
+        aligned=has_alignment(artefact.lexical),
         transitions=bool(artefact.transitions),
         queries=head_queries(task.reads, task.outputs),
     )

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from hmi.model.alignment import aligned_of
 from hmi.model.batching import Encoded
 from hmi.model.lexical import Bags, bags_of
 from hmi.model.tasks import TaskKind
@@ -90,13 +92,28 @@ def task_targets(task: TaskKind, split: Split) -> list[list[float]]:
     return out
 
 
-def split_bags(split: Split, buckets: int) -> Callable[[Sequence[int]], list[Bags]] | None:
+def split_bags(
+    split: Split, buckets: int, features: Callable[[Sequence[int]], list[Tensor]]
+) -> Callable[[Sequence[int]], list[Bags]] | None:
     """A function that computes the lexical features of windows by their indices, on demand, to save
-    memory. None if `buckets` is 0."""
+    memory. None if `buckets` is 0.
+
+    features: gives the rows that enter the upper layers, by which pairs of texts are aligned.
+    """
     if not buckets:
         return None
     owners = range(len(split.rows)) if split.owners is None else split.owners
-    return lambda windows: [bags_of(split.rows[owners[i]].text, split.encoded[i], buckets) for i in windows]
+    paired = bool(split.rows) and isinstance(split.rows[0].text, tuple)
+
+    def bags(windows: Sequence[int]) -> list[Bags]:
+        found = [bags_of(split.rows[owners[i]].text, split.encoded[i], buckets) for i in windows]
+        if not paired or not windows:
+            return found
+        rows = torch.cat(features(windows)).float()
+        aligned = aligned_of(rows, [split.encoded[i] for i in windows])
+        return [replace(bag, aligned=mine) for bag, mine in zip(found, aligned, strict=True)]
+
+    return bags
 
 
 def class_weights(

@@ -15,14 +15,16 @@ from torch import Tensor, nn
 
 from hmi.core import ModuleSpec
 from hmi.errors import InvalidData
+from hmi.model.alignment import Alignment
 from hmi.model.artefact import Artefact
 from hmi.model.batching import length_grouped
 from hmi.model.heads import Head, head_input, head_input_size, reads_cls_only, widened
-from hmi.model.lexical import Lexical
+from hmi.model.lexical import Lexical, aligned_in, not_aligned
 from hmi.model.modules import new_module
 from hmi.model.rest import Rest, int8_of
 from hmi.model.root import Root
 from hmi.model.tasks import TaskKind
+from hmi.training.aligning import fit_alignment
 from hmi.training.backbones import Backbone, Examples, ModuleBackbone, PromptBackbone
 from hmi.training.objectives import OBJECTIVES
 from hmi.training.optimisers import AdamW, load_optimiser, optimiser_tensors
@@ -33,6 +35,7 @@ from hmi.training.transitions import Transitions
 
 LEXICAL_LR, LEXICAL_DROPOUT = 5e-3, 0.3
 """Tuned on dev (docs/design/0003-tenant-module.md)."""
+ALIGNMENT = "lexical.alignment."
 TRANSITIONS_LR = 1e-2
 """No other rate was tried."""
 AVERAGE_STEPS = 50
@@ -76,10 +79,11 @@ class Trainer:
         torch.manual_seed(plan.seed)
         self.backbone, self.dim, self.plan, self.train = backbone, dim, plan, train
         self.total = plan.epochs * -(-len(train) // plan.batch)
+        self._offsets: Tensor | None = None  # [rows, labels]: scores of the training rows' alignments
         if frozen is None:
             size = head_input_size(plan.task, dim, paired=plan.paired)
             self.head = Head(size, plan.labels, queries=plan.queries, dim=dim)
-            self.lexical = Lexical(plan.lexical, plan.labels) if plan.lexical else None
+            self.lexical = self._new_lexical()
             self.transitions = Transitions(plan.labels) if plan.transitions else None
         else:
             self.head, self.lexical, self.transitions = frozen.head, frozen.lexical, frozen.transitions
@@ -175,6 +179,8 @@ class Trainer:
         that are not trained here are ignored."""
         fresh, given = self.state().joined(), artefact.joined()
         known = {name: value for name, value in given.items() if name in fresh}
+        if self._offsets is not None:  # the alignment was fitted on the rows given
+            known = {name: value for name, value in known.items() if not name.startswith(ALIGNMENT)}
         if "out.weight" in artefact.head:  # an imported head, or one of an earlier release, has fewer inputs
             known["head.out.weight"] = widened(known["head.out.weight"], self.head.out.in_features)
         self.load(Artefact.split({**fresh, **known}))
@@ -215,10 +221,29 @@ class Trainer:
             )
         return groups
 
+    def _new_lexical(self) -> Lexical | None:
+        """Lexical features at the start. The alignment of pairs is fitted here, since no step trains it."""
+        plan, train = self.plan, self.train
+        if not plan.lexical:
+            return None
+        if not plan.aligned:
+            return Lexical(plan.lexical, plan.labels)
+        if train.bags is None or not len(train):
+            return Lexical(plan.lexical, plan.labels, Alignment(plan.labels, self.dim))
+        bags = train.bags
+
+        def aligned(rows: Sequence[int]) -> Tensor:
+            return aligned_in(bags(rows))
+
+        alignment, self._offsets = fit_alignment(aligned, train.targets, plan.labels, self._labels_loss)
+        return Lexical(plan.lexical, plan.labels, alignment)
+
     def _step(self, rows: list[int], step: int) -> float:
         for group, rate in zip(self.optimiser.param_groups, self.rates, strict=True):
             group["lr"] = rate * _linear(step, self.total)
-        logits, _ = self._forward(self.train, rows, self.plan.dropout, bf16=self.plan.bf16)
+        logits, _ = self._forward(
+            self.train, rows, self.plan.dropout, bf16=self.plan.bf16, offsets=self._offsets
+        )
         loss = self._loss(logits, [self.train.targets[i] for i in rows])
         value = loss.item()
         if not math.isfinite(value):
@@ -238,6 +263,9 @@ class Trainer:
     def _loss(self, logits: Tensor, targets: list[Sequence[float]]) -> Tensor:
         if self.transitions is not None:
             return self.transitions.loss(logits, targets)
+        return self._labels_loss(logits, targets)
+
+    def _labels_loss(self, logits: Tensor, targets: Sequence[Sequence[float]]) -> Tensor:
         weights = None if self.plan.weights is None else torch.tensor(self.plan.weights)
         return OBJECTIVES[self.plan.task].loss(logits, targets, weights)
 
@@ -249,8 +277,10 @@ class Trainer:
         *,
         bf16: bool,
         backbone: Backbone | None = None,
+        offsets: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Logits and the token mask of a batch."""
+        """Logits and the token mask of a batch. offsets: the scores of all rows' alignments; None: they are
+        computed."""
         task, paired = self.plan.task, self.plan.paired
         cls_only = reads_cls_only(task, paired=paired)
         with arithmetic(bf16=bf16):
@@ -259,7 +289,10 @@ class Trainer:
         logits = self.head(self.head.with_attended(read, h.before.float(), h.mask), dropout)
         if self.lexical is not None:
             assert examples.bags is not None
-            logits = self.lexical(logits, examples.bags(rows), LEXICAL_DROPOUT if dropout else 0.0)
+            bags = examples.bags(rows) if offsets is None else not_aligned(examples.bags(rows))
+            logits = self.lexical(logits, bags, LEXICAL_DROPOUT if dropout else 0.0)
+        if offsets is not None:
+            logits = logits + offsets[list(rows)]
         return logits, h.mask
 
 

@@ -40,6 +40,7 @@ def _lookup() -> None:
 def _text() -> None:
     """Words' features, best paths and heads, with arrays of the types that models pass."""
     from hmi_kernels.text.heads import cls_head
+    from hmi_kernels.text.pairs import EACH, VECTORS, align
     from hmi_kernels.text.paths import forward_backward, viterbi
     from hmi_kernels.text.words import word_features
 
@@ -51,6 +52,8 @@ def _text() -> None:
     forward_backward(words, weights[-1], weights[:-1], np.empty((1, 2)))
     row, bias = np.zeros((1, 1), np.float32), np.zeros(1, np.float32)
     cls_head(row, row, np.array([0, 1], np.int64), row[:0], np.zeros((1, 2), np.float32), bias, row.copy())
+    aligned = np.empty((1, 2 * (EACH + VECTORS)), np.float32)
+    align(ids[:1], np.zeros(1, np.int8), bias, row, np.array([0, 1], np.int64), aligned)
 
 
 def _planning() -> None:

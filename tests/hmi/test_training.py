@@ -130,6 +130,18 @@ def test_the_usual_rate_follows_the_task_and_falls_with_rank_and_rows() -> None:
     assert rate("tagging", rows=20) == rate("tagging") == 2 * rate("tagging", rows=8_000)
 
 
+def test_aligned_pairs_get_lower_rates_and_only_those_with_lexical_features_are_aligned() -> None:
+    def planned(labels: int = 3, lexical: bool | None = None) -> TrainPlan:
+        task = task_of("pair", tuple(map(str, range(labels))), TaskRules(paired=True))
+        return plan_training(Recipe(lexical=lexical), task, 2_000)
+
+    assert (planned().aligned, planned().lr) == (True, 1e-3)
+    assert (planned(lexical=False).aligned, planned(lexical=False).lr) == (False, 4e-3)
+    assert not planned(labels=40).aligned
+    single = task_of("classification", ("a", "b"), TaskRules())
+    assert not plan_training(Recipe(lexical=True), single, 2_000).aligned
+
+
 def test_pairs_have_a_module_of_their_own() -> None:
     assert default_module(paired=False) == ModuleSpec(kind="lora", rank=8)
     assert default_module(paired=True) == ModuleSpec(kind="sequential", rank=79)

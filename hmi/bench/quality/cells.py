@@ -189,5 +189,5 @@ def _examples(
         return [x if x.dtype == torch.int64 else x.float() for x in (features[i] for i in rows)]
 
     targets = task_targets(kind, split) if train else [[]] * len(split.rows)
-    bags = split_bags(split, arm.lexical_for(kind.name))
+    bags = split_bags(split, arm.lexical_for(kind.name), read)
     return Examples([len(e) for e in split.encoded], [e.types for e in split.encoded], read, targets, bags)
