@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -210,13 +211,8 @@ def _train(
     metrics = {**metrics, "known": seen.metrics} if seen.metrics else metrics
     sites: tuple[int, ...] = ()
     if _wants_ramps(spec.options, train, root, task):
-        ramps = train_ramps(
-            trainer,
-            answers.task,
-            Texts(train, given),
-            Texts(dev, held_out),
-            lambda done, total: ctx.progress(done, total, phase="training ramps"),
-        )
+        texts = Texts(train, given), Texts(dev, held_out)
+        ramps = train_ramps(trainer, answers.task, *texts, partial(ctx.progress, phase="training ramps"))
         published, sites = replace(published, ramps=ramps.tensors), ramps.sites
         metrics = {**metrics, "ramps": {**ramps.metrics, "unseen": True}}
     length = min(recipe.max_length, root.max_length)
