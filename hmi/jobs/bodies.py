@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, cast
 
 from hmi.core import JobKind
@@ -30,14 +31,12 @@ BODIES: Mapping[JobKind, Body] = {
 }
 
 
-PRELOADED = (
-    "hmi.jobs.runtime.process",
-    "hmi.jobs.fine_tune",
-    "hmi_kernels.lookup.cpu",
-    "torch._dynamo",  # which torch imports when it makes an optimiser
-    "seqeval.metrics",  # which scores tags
-)
+PRELOADED = ("hmi.jobs.runtime.process", "hmi.jobs.fine_tune", "hmi_kernels.lookup.cpu")
 """Modules that take long to import, and that the most frequent kind of job needs."""
+
+
+KERNELS = ("lookup", "text")
+"""Entries of `hmi_kernels.compile` whose machine code that kind of job needs."""
 
 
 def find_bodies(name: str | None) -> Mapping[JobKind, Body]:
@@ -53,6 +52,9 @@ def preload(name: str | None) -> None:
     for module in PRELOADED if name is None else (name.partition(":")[0],):
         importlib.import_module(module)
     if name is None:
-        from hmi_kernels import jit  # imports numba, which jobs such as backups do not need
+        from hmi_kernels import compile, jit  # imports numba, which jobs such as backups do not need
 
         jit.prepare()
+        with suppress(OSError):  # a cache that cannot be written: each job then loads what it needs
+            for entry in KERNELS:
+                compile.compile_entry(entry)

@@ -8,7 +8,7 @@ LoRA is one step of the tape, whose backward pass is written by hand. The formul
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -72,8 +72,8 @@ class ChangedProduct(nn.Module):
         self._trained = (*(lora.down for _, lora in changes), *(lora.up for _, lora in changes))
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = _Changed.apply(x.flatten(0, -2), self._product, self._places, *self._trained)
-        return y.unflatten(0, x.shape[:-1])
+        apply: Callable[..., Tensor] = _Changed.apply
+        return apply(x.flatten(0, -2), self._product, self._places, *self._trained).view(*x.shape[:-1], -1)
 
 
 class _Changed(torch.autograd.Function):

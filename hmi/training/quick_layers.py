@@ -8,7 +8,7 @@ of other kinds than LoRA, are the code of `hmi.model.encoder` and `hmi.model.mod
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -51,8 +51,8 @@ def attend_quickly(mask: Tensor, heads: int) -> Attend:
         scores = hidden
         if relative is not None:
             scores = hidden + relative_bias(relative, k.shape[-2], q.shape[-2]).detach().float()
-        mixed: Tensor = _Attention.apply(q, k, v, scores, heads)
-        return mixed
+        apply: Callable[..., Tensor] = _Attention.apply
+        return apply(q, k, v, scores, heads)
 
     return attend
 
@@ -92,10 +92,12 @@ class _TrainedProjection(Projection):
 
         self._part, self._parts = part, dict[str, ChangedProduct]()
 
-    def forward(self, x: Tensor, xq: Tensor | None = None) -> Sequence[Tensor]:
+    def forward(self, x: Tensor, xq: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         if xq is None:
-            return self._of("qkv", x).split(self._dim, dim=-1)
-        return self._of("q", xq), *self._of("kv", x).split(self._dim, dim=-1)
+            q, k, v = self._of("qkv", x).split(self._dim, dim=-1)
+            return q, k, v
+        k, v = self._of("kv", x).split(self._dim, dim=-1)
+        return self._of("q", xq), k, v
 
     def _of(self, sites: str, x: Tensor) -> Tensor:
         if sites not in self._parts:
@@ -144,4 +146,5 @@ class _Attention(torch.autograd.Function):
 
 def _side_by_side(x: Tensor, size: int) -> Tensor:
     """[B · heads, T, head_dim] -> [B, T, dim]."""
-    return x.unflatten(0, (size, -1)).transpose(1, 2).flatten(-2)
+    y: Tensor = x.view(size, -1, *x.shape[1:]).transpose(1, 2).flatten(-2)
+    return y

@@ -237,7 +237,7 @@ def minimised(loss: Callable[[Tensor], Tensor], x: Tensor, start: Linear) -> Lin
         value.backward()
         return value
 
-    optimiser.step(step)
+    optimiser.step(step)  # type: ignore[no-untyped-call]
     return Linear(weight.detach(), bias.detach(), start.penalty)
 
 

@@ -4,7 +4,7 @@ of the whole path, not of each word."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -49,8 +49,8 @@ class Transitions(nn.Module):
         if not places:
             return logits.sum() * 0.0
         scores = logits[torch.tensor(texts), torch.tensor(places)]
-        total: Tensor = _Paths.apply(scores, self.table, np.array(starts), np.array(tags))
-        return total / len(places)
+        apply: Callable[..., Tensor] = _Paths.apply
+        return apply(scores, self.table, np.array(starts), np.array(tags)) / len(places)
 
 
 class _Paths(torch.autograd.Function):

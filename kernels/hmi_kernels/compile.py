@@ -38,9 +38,10 @@ def _lookup() -> None:
 
 
 def _text() -> None:
-    """Words' features, best paths and heads, with arrays of the types that models pass."""
+    """Words' features, paths and heads, with arrays of the types that models and trainings pass."""
     from hmi_kernels.text.heads import cls_head
     from hmi_kernels.text.pairs import EACH, VECTORS, align
+    from hmi_kernels.text.path_loss import path_loss
     from hmi_kernels.text.paths import forward_backward, viterbi
     from hmi_kernels.text.words import word_features
 
@@ -50,6 +51,7 @@ def _text() -> None:
     viterbi(scores, moves, np.empty((1, 2), np.int32), np.empty(1, np.int64))
     words, weights = np.ones((1, 2)), np.ones((3, 2))
     forward_backward(words, weights[-1], weights[:-1], np.empty((1, 2)))
+    path_loss(scores, np.array([0, 1]), np.zeros(1, np.int64), moves, scores.copy(), moves.copy())
     row, bias = np.zeros((1, 1), np.float32), np.zeros(1, np.float32)
     cls_head(row, row, np.array([0, 1], np.int64), row[:0], np.zeros((1, 2), np.float32), bias, row.copy())
     aligned = np.empty((1, 2 * (EACH + VECTORS)), np.float32)
