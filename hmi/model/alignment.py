@@ -29,7 +29,7 @@ from itertools import accumulate, chain
 
 import numpy as np
 import torch
-from hmi_kernels.text.pairs import EACH, VECTORS, align
+from hmi_kernels.text.pairs import EACH, MOST, VECTORS, align, score
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -39,8 +39,6 @@ FIGURES = 2 * EACH
 """The number of a pair's figures: those of its first text, then those of its second."""
 KINDS = 2 * VECTORS
 """The number of a pair's vectors: those of its first text, then those of its second."""
-MOST = 4.0
-"""Standardised figures are cut at this, so that a pair unlike all training rows gets no wild scores."""
 COMMON = 1_000
 """Tokens with smaller ids are as common as possible. In the vocabularies of BERT's tokenizers these are
 punctuation and single characters."""
@@ -73,15 +71,18 @@ class Alignment(nn.Module):
 
     def terms(self, figures: Tensor) -> Tensor:
         """figures [pairs, FIGURES] -> the terms [pairs, 2 · FIGURES] that `weight` multiplies."""
-        x = ((figures - self.mean) / self.scale).clamp(-MOST, MOST)
+        x = ((figures - self.mean) / self.scale).clamp(-float(MOST), float(MOST))
         return torch.cat([x, x * x - 1], dim=-1)
 
     def forward(self, aligned: Tensor) -> Tensor:
         """aligned [pairs, `aligned_size`] -> [pairs, outputs]. A pair's are the same bits in every batch."""
-        # Sums of each row by itself: a product of matrices adds in another order for other numbers of pairs.
-        of_figures = (self.terms(aligned[:, :FIGURES])[:, None] * self.weight).sum(-1)
-        of_vectors = (aligned[:, None, FIGURES:] * self.vectors).sum(-1)
-        return of_figures + of_vectors + self.bias
+        out = torch.empty(len(aligned), len(self.bias))
+        mean, scale, weight, vectors, bias = (
+            part.contiguous().numpy()
+            for part in (self.mean, self.scale, self.weight, self.vectors, self.bias)
+        )
+        score(aligned.contiguous().numpy(), mean, scale, weight, vectors, bias, out.numpy())
+        return out
 
 
 def alignment_from(state: Mapping[str, Tensor]) -> Alignment:

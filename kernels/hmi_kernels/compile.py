@@ -40,7 +40,7 @@ def _lookup() -> None:
 def _text() -> None:
     """Words' features, paths and heads, with arrays of the types that models and trainings pass."""
     from hmi_kernels.text.heads import cls_head
-    from hmi_kernels.text.pairs import EACH, VECTORS, align
+    from hmi_kernels.text.pairs import EACH, VECTORS, align, score
     from hmi_kernels.text.path_loss import path_loss
     from hmi_kernels.text.paths import forward_backward, viterbi
     from hmi_kernels.text.words import word_features
@@ -56,6 +56,10 @@ def _text() -> None:
     cls_head(row, row, np.array([0, 1], np.int64), row[:0], np.zeros((1, 2), np.float32), bias, row.copy())
     aligned = np.empty((1, 2 * (EACH + VECTORS)), np.float32)
     align(ids[:1], np.zeros(1, np.int8), bias, row, np.array([0, 1], np.int64), aligned)
+    of_figures = np.zeros((1, 4 * EACH), np.float32)
+    score(
+        aligned, of_figures[0, : 2 * EACH], of_figures[0, : 2 * EACH], of_figures, aligned, bias, row.copy()
+    )
 
 
 def _planning() -> None:

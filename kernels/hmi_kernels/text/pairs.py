@@ -1,4 +1,4 @@
-"""The numba body of a pair's alignment: how well each of its two texts is found in the other."""
+"""The numba bodies of a pair's alignment (how well each text is found in the other) and of its scores."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from hmi_kernels.jit import reassociated
 EACH = 13  # the figures of one text of a pair; hmi.model.alignment names them
 VECTORS = 3  # the vectors of one text of a pair, likewise
 LOWEST = 3  # how many of a text's lowest best cosines are figures
+MOST = np.float32(4.0)  # standardised figures are cut at this, so that unusual pairs get no wild scores
 
 
 @reassociated
@@ -43,6 +44,27 @@ def align(ids: Any, sides: Any, weights: Any, rows: Any, offsets: Any, out: Any)
         middle = 2 * EACH + VECTORS * dim
         _one_text(ids, weights, rows, one, other, cosines, mine[:EACH], mine[2 * EACH : middle])
         _one_text(ids, weights, rows, other, one, cosines.T.copy(), mine[EACH : 2 * EACH], mine[middle:])
+
+
+@reassociated
+def score(aligned: Any, mean: Any, scale: Any, weight: Any, vectors: Any, bias: Any, out: Any) -> None:
+    """Fill out float32 [pairs, outputs] with alignments' scores. A pair's are the same bits in any batch.
+
+    aligned float32 [pairs, figures + size]; mean and scale float32 [figures]; weight float32 [outputs,
+    2 · figures] for the standardised figures and their squares less 1; vectors float32 [outputs, size]; bias
+    float32 [outputs].
+    """
+    figures = len(mean)
+    for pair in range(len(aligned)):
+        told, differs = aligned[pair, :figures], aligned[pair, figures:]
+        for o in range(len(bias)):
+            total, of_figures, of_vectors = bias[o], weight[o], vectors[o]
+            for i in range(figures):
+                x = min(max((told[i] - mean[i]) / scale[i], -MOST), MOST)
+                total += of_figures[i] * x + of_figures[figures + i] * (x * x - np.float32(1.0))
+            for k in range(len(differs)):
+                total += of_vectors[k] * differs[k]
+            out[pair, o] = total
 
 
 @reassociated
