@@ -60,7 +60,14 @@ def test_every_output_is_as_shown(tmp_path: Path) -> None:
     ran = subprocess.run(
         ["bash", "-c", f"exec 2>&1\n{script.replace('8080', port)}\nkill %1"],
         cwd=tmp_path / "hmi",
-        env={**own, "PATH": path, "COLUMNS": "100", "PYTHONPATH": f"{REPO}:{REPO}/kernels", "HMI_PORT": port},
+        env={
+            **own,
+            "PATH": path,
+            "COLUMNS": "100",
+            "PYTHONPATH": f"{REPO}:{REPO}/kernels",
+            "HMI_PORT": port,
+            "HMI_IMPROVE": "false",
+        },
         capture_output=True,
         text=True,
         timeout=LIMIT_S,
