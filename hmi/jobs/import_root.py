@@ -23,6 +23,7 @@ from hmi.jobs.specs import ImportRootSpec
 from hmi.model.batching import Encoded
 from hmi.model.encoder import Encoder
 from hmi.model.locality import apply_locality, shipped_locality
+from hmi.model.lower import LocalLower
 from hmi.model.memory import keep_freed_memory
 from hmi.model.root import Root, RootInfo, load_root, read_root_info, save_root, split_encoder
 from hmi.model.source import Source, find_source, load_encoder, read_pooling
@@ -159,30 +160,43 @@ def _make_local(
 ) -> Fidelity:
     """Make `parts` local, with shipped weights or by learning from the texts. Returns their fidelity."""
     lower = parts[0]
-    shipped = None if options.distil else shipped_locality(source.sha256, lower.depth, lower.n)
-    most = MAX_TEXTS if shipped is None else 3 * FIDELITY_TEXTS
+    found = shipped_locality(source.sha256, lower.depth, lower.n)
+    learns = found is None or options.distil or options.start == "shipped"
+    most = MAX_TEXTS if learns else 3 * FIDELITY_TEXTS
     texts, held_out = _sample_texts(tokenizer, paths, options.seed, most)
-    if shipped is None:
-        if not paths:
-            raise InvalidInput(
-                f"no locality weights ship for {source.name} split at {lower.depth} with n = "
-                f"{lower.n}: give unlabelled text (--text) to learn them",
-                field="texts",
-            )
-        if len(texts) < MIN_TEXTS:
-            raise InvalidInput(
-                f"{len(texts)} usable texts are too few to learn locality: give at least "
-                f"{FIDELITY_TEXTS + MIN_TEXTS} lines",
-                field="texts",
-            )
-        learn_locality(ctx, teacher, parts, texts, options)
+    if found is None or learns:
+        _check_learnable(source, lower, found, texts, paths, options)
+        learn_locality(ctx, teacher, parts, texts, options, found if options.start == "shipped" else None)
         return _measured(ctx, parts, teacher, held_out)
     ctx.progress(0, 1, phase="locality weights")
-    about: dict[str, Any] = apply_locality(shipped, parts)
+    about: dict[str, Any] = apply_locality(found, parts)
     ctx.progress(1, 1, phase="locality weights")
     if any(held_out.values()):
         return about["fidelity"], _measured(ctx, parts, teacher, held_out)[1]
     return about["fidelity"], about.get("fidelity_by_kind", {})
+
+
+def _check_learnable(
+    source: Source,
+    lower: LocalLower,
+    shipped: Path | None,
+    texts: list[Encoded],
+    paths: list[Path],
+    options: ImportRootOptions,
+) -> None:
+    """Raise InvalidInput if there is nothing to start from, or too little text to learn from."""
+    missing = f"no locality weights ship for {source.name} split at {lower.depth} with n = {lower.n}"
+    if options.start == "shipped" and shipped is None:
+        raise InvalidInput(f"{missing}: leave start=shipped out", field="options.start")
+    if not paths:
+        missing = missing if shipped is None else "locality is learnt from text"
+        raise InvalidInput(f"{missing}: give unlabelled text (--text) to learn from", field="texts")
+    if len(texts) < MIN_TEXTS:
+        raise InvalidInput(
+            f"{len(texts)} usable texts are too few to learn locality: give at least "
+            f"{FIDELITY_TEXTS + MIN_TEXTS} lines",
+            field="texts",
+        )
 
 
 def _measured(ctx: JobContext, parts: LocalParts, teacher: Encoder, held_out: Texts) -> Fidelity:

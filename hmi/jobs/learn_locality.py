@@ -1,9 +1,11 @@
-"""Learns a root's locality in three phases: ridge regression, distillation, co-training. Each phase ends
-with a checkpoint; a long one also has checkpoints within it, so a resumed job repeats a few minutes."""
+"""Learns a root's locality in phases: ridge regression, distillation of the lower layers, co-training of the
+upper ones, training of both together. Each phase ends with a checkpoint; a long one also has checkpoints
+within it, so a resumed job repeats a few minutes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 from torch import nn
 
@@ -13,8 +15,10 @@ from hmi.model.artefact import tensors_below
 from hmi.model.batching import Encoded
 from hmi.model.encoder import Encoder
 from hmi.model.files import read_checkpoint, write_checkpoint
+from hmi.model.locality import apply_locality
 from hmi.model.lower import InputBias, LocalLower
 from hmi.training.distillation import DistilPlan, distil_lower, start_local, train_upper
+from hmi.training.joint import train_jointly
 from hmi.training.phases import Keeper
 from hmi.training.reports import StepReport
 
@@ -23,13 +27,19 @@ PARTS = ("lower", "upper", "bias")
 
 
 def learn_locality(
-    ctx: JobContext, teacher: Encoder, parts: LocalParts, texts: list[Encoded], options: ImportRootOptions
+    ctx: JobContext,
+    teacher: Encoder,
+    parts: LocalParts,
+    texts: list[Encoded],
+    options: ImportRootOptions,
+    shipped: Path | None = None,
 ) -> None:
     """Train `parts` in place. A resumed job ends with the same bits as an uninterrupted one.
 
-    Raises StorageFull, JobCancelled, JobStopped.
+    shipped: the locality weights to start from, instead of ridge regression. Raises Damaged (these),
+    StorageFull, JobCancelled, JobStopped.
     """
-    phases = _phases(ctx, teacher, parts, texts, options)
+    phases = _phases(ctx, teacher, parts, texts, options, shipped)
     for aside in ctx.folder.glob(".checkpoint-*.tmp"):  # of a process that died while it wrote one
         aside.unlink()
     names = list(phases)
@@ -40,11 +50,21 @@ def learn_locality(
 
 
 def _phases(
-    ctx: JobContext, teacher: Encoder, parts: LocalParts, texts: list[Encoded], options: ImportRootOptions
+    ctx: JobContext,
+    teacher: Encoder,
+    parts: LocalParts,
+    texts: list[Encoded],
+    options: ImportRootOptions,
+    shipped: Path | None,
 ) -> dict[str, Callable[[], None]]:
     """The phases to run, in order, by the name of the checkpoint at their end."""
     lower, upper, bias = parts
-    plan = DistilPlan(steps=options.steps, upper_steps=options.upper_steps, seed=options.seed)
+    plan = DistilPlan(
+        steps=options.steps,
+        upper_steps=options.upper_steps,
+        joint_steps=options.joint_steps,
+        seed=options.seed,
+    )
 
     def within(phase: str) -> Keeper:
         path = ctx.folder / f"checkpoint-within-{phase}.safetensors"
@@ -62,11 +82,22 @@ def _phases(
         report = _report(ctx, "co-training of the upper layers")
         train_upper(lower, bias, upper, teacher, texts, plan, report, bf16=True, keeper=within("trained"))
 
-    phases = {"ridge": ridge}
+    def load() -> None:
+        assert shipped is not None
+        ctx.progress(0, 1, phase="locality weights")
+        apply_locality(shipped, parts)
+
+    def joint() -> None:
+        report = _report(ctx, "training of all layers together")
+        train_jointly(parts, teacher, texts, plan, report, bf16=True, keeper=within("joined"))
+
+    phases = {"ridge": ridge} if shipped is None else {"loaded": load}
     if plan.steps:
         phases["distilled"] = distil
     if plan.upper_steps:
         phases["trained"] = cotrain
+    if plan.joint_steps:
+        phases["joined"] = joint
     return phases
 
 

@@ -13,6 +13,8 @@ from hmi.training.recipe import RECIPE, ClassWeights, LongTexts, Recipe
 Publish = Literal["if-better", "always", "never"]
 """When an update becomes the version that answers: if it is not worse than the live version
 (`hmi.jobs.comparing`), always, or only when a user publishes it."""
+LocalityStart = Literal["source", "shipped"]
+"""What the training of a root's locality starts from."""
 
 
 class FineTuneOptions(Record):
@@ -171,15 +173,27 @@ class ImportRootOptions(Record):
     distil: bool = Field(
         default=False, description="Train locality even if HMI ships weights for this source."
     )
+    start: LocalityStart = Field(
+        default="source",
+        description="What training starts from: source: slots and ridge regression on the source's layers; "
+        "shipped: the weights that HMI ships for this source, split and n, which it then trains further.",
+    )
     steps: int = Field(default=700, ge=0, le=100_000, description="Steps of distillation. 0 skips it.")
     upper_steps: int = Field(
         default=450, ge=0, le=100_000, description="Steps of co-training of the upper layers. 0 skips it."
+    )
+    joint_steps: int = Field(
+        default=0,
+        ge=0,
+        le=100_000,
+        description="Steps of training of the lower and the upper layers together, after the other steps. "
+        "They need more time and memory than the others, and bring a root nearest to its source.",
     )
     checkpoint_s: float = Field(
         default=300,
         ge=0,
         le=86_400,
-        description="Seconds between two checkpoints within distillation or co-training, from which an "
-        "interrupted import goes on.",
+        description="Seconds between two checkpoints within a phase of training, from which an interrupted "
+        "import goes on.",
     )
     seed: int = Field(default=0, ge=0, lt=2**31, description="Decides everything random in the import.")

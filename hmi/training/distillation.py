@@ -42,6 +42,11 @@ class DistilPlan:
     lr_bias: float = 5e-4
     upper_steps: int = 700
     upper_lr: float = 1e-4
+    joint_steps: int = 0
+    joint_tokens: int = 2048
+    joint_lr: float = 2e-4
+    """Of the lower and the upper layers."""
+    joint_lr_bias: float = 3e-4
     seed: int = 0
 
 
@@ -223,25 +228,28 @@ def distil_lower(
     keeper: Keeper | None = None,
 ) -> None:
     """Train lower layers, slots, W_r and bias against the teacher's hidden states at the split (MSE)."""
-    # The tables of words and types stay the source's: the words' has 12 M of the 17 M lower parameters, and
-    # the shipped delta must stay small.
+
+    def loss_of(step: int) -> Tensor:
+        batch, cover = drawn(texts, plan.tokens_per_step, lower.n, (plan.seed, "lower", step))
+        with arithmetic(bf16=bf16):
+            with torch.no_grad():
+                target = teacher(batch.ids, batch.mask, batch.types, upto=lower.depth)
+            got = compute_features(lower, bias, batch, cover)
+        return mean_square((got.float() - target.float())[batch.mask])
+
+    groups = lower_groups(lower, bias, plan.lr, plan.lr_bias)
+    run_phase(groups, plan.steps, loss_of, report, clip=5.0, keeper=keeper)
+
+
+def lower_groups(lower: LocalLower, bias: InputBias, lr: float, lr_bias: float) -> list[Group]:
+    """The trained parameters below the split. The tables of words and types stay the source's: the words' has
+    12 M of the 17 M lower parameters, and the shipped delta must stay small."""
     body = {
         f"lower.{name}": p
         for name, p in lower.named_parameters()
         if name not in ("embeddings.word.weight", "embeddings.token_type.weight")
     }
-    biases = {f"bias.{name}": p for name, p in bias.named_parameters()}
-
-    def loss_of(step: int) -> Tensor:
-        batch, cover = _drawn(texts, plan.tokens_per_step, lower.n, (plan.seed, "lower", step))
-        with arithmetic(bf16=bf16):
-            with torch.no_grad():
-                target = teacher(batch.ids, batch.mask, batch.types, upto=lower.depth)
-            got = compute_features(lower, bias, batch, cover)
-        return _square((got.float() - target.float())[batch.mask])
-
-    groups = [Group(body, plan.lr), Group(biases, plan.lr_bias)]
-    run_phase(groups, plan.steps, loss_of, report, clip=5.0, keeper=keeper)
+    return [Group(body, lr), Group({f"bias.{name}": p for name, p in bias.named_parameters()}, lr_bias)]
 
 
 def train_upper(
@@ -261,24 +269,33 @@ def train_upper(
     each layer before it."""
 
     def loss_of(step: int) -> Tensor:
-        batch, cover = _drawn(texts, plan.tokens_per_step * 2, lower.n, (plan.seed, "upper", step))
+        batch, cover = drawn(texts, plan.tokens_per_step * 2, lower.n, (plan.seed, "upper", step))
         mask, heads = batch.mask, teacher.shape.heads
         with arithmetic(bf16=bf16):
             with torch.no_grad():
                 true = teacher(batch.ids, mask, batch.types, upto=lower.depth)
-                want = _upper_states(teacher.layers[lower.depth :], true, mask, heads)
+                want = upper_states(teacher.layers[lower.depth :], true, mask, heads)
                 x = compute_features(lower, bias, batch, cover).float()
-            got = _upper_states(upper, x, mask, heads)
-        wrong, spread = got[-1] - want[-1], _spread(want[-1][mask])
-        loss = (_square(wrong[mask]) + _square(wrong[:, 0])) / spread
-        inner = [_square((g - w)[mask]) / _spread(w[mask]) for g, w in zip(got[:-1], want, strict=False)]
-        return loss + INNER_WEIGHT / max(1, len(inner)) * sum(inner, torch.zeros(()))
+            got = upper_states(upper, x, mask, heads)
+        return upper_loss(got, want, mask)
 
     group = Group(dict(upper.named_parameters()), plan.upper_lr)
     run_phase([group], plan.upper_steps, loss_of, report, clip=1.0, keeper=keeper)
 
 
-def _upper_states(layers: Iterable[nn.Module], x: Tensor, mask: Tensor, heads: int) -> list[Tensor]:
+def upper_loss(got: Sequence[Tensor], want: Sequence[Tensor], mask: Tensor) -> Tensor:
+    """The error after the last layer, with a further term for [CLS], plus, with the weight INNER_WEIGHT, the
+    mean error after the layers before it. Each is relative to the spread of the wanted states.
+
+    got and want: the states after each upper layer, fp32 [B, T, dim].
+    """
+    wrong, spread = got[-1] - want[-1], spread_of(want[-1][mask])
+    loss = (mean_square(wrong[mask]) + mean_square(wrong[:, 0])) / spread
+    inner = [mean_square((g - w)[mask]) / spread_of(w[mask]) for g, w in zip(got[:-1], want, strict=False)]
+    return loss + INNER_WEIGHT / max(1, len(inner)) * sum(inner, torch.zeros(()))
+
+
+def upper_states(layers: Iterable[nn.Module], x: Tensor, mask: Tensor, heads: int) -> list[Tensor]:
     """The states after each of the layers, fp32 [B, T, dim]."""
     attend = attend_padded(mask, heads)
     states = []
@@ -288,7 +305,7 @@ def _upper_states(layers: Iterable[nn.Module], x: Tensor, mask: Tensor, heads: i
     return states
 
 
-def _drawn(
+def drawn(
     texts: Sequence[Encoded], tokens: int, n: int, seed: tuple[int, str, int]
 ) -> tuple[PaddedBatch, Cover | None]:
     """A step's batch and the n-grams to drop. They depend on `seed` alone, so a resumed phase needs no
@@ -298,13 +315,13 @@ def _drawn(
     return batch, random_cover(batch.ids, n, rng, torch.Generator().manual_seed(rng.getrandbits(48)))
 
 
-def _square(rows: Tensor) -> Tensor:
+def mean_square(rows: Tensor) -> Tensor:
     """The mean squared length of rows [m, dim]."""
     mean: Tensor = (rows**2).sum(-1).mean()
     return mean
 
 
-def _spread(rows: Tensor) -> Tensor:
+def spread_of(rows: Tensor) -> Tensor:
     """The variance of rows [m, dim], summed over their components."""
     return rows.var(0).sum()
 

@@ -28,18 +28,26 @@ from hmi.training.distillation import (
     train_upper,
 )
 from hmi.training.fidelity import _beginning, fidelity_report, measure_fidelity
+from hmi.training.joint import train_jointly
 from tests.tiny import random_texts
 
-PLAN = DistilPlan(steps=60, upper_steps=60, tokens_per_step=128, lr=1e-3, upper_lr=1e-3)
+PLAN = DistilPlan(
+    steps=60,
+    upper_steps=60,
+    joint_steps=40,
+    tokens_per_step=128,
+    joint_tokens=128,
+    lr=1e-3,
+    upper_lr=1e-3,
+    joint_lr=1e-3,
+)
 
 
 def quiet(step: int, total: int, loss: float) -> None:
     assert loss == loss, "the loss is not a number"
 
 
-def test_ridge_distillation_and_cotraining_each_lower_the_error(
-    tiny_source: Path, teacher: Encoder, tmp_path: Path
-) -> None:
+def test_each_phase_of_training_lowers_the_error(tiny_source: Path, teacher: Encoder, tmp_path: Path) -> None:
     tokenizer = Tokenizer(tiny_source / "tokenizer.json")
     texts = tokenizer.encode(random_texts(300), 64)
     held_out = [make_batch(tokenizer.encode(random_texts(40, seed=9), 64))]
@@ -59,16 +67,19 @@ def test_ridge_distillation_and_cotraining_each_lower_the_error(
     assert split[1] < 0.9 * split[0], f"ridge regression did not help: {split}"
     assert split[2] < split[1], f"distillation did not help: {split}"
     assert errors[3]["last_relative_error"] < errors[2]["last_relative_error"], "co-training did not help"
+    train_jointly(parts, teacher, texts, PLAN, quiet)
+    errors.append(measure_fidelity(lower, bias, upper, teacher, held_out))
+    assert errors[4]["last_relative_error"] < errors[3]["last_relative_error"], "joint training did not help"
 
     path = tmp_path / "weights.zst"
     start = split_encoder(teacher, 2, tokenizer.cls_id)
-    size = save_locality(path, parts, start, {"source_sha256": "x", "split": 2, "fidelity": errors[3]})
+    size = save_locality(path, parts, start, {"source_sha256": "x", "split": 2, "fidelity": errors[4]})
     assert size == path.stat().st_size
     again = split_encoder(teacher, 2, tokenizer.cls_id)
     about = apply_locality(path, again)
-    assert about["fidelity"] == errors[3]
+    assert about["fidelity"] == errors[4]
     shipped = measure_fidelity(again[0], again[2], again[1], teacher, held_out)
-    assert abs(shipped["last_relative_error"] - errors[3]["last_relative_error"]) < 0.005, shipped
+    assert abs(shipped["last_relative_error"] - errors[4]["last_relative_error"]) < 0.005, shipped
 
     path.write_bytes(path.read_bytes()[:-50])
     with pytest.raises(Damaged, match="do not fit"):

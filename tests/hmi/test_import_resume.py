@@ -22,7 +22,7 @@ from hmi.training.phases import Keeper
 from tests.hmi.build_lab import attempt, text
 from tests.tiny import write_tiny_mpnet
 
-STEPS = {"steps": 5, "upper_steps": 4}
+STEPS = {"steps": 5, "upper_steps": 4, "joint_steps": 3}
 EACH_STEP = {**STEPS, "checkpoint_s": 0}
 
 
@@ -74,11 +74,12 @@ def test_a_stop_after_any_step_changes_no_bit(manager: Manager, source: Path, wh
 
     attempts = 1
     # Each attempt is stopped at its first step, from the second attempt on without any progress but that.
-    while attempt(manager, job, body, calls=1 if attempts == 1 else 0 if len(steps) < 9 else 10**6) is None:
+    while attempt(manager, job, body, calls=1 if attempts == 1 else 0 if len(steps) < 12 else 10**6) is None:
         attempts += 1
-    assert attempts > 9
+    assert attempts > 12
     phases = [("distillation", i + 1) for i in range(5)]
     phases += [("co-training of the upper layers", i + 1) for i in range(4)]
+    phases += [("training of all layers together", i + 1) for i in range(3)]
     assert steps == phases, "each step is taken once"
     assert files_of(manager, "parts") == whole
 

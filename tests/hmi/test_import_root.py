@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from hmi.errors import InvalidInput
+from hmi.jobs import import_root
 from hmi.manager import Manager
+from hmi.manager.roots import export_locality
 from hmi.model.batching import pad_ids
 from hmi.model.root import load_root, read_root_info
+from hmi.stores.layout import Layout
 from tests.hmi.api_world import hmi
 from tests.hmi.build_lab import run
 from tests.tiny import random_texts, write_tiny_mpnet
@@ -104,6 +108,28 @@ def test_fidelity_is_measured_by_kind_and_shown(
         capsys, "root", "measure", "tiny", tmp_path / "mine.txt", "--source", tiny_source, "--json", *data
     )
     assert set(json.loads(told)) == {"mine.txt", "short"}
+
+
+def test_training_goes_on_from_shipped_weights(
+    manager: Manager, tiny_source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = {"text-0": text(1)}
+    onwards = {**RIDGE_ONLY, "start": "shipped"}
+
+    def imported(name: str, options: dict[str, Any]) -> float:
+        run(manager, manager.import_root(name, str(tiny_source), texts=texts, alpha=1, options=options))
+        return manager.registry.root(name).fidelity["last_relative_error"]
+
+    with pytest.raises(InvalidInput, match=r"no locality weights ship .*leave start=shipped out"):
+        imported("none", onwards)
+    first = imported("first", RIDGE_ONLY)
+    file = tmp_path / "first.zst"
+    export_locality(manager.registry, Layout(manager.settings.data), "first", file, str(tiny_source))
+    monkeypatch.setattr(import_root, "shipped_locality", lambda *_: file)
+    same = imported("same", onwards)
+    assert same == pytest.approx(first, abs=0.005), "packing the weights loses next to nothing"
+    second = imported("second", {**onwards, "joint_steps": 10})
+    assert second < same, "training together brings a root nearer to its source"
 
 
 def test_too_little_text_and_impossible_lengths_are_told(manager: Manager, tiny_source: Path) -> None:
