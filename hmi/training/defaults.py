@@ -25,7 +25,7 @@ PAIR_LORA_LR = 1e-3
 PAIR_LR = 4e-3
 """For pairs a sequential adapter needs a higher rate. Other bottlenecks get the same."""
 ALIGNED_LR = 1e-3
-"""The highest rate for pairs beside an alignment, which leaves less to learn (docs/design/0024-pairs.md)."""
+"""The highest rate for pairs beside an alignment, which leaves less to learn (docs/design/0027-pairs.md)."""
 LORA_RANK = 8
 """The rank that LoRA's rates were tuned for. Higher ranks diverge at them."""
 LR_ROWS = 2_000

@@ -59,7 +59,7 @@ class Lesson:
         train, dev = self.rows.train, self.rows.dev
 
         def near(most: int) -> list[Row]:
-            return draw_pool(train, passages, most, 0, held_out=dev)
+            return draw_pool(train, passages, most, 0, held_out=[*dev, *self.rows.test])
 
         found = make_pool(train, dev, [], near, words, plan_of(len(train)), 0)
         return found.without(self.rows.test)
