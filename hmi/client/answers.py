@@ -6,24 +6,14 @@ default.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from hmi.client.answer import Answer
+from hmi.client.improving import Improving
 
 Task = Literal["classification", "pair", "multilabel", "regression", "tagging", "embedding"]
 JobState = Literal["queued", "running", "succeeded", "failed", "cancelled"]
 ENDED = frozenset({"succeeded", "failed", "cancelled"})
-
-
-class Answer(BaseModel):
-    """The base of all answers."""
-
-    model_config = ConfigDict(frozen=True, extra="allow", protected_namespaces=())
-
-    def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
-        """Leave fields without a value out when the answer is shown: a task fills only its own."""
-        return ((name, value) for name, value in super().__repr_args__() if value is not None)
 
 
 class LabelScore(Answer):
@@ -303,33 +293,6 @@ class Exits(Answer):
     state: str
     says: str
     report: dict[str, Any] | None = None
-
-
-class Tried(Answer):
-    """One thing that a background job tried. Scores are on held-out rows."""
-
-    name: str
-    before: float | None = None
-    after: float | None = None
-    rows: int = 0
-    sure: float | None = None
-    cpu_s: float = 0.0
-    why: str = ""
-
-
-class Improving(Answer):
-    """A model's newest background job that tries what makes it better."""
-
-    job: str
-    state: str
-    since: str
-    version: int
-    tried: list[Tried] = []
-    published: int | None = None
-    gain: float | None = None
-    cpu_s: float = 0.0
-    why: str | None = None
-    says: str = ""
 
 
 class Model(Answer):

@@ -48,6 +48,8 @@ def decoded(array: Any) -> list[str]:
 def test_labels_equal_those_of_infer(
     protocol_server: ProtocolServer, client: Any, binary: bool, squeezed: str | None
 ) -> None:
+    for _ in range(2):  # a model's first requests may be computed in another way, with another last bit
+        protocol_server.native(MOOD, TEXTS)
     wanted = [
         triton.InferRequestedOutput(name, binary_data=binary)
         for name in ("SCORES", "LABEL", "SCORE", "CLASSES", "KNOWN", "TRUNCATED")

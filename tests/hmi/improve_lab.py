@@ -15,7 +15,7 @@ from hmi.manager import Manager
 from tests.hmi.api_world import rows
 from tests.hmi.build_lab import attempt
 
-QUICK = {"epochs": 1, "module": {"rank": 2}, "max_length": 32, "lr": 2e-3, "ramps": False}
+QUICK = {"epochs": 1, "module": {"rank": 2}, "max_length": 32, "lr": 5e-4, "ramps": False}
 """Options with which a first version learns little, so that a second one can be better."""
 _LINES = rows(300).splitlines(keepends=True)
 ROWS, DEV = b"".join(_LINES[:100]), b"".join(_LINES[100:])
