@@ -6,14 +6,24 @@ default.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Literal
 
-from hmi.client.answer import Answer
-from hmi.client.improving import Improving
+from pydantic import BaseModel, ConfigDict
 
 Task = Literal["classification", "pair", "multilabel", "regression", "tagging", "embedding"]
 JobState = Literal["queued", "running", "succeeded", "failed", "cancelled"]
 ENDED = frozenset({"succeeded", "failed", "cancelled"})
+
+
+class Answer(BaseModel):
+    """The base of all answers."""
+
+    model_config = ConfigDict(frozen=True, extra="allow", protected_namespaces=())
+
+    def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
+        """Leave fields without a value out when the answer is shown: a task fills only its own."""
+        return ((name, value) for name, value in super().__repr_args__() if value is not None)
 
 
 class LabelScore(Answer):
@@ -293,6 +303,21 @@ class Exits(Answer):
     state: str
     says: str
     report: dict[str, Any] | None = None
+
+
+class Improving(Answer):
+    """A model's newest background job that tries what makes it better."""
+
+    job: str
+    state: str
+    since: str
+    version: int
+    tried: list[dict[str, Any]] = []
+    published: int | None = None
+    gain: float | None = None
+    cpu_s: float = 0.0
+    why: str | None = None
+    says: str = ""
 
 
 class Model(Answer):
