@@ -362,18 +362,18 @@ class JobCost(Record):
     peak_bytes: int | None
     """The peak of its memory; None if the system does not report it."""
     paused_ms: int = 0
-    """How long a background job was paused while the server answered."""
+    """The milliseconds for which a background job was paused while the server answered."""
 
 
 class Pacing(Record):
-    """How a server paces the process of a background job."""
+    """The pauses that a server makes in the process of a background job."""
 
     running_ms: int
-    """How long the process was free to run."""
+    """The milliseconds in which the process was free to run."""
     paused_ms: int
-    """How long it was paused, since the server answered."""
+    """The milliseconds in which it was paused, since the server answered."""
     starved: bool
-    """Whether it hardly ran within the last hour."""
+    """True if it hardly ran within the last hour."""
 
 
 class JobRecord(Record):

@@ -1,4 +1,4 @@
-"""What a model's record keeps of the background job `improve`: what it tried, and what that gained."""
+"""The part of a model's record that tells of the background job `improve`: its trials and its gain."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class Tried(Record):
     """One thing that a job `improve` tried. Scores are on held-out rows that no version was trained on."""
 
     name: str
-    """What was tried, in words."""
+    """The trial, in words."""
     before: float | None = Field(default=None, allow_inf_nan=False)
     """The score of the version that answers. None: nothing was compared."""
     after: float | None = Field(default=None, allow_inf_nan=False)
@@ -23,7 +23,7 @@ class Tried(Record):
     cpu_s: float = Field(ge=0, allow_inf_nan=False)
     """The CPU seconds that it took."""
     why: str
-    """Why it was taken or left, or why it stopped, as a sentence."""
+    """A sentence that says why it was taken or left, or why it stopped."""
 
 
 class Improvement(Record):
@@ -35,13 +35,13 @@ class Improvement(Record):
     queued: str
     """RFC 3339 in UTC."""
     ended: str | None = None
-    """None while the job has not ended. A job that was cancelled, or that failed, leaves it None."""
+    """RFC 3339 in UTC. A job that has not ended, that was cancelled or that failed has None."""
     tried: tuple[Tried, ...] = ()
     published: int | None = None
     """The number of the version that the job published; None: it published none."""
     gain: float | None = Field(default=None, allow_inf_nan=False)
-    """How much higher the published version scores on the held-out rows."""
+    """The published version's score on the held-out rows, less that of the version before."""
     cpu_s: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     """The CPU seconds of all attempts at the job."""
     why: str | None = None
-    """Why the job stopped, as a sentence."""
+    """A sentence that says why the job stopped."""

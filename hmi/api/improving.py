@@ -1,4 +1,4 @@
-"""What a model's answer says of its background job `improve`."""
+"""The part of a model's answer that tells of its background job `improve`."""
 
 from __future__ import annotations
 

@@ -8,7 +8,15 @@ from typing import Any
 import click
 
 from hmi.cli.base import FolderCommand, as_json, pass_session
-from hmi.cli.bench_quality import MEASURED_HERE, RUNS, models_of, of_a_setting, setting_of, steps_shown
+from hmi.cli.bench_quality import (
+    MEASURED_HERE,
+    RUNS,
+    models_of,
+    of_a_setting,
+    of_the_rows,
+    setting_of,
+    steps_shown,
+)
 from hmi.cli.output import notes, print_json, print_table
 from hmi.cli.session import Session
 
@@ -28,15 +36,7 @@ from hmi.cli.session import Session
     metavar="SOURCE",
     help="A larger source to tune teachers from: a package, a folder or a hub id. Repeatable.",
 )
-@click.option("--seeds", default=3, show_default=True, type=click.IntRange(1, 100), help="Number of seeds.")
-@click.option(
-    "--rows",
-    default=2_000,
-    show_default=True,
-    type=click.IntRange(20),
-    help="At most this many labelled rows. Of fewer than 2,000 the service holds some out.",
-)
-@click.option("--dev", is_flag=True, help="Score dev only and leave test unread, for making choices.")
+@of_the_rows
 @as_json
 @pass_session
 def improved(

@@ -72,6 +72,25 @@ def of_a_setting(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
+def of_the_rows(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options that select seeds, the number of rows, and whether test is scored."""
+    for option in (
+        click.option("--dev", is_flag=True, help="Score dev only and leave test unread, for making choices."),
+        click.option(
+            "--rows",
+            default=2_000,
+            show_default=True,
+            type=click.IntRange(20),
+            help="At most this many training rows.",
+        ),
+        click.option(
+            "--seeds", default=3, show_default=True, type=click.IntRange(1, 100), help="Number of seeds."
+        ),
+    ):
+        command = option(command)
+    return command
+
+
 @click.command("quality", cls=FolderCommand)
 @of_a_setting
 @click.option(
@@ -84,14 +103,7 @@ def of_a_setting(command: Callable[..., None]) -> Callable[..., None]:
     metavar="KIND[@SITES][:RANK]",
     help="Module of HMI's column. Repeatable.  [default: HMI's]",
 )
-@click.option("--seeds", default=3, show_default=True, type=click.IntRange(1, 100), help="Number of seeds.")
-@click.option(
-    "--rows",
-    default=2_000,
-    show_default=True,
-    type=click.IntRange(20),
-    help="At most this many training rows.",
-)
+@of_the_rows
 @click.option(
     "--lr",
     "lrs",
@@ -106,7 +118,6 @@ def of_a_setting(command: Callable[..., None]) -> Callable[..., None]:
     type=click.IntRange(1, 20_000),
     help="At most this many unlabelled texts.",
 )
-@click.option("--dev", is_flag=True, help="Score dev only and leave test unread, for making choices.")
 @as_json
 @pass_session
 def quality(

@@ -1,4 +1,4 @@
-"""What commands say of the background job that tries to improve a model."""
+"""Commands tell of the background job that tries to improve a model."""
 
 from __future__ import annotations
 

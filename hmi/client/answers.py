@@ -105,7 +105,7 @@ class JobCost(Answer):
 
 
 class Pacing(Answer):
-    """How a running background job gives way to requests."""
+    """The pauses of a running background job while the server answers."""
 
     running_ms: int
     paused_ms: int

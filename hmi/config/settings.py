@@ -183,8 +183,8 @@ class Settings:
     plot_keep_versions: int = 8
     """The number of each domain's newest versions that garbage collection keeps."""
     corpus_samples: bool = True
-    """Whether a domain keeps a random sample of its corpus's text (at most 8 MB), from which models of all
-    tenants on it may learn. The option `sample` of a build overrides this."""
+    """A domain keeps a random sample of its corpus's text (at most 8 MB), from which models of all tenants on
+    it may learn. The option `sample` of a build overrides this setting."""
     compact_segments: int = 8
     """The server merges a domain's small segments when one order of n-grams has more than this; 0 = never."""
     compact_small_bytes: int = 32 * MIB

@@ -49,7 +49,7 @@ def budget_of(ctx: JobContext) -> float:
 
 
 def _refused(ctx: JobContext, spec: ImproveSpec) -> str | None:
-    """Why nothing is tried; None if something is."""
+    """Return a sentence that says why nothing is tried, or None if something is."""
     if not wanted(ctx, spec):
         return "improving was switched off since"
     try:
@@ -127,7 +127,7 @@ def _said(found: Comparison, *, cut_short: bool) -> str:
 
 
 def _report(ledger: Ledger, base: ModelVersion) -> dict[str, Any]:
-    """What the new version's held-out report says of its origin."""
+    """Return the part of the new version's held-out report that tells of its origin."""
     return {"version": base.version, "tried": [tried.model_dump(mode="json") for tried in ledger.tried]}
 
 

@@ -14,7 +14,7 @@ Publish = Literal["if-better", "always", "never"]
 """When an update becomes the version that answers: if it is not worse than the live version
 (`hmi.jobs.comparing`), always, or only when a user publishes it."""
 LocalityStart = Literal["source", "shipped"]
-"""What the training of a root's locality starts from."""
+"""The weights that the training of a root's locality starts from."""
 
 
 class FineTuneOptions(Record):

@@ -15,7 +15,8 @@ from hmi.model.root import Root
 from hmi.model.source import Source, find_source, load_encoder
 from hmi.training.data.rows import Row
 from hmi.training.recipe import Recipe
-from hmi.training.teacher import Lesson, gold_from_json, gold_to_json, lesson_texts, teach, unlearnt_score
+from hmi.training.teacher import Lesson, gold_from_json, gold_to_json, lesson_texts, unlearnt_score
+from hmi.training.teachers import teach
 
 
 @dataclass(frozen=True)

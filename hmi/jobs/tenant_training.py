@@ -44,7 +44,7 @@ Teach = Callable[[JobContext, Root, Lesson, Recipe, Path], Taught]
 
 @dataclass(frozen=True)
 class Course:
-    """How a job conducts a training."""
+    """The parts of a training that its job decides."""
 
     start: Start
     teach: Teach = taught_rows
@@ -63,7 +63,7 @@ class Made:
     max_length: int
     metrics: dict[str, Any]
     temperature: float | None = None
-    """That calibrates its probabilities."""
+    """The temperature that calibrates its probabilities."""
     ramps: tuple[int, ...] = ()
     """The sites of its ramps."""
     afresh: str | None = None

@@ -47,7 +47,7 @@ class PackedLinear(nn.Module):
 
 
 class Projection(nn.Module):
-    """What computes q, k and v of a layer: (x [..., dim], xq or None) -> q, k and v, each [..., dim].
+    """A function that computes q, k and v of a layer: (x [..., dim], xq or None) -> three of [..., dim].
 
     If `xq` is given, q is computed from it and k and v from x.
     """

@@ -266,7 +266,7 @@ class Registry(WholeRegistry):
         return self._database.read(job_table.count_jobs)
 
     def count_background_jobs(self) -> dict[str, int]:
-        """How many of the jobs in each state are background jobs."""
+        """Return the number of background jobs in each state."""
         return self._database.read(job_table.count_background)
 
     def live_jobs(self, *, tolerant: bool = False, behind: bool = True) -> list[JobRecord]:

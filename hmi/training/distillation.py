@@ -45,7 +45,7 @@ class DistilPlan:
     joint_steps: int = 0
     joint_tokens: int = 2048
     joint_lr: float = 2e-4
-    """Of the lower and the upper layers."""
+    """The steps of joint training of the lower and the upper layers."""
     joint_lr_bias: float = 3e-4
     seed: int = 0
 

@@ -55,7 +55,7 @@ class FrozenProduct:
 
 
 Place = tuple[int, int, int]
-"""Where a LoRA's change is added: its first output, the end of its outputs, its rank."""
+"""The place of a LoRA's change in a product: its first output, the end of its outputs, its rank."""
 
 
 class ChangedProduct(nn.Module):

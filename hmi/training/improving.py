@@ -1,4 +1,4 @@
-"""What a second version is trained on: a pool of texts, and what teachers say of them.
+"""The texts that a second version is trained on, and the teachers that answer them.
 
 The recipe was fixed before any test row was looked at (docs/design/0024-better-by-itself.md).
 """

@@ -36,7 +36,7 @@ class TrainPlan:
     lexical: int = 0
     """Buckets of the lexical features that are trained beside the backbone; 0 for none."""
     aligned: bool = False
-    """Whether the lexical features include the alignment of pairs."""
+    """If true, the lexical features include the alignment of pairs."""
     transitions: bool = False
     """Whether to learn which tag follows which (`Transitions`)."""
     queries: int = 0

@@ -78,7 +78,7 @@ def draw_pool(
 
 @dataclass(frozen=True)
 class _Form:
-    """What the texts of the rows look like."""
+    """The form of the rows' texts: their words, markers and lengths."""
 
     words: tuple[str, ...] | None
     """The patterns by which rows of words were split; None if rows are plain texts."""

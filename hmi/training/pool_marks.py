@@ -30,7 +30,7 @@ class Marking:
     """The markers of rows, and how often the rows mark a word."""
 
     pairs: tuple[tuple[str, str], ...]
-    """What stands before and after the marked words of each kind, with its spaces."""
+    """The text before and after the marked words of each kind, with its spaces."""
     share: dict[str, float]
     """Word -> the fraction of its occurrences that are marked."""
     unseen: float

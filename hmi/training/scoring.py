@@ -113,8 +113,10 @@ def rank_correlation(gold: NDArray[np.float64], got: NDArray[np.float64]) -> flo
 def _entity_counts(
     gold: list[list[str]], got: list[list[str]]
 ) -> tuple[Counter[str], Counter[str], Counter[str]]:
-    """By label, the number of entities that both have, that `got` has, and that `gold` has. An entity is
-    right if its label, first and last word are (CoNLL-2003)."""
+    """Count, for each label, the entities that both have, that `got` has, and that `gold` has.
+
+    An entity is right if its label, first and last word are (CoNLL-2003).
+    """
     counts = Counter[str](), Counter[str](), Counter[str]()
     for right, given in zip(gold, got, strict=True):
         wanted, found = _entities(right), _entities(given)

@@ -24,17 +24,12 @@ from hmi.model.encoder import Encoder
 from hmi.model.root import Root
 from hmi.model.tasks import TaskKind
 from hmi.model.tasks.base import Answer
-from hmi.model.tasks.sequence import Classification
 from hmi.training.augmentation import similar_words, variants
-from hmi.training.backbones import EncoderBackbone, Examples
+from hmi.training.backbones import Examples
 from hmi.training.data.rows import Row
-from hmi.training.early_stopping import train_to_best
 from hmi.training.golds import Gold, SoftLabel
-from hmi.training.plan import plan_training
 from hmi.training.recipe import HELD_OUT, Recipe
-from hmi.training.reports import PhaseReport
-from hmi.training.splits import Split, encoded_split, judge, merged_outputs, task_targets
-from hmi.training.trainer import Trainer
+from hmi.training.splits import Split
 
 MAX_TEXTS = 20_000
 """The teacher labels at most this many texts. Of more, a random sample is labelled."""
@@ -45,8 +40,6 @@ MAX_SOFT_LABELS = 100
 """With more labels than this, the teacher gives only its best label."""
 TOP_LABELS = 10
 """A soft label has at most this many labels, the likeliest ones."""
-REPORT_EVERY = 256
-"""Texts labelled between two progress reports."""
 
 
 @dataclass(frozen=True)
@@ -60,38 +53,6 @@ class Lesson:
     texts: list[Row]
     max_length: int
     weights: tuple[float, ...] | None = None
-
-
-def teach(
-    encoder: Encoder, root: Root, lesson: Lesson, recipe: Recipe, report: PhaseReport
-) -> tuple[float, list[Gold]]:
-    """Fine-tune a whole copy of `encoder` on the lesson's rows.
-
-    Returns its score on dev and its label for each text. Raises InvalidData (diverged).
-    """
-    task, dev = lesson.task, lesson.dev
-    targets = task_targets(task, lesson.train)
-    plan = plan_training(teacher_recipe(recipe, task), task, len(targets), weights=lesson.weights)
-    trainer = Trainer(EncoderBackbone(encoder), root.dim, plan, encoder_examples(lesson.train, targets))
-    held_out = encoder_examples(dev, [[]] * len(dev.encoded))
-    best = train_to_best(
-        trainer,
-        lambda: judge(trainer.reading(task), dev, trainer.predict(held_out)),
-        lambda step, total, loss: report("training the teacher", step, total, loss),
-        keep_best=len(dev.rows) >= recipe.held_out.enough,
-    ).kept
-    trainer.load(best.artefact)
-    read, answers = trainer.reading(task), []
-    soft = isinstance(task, Classification) and len(task.labels) <= MAX_SOFT_LABELS
-    for at in range(0, len(lesson.texts), REPORT_EVERY):
-        some = lesson.texts[at : at + REPORT_EVERY]
-        split = encoded_split(some, root.tokenizer, lesson.max_length, windows=task.rules.windows)
-        outputs = trainer.predict(encoder_examples(split, [[]] * len(split.encoded)))
-        answers += [
-            gold_of(read.answer(merged, scores=soft)) for merged in merged_outputs(read, split, outputs)
-        ]
-        report("labelling texts", len(answers), len(lesson.texts), None)
-    return best.score, answers
 
 
 def teacher_recipe(recipe: Recipe, task: TaskKind) -> Recipe:

@@ -14,18 +14,20 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from hmi.model.encoder import Encoder
+from hmi.model.root import Root
 from hmi.model.tasks import TaskKind
 from hmi.model.tasks.sequence import Classification
 from hmi.model.tokenizer import Tokenizer
 from hmi.training.backbones import Backbone, EncoderBackbone, UpperHalfBackbone
 from hmi.training.data.rows import Row
 from hmi.training.early_stopping import train_to_best
+from hmi.training.golds import Gold
 from hmi.training.plan import TrainPlan, plan_training
 from hmi.training.recipe import Recipe
 from hmi.training.reports import PhaseReport
-from hmi.training.said import Said
+from hmi.training.said import Said, mixed_golds
 from hmi.training.splits import Split, encoded_split, judge, merged_outputs, task_targets
-from hmi.training.teacher import REPORT_EVERY, encoder_examples, teacher_recipe
+from hmi.training.teacher import Lesson, encoder_examples, teacher_recipe
 from hmi.training.trainer import Trainer
 
 WHOLE = 6
@@ -34,6 +36,8 @@ DEEP_BATCH = 32
 """Rows of a step of a deep source. Its steps cost much beside the rows: each moves all of its weights."""
 DEEP_EPOCHS = 5
 """The most epochs of a deep source. Its best one is early."""
+REPORT_EVERY = 256
+"""Texts labelled between two progress reports."""
 
 
 @dataclass(frozen=True)
@@ -101,6 +105,20 @@ def teach_with(source: TeacherSource, lesson: TextLesson, recipe: Recipe, report
         texts += _likelihoods(read, merged_outputs(read, some, outputs))
         report("labelling texts", len(texts), len(lesson.texts), None)
     return Said(source.name, read, answers, texts, best.score, time.process_time() - begun)
+
+
+def teach(
+    encoder: Encoder, root: Root, lesson: Lesson, recipe: Recipe, report: PhaseReport
+) -> tuple[float, list[Gold]]:
+    """Tune one teacher from the root's source, and let it answer the lesson's texts.
+
+    Returns its score on dev and its answer to each text. Raises InvalidData (diverged).
+    """
+    rows = TextLesson(
+        lesson.task, lesson.train.rows, lesson.dev.rows, lesson.texts, lesson.max_length, lesson.weights
+    )
+    said = teach_with(TeacherSource(root.info.name, encoder, root.tokenizer), rows, recipe, report)
+    return said.score, mixed_golds([said], [1.0])
 
 
 def _plan(source: TeacherSource, lesson: TextLesson, recipe: Recipe, rows: int) -> TrainPlan:

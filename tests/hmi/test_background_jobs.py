@@ -76,6 +76,7 @@ def test_a_free_place_is_used_beside_other_jobs(lab: Lab) -> None:
     ordinary = lab.submit(runner, "count", steps=3000)
     runner.start()
     wait_until(lambda: running(lab, job) and running(lab, ordinary))
+    assert lab.registry.background_jobs("running") == [("acme", job)]
 
 
 def test_a_killed_process_resumes_and_a_stopped_server_puts_it_back(lab: Lab) -> None:

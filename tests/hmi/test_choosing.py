@@ -106,7 +106,7 @@ def test_one_row_more_out_of_thirty_is_not_sure() -> None:
 
 
 def test_chance_alone_is_rarely_sure() -> None:
-    """Of versions that are equally good, about one in ten may pass: that is what SURE promises."""
+    """About one in ten versions that are equally good may pass, as SURE promises."""
     golds = labelled(150, 7)
     task = learn_task("classification", golds)
     passed = [

@@ -47,7 +47,7 @@ def follow_up(manager: Manager, name: str, taught: Path, **options: Any) -> JobR
 
 
 def says(manager: Manager, name: str) -> tuple[str, str]:
-    """What `GET model` says of the model's background job: its state, and the sentence."""
+    """Return the state and the sentence that `GET model` gives of the model's background job."""
     view = improving_view(model(manager, name), manager.registry)
     assert view is not None
     return view.state, view.says

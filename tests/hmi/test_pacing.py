@@ -170,6 +170,7 @@ def test_a_job_that_nobody_paces_any_more_goes_on(sleeper: Sleeper, board: Board
         wait_until(lambda: stopped(sleeper.pid))
         pacer.remove("j")
         wait_until(lambda: not stopped(sleeper.pid))
+        assert pacer.totals().jobs == 0
 
 
 def test_a_process_that_has_ended_is_paced_no_more(sleeper: Sleeper, board: Board) -> None:
@@ -177,8 +178,10 @@ def test_a_process_that_has_ended_is_paced_no_more(sleeper: Sleeper, board: Boar
     with serving(pacer):
         pacer.add("j", sleeper, board)
         wait_until(lambda: pacer.totals().jobs == 1)
+        before = pacer.totals()
         sleeper.end()
         wait_until(lambda: pacer.totals().jobs == 0)
+        assert pacer.totals().running_s >= before.running_s, "its time stays in the totals"
 
 
 def test_without_a_server_nothing_is_paced(sleeper: Sleeper, board: Board) -> None:
@@ -289,7 +292,7 @@ def test_a_paused_job_goes_back_to_the_queue_when_the_server_stops(background: B
 
 
 def test_a_paused_job_that_is_asked_to_stop_does(background: Background) -> None:
-    """As when a job that somebody waits for needs the place."""
+    """Ask the job to stop, as when a job that somebody waits for needs the place."""
     runner = background.runner
     with serving(runner.pacer) as loop:
         runner.start()

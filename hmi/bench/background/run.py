@@ -25,7 +25,7 @@ Report = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Phase:
-    """What was seen in one phase, and the CPU time that it took."""
+    """The figures of one phase, and the CPU time that it took."""
 
     seen: Seen
     server_cpu_s: float

@@ -40,7 +40,7 @@ class Improved:
     parts: tuple[str, ...] = POOL
     teachers: tuple[str, ...] | None = None
     dedicated: bool = False
-    """Whether a dedicated copy is trained on the same rows, instead of a tenant's module."""
+    """If true, a dedicated copy is trained on the same rows, instead of a tenant's module."""
 
     @property
     def chooses(self) -> bool:

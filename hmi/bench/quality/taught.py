@@ -16,7 +16,8 @@ from hmi.training.objectives import learn_task
 from hmi.training.recipe import Recipe
 from hmi.training.reports import PhaseReport
 from hmi.training.splits import Split
-from hmi.training.teacher import Lesson, gold_from_json, gold_to_json, lesson_texts, teach, usable
+from hmi.training.teacher import Lesson, gold_from_json, gold_to_json, lesson_texts, usable
+from hmi.training.teachers import teach
 
 
 def with_texts(

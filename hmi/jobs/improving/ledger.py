@@ -1,4 +1,4 @@
-"""What a job `improve` has spent and tried, in a file of its folder, from which a resumed attempt goes on."""
+"""The file in which a job `improve` notes what it spent and tried. A resumed attempt goes on from it."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from hmi.jobs.specs import ImproveSpec
 
 
 def held_back(ctx: JobContext, spec: ImproveSpec) -> str | None:
-    """Why a better version is not to answer until its tenant says so; None if it is.
+    """Return why a better version is not to answer until its tenant says so, or None if it may.
 
     A cascade holds for the versions that it was profiled with. The tenant would find it switched off without
     having done anything.

@@ -1,4 +1,4 @@
-"""What a job `improve` tries: the version's own training, with teachers' answers to more texts."""
+"""The trial of a job `improve`: the version's own training, with teachers' answers to more texts."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class NothingNewError(Exception):
 
 
 NAME = "several teachers' answers to more texts"
-"""What is tried, before it is known which teachers and texts there are."""
+"""The trial in words, before it is known which teachers and texts there are."""
 
 
 def name_of(made: Made) -> str:
-    """What was tried, in words: the teachers with their weights, and the texts."""
+    """Return the trial in words: the teachers with their weights, and the texts."""
     about = made.metrics["teacher"]
     teachers = " and ".join(
         f"{one['name']} ({one['score']:.3f} on its own, weight {one['weight']:g})"
@@ -55,7 +55,7 @@ class Ways:
     old: Train
     new: Train
     final: Train
-    """As `new`; the end of the budget then only cuts the training short."""
+    """It trains as `new` does. The end of the budget then only cuts the training short."""
 
 
 def ways_of(ctx: JobContext, spec: ImproveSpec, base: ModelVersion, root: Root, ledger: Ledger) -> Ways:
@@ -98,8 +98,11 @@ def starts_afresh(spec: ImproveSpec) -> bool:
 
 
 def start_of(ctx: JobContext, spec: ImproveSpec, base: ModelVersion) -> Start:
-    """Where the candidate starts: fresh as the version did, or from the version, so that it keeps what that
-    has from an earlier version, another model or an adapter, which may be gone by now."""
+    """Return a function that loads the weights from which the candidate starts.
+
+    If the version started from nothing, so does the candidate. Else it starts from the version, which has all
+    that it began from: an earlier version, another model or an adapter. These may be gone by now.
+    """
 
     def start(trainer: Trainer) -> None:
         if not starts_afresh(spec):

@@ -1,5 +1,7 @@
-"""What the process of a background job and the server that paces it tell each other: a few numbers in a small
-file that both map into memory."""
+"""A background job's process and the server that paces it tell each other their states in a few numbers.
+
+They stand in a small file that both map into memory.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ class Board:
 
     @property
     def holding(self) -> bool:
-        """Whether the job's process holds a lock that others may wait for, so that it must not be paused."""
+        """True if the job's process holds a lock that others may wait for. It must not be paused then."""
         return bool(self._numbers[HOLDING])
 
     def set_holding(self, value: bool) -> None:

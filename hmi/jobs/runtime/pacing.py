@@ -29,7 +29,7 @@ log = logging.getLogger("hmi.jobs")
 HOLD_S = 0.003
 """No call must have been under way for this time before a job goes on."""
 SLICE_S = 0.05
-"""How long a job runs at a time while calls are under way."""
+"""The seconds for which a job runs at a time while calls are under way."""
 BEAT_S = 0.25
 """A job is looked at at least this often."""
 RETRY_S = 0.002

@@ -129,7 +129,7 @@ class JobRunner:
         return self._folder(job).read_progress()
 
     def read_pacing(self, job: str) -> Pacing | None:
-        """How a running background job is paced; None for other jobs, and once it has ended."""
+        """The pauses of a running background job. Other jobs, and those that have ended, have None."""
         return read_pacing(self._folder(job).board)
 
     def forget(self, jobs: list[str]) -> None:

@@ -68,7 +68,7 @@ class MultiLabelObjective(Objective[MultiLabel]):
         }
 
     def parts(self, golds: Sequence[Gold], merged: Sequence[Tensor]) -> Floats:
-        """Of micro F1: twice the labels given rightly, and the labels that are given or right."""
+        """Return a row's parts of micro F1: twice the right labels; the labels given plus the golds."""
         gold, sure = self._table(golds, merged)
         given = sure >= self.task.rules.threshold
         both, either = (gold & given).sum(1), gold.sum(1) + given.sum(1)

@@ -83,7 +83,10 @@ class TaggingObjective(Objective[Tagging]):
         return {**score_tags(tags, got), "calibration": calibration(sure, right)}
 
     def parts(self, golds: Sequence[Gold], merged: Sequence[Tensor]) -> Floats:
-        """Of entity F1: twice the entities found, and those that are given or right. Of tags: words."""
+        """A row's parts of entity F1 are twice the entities found, and those given plus those right.
+
+        Without a tag scheme they are the words with the right tag, and all words.
+        """
         tags = [list(tags_in(gold)) for gold in golds]
         return tag_parts(tags, [self.task.answer(m).tags or [] for m in merged])
 
