@@ -20,8 +20,8 @@ from hmi.training.said import Said
 from hmi.training.teacher import usable
 from hmi.training.teachers import TeacherSource, TextLesson, teach_with
 
-FEW = 60
-"""With fewer training rows a teacher is a probe, since so few do not suffice to tune an encoder."""
+FEW = 400
+"""With fewer training rows a teacher is a probe, if the task has one label a row. It learns more from them."""
 
 
 @dataclass(frozen=True)
@@ -100,5 +100,5 @@ def make_pool(
 def teacher_from(source: TeacherSource, lesson: TextLesson, recipe: Recipe, report: PhaseReport) -> Said:
     """A teacher for this many rows: a tuned copy of the source, for few rows a probe. Raises InvalidData."""
     if len(lesson.train) < FEW and can_probe(lesson):
-        return probe_with(source, lesson, report)
+        return probe_with(source, lesson, recipe.seed, report)
     return teach_with(source, lesson, recipe, report)

@@ -1,7 +1,8 @@
-"""A teacher for few rows: a frozen source, and a logistic regression on its embeddings of the rows.
+"""A teacher for few rows: a logistic regression on a source's embeddings of the rows.
 
-Some twenty rows do not suffice to tune an encoder, but its embeddings already tell much apart (as in SetFit,
-Tunstall et al., 2022, whose last step this is). The regression's strength is chosen by cross-validation.
+Some twenty rows do not suffice to fine-tune an encoder by their labels, but its embeddings already tell much
+apart, more so after the encoder was tuned to contrast the rows (SetFit, Tunstall et al., 2022). For pairs of
+texts the source stays frozen: their labels do not say that two texts are alike.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,24 +17,20 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hmi.model.batching import Encoded, length_grouped, pad_ids
 from hmi.model.tasks.sequence import Classification
-from hmi.model.tokenizer import Text
-from hmi.training.data.rows import Row
+from hmi.training.contrasting import Embedder, Floats
 from hmi.training.headline import headline
 from hmi.training.objectives import objective_of
-from hmi.training.precision import arithmetic
 from hmi.training.reports import PhaseReport
 from hmi.training.said import Said
-from hmi.training.teachers import TeacherSource, TextLesson
+from hmi.training.teachers import REPORT_EVERY, TeacherSource, TextLesson
 
 STRENGTHS = (1.0, 10.0, 100.0)
 """Inverse strengths of regularisation to choose from; embeddings have length 1."""
 FOLDS = 5
-AT_ONCE = 64
-"""Texts that are embedded at once."""
-
-Floats = NDArray[np.float32]
+TUNED_STRENGTH = 10.0
+"""The strength for embeddings of a contrasted source. They hold the rows' own labels, so cross-validation
+cannot choose it."""
 
 
 def can_probe(lesson: TextLesson) -> bool:
@@ -43,58 +39,44 @@ def can_probe(lesson: TextLesson) -> bool:
     return isinstance(lesson.task, Classification) and min(counts.values()) >= 2
 
 
-def probe_with(source: TeacherSource, lesson: TextLesson, report: PhaseReport) -> Said:
+def probe_with(
+    source: TeacherSource, lesson: TextLesson, seed: int, report: PhaseReport, *, contrast: bool = True
+) -> Said:
     """Fit a probe on the lesson's rows and let it answer dev and the texts. `can_probe` must hold.
 
-    `score` is that of cross-validation on the training rows, since dev has few rows here.
+    contrast: whether to tune a copy of the source before, which pairs of texts do without.
+
+    `score` and `outside` are those of the frozen source in cross-validation on the training rows: dev has few
+    rows here, and an encoder that was tuned on all rows says nothing about rows that it has not seen.
     """
-    begun = time.process_time()
-    rows = embedded(source, lesson.train, lesson.max_length)
-    labels = np.array([lesson.task.labels.index(str(row.label)) for row in lesson.train])
-    strength, outside = _chosen(rows, labels)
-    model = _fitted(rows, labels, strength)
-    golds = [row.label for row in lesson.train]
+    begun, task = time.process_time(), lesson.task
+    embed = Embedder(source, lesson.max_length)
+    labels = np.array([task.labels.index(str(row.label)) for row in lesson.train])
+    strength, outside = _chosen(embed(lesson.train), labels)
+    if contrast and not task.paired:
+        embed.contrast(
+            lesson.train,
+            labels.tolist(),
+            seed,
+            lambda step, total, loss: report("training a teacher", step, total, loss),
+        )
+        strength = TUNED_STRENGTH
+    model = _fitted(embed(lesson.train), labels, strength)
     texts: list[Tensor] = []
-    for at in range(0, len(lesson.texts), 16 * AT_ONCE):
-        some = embedded(source, lesson.texts[at : at + 16 * AT_ONCE], lesson.max_length)
-        texts += _answers(model, some, len(lesson.task.labels))
+    for at in range(0, len(lesson.texts), REPORT_EVERY):
+        some = embed(lesson.texts[at : at + REPORT_EVERY])
+        texts += _answers(model, some, len(task.labels))
         report("labelling texts", len(texts), len(lesson.texts), None)
+    golds = [row.label for row in lesson.train]
     return Said(
-        f"{source.name}, frozen",
-        lesson.task,
-        _answers(model, embedded(source, lesson.dev, lesson.max_length), len(lesson.task.labels)),
+        source.name,
+        task,
+        _answers(model, embed(lesson.dev), len(task.labels)),
         texts,
-        headline(objective_of(lesson.task).score(golds, outside)),
+        headline(objective_of(task).score(golds, outside)),
         time.process_time() - begun,
         outside,
     )
-
-
-def embedded(source: TeacherSource, rows: Sequence[Row], max_length: int) -> Floats:
-    """The embeddings of rows, fp32 [rows, dim]: mean states, scaled to length 1.
-
-    Of a pair of texts u and v it is (abs(u - v), u * v), [rows, 2·dim].
-    """
-    if not rows:
-        return np.empty((0, 0), np.float32)
-    if not isinstance(rows[0].text, tuple):
-        return _means(source, [row.text for row in rows], max_length)
-    first, second = (_means(source, [row.text[side] for row in rows], max_length) for side in (0, 1))
-    return np.concatenate([np.abs(first - second), first * second], 1)
-
-
-@torch.inference_mode()
-def _means(source: TeacherSource, texts: Sequence[Text], max_length: int) -> Floats:
-    encoded: list[Encoded] = source.tokenizer.encode(texts, max_length)
-    out = np.empty((len(texts), source.encoder.shape.dim), np.float32)
-    for rows in length_grouped([len(text) for text in encoded], AT_ONCE, None):
-        ids, types = pad_ids([encoded[i].ids for i in rows]), pad_ids([encoded[i].types for i in rows])
-        mask = torch.arange(ids.shape[1])[None] < torch.tensor([len(encoded[i]) for i in rows])[:, None]
-        with arithmetic(bf16=True):
-            states = source.encoder(ids, mask, types).float()
-        mean = (states * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)
-        out[rows] = torch.nn.functional.normalize(mean, dim=-1).numpy()
-    return out
 
 
 def _chosen(rows: Floats, labels: NDArray[np.int64]) -> tuple[float, list[Tensor]]:

@@ -16,12 +16,13 @@ from hmi.model.source import load_encoder
 from hmi.model.tokenizer import Text, Tokenizer
 from hmi.training import teachers
 from hmi.training.backbones import UpperHalfBackbone
+from hmi.training.contrasting import Embedder, distance
 from hmi.training.data.rows import Row
 from hmi.training.golds import Gold, SoftLabel
 from hmi.training.headline import headline
 from hmi.training.improving import teacher_from
 from hmi.training.objectives import learn_task, objective_of
-from hmi.training.probing import can_probe, embedded
+from hmi.training.probing import can_probe
 from hmi.training.recipe import Recipe
 from hmi.training.said import Said, mix, mixed_golds, store_said, stored_said, weigh
 from hmi.training.teachers import TeacherSource, TextLesson, teach_with
@@ -138,7 +139,7 @@ def test_a_probe_learns_from_few_rows(
     lesson = lesson_of(task, rows)
     lesson = replace(lesson, train=lesson.train[:24])
     said = [teacher_from(source, lesson, Recipe(), lambda *_: None) for source in sources]
-    assert [one.name for one in said] == ["own, frozen", "other, frozen"]
+    assert [one.name for one in said] == ["own", "other"]
     assert [len(one.texts) for one in said] == [30, 30]
     weights, _ = weigh(said, lesson.train, lesson.dev)
     merged = mix(said, weights, [one.dev for one in said])[1]
@@ -160,10 +161,38 @@ def test_a_probe_needs_two_rows_of_each_label(sources: list[TeacherSource]) -> N
 
 def test_a_pair_is_embedded_by_what_its_texts_differ_and_share(sources: list[TeacherSource]) -> None:
     rows = pairs(5, 6)
-    both = embedded(sources[0], rows, 32)
-    first, second = (embedded(sources[0], [Row(r.text[side], "") for r in rows], 32) for side in (0, 1))
+    embed = Embedder(sources[0], 32)
+    both, first, second = embed(rows), *(embed([Row(r.text[side], "") for r in rows]) for side in (0, 1))
     np.testing.assert_allclose(both, np.concatenate([abs(first - second), first * second], 1), atol=1e-5)
     np.testing.assert_allclose(np.linalg.norm(first, axis=1), 1, atol=1e-5)
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_contrasting_brings_rows_of_one_label_together(
+    sources: list[TeacherSource], which: int, deep: None
+) -> None:
+    rows, others = mood(1, 24), mood(2, 40)
+    before = {name: value.clone() for name, value in sources[which].encoder.state_dict().items()}
+    embed = Embedder(sources[which], 32)
+    labels = torch.tensor([row.label == "good" for row in others]).long()
+    frozen = distance(torch.from_numpy(embed(others)), labels)
+    losses: list[float] = []
+    embed.contrast(rows, [int(row.label == "good") for row in rows], 0, lambda *at: losses.append(at[2]))
+    assert losses[-1] < losses[0]
+    assert distance(torch.from_numpy(embed(others)), labels) < frozen
+    after = sources[which].encoder.state_dict()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_the_distance_of_a_batch_is_the_mean_of_its_pairs() -> None:
+    embedded = torch.nn.functional.normalize(torch.randn(5, 3, generator=torch.manual_seed(0)), dim=-1)
+    labels = [0, 1, 0, 2, 1]
+    cosines = {(i, j): float(embedded[i] @ embedded[j]) for i in range(5) for j in range(5) if i != j}
+    near = [(1 - c) ** 2 for (i, j), c in cosines.items() if labels[i] == labels[j]]
+    far = [c**2 for (i, j), c in cosines.items() if labels[i] != labels[j]]
+    wanted = sum(near) / len(near) + sum(far) / len(far)
+    assert float(distance(embedded, torch.tensor(labels))) == pytest.approx(wanted, abs=1e-5)
+    assert float(distance(embedded[:2], torch.tensor([1, 1]))) == pytest.approx((1 - cosines[0, 1]) ** 2)
 
 
 def test_a_teacher_that_knows_nothing_has_no_say() -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from hmi.bench.quality.arms import DEDICATED, Arm, hbert
 from hmi.bench.quality.cells import Problem, problem, train_once
@@ -23,11 +23,16 @@ from hmi.training.data.rows import Row
 from hmi.training.defaults import default_lr, default_module
 from hmi.training.headline import headline
 from hmi.training.objectives import objective_of
+from hmi.training.probing import probe_with
 from hmi.training.recipe import HELD_OUT
 from hmi.training.row_keys import hold_out
 from hmi.training.splits import merged_outputs
 from hmi.training.teacher import TAGGING_TEACHER_LR, TEACHER_LR
+from hmi.training.teachers import TextLesson
 
+Learner = Literal["module", "dedicated", "setfit", "frozen"]
+"""What learns: a tenant's module, a dedicated copy, or a logistic regression on the embeddings of the root's
+source, contrasted on the rows before (SetFit) or frozen."""
 POOL = ("corpus", "copies")
 """The parts of the pool of a tenant that gives no unlabelled texts."""
 
@@ -39,8 +44,7 @@ class Improved:
     name: str
     parts: tuple[str, ...] = POOL
     teachers: tuple[str, ...] | None = None
-    dedicated: bool = False
-    """If true, a dedicated copy is trained on the same rows, instead of a tenant's module."""
+    learner: Learner = "module"
 
     @property
     def chooses(self) -> bool:
@@ -48,8 +52,12 @@ class Improved:
         return self.name == "by_default"
 
 
-def columns(larger: Sequence[str]) -> list[Improved]:
-    """Return the columns, given the sources beside the root's own."""
+def columns(larger: Sequence[str], *, few: bool) -> list[Improved]:
+    """Return the columns, given the sources beside the root's own.
+
+    few: whether a tenant has few rows. Then the columns include what others train on the same rows. With many
+    rows, `hmi bench quality` has the dedicated copies.
+    """
     found = [
         Improved("by_default"),
         Improved("copies_only", ("copies",)),
@@ -58,7 +66,11 @@ def columns(larger: Sequence[str]) -> list[Improved]:
     ]
     if larger:
         found.append(Improved("larger_teacher", teachers=tuple(larger)))
-    return [*found, Improved("dedicated_taught", dedicated=True)]
+    found.append(Improved("dedicated_taught", learner="dedicated"))
+    if few:
+        peers: tuple[Learner, ...] = ("dedicated", "setfit", "frozen")
+        found += [Improved(name, (), learner=name) for name in peers]
+    return found
 
 
 def fill(
@@ -68,22 +80,25 @@ def fill(
 
     The rate is the service's default, so it is not searched for. `test`: whether test is scored.
     """
-    arm = DEDICATED if column.dedicated else hbert(default_module(paired=lesson.paired))
     cell = {"task": lesson.task.name, **about, "lr": 0.0, **({"test": True} if test else {})}
-    texts: list[Row] = []
-    figures: dict[str, Any] = {}
     for seed in range(seeds):
         spec = {**cell, "seed": seed}
-        if kept.get(spec) is not None:
-            continue
-        if not texts:
-            texts, figures = lesson.taught(column.teachers, column.parts)
-        second = _trained(lesson, arm, texts, seed, test)
-        result = {**figures, **second.figures}
-        if column.chooses:
-            result |= _chosen(lesson, arm, _trained(lesson, arm, [], seed, test), second, seed)
-        kept.put(spec, result)
-        yield spec, result
+        if kept.get(spec) is None:
+            result = _result(lesson, column, seed, test)
+            kept.put(spec, result)
+            yield spec, result
+
+
+def _result(lesson: Lesson, column: Improved, seed: int, test: bool) -> dict[str, Any]:
+    if column.learner in ("setfit", "frozen"):
+        return _probed(lesson, column.learner, seed, test)
+    arm = DEDICATED if column.learner == "dedicated" else hbert(default_module(paired=lesson.paired))
+    texts, figures = lesson.taught(column.teachers, column.parts) if column.parts else ([], {})
+    second = _trained(lesson, arm, texts, seed, test)
+    result = {**figures, **second.figures}
+    if column.chooses:
+        result |= _chosen(lesson, arm, _trained(lesson, arm, [], seed, test), second, seed)
+    return result
 
 
 @dataclass(frozen=True)
@@ -111,6 +126,18 @@ def _trained(lesson: Lesson, arm: Arm, texts: Sequence[Row], seed: int, test: bo
         golds = [row.label for row in rows.test]
         figures["test"] = headline(objective_of(read).score(golds, answers["test"][1]))
     return _Trained(figures, answers["dev"], answers["test"])
+
+
+def _probed(lesson: Lesson, learner: Learner, seed: int, test: bool) -> dict[str, Any]:
+    """The figures of a logistic regression on all labelled rows, held-out ones too: it keeps no epoch."""
+    rows = lesson.rows
+    own = TextLesson(lesson.kind, [*rows.train, *rows.dev], [], rows.test if test else [], lesson.task.length)
+    said = probe_with(lesson.source(OWN), own, seed, lesson.teaching, contrast=learner == "setfit")
+    figures: dict[str, Any] = {"dev": round(said.score, 4), "cpu_s": round(said.cpu_s, 1)}
+    if test:
+        score = objective_of(said.task).score([row.label for row in rows.test], said.texts)
+        figures["test"] = headline(score)
+    return figures
 
 
 def _rate(p: Problem, arm: Arm) -> float:

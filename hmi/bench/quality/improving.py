@@ -67,7 +67,7 @@ def small(rows: TaskRows, count: int) -> TaskRows:
 
 def chosen_columns(plan: ImprovedPlan) -> list[Improved]:
     """Return the wanted columns, in the order of the table. Raises InvalidInput."""
-    known = {column.name: column for column in columns(plan.larger)}
+    known = {column.name: column for column in columns(plan.larger, few=plan.rows < TRAIN)}
     for name in plan.columns:
         if name not in known:
             raise InvalidInput(f"column {name!r} is unknown: use one of {', '.join(known)}", field="column")

@@ -76,18 +76,20 @@ class Lesson:
         path = self.kept / f"{self.task.name}-{Path(name).name}-{digest}.safetensors"
         found = stored_said(path, self.kind)
         if found is None:
-            found = teacher_from(self._source(name), lesson, Recipe(), self._teaching)
+            found = teacher_from(self.source(name), lesson, Recipe(), self.teaching)
             path.parent.mkdir(parents=True, exist_ok=True)
             store_said(path, found)
         return found
 
-    def _source(self, name: str) -> TeacherSource:
+    def source(self, name: str) -> TeacherSource:
+        """A source of teachers, by its name."""
         if name == OWN:
             return TeacherSource(OWN, self.models.source, self.models.root.tokenizer)
         folder = find_source(name).folder
         return TeacherSource(name, load_encoder(folder), Tokenizer(folder / "tokenizer.json"))
 
-    def _teaching(self, phase: str, step: int, total: int, loss: float | None) -> None:
+    def teaching(self, phase: str, step: int, total: int, loss: float | None) -> None:
+        """Report the progress of a teacher."""
         self.report(f"{self.task.name}, {phase}", step, total)
 
     def taught(

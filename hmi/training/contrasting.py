@@ -1,0 +1,120 @@
+"""Embeds texts by a source, and tunes a copy of it so that rows of one label lie near each other.
+
+From few rows an encoder learns more this way than from their labels alone, since every pair of rows is an
+example (SetFit, Tunstall et al., 2022, section 3). Here all rows of a batch are compared with each other,
+which takes fewer passes through the encoder than pairs that are drawn.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from hmi.model.batching import length_grouped
+from hmi.model.tokenizer import Text
+from hmi.training.backbones import Backbone, Examples
+from hmi.training.data.rows import Row
+from hmi.training.optimisers import AdamW
+from hmi.training.precision import arithmetic
+from hmi.training.splits import Split
+from hmi.training.teacher import encoder_examples
+from hmi.training.teachers import TeacherSource
+
+BATCH, LR, WARM_UP = 16, 2e-5, 0.1
+"""These are SetFit's."""
+LEAST_STEPS, PASSES = 60, 6
+"""Each row is seen PASSES times, or more often if these are fewer than LEAST_STEPS batches. Twice as many
+steps gained nothing on dev (docs/design/0024-better-by-itself.md)."""
+DROPOUT, WEIGHT_DECAY = 0.1, 0.01
+AT_ONCE = 64
+"""Texts that are embedded at once."""
+
+Floats = NDArray[np.float32]
+Report = Callable[[int, int, float], None]
+"""Called with (step, number of steps, loss)."""
+
+
+class Embedder:
+    """Embeds texts by a source of its own: the mean of a text's last states, scaled to length 1."""
+
+    def __init__(self, source: TeacherSource, max_length: int) -> None:
+        """Copy what `contrast` tunes, so that the source stays as it is."""
+        self._backbone: Backbone = source.backbone()
+        self._tokenizer, self._max_length, self._dim = source.tokenizer, max_length, source.encoder.shape.dim
+
+    def __call__(self, rows: Sequence[Row]) -> Floats:
+        """The embeddings of rows, fp32 [rows, dim]. Of a pair of texts u and v it is (abs(u - v), u * v),
+        [rows, 2·dim]."""
+        if not rows:
+            return np.empty((0, 0), np.float32)
+        if not isinstance(rows[0].text, tuple):
+            return self._embedded([row.text for row in rows])
+        first, second = (self._embedded([row.text[side] for row in rows]) for side in (0, 1))
+        return np.concatenate([np.abs(first - second), first * second], 1)
+
+    def contrast(self, rows: Sequence[Row], labels: Sequence[int], seed: int, report: Report) -> None:
+        """Tune the copy on labelled single texts, of at least two labels.
+
+        The cosine of two rows is to be 1 if they have one label, else 0.
+        """
+        torch.manual_seed(seed)
+        trained = self._backbone.trained
+        assert trained is not None
+        optimiser = AdamW(trained.parameters(), lr=LR, weight_decay=WEIGHT_DECAY)
+        examples, known = self._examples([row.text for row in rows]), torch.tensor(labels)
+        steps = max(LEAST_STEPS, PASSES * len(rows) // BATCH)
+        for step, batch in enumerate(_batches(len(rows), steps, random.Random(seed))):
+            warm, left = min(1.0, (step + 1) / (WARM_UP * steps)), 1 - step / steps
+            optimiser.param_groups[0]["lr"] = LR * warm * left
+            loss = distance(self._means(examples, batch, DROPOUT), known[batch])
+            optimiser.zero_grad()
+            loss.backward()
+            optimiser.step()
+            report(step + 1, steps, loss.item())
+
+    @torch.inference_mode()
+    def _embedded(self, texts: Sequence[Text]) -> Floats:
+        examples = self._examples(texts)
+        out = np.empty((len(texts), self._dim), np.float32)
+        for rows in length_grouped(examples.lengths, AT_ONCE, None):
+            out[rows] = self._means(examples, rows, 0.0).numpy()
+        return out
+
+    def _examples(self, texts: Sequence[Text]) -> Examples:
+        encoded = self._tokenizer.encode(texts, self._max_length)
+        return encoder_examples(Split([Row(text, "") for text in texts], encoded), [[]] * len(texts))
+
+    def _means(self, examples: Examples, rows: Sequence[int], dropout: float) -> Tensor:
+        with arithmetic(bf16=True):
+            hidden = self._backbone(examples, rows, cls_only=False, dropout=dropout)
+        mask = hidden.mask[..., None].float()
+        return normalize((hidden.last.float() * mask).sum(1) / mask.sum(1), dim=-1)
+
+
+def distance(embedded: Tensor, labels: Tensor) -> Tensor:
+    """The loss of a batch: how far pairs are from cosine 1, and other pairs from 0.
+
+    embedded: [rows, dim], of length 1. labels: int64 [rows]. All pairs with one label count as much as all
+    other pairs.
+    """
+    cosines = embedded @ embedded.T
+    same = labels[:, None] == labels[None]
+    near = (1 - cosines)[same & ~torch.eye(len(labels), dtype=torch.bool)]
+    far = cosines[~same]
+    return torch.stack([of.square().sum() / max(1, of.numel()) for of in (near, far)]).sum()
+
+
+def _batches(count: int, steps: int, rng: random.Random) -> Iterator[list[int]]:
+    """Yield so many batches of BATCH rows, in which each row is as often as every other."""
+    left: list[int] = []
+    for _ in range(steps):
+        while len(left) < min(BATCH, count):
+            left += rng.sample(range(count), count)
+        batch, left = left[:BATCH], left[BATCH:]
+        yield batch
