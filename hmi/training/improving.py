@@ -21,7 +21,7 @@ from hmi.training.teacher import usable
 from hmi.training.teachers import TeacherSource, TextLesson, teach_with
 
 FEW = 400
-"""With fewer training rows a teacher is a probe, if the task has one label a row. It learns more from them."""
+"""With fewer training rows a teacher is a probe, if each row has one label. It learns more from them."""
 
 
 @dataclass(frozen=True)
