@@ -90,7 +90,7 @@ def _compared(
     ways, made = ways_of(ctx, spec, base, root, ledger), None
     if by_folds(which, afresh=starts_afresh(spec)):
         seed = data_seed(base)
-        found = decide_by_folds(ctx, root, base.plot_version, data, seed, ways.old, ways.new)
+        found = decide_by_folds(ctx, root, base.plot_version, data, seed, ways, ledger)
         if found.better:
             made = ways.final(data, ctx.folder)
     else:

@@ -14,10 +14,13 @@ from hmi.api.improving import improving_view
 from hmi.core import Cascade, JobRecord, ModelId
 from hmi.errors import JobCancelled
 from hmi.jobs import fine_tune, improve
+from hmi.jobs.improving import ledger
+from hmi.jobs.runtime.context import JobContext
 from hmi.manager import Manager
 from tests.hmi.api_world import rows
 from tests.hmi.build_lab import attempt, tiny_manager
 from tests.hmi.improve_lab import DEV, ROWS, answers_kept, ended, folder, lend, made, model, queued
+from tests.tiny import write_tiny_mpnet
 
 
 @pytest.fixture(scope="module")
@@ -104,6 +107,29 @@ def test_with_few_rows_all_of_them_decide(manager: Manager) -> None:
     assert tried["rows"] == 60
     assert tried["sure"] is not None
     assert (result["version"] is not None) == (tried["sure"] >= 0.9)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.6])
+def test_a_larger_teacher_is_heard_in_all_folds_or_in_none(
+    manager: Manager, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, share: float
+) -> None:
+    larger = write_tiny_mpnet(tmp_path / "larger")
+    monkeypatch.setattr(type(manager.settings), "teacher_names", property(lambda _: (str(larger),)))
+    monkeypatch.setattr(ledger, "LARGER_SHARE", share)
+    name = "acme.larger" if share else "acme.smaller"
+    made(manager, name, rows(24))
+    job = queued(manager, name)
+    kept, heard = folder(manager, job).path, list[str]()
+
+    def run(ctx: JobContext) -> dict[str, Any]:
+        result = improve.run(ctx)
+        assert json.loads((kept / "improve.json").read_text())["own_only"] == (share == 0)
+        heard.extend(str(path.parent) for path in kept.rglob("said-1-*"))
+        return result
+
+    result = ended(manager, job, run)
+    assert result["tried"][0]["rows"] == 24
+    assert len(heard) == (0 if share == 0 else 4 + (result["version"] is not None))
 
 
 def test_too_few_rows_decide_nothing(manager: Manager) -> None:

@@ -5,30 +5,29 @@ Both versions are trained on some of the rows, as the jobs would train them, and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from hmi.jobs.comparing import HeldOutAnswers, answers_of_artefact
+from hmi.jobs.improving.ledger import Ledger
+from hmi.jobs.improving.trying import Train, Ways
 from hmi.jobs.runtime.context import JobContext
 from hmi.jobs.tenant_training import Made
 from hmi.jobs.training_data import Data
 from hmi.model.root import Root
-from hmi.training.choosing import Comparison, Version, cross_validated
+from hmi.training.choosing import FOLDS, Comparison, Version, cross_validated
 from hmi.training.data.rows import Row
 from hmi.training.recipe import HELD_OUT
 from hmi.training.row_keys import hold_out
 
-Train = Callable[[Data, Path], Made]
-"""Trains a version on some rows, with its checkpoints in a folder."""
-
 
 def decide_by_folds(
-    ctx: JobContext, root: Root, plot: str, data: Data, seed: int, old: Train, new: Train
+    ctx: JobContext, root: Root, plot: str, data: Data, seed: int, ways: Ways, ledger: Ledger
 ) -> Comparison:
     """Compare two ways of training on all rows. A resumed job goes on from the folds' checkpoints.
 
-    plot: the PLOT version of both. Raises HmiError, EnoughError.
+    plot: the PLOT version of both. Each fold gets an equal part of the budget, and so does the training that
+    may follow. Raises HmiError, EnoughError.
     """
     fold = 0
 
@@ -43,7 +42,9 @@ def decide_by_folds(
             folder.mkdir(exist_ok=True)
             return _version(answers_of_made(ctx, root, plot, part, way(part, folder), held))
 
-        return said("old", old), said("new", new)
+        before = said("old", ways.old)
+        with ledger.share(FOLDS - fold + 2):
+            return before, said("new", ways.new)
 
     return cross_validated([*data.train, *data.dev], both, seed)
 

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 from hmi.errors import UnsupportedModel
+from hmi.jobs.improving.ledger import Ledger
 from hmi.jobs.runtime.context import JobContext
 from hmi.jobs.samples import draw_texts
 from hmi.jobs.teaching import Taught, source_of_root
@@ -31,7 +33,13 @@ OWN = "the root's source"
 
 
 def taught_by_several(
-    ctx: JobContext, root: Root, plot: VersionInfo, lesson: Lesson, recipe: Recipe, folder: Path
+    ctx: JobContext,
+    root: Root,
+    plot: VersionInfo,
+    lesson: Lesson,
+    recipe: Recipe,
+    folder: Path,
+    ledger: Ledger,
 ) -> Taught:
     """Let all teachers that the budget allows answer the pool. There are no rows if there is nothing to learn
     from them.
@@ -47,7 +55,7 @@ def taught_by_several(
     texts = TextLesson(
         lesson.task, lesson.train.rows, lesson.dev.rows, pool.texts, lesson.max_length, lesson.weights
     )
-    said = list(_answers(ctx, sources, texts, recipe, folder))
+    said = list(_answers(ctx, sources, texts, recipe, folder, ledger))
     weights, score = weigh(said, texts.train, texts.dev)
     metrics: dict[str, Any] = {
         "score": round(score, 4),
@@ -65,7 +73,12 @@ def taught_by_several(
 
 
 def _answers(
-    ctx: JobContext, sources: Sequence[tuple[str, Source]], lesson: TextLesson, recipe: Recipe, folder: Path
+    ctx: JobContext,
+    sources: Sequence[tuple[str, Source]],
+    lesson: TextLesson,
+    recipe: Recipe,
+    folder: Path,
+    ledger: Ledger,
 ) -> Iterator[Said]:
     """Yield what each teacher says. When the budget ends, the teachers that have answered must do."""
 
@@ -76,10 +89,13 @@ def _answers(
         path = folder / f"said-{i}-{source.sha256[:12]}.safetensors"
         found = stored_said(path, lesson.task)
         if found is None:
+            if i > 0 and ledger.own_only:
+                return
             tokenizer = Tokenizer(source.folder / "tokenizer.json")
             teacher = TeacherSource(name, load_encoder(source.folder), tokenizer)
             try:
-                found = teacher_from(teacher, lesson, recipe, report)
+                with ledger.larger() if i > 0 else nullcontext():
+                    found = teacher_from(teacher, lesson, recipe, report)
             except EnoughError:
                 if i == 0:
                     raise

@@ -9,7 +9,6 @@ from typing import Any
 
 from hmi.core import ModelVersion
 from hmi.jobs.comparing import seen_by
-from hmi.jobs.improving.folding import Train
 from hmi.jobs.improving.ledger import Ledger
 from hmi.jobs.improving.teaching import taught_by_several
 from hmi.jobs.runtime.context import JobContext
@@ -48,6 +47,10 @@ def name_of(made: Made) -> str:
     return f"teachers tuned from {teachers}, on {texts}"
 
 
+Train = Callable[[Data, Path], Made]
+"""Trains a version on some rows, with its checkpoints in a folder."""
+
+
 @dataclass(frozen=True)
 class Ways:
     """Two ways to train on some rows, with checkpoints in a folder: as the version was, and as is tried."""
@@ -67,7 +70,7 @@ def ways_of(ctx: JobContext, spec: ImproveSpec, base: ModelVersion, root: Root, 
     start, plot = start_of(ctx, spec, base), ctx.plots.version(base.plot_version)
 
     def teach(ctx: JobContext, root: Root, lesson: Lesson, recipe: Recipe, folder: Path) -> Taught:
-        found = taught_by_several(ctx, root, plot, lesson, recipe, folder)
+        found = taught_by_several(ctx, root, plot, lesson, recipe, folder, ledger)
         if not found.rows:
             raise NothingNewError("; ".join(found.warnings))
         return found
