@@ -112,7 +112,7 @@ def _fine_tune(problem: TokenisedTask, encoder: Encoder, lr: float, steps: Steps
     """Train at one learning rate, keep the epoch that is best on dev, and score test with it."""
     kind, targets = problem.task, task_targets(problem.task, problem.splits["train"])
     plan = plan_training(problem.recipe.plain(lr), kind, len(targets))
-    train = encoder_examples(problem.splits["train"], targets)
+    train = encoder_examples(problem.splits["train"].encoded, targets)
     trainer = Trainer(EncoderBackbone(encoder), encoder.shape.dim, plan, train)
     with steps.bar() as bar:
         task = bar.add_task(f"{problem.tenant.id} lr {lr:g}", total=trainer.total)
@@ -130,5 +130,5 @@ def _fine_tune(problem: TokenisedTask, encoder: Encoder, lr: float, steps: Steps
 
 def _judged(problem: TokenisedTask, trainer: Trainer, name: str) -> dict[str, Any]:
     split = problem.splits[name]
-    outputs = trainer.predict(encoder_examples(split, [[]] * len(split.rows)))
+    outputs = trainer.predict(encoder_examples(split.encoded, [[]] * len(split.rows)))
     return judge(problem.task, split, outputs)

@@ -13,11 +13,12 @@ from typing import Any
 
 from hmi.core import Improvement, ModelRecord, ModelVersion, Tried, now
 from hmi.errors import Conflict, InvalidData, JobCancelled, NotFound, QuotaExceeded
-from hmi.jobs.improving.deciding import by_folds, data_seed, decide, rows_to_decide, too_few
+from hmi.jobs.improving.deciding import by_folds, decide, rows_to_decide, too_few
 from hmi.jobs.improving.folding import decide_by_folds
 from hmi.jobs.improving.handing_over import wanted
 from hmi.jobs.improving.ledger import Ledger
 from hmi.jobs.improving.publishing import held_back
+from hmi.jobs.improving.teaching import Trial
 from hmi.jobs.improving.trying import NAME, NothingNewError, name_of, rows_before, starts_afresh, ways_of
 from hmi.jobs.publishing import stored_version
 from hmi.jobs.runtime.context import JobContext
@@ -27,6 +28,9 @@ from hmi.model.memory import keep_freed_memory
 from hmi.model.root import load_root
 from hmi.training.choosing import Comparison
 from hmi.training.early_stopping import EnoughError
+
+CUT_SHORT = "; the budget ended its training early"
+UNTRAINED = "; the budget was spent before it was trained on all rows"
 
 
 def run(ctx: JobContext) -> dict[str, Any]:
@@ -87,17 +91,19 @@ def _compared(
     ctx: JobContext, spec: ImproveSpec, base: ModelVersion, data: Data, which: list[int], ledger: Ledger
 ) -> str:
     root = load_root(ctx.layout.root(base.root, base.root_version))
-    ways, made = ways_of(ctx, spec, base, root, ledger), None
+    trial = Trial(ctx, root, ctx.plots.version(base.plot_version), ledger, len(data.train))
+    ways, made, ending = ways_of(trial, spec, base), None, ""
     if by_folds(which, afresh=starts_afresh(spec)):
-        seed = data_seed(base)
-        found = decide_by_folds(ctx, root, base.plot_version, data, seed, ways, ledger)
+        found = decide_by_folds(trial, base, data, ways)
         if found.better:
-            made = ways.final(data, ctx.folder)
+            with suppress(EnoughError):
+                made = ways.final(data, ctx.folder)
+            ending = UNTRAINED if made is None else ""
     else:
         made = ways.final(data, ctx.folder)
         ctx.progress(0, 1, phase="comparing")
         found = decide(ctx, root, base, data, which, made)
-    why = _said(found, cut_short=ledger.over)
+    why = _said(found, ending or (CUT_SHORT if ledger.over else ""))
     ledger.note(
         Tried(
             name=NAME if made is None else name_of(made),
@@ -119,11 +125,10 @@ def _compared(
     return why
 
 
-def _said(found: Comparison, *, cut_short: bool) -> str:
-    budget = "; the budget ended its training early" if cut_short else ""
+def _said(found: Comparison, ending: str) -> str:
     rows = f"on {found.rows} held-out rows: {found.after:.3f} after {found.before:.3f}"
     verdict = "better" if found.better else "not better with confidence"
-    return f"{verdict} {rows}, sure to {found.sure:.0%}{budget}"
+    return f"{verdict} {rows}, sure to {found.sure:.0%}{ending}"
 
 
 def _report(ledger: Ledger, base: ModelVersion) -> dict[str, Any]:

@@ -7,37 +7,35 @@ which takes fewer passes through the encoder than pairs that are drawn.
 
 from __future__ import annotations
 
+import math
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from hmi.model.batching import length_grouped
+from hmi.model.tagging import Floats
 from hmi.model.tokenizer import Text
 from hmi.training.backbones import Backbone, Examples
 from hmi.training.data.rows import Row
 from hmi.training.optimisers import AdamW
 from hmi.training.precision import arithmetic
-from hmi.training.splits import Split
+from hmi.training.recipe import RECIPE
+from hmi.training.reports import StepReport
 from hmi.training.teacher import encoder_examples
 from hmi.training.teachers import TeacherSource
+from hmi.training.trainer import diverged
 
 BATCH, LR, WARM_UP = 16, 2e-5, 0.1
 """These are SetFit's."""
 LEAST_STEPS, PASSES = 60, 6
 """Each row is seen PASSES times, or more often if these are fewer than LEAST_STEPS batches. Twice as many
 steps gained nothing on dev (docs/design/0024-better-by-itself.md)."""
-DROPOUT, WEIGHT_DECAY = 0.1, 0.01
 AT_ONCE = 64
 """Texts that are embedded at once."""
-
-Floats = NDArray[np.float32]
-Report = Callable[[int, int, float], None]
-"""Called with (step, number of steps, loss)."""
 
 
 class Embedder:
@@ -58,25 +56,28 @@ class Embedder:
         first, second = (self._embedded([row.text[side] for row in rows]) for side in (0, 1))
         return np.concatenate([np.abs(first - second), first * second], 1)
 
-    def contrast(self, rows: Sequence[Row], labels: Sequence[int], seed: int, report: Report) -> None:
+    def contrast(self, rows: Sequence[Row], labels: Sequence[int], seed: int, report: StepReport) -> None:
         """Tune the copy on labelled single texts, of at least two labels.
 
-        The cosine of two rows is to be 1 if they have one label, else 0.
+        The cosine of two rows is to be 1 if they have one label, else 0. Raises InvalidData (diverged).
         """
         torch.manual_seed(seed)
         trained = self._backbone.trained
         assert trained is not None
-        optimiser = AdamW(trained.parameters(), lr=LR, weight_decay=WEIGHT_DECAY)
-        examples, known = self._examples([row.text for row in rows]), torch.tensor(labels)
+        optimiser = AdamW(trained.parameters(), lr=LR, weight_decay=RECIPE.weight_decay, fused=True)
+        examples, targets = self._examples([row.text for row in rows]), torch.tensor(labels)
         steps = max(LEAST_STEPS, PASSES * len(rows) // BATCH)
         for step, batch in enumerate(_batches(len(rows), steps, random.Random(seed))):
             warm, left = min(1.0, (step + 1) / (WARM_UP * steps)), 1 - step / steps
             optimiser.param_groups[0]["lr"] = LR * warm * left
-            loss = distance(self._means(examples, batch, DROPOUT), known[batch])
+            loss = contrast_loss(self._means(examples, batch, RECIPE.dropout), targets[batch])
+            if not math.isfinite(value := loss.item()):
+                raise diverged(f"the loss of a teacher is {value}")
             optimiser.zero_grad()
             loss.backward()
+            nn.utils.clip_grad_norm_(trained.parameters(), 1.0)
             optimiser.step()
-            report(step + 1, steps, loss.item())
+            report(step + 1, steps, value)
 
     @torch.inference_mode()
     def _embedded(self, texts: Sequence[Text]) -> Floats:
@@ -88,7 +89,7 @@ class Embedder:
 
     def _examples(self, texts: Sequence[Text]) -> Examples:
         encoded = self._tokenizer.encode(texts, self._max_length)
-        return encoder_examples(Split([Row(text, "") for text in texts], encoded), [[]] * len(texts))
+        return encoder_examples(encoded, [[]] * len(texts))
 
     def _means(self, examples: Examples, rows: Sequence[int], dropout: float) -> Tensor:
         with arithmetic(bf16=True):
@@ -97,7 +98,7 @@ class Embedder:
         return normalize((hidden.last.float() * mask).sum(1) / mask.sum(1), dim=-1)
 
 
-def distance(embedded: Tensor, labels: Tensor) -> Tensor:
+def contrast_loss(embedded: Tensor, labels: Tensor) -> Tensor:
     """The loss of a batch: how far pairs are from cosine 1, and other pairs from 0.
 
     embedded: [rows, dim], of length 1. labels: int64 [rows]. All pairs with one label count as much as all
@@ -107,7 +108,7 @@ def distance(embedded: Tensor, labels: Tensor) -> Tensor:
     same = labels[:, None] == labels[None]
     near = (1 - cosines)[same & ~torch.eye(len(labels), dtype=torch.bool)]
     far = cosines[~same]
-    return torch.stack([of.square().sum() / max(1, of.numel()) for of in (near, far)]).sum()
+    return near.square().sum() / max(1, near.numel()) + far.square().sum() / max(1, far.numel())
 
 
 def _batches(count: int, steps: int, rng: random.Random) -> Iterator[list[int]]:

@@ -20,8 +20,9 @@ from hmi.training.said import Said
 from hmi.training.teacher import usable
 from hmi.training.teachers import TeacherSource, TextLesson, teach_with
 
-FEW = 400
-"""With fewer training rows a teacher is a probe, if each row has one label. It learns more from them."""
+FEW, FEW_PAIRS = 400, 60
+"""With fewer training rows a teacher is a probe, if each row has one label. It learns more from them. A probe
+reads the texts of a pair apart from each other, so for pairs it takes fewer rows to tune a teacher."""
 
 
 @dataclass(frozen=True)
@@ -97,8 +98,19 @@ def make_pool(
     return Pool(found, origin)
 
 
-def teacher_from(source: TeacherSource, lesson: TextLesson, recipe: Recipe, report: PhaseReport) -> Said:
-    """A teacher for this many rows: a tuned copy of the source, for few rows a probe. Raises InvalidData."""
-    if len(lesson.train) < FEW and can_probe(lesson):
+def is_probe(lesson: TextLesson, rows: int) -> bool:
+    """Return whether the teachers of a tenant with so many training rows are probes."""
+    return rows < (FEW_PAIRS if lesson.task.paired else FEW) and can_probe(lesson)
+
+
+def teacher_from(
+    source: TeacherSource, lesson: TextLesson, recipe: Recipe, rows: int, report: PhaseReport
+) -> Said:
+    """A teacher for a tenant with so many training rows: a tuned copy of the source, for few rows a probe.
+
+    rows: all training rows of the tenant, also if the lesson has a part of them, so that all teachers of a
+    tenant are of one kind. Raises InvalidData (diverged).
+    """
+    if is_probe(lesson, rows):
         return probe_with(source, lesson, recipe.seed, report)
     return teach_with(source, lesson, recipe, report)

@@ -38,7 +38,7 @@ class Said:
     score: float
     cpu_s: float
     outside: list[Tensor] | None = None
-    """Outputs for the training rows from cross-validation, if the teacher is a probe."""
+    """Outputs for the training rows from cross-validation, if the teacher is a probe and dev has few rows."""
 
 
 def weigh(said: Sequence[Said], train: Sequence[Row], dev: Sequence[Row]) -> tuple[list[float], float]:

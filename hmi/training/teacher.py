@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hmi.model.batching import Encoded
 from hmi.model.encoder import Encoder
 from hmi.model.root import Root
 from hmi.model.tasks import TaskKind
@@ -96,9 +97,8 @@ def unlearnt_score(lesson: Lesson) -> float:
     return max(labels.values()) / labels.total() if labels else 0.0
 
 
-def encoder_examples(split: Split, targets: Sequence[Sequence[float]]) -> Examples:
+def encoder_examples(encoded: Sequence[Encoded], targets: Sequence[Sequence[float]]) -> Examples:
     """Examples whose features are token ids, for a backbone that is a whole encoder."""
-    encoded = split.encoded
 
     def ids(rows: Sequence[int]) -> list[Tensor]:
         return [torch.tensor(encoded[i].ids) for i in rows]

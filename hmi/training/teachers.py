@@ -87,8 +87,10 @@ def teach_with(source: TeacherSource, lesson: TextLesson, recipe: Recipe, report
     train, dev = split(lesson.train), split(lesson.dev)
     targets = task_targets(task, train)
     plan = _plan(source, lesson, recipe, len(targets))
-    trainer = Trainer(source.backbone(), source.encoder.shape.dim, plan, encoder_examples(train, targets))
-    held_out = encoder_examples(dev, [[]] * len(dev.encoded))
+    trainer = Trainer(
+        source.backbone(), source.encoder.shape.dim, plan, encoder_examples(train.encoded, targets)
+    )
+    held_out = encoder_examples(dev.encoded, [[]] * len(dev.encoded))
     best = train_to_best(
         trainer,
         lambda: judge(trainer.reading(task), dev, trainer.predict(held_out)),
@@ -101,7 +103,7 @@ def teach_with(source: TeacherSource, lesson: TextLesson, recipe: Recipe, report
     texts: list[Tensor] = []
     for at in range(0, len(lesson.texts), REPORT_EVERY):
         some = split(lesson.texts[at : at + REPORT_EVERY])
-        outputs = trainer.predict(encoder_examples(some, [[]] * len(some.encoded)))
+        outputs = trainer.predict(encoder_examples(some.encoded, [[]] * len(some.encoded)))
         texts += _likelihoods(read, merged_outputs(read, some, outputs))
         report("labelling texts", len(texts), len(lesson.texts), None)
     return Said(source.name, read, answers, texts, best.score, time.process_time() - begun)

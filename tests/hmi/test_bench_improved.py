@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hmi.bench.quality.cells import Budget
+from hmi.bench.quality.cells import RECIPE_VERSION, Budget
 from hmi.bench.quality.improving import ImprovedPlan, about, chosen_columns, small, summary
 from hmi.bench.quality.runs import Runs
 from hmi.bench.quality.tasks import TaskRows
@@ -46,11 +46,13 @@ def test_the_table_has_both_versions_beside_dedicated_copies_and_counts_the_wors
     runs.put({**done, **about(its, default, ROOT), "seed": 0}, chosen(0.84, 0.80, 2))
     runs.put({**done, **about(its, default, ROOT), "seed": 1}, chosen(0.78, 0.80, 2))
     runs.put({**done, **about(its, own, ROOT), "seed": 0}, {"dev": 0.8, "test": 0.82})
-    for rate, dev, test in ((1e-4, 0.9, 0.9), (2e-4, 0.8, 0.5)):
-        runs.put(
-            {"task": "sst2", "arm": "dedicated", "lr": rate, "seed": 0, "test": True},
-            {"dev": dev, "test": test},
-        )
+    for rate, dev, test, source in (
+        (1e-4, 0.9, 0.9, "a" * 12),
+        (2e-4, 0.8, 0.5, "a" * 12),
+        (3e-4, 0.99, 0.2, "c" * 12),  # of another source
+    ):
+        spec = {"task": "sst2", "arm": "dedicated", "recipe": RECIPE_VERSION, "source": source, "lr": rate}
+        runs.put({**spec, "seed": 0, "test": True}, {"dev": dev, "test": test})
     (row,) = summary(its, ROOT)
     assert (row["dedicated"], row["first"], row["by_default"]) == (90.0, "80.0 ± 0.0", "81.0 ± 3.0")
     assert (row["by_default ÷"], row["own_teacher"], row["own_teacher ÷"]) == (0.9, "82.0", 0.911)
@@ -60,12 +62,12 @@ def test_the_table_has_both_versions_beside_dedicated_copies_and_counts_the_wors
 def test_a_tenant_with_few_rows_is_compared_with_what_others_train_on_them(tmp_path: Path) -> None:
     names = {column.name for column in chosen_columns(plan(tmp_path, rows=20))}
     assert names - {column.name for column in chosen_columns(plan(tmp_path))} == {
-        "dedicated",
-        "setfit",
+        "dedicated_plain",
+        "contrasted",
         "frozen",
     }
-    with pytest.raises(InvalidInput, match="setfit"):
-        chosen_columns(plan(tmp_path, columns=("setfit",)))
+    with pytest.raises(InvalidInput, match="contrasted"):
+        chosen_columns(plan(tmp_path, columns=("contrasted",)))
 
 
 def test_of_few_rows_some_are_held_out_as_the_service_does() -> None:

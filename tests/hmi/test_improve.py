@@ -115,7 +115,7 @@ def test_a_larger_teacher_is_heard_in_all_folds_or_in_none(
 ) -> None:
     larger = write_tiny_mpnet(tmp_path / "larger")
     monkeypatch.setattr(type(manager.settings), "teacher_names", property(lambda _: (str(larger),)))
-    monkeypatch.setattr(ledger, "LARGER_SHARE", share)
+    monkeypatch.setattr(ledger, "TEACHERS_SHARE", share)
     name = "acme.larger" if share else "acme.smaller"
     made(manager, name, rows(24))
     job = queued(manager, name)
@@ -123,7 +123,7 @@ def test_a_larger_teacher_is_heard_in_all_folds_or_in_none(
 
     def run(ctx: JobContext) -> dict[str, Any]:
         result = improve.run(ctx)
-        assert json.loads((kept / "improve.json").read_text())["own_only"] == (share == 0)
+        assert json.loads((kept / "improve.json").read_text())["teachers"] == (None if share else 1)
         heard.extend(str(path.parent) for path in kept.rglob("said-1-*"))
         return result
 

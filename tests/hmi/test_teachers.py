@@ -12,17 +12,18 @@ import pytest
 import torch
 
 from hmi.core import Task
+from hmi.errors import InvalidData
 from hmi.model.source import load_encoder
 from hmi.model.tokenizer import Text, Tokenizer
-from hmi.training import teachers
+from hmi.training import contrasting, teachers
 from hmi.training.backbones import UpperHalfBackbone
-from hmi.training.contrasting import Embedder, distance
+from hmi.training.contrasting import Embedder, contrast_loss
 from hmi.training.data.rows import Row
 from hmi.training.golds import Gold, SoftLabel
 from hmi.training.headline import headline
-from hmi.training.improving import teacher_from
+from hmi.training.improving import FEW, FEW_PAIRS, is_probe, teacher_from
 from hmi.training.objectives import learn_task, objective_of
-from hmi.training.probing import can_probe
+from hmi.training.probing import can_probe, probe_with
 from hmi.training.recipe import Recipe
 from hmi.training.said import Said, mix, mixed_golds, store_said, stored_said, weigh
 from hmi.training.teachers import TeacherSource, TextLesson, teach_with
@@ -138,25 +139,50 @@ def test_a_probe_learns_from_few_rows(
 ) -> None:
     lesson = lesson_of(task, rows)
     lesson = replace(lesson, train=lesson.train[:24])
-    said = [teacher_from(source, lesson, Recipe(), lambda *_: None) for source in sources]
+    said = [teacher_from(source, lesson, Recipe(), 24, lambda *_: None) for source in sources]
     assert [one.name for one in said] == ["own", "other"]
     assert [len(one.texts) for one in said] == [30, 30]
     weights, _ = weigh(said, lesson.train, lesson.dev)
     merged = mix(said, weights, [one.dev for one in said])[1]
     score = headline(objective_of(lesson.task).score([row.label for row in lesson.dev], merged))
     assert score > (0.9 if task == "classification" else 0.4)
-    store_said(tmp_path / "said.safetensors", said[0])
+    few = teacher_from(sources[0], replace(lesson, dev=lesson.dev[:4]), Recipe(), 24, lambda *_: None)
+    store_said(tmp_path / "said.safetensors", few)
     again = stored_said(tmp_path / "said.safetensors", lesson.task)
     assert again is not None
-    assert weigh([again], lesson.train, []) == weigh(said[:1], lesson.train, [])
+    assert weigh([again], lesson.train, []) == weigh([few], lesson.train, [])
 
 
-def test_a_probe_needs_two_rows_of_each_label(sources: list[TeacherSource]) -> None:
+def test_a_probe_needs_rows_of_two_labels_and_one_row_of_each_suffices(sources: list[TeacherSource]) -> None:
     lesson = lesson_of("classification", mood)
-    assert can_probe(lesson)
-    first = next(row for row in lesson.train if row.label == "good")
-    assert not can_probe(replace(lesson, train=[first, *(r for r in lesson.train if r.label == "bad")]))
+    one, bad = (
+        [row for row in lesson.train if row.label == label][:count]
+        for label, count in (("good", 1), ("bad", 12))
+    )
+    assert not can_probe(replace(lesson, train=bad))
     assert not can_probe(lesson_of("tagging", tags))
+    few = replace(lesson, train=[*one, *bad], dev=lesson.dev[:4], weights=(0.5, 2.0))
+    assert can_probe(few)
+    said = probe_with(sources[0], few, 0, lambda *_: None)
+    assert said.outside is not None
+    assert len(said.outside) == 13
+    assert all(bool(torch.isfinite(answer).all()) for answer in [*said.outside, *said.texts])
+
+
+def test_all_teachers_of_a_tenant_are_of_one_kind() -> None:
+    whole, pair = lesson_of("classification", mood), lesson_of("pair", pairs)
+    fold = replace(whole, train=whole.train[:60])
+    assert [is_probe(lesson, FEW) for lesson in (whole, fold)] == [False, False]
+    assert [is_probe(lesson, FEW - 1) for lesson in (whole, fold)] == [True, True]
+    assert [is_probe(pair, rows) for rows in (FEW_PAIRS - 1, FEW_PAIRS)] == [True, False]
+
+
+def test_a_contrast_that_diverges_says_so(
+    sources: list[TeacherSource], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(contrasting, "LR", 1e30)
+    with pytest.raises(InvalidData, match="diverged"):
+        probe_with(sources[0], lesson_of("classification", mood), 0, lambda *_: None)
 
 
 def test_a_pair_is_embedded_by_what_its_texts_differ_and_share(sources: list[TeacherSource]) -> None:
@@ -167,32 +193,34 @@ def test_a_pair_is_embedded_by_what_its_texts_differ_and_share(sources: list[Tea
     np.testing.assert_allclose(np.linalg.norm(first, axis=1), 1, atol=1e-5)
 
 
-@pytest.mark.parametrize("which", [0, 1])
+@pytest.mark.parametrize("whole", [2, 6])
 def test_contrasting_brings_rows_of_one_label_together(
-    sources: list[TeacherSource], which: int, deep: None
+    sources: list[TeacherSource], monkeypatch: pytest.MonkeyPatch, whole: int
 ) -> None:
+    monkeypatch.setattr(teachers, "WHOLE", whole)
+    which = int(whole == 2)
     rows, others = mood(1, 24), mood(2, 40)
     before = {name: value.clone() for name, value in sources[which].encoder.state_dict().items()}
     embed = Embedder(sources[which], 32)
     labels = torch.tensor([row.label == "good" for row in others]).long()
-    frozen = distance(torch.from_numpy(embed(others)), labels)
+    frozen = contrast_loss(torch.from_numpy(embed(others)), labels)
     losses: list[float] = []
     embed.contrast(rows, [int(row.label == "good") for row in rows], 0, lambda *at: losses.append(at[2]))
-    assert losses[-1] < losses[0]
-    assert distance(torch.from_numpy(embed(others)), labels) < frozen
+    assert sum(losses[-20:]) < sum(losses[:20])
+    assert contrast_loss(torch.from_numpy(embed(others)), labels) < frozen
     after = sources[which].encoder.state_dict()
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
-def test_the_distance_of_a_batch_is_the_mean_of_its_pairs() -> None:
+def test_the_loss_of_a_batch_is_the_mean_over_its_pairs() -> None:
     embedded = torch.nn.functional.normalize(torch.randn(5, 3, generator=torch.manual_seed(0)), dim=-1)
     labels = [0, 1, 0, 2, 1]
     cosines = {(i, j): float(embedded[i] @ embedded[j]) for i in range(5) for j in range(5) if i != j}
     near = [(1 - c) ** 2 for (i, j), c in cosines.items() if labels[i] == labels[j]]
     far = [c**2 for (i, j), c in cosines.items() if labels[i] != labels[j]]
     wanted = sum(near) / len(near) + sum(far) / len(far)
-    assert float(distance(embedded, torch.tensor(labels))) == pytest.approx(wanted, abs=1e-5)
-    assert float(distance(embedded[:2], torch.tensor([1, 1]))) == pytest.approx((1 - cosines[0, 1]) ** 2)
+    assert float(contrast_loss(embedded, torch.tensor(labels))) == pytest.approx(wanted, abs=1e-5)
+    assert float(contrast_loss(embedded[:2], torch.tensor([1, 1]))) == pytest.approx((1 - cosines[0, 1]) ** 2)
 
 
 def test_a_teacher_that_knows_nothing_has_no_say() -> None:

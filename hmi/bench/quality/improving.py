@@ -52,6 +52,8 @@ def run(plan: ImprovedPlan, models: Encoders, report: Report) -> Iterator[tuple[
         folder = plan.runs.parent / "taught"
         lesson = Lesson(task, rows, models, plan.corpora, plan.larger, folder, report)
         for column in wanted:
+            if column.learner in ("contrasted", "frozen") and not lesson.can_be_probed:
+                continue
             spec = about(plan, column, models.root)
             yield from fill(lesson, column, spec, plan.budget.seeds, plan.budget.test, kept)
             gc.collect()
@@ -79,12 +81,17 @@ def about(plan: ImprovedPlan, column: Improved, root: Root) -> RunSpec:
     found: RunSpec = {
         "arm": column.name,
         "recipe": RECIPE_VERSION,
-        "source": root.info.source.get("sha256", "")[:12],
+        "source": source_of(root),
         "root": content_of(root),
         "plot": plan.plot,
         "teachers": [Path(name).name for name in plan.larger],
     }
     return found if plan.rows == TRAIN else {**found, "rows": plan.rows}
+
+
+def source_of(root: Root) -> str:
+    """The beginning of the hash of the root's source, by which runs name it."""
+    return root.info.source.get("sha256", "")[:12]
 
 
 def summary(plan: ImprovedPlan, root: Root) -> list[dict[str, Any]]:
@@ -97,7 +104,7 @@ def summary(plan: ImprovedPlan, root: Root) -> list[dict[str, Any]]:
     found, out = Runs(plan.runs).all(), []
     for task in named(plan.tasks):
         row: dict[str, Any] = {"task": task.name}
-        own = _dedicated(found, task.name, plan)
+        own = _dedicated(found, task.name, plan, root)
         if own is not None:
             row["dedicated"] = round(own, 1)
         for column in chosen_columns(plan):
@@ -141,13 +148,20 @@ def _noise(score: float, run: Mapping[str, Any]) -> float:
     return math.sqrt(score * (1 - score) / max(1, run["test_rows"]))
 
 
-def _dedicated(found: Sequence[tuple[RunSpec, Any]], task: str, plan: ImprovedPlan) -> float | None:
-    """The mean score of the dedicated copies at their best rate, from the runs of `hmi bench quality`."""
+def _dedicated(
+    found: Sequence[tuple[RunSpec, Any]], task: str, plan: ImprovedPlan, root: Root
+) -> float | None:
+    """The mean score of the dedicated copies of the root's source at their best rate.
+
+    They are runs of `hmi bench quality` by the present recipe, or with few rows those of the column here.
+    """
     of, dev, scores = "test" if plan.budget.test else "dev", dict[float, float](), list[tuple[float, float]]()
     for spec, result in found:
-        if spec.get("arm") != "dedicated" or spec["task"] != task or of not in result:
+        arm = "dedicated" if plan.rows >= TRAIN else "dedicated_plain"
+        wanted = {"task": task, "arm": arm, "recipe": RECIPE_VERSION, "source": source_of(root)}
+        if not wanted.items() <= spec.items() or spec.get("rows", TRAIN) != plan.rows:
             continue
-        if spec.get("rows", TRAIN) == plan.rows:
+        if of in result:
             scores.append((spec["lr"], result[of]))
             dev[spec["lr"]] = max(result["dev"], dev.get(spec["lr"], 0.0))
     if not scores:

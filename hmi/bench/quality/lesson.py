@@ -20,9 +20,10 @@ from hmi.model.tasks import TaskKind
 from hmi.model.tokenizer import Tokenizer
 from hmi.training.data.passages import sample_corpus
 from hmi.training.data.rows import Row
-from hmi.training.improving import Pool, make_pool, plan_of, teacher_from
+from hmi.training.improving import Pool, is_probe, make_pool, plan_of, teacher_from
 from hmi.training.objectives import learn_task
 from hmi.training.pool import draw_pool
+from hmi.training.probing import can_probe
 from hmi.training.recipe import Recipe
 from hmi.training.said import Said, mixed_golds, store_said, stored_said, weigh
 from hmi.training.teachers import TeacherSource, TextLesson
@@ -42,6 +43,8 @@ class Lesson:
     larger: tuple[str, ...]
     kept: Path
     report: Report
+    count: int = 0
+    """The number of all training rows of the tenant, if `rows` are a part of them; else 0."""
 
     @property
     def paired(self) -> bool:
@@ -71,12 +74,14 @@ class Lesson:
         return {name: self._said(name, lesson) for name in (OWN, *self.larger)}
 
     def _said(self, name: str, lesson: TextLesson) -> Said:
-        texts = json.dumps([row.text for row in (*lesson.train, *lesson.dev, *lesson.texts)])
+        kind = "probe" if is_probe(lesson, self.all_rows) else "tuned"
+        rows = [(row.text, row.label) for row in (*lesson.train, *lesson.dev, *lesson.texts)]
+        texts = json.dumps([kind, *rows])
         digest = hashlib.sha256(texts.encode()).hexdigest()[:12]
         path = self.kept / f"{self.task.name}-{Path(name).name}-{digest}.safetensors"
         found = stored_said(path, self.kind)
         if found is None:
-            found = teacher_from(self.source(name), lesson, Recipe(), self.teaching)
+            found = teacher_from(self.source(name), lesson, Recipe(), self.all_rows, self.teaching)
             path.parent.mkdir(parents=True, exist_ok=True)
             store_said(path, found)
         return found
@@ -91,6 +96,15 @@ class Lesson:
     def teaching(self, phase: str, step: int, total: int, loss: float | None) -> None:
         """Report the progress of a teacher."""
         self.report(f"{self.task.name}, {phase}", step, total)
+
+    @property
+    def can_be_probed(self) -> bool:
+        """Return whether a logistic regression can learn this task."""
+        return can_probe(TextLesson(self.kind, self.rows.train, [], [], self.task.length))
+
+    @property
+    def all_rows(self) -> int:
+        return self.count or len(self.rows.train)
 
     def taught(
         self, teachers: Collection[str] | None, parts: Sequence[str]

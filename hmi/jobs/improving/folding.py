@@ -6,29 +6,29 @@ Both versions are trained on some of the rows, as the jobs would train them, and
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 
+from hmi.core import ModelVersion
 from hmi.jobs.comparing import HeldOutAnswers, answers_of_artefact
-from hmi.jobs.improving.ledger import Ledger
+from hmi.jobs.improving.deciding import data_seed
+from hmi.jobs.improving.teaching import Trial
 from hmi.jobs.improving.trying import Train, Ways
-from hmi.jobs.runtime.context import JobContext
 from hmi.jobs.tenant_training import Made
 from hmi.jobs.training_data import Data
-from hmi.model.root import Root
 from hmi.training.choosing import FOLDS, Comparison, Version, cross_validated
 from hmi.training.data.rows import Row
 from hmi.training.recipe import HELD_OUT
 from hmi.training.row_keys import hold_out
 
 
-def decide_by_folds(
-    ctx: JobContext, root: Root, plot: str, data: Data, seed: int, ways: Ways, ledger: Ledger
-) -> Comparison:
+def decide_by_folds(trial: Trial, base: ModelVersion, data: Data, ways: Ways) -> Comparison:
     """Compare two ways of training on all rows. A resumed job goes on from the folds' checkpoints.
 
-    plot: the PLOT version of both. Each fold gets an equal part of the budget, and so does the training that
-    may follow. Raises HmiError, EnoughError.
+    In the first fold it turns out how many teachers the budget allows, since all folds, and the training that
+    may follow, need the same. Raises HmiError, EnoughError.
     """
+    ctx, ledger = trial.ctx, trial.ledger
     fold = 0
 
     def both(train: list[Row], held: list[Row]) -> tuple[Version, Version]:
@@ -40,22 +40,21 @@ def decide_by_folds(
         def said(name: str, way: Train) -> Version:
             folder = ctx.folder / f"fold-{fold}-{name}"
             folder.mkdir(exist_ok=True)
-            return _version(answers_of_made(ctx, root, plot, part, way(part, folder), held))
+            return _version(answers_of_made(trial, base, part, way(part, folder), held))
 
         before = said("old", ways.old)
-        with ledger.share(FOLDS - fold + 2):
+        with ledger.share(FOLDS + 1) if fold == 1 else nullcontext():
             return before, said("new", ways.new)
 
-    return cross_validated([*data.train, *data.dev], both, seed)
+    return cross_validated([*data.train, *data.dev], both, data_seed(base))
 
 
 def answers_of_made(
-    ctx: JobContext, root: Root, plot: str, data: Data, made: Made, rows: Sequence[Row]
+    trial: Trial, base: ModelVersion, data: Data, made: Made, rows: Sequence[Row]
 ) -> HeldOutAnswers:
     """Run a version that is not published on some rows."""
-    return answers_of_artefact(
-        ctx, root, plot, data.module, made.task, made.artefact, made.max_length, list(rows)
-    )
+    parts = data.module, made.task, made.artefact, made.max_length
+    return answers_of_artefact(trial.ctx, trial.root, base.plot_version, *parts, list(rows))
 
 
 def _version(answers: HeldOutAnswers) -> Version:

@@ -18,8 +18,8 @@ from hmi.training.early_stopping import EnoughError
 SAVE_EVERY_S = 10.0
 """A killed process loses at most about this much of what it spent, besides the CPU seconds of its start."""
 
-LARGER_SHARE = 0.6
-"""The part of a training's share of the budget that its teachers may take. The rest is for the model."""
+TEACHERS_SHARE = 0.6
+"""The part of a training's share of the budget that teachers may take. The rest is for the model."""
 
 
 class _Kept(Record):
@@ -27,7 +27,7 @@ class _Kept(Record):
 
     cpu_s: float = 0.0
     tried: tuple[Tried, ...] = ()
-    own_only: bool = False
+    teachers: int | None = None
 
 
 class Ledger:
@@ -38,10 +38,9 @@ class Ledger:
         self._path, self.budget_s = ctx.folder / "improve.json", budget_s
         kept = _read(read_json(self._path))
         self._before, self.tried = kept.cpu_s, kept.tried
-        self.own_only = kept.own_only
-        """If true, larger teachers cost too much for this budget, and only the root's source is heard."""
+        self.teachers = kept.teachers
+        """The most teachers of a training. None: there is no limit."""
         self._share_ends: float | None = None
-        self._larger = False
         self._begun, self._saved = time.process_time(), time.monotonic()
         self._bounded = True
         ctx.watch = self._watch
@@ -61,26 +60,24 @@ class Ledger:
 
     @contextmanager
     def share(self, parts: int) -> Iterator[None]:
-        """Within the block, larger teachers must have answered in LARGER_SHARE of a part of what is left.
+        """Within the block, larger teachers may take TEACHERS_SHARE of a part of what is left (`share_over`).
 
-        parts: the number of trainings that are left, this one included. If the time does not suffice, all
-        later trainings go without larger teachers, so that the one that is published is trained as those were
-        that were judged.
+        parts: the number of trainings that are left, this one included.
         """
-        self._share_ends = self.spent_s + LARGER_SHARE * (self.budget_s - self.spent_s) / parts
+        self._share_ends = self.spent_s + TEACHERS_SHARE * (self.budget_s - self.spent_s) / parts
         try:
             yield
         finally:
             self._share_ends = None
 
-    @contextmanager
-    def larger(self) -> Iterator[None]:
-        """Within the block, a larger teacher is tuned. Raises EnoughError when its time is over."""
-        self._larger = True
-        try:
-            yield
-        finally:
-            self._larger = False
+    @property
+    def share_over(self) -> bool:
+        return self._share_ends is not None and self.spent_s >= self._share_ends
+
+    def limit_teachers(self, most: int) -> None:
+        """Let later trainings do with the first `most` teachers, durably."""
+        self.teachers = most
+        self.save()
 
     def note(self, tried: Tried) -> None:
         """Add to the list, durably."""
@@ -90,17 +87,13 @@ class Ledger:
     def save(self) -> None:
         """Write the file. Raises StorageFull."""
         self._saved = time.monotonic()
-        kept = _Kept(cpu_s=round(self.spent_s, 3), tried=self.tried, own_only=self.own_only)
+        kept = _Kept(cpu_s=round(self.spent_s, 3), tried=self.tried, teachers=self.teachers)
         write_json(self._path, kept.model_dump(mode="json"))
 
     def _watch(self) -> None:
         if time.monotonic() - self._saved > SAVE_EVERY_S:
             self.save()
         if self._bounded and self.over:
-            raise EnoughError
-        if self._larger and self._share_ends is not None and self.spent_s >= self._share_ends:
-            self.own_only = True
-            self.save()
             raise EnoughError
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,15 +32,19 @@ from plot_store import VersionInfo
 OWN = "the root's source"
 
 
-def taught_by_several(
-    ctx: JobContext,
-    root: Root,
-    plot: VersionInfo,
-    lesson: Lesson,
-    recipe: Recipe,
-    folder: Path,
-    ledger: Ledger,
-) -> Taught:
+@dataclass(frozen=True)
+class Trial:
+    """What all trainings of one job have in common."""
+
+    ctx: JobContext
+    root: Root
+    plot: VersionInfo
+    ledger: Ledger
+    rows: int
+    """The number of all training rows. A fold has fewer, but is taught in the same way."""
+
+
+def taught_by_several(trial: Trial, lesson: Lesson, recipe: Recipe, folder: Path) -> Taught:
     """Let all teachers that the budget allows answer the pool. There are no rows if there is nothing to learn
     from them.
 
@@ -48,14 +52,14 @@ def taught_by_several(
     (diverged), EnoughError (the budget ended before the first teacher had answered).
     """
     folder.mkdir(exist_ok=True)
-    sources = _sources(ctx, root)
-    pool = _pool(ctx, root, plot, lesson, sources[0][1], recipe, folder / "pool.json")
+    sources = _sources(trial)
+    pool = _pool(trial, lesson, sources[0][1], recipe, folder / "pool.json")
     if not pool.texts:
         return Taught([], {}, ["every text for a teacher is also a labelled or held-out row"])
     texts = TextLesson(
         lesson.task, lesson.train.rows, lesson.dev.rows, pool.texts, lesson.max_length, lesson.weights
     )
-    said = list(_answers(ctx, sources, texts, recipe, folder, ledger))
+    said = list(_answers(trial, sources, texts, recipe, folder))
     weights, score = weigh(said, texts.train, texts.dev)
     metrics: dict[str, Any] = {
         "score": round(score, 4),
@@ -73,42 +77,36 @@ def taught_by_several(
 
 
 def _answers(
-    ctx: JobContext,
-    sources: Sequence[tuple[str, Source]],
-    lesson: TextLesson,
-    recipe: Recipe,
-    folder: Path,
-    ledger: Ledger,
+    trial: Trial, sources: Sequence[tuple[str, Source]], lesson: TextLesson, recipe: Recipe, folder: Path
 ) -> Iterator[Said]:
-    """Yield what each teacher says. When the budget ends, the teachers that have answered must do."""
+    """Yield what each teacher says. When the budget or its share ends, those that have answered must do."""
+    ctx, ledger = trial.ctx, trial.ledger
+    for i, (name, source) in enumerate(sources[: ledger.teachers]):
 
-    def report(phase: str, step: int, total: int, loss: float | None) -> None:
-        ctx.progress(step, total, phase=phase, loss=loss)
+        def report(phase: str, step: int, total: int, loss: float | None, larger: bool = i > 0) -> None:
+            ctx.progress(step, total, phase=phase, loss=loss)
+            if larger and ledger.share_over:
+                raise EnoughError
 
-    for i, (name, source) in enumerate(sources):
         path = folder / f"said-{i}-{source.sha256[:12]}.safetensors"
         found = stored_said(path, lesson.task)
         if found is None:
-            if i > 0 and ledger.own_only:
-                return
             tokenizer = Tokenizer(source.folder / "tokenizer.json")
             teacher = TeacherSource(name, load_encoder(source.folder), tokenizer)
             try:
-                with ledger.larger() if i > 0 else nullcontext():
-                    found = teacher_from(teacher, lesson, recipe, report)
+                found = teacher_from(teacher, lesson, recipe, trial.rows, report)
             except EnoughError:
                 if i == 0:
                     raise
-                ctx.log(f"the budget ended before {name} had answered")
+                ctx.log(f"{name} is left out: its part of the budget ended before it had answered")
+                ledger.limit_teachers(i)
                 return
             store_said(path, found)
             ctx.checkpointed()
         yield found
 
 
-def _pool(
-    ctx: JobContext, root: Root, plot: VersionInfo, lesson: Lesson, source: Source, recipe: Recipe, path: Path
-) -> Pool:
+def _pool(trial: Trial, lesson: Lesson, source: Source, recipe: Recipe, path: Path) -> Pool:
     if path.exists():
         kept = json.loads(path.read_text(encoding="utf-8"))
         form = tuple if lesson.task.paired else lambda text: text
@@ -116,22 +114,22 @@ def _pool(
     train, dev, seed = lesson.train.rows, lesson.dev.rows, recipe.seed
 
     def near(most: int) -> list[Row]:
-        return draw_texts(ctx, plot, train, dev, most, seed)
+        return draw_texts(trial.ctx, trial.plot, train, dev, most, seed)
 
-    words = root.tokenizer, load_encoder(source.folder).embeddings.word.weight
+    words = trial.root.tokenizer, load_encoder(source.folder).embeddings.word.weight
     pool = make_pool(train, dev, lesson.texts, near, words, plan_of(len(train)), seed)
     write_json(path, {"texts": [row.text for row in pool.texts], "origin": pool.origin})
-    ctx.checkpointed()
+    trial.ctx.checkpointed()
     return pool
 
 
-def _sources(ctx: JobContext, root: Root) -> list[tuple[str, Source]]:
+def _sources(trial: Trial) -> list[tuple[str, Source]]:
     """The root's source, then the operator's, by the names that a tenant sees. Raises Conflict."""
-    found = [(OWN, source_of_root(root, "unlabelled"))]
-    for given in ctx.settings.teacher_names:
+    found = [(OWN, source_of_root(trial.root, "unlabelled"))]
+    for given in trial.ctx.settings.teacher_names:
         source = present(given)
         if source is None:
-            ctx.log(f"no teacher was tuned from {Path(given).name}: it is not on this machine")
+            trial.ctx.log(f"no teacher was tuned from {Path(given).name}: it is not on this machine")
         elif source.sha256 not in {other.sha256 for _, other in found}:
             found.append((Path(given).name, source))
     return found

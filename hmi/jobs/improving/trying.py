@@ -9,8 +9,7 @@ from typing import Any
 
 from hmi.core import ModelVersion
 from hmi.jobs.comparing import seen_by
-from hmi.jobs.improving.ledger import Ledger
-from hmi.jobs.improving.teaching import taught_by_several
+from hmi.jobs.improving.teaching import Trial, taught_by_several
 from hmi.jobs.runtime.context import JobContext
 from hmi.jobs.specs import ImproveSpec
 from hmi.jobs.teaching import Taught, taught_rows
@@ -39,10 +38,7 @@ NAME = "several teachers' answers to more texts"
 def name_of(made: Made) -> str:
     """Return the trial in words: the teachers with their weights, and the texts."""
     about = made.metrics["teacher"]
-    teachers = " and ".join(
-        f"{one['name']} ({one['score']:.3f} on its own, weight {one['weight']:g})"
-        for one in about["teachers"]
-    )
+    teachers = " and ".join(f"{one['name']} (weight {one['weight']:g})" for one in about["teachers"])
     texts = ", ".join(f"{count} {PARTS[part]}" for part, count in about["pool"].items() if count)
     return f"teachers tuned from {teachers}, on {texts}"
 
@@ -61,16 +57,16 @@ class Ways:
     """It trains as `new` does. The end of the budget then only cuts the training short."""
 
 
-def ways_of(ctx: JobContext, spec: ImproveSpec, base: ModelVersion, root: Root, ledger: Ledger) -> Ways:
+def ways_of(trial: Trial, spec: ImproveSpec, base: ModelVersion) -> Ways:
     """The ways of a job. A resumed job goes on from the teachers' answers and the last epoch.
 
     They raise NothingNewError, EnoughError (the budget was spent before there was anything to judge) and
     HmiError.
     """
-    start, plot = start_of(ctx, spec, base), ctx.plots.version(base.plot_version)
+    ctx, ledger, start = trial.ctx, trial.ledger, start_of(trial.ctx, spec, base)
 
     def teach(ctx: JobContext, root: Root, lesson: Lesson, recipe: Recipe, folder: Path) -> Taught:
-        found = taught_by_several(ctx, root, plot, lesson, recipe, folder, ledger)
+        found = taught_by_several(trial, lesson, recipe, folder)
         if not found.rows:
             raise NothingNewError("; ".join(found.warnings))
         return found
@@ -84,7 +80,7 @@ def ways_of(ctx: JobContext, spec: ImproveSpec, base: ModelVersion, root: Root, 
         def train(on: Data, folder: Path) -> Made:
             chosen = spec.options.model_copy(update=options)
             course = Course(start, teach, folder, enough=enough)
-            return train_on_rows(ctx, chosen, course, root, base.plot_version, on)
+            return train_on_rows(ctx, chosen, course, trial.root, base.plot_version, on)
 
         return train
 
