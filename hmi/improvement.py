@@ -19,7 +19,8 @@ class Tried(Record):
     rows: int = 0
     """The number of held-out rows that decided."""
     sure: float | None = Field(default=None, ge=0, le=1, allow_inf_nan=False)
-    """The share of resamples of these rows in which what was tried is better."""
+    """The share of resamples of these rows in which what was tried is better: by the score, or by the
+    likelihood of the right answers, whichever share is greater."""
     cpu_s: float = Field(ge=0, allow_inf_nan=False)
     """The CPU seconds that it took."""
     why: str

@@ -167,6 +167,7 @@ def _chosen(lesson: Lesson, arm: Arm, first: _Trained, second: _Trained, seed: i
         "first": first.figures,
         "second": second.figures,
         "sure": found.sure,
+        "by_score": found.by_score,
         "gain": round(found.gain, 4),
         "decided_by": found.rows,
         "test_rows": len(rows.test),

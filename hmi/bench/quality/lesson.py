@@ -74,17 +74,21 @@ class Lesson:
         return {name: self._said(name, lesson) for name in (OWN, *self.larger)}
 
     def _said(self, name: str, lesson: TextLesson) -> Said:
-        kind = "probe" if is_probe(lesson, self.all_rows) else "tuned"
-        rows = [(row.text, row.label) for row in (*lesson.train, *lesson.dev, *lesson.texts)]
-        texts = json.dumps([kind, *rows])
-        digest = hashlib.sha256(texts.encode()).hexdigest()[:12]
-        path = self.kept / f"{self.task.name}-{Path(name).name}-{digest}.safetensors"
+        path = self._path(name, lesson)
         found = stored_said(path, self.kind)
         if found is None:
             found = teacher_from(self.source(name), lesson, Recipe(), self.all_rows, self.teaching)
             path.parent.mkdir(parents=True, exist_ok=True)
             store_said(path, found)
         return found
+
+    def _path(self, name: str, lesson: TextLesson) -> Path:
+        """The file of a teacher's answers, named by all that they depend on."""
+        kind = "probe" if is_probe(lesson, self.all_rows) else "tuned"
+        rows = [(row.text, row.label) for row in (*lesson.train, *lesson.dev, *lesson.texts)]
+        texts = json.dumps([kind, *rows])
+        digest = hashlib.sha256(texts.encode()).hexdigest()[:12]
+        return self.kept / f"{self.task.name}-{Path(name).name}-{digest}.safetensors"
 
     def source(self, name: str) -> TeacherSource:
         """A source of teachers, by its name."""
