@@ -28,67 +28,71 @@ FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 OUT = click.Path(file_okay=False, path_type=Path)
 
 
-def of_a_setting(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options that select root, PLOTs, sets and tasks."""
-    for option in (
-        click.option(
-            "--pretrain",
-            default=0,
-            show_default=True,
-            type=click.IntRange(0),
-            help="Steps of further pretraining on a domain's text.",
-        ),
-        click.option("--root", help="A root of the data folder.  [default: the default source is imported]"),
-        click.option("--no-domain", is_flag=True, help="Use the general PLOT alone for every task."),
-        click.option(
-            "--alpha",
-            type=click.FloatRange(0, 100),
-            help="Coverage of the domains' PLOTs, instead of --budget.",
-        ),
-        click.option(
-            "--budget",
-            default=500,
-            show_default=True,
-            type=click.IntRange(1),
-            help="Megabytes of a domain's PLOT.",
-        ),
-        click.option(
-            "--general",
-            default=1_000,
-            show_default=True,
-            type=click.IntRange(1),
-            help="Megabytes of the general PLOT.",
-        ),
-        click.option("--task", "tasks", multiple=True, help="A task to run. Repeatable.  [default: all]"),
-        click.option("--out", type=OUT, required=True, help="Folder for runs, tables and plots."),
-        click.option(
-            "--corpora", type=FOLDER, required=True, help="Unlabelled text of the domains: NAME.txt.gz."
-        ),
-        click.option(
-            "--sets", type=FOLDER, required=True, help="Labelled sets: NAME/{train,dev,test}.jsonl.gz."
-        ),
-    ):
-        command = option(command)
-    return command
+Command = Callable[..., None]
 
 
-def of_the_rows(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options that select seeds, the number of rows, and whether test is scored."""
-    for option in (
-        click.option("--dev", is_flag=True, help="Score dev only and leave test unread, for making choices."),
-        click.option(
-            "--rows",
-            default=2_000,
-            show_default=True,
-            type=click.IntRange(20),
-            help="At most this many training rows.",
-        ),
-        click.option(
-            "--seeds", default=3, show_default=True, type=click.IntRange(1, 100), help="Number of seeds."
-        ),
-    ):
-        command = option(command)
-    return command
+def _adding(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:
+    """Return a decorator that adds these options to a command; `--help` shows the last one first."""
+
+    def add(command: Command) -> Command:
+        for option in options:
+            command = option(command)
+        return command
+
+    return add
+
+
+of_a_setting = _adding(
+    click.option(
+        "--pretrain",
+        default=0,
+        show_default=True,
+        type=click.IntRange(0),
+        help="Steps of further pretraining on a domain's text.",
+    ),
+    click.option("--root", help="A root of the data folder.  [default: the default source is imported]"),
+    click.option("--no-domain", is_flag=True, help="Use the general PLOT alone for every task."),
+    click.option(
+        "--alpha", type=click.FloatRange(0, 100), help="Coverage of the domains' PLOTs, instead of --budget."
+    ),
+    click.option(
+        "--budget",
+        default=500,
+        show_default=True,
+        type=click.IntRange(1),
+        help="Megabytes of a domain's PLOT.",
+    ),
+    click.option(
+        "--general",
+        default=1_000,
+        show_default=True,
+        type=click.IntRange(1),
+        help="Megabytes of the general PLOT.",
+    ),
+    click.option("--task", "tasks", multiple=True, help="A task to run. Repeatable.  [default: all]"),
+    click.option("--out", type=OUT, required=True, help="Folder for runs, tables and plots."),
+    click.option(
+        "--corpora", type=FOLDER, required=True, help="Unlabelled text of the domains: NAME.txt.gz."
+    ),
+    click.option("--sets", type=FOLDER, required=True, help="Labelled sets: NAME/{train,dev,test}.jsonl.gz."),
+)
+"""Add the options that select root, PLOTs, sets and tasks."""
+
+
+of_the_rows = _adding(
+    click.option("--dev", is_flag=True, help="Score dev only and leave test unread, for making choices."),
+    click.option(
+        "--rows",
+        default=2_000,
+        show_default=True,
+        type=click.IntRange(20),
+        help="At most this many training rows.",
+    ),
+    click.option(
+        "--seeds", default=3, show_default=True, type=click.IntRange(1, 100), help="Number of seeds."
+    ),
+)
+"""Add the options that select seeds, the number of rows, and whether test is scored."""
 
 
 @click.command("quality", cls=FolderCommand)

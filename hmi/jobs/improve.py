@@ -100,7 +100,8 @@ def _compared(
                 made = ways.final(data, ctx.folder)
             ending = UNTRAINED if made is None else ""
     else:
-        made = ways.final(data, ctx.folder)
+        with ledger.share(1):
+            made = ways.final(data, ctx.folder)
         ctx.progress(0, 1, phase="comparing")
         found = decide(ctx, root, base, data, which, made)
     why = _said(found, ending or (CUT_SHORT if ledger.over else ""))

@@ -112,7 +112,7 @@ def contrast_loss(embedded: Tensor, labels: Tensor) -> Tensor:
 
 
 def _batches(count: int, steps: int, rng: random.Random) -> Iterator[list[int]]:
-    """Yield so many batches of BATCH rows, in which each row is as often as every other."""
+    """Yield `steps` batches of BATCH row indices. Every row comes equally often."""
     left: list[int] = []
     for _ in range(steps):
         while len(left) < min(BATCH, count):

@@ -77,7 +77,8 @@ def make_pool(
 ) -> Pool:
     """Collect a pool: the tenant's unlabelled texts, texts of the domain's sample, changed copies of rows.
 
-    near: draws at most so many texts of the sample that are near the rows (`hmi.training.pool.draw_pool`).
+    near: a function of a number. It draws at most that many texts of the domain's sample, those near the rows
+    (`hmi.training.pool.draw_pool`).
     words: a tokenizer, and the vectors of its tokens [vocab, dim], by which similar words are found. No text
     is twice in the pool, and none is a training or held-out row.
     """
@@ -99,16 +100,16 @@ def make_pool(
 
 
 def is_probe(lesson: TextLesson, rows: int) -> bool:
-    """Return whether the teachers of a tenant with so many training rows are probes."""
+    """Return whether a tenant's teachers are probes. rows: as in `teacher_from`."""
     return rows < (FEW_PAIRS if lesson.task.paired else FEW) and can_probe(lesson)
 
 
 def teacher_from(
     source: TeacherSource, lesson: TextLesson, recipe: Recipe, rows: int, report: PhaseReport
 ) -> Said:
-    """A teacher for a tenant with so many training rows: a tuned copy of the source, for few rows a probe.
+    """Make a teacher: a probe if the tenant has few rows, else a tuned copy of the source.
 
-    rows: all training rows of the tenant, also if the lesson has a part of them, so that all teachers of a
+    rows: the number of all training rows of the tenant. A lesson of a fold has fewer, but all teachers of a
     tenant are of one kind. Raises InvalidData (diverged).
     """
     if is_probe(lesson, rows):

@@ -8,12 +8,18 @@ from typing import Any
 
 import pytest
 
+from hmi.bench.quality.arms import hbert
 from hmi.bench.quality.cells import RECIPE_VERSION, Budget
+from hmi.bench.quality.improved import _rate
 from hmi.bench.quality.improving import ImprovedPlan, about, chosen_columns, small, summary
 from hmi.bench.quality.runs import Runs
 from hmi.bench.quality.tasks import TaskRows
 from hmi.errors import InvalidInput
+from hmi.model.tasks.sequence import Pair
 from hmi.training.data.rows import Row
+from hmi.training.defaults import ALIGNED_LR, default_module
+from hmi.training.plan import plan_training
+from hmi.training.recipe import RECIPE
 
 ROOT: Any = SimpleNamespace(info=SimpleNamespace(source={"sha256": "a" * 64}, files={"upper": "b" * 64}))
 
@@ -68,6 +74,14 @@ def test_a_tenant_with_few_rows_is_compared_with_what_others_train_on_them(tmp_p
     }
     with pytest.raises(InvalidInput, match="contrasted"):
         chosen_columns(plan(tmp_path, columns=("contrasted",)))
+
+
+def test_columns_are_trained_at_the_services_rate() -> None:
+    pairs = Pair(("entailment", "neutral"))
+    problem: Any = SimpleNamespace(kind=pairs, examples={"train": range(2_000)})
+    service = plan_training(RECIPE, pairs, 2_000)
+    assert service.aligned
+    assert _rate(problem, hbert(default_module(paired=True))) == service.lr == ALIGNED_LR
 
 
 def test_of_few_rows_some_are_held_out_as_the_service_does() -> None:

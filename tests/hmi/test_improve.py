@@ -138,6 +138,17 @@ def test_a_larger_teacher_is_heard_in_all_folds_or_in_none(
     assert len(heard) == (0 if share == 0 else 4 + (result["version"] is not None))
 
 
+def test_a_larger_teacher_leaves_time_for_the_model(
+    manager: Manager, taught: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    larger = write_tiny_mpnet(tmp_path / "larger")
+    monkeypatch.setattr(type(manager.settings), "teacher_names", property(lambda _: (str(larger),)))
+    monkeypatch.setattr(ledger, "TEACHERS_SHARE", 0.0)
+    result = ended(manager, follow_up(manager, "acme.slow", taught))
+    assert "larger" not in result["tried"][0]["name"]
+    assert result["tried"][0]["sure"] is not None
+
+
 def test_too_few_rows_decide_nothing(manager: Manager) -> None:
     made(manager, "acme.fewest", rows(12))
     result = ended(manager, queued(manager, "acme.fewest"))

@@ -204,7 +204,7 @@ def test_an_unreadable_board_has_no_times(tmp_path: Path) -> None:
 
 def test_nested_blocks_hold_until_the_last_one_ends() -> None:
     holding, told = Holding(), list[bool]()
-    with holding:  # before anybody watches, nobody is told
+    with holding:  # nobody watches yet, so nobody is told
         pass
     holding.watch(told.append)
     with holding, holding:

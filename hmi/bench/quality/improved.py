@@ -21,9 +21,10 @@ from hmi.bench.quality.runs import Runs, RunSpec
 from hmi.bench.quality.tasks import TaskRows
 from hmi.training.choosing import ENOUGH, Version, compare, cross_validated
 from hmi.training.data.rows import Row
-from hmi.training.defaults import default_lr, default_module
+from hmi.training.defaults import default_module
 from hmi.training.headline import headline
 from hmi.training.objectives import objective_of
+from hmi.training.plan import plan_training
 from hmi.training.probing import probe_with
 from hmi.training.recipe import HELD_OUT
 from hmi.training.row_keys import hold_out
@@ -32,8 +33,12 @@ from hmi.training.teacher import TAGGING_TEACHER_LR, TEACHER_LR
 from hmi.training.teachers import TextLesson
 
 Learner = Literal["module", "dedicated", "contrasted", "frozen"]
-"""What learns: a tenant's module, a dedicated copy, or a logistic regression on the embeddings of the root's
-source, contrasted on the rows before (in the manner of SetFit) or frozen."""
+"""The thing that is trained.
+
+`module` is a tenant's module, and `dedicated` a dedicated copy. The other two are a logistic regression on
+embeddings of the root's source. `contrasted` tunes the source on the rows before, in the manner of SetFit;
+`frozen` does not.
+"""
 POOL = ("corpus", "copies")
 """The parts of the pool of a tenant that gives no unlabelled texts."""
 
@@ -151,7 +156,8 @@ def _rate(p: Problem, arm: Arm) -> float:
     """The service's learning rate for these rows."""
     if arm.module is None:
         return TAGGING_TEACHER_LR if p.kind.name == "tagging" else TEACHER_LR
-    return default_lr(p.kind, arm.module, len(p.examples["train"]))
+    recipe = replace(arm.recipe(0.0, 0), lr=None)
+    return plan_training(recipe, p.kind, len(p.examples["train"])).lr
 
 
 def _chosen(lesson: Lesson, arm: Arm, first: _Trained, second: _Trained, seed: int) -> dict[str, Any]:

@@ -156,9 +156,9 @@ def _dedicated(
     They are runs of `hmi bench quality` by the present recipe, or with few rows those of the column here.
     """
     of, dev, scores = "test" if plan.budget.test else "dev", dict[float, float](), list[tuple[float, float]]()
+    arm = "dedicated" if plan.rows >= TRAIN else "dedicated_plain"
+    wanted = {"task": task, "arm": arm, "recipe": RECIPE_VERSION, "source": source_of(root)}
     for spec, result in found:
-        arm = "dedicated" if plan.rows >= TRAIN else "dedicated_plain"
-        wanted = {"task": task, "arm": arm, "recipe": RECIPE_VERSION, "source": source_of(root)}
         if not wanted.items() <= spec.items() or spec.get("rows", TRAIN) != plan.rows:
             continue
         if of in result:

@@ -17,7 +17,6 @@ from hmi.training.early_stopping import EnoughError
 
 SAVE_EVERY_S = 10.0
 """A killed process loses at most about this much of what it spent, besides the CPU seconds of its start."""
-
 TEACHERS_SHARE = 0.6
 """The part of a training's share of the budget that teachers may take. The rest is for the model."""
 

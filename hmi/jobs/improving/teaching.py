@@ -34,7 +34,7 @@ OWN = "the root's source"
 
 @dataclass(frozen=True)
 class Trial:
-    """What all trainings of one job have in common."""
+    """The parts of a job that all of its trainings share."""
 
     ctx: JobContext
     root: Root

@@ -2,9 +2,9 @@
 
 A low priority alone keeps a job off the processor cores that the server wants. The job still takes caches,
 memory bandwidth and clock frequency from them. So the server stops the job's process (SIGSTOP) when a call
-arrives, and lets it go on (SIGCONT) when no call has been under way for `HOLD_S`. A small share of the time
-it runs nevertheless, in slices, so that a server that is never idle does not stop it for ever. A process that
-holds a lock which others may wait for is not stopped (`Board.holding`).
+arrives, and lets it go on (SIGCONT) when no call has been under way for `HOLD_S`. A server that
+is never idle would stop the job for ever. So the job runs in slices for a small share of the time. The server
+does not stop a process that holds a lock which others may wait for (`Board.holding`).
 
 Everything but `add`, `remove` and `close` happens on the server's event loop, so no call waits for a lock.
 """
