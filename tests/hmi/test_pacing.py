@@ -271,6 +271,8 @@ def test_a_paused_job_can_be_cancelled(background: Background) -> None:
         job, pid = background.counting()
         with calling(loop, background.runner.pacer):
             wait_until(lambda: stopped(pid))
+            # Times are in whole milliseconds, and a job may be cancelled within its first one.
+            wait_until(lambda: (background.runner.read_pacing(job) or NEVER).paused_ms > 0)
             background.runner.cancel(job)
             record = background.lab.end_of(job)
         assert record.state == "cancelled"
