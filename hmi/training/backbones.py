@@ -150,27 +150,6 @@ class EncoderBackbone:
         return Hidden(last, last, types, mask)
 
 
-class UpperHalfBackbone:
-    """An encoder whose layers from `frozen` on are a copy that is fine-tuned. Features are token ids.
-
-    The embeddings and the layers below are the caller's, and do not change.
-    """
-
-    def __init__(self, encoder: Encoder, frozen: int) -> None:
-        self.encoder, self.frozen = encoder, frozen
-        self.trained = copy.deepcopy(encoder.layers[frozen:]).requires_grad_(True)
-
-    def __call__(self, examples: Examples, rows: Sequence[int], *, cls_only: bool, dropout: float) -> Hidden:
-        ids, types, mask = _padded_ids(examples, rows)
-        with torch.no_grad():
-            x = self.encoder(ids, mask, types, upto=self.frozen)
-        attend, before = attend_padded(mask, self.encoder.shape.heads), x
-        for i, layer in enumerate(self.trained):
-            before, last = x, cls_only and i == len(self.trained) - 1
-            x = layer(x, attend, queries=_first_row if last else None, dropout=dropout)
-        return Hidden(x, before, types, mask)
-
-
 class FrozenBackbone:
     """A backbone without layers: the features [T_i, dim], a frozen encoder's last states, go
     straight to the head."""

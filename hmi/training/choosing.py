@@ -7,7 +7,8 @@ likelihoods that the versions give the right answers. Scores differ on few rows 
 likelihoods tell sooner which version knows more.
 
 A tenant with few rows holds out too few to decide. There both versions are trained on parts of the rows and
-answer the rest, so that every row decides (`cross_validated`).
+answer the rest, so that every row decides (`cross_validated`). Where each row has one label, the second
+version is trusted instead, unless the held-out rows say that it is worse (`rule_of`).
 """
 
 from __future__ import annotations
@@ -16,12 +17,14 @@ import random
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from torch import Tensor
 
 from hmi.model.calibration import Floats, probabilities
 from hmi.model.tasks import TaskKind
+from hmi.model.tasks.sequence import Classification
 from hmi.training.calibrating import Decisions
 from hmi.training.data.rows import Row
 from hmi.training.golds import Gold
@@ -33,12 +36,21 @@ SURE = 0.8
 """A new version is published if its score is no lower, and score or likelihood is higher in at least this
 share of the resamples."""
 ENOUGH = 100
-"""With fewer held-out rows all rows decide, by cross-validation."""
+"""With fewer held-out rows these do not decide alone (`rule_of`)."""
+TRUSTED_ROWS = 1_000
+"""With one label a row, fewer labelled rows than this, and few held out, a second version is trusted."""
+LEAST_ROWS = 100
+"""With fewer labelled rows than this a second version is not trusted, and nothing is tried."""
+WORSE = 0.2
+"""A new version is worse if score and likelihood are each higher in at most this share of the resamples."""
 FOLDS = 4
 LEAST = 1e-9
 """A right answer has at least this probability, so that one row does not decide alone."""
 Version = tuple[TaskKind, Sequence[Tensor]]
 """A version's task, and its merged outputs for some rows, which the task reads."""
+Rule = Literal["better", "by_folds", "not_worse"]
+"""How a new version is chosen: it must be better on held-out rows, or better on all rows by cross-validation,
+or not worse on the few rows that are held out."""
 Both = Callable[[list[Row], list[Row]], tuple[Version, Version]]
 """(rows to train on, rows to answer) -> what the old and the new version answer when they are trained so."""
 
@@ -67,6 +79,33 @@ class Comparison:
     def better(self) -> bool:
         """Return whether the new version is better with confidence."""
         return self.gain >= 0 and self.sure >= SURE
+
+    @property
+    def worse(self) -> bool:
+        """Return whether the new version is worse with confidence."""
+        return max(self.by_score, self.by_likelihood) <= WORSE
+
+    def passes(self, rule: Rule) -> bool:
+        """Return whether the new version is to be published."""
+        return not self.worse if rule == "not_worse" else self.better
+
+
+def rule_of(task: TaskKind, rows: int, held_out: int, *, afresh: bool = True) -> Rule:
+    """The rule by which two versions are compared.
+
+    rows: the number of all labelled rows. held_out: the number of those that no version was trained on.
+    afresh: whether the first version knows no other rows than these. Else both ways of training start from a
+    version that knows the folds' rows.
+    """
+    if not afresh or held_out >= ENOUGH:
+        return "better"
+    trusted = isinstance(task, Classification) and not task.paired and rows < TRUSTED_ROWS
+    return "not_worse" if trusted else "by_folds"
+
+
+def least_rows(rule: Rule) -> int:
+    """With fewer labelled rows than this nothing is tried; by the rule `better`, with fewer held-out rows."""
+    return LEAST_ROWS if rule == "not_worse" else HELD_OUT.enough
 
 
 def compare(golds: Sequence[Gold], old: Version, new: Version, seed: int) -> Comparison:

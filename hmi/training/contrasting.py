@@ -25,7 +25,6 @@ from hmi.training.optimisers import AdamW
 from hmi.training.precision import arithmetic
 from hmi.training.recipe import RECIPE
 from hmi.training.reports import StepReport
-from hmi.training.teacher import encoder_examples
 from hmi.training.teachers import TeacherSource
 from hmi.training.trainer import diverged
 
@@ -43,8 +42,8 @@ class Embedder:
 
     def __init__(self, source: TeacherSource, max_length: int) -> None:
         """Copy what `contrast` tunes, so that the source stays as it is."""
+        self._source, self._max_length = source, max_length
         self._backbone: Backbone = source.backbone()
-        self._tokenizer, self._max_length, self._dim = source.tokenizer, max_length, source.encoder.shape.dim
 
     def __call__(self, rows: Sequence[Row]) -> Floats:
         """The embeddings of rows, fp32 [rows, dim]. Of a pair of texts u and v it is (abs(u - v), u * v),
@@ -65,7 +64,7 @@ class Embedder:
         trained = self._backbone.trained
         assert trained is not None
         optimiser = AdamW(trained.parameters(), lr=LR, weight_decay=RECIPE.weight_decay, fused=True)
-        examples, targets = self._examples([row.text for row in rows]), torch.tensor(labels)
+        examples, targets = self._examples([row.text for row in rows], keep=True), torch.tensor(labels)
         steps = max(LEAST_STEPS, PASSES * len(rows) // BATCH)
         for step, batch in enumerate(_batches(len(rows), steps, random.Random(seed))):
             warm, left = min(1.0, (step + 1) / (WARM_UP * steps)), 1 - step / steps
@@ -82,14 +81,14 @@ class Embedder:
     @torch.inference_mode()
     def _embedded(self, texts: Sequence[Text]) -> Floats:
         examples = self._examples(texts)
-        out = np.empty((len(texts), self._dim), np.float32)
+        out = np.empty((len(texts), self._source.encoder.shape.dim), np.float32)
         for rows in length_grouped(examples.lengths, AT_ONCE, None):
             out[rows] = self._means(examples, rows, 0.0).numpy()
         return out
 
-    def _examples(self, texts: Sequence[Text]) -> Examples:
-        encoded = self._tokenizer.encode(texts, self._max_length)
-        return encoder_examples(encoded, [[]] * len(texts))
+    def _examples(self, texts: Sequence[Text], *, keep: bool = False) -> Examples:
+        encoded = self._source.tokenizer.encode(texts, self._max_length)
+        return self._source.examples(encoded, [[]] * len(texts), keep=keep)
 
     def _means(self, examples: Examples, rows: Sequence[int], dropout: float) -> Tensor:
         with arithmetic(bf16=True):

@@ -55,6 +55,7 @@ def train_to_best(
     report: StepReport,
     *,
     keep_best: bool = True,
+    every: int = 1,
     start: History | None = None,
     after_epoch: Callable[[History], None] = lambda history: None,
 ) -> History:
@@ -62,7 +63,8 @@ def train_to_best(
     last is the best.
 
     judge: computes the held-out metrics of the trainer's current weights. keep_best=False: train
-    all epochs and keep the last, for held-out sets on which the best score would be chance. start:
+    all epochs and keep the last, for held-out sets on which the best score would be chance. every: only each
+    epoch of this many is judged, and the last. start:
     the history of an interrupted run, whose tensors the trainer already has. after_epoch: called
     after each epoch, to write a checkpoint. Raises InvalidData (diverged), EnoughError (before the first
     epoch has ended).
@@ -72,6 +74,8 @@ def train_to_best(
         return history
     try:
         for epoch in trainer.epochs(report, history.epochs):
+            if epoch % every and epoch < trainer.plan.epochs:
+                continue
             with trainer.averaged():
                 metrics = judge()
                 best = history.best

@@ -17,9 +17,20 @@ class SoftLabel:
     each: tuple[tuple[str, float], ...]
 
 
-Gold = str | float | tuple[str, ...] | SoftLabel
+@dataclass(frozen=True)
+class SoftTags:
+    """A teacher's answer in tagging: for each word its tag, or tags with their probabilities.
+
+    Probabilities add up to one, and the first tag is the one that the teacher gives. Tags are labels of the
+    task, which are those of BIO if the rows are in IOB1 or IO.
+    """
+
+    words: tuple[str | tuple[tuple[str, float], ...], ...]
+
+
+Gold = str | float | tuple[str, ...] | SoftLabel | SoftTags
 """A row's right answer: a label, a value, one tag for each word, a set of labels, or a
-teacher's soft label."""
+teacher's soft label or tags."""
 MAX_LABELS = 1_000
 
 
@@ -27,7 +38,7 @@ def checked_labels(golds: Iterable[Gold], field: str) -> Counter[str]:
     """Count each label. Raises InvalidData if there is only one, or more than MAX_LABELS."""
     counts: Counter[str] = Counter()
     for gold in golds:
-        assert not isinstance(gold, float | SoftLabel)
+        assert not isinstance(gold, float | SoftLabel | SoftTags)
         counts.update([gold] if isinstance(gold, str) else gold)
     if len(counts) < 2:
         raise InvalidData(

@@ -1,15 +1,17 @@
 """The texts that a second version is trained on, and the teachers that answer them.
 
-The recipe was fixed before any test row was looked at (docs/design/0024-better-by-itself.md).
+Why this recipe: docs/design/0024-better-by-itself.md.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+import random
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
+from hmi.model.tasks import TaskKind
 from hmi.model.tokenizer import Tokenizer
 from hmi.training.augmentation import similar_words, variants
 from hmi.training.data.rows import Row
@@ -29,23 +31,29 @@ reads the texts of a pair apart from each other, so for pairs it takes fewer row
 class PoolPlan:
     """The greatest number of texts of each part of a pool. A part of 0 texts is left out."""
 
+    corpus: int
+    """Texts of the domain's sample that are near the rows."""
+    copies: int
+    """Changed copies of each row."""
     given: int = 12_000
     """The tenant's own unlabelled texts."""
-    corpus: int = 6_000
-    """Texts of the domain's sample that are near the rows."""
-    copies: int = 3
-    """Changed copies of each row."""
 
 
-def plan_of(rows: int) -> PoolPlan:
-    """The plan for this many training rows. Few rows get fewer texts, and more copies of each row."""
+def plan_of(rows: int, copies: int = 0) -> PoolPlan:
+    """The plan for this many training rows. Few rows get fewer texts, and more copies of each row.
+
+    copies: the fewest copies of each row, if the tenant wants more than the plan has.
+    """
     corpus = min(CORPUS_TEXTS, max(FEW_TEXTS, TEXTS_OF_A_ROW * rows))
-    return PoolPlan(corpus=corpus, copies=max(COPIES, min(MAX_COPIES, FEW_TEXTS // rows)))
+    return PoolPlan(corpus, max(copies, COPIES, min(MAX_COPIES, FEW_TEXTS // rows)))
 
 
 CORPUS_TEXTS, TEXTS_OF_A_ROW = 6_000, 10
 COPIES, MAX_COPIES = 3, 20
 FEW_TEXTS = 1_500
+EPOCHS = 8
+"""A second version is trained for at most this many epochs, however large its pool is. Soft answers to many
+texts have more to teach in further epochs than rows have."""
 
 
 @dataclass(frozen=True)
@@ -54,10 +62,6 @@ class Pool:
 
     texts: list[Row]
     origin: list[str]
-
-    def of(self, parts: Collection[str]) -> list[Row]:
-        """Return the texts of some parts."""
-        return [text for text, part in zip(self.texts, self.origin, strict=True) if part in parts]
 
     def without(self, rows: Sequence[Row]) -> Pool:
         """Return the pool without the texts of these rows."""
@@ -87,7 +91,9 @@ def make_pool(
     origin: list[str] = []
 
     def add(name: str, texts: Sequence[Row], most: int) -> None:
-        fresh = usable(texts, [*labelled, *found], seed)[:most]
+        fresh = usable(texts, [*labelled, *found], seed)
+        if len(fresh) > most:  # not the first ones: a file may be sorted
+            fresh = random.Random(seed).sample(fresh, most)
         found.extend(fresh)
         origin.extend([name] * len(fresh))
 
@@ -102,6 +108,14 @@ def make_pool(
 def is_probe(lesson: TextLesson, rows: int) -> bool:
     """Return whether a tenant's teachers are probes. rows: as in `teacher_from`."""
     return rows < (FEW_PAIRS if lesson.task.paired else FEW) and can_probe(lesson)
+
+
+def hears_larger(task: TaskKind, rows: int) -> bool:
+    """Return whether larger sources teach, beside the root's own. Few tagged texts are too few to tune them.
+
+    rows: as in `teacher_from`.
+    """
+    return task.name != "tagging" or rows >= FEW
 
 
 def teacher_from(

@@ -26,11 +26,18 @@ class HeldOut:
     small: int = 100
     most: int = 1_000
     enough: int = 20
-    """With fewer held-out rows the last epoch is kept, since the best one would be chance."""
+    """With fewer held-out rows nothing is calibrated on them, and no teacher's epoch is chosen by them."""
+    choosing: int = 50
+    """With fewer held-out rows a tenant's model keeps its last epoch, since the best one would be chance.
+    Figures: docs/design/0003-tenant-module.md."""
 
     def wanted(self, rows: int) -> int:
         """The number of rows to hold out, at least one."""
         return min(self.most, max(1, round(self.share_of(rows) * rows)))
+
+    def chooses(self, held_out: int) -> bool:
+        """Return whether this many held-out rows choose the epoch that a tenant's model keeps."""
+        return held_out >= self.choosing
 
     def share_of(self, rows: int) -> float:
         return self.small_share if rows < self.small else self.share

@@ -13,11 +13,12 @@ from torch import Tensor
 from hmi.model.files import read_checkpoint, write_checkpoint
 from hmi.model.tasks import TaskKind
 from hmi.model.tasks.sequence import Classification
+from hmi.model.tasks.words import Tagging
 from hmi.training.data.rows import Row
 from hmi.training.golds import Gold
 from hmi.training.headline import headline
 from hmi.training.objectives import objective_of
-from hmi.training.teacher import MAX_SOFT_LABELS, gold_of
+from hmi.training.teacher import MAX_SOFT_LABELS, gold_of, soft_tags
 
 DEV, TEXTS, OUTSIDE = "dev", "texts", "outside"
 PARTS = 4
@@ -84,8 +85,11 @@ def mix(
 
 
 def mixed_golds(said: Sequence[Said], weights: Sequence[float]) -> list[Gold]:
-    """The right answers that the mixture gives the texts: soft labels in tasks with one label a text."""
+    """The right answers that the mixture gives the texts: soft labels in tasks with one label a text, and
+    soft tags in tagging."""
     task, merged = mix(said, weights, [one.texts for one in said])
+    if isinstance(task, Tagging):
+        return [soft_tags(task, output) for output in merged]
     soft = isinstance(task, Classification) and len(task.labels) <= MAX_SOFT_LABELS
     return [gold_of(task.answer(output, scores=soft)) for output in merged]
 

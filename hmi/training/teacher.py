@@ -1,8 +1,9 @@
 """A teacher for a tenant's module (distillation on unlabelled text: Hinton et al., 2015; Chen et al., 2020).
 
-The teacher is a whole copy of the root's source. It is trained on the tenant's rows, labels the
-tenant's unlabelled texts, and is deleted. The module is then trained on the rows and the teacher's
-labels: soft labels in tasks with one label a text, else answers.
+The teacher is a copy of the root's source, tuned in its last layers (`teachers.TUNED`). It
+is trained on the tenant's rows, labels the tenant's unlabelled texts, and is deleted. The module is then
+trained on the rows and the teacher's labels: soft labels in tasks with one label a text, tags with
+probabilities where it is in doubt, else answers.
 
 From few rows a module in frozen layers learns less than a whole copy does. The teacher's labels
 give it more rows.
@@ -17,18 +18,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from hmi.model.batching import Encoded
 from hmi.model.encoder import Encoder
 from hmi.model.root import Root
+from hmi.model.tagging import Floats, in_labels
 from hmi.model.tasks import TaskKind
 from hmi.model.tasks.base import Answer
+from hmi.model.tasks.words import Tagging
 from hmi.training.augmentation import similar_words, variants
 from hmi.training.backbones import Examples
 from hmi.training.data.rows import Row
-from hmi.training.golds import Gold, SoftLabel
+from hmi.training.golds import Gold, SoftLabel, SoftTags
 from hmi.training.recipe import HELD_OUT, Recipe
 from hmi.training.splits import Split
 
@@ -39,8 +43,10 @@ TEACHER_LR, TAGGING_TEACHER_LR = 6e-5, 1.2e-4
 
 MAX_SOFT_LABELS = 100
 """With more labels than this, the teacher gives only its best label."""
-TOP_LABELS = 10
-"""A soft label has at most this many labels, the likeliest ones."""
+TOP_LABELS, TOP_TAGS = 10, 4
+"""A soft label has at most this many labels, and a soft tag this many tags, the likeliest ones."""
+SURE_TAG = 0.98
+"""A tag that is at least this probable is the only one of its word."""
 
 
 @dataclass(frozen=True)
@@ -123,13 +129,39 @@ def gold_of(answer: Answer) -> Gold:
     return answer.label
 
 
+def soft_tags(task: Tagging, merged: Tensor) -> Gold:
+    """A teacher's tags of a text, with probabilities where the teacher is in doubt.
+
+    merged: the teachers' outputs [words, labels], or a weighted mean of several, which need not add up to
+    one. Words that they did not see have the tag of the task's answer.
+    """
+    scaled = merged.log_softmax(-1)
+    given, found = task.answer(scaled).tags or [], task.decoded(scaled)
+    words: list[str | tuple[tuple[str, float], ...]] = [*in_labels(given, task.rules.scheme)]
+    for word, path, sure in zip(found.words.tolist(), found.path.tolist(), found.marginals, strict=True):
+        words[word] = task.labels[path] if sure[path] >= SURE_TAG else _soft_tag(task.labels, path, sure)
+    return tuple(given) if all(isinstance(word, str) for word in words) else SoftTags(tuple(words))
+
+
+def _soft_tag(labels: Sequence[str], path: int, sure: Floats) -> tuple[tuple[str, float], ...]:
+    others = [tag for tag in np.argsort(-sure)[:TOP_TAGS].tolist() if tag != path][: TOP_TAGS - 1]
+    total = float(sure[[path, *others]].sum())
+    shares = [(labels[tag], round(float(sure[tag]) / total, 4)) for tag in (path, *others)]
+    return tuple((tag, share) for i, (tag, share) in enumerate(shares) if share > 0 or i == 0)
+
+
 def gold_to_json(gold: Gold) -> Any:
     """A right answer as JSON. The inverse of `gold_from_json`."""
+    if isinstance(gold, SoftTags):
+        return {"words": gold.words}
     return dict(gold.each) if isinstance(gold, SoftLabel) else gold
 
 
 def gold_from_json(stored: Any) -> Gold:
     """A right answer from JSON."""
+    if isinstance(stored, dict) and isinstance(stored.get("words"), list | tuple):
+        words = (word if isinstance(word, str) else tuple(map(tuple, word)) for word in stored["words"])
+        return SoftTags(tuple(words))
     if isinstance(stored, dict):
         return SoftLabel(tuple(stored.items()))
     return tuple(stored) if isinstance(stored, list) else stored

@@ -1,8 +1,9 @@
 """Several teachers for one tenant: each is tuned from another source, and dev decides how much each says.
 
-A small source is tuned whole. Of a deep one only the upper half is tuned, which takes half the time and
-memory (docs/design/0024-better-by-itself.md). A source has its own tokenizer, so teachers meet only in their
-outputs for whole texts and words: log-probabilities of labels or of each word's tags, or values.
+A small source is tuned whole. Of a deep one only the upper layers are tuned, and the states that enter them
+are computed once for each text (docs/design/0024-better-by-itself.md). A source has its own tokenizer, so
+teachers meet only in their outputs for whole texts and words: log-probabilities of labels or of each word's
+tags, or values.
 """
 
 from __future__ import annotations
@@ -11,18 +12,22 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
+from hmi.model.batching import Encoded, pad_ids
 from hmi.model.encoder import Encoder
 from hmi.model.root import Root
 from hmi.model.tasks import TaskKind
 from hmi.model.tasks.sequence import Classification
 from hmi.model.tokenizer import Tokenizer
-from hmi.training.backbones import Backbone, EncoderBackbone, UpperHalfBackbone
+from hmi.training.backbones import Backbone, EncoderBackbone, Examples, UpperBackbone
 from hmi.training.data.rows import Row
 from hmi.training.early_stopping import train_to_best
 from hmi.training.golds import Gold
+from hmi.training.keeping import Kept
 from hmi.training.plan import TrainPlan, plan_training
+from hmi.training.precision import arithmetic
 from hmi.training.recipe import Recipe
 from hmi.training.reports import PhaseReport
 from hmi.training.said import Said, mixed_golds
@@ -30,12 +35,21 @@ from hmi.training.splits import Split, encoded_split, judge, merged_outputs, tas
 from hmi.training.teacher import Lesson, encoder_examples, teacher_recipe
 from hmi.training.trainer import Trainer
 
-WHOLE = 6
-"""A source with at most this many layers is tuned whole, of a deeper one the upper half."""
+TUNED = 6
+"""The most layers of a source that are tuned: the last ones."""
+KEPT_BYTES = 512 << 20
+"""The most bytes of a deep source's states that are kept, for training rows and for held-out rows each. In 16
+bits these are the states of 350,000 tokens of 768 numbers."""
 DEEP_BATCH = 32
 """Rows of a step of a deep source. Its steps cost much beside the rows: each moves all of its weights."""
-DEEP_EPOCHS = 5
-"""The most epochs of a deep source. Its best one is early."""
+DEEP_EPOCHS, DEEP_STEPS = 5, 100
+"""A deep source is tuned for this many epochs, since its best one is early, or for more if they would have
+fewer steps."""
+TIMED_TEXTS = 16
+"""The texts that are read to time a source."""
+TAGGED_ROWS = 800
+"""A teacher is trained on at least this many tagged rows between two scores on dev. Of fewer rows it takes
+several epochs together as one. Few rows would make too few steps."""
 REPORT_EVERY = 256
 """Texts labelled between two progress reports."""
 
@@ -49,14 +63,40 @@ class TeacherSource:
     tokenizer: Tokenizer
 
     @property
+    def frozen(self) -> int:
+        """The number of layers that are not tuned, the first ones."""
+        return max(0, len(self.encoder.layers) - TUNED)
+
+    @property
     def deep(self) -> bool:
-        return len(self.encoder.layers) > WHOLE
+        """Return whether layers are frozen. If not, the embeddings are tuned, too."""
+        return self.frozen > 0
 
     def backbone(self) -> Backbone:
-        """A copy of what is tuned."""
+        """A copy of what is tuned. It reads what `examples` gives."""
         if not self.deep:
             return EncoderBackbone(self.encoder)
-        return UpperHalfBackbone(self.encoder, len(self.encoder.layers) // 2)
+        return UpperBackbone(self.encoder.layers[self.frozen :], self.encoder.shape.heads)
+
+    def examples(
+        self, encoded: Sequence[Encoded], targets: Sequence[Sequence[float]], *, keep: bool = False
+    ) -> Examples:
+        """Tokenised texts as `backbone` reads them: token ids or, of a deep source, states [T_i, dim].
+
+        These are the states after the frozen layers. keep: whether they are kept for later epochs.
+        """
+        if not self.deep:
+            return encoder_examples(encoded, targets)
+
+        @torch.no_grad()
+        def states(rows: Sequence[int]) -> list[Tensor]:
+            ids, types = pad_ids([encoded[i].ids for i in rows]), pad_ids([encoded[i].types for i in rows])
+            mask = torch.arange(ids.shape[1])[None] < torch.tensor([len(encoded[i]) for i in rows])[:, None]
+            found = self.encoder(ids, mask, types, upto=self.frozen)
+            return [found[at, : len(encoded[i])].half() for at, i in enumerate(rows)]
+
+        features = Kept(states, lambda one: one.nbytes, KEPT_BYTES) if keep else states
+        return Examples([len(e) for e in encoded], [e.types for e in encoded], features, targets)
 
 
 @dataclass(frozen=True)
@@ -86,16 +126,17 @@ def teach_with(source: TeacherSource, lesson: TextLesson, recipe: Recipe, report
 
     train, dev = split(lesson.train), split(lesson.dev)
     targets = task_targets(task, train)
-    plan = _plan(source, lesson, recipe, len(targets))
+    plan, together = _plan(source, lesson, recipe, len(targets))
     trainer = Trainer(
-        source.backbone(), source.encoder.shape.dim, plan, encoder_examples(train.encoded, targets)
+        source.backbone(), source.encoder.shape.dim, plan, source.examples(train.encoded, targets, keep=True)
     )
-    held_out = encoder_examples(dev.encoded, [[]] * len(dev.encoded))
+    held_out = source.examples(dev.encoded, [[]] * len(dev.encoded), keep=True)
     best = train_to_best(
         trainer,
         lambda: judge(trainer.reading(task), dev, trainer.predict(held_out)),
         lambda step, total, loss: report("training a teacher", step, total, loss),
         keep_best=len(dev.rows) >= recipe.held_out.enough,
+        every=together,
     ).kept
     trainer.load(best.artefact)
     read = trainer.reading(task)
@@ -103,10 +144,41 @@ def teach_with(source: TeacherSource, lesson: TextLesson, recipe: Recipe, report
     texts: list[Tensor] = []
     for at in range(0, len(lesson.texts), REPORT_EVERY):
         some = split(lesson.texts[at : at + REPORT_EVERY])
-        outputs = trainer.predict(encoder_examples(some.encoded, [[]] * len(some.encoded)))
+        outputs = trainer.predict(source.examples(some.encoded, [[]] * len(some.encoded)))
         texts += _likelihoods(read, merged_outputs(read, some, outputs))
         report("labelling texts", len(texts), len(lesson.texts), None)
     return Said(source.name, read, answers, texts, best.score, time.process_time() - begun)
+
+
+def expected_s(source: TeacherSource, lesson: TextLesson, recipe: Recipe) -> float:
+    """The CPU seconds that a deep source takes at most to be tuned and to answer the texts, by a measurement.
+
+    It reads some texts of middling length to find out, since machines differ: without bf16 a teacher takes
+    several times as long. A training step costs a pass forward and two backward through the tuned layers.
+    """
+
+    def encoded(rows: list[Row]) -> list[Encoded]:
+        windows = lesson.task.rules.windows
+        return encoded_split(rows, source.tokenizer, lesson.max_length, windows=windows).encoded
+
+    train, dev, texts = (encoded(rows) for rows in (lesson.train, lesson.dev, lesson.texts))
+    by_length = sorted([*train, *texts], key=len)
+    middle = max(0, len(by_length) - TIMED_TEXTS) // 2
+    timed = by_length[middle : middle + TIMED_TEXTS]
+    ids, took = pad_ids([one.ids for one in timed]), 0.0
+    for _ in range(2):  # the first pass warms up
+        begun = time.process_time()
+        with torch.inference_mode(), arithmetic(bf16=True):
+            source.encoder(ids, torch.ones_like(ids, dtype=torch.bool))
+        took = time.process_time() - begun
+    plan, together = _plan(source, lesson, recipe, max(1, len(train)))
+    frozen = source.frozen / len(source.encoder.layers)
+    passes = (
+        (train, frozen + 3 * (1 - frozen) * plan.epochs),
+        (dev, frozen + (1 - frozen) * (plan.epochs / together + 1)),
+        (texts, 1.0),
+    )
+    return took / ids.numel() * sum(times * sum(map(len, part)) for part, times in passes)
 
 
 def teach(
@@ -123,14 +195,17 @@ def teach(
     return said.score, mixed_golds([said], [1.0])
 
 
-def _plan(source: TeacherSource, lesson: TextLesson, recipe: Recipe, rows: int) -> TrainPlan:
-    recipe = teacher_recipe(recipe, lesson.task)
-    plan = plan_training(recipe, lesson.task, rows, weights=lesson.weights)
-    if not source.deep:
-        return plan
-    steps = max(1, -(-rows // DEEP_BATCH))
-    epochs = min(plan.epochs, max(DEEP_EPOCHS, -(-100 // steps)))
-    return replace(plan, batch=DEEP_BATCH, epochs=epochs, patience=2)
+def _plan(source: TeacherSource, lesson: TextLesson, recipe: Recipe, rows: int) -> tuple[TrainPlan, int]:
+    """The plan of a teacher for this many rows, and the number of epochs between two scores on dev."""
+    recipe, together = teacher_recipe(recipe, lesson.task), 1
+    if lesson.task.name == "tagging":
+        together = -(-TAGGED_ROWS // min(rows, TAGGED_ROWS))
+    plan = plan_training(recipe, lesson.task, together * rows, weights=lesson.weights)
+    if source.deep:
+        steps = -(-together * rows // DEEP_BATCH)
+        epochs = min(plan.epochs, max(DEEP_EPOCHS, -(-DEEP_STEPS // steps)))
+        plan = replace(plan, batch=DEEP_BATCH, epochs=epochs, patience=2)
+    return replace(plan, epochs=together * plan.epochs, patience=together * plan.patience), together
 
 
 def _likelihoods(task: TaskKind, merged: Sequence[Tensor]) -> list[Tensor]:

@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 
 from hmi.core import Task
 from hmi.errors import InvalidInput
-from hmi.training.objectives.base import IGNORE
+from hmi.training.objectives.base import IGNORE, SoftTarget, likely
 
 Words = NDArray[np.int64]
 MAX_TAGS = 200
@@ -35,22 +35,40 @@ class Transitions(nn.Module):
         """The negative log-likelihood of the right paths, divided by the number of words. Texts
         without words are ignored.
 
-        logits: fp32 [B, T, labels]; targets[i]: a tag's id at the first token of each word, IGNORE
-        at other tokens.
+        Where words have soft targets, it is the mean over the paths that they make, each word's tag being
+        drawn by itself: the cross-entropy of these paths.
+
+        logits: fp32 [B, T, labels]; targets[i]: a tag's id or a soft target at the first token of each
+        word, IGNORE at other tokens.
         """
-        texts, places, tags, starts = list[int](), list[int](), list[int](), [0]
+        texts, places, tags, starts = list[int](), list[int](), list[float](), [0]
         for text, target in enumerate(targets):
             words = [i for i, tag in enumerate(target) if tag != IGNORE]
             if words:
                 texts += [text] * len(words)
                 places += words
-                tags += [int(target[i]) for i in words]
+                tags += [target[i] for i in words]
                 starts.append(len(places))
         if not places:
             return logits.sum() * 0.0
         scores = logits[torch.tensor(texts), torch.tensor(places)]
         apply: Callable[..., Tensor] = _Paths.apply
-        return apply(scores, self.table, np.array(starts), np.array(tags)) / len(places)
+        hard = np.array(tags, np.int64)
+        loss = apply(scores, self.table, np.array(starts), hard)
+        if any(isinstance(tag, SoftTarget) for tag in tags):
+            of_hard, of_soft = likely(hard.tolist(), scores.shape[-1]), likely(tags, scores.shape[-1])
+            loss = loss + self._score(scores, starts, of_hard) - self._score(scores, starts, of_soft)
+        return loss / len(places)
+
+    def _score(self, scores: Tensor, starts: Sequence[int], shares: Tensor) -> Tensor:
+        """The mean score of the texts' paths, summed.
+
+        shares: the probability of each word's tags, [words, labels].
+        """
+        before = shares.new_zeros(len(shares), len(self.table))
+        before[1:, :-1] = shares[:-1]
+        before[starts[:-1]] = torch.eye(len(self.table))[-1]
+        return (scores * shares).sum() + (self.table * (before.T @ shares)).sum()
 
 
 class _Paths(torch.autograd.Function):

@@ -84,6 +84,10 @@ def _more_models(manager: Manager) -> None:
     def live(model: str) -> ModelVersion:
         return manager.model(model).live
 
+    # Other tests may have published further versions in the folder that was copied.
+    manager.registry.change_model(
+        ModelId.parse(MOOD), lambda m: m.model_copy(update={"versions": m.versions[:1], "current": 1})
+    )
     untrained, size = manager.adapters.put(Artefact().joined(), {"task": "embedding"})
     embedding = {
         "task": "embedding",

@@ -290,4 +290,5 @@ async def test_an_update_goes_on_from_the_live_version(
         )
     )
     after = metrics_of(done)
-    assert float(str(after["spearman"])) == pytest.approx(float(str(before["spearman"])), abs=0.05)
+    # A fresh model has .56 after such an epoch. The head of the live one may still improve.
+    assert float(str(after["spearman"])) >= float(str(before["spearman"])) - 0.05

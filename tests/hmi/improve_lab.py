@@ -22,12 +22,14 @@ ROWS, DEV = b"".join(_LINES[:100]), b"".join(_LINES[100:])
 """Rows to train on, and as many held-out ones as decide by themselves."""
 
 
-def made(manager: Manager, name: str, data: bytes | None = None, **options: Any) -> dict[str, Any]:
+def made(
+    manager: Manager, name: str, data: bytes | None = None, task: str = "classification", **options: Any
+) -> dict[str, Any]:
     """Create a model, and return its job's result."""
     job = manager.create_model(
         name,
         domain="tiny",
-        task="classification",
+        task=task,
         data=ROWS if data is None else data,
         dev=DEV if data is None else None,
         options={**QUICK, **options},

@@ -33,9 +33,10 @@ def root_record(name: str, version: str = "r1", **changes: Any) -> RootRecord:
 
 
 def add_root(manager: Manager, name: str = "tiny") -> None:
-    publish_plot(manager, name)
+    # The record comes first: a running server's housekeeping removes a root's PLOT that has no record.
     (manager.settings.data / "roots" / name / "r1").mkdir(parents=True)
     manager.registry.put_root(root_record(name))
+    publish_plot(manager, name)
 
 
 def add_model(manager: Manager, name: str, plot: VersionInfo, job: str = "j1", number: float = 1.0) -> str:

@@ -65,6 +65,17 @@ def test_the_table_has_both_versions_beside_dedicated_copies_and_counts_the_wors
     assert (row["published"], row["worse"], row["teachers_s"]) == ("2/2", 1, 100)
 
 
+def test_a_teacher_stands_for_dedicated_copies_that_were_not_trained(tmp_path: Path) -> None:
+    its = plan(tmp_path, columns=("by_default",))
+    runs = Runs(its.runs)
+    [default] = chosen_columns(its)
+    result = chosen(0.84, 0.80, 2)
+    result["teachers"]["own"]["test"] = 0.875
+    runs.put({"task": "sst2", "lr": 0.0, "test": True, **about(its, default, ROOT), "seed": 0}, result)
+    (row,) = summary(its, ROOT)
+    assert (row["dedicated"], row["by_default ÷"]) == (87.5, 0.96)
+
+
 def test_a_tenant_with_few_rows_is_compared_with_what_others_train_on_them(tmp_path: Path) -> None:
     names = {column.name for column in chosen_columns(plan(tmp_path, rows=20))}
     assert names - {column.name for column in chosen_columns(plan(tmp_path))} == {

@@ -10,7 +10,17 @@ import torch
 from torch import Tensor
 
 from hmi.model.tasks import TaskKind
-from hmi.training.choosing import SURE, Version, compare, cross_validated, folds_of
+from hmi.training.choosing import (
+    SURE,
+    Comparison,
+    Rule,
+    Version,
+    compare,
+    cross_validated,
+    folds_of,
+    least_rows,
+    rule_of,
+)
 from hmi.training.data.rows import Row
 from hmi.training.golds import Gold
 from hmi.training.headline import headline
@@ -174,3 +184,35 @@ def test_with_few_rows_every_row_decides(name: Any, golds_of: Any) -> None:
     whole = compare(golds, (task, list(noisy.values())), (task, list(better.values())), seed=0)
     assert found.after == pytest.approx(whole.after, abs=1e-4)
     assert found.before == pytest.approx(whole.before, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "golds_of", "paired", "rows", "held_out", "afresh", "rule"),
+    [
+        ("classification", labelled, False, 2_000, 400, True, "better"),
+        ("classification", labelled, False, 500, 100, True, "better"),
+        ("classification", labelled, False, 500, 50, True, "not_worse"),
+        ("classification", labelled, False, 1_000, 50, True, "by_folds"),
+        ("pair", labelled, True, 500, 50, True, "by_folds"),
+        ("multilabel", in_sets, False, 500, 50, True, "by_folds"),
+        ("regression", valued, True, 500, 50, True, "by_folds"),
+        ("tagging", tagged, False, 500, 50, True, "by_folds"),
+        ("classification", labelled, False, 500, 20, False, "better"),
+        ("classification", labelled, False, 99, 0, False, "better"),
+        ("tagging", tagged, False, 99, 20, False, "better"),
+    ],
+)
+def test_the_rule_follows_from_the_rows(
+    name: Any, golds_of: Any, paired: bool, rows: int, held_out: int, afresh: bool, rule: Rule
+) -> None:
+    task = learn_task(name, golds_of(40, 1), paired=paired)
+    assert rule_of(task, rows, held_out, afresh=afresh) == rule
+
+
+def test_few_rows_show_only_what_is_worse() -> None:
+    lower = Comparison(0.7, 0.6, by_score=0.1, by_likelihood=0.1, rows=10)
+    less_likely = Comparison(0.7, 0.7, by_score=0.5, by_likelihood=0.1, rows=10)
+    higher = Comparison(0.7, 0.8, by_score=0.9, by_likelihood=0.4, rows=10)
+    passed = [[one.passes("better"), one.passes("not_worse")] for one in (lower, less_likely, higher)]
+    assert passed == [[False, False], [False, True], [True, True]]
+    assert least_rows("not_worse") > least_rows("better") == least_rows("by_folds")

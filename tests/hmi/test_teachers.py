@@ -13,20 +13,23 @@ import torch
 
 from hmi.core import Task
 from hmi.errors import InvalidData
+from hmi.model.encoder import Encoder, EncoderLayer
 from hmi.model.source import load_encoder
 from hmi.model.tokenizer import Text, Tokenizer
 from hmi.training import contrasting, teachers
-from hmi.training.backbones import UpperHalfBackbone
+from hmi.training.backbones import UpperBackbone
 from hmi.training.contrasting import Embedder, contrast_loss
 from hmi.training.data.rows import Row
-from hmi.training.golds import Gold, SoftLabel
+from hmi.training.defaults import choose_epochs
+from hmi.training.early_stopping import History
+from hmi.training.golds import Gold, SoftLabel, SoftTags
 from hmi.training.headline import headline
-from hmi.training.improving import FEW, FEW_PAIRS, is_probe, teacher_from
+from hmi.training.improving import FEW, FEW_PAIRS, hears_larger, is_probe, teacher_from
 from hmi.training.objectives import learn_task, objective_of
 from hmi.training.probing import can_probe, probe_with
 from hmi.training.recipe import Recipe
 from hmi.training.said import Said, mix, mixed_golds, store_said, stored_said, weigh
-from hmi.training.teachers import TeacherSource, TextLesson, teach_with
+from hmi.training.teachers import TeacherSource, TextLesson, expected_s, teach_with
 from tests.tiny import WORDS, write_tiny_mpnet
 
 GOOD, BAD = WORDS[:6], WORDS[6:12]
@@ -64,8 +67,8 @@ def sources(tmp_path_factory: pytest.TempPathFactory, tiny_source: Path) -> list
 
 @pytest.fixture
 def deep(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Count the tiny sources of four layers as deep ones."""
-    monkeypatch.setattr(teachers, "WHOLE", 2)
+    """Count the tiny sources of four layers as deep ones, of which two layers are tuned."""
+    monkeypatch.setattr(teachers, "TUNED", 2)
 
 
 def lesson_of(task: Task, rows: Any) -> TextLesson:
@@ -92,7 +95,7 @@ def test_two_teachers_answer_texts_together(
     golds = mixed_golds(said, weights)
     assert len(golds) == 30
     if task == "tagging":
-        assert all(isinstance(gold, tuple) and len(gold) == 5 for gold in golds)
+        assert all(len(gold.words if isinstance(gold, SoftTags) else gold) == 5 for gold in golds)  # type: ignore[arg-type]
     else:
         assert all(isinstance(gold, SoftLabel) for gold in golds)
 
@@ -193,12 +196,12 @@ def test_a_pair_is_embedded_by_what_its_texts_differ_and_share(sources: list[Tea
     np.testing.assert_allclose(np.linalg.norm(first, axis=1), 1, atol=1e-5)
 
 
-@pytest.mark.parametrize("whole", [2, 6])
+@pytest.mark.parametrize("tuned", [2, 6])
 def test_contrasting_brings_rows_of_one_label_together(
-    sources: list[TeacherSource], monkeypatch: pytest.MonkeyPatch, whole: int
+    sources: list[TeacherSource], monkeypatch: pytest.MonkeyPatch, tuned: int
 ) -> None:
-    monkeypatch.setattr(teachers, "WHOLE", whole)
-    which = int(whole == 2)
+    monkeypatch.setattr(teachers, "TUNED", tuned)
+    which = int(tuned == 2)
     rows, others = mood(1, 24), mood(2, 40)
     before = {name: value.clone() for name, value in sources[which].encoder.state_dict().items()}
     embed = Embedder(sources[which], 32)
@@ -244,8 +247,8 @@ def test_the_lower_half_of_a_deep_source_does_not_change(sources: list[TeacherSo
     source = sources[1]
     before = {name: value.clone() for name, value in source.encoder.state_dict().items()}
     backbone = source.backbone()
-    assert isinstance(backbone, UpperHalfBackbone)
-    assert backbone.frozen == 2
+    assert isinstance(backbone, UpperBackbone)
+    assert len(backbone.trained) == len(source.encoder.layers) - source.frozen == 2
     taught(source, lesson_of("classification", mood))
     after = source.encoder.state_dict()
     assert all(torch.equal(before[name], after[name]) for name in before)
@@ -253,21 +256,101 @@ def test_the_lower_half_of_a_deep_source_does_not_change(sources: list[TeacherSo
 
 @pytest.mark.parametrize("cls_only", [False, True])
 def test_an_untrained_upper_half_computes_what_its_source_does(
-    sources: list[TeacherSource], cls_only: bool
+    sources: list[TeacherSource], deep: None, cls_only: bool
 ) -> None:
     source = sources[1]
     texts: list[Text] = ["the cat", "a dog sat on the mat"]
     encoded = source.tokenizer.encode(texts, 32)
-    from hmi.training.backbones import Examples
-
-    examples = Examples(
-        [len(e) for e in encoded],
-        [e.types for e in encoded],
-        lambda rows: [torch.tensor(encoded[i].ids) for i in rows],
-        [[], []],
-    )
-    hidden = UpperHalfBackbone(source.encoder, 2)(examples, [0, 1], cls_only=cls_only, dropout=0.0)
+    examples = source.examples(encoded, [[], []])
+    hidden = source.backbone()(examples, [0, 1], cls_only=cls_only, dropout=0.0)
     for i, one in enumerate(encoded):
         alone = source.encoder(torch.tensor([one.ids]), torch.ones(1, len(one), dtype=torch.bool))
         shown = hidden.last[i, :1] if cls_only else hidden.last[i, : len(one)]
-        torch.testing.assert_close(shown, alone[0, : len(shown)], atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(shown, alone[0, : len(shown)], atol=5e-3, rtol=5e-3)  # kept in 16 bits
+
+
+@pytest.mark.parametrize(("task", "rows"), [("classification", mood), ("tagging", tags)])
+def test_what_a_deep_teacher_takes_is_what_it_reads(
+    sources: list[TeacherSource], deep: None, monkeypatch: pytest.MonkeyPatch, task: Task, rows: Any
+) -> None:
+    """The estimate counts the tokens that pass each layer, a training step three times."""
+    monkeypatch.setattr(teachers, "TAGGED_ROWS", 192)
+    source, passed, forward = sources[1], list[float](), EncoderLayer.forward
+
+    def counted(layer: EncoderLayer, x: torch.Tensor, *given: Any, **options: Any) -> torch.Tensor:
+        passed.append(
+            x.shape[0] * x.shape[1] * (3 if torch.is_grad_enabled() else 1) / len(source.encoder.layers)
+        )
+        return forward(layer, x, *given, **options)
+
+    monkeypatch.setattr(EncoderLayer, "forward", counted)
+    monkeypatch.setattr(History, "over", lambda *_: False)  # the estimate is of all epochs
+    lesson = lesson_of(task, rows)
+    taught(source, lesson)
+    read = sum(passed)
+    clock = iter(range(1_000))  # a pass over the timed texts takes a second
+    monkeypatch.setattr(teachers.time, "process_time", lambda: float(next(clock)))
+    passed.clear()
+    expected = expected_s(source, lesson, Recipe())
+    assert expected * sum(passed) / 2 == pytest.approx(read, rel=0.15), "padding is not estimated"
+
+
+def test_larger_sources_leave_few_tagged_texts_alone() -> None:
+    tagging, labels = lesson_of("tagging", tags).task, lesson_of("classification", mood).task
+    assert [hears_larger(tagging, rows) for rows in (FEW - 1, FEW)] == [False, True]
+    assert hears_larger(labels, FEW - 1)
+
+
+@pytest.mark.parametrize(
+    ("task", "rows", "count", "together"),
+    [
+        ("tagging", tags, 32, 25),
+        ("tagging", tags, 800, 1),
+        ("tagging", tags, 2_000, 1),
+        ("classification", mood, 32, 1),
+    ],
+)
+def test_a_teacher_of_few_tags_takes_several_epochs_as_one(
+    sources: list[TeacherSource], task: Task, rows: Any, count: int, together: int
+) -> None:
+    plan, found = teachers._plan(sources[0], lesson_of(task, rows), Recipe(), count)
+    usual = choose_epochs(together * count, Recipe().batch)
+    assert (found, plan.epochs) == (together, together * usual)
+    assert plan.patience == together * Recipe().patience
+
+
+def test_epochs_that_count_as_one_are_judged_once(
+    sources: list[TeacherSource], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(teachers, "TAGGED_ROWS", 96)
+    lesson = lesson_of("tagging", tags)
+    lesson, judged = replace(lesson, train=lesson.train[:32]), list[int]()
+    judge, steps = teachers.judge, list[int]()
+
+    def counted(*given: Any) -> Any:
+        judged.append(len(steps))
+        return judge(*given)
+
+    monkeypatch.setattr(teachers, "judge", counted)
+    teach_with(sources[0], lesson, Recipe(), lambda phase, step, *_: steps.append(step))
+    assert judged == [2 * 3 * (i + 1) for i in range(len(judged))], "two steps an epoch, three epochs"
+
+
+def test_frozen_states_are_computed_once_for_each_text(
+    sources: list[TeacherSource], deep: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, forward = list[int](), Encoder.forward
+
+    def counted(encoder: Encoder, ids: torch.Tensor, *given: Any, **options: Any) -> torch.Tensor:
+        read.append(len(ids))
+        return forward(encoder, ids, *given, **options)
+
+    monkeypatch.setattr(Encoder, "forward", counted)
+    lesson = lesson_of("classification", mood)
+    kept = taught(sources[1], lesson)
+    assert sum(read) == len(lesson.train) + len(lesson.dev) + len(lesson.texts)
+    monkeypatch.setattr(teachers, "KEPT_BYTES", 0)
+    anew = taught(sources[1], lesson)
+    assert sum(read) > 3 * (len(lesson.train) + len(lesson.dev))
+    for one, other in zip(kept.texts, anew.texts, strict=True):
+        torch.testing.assert_close(one, other, atol=0.05, rtol=0.05)

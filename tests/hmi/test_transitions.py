@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise, product
+from math import log, prod
 
 import pytest
 import torch
@@ -10,7 +12,9 @@ import torch
 from hmi.errors import InvalidInput
 from hmi.model.batching import Encoded
 from hmi.model.tasks.words import UNSEEN
+from hmi.training.golds import SoftTags
 from hmi.training.objectives import IGNORE, learn_task, objective_of
+from hmi.training.objectives.base import SoftTarget
 from hmi.training.transitions import MAX_TAGS, Transitions, learns_transitions
 
 LABELS = 3
@@ -24,32 +28,60 @@ def made() -> tuple[Transitions, torch.Tensor]:
     return transitions, torch.randn(len(TARGETS), 5, LABELS)
 
 
-def slow(transitions: Transitions, logits: torch.Tensor, target: list[int]) -> torch.Tensor:
-    """Minus the log-probability of one text's path, by trying every path."""
+SOFT = SoftTarget(((1, 0.7), (0, 0.2), (2, 0.1)))
+SURER = SoftTarget(((2, 0.9), (1, 0.1)))
+SOFT_TARGETS = [[IGNORE, SOFT, 2, IGNORE, SURER], [IGNORE, SURER, *[IGNORE] * 3], TARGETS[2], TARGETS[3]]
+
+
+def shares_of(tag: float) -> dict[int, float]:
+    return dict(tag.each) if isinstance(tag, SoftTarget) else {int(tag): 1.0}
+
+
+def slow(transitions: Transitions, logits: torch.Tensor, target: Sequence[float]) -> torch.Tensor:
+    """Minus the mean log-probability of one text's paths, by trying every path."""
     at = [i for i, tag in enumerate(target) if tag != IGNORE]
 
     def total(path: tuple[int, ...]) -> torch.Tensor:
         moves = [transitions.table[-1, path[0]], *(transitions.table[a, b] for a, b in pairwise(path))]
         return torch.stack([*moves, *(logits[i, tag] for i, tag in zip(at, path, strict=True))]).sum()
 
-    every = torch.stack([total(path) for path in product(range(LABELS), repeat=len(at))])
-    return every.logsumexp(0) - total(tuple(target[i] for i in at))
+    paths = list(product(range(LABELS), repeat=len(at)))
+    every = torch.stack([total(path) for path in paths])
+    shares = [
+        prod(shares_of(target[i]).get(tag, 0.0) for i, tag in zip(at, path, strict=True)) for path in paths
+    ]
+    return every.logsumexp(0) - (torch.tensor(shares) * every).sum()
 
 
-def test_a_batch_is_the_mean_over_words_of_all_paths() -> None:
+@pytest.mark.parametrize("targets", [TARGETS, SOFT_TARGETS])
+def test_a_batch_is_the_mean_over_words_of_all_paths(targets: list[list[float]]) -> None:
     transitions, logits = made()
-    told = [i for i, target in enumerate(TARGETS) if set(target) != {IGNORE}]
-    expected = sum(slow(transitions, logits[i], TARGETS[i]) for i in told) / 9
-    assert torch.allclose(transitions.loss(logits, TARGETS), torch.as_tensor(expected), atol=1e-5)
+    told = [i for i, target in enumerate(targets) if set(target) != {IGNORE}]
+    expected = sum(slow(transitions, logits[i], targets[i]) for i in told) / 9
+    assert torch.allclose(transitions.loss(logits, targets), torch.as_tensor(expected), atol=1e-5)
 
 
-def test_the_gradient_of_the_loss_is_that_of_all_paths() -> None:
+def test_the_loss_of_soft_tags_has_a_bound() -> None:
+    """It is a cross-entropy, so it is at least the entropy of the paths, however the scores grow."""
+    transitions, logits = made()
+    text, target = torch.nn.Parameter(logits[:1]), SOFT_TARGETS[:1]
+    least = -sum(share * log(share) for tag in (SOFT, SURER) for _, share in tag.each) / 3
+    learner = torch.optim.Adam([text, transitions.table], lr=0.3)
+    for _ in range(200):
+        learner.zero_grad()
+        transitions.loss(text, target).backward()
+        learner.step()
+    assert least - 1e-5 <= transitions.loss(text, target).item() < least + 0.02
+
+
+@pytest.mark.parametrize("targets", [TARGETS, SOFT_TARGETS])
+def test_the_gradient_of_the_loss_is_that_of_all_paths(targets: list[list[float]]) -> None:
     transitions, logits = made()
     logits.requires_grad_()
-    transitions.loss(logits[:1], TARGETS[:1]).backward()
+    transitions.loss(logits[:1], targets[:1]).backward()
     fast, of_table = logits.grad, transitions.table.grad
     logits.grad = transitions.table.grad = None
-    (slow(transitions, logits[0], TARGETS[0]) / 3).backward()
+    (slow(transitions, logits[0], targets[0]) / 3).backward()
     assert fast is not None
     assert of_table is not None
     assert logits.grad is not None
@@ -135,3 +167,29 @@ def test_a_word_that_was_not_seen_begins_no_entity() -> None:
     scores[:, task.labels.index("O")] = 0
     scores[2] = torch.eye(3)[task.labels.index("I-x")].log_softmax(-1)
     assert task.answer(scores).tags == ["O", "O", "I-x"]
+
+
+@pytest.mark.parametrize("weights", [None, torch.tensor([1.0, 2.0, 5.0])])
+def test_without_transitions_soft_tags_are_learnt_word_by_word(weights: torch.Tensor | None) -> None:
+    _, logits = made()
+    objective = objective_of(learn_task("tagging", [("A", "B", "C")]))
+    logs, total, weight = logits.log_softmax(-1), torch.tensor(0.0), 0.0
+    for text, target in enumerate(SOFT_TARGETS):
+        for place, tag in enumerate(target):
+            for label, share in shares_of(tag).items() if tag != IGNORE else ():
+                hard = weights is not None and not isinstance(tag, SoftTarget)
+                of = share * float(weights[label]) if weights is not None and hard else share
+                total, weight = total - of * logs[text, place, label], weight + of
+    assert objective.loss(logits, SOFT_TARGETS, weights).item() == pytest.approx(float(total / weight), 1e-5)
+
+
+def test_a_soft_tag_is_the_target_of_its_word_in_each_window() -> None:
+    objective = objective_of(learn_task("tagging", [("B-x", "I-x", "O")]))
+    gold = SoftTags(("O", (("B-x", 0.6), ("O", 0.4)), "I-x"))
+    windows = [
+        Encoded([2, 7, 8, 9, 3], [0] * 5, [None, 0, 1, 1, None]),
+        Encoded([2, 8, 6, 3], [0] * 4, [None, 1, 2, None]),
+    ]
+    first, second = objective.targets(gold, windows)
+    assert (first, second) == ([IGNORE, 2, 0, IGNORE, IGNORE], [IGNORE, 0, 1, IGNORE])
+    assert [shares_of(tag) for tag in (first[2], second[1])] == [{0: 0.6, 2: 0.4}] * 2

@@ -48,11 +48,14 @@ class Arm:
     """Whether a teacher labels the task's unlabelled texts, which are then trained on too."""
     variants: int = 0
     """Changed copies of each row that the teacher also labels."""
+    epochs: int | None = None
+    """The most epochs; None: as many as the service's default for the number of rows."""
 
     def recipe(self, lr: float, seed: int) -> Recipe:
         """Return the recipe of a run at this learning rate."""
         recipe = replace(RECIPE, seed=seed)
-        return replace(recipe, module=self.module, lr=lr) if self.served else recipe.plain(lr)
+        recipe = replace(recipe, module=self.module, lr=lr) if self.served else recipe.plain(lr)
+        return replace(recipe, epochs=self.epochs)
 
     def lexical_for(self, kind: Task) -> int:
         """Return the number of buckets of lexical features, 0 for none."""

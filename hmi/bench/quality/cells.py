@@ -23,7 +23,7 @@ from hmi.model.tasks import TaskKind
 from hmi.training.backbones import Examples
 from hmi.training.data.rows import Row
 from hmi.training.early_stopping import train_to_best
-from hmi.training.golds import SoftLabel
+from hmi.training.golds import SoftLabel, SoftTags
 from hmi.training.objectives import learn_task
 from hmi.training.plan import plan_training
 from hmi.training.recipe import HELD_OUT
@@ -53,7 +53,7 @@ def problem(task: QualityTask, rows: TaskRows, arm: Arm, models: Encoders) -> Pr
 
     Labels that only dev or test has cannot be predicted and count as errors there.
     """
-    golds = [row.label for row in rows.train if not isinstance(row.label, SoftLabel)]
+    golds = [row.label for row in rows.train if not isinstance(row.label, SoftLabel | SoftTags)]
     kind = learn_task(task.kind, golds, paired=isinstance(rows.train[0].text, tuple))
     splits = {name: _split(part, models, task.length) for name, part in vars(rows).items()}
     examples = {
@@ -154,7 +154,7 @@ def train_once(p: Problem, arm: Arm, models: Encoders, lr: float, seed: int, rep
         trainer,
         lambda: _evaluate(p, trainer, "dev"),
         lambda step, total, loss: report(what, step, total),
-        keep_best=len(p.splits["dev"].rows) >= HELD_OUT.enough,
+        keep_best=HELD_OUT.chooses(len(p.splits["dev"].rows)),
     )
     best = history.kept
     result = {

@@ -19,10 +19,11 @@ from hmi.bench.quality.cells import Problem, problem, train_once
 from hmi.bench.quality.lesson import OWN, Lesson
 from hmi.bench.quality.runs import Runs, RunSpec
 from hmi.bench.quality.tasks import TaskRows
-from hmi.training.choosing import ENOUGH, Version, compare, cross_validated
+from hmi.training.choosing import Version, compare, cross_validated, least_rows, rule_of
 from hmi.training.data.rows import Row
 from hmi.training.defaults import default_module
 from hmi.training.headline import headline
+from hmi.training.improving import EPOCHS
 from hmi.training.objectives import objective_of
 from hmi.training.plan import plan_training
 from hmi.training.probing import probe_with
@@ -102,8 +103,8 @@ def _result(lesson: Lesson, column: Improved, seed: int, test: bool) -> dict[str
     if column.learner in ("contrasted", "frozen"):
         return _probed(lesson, column.learner, seed, test)
     arm = DEDICATED if column.learner == "dedicated" else hbert(default_module(paired=lesson.paired))
-    texts, figures = lesson.taught(column.teachers, column.parts) if column.parts else ([], {})
-    second = _trained(lesson, arm, texts, seed, test)
+    texts, figures = lesson.taught(column.teachers, column.parts, test=test) if column.parts else ([], {})
+    second = _trained(lesson, replace(arm, epochs=EPOCHS) if texts else arm, texts, seed, test)
     result = {**figures, **second.figures}
     if column.chooses:
         result |= _chosen(lesson, arm, _trained(lesson, arm, [], seed, test), second, seed)
@@ -163,11 +164,14 @@ def _rate(p: Problem, arm: Arm) -> float:
 def _chosen(lesson: Lesson, arm: Arm, first: _Trained, second: _Trained, seed: int) -> dict[str, Any]:
     """The figures of the version that the rule chooses, beside those of both."""
     rows = lesson.rows
-    if len(rows.dev) >= ENOUGH:
-        found = compare([row.label for row in rows.dev], first.dev, second.dev, 0)
+    everything = [*rows.train, *rows.dev]
+    rule = rule_of(lesson.kind, len(everything), len(rows.dev))
+    if rule == "by_folds":
+        found = cross_validated(everything, partial(_fold, lesson, arm, seed), 0)
     else:
-        found = cross_validated([*rows.train, *rows.dev], partial(_fold, lesson, arm, seed), 0)
-    published = second if found.better else first
+        found = compare([row.label for row in rows.dev], first.dev, second.dev, 0)
+    passes = found.passes(rule) and len(everything) >= least_rows(rule)
+    published = second if passes else first
     return {
         **{name: published.figures[name] for name in ("dev", "test") if name in published.figures},
         "first": first.figures,
@@ -177,7 +181,8 @@ def _chosen(lesson: Lesson, arm: Arm, first: _Trained, second: _Trained, seed: i
         "gain": round(found.gain, 4),
         "decided_by": found.rows,
         "test_rows": len(rows.test),
-        "published": 2 if found.better else 1,
+        "rule": rule,
+        "published": 2 if passes else 1,
     }
 
 
@@ -185,5 +190,6 @@ def _fold(lesson: Lesson, arm: Arm, seed: int, train: list[Row], held: list[Row]
     """Train both versions on a part of the rows, as the service would, and let them answer the rest."""
     own, dev = hold_out(train, HELD_OUT)
     part = replace(lesson, rows=TaskRows(own, dev, held), count=lesson.all_rows)
-    texts, _ = part.taught(None, POOL)
-    return _trained(part, arm, [], seed, False).test, _trained(part, arm, texts, seed, False).test
+    texts, _ = part.taught(None, POOL, test=False)
+    taught = replace(arm, epochs=EPOCHS)
+    return _trained(part, arm, [], seed, False).test, _trained(part, taught, texts, seed, False).test

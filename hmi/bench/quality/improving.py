@@ -14,7 +14,7 @@ import torch
 
 from hmi.bench.quality.cells import RECIPE_VERSION, Budget, Report
 from hmi.bench.quality.improved import Improved, columns, fill
-from hmi.bench.quality.lesson import Lesson
+from hmi.bench.quality.lesson import OWN, Lesson
 from hmi.bench.quality.models import Encoders
 from hmi.bench.quality.run import content_of
 from hmi.bench.quality.runs import Runs, RunSpec
@@ -76,11 +76,16 @@ def chosen_columns(plan: ImprovedPlan) -> list[Improved]:
     return [column for name, column in known.items() if not plan.columns or name in plan.columns]
 
 
+IMPROVED_VERSION = 3
+"""A part of the key of every run of these columns. Raise it when the recipe of second versions changes."""
+
+
 def about(plan: ImprovedPlan, column: Improved, root: Root) -> RunSpec:
     """Return what identifies a column's runs, besides task and seed."""
     found: RunSpec = {
         "arm": column.name,
         "recipe": RECIPE_VERSION,
+        "improved": IMPROVED_VERSION,
         "source": source_of(root),
         "root": content_of(root),
         "plot": plan.plot,
@@ -153,7 +158,9 @@ def _dedicated(
 ) -> float | None:
     """The mean score of the dedicated copies of the root's source at their best rate.
 
-    They are runs of `hmi bench quality` by the present recipe, or with few rows those of the column here.
+    They are runs of `hmi bench quality` by the present recipe, or with few rows those of the column here. If
+    a task has none, the teacher from the root's source stands for them, with one seed and the service's rate.
+    Of a source with at most 6 layers it is such a copy.
     """
     of, dev, scores = "test" if plan.budget.test else "dev", dict[float, float](), list[tuple[float, float]]()
     arm = "dedicated" if plan.rows >= TRAIN else "dedicated_plain"
@@ -165,9 +172,23 @@ def _dedicated(
             scores.append((spec["lr"], result[of]))
             dev[spec["lr"]] = max(result["dev"], dev.get(spec["lr"], 0.0))
     if not scores:
-        return None
+        return _own_teacher(found, task, plan, root)
     best = max(dev, key=lambda rate: dev[rate])
     return 100 * statistics.mean(score for rate, score in scores if rate == best)
+
+
+def _own_teacher(
+    found: Sequence[tuple[RunSpec, Any]], task: str, plan: ImprovedPlan, root: Root
+) -> float | None:
+    """The score of the teacher from the root's source, if it was tuned on the labels and scored."""
+    wanted = {"task": task, "recipe": RECIPE_VERSION, "source": source_of(root), "improved": IMPROVED_VERSION}
+    of = "test" if plan.budget.test else "score"
+    for spec, result in found:
+        if plan.rows >= TRAIN and wanted.items() <= spec.items() and "rows" not in spec:
+            score = result.get("teachers", {}).get(OWN, {}).get(of)
+            if score is not None:
+                return 100 * float(score)
+    return None
 
 
 def _fits(spec: RunSpec, wanted: RunSpec) -> bool:

@@ -20,16 +20,19 @@ from hmi.model.tasks import TaskKind
 from hmi.model.tokenizer import Tokenizer
 from hmi.training.data.passages import sample_corpus
 from hmi.training.data.rows import Row
-from hmi.training.improving import Pool, is_probe, make_pool, plan_of, teacher_from
-from hmi.training.objectives import learn_task
+from hmi.training.headline import headline
+from hmi.training.improving import Pool, hears_larger, is_probe, make_pool, plan_of, teacher_from
+from hmi.training.objectives import learn_task, objective_of
 from hmi.training.pool import draw_pool
 from hmi.training.probing import can_probe
 from hmi.training.recipe import Recipe
-from hmi.training.said import Said, mixed_golds, store_said, stored_said, weigh
+from hmi.training.said import Said, mix, mixed_golds, store_said, stored_said, weigh
 from hmi.training.teachers import TeacherSource, TextLesson
 
 OWN = "own"
 """The name of the root's source among teachers."""
+TUNING = "2"
+"""A part of the name of a teacher's stored answers. Change it when teachers are tuned in another way."""
 
 
 @dataclass
@@ -69,9 +72,12 @@ class Lesson:
 
     @cached_property
     def said(self) -> dict[str, Said]:
-        """Each teacher's answers to the whole pool. A task has one teacher from each source, of seed 0."""
-        lesson = TextLesson(self.kind, self.rows.train, self.rows.dev, self.pool.texts, self.task.length)
-        return {name: self._said(name, lesson) for name in (OWN, *self.larger)}
+        """Each teacher's answers to the whole pool, then to the test rows. A task has one teacher from each
+        source, of seed 0."""
+        texts = [*self.pool.texts, *self.rows.test]
+        lesson = TextLesson(self.kind, self.rows.train, self.rows.dev, texts, self.task.length)
+        larger = self.larger if hears_larger(self.kind, self.all_rows) else ()
+        return {name: self._said(name, lesson) for name in (OWN, *larger)}
 
     def _said(self, name: str, lesson: TextLesson) -> Said:
         path = self._path(name, lesson)
@@ -86,7 +92,7 @@ class Lesson:
         """The file of a teacher's answers, named by all that they depend on."""
         kind = "probe" if is_probe(lesson, self.all_rows) else "tuned"
         rows = [(row.text, row.label) for row in (*lesson.train, *lesson.dev, *lesson.texts)]
-        texts = json.dumps([kind, *rows])
+        texts = json.dumps([kind, TUNING, *rows])
         digest = hashlib.sha256(texts.encode()).hexdigest()[:12]
         return self.kept / f"{self.task.name}-{Path(name).name}-{digest}.safetensors"
 
@@ -111,14 +117,17 @@ class Lesson:
         return self.count or len(self.rows.train)
 
     def taught(
-        self, teachers: Collection[str] | None, parts: Sequence[str]
+        self, teachers: Collection[str] | None, parts: Sequence[str], *, test: bool
     ) -> tuple[list[Row], dict[str, Any]]:
-        """The texts of some parts with the mixture's answers, and figures about them. None: all teachers."""
+        """The texts of some parts with the mixture's answers, and figures about them. None: all teachers.
+
+        test: whether the teachers and their mixture are scored on test.
+        """
         said = [of for name, of in self.said.items() if teachers is None or name in teachers]
         weights, score = weigh(said, self.rows.train, self.rows.dev)
         which = [i for i, part in enumerate(self.pool.origin) if part in parts]
         golds = mixed_golds([replace(one, texts=[one.texts[i] for i in which]) for one in said], weights)
-        about = {
+        about: dict[str, Any] = {
             "texts": {part: self.pool.origin.count(part) for part in parts},
             "teachers": {
                 one.name: {"score": round(one.score, 4), "weight": weight, "cpu_s": round(one.cpu_s, 1)}
@@ -126,7 +135,18 @@ class Lesson:
             },
             "mixture": round(score, 4),
         }
+        if test:
+            about["mixture_test"] = self._tested(said, weights)
+            for one in said:
+                about["teachers"][one.name]["test"] = self._tested([one], [1.0])
         return [Row(self.pool.texts[i].text, gold) for i, gold in zip(which, golds, strict=True)], about
+
+    def _tested(self, said: Sequence[Said], weights: Sequence[float]) -> float:
+        """The test score of a mixture of teachers."""
+        answers = [one.texts[len(self.pool.texts) :] for one in said]
+        task, merged = mix(said, weights, answers)
+        golds = [row.label for row in self.rows.test]
+        return round(headline(objective_of(task).score(golds, merged)), 4)
 
 
 @cache

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from hmi.bench.quality.cells import RECIPE_VERSION
+from hmi.bench.quality.lesson import TUNING
 from hmi.bench.quality.models import Encoders
 from hmi.bench.quality.tasks import QualityTask, TaskRows
 from hmi.model.files import write_json
@@ -37,7 +38,7 @@ def with_texts(
     texts = usable(lesson_texts(lesson, recipe, models.source, models.root), rows.test, 0)
     source = models.root.info.source["sha256"][:12]
     digest = hashlib.sha256(json.dumps([row.text for row in texts]).encode()).hexdigest()[:12]
-    path = kept / f"{task.name}-{source}-{RECIPE_VERSION}-{len(rows.train)}-{digest}.json"
+    path = kept / f"{task.name}-{source}-{RECIPE_VERSION}-{TUNING}-{len(rows.train)}-{digest}.json"
     if not path.exists():
         kept.mkdir(parents=True, exist_ok=True)
         score, said = teach(models.source, models.root, replace(lesson, texts=texts), recipe, report)

@@ -8,8 +8,7 @@ from hmi.jobs.runtime.context import JobContext
 from hmi.jobs.tenant_training import Made
 from hmi.jobs.training_data import Data
 from hmi.model.root import Root
-from hmi.training.choosing import ENOUGH, Comparison, Version, compare
-from hmi.training.recipe import HELD_OUT
+from hmi.training.choosing import Comparison, Rule, Version, compare, least_rows
 
 
 def rows_to_decide(ctx: JobContext, base: ModelVersion, data: Data) -> list[int]:
@@ -17,29 +16,25 @@ def rows_to_decide(ctx: JobContext, base: ModelVersion, data: Data) -> list[int]
     return unseen(data.dev, seen_by(ctx, base))
 
 
-def too_few(which: list[int], data: Data, *, afresh: bool) -> str | None:
+def too_few(which: list[int], data: Data, rule: Rule) -> str | None:
     """Say why there is nothing to decide with; None: there is. Call it before anything is tried.
 
-    which: the rows of `rows_to_decide`. afresh: as in `by_folds`.
+    which: the rows of `rows_to_decide`.
     """
-    rows = len(data.train) + len(data.dev)
-    if by_folds(which, afresh=afresh):
-        return None if rows >= HELD_OUT.enough else f"{rows} rows are too few to tell a better version"
-    if len(which) >= HELD_OUT.enough:
-        return None
+    least = least_rows(rule)
+    if rule == "better":
+        return None if len(which) >= least else _says_few(len(which), least)
+    rows = len(data.train) + len(which if rule == "by_folds" else data.dev)
+    if rows < least:
+        return f"{rows} rows are too few to tell a better version: it takes {least}"
+    return None if which or rule == "by_folds" else _says_few(0, 1)
+
+
+def _says_few(held_out: int, least: int) -> str:
     return (
-        f"{len(which)} held-out rows that no version was trained on are too few to tell a better version: it "
-        f"takes {HELD_OUT.enough}"
+        f"{held_out} held-out rows that no version was trained on are too few to tell a better version: it "
+        f"takes {least}"
     )
-
-
-def by_folds(which: list[int], *, afresh: bool) -> bool:
-    """Return whether all rows decide, by cross-validation, since few are held out.
-
-    afresh: whether the version knows no rows but the job's. Else the version that both ways start from would
-    know the folds' rows.
-    """
-    return afresh and len(which) < ENOUGH
 
 
 def decide(

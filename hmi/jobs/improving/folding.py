@@ -20,12 +20,15 @@ from hmi.training.choosing import FOLDS, Comparison, Version, cross_validated
 from hmi.training.data.rows import Row
 from hmi.training.recipe import HELD_OUT
 from hmi.training.row_keys import hold_out
+from hmi.training.teacher import usable
 
 
-def decide_by_folds(trial: Trial, base: ModelVersion, data: Data, ways: Ways) -> Comparison:
-    """Compare two ways of training on all rows. A resumed job goes on from the folds' checkpoints.
+def decide_by_folds(
+    trial: Trial, base: ModelVersion, data: Data, rows: Sequence[Row], ways: Ways
+) -> Comparison:
+    """Compare two ways of training on these rows. A resumed job goes on from the folds' checkpoints.
 
-    In the first fold it turns out how many teachers the budget allows, since all folds, and the training that
+    In the first fold it turns out which teachers the budget allows, since all folds, and the training that
     may follow, need the same. Raises HmiError, EnoughError.
     """
     ctx, ledger = trial.ctx, trial.ledger
@@ -35,7 +38,8 @@ def decide_by_folds(trial: Trial, base: ModelVersion, data: Data, ways: Ways) ->
         nonlocal fold
         fold += 1
         own, dev = hold_out(train, HELD_OUT)
-        part = replace(data, train=own, dev=dev)
+        # A text that judges must not also teach.
+        part = replace(data, train=own, dev=dev, unlabelled=usable(data.unlabelled, held, 0))
 
         def said(name: str, way: Train) -> Version:
             folder = ctx.folder / f"fold-{fold}-{name}"
@@ -46,7 +50,7 @@ def decide_by_folds(trial: Trial, base: ModelVersion, data: Data, ways: Ways) ->
         with ledger.share(FOLDS + 1) if fold == 1 else nullcontext():
             return before, said("new", ways.new)
 
-    return cross_validated([*data.train, *data.dev], both, data_seed(base))
+    return cross_validated(rows, both, data_seed(base))
 
 
 def answers_of_made(

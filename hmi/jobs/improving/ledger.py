@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,7 +27,8 @@ class _Kept(Record):
 
     cpu_s: float = 0.0
     tried: tuple[Tried, ...] = ()
-    teachers: int | None = None
+    left_out: tuple[str, ...] = ()
+    share_ends: float | None = None
 
 
 class Ledger:
@@ -37,9 +39,11 @@ class Ledger:
         self._path, self.budget_s = ctx.folder / "improve.json", budget_s
         kept = _read(read_json(self._path))
         self._before, self.tried = kept.cpu_s, kept.tried
-        self.teachers = kept.teachers
-        """The most teachers of a training. None: there is no limit."""
-        self._share_ends: float | None = None
+        self.left_out = kept.left_out
+        """The larger teachers that the budget does not allow."""
+        self._share_ends = kept.share_ends
+        self.cut = False
+        """True after the budget has ended a training early."""
         self._begun, self._saved = time.process_time(), time.monotonic()
         self._bounded = True
         ctx.watch = self._watch
@@ -53,29 +57,37 @@ class Ledger:
     def over(self) -> bool:
         return self.spent_s >= self.budget_s
 
+    def enough(self) -> bool:
+        """Return whether a training must end at this step. If so, it was cut short."""
+        self.cut = self.cut or self.over
+        return self.cut
+
     def conclude(self) -> None:
         """Let everything that follows end, whatever it costs: what was trained is to be judged."""
         self._bounded = False
 
     @contextmanager
     def share(self, parts: int) -> Iterator[None]:
-        """Within the block, larger teachers may take TEACHERS_SHARE of a part of what is left (`share_over`).
+        """Within the block, larger teachers may take TEACHERS_SHARE of a part of what is left.
 
-        parts: the number of trainings that are left, this one included.
+        parts: the number of trainings that are left, this one included. What a killed attempt spent of the
+        share is not given again.
         """
-        self._share_ends = self.spent_s + TEACHERS_SHARE * (self.budget_s - self.spent_s) / parts
-        try:
-            yield
-        finally:
-            self._share_ends = None
+        if self._share_ends is None:
+            self._share_ends = self.spent_s + TEACHERS_SHARE * (self.budget_s - self.spent_s) / parts
+            self.save()
+        yield
+        self._share_ends = None
+        self.save()
 
     @property
-    def share_over(self) -> bool:
-        return self._share_ends is not None and self.spent_s >= self._share_ends
+    def share_left_s(self) -> float:
+        """The CPU seconds that larger teachers may still take. Outside of `share` there is no limit."""
+        return math.inf if self._share_ends is None else self._share_ends - self.spent_s
 
-    def limit_teachers(self, most: int) -> None:
-        """Let later trainings do with the first `most` teachers, durably."""
-        self.teachers = most
+    def leave_out(self, teacher: str) -> None:
+        """Let later trainings do without this teacher, durably."""
+        self.left_out = (*self.left_out, teacher)
         self.save()
 
     def note(self, tried: Tried) -> None:
@@ -86,13 +98,18 @@ class Ledger:
     def save(self) -> None:
         """Write the file. Raises StorageFull."""
         self._saved = time.monotonic()
-        kept = _Kept(cpu_s=round(self.spent_s, 3), tried=self.tried, teachers=self.teachers)
+        kept = _Kept(
+            cpu_s=round(self.spent_s, 3),
+            tried=self.tried,
+            left_out=self.left_out,
+            share_ends=self._share_ends,
+        )
         write_json(self._path, kept.model_dump(mode="json"))
 
     def _watch(self) -> None:
         if time.monotonic() - self._saved > SAVE_EVERY_S:
             self.save()
-        if self._bounded and self.over:
+        if self._bounded and self.enough():
             raise EnoughError
 
 

@@ -6,12 +6,13 @@ Pool and answers stay in a folder of the job, so that a resumed attempt trains n
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hmi.errors import UnsupportedModel
+from hmi.errors import InvalidData, UnsupportedModel
 from hmi.jobs.improving.ledger import Ledger
 from hmi.jobs.runtime.context import JobContext
 from hmi.jobs.samples import draw_texts
@@ -22,11 +23,11 @@ from hmi.model.source import Source, find_source, load_encoder, must_be_fetched
 from hmi.model.tokenizer import Tokenizer
 from hmi.training.data.rows import Row
 from hmi.training.early_stopping import EnoughError
-from hmi.training.improving import Pool, make_pool, plan_of, teacher_from
+from hmi.training.improving import Pool, hears_larger, is_probe, make_pool, plan_of, teacher_from
 from hmi.training.recipe import Recipe
 from hmi.training.said import Said, mixed_golds, store_said, stored_said, weigh
 from hmi.training.teacher import Lesson, unlearnt_score
-from hmi.training.teachers import TeacherSource, TextLesson
+from hmi.training.teachers import TeacherSource, TextLesson, expected_s
 from plot_store import VersionInfo
 
 OWN = "the root's source"
@@ -52,7 +53,7 @@ def taught_by_several(trial: Trial, lesson: Lesson, recipe: Recipe, folder: Path
     (diverged), EnoughError (the budget ended before the first teacher had answered).
     """
     folder.mkdir(exist_ok=True)
-    sources = _sources(trial)
+    sources = _sources(trial, larger=hears_larger(lesson.task, trial.rows))
     pool = _pool(trial, lesson, sources[0][1], recipe, folder / "pool.json")
     if not pool.texts:
         return Taught([], {}, ["every text for a teacher is also a labelled or held-out row"])
@@ -81,29 +82,44 @@ def _answers(
 ) -> Iterator[Said]:
     """Yield what each teacher says. When the budget or its share ends, those that have answered must do."""
     ctx, ledger = trial.ctx, trial.ledger
-    for i, (name, source) in enumerate(sources[: ledger.teachers]):
+    for i, (name, source) in enumerate(sources):
+        if name in ledger.left_out:
+            continue
 
         def report(phase: str, step: int, total: int, loss: float | None, larger: bool = i > 0) -> None:
             ctx.progress(step, total, phase=phase, loss=loss)
-            if larger and ledger.share_over:
+            if larger and ledger.share_left_s <= 0:
                 raise EnoughError
 
         path = folder / f"said-{i}-{source.sha256[:12]}.safetensors"
         found = stored_said(path, lesson.task)
         if found is None:
-            tokenizer = Tokenizer(source.folder / "tokenizer.json")
-            teacher = TeacherSource(name, load_encoder(source.folder), tokenizer)
             try:
-                found = teacher_from(teacher, lesson, recipe, trial.rows, report)
-            except EnoughError:
+                tokenizer = Tokenizer(source.folder / "tokenizer.json")
+                teacher = TeacherSource(name, load_encoder(source.folder), tokenizer)
+                mine = replace(lesson, max_length=min(lesson.max_length, teacher.encoder.shape.positions))
+                if i and teacher.deep and not is_probe(mine, trial.rows):
+                    _must_fit(ctx, teacher, mine, recipe, ledger.share_left_s)
+                found = teacher_from(teacher, mine, recipe, trial.rows, report)
+            except (EnoughError, InvalidData, UnsupportedModel) as error:
                 if i == 0:
                     raise
-                ctx.log(f"{name} is left out: its part of the budget ended before it had answered")
-                ledger.limit_teachers(i)
-                return
+                spent = isinstance(error, EnoughError)
+                ctx.log(f"{name} is left out: {'its part of the budget is spent' if spent else error}")
+                ledger.leave_out(name)
+                continue
             store_said(path, found)
             ctx.checkpointed()
         yield found
+
+
+def _must_fit(
+    ctx: JobContext, teacher: TeacherSource, lesson: TextLesson, recipe: Recipe, left_s: float
+) -> None:
+    """Raise EnoughError if a teacher would take longer than is left, before it takes any of that."""
+    if left_s < math.inf and (needs_s := expected_s(teacher, lesson, recipe)) > left_s:
+        ctx.log(f"{teacher.name} needs up to {needs_s:.0f} CPU seconds, and {max(0, left_s):.0f} are left")
+        raise EnoughError
 
 
 def _pool(trial: Trial, lesson: Lesson, source: Source, recipe: Recipe, path: Path) -> Pool:
@@ -117,16 +133,17 @@ def _pool(trial: Trial, lesson: Lesson, source: Source, recipe: Recipe, path: Pa
         return draw_texts(trial.ctx, trial.plot, train, dev, most, seed)
 
     words = trial.root.tokenizer, load_encoder(source.folder).embeddings.word.weight
-    pool = make_pool(train, dev, lesson.texts, near, words, plan_of(len(train)), seed)
+    pool = make_pool(train, dev, lesson.texts, near, words, plan_of(len(train), recipe.variants), seed)
     write_json(path, {"texts": [row.text for row in pool.texts], "origin": pool.origin})
     trial.ctx.checkpointed()
     return pool
 
 
-def _sources(trial: Trial) -> list[tuple[str, Source]]:
-    """The root's source, then the operator's, by the names that a tenant sees. Raises Conflict."""
+def _sources(trial: Trial, *, larger: bool) -> list[tuple[str, Source]]:
+    """The root's source, then the operator's if larger ones teach, by the names that a tenant sees. Raises
+    Conflict."""
     found = [(OWN, source_of_root(trial.root, "unlabelled"))]
-    for given in trial.ctx.settings.teacher_names:
+    for given in trial.ctx.settings.teacher_names if larger else ():
         source = present(given)
         if source is None:
             trial.ctx.log(f"no teacher was tuned from {Path(given).name}: it is not on this machine")

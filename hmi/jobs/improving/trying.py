@@ -17,7 +17,7 @@ from hmi.jobs.tenant_training import Course, Made, Start, Teach, train_on_rows
 from hmi.jobs.training_data import Data
 from hmi.model.artefact import Artefact
 from hmi.model.root import Root
-from hmi.training.improving import COPIES
+from hmi.training.improving import COPIES, EPOCHS
 from hmi.training.recipe import Recipe
 from hmi.training.row_keys import RowKeys
 from hmi.training.teacher import Lesson
@@ -84,10 +84,11 @@ def ways_of(trial: Trial, spec: ImproveSpec, base: ModelVersion) -> Ways:
 
         return train
 
+    taught = {"variants": max(COPIES, spec.options.variants), "epochs": spec.options.epochs or EPOCHS}
     return Ways(
         way(taught_rows, lambda: False, ramps=False),
-        way(teach, lambda: False, ramps=False, variants=COPIES),
-        way(teach_at_last, lambda: ledger.over, ramps=bool(base.ramps), variants=COPIES),
+        way(teach, lambda: False, ramps=False, **taught),
+        way(teach_at_last, ledger.enough, ramps=bool(base.ramps), **taught),
     )
 
 

@@ -29,5 +29,4 @@ def task_of(name: Task, labels: Sequence[str] = (), rules: TaskRules | None = No
 
 def task_of_version(version: ModelVersion) -> TaskKind:
     """The task object of a model's version."""
-    """The task object of a model's version."""
     return task_of(version.task, version.labels, version.rules)

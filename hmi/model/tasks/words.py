@@ -20,7 +20,7 @@ from hmi.model.calibration import probabilities
 from hmi.model.entities import calibrated_score, entities_of
 from hmi.model.heads import outside_tag
 from hmi.model.splitting import SplitText
-from hmi.model.tagging import Floats, best_path, from_bio, marginals, rules, to_bio
+from hmi.model.tagging import Floats, best_path, from_bio, in_labels, marginals, rules
 from hmi.model.tasks.base import Answer, TaskKind
 from hmi.model.windows import central_pieces
 
@@ -105,7 +105,7 @@ class Tagging(TaskKind):
         """
         assert answer.tags is not None
         assert answer.tag_scores is not None
-        tags = to_bio(answer.tags) if self.rules.scheme in ("iob1", "io") else answer.tags
+        tags = in_labels(answer.tags, self.rules.scheme)
         found = entities_of(text, split, tags, answer.tag_scores, self.aggregation)
         if fitted is not None:
             found = [replace(entity, score=calibrated_score(entity.score, fitted)) for entity in found]

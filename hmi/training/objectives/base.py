@@ -21,6 +21,38 @@ from hmi.training.golds import Gold
 
 IGNORE = -100
 """The target of a token that is not scored."""
+
+
+class SoftTarget(float):
+    """A tag's id that a teacher gave in doubt. `each` has the ids of tags with their probabilities."""
+
+    __slots__ = ("each",)
+    each: tuple[tuple[int, float], ...]
+
+    def __new__(cls, each: tuple[tuple[int, float], ...]) -> SoftTarget:
+        """The first id of `each` is the tag that the teacher gave."""
+        made = super().__new__(cls, each[0][0])
+        made.each = each
+        return made
+
+    def __reduce__(self) -> tuple[type[SoftTarget], tuple[tuple[tuple[int, float], ...]]]:
+        """Return how to make a copy."""
+        return SoftTarget, (self.each,)
+
+
+def likely(targets: Sequence[float], labels: int) -> Tensor:
+    """The probability of each label at some words, [words, labels]. targets: ids and soft targets."""
+    words, tags, shares = list[int](), list[int](), list[float]()
+    for word, target in enumerate(targets):
+        for tag, share in target.each if isinstance(target, SoftTarget) else ((int(target), 1.0),):
+            words.append(word)
+            tags.append(tag)
+            shares.append(share)
+    out = torch.zeros(len(targets), labels)
+    out[words, tags] = torch.tensor(shares)
+    return out / out.sum(-1, keepdim=True)  # stored probabilities are rounded
+
+
 MAX_WEIGHT = 10.0
 """The largest weight of a class. With a larger one, a handful of rows would dominate every step."""
 

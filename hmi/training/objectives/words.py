@@ -1,9 +1,11 @@
-"""The objective for one tag for each word: cross-entropy at each word's first token."""
+"""The objective for one tag for each word: cross-entropy at each word's first token.
+
+A teacher's tags may have probabilities (`SoftTags`)."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -17,12 +19,12 @@ from hmi.core import TaskRules
 from hmi.model.batching import Encoded
 from hmi.model.calibration import Floats
 from hmi.model.entities import OUTSIDE, groups_of, log_odds, mean_score
-from hmi.model.tagging import scheme_of, to_bio
+from hmi.model.tagging import in_labels, scheme_of
 from hmi.model.tasks.words import Tagging
 from hmi.model.windows import first_pieces
 from hmi.training.calibrating import Decisions
-from hmi.training.golds import Gold, checked_labels
-from hmi.training.objectives.base import IGNORE, Objective, balanced
+from hmi.training.golds import Gold, SoftTags, checked_labels
+from hmi.training.objectives.base import IGNORE, Objective, SoftTarget, balanced, likely
 from hmi.training.scoring import calibration, is_bio, score_tags, tag_parts
 
 
@@ -44,19 +46,22 @@ class TaggingObjective(Objective[Tagging]):
     @classmethod
     def learn(cls, golds: Sequence[Gold], *, paired: bool, field: str) -> Tagging:
         scheme = scheme_of([tags_in(g) for g in golds])
-        tags = [to_bio(tags_in(g)) for g in golds] if scheme in ("iob1", "io") else golds
-        labels = set(checked_labels(tags, field))
+        labels = set(checked_labels([in_labels(tags_in(g), scheme) for g in golds], field))
         if scheme == "io":  # IO joins entities that touch, so any type may need its I- tag
             labels |= {f"I-{label[2:]}" for label in labels if label != "O"}
         return Tagging(tuple(sorted(labels)), TaskRules(scheme=scheme))
 
     def targets(self, gold: Gold, windows: Sequence[Encoded]) -> list[list[float]]:
         index = {label: i for i, label in enumerate(self.task.labels)}
-        tags, out = self._in_scheme(gold), []
+        out: list[list[float]] = []
+        if isinstance(gold, SoftTags):
+            ids = [_target(word, index) for word in gold.words]
+        else:
+            ids = [index[tag] for tag in self._in_scheme(gold)]
         for window in windows:
             target: list[float] = [IGNORE] * len(window)
             for word, position in first_pieces(window.words).items():
-                target[position] = index[tags[word]]
+                target[position] = ids[word]
             out.append(target)
         return out
 
@@ -68,7 +73,23 @@ class TaggingObjective(Objective[Tagging]):
         if not bool((wanted != IGNORE).any()):
             # No word has a token, and cross_entropy's mean would be NaN.
             return logits.sum() * 0.0
-        return F.cross_entropy(logits.flatten(0, 1), wanted.flatten(), weights, ignore_index=IGNORE)
+        if not any(isinstance(tag, SoftTarget) for target in targets for tag in target):
+            return F.cross_entropy(logits.flatten(0, 1), wanted.flatten(), weights, ignore_index=IGNORE)
+        return cls._soft_loss(logits[wanted != IGNORE], targets, weights)
+
+    @classmethod
+    def _soft_loss(cls, scores: Tensor, targets: Sequence[Sequence[float]], weights: Tensor | None) -> Tensor:
+        """The cross-entropy of scores [words, labels].
+
+        Soft tags are not weighted, since their teacher was trained with the weights. Tags of which a teacher
+        was sure are weighted like those of rows.
+        """
+        tags = [tag for target in targets for tag in target if tag != IGNORE]
+        wanted = likely(tags, scores.shape[-1])
+        if weights is not None:
+            hard = torch.tensor([not isinstance(tag, SoftTarget) for tag in tags])
+            wanted[hard] *= weights
+        return -(wanted * scores.log_softmax(-1)).sum() / wanted.sum()
 
     @classmethod
     def weights(cls, targets: Sequence[Sequence[float]], outputs: int) -> Tensor:
@@ -129,7 +150,13 @@ class TaggingObjective(Objective[Tagging]):
 
     def _in_scheme(self, gold: Gold) -> tuple[str, ...]:
         """A row's tags, converted to BIO if the task's labels are."""
-        return to_bio(tags_in(gold)) if self.task.rules.scheme in ("iob1", "io") else tags_in(gold)
+        return in_labels(tags_in(gold), self.task.rules.scheme)
+
+
+def _target(word: str | tuple[tuple[str, float], ...], index: Mapping[str, int]) -> float:
+    if isinstance(word, str):
+        return index[word]
+    return SoftTarget(tuple((index[tag], share) for tag, share in word))
 
 
 def _spans(tags: Sequence[str]) -> list[tuple[str, range]]:
