@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hmi.bench import store_build, store_cold, store_live, store_lookup, store_peers, store_publish
-from hmi.bench.memory import free_bytes
 from hmi.bench.report import Row
 from hmi.bench.store_chain import Chain, Tables, choose
 from hmi.bench.store_data import Sample, corpus_sample, zipf_sample
 from hmi.errors import InvalidInput, StorageFull
+from hmi.model.memory import memory_left
 
 SECTIONS = ("lookup", "peers", "cold", "index", "bulk", "publish", "live")
 OF_A_CHAIN = ("lookup", "peers", "cold")
@@ -97,7 +97,7 @@ def _of_a_chain(
 ) -> Iterator[Row]:
     report(f"building a chain of four versions, d = {dim}")
     _check_disk(folder.parent, 1.1 * tables.bytes(dim))
-    in_memory = tables.bytes(dim) < MEMORY_SHARE * free_bytes()
+    in_memory = tables.bytes(dim) < MEMORY_SHARE * memory_left()
     chain = Chain(folder, tables, dim)
     try:
         for section in (s for s in OF_A_CHAIN if s in plan.sections):
@@ -117,7 +117,7 @@ def _section(plan: Plan, section: str, chain: Chain, in_memory: bool) -> Iterato
         )
     elif section == "lookup":
         yield from store_lookup.measure(chain, plan.runs)
-    elif (1 + PEER_BYTES) * chain.tables.bytes(chain.dim) > MEMORY_SHARE * free_bytes():
+    elif (1 + PEER_BYTES) * chain.tables.bytes(chain.dim) > MEMORY_SHARE * memory_left():
         yield Row(
             f"peers_d{chain.dim}", None, "x", why="ours and a peer's rows do not fit in free memory together"
         )

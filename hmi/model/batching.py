@@ -9,6 +9,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+STEP_TOKENS, READ_TOKENS = 1_024, 2_048
+"""The most tokens, with padding, that training and reading compute at once. They bound the memory of both: a
+larger batch is computed in parts (`in_parts`), and a training step adds up their gradients."""
+
 
 @dataclass(frozen=True)
 class Encoded:
@@ -47,6 +51,23 @@ def pad_rows(rows: Sequence[Tensor], multiple: int = 1) -> tuple[Tensor, Tensor]
 
 def _rounded_up(number: int, multiple: int) -> int:
     return -(-number // multiple) * multiple
+
+
+def in_parts(rows: Sequence[int], lengths: Sequence[int], tokens: int) -> Iterator[list[int]]:
+    """Cut a batch into parts, in its order, so that each has at most `tokens` tokens when it is padded.
+
+    rows: indices of `lengths`. A text that is longer than `tokens` is a part of its own.
+    """
+    part: list[int] = []
+    longest = 0
+    for row in rows:
+        longest = max(longest, lengths[row])
+        if part and longest * (len(part) + 1) > tokens:
+            yield part
+            part, longest = [], lengths[row]
+        part.append(row)
+    if part:
+        yield part
 
 
 def length_grouped(lengths: Sequence[int], size: int, rng: random.Random | None) -> Iterator[list[int]]:

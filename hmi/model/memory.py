@@ -7,10 +7,12 @@ import ctypes
 import os
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
-CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
-"""The files in which Linux tells a container its memory limit, in cgroups of version 2 and 1."""
+CGROUPS = Path("/sys/fs/cgroup")
+OWN_CGROUPS = Path("/proc/self/cgroup")
+MEMINFO = Path("/proc/meminfo")
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX = -1, -2, -4  # malloc.h
 TRIM_THRESHOLD_BYTES = 2_000_000_000
 """Free memory at the top of the heap is returned to the kernel only beyond this."""
@@ -52,13 +54,86 @@ def give_back_memory() -> bool:
     return bool(trim(0))
 
 
-def usable_memory(limits: Sequence[Path] = CGROUP_LIMITS) -> int:
-    """The bytes of memory that this process may use: the machine's, or its container's limit if lower.
+def usable_memory(groups: Sequence[Cgroup] | None = None) -> int:
+    """The bytes of memory that this process may use: the machine's, or a limit of its cgroups if lower.
 
-    limits: files with a limit in bytes, or with `max` for none. A file that is missing sets no limit.
+    groups: None means those of this process.
     """
-    found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
-    for file in limits:
-        with suppress(OSError, ValueError):
-            found.append(int(file.read_text()))
-    return min(found)
+    limits = [group.limit() for group in (own_cgroups() if groups is None else groups)]
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min([machine, *(limit for limit in limits if limit is not None)])
+
+
+def memory_left(groups: Sequence[Cgroup] | None = None, meminfo: Path = MEMINFO) -> int:
+    """The bytes of memory that nobody uses: what the machine has left, or a cgroup of this process if less.
+
+    What the system can drop without loss, such as cached files, counts as left. Half of the machine's memory
+    where the system does not tell. groups: None means the cgroups of this process.
+    """
+    left = (group.left() for group in (own_cgroups() if groups is None else groups))
+    return min([_available(meminfo), *(n for n in left if n is not None)])
+
+
+@dataclass(frozen=True)
+class Cgroup:
+    """A cgroup of Linux, by the names of its files. A limit or use that cannot be read sets no limit."""
+
+    folder: Path
+    limit_file: str
+    used_file: str
+    cached: str
+    """The line of memory.stat with the bytes of files that were not read lately."""
+
+    def limit(self) -> int | None:
+        return _number(self.folder / self.limit_file)
+
+    def left(self) -> int | None:
+        limit, used = self.limit(), _number(self.folder / self.used_file)
+        if limit is None or used is None:
+            return None
+        return max(0, limit - used + _line(self.folder / "memory.stat", self.cached, 0))
+
+
+def own_cgroups(root: Path = CGROUPS, own: Path = OWN_CGROUPS) -> list[Cgroup]:
+    """The cgroups that bound this process's memory: its own and all that these are in, of versions 2 and 1.
+
+    Within a container their folders may be out of sight. Then they are at the top, which is read, too.
+    """
+    found = list[Cgroup]()
+    with suppress(OSError):
+        for line in own.read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            if controllers == "":
+                top, names = root, ("memory.max", "memory.current", "inactive_file")
+            elif "memory" in controllers.split(","):
+                top, names = root / "memory", _VERSION_1
+            else:
+                continue
+            folder = top / path.lstrip("/")
+            found += [Cgroup(each, *names) for each in (folder, *folder.parents) if each.is_relative_to(top)]
+    return found
+
+
+_VERSION_1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+
+
+def _number(file: Path) -> int | None:
+    """The number in a file; None if there is none, or `max`."""
+    try:
+        return int(file.read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def _line(file: Path, name: str, otherwise: int) -> int:
+    """The number after a name in a file of such lines."""
+    with suppress(OSError, ValueError):
+        for line in file.read_text().splitlines():
+            if line.split(maxsplit=1)[:1] == [name]:
+                return int(line.split()[1])
+    return otherwise
+
+
+def _available(meminfo: Path) -> int:
+    left = _line(meminfo, "MemAvailable:", 0) << 10
+    return left or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2

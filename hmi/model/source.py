@@ -45,17 +45,25 @@ def find_source(source: str) -> Source:
     A package may be split into pieces (`hmi.model.pieces`); then its first use needs the network unless all
     of them are installed. A hub id needs `huggingface_hub` and the network. Raises UnsupportedModel.
     """
+    folder, kind = _located(source)
+    return _checked(folder, folder.name if kind == "folder" else source, kind)
+
+
+def find_shape(source: str) -> EncoderShape:
+    """The sizes of a model, without a look at its weights. Raises UnsupportedModel as `find_source`."""
+    return read_shape(_located(source)[0])
+
+
+def _located(source: str) -> tuple[Path, str]:
+    """The folder of a model, and how it was found."""
     folder = Path(source)
     if is_folder(folder):
-        return _checked(folder.resolve(), folder.resolve().name, "folder")
-    packaged = _package_folder(source)
+        return folder.resolve(), "folder"
+    packaged = _package_folder(source) or assembled(source)
     if packaged is not None:
-        return _checked(packaged, source, "package")
-    pieced = assembled(source)
-    if pieced is not None:
-        return _checked(pieced, source, "package")
+        return packaged, "package"
     if _is_hub_id(source):
-        return _checked(_hub_folder(source), source, "hub")
+        return _hub_folder(source), "hub"
     raise UnsupportedModel(
         f"{source!r} is neither a folder, an installed package that carries a model, nor a hub id "
         "(owner/name)",

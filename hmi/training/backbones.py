@@ -128,10 +128,12 @@ class PromptBackbone:
 
 
 class UpperBackbone:
-    """A copy of the upper layers, fine-tuned whole. Features are [T_i, dim]."""
+    """Upper layers, fine-tuned whole. Features are [T_i, dim]."""
 
-    def __init__(self, upper: nn.ModuleList, heads: int) -> None:
-        self.trained, self.heads = copy.deepcopy(upper).requires_grad_(True), heads
+    def __init__(self, upper: nn.ModuleList, heads: int, *, copied: bool = True) -> None:
+        """copied: tune a copy of the layers, else the layers themselves."""
+        layers = copy.deepcopy(upper) if copied else upper
+        self.trained, self.heads = layers.requires_grad_(True), heads
 
     def __call__(self, examples: Examples, rows: Sequence[int], *, cls_only: bool, dropout: float) -> Hidden:
         layers = [(layer, no_delta) for layer in self.trained]
@@ -139,10 +141,11 @@ class UpperBackbone:
 
 
 class EncoderBackbone:
-    """A copy of a whole encoder, fine-tuned. Features are token ids."""
+    """A whole encoder, fine-tuned. Features are token ids."""
 
-    def __init__(self, encoder: Encoder) -> None:
-        self.trained = copy.deepcopy(encoder).requires_grad_(True)
+    def __init__(self, encoder: Encoder, *, copied: bool = True) -> None:
+        """copied: tune a copy of the encoder, else the encoder itself."""
+        self.trained = (copy.deepcopy(encoder) if copied else encoder).requires_grad_(True)
 
     def __call__(self, examples: Examples, rows: Sequence[int], *, cls_only: bool, dropout: float) -> Hidden:
         ids, types, mask = _padded_ids(examples, rows)

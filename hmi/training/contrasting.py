@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from hmi.model.batching import length_grouped
+from hmi.model.batching import READ_TOKENS, STEP_TOKENS, in_parts, length_grouped
 from hmi.model.tagging import Floats
 from hmi.model.tokenizer import Text
 from hmi.training.backbones import Backbone, Examples
@@ -25,7 +25,7 @@ from hmi.training.optimisers import AdamW
 from hmi.training.precision import arithmetic
 from hmi.training.recipe import RECIPE
 from hmi.training.reports import StepReport
-from hmi.training.teachers import TeacherSource
+from hmi.training.teachers import KEPT_BYTES, TeacherSource
 from hmi.training.trainer import diverged
 
 BATCH, LR, WARM_UP = 16, 2e-5, 0.1
@@ -41,7 +41,7 @@ class Embedder:
     """Embeds texts by a source of its own: the mean of a text's last states, scaled to length 1."""
 
     def __init__(self, source: TeacherSource, max_length: int) -> None:
-        """Copy what `contrast` tunes, so that the source stays as it is."""
+        """`contrast` tunes a copy of the source, or the source itself if it is spare."""
         self._source, self._max_length = source, max_length
         self._backbone: Backbone = source.backbone()
 
@@ -64,16 +64,16 @@ class Embedder:
         trained = self._backbone.trained
         assert trained is not None
         optimiser = AdamW(trained.parameters(), lr=LR, weight_decay=RECIPE.weight_decay, fused=True)
-        examples, targets = self._examples([row.text for row in rows], keep=True), torch.tensor(labels)
+        examples = self._examples([row.text for row in rows], keep=KEPT_BYTES)
+        targets = torch.tensor(labels)
         steps = max(LEAST_STEPS, PASSES * len(rows) // BATCH)
         for step, batch in enumerate(_batches(len(rows), steps, random.Random(seed))):
             warm, left = min(1.0, (step + 1) / (WARM_UP * steps)), 1 - step / steps
             optimiser.param_groups[0]["lr"] = LR * warm * left
-            loss = contrast_loss(self._means(examples, batch, RECIPE.dropout), targets[batch])
-            if not math.isfinite(value := loss.item()):
-                raise diverged(f"the loss of a teacher is {value}")
             optimiser.zero_grad()
-            loss.backward()
+            value = self._contrasted(examples, batch, targets)
+            if not math.isfinite(value):
+                raise diverged(f"the loss of a teacher is {value}")
             nn.utils.clip_grad_norm_(trained.parameters(), 1.0)
             optimiser.step()
             report(step + 1, steps, value)
@@ -82,11 +82,38 @@ class Embedder:
     def _embedded(self, texts: Sequence[Text]) -> Floats:
         examples = self._examples(texts)
         out = np.empty((len(texts), self._source.encoder.shape.dim), np.float32)
-        for rows in length_grouped(examples.lengths, AT_ONCE, None):
-            out[rows] = self._means(examples, rows, 0.0).numpy()
+        for batch in length_grouped(examples.lengths, AT_ONCE, None):
+            for rows in in_parts(batch, examples.lengths, READ_TOKENS):
+                out[rows] = self._means(examples, rows, 0.0).numpy()
         return out
 
-    def _examples(self, texts: Sequence[Text], *, keep: bool = False) -> Examples:
+    def _contrasted(self, examples: Examples, batch: Sequence[int], targets: Tensor) -> float:
+        """The loss of a batch, whose gradients are added to those of the copy.
+
+        A batch that is too large for one pass takes two: the first gives the embeddings, by which the loss
+        compares all rows, and the second repeats each part with its gradient (Gao et al., 2021).
+        """
+        parts = list(in_parts(batch, examples.lengths, STEP_TOKENS))
+        if len(parts) == 1:
+            loss = contrast_loss(self._means(examples, batch, RECIPE.dropout), targets[batch])
+            loss.backward()
+            return loss.item()
+        draws, found = list[Tensor](), list[Tensor]()
+        for part in parts:
+            draws.append(torch.get_rng_state())  # so that dropout draws the same in the second pass
+            with torch.no_grad():
+                found.append(self._means(examples, part, RECIPE.dropout))
+        means = torch.cat(found).requires_grad_(True)
+        loss = contrast_loss(means, targets[batch])
+        loss.backward()
+        assert means.grad is not None
+        gradients = means.grad.split([len(part) for part in parts])
+        for part, draw, gradient in zip(parts, draws, gradients, strict=True):
+            torch.set_rng_state(draw)
+            self._means(examples, part, RECIPE.dropout).backward(gradient)
+        return loss.item()
+
+    def _examples(self, texts: Sequence[Text], *, keep: int = 0) -> Examples:
         encoded = self._source.tokenizer.encode(texts, self._max_length)
         return self._source.examples(encoded, [[]] * len(texts), keep=keep)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hmi.model.artefact import Artefact
@@ -80,6 +80,7 @@ def train_to_best(
                 metrics = judge()
                 best = history.best
                 if best is None or not keep_best or headline(metrics) >= best.score:
+                    best, history = None, replace(history, best=None)  # frees the last one's tensors
                     best = Best(epoch, trainer.state(), metrics)
             history = History(epoch, best, (*history.scores, headline(metrics)))
             after_epoch(history)

@@ -21,6 +21,7 @@ def features_of(root: Root, reader: Reader, texts: Sequence[Encoded]) -> list[Te
     ids = np.concatenate([np.asarray(t.ids, np.int32) for t in texts])
     offsets = np.cumsum([0, *map(len, texts)], dtype=np.int64)
     rows, _ = reader.lookup(ids, offsets)
+    reader.let_go()  # else a training would come to hold most of the PLOT
     return list(root.add_bias(torch.from_numpy(rows), texts).split([len(t) for t in texts]))
 
 

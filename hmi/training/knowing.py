@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from hmi.core import KNOWN_SHARE
+from hmi.model.batching import READ_TOKENS, in_parts
 from hmi.model.known import Vectors, at_shares, class_means, mean_rows, similarities
 from hmi.model.root import Root
 from hmi.model.shares import threshold_of
@@ -29,8 +30,6 @@ FOLDS = 10
 """Parts of the rows. Each is compared with the means of the others."""
 ENOUGH = 40
 """The fewest rows from which a threshold is made."""
-AT_ONCE = 256
-"""Windows that are looked up together."""
 
 
 @dataclass(frozen=True)
@@ -71,10 +70,10 @@ def learn_known(root: Root, reader: Reader, task: TaskKind, splits: Sequence[Spl
 
 def _vectors(root: Root, reader: Reader, split: Split) -> list[Vectors]:
     """The vectors of a split's windows, in the order of their rows."""
-    order = [split.encoded[i] for mine in split.of_rows() for i in mine]
-    found = list[Vectors]()
-    for start in range(0, len(order), AT_ONCE):
-        some = order[start : start + AT_ONCE]
+    order = [i for mine in split.of_rows() for i in mine]
+    lengths, found = [len(e) for e in split.encoded], list[Vectors]()
+    for part in in_parts(order, lengths, READ_TOKENS):
+        some = [split.encoded[i] for i in part]
         rows = torch.cat(features_of(root, reader, some)).numpy()
         found.append(mean_rows(rows, np.cumsum([0, *map(len, some)]).tolist()))
     return found

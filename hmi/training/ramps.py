@@ -30,8 +30,8 @@ from hmi.training.ramp_rows import RampRows, ramp_rows, row_numbers
 from hmi.training.splits import Split
 from hmi.training.trainer import Trainer, diverged
 
-MAX_NUMBERS = 1 << 27
-"""The most numbers that are kept of all texts, at all sites (512 MB). Of more, a sample is kept."""
+MAX_NUMBERS = 1 << 26
+"""The most numbers that are kept of all texts, at all sites (256 MB). Of more, a sample is kept."""
 HELD_SHARE = 4
 """One row in this many may be a held-out one."""
 PENALTIES = (1e-1, 3e-2, 1e-2, 3e-3, 1e-3, 3e-4)

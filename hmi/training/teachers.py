@@ -37,9 +37,9 @@ from hmi.training.trainer import Trainer
 
 TUNED = 6
 """The most layers of a source that are tuned: the last ones."""
-KEPT_BYTES = 512 << 20
-"""The most bytes of a deep source's states that are kept, for training rows and for held-out rows each. In 16
-bits these are the states of 350,000 tokens of 768 numbers."""
+KEPT_BYTES = 256 << 20
+"""The most bytes of a deep source's states that are kept for training rows, and half as many for held-out
+rows. In 16 bits these are the states of 175,000 tokens of 768 numbers."""
 DEEP_BATCH = 32
 """Rows of a step of a deep source. Its steps cost much beside the rows: each moves all of its weights."""
 DEEP_EPOCHS, DEEP_STEPS = 5, 100
@@ -61,6 +61,8 @@ class TeacherSource:
     name: str
     encoder: Encoder
     tokenizer: Tokenizer
+    spare: bool = False
+    """Whether nobody else needs the encoder. Then it is tuned itself, which spares the memory of a copy."""
 
     @property
     def frozen(self) -> int:
@@ -73,17 +75,19 @@ class TeacherSource:
         return self.frozen > 0
 
     def backbone(self) -> Backbone:
-        """A copy of what is tuned. It reads what `examples` gives."""
+        """What is tuned, or a copy of it if the encoder is not spare. It reads what `examples` gives."""
         if not self.deep:
-            return EncoderBackbone(self.encoder)
-        return UpperBackbone(self.encoder.layers[self.frozen :], self.encoder.shape.heads)
+            return EncoderBackbone(self.encoder, copied=not self.spare)
+        upper = self.encoder.layers[self.frozen :]
+        return UpperBackbone(upper, self.encoder.shape.heads, copied=not self.spare)
 
     def examples(
-        self, encoded: Sequence[Encoded], targets: Sequence[Sequence[float]], *, keep: bool = False
+        self, encoded: Sequence[Encoded], targets: Sequence[Sequence[float]], *, keep: int = 0
     ) -> Examples:
         """Tokenised texts as `backbone` reads them: token ids or, of a deep source, states [T_i, dim].
 
-        These are the states after the frozen layers. keep: whether they are kept for later epochs.
+        These are the states after the frozen layers. keep: the most bytes of them that are kept for later
+        epochs.
         """
         if not self.deep:
             return encoder_examples(encoded, targets)
@@ -95,7 +99,7 @@ class TeacherSource:
             found = self.encoder(ids, mask, types, upto=self.frozen)
             return [found[at, : len(encoded[i])].half() for at, i in enumerate(rows)]
 
-        features = Kept(states, lambda one: one.nbytes, KEPT_BYTES) if keep else states
+        features = Kept(states, lambda one: one.nbytes, keep) if keep else states
         return Examples([len(e) for e in encoded], [e.types for e in encoded], features, targets)
 
 
@@ -128,9 +132,12 @@ def teach_with(source: TeacherSource, lesson: TextLesson, recipe: Recipe, report
     targets = task_targets(task, train)
     plan, together = _plan(source, lesson, recipe, len(targets))
     trainer = Trainer(
-        source.backbone(), source.encoder.shape.dim, plan, source.examples(train.encoded, targets, keep=True)
+        source.backbone(),
+        source.encoder.shape.dim,
+        plan,
+        source.examples(train.encoded, targets, keep=KEPT_BYTES),
     )
-    held_out = source.examples(dev.encoded, [[]] * len(dev.encoded), keep=True)
+    held_out = source.examples(dev.encoded, [[]] * len(dev.encoded), keep=KEPT_BYTES // 2)
     best = train_to_best(
         trainer,
         lambda: judge(trainer.reading(task), dev, trainer.predict(held_out)),
@@ -184,14 +191,16 @@ def expected_s(source: TeacherSource, lesson: TextLesson, recipe: Recipe) -> flo
 def teach(
     encoder: Encoder, root: Root, lesson: Lesson, recipe: Recipe, report: PhaseReport
 ) -> tuple[float, list[Gold]]:
-    """Tune one teacher from the root's source, and let it answer the lesson's texts.
+    """Tune the root's source itself, not a copy, and let it answer the lesson's texts.
 
     Returns its score on dev and its answer to each text. Raises InvalidData (diverged).
     """
     rows = TextLesson(
         lesson.task, lesson.train.rows, lesson.dev.rows, lesson.texts, lesson.max_length, lesson.weights
     )
-    said = teach_with(TeacherSource(root.info.name, encoder, root.tokenizer), rows, recipe, report)
+    said = teach_with(
+        TeacherSource(root.info.name, encoder, root.tokenizer, spare=True), rows, recipe, report
+    )
     return said.score, mixed_golds([said], [1.0])
 
 

@@ -17,7 +17,7 @@ from hmi.core import ModuleSpec
 from hmi.errors import InvalidData
 from hmi.model.alignment import Alignment
 from hmi.model.artefact import Artefact
-from hmi.model.batching import length_grouped
+from hmi.model.batching import READ_TOKENS, STEP_TOKENS, in_parts, length_grouped
 from hmi.model.heads import Head, head_input, head_input_size, reads_cls_only, widened
 from hmi.model.lexical import Lexical, aligned_in, not_aligned
 from hmi.model.modules import new_module
@@ -119,11 +119,12 @@ class Trainer:
         """The head's outputs for each row: [labels], for tagging [T_i, labels]. exact: compute in
         fp32, as the server does. backbone: one to use instead of the trainer's own."""
         out: list[Tensor] = [torch.empty(0)] * len(examples)
-        for rows in length_grouped(examples.lengths, 64, None):
-            bf16 = self.plan.bf16 and not exact
-            logits, mask = self._forward(examples, rows, 0.0, bf16=bf16, backbone=backbone)
-            for i, row in enumerate(rows):
-                out[row] = logits[i, : int(mask[i].sum())] if self.plan.task == "tagging" else logits[i]
+        for batch in length_grouped(examples.lengths, 64, None):
+            for rows in in_parts(batch, examples.lengths, READ_TOKENS):
+                bf16 = self.plan.bf16 and not exact
+                logits, mask = self._forward(examples, rows, 0.0, bf16=bf16, backbone=backbone)
+                for i, row in enumerate(rows):
+                    out[row] = logits[i, : int(mask[i].sum())] if self.plan.task == "tagging" else logits[i]
         return out
 
     @contextmanager
@@ -233,7 +234,7 @@ class Trainer:
         bags = train.bags
 
         def aligned(rows: Sequence[int]) -> Tensor:
-            return aligned_in(bags(rows))
+            return torch.cat([aligned_in(bags(part)) for part in in_parts(rows, train.lengths, READ_TOKENS)])
 
         alignment, self._offsets = fit_alignment(aligned, train.targets, plan.labels, self._labels_loss)
         return Lexical(plan.lexical, plan.labels, alignment)
@@ -241,15 +242,19 @@ class Trainer:
     def _step(self, rows: list[int], step: int) -> float:
         for group, rate in zip(self.optimiser.param_groups, self.rates, strict=True):
             group["lr"] = rate * _linear(step, self.total)
-        logits, _ = self._forward(
-            self.train, rows, self.plan.dropout, bf16=self.plan.bf16, offsets=self._offsets
-        )
-        loss = self._loss(logits, [self.train.targets[i] for i in rows])
-        value = loss.item()
-        if not math.isfinite(value):
-            raise diverged(f"the loss is {value} at step {step + 1}")
         self.optimiser.zero_grad(set_to_none=True)
-        loss.backward()
+        parts = list(in_parts(rows, self.train.lengths, STEP_TOKENS))
+        shares = self._shares(parts)
+        value = 0.0
+        for part, share in zip(parts, shares, strict=True):
+            logits, _ = self._forward(
+                self.train, part, self.plan.dropout, bf16=self.plan.bf16, offsets=self._offsets
+            )
+            loss = share * self._loss(logits, [self.train.targets[i] for i in part])
+            value += loss.item()
+            if not math.isfinite(value):
+                raise diverged(f"the loss is {value} at step {step + 1}")
+            loss.backward()
         # The lexical table is not clipped: new words give it large gradients, which would scale
         # down all others.
         nn.utils.clip_grad_norm_(
@@ -260,14 +265,27 @@ class Trainer:
             torch._foreach_lerp_(self._average, [p.detach() for p in self._trained], 1 - _decay(step))
         return value
 
+    def _shares(self, parts: Sequence[Sequence[int]]) -> list[float]:
+        """The share of each part of a batch in its loss."""
+        if len(parts) == 1:
+            return [1.0]
+        weights = self._weights()
+        masses = [
+            OBJECTIVES[self.plan.task].mass([self.train.targets[i] for i in part], weights) for part in parts
+        ]
+        total = math.fsum(masses) or 1.0  # no word has a token, so each loss is 0
+        return [mass / total for mass in masses]
+
     def _loss(self, logits: Tensor, targets: list[Sequence[float]]) -> Tensor:
         if self.transitions is not None:
             return self.transitions.loss(logits, targets)
         return self._labels_loss(logits, targets)
 
     def _labels_loss(self, logits: Tensor, targets: Sequence[Sequence[float]]) -> Tensor:
-        weights = None if self.plan.weights is None else torch.tensor(self.plan.weights)
-        return OBJECTIVES[self.plan.task].loss(logits, targets, weights)
+        return OBJECTIVES[self.plan.task].loss(logits, targets, self._weights())
+
+    def _weights(self) -> Tensor | None:
+        return None if self.plan.weights is None else torch.tensor(self.plan.weights)
 
     def _forward(
         self,

@@ -19,6 +19,7 @@ from plot_store.ground.nouns import Hits, VersionInfo
 from plot_store.reading.backoff import Backoff, steps_of
 from plot_store.reading.device import DeviceReader, put_on_device
 from plot_store.reading.mapped import MappedChain, damaged, index_run, map_chain
+from plot_store.segments.mapping import let_go
 
 __all__ = ["Reader", "index_run", "open_reader"]
 
@@ -168,6 +169,14 @@ class Reader:
         if mapped is None:
             raise Closed("the reader has been closed: open another with store.reader(ref)")
         return mapped
+
+    def let_go(self) -> None:
+        """Drop the mapped files from this process's memory, for a process that must stay small.
+
+        The system's cache keeps what other work leaves room for, and look-ups go on as before. Raises Closed.
+        """
+        for segment in self._open().segments:
+            let_go(segment.raw)
 
     def close(self) -> None:
         """Release the pin and the mapped files. Running look-ups finish. Idempotent."""

@@ -22,6 +22,7 @@ _PROT_READ: Final = 1
 _MAP_SHARED: Final = 1
 _MADV_RANDOM: Final = 1  # rows are read one by one, so the system's own read-ahead would only evict pages
 _MADV_WILLNEED: Final = 3
+_MADV_DONTNEED: Final = 4
 _MADV_POPULATE_READ: Final = 22
 _MAX_RANGES: Final = 1024  # ranges per system call (UIO_MAXIOV)
 _PIDFD_OPEN: Final = 434  # system call numbers, equal on every Linux architecture that numpy supports
@@ -92,6 +93,14 @@ def fault_in(raw: Bytes) -> None:
     Meant for files that were just read. Only a hint: a failure is ignored.
     """
     _LIBC.madvise(raw.ctypes.data, raw.size, _MADV_POPULATE_READ)
+
+
+def let_go(raw: Bytes) -> None:
+    """Drop a mapped file from the page table, so that it no longer counts as this process's memory.
+
+    The system's cache keeps the file, so later access only faults. Only a hint: a failure is ignored.
+    """
+    _LIBC.madvise(raw.ctypes.data, raw.size, _MADV_DONTNEED)
 
 
 def read_soon(raw: Bytes) -> None:

@@ -11,10 +11,16 @@ from typing import Any
 import pytest
 import torch
 
+from hmi.config import Settings
+from hmi.jobs.improving import sources
 from hmi.jobs.improving.ledger import TEACHERS_SHARE, Ledger
 from hmi.model.root import Root
+from hmi.model.shape import EncoderShape, read_shape
+from hmi.model.source import find_source
 from hmi.training.data.rows import Row
+from hmi.training.footprint import teacher_bytes
 from hmi.training.improving import COPIES, PoolPlan, make_pool, plan_of
+from tests.tiny import write_tiny_mpnet
 
 
 def context(folder: Path) -> Any:
@@ -50,3 +56,39 @@ def test_a_tenant_may_want_more_copies_of_its_rows() -> None:
     assert plan_of(2_000).copies == plan_of(2_000, 1).copies == COPIES
     assert plan_of(2_000, 10).copies == 10
     assert plan_of(100, 3).copies > COPIES, "few rows have more"
+
+
+def test_a_job_takes_the_memory_of_the_largest_teacher_that_could_ever_fit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The real shapes, without their weights: MiniLM's, and a source of twelve layers of 768."""
+    small = EncoderShape(30_522, 384, 12, 6, 1_536, 512, 2, 1e-12)
+    deep = EncoderShape(30_527, 768, 12, 12, 3_072, 512, 0, 1e-5, "mpnet", 32)
+    assert teacher_bytes(small) < 1.5e9
+    assert teacher_bytes(small) < teacher_bytes(deep) < 3e9
+    monkeypatch.setattr(sources, "shape_of", {"deep": deep, "gone": None}.get)
+    for given, most, wanted in (
+        ("deep, gone", 4 << 30, teacher_bytes(deep)),
+        ("deep", 2 << 30, teacher_bytes(small)),
+        ("gone", 4 << 30, teacher_bytes(small)),
+        ("", 1 << 20, teacher_bytes(small)),
+    ):
+        settings = Settings(data=tmp_path, teachers=given, background_bytes=most)
+        assert sources.bytes_of(small, settings) == wanted
+
+
+def test_a_larger_source_that_could_never_fit_does_not_teach(
+    tmp_path: Path, tiny_root: Root, tiny_source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sources, "source_of_root", lambda root, field: find_source(str(tiny_source)))
+    other = write_tiny_mpnet(tmp_path / "mpnet")
+    said = list[str]()
+    for most, names in ((1 << 40, [sources.OWN, "mpnet"]), (1 << 20, [sources.OWN])):
+        settings = Settings(data=tmp_path, teachers=f"{other}, {tmp_path / 'none'}", background_bytes=most)
+        ctx: Any = SimpleNamespace(settings=settings, log=said.append)
+        assert [name for name, _ in sources.sources_of(ctx, tiny_root, larger=True)] == names
+        assert [name for name, _ in sources.sources_of(ctx, tiny_root, larger=False)] == [sources.OWN]
+    assert sum("takes more memory than there is" in line for line in said) == 1
+    assert sum("not on this machine" in line for line in said) == 2
+    assert sources.shape_of(str(other)) == read_shape(other)
+    assert sources.shape_of(str(tmp_path / "none")) is None

@@ -10,19 +10,50 @@ from pathlib import Path
 
 import pytest
 
-from hmi.model.memory import usable_memory
+from hmi.model.memory import Cgroup, memory_left, own_cgroups, usable_memory
 from hmi.resident import resident
 
 MACHINE = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def test_a_container_s_limit_counts_if_it_is_lower(tmp_path: Path) -> None:
-    low, high, none = (tmp_path / name for name in ("low", "high", "none"))
-    low.write_text("1048576\n")
-    high.write_text(f"{2 * MACHINE}\n")
-    none.write_text("max\n")
-    assert usable_memory([high, none, tmp_path / "missing"]) == MACHINE
-    assert usable_memory([none, low, high]) == 1 << 20
+FILES = {
+    2: ("memory.max", "memory.current", "inactive_file"),
+    1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+}
+
+
+def cgroup(folder: Path, version: int, limit: int | str, used: int, cached: int) -> None:
+    limit_file, used_file, name = FILES[version]
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / limit_file).write_text(f"{limit}\n")
+    (folder / used_file).write_text(f"{used}\n")
+    (folder / "memory.stat").write_text(f"anon 5\n{name} {cached}\nactive_file 7\n")
+
+
+@pytest.mark.parametrize(("version", "top", "line"), [(2, "", "0::/a/b"), (1, "memory", "4:cpu,memory:/a/b")])
+def test_the_nearest_limit_of_a_cgroup_counts(tmp_path: Path, version: int, top: str, line: str) -> None:
+    own = tmp_path / "cgroup"
+    own.write_text(f"7:cpu:/c\n{line}\n")
+    no_limit = "max" if version == 2 else 1 << 62
+    cgroup(tmp_path / top / "a" / "b", version, 4 << 30, 1 << 30, 0)
+    cgroup(tmp_path / top / "a", version, 3 << 30, 2 << 30, 1 << 20)
+    cgroup(tmp_path / top, version, no_limit, 9 << 30, 0)
+    groups = own_cgroups(tmp_path, own)
+    assert usable_memory(groups) == min(MACHINE, 3 << 30)
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text("MemTotal: 99 kB\nMemAvailable: 8388608 kB\n")
+    assert memory_left(groups, meminfo) == (1 << 30) + (1 << 20), "cached files can be dropped"
+    meminfo.write_text("MemAvailable: 1024 kB\n")
+    assert memory_left(groups, meminfo) == 1 << 20, "the machine has less"
+
+
+def test_without_cgroups_the_machine_counts(tmp_path: Path) -> None:
+    assert own_cgroups(tmp_path, tmp_path / "none") == []
+    assert usable_memory([]) == MACHINE
+    assert memory_left([], tmp_path / "none") == MACHINE // 2
+    group = Cgroup(tmp_path, *FILES[2])  # out of sight, as in a container
+    assert (group.limit(), group.left()) == (None, None)
+    assert 0 < memory_left() <= usable_memory()
 
 
 def test_resident_memory_is_the_process_s_own_and_that_of_mapped_files(tmp_path: Path) -> None:

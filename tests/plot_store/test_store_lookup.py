@@ -44,6 +44,17 @@ def test_stored_entries_come_back_to_their_precision(store: Store, dtype: str) -
             assert (np.abs(got - rows) <= bound * np.abs(rows).max(axis=-1, keepdims=True)).all()
 
 
+def test_look_ups_go_on_after_the_pages_are_let_go(store: Store) -> None:
+    made = lab.content(1, (150, 30, 5))
+    lab.put(store, "r", made)
+    with store.reader("r") as reader:
+        for seed in range(3):
+            lab.same_as(reader, [lab.entries(made)], lab.texts(seed))
+            reader.let_go()
+    with pytest.raises(Closed):
+        reader.let_go()
+
+
 def test_get_and_contains_along_the_chain(store: Store) -> None:
     root, branch = lab.content(1), lab.content(2)
     lab.put(store, "r", root)

@@ -9,7 +9,7 @@ same texts, which tells what of a gain comes from them.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
@@ -17,7 +17,6 @@ from typing import Any, Literal
 from hmi.bench.quality.arms import DEDICATED, Arm, hbert
 from hmi.bench.quality.cells import Problem, problem, train_once
 from hmi.bench.quality.lesson import OWN, Lesson
-from hmi.bench.quality.runs import Runs, RunSpec
 from hmi.bench.quality.tasks import TaskRows
 from hmi.training.choosing import Version, compare, cross_validated, least_rows, rule_of
 from hmi.training.data.rows import Row
@@ -83,23 +82,11 @@ def columns(larger: Sequence[str], *, few: bool) -> list[Improved]:
     return found
 
 
-def fill(
-    lesson: Lesson, column: Improved, about: RunSpec, seeds: int, test: bool, kept: Runs
-) -> Iterator[tuple[RunSpec, Any]]:
-    """Do the unfinished runs of a column, one for each seed, and yield each as it is stored.
+def result_of(lesson: Lesson, column: Improved, seed: int, test: bool) -> dict[str, Any]:
+    """Train a column once. The rate is the service's default, so it is not searched for.
 
-    The rate is the service's default, so it is not searched for. `test`: whether test is scored.
+    test: whether test is scored.
     """
-    cell = {"task": lesson.task.name, **about, "lr": 0.0, **({"test": True} if test else {})}
-    for seed in range(seeds):
-        spec = {**cell, "seed": seed}
-        if kept.get(spec) is None:
-            result = _result(lesson, column, seed, test)
-            kept.put(spec, result)
-            yield spec, result
-
-
-def _result(lesson: Lesson, column: Improved, seed: int, test: bool) -> dict[str, Any]:
     if column.learner in ("contrasted", "frozen"):
         return _probed(lesson, column.learner, seed, test)
     arm = DEDICATED if column.learner == "dedicated" else hbert(default_module(paired=lesson.paired))
@@ -178,6 +165,7 @@ def _chosen(lesson: Lesson, arm: Arm, first: _Trained, second: _Trained, seed: i
         "second": second.figures,
         "sure": found.sure,
         "by_score": found.by_score,
+        "by_likelihood": found.by_likelihood,
         "gain": round(found.gain, 4),
         "decided_by": found.rows,
         "test_rows": len(rows.test),

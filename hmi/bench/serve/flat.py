@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hmi.bench.memory import free_bytes
 from hmi.bench.quality.plots import lines_svg
 from hmi.bench.report import Row
 from hmi.bench.serve.engine import Ask, Load, Serving, load, serving
@@ -17,6 +16,7 @@ from hmi.bench.serve.home import Home
 from hmi.bench.serve.plan import Plan, Report
 from hmi.bench.serve.traffic import SHAPES, Shape, tenants_in_turn
 from hmi.config import Settings
+from hmi.model.memory import memory_left
 from hmi.resident import resident
 
 GOAL = 0.95
@@ -127,7 +127,7 @@ async def _load_all(engine: Serving, home: Home, tenants: int) -> bool:
     last = min(SAMPLED + first, tenants)
     await engine.ask_each(map(home.model, range(first, last)), "warm")
     each = max(0, resident().all - before) / max(1, last - first)
-    if each * (tenants - last) > MEMORY_SHARE * free_bytes():
+    if each * (tenants - last) > MEMORY_SHARE * memory_left():
         return False
     await engine.ask_each(map(home.model, range(last, tenants)), "warm")
     return True

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 
-from hmi.bench.memory import free_bytes
 from hmi.bench.quality.plots import lines_svg
 from hmi.bench.report import Row
 from hmi.bench.serve.home import Home
@@ -20,6 +19,7 @@ from hmi.bench.serve.http_servers import Server, hmi, running
 from hmi.bench.serve.plan import Plan, Report
 from hmi.bench.serve.traffic import SHAPES, Shape, tenants_in_turn
 from hmi.errors import HmiError
+from hmi.model.memory import memory_left
 
 GOAL = 0.95
 TEXTS, ASKS = 512, 20_000
@@ -47,7 +47,7 @@ def measure(plan: Plan, home: Home, report: Report) -> Iterator[Row]:
     curves: dict[str, dict[int, float]] = {}
     for pool in _pools(plan):
         report(f"http flat, {pool}: starting")
-        if pool == "pool_of_all" and plan.tenants * MODULE_BYTES > MEMORY_SHARE * free_bytes():
+        if pool == "pool_of_all" and plan.tenants * MODULE_BYTES > MEMORY_SHARE * memory_left():
             yield Row(f"http_flat_{pool}", None, "x", why="all models do not fit in this machine's memory")
             continue
         size = plan.tenants * MODULE_BYTES if pool == "pool_of_all" else None

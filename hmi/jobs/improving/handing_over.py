@@ -6,12 +6,14 @@ once, and there is no moment in which they could be lost.
 
 from __future__ import annotations
 
-from hmi.core import Improvement, JobRecord, ModelRecord, now
+from hmi.core import Improvement, JobRecord, ModelRecord, ModelVersion, now
 from hmi.errors import HmiError
+from hmi.jobs.improving.sources import bytes_of
 from hmi.jobs.runtime.context import JobContext
 from hmi.jobs.runtime.folders import JobFolder, PinnedPlots, new_job_id
 from hmi.jobs.runtime.process import after_end
 from hmi.jobs.specs import FineTuneSpec, ImproveSpec
+from hmi.model.root import read_root_info
 
 ROWS = ("data", "dev", "unlabelled")
 """The inputs that are handed over, as far as the job has them."""
@@ -31,7 +33,7 @@ def hand_over(ctx: JobContext, spec: FineTuneSpec, record: ModelRecord) -> str |
     if record.improvement is not None and record.improvement.version == mine.version:
         return record.improvement.job  # this job was killed after it had queued the other
     try:
-        return _queued(ctx, spec, mine.version, mine.plot_version)
+        return _queued(ctx, spec, mine)
     except (HmiError, OSError) as error:
         ctx.log(f"no job to improve the model was queued: {error}")
         return None
@@ -53,13 +55,14 @@ def tidy_superseded(ctx: JobContext, improvement: Improvement | None) -> None:
                 after_end(ctx.registry, folder, improvement.job)
 
 
-def _queued(ctx: JobContext, spec: FineTuneSpec, version: int, plot: str) -> str | None:
+def _queued(ctx: JobContext, spec: FineTuneSpec, base: ModelVersion) -> str | None:
     job = new_job_id()
     folder = JobFolder(ctx.layout.jobs, job)
     inputs = [name for name in ROWS if (ctx.input / name).exists()]
-    folder.link(ctx.input, inputs, PinnedPlots(plot=plot))
+    folder.link(ctx.input, inputs, PinnedPlots(plot=base.plot_version))
     try:
-        made = ImproveSpec(**spec.model_dump(exclude={"asked", "publish", "version"}), version=version)
+        made = ImproveSpec(**spec.model_dump(exclude={"asked", "publish", "version"}), version=base.version)
+        shape = read_root_info(ctx.layout.root(base.root, base.root_version)).shape
         size = sum((ctx.input / name).stat().st_size for name in inputs)
         record = JobRecord(
             job=job,
@@ -67,9 +70,14 @@ def _queued(ctx: JobContext, spec: FineTuneSpec, version: int, plot: str) -> str
             state="queued",
             created=now(),
             tenant=ctx.job.tenant,
-            spec={**made.model_dump(mode="json"), "inputs": inputs, "row_bytes": size},
+            spec={
+                **made.model_dump(mode="json"),
+                "inputs": inputs,
+                "row_bytes": size,
+                "memory_bytes": bytes_of(shape, ctx.settings),
+            },
         )
-        if ctx.registry.rooms.queue_improvement(record, spec.model_id, version):
+        if ctx.registry.rooms.queue_improvement(record, spec.model_id, base.version):
             return job
     except BaseException:
         folder.remove()

@@ -14,23 +14,24 @@ from typing import Any
 
 from hmi.errors import InvalidData, UnsupportedModel
 from hmi.jobs.improving.ledger import Ledger
+from hmi.jobs.improving.sources import sources_of
 from hmi.jobs.runtime.context import JobContext
 from hmi.jobs.samples import draw_texts
-from hmi.jobs.teaching import Taught, source_of_root
+from hmi.jobs.teaching import Taught
 from hmi.model.files import write_json
+from hmi.model.memory import give_back_memory
 from hmi.model.root import Root
-from hmi.model.source import Source, find_source, load_encoder, must_be_fetched
+from hmi.model.source import Source, load_encoder
 from hmi.model.tokenizer import Tokenizer
 from hmi.training.data.rows import Row
 from hmi.training.early_stopping import EnoughError
 from hmi.training.improving import Pool, hears_larger, is_probe, make_pool, plan_of, teacher_from
 from hmi.training.recipe import Recipe
+from hmi.training.reports import PhaseReport
 from hmi.training.said import Said, mixed_golds, store_said, stored_said, weigh
 from hmi.training.teacher import Lesson, unlearnt_score
 from hmi.training.teachers import TeacherSource, TextLesson, expected_s
 from plot_store import VersionInfo
-
-OWN = "the root's source"
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ def taught_by_several(trial: Trial, lesson: Lesson, recipe: Recipe, folder: Path
     (diverged), EnoughError (the budget ended before the first teacher had answered).
     """
     folder.mkdir(exist_ok=True)
-    sources = _sources(trial, larger=hears_larger(lesson.task, trial.rows))
+    sources = sources_of(trial.ctx, trial.root, larger=hears_larger(lesson.task, trial.rows))
     pool = _pool(trial, lesson, sources[0][1], recipe, folder / "pool.json")
     if not pool.texts:
         return Taught([], {}, ["every text for a teacher is also a labelled or held-out row"])
@@ -95,12 +96,7 @@ def _answers(
         found = stored_said(path, lesson.task)
         if found is None:
             try:
-                tokenizer = Tokenizer(source.folder / "tokenizer.json")
-                teacher = TeacherSource(name, load_encoder(source.folder), tokenizer)
-                mine = replace(lesson, max_length=min(lesson.max_length, teacher.encoder.shape.positions))
-                if i and teacher.deep and not is_probe(mine, trial.rows):
-                    _must_fit(ctx, teacher, mine, recipe, ledger.share_left_s)
-                found = teacher_from(teacher, mine, recipe, trial.rows, report)
+                found = _answered(trial, name, source, lesson, recipe, report, larger=i > 0)
             except (EnoughError, InvalidData, UnsupportedModel) as error:
                 if i == 0:
                     raise
@@ -110,7 +106,28 @@ def _answers(
                 continue
             store_said(path, found)
             ctx.checkpointed()
+            give_back_memory()  # of the teacher, before the next one is loaded
         yield found
+
+
+def _answered(
+    trial: Trial,
+    name: str,
+    source: Source,
+    lesson: TextLesson,
+    recipe: Recipe,
+    report: PhaseReport,
+    *,
+    larger: bool,
+) -> Said:
+    """Tune one teacher and let it answer. Raises EnoughError (it would not fit), InvalidData (diverged),
+    UnsupportedModel."""
+    tokenizer = Tokenizer(source.folder / "tokenizer.json")
+    teacher = TeacherSource(name, load_encoder(source.folder), tokenizer, spare=True)
+    mine = replace(lesson, max_length=min(lesson.max_length, teacher.encoder.shape.positions))
+    if larger and teacher.deep and not is_probe(mine, trial.rows):
+        _must_fit(trial.ctx, teacher, mine, recipe, trial.ledger.share_left_s)
+    return teacher_from(teacher, mine, recipe, trial.rows, report)
 
 
 def _must_fit(
@@ -137,26 +154,3 @@ def _pool(trial: Trial, lesson: Lesson, source: Source, recipe: Recipe, path: Pa
     write_json(path, {"texts": [row.text for row in pool.texts], "origin": pool.origin})
     trial.ctx.checkpointed()
     return pool
-
-
-def _sources(trial: Trial, *, larger: bool) -> list[tuple[str, Source]]:
-    """The root's source, then the operator's if larger ones teach, by the names that a tenant sees. Raises
-    Conflict."""
-    found = [(OWN, source_of_root(trial.root, "unlabelled"))]
-    for given in trial.ctx.settings.teacher_names if larger else ():
-        source = present(given)
-        if source is None:
-            trial.ctx.log(f"no teacher was tuned from {Path(given).name}: it is not on this machine")
-        elif source.sha256 not in {other.sha256 for _, other in found}:
-            found.append((Path(given).name, source))
-    return found
-
-
-def present(name: str) -> Source | None:
-    """A source that is on this machine; None if it is not. A background job must not download."""
-    if must_be_fetched(name):
-        return None
-    try:
-        return find_source(name)
-    except UnsupportedModel:
-        return None

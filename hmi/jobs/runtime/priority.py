@@ -1,9 +1,13 @@
-"""A low priority for a process. Imports only the standard library, so that it takes effect at once."""
+"""A low priority for a process, for processor and memory.
+
+Imports only the standard library, so that it takes effect at once.
+"""
 
 from __future__ import annotations
 
 import os
 from contextlib import suppress
+from pathlib import Path
 
 
 def lower_priority(nice: int) -> None:
@@ -15,3 +19,6 @@ def lower_priority(nice: int) -> None:
     """
     with suppress(OSError):  # a container may forbid it: then the job runs as others do
         os.setpriority(os.PRIO_PROCESS, 0, nice)
+    # If the machine runs out of memory all the same, the kernel is to end this process, not the server.
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")

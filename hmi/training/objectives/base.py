@@ -81,6 +81,14 @@ class Objective(ABC, Generic[K]):
         from the method `weights`."""
 
     @classmethod
+    def mass(cls, targets: Sequence[Sequence[float]], weights: Tensor | None) -> float:
+        """The number that `loss` divides by.
+
+        A batch's loss is the mean of the losses of its parts, each weighted by its mass.
+        """
+        return float(len(targets))
+
+    @classmethod
     def weights(cls, targets: Sequence[Sequence[float]], outputs: int) -> Tensor:
         """Balanced class weights [outputs]: rows ÷ (classes × the class' rows), at most MAX_WEIGHT.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -46,6 +47,12 @@ class ClassificationObjective(Objective[Classification]):
         hard = torch.eye(logits.shape[-1]) if weights is None else weights.diag()
         soft = torch.stack([hard[int(t[0])] if len(t) == 1 else torch.tensor(t) for t in targets])
         return -(soft * logits.log_softmax(-1)).sum() / soft.sum()
+
+    @classmethod
+    def mass(cls, targets: Sequence[Sequence[float]], weights: Tensor | None) -> float:
+        """The sum of the labels' weights and of the soft labels' probabilities."""
+        hard = [1.0 if weights is None else float(weights[int(t[0])]) for t in targets if len(t) == 1]
+        return math.fsum(hard) + math.fsum(share for t in targets if len(t) != 1 for share in t)
 
     @classmethod
     def weights(cls, targets: Sequence[Sequence[float]], outputs: int) -> Tensor:

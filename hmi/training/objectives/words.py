@@ -4,6 +4,7 @@ A teacher's tags may have probabilities (`SoftTags`)."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -90,6 +91,14 @@ class TaggingObjective(Objective[Tagging]):
             hard = torch.tensor([not isinstance(tag, SoftTarget) for tag in tags])
             wanted[hard] *= weights
         return -(wanted * scores.log_softmax(-1)).sum() / wanted.sum()
+
+    @classmethod
+    def mass(cls, targets: Sequence[Sequence[float]], weights: Tensor | None) -> float:
+        """The number of words or, with weights, the sum of the words' weights."""
+        tags = [tag for target in targets for tag in target if tag != IGNORE]
+        if weights is None:
+            return float(len(tags))
+        return math.fsum(1.0 if isinstance(tag, SoftTarget) else float(weights[int(tag)]) for tag in tags)
 
     @classmethod
     def weights(cls, targets: Sequence[Sequence[float]], outputs: int) -> Tensor:

@@ -1,0 +1,35 @@
+"""How much memory the tuning of a teacher takes at its peak, by the shape of its source.
+
+Most of it are numbers for each weight that is tuned: the weight, its gradient, the optimiser's two moments
+and the best epoch's copy. The activations of a step are bounded (`hmi.model.batching.STEP_TOKENS`). The
+constants were measured (docs/operations/capacity.md).
+"""
+
+from __future__ import annotations
+
+from hmi.model.batching import STEP_TOKENS
+from hmi.model.shape import EncoderShape
+from hmi.training.teachers import KEPT_BYTES, TUNED
+
+PROCESS_BYTES = 640 << 20
+"""The libraries, the root, the rows, the PLOT's pages, and what the allocator keeps."""
+FLOAT = 4
+COPIES = 5
+"""Numbers for each weight that is tuned."""
+
+
+def teacher_bytes(shape: EncoderShape) -> int:
+    """The most bytes of a process that tunes a teacher from a source of this shape."""
+    layer = 4 * shape.dim**2 + 2 * shape.dim * shape.ffn
+    embeddings = (shape.vocab + shape.positions) * shape.dim
+    tuned_layers = min(TUNED, shape.layers)
+    deep = shape.layers > TUNED
+    tuned = tuned_layers * layer + (0 if deep else embeddings)
+    frozen = (shape.layers - tuned_layers) * layer + (embeddings if deep else 0)
+    kept = KEPT_BYTES + KEPT_BYTES // 2 if deep else 0
+    token = tuned_layers * (ACTIVATIONS * shape.dim + FFN_ACTIVATIONS * shape.ffn)
+    return PROCESS_BYTES + FLOAT * (COPIES * tuned + frozen + STEP_TOKENS * token) + kept
+
+
+ACTIVATIONS, FFN_ACTIVATIONS = 16, 5
+"""Numbers of a step that are held for each token and layer, per number of a state and of the feed-forward."""
