@@ -18,6 +18,7 @@ from hmi.jobs.runtime.context import JobContext
 from hmi.jobs.teaching import Taught, taught_rows
 from hmi.jobs.training_data import Data
 from hmi.model.artefact import Artefact
+from hmi.model.memory import give_back_memory
 from hmi.model.root import Root
 from hmi.model.tasks import TaskKind
 from hmi.training.calibrating import calibrated, calibrated_entities
@@ -102,6 +103,7 @@ def train_on_rows(
         about["teacher"] = taught.metrics
         warnings += taught.warnings
         train = encoded_split([*data.train, *taught.rows], root.tokenizer, max_length, windows=windows)
+    give_back_memory()  # of the teachers and of the tokeniser
     with ctx.plots.reader(plot) as reader:
         made = _train(ctx, options, course, root, reader, data, train, dev, weights)
     warnings += [made.afresh] if made.afresh else []

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hmi.core import JobRecord, ModelId, TenantRecord, now
-from hmi.jobs.runtime import runner as runners
+from hmi.jobs.runtime import memory_room
 from hmi.jobs.runtime.folders import new_job_id
 from hmi.jobs.runtime.memory_room import MemoryRoom
 from hmi.jobs.runtime.runner import JobRunner
@@ -140,12 +140,12 @@ def test_one_that_does_not_fit_into_memory_waits_and_says_so(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Others start meanwhile: one that is smaller, and one that somebody waits for, whatever it takes."""
-    monkeypatch.setattr(runners, "MEMORY_RETRY_S", 0.3)
+    monkeypatch.setattr(memory_room, "RETRY_S", 0.3)
     left = [3 << 30]
     large = behind(lab, "acme.a", do="count", steps=1, memory_bytes=4 << 30)
     small = behind(lab, "acme.b", do="count", steps=1, memory_bytes=1 << 30)
     runner = lab.runner()
-    runner._memory = MemoryRoom(lab.registry, 0, lambda: left[0])
+    runner._memory = MemoryRoom(lab.registry, lab.layout, 0, lambda: left[0])
     runner.start()
     assert lab.end_of(small).state == "succeeded"
     wait_until(lambda: runner.read_progress(large).phase != "")
@@ -161,13 +161,18 @@ def test_one_that_does_not_fit_into_memory_waits_and_says_so(
 
 def test_what_running_jobs_have_not_taken_yet_is_not_left(lab: Lab) -> None:
     first, second = (behind(lab, f"acme.{name}", memory_bytes=20 << 30) for name in "ab")
-    room = MemoryRoom(lab.registry, 0, lambda: 30 << 30)
-    assert room.refuses(second, {}) is None
-    why = room.refuses(second, {first: os.getpid()})
+    room = MemoryRoom(lab.registry, lab.layout, 0, lambda: 30 << 30)
+    assert room.refuses(second) is None
+    room.took("gone", os.getpid())
+    assert room.refuses(second) is None, "a job that was deleted takes nothing"
+    room.took(first, os.getpid())
+    why = room.refuses(second)
     assert why is not None
     assert "takes up to 20.0 GiB" in why
-    assert room.refuses(second, {"gone": 1 << 22}) is None, "a job that was deleted takes nothing"
-    together = MemoryRoom(lab.registry, 30 << 30, lambda: 1 << 40)
-    assert together.refuses(second, {}) is None
-    assert together.refuses(second, {first: os.getpid()}) is not None
-    assert together.refuses(behind(lab, "acme.c"), {first: os.getpid()}) is None, "an earlier release's"
+    assert room.refuses(behind(lab, "acme.c")) is None, "an earlier release's"
+    room.ended(first)
+    assert room.refuses(second) is None
+    together = MemoryRoom(lab.registry, lab.layout, 30 << 30, lambda: 1 << 40)
+    assert together.refuses(second) is None
+    together.took(first, os.getpid())
+    assert together.refuses(second) is not None

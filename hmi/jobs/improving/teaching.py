@@ -106,7 +106,6 @@ def _answers(
                 continue
             store_said(path, found)
             ctx.checkpointed()
-            give_back_memory()  # of the teacher, before the next one is loaded
         yield found
 
 
@@ -122,6 +121,7 @@ def _answered(
 ) -> Said:
     """Tune one teacher and let it answer. Raises EnoughError (it would not fit), InvalidData (diverged),
     UnsupportedModel."""
+    give_back_memory()  # of the pool, or of the teacher before
     tokenizer = Tokenizer(source.folder / "tokenizer.json")
     teacher = TeacherSource(name, load_encoder(source.folder), tokenizer, spare=True)
     mine = replace(lesson, max_length=min(lesson.max_length, teacher.encoder.shape.positions))

@@ -14,7 +14,6 @@ from hmi.config import Settings
 from hmi.core import ENDED, JobKind, JobRecord, Pacing, Progress, now
 from hmi.errors import Conflict, Damaged, NotFound
 from hmi.jobs.runtime.board import Board, read_pacing
-from hmi.jobs.runtime.child import Child
 from hmi.jobs.runtime.cleaning import clean
 from hmi.jobs.runtime.folders import JobFolder, new_job_id
 from hmi.jobs.runtime.memory_room import MemoryRoom
@@ -38,10 +37,6 @@ CANCEL_S = 30.0
 """A cancelled job that is still running after this time is killed."""
 RETRY_S = 1.0
 """A job is not started again within this time of its last start."""
-MEMORY_RETRY_S = 5.0
-"""A background job that does not fit into the memory that is left is asked again after this time."""
-ASKED_AT_ONCE = 8
-"""If so many background jobs do not fit, the others are not asked in the same round."""
 
 
 class JobRunner:
@@ -70,7 +65,7 @@ class JobRunner:
         self._turns, self._turns_behind = Turns(), Turns()
         self._behind: dict[str, str] = {}  # background job among the children -> its tenant
         self._runs_behind = True
-        self._memory = MemoryRoom(registry, settings.background_bytes)
+        self._memory = MemoryRoom(registry, self._layout, settings.background_bytes)
         self._leaving: set[str] = set()  # background jobs that were asked to give way
         self._lock = threading.RLock()
         self._wake = threading.Event()
@@ -247,6 +242,7 @@ class JobRunner:
         self._behind.pop(job, None)
         self._leaving.discard(job)
         self._cancelled_at.pop(job, None)
+        self._memory.ended(job)
         return self._children.pop(job, None)
 
     def _tell_ended(self, job: str) -> None:
@@ -283,34 +279,15 @@ class JobRunner:
         if len(self._children) >= self._workers or not self._runs_behind:
             return
         waiting = sorted(self._registry.background_jobs("queued"), key=lambda one: one[1])
-        too_large = 0
-        while waiting and too_large < ASKED_AT_ONCE:
+        while waiting:
             with self._lock:
                 if len(self._children) >= self._workers or self._stopping.is_set():
                     return
                 tenant, job = found = self._turns_behind.first(waiting, lambda one: one[0])
                 waiting.remove(found)
-                if not self._may_start(job, at):
-                    continue
-                if (why := self._memory.refuses(job, self._processes_behind())) is not None:
-                    too_large += 1
-                    self._not_before[job] = at + MEMORY_RETRY_S
-                    self._say_waiting(job, why)
-                elif self._spawn(job):
+                if self._may_start(job, at) and self._memory.lets(job) and self._spawn(job):
                     self._behind[job] = tenant
                     self._turns_behind.took(tenant)
-
-    def _processes_behind(self) -> dict[str, int]:
-        """The processes of the background jobs. The caller holds `self._lock`."""
-        found = {job: self._children[job] for job in self._behind}
-        return {job: child.pid for job, child in found.items() if isinstance(child, Child)}
-
-    def _say_waiting(self, job: str, why: str) -> None:
-        """Let `job show` tell why a queued job does not start."""
-        said = Progress(phase=why)
-        if self.read_progress(job) != said:
-            with suppress(OSError):  # the job is gone, or the disk is full
-                self._folder(job).write_progress(said)
 
     def _give_way(self) -> None:
         """Ask background jobs beyond the number of places to stop at their next step. They resume later."""
@@ -345,6 +322,7 @@ class JobRunner:
         board = Board.new(folder.board)
         child = self.starter.start_in_background(folder, job)
         self.pacer.add(job, child, board)
+        self._memory.took(job, child.pid)
         return child
 
     def _kill_stubborn(self) -> None:
