@@ -12,6 +12,7 @@ from torch import Tensor
 STEP_TOKENS, READ_TOKENS = 1_024, 2_048
 """The most tokens, with padding, that training and reading compute at once. They bound the memory of both: a
 larger batch is computed in parts (`in_parts`), and a training step adds up their gradients."""
+LONG = 256
 
 
 @dataclass(frozen=True)
@@ -54,15 +55,16 @@ def _rounded_up(number: int, multiple: int) -> int:
 
 
 def in_parts(rows: Sequence[int], lengths: Sequence[int], tokens: int) -> Iterator[list[int]]:
-    """Cut a batch into parts, in its order, so that each has at most `tokens` tokens when it is padded.
+    """Cut a batch into parts, in its order, so that each takes at most as much memory as `tokens` tokens.
 
-    rows: indices of `lengths`. A text that is longer than `tokens` is a part of its own.
+    Padding counts, and beyond LONG tokens a text takes memory by the square of its length, for attention.
+    rows: indices of `lengths`. A text that takes more is a part of its own.
     """
     part: list[int] = []
     longest = 0
     for row in rows:
         longest = max(longest, lengths[row])
-        if part and longest * (len(part) + 1) > tokens:
+        if part and (len(part) + 1) * longest * max(longest, LONG) > tokens * LONG:
             yield part
             part, longest = [], lengths[row]
         part.append(row)

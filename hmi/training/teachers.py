@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from hmi.model.batching import Encoded, pad_ids
+from hmi.model.batching import READ_TOKENS, Encoded, in_parts, pad_ids
 from hmi.model.encoder import Encoder
 from hmi.model.root import Root
 from hmi.model.tasks import TaskKind
@@ -37,16 +37,16 @@ from hmi.training.trainer import Trainer
 
 TUNED = 6
 """The most layers of a source that are tuned: the last ones."""
-KEPT_BYTES = 256 << 20
+KEPT_BYTES = 128 << 20
 """The most bytes of a deep source's states that are kept for training rows, and half as many for held-out
-rows. In 16 bits these are the states of 175,000 tokens of 768 numbers."""
+rows. In 16 bits these are the states of 87,000 tokens of 768 numbers."""
 DEEP_BATCH = 32
 """Rows of a step of a deep source. Its steps cost much beside the rows: each moves all of its weights."""
 DEEP_EPOCHS, DEEP_STEPS = 5, 100
 """A deep source is tuned for this many epochs, since its best one is early, or for more if they would have
 fewer steps."""
 TIMED_TEXTS = 16
-"""The texts that are read to time a source."""
+"""The most texts that are read to time a source."""
 TAGGED_ROWS = 800
 """A teacher is trained on at least this many tagged rows between two scores on dev. Of fewer rows it takes
 several epochs together as one. Few rows would make too few steps."""
@@ -171,7 +171,8 @@ def expected_s(source: TeacherSource, lesson: TextLesson, recipe: Recipe) -> flo
     train, dev, texts = (encoded(rows) for rows in (lesson.train, lesson.dev, lesson.texts))
     by_length = sorted([*train, *texts], key=len)
     middle = max(0, len(by_length) - TIMED_TEXTS) // 2
-    timed = by_length[middle : middle + TIMED_TEXTS]
+    near = by_length[middle : middle + TIMED_TEXTS]
+    timed = [near[i] for i in next(in_parts(range(len(near)), [len(one) for one in near], READ_TOKENS))]
     ids, took = pad_ids([one.ids for one in timed]), 0.0
     for _ in range(2):  # the first pass warms up
         begun = time.process_time()

@@ -35,6 +35,8 @@ def test_parts_keep_the_order_and_their_bound() -> None:
         assert all(parts)
         assert all(len(part) == 1 or len(part) * max(lengths[i] for i in part) <= 64 for part in parts)
     assert list(in_parts([0, 1], [100, 100], 64)) == [[0], [1]], "a text that is too long is alone"
+    assert list(in_parts(range(5), [256] * 5, 1_024)) == [[0, 1, 2, 3], [4]]
+    assert list(in_parts(range(5), [512] * 5, 2_048)) == [[0, 1], [2, 3], [4]], "attention takes more"
 
 
 SOFT = SoftTarget(((1, 0.6), (2, 0.4)))
