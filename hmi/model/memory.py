@@ -5,10 +5,13 @@ from __future__ import annotations
 
 import ctypes
 import os
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+from hmi.resident import resident
 
 CGROUPS = Path("/sys/fs/cgroup")
 OWN_CGROUPS = Path("/proc/self/cgroup")
@@ -31,6 +34,8 @@ def keep_freed_memory() -> bool:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):
         return False
+    global _trimmed
+    _trimmed = 0.0, 0
     return all(
         mallopt(option, value) == 1
         for option, value in (
@@ -39,6 +44,29 @@ def keep_freed_memory() -> bool:
             (_TOP_PAD, TOP_PAD_BYTES),
         )
     )
+
+
+def keep_less_if_grown() -> None:
+    """Return free pages to the kernel if this process keeps freed memory and has grown by GROWTH_BYTES.
+
+    Small blocks that live long come to lie in the gaps that large ones left, so the heap of a long training
+    grows although it uses no more. Call it at each step: usually it only reads a clock. The pages that a step
+    needs again are cleared by the kernel, some 50 ms of work, so it happens at most every PAUSE_S.
+    """
+    global _trimmed
+    if _trimmed is None or time.monotonic() - _trimmed[0] < PAUSE_S:
+        return
+    with suppress(OSError):  # no /proc
+        if resident().anonymous - _trimmed[1] > GROWTH_BYTES:
+            give_back_memory()
+            _trimmed = time.monotonic(), resident().anonymous
+
+
+GROWTH_BYTES = 96 << 20
+PAUSE_S = 3.0
+_trimmed: tuple[float, int] | None = (
+    None  # when, and the resident bytes then; None: this process keeps nothing
+)
 
 
 def give_back_memory() -> bool:

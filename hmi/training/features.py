@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from hmi.model.batching import Encoded
+from hmi.model.memory import keep_less_if_grown
 from hmi.model.root import Root
 from hmi.training.backbones import Examples, Features
 from hmi.training.keeping import Kept
@@ -22,6 +23,7 @@ def features_of(root: Root, reader: Reader, texts: Sequence[Encoded]) -> list[Te
     offsets = np.cumsum([0, *map(len, texts)], dtype=np.int64)
     rows, _ = reader.lookup(ids, offsets)
     reader.let_go()  # else a training would come to hold most of the PLOT
+    keep_less_if_grown()
     return list(root.add_bias(torch.from_numpy(rows), texts).split([len(t) for t in texts]))
 
 

@@ -20,6 +20,7 @@ from hmi.model.artefact import Artefact
 from hmi.model.batching import READ_TOKENS, STEP_TOKENS, in_parts, length_grouped
 from hmi.model.heads import Head, head_input, head_input_size, reads_cls_only, widened
 from hmi.model.lexical import Lexical, aligned_in, not_aligned
+from hmi.model.memory import keep_less_if_grown
 from hmi.model.modules import new_module
 from hmi.model.rest import Rest, int8_of
 from hmi.model.root import Root
@@ -123,6 +124,7 @@ class Trainer:
             for rows in in_parts(batch, examples.lengths, READ_TOKENS):
                 bf16 = self.plan.bf16 and not exact
                 logits, mask = self._forward(examples, rows, 0.0, bf16=bf16, backbone=backbone)
+                keep_less_if_grown()
                 for i, row in enumerate(rows):
                     out[row] = logits[i, : int(mask[i].sum())] if self.plan.task == "tagging" else logits[i]
         return out
@@ -255,6 +257,7 @@ class Trainer:
             if not math.isfinite(value):
                 raise diverged(f"the loss is {value} at step {step + 1}")
             loss.backward()
+            keep_less_if_grown()
         # The lexical table is not clipped: new words give it large gradients, which would scale
         # down all others.
         nn.utils.clip_grad_norm_(

@@ -80,3 +80,29 @@ def test_a_process_that_has_ended_has_no_memory() -> None:
     child.wait()
     with pytest.raises(OSError, match=str(child.pid)):
         resident(child.pid)
+
+
+def test_a_process_that_keeps_memory_gives_gaps_back_now_and_then() -> None:
+    """In a process of its own, since malloc's settings hold for good."""
+    code = """
+import torch
+from hmi.model import memory
+from hmi.resident import resident
+assert memory.keep_freed_memory()
+memory.PAUSE_S = 0.0
+small, before = [], resident().anonymous
+for i in range(60):
+    large = torch.ones(4 << 20)  # 16 MiB
+    small.append(torch.ones(1 << 14 | i))  # 64 KiB, beyond it
+    del large
+    large = torch.ones(4 << 20 | i << 14)  # does not fit into the gap
+    small.append(torch.ones(1 << 14))
+    del large
+    memory.keep_less_if_grown()
+print((resident().anonymous - before) >> 20)
+"""
+    held, otherwise = (
+        int(subprocess.run([sys.executable, "-c", each], capture_output=True, check=True, text=True).stdout)
+        for each in (code, code.replace("    memory.keep_less_if_grown()\n", ""))
+    )
+    assert held < otherwise / 3

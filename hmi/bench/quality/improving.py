@@ -154,8 +154,8 @@ def run(
             one.kill()
 
 
-class _SpentError(Exception):
-    """The CPU seconds of all cells are spent."""
+class _EndError(Exception):
+    """The CPU seconds of all cells are spent, or the benchmark was stopped."""
 
 
 def _work(
@@ -164,6 +164,8 @@ def _work(
     """Run the cells of one lesson in this process, and tell each result."""
     torch.set_num_threads(1)
     keep_freed_memory()
+    parent = multiprocessing.parent_process()
+    assert parent is not None
     counted, said = 0.0, 0.0
 
     def report(what: str, step: int, total: int) -> None:
@@ -172,8 +174,8 @@ def _work(
         with spent.get_lock():
             spent.value += now - counted
         counted = now
-        if spent.value >= plan.cpu_s:
-            raise _SpentError
+        if spent.value >= plan.cpu_s or not parent.is_alive():
+            raise _EndError
         if time.monotonic() - said > SAY_S:
             said = time.monotonic()
             told.put((cells[0], (what, step, total)))
@@ -189,7 +191,7 @@ def _work(
                 if column.learner in ("contrasted", "frozen") and not lesson.can_be_probed:
                     continue
                 told.put((cell, result_of(lesson, column, cell.seed, plan.test)))
-    except _SpentError:
+    except _EndError:
         pass
     except HmiError as error:
         told.put((cells[0], error))
