@@ -101,6 +101,7 @@ def improved(
     finally:
         table = improving.summary(plan, root)
         name = "improved" if rows >= TRAIN else f"improved-{rows}"
+        name = f"{name}-cells" if chosen["cells"] else name
         write_json(out / f"{name}.json", {**result("improved", []), "rows": table})
     if as_json:
         print_json(table)
