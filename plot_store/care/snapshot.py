@@ -57,12 +57,14 @@ def _contents(txn: CatalogueTxn) -> tuple[set[str], dict[str, dict[str, Any]]]:
 
 
 def _linked(source: Path, target: Path, name: str) -> bool:
-    """Link a segment, or copy it where the file system has no links. Returns whether it exists."""
-    with contextlib.suppress(FileExistsError):
+    """Link a segment if no earlier try has; copy it where there are no links. Returns whether it exists."""
+    with contextlib.suppress(FileNotFoundError):
         try:
-            os.link(source / name, target / name)
+            if not (target / name).exists():
+                os.link(source / name, target / name)
         except FileNotFoundError:
-            return False
+            raise
         except OSError:
             shutil.copy2(source / name, target / name)
-    return True
+        return True
+    return False

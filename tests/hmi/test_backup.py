@@ -320,6 +320,21 @@ def test_what_the_folder_has_lost_is_told(filled: Manager, target: Target) -> No
     assert made(filled, target).remarks == ("version 1 of model acme.m lacks its artefact",)
 
 
+def test_a_backup_without_a_lost_segment_has_the_others(
+    filled: Manager, target: Target, tmp_path: Path
+) -> None:
+    publish_plot(filled, "tiny/b")
+    lost, *others = sorted((filled.settings.data / "plots" / "segments").iterdir())
+    assert others, "there must be a segment that is linked again at the second try"
+    lost.unlink()
+    assert made(filled, target).remarks == (f"segment {lost.name} of the PLOT store is missing",)
+    again = restored(target, tmp_path / "new")
+    assert {path.name for path in (tmp_path / "new" / "plots" / "segments").iterdir()} == {
+        p.name for p in others
+    }
+    again.close()
+
+
 def test_a_file_system_without_links_gets_copies(
     filled: Manager, target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
