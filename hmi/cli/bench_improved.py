@@ -63,6 +63,7 @@ def improved(
     session.not_remote(MEASURED_HERE)
     from hmi.bench.quality import improving
     from hmi.bench.quality import setting as made
+    from hmi.bench.quality.cell_queue import run
     from hmi.bench.quality.improved import columns
     from hmi.bench.quality.improving import Cell
     from hmi.bench.quality.tasks import TRAIN, named
@@ -96,7 +97,7 @@ def improved(
         folder = made.prepare(setting, tasks, notes.print, bar.show)
     root = load_root(folder)
     try:
-        for spec, found in improving.run(plan, setting, folder, root, steps_shown()):
+        for spec, found in run(plan, setting, folder, root, steps_shown()):
             notes.print(f"{spec['task']} {spec['arm']}, seed {spec['seed']}: dev {found['dev']:.4f}")
     finally:
         table = improving.summary(plan, root)

@@ -13,6 +13,7 @@ STEP_TOKENS, READ_TOKENS = 1_024, 2_048
 """The most tokens, with padding, that training and reading compute at once. They bound the memory of both: a
 larger batch is computed in parts (`in_parts`), and a training step adds up their gradients."""
 LONG = 256
+"""Tokens of a text from which its attention, which grows by the square, takes most of a step's memory."""
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,12 @@ TRIM_THRESHOLD_BYTES = 2_000_000_000
 """Free memory at the top of the heap is returned to the kernel only beyond this."""
 TOP_PAD_BYTES = 256 << 20
 """The heap grows by this much more than is needed."""
+GROWTH_BYTES, PAUSE_S = 96 << 20, 3.0
+"""A process that keeps freed memory trims its heap when it has grown by so much, and this often at most."""
+_VERSION_1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+_VERSION_2 = ("memory.max", "memory.current", "inactive_file")
+_trimmed: tuple[float, int] | None = None
+"""When the heap was trimmed, and the resident bytes then. None in a process that keeps no freed memory."""
 
 
 def keep_freed_memory() -> bool:
@@ -60,13 +66,6 @@ def keep_less_if_grown() -> None:
         if resident().anonymous - _trimmed[1] > GROWTH_BYTES:
             give_back_memory()
             _trimmed = time.monotonic(), resident().anonymous
-
-
-GROWTH_BYTES = 96 << 20
-PAUSE_S = 3.0
-_trimmed: tuple[float, int] | None = (
-    None  # when, and the resident bytes then; None: this process keeps nothing
-)
 
 
 def give_back_memory() -> bool:
@@ -119,7 +118,7 @@ class Cgroup:
         limit, used = self.limit(), _number(self.folder / self.used_file)
         if limit is None or used is None:
             return None
-        return max(0, limit - used + _line(self.folder / "memory.stat", self.cached, 0))
+        return max(0, limit - used + _line(self.folder / "memory.stat", self.cached))
 
 
 def own_cgroups(root: Path = CGROUPS, own: Path = OWN_CGROUPS) -> list[Cgroup]:
@@ -132,7 +131,7 @@ def own_cgroups(root: Path = CGROUPS, own: Path = OWN_CGROUPS) -> list[Cgroup]:
         for line in own.read_text().splitlines():
             _, controllers, path = line.split(":", 2)
             if controllers == "":
-                top, names = root, ("memory.max", "memory.current", "inactive_file")
+                top, names = root, _VERSION_2
             elif "memory" in controllers.split(","):
                 top, names = root / "memory", _VERSION_1
             else:
@@ -140,9 +139,6 @@ def own_cgroups(root: Path = CGROUPS, own: Path = OWN_CGROUPS) -> list[Cgroup]:
             folder = top / path.lstrip("/")
             found += [Cgroup(each, *names) for each in (folder, *folder.parents) if each.is_relative_to(top)]
     return found
-
-
-_VERSION_1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
 
 
 def _number(file: Path) -> int | None:
@@ -153,15 +149,15 @@ def _number(file: Path) -> int | None:
         return None
 
 
-def _line(file: Path, name: str, otherwise: int) -> int:
-    """The number after a name in a file of such lines."""
+def _line(file: Path, name: str) -> int:
+    """The number after a name in a file of such lines; 0 if there is none."""
     with suppress(OSError, ValueError):
         for line in file.read_text().splitlines():
             if line.split(maxsplit=1)[:1] == [name]:
                 return int(line.split()[1])
-    return otherwise
+    return 0
 
 
 def _available(meminfo: Path) -> int:
-    left = _line(meminfo, "MemAvailable:", 0) << 10
+    left = _line(meminfo, "MemAvailable:") << 10
     return left or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2

@@ -1,8 +1,7 @@
-"""How much memory the tuning of a teacher takes at its peak, by the shape of its source.
+"""The memory that tuning a teacher takes at its peak, by the shape of its source.
 
-Most of it are numbers for each weight that is tuned: the weight, its gradient, the optimiser's two moments
-and the best epoch's copy. The activations of a step are bounded (`hmi.model.batching.STEP_TOKENS`). The
-constants were measured (docs/operations/capacity.md).
+Most of it holds the weights that are tuned. `hmi.model.batching.STEP_TOKENS` bounds the activations of a
+step. The constants were measured (docs/operations/capacity.md).
 """
 
 from __future__ import annotations
@@ -14,8 +13,11 @@ from hmi.training.teachers import KEPT_BYTES, TUNED
 PROCESS_BYTES = 640 << 20
 """The libraries, the root, the rows, the PLOT's pages, and what the allocator keeps."""
 FLOAT = 4
+"""Bytes of a number in fp32."""
 COPIES = 5
-"""Numbers for each weight that is tuned."""
+"""Numbers for each tuned weight: itself, its gradient, the optimiser's two moments, the best epoch's copy."""
+ACTIVATIONS, FFN_ACTIVATIONS = 16, 5
+"""Numbers that a step holds for each token and layer, per number of a state and of the feed-forward layer."""
 
 
 def teacher_bytes(shape: EncoderShape) -> int:
@@ -29,7 +31,3 @@ def teacher_bytes(shape: EncoderShape) -> int:
     kept = KEPT_BYTES + KEPT_BYTES // 2 if deep else 0
     token = tuned_layers * (ACTIVATIONS * shape.dim + FFN_ACTIVATIONS * shape.ffn)
     return PROCESS_BYTES + FLOAT * (COPIES * tuned + frozen + STEP_TOKENS * token) + kept
-
-
-ACTIVATIONS, FFN_ACTIVATIONS = 16, 5
-"""Numbers of a step that are held for each token and layer, per number of a state and of the feed-forward."""

@@ -62,7 +62,7 @@ class TeacherSource:
     encoder: Encoder
     tokenizer: Tokenizer
     spare: bool = False
-    """Whether nobody else needs the encoder. Then it is tuned itself, which spares the memory of a copy."""
+    """Whether a teacher may tune the encoder itself, which spares the memory of a copy."""
 
     @property
     def frozen(self) -> int:
@@ -75,7 +75,7 @@ class TeacherSource:
         return self.frozen > 0
 
     def backbone(self) -> Backbone:
-        """What is tuned, or a copy of it if the encoder is not spare. It reads what `examples` gives."""
+        """Return the layers to tune: a copy unless the encoder is spare. They read what `examples` gives."""
         if not self.deep:
             return EncoderBackbone(self.encoder, copied=not self.spare)
         upper = self.encoder.layers[self.frozen :]

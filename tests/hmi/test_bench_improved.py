@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
-from hmi.bench.quality import improving
+from hmi.bench.quality import cell_queue
 from hmi.bench.quality.arms import hbert
+from hmi.bench.quality.cell_queue import small
 from hmi.bench.quality.cells import RECIPE_VERSION
 from hmi.bench.quality.improved import _rate
-from hmi.bench.quality.improving import Cell, ImprovedPlan, check, small, summary
+from hmi.bench.quality.improving import Cell, ImprovedPlan, check, summary
 from hmi.bench.quality.runs import Runs
 from hmi.bench.quality.tasks import TaskRows
 from hmi.errors import HmiError, InvalidInput
@@ -115,7 +116,7 @@ def work(plan: ImprovedPlan, setting: Any, folder: Any, cells: Any, told: Any, s
 def test_the_queue_skips_what_is_done_and_ends_with_its_budget(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(improving, "_work", work)
+    monkeypatch.setattr(cell_queue, "_work", work)
     sets = [("sst2", 0), ("sst2", 1), ("sick", 0), ("rte123", 0)]
     names = [f"{task}:2000:{seed}:by_default" for task, seed in sets]
     its = plan(tmp_path, *names, at_once=2)
@@ -124,7 +125,7 @@ def test_the_queue_skips_what_is_done_and_ends_with_its_budget(
 
     def run(its: ImprovedPlan) -> list[tuple[str, int]]:
         nothing: Any = None
-        found = improving.run(its, nothing, tmp_path, ROOT, lambda what, step, total: shown.append(what))
+        found = cell_queue.run(its, nothing, tmp_path, ROOT, lambda what, step, total: shown.append(what))
         return sorted((spec["task"], spec["seed"]) for spec, _ in found)
 
     assert run(replace(its, at_once=1, cpu_s=5.0)) == [("sst2", 1)], "what begins within the budget"

@@ -16,7 +16,7 @@ from hmi.jobs.improving import sources
 from hmi.jobs.improving.ledger import TEACHERS_SHARE, Ledger
 from hmi.model.root import Root
 from hmi.model.shape import EncoderShape, read_shape
-from hmi.model.source import find_source
+from hmi.model.source import find_shape, find_source
 from hmi.training.data.rows import Row
 from hmi.training.footprint import teacher_bytes
 from hmi.training.improving import COPIES, PoolPlan, make_pool, plan_of
@@ -66,7 +66,7 @@ def test_a_job_takes_the_memory_of_the_largest_teacher_that_could_ever_fit(
     deep = EncoderShape(30_527, 768, 12, 12, 3_072, 512, 0, 1e-5, "mpnet", 32)
     assert teacher_bytes(small) < 1.5e9
     assert teacher_bytes(small) < teacher_bytes(deep) < 3e9
-    monkeypatch.setattr(sources, "shape_of", {"deep": deep, "gone": None}.get)
+    monkeypatch.setattr(sources, "present", lambda name, _: {"deep": deep, "gone": None}[name])
     for given, most, wanted in (
         ("deep, gone", 4 << 30, teacher_bytes(deep)),
         ("deep", 2 << 30, teacher_bytes(small)),
@@ -90,5 +90,5 @@ def test_a_larger_source_that_could_never_fit_does_not_teach(
         assert [name for name, _ in sources.sources_of(ctx, tiny_root, larger=False)] == [sources.OWN]
     assert sum("takes more memory than there is" in line for line in said) == 1
     assert sum("not on this machine" in line for line in said) == 2
-    assert sources.shape_of(str(other)) == read_shape(other)
-    assert sources.shape_of(str(tmp_path / "none")) is None
+    assert sources.present(str(other), find_shape) == read_shape(other)
+    assert sources.present(str(tmp_path / "none"), find_shape) is None

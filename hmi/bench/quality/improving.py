@@ -1,37 +1,26 @@
-"""Runs the columns of a second version (`hmi.bench.quality.improved`) on every task, and sums them up."""
+"""Cells of second versions (`hmi.bench.quality.improved`): what identifies their runs, and their table."""
 
 from __future__ import annotations
 
 import math
-import multiprocessing
-import queue
-import random
 import statistics
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from multiprocessing.context import SpawnProcess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from hmi.bench.quality.cells import RECIPE_VERSION, Report
-from hmi.bench.quality.improved import Improved, columns, result_of
-from hmi.bench.quality.lesson import OWN, Lesson
+from hmi.bench.quality.cells import RECIPE_VERSION
+from hmi.bench.quality.improved import Improved, columns
+from hmi.bench.quality.lesson import OWN
 from hmi.bench.quality.run import content_of
 from hmi.bench.quality.runs import Runs, RunSpec
-from hmi.bench.quality.setting import Setting, opened
-from hmi.bench.quality.tasks import SPLIT_SEED, TRAIN, TaskRows, load, named
-from hmi.errors import HmiError, InvalidInput
-from hmi.model.memory import keep_freed_memory
+from hmi.bench.quality.tasks import TRAIN, named
+from hmi.errors import InvalidInput
 from hmi.model.root import Root
-from hmi.training.recipe import HELD_OUT
-from hmi.training.row_keys import hold_out
 
 LEAST_ROWS = 20
-SAY_S = 1.0
-"""A process that works on cells tells of its progress at most this often."""
+IMPROVED_VERSION = 3
+"""A part of the key of every run of these columns. Raise it when the recipe of second versions changes."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +52,7 @@ class Cell:
 
     @property
     def lesson(self) -> tuple[str, int, int]:
-        """What cells share that have one pool and one set of teachers."""
+        """What identifies a pool and its teachers: cells with the same lesson share both."""
         return self.task, self.rows, self.draw
 
 
@@ -77,7 +66,7 @@ class ImprovedPlan:
     cells: tuple[Cell, ...]
     larger: tuple[str, ...] = ()
     test: bool = True
-    """Whether test is scored. It is not while something is being chosen."""
+    """Whether test is scored. Leave test unread while something is being chosen."""
     plot: str = ""
     cpu_s: float = math.inf
     """The CPU seconds of all cells together. A cell that would go beyond is given up."""
@@ -104,117 +93,6 @@ def column_of(plan: ImprovedPlan, cell: Cell) -> Improved:
             f"column {cell.column!r} is unknown: use one of {', '.join(known)}", field="column"
         )
     return known[cell.column]
-
-
-def run(
-    plan: ImprovedPlan, setting: Setting, folder: Path, root: Root, report: Report
-) -> Iterator[tuple[RunSpec, Any]]:
-    """Run the cells that are not done yet, in processes of their own. Yields each run as it is stored.
-
-    Cells of one lesson run one after the other, since they share what teachers say. It may be stopped
-    anywhere. Raises HmiError, also if a process died.
-    """
-    kept = Runs(plan.runs)
-    left: dict[tuple[str, int, int], list[Cell]] = {}
-    for cell in plan.cells:
-        if kept.get(plan.spec(cell, root)) is None:
-            left.setdefault(cell.lesson, []).append(cell)
-    context = multiprocessing.get_context("spawn")
-    told: Any = context.Queue()
-    spent = context.Value("d", 0.0)
-    waiting, running = list(left.values()), list[SpawnProcess]()
-    try:
-        while waiting or running or not told.empty():
-            while waiting and len(running) < plan.at_once and spent.value < plan.cpu_s:
-                made = context.Process(
-                    target=_work, args=(plan, setting, folder, waiting.pop(0), told, spent), daemon=True
-                )
-                made.start()
-                running.append(made)
-            try:
-                cell, told_of = told.get(timeout=0.2)
-            except queue.Empty:
-                for one in running:
-                    if one.exitcode:
-                        raise HmiError(f"a process that ran cells died (exit code {one.exitcode})") from None
-                running = [one for one in running if one.is_alive()]
-                if spent.value >= plan.cpu_s:
-                    waiting = []
-                continue
-            if isinstance(told_of, HmiError):
-                raise told_of
-            if isinstance(told_of, tuple):
-                report(*told_of)
-                continue
-            spec = plan.spec(cell, root)
-            kept.put(spec, told_of)
-            yield spec, told_of
-    finally:
-        for one in running:
-            one.kill()
-
-
-class _EndError(Exception):
-    """The CPU seconds of all cells are spent, or the benchmark was stopped."""
-
-
-def _work(
-    plan: ImprovedPlan, setting: Setting, folder: Path, cells: Sequence[Cell], told: Any, spent: Any
-) -> None:
-    """Run the cells of one lesson in this process, and tell each result."""
-    torch.set_num_threads(1)
-    keep_freed_memory()
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    counted, said = 0.0, 0.0
-
-    def report(what: str, step: int, total: int) -> None:
-        nonlocal counted, said
-        now = time.process_time()
-        with spent.get_lock():
-            spent.value += now - counted
-        counted = now
-        if spent.value >= plan.cpu_s or not parent.is_alive():
-            raise _EndError
-        if time.monotonic() - said > SAY_S:
-            said = time.monotonic()
-            told.put((cells[0], (what, step, total)))
-
-    try:
-        [task] = named([cells[0].task])
-        rows = small(load(task, plan.sets), cells[0].rows, cells[0].draw)
-        with opened(setting, folder) as models:
-            kept = plan.runs.parent / "taught"
-            lesson = Lesson(task, rows, models, plan.corpora, plan.larger, kept, report)
-            for cell in cells:
-                column = column_of(plan, cell)
-                if column.learner in ("contrasted", "frozen") and not lesson.can_be_probed:
-                    continue
-                told.put((cell, result_of(lesson, column, cell.seed, plan.test)))
-    except _EndError:
-        pass
-    except HmiError as error:
-        told.put((cells[0], error))
-    told.close()
-    told.join_thread()
-
-
-def small(rows: TaskRows, count: int, draw: int = 0) -> TaskRows:
-    """The rows of a tenant that has only this many labelled rows, of which the service holds some out.
-
-    draw: 0 for the first rows, another number for other rows.
-    """
-    if count >= TRAIN:
-        return rows
-    mine = list(rows.train)
-    if draw:
-        random.Random(SPLIT_SEED + draw).shuffle(mine)
-    train, dev = hold_out(mine[:count], HELD_OUT)
-    return replace(rows, train=train, dev=dev)
-
-
-IMPROVED_VERSION = 3
-"""A part of the key of every run of these columns. Raise it when the recipe of second versions changes."""
 
 
 def about(plan: ImprovedPlan, cell: Cell, root: Root) -> RunSpec:

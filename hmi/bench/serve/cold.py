@@ -11,7 +11,7 @@ import numpy as np
 
 from hmi.bench.floods.server import Home as ServerHome
 from hmi.bench.floods.server import running
-from hmi.bench.memory import drop_cached
+from hmi.bench.page_cache import drop_cached
 from hmi.bench.report import Row
 from hmi.bench.serve.engine import Serving, serving
 from hmi.bench.serve.home import Home

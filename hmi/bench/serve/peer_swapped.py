@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 
 from hmi.bench.encoder_peers import exported
-from hmi.bench.memory import drop_cached
+from hmi.bench.page_cache import drop_cached
 from hmi.model.encoder import Encoder
 
 FILES = 16

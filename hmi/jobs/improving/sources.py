@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from hmi.config import Settings
 from hmi.errors import UnsupportedModel
@@ -16,6 +18,8 @@ from hmi.training.footprint import teacher_bytes
 
 OWN = "the root's source"
 
+Found = TypeVar("Found")
+
 
 def sources_of(ctx: JobContext, root: Root, *, larger: bool) -> list[tuple[str, Source]]:
     """The root's source, then the operator's if larger ones teach, by the names that a tenant sees. Raises
@@ -23,7 +27,7 @@ def sources_of(ctx: JobContext, root: Root, *, larger: bool) -> list[tuple[str, 
     found = [(OWN, source_of_root(root, "unlabelled"))]
     settings = ctx.settings
     for given in settings.teacher_names if larger else ():
-        source = present(given)
+        source = present(given, find_source)
         if source is None:
             ctx.log(f"no teacher was tuned from {Path(given).name}: it is not on this machine")
         elif teacher_bytes(read_shape(source.folder)) > most_bytes(settings):
@@ -33,22 +37,13 @@ def sources_of(ctx: JobContext, root: Root, *, larger: bool) -> list[tuple[str, 
     return found
 
 
-def present(name: str) -> Source | None:
-    """A source that is on this machine; None if it is not. A background job must not download."""
+def present(name: str, find: Callable[[str], Found]) -> Found | None:
+    """What `find` finds by a source's name, or None if it is not on this machine: a background job must not
+    download."""
     if must_be_fetched(name):
         return None
     try:
-        return find_source(name)
-    except UnsupportedModel:
-        return None
-
-
-def shape_of(name: str) -> EncoderShape | None:
-    """The shape of a source that is on this machine; None if it is not. The weights are not looked at."""
-    if must_be_fetched(name):
-        return None
-    try:
-        return find_shape(name)
+        return find(name)
     except UnsupportedModel:
         return None
 
@@ -60,7 +55,6 @@ def most_bytes(settings: Settings) -> int:
 
 def bytes_of(root: EncoderShape, settings: Settings) -> int:
     """The most memory that a job takes for a root of this shape, with the teachers that could ever fit."""
-    larger = [
-        teacher_bytes(shape) for name in settings.teacher_names if (shape := shape_of(name)) is not None
-    ]
+    shapes = [present(name, find_shape) for name in settings.teacher_names]
+    larger = [teacher_bytes(shape) for shape in shapes if shape is not None]
     return max([teacher_bytes(root), *(each for each in larger if each <= most_bytes(settings))])

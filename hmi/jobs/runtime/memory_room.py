@@ -1,7 +1,7 @@
-"""Whether a background job fits into the memory that is left.
+"""Decides whether a background job fits into the memory that is left.
 
-A job's spec says how much it takes at its peak (`memory_bytes`); one that does not say may start. A process
-that has started holds less at first, so what it has not taken yet counts as taken.
+A job's spec names the bytes of its peak (`memory_bytes`). A job without this entry may start. The room keeps
+a running job's whole peak for it, since its process takes the memory little by little.
 """
 
 from __future__ import annotations
