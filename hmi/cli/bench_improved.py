@@ -10,6 +10,7 @@ import click
 
 from hmi.cli.base import FolderCommand, as_json, pass_session
 from hmi.cli.bench_quality import MEASURED_HERE, RUNS, of_a_setting, of_the_rows, setting_of, steps_shown
+from hmi.cli.options import Number
 from hmi.cli.output import notes, print_json, print_table
 from hmi.cli.progress import job_bar
 from hmi.cli.session import Session
@@ -39,14 +40,14 @@ from hmi.cli.session import Session
 )
 @click.option(
     "--cpu-hours",
-    type=click.FloatRange(0, min_open=True),
+    type=Number(0.001, 10_000),
     help="End after this much CPU time of all cells together.  [default: no end]",
 )
 @click.option(
     "--at-once",
     default=1,
     show_default=True,
-    type=click.IntRange(1, 2),
+    type=click.IntRange(1),
     help="Work on this many sets at a time, each on one core.",
 )
 @of_the_rows
@@ -72,7 +73,7 @@ def improved(
     from hmi.model.root import load_root
 
     names = chosen["columns"] or [c.name for c in columns(chosen["teachers"], few=rows < TRAIN)]
-    cells = [Cell.parse(text) for text in chosen["cells"]] or [
+    cells = list(dict.fromkeys(map(Cell.parse, chosen["cells"]))) or [
         Cell(task.name, min(rows, TRAIN), seed, name)
         for task in named(chosen["tasks"])
         for name in names

@@ -107,8 +107,8 @@ class Settings:
     """Percent of the time that such a job runs even while texts are answered, so that it ends at some time;
     0 = none, 100 = it is never paused."""
     background_bytes: int = 0
-    """Memory that such jobs may take together; 0 = what the machine, or the server's cgroup, has left. A job
-    that does not fit waits, and `hmi job show` says so. A larger teacher that could never fit is left out."""
+    """Memory that jobs `improve` may take together; 0 = what the machine, or the server's cgroup, has left. A
+    job that does not fit waits, and `hmi job show` says so. After an hour it does without larger teachers."""
     precision: str = "auto"
     """Numbers that the upper layers multiply: `fp32`; `bf16` or `int8`, where the processor can; or `auto`,
     the fastest of fp32 and bf16 on this machine (`hmi profile`). Requests with `exact` always run in fp32."""

@@ -70,6 +70,8 @@ class ImproveSpec(FineTuneSpec):
     """The bytes of the inputs."""
     memory_bytes: int = 0
     """The memory that the job takes at its peak, by an estimate. The runner lets it wait for that much."""
+    larger_bytes: int = 0
+    """The same with the larger teachers that this machine could ever hold; 0: there are none."""
 
 
 class BuildPlotSpec(Spec):

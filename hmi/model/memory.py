@@ -23,10 +23,17 @@ TOP_PAD_BYTES = 256 << 20
 """The heap grows by this much more than is needed."""
 GROWTH_BYTES, PAUSE_S = 96 << 20, 3.0
 """A process that keeps freed memory trims its heap when it has grown by so much, and this often at most."""
-_VERSION_1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-_VERSION_2 = ("memory.max", "memory.current", "inactive_file")
+Names = tuple[str, str, tuple[str, ...]]
+"""The fields of a `Cgroup` after its folder."""
+VERSION_1: Names = (
+    "memory.limit_in_bytes",
+    "memory.usage_in_bytes",
+    ("total_inactive_file", "total_active_file"),
+)
+VERSION_2: Names = "memory.max", "memory.current", ("inactive_file", "active_file", "slab_reclaimable")
 _trimmed: tuple[float, int] | None = None
-"""When the heap was trimmed, and the resident bytes then. None in a process that keeps no freed memory."""
+"""When the process last looked at its memory, and its resident bytes after the last trim. None in a process
+that keeps no freed memory."""
 
 
 def keep_freed_memory() -> bool:
@@ -63,9 +70,11 @@ def keep_less_if_grown() -> None:
     if _trimmed is None or time.monotonic() - _trimmed[0] < PAUSE_S:
         return
     with suppress(OSError):  # no /proc
-        if resident().anonymous - _trimmed[1] > GROWTH_BYTES:
+        held, least = resident().anonymous, _trimmed[1]
+        if held - least > GROWTH_BYTES:
             give_back_memory()
-            _trimmed = time.monotonic(), resident().anonymous
+            least = resident().anonymous
+        _trimmed = time.monotonic(), least
 
 
 def give_back_memory() -> bool:
@@ -108,8 +117,8 @@ class Cgroup:
     folder: Path
     limit_file: str
     used_file: str
-    cached: str
-    """The line of memory.stat with the bytes of files that were not read lately."""
+    dropped: tuple[str, ...]
+    """The lines of memory.stat with bytes that the system can drop without loss, such as cached files."""
 
     def limit(self) -> int | None:
         return _number(self.folder / self.limit_file)
@@ -118,7 +127,9 @@ class Cgroup:
         limit, used = self.limit(), _number(self.folder / self.used_file)
         if limit is None or used is None:
             return None
-        return max(0, limit - used + _line(self.folder / "memory.stat", self.cached))
+        return max(
+            0, limit - used + sum(_line(self.folder / "memory.stat", each) or 0 for each in self.dropped)
+        )
 
 
 def own_cgroups(root: Path = CGROUPS, own: Path = OWN_CGROUPS) -> list[Cgroup]:
@@ -131,9 +142,9 @@ def own_cgroups(root: Path = CGROUPS, own: Path = OWN_CGROUPS) -> list[Cgroup]:
         for line in own.read_text().splitlines():
             _, controllers, path = line.split(":", 2)
             if controllers == "":
-                top, names = root, _VERSION_2
+                top, names = root, VERSION_2
             elif "memory" in controllers.split(","):
-                top, names = root / "memory", _VERSION_1
+                top, names = root / "memory", VERSION_1
             else:
                 continue
             folder = top / path.lstrip("/")
@@ -149,15 +160,15 @@ def _number(file: Path) -> int | None:
         return None
 
 
-def _line(file: Path, name: str) -> int:
-    """The number after a name in a file of such lines; 0 if there is none."""
+def _line(file: Path, name: str) -> int | None:
+    """The number after a name in a file of such lines; None if there is none."""
     with suppress(OSError, ValueError):
         for line in file.read_text().splitlines():
             if line.split(maxsplit=1)[:1] == [name]:
                 return int(line.split()[1])
-    return 0
+    return None
 
 
 def _available(meminfo: Path) -> int:
-    left = _line(meminfo, "MemAvailable:") << 10
-    return left or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+    left = _line(meminfo, "MemAvailable:")
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2 if left is None else left << 10

@@ -63,11 +63,10 @@ def train_to_best(
     last is the best.
 
     judge: computes the held-out metrics of the trainer's current weights. keep_best=False: train
-    all epochs and keep the last, for held-out sets on which the best score would be chance. every: only each
-    epoch of this many is judged, and the last. start:
-    the history of an interrupted run, whose tensors the trainer already has. after_epoch: called
-    after each epoch, to write a checkpoint. Raises InvalidData (diverged), EnoughError (before the first
-    epoch has ended).
+    all epochs and keep the last, for held-out sets on which the best score would be chance. every: the last
+    epoch and every `every`-th one are judged. start: the history of an interrupted run, whose tensors the
+    trainer already has. after_epoch: called after each epoch, to write a checkpoint. Raises InvalidData
+    (diverged), EnoughError (before the first judged epoch has ended).
     """
     history, patience = start or History(), trainer.plan.patience
     if history.over(patience):

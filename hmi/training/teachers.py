@@ -181,12 +181,21 @@ def expected_s(source: TeacherSource, lesson: TextLesson, recipe: Recipe) -> flo
         took = time.process_time() - begun
     plan, together = _plan(source, lesson, recipe, max(1, len(train)))
     frozen = source.frozen / len(source.encoder.layers)
+    judged = plan.epochs / together + 1
     passes = (
-        (train, frozen + 3 * (1 - frozen) * plan.epochs),
-        (dev, frozen + (1 - frozen) * (plan.epochs / together + 1)),
+        (train, frozen * _reads(source, train, KEPT_BYTES, plan.epochs) + 3 * (1 - frozen) * plan.epochs),
+        (dev, frozen * _reads(source, dev, KEPT_BYTES // 2, judged) + (1 - frozen) * judged),
         (texts, 1.0),
     )
     return took / ids.numel() * sum(times * sum(map(len, part)) for part, times in passes)
+
+
+def _reads(source: TeacherSource, rows: Sequence[Encoded], kept: int, times: float) -> float:
+    """How often a row goes through the frozen layers on average: again and again where its states are not
+    kept."""
+    tokens = sum(map(len, rows))
+    beyond = max(0.0, 1 - kept / (2 * source.encoder.shape.dim) / max(1, tokens))
+    return 1 + (times - 1) * beyond
 
 
 def teach(

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from typing import Any
 
 import pytest
 
 from hmi.core import JobRecord, ModelId, TenantRecord, now
 from hmi.jobs.runtime import memory_room
-from hmi.jobs.runtime.folders import new_job_id
+from hmi.jobs.runtime.folders import JobFolder, new_job_id
 from hmi.jobs.runtime.memory_room import MemoryRoom
 from hmi.jobs.runtime.runner import JobRunner
 from hmi.jobs.runtime.turns import Turns
@@ -136,11 +137,8 @@ def test_turns_go_round_and_one_that_was_lost_comes_next() -> None:
     assert turns.first(waiting, str) == "c"
 
 
-def test_one_that_does_not_fit_into_memory_waits_and_says_so(
-    lab: Lab, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_that_does_not_fit_into_memory_waits_and_says_so(lab: Lab) -> None:
     """Others start meanwhile: one that is smaller, and one that somebody waits for, whatever it takes."""
-    monkeypatch.setattr(memory_room, "RETRY_S", 0.3)
     left = [3 << 30]
     large = behind(lab, "acme.a", do="count", steps=1, memory_bytes=4 << 30)
     small = behind(lab, "acme.b", do="count", steps=1, memory_bytes=1 << 30)
@@ -157,22 +155,45 @@ def test_one_that_does_not_fit_into_memory_waits_and_says_so(
     assert lab.end_of(ordinary).state == "succeeded"
     left[0] = 5 << 30
     assert lab.end_of(large).state == "succeeded"
+    assert "memory" not in runner.read_progress(large).phase
 
 
 def test_what_running_jobs_have_not_taken_yet_is_not_left(lab: Lab) -> None:
-    first, second = (behind(lab, f"acme.{name}", memory_bytes=20 << 30) for name in "ab")
+    first, second = jobs = [behind(lab, f"acme.{name}", memory_bytes=20 << 30) for name in "ab"]
     room = MemoryRoom(lab.registry, lab.layout, 0, lambda: 30 << 30)
-    assert room.refuses(second) is None
+    assert room.fitting(jobs) == {first, second}
     room.took("gone", os.getpid())
-    assert room.refuses(second) is None, "a job that was deleted takes nothing"
+    assert room.fitting([second]) == {second}, "a job that was deleted takes nothing"
     room.took(first, os.getpid())
-    why = room.refuses(second)
-    assert why is not None
-    assert "takes up to 20.0 GiB" in why
-    assert room.refuses(behind(lab, "acme.c")) is None, "an earlier release's"
+    earlier = behind(lab, "acme.c")
+    assert room.fitting([second, earlier]) == {earlier}, "an earlier release's job says nothing"
+    assert "takes up to 20.0 GiB" in JobFolder(lab.layout.jobs, second).read_progress().phase
     room.ended(first)
-    assert room.refuses(second) is None
+    assert room.fitting([second]) == {second}
     together = MemoryRoom(lab.registry, lab.layout, 30 << 30, lambda: 1 << 40)
-    assert together.refuses(second) is None
+    assert together.fitting([second]) == {second}
     together.took(first, os.getpid())
-    assert together.refuses(second) is not None
+    assert together.fitting([second]) == set()
+
+
+def test_a_job_waits_an_hour_for_its_larger_teachers(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = behind(lab, "acme.a", memory_bytes=1 << 30, larger_bytes=4 << 30)
+    room = MemoryRoom(lab.registry, lab.layout, 0, lambda: 2 << 30)
+    assert room.fitting([job]) == set()
+    assert "takes up to 4.0 GiB" in JobFolder(lab.layout.jobs, job).read_progress().phase
+    at = time.time()
+    monkeypatch.setattr(time, "time", lambda: at + memory_room.LARGER_WAIT_S + 1)
+    assert room.fitting([job]) == {job}
+
+
+def test_many_that_do_not_fit_hold_up_no_other_and_are_told_in_turns(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory_room, "TOLD_A_ROUND", 2)
+    large = [behind(lab, f"acme.{i}", memory_bytes=8 << 30) for i in range(5)]
+    small = behind(lab, "acme.z", memory_bytes=1 << 30)
+    room = MemoryRoom(lab.registry, lab.layout, 0, lambda: 4 << 30)
+    for told in (2, 4, 5):
+        assert room.fitting([*large, small]) == {small}
+        phases = [JobFolder(lab.layout.jobs, job).read_progress().phase for job in large]
+        assert sum("waiting for memory" in phase for phase in phases) == told

@@ -87,7 +87,10 @@ def test_each_draw_of_few_rows_has_a_row_of_its_own(tmp_path: Path) -> None:
     assert (second["draw"], second["frozen"], second["frozen ÷"]) == (1, "70.0", 1.4)
 
 
-@pytest.mark.parametrize("cell", ["sst2", "sst2:19:0:frozen", "sst2:20:-1:frozen", "sst2:20:0:frozen:1:2"])
+@pytest.mark.parametrize(
+    "cell",
+    ["sst2", *(f"sst2:{rest}" for rest in ["19:0:a", "20:-1:a", "5000:0:a", "2000:0:a:1", "20:0:a:1:2"])],
+)
 def test_a_cell_that_is_none_is_refused(cell: str) -> None:
     with pytest.raises(InvalidInput, match="no cell"):
         Cell.parse(cell)

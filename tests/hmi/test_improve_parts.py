@@ -14,6 +14,7 @@ import torch
 from hmi.config import Settings
 from hmi.jobs.improving import sources
 from hmi.jobs.improving.ledger import TEACHERS_SHARE, Ledger
+from hmi.jobs.runtime import memory_room
 from hmi.model.root import Root
 from hmi.model.shape import EncoderShape, read_shape
 from hmi.model.source import find_shape, find_source
@@ -58,7 +59,7 @@ def test_a_tenant_may_want_more_copies_of_its_rows() -> None:
     assert plan_of(100, 3).copies > COPIES, "few rows have more"
 
 
-def test_a_job_takes_the_memory_of_the_largest_teacher_that_could_ever_fit(
+def test_a_job_says_what_it_takes_with_the_larger_teachers_that_could_ever_fit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The real shapes, without their weights: MiniLM's, and a source of twelve layers of 768."""
@@ -67,17 +68,22 @@ def test_a_job_takes_the_memory_of_the_largest_teacher_that_could_ever_fit(
     assert teacher_bytes(small) < 1.5e9
     assert teacher_bytes(small) < teacher_bytes(deep) < 3e9
     monkeypatch.setattr(sources, "present", lambda name, _: {"deep": deep, "gone": None}[name])
-    for given, most, wanted in (
-        ("deep, gone", 4 << 30, teacher_bytes(deep)),
-        ("deep", 2 << 30, teacher_bytes(small)),
-        ("gone", 4 << 30, teacher_bytes(small)),
-        ("", 1 << 20, teacher_bytes(small)),
+    monkeypatch.setattr(memory_room, "usable_memory", lambda: 4 << 30)
+    for given, most, larger in (
+        ("deep, gone", 0, teacher_bytes(deep)),
+        ("deep", 8 << 30, teacher_bytes(deep)),
+        ("deep", 2 << 30, 0),
+        ("gone", 0, 0),
+        ("", 1 << 20, 0),
     ):
         settings = Settings(data=tmp_path, teachers=given, background_bytes=most)
-        assert sources.bytes_of(small, settings) == wanted
+        assert sources.peaks_of(small, settings) == (teacher_bytes(small), larger)
+    monkeypatch.setattr(memory_room, "usable_memory", lambda: 2 << 30)
+    settings = Settings(data=tmp_path, teachers="deep", background_bytes=8 << 30)
+    assert sources.peaks_of(small, settings) == (teacher_bytes(small), 0), "the setting makes no memory"
 
 
-def test_a_larger_source_that_could_never_fit_does_not_teach(
+def test_a_larger_source_that_does_not_fit_does_not_teach(
     tmp_path: Path, tiny_root: Root, tiny_source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sources, "source_of_root", lambda root, field: find_source(str(tiny_source)))
@@ -88,7 +94,7 @@ def test_a_larger_source_that_could_never_fit_does_not_teach(
         ctx: Any = SimpleNamespace(settings=settings, log=said.append)
         assert [name for name, _ in sources.sources_of(ctx, tiny_root, larger=True)] == names
         assert [name for name, _ in sources.sources_of(ctx, tiny_root, larger=False)] == [sources.OWN]
-    assert sum("takes more memory than there is" in line for line in said) == 1
+    assert sum("takes more memory than is left" in line for line in said) == 1
     assert sum("not on this machine" in line for line in said) == 2
     assert sources.present(str(other), find_shape) == read_shape(other)
     assert sources.present(str(tmp_path / "none"), find_shape) is None

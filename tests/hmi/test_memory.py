@@ -10,24 +10,22 @@ from pathlib import Path
 
 import pytest
 
-from hmi.model.memory import Cgroup, memory_left, own_cgroups, usable_memory
+from hmi.model.memory import VERSION_1, VERSION_2, Cgroup, memory_left, own_cgroups, usable_memory
 from hmi.resident import resident
 
 MACHINE = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-FILES = {
-    2: ("memory.max", "memory.current", "inactive_file"),
-    1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
-}
+FILES = {1: VERSION_1, 2: VERSION_2}
 
 
 def cgroup(folder: Path, version: int, limit: int | str, used: int, cached: int) -> None:
-    limit_file, used_file, name = FILES[version]
+    limit_file, used_file, names = FILES[version]
     folder.mkdir(parents=True, exist_ok=True)
     (folder / limit_file).write_text(f"{limit}\n")
     (folder / used_file).write_text(f"{used}\n")
-    (folder / "memory.stat").write_text(f"anon 5\n{name} {cached}\nactive_file 7\n")
+    lines = [f"{name} {cached // len(names)}" for name in names]
+    (folder / "memory.stat").write_text("\n".join(["anon 5", *lines, "file 7", ""]))
 
 
 @pytest.mark.parametrize(("version", "top", "line"), [(2, "", "0::/a/b"), (1, "memory", "4:cpu,memory:/a/b")])
@@ -36,15 +34,17 @@ def test_the_nearest_limit_of_a_cgroup_counts(tmp_path: Path, version: int, top:
     own.write_text(f"7:cpu:/c\n{line}\n")
     no_limit = "max" if version == 2 else 1 << 62
     cgroup(tmp_path / top / "a" / "b", version, 4 << 30, 1 << 30, 0)
-    cgroup(tmp_path / top / "a", version, 3 << 30, 2 << 30, 1 << 20)
+    cgroup(tmp_path / top / "a", version, 3 << 30, 2 << 30, 6 << 20)
     cgroup(tmp_path / top, version, no_limit, 9 << 30, 0)
     groups = own_cgroups(tmp_path, own)
     assert usable_memory(groups) == min(MACHINE, 3 << 30)
     meminfo = tmp_path / "meminfo"
     meminfo.write_text("MemTotal: 99 kB\nMemAvailable: 8388608 kB\n")
-    assert memory_left(groups, meminfo) == (1 << 30) + (1 << 20), "cached files can be dropped"
+    assert memory_left(groups, meminfo) == (1 << 30) + (6 << 20), "cached files can be dropped"
     meminfo.write_text("MemAvailable: 1024 kB\n")
     assert memory_left(groups, meminfo) == 1 << 20, "the machine has less"
+    meminfo.write_text("MemAvailable: 0 kB\n")
+    assert memory_left(groups, meminfo) == 0
 
 
 def test_without_cgroups_the_machine_counts(tmp_path: Path) -> None:

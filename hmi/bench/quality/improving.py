@@ -40,13 +40,15 @@ class Cell:
             task, rows, seed, column, *draw = text.split(":")
             [drawn] = draw or ["0"]
             found = cls(task, int(rows), int(seed), column, int(drawn))
-            if found.rows < LEAST_ROWS or min(found.seed, found.draw) < 0:
+            if not LEAST_ROWS <= found.rows <= TRAIN or min(found.seed, found.draw) < 0:
+                raise ValueError
+            if found.rows == TRAIN and found.draw:  # there are no other rows
                 raise ValueError
             return found
         except ValueError:
             raise InvalidInput(
-                f"{text!r} is no cell: write SET:ROWS:SEED:COLUMN, such as sst2:2000:0:by_default, with at "
-                f"least {LEAST_ROWS} rows, and for other rows :DRAW after it",
+                f"{text!r} is no cell: write SET:ROWS:SEED:COLUMN, such as sst2:2000:0:by_default, with "
+                f"{LEAST_ROWS} to {TRAIN} rows, and of fewer than {TRAIN} for other rows :DRAW after it",
                 field="cell",
             ) from None
 
@@ -74,8 +76,22 @@ class ImprovedPlan:
 
     def spec(self, cell: Cell, root: Root) -> RunSpec:
         """The key of a cell's run."""
+        found: RunSpec = {
+            "task": cell.task,
+            "arm": cell.column,
+            "recipe": RECIPE_VERSION,
+            "improved": IMPROVED_VERSION,
+            "source": source_of(root),
+            "root": content_of(root),
+            "plot": self.plot,
+            "teachers": [Path(name).name for name in self.larger],
+        }
+        if cell.rows != TRAIN:
+            found["rows"] = cell.rows
+        if cell.draw:
+            found["draw"] = cell.draw
         tested = {"test": True} if self.test else {}
-        return {"task": cell.task, **about(self, cell, root), "lr": 0.0, **tested, "seed": cell.seed}
+        return {**found, "lr": 0.0, **tested, "seed": cell.seed}
 
 
 def check(plan: ImprovedPlan) -> None:
@@ -93,22 +109,6 @@ def column_of(plan: ImprovedPlan, cell: Cell) -> Improved:
             f"column {cell.column!r} is unknown: use one of {', '.join(known)}", field="column"
         )
     return known[cell.column]
-
-
-def about(plan: ImprovedPlan, cell: Cell, root: Root) -> RunSpec:
-    """Return what identifies a cell's runs, besides task and seed."""
-    found: RunSpec = {
-        "arm": cell.column,
-        "recipe": RECIPE_VERSION,
-        "improved": IMPROVED_VERSION,
-        "source": source_of(root),
-        "root": content_of(root),
-        "plot": plan.plot,
-        "teachers": [Path(name).name for name in plan.larger],
-    }
-    if cell.rows != TRAIN:
-        found["rows"] = cell.rows
-    return found | ({"draw": cell.draw} if cell.draw else {})
 
 
 def source_of(root: Root) -> str:

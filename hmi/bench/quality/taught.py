@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 from dataclasses import replace
@@ -41,7 +42,9 @@ def with_texts(
     path = kept / f"{task.name}-{source}-{RECIPE_VERSION}-{TUNING}-{len(rows.train)}-{digest}.json"
     if not path.exists():
         kept.mkdir(parents=True, exist_ok=True)
-        score, said = teach(models.source, models.root, replace(lesson, texts=texts), recipe, report)
+        score, said = teach(
+            copy.deepcopy(models.source), models.root, replace(lesson, texts=texts), recipe, report
+        )
         write_json(path, {"dev": score, "said": [gold_to_json(gold) for gold in said]})
     said = json.loads(path.read_text())["said"]
     return replace(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from hmi.core import Improvement, JobRecord, ModelRecord, ModelVersion, now
 from hmi.errors import HmiError
-from hmi.jobs.improving.sources import bytes_of
+from hmi.jobs.improving.sources import peaks_of
 from hmi.jobs.runtime.context import JobContext
 from hmi.jobs.runtime.folders import JobFolder, PinnedPlots, new_job_id
 from hmi.jobs.runtime.process import after_end
@@ -63,6 +63,7 @@ def _queued(ctx: JobContext, spec: FineTuneSpec, base: ModelVersion) -> str | No
     try:
         made = ImproveSpec(**spec.model_dump(exclude={"asked", "publish", "version"}), version=base.version)
         shape = read_root_info(ctx.layout.root(base.root, base.root_version)).shape
+        own, larger = peaks_of(shape, ctx.settings)
         size = sum((ctx.input / name).stat().st_size for name in inputs)
         record = JobRecord(
             job=job,
@@ -74,7 +75,8 @@ def _queued(ctx: JobContext, spec: FineTuneSpec, base: ModelVersion) -> str | No
                 **made.model_dump(mode="json"),
                 "inputs": inputs,
                 "row_bytes": size,
-                "memory_bytes": bytes_of(shape, ctx.settings),
+                "memory_bytes": own,
+                "larger_bytes": larger,
             },
         )
         if ctx.registry.rooms.queue_improvement(record, spec.model_id, base.version):

@@ -9,8 +9,8 @@ from typing import TypeVar
 from hmi.config import Settings
 from hmi.errors import UnsupportedModel
 from hmi.jobs.runtime.context import JobContext
+from hmi.jobs.runtime.memory_room import left_for_me, most_bytes
 from hmi.jobs.teaching import source_of_root
-from hmi.model.memory import usable_memory
 from hmi.model.root import Root
 from hmi.model.shape import EncoderShape, read_shape
 from hmi.model.source import Source, find_shape, find_source, must_be_fetched
@@ -25,13 +25,13 @@ def sources_of(ctx: JobContext, root: Root, *, larger: bool) -> list[tuple[str, 
     """The root's source, then the operator's if larger ones teach, by the names that a tenant sees. Raises
     Conflict."""
     found = [(OWN, source_of_root(root, "unlabelled"))]
-    settings = ctx.settings
+    settings, room = ctx.settings, left_for_me(ctx.settings)
     for given in settings.teacher_names if larger else ():
         source = present(given, find_source)
         if source is None:
             ctx.log(f"no teacher was tuned from {Path(given).name}: it is not on this machine")
-        elif teacher_bytes(read_shape(source.folder)) > most_bytes(settings):
-            ctx.log(f"no teacher was tuned from {Path(given).name}: it takes more memory than there is")
+        elif teacher_bytes(read_shape(source.folder)) > room:
+            ctx.log(f"no teacher was tuned from {Path(given).name}: it takes more memory than is left")
         elif source.sha256 not in {other.sha256 for _, other in found}:
             found.append((Path(given).name, source))
     return found
@@ -48,13 +48,9 @@ def present(name: str, find: Callable[[str], Found]) -> Found | None:
         return None
 
 
-def most_bytes(settings: Settings) -> int:
-    """The memory that a background job could have if it ran alone."""
-    return settings.background_bytes or usable_memory()
-
-
-def bytes_of(root: EncoderShape, settings: Settings) -> int:
-    """The most memory that a job takes for a root of this shape, with the teachers that could ever fit."""
+def peaks_of(root: EncoderShape, settings: Settings) -> tuple[int, int]:
+    """The memory that a job takes at its peak for a root of this shape: alone, and with the larger teachers
+    that this machine could ever hold (0: there are none)."""
     shapes = [present(name, find_shape) for name in settings.teacher_names]
     larger = [teacher_bytes(shape) for shape in shapes if shape is not None]
-    return max([teacher_bytes(root), *(each for each in larger if each <= most_bytes(settings))])
+    return teacher_bytes(root), max((each for each in larger if each <= most_bytes(settings)), default=0)

@@ -1,19 +1,23 @@
-"""Decides whether a background job fits into the memory that is left.
+"""Decides which background jobs fit into the memory that is left.
 
-A job's spec names the bytes of its peak (`memory_bytes`). A job without this entry may start. The room keeps
-a running job's whole peak for it, since its process takes the memory little by little.
+A job's spec names the bytes of its peak (`memory_bytes`), and of its peak with larger teachers
+(`larger_bytes`). A job without these entries may start. The room keeps a running job's whole peak for it,
+since its process takes the memory little by little.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
 
+from hmi.config import Settings
 from hmi.core import Progress
 from hmi.errors import NotFound
 from hmi.jobs.runtime.folders import JobFolder
-from hmi.model.memory import memory_left
+from hmi.model.memory import memory_left, usable_memory
 from hmi.resident import resident
 from hmi.sizes import size
 from hmi.stores.layout import Layout
@@ -21,10 +25,32 @@ from hmi.stores.registry import Registry
 
 SPARE_BYTES = 256 << 20
 """So much is left to other processes, which may grow, too."""
-RETRY_S = 15.0
-"""A job that did not fit is asked again after this time."""
-A_SECOND = 40
-"""The most jobs that are asked in a second. Each costs a look at its record."""
+LARGER_WAIT_S = 3600.0
+"""A job waits at most so long for what its larger teachers take. Then it starts if it fits without them."""
+TOLD_A_ROUND = 20
+"""The most jobs whose progress is written in a round."""
+
+
+def most_bytes(settings: Settings) -> int:
+    """The memory that a background job can have at most on this machine, even if it runs alone."""
+    machine = usable_memory() - SPARE_BYTES
+    return min(machine, settings.background_bytes or machine)
+
+
+def left_for_me(settings: Settings) -> int:
+    """The memory that this process, a background job, may hold, by what is left now."""
+    return min(most_bytes(settings), memory_left() - SPARE_BYTES + resident().all)
+
+
+@dataclass(frozen=True)
+class _Peak:
+    own: int
+    larger: int
+    until: float
+    """Unix time until which the job waits for `larger`."""
+
+    def now(self) -> int:
+        return max(self.own, self.larger) if time.time() < self.until else self.own
 
 
 class MemoryRoom:
@@ -35,53 +61,58 @@ class MemoryRoom:
     ) -> None:
         """most: the bytes that they may take together; 0: as many as are left. left: tells how many."""
         self._registry, self._layout, self._most, self._left = registry, layout, most, left
-        self._running: dict[str, int] = {}  # job -> its process
-        self._again: dict[str, float] = {}  # job that did not fit -> when it is asked again
-        self._second, self._asked = 0.0, 0
+        self._running: dict[str, tuple[int, int]] = {}  # job -> its peak and its process
+        self._peaks: dict[str, _Peak] = {}  # of jobs that wait
+        self._told: dict[str, None] = {}  # jobs that wait and were told so, the one told longest ago first
 
     def took(self, job: str, process: int) -> None:
         """Note that a job has started."""
-        self._running[job] = process
+        self._running[job] = self._peak(job).now(), process
+        if job in self._told:
+            del self._told[job]
+            self._say(job, Progress())
 
     def ended(self, job: str) -> None:
         """Note that a job's process has ended. Does nothing for other jobs."""
         self._running.pop(job, None)
 
-    def lets(self, job: str) -> bool:
-        """Return whether a job may start. If it does not fit, its progress says so."""
-        at = time.monotonic()
-        if at - self._second >= 1:
-            self._second, self._asked = at, 0
-            self._again = {other: when for other, when in self._again.items() if when > at}
-        if job in self._again or self._asked == A_SECOND:
-            return False
-        self._asked += 1
-        why = self.refuses(job)
-        if why is not None:
-            self._again[job] = at + RETRY_S
-            folder, said = JobFolder(self._layout.jobs, job), Progress(phase=why)
-            if folder.read_progress() != said:
-                with suppress(OSError):  # the job is gone, or the disk is full
-                    folder.write_progress(said)
-        return why is None
+    def fitting(self, jobs: Sequence[str]) -> set[str]:
+        """Return those of all jobs that wait which may start now. The progress of the others says so."""
+        self._peaks = {job: self._peak(job) for job in jobs}
+        needs = {job: peak.now() for job, peak in self._peaks.items()}
+        room = self._room() if any(needs.values()) else 0
+        found = {job for job, need in needs.items() if need <= room or not need}
+        for job in self._to_tell([job for job in jobs if job not in found]):
+            why = f"it takes up to {size(needs[job])}, and {size(max(0, room))} are left for it"
+            self._say(job, Progress(phase=f"waiting for memory: {why}"))
+        return found
 
-    def refuses(self, job: str) -> str | None:
-        """Say why a job must wait, or None if it may start."""
-        need = self._need(job)
-        if not need:
-            return None
-        taken = [(self._need(other), _held(process)) for other, process in self._running.items()]
-        left = self._left() - SPARE_BYTES - sum(max(0, most - now) for most, now in taken)
-        if self._most:
-            left = min(left, self._most - sum(most for most, _ in taken))
-        if need <= left:
-            return None
-        return f"waiting for memory: it takes up to {size(need)}, and {size(max(0, left))} are left for it"
+    def _room(self) -> int:
+        running = self._running.values()
+        left = self._left() - SPARE_BYTES - sum(max(0, peak - _held(process)) for peak, process in running)
+        return min(left, self._most - sum(peak for peak, _ in running)) if self._most else left
 
-    def _need(self, job: str) -> int:
+    def _to_tell(self, jobs: Sequence[str]) -> Iterator[str]:
+        """Some of the jobs, in turns."""
+        old, waiting = self._told, set(jobs)
+        turns = [*(job for job in jobs if job not in old), *(job for job in old if job in waiting)]
+        self._told = dict.fromkeys([*turns[TOLD_A_ROUND:], *turns[:TOLD_A_ROUND]])
+        yield from turns[:TOLD_A_ROUND]
+
+    def _say(self, job: str, said: Progress) -> None:
+        folder = JobFolder(self._layout.jobs, job)
+        if folder.read_progress() != said:
+            with suppress(OSError):  # the job is gone, or the disk is full
+                folder.write_progress(said)
+
+    def _peak(self, job: str) -> _Peak:
+        if (known := self._peaks.get(job)) is not None:
+            return known
         with suppress(NotFound):
-            return int(self._registry.job(job).spec.get("memory_bytes", 0))
-        return 0
+            record = self._registry.job(job)
+            own, larger = (int(record.spec.get(name, 0)) for name in ("memory_bytes", "larger_bytes"))
+            return _Peak(own, larger, datetime.fromisoformat(record.created).timestamp() + LARGER_WAIT_S)
+        return _Peak(0, 0, 0.0)
 
 
 def _held(process: int) -> int:

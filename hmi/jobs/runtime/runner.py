@@ -278,14 +278,18 @@ class JobRunner:
         """Start background jobs in the places that are free. Call it only while no other job waits."""
         if len(self._children) >= self._workers or not self._runs_behind:
             return
-        waiting = sorted(self._registry.background_jobs("queued"), key=lambda one: one[1])
-        while waiting:
+        waiting = dict(sorted((job, tenant) for tenant, job in self._registry.background_jobs("queued")))
+        while True:
             with self._lock:
                 if len(self._children) >= self._workers or self._stopping.is_set():
                     return
-                tenant, job = found = self._turns_behind.first(waiting, lambda one: one[0])
-                waiting.remove(found)
-                if self._may_start(job, at) and self._memory.lets(job) and self._spawn(job):
+                ready = [job for job in waiting if self._may_start(job, at)]
+                fitting = self._memory.fitting(ready)
+                if not fitting:
+                    return
+                job = self._turns_behind.first([job for job in ready if job in fitting], waiting.__getitem__)
+                tenant = waiting.pop(job)
+                if self._spawn(job):
                     self._behind[job] = tenant
                     self._turns_behind.took(tenant)
 
