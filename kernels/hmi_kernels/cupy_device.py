@@ -20,9 +20,7 @@ def import_cupy() -> Any:
 
 def foreign_stream(cuda: Any, handle: int) -> Any:
     """cupy's view of a stream of another library; cuda: the module cupy.cuda."""
-    if hasattr(cuda.Stream, "from_external"):  # cupy 14
-        return cuda.Stream.from_external(_Handle(handle))
-    return cuda.ExternalStream(handle)
+    return cuda.Stream.from_external(_Handle(handle))
 
 
 class _Handle:

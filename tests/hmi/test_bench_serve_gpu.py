@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 import torch
 
 from hmi.bench.serve import gpu, gpu_limits
-from hmi.execution.cuda.twin import Twin
+from hmi.bench.serve.gpu_timeline import overlap, timeline, united
 from hmi.model.shape import EncoderShape
 from tests.hmi.cuda_lab import DEVICES, device_of
 
@@ -17,26 +20,34 @@ TINY = gpu.Sizes(
     length=8,
     batches=4,
     rank=2,
-    tenants=(3, 9),
+    dedicated=2,
+    crowd=4,
+    tenants=(1, 3, 9),
     slot_bytes=1 << 16,
     runs=1,
 )
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_every_figure_is_measured(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_figure_is_measured(device: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     steps: list[str] = []
     monkeypatch.setattr(gpu_limits, "IN_A_ROW", 4)
     there = device_of(device, 3)
-    rows = list(gpu.run(there, TINY, steps.append, "fp32"))
+    launcher = gpu.kernels_for("bench") if device == "gpu" else None
+    with gpu.opened(there, TINY, "fp32", launcher) as bench:
+        rows = list(gpu.run(bench, steps.append))
+        seen = list(timeline(bench, tmp_path / "trace.json"))
     assert [row.id for row in rows] == [
-        "gpu_texts_per_s",
+        "gpu_1_tenants_texts_per_s",
+        "gpu_3_tenants_texts_per_s",
+        "gpu_3_tenants_over_one",
+        "gpu_9_tenants_texts_per_s",
+        "gpu_9_tenants_over_one",
+        "gpu_over_dedicated",
+        "gpu_over_transformers",
         "gpu_full_over_no_pipelined_retrieval",
         "gpu_full_over_no_pipelined_swap",
         "gpu_full_over_neither",
-        "gpu_over_dedicated",
-        "gpu_3_tenants_over_one",
-        "gpu_9_tenants_over_one",
         "gpu_modules_over_none",
         "gpu_slots_mb",
         "gpu_layers_over_matmul_peak",
@@ -46,9 +57,15 @@ def test_every_figure_is_measured(device: str, monkeypatch: pytest.MonkeyPatch) 
         "gpu_graphs_mb",
     ]
     assert all(row.value is not None and row.value > 0 for row in rows)
-    assert len(steps) == gpu.steps(None)
-    if isinstance(there, Twin):
-        assert any(name.startswith("module layer") for _, _, name in there.ran)
+    assert len(steps) + 1 == gpu.steps(None)
+    assert [(row.value or 0) >= 0 for row in seen] == 4 * [True]
+    names = {event["name"] for event in json.loads((tmp_path / "trace.json").read_text())["traceEvents"]}
+    assert {"module layer 1", "module layer 2", "layer 1", "layer 2"} <= names
+
+
+def test_the_overlap_of_spans() -> None:
+    assert united([(4, 5), (0, 2), (1, 3)]) == [(0, 3), (4, 5)]
+    assert overlap([(0, 2), (1, 3), (4, 5)], [(2.5, 4.5)]) == 1.0
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")

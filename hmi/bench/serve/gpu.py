@@ -1,23 +1,27 @@
 """The pipeline on a CUDA device: the paper's ablation (Table 6), dedicated models, and many tenants.
 
 Weights, rows and modules are random, since they change no time. The look-up is the store's own, over a PLOT
-that covers the texts. `run` takes any `Device`: tests run it on the twin, in small, where its figures mean
-nothing.
+that covers the texts. `opened` takes any `Device`: tests and `scripts/gpu_trial.py` pass the twin, in small,
+where the figures mean nothing.
 """
 
 from __future__ import annotations
 
+import copy
 import itertools
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
+from hmi_kernels.modules import ops
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -35,8 +39,9 @@ from hmi.modulespec import SITES
 from plot_store import NgramCounter, Reader, Schema, Store
 
 BERT_BASE = EncoderShape(30522, 768, 12, 12, 3072, 512, 2, 1e-12)
-PAPER_OVER_DEDICATED, PAPER_OVERLAPS = 2.31, 1.2
-"""The goals: Table 6's throughput over dedicated models, and the gain of both overlaps together."""
+OVER_DEDICATED, OVERLAPS, FLAT, MODULES = 3.0, 1.25, 0.95, 1.05
+"""The goals: throughput over dedicated models (Table 6: 2.31), the gain of both overlaps together (Table 6:
+1.2), the throughput of many tenants over one's, and the time of a batch with modules over without."""
 KEY = BatchKey(("bench", "0"), "cls", exact=False)
 
 
@@ -50,12 +55,16 @@ class Sizes:
     texts: int = 16
     """Texts in a batch, a tenant each."""
     length: int = 128
-    batches: int = 100
+    batches: int = 50
     rank: int = 8
-    tenants: tuple[int, ...] = (16, 1_000, 10_000)
-    """Numbers of tenants. The first is compared with dedicated models, the others with the first."""
+    dedicated: int = 16
+    """The number of tenants that are compared with dedicated models."""
+    crowd: int = 64
+    """The texts, a tenant each, of the batch that shows what modules cost."""
+    tenants: tuple[int, ...] = (1, 16, 100, 1_000, 10_000)
+    """Numbers of tenants, each of which is compared with one. The slots do not hold the last number."""
     slot_bytes: int = 1 << 30
-    runs: int = 7
+    runs: int = 5
     """Interleaved repetitions of each ratio."""
 
 
@@ -79,7 +88,7 @@ ABLATION = {
 
 def steps(plan: object) -> int:
     """Return the number of times that `measure` calls `report`."""
-    return 6
+    return 1 + len(PARTS)
 
 
 def measure(plan: object, home: object, report: Callable[[str], None]) -> Iterator[Row]:
@@ -87,31 +96,35 @@ def measure(plan: object, home: object, report: Callable[[str], None]) -> Iterat
     if not torch.cuda.is_available():
         yield Row("gpu", None, "x", why="torch finds no CUDA device")
         return
-    yield from run(CudaDevice(), Sizes(), report, precision="bf16")
+    report("a PLOT, and an executor")
+    with opened(CudaDevice(), Sizes(), "bf16", kernels_for("bench")) as bench:
+        yield from run(bench, report)
 
 
-def run(device: Device, sizes: Sizes, report: Callable[[str], None], precision: str) -> Iterator[Row]:
-    """Measure all on `device`, and report each step as it begins."""
+@contextmanager
+def opened(device: Device, sizes: Sizes, precision: str, launcher: ops.Launcher | None) -> Iterator[Bench]:
+    """Prepare an executor on `device`, a PLOT and a batch's tokens. launcher: the kernels of modules."""
     with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
-        report("a PLOT, and modules")
-        bench = _prepare(Path(folder), device, sizes, precision)
+        bench = _prepare(Path(folder), device, sizes, precision, launcher)
         with bench.reader:
-            report("the ablation")
-            yield from _ablation(bench)
-            report("dedicated models")
-            yield _dedicated(bench, device, precision)
-            report("many tenants")
-            yield from _flat(bench)
-            report("modules")
-            yield from _modules(bench)
-            report("limits of the device")
-            yield from limits(bench.executor, device, bench.tenants(sizes.texts), sizes.length, sizes.runs)
+            yield bench
         bench.threads.shutdown()
 
 
+def run(bench: Bench, report: Callable[[str], None]) -> Iterator[Row]:
+    """Measure all, and report each part as it begins."""
+    for name, part in PARTS.items():
+        report(name)
+        yield from part(bench)
+
+
 @dataclass
-class _Bench:
+class Bench:
+    """What the parts of a run share."""
+
     sizes: Sizes
+    device: Device
+    precision: str
     executor: CudaExecutor
     reader: Reader
     tokens: NDArray[np.int32]
@@ -125,19 +138,18 @@ class _Bench:
 
     def tenants(self, count: int) -> list[TenantModule]:
         """Prepare one module for each tenant, with its own copy in pinned memory and on the device."""
+        layers = range(self.sizes.upper)
+        sites = {f"{i}-{site}": LowRank(*both) for i in layers for site, both in self.common.items()}
         while len(self.modules) < count:
-            sites = {
-                f"{i}-{site}": LowRank(*both)
-                for i in range(self.sizes.upper)
-                for site, both in self.common.items()
-            }
             module = TenantModule(sites).eval().requires_grad_(False)
             self.executor.prepare(module)
             self.modules.append(module)
         return self.modules[:count]
 
 
-def _prepare(folder: Path, device: Device, sizes: Sizes, precision: str) -> _Bench:
+def _prepare(
+    folder: Path, device: Device, sizes: Sizes, precision: str, launcher: ops.Launcher | None
+) -> Bench:
     shape, g = sizes.shape, torch.Generator().manual_seed(0)
     rng = np.random.default_rng(0)
     tokens = rng.integers(1, shape.vocab, sizes.texts * sizes.length).astype(np.int32)
@@ -150,9 +162,8 @@ def _prepare(folder: Path, device: Device, sizes: Sizes, precision: str) -> _Ben
         )
         common[site] = 0.02 * down, 0.02 * up
     layers = _layers(shape, sizes.upper)
-    launcher = kernels_for("bench") if isinstance(device, CudaDevice) else None
     executor = sound_executor(layers, shape, precision, device, sizes.slot_bytes, launcher)
-    return _Bench(sizes, executor, _plot(folder, sizes, tokens), tokens, common)
+    return Bench(sizes, device, precision, executor, _plot(folder, sizes, tokens), tokens, common)
 
 
 def _layers(shape: EncoderShape, count: int) -> nn.ModuleList:
@@ -179,7 +190,7 @@ def _plot(folder: Path, sizes: Sizes, tokens: NDArray[np.int32]) -> Reader:
     return store.reader("bench")
 
 
-def _batches(bench: _Bench, tenants: Sequence[TenantModule]) -> list[list[TenantModule]]:
+def _batches(bench: Bench, tenants: Sequence[TenantModule]) -> list[list[TenantModule]]:
     """Return the tenants of each batch, in turn: with many tenants each batch and pass brings new ones."""
     texts, batches = bench.sizes.texts, bench.sizes.batches
     begin = next(bench.passes) * batches
@@ -188,7 +199,7 @@ def _batches(bench: _Bench, tenants: Sequence[TenantModule]) -> list[list[Tenant
     ]
 
 
-def _pass(bench: _Bench, tenants: Sequence[TenantModule], pipeline: Pipeline) -> float:
+def one_pass(bench: Bench, tenants: Sequence[TenantModule], pipeline: Pipeline) -> float:
     """Texts a second over all batches."""
     batches = _batches(bench, tenants)
 
@@ -199,7 +210,7 @@ def _pass(bench: _Bench, tenants: Sequence[TenantModule], pipeline: Pipeline) ->
     return len(batches) * bench.sizes.texts / _on_threads(bench, work, pipeline.threads)
 
 
-def _batch(bench: _Bench, modules: list[TenantModule], pipeline: Pipeline) -> None:
+def _batch(bench: Bench, modules: list[TenantModule], pipeline: Pipeline) -> None:
     executor, sizes = bench.executor, bench.sizes
     if pipeline.layer_by_layer:
         executor.prefetch(modules)
@@ -213,7 +224,7 @@ def _batch(bench: _Bench, modules: list[TenantModule], pipeline: Pipeline) -> No
         pass
 
 
-def _on_threads(bench: _Bench, work: Callable[[int], None], threads: int) -> float:
+def _on_threads(bench: Bench, work: Callable[[int], None], threads: int) -> float:
     """Seconds of `work(0)` to `work(threads - 1)`, each on a thread. Raises what they raise."""
 
     def run(i: int) -> None:
@@ -226,64 +237,115 @@ def _on_threads(bench: _Bench, work: Callable[[int], None], threads: int) -> flo
     return time.perf_counter() - begun
 
 
-def _ratio(runs: int, above: Callable[[], float], below: Callable[[], float]) -> float:
-    """The median of above / below over interleaved runs, after one of each that does not count."""
+def _compared(runs: int, above: Callable[[], float], below: Callable[[], float]) -> tuple[float, float]:
+    """The medians of above / below, and of above, over interleaved runs, after one of each that does not
+    count."""
     above()
     below()
-    return statistics.median(above() / below() for _ in range(runs))
+    seen = [(above(), below()) for _ in range(runs)]
+    return statistics.median(a / b for a, b in seen), statistics.median(a for a, _ in seen)
 
 
-def _ablation(bench: _Bench) -> Iterator[Row]:
-    sizes = bench.sizes
-    many = bench.tenants(sizes.tenants[-1])  # more than the slots hold, so that modules are swapped
-    yield Row("gpu_texts_per_s", round(_pass(bench, many, FULL), 1), "texts/s", runs=1)
+def ablation(bench: Bench) -> Iterator[Row]:
+    """Each way of overlapping left out (Table 6), with more tenants than the slots hold."""
+    sizes, many = bench.sizes, bench.tenants(bench.sizes.tenants[-1])
+    full = partial(one_pass, bench, many, FULL)
     for name, pipeline in ABLATION.items():
-        value = _ratio(sizes.runs, lambda: _pass(bench, many, FULL), lambda p=pipeline: _pass(bench, many, p))  # type: ignore[misc]
-        goal = PAPER_OVERLAPS if name == "neither" else None
+        value, _ = _compared(sizes.runs, full, partial(one_pass, bench, many, pipeline))
+        goal = OVERLAPS if name == "neither" else None
         yield Row(f"gpu_full_over_{name}", round(value, 3), "x", goal, runs=sizes.runs, peer=name)
 
 
-def _dedicated(bench: _Bench, device: Device, precision: str) -> Row:
-    """Compare with a whole model for each tenant. These models run one after another."""
+def dedicated(bench: Bench) -> Iterator[Row]:
+    """Compare with a whole model for each of some tenants. These models run one after another."""
+    sizes, count = bench.sizes, bench.sizes.dedicated
+    few = bench.tenants(count)
+    for name, peer, one in (
+        ("gpu_over_dedicated", f"{count} models of all layers on HMI's executor, no embeddings", _own(bench)),
+        ("gpu_over_transformers", f"{count} models of transformers, eager, sdpa", _transformers(bench)),
+    ):
+        if one is None:
+            yield Row(name, None, "x", OVER_DEDICATED, peer=peer, why="transformers is not installed")
+            continue
+
+        def each(one: Callable[[int], None] = one) -> float:
+            calls = sizes.batches * sizes.texts
+
+            def work(first: int) -> None:
+                for i in range(first, calls, FULL.threads):
+                    one(i % count)
+
+            return calls / _on_threads(bench, work, FULL.threads)
+
+        value, _ = _compared(sizes.runs, lambda: one_pass(bench, few, FULL), each)
+        yield Row(name, round(value, 3), "x", OVER_DEDICATED, runs=sizes.runs, peer=peer)
+
+
+def _own(bench: Bench) -> Callable[[int], None]:
+    """A function that lets the i-th dedicated model answer a text, by HMI's own executor in its best mode."""
     sizes, shape = bench.sizes, bench.sizes.shape
-    count, layers = sizes.tenants[0], _layers(shape, shape.layers)
-    models = [CudaExecutor(layers, shape, precision, device, slot_bytes=0) for _ in range(count)]
+    layers = _layers(shape, shape.layers)
+    executor = partial(CudaExecutor, layers, shape, bench.precision, bench.device, slot_bytes=0)
+    models = [executor() for _ in range(sizes.dedicated)]
     for model in models:
-        model.graphs.on = bench.executor.graphs.on  # each in its best mode
+        model.graphs.on = bench.executor.graphs.on
     g = torch.Generator().manual_seed(2)
     rows = Rows.packed(torch.randn(sizes.length, shape.dim, generator=g), [0, sizes.length])
-    calls = sizes.batches * sizes.texts
 
-    def dedicated() -> float:
-        def work(first: int) -> None:
-            for i in range(first, calls, FULL.threads):
-                for _ in models[i % count].run(KEY, replace(rows), [None]):
-                    pass
+    def answer(i: int) -> None:
+        for _ in models[i].run(KEY, replace(rows), [None]):
+            pass
 
-        return calls / _on_threads(bench, work, FULL.threads)
-
-    few = bench.tenants(count)
-    value = _ratio(sizes.runs, lambda: _pass(bench, few, FULL), dedicated)
-    peer = f"{count} dedicated models, without their embeddings"
-    return Row("gpu_over_dedicated", round(value, 3), "x", PAPER_OVER_DEDICATED, runs=sizes.runs, peer=peer)
+    return answer
 
 
-def _flat(bench: _Bench) -> Iterator[Row]:
-    sizes = bench.sizes
-    one = bench.tenants(1)
+def _transformers(bench: Bench) -> Callable[[int], None] | None:
+    """The same by the models of transformers in their default mode; None if it is not installed."""
+    try:
+        from transformers import BertConfig, BertModel
+    except ImportError:
+        return None
+    shape, device, dtype = bench.sizes.shape, bench.device, bench.executor.dtype
+    config = BertConfig(  # type: ignore[no-untyped-call]
+        vocab_size=shape.vocab,
+        hidden_size=shape.dim,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        intermediate_size=shape.ffn,
+        max_position_embeddings=shape.positions,
+    )
+    made: nn.Module = BertModel(config, add_pooling_layer=False)  # type: ignore[no-untyped-call]
+    made = made.to(dtype).eval().requires_grad_(False)
+    models = [copy.deepcopy(made) for _ in range(bench.sizes.dedicated)]
+    for part in (part for model in models for part in (*model.parameters(), *model.buffers())):
+        part.data = device.put(part.data)
+    ids = device.put(torch.ones(1, bench.sizes.length, dtype=torch.int64))
+
+    def answer(i: int) -> None:
+        stream, out = device.compute(), device.pinned((1, shape.dim), dtype)
+        found = stream.work("peer", (1, shape.dim), dtype, lambda: models[i](ids).last_hidden_state[:, 0])
+        stream.copy(found, out, "results")
+        stream.record().wait()
+
+    return answer
+
+
+def flat(bench: Bench) -> Iterator[Row]:
+    """Compare the throughput of many tenants with one's."""
+    sizes, one = bench.sizes, partial(one_pass, bench, bench.tenants(1), FULL)
     for count in sizes.tenants:
         many = bench.tenants(count)
-        value = _ratio(sizes.runs, lambda m=many: _pass(bench, m, FULL), lambda: _pass(bench, one, FULL))  # type: ignore[misc]
-        yield Row(
-            f"gpu_{count}_tenants_over_one", round(value, 3), "x", 0.95, runs=sizes.runs, peer="1 tenant"
-        )
+        value, texts = _compared(sizes.runs, partial(one_pass, bench, many, FULL), one)
+        yield Row(f"gpu_{count}_tenants_texts_per_s", round(texts, 1), "texts/s", runs=sizes.runs)
+        if count > 1:
+            peer = "1 tenant"
+            yield Row(f"gpu_{count}_tenants_over_one", round(value, 3), "x", FLAT, runs=sizes.runs, peer=peer)
 
 
-def _modules(bench: _Bench) -> Iterator[Row]:
+def modules(bench: Bench) -> Iterator[Row]:
     """Measure the cost of a batch's modules when all of them are already on the device."""
-    few, sizes = bench.tenants(bench.sizes.texts), bench.sizes
-
-    rows = batch_of(bench.executor, sizes.texts, sizes.length, sizes.shape.dim)
+    few, sizes = bench.tenants(bench.sizes.crowd), bench.sizes
+    rows = batch_of(bench.executor, sizes.crowd, sizes.length, sizes.shape.dim)
 
     def time_of(modules: Sequence[TenantModule | None]) -> float:
         begun = time.perf_counter()
@@ -291,6 +353,22 @@ def _modules(bench: _Bench) -> Iterator[Row]:
             pass
         return time.perf_counter() - begun
 
-    value = _ratio(sizes.runs, lambda: time_of(few), lambda: time_of([None] * sizes.texts))
-    yield Row("gpu_modules_over_none", round(value, 3), "x", 1.05, False, sizes.runs, "no modules")
+    value, _ = _compared(sizes.runs, lambda: time_of(few), lambda: time_of([None] * sizes.crowd))
+    peer = f"no modules, {sizes.crowd} texts"
+    yield Row("gpu_modules_over_none", round(value, 3), "x", MODULES, False, sizes.runs, peer)
     yield Row("gpu_slots_mb", round(bench.executor.slots.bytes / 1e6, 1), "MB")
+
+
+def device_limits(bench: Bench) -> Iterator[Row]:
+    """Compare with the limits of the device."""
+    sizes = bench.sizes
+    yield from limits(bench.executor, bench.device, bench.tenants(sizes.texts), sizes.length, sizes.runs)
+
+
+PARTS: dict[str, Callable[[Bench], Iterator[Row]]] = {
+    "many tenants": flat,
+    "dedicated models": dedicated,
+    "the ablation": ablation,
+    "modules": modules,
+    "limits of the device": device_limits,
+}

@@ -7,7 +7,7 @@ for the whole device.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
@@ -27,7 +27,7 @@ class Event(Protocol):
 
 
 class Pool(Protocol):
-    """Device memory of graphs that are replayed one after another, in the order of their capture."""
+    """Device memory that graphs share which run one after another, and which leave nothing in it."""
 
     def bytes(self) -> int:
         """Return the memory that these graphs hold. Takes some time."""
@@ -51,6 +51,10 @@ class Stream(Protocol):
 
     def copy(self, source: Tensor, to: Tensor, name: str) -> None:
         """Copy between pinned memory and the device. Neither may be changed before the copy has run."""
+        ...
+
+    def copy_all(self, pairs: Sequence[tuple[Tensor, Tensor]], name: str) -> None:
+        """Copy each first tensor to its second, as `copy` does."""
         ...
 
     def work(

@@ -64,20 +64,15 @@ class Captured:
     x: tuple[Tensor, Tensor]
     """[rows, dim] each: layers read one and write the other, in turn."""
     pool: Pool
+    """The thread's."""
     graphs: dict[int, Graph] = field(default_factory=dict)
     """The graph of each layer."""
     indexes: Tensor | None = None
     """int64: what the host tells the graphs of a batch; its size is known when the first batch begins."""
 
-    measured: tuple[int, int] = 0, 0
-    """For how many graphs the pool was measured, and its bytes then."""
-
     def bytes(self) -> int:
-        """Takes some time after each capture, and none between two."""
-        if self.measured[0] != (count := len(self.graphs)):
-            self.measured = count, self.pool.bytes()
-        own = [*self.x] if self.indexes is None else [*self.x, self.indexes]
-        return self.measured[1] + sum(t.nbytes for t in own)
+        """The bytes of its own memory, without the pool."""
+        return sum(t.nbytes for t in (*self.x, *([] if self.indexes is None else [self.indexes])))
 
 
 class Graphs:
@@ -126,8 +121,8 @@ class Graphs:
 
     def held(self) -> tuple[int, int]:
         """The captured shapes of all threads, and their bytes."""
-        all_of = [captured for mine in list(self._threads) for captured in list(mine.captured.values())]
-        return len(all_of), sum(captured.bytes() for captured in all_of)
+        threads = list(self._threads)
+        return sum(len(mine.captured) for mine in threads), sum(mine.bytes() for mine in threads)
 
     def _mine(self) -> _Threads:
         found: _Threads | None = getattr(self._thread, "shapes", None)
@@ -147,7 +142,15 @@ class _Threads:
         self._had = MOST_BYTES
         self._seen: OrderedDict[Shape, int] = OrderedDict()
         self._refused: set[Shape] = set()
+        self._pool, self._measured = device.pool(), (0, 0)
         self.captured: OrderedDict[Shape, Captured] = OrderedDict()
+
+    def bytes(self) -> int:
+        """The bytes of all shapes, and of the pool that they share. Takes some time after a capture."""
+        every = list(self.captured.values())
+        if self._measured[0] != (count := sum(len(captured.graphs) for captured in every)):
+            self._measured = count, self._pool.bytes() if count else 0
+        return self._measured[1] + sum(captured.bytes() for captured in every)
 
     def of(self, shape: Shape) -> Captured | None:
         if (share := self._share()) < self._had:  # another thread has begun
@@ -163,11 +166,11 @@ class _Threads:
             self._seen.popitem(last=False)
         if count < RECURS:
             return None
-        self._drop(MOST_SHAPES - 1, share)
         size = max(shape.rows, shape.texts), self._dim
+        self._drop(MOST_SHAPES - 1, share - 2 * torch.float32.itemsize * size[0] * size[1])
         with torch.inference_mode(False):  # so that any thread may write to it
             x = self._device.empty(size, torch.float32), self._device.empty(size, torch.float32)
-        made = self.captured[shape] = Captured(shape, x, self._device.pool())
+        made = self.captured[shape] = Captured(shape, x, self._pool)
         return made
 
     def refuse(self, shape: Shape) -> None:
@@ -179,11 +182,9 @@ class _Threads:
 
         A graph that is dropped while it runs is freed when it has run.
         """
-        held = [captured.bytes() for captured in self.captured.values()]
-        while held and (len(held) > count or sum(held) > size):
+        while self.captured and (len(self.captured) > count or self.bytes() > size):
             shape, _ = self.captured.popitem(last=False)
             self._seen.pop(shape, None)  # other shapes may have driven it out
-            del held[0]
 
 
 def _rounded(count: int) -> int:

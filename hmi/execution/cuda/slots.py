@@ -204,13 +204,11 @@ class Slots:
         for event in waits.values():
             self._copies.wait(event)
         for layer in range(len(placed[0][0].layout.spans)):
-            for packed, entry in placed:
-                begin, end = packed.layout.spans[layer]
-                if end > begin:
-                    self._copies.copy(
-                        packed.data[begin:end], entry.data[begin:end], f"module layer {layer + 1}"
-                    )
-                    self.copied_bytes += (end - begin) * packed.data.element_size()
+            spans = [(packed, entry, slice(*packed.layout.spans[layer])) for packed, entry in placed]
+            pairs = [(packed.data[at], entry.data[at]) for packed, entry, at in spans if at.stop > at.start]
+            if pairs:
+                self._copies.copy_all(pairs, f"module layer {layer + 1}")
+                self.copied_bytes += sum(source.nbytes for source, _ in pairs)
             arrived = self._copies.record()
             for _, entry in placed:
                 entry.arrived.append(arrived)

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from hmi.execution import trace
 from hmi.execution.cuda.device import Event, Graph, Pool, Stream
+
+_THREAD = threading.local()
+"""One compute stream a thread, for all roots: torch makes 32 of a priority, then gives the same again."""
+COMPUTE, COPIES = -1, 0
+"""The priorities of streams that compute and of those that copy, so that no two of both kinds are one."""
 
 
 class CudaDevice:
@@ -20,17 +27,19 @@ class CudaDevice:
         if not torch.cuda.is_available() or index >= torch.cuda.device_count():
             raise RuntimeError(f"torch finds no CUDA device {index}: check the driver with nvidia-smi")
         self._device = torch.device("cuda", index)
-        self._thread = threading.local()
+        torch.backends.cuda.enable_cudnn_sdp(False)  # it plans for some 30 ms at each new shape of a batch
 
     def compute(self) -> Stream:
-        found: _Stream | None = getattr(self._thread, "stream", None)
+        streams: dict[int, _Stream] = _THREAD.__dict__.setdefault("streams", {})
+        found = streams.get(self._device.index)
         if found is None:
-            found = self._thread.stream = _Stream(self._device, threading.current_thread().name)
+            found = _Stream(self._device, threading.current_thread().name, COMPUTE)
+            streams[self._device.index] = found
         torch.cuda.set_stream(found.torch)
         return found
 
     def stream(self, name: str) -> Stream:
-        return _Stream(self._device, name)
+        return _Stream(self._device, name, COPIES)
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=self._device)
@@ -74,8 +83,15 @@ class _Event:
 
 
 class _Stream:
-    def __init__(self, device: torch.device, name: str) -> None:
-        self.torch, self.name = torch.cuda.Stream(device), name
+    def __init__(self, device: torch.device, name: str, priority: int) -> None:
+        self.torch, self.name = torch.cuda.Stream(device, priority=priority), name
+        self._device, self._priority = device, priority
+
+    @cached_property
+    def _captures(self) -> torch.cuda.Stream:
+        """A stream for captures alone, which no copy uses. If pinned memory that was used on a stream is freed
+        during the stream's capture, torch records an event there, and fails who takes pinned memory next."""
+        return torch.cuda.Stream(self._device, priority=self._priority)
 
     def record(self) -> Event:
         event = torch.cuda.Event(blocking=True)  # the thread sleeps instead of spinning
@@ -87,10 +103,14 @@ class _Stream:
         self.torch.wait_event(event.torch)
 
     def copy(self, source: Tensor, to: Tensor, name: str) -> None:
-        # torch's allocators keep both until the copy has run, whoever drops them: pinned memory by itself.
-        (to if to.is_cuda else source).record_stream(self.torch)
+        self.copy_all([(source, to)], name)
+
+    def copy_all(self, pairs: Sequence[tuple[Tensor, Tensor]], name: str) -> None:
         with torch.cuda.stream(self.torch), self._timed(name):
-            to.copy_(source, non_blocking=True)
+            for source, to in pairs:
+                # torch's allocators keep both until the copy has run: pinned memory by itself.
+                (to if to.is_cuda else source).record_stream(self.torch)
+                to.copy_(source, non_blocking=True)
 
     def work(
         self, name: str, shape: tuple[int, ...], dtype: torch.dtype, make: Callable[[], Tensor]
@@ -103,16 +123,28 @@ class _Stream:
 
     def capture(self, name: str, make: Callable[[], object], pool: Pool) -> Graph:
         assert isinstance(pool, _Pool)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.stream(self.torch):
+        graph, side = torch.cuda.CUDAGraph(), self._captures
+        side.wait_stream(self.torch)
+        with torch.cuda.stream(side):
             make()  # libraries load their kernels and take memory of their own, which a capture must not
             # Not `torch.cuda.graph`, which waits for the whole device. Other threads go on meanwhile.
             graph.capture_begin(pool=pool.id, capture_error_mode="thread_local")
             try:
                 make()
             finally:
-                graph.capture_end()
+                self._end(graph, pool)
+        self.torch.wait_stream(side)
         return _Graph(graph)
+
+    def _end(self, graph: torch.cuda.CUDAGraph, pool: _Pool) -> None:
+        """End a capture, also one that has failed: torch would go on allocating for it."""
+        try:
+            graph.capture_end()
+        except Exception:
+            for name in ("_cuda_endAllocateToPool", "_cuda_releasePool"):
+                with suppress(Exception):
+                    getattr(torch._C, name)(self._device.index, pool.id)
+            raise
 
     def replay(self, graph: Graph, name: str) -> None:
         assert isinstance(graph, _Graph)

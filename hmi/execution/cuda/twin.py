@@ -83,6 +83,10 @@ class _Stream:
         assert source.shape == to.shape, (name, source.shape, to.shape)
         self.twin.enqueue(self, _Op("copy", name, lambda: _write(to, source)))
 
+    def copy_all(self, pairs: Sequence[tuple[Tensor, Tensor]], name: str) -> None:
+        for source, to in pairs:
+            self.copy(source, to, name)
+
     def work(
         self, name: str, shape: tuple[int, ...], dtype: torch.dtype, make: Callable[[], Tensor]
     ) -> Tensor:
@@ -102,7 +106,7 @@ class _Stream:
         self.twin.enqueue(self, _Op("work", name, partial(_run, make)))
         with self.twin.recording() as recording:
             make()
-        pool.held += sum(tensor.nbytes for tensor in recording.owned)
+        pool.held = max(pool.held, sum(tensor.nbytes for tensor in recording.owned))
         return _Graph(self, recording)
 
     def replay(self, graph: Graph, name: str) -> None:

@@ -259,9 +259,11 @@ struct alignas(sizeof(Number) * WIDE) Pack {
     Number at[WIDE];
 };
 
-// A finite half as a float, exact.
+// A finite half as a float, exact. Subnormal halves go through an integer, since cupy compiles with -ftz=true,
+// which takes subnormal floats as 0.
 __device__ float from_half(u16 bits) {
-    const float magnitude = __uint_as_float((bits & 0x7FFFu) << 13) * 5.192296858534828e33f;  // 2**112
+    const float magnitude = bits & 0x7C00u ? __uint_as_float((bits & 0x7FFFu) << 13) * 5.192296858534828e33f  // 2**112
+                                           : (float)(bits & 0x3FFu) * 5.9604644775390625e-8f;                 // 2**-24
     return bits & 0x8000u ? -magnitude : magnitude;
 }
 

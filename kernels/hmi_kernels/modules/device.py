@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from hmi_kernels.cupy_device import NoDevice, foreign_stream, import_cupy
+from hmi_kernels.cupy_device import NoDevice, import_cupy
 
 SOURCE: Final = Path(__file__).with_name("modules.cu")
 KERNELS: Final = ("module_down", "module_up")
@@ -22,13 +22,20 @@ class CupyLauncher:
 
     def __init__(self, index: int = 0) -> None:
         self._cupy = cupy = import_cupy()
-        self._index = index
         module = cupy.RawModule(code=SOURCE.read_text(), options=OPTIONS)
         with cupy.cuda.Device(index):
             self._kernels: dict[str, Any] = {name: module.get_function(name) for name in KERNELS}
 
     def launch(self, kernel: str, blocks: int, arguments: tuple[int, ...], stream: int | None) -> None:
-        cuda = self._cupy.cuda
-        with cuda.Device(self._index):
-            with cuda.get_current_stream() if stream is None else foreign_stream(cuda, stream):
-                self._kernels[kernel]((blocks,), (THREADS,), tuple(np.int64(a) for a in arguments))
+        """See `ops.Launcher`. This device must be the thread's current one, as it is in work of torch."""
+        there = self._cupy.cuda.get_current_stream() if stream is None else _Raw(stream)
+        self._kernels[kernel]((blocks,), (THREADS,), tuple(map(np.int64, arguments)), stream=there)
+
+
+class _Raw:
+    """A stream of another library as cupy's kernels take it, without entering it: launches are many."""
+
+    __slots__ = ("ptr",)
+
+    def __init__(self, handle: int) -> None:
+        self.ptr = handle

@@ -41,11 +41,14 @@ struct Tile {
 
 // --- numbers -----------------------------------------------------------------------------------------------------
 
-// A half as a float, exact; infinities and NaNs stay what they are.
+// A half as a float, exact; infinities and NaNs stay what they are. Subnormal halves go through an integer, since
+// cupy compiles with -ftz=true, which takes subnormal floats as 0.
 __device__ float from_half(u16 bits) {
     const u32 magnitude = (u32)(bits & 0x7FFFu) << 13, sign = (u32)(bits & 0x8000u) << 16;
     if ((bits & 0x7C00u) == 0x7C00u) return __uint_as_float(sign | magnitude | 0x7F800000u);
-    return __uint_as_float(sign | __float_as_uint(__uint_as_float(magnitude) * 5.192296858534828e33f));  // 2**112
+    const float found = bits & 0x7C00u ? __uint_as_float(magnitude) * 5.192296858534828e33f            // 2**112
+                                       : (float)(bits & 0x3FFu) * 5.9604644775390625e-8f;              // 2**-24
+    return __uint_as_float(sign | __float_as_uint(found));
 }
 
 __device__ float load(const void* at, i64 kind, i64 index) {
