@@ -1,7 +1,7 @@
 # For GNU make. Every target sets up .venv first, unless that is done.
 #   make setup [CUDA=1] [TORCH_INDEX=address]     make demo [CI=1] [BASELINE=1] [DATA=folder] [TEXT=folder]     make test
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve test docs battery check bench stress format wheel clean
+.PHONY: help setup demo serve test docs battery check bench gpu-trial gpu-wheels stress format wheel clean
 
 # The first of these that is Python 3.11 or newer.
 PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
@@ -27,7 +27,7 @@ export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
 help: ## list the targets
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 18
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
 
 setup: $(STAMP) ## .venv with everything (CUDA=1 for a machine with a GPU)
 
@@ -68,6 +68,13 @@ test: check ## check, then the tests but for the slow ones and the battery
 
 battery: setup ## test the PLOT store: power cuts, kills, faults, damage, history
 	$(BIN)/python -m pytest -m "not slow" tests/plot_store/battery
+
+# For a machine with a GPU, whose own Python has torch for CUDA and cupy; `make gpu-wheels` brings the rest.
+gpu-trial: ## try HMI on a GPU: four minutes, and docs/benchmarks/gpu.md (PYTHON=that of torch; ONLY=steps)
+	$(PYTHON) scripts/gpu_trial.py $(if $(ONLY),--only $(ONLY))
+
+gpu-wheels: setup ## the wheels that gpu-trial needs, in .gpu-wheels
+	$(BIN)/python scripts/gpu_wheels.py
 
 stress: setup ## the slow tests, and the battery at full counts
 	HMI_BATTERY=full $(BIN)/python -m pytest -m slow

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+
+from hmi.model.shape import EncoderShape
 
 TEXT = """
 the a of and in cell gene protein market price stock trade good bad film plot actor great poor
@@ -19,29 +22,30 @@ WORDS = TEXT.split()
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 PIECES = ["##s", "##ed", "##ing", "un", "##known"]
 DIM, HEADS, LAYERS, FFN, POSITIONS = 32, 4, 4, 64, 64
+PLAIN = list(dict.fromkeys([*SPECIAL, *WORDS, *PIECES, *"abcdefghijklmnopqrstuvwxyz.,"]))
+TINY = EncoderShape(len(PLAIN), DIM, HEADS, LAYERS, FFN, POSITIONS, 2, 1e-12)
 
 
-def write_tiny_source(folder: Path, seed: int = 0) -> Path:
-    """Write config.json, model.safetensors and tokenizer.json into `folder`; returns it."""
+def write_tiny_source(folder: Path, seed: int = 0, shape: EncoderShape = TINY) -> Path:
+    """Write config.json, model.safetensors and tokenizer.json into `folder`; returns it. A larger shape's
+    vocabulary has words that no text has."""
     folder.mkdir(parents=True, exist_ok=True)
-    vocab = {
-        w: i
-        for i, w in enumerate(dict.fromkeys([*SPECIAL, *WORDS, *PIECES, *"abcdefghijklmnopqrstuvwxyz.,"]))
-    }
+    words = [*PLAIN, *(f"word{i}" for i in range(shape.vocab - len(PLAIN)))]
+    vocab = {w: i for i, w in enumerate(words)}
     config = {
         "model_type": "bert",
         "hidden_act": "gelu",
         "vocab_size": len(vocab),
-        "hidden_size": DIM,
-        "num_attention_heads": HEADS,
-        "num_hidden_layers": LAYERS,
-        "intermediate_size": FFN,
-        "max_position_embeddings": POSITIONS,
+        "hidden_size": shape.dim,
+        "num_attention_heads": shape.heads,
+        "num_hidden_layers": shape.layers,
+        "intermediate_size": shape.ffn,
+        "max_position_embeddings": shape.positions,
         "type_vocab_size": 2,
         "layer_norm_eps": 1e-12,
     }
     (folder / "config.json").write_text(json.dumps(config))
-    save_file(_weights(len(vocab), seed), folder / "model.safetensors")
+    save_file(_weights(shape, seed), folder / "model.safetensors")
     _tokenizer(vocab).save(str(folder / "tokenizer.json"))
     return folder
 
@@ -67,7 +71,7 @@ def write_tiny_mpnet(folder: Path, seed: int = 0) -> Path:
         "layer_norm_eps": 1e-5,
     }
     (folder / "config.json").write_text(json.dumps(config))
-    save_file(_as_mpnet(_weights(len(vocab), seed), seed), folder / "model.safetensors")
+    save_file(_as_mpnet(_weights(replace(TINY, vocab=len(vocab)), seed), seed), folder / "model.safetensors")
     tokenizer = Tokenizer(models.WordPiece(vocab, unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -83,33 +87,33 @@ def random_texts(count: int, seed: int = 0, low: int = 2, high: int = 20) -> lis
     return [" ".join(rng.choices(WORDS, k=rng.randint(low, high))) for _ in range(count)]
 
 
-def _weights(vocab: int, seed: int) -> dict[str, torch.Tensor]:
-    g = torch.Generator().manual_seed(seed)
+def _weights(shape: EncoderShape, seed: int) -> dict[str, torch.Tensor]:
+    g, dim, ffn = torch.Generator().manual_seed(seed), shape.dim, shape.ffn
 
     def draw(*size: int) -> torch.Tensor:
-        return torch.randn(*size, generator=g) * (0.5 if len(size) > 1 and size[0] > FFN else 0.2)
+        return torch.randn(*size, generator=g) * 0.2 * (DIM / dim) ** 0.5
 
     w = {
-        "embeddings.word_embeddings.weight": torch.randn(vocab, DIM, generator=g),
-        "embeddings.position_embeddings.weight": torch.randn(POSITIONS, DIM, generator=g) * 0.3,
-        "embeddings.token_type_embeddings.weight": torch.randn(2, DIM, generator=g) * 0.3,
-        "embeddings.LayerNorm.weight": torch.ones(DIM),
-        "embeddings.LayerNorm.bias": torch.zeros(DIM),
+        "embeddings.word_embeddings.weight": torch.randn(shape.vocab, dim, generator=g),
+        "embeddings.position_embeddings.weight": torch.randn(shape.positions, dim, generator=g) * 0.3,
+        "embeddings.token_type_embeddings.weight": torch.randn(2, dim, generator=g) * 0.3,
+        "embeddings.LayerNorm.weight": torch.ones(dim),
+        "embeddings.LayerNorm.bias": torch.zeros(dim),
     }
     linear = {
-        "attention.self.query": (DIM, DIM),
-        "attention.self.key": (DIM, DIM),
-        "attention.self.value": (DIM, DIM),
-        "attention.output.dense": (DIM, DIM),
-        "intermediate.dense": (FFN, DIM),
-        "output.dense": (DIM, FFN),
+        "attention.self.query": (dim, dim),
+        "attention.self.key": (dim, dim),
+        "attention.self.value": (dim, dim),
+        "attention.output.dense": (dim, dim),
+        "intermediate.dense": (ffn, dim),
+        "output.dense": (dim, ffn),
     }
-    for i in range(LAYERS):
+    for i in range(shape.layers):
         p = f"encoder.layer.{i}."
         for name, size in linear.items():
             w[f"{p}{name}.weight"], w[f"{p}{name}.bias"] = draw(*size), draw(size[0]) * 0.1
         for name in ("attention.output.LayerNorm", "output.LayerNorm"):
-            w[f"{p}{name}.weight"], w[f"{p}{name}.bias"] = torch.ones(DIM), torch.zeros(DIM)
+            w[f"{p}{name}.weight"], w[f"{p}{name}.bias"] = torch.ones(dim), torch.zeros(dim)
     return w
 
 

@@ -23,7 +23,7 @@ def examine(settings: Settings, ask_of: Callable[[str], Ask], *, deep: bool = Fa
     from hmi.doctor.folder import folder_findings
 
     parts: dict[str, Callable[[], Iterable[Finding]]] = {
-        "installation": installation_findings,
+        "installation": lambda: installation_findings(settings),
         "machine": lambda: machine_findings(settings),
         "settings": lambda: settings_findings(settings, serving=True),
         "data folder": lambda: folder_findings(settings, deep=deep),

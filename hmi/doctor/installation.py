@@ -1,4 +1,7 @@
-"""Checks of the installation: Python, packages, extras, the processor, a GPU. Loads none of the packages."""
+"""Checks of the installation: Python, packages, extras, the processor, the path that answers take.
+
+It loads none of the packages but torch, and that only where there is a GPU.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 import hmi
+from hmi.config import Settings
 from hmi.doctor.finding import Finding, ok, problem, warning
 from hmi.execution.machine import fingerprint
 
@@ -18,11 +22,11 @@ FASTEST: Final = "avx512_bf16"
 USEFUL: Final = "avx2"
 
 
-def installation_findings() -> Iterator[Finding]:
+def installation_findings(settings: Settings) -> Iterator[Finding]:
     yield ok("python", f"Python {sys.version.split()[0]}, hmi {hmi.__version__}")
     yield from _packages()
     yield from _processor()
-    yield _gpu()
+    yield path_of(settings)
 
 
 def _packages() -> Iterator[Finding]:
@@ -83,18 +87,32 @@ def _processor() -> Iterator[Finding]:
         yield ok("processor", f"{text}: {numbers} by default")
 
 
-def _gpu() -> Finding:
-    """Check for a GPU and a torch that can use it. torch itself is not loaded."""
-    devices = sorted(path.name for path in Path("/dev").glob("nvidia[0-9]*"))
-    try:
-        torch = version("torch")
-    except PackageNotFoundError:
-        torch = "missing"
-    if not devices:
-        return ok("gpu", f"no NVIDIA device: answers are computed on the processor (torch {torch})")
-    if "+cpu" in torch:
-        cure = "install torch built for CUDA to use it"
+def path_of(settings: Settings, nodes: Path = Path("/dev")) -> Finding:
+    """Name the path that answers take on this machine: the processor, or a CUDA device. nodes: of devices."""
+    devices = sorted(path.name for path in nodes.glob("nvidia[0-9]*"))
+    if not devices and settings.device != "cuda":
+        return ok("path", f"no NVIDIA device: the processor answers (torch {_version('torch')})")
+    from hmi.execution.cuda.choose import path  # loads torch, which takes seconds
+
+    precision, why = path(settings.device, settings.precision)
+    here = f"{', '.join(devices) or 'no NVIDIA device'}, torch {_version('torch')}"
+    if precision is None:
+        text = f"{here}: the processor answers, since {why}"
+        if settings.device == "cpu":
+            return ok("path", text)
+        cure = "check the driver with nvidia-smi, and install torch built for CUDA"
+        return (problem if settings.device == "cuda" else warning)("path", f"{text}: {cure}")
+    if _unmet("cupy-cuda13x>=14") is not None:
+        cure = f"for faster answers: pip install {DISTRIBUTION}[cuda]"
         return warning(
-            "gpu", f"{', '.join(devices)} is there, but torch {torch} is built without CUDA: {cure}"
+            "path", f"{why} in {precision}, without the kernels of modules, which need cupy; {cure}"
         )
-    return ok("gpu", f"{', '.join(devices)}, torch {torch}")
+    streams = "" if settings.streams > 1 else "; set streams = 2, so that it need not wait for look-ups"
+    return ok("path", f"{why} in {precision}, {here}, cupy {_version('cupy-cuda13x')}{streams}")
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "missing"

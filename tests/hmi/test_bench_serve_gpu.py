@@ -10,22 +10,7 @@ import torch
 
 from hmi.bench.serve import gpu, gpu_limits
 from hmi.bench.serve.gpu_timeline import overlap, timeline, united
-from hmi.model.shape import EncoderShape
 from tests.hmi.cuda_lab import DEVICES, device_of
-
-TINY = gpu.Sizes(
-    shape=EncoderShape(50, 16, 2, 4, 32, 64, 2, 1e-12),
-    upper=2,
-    texts=3,
-    length=8,
-    batches=4,
-    rank=2,
-    dedicated=2,
-    crowd=4,
-    tenants=(1, 3, 9),
-    slot_bytes=1 << 16,
-    runs=1,
-)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -34,7 +19,7 @@ def test_every_figure_is_measured(device: str, monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setattr(gpu_limits, "IN_A_ROW", 4)
     there = device_of(device, 3)
     launcher = gpu.kernels_for("bench") if device == "gpu" else None
-    with gpu.opened(there, TINY, "fp32", launcher) as bench:
+    with gpu.opened(there, gpu.TINY, "fp32", launcher) as bench:
         rows = list(gpu.run(bench, steps.append))
         seen = list(timeline(bench, tmp_path / "trace.json"))
     assert [row.id for row in rows] == [

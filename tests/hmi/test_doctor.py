@@ -13,6 +13,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+import torch
 
 from hmi.api.server_lock import announced, owning
 from hmi.cli import main
@@ -20,7 +21,7 @@ from hmi.config import Settings
 from hmi.core import JobRecord, now
 from hmi.doctor import machine
 from hmi.doctor.bundle import Redactor
-from hmi.doctor.installation import _unmet
+from hmi.doctor.installation import _unmet, path_of
 from hmi.doctor.machine import expires_at, machine_findings, settings_findings
 from hmi.manager import Manager
 from tests.hmi.api_world import hmi
@@ -151,6 +152,40 @@ def test_packages_that_are_missing_or_old() -> None:
     assert _unmet("numpy>=2.0") is None
     assert "is older than 999" in str(_unmet("numpy>=999"))
     assert "is not installed" in str(_unmet("no-such-package>=1"))
+
+
+@pytest.mark.parametrize(
+    ("given", "device", "chosen", "level", "told"),
+    [
+        ("auto", False, (None, ""), "ok", "no NVIDIA device: the processor answers"),
+        ("auto", True, (None, "torch finds no CUDA device"), "warning", "nvidia-smi"),
+        ("cuda", True, (None, "torch finds no CUDA device"), "problem", "nvidia-smi"),
+        ("cpu", True, (None, "device = cpu"), "ok", "since device = cpu"),
+        ("auto", True, ("bf16", "NVIDIA H100"), "warning", "pip install hmi-server[cuda]"),
+    ],
+)
+def test_the_path_that_answers_take_is_named(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    given: str,
+    device: bool,
+    chosen: tuple[str | None, str],
+    level: str,
+    told: str,
+) -> None:
+    monkeypatch.setattr("hmi.execution.cuda.choose.path", lambda *_: chosen)
+    if device:
+        (tmp_path / "nvidia0").touch()
+    found = path_of(Settings(data=tmp_path, device=given), tmp_path)
+    assert found.level == level
+    assert told in found.text
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
+def test_a_device_that_is_asked_for_and_missing_is_a_problem(tmp_path: Path) -> None:
+    found = path_of(Settings(data=tmp_path, device="cuda"), tmp_path)
+    assert found.level == "problem"
+    assert "torch finds no CUDA device" in found.text
 
 
 def test_a_bundle_tells_no_names(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

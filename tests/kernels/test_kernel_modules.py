@@ -136,8 +136,24 @@ def test_a_bfloat_is_rounded_to_the_nearest_and_a_nan_stays() -> None:
     assert torch.equal(run(one, CpuLauncher()).nan_to_num(7), exact[None].bfloat16().nan_to_num(7))
 
 
+ON_DEVICES = [(0, 2, 0), (0, 0, 2), (1, 2, 2), (2, 2, 2)]
+"""Kinds of numbers of weights, x and y."""
+
+
+def check_on(there: str, kinds: tuple[int, int, int], launcher: ops.Launcher) -> None:
+    """Compare on `cuda` or `cpu`."""
+    one = case(1, [8, 0, 70, 33], [40, 3, 100, 1, 7], (384, 1536), kinds)
+    wanted = reference(one)
+    one.x, one.y = one.x.to(there), one.y.to(there)
+    one.changes = [([p.to(there) for p in parts], activation) for parts, activation in one.changes]
+    if there == "cuda":
+        torch.cuda.synchronize()  # cupy's current stream is not torch's
+    got = run(one, launcher).cpu()  # both use the default stream, which `cpu` waits for
+    torch.testing.assert_close(got.double(), wanted, atol=3e-2, rtol=3e-2)
+
+
 @pytest.mark.gpu
-@pytest.mark.parametrize("kinds", [(0, 2, 0), (0, 0, 2), (1, 2, 2), (2, 2, 2)])
+@pytest.mark.parametrize("kinds", ON_DEVICES)
 def test_on_a_device(kinds: tuple[int, int, int]) -> None:
     if not torch.cuda.is_available():
         pytest.skip("torch finds no CUDA device")
@@ -145,11 +161,4 @@ def test_on_a_device(kinds: tuple[int, int, int]) -> None:
         launcher = device.CupyLauncher()
     except device.NoDevice as error:
         pytest.skip(str(error))
-    one = case(1, [8, 0, 70, 33], [40, 3, 100, 1, 7], (384, 1536), kinds)
-    wanted = reference(one)
-    one.x, one.y = one.x.cuda(), one.y.cuda()
-    one.changes = [([p.cuda() for p in parts], activation) for parts, activation in one.changes]
-    torch.cuda.synchronize()  # cupy's current stream is not torch's
-    got = run(one, launcher)
-    torch.cuda.synchronize()
-    torch.testing.assert_close(got.cpu().double(), wanted, atol=3e-2, rtol=3e-2)
+    check_on("cuda", kinds, launcher)

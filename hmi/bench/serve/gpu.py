@@ -68,6 +68,22 @@ class Sizes:
     """Interleaved repetitions of each ratio."""
 
 
+TINY = Sizes(
+    shape=EncoderShape(50, 16, 2, 4, 32, 64, 2, 1e-12),
+    upper=2,
+    texts=3,
+    length=8,
+    batches=4,
+    rank=2,
+    dedicated=2,
+    crowd=4,
+    tenants=(1, 3, 9),
+    slot_bytes=1 << 16,
+    runs=1,
+)
+"""Sizes that show on the twin that the code works."""
+
+
 @dataclass(frozen=True)
 class Pipeline:
     """One way of overlapping: Figure 10's schemes."""
@@ -161,12 +177,12 @@ def _prepare(
             torch.randn(size_out, sizes.rank, generator=g),
         )
         common[site] = 0.02 * down, 0.02 * up
-    layers = _layers(shape, sizes.upper)
+    layers = layers_of(shape, sizes.upper)
     executor = sound_executor(layers, shape, precision, device, sizes.slot_bytes, launcher)
     return Bench(sizes, device, precision, executor, _plot(folder, sizes, tokens), tokens, common)
 
 
-def _layers(shape: EncoderShape, count: int) -> nn.ModuleList:
+def layers_of(shape: EncoderShape, count: int) -> nn.ModuleList:
     g = torch.Generator().manual_seed(0)
     layers = nn.ModuleList(EncoderLayer(shape) for _ in range(count)).eval().requires_grad_(False)
     for name, p in layers.named_parameters():
@@ -284,7 +300,7 @@ def dedicated(bench: Bench) -> Iterator[Row]:
 def _own(bench: Bench) -> Callable[[int], None]:
     """A function that lets the i-th dedicated model answer a text, by HMI's own executor in its best mode."""
     sizes, shape = bench.sizes, bench.sizes.shape
-    layers = _layers(shape, shape.layers)
+    layers = layers_of(shape, shape.layers)
     executor = partial(CudaExecutor, layers, shape, bench.precision, bench.device, slot_bytes=0)
     models = [executor() for _ in range(sizes.dedicated)]
     for model in models:

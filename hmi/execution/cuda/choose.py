@@ -52,6 +52,18 @@ def on_device(wanted: str) -> bool:
     return wanted != "cpu" and torch.cuda.is_available()
 
 
+def path(device: str, precision: str) -> tuple[str | None, str]:
+    """Which path roots take by these settings: the precision on a CUDA device, and what computes there; or
+    None, and why the CPU runs them."""
+    if not on_device(device):
+        return None, f"device = {device}" if device == "cpu" else "torch finds no CUDA device"
+    name = torch.cuda.get_device_name()
+    chosen = precision_on_device(precision, torch.cuda.is_bf16_supported(including_emulation=False))
+    if chosen is None:
+        return None, f"{name} does not run precision = {precision}"
+    return chosen, name
+
+
 def cuda_executor(
     root: Root, precision: str, device: str, slot_bytes: int = SLOT_BYTES
 ) -> tuple[CudaExecutor, str] | None:
@@ -59,11 +71,10 @@ def cuda_executor(
 
     device, precision: the settings. A failure on this device is logged, and the CPU goes on.
     """
-    if not on_device(device):
-        return None
-    chosen = precision_on_device(precision, torch.cuda.is_bf16_supported(including_emulation=False))
+    chosen, why = path(device, precision)
     if chosen is None:
-        log.warning("root %s runs on the CPU: the device does not run %s", root.info.name, precision)
+        if on_device(device):
+            log.warning("root %s runs on the CPU: %s", root.info.name, why)
         return None
     try:
         found = sound_executor(

@@ -89,7 +89,7 @@ class _Stream:
 
     @cached_property
     def _captures(self) -> torch.cuda.Stream:
-        """A stream for captures alone, which no copy uses. If pinned memory that was used on a stream is freed
+        """A stream for captures alone, which no copy uses: if pinned memory that a stream used is freed
         during the stream's capture, torch records an event there, and fails who takes pinned memory next."""
         return torch.cuda.Stream(self._device, priority=self._priority)
 
