@@ -161,29 +161,29 @@ def test_one_that_does_not_fit_into_memory_waits_and_says_so(lab: Lab) -> None:
 def test_what_running_jobs_have_not_taken_yet_is_not_left(lab: Lab) -> None:
     first, second = jobs = [behind(lab, f"acme.{name}", memory_bytes=20 << 30) for name in "ab"]
     room = MemoryRoom(lab.registry, lab.layout, 0, lambda: 30 << 30)
-    assert room.fitting(jobs) == {first, second}
+    assert room.fitting(jobs) == [first, second]
     room.took("gone", os.getpid())
-    assert room.fitting([second]) == {second}, "a job that was deleted takes nothing"
+    assert room.fitting([second]) == [second], "a job that was deleted takes nothing"
     room.took(first, os.getpid())
     earlier = behind(lab, "acme.c")
-    assert room.fitting([second, earlier]) == {earlier}, "an earlier release's job says nothing"
+    assert room.fitting([second, earlier]) == [earlier], "an earlier release's job says nothing"
     assert "takes up to 20.0 GiB" in JobFolder(lab.layout.jobs, second).read_progress().phase
     room.ended(first)
-    assert room.fitting([second]) == {second}
+    assert room.fitting([second]) == [second]
     together = MemoryRoom(lab.registry, lab.layout, 30 << 30, lambda: 1 << 40)
-    assert together.fitting([second]) == {second}
+    assert together.fitting([second]) == [second]
     together.took(first, os.getpid())
-    assert together.fitting([second]) == set()
+    assert together.fitting([second]) == []
 
 
 def test_a_job_waits_an_hour_for_its_larger_teachers(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     job = behind(lab, "acme.a", memory_bytes=1 << 30, larger_bytes=4 << 30)
     room = MemoryRoom(lab.registry, lab.layout, 0, lambda: 2 << 30)
-    assert room.fitting([job]) == set()
+    assert room.fitting([job]) == []
     assert "takes up to 4.0 GiB" in JobFolder(lab.layout.jobs, job).read_progress().phase
     at = time.time()
     monkeypatch.setattr(time, "time", lambda: at + memory_room.LARGER_WAIT_S + 1)
-    assert room.fitting([job]) == {job}
+    assert room.fitting([job]) == [job]
 
 
 def test_many_that_do_not_fit_hold_up_no_other_and_are_told_in_turns(
@@ -194,6 +194,6 @@ def test_many_that_do_not_fit_hold_up_no_other_and_are_told_in_turns(
     small = behind(lab, "acme.z", memory_bytes=1 << 30)
     room = MemoryRoom(lab.registry, lab.layout, 0, lambda: 4 << 30)
     for told in (2, 4, 5):
-        assert room.fitting([*large, small]) == {small}
+        assert room.fitting([*large, small]) == [small]
         phases = [JobFolder(lab.layout.jobs, job).read_progress().phase for job in large]
         assert sum("waiting for memory" in phase for phase in phases) == told

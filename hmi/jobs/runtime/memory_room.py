@@ -76,13 +76,13 @@ class MemoryRoom:
         """Note that a job's process has ended. Does nothing for other jobs."""
         self._running.pop(job, None)
 
-    def fitting(self, jobs: Sequence[str]) -> set[str]:
+    def fitting(self, jobs: Sequence[str]) -> list[str]:
         """Return those of all jobs that wait which may start now. The progress of the others says so."""
         self._peaks = {job: self._peak(job) for job in jobs}
         needs = {job: peak.now() for job, peak in self._peaks.items()}
         room = self._room() if any(needs.values()) else 0
-        found = {job for job, need in needs.items() if need <= room or not need}
-        for job in self._to_tell([job for job in jobs if job not in found]):
+        found = [job for job, need in needs.items() if need <= room or not need]
+        for job in self._to_tell([job for job, need in needs.items() if need and need > room]):
             why = f"it takes up to {size(needs[job])}, and {size(max(0, room))} are left for it"
             self._say(job, Progress(phase=f"waiting for memory: {why}"))
         return found

@@ -116,14 +116,14 @@ class JobRunner:
                 f"job {job} has already ended ({before.state}): there is nothing to cancel", job=job
             )
         self._registry.update_job(job, asked_to_stop)
-        self._settle(job)  # a job without a process ends now
+        self.settle(job)  # a job without a process ends now
         self._wake.set()
         return self._registry.job(job)
 
     def refresh(self, job: str) -> JobRecord:
         """The job's record. A job that is `running` without a process is put back first. Raises NotFound."""
         if self._registry.job(job).state == "running":
-            self._settle(job)
+            self.settle(job)
         return self._registry.job(job)
 
     def read_progress(self, job: str) -> Progress:
@@ -147,13 +147,16 @@ class JobRunner:
         """Put back every job that is `running` although no process holds its lock."""
         for record in self._registry.live_jobs(tolerant=True, behind=False):
             if record.state == "running":
-                self._settle(record.job)
+                self.settle(record.job)
         for _, job in self._registry.background_jobs("running"):
-            self._settle(job)
+            self.settle(job)
 
     def settle(self, job: str) -> None:
         """Put back, end or tidy up after a job that has no process. Nothing happens to one that has one."""
-        self._settle(job)
+        if job in self._children:  # left to `_reap`
+            self._tidy(job)
+        else:
+            self._put_back(job, crashed=True)
 
     def run_one(self, job: str, on_progress: Callable[[Progress], None] | None = None) -> JobRecord:
         """Run a job to its end in a child process, or follow it if another process runs it. Blocks.
@@ -279,19 +282,18 @@ class JobRunner:
         if len(self._children) >= self._workers or not self._runs_behind:
             return
         waiting = dict(sorted((job, tenant) for tenant, job in self._registry.background_jobs("queued")))
-        while True:
+        while waiting:
             with self._lock:
                 if len(self._children) >= self._workers or self._stopping.is_set():
                     return
-                ready = [job for job in waiting if self._may_start(job, at)]
-                fitting = self._memory.fitting(ready)
-                if not fitting:
+                waiting = {job: tenant for job, tenant in waiting.items() if self._may_start(job, at)}
+                if not (fitting := self._memory.fitting(list(waiting))):
                     return
-                job = self._turns_behind.first([job for job in ready if job in fitting], waiting.__getitem__)
-                tenant = waiting.pop(job)
+                job = self._turns_behind.first(fitting, waiting.__getitem__)
                 if self._spawn(job):
-                    self._behind[job] = tenant
-                    self._turns_behind.took(tenant)
+                    self._behind[job] = waiting[job]
+                    self._turns_behind.took(waiting[job])
+                del waiting[job]
 
     def _give_way(self) -> None:
         """Ask background jobs beyond the number of places to stop at their next step. They resume later."""
@@ -369,13 +371,6 @@ class JobRunner:
         if child is not None:
             if child.running():
                 child.kill()
-            self._put_back(job, crashed=True)
-
-    def _settle(self, job: str) -> None:
-        """Put back, or end, a job without a process. A child of this process is left to `_reap`."""
-        if job in self._children:
-            self._tidy(job)
-        else:
             self._put_back(job, crashed=True)
 
     def _put_back(self, job: str, *, crashed: bool) -> None:
