@@ -70,6 +70,8 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=RESULTS, metavar="FOLDER", help="for the results")
     parser.add_argument("--page", action="store_true", help="only write the page")
     given = parser.parse_args()
+    if given.device == "cuda" and not given.page and not any(Path("/dev").glob("nvidia*")):
+        parser.error("this machine has no NVIDIA device: --device twin runs the steps on a simulation")
     if given.device == "twin" and given.out == RESULTS:
         parser.error("the twin's figures mean nothing: give another --out")
     given.out.mkdir(parents=True, exist_ok=True)

@@ -20,7 +20,7 @@ def timeline(bench: Bench, file: Path | None = None) -> Iterator[Row]:
     computes. With two they are of either. Tenants are more than the slots hold, so that every batch brings
     new modules. file: gets the timeline of two batches, for chrome://tracing or ui.perfetto.dev.
     """
-    many = bench.tenants(bench.sizes.tenants[-1])
+    many = bench.swapped()
     for name, pipeline in (("one", ONE_AT_A_TIME), ("two", FULL)):
         one_pass(bench, many, pipeline)
         with trace.collected() as collected:
