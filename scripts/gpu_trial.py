@@ -37,25 +37,31 @@ TOTAL_S = 240.0
 """The whole trial ends after this time."""
 LIMITS_S = {
     "card": 30,
-    "kernels": 75,
-    "tests": 60,
+    "kernels": 50,
+    "tests": 50,
     "server": 60,
-    "timeline": 60,
+    "timeline": 40,
     "throughput": 90,
-    "ablation": 40,
+    "ablation": 30,
     "limits": 40,
+    "sanitizer": 35,
 }
 """The steps, in the order of their worth, and the seconds that each may take."""
+START_S = 75.0
+"""The processes of steps may take this long to start on a machine on which nothing was loaded before."""
+ENTRIES = ("lookup", "text", "planning", "rows", "shards", "encoder")
+"""Those of hmi_kernels.compile, which compile at the same time."""
 NOT_RUN: dict[str, Any] = {"state": "not run", "seconds": 0.0, "rows": [], "notes": [], "error": None}
 ABOUT = {
     "card": "card, driver, versions",
-    "kernels": "every kernel against its reference, whole executors, memory errors",
+    "kernels": "every kernel against its reference, whole executors",
     "tests": "the tests marked `gpu`",
     "server": "a server with tenants of mixed kinds and ranks, each asked alone and all at once",
     "timeline": "what overlaps: modules that travel while layers compute",
     "throughput": "many tenants beside one, and beside dedicated models",
     "ablation": "the paper's Table 6: each overlap left out",
     "limits": "look-up, layers and modules beside what the card can do",
+    "sanitizer": "memory errors of the smallest look-ups",
 }
 
 
@@ -78,8 +84,9 @@ def main() -> int:
     file = given.out / "trial.json"
     known = json.loads(file.read_text()) if file.exists() else {"steps": {}}
     if not given.page:
-        with tempfile.TemporaryDirectory() as site:
-            Trial(given.device, given.out, known, environment(Path(site))).run(given.only or list(LIMITS_S))
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as work:
+            env = environment(Path(work) / "site")
+            Trial(given.device, given.out, Path(work), known, env).run(given.only or list(LIMITS_S))
     if given.out == RESULTS:
         PAGE.write_text(page(known))
     failed = [name for name, step in known["steps"].items() if step["state"] != "done"]
@@ -94,7 +101,8 @@ def environment(site: Path) -> dict[str, str]:
     wheels = sorted(map(str, WHEELS.glob("*.whl")))
     if wheels and (sys.version_info[:2], sys.platform) == ((3, 12), "linux"):
         pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--no-compile"]
-        subprocess.run([*pip, "--target", str(site), *wheels], check=True)
+        if subprocess.run([*pip, "--target", str(site), *wheels]).returncode:
+            print("the wheels could not be installed: steps that need them fail")
         path.append(str(site))
     path.append(os.environ.get("PYTHONPATH", ""))
     one = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
@@ -105,80 +113,98 @@ class Trial:
     """One run of some steps. A worker process runs them one after another; if it dies or takes too long,
     another one goes on with the next step."""
 
-    def __init__(self, device: str, out: Path, known: dict[str, Any], env: dict[str, str]) -> None:
-        self.device, self.out, self.known, self.env = device, out, known, env
+    def __init__(
+        self, device: str, out: Path, work: Path, known: dict[str, Any], env: dict[str, str]
+    ) -> None:
+        """out: for the results. work: an empty folder for all else. known: results of earlier runs, too."""
+        self.device, self.out, self.work, self.known, self.env = device, out, work, known, env
         self.until = time.monotonic() + TOTAL_S
 
     def run(self, names: list[str]) -> None:
-        compiling = self._compile() if self.device == "cuda" else None
+        behind = self._ahead(names)
+        about = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "commit": commit()}
         for name in names:
-            self.known["steps"][name] = copy.deepcopy(NOT_RUN)
-        self.known |= {"date": datetime.now(UTC).isoformat(timespec="seconds"), "device": self.device}
-        self.known["commit"] = commit()
+            self.known["steps"][name] = copy.deepcopy(NOT_RUN) | about
         waiting = list(names)
         while waiting and time.monotonic() < self.until:
             waiting = self._worker(waiting)
-        if compiling is not None:
-            compiling.kill()
+        for process in behind:
+            process.kill()
         self._write()
 
-    def _compile(self) -> subprocess.Popen[bytes]:
-        """Compile the CPU's kernels meanwhile, which takes some ten seconds on a new machine."""
-        entries = ("lookup", "text", "planning", "rows", "encoder")
-        return subprocess.Popen([sys.executable, "-m", "hmi_kernels.compile", *entries], env=self.env)
+    def _ahead(self, names: list[str]) -> list[subprocess.Popen[bytes]]:
+        """Begin what needs no device and takes long: kernels of the CPU, and the server's data folder."""
+        commands = []
+        if self.device == "cuda":
+            commands = [["-m", "hmi_kernels.compile", entry] for entry in ENTRIES]
+        if "server" in names:
+            commands.append([str(HERE / "scripts" / "gpu_server.py"), "home", self.device, str(self.work)])
+        return [subprocess.Popen([sys.executable, *command], env=self.env, cwd=HERE) for command in commands]
 
     def _worker(self, names: list[str]) -> list[str]:
         """Run steps in one process until one fails. Returns those that are left then."""
         read, write = os.pipe()
-        steps = [str(HERE / "scripts" / "gpu_steps.py"), self.device, str(self.out), str(write), *names]
+        given = (self.device, str(self.out), str(self.work), str(write), *names)
+        steps = [str(HERE / "scripts" / "gpu_steps.py"), *given]
         worker = subprocess.Popen(
             [sys.executable, *steps], env=self.env, cwd=HERE, pass_fds=(write,), start_new_session=True
         )
         os.close(write)
-        told, left, at = Lines(read), list(names), None
-        deadline = self._deadline(names[0])
-        while (line := told.next(deadline)) is not None:
+        told, left, at, begun = Lines(read), list(names), None, time.monotonic()
+        deadline = min(self.until, begun + START_S)
+        while left and (line := told.next(deadline)) is not None:
             if "begins" in line:
-                at, deadline = line["begins"], self._deadline(line["begins"])
+                at, begun = line["begins"], time.monotonic()
+                deadline = min(self.until, begun + LIMITS_S[at])
                 print(f"{at}: {ABOUT[at]}", flush=True)
-            elif "row" in line:
-                self.known["steps"][at]["rows"].append(line["row"])
-            else:
+            elif "ended" in line:
                 self._ended(line)
                 left.remove(line["ended"])
                 at, deadline = None, self.until
+            else:
+                self._found(at or left[0], line)
         with suppress(ProcessLookupError):
             os.killpg(worker.pid, signal.SIGKILL)
         with suppress(subprocess.TimeoutExpired):  # a process may hang in its driver
             worker.wait(timeout=5.0)
+        took = time.monotonic() - begun
         if left and told.late:
-            self._failed(at or left[0], "it ran past its limit of time")
+            over = time.monotonic() >= self.until
+            why = "the trial's time was over" if over else "it ran past its limit of time"
+            self._failed(at or left[0], why, took)
         elif left and at is not None:
-            self._failed(at, "its process died")
+            self._failed(at, "its process died", took)
         elif left == names:
-            self._failed(left[0], "the process of the steps did not start")
+            self._failed(left[0], "the process of the steps did not start", took)
         return [name for name in left if self.known["steps"][name]["state"] == "not run"]
 
-    def _deadline(self, name: str) -> float:
-        return min(self.until, time.monotonic() + LIMITS_S[name])
-
-    def _ended(self, line: dict[str, Any]) -> None:
-        step = self.known["steps"][line["ended"]]
-        step |= {name: line[name] for name in ("seconds", "notes", "error")}
-        step["state"] = "failed" if line["error"] else "done"
-        for row in step["rows"]:
+    def _found(self, name: str, line: dict[str, Any]) -> None:
+        """Keep a figure or a note of a step at once: the step may not come to its end."""
+        step = self.known["steps"][name]
+        if (row := line.get("row")) is not None:
+            step["rows"].append(row)
             print(f"  {row['id']}: {row['value']} {row['unit']}" + (f" ({row['why']})" if row["why"] else ""))
-        if line["error"]:
-            print(f"  {line['error']}")
+        else:
+            step["notes"].append(line["note"])
         self._write()
 
-    def _failed(self, name: str, why: str) -> None:
-        self.known["steps"][name] |= {"state": "failed", "error": why, "seconds": float(LIMITS_S[name])}
+    def _ended(self, line: dict[str, Any]) -> None:
+        error = line["error"]
+        step = self.known["steps"][line["ended"]]
+        step |= {"seconds": line["seconds"], "error": error, "state": "failed" if error else "done"}
+        if error:
+            print(f"  {error}")
+        self._write()
+
+    def _failed(self, name: str, why: str, took: float) -> None:
+        self.known["steps"][name] |= {"state": "failed", "error": why, "seconds": round(took, 2)}
         print(f"  {name}: {why}", flush=True)
         self._write()
 
     def _write(self) -> None:
-        (self.out / "trial.json").write_text(json.dumps(self.known, indent=1) + "\n")
+        aside = self.out / "trial.json.tmp"
+        aside.write_text(json.dumps(self.known, indent=1) + "\n")
+        aside.replace(self.out / "trial.json")
 
 
 class Lines:
@@ -216,7 +242,7 @@ def commit() -> str | None:
 
 def page(known: dict[str, Any]) -> str:
     """The page of results, in Markdown."""
-    steps, on = known["steps"], known.get("date")
+    steps = known["steps"]
     lines = [
         "# On a GPU",
         "",
@@ -224,16 +250,17 @@ def page(known: dict[str, Any]) -> str:
         "`scripts/gpu_trial.py --device twin` runs them on a simulation, and `make test` does that. "
         "Weights are random, of the shapes of MiniLM, MPNet and BERT-base.",
         "",
-        f"Run on {on}, commit {known.get('commit')}."
-        if on
+        "The columns say what was seen when."
+        if steps
         else "**No GPU has been at hand yet.** The columns are empty.",
         "",
-        "| step | what | state | seconds |",
-        "|---|---|---|---|",
+        "| step | what | state | seconds | when, commit |",
+        "|---|---|---|---|---|",
     ]
     every = {name: steps.get(name, NOT_RUN) for name in ABOUT}
     for name, step in every.items():
-        lines.append(f"| {name} | {ABOUT[name]} | {step['state']} | {step['seconds']:.0f} |")
+        when = f"{step.get('date', '')} {(step.get('commit') or '')[:12]}"
+        lines.append(f"| {name} | {ABOUT[name]} | {step['state']} | {step['seconds']:.0f} | {when.strip()} |")
     seen = {row["id"]: row for step in every.values() for row in step["rows"]}
     lines += ["", "## Goals", "", "| figure | goal | seen | |", "|---|---|---|---|"]
     lines += [

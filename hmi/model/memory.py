@@ -21,7 +21,7 @@ TRIM_THRESHOLD_BYTES = 2_000_000_000
 """Free memory at the top of the heap is returned to the kernel only beyond this."""
 TOP_PAD_BYTES = 256 << 20
 """The heap grows by this much more than is needed."""
-GROWTH_BYTES, PAUSE_S = 96 << 20, 3.0
+GROWTH_BYTES, PAUSE_S = 32 << 20, 1.0
 """A process that keeps freed memory trims its heap when it has grown by so much, and this often at most."""
 Names = tuple[str, str, tuple[str, ...]]
 """The fields of a `Cgroup` after its folder."""

@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from hmi.bench.serve import gpu, gpu_limits
-from hmi.bench.serve.gpu_timeline import overlap, timeline, united
+from hmi.bench.serve.gpu_bench import TINY, opened
+from hmi.bench.serve.gpu_spans import overlap, united
+from hmi.bench.serve.gpu_timeline import timeline
 from tests.hmi.cuda_lab import DEVICES, device_of
 
 
@@ -19,7 +21,7 @@ def test_every_figure_is_measured(device: str, monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setattr(gpu_limits, "IN_A_ROW", 4)
     there = device_of(device, 3)
     launcher = gpu.kernels_for("bench") if device == "gpu" else None
-    with gpu.opened(there, gpu.TINY, "fp32", launcher) as bench:
+    with opened(there, TINY, "fp32", launcher) as bench:
         rows = list(gpu.run(bench, steps.append))
         seen = list(timeline(bench, tmp_path / "trace.json"))
     assert [row.id for row in rows] == [
@@ -36,6 +38,7 @@ def test_every_figure_is_measured(device: str, monkeypatch: pytest.MonkeyPatch, 
         "gpu_modules_over_none",
         "gpu_slots_mb",
         "gpu_layers_over_matmul_peak",
+        "gpu_batch_over_matmul_peak",
         *(["gpu_modules_over_bandwidth"] if device == "gpu" else []),
         "gpu_short_text_ms",
         "gpu_short_text_graphs_over_none",

@@ -15,8 +15,8 @@ import pytest
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "gpu_trial.py"
 FAILING = """
 import json, os, sys, time
-pipe = os.fdopen(int(sys.argv[3]), "w", buffering=1)
-for name in sys.argv[4:]:
+pipe = os.fdopen(int(sys.argv[4]), "w", buffering=1)
+for name in sys.argv[5:]:
     pipe.write(json.dumps({"begins": name}) + chr(10))
     if name == "kernels":
         os.kill(os.getpid(), 9)
@@ -25,7 +25,7 @@ for name in sys.argv[4:]:
     row = {"id": name, "value": 1, "unit": "x", "goal": None, "ok": None, "peer": None, "why": None}
     pipe.write(json.dumps({"row": row}) + chr(10))
     error = "it is broken" if name == "server" else None
-    pipe.write(json.dumps({"ended": name, "seconds": 0.1, "notes": [], "error": error}) + chr(10))
+    pipe.write(json.dumps({"ended": name, "seconds": 0.1, "error": error}) + chr(10))
     if error:
         os._exit(1)
 """
@@ -65,17 +65,18 @@ def test_a_step_that_fails_dies_or_hangs_does_not_end_the_others(
 ) -> None:
     (tmp_path / "scripts").mkdir()
     (tmp_path / "scripts" / "gpu_steps.py").write_text(FAILING)
+    (tmp_path / "scripts" / "gpu_server.py").touch()
     monkeypatch.setattr(trial, "HERE", tmp_path)
     monkeypatch.setitem(trial.LIMITS_S, "tests", 1)
     known: dict[str, Any] = {"steps": {}}
-    trial.Trial("twin", tmp_path, known, dict(os.environ)).run(list(trial.LIMITS_S))
+    trial.Trial("twin", tmp_path, tmp_path, known, dict(os.environ)).run(list(trial.LIMITS_S))
     states = {name: (step["state"], step["error"]) for name, step in known["steps"].items()}
     assert states == {
         "card": ("done", None),
         "kernels": ("failed", "its process died"),
         "tests": ("failed", "it ran past its limit of time"),
         "server": ("failed", "it is broken"),
-        **dict.fromkeys(("timeline", "throughput", "ablation", "limits"), ("done", None)),
+        **dict.fromkeys(("timeline", "throughput", "ablation", "limits", "sanitizer"), ("done", None)),
     }
     assert json.loads((tmp_path / "trial.json").read_text()) == known
     assert "it is broken" in trial.page(known)
@@ -88,7 +89,7 @@ def test_steps_that_do_not_start_are_told(
     (tmp_path / "scripts" / "gpu_steps.py").write_text("import nothing_of_this_name")
     monkeypatch.setattr(trial, "HERE", tmp_path)
     known: dict[str, Any] = {"steps": {}}
-    trial.Trial("twin", tmp_path, known, dict(os.environ)).run(["card", "limits"])
+    trial.Trial("twin", tmp_path, tmp_path, known, dict(os.environ)).run(["card", "limits"])
     assert {step["error"] for step in known["steps"].values()} == {"the process of the steps did not start"}
 
 
