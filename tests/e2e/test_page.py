@@ -265,6 +265,29 @@ def test_entities_are_marked_in_the_text(browser: Any, place: Place) -> None:
         assert sight.page.evaluate(FAULTS) == []
 
 
+def test_another_model_keeps_what_was_typed(browser: Any, place: Place) -> None:
+    with looking(browser, place.url, place.admin) as sight:
+        page = sight.page
+        sight.go("try")
+        model = page.get_by_label("Model")
+        model.select_option("acme.pairs")
+        page.get_by_label("Text", exact=True).fill("gene cell good")
+        page.get_by_label("Second text").fill("stock price")
+        page.get_by_label("Without the PLOT").check()
+        page.get_by_role("button", name="Ask").click()
+        page.wait_for_selector(".answer-label")
+        model.select_option("acme.mood")
+        assert page.locator(".answer-label").count() == 0, "the answer was another model's"
+        assert page.get_by_label("Text", exact=True).input_value() == "gene cell good"
+        assert page.get_by_label("Second text").count() == 0
+        assert page.get_by_label("Without the PLOT").is_checked()
+        page.get_by_label("Text", exact=True).fill("gene cell bad")
+        model.select_option("acme.pairs")
+        typed = [page.get_by_label(name, exact=True).input_value() for name in ("Text", "Second text")]
+        assert typed == ["gene cell bad", "stock price"]
+        assert sight.quiet()
+
+
 def test_a_pair_of_texts_is_asked_for_and_shown_text_by_text(browser: Any, place: Place) -> None:
     with looking(browser, place.url, place.acme) as sight:
         page = sight.page
