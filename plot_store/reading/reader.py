@@ -62,7 +62,7 @@ class Reader:
         returned; a uint16 array takes the bits of bfloat16. Raises Invalid, Closed, Damaged; the content of
         `out` is then unspecified.
         """
-        mapped, schema = self._open(), self.version.schema
+        mapped, schema = self._whole(), self.version.schema
         _check_array(tokens, "tokens", _INT32)
         _check_array(offsets, "offsets", _INT64)
         if out is None:
@@ -82,9 +82,9 @@ class Reader:
         """Start reading from disk every row that `lookup` of this batch would touch. Returns their number.
 
         Does not wait. Meant for the next batch: for its own, `lookup` does the same while the reader is
-        cold. Raises Invalid, Closed.
+        cold. Raises Invalid, Closed, Damaged.
         """
-        mapped = self._open()
+        mapped = self._whole()
         _check_array(tokens, "tokens", _INT32)
         _check_array(offsets, "offsets", _INT64)
         try:
@@ -95,7 +95,7 @@ class Reader:
     def contains(self, order: int, ngrams: NDArray[np.uint32]) -> NDArray[np.bool_]:
         """Return whether any version of the chain stores each n-gram: uint32 [m, order] -> bool [m].
 
-        Raises Invalid, Closed.
+        Raises Invalid, Closed, Damaged.
         """
         table, ids = self._asked(order, ngrams)
         return np.asarray(ops.find(table, order, ids, check=False)[0] != 0)
@@ -103,7 +103,7 @@ class Reader:
     def depths(self, order: int, ngrams: NDArray[np.uint32]) -> NDArray[np.int16]:
         """Return the chain position of the nearest version that stores each n-gram, or -1.
 
-        uint32 [m, order] -> int16 [m]. Raises Invalid, Closed.
+        uint32 [m, order] -> int16 [m]. Raises Invalid, Closed, Damaged.
         """
         table, ids = self._asked(order, ngrams)
         of_level = np.array([*(run.depth for run in table.runs), -1], np.int16)  # absent: level -1, the last
@@ -115,7 +115,7 @@ class Reader:
 
         Raises Invalid, Closed, Damaged.
         """
-        mapped, order = self._open(), check_order(order, self.version.schema.n)
+        mapped, order = self._whole(), check_order(order, self.version.schema.n)
         mine = {s.name for s in self.version.segments if s.kind == "rows" and s.order == order}
         keys = [segment.keys for segment in mapped.segments if segment.info.name in mine]
         merged = np.concatenate(keys) if keys else np.empty((0, layout.words(order)), np.uint64)
@@ -155,19 +155,25 @@ class Reader:
         The copy works as long as this reader is open. Raises Closed, Damaged, Invalid (no such device, or no
         cupy), StoreFull (not enough device memory).
         """
-        mapped = self._open()
+        mapped = self._whole()
         try:
             return put_on_device(mapped.table, self.version.schema, device, self._open)
         except ops.DamagedRow as error:
             raise damaged(mapped, error) from error
 
     def _asked(self, order: int, ngrams: NDArray[np.uint32]) -> tuple[ops.LevelTable, NDArray[np.uint32]]:
-        return self._open().table, check_ngrams(order, ngrams, self.version.schema)
+        return self._whole().table, check_ngrams(order, ngrams, self.version.schema)
 
     def _open(self) -> MappedChain:
         mapped = self._mapped
         if mapped is None:
             raise Closed("the reader has been closed: open another with store.reader(ref)")
+        return mapped
+
+    def _whole(self) -> MappedChain:
+        """As `_open`, before the mapped files are read. Raises Closed, Damaged."""
+        mapped = self._open()
+        mapped.check_sizes()
         return mapped
 
     def let_go(self) -> None:
