@@ -12,7 +12,7 @@ from typing import Any
 
 CURES = (
     (r"no browser", "apt-get install chromium (or another one of these)"),
-    (r"no CUDA|cupy|CUDA device\b(?!$)", "a machine with a GPU: make gpu-trial"),
+    (r"no CUDA|cupy", "a machine with a GPU: make gpu-trial"),
     (r"has a CUDA device", "a machine without a GPU"),
     (r"nvcc", "NVIDIA's CUDA toolkit"),
     (r"g\+\+|C compiler", "apt-get install g++"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from time import monotonic
 from types import TracebackType
 from typing import Final, TypeVar, overload
 
@@ -28,6 +29,7 @@ Bfloats = NDArray[np.uint16]  # the bits of bfloat16
 Out = TypeVar("Out", Floats, Bfloats)
 _INT32: Final = np.dtype(np.int32)
 _INT64: Final = np.dtype(np.int64)
+_WHOLE_S: Final = 1e-3  # a check takes a microsecond for each segment, a short look-up some ten
 _OUT_TYPES: Final = (np.dtype(np.float32), np.dtype(np.uint16))
 
 
@@ -42,6 +44,7 @@ class Reader:
         self.version = chain[0]
         self.chain = chain
         self._mapped: MappedChain | None = mapped
+        self._whole_at = -1.0  # the `monotonic()` of the last check of the files' sizes
         self._unpin = weakref.finalize(self, environment.let_go, self.version.id)
 
     @overload
@@ -172,8 +175,10 @@ class Reader:
 
     def _whole(self) -> MappedChain:
         """As `_open`, before the mapped files are read. Raises Closed, Damaged."""
-        mapped = self._open()
-        mapped.check_sizes()
+        mapped, now = self._open(), monotonic()
+        if now - self._whole_at > _WHOLE_S:
+            mapped.check_sizes()
+            self._whole_at = now
         return mapped
 
     def let_go(self) -> None:

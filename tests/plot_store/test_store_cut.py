@@ -12,7 +12,7 @@ import pytest
 from plot_store import Store
 
 CUT_WHILE_OPEN = """
-import os, sys, numpy as np, plot_store
+import os, sys, time, numpy as np, plot_store
 path, kind = sys.argv[1:]
 store = plot_store.Store.open(path)
 tokens, offsets = np.arange(1, 9, dtype=np.int32), np.array([0, 8])
@@ -22,6 +22,7 @@ name = next(s.name for s in reader.version.segments if s.kind == kind)
 file = os.path.join(path, "segments", name)
 whole = open(file, "rb").read()
 os.truncate(file, 0)
+time.sleep(0.01)  # sizes are compared once in a millisecond
 ngrams = np.array([[1]], np.uint32)
 asked = [
     lambda: reader.lookup(tokens, offsets),
