@@ -180,6 +180,40 @@ STATUS = """async (key) => {
 }"""
 
 
+def test_the_check_of_a_file_chosen_before_is_dropped(
+    browser: Any, place: Place, rows: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "tagged.jsonl").write_text('{"tokens": ["to", "Rome"], "tags": ["O", "B-city"]}\n' * 20)
+    held: list[Any] = []
+    sent: list[bytes] = []
+
+    def check(route: Any) -> None:
+        if held:
+            route.continue_()
+        else:
+            held.append(route)  # the first file's check takes longer than the second's
+
+    def start(route: Any) -> None:
+        sent.append(route.request.post_data_buffer)
+        route.abort()
+
+    with looking(browser, place.url, place.admin) as sight:
+        page = sight.page
+        page.route("**/manage/check", check)
+        page.route("**/manage/models", start)
+        sight.go("teach")
+        with page.expect_request("**/manage/check"):
+            page.set_input_files("input[type=file]", tmp_path / "tagged.jsonl")
+        page.set_input_files("input[type=file]", rows)
+        page.wait_for_selector(".badge >> text=usable")
+        with page.expect_response("**/manage/check") as answer:
+            held[0].continue_()
+        answer.value.finished()
+        page.get_by_role("button", name="Start training").click()
+        page.wait_for_selector("[role=alert]")
+        assert b'"task":"classification"' in sent[0]
+
+
 def test_every_view_is_accessible_in_both_schemes_and_on_a_phone(browser: Any, place: Place) -> None:
     for scheme, width in (("light", 1280), ("dark", 360)):
         with looking(

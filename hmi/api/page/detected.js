@@ -83,7 +83,7 @@ function problems(state, check) {
   const leave = seen.bad_rows <= seen.count && h("label", { class: "check" }, h("input", { type: "checkbox", checked: state.skip > 0,
     onchange: (event) => { state.skip = event.target.checked ? seen.bad_rows : 0; check(seen.task); } }), `Leave out the ${plural(seen.bad_rows, "row")} that cannot be used`);
   return h("div", null, leave, table("Rows that cannot be used", [
-    { head: "Line", n: true, row: true, cell: (p) => count(p.line) }, { head: "What is wrong", cell: (p) => ticked(p.message.replace(/^line \d+: /, "")) }], seen.problems));
+    { head: "Line", row: true, cell: (p) => count(p.line) }, { head: "What is wrong", cell: (p) => ticked(p.message.replace(/^line \d+: /, "")) }], seen.problems));
 }
 
 function labels(seen) {
