@@ -1,7 +1,7 @@
 # For GNU make. Every target sets up .venv first, unless that is done.
 #   make setup [CUDA=1] [TORCH_INDEX=address]     make demo [CI=1] [BASELINE=1] [DATA=folder] [TEXT=folder]     make test
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve test docs battery check bench gpu-trial gpu-wheels stress format wheel clean
+.PHONY: help setup demo serve test docs battery check bench gpu-trial gpu-wheels stress clients format wheel clean
 
 # The first of these that is Python 3.11 or newer.
 PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
@@ -79,6 +79,13 @@ gpu-wheels: setup ## the wheels that gpu-trial needs, in .gpu-wheels
 stress: setup ## the slow tests, and the battery at full counts
 	HMI_BATTERY=full $(BIN)/python -m pytest -m slow
 
+# These pin packages that HMI needs in other versions, so they get an environment of their own.
+clients: setup ## test LangChain, LlamaIndex and LiteLLM unmodified, in .venv-clients
+	test -x .venv-clients/bin/python || $(PYTHON) -m venv .venv-clients
+	$(BIN)/python -c "import tomllib as t; print(*t.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']['clients'], sep='\n')" \
+		| .venv-clients/bin/python -m pip install --disable-pip-version-check --quiet -r /dev/stdin
+	HMI_CLIENTS=.venv-clients/bin/python $(BIN)/python -m pytest -m slow tests/e2e/test_embedding_clients.py
+
 bench: setup ## measure the path and the PLOT store
 	$(BIN)/python -m hmi bench path
 	$(BIN)/python -m hmi bench store
@@ -93,4 +100,4 @@ wheel: setup ## build dist/hmi_server-….whl, which needs no clone
 
 clean: ## remove .venv and caches, but no data
 	find kernels -name "*.nb[ick]" -delete
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache *.egg-info
+	rm -rf $(VENV) .venv-clients .mypy_cache .ruff_cache .pytest_cache .import_linter_cache *.egg-info

@@ -11,6 +11,8 @@ from hmi.record import Record, now
 if TYPE_CHECKING:
     from hmi.config import Settings
 
+KEY_PREFIX = "hmi_"
+"""Every access key begins with it."""
 Scope = Literal["infer", "manage", "admin"]
 MIN_WEIGHT, MAX_WEIGHT = 0.001, 1000.0
 """The range of a tenant's weight."""

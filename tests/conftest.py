@@ -23,6 +23,7 @@ from hmi.model.encoder import Encoder
 from hmi.model.root import Root, RootInfo, split_encoder
 from hmi.model.source import load_encoder
 from hmi.model.tokenizer import Tokenizer
+from tests.skipped import pytest_terminal_summary as pytest_terminal_summary
 from tests.tiny import write_tiny_source
 
 torch.set_num_threads(1)

@@ -1,7 +1,9 @@
 """Authentication and scopes: who calls, and what the caller may reach.
 
 Until an administrator's key exists, a server on loopback treats a request without a key as the
-administrator's. A key that is sent is checked nevertheless. On any other host every request needs a key.
+administrator's. A key that is sent is checked nevertheless. A key that is not HMI's is ignored exactly where
+the same request without a key is admitted: many clients of other servers cannot leave theirs out. On any
+other host every request needs a key.
 """
 
 from __future__ import annotations
@@ -9,20 +11,25 @@ from __future__ import annotations
 import hashlib
 import hmac
 import ipaddress
-from collections.abc import Iterable
-from dataclasses import dataclass
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 from urllib.parse import urlsplit
 
 from hmi.api.caller import ADMINISTRATOR, ALL, Caller
 from hmi.core import KeyRecord, Scope
 from hmi.errors import Forbidden, InvalidInput, Unauthorised
+from hmi.tenancy import KEY_PREFIX
 
 if TYPE_CHECKING:
     from aiohttp import web
 else:
     from hmi.api.late import web
 
+log = logging.getLogger("hmi.api")
 PROXIES = frozenset({"forwarded", "via", "x-real-ip"})
 """Headers that only a proxy adds, besides X-Forwarded-*."""
 
@@ -43,6 +50,16 @@ class ExpiredKey(Unauthorised):
         self.key = key
 
 
+class NotOurKey(Unauthorised):
+    """The answer to a key that HMI cannot have issued."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            f"this key is unknown, and HMI's keys begin with {KEY_PREFIX!r}: send one of those, or have a "
+            "new one issued"
+        )
+
+
 class KeyRing(Protocol):
     """The part of the registry that knows keys. A read takes microseconds, so it runs on the event loop."""
 
@@ -59,6 +76,8 @@ class Auth:
     keys: KeyRing
     loopback: bool
     """The server listens on loopback only."""
+    _told: threading.Event = field(default_factory=threading.Event, compare=False, repr=False)
+    """Set once the log says that a key was ignored."""
 
     def open(self) -> bool:
         """Return whether a request without a key is the administrator's."""
@@ -70,28 +89,14 @@ class Auth:
         Raises Unauthorised (a missing, malformed, unknown or expired key) and Forbidden (a key without
         `scope`, or a request without a key that came from a browser or through a proxy).
         """
-        header = request.headers.get("Authorization")
-        return self._without_key(request) if header is None else self.bearer(header, scope)
+        return self._caller(request.headers.get("Authorization"), scope, partial(self._without_key, request))
 
-    def local_caller(self, headers: Iterable[str]) -> Caller:
-        """The caller of a request without a key that no browser can send. headers: their names.
+    def caller_no_browser(self, headers: Mapping[str, str], scope: Scope | None) -> Caller:
+        """The caller of a request that no browser can send. headers: by name in lower case.
 
-        Raises Unauthorised, and Forbidden for a request that came through a proxy.
+        Raises as `caller`.
         """
-        if not self.open():
-            raise Unauthorised("this server wants a key: send the header 'Authorization: Bearer KEY'")
-        _refuse_proxies(headers)
-        return ADMINISTRATOR
-
-    def bearer(self, header: str, scope: Scope | None) -> Caller:
-        """The caller of a request with the header Authorization. Raises as `caller`."""
-        kind, _, key = header.partition(" ")
-        if kind.lower() != "bearer" or not key.strip():
-            raise Unauthorised("the Authorization header is malformed: send 'Authorization: Bearer KEY'")
-        caller = self._bearer(key.strip())
-        if scope is not None and scope not in caller.scopes:
-            raise Forbidden(f"this key may not do that: use a key with the scope {scope!r}", scope=scope)
-        return caller
+        return self._caller(headers.get("authorization"), scope, partial(self._local, headers))
 
     def is_admin(self, request: web.BaseRequest) -> bool:
         """Return whether an administrator calls. For calls that need no key, but show administrators more."""
@@ -101,10 +106,36 @@ class Auth:
             return False
         return True
 
-    def _bearer(self, key: str) -> Caller:
+    def _caller(self, header: str | None, scope: Scope | None, without_key: Callable[[], Caller]) -> Caller:
+        """The caller by the header Authorization. without_key: who the caller is if no key is sent."""
+        if header is None:
+            return without_key()
+        try:
+            return self._bearer(header, scope)
+        except NotOurKey as unknown:
+            try:
+                caller = without_key()
+            except (Unauthorised, Forbidden):
+                raise unknown from None
+        self._tell_ignored()
+        return caller
+
+    def _bearer(self, header: str, scope: Scope | None) -> Caller:
+        kind, _, key = header.partition(" ")
+        if kind.lower() != "bearer" or not key.strip():
+            raise Unauthorised("the Authorization header is malformed: send 'Authorization: Bearer KEY'")
+        caller = self._holder(key.strip())
+        if scope is not None and scope not in caller.scopes:
+            raise Forbidden(f"this key may not do that: use a key with the scope {scope!r}", scope=scope)
+        return caller
+
+    def _holder(self, key: str) -> Caller:
         sha256 = hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
         record = self.keys.find_key(sha256)
         if record is None or not hmac.compare_digest(record.sha256, sha256):
+            # Anywhere in it: a key of HMI in quotes, or after a second "Bearer", is still a wrong one.
+            if KEY_PREFIX not in key.lower():
+                raise NotOurKey
             raise Unauthorised("this key is unknown: check it, or have a new one issued")
         if record.expired:
             raise ExpiredKey(record)
@@ -112,9 +143,24 @@ class Auth:
         return Caller(record.tenant, _effective(record), record.key_id)
 
     def _without_key(self, request: web.BaseRequest) -> Caller:
-        caller = self.local_caller(request.headers)
+        caller = self._local(request.headers)
         _refuse_browsers(request)
         return caller
+
+    def _local(self, headers: Mapping[str, str]) -> Caller:
+        """The caller of a request without a key. Raises Unauthorised, and Forbidden behind a proxy."""
+        if not self.open():
+            raise Unauthorised("this server wants a key: send the header 'Authorization: Bearer KEY'")
+        _refuse_proxies(headers)
+        return ADMINISTRATOR
+
+    def _tell_ignored(self) -> None:
+        if not self._told.is_set():
+            self._told.set()
+            log.warning(
+                "a call sent a key that is not HMI's, and such keys are ignored (this is logged once): every "
+                "program on this machine may do everything. 'hmi key create --admin' changes that"
+            )
 
 
 def has_admin_key(keys: KeyRing) -> bool:
@@ -151,7 +197,7 @@ def _effective(record: KeyRecord) -> frozenset[Scope]:
     return ALL if "admin" in scopes else scopes
 
 
-def _refuse_proxies(headers: Iterable[str]) -> None:
+def _refuse_proxies(headers: Mapping[str, str]) -> None:
     """Raise Forbidden for a request through a proxy. A proxy on this machine makes all requests look
     local, so everybody would be the administrator."""
     names = [name.lower() for name in headers]

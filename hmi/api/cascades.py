@@ -76,7 +76,7 @@ def _says(info: CascadeInfo, report: CascadeReport | None, fits: list[int]) -> s
         return f"no dispatcher reaches the objective, so {alone}: {_nearest(info)}"
     count = f"{len(fits)} of {len(offers)} dispatchers reach the objective"
     if report is None:
-        return f"ready: {count}; no text has come since the server started, if one runs"
+        return f"ready: {count}; no text has come under this agreement since the server started, if one runs"
     if report.state == "no offer":
         return f"no offer: {count}, but the audits of your texts did not, so {alone}"
     if report.state == "testing":

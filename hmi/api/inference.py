@@ -52,10 +52,14 @@ class InferenceEngine(Protocol):
         """Give back the memory of what has been deleted. May be called on any thread."""
         ...
 
-    def cascade_report(self, model: ModelId, artefact: str, small_artefact: str) -> CascadeReport | None:
-        """Return what a cascade did; None if none of its texts came. Called on the event loop's thread.
+    def cascade_report(
+        self, model: ModelId, artefact: str, small_artefact: str, agreement: float | None
+    ) -> CascadeReport | None:
+        """Return what a cascade did under an agreement; None if none of its texts came under it. Called on
+        the event loop's thread.
 
-        model: the large level. artefact, small_artefact: the levels'.
+        model: the large level. artefact, small_artefact: the levels'. agreement: the model's own; None: it
+        has none.
         """
         ...
 

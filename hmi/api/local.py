@@ -59,10 +59,12 @@ class EngineAtStart:
         if self._engine is not None:
             self._engine.forget(gone)
 
-    def cascade_report(self, model: ModelId, artefact: str, small_artefact: str) -> CascadeReport | None:
+    def cascade_report(
+        self, model: ModelId, artefact: str, small_artefact: str, agreement: float | None
+    ) -> CascadeReport | None:
         if self._engine is None:
             return None
-        return self._engine.cascade_report(model, artefact, small_artefact)
+        return self._engine.cascade_report(model, artefact, small_artefact, agreement)
 
     def ready(self) -> bool:
         return self._engine is not None and self._engine.ready()

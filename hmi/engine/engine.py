@@ -7,7 +7,7 @@ import logging
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -21,8 +21,8 @@ from hmi.engine.compute import Compute
 from hmi.engine.early import EarlyAnswers
 from hmi.engine.express import Host, Hosts
 from hmi.engine.in_flight import InFlight
-from hmi.engine.isolate import by_model, fail
-from hmi.engine.item import Item, Piece, artefacts_of, work_in
+from hmi.engine.isolate import audit_again, by_model, fail
+from hmi.engine.item import Item, artefacts_of, work_in
 from hmi.engine.levels import Admitted, Levels
 from hmi.engine.limits import BatchLimits
 from hmi.engine.lines import Lines
@@ -32,7 +32,7 @@ from hmi.engine.planners import planner_of
 from hmi.engine.planning import Planning
 from hmi.engine.queue import FEW_TENANTS, BatchQueue
 from hmi.engine.request import TextRequest, TextResult
-from hmi.engine.running import Held, Ran, Runner
+from hmi.engine.running import Cut, Held, Ran, Runner
 from hmi.engine.sink import CallSink
 from hmi.engine.supervisor import Broken, Supervisor
 from hmi.engine.tracing import traced
@@ -41,7 +41,7 @@ from hmi.engine.warming import compile_answers
 from hmi.errors import DeadlineExceeded, Unavailable
 from hmi.metrics import Metrics
 from hmi.model.memory import usable_memory
-from hmi.stages import Candidate, Plan, Planner
+from hmi.stages import Candidate, Planner
 from hmi.stages.cascade.report import CascadeReport
 from hmi.stages.cascade.stage import CascadeInside
 from hmi.stages.early_exit.stage import EarlyExit
@@ -57,16 +57,6 @@ LONE_TURNS = 2
 """A batch may take this many turns while no other tenant's texts wait: newcomers run beside it."""
 EXPRESS_TURNS = 1 / 4
 """An express batch of several windows takes at most this part of a turn: a third tenant's may wait for it."""
-
-
-@dataclass(frozen=True)
-class Cut:
-    """A batch that was cut from the queue."""
-
-    pieces: list[Piece]
-    plan: Plan
-    work_left: float
-    """The fraction of the layers' work that the plan's stages are expected to leave."""
 
 
 class Engine:
@@ -167,10 +157,7 @@ class Engine:
         await asyncio.to_thread(self._loader.close)
 
     def forget(self, gone: Deleted) -> None:
-        """Free the memory of what has been deleted.
-
-        A request in flight keeps what it uses until it is answered. May be called on any thread.
-        """
+        """Free the memory of what has been deleted, except what requests in flight use. For any thread."""
         self._loader.forget(gone.artefacts, gone.roots, gone.plots)
         for stage in (self.exits, self.tokens):
             if stage is not None:
@@ -179,11 +166,12 @@ class Engine:
             if keeper is not None:
                 keeper.forget(gone.artefacts)
 
-    def cascade_report(self, model: ModelId, artefact: str, small_artefact: str) -> CascadeReport | None:
+    def cascade_report(
+        self, model: ModelId, artefact: str, small_artefact: str, agreement: float | None
+    ) -> CascadeReport | None:
         """See `Levels.report`; of a cascade inside one root if no small level is named."""
-        if small_artefact:
-            return self._levels.report(model, artefact, small_artefact)
-        return None if self._inside is None else self._inside.report(model, artefact)
+        keeper = self._levels if small_artefact else self._inside
+        return None if keeper is None else keeper.report(model, artefact, small_artefact, agreement)
 
     async def infer(self, requests: Sequence[TextRequest]) -> list[TextResult]:
         """Answer a call's requests, in their order. Cancelling the call drops the texts that have not begun.
@@ -345,16 +333,18 @@ class Engine:
         """Run a batch that failed again, without adaptive stages and model by model, if that is a change."""
         groups = by_model([piece for piece in batch.pieces if piece.item.sink.wanted])
         plan = self._planning.without_adaptation(batch.plan, error)
-        if len(groups) == 1 and plan is batch.plan:
-            fail([(piece.item, error) for piece in batch.pieces])
-            return
+        if len(by_model(batch.pieces)) == 1 and plan is batch.plan:
+            fail([(piece.item, error) for group in groups for piece in group])
+            groups = []
+        run = partial(self._run, express=express, again=True)
         for group in groups:
             try:
-                await self._run(Cut(group, plan, batch.work_left), express=express, again=True)
+                await run(replace(batch, pieces=group, plan=plan))
             except Broken:
                 raise
             except Exception as alone:
                 fail([(piece.item, alone) for piece in group])
+        await audit_again([s.owed for s in (self.exits, self._inside) if s], replace(batch, plan=plan), run)
 
     async def _run(self, batch: Cut, *, express: bool = False, again: bool = False) -> None:
         """Run a batch, in several parts if its modules do not fit into the pool together."""
@@ -387,12 +377,12 @@ class Engine:
             if share := ran.share:  # of a batch whose layers did not run there is nothing to learn
                 self._pace.ran(batch.plan.candidate.key, work_in(pieces) * batch.work_left * share, cpu_s)
             self._accounts.ran(ran)
+            self._queue.give_back(batch.plan.candidate.key, ran.skipped, batch.work_left)
             for item, answer in ran.answers:
                 if item.sink.wanted:  # windows that ran again may complete their text twice
                     answer.timing.update(item.timing)
                     item.sink.done(answer)
-            wall_s = ran.times.retrieve_s + ran.times.compute_s
-            self._planning.learn(batch.plan, pieces, ran.batch.offsets[-1], cpu_s, wall_s)
+            self._planning.learn(batch.plan, pieces, ran.batch.offsets[-1], cpu_s, ran.wall_s)
         fail(ran.failed)
 
     def _expected_s(self, batch: Cut) -> float:

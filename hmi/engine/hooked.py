@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from typing import Self
 
 from hmi.execution import Hook
-from hmi.execution.base import Output
+from hmi.execution.base import Failing, Output
 from hmi.stages import Setting
 from hmi.stores.failures import tell
 
@@ -14,7 +15,8 @@ log = logging.getLogger("hmi.engine")
 
 
 class Hooked:
-    """The hooks of one batch, used on its compute thread.
+    """The hooks of one batch, used on its compute thread. As a context manager it closes them at the end of
+    the block, and first tells them if the block has failed.
 
     An error before a layer fails the batch, which then runs again without adaptive stages. Once the layers
     have run, answers are worth more than what stages learn from them: an error is logged, and the stage's
@@ -50,8 +52,16 @@ class Hooked:
                 self._close(hook)
         return outputs
 
-    def close(self) -> None:
-        """Close every hook that is not closed yet."""
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        for hook in self.hooks if kind is not None else ():
+            try:
+                if isinstance(hook, Failing):
+                    hook.failed()
+            except Exception as error:
+                tell(log, "a stage could not take note of a batch's failure", error)
         for hook in self.hooks:
             self._close(hook)
 

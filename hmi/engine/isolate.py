@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from typing import Any
 
 from hmi.core import ModelId, ModelVersion
 from hmi.engine.item import Piece
 from hmi.engine.retrieval import Failed
+from hmi.engine.running import Cut
+from hmi.engine.supervisor import Broken
 from hmi.errors import copy_of
+from hmi.stages.owed import Owed
 from hmi.stores.adapter_store import DamagedArtefact
 from hmi.stores.failures import tell
 
@@ -45,6 +50,26 @@ def by_model(pieces: Sequence[Piece]) -> list[list[Piece]]:
     for piece in pieces:
         groups.setdefault((piece.item.request.model, piece.bundle.version.version), []).append(piece)
     return list(groups.values())
+
+
+async def audit_again(owed: Sequence[Owed[Any]], batch: Cut, run: Callable[[Cut], Awaitable[None]]) -> None:
+    """Run those texts of a failed batch again that have their answers, and whose audits it cut short.
+
+    Each model's run apart, as the fault may be another's. An audit whose text fails again is lost, and so are
+    those of a batch of one model. owed: the audits of each stage. run: runs a batch.
+    """
+    due = [piece for piece in batch.pieces if any(piece.item.nonce in audits for audits in owed)]
+    try:
+        for group in by_model(due) if len(by_model(batch.pieces)) > 1 else ():
+            try:
+                await run(replace(batch, pieces=group))
+            except Broken:
+                raise
+            except Exception as error:
+                tell(log, "texts could not run again for their audits", error)
+    finally:
+        for audits in owed:
+            audits.give_up(piece.item.nonce for piece in due)
 
 
 def _name_of(model: ModelId, version: ModelVersion) -> str:

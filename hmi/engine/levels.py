@@ -231,9 +231,12 @@ class Levels:
         self._paused: dict[ModelId, float] = {}
         """The `time.monotonic()` until which a large model's small level is not asked, by large model."""
 
-    def report(self, model: ModelId, artefact: str, small_artefact: str) -> CascadeReport | None:
-        """Return a cascade's traffic; None if none of its texts has come since the server started."""
-        return self._evidence.report(model, artefact, small_artefact)
+    def report(
+        self, model: ModelId, artefact: str, small_artefact: str, agreement: float | None
+    ) -> CascadeReport | None:
+        """Return a cascade's traffic under an agreement; None if none of its texts has come under it since
+        the server started."""
+        return self._evidence.report(model, artefact, small_artefact, agreement)
 
     def forget(self, artefacts: Collection[str]) -> None:
         """Drop the evidence of deleted artefacts. May be called on any thread."""

@@ -16,7 +16,7 @@ from dataclasses import replace
 from hmi.engine.backlog import STEP_S, Backlog, Backlogs, by_tenant, left_of
 from hmi.engine.item import Item, Kind, Piece
 from hmi.engine.limits import BatchLimits
-from hmi.engine.pace import BATCH_WORK, MODULE_WORK, Pace
+from hmi.engine.pace import BATCH_WORK, MODULE_WORK, TEXT_WORK, Pace
 from hmi.engine.room import ROOM_SHARE, Room
 from hmi.engine.turns import Turns
 from hmi.errors import DeadlineExceeded, copy_of
@@ -172,6 +172,15 @@ class BatchQueue:
         if not limits.express:
             self._host_given_s, self._host_tenant = self._turns.given(first), first
         return pieces
+
+    def give_back(self, key: BatchKey, skipped: Sequence[tuple[Piece, float]], work_left: float) -> None:
+        """Take back what tenants were charged for layers that did not run, as their texts left early.
+
+        skipped: windows, each with the part of its layers' work that did not run. work_left: of their batch.
+        """
+        for piece, part in skipped:
+            work = (piece.work - TEXT_WORK) * part * work_left
+            self._turns.give_back(piece.item.tenant, self._pace.seconds(key, work))
 
     def _fill(
         self,

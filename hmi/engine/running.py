@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import accumulate
@@ -36,6 +35,16 @@ Early = Callable[[list[tuple[Item, TextResult]]], None]
 """Takes answers of texts that left before their batch ended, with their timing."""
 Outcome = tuple[Item, TextResult | Exception]
 """A text, with its answer or the error that it has instead."""
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A batch that was cut from the queue."""
+
+    pieces: list[Piece]
+    plan: Plan
+    work_left: float
+    """The fraction of the layers' work that the plan's stages are expected to leave."""
 
 
 @dataclass(frozen=True)
@@ -77,13 +86,23 @@ class Ran:
         return [(len(p.window) * up_to[layers], len(p.window) * up_to[-1]) for p, layers in pairs]
 
     @property
+    def wall_s(self) -> float:
+        """Seconds that the batch took."""
+        return self.times.retrieve_s + self.times.compute_s
+
+    @property
+    def skipped(self) -> list[tuple[Piece, float]]:
+        """The windows that left early, each with the part of its layers' work that did not run."""
+        pairs = zip(self.batch.pieces, self.work, strict=True)
+        return [(piece, 1.0 - done / whole) for piece, (done, whole) in pairs if done < whole]
+
+    @property
     def share(self) -> float:
         """The part of the time that the batch would have taken if no text had left early; 1 if none did."""
         ran, whole = map(sum, zip(*self.work, strict=True))
         if ran == whole or ran == 0.0:
             return float(ran == whole)
-        times = self.times
-        return (times.retrieve_s + times.compute_s) / (times.retrieve_s + times.compute_s * whole / ran)
+        return self.wall_s / (self.times.retrieve_s + self.times.compute_s * whole / ran)
 
 
 @lru_cache(maxsize=256)
@@ -111,7 +130,7 @@ class Runner:
         failed = [*held.failed, *batch.failed]
         parts = [held.parts[p.bundle.version.artefact] for p in batch.pieces]
         note_similarity(batch, parts)
-        with closing(Hooked(len(parts))) as hooked:
+        with Hooked(len(parts)) as hooked:
             key = plan.candidate.key
             if key.bits:
                 hooked.mark("shards", f"{key.bits} bits")

@@ -55,6 +55,12 @@ class Turns:
         of_one = len(waiting) - len(weights) - (tenant in waiting)
         return of_one + sum(weights)
 
+    def give_back(self, tenant: str, seconds: float) -> None:
+        """Take back a part of what a tenant was charged. `given` keeps one that does not wait from saving it
+        up."""
+        if tenant in self._given:
+            self._given[tenant] -= seconds / self.weight(tenant)
+
     def charge(self, tenant: str, seconds: float) -> None:
         self._given[tenant] = self.given(tenant) + seconds / self.weight(tenant)
         if len(self._given) > self._most:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -44,6 +44,15 @@ class Hook(Protocol):
 
     def close(self) -> None:
         """Give back what the hook still holds. Called once, when the batch has ended or failed."""
+
+
+@runtime_checkable
+class Failing(Protocol):
+    """A hook that is told when its batch fails."""
+
+    def failed(self) -> None:
+        """Take note that the batch has failed before all layers had run. `close` follows."""
+        ...
 
 
 class Layers(Protocol):

@@ -16,7 +16,7 @@ from hmi.errors import InvalidInput
 from hmi.manager.files import Files
 from hmi.manager.parts import Parts
 from hmi.record import time_text
-from hmi.tenancy import NO_LIMITS
+from hmi.tenancy import KEY_PREFIX, NO_LIMITS
 from hmi.words import explain
 
 TENANT_SCOPES: tuple[Scope, ...] = ("infer", "manage")
@@ -203,7 +203,7 @@ def new_key(
 
 
 def _plain_key() -> str:
-    return f"hmi_{secrets.token_urlsafe(32)}"
+    return f"{KEY_PREFIX}{secrets.token_urlsafe(32)}"
 
 
 def _sha256(plain: str) -> str:

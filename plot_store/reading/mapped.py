@@ -24,6 +24,11 @@ class MappedChain:
     read_ahead: ReadAhead
     segments: tuple[MappedSegment, ...]
 
+    def check_sizes(self) -> None:
+        """Raises Damaged if the file of a segment has been cut since it was mapped."""
+        for segment in self.segments:
+            segment.check_size()
+
 
 def damaged(mapped: MappedChain, error: ops.DamagedRow) -> Damaged:
     """Convert a kernel's DamagedRow to an error that names the segment's file."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from time import monotonic
 from types import TracebackType
 from typing import Final, TypeVar, overload
 
@@ -28,6 +29,7 @@ Bfloats = NDArray[np.uint16]  # the bits of bfloat16
 Out = TypeVar("Out", Floats, Bfloats)
 _INT32: Final = np.dtype(np.int32)
 _INT64: Final = np.dtype(np.int64)
+_WHOLE_S: Final = 1e-3  # a check takes a microsecond for each segment, a short look-up some ten
 _OUT_TYPES: Final = (np.dtype(np.float32), np.dtype(np.uint16))
 
 
@@ -42,6 +44,7 @@ class Reader:
         self.version = chain[0]
         self.chain = chain
         self._mapped: MappedChain | None = mapped
+        self._whole_at = -1.0  # the `monotonic()` of the last check of the files' sizes
         self._unpin = weakref.finalize(self, environment.let_go, self.version.id)
 
     @overload
@@ -62,7 +65,7 @@ class Reader:
         returned; a uint16 array takes the bits of bfloat16. Raises Invalid, Closed, Damaged; the content of
         `out` is then unspecified.
         """
-        mapped, schema = self._open(), self.version.schema
+        mapped, schema = self._whole(), self.version.schema
         _check_array(tokens, "tokens", _INT32)
         _check_array(offsets, "offsets", _INT64)
         if out is None:
@@ -82,9 +85,9 @@ class Reader:
         """Start reading from disk every row that `lookup` of this batch would touch. Returns their number.
 
         Does not wait. Meant for the next batch: for its own, `lookup` does the same while the reader is
-        cold. Raises Invalid, Closed.
+        cold. Raises Invalid, Closed, Damaged.
         """
-        mapped = self._open()
+        mapped = self._whole()
         _check_array(tokens, "tokens", _INT32)
         _check_array(offsets, "offsets", _INT64)
         try:
@@ -95,7 +98,7 @@ class Reader:
     def contains(self, order: int, ngrams: NDArray[np.uint32]) -> NDArray[np.bool_]:
         """Return whether any version of the chain stores each n-gram: uint32 [m, order] -> bool [m].
 
-        Raises Invalid, Closed.
+        Raises Invalid, Closed, Damaged.
         """
         table, ids = self._asked(order, ngrams)
         return np.asarray(ops.find(table, order, ids, check=False)[0] != 0)
@@ -103,7 +106,7 @@ class Reader:
     def depths(self, order: int, ngrams: NDArray[np.uint32]) -> NDArray[np.int16]:
         """Return the chain position of the nearest version that stores each n-gram, or -1.
 
-        uint32 [m, order] -> int16 [m]. Raises Invalid, Closed.
+        uint32 [m, order] -> int16 [m]. Raises Invalid, Closed, Damaged.
         """
         table, ids = self._asked(order, ngrams)
         of_level = np.array([*(run.depth for run in table.runs), -1], np.int16)  # absent: level -1, the last
@@ -115,7 +118,7 @@ class Reader:
 
         Raises Invalid, Closed, Damaged.
         """
-        mapped, order = self._open(), check_order(order, self.version.schema.n)
+        mapped, order = self._whole(), check_order(order, self.version.schema.n)
         mine = {s.name for s in self.version.segments if s.kind == "rows" and s.order == order}
         keys = [segment.keys for segment in mapped.segments if segment.info.name in mine]
         merged = np.concatenate(keys) if keys else np.empty((0, layout.words(order)), np.uint64)
@@ -155,19 +158,27 @@ class Reader:
         The copy works as long as this reader is open. Raises Closed, Damaged, Invalid (no such device, or no
         cupy), StoreFull (not enough device memory).
         """
-        mapped = self._open()
+        mapped = self._whole()
         try:
             return put_on_device(mapped.table, self.version.schema, device, self._open)
         except ops.DamagedRow as error:
             raise damaged(mapped, error) from error
 
     def _asked(self, order: int, ngrams: NDArray[np.uint32]) -> tuple[ops.LevelTable, NDArray[np.uint32]]:
-        return self._open().table, check_ngrams(order, ngrams, self.version.schema)
+        return self._whole().table, check_ngrams(order, ngrams, self.version.schema)
 
     def _open(self) -> MappedChain:
         mapped = self._mapped
         if mapped is None:
             raise Closed("the reader has been closed: open another with store.reader(ref)")
+        return mapped
+
+    def _whole(self) -> MappedChain:
+        """As `_open`, before the mapped files are read. Raises Closed, Damaged."""
+        mapped, now = self._open(), monotonic()
+        if now - self._whole_at > _WHOLE_S:
+            mapped.check_sizes()
+            self._whole_at = now
         return mapped
 
     def let_go(self) -> None:

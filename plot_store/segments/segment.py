@@ -91,9 +91,13 @@ def write_segment(folder: Path, base: fmt.Layout, data: memoryview, covers: list
 class MappedSegment:
     """A segment file mapped into memory. Its arrays stay valid after the file is unlinked."""
 
-    def __init__(self, info: SegmentInfo, layout: fmt.Layout, raw: Bytes, inode: tuple[int, int]) -> None:
+    def __init__(
+        self, path: Path, info: SegmentInfo, layout: fmt.Layout, raw: Bytes, inode: tuple[int, int]
+    ) -> None:
+        self.path = path
         self.info = info
         self.layout = layout
+        self._cut = False  # its file has become shorter, and may have been replaced since
         self.inode = inode  # (device, inode number) of the file
         self.raw = raw  # uint8 [file]
         self.view = _view(layout, self.data) if layout.kind == fmt.ROWS else None
@@ -128,6 +132,24 @@ class MappedSegment:
             raise Damaged(
                 f"rows of segment {self.info.name} are damaged: restore it with an import of an export, or "
                 "build the version again; `verify` lists everything that is damaged"
+            )
+
+    def check_size(self) -> None:
+        """Raises Damaged if the file has been cut since it was mapped.
+
+        The system kills a process that reads a mapping beyond the end of its file. A file that was collected
+        or replaced keeps its bytes as long as it is mapped.
+        """
+        try:
+            found = os.stat(self.path)
+        except OSError:  # collected
+            found = None
+        if found is not None and found.st_size < self.info.bytes:
+            self._cut |= (found.st_dev, found.st_ino) == self.inode
+        if self._cut:
+            raise Damaged(
+                f"segment {self.info.name} has been cut to fewer than {self.info.bytes} bytes: restore it "
+                "with an import of an export, or build the version again"
             )
 
     def check_whole(self) -> None:
@@ -184,7 +206,7 @@ def open_segment(path: Path, info: SegmentInfo, schema: Schema) -> MappedSegment
             raw = map_read_only(fd, info.bytes)
         finally:
             os.close(fd)
-    segment = MappedSegment(info, layout, raw, (status.st_dev, status.st_ino))
+    segment = MappedSegment(path, info, layout, raw, (status.st_dev, status.st_ino))
     if info.kind == "index":
         fault_in(raw)
     segment.sums()
@@ -263,6 +285,7 @@ class SegmentCache:
         with self._lock:
             found = self._live.get(info.name)
         if found is not None and _is_current(path, found.inode):
+            found.check_size()
             check_agreement(found.layout, info, schema)
             return found
         try:

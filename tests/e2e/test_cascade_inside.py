@@ -94,7 +94,7 @@ async def test_a_closed_gate_changes_no_answer(inside: Home, monkeypatch: pytest
         assert (one.label, one.tags) == (other.label, other.tags)
         assert one.scores == pytest.approx(other.scores, abs=1e-6)
     artefact = inside.manager.registry.model(MOOD).live.artefact
-    report = stage.report(MOOD, artefact)
+    report = stage.report(MOOD, artefact, "", OBJECTIVE.agreement)
     assert report is not None
     assert report.state in ("testing", "no offer")
     assert report.texts == len(inside.covered)

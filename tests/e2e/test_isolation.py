@@ -18,10 +18,10 @@ from hmi.core import ModelId
 from hmi.engine import TextRequest, TextResult
 from hmi.engine.bundles import Bundle
 from hmi.engine.cache import IdleCache
-from hmi.engine.engine import Cut
 from hmi.engine.item import Piece, work_in
 from hmi.engine.pace import Pace, work_of
 from hmi.engine.queue import BatchQueue
+from hmi.engine.running import Cut
 from hmi.errors import Damaged, DeadlineExceeded, InvalidInput, QuotaExceeded, Unavailable
 from hmi.execution.packed import PackedExecutor
 from hmi.model.batching import Encoded

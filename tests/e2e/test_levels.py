@@ -237,7 +237,7 @@ async def test_tenants_and_models_do_not_share_evidence(pair: Home, short: None)
         mixed = await engine.infer([*ask(range(10)), *others])
         assert all(map(same, mixed[10:], alone))
         assert watched(engine).trial.texts == 10
-        assert engine.cascade_report(ModelId.parse("globex.mood"), "a", "b") is None
+        assert engine.cascade_report(ModelId.parse("globex.mood"), "a", "b", 0.7) is None
     with pytest.raises(InvalidInput, match="another tenant"):
         pair.manager.profile_cascade(LARGE, small="globex.mood", data=mood_rows(5))
     with pytest.raises(InvalidInput, match="another tenant"):

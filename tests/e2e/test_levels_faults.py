@@ -176,7 +176,7 @@ async def test_deleted_artefacts_leave_no_evidence(pair: Home) -> None:
     planted(pair)
     made = cascade_of(pair)
     live = pair.manager.registry.model(ModelId.parse(LARGE)).live
-    about = ModelId.parse(LARGE), live.artefact, made.small_artefact or ""
+    about = ModelId.parse(LARGE), live.artefact, made.small_artefact or "", 0.7
     async with running(pair) as engine:
         for gone in (live.artefact, made.small_artefact):
             await engine.infer(ask([0]))

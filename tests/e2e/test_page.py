@@ -180,6 +180,40 @@ STATUS = """async (key) => {
 }"""
 
 
+def test_the_check_of_a_file_chosen_before_is_dropped(
+    browser: Any, place: Place, rows: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "tagged.jsonl").write_text('{"tokens": ["to", "Rome"], "tags": ["O", "B-city"]}\n' * 20)
+    held: list[Any] = []
+    sent: list[bytes] = []
+
+    def check(route: Any) -> None:
+        if held:
+            route.continue_()
+        else:
+            held.append(route)  # the first file's check takes longer than the second's
+
+    def start(route: Any) -> None:
+        sent.append(route.request.post_data_buffer)
+        route.abort()
+
+    with looking(browser, place.url, place.admin) as sight:
+        page = sight.page
+        page.route("**/manage/check", check)
+        page.route("**/manage/models", start)
+        sight.go("teach")
+        with page.expect_request("**/manage/check"):
+            page.set_input_files("input[type=file]", tmp_path / "tagged.jsonl")
+        page.set_input_files("input[type=file]", rows)
+        page.wait_for_selector(".badge >> text=usable")
+        with page.expect_response("**/manage/check") as answer:
+            held[0].continue_()
+        answer.value.finished()
+        page.get_by_role("button", name="Start training").click()
+        page.wait_for_selector("[role=alert]")
+        assert b'"task":"classification"' in sent[0]
+
+
 def test_every_view_is_accessible_in_both_schemes_and_on_a_phone(browser: Any, place: Place) -> None:
     for scheme, width in (("light", 1280), ("dark", 360)):
         with looking(
@@ -263,6 +297,29 @@ def test_entities_are_marked_in_the_text(browser: Any, place: Place) -> None:
         assert all(text.split()[0] in ("the", "🧬", "cell", "and", "gene", "cell,") for text in marked)
         assert sight.page.locator(".legend li").count() >= 1
         assert sight.page.evaluate(FAULTS) == []
+
+
+def test_another_model_keeps_what_was_typed(browser: Any, place: Place) -> None:
+    with looking(browser, place.url, place.admin) as sight:
+        page = sight.page
+        sight.go("try")
+        model = page.get_by_label("Model")
+        model.select_option("acme.pairs")
+        page.get_by_label("Text", exact=True).fill("gene cell good")
+        page.get_by_label("Second text").fill("stock price")
+        page.get_by_label("Without the PLOT").check()
+        page.get_by_role("button", name="Ask").click()
+        page.wait_for_selector(".answer-label")
+        model.select_option("acme.mood")
+        assert page.locator(".answer-label").count() == 0, "the answer was another model's"
+        assert page.get_by_label("Text", exact=True).input_value() == "gene cell good"
+        assert page.get_by_label("Second text").count() == 0
+        assert page.get_by_label("Without the PLOT").is_checked()
+        page.get_by_label("Text", exact=True).fill("gene cell bad")
+        model.select_option("acme.pairs")
+        typed = [page.get_by_label(name, exact=True).input_value() for name in ("Text", "Second text")]
+        assert typed == ["gene cell bad", "stock price"]
+        assert sight.quiet()
 
 
 def test_a_pair_of_texts_is_asked_for_and_shown_text_by_text(browser: Any, place: Place) -> None:

@@ -9,11 +9,11 @@ import pytest
 
 from hmi.core import ModelId
 from hmi.engine import TextRequest
-from hmi.engine.engine import Cut
 from hmi.engine.item import Piece
 from hmi.engine.limits import BatchLimits
 from hmi.engine.pace import BATCH_WORK, Pace
 from hmi.engine.queue import BatchQueue
+from hmi.engine.running import Cut
 from hmi.execution import BatchKey, Hook
 from hmi.metrics import Metrics
 from hmi.stages import OFF, Batch, Candidate, Effect, Measured, Plan, RoundRobin, Setting, Shape

@@ -149,7 +149,7 @@ async def test_a_protocol_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyP
             given, body, answer = await world.call("POST", "/by-line", sent, key=made["key"])
             assert (given, body) == (status, wanted)
             assert answer.headers["X-Request-Id"]
-        _, body, _ = await world.call("POST", "/by-line", {}, key="wrong")
+        _, body, _ = await world.call("POST", "/by-line", {}, key="hmi_wrong")
         assert body["oops"].startswith("this key is unknown")
         await _raw_bodies(world.client, made["key"])
         for path, shape in (("/by-line/else", "oops"), ("/by-lines", "error"), ("/by-line", "oops")):

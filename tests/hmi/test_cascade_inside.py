@@ -27,12 +27,13 @@ from hmi.stages.base import Batch, Text
 from hmi.stages.cascade.attention import from_first
 from hmi.stages.cascade.dispatch import Dispatcher, goes_on, share_large
 from hmi.stages.cascade.gate import CLOSED_SHARE
-from hmi.stages.cascade.hook import Concern, InsideHook
+from hmi.stages.cascade.hook import Concern, Decided, InsideHook, lost
 from hmi.stages.cascade.pruning import kept
 from hmi.stages.cascade.standing import Standing
 from hmi.stages.cascade.watched import Watched
 from hmi.stages.draw import draw
 from hmi.stages.early_exit.account import Count, Phase
+from hmi.stages.owed import Owed
 from tests.hmi.test_fused import BERT, DEPTH, MPNET, module, upper
 
 LENGTHS, LABELS, SITE = (5, 9, 1, 24, 13, 2, 30, 17), ("a", "b", "c"), 1
@@ -107,14 +108,18 @@ class World:
         )
 
     def run(
-        self, texts: Sequence[int], offer: Offer | None, stands: Standing | None = None
+        self,
+        texts: Sequence[int],
+        offer: Offer | None,
+        stands: Standing | None = None,
+        owed: Owed[Decided] | None = None,
     ) -> dict[int, tuple[str, Tensor]]:
         """The batch as the engine runs it: why each text ended, and its output."""
         batch, hooks = self.batch(texts), []
         if offer is not None:
             used = opened(offer) if stands is None else stands
             concerns = {i: Concern(t, used, CASCADE) for i, t in enumerate(batch.texts)}
-            hooks = [InsideHook(batch, concerns)]
+            hooks = [InsideHook(batch, concerns, owed)]
         lengths = [LENGTHS[t] for t in texts]
         packed = Rows.packed(torch.cat([self.rows[t] for t in texts]), offsets_of(lengths))
         found: dict[int, tuple[str, Tensor]] = {}
@@ -297,10 +302,10 @@ def test_texts_that_were_followed_are_counted_by_level(world: World) -> None:
     assert stands.report.state == "in use"
 
 
-def hook_at_its_site(world: World, stands: Standing) -> InsideHook:
+def hook_at_its_site(world: World, stands: Standing, owed: Owed[Decided] | None = None) -> InsideHook:
     """A hook of the whole batch that has been called."""
     batch = world.batch(ALL)
-    hook = InsideHook(batch, {i: Concern(t, stands, CASCADE) for i, t in enumerate(batch.texts)})
+    hook = InsideHook(batch, {i: Concern(t, stands, CASCADE) for i, t in enumerate(batch.texts)}, owed)
     hook(SITE, Rows.packed(torch.cat(world.rows), offsets_of(LENGTHS)))
     return hook
 
@@ -319,3 +324,27 @@ def test_a_text_that_fails_is_an_audit_only_if_it_has_its_answer(world: World) -
         lost = after.audited - before.audited, after.disagreed - before.disagreed
         assert lost == (after.returned, after.returned)
         assert 0 < after.returned < len(LENGTHS)
+
+
+@pytest.mark.parametrize("runs", [True, False])
+def test_audits_of_a_failed_batch_go_on_where_its_texts_run_again(world: World, runs: bool) -> None:
+    """The fault may be another tenant's: it is no disagreement unless the texts fail again."""
+    stands, owed = opened(OFFER, share=1.0), Owed[Decided](lost)
+    before, hook = stands.report, hook_at_its_site(world, stands, owed)
+    hook.failed()
+    hook.close()
+    left = stands.report.returned - before.returned
+    assert 0 < left < len(LENGTHS)
+    assert stands._watched.trial.under_way == left
+    assert stands.report.audited == before.audited
+    if runs:
+        found = world.run(ALL, OFFER, stands, owed)
+        anew = sum(why == "exit" for why, _ in found.values())
+        assert stands.report.returned == before.returned + left + anew, "each text is answered once"
+        assert stands.report.audited == before.audited + len(LENGTHS)
+        assert stands.report.disagreed < before.disagreed + len(LENGTHS)
+    else:
+        owed.give_up(world.text(t).nonce for t in ALL)
+        assert stands.report.disagreed == before.disagreed + left
+    assert stands._watched.trial.under_way == 0
+    assert not any(world.text(t).nonce in owed for t in ALL)

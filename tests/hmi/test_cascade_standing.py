@@ -109,14 +109,23 @@ def test_another_objective_and_back_loses_no_evidence() -> None:
     assert not other.trial.open
     assert other.trial.round == first.trial.round + 1, "all rounds share one error"
     assert evidence.of(*ABOUT, BOTH, wanted) is first
-    report = evidence.report(*ABOUT)
+    report = evidence.report(*ABOUT, "", 0.9)
+    assert report is not None
+    assert report.audited == 200
+    for agreement in (None, 0.95):
+        assert evidence.report(*ABOUT, "", agreement) is None, "no text has come under that one"
+    evidence.of(*ABOUT, BOTH, Objective(agreement=0.95))
+    fresh = evidence.report(*ABOUT, "", 0.95)
+    assert fresh is not None
+    assert fresh.audited == 0
+    report = evidence.report(*ABOUT, "", 0.9)
     assert report is not None
     assert report.audited == 200
     for i in range(MAX_AGREEMENTS):
         evidence.of(*ABOUT, BOTH, Objective(agreement=0.6 + i / 100))
     again = evidence.of(*ABOUT, BOTH, wanted)
     assert again is not first, "too many others"
-    assert again.trial.round == MAX_AGREEMENTS + 2
+    assert again.trial.round == MAX_AGREEMENTS + 3
     assert evidence.of(*ABOUT, CASCADE, wanted).trial.round == 0, "another profile"
 
 
@@ -139,11 +148,11 @@ def test_evidence_of_deleted_artefacts_and_of_those_used_longest_ago_is_dropped(
     models = [ModelId("acme", name) for name in "abc"]
     for model in models:
         evidence.of(model, "large", of_two, wanted)
-    assert [evidence.report(m, "large", "small") is not None for m in models] == [False, True, True]
+    assert [evidence.report(m, "large", "small", 0.9) is not None for m in models] == [False, True, True]
     evidence.forget(["else"])
-    assert evidence.report(models[2], "large", "small") is not None
+    assert evidence.report(models[2], "large", "small", 0.9) is not None
     evidence.forget(["small"])
-    assert evidence.report(models[2], "large", "small") is None
+    assert evidence.report(models[2], "large", "small", 0.9) is None
 
 
 def test_evidence_outlives_a_restart_once(tmp_path: Path) -> None:

@@ -62,6 +62,23 @@ def test_a_turn_out_of_order_costs_those_who_wait_nothing() -> None:
     assert turns.given("quiet") == pytest.approx(11.0), "who stays away saves nothing up"
 
 
+def test_what_is_given_back_counts_for_who_waits_and_is_not_saved_up() -> None:
+    turns = Turns()
+    turns.weigh("a", 2.0)
+    for tenant in ("a", "b"):
+        turns.begin(["a", "b"])
+        turns.charge(tenant, 4.0)
+    turns.begin(["a", "b"])
+    turns.give_back("a", 2.0)
+    assert turns.given("a") == pytest.approx(2.0), "no less than who has received least"
+    turns.charge("a", 4.0)
+    turns.give_back("a", 2.0)
+    turns.begin(["a", "b"])
+    assert (turns.given("a"), turns.given("b")) == (pytest.approx(3.0), pytest.approx(4.0))
+    turns.give_back("new", 9.0)
+    assert turns.given("new") == pytest.approx(3.0), "a newcomer is level, and no more"
+
+
 def test_the_weights_of_tenants_that_no_longer_wait_are_forgotten() -> None:
     turns = Turns()
     turns.weigh("stays", 2.0)

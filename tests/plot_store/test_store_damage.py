@@ -342,7 +342,7 @@ def test_verify_looks_at_rows_own_checks_too(store: Store) -> None:
         raw = sound.raw.copy()
         raw[4096 + 2 * sound.layout.stride + 40] ^= 1
         with pytest.raises(Damaged, match="rows 2 do not match their checks"):
-            check._check_rows(MappedSegment(info, sound.layout, raw, sound.inode), version.schema)
+            check._check_rows(MappedSegment(sound.path, info, sound.layout, raw, sound.inode), version.schema)
 
 
 def test_the_highest_bits_of_two_words_are_damage(store: Store) -> None:

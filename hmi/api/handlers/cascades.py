@@ -27,8 +27,9 @@ async def profile_cascade(call: Call) -> Reply:
 async def show_cascade(call: Call) -> Reply:
     info = await asyncio.to_thread(call.services.manager.cascade, str(call.model()))
     artefact, small = info.model.live.artefact, info.cascade.small_artefact or ""
+    agreement = info.model.objective.agreement
     # On the event loop, which owns the engine's counts.
-    report = call.services.engine.cascade_report(call.model(), artefact, small)
+    report = call.services.engine.cascade_report(call.model(), artefact, small, agreement)
     return Reply(await asyncio.to_thread(cascade_view, info, report))
 
 

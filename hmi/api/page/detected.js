@@ -15,7 +15,7 @@ const TASKS = { classification: "one label", pair: "one label for a pair of text
  * task: the task that the rows must have, or null. changed(usable): called after each check.
  */
 export function detected(state, task, changed, signal) {
-  const input = h("input", { type: "file", accept: ".jsonl,.json,.csv,.tsv,.txt,.conll,.gz,.zst,text/*" });
+  const input = h("input", { type: "file", accept: ".jsonl,.ndjson,.json,.csv,.tsv,.txt,.conll,.yml,.yaml,.gz,.zst,text/*" });
   const out = h("div", { "aria-live": "polite" });
   const drop = h("div", { class: "drop" }, field("Choose a file of rows, or drop one here", input));
   input.addEventListener("change", () => input.files[0] && take(input.files[0]));
@@ -40,13 +40,14 @@ export function detected(state, task, changed, signal) {
     fill(out, h("p", { class: "note" }, `Reading ${file.name} …`));
     try {
       const spec = { skip_bad_rows: state.skip, ...(as && { task: as }) };
-      state.check = await upload("/manage/check", spec, { data: await beginning(file) }, signal);
-      if (file !== state.file) return;
+      const seen = await upload("/manage/check", spec, { data: await beginning(file) }, signal);
+      if (file !== state.file) return; // another one was chosen meanwhile
+      state.check = seen;
       fill(out, result(state, check));
       changed(state.check.usable && state.check.kind === "rows");
       announce(state.check.usable ? `${plural(state.check.count, "row")} read` : "The file cannot be used as it is");
     } catch (error) {
-      if (error.name !== "AbortError") fill(out, trouble(error));
+      if (error.name !== "AbortError" && file === state.file) fill(out, trouble(error));
     }
   }
   return h("div", { class: "stack" }, drop, out);
@@ -82,7 +83,7 @@ function problems(state, check) {
   const leave = seen.bad_rows <= seen.count && h("label", { class: "check" }, h("input", { type: "checkbox", checked: state.skip > 0,
     onchange: (event) => { state.skip = event.target.checked ? seen.bad_rows : 0; check(seen.task); } }), `Leave out the ${plural(seen.bad_rows, "row")} that cannot be used`);
   return h("div", null, leave, table("Rows that cannot be used", [
-    { head: "Line", n: true, row: true, cell: (p) => count(p.line) }, { head: "What is wrong", cell: (p) => ticked(p.message) }], seen.problems));
+    { head: "Line", row: true, cell: (p) => count(p.line) }, { head: "What is wrong", cell: (p) => ticked(p.message.replace(/^line \d+: /, "")) }], seen.problems));
 }
 
 function labels(seen) {

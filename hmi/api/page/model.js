@@ -83,7 +83,7 @@ function history(m, signal, again) {
     { head: "Version", row: true, cell: (v) => v.version },
     { head: "State", cell: (v) => (v.version === m.current ? badge("answers", "good") : v.held_back ? badge("held back", "warn") : badge("kept")) },
     { head: "Held-out score", cell: (v) => { const best = headline(v.metrics); return best ? `${score(best[1])} ${best[0]}` : "–"; } },
-    { head: "Made", cell: (v) => day(v.created) },
+    { head: "Made", cell: (v) => day(v.created), narrow: false },
     { head: "Size", n: true, cell: (v) => bytes(v.bytes), narrow: false },
     ...(m.versions.length > 1 ? [{ head: "Change", cell: (v) => (v.version === m.current ? "" : rollback(v.version)) }] : []),
   ], [...m.versions].reverse(), true),

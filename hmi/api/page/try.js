@@ -21,8 +21,8 @@ export async function tryText(main, name, signal) {
     ? h("select", null, found.map((m) => h("option", { value: m.model }, `${m.model} (${m.task})`)))
     : h("input", { type: "text", autocomplete: "off", spellcheck: "false", required: true, placeholder: "tenant.model" });
   if (chosen) input.value = chosen;
-  const form = h("div");
-  const draw = () => fill(form, asking(() => input.value.trim(), kindOf(models.get(input.value)), signal));
+  const form = h("div"), typed = {};
+  const draw = () => fill(form, asking(() => input.value.trim(), kindOf(models.get(input.value)), signal, typed));
   if (found.length) input.addEventListener("change", draw);
   draw();
   fill(main, head, h("div", { class: "card" }, field("Model", input), form));
@@ -35,11 +35,13 @@ export function kindOf(model) {
   return { task: model.task, paired: model.task === "pair" || live.rules.paired };
 }
 
-/** The form for a text, with its answer below. modelName: gives the name. task, paired: null if not known. */
-export function asking(modelName, { task, paired }, signal) {
+/** The form for a text, with its answer below. modelName: gives the name. task, paired: null if not known.
+ * typed: keeps what is typed and ticked, for the form of another model. */
+export function asking(modelName, { task, paired }, signal, typed = {}) {
   const text = h("textarea", { rows: 4, required: true, placeholder: PLACEHOLDERS[task] ?? PLACEHOLDERS.other });
   const pair = paired === false ? null : h("textarea", { rows: 2, required: paired });
   const exact = h("input", { type: "checkbox" }), calibrated = h("input", { type: "checkbox", checked: true });
+  keep(typed, { text, pair, exact, calibrated });
   const button = h("button", { type: "submit" }, "Ask");
   const out = h("div", { "aria-live": "polite" }, h("p", { class: "lead" }, "The answer appears here."));
   const ask = async (event) => {
@@ -65,6 +67,16 @@ export function asking(modelName, { task, paired }, signal) {
       h("label", { class: "check" }, calibrated, "Calibrated scores"),
       h("label", { class: "check" }, exact, "Without the PLOT")),
     h("p", { class: "note more" }, "Calibrated: of answers with the score 0.9, nine in ten are right. Without the PLOT: the lower layers are computed, as a reference.")), out);
+}
+
+/** Fill controls with what `typed` has of them, and let it have what changes. */
+function keep(typed, controls) {
+  for (const [name, control] of Object.entries(controls)) {
+    if (!control) continue; // the second text of a model that has none
+    const value = control.type === "checkbox" ? "checked" : "value";
+    control[value] = typed[name] ?? control[value];
+    control.addEventListener("input", () => { typed[name] = control[value]; });
+  }
 }
 
 const PLACEHOLDERS = {

@@ -196,17 +196,12 @@ class Gate:
         address = peer.rpartition(":")[0].strip("[]")
         about = {"request": call.id, "call": f"grpc {call.method}", "address": address or "local"}
         try:
-            caller = self._caller(call.metadata, scope)
+            caller = self._services.auth.caller_no_browser(call.metadata, scope)
         except (Unauthorised, Forbidden) as error:
             refuse(audit, error, about)
             raise
         accessed(audit, caller, about)
         return caller
-
-    def _caller(self, metadata: Mapping[str, str], scope: Scope) -> Caller:
-        header = metadata.get("authorization")
-        auth = self._services.auth
-        return auth.local_caller(metadata) if header is None else auth.bearer(header, scope)
 
     def _limits(self, call: RpcCall) -> tuple[tuple[str, str], ...]:
         """The trailing metadata that tells a tenant what it may still send."""

@@ -120,7 +120,7 @@ class Lab:
         """Return an engine's report of a model's cascade; None if no text of it was concerned."""
         record = self.serving.manager.registry.model(model)
         small = "" if record.cascade is None else record.cascade.small_artefact or ""
-        return engine.cascade_report(model, record.live.artefact, small)
+        return engine.cascade_report(model, record.live.artefact, small, record.objective.agreement)
 
     def depth(self, model: ModelId) -> int:
         """The number of upper layers of a model's root."""

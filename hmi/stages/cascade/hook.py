@@ -13,7 +13,7 @@ An audit must know both if words are dropped. So such a text goes on twice: whol
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -29,6 +29,7 @@ from hmi.stages.cascade.dispatch import Dispatcher, goes_on, share_large
 from hmi.stages.cascade.ensemble import combined
 from hmi.stages.cascade.pruning import kept
 from hmi.stages.cascade.standing import Begun, Standing
+from hmi.stages.owed import Owed
 
 SMALLEST = float(np.finfo(np.float32).tiny)
 """Mixed probabilities are at least this, so that their logarithms are finite."""
@@ -53,6 +54,8 @@ class Decided:
     """The ramp's output on the large level's scale: divided by that one's temperature it is calibrated."""
     small: Floats
     """The ramp's calibrated probabilities."""
+    again: bool = False
+    """True if its batch has failed before, after the ramp had answered it: it only runs on to be compared."""
 
     @property
     def offer(self) -> Offer:
@@ -120,9 +123,12 @@ class Decided:
 class InsideHook(Hook):
     """One batch's hook; see `Hook`."""
 
-    def __init__(self, batch: Batch, concerns: Mapping[int, Concern]) -> None:
-        """concerns: by index of the text in the batch."""
-        self._batch, self._concerns = batch, concerns
+    def __init__(
+        self, batch: Batch, concerns: Mapping[int, Concern], owed: Owed[Decided] | None = None
+    ) -> None:
+        """concerns: by index of the text in the batch. owed: receives the audits of texts that have their
+        answer if the batch fails; None: these are lost."""
+        self._batch, self._concerns, self._owed = batch, concerns, owed
         self._decided: dict[int, Decided] = {}
         """Texts that are still in the layers."""
 
@@ -142,7 +148,7 @@ class InsideHook(Hook):
         outputs = self._batch.ramp(layer, rows, mine)
         decided = [self._decide(text, output) for text, output in zip(mine, outputs, strict=True)]
         found = {text: one for text, one in zip(mine, decided, strict=True) if one is not None}
-        leaving = {text: one for text, one in found.items() if one.leaves}
+        leaving = {text: one for text, one in found.items() if one.leaves and not one.again}
         for one in leaving.values():
             one.concern.standing.followed(returned=True)
         self._decided.update({text: one for text, one in found.items() if one.runs_on})
@@ -159,10 +165,16 @@ class InsideHook(Hook):
                 del self._decided[text]
         return [done.get(text, output) for text, output in zip(texts, outputs, strict=True)]
 
+    def failed(self) -> None:
+        for text, one in list(self._decided.items()):
+            if self._owed is not None and one.leaves and not one.again:
+                del self._decided[text]
+                self._owed.put(one.concern.text.nonce, one)
+
     def close(self) -> None:
         """End the audits of a batch that failed between two layers."""
         for one in self._decided.values():
-            _lost(one)
+            lost(one)
         self._decided.clear()
 
     def _asked(self, layer: int, rows: Rows) -> list[int]:
@@ -178,6 +190,9 @@ class InsideHook(Hook):
 
     def _decide(self, text: int, output: Tensor | None) -> Decided | None:
         concern = self._concerns[text]
+        owed = None if self._owed is None else self._owed.take(concern.text.nonce)
+        if owed is not None:
+            return replace(owed, concern=concern, again=True)
         begun = None if output is None else concern.standing.begin(concern.text.nonce)
         if output is None or begun is None:
             return None
@@ -232,7 +247,7 @@ def _answered(one: Decided, output: Output, shortened: Output) -> Output:
     """
     standing, begun = one.concern.standing, one.begun
     if isinstance(output, Exception) or isinstance(shortened, Exception):
-        _lost(one)
+        lost(one)
         return output
     if one.reported:
         standing.record(begun, disagrees=one.disagrees(output, shortened))
@@ -243,7 +258,7 @@ def _answered(one: Decided, output: Output, shortened: Output) -> Output:
     return one.mixed(shortened, one.offer.weight)
 
 
-def _lost(one: Decided) -> None:
+def lost(one: Decided) -> None:
     """End an audit that cannot be compared. If the text has its answer, it counts as a disagreement: it may
     have failed since it is one on which the levels disagree."""
     if one.leaves:

@@ -14,10 +14,11 @@ from hmi.core import CASCADE_TASKS, Cascade, ModelId
 from hmi.execution.base import Hook
 from hmi.execution.batch import BatchKey
 from hmi.stages.base import OFF, Batch, Effect, Setting, Shape, Text
-from hmi.stages.cascade.hook import Concern, InsideHook
+from hmi.stages.cascade.hook import Concern, Decided, InsideHook, lost
 from hmi.stages.cascade.report import CascadeReport
 from hmi.stages.cascade.standing import Standing
 from hmi.stages.cascade.watched import Evidence
+from hmi.stages.owed import Owed
 
 ON = Setting("inside")
 MOST = 16_384
@@ -42,6 +43,8 @@ class CascadeInside:
     def __init__(self, path: Path | None = None) -> None:
         """path: of the file of evidence (`Evidence`)."""
         self._evidence = Evidence(MOST, path)
+        self.owed = Owed[Decided](lost)
+        """The audits that failed batches have cut short."""
 
     def close(self) -> None:
         """Write the evidence to its file."""
@@ -63,11 +66,16 @@ class CascadeInside:
         if batch.versions:
             able = [i for i in able if batch.versions[i][2] is not None]
         concerns = {i: c for i in able if (c := self._concern(batch.texts[i])) is not None}
-        return [InsideHook(batch, concerns)] if concerns else []
+        return [InsideHook(batch, concerns, self.owed)] if concerns else []
 
-    def report(self, model: ModelId, artefact: str) -> CascadeReport | None:
-        """Return the traffic of a version's cascade; None if no text has asked for it."""
-        return self._evidence.report(model, artefact)
+    def report(
+        self, model: ModelId, artefact: str, small_artefact: str, agreement: float | None
+    ) -> CascadeReport | None:
+        """Return the traffic of a version's cascade under an agreement; None if no text has asked for it.
+
+        small_artefact: "", since the small level is the version's own ramp.
+        """
+        return self._evidence.report(model, artefact, small_artefact, agreement)
 
     def forget(self, artefacts: Collection[str]) -> None:
         """Drop the evidence of deleted artefacts. Batches in flight end as they began."""

@@ -182,11 +182,13 @@ class Evidence:
                 found.within(objective)
         return found
 
-    def report(self, model: ModelId, artefact: str, small_artefact: str = "") -> CascadeReport | None:
-        """Return a cascade's traffic under the present agreement; None if none of its texts has come."""
+    def report(
+        self, model: ModelId, artefact: str, small_artefact: str, agreement: float | None
+    ) -> CascadeReport | None:
+        """Return a cascade's traffic under an agreement; None if none of its texts has come under it."""
         with self._lock:
             profile = self._profiles.get((model, artefact, small_artefact))
-            found = None if profile is None else next(reversed(profile.found.values()))
+            found = None if profile is None or agreement is None else profile.found.get(agreement)
         if found is None:
             return None
         with found.lock:

@@ -21,6 +21,7 @@ from hmi.stages.early_exit.control import Begun
 from hmi.stages.early_exit.costs import Fixed, Measured
 from hmi.stages.early_exit.rule import NEVER
 from hmi.stages.early_exit.state import Ended, ModelState
+from hmi.stages.owed import Owed
 
 
 @dataclass(eq=False, slots=True)
@@ -34,6 +35,8 @@ class Asked:
     begun: Begun
     outputs: dict[int, Tensor] = field(default_factory=dict)
     """Of a recorded text: the merged output of each ramp, by the ramp's index."""
+    again: bool = False
+    """True if its batch has failed before, after it had left: it only runs on to be compared."""
 
     @property
     def answered(self) -> bool:
@@ -60,9 +63,17 @@ class Asked:
 class ExitHook(Hook):
     """Early exits of one batch. `close` gives back the texts that got no answer."""
 
-    def __init__(self, batch: Batch, asked: Sequence[Asked], measured: Measured, took_s: float = 0.0) -> None:
-        """took_s: seconds that it took to begin with the texts."""
-        self._batch, self._measured = batch, measured
+    def __init__(
+        self,
+        batch: Batch,
+        asked: Sequence[Asked],
+        measured: Measured,
+        took_s: float = 0.0,
+        owed: Owed[Asked] | None = None,
+    ) -> None:
+        """took_s: seconds that it took to begin with the texts. owed: receives the audits of texts that have
+        left if the batch fails; None: these are lost."""
+        self._batch, self._measured, self._owed = batch, measured, owed
         self._open = {one.index: one for one in asked}
         """The texts under way."""
         self._concerned = frozenset(self._open)
@@ -121,6 +132,12 @@ class ExitHook(Hook):
             spent, count = self._fixed.get(what, (0.0, 0))
             self._fixed[what] = spent + time.thread_time() - begun, count + len(group)
         return outputs
+
+    def failed(self) -> None:
+        for one in list(self._open.values()):
+            if self._owed is not None and one.answered and not one.again:
+                del self._open[one.index]
+                self._owed.put(one.text.nonce, one)
 
     def close(self) -> None:
         self._measured.took(self._spans, self._ramps, self._fixed)

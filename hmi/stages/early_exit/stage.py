@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -21,6 +22,7 @@ from hmi.stages.early_exit.costs import Measured
 from hmi.stages.early_exit.hook import Asked, ExitHook
 from hmi.stages.early_exit.report import ExitReport, Label, Totals
 from hmi.stages.early_exit.states import States
+from hmi.stages.owed import Owed
 
 ON: Final = Setting("on")
 
@@ -36,6 +38,8 @@ class EarlyExit:
         self._measured: dict[tuple[BatchKey, int], Measured] = {}
         self._lock = threading.Lock()
         """For new entries of `_measured`."""
+        self.owed = Owed[Asked](lambda one: one.state.abandon(one.begun))
+        """The audits that failed batches have cut short."""
 
     def settings(self, key: BatchKey) -> Sequence[Setting]:
         return (OFF,) if key.exact else (OFF, ON)
@@ -55,7 +59,7 @@ class EarlyExit:
             ExitHook(batch, asked, measured).close()
             raise
         if asked:
-            return [ExitHook(batch, asked, measured, time.thread_time() - begun)]
+            return [ExitHook(batch, asked, measured, time.thread_time() - begun, self.owed)]
         return []
 
     def _awake(self, batch: Batch) -> list[int]:
@@ -102,6 +106,8 @@ class EarlyExit:
 
     def _asked(self, index: int, text: Text, measured: Measured) -> list[Asked]:
         """The text, if it is concerned and a ramp is to be asked for it."""
+        if (owed := self.owed.take(text.nonce)) is not None:
+            return [replace(owed, index=index, text=text, outputs={}, again=True)]
         ruled = inside(text) is not None  # its ramps obey the cascade
         may = text.version.ramps and text.whole and text.early and text.task.name != "embedding"
         agreement = text.objective.agreement

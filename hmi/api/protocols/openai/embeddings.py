@@ -18,7 +18,7 @@ from hmi.api.schemas import Answer, Request
 
 _WRONG = (
     "must be a text or a list of texts; tokens are not read, since those of another vocabulary mean nothing "
-    "to this model: send the text"
+    "to this model: send the text (with LangChain, pass check_embedding_ctx_length=False to OpenAIEmbeddings)"
 )
 
 
