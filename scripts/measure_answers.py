@@ -6,13 +6,16 @@
 DATA is a data folder that no server uses. `words` joins the words of labelled rows to raw texts, by rules of
 written English that know nothing of the model's patterns, and prints the entity F1 from given words and from
 raw text, with several ways to split. `known` prints for each file of foreign texts the AUROC of the
-similarity, of the score and of the energy, and the share that is refused; `own` is the share of own texts
-that is refused. Rows are JSON, one a line, with `tokens` and `tags`, or with `text`.
+similarity, of the score and of the energy, the share that is refused, and the share that would be at a
+threshold that refuses 3% of the own texts and their sentences together; `own` and `sentences` are the shares
+of own texts, and of a sentence of each, that are refused. Rows are JSON, one a line, with `tokens` and
+`tags`, or with `text`.
 """
 
 from __future__ import annotations
 
 import json
+import random
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -29,13 +32,12 @@ from hmi.core import ModelId
 from hmi.engine.bundles import Bundles
 from hmi.jobs.answering import Answering
 from hmi.model.entities import groups_of
-from hmi.model.known import mean_rows, similarities
 from hmi.model.shares import threshold_of
 from hmi.model.splitting import ESCAPES, Span, Splitter, SplitText, splitter_of
 from hmi.model.tagging import to_bio
 from hmi.model.tasks.words import Tagging
 from hmi.training.data.rows import Row
-from hmi.training.features import features_of
+from hmi.training.features import features_of, plot_rows
 from hmi.training.splits import encoded_split, merged_outputs
 
 TO_LEFT = frozenset(
@@ -88,11 +90,14 @@ class Model:
     def similarities(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """The similarity of each text to the model's own texts, from its first window."""
         bundle, found = self.answering.bundle, list[NDArray[np.float32]]()
-        assert self.part.means is not None, "the model keeps no means: train it again"
+        own = self.part.own_texts
+        assert own is not None, "the model keeps no record of its own texts: train it again"
         for text in texts:
-            (window,) = bundle.root.tokenizer.encode([text], self.version.max_length)
-            rows = features_of(bundle.root, bundle.reader, [window])[0].numpy()
-            found.append(similarities(mean_rows(rows, [0, len(rows)]), self.part.means))
+            windows = bundle.root.tokenizer.encode([text], self.version.max_length)
+            rows = plot_rows(bundle.reader, windows)
+            if own.others is None:
+                rows = features_of(bundle.root, bundle.reader, windows)
+            found.append(own.similarities(rows[0].numpy().mean(0)[None], [len(windows[0])]))
         return np.concatenate(found)
 
 
@@ -126,14 +131,29 @@ def known(model: Model, own: Path, foreign: Sequence[Path]) -> None:
     """Print how well the model distinguishes foreign texts from its own."""
     limit = threshold_of(model.version.known, 0.97)
     assert limit is not None, "the model has no threshold"
-    mine = _texts(own)
+    mine, rng = _texts(own), random.Random(7)
     similar, score, energy = _scores(model, mine)
+    short = model.similarities([sentence(text, rng) for text in mine])
+    alike = np.quantile(np.concatenate([similar, short]), 0.03)
     print(f"own: {len(mine)} texts, {np.mean(similar < limit):.3f} refused")
+    print(f"sentences: {np.mean(short < limit):.3f} refused")
     for path in foreign:
         theirs = _scores(model, _texts(path))
         of = [f"{_auroc(a, b):.3f}" for a, b in zip((similar, score, energy), theirs, strict=True)]
-        refused = np.mean(theirs[0] < limit)
-        print(f"{path.stem}: {refused:.3f} refused; AUROC of similarity, score, energy {' '.join(of)}")
+        refused = " ".join(f"{np.mean(theirs[0] < at):.3f}" for at in (limit, alike))
+        print(f"{path.stem}: {refused} refused; AUROC of similarity, score, energy {' '.join(of)}")
+
+
+def sentence(text: str, rng: random.Random) -> str:
+    """One sentence of a text, or 6 to 14 words of one without sentences, or the text if it is no longer."""
+    parts = [part for part in re.split(r"(?<=[.!?;])\s+", text) if 4 <= len(part.split()) <= 30]
+    if len(parts) > 1:
+        return rng.choice(parts)
+    words, count = text.split(), rng.randint(6, 14)
+    if len(words) <= count + 3:
+        return text
+    start = rng.randint(0, len(words) - count)
+    return " ".join(words[start : start + count])
 
 
 def _scores(model: Model, texts: Sequence[str]) -> tuple[NDArray[np.float64], ...]:

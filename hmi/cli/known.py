@@ -22,7 +22,8 @@ from hmi.cli.session import Session, segment
 def known(session: Session, name: str, share: float | None, off: bool, as_json: bool) -> None:
     """Show or set when a model says that it does not know.
 
-    A model knows a text that is as similar to its rows as the given share of these rows are to each other.
+    A model knows a text that is as similar to its rows as the given share of these rows, and of pieces of
+    them, are to each other.
     The lower the share, the more foreign texts are refused, and the more of its own. Answers have `known`,
     and keep their label and score. The model's next text obeys it.
     """

@@ -25,7 +25,7 @@ from hmi.execution.batch import BatchKey
 from hmi.execution.choose import Chosen, executor_for
 from hmi.model.artefact import Artefact
 from hmi.model.heads import Head, copied_ramps, head_from
-from hmi.model.known import Vectors
+from hmi.model.known import OwnTexts
 from hmi.model.lexical import Lexical, lexical_from
 from hmi.model.lower import LocalLower
 from hmi.model.memory import give_back_memory
@@ -77,8 +77,8 @@ class TaskPart:
     only executors read the file later."""
     prompts: Mapping[int, Tensor] = field(default_factory=dict)
     """The sets of prompts in fp32 [layers, count, dim], by their count (`copied_prompts`)."""
-    means: Vectors | None = None
-    """The mean vectors of the model's own texts, fp32 [labels, dim]; None: it keeps none."""
+    own_texts: OwnTexts | None = None
+    """What it keeps of its own texts, in fp32; None: nothing."""
     _at_ramp: dict[int, TaskPart] = field(default_factory=dict, compare=False)
 
     def at_ramp(self, site: int) -> TaskPart:
@@ -285,7 +285,7 @@ class Bundles:
         mapped = self._adapters.map(artefact)
         self._shards.budget.spend(mapped.bytes)
         found = Artefact.split(mapped.tensors)
-        table, means = found.transitions.get("table"), found.known.get("means")
+        table = found.transitions.get("table")
         parts = found.head, found.lexical, found.transitions, found.ramps, found.prompts, found.known
         copied = [tensor for part in parts for tensor in part.values()]
         unpacked = [v for k, v in found.module.items() if mapped.tensors[f"module.{k}"].dtype == torch.int8]
@@ -298,7 +298,7 @@ class Bundles:
             mapped,
             copied_ramps(found.ramps),
             copied_prompts(found.prompts),
-            None if means is None else means.float().numpy(),
+            OwnTexts.of({name: tensor.float().numpy() for name, tensor in found.known.items()}),
         )
 
     def mark(self, artefact: str) -> object:

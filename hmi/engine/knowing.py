@@ -5,31 +5,40 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hmi.engine.bundles import TaskPart
-from hmi.engine.item import Item
+from hmi.engine.item import Item, Piece
 from hmi.engine.retrieval import Retrieved
-from hmi.model.known import mean_rows, similarities
+from hmi.model.known import OwnTexts, mean_rows
 
 
 def note_similarity(batch: Retrieved, parts: Sequence[TaskPart]) -> None:
     """Store the similarity of each window whose model has a threshold. parts: by piece of the batch.
 
-    Means that are not of the root's size are ignored, since other texts of the batch must not suffer.
+    Records that are not of the root's size are ignored, since other texts of the batch must not suffer.
     """
     pieces, size = batch.pieces, batch.rows.shape[-1]
-    wanted = [p.bundle.known_at is not None for p in pieces]
-    if not any(wanted):
+    own = [_own(piece, part, size) for piece, part in zip(pieces, parts, strict=True)]
+    if not any(own):
         return
     vectors = mean_rows(batch.rows.numpy(), batch.offsets)
+    bias = pieces[0].bundle.root.bias.means([piece.window.types for piece in pieces])
     start = 0
     while start < len(pieces):
         part, end = parts[start], start + 1
         while end < len(pieces) and parts[end] is part:
             end += 1
-        if wanted[start] and part.means is not None and part.means.shape[1] == size:
-            found = similarities(vectors[start:end], part.means).tolist()
-            for piece, similarity in zip(pieces[start:end], found, strict=True):
+        mine, keeps = slice(start, end), own[start]
+        if keeps is not None:
+            some = vectors[mine] - bias[mine] if keeps.others is not None else vectors[mine]
+            found = keeps.similarities(some, [len(piece.window) for piece in pieces[mine]]).tolist()
+            for piece, similarity in zip(pieces[mine], found, strict=True):
                 piece.item.partial.similarities[piece.index] = similarity
         start = end
+
+
+def _own(piece: Piece, part: TaskPart, size: int) -> OwnTexts | None:
+    """What the piece's model keeps of its own texts, if it has a threshold and the record fits."""
+    own = part.own_texts
+    return own if piece.bundle.known_at is not None and own is not None and own.fits(size) else None
 
 
 def known(item: Item) -> bool | None:

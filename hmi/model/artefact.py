@@ -35,7 +35,7 @@ class Artefact:
     prompts: Tensors = field(default_factory=dict)
     """`<count>`: a set of so many prompts before each upper layer, [layers, count, dim]."""
     known: Tensors = field(default_factory=dict)
-    """`means`: the mean vectors of the model's own texts, [labels, dim] (`hmi.model.known`)."""
+    """`OwnTexts.tensors`: what the model's own texts are like (`hmi.model.known`)."""
 
     @classmethod
     def split(cls, tensors: Tensors) -> Artefact:

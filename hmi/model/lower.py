@@ -20,8 +20,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from hmi.model.encoder import Embeddings, EncoderLayer, attention, heads_first, no_delta
@@ -259,6 +261,18 @@ class InputBias(nn.Module):
         """positions and types [...] int64 -> [..., dim]."""
         typed = torch.where((types > 0)[..., None], self.token_type[types], torch.zeros(()))
         return self.position[positions] + typed
+
+    def means(self, types: Sequence[Sequence[int]]) -> NDArray[np.float32]:
+        """The mean of what `add_packed` adds to each text's rows, [texts, dim]. types: as there."""
+        position, second = self.position.detach().numpy(), self.token_type[1].detach().numpy()
+        ones = np.ones(max(map(len, types)), np.float32)
+        out = np.empty((len(types), position.shape[1]), np.float32)
+        for mean, each in zip(out, types, strict=True):
+            np.dot(ones[: len(each)], position[: len(each)], out=mean)
+            if each[-1]:  # a pair
+                mean += second * (len(each) - each.index(1))
+            mean /= len(each)
+        return out
 
     def add_packed(self, rows: Tensor, types: Sequence[Sequence[int]]) -> None:
         """Add `forward` to packed rows [tokens, dim] in place, bit by bit the same.

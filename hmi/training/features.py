@@ -19,12 +19,21 @@ from plot_store import Reader
 
 def features_of(root: Root, reader: Reader, texts: Sequence[Encoded]) -> list[Tensor]:
     """The upper layers' input for each text: PLOT rows plus position and type bias, fp32 [T_i, dim]."""
+    return list(root.add_bias(_packed(reader, texts), texts).split([len(t) for t in texts]))
+
+
+def plot_rows(reader: Reader, texts: Sequence[Encoded]) -> list[Tensor]:
+    """The PLOT rows of each text, fp32 [T_i, dim]."""
+    return list(_packed(reader, texts).split([len(t) for t in texts]))
+
+
+def _packed(reader: Reader, texts: Sequence[Encoded]) -> Tensor:
     ids = np.concatenate([np.asarray(t.ids, np.int32) for t in texts])
     offsets = np.cumsum([0, *map(len, texts)], dtype=np.int64)
     rows, _ = reader.lookup(ids, offsets)
     reader.let_go()  # else a training would come to hold most of the PLOT
     keep_less_if_grown()
-    return list(root.add_bias(torch.from_numpy(rows), texts).split([len(t) for t in texts]))
+    return torch.from_numpy(rows)
 
 
 def examples_of(

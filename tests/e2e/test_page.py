@@ -22,6 +22,8 @@ from tests.hmi.server_lab import REPO, ready, serving
 from tests.tiny import random_texts
 
 HOSTILE = "<img src=x onerror=document.title='broken'>"
+OWN = f"{random_texts(1, seed=7)[0]} bad"
+"""A text of the kind that acme.mood was trained on."""
 VIEWS = ("", "teach", "try", "models", "jobs", "tenants", "domains", "model/acme.mood", "tenants/acme")
 
 
@@ -138,7 +140,7 @@ def test_from_rows_to_an_answer_by_keyboard_alone(browser: Any, place: Place, ro
         page.keyboard.type(f"{HOSTILE} gene cell good")
         page.keyboard.press("Control+Enter")
         page.wait_for_selector(".answer-label")
-        assert page.inner_text(".answer-label") in (HOSTILE, "calm", "does not know")
+        assert page.inner_text(".answer-label") in (HOSTILE, "calm")
         words = {text.split("\n")[0].strip("0123") for text in page.locator(".word").all_inner_texts()}
         assert {"img", "onerror", "gene"} <= words
         sight.go("model/nova.b-moods-more")
@@ -285,6 +287,22 @@ def test_a_key_that_may_only_infer_can_try(browser: Any, place: Place) -> None:
         page.get_by_label("Model", exact=True).fill("globex.mood")
         page.get_by_role("button", name="Ask").click()
         page.wait_for_selector("text=there is no model")
+
+
+def test_a_text_that_is_not_known_has_its_label_first_and_a_remark_beside_it(
+    browser: Any, place: Place
+) -> None:
+    with looking(browser, place.url, place.admin) as sight:
+        page = sight.page
+        for text, remark in (("zzzz zzzz", "unlike its training rows"), (OWN, "like its training rows")):
+            sight.go("try/acme.mood")
+            page.get_by_label("Text", exact=True).fill(text)
+            page.get_by_role("button", name="Ask").click()
+            page.wait_for_selector(".answer-label")
+            assert page.inner_text(".answer-label").strip() in ("pos", "neg")
+            assert page.inner_text(".answer-label + .badge") == remark
+            assert page.get_by_text("does not know").count() == 0
+            assert page.evaluate(FAULTS) == []
 
 
 def test_entities_are_marked_in_the_text(browser: Any, place: Place) -> None:

@@ -7,12 +7,22 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from hmi.core import JobRecord, ModelId
 from hmi.engine import Engine, TextRequest, TextResult
+from hmi.engine.bundles import Bundles
+from hmi.engine.item import Item, Piece
+from hmi.engine.knowing import note_similarity
+from hmi.engine.retrieval import retrieve
+from hmi.engine.sink import CallSink
+from hmi.jobs.answering import Answering
 from hmi.model.answer import AGGREGATIONS
+from hmi.model.known import OwnTexts
 from hmi.model.shares import threshold_of
+from hmi.training.features import features_of, plot_rows
+from hmi.training.knowing import LENGTHS
 from tests.e2e.conftest import Home, tag_rows
 from tests.tiny import random_texts
 
@@ -103,6 +113,42 @@ async def test_own_texts_are_known_and_others_are_not(home: Home, engine: Engine
     assert sum(map(bool, known[:60])) > 45
     assert known[60:] == [False] * 3
     assert all(answer.label and answer.score for answer in answers), "label and score stay"
+
+
+async def test_short_texts_of_its_kind_are_known(home: Home, engine: Engine) -> None:
+    """The rows have some ten words each. A text of two of them is no foreign one."""
+    short = [" ".join(f"{text} good".split()[-2:]) for text in random_texts(120, seed=23)]
+    answers = await engine.infer([TextRequest(MOOD, text) for text in short])
+    assert np.mean([answer.known is False for answer in answers]) <= 0.05
+
+
+@pytest.mark.parametrize("earlier", [False, True])
+async def test_a_version_of_an_earlier_release_is_compared_as_it_was(home: Home, earlier: bool) -> None:
+    """It keeps means of rows with their bias alone; a new one is compared without the bias."""
+    manager = home.manager
+    bundles = Bundles(home.settings.data, manager.registry, manager.plots, manager.adapters, manager.lowers)
+    version = manager.registry.model(MOOD).live
+    part = bundles.load_task_part(version.artefact)
+    own = part.own_texts
+    assert own is not None
+    assert own.others is not None
+    size = 2 * own.means.size + 4 * own.means.shape[1] + 12 * len(LENGTHS)
+    assert version.metrics["known"]["bytes"] <= size
+    if earlier:
+        own = OwnTexts(own.means)
+    answering = Answering(bundles, MOOD, version, replace(part, own_texts=own))
+    bundle = replace(answering.bundle, known_share=0.97)
+    windows = bundle.root.tokenizer.encode(home.covered[:6], version.max_length)
+    asked = zip(home.covered, windows, CallSink(6).sinks, strict=False)
+    items = [Item(TextRequest(MOOD, text), bundle, [window], sink) for text, window, sink in asked]
+    batch = retrieve([Piece(item, 0) for item in items])
+    note_similarity(batch, [answering.part] * len(batch.pieces))
+    rows = plot_rows(bundle.reader, windows)
+    if earlier:
+        rows = features_of(bundle.root, bundle.reader, windows)
+    vectors = np.stack([each.numpy().mean(0) for each in rows])
+    wanted = own.similarities(vectors, [len(window) for window in windows])
+    assert [item.partial.similarities[0] for item in items] == pytest.approx(wanted.tolist(), abs=1e-4)
 
 
 async def test_no_way_through_the_engine_changes_what_is_known(home: Home, engine: Engine) -> None:

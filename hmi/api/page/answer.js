@@ -17,19 +17,26 @@ export function answer(found, asked) {
 
 function main(output) {
   if (output.labels !== null) {
-    return h("div", null, h("p", { class: "answer-label" }, output.labels.length ? output.labels.map((l) => l.label).join(", ") : "no label applies"),
+    return h("div", null, lead(output, output.labels.length ? output.labels.map((l) => l.label).join(", ") : "no label applies"),
       scores(output.scores ?? Object.fromEntries(output.labels.map((l) => [l.label, l.score]))));
   }
-  if (output.value !== null) return h("p", { class: "answer-label" }, figure(output.value));
+  if (output.value !== null) return h("div", null, lead(output, figure(output.value)));
   if (output.embedding !== null) {
     const first = output.embedding.slice(0, 8).map((x) => x.toFixed(3)).join(", ");
-    return h("div", null, h("p", { class: "answer-label" }, `${output.embedding.length} numbers`), h("p", { class: "mono" }, `${first}, …`));
+    return h("div", null, lead(output, `${output.embedding.length} numbers`), h("p", { class: "mono" }, `${first}, …`));
   }
-  if (output.label === null) return null;
-  const unsure = output.known === false;
-  return h("div", null, h("div", { class: "row" }, h("p", { class: "answer-label" }, unsure ? "does not know" : output.label),
-    unsure ? badge("unlike its training rows", "warn") : output.known && badge("like its training rows", "good")),
-  unsure && h("p", { class: "note" }, `The text is too unlike the rows that the model was trained on. The nearest label would be ${output.label}.`), scores(output.scores ?? { [output.label]: output.score }));
+  if (output.label !== null) return h("div", null, lead(output, output.label), scores(output.scores ?? { [output.label]: output.score }));
+  const said = remark(output);
+  return said && h("div", { class: "row" }, said);
+}
+
+/** The answer in large letters, and beside it whether the text is like the training rows. */
+const lead = (output, said) => h("div", { class: "row" }, h("p", { class: "answer-label" }, said), remark(output));
+
+/** What `known` says. It is a remark on the answer, and never stands in its place. */
+function remark({ known }) {
+  if (known === null || known === undefined) return null;
+  return known ? badge("like its training rows", "good") : badge("unlike its training rows", "warn");
 }
 
 function scores(all) {

@@ -47,7 +47,7 @@ function about(m) {
     ["Reads", `${live.max_length} tokens${live.rules.windows ? " at a time, longer texts in windows" : " of a text"}`],
     ["Ramps", m.ramps.length ? `before upper layer ${m.ramps.map((r) => r + 1).join(", ")}` : "none"],
     m.improving && ["Improving", h("a", { href: `#/jobs/${segment(m.improving.job)}` }, m.improving.says)],
-    m.known_threshold !== null && ["Does not know", `texts whose similarity to its rows is below ${score(m.known_threshold)}; it knows ${percent(m.known_share)} of its rows`],
+    m.known_threshold !== null && ["Unlike its rows", `texts whose similarity to them is below ${score(m.known_threshold)}; it knows ${percent(m.known_share)} of its rows`],
     ["Calibration", m.temperature === null ? "not fitted" : `temperature ${score(m.temperature)}`]));
 }
 
