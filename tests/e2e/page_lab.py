@@ -7,10 +7,16 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+
+from hmi.config import Settings
+from hmi.manager import Manager
+from tests.e2e.conftest import Home
+from tests.hmi.server_lab import ready, serving
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 ARGUMENTS = (
@@ -151,3 +157,41 @@ FAULTS = f"""() => {{
   return [...new Set(faults)];
 }}"""
 """Returns the faults of what is shown, one sentence each: of names, tables, headings, contrast, width."""
+
+
+KEYS: tuple[tuple[str | None, Any], ...] = (
+    (None, ("admin",)),
+    ("acme", ("infer", "manage")),
+    ("acme", ("infer",)),
+)
+
+
+@dataclass(frozen=True)
+class Place:
+    """A server with keys: an administrator's, a tenant's, and one that may only infer."""
+
+    url: str
+    admin: str
+    acme: str
+    infer: str
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    path = found_browser()
+    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    with sync_api.sync_playwright() as driver:
+        opened = driver.chromium.launch(executable_path=path, args=list(ARGUMENTS))
+        yield opened
+        opened.close()
+
+
+@pytest.fixture(scope="module")
+def place(browser: Any, home: Home, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    data = Path(shutil.copytree(home.settings.data, tmp_path_factory.mktemp("page") / "data"))
+    manager = Manager(Settings(data=data, job_workers=0))
+    keys = [manager.create_key(tenant, scopes)[1] for tenant, scopes in KEYS]
+    manager.close()
+    with serving(data) as (url, _):
+        ready(url)
+        yield Place(url, *keys)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import shutil
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,55 +12,16 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from hmi.config import Settings
-from hmi.manager import Manager
-from tests.e2e.conftest import Home
-from tests.e2e.page_lab import ARGUMENTS, FAULTS, Sight, found_browser, looking
+from tests.e2e.page_lab import FAULTS, Place, Sight, browser, looking, place
 from tests.hmi.server_lab import REPO, ready, serving
 from tests.tiny import random_texts
+
+__all__ = ["browser", "place"]  # fixtures
 
 HOSTILE = "<img src=x onerror=document.title='broken'>"
 OWN = f"{random_texts(1, seed=7)[0]} bad"
 """A text of the kind that acme.mood was trained on."""
 VIEWS = ("", "teach", "try", "models", "jobs", "tenants", "domains", "model/acme.mood", "tenants/acme")
-
-
-@dataclass(frozen=True)
-class Place:
-    """A server with keys: an administrator's, a tenant's, and one that may only infer."""
-
-    url: str
-    admin: str
-    acme: str
-    infer: str
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    path = found_browser()
-    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    with sync_api.sync_playwright() as driver:
-        opened = driver.chromium.launch(executable_path=path, args=list(ARGUMENTS))
-        yield opened
-        opened.close()
-
-
-@pytest.fixture(scope="module")
-def place(browser: Any, home: Home, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
-    data = Path(shutil.copytree(home.settings.data, tmp_path_factory.mktemp("page") / "data"))
-    manager = Manager(Settings(data=data, job_workers=0))
-    keys = [manager.create_key(tenant, scopes)[1] for tenant, scopes in KEYS]
-    manager.close()
-    with serving(data) as (url, _):
-        ready(url)
-        yield Place(url, *keys)
-
-
-KEYS: tuple[tuple[str | None, Any], ...] = (
-    (None, ("admin",)),
-    ("acme", ("infer", "manage")),
-    ("acme", ("infer",)),
-)
 
 
 @pytest.fixture(scope="module")
