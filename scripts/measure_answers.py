@@ -32,7 +32,7 @@ from hmi.model.entities import groups_of
 from hmi.model.known import mean_rows, similarities
 from hmi.model.shares import threshold_of
 from hmi.model.splitting import ESCAPES, Span, Splitter, SplitText, splitter_of
-from hmi.model.tagging import to_bio
+from hmi.model.tag_schemes import to_bio
 from hmi.model.tasks.words import Tagging
 from hmi.training.data.rows import Row
 from hmi.training.features import features_of

@@ -7,7 +7,7 @@ the rest. Nothing here needs torch.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,6 +26,7 @@ from hmi.training.data.rows import (
     read_unlabelled_file,
     refuse_bad_rows,
 )
+from hmi.training.data.spans import tagged_table
 from hmi.training.data.tables import read_table
 from hmi.training.data.text_files import TextFile, Upload
 from hmi.training.golds import checked_labels
@@ -178,7 +179,11 @@ def task_of_file(source: Upload, field: str = "the file") -> Task | None:
     file = TextFile(source, field, first=CHECKED_BYTES)
     if file.empty:
         raise InvalidData(f"{field} is empty: give rows, or text")
-    table = read_table(file, lambda names: task_of_columns(names) is not None, conll="maybe")
+
+    def fits(names: Sequence[str]) -> bool:
+        return task_of_columns(names) is not None
+
+    table, _ = tagged_table(read_table(file, fits, conll="maybe"), fits)
     return task_of_columns(table.columns)
 
 

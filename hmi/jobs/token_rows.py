@@ -53,9 +53,10 @@ def read_parts(folder: Path, task: TaskKind, skip: int, seen: RowKeys) -> Parts:
     dev = _labelled(folder, "dev", task, skip) if (folder / "dev").exists() else []
     texts: list[Row] = []
     if (folder / "unlabelled").exists():
-        texts = _distinct(
-            read_unlabelled_file(folder / "unlabelled", task.name, paired=task.paired, skip=skip).rows
+        found = read_unlabelled_file(
+            folder / "unlabelled", task.name, paired=task.paired, skip=skip, patterns=task.rules.words
         )
+        texts = _distinct(found.rows)
     fit, held = divided(data, dev, seen)
     used = {key_of(row) for row in (*fit, *held)}
     texts = [row for row, was in zip(texts, are_seen(texts, seen), strict=True) if not was]
@@ -86,7 +87,8 @@ def divided(data: list[Row], dev: list[Row], seen: RowKeys) -> tuple[list[Row], 
 
 def _labelled(folder: Path, name: str, task: TaskKind, skip: int) -> list[Row]:
     """The different rows of a file, by their keys."""
-    rows = _distinct(read_labelled_file(folder / name, task.name, name, skip=skip).rows)
+    found = read_labelled_file(folder / name, task.name, name, skip=skip, patterns=task.rules.words)
+    rows = _distinct(found.rows)
     if len(rows) < MIN_ROWS:
         raise InvalidData(f"{name} has {len(rows)} different rows: give at least {MIN_ROWS}", field=name)
     if any(isinstance(row.text, tuple) != task.paired for row in rows):

@@ -90,7 +90,7 @@ def _rows(folder: Path, task: TaskKind, skip: int) -> list[Row]:
         row
         for name in files
         for row in read_unlabelled_file(
-            folder / name, task.name, paired=task.paired, field=name, skip=skip
+            folder / name, task.name, paired=task.paired, field=name, skip=skip, patterns=task.rules.words
         ).rows
     ]
 

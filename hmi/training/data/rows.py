@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from hmi.core import Task
@@ -13,7 +13,9 @@ from hmi.errors import InvalidData
 from hmi.training.data.columns import EXAMPLES, LISTS, NEEDED, Columns, listed, read_columns, second_text
 from hmi.training.data.fields import MAX_ROW_CHARACTERS as MAX_ROW_CHARACTERS
 from hmi.training.data.fields import answer_of, input_of
+from hmi.training.data.spans import Reading, tagged_table
 from hmi.training.data.tables import FIRST_RECORDS, TableRecord, TextTable, kind_of, read_table
+from hmi.training.data.tag_notes import tag_notes, tags_said
 from hmi.training.data.text_files import TextFile, Upload
 from hmi.training.golds import Gold
 
@@ -61,6 +63,9 @@ class RowFile:
     """Whether the whole file was read."""
     lines: list[int] = field(default_factory=list)
     """The line of each row in `rows`."""
+    patterns: tuple[str, ...] | None = None
+    """The patterns by which texts were split into words (hmi.model.splitting); None if the rows are words, or
+    need none."""
 
 
 def read_labelled_rows(source: Upload, task: Task, field: str = "data") -> list[Row]:
@@ -74,13 +79,20 @@ def read_unlabelled_rows(source: Upload, task: Task, *, paired: bool, field: str
 
 
 def read_labelled_file(
-    source: Upload, task: Task, field: str = "data", *, skip: int = 0, first: int | None = None
+    source: Upload,
+    task: Task,
+    field: str = "data",
+    *,
+    skip: int = 0,
+    first: int | None = None,
+    patterns: tuple[str, ...] | None = None,
 ) -> RowFile:
     """Read the rows of a file, or of about its `first` bytes. Up to `skip` bad ones are left out.
 
-    Raises InvalidData (its details name field and line), TooLarge.
+    patterns: how texts with spans are split into words; None: as the spans need it. Raises InvalidData (its
+    details name field and line), TooLarge.
     """
-    found = parse_rows(source, task, field, first=first)
+    found = parse_rows(source, task, field, first=first, patterns=patterns)
     refuse_bad_rows(found, task, field, skip)
     if found.whole and len(found.rows) < MIN_ROWS:
         what = f"{len(found.rows)} rows" if found.rows else "no rows"
@@ -100,9 +112,10 @@ def read_unlabelled_file(
     field: str = "unlabelled",
     skip: int = 0,
     first: int | None = None,
+    patterns: tuple[str, ...] | None = None,
 ) -> RowFile:
-    """Like `read_labelled_file`, for rows whose answers are ignored."""
-    found = parse_rows(source, task, field, answers=False, paired=paired, first=first)
+    """Like `read_labelled_file`, for rows whose answers are ignored. For tagging they may be texts."""
+    found = parse_rows(source, task, field, answers=False, paired=paired, first=first, patterns=patterns)
     refuse_bad_rows(found, task, field, skip)
     if not found.rows and found.whole:
         raise InvalidData(f"{field} has no rows: give rows such as {_example(task, paired)}", field=field)
@@ -139,6 +152,7 @@ def parse_rows(
     answers: bool = True,
     paired: bool | None = None,
     first: int | None = None,
+    patterns: tuple[str, ...] | None = None,
 ) -> RowFile:
     """Parse a file into good and bad rows. Raises InvalidData if its form or its columns do not
     fit the task."""
@@ -149,9 +163,12 @@ def parse_rows(
     def columns_of(names: Sequence[str]) -> Columns:
         return read_columns(names, task, answers=answers, paired=paired)
 
-    table = read_table(
-        file, lambda names: not columns_of(names).problem, conll="likely" if task == "tagging" else "no"
-    )
+    def fits(names: Sequence[str]) -> bool:
+        return not columns_of(names).problem
+
+    table = read_table(file, fits, conll="likely" if task == "tagging" else "no")
+    texts = task == "tagging" and not answers
+    table, spans = tagged_table(table, fits, texts=texts, patterns=patterns)
     columns = columns_of(table.columns)
     head = list(itertools.islice(table.records, FIRST_RECORDS))
     problem = columns.problem + _headless(table, columns.problem, task, answers=answers)
@@ -175,9 +192,18 @@ def parse_rows(
             found.lines.append(record.line)
         except ValueError as error:
             found.left_out.append(BadRow(record.line, f"{record.place}: {error}"))
-    return RowFile(
+    done = RowFile(
         found.rows, read, found.left_out, label_notes(found.rows), whole and file.whole, found.lines
     )
+    return _marked(done, spans) if task == "tagging" else done
+
+
+def _marked(found: RowFile, spans: Reading | None) -> RowFile:
+    """The file with what its tags mark, and with what became of its spans."""
+    tags = [row.label for row in found.rows if isinstance(row.label, tuple)]
+    said = "; ".join(filter(None, (found.read, tags_said(tags))))
+    notes = [*found.notes, *tag_notes(tags), *(() if spans is None else spans.notes())]
+    return replace(found, read=said, notes=notes, patterns=None if spans is None else spans.patterns)
 
 
 def label_counts(rows: list[Row]) -> Counter[str]:

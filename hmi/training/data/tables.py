@@ -14,6 +14,7 @@ from hmi.errors import InvalidData
 from hmi.training.data.chats import FIELD as CHAT
 from hmi.training.data.chats import row_of_chat
 from hmi.training.data.quotes import Quotes, quotes_of
+from hmi.training.data.span_forms import record_of_pair
 from hmi.training.data.text_files import TextFile
 
 DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
@@ -149,6 +150,7 @@ def _record(number: int, text: str, item: int | None) -> TableRecord:
 
 def _object(line: int, value: Any, item: int | None) -> TableRecord:
     """The record of a JSON value that should be an object."""
+    value = record_of_pair(value)
     if not isinstance(value, dict):
         return TableRecord(line, {}, f"is {kind_of(value)}, not a JSON object", item)
     if CHAT not in value:

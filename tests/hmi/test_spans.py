@@ -1,0 +1,295 @@
+"""Spans on raw texts, as tools write them, become rows of tagging. What does not fit is counted and shown."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hmi.errors import InvalidData
+from hmi.jobs.checks import Checked, inspect_file
+from hmi.model.entities import entities_of
+from hmi.model.splitting import Splitter
+from hmi.training.data.rows import parse_rows, read_labelled_file, read_unlabelled_file
+
+TEXT = "Anna left New York."
+SPANS = [(0, 4, "PER"), (10, 18, "LOC")]
+TOKENS = ["Anna", "left", "New", "York", "."]
+TAGS = ("B-PER", "O", "B-LOC", "I-LOC", "O")
+Span = tuple[int, int, str]
+
+
+def objects(spans: Sequence[Span], start: str = "start", end: str = "end") -> list[dict[str, Any]]:
+    return [{start: a, end: b, "label": label} for a, b, label in spans]
+
+
+def lines(*rows: Any) -> bytes:
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
+
+
+def task(text: str, spans: Sequence[Span], **more: Any) -> dict[str, Any]:
+    """A task of Label Studio's JSON export. The spans are in code points, the export's offsets are not."""
+    units = [
+        (len(text[:a].encode("utf-16-le")) // 2, len(text[:b].encode("utf-16-le")) // 2) for a, b, _ in spans
+    ]
+    result = [
+        {
+            "type": "labels",
+            "from_name": "label",
+            "to_name": "text",
+            "value": {"start": a, "end": b, "text": text[s[0] : s[1]], "labels": [s[2]]},
+        }
+        for (a, b), s in zip(units, spans, strict=True)
+    ]
+    note = {"type": "choices", "from_name": "c", "to_name": "text", "value": {"choices": ["sure"]}}
+    return {
+        "id": 1,
+        "data": {"text": text},
+        "annotations": [{"result": [*result, note], "was_cancelled": False}],
+        **more,
+    }
+
+
+def least(text: str, spans: Sequence[Span]) -> dict[str, Any]:
+    """A row of Label Studio's JSON-MIN export."""
+    found = [{"start": a, "end": b, "text": text[a:b], "labels": [label]} for a, b, label in spans]
+    return {"id": 1, "text": text, "label": found, "annotator": 1, "created_at": "2026-01-01"}
+
+
+LISTS = [list(span) for span in SPANS]
+FORMS: dict[str, tuple[Any, str]] = {
+    "doccano label": ({"id": 1, "text": TEXT, "label": LISTS, "Comments": []}, "as doccano writes them"),
+    "doccano labels": ({"id": 1, "text": TEXT, "labels": LISTS}, "as doccano writes them"),
+    "doccano entities": (
+        {"text": TEXT, "entities": objects(SPANS, "start_offset", "end_offset"), "relations": []},
+        "as doccano writes them",
+    ),
+    "prodigy": (
+        {
+            "text": TEXT,
+            "spans": objects(SPANS),
+            "tokens": [{"text": "Anna", "start": 0, "end": 4, "id": 0}],
+            "answer": "accept",
+        },
+        "spans in `spans`, as Prodigy writes them",
+    ),
+    "label studio": (task(TEXT, SPANS), "spans in Label Studio's JSON"),
+    "label studio, least": (least(TEXT, SPANS), "as Label Studio's JSON-MIN has them"),
+    "spacy": ({"text": TEXT, "entities": LISTS}, "spans in `entities`, as spaCy writes them"),
+    "spacy, a document": (
+        {"text": TEXT, "ents": objects(SPANS), "tokens": [{"id": 0, "start": 0, "end": 4, "tag": "NNP"}]},
+        "spans in `ents`, as spaCy writes them",
+    ),
+    "gliner": (
+        {"tokenized_text": TOKENS, "ner": [[0, 0, "PER"], [2, 3, "LOC"]]},
+        "words with spans, as GLiNER reads them",
+    ),
+    "of another name": ({"content": TEXT, "marks": objects(SPANS)}, "spans in `marks`"),
+    "hmi's own answers": (
+        {
+            "text": TEXT,
+            "entities": [{**o, "text": TEXT[o["start"] : o["end"]], "score": 0.9} for o in objects(SPANS)],
+        },
+        "spans in `entities`",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("listed", [False, True])
+def test_every_form_becomes_rows_of_tagging(name: str, *, listed: bool) -> None:
+    row, said = FORMS[name]
+    data = json.dumps([row] * 4, indent=2).encode() if listed else lines(*[row] * 4)
+    found = inspect_file(data, None)
+    assert (found.error, found.task, found.count, found.notes) == (None, "tagging", 4, [])
+    assert found.sample[0] == {"tokens": TOKENS, "tags": TAGS}
+    assert found.read is not None
+    assert said in found.read
+    assert "tags in IOB2 (BIO): 8 entities of 2 types" in found.read
+
+
+def test_spacys_older_pairs_are_rows() -> None:
+    found = inspect_file(json.dumps([[TEXT, {"entities": LISTS}]] * 4).encode(), None)
+    assert (found.error, found.count) == (None, 4)
+    assert found.sample[0]["tags"] == TAGS
+
+
+def checked(*rows: Any) -> Checked:
+    return inspect_file(lines(*rows), "tagging", skip=len(rows))
+
+
+def row(text: str, *spans: Span) -> dict[str, Any]:
+    return {"text": text, "spans": objects(spans)}
+
+
+GOOD = [row(TEXT, *SPANS)] * 3
+
+
+def test_spans_that_cannot_be_rows_are_counted_with_their_line_and_shown() -> None:
+    found = checked(
+        *GOOD,
+        row("New York Times", (0, 14, "ORG"), (0, 8, "LOC")),
+        row("A Hausboot here", (2, 6, "X")),
+        row("Anna", (0, 9, "PER")),
+        row("Anna", (3, 3, "PER")),
+        row("Anna was", (4, 5, "PER")),
+        {"text": "Anna", "spans": [{"start": "0", "end": 4, "label": "PER"}]},
+        {"text": "Anna", "spans": [{"start": 0, "end": 4, "label": 7}]},
+        row("Anna Anna", (0, 4, "PER"), (0, 4, "PER"), (4, 9, "PER")),
+    )
+    assert found.notes == [
+        "spans left out, since they overlap a longer one of their row: 1 (line 4 “New York” (LOC) with "
+        "“New York Times” (ORG))",
+        "spans that cut a word, read as the whole word: 1 (line 5 “Haus” in “Hausboot”)",
+    ]
+    assert [(bad.line, bad.message.partition(": ")[2]) for bad in found.problems] == [
+        (6, "the span from 0 to 9 (PER) lies outside the text, which has 4 characters"),
+        (7, "the span from 3 to 3 (PER) is empty"),
+        (8, "the span from 4 to 5 (PER) holds no character but white space"),
+        (9, "`spans` has a span from '0' to 4: give whole numbers"),
+        (
+            10,
+            "`spans` has a span with the number 7 as label: export the labels' names (doccano: “JSONL (text "
+            "label)”)",
+        ),
+    ]
+    assert found.count == 6
+    assert found.labels["B-PER"] == 5
+    with pytest.raises(InvalidData, match="line 1: the span from 0 to 9"):
+        read_labelled_file(lines(row("Anna", (0, 9, "PER")), *GOOD), "tagging")
+
+
+def test_words_are_split_where_spans_need_it_and_so_will_the_model() -> None:
+    text = "York-based Anna's firm-wide (IL-2) rock'n'roll"
+    spans = [(0, 4, "LOC"), (11, 15, "PER"), (29, 33, "GENE")]
+    found = parse_rows(lines(*[row(text, *spans)] * 4), "tagging", "data")
+    assert found.patterns == ("a - a", "a 'a")
+    words = found.rows[0].text
+    assert words == [
+        "York",
+        "-",
+        "based",
+        "Anna",
+        "'s",
+        "firm",
+        "-",
+        "wide",
+        "(",
+        "IL-2",
+        ")",
+        "rock",
+        "'n",
+        "'roll",
+    ]
+    assert Splitter(found.patterns or ()).split(text).words == words
+    dev = parse_rows(lines(row("Oslo-based", (0, 10, "X"))), "tagging", "dev", patterns=found.patterns)
+    assert dev.rows[0].text == ["Oslo", "-", "based"]
+    plain = read_unlabelled_file(
+        lines({"text": "Oslo-based"}), "tagging", paired=False, patterns=found.patterns
+    )
+    assert plain.rows[0].text == ["Oslo", "-", "based"]
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"]), max_size=30), st.data())
+def test_spans_at_words_come_back_as_entities(text: str, data: st.DataObject) -> None:
+    """Whatever the text holds: spans that begin and end with words are those that the model would answer."""
+    split = Splitter().split(text)
+    if not split.words:
+        return
+    cuts = sorted(data.draw(st.sets(st.integers(0, len(split.words)), min_size=2)) or {0, 1})
+    given_spans = [
+        (split.spans[a][0], split.spans[b - 1][1], label)
+        for (a, b), label in zip(zip(cuts[::2], cuts[1::2], strict=False), "ABCDEFGHIJKLMNOP", strict=False)
+    ]
+    found = parse_rows(lines(row(text, *given_spans)), "tagging", "data", patterns=())
+    [one] = found.rows
+    assert isinstance(one.label, tuple)
+    back = entities_of(text, split, one.label, [0.5] * len(split.words), "simple")
+    assert [(e.start, e.end, e.label) for e in back] == given_spans
+
+
+EMOJI = "😀 Anna met 👩‍👩‍👧 in New York"
+AT = [(2, 6, "PER"), (EMOJI.index("New"), len(EMOJI), "LOC")]
+UNITS = [(3, 7, "PER"), (AT[1][0] + 4, AT[1][1] + 4, "LOC")]
+
+
+@pytest.mark.parametrize("offsets", [AT, UNITS])
+def test_the_spans_own_text_tells_what_offsets_count(offsets: list[Span]) -> None:
+    named = [
+        {"start": a, "end": b, "text": EMOJI[s:e], "labels": [label]}
+        for (a, b, label), (s, e, _) in zip(offsets, AT, strict=True)
+    ]
+    found = inspect_file(lines(*[{"text": EMOJI, "label": named}] * 4), None)
+    assert found.error is None
+    assert found.sample[0]["tags"] == ("O", "B-PER", "O", "O", "O", "B-LOC", "I-LOC")
+    assert bool(found.notes) is (offsets is UNITS)
+    if offsets is UNITS:
+        assert found.notes[0].startswith(
+            "rows whose offsets count UTF-16 units, in which an emoji is two, read"
+        )
+
+
+def test_without_texts_the_edges_of_words_tell_or_the_other_rows_or_nothing() -> None:
+    told = {"text": "😀 Anna", "label": [[3, 7, "PER"]]}
+    doubtful = {"text": "😀 +++", "label": [[3, 4, "X"]]}
+    found = inspect_file(lines(*[told] * 3, doubtful), "tagging")
+    assert found.error is None
+    assert found.labels == {"O": 6, "B-PER": 3, "B-X": 1}
+    assert parse_rows(lines(told, doubtful), "tagging", "data").rows[1].label == ("O", "B-X", "O", "O")
+    points = {"text": "😀 Anna", "label": [[2, 6, "PER"]]}
+    assert parse_rows(lines(points, doubtful), "tagging", "data").rows[1].label == ("O", "O", "B-X", "O")
+    for others in ([], [told, points]):
+        [bad] = parse_rows(lines(*others, doubtful), "tagging", "data").left_out
+        assert "it cannot be told whether offsets count it as one or, as in UTF-16, as two" in bad.message
+    python = {"text": "😀 +++", "entities": [[3, 4, "X"]]}  # spaCy's, which are code points
+    assert parse_rows(lines(python), "tagging", "data").rows[0].label == ("O", "O", "B-X", "O")
+
+
+def test_a_text_that_is_not_at_its_offsets_is_refused() -> None:
+    wrong = {"text": TEXT, "label": [{"start": 1, "end": 5, "text": "Anna", "labels": ["PER"]}]}
+    found = checked(*[least(TEXT, SPANS)] * 4, wrong)
+    assert found.problems[0].message == (
+        "line 5: the span from 1 to 5 is “nna ”, but its text is “Anna”: its offsets are of another text"
+    )
+
+
+def test_tasks_that_nobody_annotated_are_left_out_and_the_first_of_several_annotations_is_read() -> None:
+    one = task(TEXT, SPANS)
+    skipped = {**one, "annotations": [{**one["annotations"][0], "was_cancelled": True}]}
+    empty = {**one, "annotations": [{"result": [], "was_cancelled": False}]}
+    other = task(TEXT, SPANS[:1])["annotations"]
+    both = {**one, "annotations": [*other, {**one["annotations"][0], "ground_truth": True}]}
+    todo = {"id": 2, "data": {"text": TEXT}, "annotations": []}
+    data = json.dumps([one, both, empty, skipped, todo, one]).encode()
+    found = inspect_file(data, None)
+    assert (found.error, found.count) == (None, 4)
+    assert found.labels["B-LOC"] == 3, "the annotation that is marked as the truth counts"
+    assert [note.partition(" (")[0] for note in found.notes] == [
+        "rows with several annotations, of which the first is read: 1",
+        "rows left out, since they have no annotation or no words: 2",
+    ]
+    texts = read_unlabelled_file(data, "tagging", paired=False)
+    assert [given.text for given in texts.rows] == [TOKENS] * 6, "as texts, all count"
+    hyper = {
+        **one,
+        "annotations": [{"result": [{"value": {"start": "/p", "end": "/p", "hypertextlabels": ["X"]}}]}],
+    }
+    [bad] = parse_rows(json.dumps([one] * 4 + [hyper]).encode(), "tagging", "data").left_out
+    assert "item 5" in bad.message
+    assert "hypertextlabels, whose offsets do not count characters" in bad.message
+
+
+def test_rows_of_another_task_that_also_have_spans_keep_their_task() -> None:
+    """Prodigy marks the matches of patterns in rows of classification."""
+    rows = [
+        {"text": TEXT, "label": "ab"[i % 2], "spans": objects(SPANS), "answer": "accept"} for i in range(6)
+    ]
+    assert inspect_file(lines(*rows), None).task == "classification"
+    spans = [{"text": TEXT, "labels": LISTS}] * 5
+    found = inspect_file(lines(*spans), "multilabel")
+    assert found.error is not None
+    assert "Give --task tagging" in found.error
