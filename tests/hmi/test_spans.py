@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hmi.client.rows import lines as sent_lines
+from hmi.core import TaskRules
 from hmi.errors import InvalidData
 from hmi.jobs.checks import Checked, inspect_file
+from hmi.jobs.options import FineTuneOptions
+from hmi.jobs.token_rows import read_parts
+from hmi.jobs.training_data import read_data
 from hmi.model.entities import entities_of
 from hmi.model.splitting import Splitter
+from hmi.model.tasks.words import Tagging
 from hmi.training.data.rows import parse_rows, read_labelled_file, read_unlabelled_file
+from hmi.training.row_keys import keys_from_text
 
 TEXT = "Anna left New York."
 SPANS = [(0, 4, "PER"), (10, 18, "LOC")]
@@ -293,3 +301,41 @@ def test_rows_of_another_task_that_also_have_spans_keep_their_task() -> None:
     found = inspect_file(lines(*spans), "multilabel")
     assert found.error is not None
     assert "Give --task tagging" in found.error
+
+
+def numbered(count: int, text: str = "Anna {} York-based.") -> list[dict[str, Any]]:
+    texts = [text.format(f"no{i}") for i in range(count)]
+    return [row(each, (each.index("York"), each.index("York") + 4, "LOC")) for each in texts]
+
+
+def test_every_file_of_a_training_is_split_as_its_spans_need_it(tmp_path: Path) -> None:
+    """Held-out rows and unlabelled texts follow the training rows, since the model will split like these."""
+    (tmp_path / "data").write_bytes(lines(*numbered(30)))
+    (tmp_path / "dev").write_bytes(lines(*numbered(5, "Oslo-wide {} York")))
+    (tmp_path / "unlabelled").write_bytes(lines({"text": "Rome-based"}, {"text": "Bonn"}))
+    found = read_data(tmp_path, "tagging", FineTuneOptions())
+    assert found.task.rules.words == ("a - a",)
+    assert found.train[0].text == ["Anna", "no0", "York", "-", "based", "."]
+    assert found.dev[0].text == ["Oslo", "-", "wide", "no0", "York"]
+    assert [each.text for each in found.unlabelled] == [["Rome", "-", "based"], ["Bonn"]]
+    assert "spans in `spans`, as Prodigy writes them" in found.read["data"]
+    (tmp_path / "data").write_bytes(lines(*[{"tokens": ["a", "-", "b"], "tags": ["B-LOC", "O", "O"]}] * 30))
+    assert read_data(tmp_path, "tagging", FineTuneOptions()).dev[0].text[:3] == ["Oslo", "-", "wide"], (
+        "as words are"
+    )
+
+
+def test_rows_for_a_model_that_exists_are_split_as_it_splits(tmp_path: Path) -> None:
+    (tmp_path / "data").write_bytes(lines(*numbered(50, "Oslo-wide {} York")))
+    (tmp_path / "unlabelled").write_bytes(lines({"text": "Rome-based"}, {"text": "Bonn"}))
+    rules = TaskRules(scheme="bio", words=("a - a",))
+    parts = read_parts(tmp_path, Tagging(("B-LOC", "I-LOC", "O"), rules), 0, keys_from_text(""))
+    assert parts.held[0].text[:3] == ["Oslo", "-", "wide"]
+    assert ["Rome", "-", "based"] in [each.text for each in parts.unlabelled]
+
+
+def test_rows_of_a_client_are_read_alike() -> None:
+    sent = b"".join(sent_lines([FORMS["prodigy"][0], FORMS["label studio"][0]]))
+    assert sent.count(b"\n") == 2
+    rows = parse_rows(sent.splitlines()[1], "tagging", "data").rows
+    assert (rows[0].text, rows[0].label) == (TOKENS, TAGS)
