@@ -257,6 +257,20 @@ def test_without_texts_the_edges_of_words_tell_or_the_other_rows_or_nothing() ->
     assert parse_rows(lines(python), "tagging", "data").rows[0].label == ("O", "O", "B-X", "O")
 
 
+def test_what_a_tool_counts_decides_unless_the_spans_texts_do() -> None:
+    cut = {"text": "😀 ab cd", "entities": [[3, 5, "X"]]}  # as UTF-16 it would be “ab”, but spaCy has none
+    found = parse_rows(lines(cut), "tagging", "data")
+    assert found.notes == ["spans that cut a word, read as the whole word: 1 (line 1 “b” in “ab”)"]
+    told = {"text": "😀 Anna", "label": [[3, 7, "PER"]]}
+    past = {"text": "😀 Anna", "label": [[3, 8, "PER"]]}
+    for rows in ([told, past], [past]):
+        [bad] = parse_rows(lines(*rows), "tagging", "data").left_out
+        assert "lies outside the text, which has 6 characters" in bad.message
+    mark = {"start": 0, "end": 2, "label": "X", "text": "😀"}  # as code points it would be “😀 ”
+    [one] = parse_rows(lines({"text": "😀 x", "marks": [mark]}), "tagging", "data").rows
+    assert one.label == ("B-X", "O")
+
+
 def test_a_text_that_is_not_at_its_offsets_is_refused() -> None:
     wrong = {"text": TEXT, "label": [{"start": 1, "end": 5, "text": "Anna", "labels": ["PER"]}]}
     found = checked(*[least(TEXT, SPANS)] * 4, wrong)
@@ -319,6 +333,9 @@ def test_every_file_of_a_training_is_split_as_its_spans_need_it(tmp_path: Path) 
     assert found.dev[0].text == ["Oslo", "-", "wide", "no0", "York"]
     assert [each.text for each in found.unlabelled] == [["Rome", "-", "based"], ["Bonn"]]
     assert "spans in `spans`, as Prodigy writes them" in found.read["data"]
+    few = [row(f"Anna{i} - wide", (0, 5, "PER")) for i in range(30)]
+    (tmp_path / "data").write_bytes(lines(*few, row("firm-wide")))
+    assert read_data(tmp_path, "tagging", FineTuneOptions()).task.rules.words == (), "the defaults split them"
     (tmp_path / "data").write_bytes(lines(*[{"tokens": ["a", "-", "b"], "tags": ["B-LOC", "O", "O"]}] * 30))
     assert read_data(tmp_path, "tagging", FineTuneOptions()).dev[0].text[:3] == ["Oslo", "-", "wide"], (
         "as words are"

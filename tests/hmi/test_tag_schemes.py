@@ -68,6 +68,13 @@ def test_labels_that_only_look_like_tags_stay_labels(row: tuple[str, ...], schem
     assert scheme_of([row] * 5) == scheme
 
 
+def test_a_tag_that_cannot_go_on_begins_an_entity() -> None:
+    assert in_labels(("S-a", "E-a", "O", "I-a", "E-a"), "iobes") == ("B-a", "B-a", "O", "B-a", "I-a")
+    assert in_labels(("B-a", "I-b", "E-b", "I-b"), "iobes") == ("B-a", "B-b", "I-b", "B-b")
+    assert in_labels(("B-a", "L-a", "L-a", "NOUN"), "bilou") == ("B-a", "I-a", "B-a", "NOUN")
+    assert [found[1:] for found in breaks([("B-a", "L-a", "L-a")], "bilou")] == [(3, "L-a", "L-a")]
+
+
 entities = st.lists(st.tuples(st.sampled_from(["O", "a", "b"]), st.integers(1, 3)), max_size=6)
 
 
@@ -105,6 +112,7 @@ def test_a_model_learns_entities_and_answers_in_the_scheme_of_its_rows(scheme: s
     assert task.rules.scheme == scheme
     assert {label[2:] for label in task.labels} == {"", "PER", "LOC"}
     assert {label[:2] for label in task.labels} == {"O", "B-", "I-"}
+    assert ("I-PER" in task.labels) == (scheme in JOINED), "neighbours of any type may be one entity"
     right = outputs(task, bio)
     answer = task.answer(right)
     assert answer.tags == list(tags)

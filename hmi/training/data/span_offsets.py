@@ -53,7 +53,7 @@ def located(record: TableRecord, text: str, spans: list[Given], counts: Counts) 
             return _checked(fit[0])
         if fit:
             break
-    if named and not fit:
+    if not fit and (named or all(_checked(row).problem for row in (points, units))):
         return _checked(points)
     return _checked(points if counts == "points" else units) if counts else replace(points, doubtful=True)
 
