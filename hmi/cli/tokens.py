@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from hmi.cli.base import Command, pass_session
-from hmi.cli.check import skipping
+from hmi.cli.check import reading_as
 from hmi.cli.exits import bounds_of
 from hmi.cli.options import FILE, Whole, job_options
 from hmi.cli.output import notes, print_fields, print_json, print_table
@@ -56,7 +56,7 @@ def tokens(
         session.may_start_jobs()
     with session.calls() as calls:
         if data is not None:
-            body = {**skipping({}, skip), "prompts": not plain}
+            body = {**reading_as({}, skip, {}), "prompts": not plain}
             job = calls.request("POST", f"{path}/tokens", body, given)["job"]
             finish(session, calls, job, detach=detach, as_json=as_json)
             if detach or as_json:

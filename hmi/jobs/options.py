@@ -8,6 +8,7 @@ from pydantic import Field
 
 from hmi.core import ModuleSpec, Record
 from hmi.model.rest import Rest
+from hmi.training.data.reading import Reading as Reading
 from hmi.training.recipe import RECIPE, ClassWeights, LongTexts, Recipe
 
 Publish = Literal["if-better", "always", "never"]
@@ -17,9 +18,9 @@ LocalityStart = Literal["source", "shipped"]
 """The weights that the training of a root's locality starts from."""
 
 
-class FineTuneOptions(Record):
-    """Options of the training of a tenant's module and head. A field that is None is chosen from
-    task and data."""
+class FineTuneOptions(Reading):
+    """Options of the training of a tenant's module and head, and how to read its rows. A field that is None
+    is chosen from task and data."""
 
     module: ModuleSpec | None = Field(
         default=None,
@@ -120,6 +121,10 @@ class FineTuneOptions(Record):
         "`improve_cpu_s`. None: that setting.",
     )
 
+    def reading(self) -> Reading:
+        """How the files of a training with these options are read."""
+        return Reading(**{name: getattr(self, name) for name in Reading.model_fields})
+
     def recipe(self) -> Recipe:
         """The recipe of a training with these options."""
         return Recipe(
@@ -128,6 +133,7 @@ class FineTuneOptions(Record):
 
 
 NOT_OF_A_RECIPE = frozenset({"start", "skip_bad_rows", "rest", "ramps", "improve", "improve_cpu_s"})
+NOT_OF_A_RECIPE |= frozenset(Reading.model_fields)
 """Options that choose the initial weights, the rows, the storage and what is made beside or afterwards, not
 how to train."""
 

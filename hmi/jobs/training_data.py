@@ -40,13 +40,11 @@ class Data:
 
 def read_data(folder: Path, name: Task, options: FineTuneOptions) -> Data:
     """Read the files of a job's input. Raises InvalidData, InvalidInput."""
-    skip, files = (
-        options.skip_bad_rows,
-        {"data": read_labelled_file(folder / "data", name, skip=options.skip_bad_rows)},
-    )
+    skip, reading = options.skip_bad_rows, options.reading()
+    files = {"data": read_labelled_file(folder / "data", name, skip=skip, reading=reading)}
     dev_given = (folder / "dev").exists()
     if dev_given:
-        files["dev"] = read_labelled_file(folder / "dev", name, "dev", skip=skip)
+        files["dev"] = read_labelled_file(folder / "dev", name, "dev", skip=skip, reading=reading)
         train, dev = files["data"].rows, files["dev"].rows
     else:
         train, dev = hold_out(files["data"].rows, options.recipe().held_out)
@@ -57,7 +55,9 @@ def read_data(folder: Path, name: Task, options: FineTuneOptions) -> Data:
     words = word_patterns(row.text for row in train if isinstance(row.text, list))
     rules = task.rules.model_copy(update={"windows": _windows(task, options), "words": words})
     if (folder / "unlabelled").exists():
-        files["unlabelled"] = read_unlabelled_file(folder / "unlabelled", name, paired=paired, skip=skip)
+        files["unlabelled"] = read_unlabelled_file(
+            folder / "unlabelled", name, paired=paired, skip=skip, reading=reading
+        )
     texts = files["unlabelled"].rows if "unlabelled" in files else []
     module = options.module or default_module(paired=paired)
     notes = [note for field, found in files.items() for note in _notes(field, found)]

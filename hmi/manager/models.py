@@ -28,7 +28,7 @@ def submit_fine_tune(
     parts: Parts, spec: FineTuneSpec, files: Mapping[str, Path | bytes], job_limit: int | None
 ) -> JobRecord:
     """Check the rows among `files` and queue the job. Raises InvalidData, and as `JobRunner.submit`."""
-    checked_files(cast(Task, spec.task), files, spec.options.skip_bad_rows)
+    checked_files(cast(Task, spec.task), files, spec.options.skip_bad_rows, spec.options.reading())
     inputs = {name.replace("_", "-"): file for name, file in files.items()}
     tenant = spec.model_id.tenant
     return parts.runner.submit("fine_tune", spec.stored(), tenant, inputs, tenant_limit=job_limit)
