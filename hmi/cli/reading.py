@@ -10,8 +10,7 @@ from typing import Any
 
 import click
 
-from hmi.jobs.options import Reading
-from hmi.manager.parts import checked_options
+from hmi.jobs.options import Reading, checked_options
 
 Wrap = Callable[..., Any]
 

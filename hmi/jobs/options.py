@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal, TypeVar
 
-from pydantic import Field
+from pydantic import Field, ValidationError
 
 from hmi.core import ModuleSpec, Record
+from hmi.errors import InvalidInput
 from hmi.model.rest import Rest
 from hmi.training.data.reading import Reading as Reading
 from hmi.training.recipe import RECIPE, ClassWeights, LongTexts, Recipe
+from hmi.words import explain
 
+R = TypeVar("R", bound=Record)
 Publish = Literal["if-better", "always", "never"]
 """When an update becomes the version that answers: if it is not worse than the live version
 (`hmi.jobs.comparing`), always, or only when a user publishes it."""
@@ -203,3 +207,14 @@ class ImportRootOptions(Record):
         "import goes on.",
     )
     seed: int = Field(default=0, ge=0, lt=2**31, description="Decides everything random in the import.")
+
+
+def checked_options(kind: type[R], options: Mapping[str, Any] | Record | None) -> R:
+    """Validate the options of a job. Raises InvalidInput, which names the first invalid one."""
+    given = options.model_dump() if isinstance(options, Record) else dict(options or {})
+    try:
+        return kind.model_validate(given)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(["options", *map(str, first["loc"])])
+        raise InvalidInput(f"{field}: {explain(first, kind)}", field=field) from error

@@ -50,6 +50,9 @@ async def test_a_file_is_checked_without_a_job(tmp_path: Path) -> None:
         assert (seen["usable"], seen["options"]) == (False, {"text_column": "said", "label_column": "what"})
         status, seen, _ = await world.upload("/manage/check", {"options": seen["options"]}, {"data": strange})
         assert (seen["usable"], seen["labels"], seen["options"]) == (True, {"0": 5, "1": 4}, {})
+        both = {"text_column": ["said", "what"], "label_column": "x", "labels": ["no", "yes"]}
+        status, seen, _ = await world.upload("/manage/check", {"options": both}, {"data": strange})
+        assert "there is no column `x` (label_column)" in seen["error"]
         status, answer, _ = await world.upload(
             "/manage/check", {"options": {"label_colum": "a"}}, {"data": strange}
         )

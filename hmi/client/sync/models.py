@@ -8,9 +8,10 @@ from typing import Any, Literal
 
 from hmi.client.answers import Adapter, Cascade, Exits, FeedbackTaken, Model, Prediction, Task, TokenProfile
 from hmi.client.calls import Call, change, checked, delete, fields, get, segment
+from hmi.client.file_checks import FileCheck
 from hmi.client.sync.jobs import ENDLESS, Job
 from hmi.client.sync.resources import Resource
-from hmi.client.uploads import Data
+from hmi.client.uploads import Data, parts
 
 Publish = Literal["if-better", "always", "never"]
 Label = str | float | list[str]
@@ -43,6 +44,26 @@ class Models(Resource):
     def get(self, model: str) -> Model:
         return checked(Model.model_validate, self._session.send(get(_path(model))))
 
+    def check(
+        self,
+        data: Data,
+        *,
+        task: Task | None = None,
+        corpus: bool = False,
+        skip_bad_rows: int = 0,
+        options: dict[str, Any] | None = None,
+    ) -> FileCheck:
+        """Check rows, or a corpus, without a job. options: as of `create`, those that say how to read it."""
+        there, sent = parts({"data": data}, self._session.config.compress)
+        body = {
+            "corpus": corpus,
+            "skip_bad_rows": skip_bad_rows,
+            **fields(task=task, options=options),
+            **there,
+        }
+        call = Call("POST", "/manage/check", body, uploads=sent, repeatable=True)
+        return checked(FileCheck.model_validate, self._session.send(call))
+
     def create(
         self,
         model: str,
@@ -55,7 +76,10 @@ class Models(Resource):
         options: dict[str, Any] | None = None,
         once: str | None = None,
     ) -> Job:
-        """Fine-tune a new model on rows. `data` may be a path, rows as mappings, or a data frame."""
+        """Fine-tune a new model on rows. `data` may be a path, rows as mappings, or a data frame.
+
+        Among the options, `text_column`, `label_column` and so on say how to read it.
+        """
         body = {"model": model, "domain": domain, "task": task, **fields(options=options)}
         return self.start("/manage/models", body, once, data=data, dev=dev, unlabelled=unlabelled)
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import codecs
 import re
 import unicodedata
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 MARKS = (
@@ -20,10 +21,34 @@ SAMPLE = 1 << 14
 LEAST_WORDS = 4
 """With fewer different words that are not ASCII, an encoding is not recognised."""
 LEAST_COHERENCE, MARGIN = 0.3, 0.03
-"""An encoding is recognised if the letters fit a language at least this well, and better than in any other
-reading by this much, both as charset-normalizer measures it."""
+"""An encoding is recognised if its letters fit a language at least this well, as charset-normalizer measures
+it. Readings within this much of the best one count as near it."""
 PREFERRED = ("cp1252", "cp1251", "cp1250", "cp1253", "cp1254", "cp1257", "koi8_r", "cp866", "mac_roman")
 """The encodings that may be recognised. Of those that read the sample alike, the first is taken."""
+_WEST = tuple(
+    map(
+        frozenset,
+        ("äöüß", "àâæçéèêëîïôœùûüÿ", "áéíóúüñºª", "ãõáâàçéêíóôúºª", "àèéìíòóù", "éèêëïóöü", "åäöé", "æøåéó"),
+    )
+)
+"""Letters of German, French, Spanish, Portuguese, Italian, Dutch, Swedish, Danish and Norwegian."""
+_EAST = tuple(
+    map(
+        frozenset,
+        (
+            "ąćęłńóśźż",
+            "áčďéěíňóřšťúůýž",
+            "áéíóöőúüű",
+            "áäčďéíĺľňóôŕšťúýž",
+            "ăâîşţșț",
+            "čćđšž",
+            "çğıöşüi̇",
+            "āčēģīķļņšūž",
+        ),
+    )
+)
+"""Letters of Polish, Czech, Hungarian, Slovak, Romanian, Croatian and Slovene, Turkish, Latvian."""
+_WESTERN = frozenset().union(*_WEST)
 _WORD = re.compile(rb"[^\s,;|\"']*[\x80-\xff]+[^\s,;|\"']*")
 _ODD = re.compile(r"[a-zß-ÿ][^\W\d_a-zß-ÿ]|\w[^\w\s'’.@:/&+*()\[\]=–—-]\w")
 """Within a word: a capital after a small letter, or a sign that stands between words."""
@@ -98,15 +123,11 @@ def _eight_bits(head: bytes) -> Encoding | None:
     words = list(dict.fromkeys(_WORD.findall(sample)))
     if len(words) < LEAST_WORDS or b"\0" in sample:
         return None
-    found = [(str(match), match.coherence - 2 * match.chaos, match) for match in from_bytes(sample)]
-    if not found:
-        return None
-    text, score, best = max(found, key=lambda one: one[1])
-    others = [other for reading, other, _ in found if reading != text]
-    if best.coherence < LEAST_COHERENCE or (others and score - max(others) < MARGIN):
-        return None
-    codec = next((name for name in PREFERRED if _reads(sample, name) == text), None)
-    if codec is None:
+    scores = {str(match): match.coherence - 2 * match.chaos for match in from_bytes(sample)}
+    best = max(scores.values(), default=0.0)
+    near = [text for text, score in scores.items() if score > best - MARGIN]
+    codec = _codec_of(sample, [text for text in near if _is_of_a_language(text)] or near)
+    if best < LEAST_COHERENCE or codec is None:
         return None
     read = [word.decode(codec, "replace") for word in words]
     if any("\ufffd" in word or _ODD.search(word) for word in read):
@@ -116,10 +137,30 @@ def _eight_bits(head: bytes) -> Encoding | None:
     return Encoding(
         codec,
         f"{name}, by its bytes",
-        f"the file is not UTF-8, and was read as {name}, so that words such as {shown} come out: if "
-        f"that is wrong, "
-        "give --encoding (over HTTP options.encoding)",
+        f"the file is not UTF-8, and was read as {name}, so that words such as {shown} come out: if that is "
+        "wrong, give --encoding (over HTTP options.encoding)",
     )
+
+
+def _codec_of(sample: bytes, readings: Sequence[str]) -> str | None:
+    """The codec of the only reading; of several, of that in Western letters if it is the only one."""
+    if len(readings) > 1:
+        readings = [text for text in readings if _letters(text) <= _WESTERN]
+    if len(readings) != 1:
+        return None
+    return next((codec for codec in PREFERRED if _reads(sample, codec) == readings[0]), None)
+
+
+def _is_of_a_language(text: str) -> bool:
+    """Whether one language writes all letters of a text; for other scripts than Latin, True."""
+    found = _letters(text)
+    latin = all(unicodedata.name(letter, "").startswith("LATIN") for letter in found)
+    return not latin or any(found <= letters for letters in (*_WEST, *_EAST))
+
+
+def _letters(text: str) -> set[str]:
+    """The small letters of a text that are not ASCII."""
+    return {letter for letter in text.lower() if letter.isalpha() and not letter.isascii()}
 
 
 def _reads(sample: bytes, codec: str) -> str:

@@ -18,12 +18,18 @@ from pydantic import (
 
 from hmi.core import Record
 
+
+def _as_tuple(given: Any) -> Any:
+    """One name or a list of names as a tuple, which strict validation takes."""
+    return (given,) if isinstance(given, str) else tuple(given) if isinstance(given, list) else given
+
+
 Column = Annotated[str, StringConstraints(min_length=1, max_length=1000)]
 _NAME = {"type": "string", "minLength": 1, "maxLength": 1000}
 _NAMES = {"type": "array", "items": _NAME, "minItems": 1, "maxItems": 100}
 TextColumns = Annotated[
     tuple[Column, ...],
-    BeforeValidator(lambda given: [given] if isinstance(given, str) else given),
+    BeforeValidator(_as_tuple),
     PlainSerializer(lambda names: names[0] if len(names) == 1 else list(names)),
     WithJsonSchema({"anyOf": [_NAME, _NAMES]}),
 ]
