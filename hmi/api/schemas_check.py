@@ -7,7 +7,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from hmi.api.schemas import Answer, Request
-from hmi.api.schemas_manage import PathRef
+from hmi.api.schemas_manage import READING, PathRef
 from hmi.core import Task
 from hmi.jobs.options import Reading
 
@@ -19,9 +19,7 @@ class CheckFile(Request):
     corpus: bool = Field(default=False, description="Check it as a domain's corpus.")
     skip_bad_rows: int = Field(default=0, ge=0, le=1_000_000, description="Accept up to this many bad rows.")
     data: PathRef | None = Field(default=None, description="The file, unless it is sent as a part.")
-    options: Reading = Field(
-        default=Reading(), description="How to read it, as the options of a training say."
-    )
+    options: Reading = READING
 
 
 class LineProblem(Answer):

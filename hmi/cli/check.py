@@ -82,7 +82,12 @@ def show_corpus_format(corpus: Path) -> None:
 
 def reading_as(options: dict[str, Any], skip: int | None, reading: Mapping[str, Any]) -> dict[str, Any]:
     """Return a job's options with --skip-bad-rows and those of `reading_options` added."""
-    return {**options, **reading, **({} if skip is None else {"skip_bad_rows": skip})}
+    return {**options, **reading, **skipping(skip)}
+
+
+def skipping(skip: int | None) -> dict[str, Any]:
+    """Return --skip-bad-rows as a field of a request, if it is given."""
+    return {} if skip is None else {"skip_bad_rows": skip}
 
 
 def _show(file: Path, found: Checked, reading: Mapping[str, Any]) -> None:

@@ -10,7 +10,7 @@ import click
 
 from hmi.cli.base import Group, as_json, pass_session
 from hmi.cli.cascades import cascade
-from hmi.cli.check import reading_as, show_formats
+from hmi.cli.check import reading_as, show_formats, skipping
 from hmi.cli.exits import exits, feedback, objective
 from hmi.cli.improving import show_tried
 from hmi.cli.known import known
@@ -153,6 +153,7 @@ def update(
 @click.option("--unlabelled", type=FILE, help="Texts without answers.")
 @click.option("--rows", "data", type=FILE, help="Rows, whose answers are ignored.")
 @SKIP
+@reading_options
 @job_options
 @pass_session
 def ramps(
@@ -161,6 +162,7 @@ def ramps(
     unlabelled: Path | None,
     data: Path | None,
     skip: int | None,
+    reading: dict[str, Any],
     detach: bool,
     as_json: bool,
 ) -> None:
@@ -173,7 +175,7 @@ def ramps(
     session.may_start_jobs()
     files = _files(data, None, unlabelled)
     with session.calls() as calls:
-        body = reading_as({}, skip, {})
+        body = {**skipping(skip), "options": reading}
         job = calls.request("POST", f"/manage/models/{segment(name)}/ramps", body, files)["job"]
         finish(session, calls, job, detach=detach, as_json=as_json)
 

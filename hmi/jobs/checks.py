@@ -93,11 +93,13 @@ def checked_files(
 
 
 def checked_texts(
-    task: Task, files: Mapping[str, Upload], *, paired: bool, skip: int = 0
+    task: Task, files: Mapping[str, Upload], *, paired: bool, skip: int = 0, reading: Reading = AS_IT_IS
 ) -> dict[str, RowFile]:
     """As `checked_files`, for files whose answers are ignored."""
     return {
-        name: read_unlabelled_file(file, task, paired=paired, field=name, skip=skip, first=CHECKED_BYTES)
+        name: read_unlabelled_file(
+            file, task, paired=paired, field=name, skip=skip, first=CHECKED_BYTES, reading=reading
+        )
         for name, file in files.items()
     }
 

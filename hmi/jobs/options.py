@@ -10,6 +10,7 @@ from pydantic import Field, ValidationError
 from hmi.core import ModuleSpec, Record
 from hmi.errors import InvalidInput
 from hmi.model.rest import Rest
+from hmi.training.data.reading import AS_IT_IS as AS_IT_IS
 from hmi.training.data.reading import Reading as Reading
 from hmi.training.recipe import RECIPE, ClassWeights, LongTexts, Recipe
 from hmi.words import explain
@@ -134,6 +135,12 @@ class FineTuneOptions(Reading):
         return Recipe(
             **{name: getattr(self, name) for name in type(self).model_fields if name not in NOT_OF_A_RECIPE}
         )
+
+
+def reading_options(reading: Reading, skip_bad_rows: int) -> FineTuneOptions:
+    """The options of a job that trains no module, but reads rows."""
+    given = {name: getattr(reading, name) for name in reading.model_fields_set}
+    return FineTuneOptions(**given, skip_bad_rows=skip_bad_rows)
 
 
 NOT_OF_A_RECIPE = frozenset({"start", "skip_bad_rows", "rest", "ramps", "improve", "improve_cpu_s"})

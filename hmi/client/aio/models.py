@@ -128,10 +128,11 @@ class AsyncModels(AsyncResource):
         data: Data | None = None,
         unlabelled: Data | None = None,
         skip_bad_rows: int = 0,
+        options: dict[str, Any] | None = None,
         once: str | None = None,
     ) -> AsyncJob:
         """Train ramps, by which texts may leave early. Give rows, texts or both."""
-        body = {"skip_bad_rows": skip_bad_rows}
+        body = {"skip_bad_rows": skip_bad_rows, **fields(options=options)}
         return await self.start(f"{_path(model)}/ramps", body, once, data=data, unlabelled=unlabelled)
 
     async def profile_tokens(
@@ -143,10 +144,11 @@ class AsyncModels(AsyncResource):
         unlabelled: Data | None = None,
         prompts: bool = True,
         skip_bad_rows: int = 0,
+        options: dict[str, Any] | None = None,
         once: str | None = None,
     ) -> AsyncJob:
         """Profile what token adaptation does to the model's answers."""
-        body = {"prompts": prompts, "skip_bad_rows": skip_bad_rows}
+        body = {"prompts": prompts, "skip_bad_rows": skip_bad_rows, **fields(options=options)}
         path = f"{_path(model)}/tokens"
         return await self.start(path, body, once, data=data, dev=dev, unlabelled=unlabelled)
 
@@ -160,10 +162,11 @@ class AsyncModels(AsyncResource):
         *,
         small: str | None = None,
         skip_bad_rows: int = 0,
+        options: dict[str, Any] | None = None,
         once: str | None = None,
     ) -> AsyncJob:
         """Profile a cascade in which `small`, or a ramp of the model itself, answers first."""
-        body = {"skip_bad_rows": skip_bad_rows, **fields(small=small)}
+        body = {"skip_bad_rows": skip_bad_rows, **fields(small=small, options=options)}
         return await self.start(f"{_path(model)}/cascade", body, once, data=data)
 
     async def cascade(self, model: str) -> Cascade:

@@ -129,10 +129,11 @@ class Models(Resource):
         data: Data | None = None,
         unlabelled: Data | None = None,
         skip_bad_rows: int = 0,
+        options: dict[str, Any] | None = None,
         once: str | None = None,
     ) -> Job:
         """Train ramps, by which texts may leave early. Give rows, texts or both."""
-        body = {"skip_bad_rows": skip_bad_rows}
+        body = {"skip_bad_rows": skip_bad_rows, **fields(options=options)}
         return self.start(f"{_path(model)}/ramps", body, once, data=data, unlabelled=unlabelled)
 
     def profile_tokens(
@@ -144,10 +145,11 @@ class Models(Resource):
         unlabelled: Data | None = None,
         prompts: bool = True,
         skip_bad_rows: int = 0,
+        options: dict[str, Any] | None = None,
         once: str | None = None,
     ) -> Job:
         """Profile what token adaptation does to the model's answers."""
-        body = {"prompts": prompts, "skip_bad_rows": skip_bad_rows}
+        body = {"prompts": prompts, "skip_bad_rows": skip_bad_rows, **fields(options=options)}
         path = f"{_path(model)}/tokens"
         return self.start(path, body, once, data=data, dev=dev, unlabelled=unlabelled)
 
@@ -161,10 +163,11 @@ class Models(Resource):
         *,
         small: str | None = None,
         skip_bad_rows: int = 0,
+        options: dict[str, Any] | None = None,
         once: str | None = None,
     ) -> Job:
         """Profile a cascade in which `small`, or a ramp of the model itself, answers first."""
-        body = {"skip_bad_rows": skip_bad_rows, **fields(small=small)}
+        body = {"skip_bad_rows": skip_bad_rows, **fields(small=small, options=options)}
         return self.start(f"{_path(model)}/cascade", body, once, data=data)
 
     def cascade(self, model: str) -> Cascade:
