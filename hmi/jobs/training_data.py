@@ -40,14 +40,14 @@ class Data:
 
 def read_data(folder: Path, name: Task, options: FineTuneOptions) -> Data:
     """Read the files of a job's input. Raises InvalidData, InvalidInput."""
-    skip, files = (
-        options.skip_bad_rows,
-        {"data": read_labelled_file(folder / "data", name, skip=options.skip_bad_rows)},
-    )
+    skip, reading = options.skip_bad_rows, options.reading()
+    files = {"data": read_labelled_file(folder / "data", name, skip=skip, reading=reading)}
     dev_given, given = (folder / "dev").exists(), files["data"]
     if dev_given:
         words = _word_patterns(given, given.rows)
-        files["dev"] = read_labelled_file(folder / "dev", name, "dev", skip=skip, patterns=words)
+        files["dev"] = read_labelled_file(
+            folder / "dev", name, "dev", skip=skip, reading=reading, patterns=words
+        )
         train, dev = files["data"].rows, files["dev"].rows
     else:
         train, dev = hold_out(files["data"].rows, options.recipe().held_out)
@@ -59,7 +59,7 @@ def read_data(folder: Path, name: Task, options: FineTuneOptions) -> Data:
     rules = task.rules.model_copy(update={"windows": _windows(task, options), "words": words})
     if (folder / "unlabelled").exists():
         files["unlabelled"] = read_unlabelled_file(
-            folder / "unlabelled", name, paired=paired, skip=skip, patterns=words
+            folder / "unlabelled", name, paired=paired, skip=skip, reading=reading, patterns=words
         )
     texts = files["unlabelled"].rows if "unlabelled" in files else []
     module = options.module or default_module(paired=paired)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hmi.model.tag_schemes import FOUR_MARKS, NAMES, breaks
 from hmi.model.tasks import TaskKind
+from hmi.training.data.conflicts import conflicts_of
 from hmi.training.data.rows import Row
 from hmi.training.objectives import objective_of
 from hmi.training.recipe import HELD_OUT
@@ -46,6 +47,8 @@ def _label_remarks(task: TaskKind, train: list[Row], dev: list[Row]) -> list[str
             f"{len(unknown)} held-out rows have labels that no training row has ({names}): they count "
             "as errors"
         )
+    conflicts = conflicts_of((row.text, row.label) for row in dev).remark("held-out ")
+    out += [conflicts] if conflicts else []
     skewed = imbalance(train)
     if skewed is not None and skewed[0] >= IMBALANCE:
         times, common, rare = skewed

@@ -105,7 +105,18 @@ def _encodings() -> Iterator[File]:
     marked = semicolons.encode("utf-8-sig")
     yield rows("excel-utf8-de.csv", "the same in German", marked, "CSV with semicolons")
     ansi = semicolons.encode("cp1252")
-    yield rows("excel-ansi.csv", "Excel: CSV (Windows-1252)", ansi, "0xE4, which looks like")
+    yield rows(
+        "excel-ansi.csv", "Excel: CSV (Windows-1252)", ansi, "CSV with semicolons, Windows-1252, by its bytes"
+    )
+    few = table(cells=[("Er ist né", "a"), ("one", "b"), ("two", "a"), ("three", "b")]).encode("cp1252")
+    yield rows("ansi-doubt.csv", "the same, of one word that tells", few, "--encoding windows-1252")
+    russian = [("Заказ пришёл вовремя", "да"), ("Очень долго ждал ответа поддержки", "нет")]
+    bare16 = table(cells=russian * 3).encode("utf-16-be")
+    yield rows("utf16-russian.csv", "UTF-16 without a mark, in Russian", bare16, "UTF-16 without a mark")
+    bare16 = table(cells=[("这个产品非常好，一直都很喜欢", "好"), ("物流太慢了", "不好")] * 3).encode(
+        "utf-16-le"
+    )
+    yield rows("utf16-chinese.csv", "the same, in Chinese", bare16, "UTF-16 without a mark")
     unicode = table("\t").encode("utf-16")
     yield rows("excel-unicode.txt", "Excel: Unicode text", unicode, "CSV with tabs, UTF-16")
     bare = table().encode("utf-16-le")

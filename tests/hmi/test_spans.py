@@ -113,7 +113,9 @@ def test_every_form_becomes_rows_of_tagging(name: str, *, listed: bool) -> None:
     row, said = FORMS[name]
     data = json.dumps([row] * 4, indent=2).encode() if listed else lines(*[row] * 4)
     found = inspect_file(data, None)
-    assert (found.error, found.task, found.count, found.notes) == (None, "tagging", 4, [])
+    said_of_answers = ["the annotator accepted 4 rows, rejected 0, ignored 0 (`answer`)"]
+    assert (found.error, found.task, found.count) == (None, "tagging", 4)
+    assert found.notes == (said_of_answers if "answer" in row else [])
     assert found.sample[0] == {"tokens": TOKENS, "tags": TAGS}
     assert found.read is not None
     assert said in found.read
@@ -290,9 +292,10 @@ def test_tasks_that_nobody_annotated_are_left_out_and_the_first_of_several_annot
     found = inspect_file(data, None)
     assert (found.error, found.count) == (None, 4)
     assert found.labels["B-LOC"] == 3, "the annotation that is marked as the truth counts"
-    assert [note.partition(" (")[0] for note in found.notes] == [
-        "rows with several annotations, of which the first is read: 1",
-        "rows left out, since they have no annotation or no words: 2",
+    assert [note for note in found.notes if "more than one way" not in note] == [
+        "1 record is left out: skipped by the annotator",
+        "1 record is left out: without an annotation",
+        "rows with several annotations, of which the first is read: 1 (item 2 (line 1))",
     ]
     texts = read_unlabelled_file(data, "tagging", paired=False)
     assert [given.text for given in texts.rows] == [TOKENS] * 6, "as texts, all count"
@@ -303,6 +306,27 @@ def test_tasks_that_nobody_annotated_are_left_out_and_the_first_of_several_annot
     [bad] = parse_rows(json.dumps([one] * 4 + [hyper]).encode(), "tagging", "data").left_out
     assert "item 5" in bad.message
     assert "hypertextlabels, whose offsets do not count characters" in bad.message
+
+
+def test_rows_that_the_annotator_rejected_or_ignored_are_left_out() -> None:
+    wrong = [{**row(f"Oslo {said}", (0, 4, "X")), "answer": said} for said in ("reject", "ignore")]
+    found = inspect_file(lines(*[{**row(TEXT, *SPANS), "answer": "accept"}] * 4, *wrong), None)
+    assert (found.count, found.labels.get("B-X")) == (4, None)
+    assert found.notes == [
+        "the annotator accepted 4 rows, rejected 1, ignored 1 (`answer`); the rejected rows are left out, "
+        "since a rejection does not tell the right label; the ignored rows are left out"
+    ]
+
+
+def test_a_task_of_label_studio_with_spans_and_choices_is_what_it_is_asked_to_be() -> None:
+    """Choices go with `classification`, if it is given; else spans are read."""
+    both = [task(f"{TEXT} {i}", SPANS) for i in range(6)]
+    for i, each in enumerate(both):
+        each["annotations"][0]["result"][-1]["value"]["choices"] = ["ab"[i % 2]]
+    data = json.dumps(both).encode()
+    assert inspect_file(data, None).task == "tagging"
+    found = inspect_file(data, "classification")
+    assert (found.error, found.labels) == (None, {"a": 3, "b": 3})
 
 
 def test_rows_of_another_task_that_also_have_spans_keep_their_task() -> None:
@@ -346,7 +370,9 @@ def test_rows_for_a_model_that_exists_are_split_as_it_splits(tmp_path: Path) -> 
     (tmp_path / "data").write_bytes(lines(*numbered(50, "Oslo-wide {} York")))
     (tmp_path / "unlabelled").write_bytes(lines({"text": "Rome-based"}, {"text": "Bonn"}))
     rules = TaskRules(scheme="bio", words=("a - a",))
-    parts = read_parts(tmp_path, Tagging(("B-LOC", "I-LOC", "O"), rules), 0, keys_from_text(""))
+    parts = read_parts(
+        tmp_path, Tagging(("B-LOC", "I-LOC", "O"), rules), FineTuneOptions(), keys_from_text("")
+    )
     assert parts.held[0].text[:3] == ["Oslo", "-", "wide"]
     assert ["Rome", "-", "based"] in [each.text for each in parts.unlabelled]
 

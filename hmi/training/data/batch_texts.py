@@ -9,15 +9,9 @@ from typing import Any
 
 from hmi.errors import InvalidData
 from hmi.training.data.columns import SYNONYMS, second_text
+from hmi.training.data.records import TableRecord, TextTable
 from hmi.training.data.span_forms import TASK, Form, form_of, text_form
-from hmi.training.data.tables import (
-    FIRST_RECORDS,
-    TableRecord,
-    TextTable,
-    file_lines,
-    looks_like_csv,
-    read_table,
-)
+from hmi.training.data.tables import FIRST_RECORDS, file_lines, looks_like_csv, read_table
 from hmi.training.data.text_files import TextFile, Upload
 
 _NAMES = frozenset(("text", *SYNONYMS["text"]))

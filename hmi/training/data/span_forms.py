@@ -52,7 +52,9 @@ class GivenText:
     text: str | list[str]
     spans: list[Given]
     several: int = 1
-    """The number of annotations, of which the first is read; 0: the text has not been annotated."""
+    """The number of annotations, of which the first is read."""
+    left_out: str = ""
+    """Why the text is not a row."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +98,7 @@ def text_form(form: Form | None, records: Sequence[Mapping[str, Any]]) -> Form |
             return None
         found = Form("texts", "", lambda record: GivenText(str(record[text_field(record)]), []))
     whole = found.read
-    return replace(found, read=lambda record: replace(whole(record), spans=[], several=1))
+    return replace(found, read=lambda record: replace(whole(record), spans=[], several=1, left_out=""))
 
 
 def is_spans(value: Any) -> bool:
@@ -202,10 +204,9 @@ def _of_words(record: Mapping[str, Any]) -> GivenText:
 
 
 def _results(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The annotations of a task of Label Studio that were not cancelled."""
+    """The annotations of a task of Label Studio."""
     found = record.get(RESULTS, record.get("completions"))
-    some = found if isinstance(found, list) else []
-    return [each for each in some if isinstance(each, dict) and not each.get(CANCELLED)]
+    return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
 
 
 def _has_results(record: Mapping[str, Any]) -> bool:
@@ -227,7 +228,9 @@ def _of_task(record: Mapping[str, Any]) -> GivenText:
         raise ValueError(f"`{TASK}` is not an object with the text")
     texts = [name for name, value in task.items() if isinstance(value, str)]
     text = task[texts[0] if len(texts) == 1 else text_field(task)]
-    found = sorted(_results(record), key=lambda each: not each.get("ground_truth"))
+    every = _results(record)
+    found = [each for each in every if not each.get(CANCELLED)]
+    found.sort(key=lambda each: not each.get("ground_truth"))
     spans: list[Given] = []
     for value in _values(found[0]) if found else []:
         other = next((name for name in ("hypertextlabels", "paragraphlabels") if name in value), None)
@@ -235,4 +238,5 @@ def _of_task(record: Mapping[str, Any]) -> GivenText:
             raise ValueError(f"has {other}, whose offsets do not count characters: export plain text")
         if "labels" in value:
             spans += _given(value, RESULTS)
-    return GivenText(text, spans, len(found))
+    why = "" if found else "skipped by the annotator" if every else "without an annotation"
+    return GivenText(text, spans, len(found), why)

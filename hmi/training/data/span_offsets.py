@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from hmi.training.data.records import TableRecord
 from hmi.training.data.span_forms import Counts, Given
-from hmi.training.data.tables import TableRecord
 
 CHARACTERS = 40
 """A quoted text is cut to this many characters."""

@@ -7,7 +7,6 @@ a word. These patterns become the model's.
 
 from __future__ import annotations
 
-import itertools
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,9 +14,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hmi.model.splitting import ALIKE, IDEOGRAPH, Splitter, SplitText, clusters_of, context, default_pattern
+from hmi.training.data.decisions import FIELD as DECISION
+from hmi.training.data.records import Fits, TableRecord, TextTable
 from hmi.training.data.span_forms import Form, Given, GivenText, form_of, text_form
 from hmi.training.data.span_offsets import SpanRow, located, outside, quoted, settled
-from hmi.training.data.tables import FIRST_RECORDS, Fits, TableRecord, TextTable
 
 SHOWN = 3
 """A remark quotes at most this many spans."""
@@ -26,25 +26,43 @@ MAX_PATTERNS = 256
 NEAR = 64
 """The characters before and after a place that tell the marks there."""
 COLUMNS = ("tokens", "tags")
-DECISION = "answer"
-"""The field in which Prodigy writes whether the annotator accepted the row."""
 
 
 @dataclass
-class Reading:
-    """What became of a file's spans. It is complete once all its records were read."""
+class Spans:
+    """Reads the spans of one file as tags. What became of them is known once all records were read."""
 
+    texts: bool = False
+    """Whether to read texts alone, those without spans too."""
     patterns: tuple[str, ...] | None = None
-    """The patterns by which texts were split into words; None if the file gives words."""
+    """The patterns by which texts are split into words; None before the file was read: as its spans need it,
+    and after: the file gives words."""
     overlapping: list[str] = field(default_factory=list)
     cutting: list[str] = field(default_factory=list)
     """The spans that overlap another one, and those that end within a word, with their places."""
     by_units: list[str] = field(default_factory=list)
     """The rows whose offsets were read as UTF-16 units."""
-    blank: list[str] = field(default_factory=list)
-    """The rows that nobody has annotated, or that have no words."""
     several: list[str] = field(default_factory=list)
     """The rows with several annotations."""
+
+    def table(self, table: TextTable, head: Sequence[Mapping[str, Any]], fits: Fits) -> TextTable | None:
+        """The table as one of `tokens` and `tags`; None if it holds no spans, or has the wanted columns
+        without them.
+
+        head: its first records. fits: whether columns are the wanted ones.
+        """
+        given, self.patterns = self.patterns, None
+        form = form_of(head)
+        held = set() if form is None else {form.field, *_of_objects(head)}
+        if fits([name for name in table.columns if name not in held]):
+            return None
+        form = text_form(form, head) if self.texts else form
+        if form is None:
+            return None
+        records = (
+            _worded(table.records, form, self) if form.of_words else _split(table.records, form, self, given)
+        )
+        return TextTable(f"{table.form}: {form.name}", COLUMNS, records)
 
     def notes(self) -> list[str]:
         """Remarks for the user, one for each kind of finding."""
@@ -53,35 +71,8 @@ class Reading:
             (self.cutting, "spans that cut a word, read as the whole word"),
             (self.by_units, "rows whose offsets count UTF-16 units, in which an emoji is two, read so"),
             (self.several, "rows with several annotations, of which the first is read"),
-            (self.blank, "rows left out, since they have no annotation or no words"),
         )
         return [f"{what}: {len(found)} ({_listed(found)})" for found, what in kinds if found]
-
-
-def tagged_table(
-    table: TextTable, fits: Fits, *, texts: bool = False, patterns: tuple[str, ...] | None = None
-) -> tuple[TextTable, Reading | None]:
-    """The table as one of `tokens` and `tags`, if it holds spans and does not have the wanted columns without
-    them, with what becomes of its spans. Otherwise the table as it is, and None.
-
-    fits: whether columns are the wanted ones. texts: read texts alone, and take those without spans, too.
-    patterns: how to split texts; None: as the file's spans need it.
-    """
-    head = list(itertools.islice(table.records, FIRST_RECORDS))
-    records = itertools.chain(head, table.records)
-    table = replace(table, records=records)
-    values = [record.values for record in head]
-    form = form_of(values)
-    held = set() if form is None else {form.field, *_of_objects(values)}
-    if fits([name for name in table.columns if name not in held]):
-        return table, None
-    if texts:
-        form = text_form(form, values)
-    if form is None:
-        return table, None
-    reading = Reading()
-    found = _worded(records, form, reading) if form.of_words else _split(records, form, reading, patterns)
-    return TextTable(f"{table.form}: {form.name}", COLUMNS, found), reading
 
 
 def _of_objects(values: Sequence[Mapping[str, Any]]) -> set[str]:
@@ -94,7 +85,7 @@ def _of_objects(values: Sequence[Mapping[str, Any]]) -> set[str]:
     }
 
 
-def _worded(records: Iterator[TableRecord], form: Form, reading: Reading) -> Iterator[TableRecord]:
+def _worded(records: Iterator[TableRecord], form: Form, reading: Spans) -> Iterator[TableRecord]:
     """The records of a file that gives words."""
     for record, given in _given(records, form, reading):
         words, wrong = list(given.text), record.problem or outside(given.spans, len(given.text), "words")
@@ -105,7 +96,7 @@ def _worded(records: Iterator[TableRecord], form: Form, reading: Reading) -> Ite
 
 
 def _split(
-    records: Iterator[TableRecord], form: Form, reading: Reading, patterns: tuple[str, ...] | None
+    records: Iterator[TableRecord], form: Form, reading: Spans, patterns: tuple[str, ...] | None
 ) -> Iterator[TableRecord]:
     """The records of a file of raw texts. All are read before the first is returned, since the spans of all
     decide how words are split and what offsets count."""
@@ -127,7 +118,7 @@ def _split(
             continue
         split = splitter.split(row.text)
         if not split.words:
-            reading.blank.append(row.record.place)
+            yield replace(row.record, values={}, problem="has an empty text")
             continue
         if row.by_units:
             reading.by_units.append(row.record.place)
@@ -136,9 +127,9 @@ def _split(
 
 
 def _given(
-    records: Iterator[TableRecord], form: Form, reading: Reading
+    records: Iterator[TableRecord], form: Form, reading: Spans
 ) -> Iterator[tuple[TableRecord, GivenText]]:
-    """Each record, or one with a problem, and what it gives. Texts that nobody has annotated are left out.
+    """Each record, or one with a problem, and what it gives.
 
     Of a record's other values only the annotator's decision is kept.
     """
@@ -147,16 +138,13 @@ def _given(
             given = GivenText("", []) if record.problem else form.read(record.values)
         except ValueError as error:
             given, record = GivenText("", []), replace(record, problem=str(error))
-        if not given.several:
-            reading.blank.append(record.place)
-            continue
         if given.several > 1:
             reading.several.append(record.place)
         kept = {name: value for name, value in record.values.items() if name == DECISION}
-        yield replace(record, values=kept), given
+        yield replace(record, values=kept, left_out=given.left_out), given
 
 
-def _over_words(row: SpanRow, split: SplitText, reading: Reading) -> list[Given]:
+def _over_words(row: SpanRow, split: SplitText, reading: Spans) -> list[Given]:
     """The row's spans, counted in words. A span that cuts a word has it whole."""
     starts, ends = [a for a, _ in split.spans], [b for _, b in split.spans]
     spans = []
@@ -209,9 +197,7 @@ def _apart(name: str, *, before_only: bool) -> str:
     return f"{name[0]} {name[1:]}" if clitic else " ".join(name)
 
 
-def _places(
-    record: TableRecord, words: Sequence[str], spans: Sequence[Given], reading: Reading
-) -> list[Given]:
+def _places(record: TableRecord, words: Sequence[str], spans: Sequence[Given], reading: Spans) -> list[Given]:
     """The spans over words that can all be tagged: of those that overlap, the longest."""
     kept: list[Given] = []
     taken: dict[int, Given] = {}
