@@ -29,6 +29,15 @@ class Guess:
     task: Task
     reading: Reading
 
+    def as_pair(self) -> Guess:
+        """The same with two texts as a pair; itself if there are not two."""
+        texts = self.reading.text_column or ()
+        if self.task != "classification" or len(texts) != 2:
+            return self
+        first, second = texts
+        named = {"text_column": (first,), "text_pair_column": second}
+        return Guess("pair", self.reading.model_copy(update=named))
+
 
 def guess_reading(source: Upload, first: int) -> Guess | None:
     """Guess from the beginning of a file, about `first` bytes, or return None. Raises as `read_table`."""
