@@ -13,7 +13,7 @@ import pytest
 from hmi.cli.reading import as_arguments
 from hmi.core import Task
 from hmi.errors import InvalidData
-from hmi.jobs.checks import Checked, inspect_file
+from hmi.jobs.checks import inspect_file
 from hmi.jobs.options import FineTuneOptions, Reading
 from hmi.training.data.rows import read_labelled_file, read_labelled_rows, read_unlabelled_file
 from tests.hmi.api_world import hmi
@@ -267,9 +267,24 @@ def test_json_with_a_text_is_a_corpus_only_if_it_is_called_one(field: str) -> No
     assert (plain.kind, plain.error, plain.notes) == ("corpus", None, [])
 
 
-def test_prose_is_still_a_corpus() -> None:
-    prose = (
-        "Yes, he said it.\nNo, she said it.\nYes, they did it, too.\nWell, it is so.\nNo, it is not.\n" * 3
+PROSE = (
+    "Yes, he said it.\nNo, she said it.\nYes, they did.\nWell, it is so.\nNo, it is not.\n" * 3,
+    '"Yes, I said it.\nNo, she said it.\nYes, they did.\nWell, it is so.\n' * 3,
+    "Roses are red\nViolets are blue\nSugar is sweet\nAnd so are you\n" * 3,
+    "See also; the sea is blue\nSee also; the sky is grey\nNote; the end is near\nNote; it is not\n",
+)
+
+
+@pytest.mark.parametrize("prose", PROSE)
+def test_prose_is_still_a_corpus(prose: str) -> None:
+    seen = inspect_file(prose.encode(), None, corpus=True)
+    assert (seen.error, seen.count) == (None, prose.count("\n"))
+
+
+def test_rows_that_are_sorted_by_their_labels_are_seen_and_guessed() -> None:
+    rows = "".join(
+        f"{label},was it a {label} day? It was number {i}\n" for label in ("bad", "good") for i in range(300)
     )
-    seen: Checked = inspect_file(prose.encode(), None, corpus=True)
-    assert (seen.error, seen.count) == (None, 15)
+    assert "CSV without a header" in (inspect_file(rows.encode(), None, corpus=True).error or "")
+    seen = inspect_file(rows.encode(), None)
+    assert seen.guess == {"text_column": "2", "label_column": "1", "header": False}
