@@ -111,6 +111,8 @@ def _show(file: Path, found: Checked, reading: Mapping[str, Any]) -> None:
         click.secho(f"not usable: {found.error}", fg="red", err=True)
         if found.guess:
             click.echo(f"it may be meant so: {next_step(file, found.task, found.guess)}", err=True)
+            if len(texts := found.guess.get("text_column", "")) == 2 and not isinstance(texts, str):
+                click.echo(f"if its two texts are a pair: hmi check {file} --task pair", err=True)
     elif found.kind == "corpus":
         click.echo(f"next: hmi domain create ROOT/BRANCH {file}")
     else:

@@ -171,6 +171,8 @@ def _with_guess(refused: Checked, source: Upload, task: Task | None, skip: int) 
         guess = guess_reading(source, CHECKED_BYTES)
     except InvalidData:
         return refused
+    if guess is not None and task == "pair":
+        guess = guess.as_pair()
     if guess is None or task not in (None, guess.task):
         return refused
     found = _checked_rows(source, guess.task, skip, guess.reading)

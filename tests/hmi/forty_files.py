@@ -10,11 +10,14 @@ import io
 import json
 import sys
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from hmi.cli.reading import as_arguments
 from hmi.core import Task
 from hmi.jobs.checks import inspect_file
+from tests.hmi.tool_files import EXPORTS, FLAGS, HEADLESS, SEVERAL
+from tests.hmi.tool_files import ROWS as TOLD
 
 TEXTS = ("Das Gerät fällt aus", "Alles läuft", "Café zu, schade", "Gern wieder", "Zu spät", "Très bien")
 LABELS = ("bad", "good")
@@ -57,7 +60,7 @@ def table(
     return "\r\n".join(lines) + "\r\n"
 
 
-def jsonl(rows: list[dict[str, object]]) -> str:
+def jsonl(rows: Sequence[Mapping[str, object]]) -> str:
     return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
 
@@ -96,6 +99,7 @@ def files() -> Iterator[File]:
     yield from _labels()
     yield from _others()
     yield from _corpora()
+    yield from _tools()
 
 
 def _encodings() -> Iterator[File]:
@@ -253,11 +257,51 @@ def _corpora() -> Iterator[File]:
     yield corpus("one-line.txt", "all in one line", " ".join(TEXTS), "one line only")
 
 
+def _tools() -> Iterator[File]:
+    for tool, (data, expected) in EXPORTS.items():
+        yield rows(_named(tool), f"{tool}: one label a text", data, expected, None)
+    for tool, data in SEVERAL.items():
+        said = "rows of the task multilabel, 4 labels"
+        yield rows(_named(tool, "-several"), f"{tool}: several labels a text", data, said, None)
+    yield rows("flags.csv", "a column a label, with 1 and 0", FLAGS, "--labels-columns toxic,threat", None)
+    yield rows(
+        "ag-news.csv",
+        "label, title, body without a header",
+        HEADLESS,
+        "--text-column 2 --text-column 3 --label-column 1 --no-header",
+        None,
+    )
+    numbers = jsonl([{"tokens": ["to", "Rome"], "ner_tags": [0, 1]}] * 5)
+    yield rows("ner-numbers.jsonl", "datasets: tags as integers", numbers, "--labels O,B-PER", None)
+    decided = [{"text": t, "label": a, "answer": "reject"} for t, a in TOLD]
+    prodigy = jsonl([{"text": t, "label": a, "answer": "accept"} for t, a in TOLD] + decided)
+    yield rows(
+        "prodigy.jsonl", "Prodigy: accepted and rejected", prodigy, "accepted 6 rows, rejected 6", None
+    )
+    twice = table(cells=[*TOLD, *((t, "other") for t, _ in TOLD)])
+    yield rows("two-ways.csv", "each text under two labels", twice, "could answer at most 50%", None)
+    yield corpus("fasttext-corpus.txt", "fastText", EXPORTS["fastText"][0], "looks like rows of fastText")
+    yield corpus("nlu-corpus.yml", "Rasa", EXPORTS["Rasa"][0], "looks like rows of Rasa")
+    yield corpus(
+        "ag-news-corpus.csv", "CSV without a header", HEADLESS, "looks like rows of CSV without a header"
+    )
+    spans = jsonl([{"text": t, "spans": []} for t, _ in TOLD])
+    yield corpus("spans-corpus.jsonl", "texts with spans", spans, "Note: this looks like rows (`spans`)")
+
+
+def _named(tool: str, more: str = "") -> str:
+    form = {"fastText": "txt", "Rasa": "yml", "Rasa, Markdown": "md", "doccano": "jsonl", "spaCy": "jsonl"}
+    stem = tool.lower().replace(", ", "-").replace(" ", "-")
+    prodigy = "jsonl" if tool.startswith("Prodigy") else "csv" if "CSV" in tool else "json"
+    return f"{stem}{more}.{form.get(tool, prodigy)}"
+
+
 def verdict(file: File) -> str:
     """The verdict as a user reads it."""
     found = inspect_file(file.data, file.use, corpus=file.corpus)
     if found.error is not None:
-        return f"refused: {found.error}"
+        meant = f". It may be meant so: --task {found.task}{as_arguments(found.guess)}" if found.guess else ""
+        return f"refused: {found.error}{meant}"
     what = (
         f"{found.count} documents"
         if found.kind == "corpus"

@@ -13,116 +13,24 @@ import pytest
 from hmi.cli.reading import as_arguments
 from hmi.core import Task
 from hmi.errors import InvalidData
-from hmi.jobs.checks import Checked, inspect_file
+from hmi.jobs.checks import inspect_file
 from hmi.jobs.options import FineTuneOptions, Reading
 from hmi.training.data.rows import read_labelled_file, read_labelled_rows, read_unlabelled_file
 from tests.hmi.api_world import hmi
-
-TEXTS = (
-    "Where is my parcel, please?",
-    "I want my money back now",
-    "How do I reset the password",
-    "The parcel has not arrived yet",
-    "Please refund my last order",
-    "I cannot log in to the site",
+from tests.hmi.tool_files import (
+    EXPORTS,
+    FLAGS,
+    HEADLESS,
+    LABELS,
+    RASA,
+    ROWS,
+    SEVERAL,
+    STRANGE,
+    TEXTS,
+    chosen,
+    jsonl,
+    task_of_label_studio,
 )
-LABELS = ("parcel", "refund", "login") * 2
-ROWS = list(zip(TEXTS, LABELS, strict=True))
-
-
-def jsonl(rows: list[dict[str, Any]]) -> str:
-    return "".join(json.dumps(row) + "\n" for row in rows)
-
-
-def task_of_label_studio(text: str, *annotations: dict[str, Any]) -> dict[str, Any]:
-    return {"id": 7, "data": {"ticket": text}, "annotations": list(annotations), "predictions": []}
-
-
-def chosen(*labels: str, **more: Any) -> dict[str, Any]:
-    value = {"value": {"choices": list(labels)}, "from_name": "topic", "to_name": "text", "type": "choices"}
-    return {"id": 1, "completed_by": 1, "result": [value] if labels else [], **more}
-
-
-RASA = """version: "3.1"
-nlu:
-- intent: parcel
-  examples: |
-    - Where is my parcel, please?
-    - The [parcel](thing) has not arrived yet
-- intent: refund
-  examples: |
-    - I want my money back now
-
-    - Please refund my [last order]{"entity": "thing", "role": "bought"}
-- synonym: back
-  examples: |
-    - return
-- intent: login
-  examples:
-  - text: |
-      How do I reset the password
-  - text: I cannot log in to the site
-"""
-MIN = {"annotator": 1, "annotation_id": 3, "lead_time": 2.5, "created_at": "2026", "updated_at": "2026"}
-FEATURES = [
-    {"feature_idx": 0, "name": "text", "type": {"dtype": "string", "_type": "Value"}},
-    {
-        "feature_idx": 1,
-        "name": "label",
-        "type": {"names": ["login", "parcel", "refund"], "_type": "ClassLabel"},
-    },
-]
-EXPORTS: dict[str, tuple[str, str]] = {
-    "Label Studio": (json.dumps([task_of_label_studio(t, chosen(a)) for t, a in ROWS]), "from Label Studio"),
-    "Label Studio, JSON-MIN": (
-        json.dumps([{"text": t, "id": 1, "topic": a, **MIN} for t, a in ROWS]),
-        "the answers in `topic`",
-    ),
-    "Label Studio, CSV": (
-        "annotation_id,annotator,id,lead_time,text,topic\n"
-        + "".join(f'1,1,{i},2.5,"{t}",{a}\n' for i, (t, a) in enumerate(ROWS)),
-        "the answers in `topic`",
-    ),
-    "doccano": (jsonl([{"id": 1, "text": t, "label": [a], "Comments": []} for t, a in ROWS]), "from doccano"),
-    "Prodigy, choice": (
-        jsonl(
-            [
-                {"text": t, "options": [{"id": a, "text": a}], "accept": [a], "answer": "accept"}
-                | {"config": {"choice_style": "single"}}
-                for t, a in ROWS
-            ]
-        ),
-        "from Prodigy",
-    ),
-    "spaCy": (
-        jsonl([{"text": t, "cats": {x: float(x == a) for x in LABELS}} for t, a in ROWS]),
-        "from spaCy",
-    ),
-    "fastText": ("".join(f"__label__{a} {t}\n" for t, a in ROWS), "fastText, labels marked"),
-    "Rasa": (RASA, "Rasa's training data, entities' marks dropped"),
-    "Rasa, Markdown": (
-        "".join(f"## intent:{a}\n- {t}\n" for t, a in ROWS) + "## synonym:x\n- y\n",
-        "Rasa's training data",
-    ),
-    "Rasa, JSON": (
-        json.dumps(
-            {"rasa_nlu_data": {"common_examples": [{"text": t, "intent": a} for t, a in ROWS]}}, indent=1
-        ),
-        "from Rasa",
-    ),
-    "dataset viewer": (
-        json.dumps(
-            {
-                "features": FEATURES,
-                "rows": [
-                    {"row_idx": i, "row": {"text": t, "label": sorted(set(LABELS)).index(a)}}
-                    for i, (t, a) in enumerate(ROWS)
-                ],
-            }
-        ),
-        "names of `label` from its features",
-    ),
-}
 
 
 @pytest.mark.parametrize("tool", EXPORTS)
@@ -141,20 +49,6 @@ def test_lines_of_rasa_are_told_and_a_broken_file_is_refused() -> None:
     assert read_labelled_file(RASA.encode(), "classification").lines == [5, 6, 9, 11, 17, 19]
     with pytest.raises(InvalidData, match=r"line 3 of data is not YAML"):
         read_labelled_rows(b"nlu:\n- intent: a\n\texamples: |\n    - b\n", "classification")
-
-
-SEVERAL: dict[str, str] = {
-    "Label Studio": json.dumps([task_of_label_studio(t, chosen(a, "x")) for t, a in ROWS]),
-    "Label Studio, JSON-MIN": json.dumps(
-        [{"text": t, "topic": {"choices": [a, "x"]}, **MIN} for t, a in ROWS]
-    ),
-    "Label Studio, CSV": "annotation_id,lead_time,text,topic\n"
-    + "".join(f'1,2.5,"{t}","{{""choices"":[""{a}"",""x""]}}"\n' for t, a in ROWS),
-    "doccano": jsonl([{"text": t, "label": [a, "x"]} for t, a in ROWS]),
-    "Prodigy": jsonl([{"text": t, "options": [], "accept": [a, "x"], "answer": "accept"} for t, a in ROWS]),
-    "spaCy": jsonl([{"text": t, "cats": {"x": 1, **{x: float(x == a) for x in LABELS}}} for t, a in ROWS]),
-    "fastText": "".join(f"__label__{a} __label__x {t}\n" for t, a in ROWS),
-}
 
 
 @pytest.mark.parametrize("tool", SEVERAL)
@@ -238,11 +132,6 @@ def test_integers_get_the_names_that_are_given() -> None:
     assert [row.label for row in read] == ["no", "yes"] * 3
 
 
-FLAGS = "id,comment_text,toxic,threat\n" + "".join(
-    f'{i},"{t}",{i % 2},{i // 3}\n' for i, t in enumerate(TEXTS)
-)
-STRANGE = "what,said\n" + "".join(f'{a},"{t}"\n' for t, a in ROWS)
-HEADLESS = "".join(f'"{LABELS.index(a) + 1}","{t}","{t} It matters to us."\n' for t, a in ROWS)
 GUESSES: list[tuple[str, Task, dict[str, Any]]] = [
     (FLAGS, "multilabel", {"text_column": "comment_text", "labels_columns": ["toxic", "threat"]}),
     (STRANGE, "classification", {"text_column": "said", "label_column": "what"}),
@@ -272,6 +161,21 @@ def test_columns_are_read_by_name_and_the_check_guesses_which(
     assert (again["usable"], again["task"], again["count"]) == (True, task, 6)
     assert "next: hmi model create" in (said := hmi(capsys, "check", file, *words))
     assert as_arguments(options) in said
+
+
+def test_two_texts_may_be_a_pair(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "two.csv"
+    file.write_text(HEADLESS)
+    assert f"if its two texts are a pair: hmi check {file} --task pair" in hmi(capsys, "check", file, code=1)
+    seen = inspect_file(file, "pair")
+    options = {"text_column": "2", "text_pair_column": "3", "label_column": "1", "header": False}
+    assert (seen.task, seen.guess) == ("pair", options)
+    read = read_labelled_file(file, "pair", reading=Reading.model_validate(options)).rows
+    assert read[0].text == (TEXTS[0], f"{TEXTS[0]} It matters to us.")
+    with pytest.raises(
+        InvalidData, match=r"name it \(--text-pair-column, over HTTP options\.text_pair_column\)"
+    ):
+        read_labelled_rows(b"text,foo\na,b\n", "pair")
 
 
 def test_what_each_named_column_gives() -> None:
@@ -363,9 +267,24 @@ def test_json_with_a_text_is_a_corpus_only_if_it_is_called_one(field: str) -> No
     assert (plain.kind, plain.error, plain.notes) == ("corpus", None, [])
 
 
-def test_prose_is_still_a_corpus() -> None:
-    prose = (
-        "Yes, he said it.\nNo, she said it.\nYes, they did it, too.\nWell, it is so.\nNo, it is not.\n" * 3
+PROSE = (
+    "Yes, he said it.\nNo, she said it.\nYes, they did.\nWell, it is so.\nNo, it is not.\n" * 3,
+    '"Yes, I said it.\nNo, she said it.\nYes, they did.\nWell, it is so.\n' * 3,
+    "Roses are red\nViolets are blue\nSugar is sweet\nAnd so are you\n" * 3,
+    "See also; the sea is blue\nSee also; the sky is grey\nNote; the end is near\nNote; it is not\n",
+)
+
+
+@pytest.mark.parametrize("prose", PROSE)
+def test_prose_is_still_a_corpus(prose: str) -> None:
+    seen = inspect_file(prose.encode(), None, corpus=True)
+    assert (seen.error, seen.count) == (None, prose.count("\n"))
+
+
+def test_rows_that_are_sorted_by_their_labels_are_seen_and_guessed() -> None:
+    rows = "".join(
+        f"{label},was it a {label} day? It was number {i}\n" for label in ("bad", "good") for i in range(300)
     )
-    seen: Checked = inspect_file(prose.encode(), None, corpus=True)
-    assert (seen.error, seen.count) == (None, 15)
+    assert "CSV without a header" in (inspect_file(rows.encode(), None, corpus=True).error or "")
+    seen = inspect_file(rows.encode(), None)
+    assert seen.guess == {"text_column": "2", "label_column": "1", "header": False}

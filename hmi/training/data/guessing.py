@@ -9,12 +9,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from hmi.core import Task
+from hmi.errors import InvalidData
 from hmi.training.data.columns import NEEDED
 from hmi.training.data.reading import Reading
-from hmi.training.data.tables import FIRST_RECORDS, looks_like_csv, read_table
+from hmi.training.data.records import TextTable
+from hmi.training.data.tables import looks_like_csv, read_table
 from hmi.training.data.text_files import TextFile, Upload
 
 LEAST_ROWS = 4
+GUESSED_RECORDS = 5_000
+"""A guess reads at most this many records."""
+SORTED_ROWS, OTHER = 20, "\0"
+"""With at least this many rows, one label alone is enough to see that they are rows. `OTHER` stands for
+another label."""
 TEXT_CHARACTERS = 12
 """A column of texts has at least this many characters a row, on average, and a space in most rows."""
 LABEL_CHARACTERS = 40
@@ -29,6 +36,15 @@ class Guess:
     task: Task
     reading: Reading
 
+    def as_pair(self) -> Guess:
+        """The same with two texts as a pair; itself if there are not two."""
+        texts = self.reading.text_column or ()
+        if self.task != "classification" or len(texts) != 2:
+            return self
+        first, second = texts
+        named = {"text_column": (first,), "text_pair_column": second}
+        return Guess("pair", self.reading.model_copy(update=named))
+
 
 def guess_reading(source: Upload, first: int) -> Guess | None:
     """Guess from the beginning of a file, about `first` bytes, or return None. Raises as `read_table`."""
@@ -37,9 +53,8 @@ def guess_reading(source: Upload, first: int) -> Guess | None:
         table = read_table(file, lambda _: False, conll="no", header=header)
         if not header and not table.form.startswith("CSV"):
             continue
-        records = [r for r in itertools.islice(table.records, FIRST_RECORDS) if not r.problem]
-        columns = {name: [record.values.get(name) for record in records] for name in table.columns}
-        if len(records) >= LEAST_ROWS and (header or _first_is_a_row(columns)):
+        columns, records = _columns(table)
+        if records >= LEAST_ROWS and (header or _first_is_a_row(columns)):
             return _guess(columns, header=header)
     return None
 
@@ -50,18 +65,33 @@ def headless(lines: Sequence[str]) -> bool:
     if len(lines) < LEAST_ROWS or looks_like_csv(lines, lambda _: False):
         return False
     file = TextFile("\n".join(lines).encode(errors="replace"), "the file", encoding="utf-8")
-    table = read_table(file, lambda _: False, conll="no", header=False)
-    records = list(table.records)
-    if len(table.columns) < 2 or any(record.problem for record in records):
+    try:
+        columns, records = _columns(read_table(file, lambda _: False, conll="no", header=False))
+    except InvalidData:  # lone quotes, as in running text
         return False
-    columns = {name: [record.values[name] for record in records] for name in table.columns}
+    later = [value for values in list(columns.values())[1:] for value in values]
+    # In running text a space follows a comma; between cells hardly ever.
+    if records < len(lines) or not later or 2 * sum(cell.startswith(" ") for cell in later) > len(later):
+        return False
+    if records >= SORTED_ROWS:  # rows that are sorted by their labels begin with one alone
+        columns = {n: [*values, OTHER] if _is_one_label(values) else values for n, values in columns.items()}
     return _first_is_a_row(columns) and _guess(columns, header=False) is not None
+
+
+def _columns(table: TextTable) -> tuple[dict[str, list[Any]], int]:
+    """The values of each column in a table's first records, and how many these are."""
+    records = [r for r in itertools.islice(table.records, GUESSED_RECORDS) if not r.problem]
+    return {name: [record.values.get(name) for record in records] for name in table.columns}, len(records)
 
 
 def _first_is_a_row(columns: dict[str, list[Any]]) -> bool:
     """Whether the first row of a table has a label that recurs, so that it is no header."""
     labels = [values for values in columns.values() if _are_labels(values) or _are_flags(values)]
     return any(values[0] in values[1:] for values in labels)
+
+
+def _is_one_label(values: Sequence[Any]) -> bool:
+    return len(set(values)) == 1 and 0 < len(str(values[0]).strip()) <= LABEL_CHARACTERS
 
 
 def _guess(columns: dict[str, list[Any]], *, header: bool) -> Guess | None:
