@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from hmi.cli.reading import as_arguments
 from hmi.core import Task
 from hmi.jobs.checks import inspect_file
+from tests.hmi.span_files import FORMS, LISTS, TEXT, lines
+from tests.hmi.span_files import objects as spans_of
 from tests.hmi.tool_files import EXPORTS, FLAGS, HEADLESS, SEVERAL
 from tests.hmi.tool_files import ROWS as TOLD
 
@@ -285,8 +287,32 @@ def _tools() -> Iterator[File]:
     yield corpus(
         "ag-news-corpus.csv", "CSV without a header", HEADLESS, "looks like rows of CSV without a header"
     )
+    yield from _spans()
     spans = jsonl([{"text": t, "spans": []} for t, _ in TOLD])
     yield corpus("spans-corpus.jsonl", "texts with spans", spans, "Note: this looks like rows (`spans`)")
+
+
+def _spans() -> Iterator[File]:
+    for tool, (row, expected) in FORMS.items():
+        name = tool.replace(", ", "-").replace(" ", "-").replace("'", "")
+        yield rows(f"spans-{name}.jsonl", f"{tool}: spans", lines(*[row] * 4), expected, None)
+    pairs = json.dumps([[TEXT, {"entities": LISTS}]] * 4)
+    yield rows("spacy-pairs.json", "spaCy: pairs of text and spans", pairs, "as spaCy writes them", None)
+    emoji = jsonl([{"text": f"😀 {TEXT}", "label": [[3, 7, "PER"]]}] * 4)
+    yield rows("doccano-utf16.jsonl", "doccano, old: an emoji before spans", emoji, "UTF-16 units", None)
+    doubt = jsonl([{"text": "😀 +++", "label": [[3, 4, "X"]]}] * 4)
+    yield rows("doccano-doubt.jsonl", "the same, where nothing tells", doubt, "it cannot be told", None)
+    nested = jsonl([{"text": "New York Times", "spans": spans_of([(0, 14, "ORG"), (0, 8, "LOC")])}] * 4)
+    yield rows("nested.jsonl", "Prodigy: a span within another", nested, "overlap a longer one", None)
+    cut = jsonl([{"text": "Hausboot da", "spans": spans_of([(0, 4, "X")])}] * 4)
+    yield rows("cut-words.jsonl", "Prodigy: spans that cut a word", cut, "spans that cut a word", None)
+    past = jsonl([{"text": "Anna", "spans": spans_of([(0, 9, "PER")])}] * 4)
+    yield rows("past.jsonl", "Prodigy: spans past the end", past, "lies outside the text", None)
+    for scheme, marks in (("IOBES", "SBIE"), ("BILOU", "UBIL"), ("BMES", "SBME")):
+        town = [f"{word} {mark}-LOC" for word, mark in zip(("The", "Old", "Town"), marks[1:], strict=True)]
+        data = "\n".join([f"Anna {marks[0]}-PER", "of O", *town, "", ""]) * 4
+        said = f"tags in {scheme}: 8 entities"
+        yield rows(f"{scheme.lower()}.conll", f"CoNLL, tags in {scheme}", data, said, None)
 
 
 def _named(tool: str, more: str = "") -> str:

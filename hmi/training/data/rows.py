@@ -208,15 +208,14 @@ def parse_rows(
             break
         reader.read(record)
     read = reader.found(_described(table, file.encoding, used), whole=whole and file.whole)
-    read = replace(read, notes=[*([file.remark] if file.remark else []), *read.notes, *spans.notes()])
+    read = replace(read, notes=[*filter(None, [file.remark]), *read.notes, *spans.notes()])
     return replace(_marked(read), patterns=spans.patterns) if task == "tagging" else read
 
 
 def _marked(found: RowFile) -> RowFile:
     """The file with what its tags mark."""
     tags = [row.label for row in found.rows if isinstance(row.label, tuple)]
-    said = "; ".join(filter(None, (found.read, tags_said(tags))))
-    return replace(found, read=said, notes=[*found.notes, *tag_notes(tags)])
+    return replace(found, read=found.read + tags_said(tags), notes=[*found.notes, *tag_notes(tags)])
 
 
 class _Reader:

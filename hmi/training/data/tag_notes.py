@@ -13,14 +13,15 @@ _BARE = frozenset("BIESLUM")
 
 
 def tags_said(rows: Sequence[Sequence[str]]) -> str:
-    """The scheme of these rows of tags, and the number of entities that they mark; "" if they mark none."""
+    """The scheme of these rows of tags and the number of their entities, to follow the format of their file;
+    "" if they mark none."""
     scheme = scheme_of(rows)
     if scheme == "free":
         return ""
     begun = [tag[2:] for tags in rows for tag in in_labels(tags, scheme) if tag[:2] == "B-"]
     types = len(set(begun))
     many = "y" if len(begun) == 1 else "ies"
-    return f"tags in {NAMES[scheme]}: {len(begun):,} entit{many} of {types} type{'s' * (types > 1)}"
+    return f"; tags in {NAMES[scheme]}: {len(begun):,} entit{many} of {types} type{'s' * (types > 1)}"
 
 
 def tag_notes(rows: Sequence[Sequence[str]]) -> list[str]:
