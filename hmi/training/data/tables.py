@@ -22,7 +22,7 @@ LARGEST_RECORD = 16 << 20
 """Characters of one record: more than a row may have, but little enough to keep in memory."""
 FIRST_RECORDS = 200
 """A table's format is recognised from this many lines or records."""
-_TAG = re.compile(r"O|[BIESLU]-\S+")
+_TAG = re.compile(r"O|[BIESLUM]-\S+")
 _REMARKS = ("-DOCSTART-", "# ")
 """CoNLL lines that begin so have no token, except a line such as "# O"."""
 _BETWEEN = re.compile(r"[ \t\r\n,]*")
