@@ -129,6 +129,33 @@ def prodigy_rows(count: int = 60) -> bytes:
     return "\n".join(json.dumps(row) for row in rows).encode()
 
 
+async def test_a_check_over_http_reads_spans_and_a_batch_becomes_tasks(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    todo = tmp_path / "todo.jsonl"
+    texts = ["the market price rises", "cell gene protein", "😀 market"] * 30
+    todo.write_text("".join(json.dumps({"text": text, "id": i}) + "\n" for i, text in enumerate(texts)))
+    async with running(folder) as world:
+        status, seen, _ = await world.upload("/manage/check", {}, {"data": prodigy_rows()})
+    assert (status, seen["task"], seen["usable"]) == (200, "tagging", True)
+    assert "as Prodigy writes them" in seen["read"]
+
+    def on_the_folder() -> None:
+        ask = ("infer", "acme.m", "--batch", todo, "--data", folder)
+        tasks = json.loads(hmi(capsys, *ask, "--form", "label-studio", "--from-name", "topic"))
+        assert [task["data"] for task in tasks] == [{"text": text, "id": i} for i, text in enumerate(texts)]
+        [result] = tasks[0]["predictions"][0]["result"]
+        assert (result["from_name"], result["type"]) == ("topic", "choices")
+        assert result["value"]["choices"][0] in ("finance", "biology")
+        assert tasks[0]["predictions"][0]["model_version"] == "acme.m version 1"
+        assert "--batch goes without TEXT" in hmi(capsys, *ask, "a text", code=2)
+        without = ("infer", "acme.m", "x", "--form", "doccano", "--data", folder)
+        assert "--form is for --batch" in hmi(capsys, *without, code=2)
+
+    await asyncio.to_thread(on_the_folder)
+
+
+@pytest.mark.slow
 async def test_from_spans_over_http_to_pre_annotations(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -136,9 +163,6 @@ async def test_from_spans_over_http_to_pre_annotations(
     todo.write_text("the 😀 gene-protein\ngood\n" + "the old cell gene-protein\n" * 80)
     ask = ("infer", "acme.genes", "--batch", todo)
     async with running(folder) as world:
-        status, seen, _ = await world.upload("/manage/check", {}, {"data": prodigy_rows()})
-        assert (status, seen["task"], seen["usable"]) == (200, "tagging", True)
-        assert "as Prodigy writes them" in seen["read"]
         spec = {"model": "acme.genes", "domain": "tiny", "task": "tagging", "options": OPTIONS}
         _, made, _ = await world.upload("/manage/models", spec, {"data": prodigy_rows()})
         job = await world.finish(made["job"])
@@ -163,8 +187,5 @@ async def test_from_spans_over_http_to_pre_annotations(
             value, units = result["value"], rows[i]["text"].encode("utf-16-le")
             assert units[2 * value["start"] : 2 * value["end"]].decode("utf-16-le") == value["text"]
             assert value["labels"] == ["GENE"]
-        assert "--batch goes without TEXT" in hmi(capsys, *ask, "a text", "--data", folder, code=2)
-        without = ("infer", "acme.genes", "x", "--form", "doccano", "--data", folder)
-        assert "--form is for --batch" in hmi(capsys, *without, code=2)
 
     await asyncio.to_thread(on_the_folder)
