@@ -1,8 +1,8 @@
 """Answers of a model in the forms that annotation tools read, so that people correct labels instead of giving
 them.
 
-Label Studio takes tasks with `predictions`. Its offsets count UTF-16 units, as browsers do. doccano takes
-rows with `label`; its offsets count code points.
+Label Studio takes tasks with `predictions`; its offsets count code points, as its own tests of emoji say.
+doccano takes rows with `label`; its offsets count UTF-16 units, as browsers do (doccano's issue 2290).
 """
 
 from __future__ import annotations
@@ -35,8 +35,7 @@ def label_studio_task(
 
     version: what the prediction names as its model. Raises InvalidInput for answers without such a form.
     """
-    value = "" if not isinstance(text.text, str) else text.text
-    found, score = _results(value, output)
+    found, score = _results(output)
     names = {"from_name": from_name, "to_name": to_name}
     results = [{"id": f"{at}", **names, **result} for at, result in enumerate(found)]
     prediction: dict[str, Any] = {"model_version": version, "result": results}
@@ -46,10 +45,10 @@ def label_studio_task(
     return {"data": data, "predictions": [prediction]}
 
 
-def _results(text: str, output: Answer) -> tuple[list[dict[str, Any]], float | None]:
+def _results(output: Answer) -> tuple[list[dict[str, Any]], float | None]:
     """The results of a prediction, and its score: that of the answer, or of the least sure entity."""
     if output.get("entities") is not None:
-        regions = [_region(text, entity) for entity in output["entities"]]
+        regions = [_region(entity) for entity in output["entities"]]
         return regions, min((region["score"] for region in regions), default=None)
     if output.get("value") is not None:
         return [{"type": "number", "value": {"number": output["value"]}}], None
@@ -57,9 +56,8 @@ def _results(text: str, output: Answer) -> tuple[list[dict[str, Any]], float | N
     return [{"type": "choices", "value": {"choices": labels}}] if labels else [], output.get("score")
 
 
-def _region(text: str, entity: Answer) -> dict[str, Any]:
-    start, end = (_units(text[: entity[at]]) for at in ("start", "end"))
-    value = {"start": start, "end": end, "text": entity["text"], "labels": [entity["label"]]}
+def _region(entity: Answer) -> dict[str, Any]:
+    value = {name: entity[name] for name in ("start", "end", "text")} | {"labels": [entity["label"]]}
     return {"type": "labels", "value": value, "score": entity["score"]}
 
 
@@ -77,7 +75,8 @@ def doccano_row(text: BatchText, output: Answer) -> dict[str, Any]:
         raise InvalidInput("doccano has no form for pairs of texts: choose --form rows", field="form")
     entities = output.get("entities")
     if entities is not None:
-        return {"text": text.text, "label": [[e["start"], e["end"], e["label"]] for e in entities]}
+        units = [[*(_units(text.text[: e[at]]) for at in ("start", "end")), e["label"]] for e in entities]
+        return {"text": text.text, "label": units}
     return {"text": text.text, "label": _labels(output)}
 
 

@@ -186,6 +186,9 @@ def test_what_a_tool_counts_decides_unless_the_spans_texts_do() -> None:
     for rows in ([told, past], [past]):
         [bad] = parse_rows(lines(*rows), "tagging", "data").left_out
         assert "lies outside the text, which has 6 characters" in bad.message
+    chinese = {"text": "𠀀a", "label": [[0, 2, "X"]]}  # an ideograph is a word, so both may be meant
+    [bad] = parse_rows(lines(chinese), "tagging", "data").left_out
+    assert "it cannot be told" in bad.message
     mark = {"start": 0, "end": 2, "label": "X", "text": "😀"}  # as code points it would be “😀 ”
     [one] = parse_rows(lines({"text": "😀 x", "marks": [mark]}), "tagging", "data").rows
     assert one.label == ("B-X", "O")

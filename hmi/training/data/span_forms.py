@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 from hmi.training.data.columns import SYNONYMS
 
@@ -28,11 +28,6 @@ FIELDS = ("spans", "entities", "ents", "label", "labels", "annotations")
 """The fields that hold spans in most files. They are looked at before others."""
 WORDS, WORD_SPANS = "tokenized_text", "ner"
 TASK, RESULTS, CANCELLED = "data", "annotations", "was_cancelled"
-
-
-Counts = Literal["points", "units"] | None
-"""What offsets count: code points, as tools in Python do; UTF-16 units, as Label Studio does, which runs in a
-browser; None: some versions of the tool count these, some those."""
 
 
 @dataclass(frozen=True)
@@ -67,8 +62,9 @@ class Form:
     """The column of the spans."""
     read: Callable[[Mapping[str, Any]], GivenText]
     """Reads a record. Raises ValueError."""
-    counts: Counts = None
-    """What offsets count, as far as the tool tells."""
+    code_points: bool = False
+    """Whether offsets surely count code points, since the tool is written in Python. Label Studio and doccano
+    have counted these or UTF-16 units, in one version or another."""
     of_words: bool = False
     """Whether offsets count words."""
 
@@ -79,7 +75,7 @@ def form_of(records: Iterable[Mapping[str, Any]]) -> Form | None:
     if any(map(_has_words, found)):
         return Form("words with spans, as GLiNER reads them", WORD_SPANS, _of_words, of_words=True)
     if any(map(_has_results, found)):
-        return Form("spans in Label Studio's JSON", RESULTS, _of_task, "units")
+        return Form("spans in Label Studio's JSON", RESULTS, _of_task)
     for record in found:
         others = [name for name in record if name not in FIELDS]
         for name in (*FIELDS, *others):
@@ -143,14 +139,14 @@ def _named(field: str, first: Any) -> Form:
     if isinstance(first, list):
         spacy = field == "entities"
         whose = "spaCy" if spacy else "doccano"
-        return Form(f"spans in `{field}`, as {whose} writes them", field, read, "points" if spacy else None)
+        return Form(f"spans in `{field}`, as {whose} writes them", field, read, code_points=spacy)
     if "start_offset" in first:
         return Form(f"spans in `{field}`, as doccano writes them", field, read)
     if isinstance(first.get("labels"), list):
-        return Form(f"spans in `{field}`, as Label Studio's JSON-MIN has them", field, read, "units")
+        return Form(f"spans in `{field}`, as Label Studio's JSON-MIN has them", field, read)
     if field in ("spans", "ents"):
         whose = "Prodigy" if field == "spans" else "spaCy"
-        return Form(f"spans in `{field}`, as {whose} writes them", field, read, "points")
+        return Form(f"spans in `{field}`, as {whose} writes them", field, read, code_points=True)
     return Form(f"spans in `{field}`", field, read)
 
 

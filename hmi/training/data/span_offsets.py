@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from hmi.model.splitting import kind_of
 from hmi.training.data.records import TableRecord
-from hmi.training.data.span_forms import Counts, Given
+from hmi.training.data.span_forms import Given
 
 CHARACTERS = 40
 """A quoted text is cut to this many characters."""
@@ -35,17 +36,17 @@ class SpanRow:
     """Whether nothing in the row tells code points from UTF-16 units."""
 
 
-def located(record: TableRecord, text: str, spans: list[Given], counts: Counts) -> SpanRow:
+def located(record: TableRecord, text: str, spans: list[Given], *, code_points: bool) -> SpanRow:
     """A record's text with its spans in code points, as far as the record tells.
 
-    counts: what its tool's offsets count. The spans' own texts decide against it.
+    code_points: whether its tool surely counts these. The spans' own texts decide against it.
     """
     points = SpanRow(record, text, spans)
     if text.isascii() or max(text) <= LARGEST_OF_ONE_UNIT:
         return _checked(points)
     units = replace(points, spans=_of_units(text, spans), by_units=True)
     named = all(span.text is not None for span in spans)
-    if units.spans == points.spans or (counts == "points" and not named):
+    if units.spans == points.spans or (code_points and not named):
         return _checked(points)
     for fits in (_are_exact, _are_named) if named else (_at_edges,):
         fit = [row for row in (points, units) if fits(row)]
@@ -55,7 +56,7 @@ def located(record: TableRecord, text: str, spans: list[Given], counts: Counts) 
             break
     if not fit and (named or all(_checked(row).problem for row in (points, units))):
         return _checked(points)
-    return _checked(points if counts == "points" else units) if counts else replace(points, doubtful=True)
+    return _checked(points) if code_points else replace(points, doubtful=True)
 
 
 def settled(rows: Sequence[SpanRow]) -> Iterator[SpanRow]:
@@ -141,15 +142,17 @@ def _are_named(row: SpanRow) -> bool:
 
 
 def _at_edges(row: SpanRow) -> bool:
-    """Return whether all spans begin and end at edges of words, letters and digits being one."""
-    text = row.text
-    for span in row.spans:
-        inside = text[span.start : span.end]
-        cut_left = span.start > 0 and text[span.start - 1].isalnum() and inside[:1].isalnum()
-        cut_right = inside[-1:].isalnum() and text[span.end : span.end + 1].isalnum()
-        if cut_left or cut_right or inside != inside.strip():
-            return False
-    return not _checked(row).problem
+    """Return whether all spans lie in the text and cut no run of letters and digits."""
+    if _checked(row).problem:
+        return False
+    held = [row.text[span.start : span.end] for span in row.spans]
+    places = {at for span in row.spans for at in (span.start, span.end)}
+    return held == [text.strip() for text in held] and not any(_inside(row.text, at) for at in places)
+
+
+def _inside(text: str, at: int) -> bool:
+    """Return whether a place is between two letters or digits that are one word for the splitter."""
+    return 0 < at < len(text) and all(kind_of(char) in ("a", "0") for char in text[at - 1 : at + 1])
 
 
 def quoted(text: str) -> str:

@@ -105,7 +105,7 @@ def _split(
             [
                 SpanRow(record, "", [], record.problem)
                 if record.problem
-                else located(record, str(given.text), given.spans, form.counts)
+                else located(record, str(given.text), given.spans, code_points=form.code_points)
                 for record, given in _given(records, form, reading)
             ]
         )
