@@ -45,6 +45,10 @@ def test_a_rejected_row_of_two_labels_is_the_others_and_ignored_ones_are_out() -
     assert "`answer` is the annotator's decision" in checked.read
 
 
+def test_rows_that_were_all_accepted_need_no_remark() -> None:
+    assert read_labelled_file(decided("abab", ["accept"] * 4), "classification").notes == []
+
+
 def test_a_rejected_row_of_more_labels_is_none() -> None:
     found = read_labelled_file(decided("abcabcabc", ["accept"] * 6 + ["reject"] * 3), "classification")
     assert "".join(str(row.label) for row in found.rows) == "abcabc"

@@ -48,8 +48,9 @@ class Decisions:
         return "rejected" if said == "reject" and self._one_label and "options" not in values else "out"
 
     def notes(self, settled: Mapping[int, str | None]) -> list[str]:
-        """A remark that counts each decision. settled: what `labels_of_rejected` returned."""
-        if not self.given:
+        """A remark that counts each decision, unless all were accept. settled: what `labels_of_rejected`
+        returned."""
+        if not self._counts["reject"] + self._counts["ignore"]:
             return []
         turned = [label for label in settled.values() if label is not None]
         rejected, ignored = self._counts["reject"], self._counts["ignore"]
