@@ -71,6 +71,15 @@ def test_decisions_hold_for_every_task_and_not_for_texts_without_answers() -> No
     assert len(read_unlabelled_rows(decided("abc" * 3, [*SAID] * 3), "classification", paired=False)) == 9
 
 
+def test_decisions_that_come_late_count_too() -> None:
+    plain = jsonl([{"text": f"plain {i}", "label": "ab"[i % 2]} for i in range(300)])
+    found = read_labelled_file(plain + decided("ab", ["reject", "ignore"]), "classification")
+    assert [row.label for row in found.rows[300:]] == ["b"]
+    assert "accepted 300 rows, rejected 1, ignored 1" in found.notes[0]
+    late = read_labelled_file(plain + decided("ab", ["yes", "reject"]), "classification")
+    assert (len(late.rows), late.notes) == (302, [])
+
+
 def test_an_answer_that_is_no_decision_is_a_bad_row_or_another_column() -> None:
     with pytest.raises(InvalidData, match="line 5: `answer` is 'maybe', not accept, reject or ignore"):
         read_labelled_rows(
