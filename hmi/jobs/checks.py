@@ -106,11 +106,11 @@ def checked_texts(
 
 
 def checked_corpus(corpus: Upload, field: str = "corpus") -> str:
-    """Check a corpus, or a root's text, and return the format that it was read as.
-    Raises as `checked_files`."""
+    """Check a corpus, or a root's text, and return the format that it was read as, with a remark if it looks
+    like rows. Raises as `checked_files`."""
     found = open_corpus(corpus, first=CHECKED_BYTES, field=field)
     count_documents(found, field)
-    return found.read
+    return ". ".join(filter(None, (found.read, found.remark)))
 
 
 def inspect_file(

@@ -45,6 +45,10 @@ def test_a_rejected_row_of_two_labels_is_the_others_and_ignored_ones_are_out() -
     assert "`answer` is the annotator's decision" in checked.read
 
 
+def test_rows_that_were_all_accepted_need_no_remark() -> None:
+    assert read_labelled_file(decided("abab", ["accept"] * 4), "classification").notes == []
+
+
 def test_a_rejected_row_of_more_labels_is_none() -> None:
     found = read_labelled_file(decided("abcabcabc", ["accept"] * 6 + ["reject"] * 3), "classification")
     assert "".join(str(row.label) for row in found.rows) == "abcabc"
@@ -65,6 +69,15 @@ def test_decisions_hold_for_every_task_and_not_for_texts_without_answers() -> No
         found = read_labelled_file(data, task)  # type: ignore[arg-type]
         assert len(found.rows) == 6, task  # those accepted, and those without a decision
     assert len(read_unlabelled_rows(decided("abc" * 3, [*SAID] * 3), "classification", paired=False)) == 9
+
+
+def test_decisions_that_come_late_count_too() -> None:
+    plain = jsonl([{"text": f"plain {i}", "label": "ab"[i % 2]} for i in range(300)])
+    found = read_labelled_file(plain + decided("ab", ["reject", "ignore"]), "classification")
+    assert [row.label for row in found.rows[300:]] == ["b"]
+    assert "accepted 300 rows, rejected 1, ignored 1" in found.notes[0]
+    late = read_labelled_file(plain + decided("ab", ["yes", "reject"]), "classification")
+    assert (len(late.rows), late.notes) == (302, [])
 
 
 def test_an_answer_that_is_no_decision_is_a_bad_row_or_another_column() -> None:

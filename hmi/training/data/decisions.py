@@ -28,15 +28,19 @@ class Decisions:
         said = [values[FIELD] for values in head if values.get(FIELD) not in (None, "")] if given else []
         self.given = bool(said) and 2 * sum(word in WORDS for word in said) >= len(said)
         """Whether the file has decisions: at least half of the values are such words."""
+        self._none_yet = given and not said
+        """Whether no record so far has an `answer`. The first one then tells whether these are decisions."""
         self._one_label = task in ("classification", "pair")
         self._counts: Counter[str] = Counter()
 
     def read(self, values: Mapping[str, Any]) -> Literal["row", "rejected", "out"]:
         """Count the decision on a record: it is a row, a row whose label is wrong, or no row. Raises
         ValueError for a decision that is none."""
-        if not self.given:
-            return "row"
         said = values.get(FIELD)
+        if self._none_yet and said not in (None, ""):
+            self._none_yet, self.given = False, said in WORDS
+        if not (self.given or self._none_yet):
+            return "row"
         if said in (None, ""):
             said = "accept"
         if said not in WORDS:
@@ -48,8 +52,9 @@ class Decisions:
         return "rejected" if said == "reject" and self._one_label and "options" not in values else "out"
 
     def notes(self, settled: Mapping[int, str | None]) -> list[str]:
-        """A remark that counts each decision. settled: what `labels_of_rejected` returned."""
-        if not self.given:
+        """A remark that counts each decision, unless all were accept. settled: what `labels_of_rejected`
+        returned."""
+        if not self._counts["reject"] + self._counts["ignore"]:
             return []
         turned = [label for label in settled.values() if label is not None]
         rejected, ignored = self._counts["reject"], self._counts["ignore"]
