@@ -163,8 +163,8 @@ class TaskRules(Record):
     They are derived from the training rows or the root, and stored with the version.
     """
 
-    scheme: Literal["bio", "iob1", "io", "free"] = "free"
-    """Tagging: the scheme by which tags mark entities (hmi.model.tagging)."""
+    scheme: Literal["bio", "iob1", "io", "plain", "iobes", "bilou", "bmes", "free"] = "free"
+    """Tagging: the scheme by which tags mark entities (hmi.model.tag_schemes)."""
     threshold: float = 0.5
     """Multilabel: a label is given if its probability is at least this."""
     centre: float = 0.0

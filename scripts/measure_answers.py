@@ -34,7 +34,7 @@ from hmi.jobs.answering import Answering
 from hmi.model.entities import groups_of
 from hmi.model.shares import threshold_of
 from hmi.model.splitting import ESCAPES, Span, Splitter, SplitText, splitter_of
-from hmi.model.tagging import to_bio
+from hmi.model.tag_schemes import to_bio
 from hmi.model.tasks.words import Tagging
 from hmi.training.data.rows import Row
 from hmi.training.features import features_of, plot_rows

@@ -7,7 +7,7 @@ import asyncio
 import json
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -142,11 +142,21 @@ class LocalCalls:
 
     def infer(self, path: str, body: Any) -> Any:
         """Make a call to infer, with an engine that runs for this one call, and return the JSON answer."""
+        return self.infer_each(path, [body])[0]
+
+    def infer_each(self, path: str, bodies: Sequence[Any]) -> list[Any]:
+        """Make calls to infer one after another, with an engine that runs for these. Returns the answers."""
         route, parameters = _match("POST", path)
-        call = Call(self.services, ADMINISTRATOR, parameters, time.monotonic())
-        call.body = parse(route.body, json.dumps(body).encode())
+        parsed = [parse(route.body, json.dumps(body).encode()) for body in bodies]
+
+        def calls() -> Iterator[Call]:
+            for body in parsed:
+                call = Call(self.services, ADMINISTRATOR, parameters, time.monotonic())
+                call.body = body
+                yield call
+
         compile_all()  # before the event loop, where Ctrl-C would not end it
-        return asyncio.run(_run_with_engine(route, call))
+        return asyncio.run(_run_with_engine(self.services.engine, route, calls()))
 
     def run(self, job: str, on_progress: Callable[[Progress], None]) -> None:
         """Run a queued job to its end, in a process of its own that ends with this one."""
@@ -198,9 +208,9 @@ async def _run(route: Route, call: Call) -> Any:
     return plain(reply.body)
 
 
-async def _run_with_engine(route: Route, call: Call) -> Any:
-    await call.services.engine.start()
+async def _run_with_engine(engine: InferenceEngine, route: Route, calls: Iterable[Call]) -> list[Any]:
+    await engine.start()
     try:
-        return await _run(route, call)
+        return [await _run(route, call) for call in calls]
     finally:
-        await call.services.engine.stop(drain=True)
+        await engine.stop(drain=True)

@@ -7,8 +7,9 @@ from typing import Any, Literal
 from pydantic import Field
 
 from hmi.api.schemas import Answer, Request
-from hmi.api.schemas_manage import PathRef
+from hmi.api.schemas_manage import READING, PathRef
 from hmi.core import Task
+from hmi.jobs.options import Reading
 
 
 class CheckFile(Request):
@@ -18,6 +19,7 @@ class CheckFile(Request):
     corpus: bool = Field(default=False, description="Check it as a domain's corpus.")
     skip_bad_rows: int = Field(default=0, ge=0, le=1_000_000, description="Accept up to this many bad rows.")
     data: PathRef | None = Field(default=None, description="The file, unless it is sent as a part.")
+    options: Reading = READING
 
 
 class LineProblem(Answer):
@@ -39,4 +41,8 @@ class CheckView(Answer):
     problems: list[LineProblem] = Field(description="The first bad rows, at most 20.")
     bad_rows: int = Field(description="The number of bad rows.")
     notes: list[str]
+    options: dict[str, Any] = Field(
+        description="Options of a training by which a file that is not usable could be read, as its contents "
+        "suggest; they go with `task`. Empty: there is no such guess, or none is needed."
+    )
     sample: list[dict[str, Any]] = Field(description="The first usable rows, in the form of JSON rows.")

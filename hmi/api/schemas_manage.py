@@ -11,7 +11,9 @@ from hmi.api.schemas_exits import CascadeBrief, ExitsView
 from hmi.api.schemas_improving import ImprovingView
 from hmi.api.schemas_tokens import TokensBrief
 from hmi.core import Cascade, CascadeState, ModelVersion, Objective, Task
-from hmi.jobs.options import BuildPlotOptions, FineTuneOptions, ImportRootOptions, Publish
+from hmi.jobs.options import BuildPlotOptions, FineTuneOptions, ImportRootOptions, Publish, Reading
+
+READING = Field(default=Reading(), description="How to read the files, as the options of a training say.")
 
 
 class PathRef(Request):
@@ -105,6 +107,7 @@ class ProfileCascade(Request):
         "root. Without it, a ramp of the model itself answers first.",
     )
     skip_bad_rows: int = Field(default=0, ge=0, description="Leave out up to this many bad rows.")
+    options: Reading = READING
 
 
 class TrainRamps(Request):
@@ -117,6 +120,7 @@ class TrainRamps(Request):
     skip_bad_rows: int = Field(
         default=0, ge=0, le=1_000_000, description="Leave out up to this many bad rows of each file."
     )
+    options: Reading = READING
 
 
 class ProfileTokens(Request):
@@ -138,6 +142,7 @@ class ProfileTokens(Request):
     skip_bad_rows: int = Field(
         default=0, ge=0, le=1_000_000, description="Leave out up to this many bad rows of each file."
     )
+    options: Reading = READING
 
 
 class ImportModule(Request):

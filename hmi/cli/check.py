@@ -12,6 +12,7 @@ import click
 from hmi.cli.base import FileCommand, as_json
 from hmi.cli.options import FILE, Whole
 from hmi.cli.output import notes, print_json
+from hmi.cli.reading import next_step, reading_of, reading_options
 from hmi.core import Task
 from hmi.errors import InvalidInput
 from hmi.jobs.checks import Checked, checked_corpus, checked_files, inspect_file
@@ -34,19 +35,28 @@ SHOWN = 20
     default=0,
     help="Accept up to this many bad rows, as 'hmi model create' does.",
 )
+@reading_options
 @as_json
-def check(file: Path, task: str | None, corpus: bool, skip: int, as_json: bool) -> None:
+def check(
+    file: Path, task: str | None, corpus: bool, skip: int, reading: dict[str, Any], as_json: bool
+) -> None:
     """Show the format, rows and labels of FILE, and each error with its line.
+
+    If the columns' names do not tell which is the text and which the label, but their contents do, it prints
+    the command with the options that name them.
 
     Only the beginning of a large file is read (4 MiB, 40,000 rows); a job reads all of it. Exit code 1: a job
     would refuse the file.
     """
     if corpus and task is not None:
         raise InvalidInput("a corpus has no task: give --task or --corpus", field="task")
-    found = inspect_file(file, cast(Task | None, task), skip, corpus=corpus)
-    print_json({"file": str(file), "usable": found.error is None, **asdict(found)}) if as_json else _show(
-        file, found
-    )
+    if corpus and reading:
+        raise InvalidInput("a corpus has no columns or labels: leave their options out", field="corpus")
+    found = inspect_file(file, cast(Task | None, task), skip, corpus=corpus, reading=reading_of(reading))
+    if as_json:
+        print_json({"file": str(file), "usable": found.error is None, **asdict(found)})
+    else:
+        _show(file, found, reading)
     if found.error is not None:
         raise click.exceptions.Exit(1)
 
@@ -54,7 +64,8 @@ def check(file: Path, task: str | None, corpus: bool, skip: int, as_json: bool) 
 def show_formats(task: str, files: Mapping[str, Path], options: Mapping[str, Any]) -> None:
     """Print the format of each file. Raises InvalidData for a file that a job would refuse."""
     skip = options.get("skip_bad_rows", 0)
-    for name, rows in checked_files(cast(Task, task), files, skip if isinstance(skip, int) else 0).items():
+    skip, reading = skip if isinstance(skip, int) else 0, reading_of(options)
+    for name, rows in checked_files(cast(Task, task), files, skip, reading).items():
         _note(f"{name}: {rows.read}")
         if rows.left_out:
             _note(
@@ -69,12 +80,17 @@ def show_corpus_format(corpus: Path) -> None:
     _note(f"corpus: {checked_corpus(corpus)}")
 
 
-def skipping(options: dict[str, Any], skip: int | None) -> dict[str, Any]:
-    """Return a job's options with --skip-bad-rows added."""
-    return options if skip is None else {**options, "skip_bad_rows": skip}
+def reading_as(options: dict[str, Any], skip: int | None, reading: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a job's options with --skip-bad-rows and those of `reading_options` added."""
+    return {**options, **reading, **skipping(skip)}
 
 
-def _show(file: Path, found: Checked) -> None:
+def skipping(skip: int | None) -> dict[str, Any]:
+    """Return --skip-bad-rows as a field of a request, if it is given."""
+    return {} if skip is None else {"skip_bad_rows": skip}
+
+
+def _show(file: Path, found: Checked, reading: Mapping[str, Any]) -> None:
     what = "documents of a corpus" if found.kind == "corpus" else f"rows of the task {found.task}"
     part = "" if found.whole else " in its beginning"
     if found.read is not None:
@@ -93,10 +109,14 @@ def _show(file: Path, found: Checked) -> None:
         click.echo(f"  and {len(found.problems) - SHOWN} more")
     if found.error is not None:
         click.secho(f"not usable: {found.error}", fg="red", err=True)
+        if found.guess:
+            click.echo(f"it may be meant so: {next_step(file, found.task, found.guess)}", err=True)
+            if len(texts := found.guess.get("text_column", "")) == 2 and not isinstance(texts, str):
+                click.echo(f"if its two texts are a pair: hmi check {file} --task pair", err=True)
     elif found.kind == "corpus":
         click.echo(f"next: hmi domain create ROOT/BRANCH {file}")
     else:
-        click.echo(f"next: hmi model create TENANT.MODEL {file} --domain ROOT/BRANCH --task {found.task}")
+        click.echo(f"next: {next_step(file, found.task, reading)}")
 
 
 def _note(text: str) -> None:

@@ -5,12 +5,16 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 import click
 
 from hmi.cli.base import Command, as_json, pass_session
+from hmi.cli.infer_batch import infer_file
+from hmi.cli.options import FILE
 from hmi.cli.output import print_json, print_table
+from hmi.cli.preannotations import FORMS, FROM_NAME, TO_NAME
 from hmi.cli.session import Session, segment
 from hmi.errors import HmiError, InvalidInput
 from hmi.model.answer import AGGREGATIONS
@@ -53,6 +57,19 @@ from hmi.model.answer import AGGREGATIONS
     type=click.FloatRange(0, 1, min_open=True),
     help="The value of an answer in time, above 0, at most 1 (default 1): under load higher sums go first.",
 )
+@click.option(
+    "--batch",
+    type=FILE,
+    help="Answer each text of this file: rows with a text, tasks of Label Studio, or one text a line.",
+)
+@click.option(
+    "--form",
+    type=click.Choice(FORMS),
+    help="How --batch writes the answers: rows (JSON lines, the default), or as pre-annotations that "
+    "Label Studio or doccano imports.",
+)
+@click.option("--from-name", default=FROM_NAME, show_default=True, help="Label Studio's name of the labels.")
+@click.option("--to-name", default=TO_NAME, show_default=True, help="Label Studio's name of the text.")
 @click.option("--ids", is_flag=True, help="Show the id and index of each answer, for 'hmi model feedback'.")
 @as_json
 @pass_session
@@ -71,11 +88,18 @@ def infer(
     full: bool,
     deadline: float | None,
     utility: float | None,
+    batch: Path | None,
+    form: str | None,
+    from_name: str,
+    to_name: str,
     ids: bool,
     as_json: bool,
 ) -> None:
-    """Ask TENANT.MODEL about each TEXT, or about each line of standard input if no TEXT is given."""
-    lines = texts or tuple(line.rstrip("\n") for line in sys.stdin if line.strip())
+    """Ask TENANT.MODEL about each TEXT, or about each line of standard input if no TEXT is given.
+
+    With --batch it answers a file, in the form of your rows or of an annotation tool.
+    """
+    lines = () if batch else texts or tuple(line.rstrip("\n") for line in sys.stdin if line.strip())
     if pair and len(pair) != len(lines):
         raise click.UsageError("give --pair once for each TEXT")
     extras = {"scores": scores, "provenance": provenance, "words": words}
@@ -86,8 +110,15 @@ def infer(
     parameters |= {"return": wanted, "deadline_ms": deadline}
     optional = {"utility": utility, "aggregation": aggregation}
     parameters |= {name: value for name, value in optional.items() if value is not None}
-    body = {"inputs": _inputs(lines, pair, tokens), "parameters": parameters}
     path = f"/infer/{segment(model)}"
+    if batch is not None:
+        if texts or pair or tokens or ids or as_json:
+            raise click.UsageError("--batch goes without TEXT, --pair, --tokens, --ids and --json")
+        infer_file(session, path, batch, parameters, form or FORMS[0], (from_name, to_name))
+        return
+    if form is not None:
+        raise click.UsageError("--form is for --batch: name a file of texts with it")
+    body = {"inputs": _inputs(lines, pair, tokens), "parameters": parameters}
     if not lines:
         raise click.UsageError("give a TEXT, or pipe some in, one a line")
     try:

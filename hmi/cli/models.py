@@ -10,13 +10,14 @@ import click
 
 from hmi.cli.base import Group, as_json, pass_session
 from hmi.cli.cascades import cascade
-from hmi.cli.check import show_formats, skipping
+from hmi.cli.check import reading_as, show_formats, skipping
 from hmi.cli.exits import exits, feedback, objective
 from hmi.cli.improving import show_tried
 from hmi.cli.known import known
 from hmi.cli.options import FILE, Whole, confirm, job_options, settings_option, yes_option
 from hmi.cli.output import notes, print_done, print_fields, print_json, print_table, size
 from hmi.cli.progress import finish
+from hmi.cli.reading import reading_options
 from hmi.cli.report import brief, report
 from hmi.cli.session import Session, segment
 from hmi.cli.tokens import tokens
@@ -71,6 +72,7 @@ for command in (objective, exits, feedback, tokens, known):
 @click.option("--dev", type=FILE, help="Held-out rows (default: a share of the data).")
 @UNLABELLED
 @SKIP
+@reading_options
 @settings_option()
 @job_options
 @pass_session
@@ -83,6 +85,7 @@ def create(
     dev: Path | None,
     unlabelled: Path | None,
     skip: int | None,
+    reading: dict[str, Any],
     options: dict[str, Any],
     detach: bool,
     as_json: bool,
@@ -96,7 +99,7 @@ def create(
             f"data is missing: a {task} model is trained on rows, so name their file", field="data"
         )
     session.may_start_jobs()
-    options, files = skipping(options, skip), _files(data, dev, unlabelled)
+    options, files = reading_as(options, skip, reading), _files(data, dev, unlabelled)
     show_formats(task, files, options)
     body = {"model": name, "domain": domain, "task": task, "options": options}
     with session.calls() as calls:
@@ -111,6 +114,7 @@ def create(
 @UNLABELLED
 @PUBLISH
 @SKIP
+@reading_options
 @settings_option()
 @job_options
 @pass_session
@@ -122,6 +126,7 @@ def update(
     unlabelled: Path | None,
     publish: str,
     skip: int | None,
+    reading: dict[str, Any],
     options: dict[str, Any],
     detach: bool,
     as_json: bool,
@@ -134,7 +139,7 @@ def update(
     --publish never, which asks for this, the exit code is 0.
     """
     session.may_start_jobs()
-    options, files = skipping(options, skip), _files(data, dev, unlabelled)
+    options, files = reading_as(options, skip, reading), _files(data, dev, unlabelled)
     with session.calls() as calls:
         path = f"/manage/models/{segment(name)}"
         show_formats(calls.request("GET", path)["task"], files, options)
@@ -148,6 +153,7 @@ def update(
 @click.option("--unlabelled", type=FILE, help="Texts without answers.")
 @click.option("--rows", "data", type=FILE, help="Rows, whose answers are ignored.")
 @SKIP
+@reading_options
 @job_options
 @pass_session
 def ramps(
@@ -156,6 +162,7 @@ def ramps(
     unlabelled: Path | None,
     data: Path | None,
     skip: int | None,
+    reading: dict[str, Any],
     detach: bool,
     as_json: bool,
 ) -> None:
@@ -168,7 +175,7 @@ def ramps(
     session.may_start_jobs()
     files = _files(data, None, unlabelled)
     with session.calls() as calls:
-        body = skipping({}, skip)
+        body = {**skipping(skip), "options": reading}
         job = calls.request("POST", f"/manage/models/{segment(name)}/ramps", body, files)["job"]
         finish(session, calls, job, detach=detach, as_json=as_json)
 
@@ -322,6 +329,7 @@ def export_module(session: Session, name: str, folder: Path, as_json: bool) -> N
 @click.option("--dev", type=FILE, help="Held-out rows (default: a share of the data).")
 @click.option("--task", type=TASKS, default="classification", show_default=True, help="The task of the rows.")
 @SKIP
+@reading_options
 @settings_option()
 @job_options
 @pass_session
@@ -334,6 +342,7 @@ def import_module(
     dev: Path | None,
     task: str,
     skip: int | None,
+    reading: dict[str, Any],
     options: dict[str, Any],
     detach: bool,
     as_json: bool,
@@ -341,7 +350,7 @@ def import_module(
     """Create a model from an adapter that `adapters` saved in FOLDER with use_safetensors=True."""
     session.may_start_jobs()
     files = _adapter_files(folder)
-    options, rows = skipping(options, skip), _files(data, dev, None)
+    options, rows = reading_as(options, skip, reading), _files(data, dev, None)
     show_formats(task, rows, options)
     files |= rows
     body = {"model": name, "domain": domain, "task": task, "options": options}

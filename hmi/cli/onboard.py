@@ -60,7 +60,7 @@ def onboard(
     PLAN is a folder or a table. A folder has a subfolder for each tenant with model.json, train.jsonl and
     optionally dev.jsonl and unlabelled.jsonl. A table (.csv, .json or .jsonl) has the columns tenant, model,
     domain, task, and data (a path) or rows (the rows themselves), and optionally dev, unlabelled, options,
-    weight and limits.
+    weight, limits, and those that say how to read the files, such as text_column and label_column.
 
     The tenants' keys are written to a file that only you can read. Run the command again to continue an
     interrupted run or to retry failed entries; what is done is not done again.

@@ -10,11 +10,12 @@ from typing import Any
 
 from hmi.cli.onboarding import Entry, check_plan
 from hmi.errors import InvalidInput
+from hmi.jobs.options import Reading, checked_options
 
 LIMITS = ("requests_per_s", "tokens_per_s", "models", "bytes")
 """Limits of a tenant that may have a column of their own."""
 KNOWN = frozenset({"tenant", "model", "domain", "task", "data", "rows", "dev", "unlabelled", "options"})
-KNOWN |= {"weight", "limits", *LIMITS}
+KNOWN |= {"weight", "limits", *LIMITS, *Reading.model_fields}
 
 
 def read_onboarding(path: Path) -> list[Entry]:
@@ -23,8 +24,8 @@ def read_onboarding(path: Path) -> list[Entry]:
     A subfolder's name is the tenant's. It holds `model.json` ({"model", "domain", "task", "options"?}),
     `train.jsonl`, and optionally `dev.jsonl` and `unlabelled.jsonl`. A table has the columns tenant, model,
     domain, task, and data (a path relative to the table) or rows (the rows themselves, a list of objects in
-    JSON); and optionally dev, unlabelled, options, weight, and limits or a column for each limit. Raises
-    InvalidInput.
+    JSON); and optionally dev, unlabelled, options, weight, limits or a column for each limit, and a column
+    for each option that says how to read the files (text_column, label_column, …). Raises InvalidInput.
     """
     if path.is_dir():
         entries = [_from_folder(f) for f in sorted(path.iterdir()) if (f / "model.json").is_file()]
@@ -91,7 +92,7 @@ def _from_row(row: dict[str, Any], base: Path, where: str) -> Entry:
         domain=needed(row, "domain", where),
         task=task,
         rows=_inline(row["rows"], where) if "rows" in row else None,
-        options=_object(row, "options", where),
+        options={**_object(row, "options", where), **_reading(row, where)},
         settings=_settings(row, where),
         **files,
     )
@@ -103,6 +104,24 @@ def _inline(value: Any, where: str) -> bytes:
     if not isinstance(found, list) or not found or not all(isinstance(row, dict) for row in found):
         raise InvalidInput(f"{where}: rows must be a list of objects", field="rows")
     return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in found).encode()
+
+
+def _reading(row: dict[str, Any], where: str) -> dict[str, Any]:
+    """How to read the model's files. A list of names is JSON, or a text with commas."""
+    given = {name: row[name] for name in Reading.model_fields if name in row}
+    for name in ("labels_columns", "labels"):
+        if isinstance(given.get(name), str) and not given[name].startswith("["):
+            given[name] = [word.strip() for word in given[name].split(",")]
+    for name in ("text_column", "labels_columns", "labels"):
+        if isinstance(given.get(name), str) and given[name].startswith("["):
+            given[name] = _parsed(given[name], name, where)
+    if "header" in given:
+        given["header"] = _parsed(str(given["header"]).lower(), "header", where)
+    try:
+        checked_options(Reading, given)
+    except InvalidInput as error:
+        raise InvalidInput(f"{where}: {error.message}", field=str(error.details.get("field"))) from error
+    return given
 
 
 def _settings(row: dict[str, Any], where: str) -> dict[str, Any]:

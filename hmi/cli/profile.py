@@ -16,6 +16,7 @@ from hmi.cli.options import FILE, Whole, job_options
 from hmi.cli.output import notes, print_json, print_table
 from hmi.cli.profile_stages import roots_to_measure, stages
 from hmi.cli.progress import finish
+from hmi.cli.reading import reading_options
 from hmi.cli.session import Session, segment
 
 if TYPE_CHECKING:
@@ -84,10 +85,18 @@ profile.add_command(stages)
 @click.option(
     "--skip-bad-rows", "skip", type=Whole(0), default=0, metavar="N", help="Leave out up to N bad rows."
 )
+@reading_options
 @job_options
 @pass_session
 def cascade(
-    session: Session, large: str, data: Path, small: str | None, skip: int, detach: bool, as_json: bool
+    session: Session,
+    large: str,
+    data: Path,
+    small: str | None,
+    skip: int,
+    reading: dict[str, Any],
+    detach: bool,
+    as_json: bool,
 ) -> None:
     """Profile a cascade: SMALL answers first, LARGE the texts that need it.
 
@@ -97,7 +106,7 @@ def cascade(
     """
     session.may_start_jobs()
     with session.calls() as calls:
-        body = {"small": small, "skip_bad_rows": skip}
+        body = {"small": small, "skip_bad_rows": skip, "options": reading}
         path = f"/manage/models/{segment(large)}/cascade"
         job = calls.request("POST", path, body, {"data": data})["job"]
         finish(session, calls, job, detach=detach, as_json=as_json)

@@ -14,6 +14,7 @@ from hmi.cli.exits import bounds_of
 from hmi.cli.options import FILE, Whole, job_options
 from hmi.cli.output import notes, print_fields, print_json, print_table
 from hmi.cli.progress import finish
+from hmi.cli.reading import reading_options
 from hmi.cli.session import Session, segment
 from hmi.errors import InvalidInput
 
@@ -27,6 +28,7 @@ from hmi.errors import InvalidInput
 @click.option(
     "--skip-bad-rows", "skip", type=Whole(0), metavar="N", help="Leave out up to N bad rows of each file."
 )
+@reading_options
 @job_options
 @pass_session
 def tokens(
@@ -37,6 +39,7 @@ def tokens(
     unlabelled: Path | None,
     plain: bool,
     skip: int | None,
+    reading: dict[str, Any],
     detach: bool,
     as_json: bool,
 ) -> None:
@@ -56,7 +59,7 @@ def tokens(
         session.may_start_jobs()
     with session.calls() as calls:
         if data is not None:
-            body = {**skipping({}, skip), "prompts": not plain}
+            body = {**skipping(skip), "options": reading, "prompts": not plain}
             job = calls.request("POST", f"{path}/tokens", body, given)["job"]
             finish(session, calls, job, detach=detach, as_json=as_json)
             if detach or as_json:

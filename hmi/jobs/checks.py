@@ -7,14 +7,17 @@ the rest. Nothing here needs torch.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hmi.core import Task
 from hmi.errors import HmiError, InvalidData
 from hmi.training.data.columns import task_of_columns
 from hmi.training.data.corpus import count_documents, open_corpus
+from hmi.training.data.guessing import guess_reading
+from hmi.training.data.naming import task_as_named
+from hmi.training.data.reading import AS_IT_IS, Reading
 from hmi.training.data.rows import (
     MIN_ROWS,
     BadRow,
@@ -26,6 +29,7 @@ from hmi.training.data.rows import (
     read_unlabelled_file,
     refuse_bad_rows,
 )
+from hmi.training.data.spans import Spans
 from hmi.training.data.tables import read_table
 from hmi.training.data.text_files import TextFile, Upload
 from hmi.training.golds import checked_labels
@@ -59,9 +63,13 @@ class Checked:
     """The first usable rows, as JSON rows of the task, with long texts cut."""
     error: str | None = None
     """Why every job would refuse the file, or None."""
+    guess: dict[str, Any] = field(default_factory=dict)
+    """Options by which a refused file could be read as rows of `task`; empty if there is no guess."""
 
 
-def checked_files(task: Task, files: Mapping[str, Upload], skip: int = 0) -> dict[str, RowFile]:
+def checked_files(
+    task: Task, files: Mapping[str, Upload], skip: int = 0, reading: Reading = AS_IT_IS
+) -> dict[str, RowFile]:
     """Read the beginnings of a job's files and return their rows by field.
 
     Raises InvalidData, with field and line in its details, if the job would refuse a file for what its first
@@ -72,51 +80,64 @@ def checked_files(task: Task, files: Mapping[str, Upload], skip: int = 0) -> dic
         return found
     for name in ("data", "dev"):
         if name in files:
-            rows = found[name] = read_labelled_file(files[name], task, name, skip=skip, first=CHECKED_BYTES)
+            rows = found[name] = read_labelled_file(
+                files[name], task, name, skip=skip, first=CHECKED_BYTES, reading=reading
+            )
             if name == "data" and rows.whole:
                 _refuse_unlearnable(rows, task, own_dev="dev" not in files)
     if "unlabelled" in files:
         paired = any(isinstance(row.text, tuple) for rows in found.values() for row in rows.rows[:1])
         found["unlabelled"] = read_unlabelled_file(
-            files["unlabelled"], task, paired=paired, skip=skip, first=CHECKED_BYTES
+            files["unlabelled"], task, paired=paired, skip=skip, first=CHECKED_BYTES, reading=reading
         )
     return found
 
 
 def checked_texts(
-    task: Task, files: Mapping[str, Upload], *, paired: bool, skip: int = 0
+    task: Task, files: Mapping[str, Upload], *, paired: bool, skip: int = 0, reading: Reading = AS_IT_IS
 ) -> dict[str, RowFile]:
     """As `checked_files`, for files whose answers are ignored."""
     return {
-        name: read_unlabelled_file(file, task, paired=paired, field=name, skip=skip, first=CHECKED_BYTES)
+        name: read_unlabelled_file(
+            file, task, paired=paired, field=name, skip=skip, first=CHECKED_BYTES, reading=reading
+        )
         for name, file in files.items()
     }
 
 
 def checked_corpus(corpus: Upload, field: str = "corpus") -> str:
-    """Check a corpus, or a root's text, and return the format that it was read as.
-    Raises as `checked_files`."""
+    """Check a corpus, or a root's text, and return the format that it was read as, with a remark if it looks
+    like rows. Raises as `checked_files`."""
     found = open_corpus(corpus, first=CHECKED_BYTES, field=field)
     count_documents(found, field)
-    return found.read
+    return ". ".join(filter(None, (found.read, found.remark)))
 
 
-def inspect_file(source: Upload, task: Task | None, skip: int = 0, *, corpus: bool = False) -> Checked:
+def inspect_file(
+    source: Upload, task: Task | None, skip: int = 0, *, corpus: bool = False, reading: Reading = AS_IT_IS
+) -> Checked:
     """Check `source` as a corpus, as rows of `task`, or, with neither given, as what its columns
     suggest. Raises InvalidInput if it cannot be read."""
     if corpus:
         return _checked_corpus(source)
     try:
-        task = task or task_of_file(source)
+        wanted = task or task_of_file(source, reading=reading)
     except InvalidData as error:
         return _refused("rows", None, error)
-    if task is None:
+    if wanted is None and reading == AS_IT_IS:
         found_text = _checked_corpus(source)
-        if found_text.read is not None:
+        if found_text.read is not None and not found_text.notes:
             return found_text
-        task = "classification"  # a table with unknown columns: the error names the expected ones
+    # A table with unknown columns: the error names the expected ones.
+    found = _checked_rows(source, wanted or "classification", skip, reading)
+    if found.read is not None or reading != AS_IT_IS:
+        return found
+    return _with_guess(found, source, task, skip)
+
+
+def _checked_rows(source: Upload, task: Task, skip: int, reading: Reading) -> Checked:
     try:
-        found = parse_rows(source, task, "the file", first=CHECKED_BYTES)
+        found = parse_rows(source, task, "the file", first=CHECKED_BYTES, reading=reading)
     except InvalidData as error:
         return _refused("rows", task, error)
     why = None
@@ -143,6 +164,24 @@ def inspect_file(source: Upload, task: Task | None, skip: int = 0, *, corpus: bo
     )
 
 
+def _with_guess(refused: Checked, source: Upload, task: Task | None, skip: int) -> Checked:
+    """The check of a file whose columns do not fit, with options by which it could be read, if there are
+    any."""
+    try:
+        guess = guess_reading(source, CHECKED_BYTES)
+    except InvalidData:
+        return refused
+    if guess is not None and task == "pair":
+        guess = guess.as_pair()
+    if guess is None or task not in (None, guess.task):
+        return refused
+    found = _checked_rows(source, guess.task, skip, guess.reading)
+    if found.error is not None:
+        return refused
+    options = guess.reading.model_dump(mode="json", exclude_defaults=True)
+    return replace(refused, task=guess.task, guess=options)
+
+
 def _shown(row: Row, task: Task) -> dict[str, Any]:
     """A row as JSON, with long texts cut."""
     if isinstance(row.text, list):
@@ -163,7 +202,8 @@ def _checked_corpus(source: Upload) -> Checked:
         count, why = count_documents(corpus), None
     except InvalidData as error:
         count, why = 0, error.message
-    return Checked("corpus", None, corpus.read, count, corpus.file.whole, error=why)
+    notes = [corpus.remark] if corpus.remark else []
+    return Checked("corpus", None, corpus.read, count, corpus.file.whole, notes=notes, error=why)
 
 
 def _refused(kind: str, task: Task | None, error: InvalidData) -> Checked:
@@ -172,14 +212,20 @@ def _refused(kind: str, task: Task | None, error: InvalidData) -> Checked:
     return Checked(kind, task, None, 0, True, problems=problems, error=error.message)
 
 
-def task_of_file(source: Upload, field: str = "the file") -> Task | None:
+def task_of_file(source: Upload, field: str = "the file", reading: Reading = AS_IT_IS) -> Task | None:
     """The task that the file's columns fit; None if they fit none. Raises InvalidData if the file
     is empty or is not text."""
-    file = TextFile(source, field, first=CHECKED_BYTES)
+    file = TextFile(source, field, first=CHECKED_BYTES, encoding=reading.encoding)
     if file.empty:
         raise InvalidData(f"{field} is empty: give rows, or text")
-    table = read_table(file, lambda names: task_of_columns(names) is not None, conll="maybe")
-    return task_of_columns(table.columns)
+
+    def task_of(names: Sequence[str]) -> Task | None:
+        return task_of_columns(names) if reading == AS_IT_IS else task_as_named(names, reading)
+
+    table = read_table(
+        file, lambda names: task_of(names) is not None, conll="maybe", header=reading.header, spans=Spans()
+    )
+    return task_of(table.columns)
 
 
 def _refuse_unlearnable(rows: RowFile, task: str, *, own_dev: bool, field: str = "data") -> None:

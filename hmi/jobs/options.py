@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal, TypeVar
 
-from pydantic import Field
+from pydantic import Field, ValidationError
 
 from hmi.core import ModuleSpec, Record
+from hmi.errors import InvalidInput
 from hmi.model.rest import Rest
+from hmi.training.data.reading import AS_IT_IS as AS_IT_IS
+from hmi.training.data.reading import Reading as Reading
 from hmi.training.recipe import RECIPE, ClassWeights, LongTexts, Recipe
+from hmi.words import explain
 
+R = TypeVar("R", bound=Record)
 Publish = Literal["if-better", "always", "never"]
 """When an update becomes the version that answers: if it is not worse than the live version
 (`hmi.jobs.comparing`), always, or only when a user publishes it."""
@@ -17,9 +23,9 @@ LocalityStart = Literal["source", "shipped"]
 """The weights that the training of a root's locality starts from."""
 
 
-class FineTuneOptions(Record):
-    """Options of the training of a tenant's module and head. A field that is None is chosen from
-    task and data."""
+class FineTuneOptions(Reading):
+    """Options of the training of a tenant's module and head, and how to read its rows. A field that is None
+    is chosen from task and data."""
 
     module: ModuleSpec | None = Field(
         default=None,
@@ -120,6 +126,10 @@ class FineTuneOptions(Record):
         "`improve_cpu_s`. None: that setting.",
     )
 
+    def reading(self) -> Reading:
+        """How the files of a training with these options are read."""
+        return Reading(**{name: getattr(self, name) for name in Reading.model_fields})
+
     def recipe(self) -> Recipe:
         """The recipe of a training with these options."""
         return Recipe(
@@ -127,7 +137,14 @@ class FineTuneOptions(Record):
         )
 
 
+def reading_options(reading: Reading, skip_bad_rows: int) -> FineTuneOptions:
+    """The options of a job that trains no module, but reads rows."""
+    given = {name: getattr(reading, name) for name in reading.model_fields_set}
+    return FineTuneOptions(**given, skip_bad_rows=skip_bad_rows)
+
+
 NOT_OF_A_RECIPE = frozenset({"start", "skip_bad_rows", "rest", "ramps", "improve", "improve_cpu_s"})
+NOT_OF_A_RECIPE |= frozenset(Reading.model_fields)
 """Options that choose the initial weights, the rows, the storage and what is made beside or afterwards, not
 how to train."""
 
@@ -197,3 +214,14 @@ class ImportRootOptions(Record):
         "import goes on.",
     )
     seed: int = Field(default=0, ge=0, lt=2**31, description="Decides everything random in the import.")
+
+
+def checked_options(kind: type[R], options: Mapping[str, Any] | Record | None) -> R:
+    """Validate the options of a job. Raises InvalidInput, which names the first invalid one."""
+    given = options.model_dump() if isinstance(options, Record) else dict(options or {})
+    try:
+        return kind.model_validate(given)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(["options", *map(str, first["loc"])])
+        raise InvalidInput(f"{field}: {explain(first, kind)}", field=field) from error

@@ -51,7 +51,7 @@ def run(ctx: JobContext) -> dict[str, Any]:
     large = ctx.registry.model(spec.model_id)
     small = None if spec.small is None else ctx.registry.model(ModelId.parse(spec.small, "small"))
     check_levels(large, small)
-    rows, seen = _rows(ctx, large.live, None if small is None else small.live, spec.skip_bad_rows)
+    rows, seen = _rows(ctx, large.live, None if small is None else small.live, spec)
     torch.set_num_threads(1)
     s = ctx.settings
     bundles = Bundles(s.data, ctx.registry, ctx.plots, ctx.adapters, ctx.lowers, s.precision)
@@ -191,10 +191,12 @@ def _report(ctx: JobContext) -> Report:
 
 
 def _rows(
-    ctx: JobContext, large: ModelVersion, small: ModelVersion | None, skip: int
+    ctx: JobContext, large: ModelVersion, small: ModelVersion | None, spec: ProfileCascadeSpec
 ) -> tuple[list[Row], int]:
     """The rows that neither level was trained on, and how many were left out."""
-    given = read_labelled_file(ctx.input / "data", large.task, skip=skip).rows
+    given = read_labelled_file(
+        ctx.input / "data", large.task, skip=spec.skip_bad_rows, reading=spec.reading
+    ).rows
     unknown = {str(row.label) for row in given} - {*large.labels}
     if unknown:
         raise InvalidData(

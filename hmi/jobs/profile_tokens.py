@@ -44,7 +44,7 @@ def run(ctx: JobContext) -> dict[str, Any]:
     spec = FineTuneSpec.of(ctx.job)
     version = base_version(ctx, spec)
     task = task_of_version(version)
-    parts = read_parts(ctx.input, task, spec.options.skip_bad_rows, seen_by(ctx, version))
+    parts = read_parts(ctx.input, task, spec.options, seen_by(ctx, version))
     ctx.pin(PinnedPlots(plot=version.plot_version))
     stored = ctx.adapters.get(version.artefact)
     root = load_root(ctx.layout.root(version.root, version.root_version))

@@ -8,7 +8,7 @@ from typing import Any, Literal, Self
 from pydantic import ConfigDict, Field, field_validator
 
 from hmi.core import DomainId, JobRecord, ModelId, Record
-from hmi.jobs.options import BuildPlotOptions, FineTuneOptions, ImportRootOptions, Publish
+from hmi.jobs.options import AS_IT_IS, BuildPlotOptions, FineTuneOptions, ImportRootOptions, Publish, Reading
 
 
 class Spec(Record):
@@ -129,6 +129,7 @@ class ProfileCascadeSpec(Spec):
     small: str | None = None
     """The model that is asked first; None: a ramp of the large level itself."""
     skip_bad_rows: int = 0
+    reading: Reading = AS_IT_IS
 
     @property
     def model_id(self) -> ModelId:

@@ -23,6 +23,8 @@ from hmi.model.root import Root
 from hmi.model.tasks import TaskKind
 from hmi.training.calibrating import calibrated, calibrated_entities
 from hmi.training.checkpoint import CHECKPOINT, Resumed, resume_training, write_training
+from hmi.training.data.conflicts import conflicts_of
+from hmi.training.data.rows import Row
 from hmi.training.early_stopping import EnoughError, History, train_to_best
 from hmi.training.features import dev_examples, examples_of
 from hmi.training.knowing import learn_known
@@ -96,6 +98,8 @@ def train_on_rows(
     )
     weights = class_weights(data.task, train, task_targets(data.task, train), recipe.class_weights)
     about: dict[str, Any] = {**_about(train, weights), "read": data.read}
+    if data.task.name in ("classification", "pair"):
+        about |= _reachable(data.dev)
     warnings = [*data.notes, *remarks(data.task, data.train, data.dev, dev_given=data.dev_given)]
     if data.unlabelled or recipe.variants:
         lesson = Lesson(data.task, train, dev, data.unlabelled, max_length, weights)
@@ -108,6 +112,12 @@ def train_on_rows(
         made = _train(ctx, options, course, root, reader, data, train, dev, weights)
     warnings += [made.afresh] if made.afresh else []
     return replace(made, metrics={**made.metrics, **about, "warnings": warnings})
+
+
+def _reachable(dev: list[Row]) -> dict[str, float]:
+    """The accuracy that a perfect model could reach on the held-out rows, if they name texts differently."""
+    reach = conflicts_of((row.text, row.label) for row in dev).reach
+    return {"reachable_accuracy": reach} if reach < 1 else {}
 
 
 def _train(

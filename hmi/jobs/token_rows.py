@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hmi.errors import InvalidData
+from hmi.jobs.options import FineTuneOptions
 from hmi.model.tasks import TaskKind
 from hmi.training.data.rows import Row, read_labelled_file, read_unlabelled_file
 from hmi.training.objectives import objective_of
@@ -46,15 +47,23 @@ class Parts:
         return [*self.held, *self.unlabelled]
 
 
-def read_parts(folder: Path, task: TaskKind, skip: int, seen: RowKeys) -> Parts:
+def read_parts(folder: Path, task: TaskKind, options: FineTuneOptions, seen: RowKeys) -> Parts:
     """Read the files data, dev and unlabelled of a job's input. seen: keys of the rows that the model was
     trained on. Raises InvalidData if they do not suit the model, or are too few."""
-    data = _labelled(folder, "data", task, skip)
-    dev = _labelled(folder, "dev", task, skip) if (folder / "dev").exists() else []
+    skip, reading = options.skip_bad_rows, options.reading()
+    data = _labelled(folder, "data", task, options)
+    dev = _labelled(folder, "dev", task, options) if (folder / "dev").exists() else []
     texts: list[Row] = []
     if (folder / "unlabelled").exists():
         texts = _distinct(
-            read_unlabelled_file(folder / "unlabelled", task.name, paired=task.paired, skip=skip).rows
+            read_unlabelled_file(
+                folder / "unlabelled",
+                task.name,
+                paired=task.paired,
+                skip=skip,
+                reading=reading,
+                patterns=task.rules.words,
+            ).rows
         )
     fit, held = divided(data, dev, seen)
     used = {key_of(row) for row in (*fit, *held)}
@@ -84,9 +93,17 @@ def divided(data: list[Row], dev: list[Row], seen: RowKeys) -> tuple[list[Row], 
     return [*old, *fresh[half:]], fresh[:half]
 
 
-def _labelled(folder: Path, name: str, task: TaskKind, skip: int) -> list[Row]:
+def _labelled(folder: Path, name: str, task: TaskKind, options: FineTuneOptions) -> list[Row]:
     """The different rows of a file, by their keys."""
-    rows = _distinct(read_labelled_file(folder / name, task.name, name, skip=skip).rows)
+    found = read_labelled_file(
+        folder / name,
+        task.name,
+        name,
+        skip=options.skip_bad_rows,
+        reading=options.reading(),
+        patterns=task.rules.words,
+    )
+    rows = _distinct(found.rows)
     if len(rows) < MIN_ROWS:
         raise InvalidData(f"{name} has {len(rows)} different rows: give at least {MIN_ROWS}", field=name)
     if any(isinstance(row.text, tuple) != task.paired for row in rows):

@@ -13,6 +13,7 @@ from typing import Any
 from hmi.core import ModelVersion
 from hmi.errors import InvalidData
 from hmi.jobs.comparing import seen_by
+from hmi.jobs.options import FineTuneOptions
 from hmi.jobs.republish import base_version, publish_again
 from hmi.jobs.results import published_result
 from hmi.jobs.runtime.context import JobContext
@@ -38,7 +39,7 @@ def run(ctx: JobContext) -> dict[str, Any]:
     spec = FineTuneSpec.of(ctx.job)
     version = base_version(ctx, spec)
     task = task_of_version(version)
-    parts = divided(_rows(ctx.input, task, spec.options.skip_bad_rows), seen_by(ctx, version))
+    parts = divided(_rows(ctx.input, task, spec.options), seen_by(ctx, version))
     ctx.pin(PinnedPlots(plot=version.plot_version))
     stored = ctx.adapters.get(version.artefact)
     ramps = _trained(ctx, version, task, Artefact.split(stored), parts)
@@ -84,13 +85,20 @@ def divided(rows: list[Row], seen: RowKeys) -> Divided:
     return Divided([row for row in rows if key_of(row) not in away], held, unseen)
 
 
-def _rows(folder: Path, task: TaskKind, skip: int) -> list[Row]:
+def _rows(folder: Path, task: TaskKind, options: FineTuneOptions) -> list[Row]:
+    skip, reading = options.skip_bad_rows, options.reading()
     files = (name for name in ("data", "unlabelled") if (folder / name).exists())
     return [
         row
         for name in files
         for row in read_unlabelled_file(
-            folder / name, task.name, paired=task.paired, field=name, skip=skip
+            folder / name,
+            task.name,
+            paired=task.paired,
+            field=name,
+            skip=skip,
+            reading=reading,
+            patterns=task.rules.words,
         ).rows
     ]
 

@@ -40,13 +40,14 @@ class Data:
 
 def read_data(folder: Path, name: Task, options: FineTuneOptions) -> Data:
     """Read the files of a job's input. Raises InvalidData, InvalidInput."""
-    skip, files = (
-        options.skip_bad_rows,
-        {"data": read_labelled_file(folder / "data", name, skip=options.skip_bad_rows)},
-    )
-    dev_given = (folder / "dev").exists()
+    skip, reading = options.skip_bad_rows, options.reading()
+    files = {"data": read_labelled_file(folder / "data", name, skip=skip, reading=reading)}
+    dev_given, given = (folder / "dev").exists(), files["data"]
     if dev_given:
-        files["dev"] = read_labelled_file(folder / "dev", name, "dev", skip=skip)
+        words = _word_patterns(given, given.rows)
+        files["dev"] = read_labelled_file(
+            folder / "dev", name, "dev", skip=skip, reading=reading, patterns=words
+        )
         train, dev = files["data"].rows, files["dev"].rows
     else:
         train, dev = hold_out(files["data"].rows, options.recipe().held_out)
@@ -54,15 +55,25 @@ def read_data(folder: Path, name: Task, options: FineTuneOptions) -> Data:
     if paired != isinstance(dev[0].text, tuple):
         raise InvalidData("data and dev must both have `text_pair`, or neither: make them alike", field="dev")
     task = learn_task(name, [row.label for row in train], paired=paired)
-    words = word_patterns(row.text for row in train if isinstance(row.text, list))
+    words = _word_patterns(given, train)
     rules = task.rules.model_copy(update={"windows": _windows(task, options), "words": words})
     if (folder / "unlabelled").exists():
-        files["unlabelled"] = read_unlabelled_file(folder / "unlabelled", name, paired=paired, skip=skip)
+        files["unlabelled"] = read_unlabelled_file(
+            folder / "unlabelled", name, paired=paired, skip=skip, reading=reading, patterns=words
+        )
     texts = files["unlabelled"].rows if "unlabelled" in files else []
     module = options.module or default_module(paired=paired)
     notes = [note for field, found in files.items() for note in _notes(field, found)]
     read = {field: found.read for field, found in files.items()}
     return Data(replace(task, rules=rules), module, train, dev, dev_given, texts, read, notes)
+
+
+def _word_patterns(given: RowFile, rows: list[Row]) -> tuple[str, ...]:
+    """The patterns by which a tagging model splits texts: those that split its rows, or what rows of words
+    teach."""
+    if given.patterns is not None:
+        return given.patterns
+    return word_patterns(row.text for row in rows if isinstance(row.text, list))
 
 
 def _notes(field: str, found: RowFile) -> list[str]:

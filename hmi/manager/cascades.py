@@ -10,6 +10,7 @@ from hmi.core import Cascade, JobRecord, ModelId, ModelRecord
 from hmi.errors import InvalidInput, NotFound
 from hmi.jobs.cascade_levels import check_levels, why_stale
 from hmi.jobs.checks import checked_files
+from hmi.jobs.options import Reading
 from hmi.jobs.specs import ProfileCascadeSpec
 from hmi.manager.parts import Parts
 
@@ -31,7 +32,13 @@ class Cascades:
         self._parts = parts
 
     def profile(
-        self, model: str, small: str | None, data: Path | bytes | None, skip: int, job_limit: int | None
+        self,
+        model: str,
+        small: str | None,
+        data: Path | bytes | None,
+        skip: int,
+        reading: Reading,
+        job_limit: int | None,
     ) -> JobRecord:
         wanted = ModelId.parse(model)
         large = self._parts.registry.model(wanted)
@@ -45,9 +52,12 @@ class Cascades:
             raise InvalidInput(
                 "data is missing: a cascade is profiled on labelled rows; name a file", field="data"
             )
-        checked_files(large.live.task, {"data": data}, skip)
+        checked_files(large.live.task, {"data": data}, skip, reading)
         spec = ProfileCascadeSpec(
-            model=str(wanted), small=None if first is None else str(first), skip_bad_rows=skip
+            model=str(wanted),
+            small=None if first is None else str(first),
+            skip_bad_rows=skip,
+            reading=reading,
         )
         return self._parts.runner.submit(
             "profile_cascade", spec.stored(), wanted.tenant, {"data": data}, tenant_limit=job_limit

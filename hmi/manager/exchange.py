@@ -91,7 +91,7 @@ class Exchange:
             left_out.append(
                 "prompts: adapters has none; 'hmi model tokens' trains some for an imported model"
             )
-        if live.rules.scheme in ("iob1", "io"):
+        if live.rules.scheme not in ("bio", "free"):
             left_out.append(
                 "the rows' tag scheme: the head's labels are BIO, and so are the answers of a model "
                 "made from it"

@@ -22,6 +22,7 @@ from hmi.core import (
     Task,
     TenantRecord,
 )
+from hmi.jobs.options import AS_IT_IS, Reading
 from hmi.jobs.runtime.runner import JobRunner
 from hmi.manager.archives import ByteProgress, export_domain, import_domain
 from hmi.manager.cascades import CascadeInfo, Cascades
@@ -260,8 +261,7 @@ class Manager:
         asked: Mapping[str, Any] | None = None,
     ) -> JobRecord:
         """Train a model further, with the arguments of `create_model`. publish: when the new
-        version becomes the one that answers (`hmi.jobs.options.Publish`). Raises as `create_model`.
-        """
+        version becomes the one that answers (`hmi.jobs.options.Publish`). Raises as `create_model`."""
         files = _given(data=data, dev=dev, unlabelled=unlabelled)
         return self._models.update(model, files, options, job_limit, publish, asked)
 
@@ -272,14 +272,15 @@ class Manager:
         data: Path | bytes | None = None,
         unlabelled: Path | bytes | None = None,
         skip_bad_rows: int = 0,
+        reading: Reading = AS_IT_IS,
         job_limit: int | None = None,
     ) -> JobRecord:
         """Give a model ramps, by which texts may leave early: a new version with the same weights.
 
         data, unlabelled: texts to train them on, at least one of the two; answers in them are ignored. Raises
-        InvalidInput (no texts, an embedding), and as `update_model`.
-        """
-        return self._models.ramps(model, _given(data=data, unlabelled=unlabelled), skip_bad_rows, job_limit)
+        InvalidInput (no texts, an embedding), and as `update_model`."""
+        files = _given(data=data, unlabelled=unlabelled)
+        return self._models.ramps(model, files, skip_bad_rows, reading, job_limit)
 
     def import_module(
         self,
@@ -325,14 +326,12 @@ class Manager:
         small: str | None = None,
         data: Path | bytes | None = None,
         skip_bad_rows: int = 0,
+        reading: Reading = AS_IT_IS,
         job_limit: int | None = None,
     ) -> JobRecord:
         """Profile a cascade on labelled rows. model: its large level. small: the model that is asked first.
-
-        Raises InvalidInput, InvalidData, NotFound, Conflict (a profile is made already), QuotaExceeded,
-        StorageFull.
-        """
-        return self._cascades.profile(model, small, data, skip_bad_rows, job_limit)
+        Raises as `update_model`."""
+        return self._cascades.profile(model, small, data, skip_bad_rows, reading, job_limit)
 
     def cascade(self, model: str) -> CascadeInfo:
         """The cascade of this large level. Raises NotFound (also if it has none)."""

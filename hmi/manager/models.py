@@ -10,7 +10,7 @@ from typing import Any, Literal, cast, get_args
 from hmi.core import DomainId, JobRecord, ModelId, ModelRecord, ModelVersion, Task
 from hmi.errors import Conflict, InvalidInput, NotFound
 from hmi.jobs.checks import checked_files, checked_texts
-from hmi.jobs.options import FineTuneOptions, Publish
+from hmi.jobs.options import FineTuneOptions, Publish, Reading, reading_options
 from hmi.jobs.specs import FineTuneSpec
 from hmi.manager.domains import Domains
 from hmi.manager.parts import Parts, checked_options
@@ -28,7 +28,7 @@ def submit_fine_tune(
     parts: Parts, spec: FineTuneSpec, files: Mapping[str, Path | bytes], job_limit: int | None
 ) -> JobRecord:
     """Check the rows among `files` and queue the job. Raises InvalidData, and as `JobRunner.submit`."""
-    checked_files(cast(Task, spec.task), files, spec.options.skip_bad_rows)
+    checked_files(cast(Task, spec.task), files, spec.options.skip_bad_rows, spec.options.reading())
     inputs = {name.replace("_", "-"): file for name, file in files.items()}
     tenant = spec.model_id.tenant
     return parts.runner.submit("fine_tune", spec.stored(), tenant, inputs, tenant_limit=job_limit)
@@ -89,7 +89,12 @@ class Models:
         return submit_fine_tune(self._parts, spec, files, job_limit)
 
     def ramps(
-        self, model: str, files: Mapping[str, Path | bytes], skip_bad_rows: int, job_limit: int | None
+        self,
+        model: str,
+        files: Mapping[str, Path | bytes],
+        skip_bad_rows: int,
+        reading: Reading,
+        job_limit: int | None,
     ) -> JobRecord:
         """Publish the live version again with ramps trained on these texts."""
         wanted = ModelId.parse(model)
@@ -104,13 +109,14 @@ class Models:
                 'multipart parts, as {"path": …} below <data>/uploads, or name files',
                 field="unlabelled",
             )
-        checked_texts(live.task, files, paired=live.task == "pair" or live.rules.paired, skip=skip_bad_rows)
+        paired = live.task == "pair" or live.rules.paired
+        checked_texts(live.task, files, paired=paired, skip=skip_bad_rows, reading=reading)
         spec = FineTuneSpec(
             model=str(wanted),
             domain=live.domain,
             task=live.task,
             mode="ramps",
-            options=FineTuneOptions(skip_bad_rows=skip_bad_rows),
+            options=reading_options(reading, skip_bad_rows),
             version=live.version,
         )
         return self._parts.runner.submit(

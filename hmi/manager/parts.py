@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, TypeVar
-
-from pydantic import ValidationError
 
 from hmi.config import Settings
-from hmi.core import Deleted, ModelId, ModelRecord, Record
+from hmi.core import Deleted, ModelId, ModelRecord
 from hmi.errors import InvalidInput
+from hmi.jobs.options import checked_options as checked_options
 from hmi.jobs.runtime.runner import JobRunner
 from hmi.stores.adapter_store import AdapterStore
 from hmi.stores.layout import Layout
 from hmi.stores.miss_recorder import MissRecorder
 from hmi.stores.registry import Registry
 from hmi.stores.samples import Samples
-from hmi.words import explain
 from plot_store import Store
 
 HOUR_S = 3600.0
-R = TypeVar("R", bound=Record)
 
 
 @dataclass(frozen=True)
@@ -75,14 +71,3 @@ def checked_alpha(alpha: float) -> float:
             f"alpha = {alpha} is outside 0 to 100, the percentage of n-grams covered", field="alpha"
         )
     return float(alpha)
-
-
-def checked_options(kind: type[R], options: Mapping[str, Any] | Record | None) -> R:
-    """Validate the options of a job. Raises InvalidInput, which names the first invalid one."""
-    given = options.model_dump() if isinstance(options, Record) else dict(options or {})
-    try:
-        return kind.model_validate(given)
-    except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(["options", *map(str, first["loc"])])
-        raise InvalidInput(f"{field}: {explain(first, kind)}", field=field) from error

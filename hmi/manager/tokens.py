@@ -8,7 +8,7 @@ from pathlib import Path
 from hmi.core import JobRecord, ModelId
 from hmi.errors import InvalidInput
 from hmi.jobs.checks import checked_files
-from hmi.jobs.options import FineTuneOptions
+from hmi.jobs.options import AS_IT_IS, Reading, reading_options
 from hmi.jobs.specs import FineTuneSpec
 from hmi.manager.parts import Parts
 
@@ -26,6 +26,7 @@ class TokenProfiles:
         *,
         prompts: bool = True,
         skip_bad_rows: int = 0,
+        reading: Reading = AS_IT_IS,
         job_limit: int | None = None,
     ) -> JobRecord:
         """Publish the live version again with a profile of what merging does to its answers.
@@ -47,13 +48,13 @@ class TokenProfiles:
                 '{"path": …} below <data>/uploads, or name a file',
                 field="data",
             )
-        checked_files(live.task, files, skip_bad_rows)
+        checked_files(live.task, files, skip_bad_rows, reading)
         spec = FineTuneSpec(
             model=str(wanted),
             domain=live.domain,
             task=live.task,
             mode="tokens",
-            options=FineTuneOptions(skip_bad_rows=skip_bad_rows),
+            options=reading_options(reading, skip_bad_rows),
             version=live.version,
             prompts=prompts,
         )

@@ -13,8 +13,8 @@ from collections.abc import Iterator, Sequence
 
 from hmi.model.answer import Aggregation, Entity
 from hmi.model.splitting import SplitText
+from hmi.model.tag_schemes import OUTSIDE as OUTSIDE
 
-OUTSIDE = "O"
 LEAST = 1e-5
 """Scores closer to 0 or 1 than this count as this far away."""
 

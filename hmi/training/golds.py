@@ -22,7 +22,7 @@ class SoftTags:
     """A teacher's answer in tagging: for each word its tag, or tags with their probabilities.
 
     Probabilities add up to one, and the first tag is the one that the teacher gives. Tags are labels of the
-    task, which are those of BIO if the rows are in IOB1 or IO.
+    task, which are those of BIO if the rows follow a tag scheme.
     """
 
     words: tuple[str | tuple[tuple[str, float], ...], ...]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from hmi.model.tagging import breaks
+from hmi.model.tag_schemes import FOUR_MARKS, NAMES, breaks
 from hmi.model.tasks import TaskKind
+from hmi.training.data.conflicts import conflicts_of
 from hmi.training.data.rows import Row
 from hmi.training.objectives import objective_of
 from hmi.training.recipe import HELD_OUT
@@ -16,17 +17,22 @@ def remarks(task: TaskKind, train: list[Row], dev: list[Row], *, dev_given: bool
 
 
 def _tag_remarks(task: TaskKind, train: list[Row]) -> list[str]:
-    if task.name != "tagging" or task.rules.scheme in ("iob1", "io"):
+    scheme = task.rules.scheme
+    if task.name != "tagging" or scheme in ("iob1", "io", "plain"):
         return []
-    broken = list(breaks([row.label for row in train if isinstance(row.label, tuple)]))
+    broken = list(breaks([row.label for row in train if isinstance(row.label, tuple)], scheme))
     if not broken:
         return []
     shown = "; ".join(
         f"row {row}, word {word}: {tag} after {before}" for row, word, before, tag in broken[:5]
     )
+    if scheme in FOUR_MARKS:
+        return [
+            f"{len(broken)} tags break {NAMES[scheme]} ({shown}): an entity ends where the next tag breaks it"
+        ]
     read = (
         "are read as mistakes for B-"
-        if task.rules.scheme == "bio"
+        if scheme == "bio"
         else "are kept, so entities in answers may begin with I-, too"
     )
     return [f"{len(broken)} entities begin with I- instead of B- ({shown}): they {read}"]
@@ -41,6 +47,8 @@ def _label_remarks(task: TaskKind, train: list[Row], dev: list[Row]) -> list[str
             f"{len(unknown)} held-out rows have labels that no training row has ({names}): they count "
             "as errors"
         )
+    conflicts = conflicts_of((row.text, row.label) for row in dev).remark("held-out ")
+    out += [conflicts] if conflicts else []
     skewed = imbalance(train)
     if skewed is not None and skewed[0] >= IMBALANCE:
         times, common, rare = skewed

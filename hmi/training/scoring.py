@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from hmi.model.calibration import calibration_error, reliability
 from hmi.model.entities import OUTSIDE, groups_of
+from hmi.model.tag_schemes import Scheme, in_labels, scheme_of
 from hmi.training.headline import headline as headline
 
 MAX_CONFUSION_LABELS = 20
@@ -74,18 +75,22 @@ def score_values(gold: Sequence[float], got: Sequence[float], centre: float) -> 
     }
 
 
-def score_tags(gold: list[list[str]], got: list[list[str]]) -> dict[str, Any]:
-    """Accuracy of tags. If they are BIO, also precision, recall and F1 of entities, equal to seqeval's; else
-    the scores of each tag."""
+def score_tags(gold: list[list[str]], got: list[list[str]], scheme: Scheme | None = None) -> dict[str, Any]:
+    """Accuracy of tags. If they mark entities, also precision, recall and F1 of entities, equal to seqeval's;
+    else the scores of each tag.
+
+    scheme: the scheme of both; None: the one that `gold` follows.
+    """
     flat = [(g, p) for gs, ps in zip(gold, got, strict=True) for g, p in zip(gs, ps, strict=True)]
     accuracy = sum(g == p for g, p in flat) / max(1, len(flat))
     out: dict[str, Any] = {"rows": len(gold), "token_accuracy": round(accuracy, 4)}
-    if not is_bio({g for g, _ in flat} | {p for _, p in flat}):
+    in_bio = _in_bio(gold, got, scheme)
+    if in_bio is None:
         labels = sorted({g for g, _ in flat})
         return out | {
             "per_label": score_labels([g for g, _ in flat], [p for _, p in flat], labels)["per_label"]
         }
-    both, predicted, support = _entity_counts(gold, got)
+    both, predicted, support = _entity_counts(*in_bio)
     of_all = _of_label(both.total(), predicted.total(), support.total())
     out |= {"entity_f1": of_all["f1"], "precision": of_all["precision"], "recall": of_all["recall"]}
     if any(g != "O" for g, _ in flat):
@@ -95,14 +100,26 @@ def score_tags(gold: list[list[str]], got: list[list[str]]) -> dict[str, Any]:
     return out
 
 
-def tag_parts(gold: list[list[str]], got: list[list[str]]) -> NDArray[np.float64]:
+def tag_parts(
+    gold: list[list[str]], got: list[list[str]], scheme: Scheme | None = None
+) -> NDArray[np.float64]:
     """Each row's share in the headline score of `score_tags`, [rows, 2] (`Objective.parts`)."""
     pairs = list(zip(gold, got, strict=True))
-    if not is_bio({tag for row in (*gold, *got) for tag in row}):
+    in_bio = _in_bio(gold, got, scheme)
+    if in_bio is None:
         hits = [sum(g == p for g, p in zip(gs, ps, strict=True)) for gs, ps in pairs]
         return np.array([(hit, len(gs)) for hit, gs in zip(hits, gold, strict=True)], float)
-    spans = [(_entities(gs), _entities(ps)) for gs, ps in pairs]
+    spans = [(_entities(gs), _entities(ps)) for gs, ps in zip(*in_bio, strict=True)]
     return np.array([(2 * len(gs & ps), len(gs) + len(ps)) for gs, ps in spans], float)
+
+
+def _in_bio(
+    gold: list[list[str]], got: list[list[str]], scheme: Scheme | None
+) -> tuple[list[list[str]], list[list[str]]] | None:
+    """Both in BIO; None if their tags mark no entities."""
+    scheme = scheme or scheme_of(gold)
+    both = [[list(in_labels(tags, scheme)) for tags in side] for side in (gold, got)]
+    return (both[0], both[1]) if is_bio({tag for side in both for row in side for tag in row}) else None
 
 
 def rank_correlation(gold: NDArray[np.float64], got: NDArray[np.float64]) -> float:

@@ -25,7 +25,8 @@ from torch import Tensor
 from hmi.model.batching import Encoded
 from hmi.model.encoder import Encoder
 from hmi.model.root import Root
-from hmi.model.tagging import Floats, in_labels
+from hmi.model.tag_schemes import in_labels
+from hmi.model.tagging import Floats
 from hmi.model.tasks import TaskKind
 from hmi.model.tasks.base import Answer
 from hmi.model.tasks.words import Tagging

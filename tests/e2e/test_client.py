@@ -20,6 +20,7 @@ from hmi.api.openapi import document
 from hmi.api.routes import ROUTES
 from hmi.client import answers
 from hmi.client.errors import Conflict, Forbidden, InvalidData, InvalidInput, NotFound, Unauthorised
+from hmi.client.file_checks import FileCheck
 from tests.e2e.conftest import QUICK, mood_rows
 from tests.e2e.protocol_lab import EMBED, MOOD, OTHERS, PAIRS, TAGS, ProtocolServer
 from tests.tiny import random_texts
@@ -195,6 +196,20 @@ def test_bad_rows_are_refused_at_once(client: hmi.Client) -> None:
         client.models.create("acme.bad", "no.jsonl", domain="tiny")
 
 
+async def test_a_file_is_checked_and_read_by_names(client: hmi.Client, acting: hmi.AsyncClient) -> None:
+    rows = [{"what": "ab"[i % 2], "said": f"this is the row {i}"} for i in range(8)]
+    seen = client.models.check(rows)
+    assert (seen.usable, seen.task, seen.options) == (
+        False,
+        "classification",
+        {"text_column": "said", "label_column": "what"},
+    )
+    again = await acting.models.check(rows, options=seen.options)
+    assert (again.usable, again.labels, again.count) == (True, {"a": 4, "b": 4}, 8)
+    with pytest.raises(InvalidData, match="`text` is missing"):
+        client.models.create("acme.named", rows, domain="tiny")
+
+
 def test_an_upload_that_breaks_off_leaves_nothing(client: hmi.Client) -> None:
     def cut() -> Iterator[bytes]:
         yield mood_rows(13, 5000)
@@ -251,6 +266,7 @@ def test_the_answers_have_every_field_of_the_contract() -> None:
         "CascadeView": answers.Cascade,
         "TokensView": answers.TokenProfile,
         "ModuleExport": answers.Adapter,
+        "CheckView": FileCheck,
         "UsageView": answers.Usage,
         "StatsView": answers.Stats,
         "Progress": answers.Progress,

@@ -13,6 +13,7 @@ from hmi.engine import TextRequest
 from hmi.errors import DeadlineExceeded, InvalidData, InvalidInput, NotFound
 from hmi.jobs import profile_cascade
 from hmi.jobs.cascade_levels import carried
+from hmi.jobs.options import Reading
 from hmi.jobs.runtime.context import JobContext
 from hmi.metrics import Metrics
 from hmi.stages.cascade.dispatch import Dispatcher, goes_on, share_large
@@ -267,7 +268,8 @@ def test_a_profile_of_two_roots(pair: Home) -> None:
     change(pair, cascade=None)
     with pytest.raises(NotFound, match="no cascade"):
         pair.manager.cascade(LARGE)
-    job = pair.run(pair.manager.profile_cascade(LARGE, small=SMALL, data=rows))
+    named, said = Reading(label_column="what"), rows.replace(b'"label"', b'"what"')
+    job = pair.run(pair.manager.profile_cascade(LARGE, small=SMALL, data=said, reading=named))
     assert job.result is not None
     info = pair.manager.cascade(LARGE)
     made = info.cascade

@@ -324,6 +324,34 @@ def test_a_job_can_be_cancelled_while_it_is_watched(browser: Any, place: Place, 
         assert sight.quiet(), (sight.messages, sight.hosts)
 
 
+def test_columns_are_read_as_their_contents_suggest(browser: Any, place: Place, tmp_path: Path) -> None:
+    file = tmp_path / "strange.csv"
+    file.write_text("".join(f"{a},{HOSTILE} is text {i}\n" for i in range(8) for a in ("calm", "loud")))
+    with looking(browser, place.url, place.admin) as sight:
+        page = sight.page
+        page.route(
+            "**/manage/models",
+            lambda route: route.abort() if route.request.method == "POST" else route.continue_(),
+        )
+        sight.go("teach")
+        page.get_by_label("Choose a file").set_input_files(file)
+        read = page.get_by_role("button", name="Read it so")
+        read.wait_for()
+        assert page.get_by_text("the text is in “2”; the label in “1”; the first line is a row").is_visible()
+        assert page.get_by_role("button", name="Start training").is_disabled()
+        assert page.evaluate(FAULTS) == []
+        read.click()
+        page.wait_for_selector("button:enabled:text('Start training')")
+        assert page.get_by_text("8 texts are labelled in more than one way").is_visible()
+        assert page.evaluate(FAULTS) == []
+        with page.expect_request(
+            lambda asked: asked.method == "POST" and asked.url.endswith("/manage/models")
+        ) as sent:
+            page.get_by_role("button", name="Start training").click()
+        options = {"text_column": "2", "label_column": "1", "header": False}
+        assert json.dumps(options, separators=(",", ":")) in (sent.value.post_data_buffer or b"").decode()
+
+
 @pytest.mark.slow
 def test_the_first_answer_comes_within_ten_minutes(browser: Any, tmp_path: Path) -> None:
     """With the real default root and real rows. Prints the seconds of each step."""

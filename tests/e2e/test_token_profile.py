@@ -15,6 +15,7 @@ from hmi.core import ModelId, ModelRecord, ModelVersion, Objective, TokenPoint
 from hmi.engine import TextRequest, TextResult
 from hmi.errors import Damaged, InvalidData, InvalidInput
 from hmi.jobs import fine_tune
+from hmi.jobs.options import AS_IT_IS, Reading
 from hmi.model.artefact import Artefact
 from hmi.model.root import load_root
 from hmi.model.tasks import task_of_version
@@ -61,8 +62,10 @@ def changed(home: Home, objective: Objective, **live: Any) -> None:
     home.manager.registry.change_model(MOOD, change)
 
 
-def profiled(home: Home, *, prompts: bool = True, **files: bytes) -> dict[str, Any]:
-    job = home.manager.tokens.profile(str(MOOD), files, prompts=prompts)
+def profiled(
+    home: Home, *, prompts: bool = True, reading: Reading = AS_IT_IS, **files: bytes
+) -> dict[str, Any]:
+    job = home.manager.tokens.profile(str(MOOD), files, prompts=prompts, reading=reading)
     made = attempt(home.manager, job, fine_tune.run)
     assert made is not None
     return made
@@ -78,7 +81,8 @@ def test_a_job_publishes_a_profile_and_the_command_shows_it(
     with restored(home) as record:
         before, old, folder = record.live, home.state(str(MOOD)), home.settings.data
         files = set(folder.rglob("*"))
-        made = profiled(home, data=mood_rows(7, 120), unlabelled=unlabelled())
+        said = mood_rows(7, 120).replace(b'"label"', b'"what"')
+        made = profiled(home, data=said, unlabelled=unlabelled(), reading=Reading(label_column="what"))
         assert made["published"]
         live = home.manager.registry.model(MOOD).live
         kept = [each["count"] for each in live.metrics["tokens"]["prompts"] if each["kept"]]

@@ -10,11 +10,16 @@ import io
 import json
 import sys
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from hmi.cli.reading import as_arguments
 from hmi.core import Task
 from hmi.jobs.checks import inspect_file
+from tests.hmi.span_files import FORMS, LISTS, TEXT, lines
+from tests.hmi.span_files import objects as spans_of
+from tests.hmi.tool_files import EXPORTS, FLAGS, HEADLESS, SEVERAL
+from tests.hmi.tool_files import ROWS as TOLD
 
 TEXTS = ("Das Gerät fällt aus", "Alles läuft", "Café zu, schade", "Gern wieder", "Zu spät", "Très bien")
 LABELS = ("bad", "good")
@@ -57,7 +62,7 @@ def table(
     return "\r\n".join(lines) + "\r\n"
 
 
-def jsonl(rows: list[dict[str, object]]) -> str:
+def jsonl(rows: Sequence[Mapping[str, object]]) -> str:
     return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
 
@@ -96,6 +101,7 @@ def files() -> Iterator[File]:
     yield from _labels()
     yield from _others()
     yield from _corpora()
+    yield from _tools()
 
 
 def _encodings() -> Iterator[File]:
@@ -105,7 +111,18 @@ def _encodings() -> Iterator[File]:
     marked = semicolons.encode("utf-8-sig")
     yield rows("excel-utf8-de.csv", "the same in German", marked, "CSV with semicolons")
     ansi = semicolons.encode("cp1252")
-    yield rows("excel-ansi.csv", "Excel: CSV (Windows-1252)", ansi, "0xE4, which looks like")
+    yield rows(
+        "excel-ansi.csv", "Excel: CSV (Windows-1252)", ansi, "CSV with semicolons, Windows-1252, by its bytes"
+    )
+    few = table(cells=[("Er ist né", "a"), ("one", "b"), ("two", "a"), ("three", "b")]).encode("cp1252")
+    yield rows("ansi-doubt.csv", "the same, of one word that tells", few, "--encoding windows-1252")
+    russian = [("Заказ пришёл вовремя", "да"), ("Очень долго ждал ответа поддержки", "нет")]
+    bare16 = table(cells=russian * 3).encode("utf-16-be")
+    yield rows("utf16-russian.csv", "UTF-16 without a mark, in Russian", bare16, "UTF-16 without a mark")
+    bare16 = table(cells=[("这个产品非常好，一直都很喜欢", "好"), ("物流太慢了", "不好")] * 3).encode(
+        "utf-16-le"
+    )
+    yield rows("utf16-chinese.csv", "the same, in Chinese", bare16, "UTF-16 without a mark")
     unicode = table("\t").encode("utf-16")
     yield rows("excel-unicode.txt", "Excel: Unicode text", unicode, "CSV with tabs, UTF-16")
     bare = table().encode("utf-16-le")
@@ -242,11 +259,75 @@ def _corpora() -> Iterator[File]:
     yield corpus("one-line.txt", "all in one line", " ".join(TEXTS), "one line only")
 
 
+def _tools() -> Iterator[File]:
+    for tool, (data, expected) in EXPORTS.items():
+        yield rows(_named(tool), f"{tool}: one label a text", data, expected, None)
+    for tool, data in SEVERAL.items():
+        said = "rows of the task multilabel, 4 labels"
+        yield rows(_named(tool, "-several"), f"{tool}: several labels a text", data, said, None)
+    yield rows("flags.csv", "a column a label, with 1 and 0", FLAGS, "--labels-columns toxic,threat", None)
+    yield rows(
+        "ag-news.csv",
+        "label, title, body without a header",
+        HEADLESS,
+        "--text-column 2 --text-column 3 --label-column 1 --no-header",
+        None,
+    )
+    numbers = jsonl([{"tokens": ["to", "Rome"], "ner_tags": [0, 1]}] * 5)
+    yield rows("ner-numbers.jsonl", "datasets: tags as integers", numbers, "--labels O,B-PER", None)
+    decided = [{"text": t, "label": a, "answer": "reject"} for t, a in TOLD]
+    prodigy = jsonl([{"text": t, "label": a, "answer": "accept"} for t, a in TOLD] + decided)
+    yield rows(
+        "prodigy.jsonl", "Prodigy: accepted and rejected", prodigy, "accepted 6 rows, rejected 6", None
+    )
+    twice = table(cells=[*TOLD, *((t, "other") for t, _ in TOLD)])
+    yield rows("two-ways.csv", "each text under two labels", twice, "could answer at most 50%", None)
+    yield corpus("fasttext-corpus.txt", "fastText", EXPORTS["fastText"][0], "looks like rows of fastText")
+    yield corpus("nlu-corpus.yml", "Rasa", EXPORTS["Rasa"][0], "looks like rows of Rasa")
+    yield corpus(
+        "ag-news-corpus.csv", "CSV without a header", HEADLESS, "looks like rows of CSV without a header"
+    )
+    yield from _spans()
+    spans = jsonl([{"text": t, "spans": []} for t, _ in TOLD])
+    yield corpus("spans-corpus.jsonl", "texts with spans", spans, "Note: this looks like rows (`spans`)")
+
+
+def _spans() -> Iterator[File]:
+    for tool, (row, expected) in FORMS.items():
+        name = tool.replace(", ", "-").replace(" ", "-").replace("'", "")
+        yield rows(f"spans-{name}.jsonl", f"{tool}: spans", lines(*[row] * 4), expected, None)
+    pairs = json.dumps([[TEXT, {"entities": LISTS}]] * 4)
+    yield rows("spacy-pairs.json", "spaCy: pairs of text and spans", pairs, "as spaCy writes them", None)
+    emoji = jsonl([{"text": f"😀 {TEXT}", "label": [[3, 7, "PER"]]}] * 4)
+    yield rows("doccano-utf16.jsonl", "doccano, old: an emoji before spans", emoji, "UTF-16 units", None)
+    doubt = jsonl([{"text": "😀 +++", "label": [[3, 4, "X"]]}] * 4)
+    yield rows("doccano-doubt.jsonl", "the same, where nothing tells", doubt, "it cannot be told", None)
+    nested = jsonl([{"text": "New York Times", "spans": spans_of([(0, 14, "ORG"), (0, 8, "LOC")])}] * 4)
+    yield rows("nested.jsonl", "Prodigy: a span within another", nested, "overlap a longer one", None)
+    cut = jsonl([{"text": "Hausboot da", "spans": spans_of([(0, 4, "X")])}] * 4)
+    yield rows("cut-words.jsonl", "Prodigy: spans that cut a word", cut, "spans that cut a word", None)
+    past = jsonl([{"text": "Anna", "spans": spans_of([(0, 9, "PER")])}] * 4)
+    yield rows("past.jsonl", "Prodigy: spans past the end", past, "lies outside the text", None)
+    for scheme, marks in (("IOBES", "SBIE"), ("BILOU", "UBIL"), ("BMES", "SBME")):
+        town = [f"{word} {mark}-LOC" for word, mark in zip(("The", "Old", "Town"), marks[1:], strict=True)]
+        data = "\n".join([f"Anna {marks[0]}-PER", "of O", *town, "", ""]) * 4
+        said = f"tags in {scheme}: 8 entities"
+        yield rows(f"{scheme.lower()}.conll", f"CoNLL, tags in {scheme}", data, said, None)
+
+
+def _named(tool: str, more: str = "") -> str:
+    form = {"fastText": "txt", "Rasa": "yml", "Rasa, Markdown": "md", "doccano": "jsonl", "spaCy": "jsonl"}
+    stem = tool.lower().replace(", ", "-").replace(" ", "-")
+    prodigy = "jsonl" if tool.startswith("Prodigy") else "csv" if "CSV" in tool else "json"
+    return f"{stem}{more}.{form.get(tool, prodigy)}"
+
+
 def verdict(file: File) -> str:
     """The verdict as a user reads it."""
     found = inspect_file(file.data, file.use, corpus=file.corpus)
     if found.error is not None:
-        return f"refused: {found.error}"
+        meant = f". It may be meant so: --task {found.task}{as_arguments(found.guess)}" if found.guess else ""
+        return f"refused: {found.error}{meant}"
     what = (
         f"{found.count} documents"
         if found.kind == "corpus"

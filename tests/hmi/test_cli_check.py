@@ -13,6 +13,7 @@ import pytest
 from tests.hmi.api_world import corpus, hmi, rows, running
 
 BAD = b'{"text": "no label"}\n{"text": "", "label": "finance"}\n'
+LABELS = (b"finance", b"biology")
 SHORT = ("--option", "epochs=1", "--option", "module.rank=2", "--option", "max_length=32")
 
 
@@ -117,14 +118,27 @@ def test_bad_rows_are_left_out_and_said(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data = ("--data", folder)
-    some = put(tmp_path / "some.jsonl", rows(40) + b"\n" + BAD)
-    create = ("model", "create", "acme.some", some, "--domain", "tiny", "--json", *SHORT, *data)
-    assert "2 of 42 rows of data are not usable, more than the 1" in hmi(
+    named = rows(40).replace(b'"text"', b'"said"').replace(b'"label"', b'"what"')
+    twice = b"".join(b'{"said": "either way %d", "what": "%s"}\n' % (i, b) for i in range(9) for b in LABELS)
+    some = put(tmp_path / "some.jsonl", named + b"\n" + BAD + twice)
+    by_name = ("--text-column", "said", "--label-column", "what")
+    create = ("model", "create", "acme.some", some, "--domain", "tiny", "--json", *by_name, *SHORT, *data)
+    assert "2 of 60 rows of data are not usable, more than the 1" in hmi(
         capsys, *create, "--skip-bad-rows", 1, code=1
     )
     made = json.loads(hmi(capsys, *create, "--skip-bad-rows", 2))
     metrics = made["result"]["metrics"]
     assert any(
-        "2 rows of data were left out: line 41: `label` is missing" in told for told in metrics["warnings"]
+        "2 rows of data were left out: line 41: `text` is missing" in told for told in metrics["warnings"]
     )
-    assert metrics["read"] == {"data": "JSON, one object a line, UTF-8; columns `text`, `label`"}
+    assert metrics["read"]["data"].startswith(
+        "JSON, one object a line, text from `said`, label from `what`, UTF-8"
+    )
+    assert any(
+        "9 texts are labelled in more than one way, in 18 of the 58 rows: “either way" in told
+        for told in metrics["warnings"]
+    )
+    assert any("held-out rows: “either way" in told for told in metrics["warnings"])
+    assert metrics["accuracy"] <= metrics["reachable_accuracy"] < 1
+    reported = hmi(capsys, "model", "report", "acme.some", *data)
+    assert "reachable_accuracy" in reported.replace(" ", "_")

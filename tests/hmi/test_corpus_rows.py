@@ -84,7 +84,7 @@ def jsonl(*rows: object) -> str:
         ("classification", [{"text": "a", "label": "x"}] * 5 + [{"text": "b"}], "line 6: `label` is missing"),
         ("classification", [{"text": "", "label": "x"}] * 5, "line 1: `text` is missing or empty"),
         ("classification", [{"text": 3, "label": "x"}] * 5, "line 1: `text` is a number"),
-        ("classification", [{"text": "a", "label": [1]}] * 5, "`label` is a list"),
+        ("classification", [{"text": "a", "label": [1, 2]}] * 5, "`label` is a list"),
         ("pair", [{"text": "a", "label": "x"}] * 5, "`text_pair` is missing"),
         ("tagging", [{"tokens": ["a", "b"], "tags": ["O"]}] * 5, "2 tokens but 1 tags"),
         ("tagging", [{"tokens": "a b", "tags": ["O"]}] * 5, "`tokens` is not a list"),

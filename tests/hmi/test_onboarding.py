@@ -157,6 +157,9 @@ def test_a_busy_server_is_asked_again(tmp_path: Path, monkeypatch: pytest.Monkey
         ({"models": "many"}, "models"),
         ({"limits": "[1]"}, "object"),
         ({"limit": 1}, "unknown field 'limit'"),
+        ({"encoding": "klingon"}, "plan.json row 1: options.encoding: .* is no encoding"),
+        ({"labels": "[1"}, "plan.json row 1: labels is not JSON"),
+        ({"header": "maybe"}, "header is not JSON"),
     ],
 )
 def test_what_a_table_may_not_hold_is_named(changes: dict[str, Any], told: str, tmp_path: Path) -> None:
@@ -175,6 +178,36 @@ def test_rows_and_limits_may_stand_in_a_csv_table(tmp_path: Path) -> None:
     assert first.rows == b"".join(json.dumps(row).encode() + b"\n" for row in INLINE)
     assert first.settings == {"weight": 2.5, "limits": {"models": 5}}
     assert (second.data, second.rows, second.settings) == (None, None, {})
+
+
+def test_a_table_says_how_to_read_the_files(tmp_path: Path) -> None:
+    (tmp_path / "strange").write_text("")
+    given = {
+        "text_column": '["2", "3"]',
+        "label_column": "1",
+        "labels": "1=World, 2=Sports",
+        "header": "FALSE",
+    }
+    with (tmp_path / "plan.csv").open("w", newline="") as file:
+        table = csv.DictWriter(file, ["tenant", "model", "domain", "task", "data", "options", *given])
+        table.writeheader()
+        row = {"tenant": "acme", "model": "m", "domain": "tiny", "task": "classification", "data": "strange"}
+        table.writerow({**row, "options": '{"epochs": 1}', **given})
+    (entry,) = read_onboarding(tmp_path / "plan.csv")
+    names = {
+        "text_column": ["2", "3"],
+        "label_column": "1",
+        "labels": ["1=World", "2=Sports"],
+        "header": False,
+    }
+    assert entry.options == {"epochs": 1, **names}
+    listed = line("acme", text_column="said", labels=["no", "yes"])
+    (tmp_path / "plan.json").write_text(json.dumps([listed]))
+    (entry,) = read_onboarding(tmp_path / "plan.json")
+    assert {name: entry.options[name] for name in ("text_column", "labels")} == {
+        "text_column": "said",
+        "labels": ["no", "yes"],
+    }
 
 
 def test_a_summary_shows_failures_and_the_worst_scores() -> None:

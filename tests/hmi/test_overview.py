@@ -45,6 +45,18 @@ async def test_a_file_is_checked_without_a_job(tmp_path: Path) -> None:
         assert (seen["usable"], seen["bad_rows"], seen["problems"][0]["line"]) == (False, 1, 13)
         status, seen, _ = await world.upload("/manage/check", {"skip_bad_rows": 1}, {"data": bad})
         assert seen["usable"]
+        strange = b"what,said\n" + b"".join(b"%d,this is the row %d\n" % (i % 2, i) for i in range(9))
+        status, seen, _ = await world.upload("/manage/check", {}, {"data": strange})
+        assert (seen["usable"], seen["options"]) == (False, {"text_column": "said", "label_column": "what"})
+        status, seen, _ = await world.upload("/manage/check", {"options": seen["options"]}, {"data": strange})
+        assert (seen["usable"], seen["labels"], seen["options"]) == (True, {"0": 5, "1": 4}, {})
+        both = {"text_column": ["said", "what"], "label_column": "x", "labels": ["no", "yes"]}
+        status, seen, _ = await world.upload("/manage/check", {"options": both}, {"data": strange})
+        assert "there is no column `x` (label_column)" in seen["error"]
+        status, answer, _ = await world.upload(
+            "/manage/check", {"options": {"label_colum": "a"}}, {"data": strange}
+        )
+        assert (status, answer["error"]["details"]["field"]) == (422, "options.label_colum")
         tagged = b'{"tokens": ["to", "Rome"], "tags": ["O", "B-city"]}\n' * 9
         status, seen, _ = await world.upload("/manage/check", {"task": "tagging"}, {"data": tagged})
         assert seen["sample"][0] == {"tokens": ["to", "Rome"], "tags": ["O", "B-city"]}

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from hmi.model.batching import Encoded
-from hmi.model.tagging import to_bio
+from hmi.model.tag_schemes import to_bio
 from hmi.model.tasks.words import UNSEEN
 from hmi.training.golds import Gold, SoftTags
 from hmi.training.objectives import learn_task, objective_of

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from seqeval.metrics.sequence_labeling import get_entities
 
-from hmi.model.tagging import best_path, from_bio, marginals, rules, scheme_of, to_bio
+from hmi.model.tag_schemes import from_bio, scheme_of, to_bio
+from hmi.model.tagging import best_path, marginals, rules
 
 LABELS = ("B-a", "B-b", "I-a", "I-b", "O")
 

@@ -11,7 +11,7 @@ import torch
 from hmi.core import TaskRules
 from hmi.errors import InvalidData, InvalidInput
 from hmi.model.batching import Encoded
-from hmi.model.tagging import breaks, scheme_of
+from hmi.model.tag_schemes import breaks, scheme_of
 from hmi.model.tasks import KINDS, task_of
 from hmi.model.tasks.multilabel import MultiLabel
 from hmi.training.golds import SoftLabel

@@ -13,6 +13,7 @@ import torch
 from hmi.core import ModelId, ModelVersion
 from hmi.errors import InvalidData, InvalidInput
 from hmi.jobs import fine_tune
+from hmi.jobs.options import Reading
 from hmi.manager import Manager
 from hmi.model.artefact import Artefact
 from tests.hmi.api_world import hmi, rows
@@ -64,7 +65,9 @@ def test_a_training_makes_ramps_and_says_how_good_they_are(manager: Manager) -> 
 
 def test_a_job_gives_a_model_ramps_and_changes_nothing_else(manager: Manager) -> None:
     before = created(manager, "acme.late", ramps=False)
-    job = manager.train_ramps("acme.late", unlabelled=unlabelled(), data=rows(40))
+    said = rows(40).replace(b'"text"', b'"said"')
+    named = Reading(text_column="said")  # the texts without answers have their usual name
+    job = manager.train_ramps("acme.late", unlabelled=unlabelled(), data=said, reading=named)
     made = attempt(manager, job, fine_tune.run)
     assert made is not None
     assert made["published"]

@@ -19,6 +19,7 @@ async def profile_cascade(call: Call) -> Reply:
         small=body.small,
         data=call.files.get("data"),
         skip_bad_rows=body.skip_bad_rows,
+        reading=body.options,
         job_limit=job_limit(call),
     )
     return accepted(job)

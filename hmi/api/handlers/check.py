@@ -25,8 +25,12 @@ async def check(call: Call) -> Reply:
         raise InvalidInput("a corpus has no task: give task or corpus", field="task")
     if body.task == "embedding":
         raise InvalidInput(f"task embedding takes no rows: give one of {', '.join(CHECKABLE)}", field="task")
-    file = call.files["data"]
-    found = await asyncio.to_thread(inspect_file, file, body.task, body.skip_bad_rows, corpus=body.corpus)
+    if body.corpus and body.options.model_fields_set:
+        raise InvalidInput("a corpus has no columns or labels: leave options out", field="options")
+    file, skip = call.files["data"], body.skip_bad_rows
+    found = await asyncio.to_thread(
+        inspect_file, file, body.task, skip, corpus=body.corpus, reading=body.options
+    )
     return Reply(_view(found))
 
 
@@ -43,5 +47,6 @@ def _view(found: Checked) -> CheckView:
         problems=[LineProblem(line=bad.line, message=bad.message) for bad in found.problems[:SHOWN]],
         bad_rows=len(found.problems),
         notes=found.notes,
+        options=found.guess,
         sample=found.sample,
     )

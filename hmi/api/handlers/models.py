@@ -80,6 +80,7 @@ async def train_ramps(call: Call) -> Reply:
         data=call.files.get("data"),
         unlabelled=call.files.get("unlabelled"),
         skip_bad_rows=body.skip_bad_rows,
+        reading=body.options,
         job_limit=job_limit(call),
     )
     return accepted(job)

@@ -18,6 +18,7 @@ async def profile_tokens(call: Call) -> Reply:
         call.files,
         prompts=body.prompts,
         skip_bad_rows=body.skip_bad_rows,
+        reading=body.options,
         job_limit=job_limit(call),
     )
     return accepted(job)

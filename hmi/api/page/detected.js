@@ -11,7 +11,8 @@ const SHOWN_LABELS = 12;
 const TASKS = { classification: "one label", pair: "one label for a pair of texts", multilabel: "several labels", regression: "a number", tagging: "a tag for each word" };
 
 /**
- * The part of the form that holds the file. state: gets `file`, `check` (the server's answer) and `skip`.
+ * The part of the form that holds the file. state: gets `file`, `check` (the server's answer), `skip`, and
+ * `reading`: the options by which the file is read.
  * task: the task that the rows must have, or null. changed(usable): called after each check.
  */
 export function detected(state, task, changed, signal) {
@@ -30,7 +31,7 @@ export function detected(state, task, changed, signal) {
   });
 
   function take(file) {
-    Object.assign(state, { file, skip: 0 });
+    Object.assign(state, { file, skip: 0, reading: {} });
     check(task);
   }
 
@@ -39,7 +40,7 @@ export function detected(state, task, changed, signal) {
     changed(false);
     fill(out, h("p", { class: "note" }, `Reading ${file.name} …`));
     try {
-      const spec = { skip_bad_rows: state.skip, ...(as && { task: as }) };
+      const spec = { skip_bad_rows: state.skip, options: state.reading, ...(as && { task: as }) };
       const seen = await upload("/manage/check", spec, { data: await beginning(file) }, signal);
       if (file !== state.file) return; // another one was chosen meanwhile
       state.check = seen;
@@ -69,12 +70,24 @@ function result(state, check) {
   task.value = seen.task ?? "classification";
   return h("div", { class: "stack appear" },
     seen.error && callout("bad", h("p", null, ticked(sentence(seen.error)))),
+    guessed(state, check),
     facts(["File", `${state.file.name}, ${bytes(state.file.size)}`],
       seen.read && ["Read as", ticked(seen.read)],
       ["Rows", [`${count(seen.count)}${seen.whole ? "" : " in its beginning"} `, seen.usable ? badge("usable", "good") : badge("not usable", "bad")]]),
     seen.count > 0 && field("Each row answers with", task),
     problems(state, check), seen.notes.map((said) => h("p", { class: "note" }, badge("note", "accent"), " ", ticked(sentence(said)))),
     h("div", { class: "grid" }, labels(seen), sample(seen)));
+}
+
+/** What the server guesses of columns whose names it does not know, with a button that reads the file so. */
+function guessed(state, check) {
+  const { options, task } = state.check, { text_column: text, label_column: label, labels_columns: labels } = options;
+  if (!Object.keys(options).length) return null;
+  const listed = (names) => [names ?? []].flat().map((name) => `“${name}”`).join(", ");
+  const said = [text && `the text is in ${listed(text)}`, label && `the label in ${listed(label)}`, labels && `a label each in ${listed(labels)}`,
+    options.header === false && "the first line is a row"].filter(Boolean).join("; ");
+  const read = h("button", { type: "button", onclick: () => { state.reading = options; check(task); } }, "Read it so");
+  return callout("accent", h("p", null, `It may be meant as rows of the task ${task}: ${said}. `), h("p", null, read));
 }
 
 function problems(state, check) {

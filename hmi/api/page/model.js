@@ -25,7 +25,7 @@ export async function model(main, name, signal) {
 }
 
 function scores(metrics) {
-  const shown = ["accuracy", "macro_f1", "micro_f1", "entity_f1", "token_accuracy", "spearman", "mae", "r2"].filter((m) => m in metrics);
+  const shown = ["accuracy", "reachable_accuracy", "macro_f1", "micro_f1", "entity_f1", "token_accuracy", "spearman", "mae", "r2"].filter((m) => m in metrics);
   if (!shown.length) return card("Held-out score", h("p", { class: "lead" }, "An embedding is not trained, so it has no score."));
   const best = headline(metrics), calibration = metrics.calibration;
   return card("Held-out score",

@@ -34,7 +34,7 @@ export async function teach(main, known, signal) {
     return;
   }
   const steps = { file: step("Your rows"), name: step("Name and domain"), train: step("Training"), answer: step("First answer") };
-  const state = { file: null, check: null, skip: 0 };
+  const state = { file: null, check: null, skip: 0, reading: {} };
   const naming = known ? fixed(old) : names(domains, tenants, models);
   const button = h("button", { type: "submit", disabled: true }, "Start training");
   const told = h("div", { "aria-live": "polite" }), key = h("div", { "aria-live": "polite" });
@@ -70,7 +70,7 @@ export async function teach(main, known, signal) {
   }
 
   function started() {
-    const options = state.skip ? { skip_bad_rows: state.skip } : {};
+    const options = { ...state.reading, ...(state.skip && { skip_bad_rows: state.skip }) };
     const files = { data: state.file };
     if (known) return upload(`/manage/models/${segment(known)}/update`, { options }, files, signal);
     return upload("/manage/models", { model: naming.model(), domain: naming.domain(), task: state.check.task, options }, files, signal);
@@ -120,7 +120,7 @@ function done(of) {
 function formats() {
   return h("details", null, h("summary", null, "What rows look like"),
     h("dl", { class: "facts" }, FORMATS.map(([name, example]) => [h("dt", null, name), h("dd", null, h("code", null, example))])),
-    h("p", { class: "note" }, "One JSON object a line, or CSV with a header of the same names (commas, semicolons or tabs), or CoNLL. Files may be compressed with gzip or zstd."));
+    h("p", { class: "note" }, "One JSON object a line, or CSV with a header of the same names (commas, semicolons or tabs), or CoNLL, or what Label Studio, doccano, Prodigy, Rasa and fastText write. Files may be compressed with gzip or zstd."));
 }
 
 function fixed(old) {

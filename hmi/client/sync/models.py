@@ -8,9 +8,10 @@ from typing import Any, Literal
 
 from hmi.client.answers import Adapter, Cascade, Exits, FeedbackTaken, Model, Prediction, Task, TokenProfile
 from hmi.client.calls import Call, change, checked, delete, fields, get, segment
+from hmi.client.file_checks import FileCheck
 from hmi.client.sync.jobs import ENDLESS, Job
 from hmi.client.sync.resources import Resource
-from hmi.client.uploads import Data
+from hmi.client.uploads import Data, parts
 
 Publish = Literal["if-better", "always", "never"]
 Label = str | float | list[str]
@@ -43,6 +44,26 @@ class Models(Resource):
     def get(self, model: str) -> Model:
         return checked(Model.model_validate, self._session.send(get(_path(model))))
 
+    def check(
+        self,
+        data: Data,
+        *,
+        task: Task | None = None,
+        corpus: bool = False,
+        skip_bad_rows: int = 0,
+        options: dict[str, Any] | None = None,
+    ) -> FileCheck:
+        """Check rows, or a corpus, without a job. options: as of `create`, those that say how to read it."""
+        there, sent = parts({"data": data}, self._session.config.compress)
+        body = {
+            "corpus": corpus,
+            "skip_bad_rows": skip_bad_rows,
+            **fields(task=task, options=options),
+            **there,
+        }
+        call = Call("POST", "/manage/check", body, uploads=sent, repeatable=True)
+        return checked(FileCheck.model_validate, self._session.send(call))
+
     def create(
         self,
         model: str,
@@ -55,7 +76,10 @@ class Models(Resource):
         options: dict[str, Any] | None = None,
         once: str | None = None,
     ) -> Job:
-        """Fine-tune a new model on rows. `data` may be a path, rows as mappings, or a data frame."""
+        """Fine-tune a new model on rows. `data` may be a path, rows as mappings, or a data frame.
+
+        Among the options, `text_column`, `label_column` and so on say how to read it.
+        """
         body = {"model": model, "domain": domain, "task": task, **fields(options=options)}
         return self.start("/manage/models", body, once, data=data, dev=dev, unlabelled=unlabelled)
 
@@ -105,10 +129,11 @@ class Models(Resource):
         data: Data | None = None,
         unlabelled: Data | None = None,
         skip_bad_rows: int = 0,
+        options: dict[str, Any] | None = None,
         once: str | None = None,
     ) -> Job:
         """Train ramps, by which texts may leave early. Give rows, texts or both."""
-        body = {"skip_bad_rows": skip_bad_rows}
+        body = {"skip_bad_rows": skip_bad_rows, **fields(options=options)}
         return self.start(f"{_path(model)}/ramps", body, once, data=data, unlabelled=unlabelled)
 
     def profile_tokens(
@@ -120,10 +145,11 @@ class Models(Resource):
         unlabelled: Data | None = None,
         prompts: bool = True,
         skip_bad_rows: int = 0,
+        options: dict[str, Any] | None = None,
         once: str | None = None,
     ) -> Job:
         """Profile what token adaptation does to the model's answers."""
-        body = {"prompts": prompts, "skip_bad_rows": skip_bad_rows}
+        body = {"prompts": prompts, "skip_bad_rows": skip_bad_rows, **fields(options=options)}
         path = f"{_path(model)}/tokens"
         return self.start(path, body, once, data=data, dev=dev, unlabelled=unlabelled)
 
@@ -137,10 +163,11 @@ class Models(Resource):
         *,
         small: str | None = None,
         skip_bad_rows: int = 0,
+        options: dict[str, Any] | None = None,
         once: str | None = None,
     ) -> Job:
         """Profile a cascade in which `small`, or a ramp of the model itself, answers first."""
-        body = {"skip_bad_rows": skip_bad_rows, **fields(small=small)}
+        body = {"skip_bad_rows": skip_bad_rows, **fields(small=small, options=options)}
         return self.start(f"{_path(model)}/cascade", body, once, data=data)
 
     def cascade(self, model: str) -> Cascade:

@@ -20,7 +20,8 @@ from hmi.model.calibration import probabilities
 from hmi.model.entities import calibrated_score, entities_of
 from hmi.model.heads import outside_tag
 from hmi.model.splitting import SplitText
-from hmi.model.tagging import Floats, best_path, from_bio, in_labels, marginals, rules
+from hmi.model.tag_schemes import from_bio, in_labels
+from hmi.model.tagging import Floats, best_path, marginals, rules
 from hmi.model.tasks.base import Answer, TaskKind
 from hmi.model.windows import central_pieces
 
@@ -52,7 +53,7 @@ class Decoded:
 class Tagging(TaskKind):
     """A tag for each word, scored at its first piece: the best path under the tag scheme and the transitions.
 
-    If the training rows are in IOB1 or IO, `labels` are those of BIO, and answers are
+    If the training rows follow another scheme than BIO, `labels` are those of BIO, and answers are
     converted back. A word that the model did not see gets `outside_tag`, or the tag of the
     entity around it, with probability 0.
     """

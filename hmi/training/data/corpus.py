@@ -10,9 +10,11 @@ from dataclasses import dataclass
 
 from hmi.errors import InvalidData
 from hmi.training.data.columns import NEEDED, listed
+from hmi.training.data.guessing import headless
+from hmi.training.data.marked_lines import is_fasttext, is_rasa
+from hmi.training.data.records import TableRecord
 from hmi.training.data.tables import (
     FIRST_RECORDS,
-    TableRecord,
     conll_width,
     file_lines,
     kind_of,
@@ -27,6 +29,10 @@ NAMES = frozenset(name for names in NEEDED.values() for name in names)
 _JSON = re.compile(r'\{\s*"|\[\s*\{|[\[{]$')
 """The beginning of a first line that is JSON, not text."""
 
+ROWS = (NAMES - {"text"}) | {"spans", "entities", "answer", "annotations", "intent", "cats"}
+"""Columns beside `text` that show rows, made to train a model."""
+_TRAIN = "to train a model of them, give them to `hmi model create`, as `hmi check FILE` shows"
+
 
 @dataclass(frozen=True)
 class Corpus:
@@ -35,6 +41,8 @@ class Corpus:
     read: str
     documents: Iterator[str]
     file: TextFile
+    remark: str = ""
+    """For the user: that the documents look like rows."""
 
 
 def open_corpus(
@@ -55,6 +63,9 @@ def open_corpus(
             file,
             f"looks like CoNLL ({width} columns, a token and its tag a line): give sentences, one a line",
         )
+    rows = _rows_of(head)
+    if rows:
+        raise _refused(file, f"looks like {rows}: {_TRAIN}. A corpus is text, one document a line")
     columns = looks_like_csv(
         head, lambda names: {n.strip().casefold() for n in names} <= NAMES | {"id", "", "idx"}
     )
@@ -96,6 +107,16 @@ def count_documents(corpus: Corpus, field: str = "corpus") -> int:
     return documents
 
 
+def _rows_of(lines: list[str]) -> str:
+    """What rows these lines are, in words; "" if they are text."""
+    used = [line for line in lines if line.strip()]
+    if is_fasttext(used):
+        return "rows of fastText (labels marked by `__label__`)"
+    if is_rasa(used):
+        return "rows of Rasa (examples of intents)"
+    return "rows of CSV without a header (texts, and labels that recur)" if headless(used) else ""
+
+
 def _is_list_of_texts(line: str) -> bool:
     if not line.startswith("["):
         return False
@@ -121,9 +142,10 @@ def _json(file: TextFile) -> Corpus:
         )
     unused = [name for name in table.columns if name != "text"]
     left = f"; not used: {listed(unused)}" if unused else ""
-    return Corpus(
-        f"{table.form}, {file.encoding}; documents are its `text`{left}", _texts(file, table.records), file
-    )
+    marks = [name for name in unused if name in ROWS]
+    remark = f"this looks like rows ({listed(marks)}): {_TRAIN}. As a corpus, only their texts are read"
+    read = f"{table.form}, {file.encoding}; documents are its `text`{left}"
+    return Corpus(read, _texts(file, table.records), file, remark if marks else "")
 
 
 def _texts(file: TextFile, records: Iterator[TableRecord]) -> Iterator[str]:

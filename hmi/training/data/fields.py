@@ -59,6 +59,10 @@ def _label(value: Any, name: str) -> str:
                 f"{name} is {value}, not a class: for numbers use the task regression, with the field `value`"
             )
         value = int(value)
+    if isinstance(value, list):
+        raise ValueError(
+            f"{name} is a list, not a single label: for several labels a text give --task multilabel"
+        )
     if not isinstance(value, (str, int)):
         raise ValueError(f"{name} is {kind_of(value)}, not a string or an integer")
     return _writable(str(value).strip(), name)
@@ -102,7 +106,9 @@ def _value(raw: dict[str, Any]) -> float:
 def _words(raw: dict[str, Any], name: str) -> list[str]:
     words = raw.get(name)
     if isinstance(words, list) and words and all(isinstance(v, int) for v in words):
-        raise ValueError(f"`{name}` holds numbers: write each as its name, such as B-PER")
+        raise ValueError(
+            f"`{name}` holds numbers: give their names (--labels O,B-PER,…; over HTTP options.labels)"
+        )
     if not isinstance(words, list) or not words or not all(isinstance(v, str) and v.strip() for v in words):
         raise ValueError(f"`{name}` is not a list of non-empty strings")
     characters = sum(map(len, words))

@@ -5,15 +5,23 @@ from __future__ import annotations
 import itertools
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 from hmi.core import Task
 from hmi.errors import InvalidData
 from hmi.training.data.columns import EXAMPLES, LISTS, NEEDED, Columns, listed, read_columns, second_text
+from hmi.training.data.conflicts import conflicts_of
+from hmi.training.data.decisions import FIELD as DECISION
+from hmi.training.data.decisions import Decisions, labels_of_rejected
 from hmi.training.data.fields import MAX_ROW_CHARACTERS as MAX_ROW_CHARACTERS
 from hmi.training.data.fields import answer_of, input_of
-from hmi.training.data.tables import FIRST_RECORDS, TableRecord, TextTable, kind_of, read_table
+from hmi.training.data.naming import Naming, named_labels
+from hmi.training.data.reading import AS_IT_IS, Reading
+from hmi.training.data.records import TableRecord, TextTable
+from hmi.training.data.spans import Spans
+from hmi.training.data.tables import FIRST_RECORDS, kind_of, read_table
+from hmi.training.data.tag_notes import tag_notes, tags_said
 from hmi.training.data.text_files import TextFile, Upload
 from hmi.training.golds import Gold
 
@@ -61,6 +69,9 @@ class RowFile:
     """Whether the whole file was read."""
     lines: list[int] = field(default_factory=list)
     """The line of each row in `rows`."""
+    patterns: tuple[str, ...] | None = None
+    """The patterns by which texts were split into words (hmi.model.splitting); None if the rows are words, or
+    need none."""
 
 
 def read_labelled_rows(source: Upload, task: Task, field: str = "data") -> list[Row]:
@@ -74,13 +85,21 @@ def read_unlabelled_rows(source: Upload, task: Task, *, paired: bool, field: str
 
 
 def read_labelled_file(
-    source: Upload, task: Task, field: str = "data", *, skip: int = 0, first: int | None = None
+    source: Upload,
+    task: Task,
+    field: str = "data",
+    *,
+    skip: int = 0,
+    first: int | None = None,
+    reading: Reading = AS_IT_IS,
+    patterns: tuple[str, ...] | None = None,
 ) -> RowFile:
     """Read the rows of a file, or of about its `first` bytes. Up to `skip` bad ones are left out.
 
-    Raises InvalidData (its details name field and line), TooLarge.
+    patterns: how texts with spans are split into words; None: as the spans need it. Raises InvalidData (its
+    details name field and line), TooLarge.
     """
-    found = parse_rows(source, task, field, first=first)
+    found = parse_rows(source, task, field, first=first, reading=reading, patterns=patterns)
     refuse_bad_rows(found, task, field, skip)
     if found.whole and len(found.rows) < MIN_ROWS:
         what = f"{len(found.rows)} rows" if found.rows else "no rows"
@@ -100,9 +119,13 @@ def read_unlabelled_file(
     field: str = "unlabelled",
     skip: int = 0,
     first: int | None = None,
+    reading: Reading = AS_IT_IS,
+    patterns: tuple[str, ...] | None = None,
 ) -> RowFile:
-    """Like `read_labelled_file`, for rows whose answers are ignored."""
-    found = parse_rows(source, task, field, answers=False, paired=paired, first=first)
+    """Like `read_labelled_file`, for rows whose answers are ignored. For tagging they may be texts."""
+    found = parse_rows(
+        source, task, field, answers=False, paired=paired, first=first, reading=reading, patterns=patterns
+    )
     refuse_bad_rows(found, task, field, skip)
     if not found.rows and found.whole:
         raise InvalidData(f"{field} has no rows: give rows such as {_example(task, paired)}", field=field)
@@ -139,45 +162,120 @@ def parse_rows(
     answers: bool = True,
     paired: bool | None = None,
     first: int | None = None,
+    reading: Reading = AS_IT_IS,
+    patterns: tuple[str, ...] | None = None,
 ) -> RowFile:
     """Parse a file into good and bad rows. Raises InvalidData if its form or its columns do not
     fit the task."""
-    file = TextFile(source, field, first=first)
+    file = TextFile(source, field, first=first, encoding=reading.encoding)
     if file.empty:
         raise InvalidData(f"{field} is empty: give rows such as {_example(task, paired)}", field=field)
 
+    def as_named(names: Sequence[str]) -> Naming:
+        return Naming.of(names, reading if answers else reading.of_texts(names), task)
+
     def columns_of(names: Sequence[str]) -> Columns:
-        return read_columns(names, task, answers=answers, paired=paired)
+        naming = as_named(names)
+        if naming.problem:
+            return Columns({}, naming.problem)
+        return read_columns(naming.columns, task, answers=answers, paired=paired)
 
     table = read_table(
-        file, lambda names: not columns_of(names).problem, conll="likely" if task == "tagging" else "no"
+        file,
+        lambda names: not columns_of(names).problem,
+        conll="likely" if task == "tagging" else "no",
+        header=reading.header,
+        spans=(spans := Spans(texts=task == "tagging" and not answers, patterns=patterns)),
     )
     columns = columns_of(table.columns)
+    naming = as_named(table.columns)
+    table = naming.applied(table)
     head = list(itertools.islice(table.records, FIRST_RECORDS))
-    problem = columns.problem + _headless(table, columns.problem, task, answers=answers)
+    problem = columns.problem
+    if not naming.problem:
+        problem += _headless(table, columns.problem, task, answers=answers)
     problem = problem or _wrong_form(table, columns.names, head, task, paired=paired)
     if problem:
         raise InvalidData(f"{field} was read as {table.form}, {file.encoding}: {problem}", field=field)
-    read = _described(table, file.encoding, columns.names)
-    found = RowFile([], read, whole=True)
+    values = [record.values for record in head]
+    decisions = Decisions(values, task, given=answers and DECISION not in columns.names)
+    used = {**columns.names, **({DECISION: "annotator's decision"} if decisions.given else {})}
+    reader = _Reader(task, columns.names, decisions, reading.labels, answers=answers, paired=paired)
     whole = True
     for record in itertools.chain(head, table.records):
-        if first is not None and len(found.rows) + len(found.left_out) >= MAX_FIRST_ROWS:
+        if first is not None and len(reader.rows) + len(reader.bad) >= MAX_FIRST_ROWS:
             whole = False
             break
+        reader.read(record)
+    read = reader.found(_described(table, file.encoding, used), whole=whole and file.whole)
+    read = replace(read, notes=[*filter(None, [file.remark]), *read.notes, *spans.notes()])
+    return replace(_marked(read), patterns=spans.patterns) if task == "tagging" else read
+
+
+def _marked(found: RowFile) -> RowFile:
+    """The file with what its tags mark."""
+    tags = [row.label for row in found.rows if isinstance(row.label, tuple)]
+    return replace(found, read=found.read + tags_said(tags), notes=[*found.notes, *tag_notes(tags)])
+
+
+class _Reader:
+    """Reads records one by one into rows and bad rows."""
+
+    def __init__(
+        self,
+        task: Task,
+        names: Mapping[str, str],
+        decisions: Decisions,
+        labels: Sequence[str] | None,
+        *,
+        answers: bool,
+        paired: bool | None,
+    ) -> None:
+        self.rows: list[Row] = []
+        self.bad: list[BadRow] = []
+        self._task, self._names, self._answers, self._paired = task, names, answers, paired
+        self._decisions, self._labels = decisions, labels
+        self._lines: list[int] = []
+        self._rejected: list[int] = []
+        self._left_out: Counter[str] = Counter()
+
+    def read(self, record: TableRecord) -> None:
         try:
             if record.problem:
                 raise ValueError(record.problem)
-            raw = {ours: record.values.get(given) for given, ours in columns.names.items()}
-            raw.setdefault("text_pair", record.values.get("text_pair"))
-            answer = answer_of(raw, task) if answers else ""
-            found.rows.append(Row(input_of(raw, task, paired=paired), answer))
-            found.lines.append(record.line)
+            decision = self._decisions.read(record.values)
+            if decision == "out":
+                return
+            if record.left_out and self._answers:
+                self._left_out[record.left_out] += 1
+                return
+            self.rows.append(self._row(record.values))
+            self._lines.append(record.line)
+            if decision == "rejected":
+                self._rejected.append(len(self.rows) - 1)
         except ValueError as error:
-            found.left_out.append(BadRow(record.line, f"{record.place}: {error}"))
-    return RowFile(
-        found.rows, read, found.left_out, label_notes(found.rows), whole and file.whole, found.lines
-    )
+            self.bad.append(BadRow(record.line, f"{record.place}: {error}"))
+
+    def _row(self, values: Mapping[str, Any]) -> Row:
+        raw = {ours: values.get(given) for given, ours in self._names.items()}
+        raw.setdefault("text_pair", values.get("text_pair"))
+        if not self._answers:
+            return Row(input_of(raw, self._task, paired=self._paired), "")
+        if self._labels:
+            raw |= {n: named_labels(raw[n], self._labels) for n in ("label", "labels", "tags") if n in raw}
+        return Row(input_of(raw, self._task, paired=self._paired), answer_of(raw, self._task))
+
+    def found(self, read: str, *, whole: bool) -> RowFile:
+        """All rows, the rejected ones with their right labels, and remarks."""
+        labels = labels_of_rejected([row.label for row in self.rows], self._rejected)
+        kept = [i for i in range(len(self.rows)) if labels.get(i, "") is not None]
+        rows = [replace(self.rows[i], label=labels.get(i) or self.rows[i].label) for i in kept]
+        left_out = [
+            f"{count} {'record is' if count == 1 else 'records are'} left out: {why}"
+            for why, count in self._left_out.items()
+        ]
+        notes = [*self._decisions.notes(labels), *left_out, *label_notes(rows)]
+        return RowFile(rows, read, self.bad, notes, whole, [self._lines[i] for i in kept])
 
 
 def label_counts(rows: list[Row]) -> Counter[str]:
@@ -190,7 +288,8 @@ def label_counts(rows: list[Row]) -> Counter[str]:
 
 
 def label_notes(rows: list[Row]) -> list[str]:
-    """Remarks on labels that may be spellings of one label, and on labels that look like missing values."""
+    """Remarks on labels that may be spellings of one label, on labels that look like missing values, and on
+    texts with several labels."""
     counts = label_counts(rows)
     alike: dict[str, list[str]] = defaultdict(list)
     for label in counts:
@@ -201,7 +300,9 @@ def label_notes(rows: list[Row]) -> list[str]:
         if len(same) > 1
     ]
     missing = [label for label in counts if label.casefold() in NO_LABELS]
+    conflicts = conflicts_of((row.text, row.label) for row in rows).remark()
     return [
+        *([conflicts] if conflicts else []),
         *notes,
         *(
             f"`{label}` was read as a label ({counts[label]} rows): check that no label is missing there"
@@ -245,7 +346,13 @@ def _headless(table: TextTable, problem: str, task: Task, *, answers: bool) -> s
         return f". If this is plain text, give JSON, one object a line: {_example(task, task == 'pair')}"
     if len(table.columns) == 1:
         return f". If this is plain text, it has no labels: rows are lines of cells below the header {names}"
-    return f". If the first line is a row already, write the header {names} above it"
+    if "without a header" in table.form:
+        return ""
+    return (
+        f". If the first line is a row already, write the header {names} above it, or give --no-header "
+        f"and name "
+        "columns by their numbers"
+    )
 
 
 def _wrong_form(
@@ -260,8 +367,9 @@ def _wrong_form(
             f"it has two texts a row, {listed(pair)}, and the task {task} reads one: {cure}, or remove "
             f"the column `{pair[1]}`"
         )
-    if table.form.startswith("CSV"):
-        lists = [given for given, ours in names.items() if ours in LISTS]
+    if table.form.startswith("CSV") and not all(record.problem for record in head):
+        read = {given for record in head for given in names if isinstance(record.values.get(given), list)}
+        lists = [given for given, ours in names.items() if ours in LISTS and given not in read]
         if lists:
             also = (
                 ", or CoNLL (a token and its tag a line, a blank line between texts)"

@@ -6,14 +6,21 @@ import csv
 import itertools
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 from hmi.errors import InvalidData
 from hmi.training.data.chats import FIELD as CHAT
 from hmi.training.data.chats import row_of_chat
+from hmi.training.data.exports import Export, export_of
+from hmi.training.data.marked_lines import marked_table
 from hmi.training.data.quotes import Quotes, quotes_of
+from hmi.training.data.records import Fits, TextTable
+from hmi.training.data.records import TableRecord as TableRecord
+from hmi.training.data.span_forms import record_of_pair
+from hmi.training.data.spans import Spans
 from hmi.training.data.text_files import TextFile
 
 DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
@@ -21,7 +28,7 @@ LARGEST_RECORD = 16 << 20
 """Characters of one record: more than a row may have, but little enough to keep in memory."""
 FIRST_RECORDS = 200
 """A table's format is recognised from this many lines or records."""
-_TAG = re.compile(r"O|[BIESLU]-\S+")
+_TAG = re.compile(r"O|[BIESLUM]-\S+")
 _REMARKS = ("-DOCSTART-", "# ")
 """CoNLL lines that begin so have no token, except a line such as "# O"."""
 _BETWEEN = re.compile(r"[ \t\r\n,]*")
@@ -30,39 +37,48 @@ _NAME = re.compile(r"[^\W\d][\w .#-]{0,39}")
 csv.field_size_limit(LARGEST_RECORD)
 
 
-@dataclass(frozen=True)
-class TableRecord:
-    """One row and its line. `problem` says why it cannot be read."""
-
-    line: int
-    values: dict[str, Any]
-    problem: str = ""
-    item: int | None = None
-    """The row's number in a JSON list, where line numbers say little."""
-
-    @property
-    def place(self) -> str:
-        return f"line {self.line}" if self.item is None else f"item {self.item} (line {self.line})"
-
-
-@dataclass(frozen=True)
-class TextTable:
-    """A table's form in words, the columns found in its beginning, and its records."""
-
-    form: str
-    columns: tuple[str, ...]
-    records: Iterator[TableRecord]
-
-
-Fits = Callable[[Sequence[str]], bool]
-
-
-def read_table(file: TextFile, fits: Fits, *, conll: Literal["no", "maybe", "likely"]) -> TextTable:
+def read_table(
+    file: TextFile,
+    fits: Fits,
+    *,
+    conll: Literal["no", "maybe", "likely"],
+    header: bool = True,
+    spans: Spans | None = None,
+) -> TextTable:
     """Recognise a table's format and return its records. Raises InvalidData.
 
     fits: whether the given columns are the wanted ones; it decides the delimiter of a CSV file.
     conll: whether lines may be a token and its tag ("likely" if the task is tagging).
+    header: False if the first line of a CSV file is a row; its columns are then named 1, 2, ….
+    spans: reads spans as rows of tagging; None: they are left as they are.
     """
+    table = _table(file, fits, conll=conll, header=header)
+    head = list(itertools.islice(table.records, FIRST_RECORDS))
+    values = [record.values for record in head if not record.problem]
+    export = export_of(values, fits)
+    records = itertools.chain(head, table.records)
+    tagged = None if spans is None else spans.table(replace(table, records=records), values, fits)
+    if tagged is not None and (export is None or fits(tagged.columns)):
+        return tagged
+    if export is None:
+        return replace(table, records=records)
+    return _json(f"{table.form}, {export.said}", _exported(records, export))
+
+
+def _exported(records: Iterator[TableRecord], export: Export) -> Iterator[TableRecord]:
+    """The rows of each record of a tool's export."""
+    for record in records:
+        if record.problem:
+            yield record
+            continue
+        try:
+            for values, left_out in export.rows(record.values):
+                yield replace(record, values=values, left_out=left_out)
+        except ValueError as error:
+            yield replace(record, values={}, problem=str(error))
+
+
+def _table(file: TextFile, fits: Fits, *, conll: Literal["no", "maybe", "likely"], header: bool) -> TextTable:
     first = file.beginning()
     if first.startswith("["):
         return _json("a JSON list", _json_items(file))
@@ -77,12 +93,15 @@ def read_table(file: TextFile, fits: Fits, *, conll: Literal["no", "maybe", "lik
         return _json("JSON objects of several lines", _json_items(file))
     if first.startswith("{"):
         return _json("JSON, one object a line", _json_lines(file))
+    marked = marked_table(file, head, fits, LARGEST_RECORD)
+    if marked is not None:
+        return _json(*marked)
     width = (
         0 if conll == "no" else conll_width(list(file_lines(file, FIRST_RECORDS)), likely=conll == "likely")
     )
     if width:
         return TextTable("CoNLL, a token and its tag a line", ("tokens", "tags"), _conll(file, width))
-    return _csv(file, head[0], fits)
+    return _csv(file, head[0], fits) if header else _csv_without_header(file, head)
 
 
 def file_lines(file: TextFile, count: int) -> Iterator[str]:
@@ -149,6 +168,7 @@ def _record(number: int, text: str, item: int | None) -> TableRecord:
 
 def _object(line: int, value: Any, item: int | None) -> TableRecord:
     """The record of a JSON value that should be an object."""
+    value = record_of_pair(value)
     if not isinstance(value, dict):
         return TableRecord(line, {}, f"is {kind_of(value)}, not a JSON object", item)
     if CHAT not in value:
@@ -223,6 +243,22 @@ def _csv(file: TextFile, header: tuple[int, str], fits: Fits) -> TextTable:
     return TextTable(form, tuple(columns), _csv_records(file, delimiter, columns, skipped, quotes))
 
 
+def _csv_without_header(file: TextFile, head: list[tuple[int, str]]) -> TextTable:
+    """Rows alone. The delimiter is the one by which most of the first lines have equally many cells, at
+    least 2."""
+
+    def most(delimiter: str) -> tuple[int, int]:
+        widths = Counter(len(_cells(line, delimiter)) for _, line in head)
+        return max(((count, width) for width, count in widths.items() if width > 1), default=(0, 1))
+
+    delimiter = max(DELIMITERS, key=most)
+    columns = [str(i + 1) for i in range(most(delimiter)[1])]
+    form = f"CSV with {DELIMITERS[delimiter]}, without a header"
+    quotes = quotes_of(_numbered(file), len(columns)) if delimiter == "\t" else Quotes()
+    form += ", double quotes taken literally" * quotes.literal
+    return TextTable(form, tuple(columns), _csv_records(file, delimiter, columns, 0, quotes))
+
+
 def _csv_records(
     file: TextFile, delimiter: str, columns: list[str], header: int, quotes: Quotes
 ) -> Iterator[TableRecord]:
@@ -247,7 +283,11 @@ def _csv_records(
         spare = [cell for cell in cells[len(columns) :] if cell.strip()]
         if spare or len(cells) < len(columns):
             cure = "put a text that contains the delimiter into double quotes"
-            yield TableRecord(number, {}, f"has {len(cells)} cells, the header {len(columns)}: {cure}")
+            yield TableRecord(
+                number,
+                {},
+                f"has {len(cells)} cells, {'the header' if header else 'others'} {len(columns)}: {cure}",
+            )
         else:
             yield TableRecord(number, dict(zip(columns, cells, strict=False)))
 

@@ -14,6 +14,7 @@ from typing import BinaryIO, cast
 import zstandard
 
 from hmi.errors import InvalidData, InvalidInput, TooLarge
+from hmi.training.data.encodings import encoding_of
 
 Upload = Path | bytes
 """A file, or a file's content."""
@@ -24,13 +25,6 @@ MAX_LINE = 64 << 20
 CHUNK = 1 << 18
 ZSTD_WINDOW = 1 << 27
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
-_MARKS = (
-    (codecs.BOM_UTF8, "utf-8-sig", "UTF-8 with a byte-order mark"),
-    (codecs.BOM_UTF32_LE, "utf-32", "UTF-32"),  # before UTF-16, whose mark is its beginning
-    (codecs.BOM_UTF32_BE, "utf-32", "UTF-32"),
-    (codecs.BOM_UTF16_LE, "utf-16", "UTF-16"),
-    (codecs.BOM_UTF16_BE, "utf-16", "UTF-16"),
-)
 _AS_JSONL = "export it as JSON, one object a line"
 _KINDS = (
     (
@@ -62,7 +56,8 @@ class TextFile:
 
     field: the request's field, for errors; name: what error messages call the file. first: stop
     after about this many bytes, counted after decompression; `whole` then says whether the file
-    ended before. Raises InvalidInput (no such file), InvalidData (not text; the message says what
+    ended before. encoding: its encoding, None if its bytes tell it; `remark` is what to tell the user of one
+    that was recognised. Raises InvalidInput (no such file), InvalidData (not text; the message says what
     it seems to be).
     """
 
@@ -74,6 +69,7 @@ class TextFile:
         first: int | None = None,
         limit: int = MAX_EXPANDED_BYTES,
         name: str | None = None,
+        encoding: str | None = None,
     ) -> None:
         self.name = name or field
         self._source, self.field, self._first, self._limit = source, field, first, limit
@@ -81,7 +77,8 @@ class TextFile:
         with self._open() as file:
             head = self._packed(file, CHUNK)
         self._refuse_binary(head)
-        self._codec, self.encoding = _encoding_of(head)
+        found = encoding_of(head, encoding)
+        self._codec, self.encoding, self.remark = found.codec, found.name, found.remark
         self.empty = not head
 
     def lines(self) -> Iterator[str]:
@@ -100,6 +97,19 @@ class TextFile:
                 )
         if rest and self.whole:
             yield rest
+
+    def all(self, most: int) -> str:
+        """The file's whole text. Raises as `lines`, and TooLarge for more than `most` characters."""
+        pieces, held = [], 0
+        for chunk in self.chunks():
+            pieces.append(chunk)
+            held += len(chunk)
+            if held > most:
+                raise TooLarge(
+                    f"{self.name} has more than {most} characters, too many for its form: split it",
+                    field=self.field,
+                )
+        return "".join(pieces)
 
     def beginning(self) -> str:
         """The first line that is not blank, if it is near the beginning. Raises as `lines`."""
@@ -190,7 +200,8 @@ class TextFile:
         byte, before = error.object[error.start], error.object[: error.start]
         line += before.count(b"\n")
         if self._codec not in ("utf-8", "utf-8-sig"):
-            return self._bad(line, f"is not {self.encoding} ({error.reason}): save the file as UTF-8")
+            name = self.encoding.partition(",")[0]
+            return self._bad(line, f"is not {name} ({error.reason}): save the file as UTF-8")
         old = bytes([byte]).decode("cp1252", "replace")
         looks = (
             "of another encoding"
@@ -199,22 +210,10 @@ class TextFile:
         )
         column = len(before) - before.rfind(b"\n")
         place = f"byte {column} of the line is 0x{byte:02X}"
+        cure = "or, for rows, name its encoding, such as --encoding windows-1252 (over HTTP options.encoding)"
         return self._bad(
-            line, f"is not UTF-8: {place}, {looks}. Save the file as UTF-8 (in Excel: “CSV UTF-8”)"
+            line, f"is not UTF-8: {place}, {looks}. Save the file as UTF-8 (in Excel: “CSV UTF-8”), {cure}"
         )
 
     def _bad(self, line: int, what: str) -> InvalidData:
         return InvalidData(f"line {line} of {self.name} {what}", field=self.field, line=line)
-
-
-def _encoding_of(head: bytes) -> tuple[str, str]:
-    """The encoding of a file's beginning: Python's name, and the name for messages."""
-    for mark, codec, name in _MARKS:
-        if head.startswith(mark):
-            return codec, name
-    some = head[:4096]
-    zeros = some[::2].count(0), some[1::2].count(0)
-    if len(some) > 3 and max(zeros) > len(some) // 4 and min(zeros) == 0:
-        little = zeros[1] > 0
-        return ("utf-16-le", "UTF-16 without a mark") if little else ("utf-16-be", "UTF-16 without a mark")
-    return "utf-8", "UTF-8"

@@ -20,7 +20,7 @@ from hmi.core import TaskRules
 from hmi.model.batching import Encoded
 from hmi.model.calibration import Floats
 from hmi.model.entities import OUTSIDE, groups_of, log_odds, mean_score
-from hmi.model.tagging import in_labels, scheme_of
+from hmi.model.tag_schemes import Scheme, in_labels, scheme_of
 from hmi.model.tasks.words import Tagging
 from hmi.model.windows import first_pieces
 from hmi.training.calibrating import Decisions
@@ -48,7 +48,7 @@ class TaggingObjective(Objective[Tagging]):
     def learn(cls, golds: Sequence[Gold], *, paired: bool, field: str) -> Tagging:
         scheme = scheme_of([tags_in(g) for g in golds])
         labels = set(checked_labels([in_labels(tags_in(g), scheme) for g in golds], field))
-        if scheme == "io":  # IO joins entities that touch, so any type may need its I- tag
+        if scheme in ("io", "plain"):  # IO joins entities that touch, so any type may need its I- tag
             labels |= {f"I-{label[2:]}" for label in labels if label != "O"}
         return Tagging(tuple(sorted(labels)), TaskRules(scheme=scheme))
 
@@ -110,7 +110,7 @@ class TaggingObjective(Objective[Tagging]):
         got = [a.tags or [] for a in answers]
         right = [g == p for gs, ps in zip(tags, got, strict=True) for g, p in zip(gs, ps, strict=True)]
         sure = [s for a in answers for s in a.tag_scores or []]
-        return {**score_tags(tags, got), "calibration": calibration(sure, right)}
+        return {**score_tags(tags, got, self._scheme), "calibration": calibration(sure, right)}
 
     def parts(self, golds: Sequence[Gold], merged: Sequence[Tensor]) -> Floats:
         """A row's parts of entity F1 are twice the entities found, and those given plus those right.
@@ -118,7 +118,7 @@ class TaggingObjective(Objective[Tagging]):
         Without a tag scheme they are the words with the right tag, and all words.
         """
         tags = [list(tags_in(gold)) for gold in golds]
-        return tag_parts(tags, [self.task.answer(m).tags or [] for m in merged])
+        return tag_parts(tags, [self.task.answer(m).tags or [] for m in merged], self._scheme)
 
     def decisions(self, golds: Sequence[Gold], merged: Sequence[Tensor]) -> Decisions:
         """One for each word that the model saw, with the logarithms of its tags' marginal probabilities."""
@@ -151,11 +151,20 @@ class TaggingObjective(Objective[Tagging]):
     def chance(self, golds: Sequence[Gold]) -> float:
         """For entities 0, since tagging every word O finds none; for other tags the commonest tag's
         share of the words."""
-        counts = Counter(tag for gold in golds for tag in tags_in(gold))
+        tags = [tags_in(gold) for gold in golds]
+        scheme = self._scheme or scheme_of(tags)
+        counts = Counter(tag for row in tags for tag in in_labels(row, scheme))
         return 0.0 if is_bio(set(counts)) else max(counts.values(), default=0) / max(1, counts.total())
 
     def unknown(self, gold: Gold) -> set[str]:
         return set(self._in_scheme(gold)) - set(self.task.labels)
+
+    @property
+    def _scheme(self) -> Scheme | None:
+        """The scheme of the rows; None if the task knows none. Scores then go by the rows that they are of,
+        so that an earlier release's model and its update are compared by the same figure."""
+        scheme = self.task.rules.scheme
+        return None if scheme == "free" else scheme
 
     def _in_scheme(self, gold: Gold) -> tuple[str, ...]:
         """A row's tags, converted to BIO if the task's labels are."""

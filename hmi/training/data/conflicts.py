@@ -1,0 +1,88 @@
+"""Texts that occur under several labels. No model can answer all of their rows right."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+SHOWN = 3
+"""A remark quotes at most this many texts."""
+CHARACTERS = 60
+"""A quoted text is cut to this many characters."""
+Answers = Counter[Any]
+
+
+@dataclass(frozen=True)
+class Conflicts:
+    """The texts with several labels."""
+
+    texts: dict[Any, Answers]
+    """Each with its labels and how many rows have them, the most rows first."""
+    rows: int
+    """The number of rows in all, those of other texts included."""
+
+    @property
+    def reach(self) -> float:
+        """The largest share of rows that a model can answer right: of each text those of its commonest
+        label."""
+        wrong = sum(sum(counts.values()) - max(counts.values()) for counts in self.texts.values())
+        return 1 - wrong / self.rows if self.rows else 1.0
+
+    def remark(self, of: str = "") -> str:
+        """The conflicts in words, with some of them; "" if there are none. of: what the rows are, in
+        words."""
+        if not self.texts:
+            return ""
+        held = sum(sum(counts.values()) for counts in self.texts.values())
+        shown = "; ".join(
+            f"“{_cut(text)}” ({_counted(found)})" for text, found in [*self.texts.items()][:SHOWN]
+        )
+        more = f"; and {len(self.texts) - SHOWN} more" if len(self.texts) > SHOWN else ""
+        are = "text is" if len(self.texts) == 1 else "texts are"
+        return (
+            f"{len(self.texts)} {are} labelled in more than one way, in {held} of the {self.rows} {of}rows: "
+            f"{shown}{more}. "
+            f"A perfect model could answer at most {_percent(self.reach)} of these {self.rows} rows as "
+            f"labelled"
+        )
+
+
+def conflicts_of(rows: Iterable[tuple[Any, Any]]) -> Conflicts:
+    """The conflicts among rows, as (text, label). Texts that differ in their spaces only are the same. A text
+    may be a pair or a list of words, a label a tuple; values (floats) are no labels, and are ignored."""
+    found: dict[Any, Answers] = defaultdict(Counter)
+    count = 0
+    for text, label in rows:
+        if isinstance(label, str | tuple):
+            found[_key(text)][label] += 1
+            count += 1
+    several = {text: labels for text, labels in found.items() if len(labels) > 1}
+    return Conflicts(dict(sorted(several.items(), key=lambda item: -sum(item[1].values()))), count)
+
+
+def _key(text: Any) -> Any:
+    return " ".join(text.split()) if isinstance(text, str) else tuple(map(_key, text))
+
+
+def _cut(text: Any) -> str:
+    if isinstance(text, tuple):
+        text = (" ‖ " if len(text) == 2 else " ").join(text)
+    return text if len(text) <= CHARACTERS else f"{text[: CHARACTERS - 1]}…"
+
+
+def _counted(labels: Answers) -> str:
+    few = labels.most_common(SHOWN)
+    more = f", and {len(labels) - SHOWN} more" if len(labels) > SHOWN else ""
+    return ", ".join(f"{_named(label)}: {count}" for label, count in few) + more
+
+
+def _named(label: Any) -> str:
+    words = label if isinstance(label, str) else " ".join(label) or "none"
+    return words if len(words) <= CHARACTERS else f"{words[: CHARACTERS - 1]}…"
+
+
+def _percent(share: float) -> str:
+    """A share in percent, rounded down, so that less than all never reads as all."""
+    return f"{int(1000 * share + 1e-9) / 10:g}%"

@@ -1,0 +1,286 @@
+"""Rows of classes as annotation tools and libraries export them in JSON or CSV, as plain rows.
+
+| tool | an export's record |
+|---|---|
+| Label Studio, JSON | `data`, and `annotations` whose `result` holds `choices` |
+| Label Studio, JSON-MIN or CSV | the data and each control as columns, beside `annotation_id`, `lead_time`,
+… | | Prodigy, a choice of options | `text`, `options`, `accept` |
+| doccano, and others | `text`, and `label` as a list of labels |
+| doccano before 1.1 | `text`, and `annotations` that hold a `label`'s number each |
+| spaCy | `text`, and `cats` with a score for each label |
+| Hugging Face's dataset viewer | one object with `features` and `rows`; names of classes stand in the
+features | | Rasa before 2.0, JSON | one object with `rasa_nlu_data` |
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hmi.training.data.records import Fits
+
+Values = Mapping[str, Any]
+Rows = Iterator[tuple[dict[str, Any], str]]
+"""Rows with the reason to leave each out, or ""."""
+LEAST_SCORE = 0.5
+"""A label of spaCy's `cats` counts from this score on."""
+_MIN_META = frozenset(
+    {"id", "annotation_id", "annotator", "lead_time", "created_at", "updated_at", "agreement", "inner_id"}
+)
+"""Columns of Label Studio's JSON-MIN and CSV that are neither data nor answers."""
+NO_LABEL = "without a label"
+
+
+@dataclass(frozen=True)
+class Export:
+    """A recognised export: what to say of it, and the rows of one record. `rows` raises ValueError."""
+
+    said: str
+    rows: Callable[[Values], Rows]
+
+
+def export_of(head: Sequence[Values], fits: Fits) -> Export | None:
+    """The export that these first records are of, or None. fits: whether columns are the wanted ones, by
+    which an answer becomes a label or a list of labels."""
+    known = (_label_studio, _label_studio_min, _choice, _cats, _viewer, _rasa, _old_doccano, _lists)
+    return next((found for of in known if head and (found := of(head, fits)) is not None), None)
+
+
+def answer_field(others: Sequence[str], fits: Fits, *, several: bool) -> str:
+    """The field for answers that may be `several` labels: the one that fits beside the columns `others`."""
+    likely, other = ("labels", "label") if several else ("label", "labels")
+    return likely if fits((*others, likely)) or not fits((*others, other)) else other
+
+
+def _answered(row: dict[str, Any], field: str, labels: Sequence[Any]) -> tuple[dict[str, Any], str]:
+    """The row with its labels; it is left out if it needs one and has none."""
+    if field == "labels":
+        return {**row, field: list(labels)}, ""
+    return {**row, field: labels[0] if len(labels) == 1 else list(labels) or None}, NO_LABEL * (not labels)
+
+
+def _others(head: Sequence[Values], *without: str) -> list[str]:
+    return [name for name in dict.fromkeys(name for values in head for name in values) if name not in without]
+
+
+def _label_studio(head: Sequence[Values], fits: Fits) -> Export | None:
+    tasks = [
+        values for values in head if isinstance(values.get("data"), dict) and _annotations(values) is not None
+    ]
+    found = [_choices(annotation) for task in tasks for annotation in _annotations(task) or ()]
+    controls = list(dict.fromkeys(name for choices in found for name in choices))
+    if not controls:
+        return None
+    several = any(len(labels) > 1 for choices in found for labels in choices.values())
+    field = answer_field(list(_data(tasks[0])), fits, several=several)
+
+    def rows(task: Values) -> Rows:
+        if not isinstance(task.get("data"), dict):
+            raise ValueError("has no `data`, unlike other tasks of Label Studio")
+        all_ = _annotations(task) or []
+        given = [a for a in all_ if not (a.get("was_cancelled") or a.get("skipped"))]
+        truth = [a for a in given if a.get("ground_truth")] or given
+        different = {json.dumps(_choices(a), sort_keys=True): _choices(a) for a in truth}
+        for choices in different.values():
+            if len(controls) == 1:
+                yield _answered(_data(task), field, choices.get(controls[0], []))
+            else:
+                one = {name: labels[0] if len(labels) == 1 else labels for name, labels in choices.items()}
+                yield {**_data(task), **one}, ""
+        if not different:
+            yield _data(task), "skipped by the annotator" if all_ else "without an annotation"
+
+    return Export("from Label Studio", rows)
+
+
+def _annotations(task: Values) -> list[Values] | None:
+    found = task.get("annotations", task.get("completions"))
+    return [a for a in found if isinstance(a, dict)] if isinstance(found, list) else None
+
+
+def _choices(annotation: Values) -> dict[str, list[str]]:
+    """The chosen labels of an annotation by its controls."""
+    found: dict[str, list[str]] = {}
+    results = annotation.get("result")
+    for result in results if isinstance(results, list) else []:
+        value = result.get("value") if isinstance(result, dict) else None
+        if isinstance(value, dict) and isinstance(value.get("choices"), list):
+            found.setdefault(str(result.get("from_name", "choice")), []).extend(map(str, value["choices"]))
+    return found
+
+
+def _data(task: Values) -> dict[str, Any]:
+    """A task's data. The only text is called `text`."""
+    data = dict(task["data"])
+    texts = [name for name, value in data.items() if isinstance(value, str)]
+    return {"text" if "text" not in data and [name] == texts else name: value for name, value in data.items()}
+
+
+def _label_studio_min(head: Sequence[Values], fits: Fits) -> Export | None:
+    columns = _others(head)
+    if "annotation_id" not in columns or not {"lead_time", "annotator"} & set(columns):
+        return None
+    rest = [name for name in columns if name not in _MIN_META]
+    chosen = [name for name in rest if any("choices" in _object_of(values.get(name)) for values in head)]
+    answers = chosen or [name for name in rest if name != "text"]
+    if len(answers) != 1 or len(rest) < 2:
+        return None  # several controls: columns like any others
+    (answer,) = answers
+    if any(isinstance(values.get(answer), list | dict) and not _is_choice(values[answer]) for values in head):
+        return None
+    field = answer_field(_others(head, answer), fits, several=bool(chosen))
+
+    def rows(values: Values) -> Rows:
+        given, row = values.get(answer), {n: v for n, v in values.items() if n != answer}
+        choices = _object_of(given).get("choices")
+        one = [] if given in (None, "") else [given]
+        yield _answered(row, field, choices if isinstance(choices, list) else one)
+
+    return Export(f"from Label Studio, the answers in `{answer}`", rows)
+
+
+def _object_of(value: Any) -> Mapping[str, Any]:
+    """A value that is an object, or text of JSON that is one, as cells of Label Studio's CSV are; else {}."""
+    if isinstance(value, str) and value.startswith('{"choices"'):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _is_choice(value: Any) -> bool:
+    return isinstance(value, dict) and isinstance(value.get("choices"), list)
+
+
+def _choice(head: Sequence[Values], fits: Fits) -> Export | None:
+    offered = [values for values in head if isinstance(values.get("options"), list)]
+    chosen = [values["accept"] for values in offered if isinstance(values.get("accept"), list)]
+    if not chosen:
+        return None
+    styles = {str(_object_of(values.get("config")).get("choice_style")) for values in offered}
+    several = "multiple" in styles or any(len(labels) > 1 for labels in chosen)
+    field = answer_field(_others(head, "accept"), fits, several=several)
+
+    def rows(values: Values) -> Rows:
+        labels = values.get("accept", [])
+        if not isinstance(labels, list):
+            raise ValueError("`accept` is not a list of options")
+        yield _answered({n: v for n, v in values.items() if n != "accept"}, field, labels)
+
+    return Export("from Prodigy, `accept` holds the chosen options", rows)
+
+
+def _cats(head: Sequence[Values], fits: Fits) -> Export | None:
+    scored = [values["cats"] for values in head if isinstance(values.get("cats"), dict)]
+    if not scored:
+        return None
+    field = answer_field(_others(head, "cats"), fits, several=any(len(_given(cats)) > 1 for cats in scored))
+
+    def rows(values: Values) -> Rows:
+        cats = values.get("cats")
+        if not isinstance(cats, dict):
+            raise ValueError("`cats` is not an object with a score for each label")
+        yield _answered({n: v for n, v in values.items() if n != "cats"}, field, _given(cats))
+
+    return Export("from spaCy, `cats` holds the labels", rows)
+
+
+def _given(cats: Mapping[str, Any]) -> list[str]:
+    """The labels of `cats` that reach LEAST_SCORE. Raises ValueError for a score that is no number."""
+    for label, score in cats.items():
+        if not isinstance(score, int | float):
+            raise ValueError(f"the score of {label[:40]!r} in `cats` is not a number")
+    return [label for label, score in cats.items() if score >= LEAST_SCORE]
+
+
+def _viewer(head: Sequence[Values], fits: Fits) -> Export | None:
+    if len(head) != 1 or not all(isinstance(head[0].get(name), list) for name in ("features", "rows")):
+        return None
+    features = [
+        f for f in head[0]["features"] if isinstance(f, dict) and isinstance(f.get("type"), dict | list)
+    ]
+    names = {str(f.get("name")): found for f in features if (found := _class_names(f["type"]))}
+
+    def rows(values: Values) -> Rows:
+        for one in values["rows"]:
+            row = one.get("row") if isinstance(one, dict) else None
+            if not isinstance(row, dict):
+                raise ValueError("one of `rows` has no `row`")
+            yield {name: _by_name(value, names.get(name, ())) for name, value in row.items()}, ""
+
+    said = "" if not names else f", names of {', '.join(f'`{name}`' for name in names)} from its features"
+    return Export(f"from a dataset viewer{said}", rows)
+
+
+def _class_names(kind: Any) -> list[str]:
+    """The names of the classes of a feature, or of the items of one that is a list; else []."""
+    while isinstance(kind, dict) and isinstance(kind.get("feature"), dict):
+        kind = kind["feature"]
+    kind = kind[0] if isinstance(kind, list) and kind else kind
+    names = kind.get("names") if isinstance(kind, dict) and kind.get("_type") == "ClassLabel" else None
+    return [str(name) for name in names] if isinstance(names, list) else []
+
+
+def _by_name(value: Any, names: Sequence[str]) -> Any:
+    if isinstance(value, list):
+        return [_by_name(one, names) for one in value]
+    is_number = isinstance(value, int) and not isinstance(value, bool)
+    return names[value] if names and is_number and 0 <= value < len(names) else value
+
+
+def _rasa(head: Sequence[Values], fits: Fits) -> Export | None:
+    if len(head) != 1 or not isinstance(head[0].get("rasa_nlu_data"), dict):
+        return None
+
+    def rows(values: Values) -> Rows:
+        examples = values["rasa_nlu_data"].get("common_examples")
+        for example in examples if isinstance(examples, list) else []:
+            if not isinstance(example, dict):
+                raise ValueError("one of `common_examples` is not an object")
+            yield {"text": example.get("text"), "label": example.get("intent")}, ""
+
+    return Export("from Rasa, the labels are intents", rows)
+
+
+def _old_doccano(head: Sequence[Values], fits: Fits) -> Export | None:
+    def numbers(values: Values) -> list[Any] | None:
+        found = values.get("annotations")
+        if "text" not in values or not isinstance(found, list):
+            return None
+        plain = all(isinstance(a, dict) and "label" in a and "start_offset" not in a for a in found)
+        return [a["label"] for a in found] if plain else None
+
+    each = [numbers(values) for values in head]
+    if not any(each) or None in each:
+        return None
+    field = answer_field(
+        _others(head, "annotations"), fits, several=any(len(labels or ()) > 1 for labels in each)
+    )
+
+    def rows(values: Values) -> Rows:
+        labels = numbers(values)
+        if labels is None:
+            raise ValueError("has no `annotations` with a `label` each")
+        yield _answered({n: v for n, v in values.items() if n != "annotations"}, field, labels)
+
+    return Export("from doccano, labels by number", rows)
+
+
+def _lists(head: Sequence[Values], fits: Fits) -> Export | None:
+    given = [values["label"] for values in head if values.get("label") is not None]
+    plain = all(isinstance(v, list) and all(isinstance(one, str | int) for one in v) for v in given)
+    if not plain or not any(given):
+        return None
+    field = answer_field(_others(head, "label"), fits, several=any(len(labels) > 1 for labels in given))
+
+    def rows(values: Values) -> Rows:
+        labels = values.get("label")
+        if not isinstance(labels, list | None):
+            raise ValueError("`label` is not a list, unlike in other rows")
+        yield _answered({n: v for n, v in values.items() if n != "label"}, field, labels or [])
+
+    said = "from doccano" if "Comments" in _others(head) else "labels in lists"
+    return Export(said, rows)

@@ -1,0 +1,156 @@
+"""Rows in two forms of text: fastText's lines, and Rasa's training data for intents, in YAML or Markdown."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import yaml
+
+from hmi.errors import InvalidData
+from hmi.training.data.exports import answer_field
+from hmi.training.data.records import Fits, TableRecord
+from hmi.training.data.text_files import TextFile
+
+MARK = "__label__"
+LEAST_MARKED = 0.8
+"""Lines are fastText's if at least this share of them begins or ends with a label."""
+_ENTITY = re.compile(r"\[([^\]\n]+)\](?:\([^)\n]*\)|\{[^}\n]*\})")
+"""An entity within an example: [Rome](city), or [Rome]{"entity": "city"}."""
+_NLU = re.compile(r"nlu:\s*(#.*)?$")
+_INTENT = re.compile(r"\s*-\s*intent:\s*\S")
+_HEADING = re.compile(r"##[ \t]*(\w+):[ \t]*(.+?)[ \t\r]*$", re.MULTILINE)
+"""A heading of Rasa's Markdown, such as ## intent:greet."""
+_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+class YamlProblem(ValueError):
+    """Raised for text that is not YAML. `line` counts from 1."""
+
+    def __init__(self, line: int, problem: str) -> None:
+        super().__init__(problem)
+        self.line = line
+
+
+def marked_table(
+    file: TextFile, head: Sequence[tuple[int, str]], fits: Fits, most: int
+) -> tuple[str, Iterator[TableRecord]] | None:
+    """The form and the records of a file in one of these forms; None if it is in none. head: its first lines,
+    numbered, without blank ones. most: characters of a file of Rasa. Raises InvalidData, TooLarge."""
+    lines = [line for _, line in head]
+    if is_fasttext(lines):
+        several = any(len(labels_of_fasttext(line)) > 1 for line in lines)
+        return "fastText, labels marked by __label__", _fasttext(
+            file, answer_field(["text"], fits, several=several)
+        )
+    return ("Rasa's training data, entities' marks dropped", _rasa(file, most)) if is_rasa(lines) else None
+
+
+def _fasttext(file: TextFile, field: str) -> Iterator[TableRecord]:
+    for number, line in enumerate(file.lines(), 1):
+        if line.strip():
+            yield TableRecord(number, fasttext_row(line, field))
+
+
+def _rasa(file: TextFile, most: int) -> Iterator[TableRecord]:
+    try:
+        for line, values in rasa_rows(file.all(most), whole=file.whole):
+            yield TableRecord(line, values)
+    except YamlProblem as error:
+        raise InvalidData(
+            f"line {error.line} of {file.name} is not YAML ({error}): mend it",
+            field=file.field,
+            line=error.line,
+        ) from error
+
+
+def is_fasttext(lines: Sequence[str]) -> bool:
+    """Whether these lines, none of them blank, are fastText's."""
+    ends = ((words[0], words[-1]) for words in map(str.split, lines))
+    marked = sum(first.startswith(MARK) or last.startswith(MARK) for first, last in ends)
+    return bool(lines) and marked >= LEAST_MARKED * len(lines)
+
+
+def labels_of_fasttext(line: str) -> list[str]:
+    """The labels of a line, without their mark."""
+    return [word.removeprefix(MARK) for word in line.split() if word.startswith(MARK)]
+
+
+def fasttext_row(line: str, field: str) -> dict[str, Any]:
+    """The row of a line. field: `label`, for one label, or `labels`."""
+    labels = labels_of_fasttext(line)
+    text = " ".join(word for word in line.split() if not word.startswith(MARK))
+    one = labels[0] if len(labels) == 1 else labels or None
+    return {"text": text, field: labels if field == "labels" else one}
+
+
+def is_rasa(lines: Sequence[str]) -> bool:
+    """Whether these lines, the first of a file, are Rasa's training data for intents."""
+    if any(map(_NLU.match, lines)) and any(map(_INTENT.match, lines)):
+        return True
+    first = _HEADING.match(lines[0]) if lines else None
+    return first is not None and first[1] in ("intent", "synonym", "lookup", "regex")
+
+
+def rasa_rows(text: str, *, whole: bool) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield each example of an intent as (line, row). Entities' marks are dropped, their words stay.
+
+    whole: False if the text ends somewhere within the file; its last item is then ignored. Raises
+    YamlProblem.
+    """
+    if _HEADING.match(text.lstrip()):
+        yield from _of_markdown(text)
+        return
+    if not whole:
+        ends = [
+            found.start()
+            for found in re.finditer(r"^ *- *(?:intent|synonym|regex|lookup):", text, re.MULTILINE)
+        ]
+        text = text[: ends[-1]] if ends else text
+    try:
+        root = yaml.compose(text, Loader=_Loader)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        raise YamlProblem(
+            mark.line + 1 if mark else 1, str(getattr(error, "problem", "")) or "unreadable"
+        ) from error
+    for item in _items(_member(root, "nlu")):
+        intent, examples = _member(item, "intent"), _member(item, "examples")
+        if isinstance(intent, yaml.ScalarNode):
+            for line, example in _examples(examples):
+                yield line, {"text": _ENTITY.sub(r"\1", example), "label": intent.value}
+
+
+def _of_markdown(text: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    intent = None
+    for number, line in enumerate(text.splitlines(), 1):
+        heading = _HEADING.match(line)
+        if heading:
+            intent = heading[2] if heading[1] == "intent" else None
+        elif intent is not None and line.lstrip().startswith(("- ", "* ")):
+            yield number, {"text": _ENTITY.sub(r"\1", line.strip()[2:].strip()), "label": intent}
+
+
+def _examples(node: Any) -> Iterator[tuple[int, str]]:
+    """The examples of an item: a block of lines that begin with a hyphen, or a list of objects with a
+    `text`."""
+    if isinstance(node, yaml.ScalarNode):
+        first = node.start_mark.line + (2 if node.style in ("|", ">") else 1)
+        for number, line in enumerate(node.value.splitlines(), first):
+            if line.strip().removeprefix("-").strip():
+                yield number, line.strip().removeprefix("-").strip()
+    for item in _items(node):
+        text = _member(item, "text") if isinstance(item, yaml.MappingNode) else item
+        if isinstance(text, yaml.ScalarNode):
+            yield text.start_mark.line + 1, text.value.strip().removeprefix("-").strip()
+
+
+def _items(node: Any) -> list[Any]:
+    return list(node.value) if isinstance(node, yaml.SequenceNode) else []
+
+
+def _member(node: Any, name: str) -> Any:
+    """The value of a mapping's key, or None."""
+    pairs = node.value if isinstance(node, yaml.MappingNode) else []
+    return next((value for key, value in pairs if getattr(key, "value", None) == name), None)

@@ -1,0 +1,37 @@
+"""What a table is read to: records, each with its line, and the columns that they have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class TableRecord:
+    """One row and its line. `problem` says why it cannot be read."""
+
+    line: int
+    values: dict[str, Any]
+    problem: str = ""
+    item: int | None = None
+    """The row's number in a JSON list, where line numbers say little."""
+    left_out: str = ""
+    """Why a tool's export does not count the record as a row, such as that an annotator skipped it."""
+
+    @property
+    def place(self) -> str:
+        return f"line {self.line}" if self.item is None else f"item {self.item} (line {self.line})"
+
+
+@dataclass(frozen=True)
+class TextTable:
+    """A table's form in words, the columns found in its beginning, and its records."""
+
+    form: str
+    columns: tuple[str, ...]
+    records: Iterator[TableRecord]
+
+
+Fits = Callable[[Sequence[str]], bool]
+"""Whether a table with these columns is the wanted one."""

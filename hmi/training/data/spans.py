@@ -1,0 +1,225 @@
+"""Spans on raw texts as rows of tagging: one tag a word, in BIO.
+
+Words are split as the model will split raw texts (`hmi.model.splitting`). A mark at which some span begins
+or ends separates words in the whole file, so that only a span that ends between two letters or digits can cut
+a word. These patterns become the model's.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from hmi.model.splitting import ALIKE, IDEOGRAPH, Splitter, SplitText, clusters_of, context, default_pattern
+from hmi.training.data.decisions import FIELD as DECISION
+from hmi.training.data.records import Fits, TableRecord, TextTable
+from hmi.training.data.span_forms import Form, Given, GivenText, form_of, text_form
+from hmi.training.data.span_offsets import SpanRow, located, outside, quoted, settled
+
+SHOWN = 3
+"""A remark quotes at most this many spans."""
+MAX_PATTERNS = 256
+"""The most patterns that spans teach, the commonest ones."""
+NEAR = 64
+"""The characters before and after a place that tell the marks there."""
+COLUMNS = ("tokens", "tags")
+
+
+@dataclass
+class Spans:
+    """Reads the spans of one file as tags. What became of them is known once all records were read."""
+
+    texts: bool = False
+    """Whether to read texts alone, those without spans too."""
+    patterns: tuple[str, ...] | None = None
+    """The patterns by which texts are split into words; None before the file was read: as its spans need it,
+    and after: the file gives words."""
+    overlapping: list[str] = field(default_factory=list)
+    cutting: list[str] = field(default_factory=list)
+    """The spans that overlap another one, and those that end within a word, with their places."""
+    by_units: list[str] = field(default_factory=list)
+    """The rows whose offsets were read as UTF-16 units."""
+    several: list[str] = field(default_factory=list)
+    """The rows with several annotations."""
+
+    def table(self, table: TextTable, head: Sequence[Mapping[str, Any]], fits: Fits) -> TextTable | None:
+        """The table as one of `tokens` and `tags`; None if it holds no spans, or has the wanted columns
+        without them.
+
+        head: its first records. fits: whether columns are the wanted ones.
+        """
+        given, self.patterns = self.patterns, None
+        form = form_of(head)
+        held = set() if form is None else {form.field, *_of_objects(head)}
+        if fits([name for name in table.columns if name not in held]):
+            return None
+        form = text_form(form, head) if self.texts else form
+        if form is None:
+            return None
+        records = (
+            _worded(table.records, form, self) if form.of_words else _split(table.records, form, self, given)
+        )
+        return TextTable(f"{table.form}: {form.name}", COLUMNS, records)
+
+    def notes(self) -> list[str]:
+        """Remarks for the user, one for each kind of finding."""
+        kinds = (
+            (self.overlapping, "spans left out, since they overlap a longer one of their row"),
+            (self.cutting, "spans that cut a word, read as the whole word"),
+            (self.by_units, "rows whose offsets count UTF-16 units, in which an emoji is two, read so"),
+            (self.several, "rows with several annotations, of which the first is read"),
+        )
+        return [f"{what}: {len(found)} ({_listed(found)})" for found, what in kinds if found]
+
+
+def _of_objects(values: Sequence[Mapping[str, Any]]) -> set[str]:
+    """The fields that hold lists of objects, such as Prodigy's `tokens`."""
+    return {
+        name
+        for record in values
+        for name, value in record.items()
+        if isinstance(value, list) and value and isinstance(value[0], dict)
+    }
+
+
+def _worded(records: Iterator[TableRecord], form: Form, reading: Spans) -> Iterator[TableRecord]:
+    """The records of a file that gives words."""
+    for record, given in _given(records, form, reading):
+        words, wrong = list(given.text), record.problem or outside(given.spans, len(given.text), "words")
+        if wrong:
+            yield replace(record, values={}, problem=wrong)
+        else:
+            yield _tagged(record, words, _places(record, words, given.spans, reading))
+
+
+def _split(
+    records: Iterator[TableRecord], form: Form, reading: Spans, patterns: tuple[str, ...] | None
+) -> Iterator[TableRecord]:
+    """The records of a file of raw texts. All are read before the first is returned, since the spans of all
+    decide how words are split and what offsets count."""
+    rows = list(
+        settled(
+            [
+                SpanRow(record, "", [], record.problem)
+                if record.problem
+                else located(record, str(given.text), given.spans, code_points=form.code_points)
+                for record, given in _given(records, form, reading)
+            ]
+        )
+    )
+    reading.patterns = _patterns(rows) if patterns is None else patterns
+    splitter = Splitter(reading.patterns)
+    for row in rows:
+        if row.problem:
+            yield replace(row.record, values={}, problem=row.problem)
+            continue
+        split = splitter.split(row.text)
+        if not split.words:
+            yield replace(row.record, values={}, problem="has an empty text")
+            continue
+        if row.by_units:
+            reading.by_units.append(row.record.place)
+        spans = _over_words(row, split, reading)
+        yield _tagged(row.record, split.words, _places(row.record, split.words, spans, reading))
+
+
+def _given(
+    records: Iterator[TableRecord], form: Form, reading: Spans
+) -> Iterator[tuple[TableRecord, GivenText]]:
+    """Each record, or one with a problem, and what it gives.
+
+    Of a record's other values only the annotator's decision is kept.
+    """
+    for record in records:
+        try:
+            given = GivenText("", []) if record.problem else form.read(record.values)
+        except ValueError as error:
+            given, record = GivenText("", []), replace(record, problem=str(error))
+        if given.several > 1:
+            reading.several.append(record.place)
+        kept = {name: value for name, value in record.values.items() if name == DECISION}
+        yield replace(record, values=kept, left_out=given.left_out), given
+
+
+def _over_words(row: SpanRow, split: SplitText, reading: Spans) -> list[Given]:
+    """The row's spans, counted in words. A span that cuts a word has it whole."""
+    starts, ends = [a for a, _ in split.spans], [b for _, b in split.spans]
+    spans = []
+    for span in row.spans:
+        first, last = bisect_right(ends, span.start), bisect_left(starts, span.end)
+        if starts[first] != span.start or ends[last - 1] != span.end:
+            held, whole = row.text[span.start : span.end], row.text[starts[first] : ends[last - 1]]
+            reading.cutting.append(f"{row.record.place} {quoted(held)} in {quoted(whole)}")
+        spans.append(replace(span, start=first, end=last))
+    return spans
+
+
+def _patterns(rows: Sequence[SpanRow]) -> tuple[str, ...]:
+    """The patterns that let words end where spans do, the commonest first."""
+    counts: Counter[tuple[str, bool]] = Counter()
+    for row in rows:
+        for offset in {at for span in row.spans for at in (span.start, span.end)}:
+            found = _mark_at(row.text, offset)
+            if found is not None:
+                counts[found] += 1
+    names = dict.fromkeys(name for (name, _), _ in counts.most_common())
+    written = {name: _apart(name, before_only=not counts[name, False]) for name in names}
+    return tuple(p for name, p in written.items() if p != default_pattern(name))[:MAX_PATTERNS]
+
+
+def _mark_at(text: str, offset: int) -> tuple[str, bool] | None:
+    """The pattern without spaces of the mark at which a word has to end, and whether it ends before the mark;
+    None where a chunk ends anyway, or where no mark is."""
+    left, right = text[max(0, offset - NEAR) : offset], text[offset : offset + NEAR]
+    if left[-1:].isspace() or right[:1].isspace():
+        return None
+    left = "".join(left.split()[-1:])
+    clusters = clusters_of(left + "".join(right.split()[:1]))
+    at = next((i for i, cluster in enumerate(clusters) if i and cluster.start == len(left)), None)
+    if at is None:
+        return None
+    before, after = clusters[at - 1], clusters[at]
+    if IDEOGRAPH in (before.kind, after.kind):
+        return None
+    if before.mark and after.mark:
+        return before.kind + after.kind, False
+    if after.mark:
+        return context(clusters, at), True
+    return (context(clusters, at - 1), False) if before.mark else None
+
+
+def _apart(name: str, *, before_only: bool) -> str:
+    """The pattern that splits a mark from its neighbours, an apostrophe only from what is before it."""
+    clitic = len(name) == 3 and ALIKE.get(name[1], name[1]) == "'" and before_only
+    return f"{name[0]} {name[1:]}" if clitic else " ".join(name)
+
+
+def _places(record: TableRecord, words: Sequence[str], spans: Sequence[Given], reading: Spans) -> list[Given]:
+    """The spans over words that can all be tagged: of those that overlap, the longest."""
+    kept: list[Given] = []
+    taken: dict[int, Given] = {}
+    for span in sorted(spans, key=lambda each: (each.start - each.end, each.start)):
+        other = next((taken[word] for word in range(span.start, span.end) if word in taken), None)
+        if other is None:
+            kept.append(span)
+            taken |= dict.fromkeys(range(span.start, span.end), span)
+        elif (other.start, other.end, other.label) != (span.start, span.end, span.label):
+            both = [f"{quoted(' '.join(words[s.start : s.end]))} ({s.label})" for s in (span, other)]
+            reading.overlapping.append(f"{record.place} {' with '.join(both)}")
+    return kept
+
+
+def _tagged(record: TableRecord, words: Sequence[str], spans: Sequence[Given]) -> TableRecord:
+    tags = ["O"] * len(words)
+    for span in spans:
+        rest = [f"I-{span.label}"] * (span.end - span.start - 1)
+        tags[span.start : span.end] = [f"B-{span.label}", *rest]
+    return replace(record, values={**record.values, "tokens": list(words), "tags": tags})
+
+
+def _listed(found: Sequence[str]) -> str:
+    more = f"; and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
+    return "; ".join(found[:SHOWN]) + more

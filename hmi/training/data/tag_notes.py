@@ -1,0 +1,39 @@
+"""What a file's tags are, in words: their scheme, and what looks like a scheme but is none."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import islice
+
+from hmi.model.tag_schemes import FOUR_MARKS, NAMES, OUTSIDE, breaks, in_labels, marks_of, scheme_of
+
+SHOWN = 3
+"""A remark quotes at most this many tags."""
+_BARE = frozenset("BIESLUM")
+
+
+def tags_said(rows: Sequence[Sequence[str]]) -> str:
+    """The scheme of these rows of tags and the number of their entities, to follow the format of their file;
+    "" if they mark none."""
+    scheme = scheme_of(rows)
+    if scheme == "free":
+        return ""
+    begun = [tag[2:] for tags in rows for tag in in_labels(tags, scheme) if tag[:2] == "B-"]
+    types = len(set(begun))
+    many = "y" if len(begun) == 1 else "ies"
+    return f"; tags in {NAMES[scheme]}: {len(begun):,} entit{many} of {types} type{'s' * (types > 1)}"
+
+
+def tag_notes(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Remarks on tags that begin like those of a scheme, but are read as labels without one."""
+    tags = {tag for row in rows for tag in row} - {OUTSIDE}
+    if tags and tags <= _BARE and "B" in tags:
+        shown = ", ".join(f"`{tag}`" for tag in sorted(tags))
+        return [f"the tags {shown} name no type, so each is read as a label: write B-x and I-x for a type x"]
+    marks = marks_of(rows)
+    four = next((s for s, letters in FOUR_MARKS.items() if marks <= set(letters)), None)
+    if scheme_of(rows) != "free" or four is None or marks <= {"B", "I"}:
+        return []
+    broken = list(islice(breaks(rows, four), SHOWN))
+    shown = "; ".join(f"row {row}, word {word}: {tag} after {before}" for row, word, before, tag in broken)
+    return [f"the tags look like {NAMES[four]}, but many break it ({shown}): each is read as a label"]

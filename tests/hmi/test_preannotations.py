@@ -1,0 +1,194 @@
+"""The way back: answers of a model as rows of annotation tools, and a model from such rows over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hmi.cli.preannotations import answered_row, doccano_row, label_studio_task
+from hmi.errors import InvalidData, InvalidInput
+from hmi.model.splitting import Splitter
+from hmi.training.data.batch_texts import BatchText, read_batch
+from hmi.training.data.rows import parse_rows
+from tests.hmi.api_world import hmi, running
+from tests.tiny import random_texts
+
+OPTIONS = {"epochs": 6, "module": {"rank": 2}, "max_length": 32, "ramps": False}
+
+
+def entity(text: str, start: int, end: int, label: str = "X") -> dict[str, Any]:
+    return {"label": label, "start": start, "end": end, "text": text[start:end], "score": 0.75}
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=30), st.data())
+def test_predictions_come_back_from_either_tool_as_the_same_spans(text: str, data: st.DataObject) -> None:
+    """A person who accepts every prediction gets rows with the model's own entities, emoji or not."""
+    split = Splitter().split(text)
+    if not split.words:
+        return
+    at = data.draw(st.integers(0, len(split.words) - 1))
+    start, end = split.spans[at]
+    output = {"entities": [entity(text, start, end)]}
+    given = BatchText(text, 1)
+    made = label_studio_task(given, output, "acme.ner version 1")
+    [prediction] = made["predictions"]
+    assert prediction["score"] == 0.75
+    accepted = [{"data": made["data"], "annotations": [{"result": prediction["result"]}]}]
+    wanted = tuple("B-X" if i == at else "O" for i in range(len(split.words)))
+    for rows in (accepted, doccano_row(given, output)):
+        found = parse_rows(json.dumps(rows).encode(), "tagging", "data", patterns=())
+        assert [(row.text, row.label) for row in found.rows] in ([(split.words, wanted)], [])
+        for bad in found.left_out:  # nothing else in this file of one row tells what offsets count
+            assert max(text) > "\uffff"
+            assert "it cannot be told" in bad.message
+
+
+def test_each_tasks_answers_have_the_forms_of_the_tools() -> None:
+    text = BatchText("a 😀 gene", 1, {"text": "a 😀 gene", "id": 7})
+    made = label_studio_task(text, {"entities": [entity(text.text, 4, 8)]}, "m version 2", "ner", "body")  # type: ignore[arg-type]
+    assert made["data"] == {"text": "a 😀 gene", "id": 7}
+    assert made["predictions"] == [
+        {
+            "model_version": "m version 2",
+            "score": 0.75,
+            "result": [
+                {
+                    "id": "0",
+                    "from_name": "ner",
+                    "to_name": "body",
+                    "type": "labels",
+                    "value": {"start": 4, "end": 8, "text": "gene", "labels": ["X"]},
+                    "score": 0.75,
+                }
+            ],
+        }
+    ]
+    assert doccano_row(text, {"entities": [entity(str(text.text), 4, 8)]})["label"] == [[5, 9, "X"]]
+    one = label_studio_task(text, {"label": "good", "score": 0.9}, "m")["predictions"][0]
+    assert (one["score"], one["result"][0]["type"]) == (0.9, "choices")
+    assert one["result"][0]["value"] == {"choices": ["good"]}
+    several = {"labels": [{"label": "a", "score": 0.9}, {"label": "b", "score": 0.6}]}
+    assert doccano_row(text, several)["label"] == ["a", "b"]
+    assert label_studio_task(text, several, "m")["predictions"][0]["result"][0]["value"] == {
+        "choices": ["a", "b"]
+    }
+    assert label_studio_task(text, {"labels": []}, "m")["predictions"][0]["result"] == []
+    number = label_studio_task(text, {"value": 2.5}, "m")["predictions"][0]["result"][0]
+    assert (number["type"], number["value"]) == ("number", {"number": 2.5})
+    pair = BatchText(("a", "b"), 1, {"premise": "a", "hypothesis": "b"})
+    assert label_studio_task(pair, {"label": "x", "score": 1.0}, "m")["data"] == pair.record
+    assert answered_row(pair, {"label": "x", "tags": None}) == {"text": "a", "text_pair": "b", "label": "x"}
+    with pytest.raises(InvalidInput, match="no form for pairs"):
+        doccano_row(pair, {"label": "x"})
+    with pytest.raises(InvalidInput, match="neither labels nor entities"):
+        doccano_row(text, {"value": 1.0})
+
+
+@pytest.mark.parametrize(
+    ("data", "texts"),
+    [
+        ("one text\n\nanother, with a comma\n", ["one text", "another, with a comma"]),
+        ('{"text": "a"}\n{"text": "b", "spans": []}\n', ["a", "b"]),
+        ('[{"data": {"text": "a"}, "annotations": []}]', ["a"]),
+        ("id,Text\n1,a\n2,b\n", ["a", "b"]),
+        ("text\na\nb\n", ["a", "b"]),
+        ('{"tokenized_text": ["a", "b"], "ner": [[0, 0, "X"]]}\n', ["a b"]),
+        ('{"premise": "a", "hypothesis": "b"}\n', [("a", "b")]),
+    ],
+)
+def test_texts_of_a_batch_are_read_from_every_form(data: str, texts: list[Any]) -> None:
+    assert [text.text for text in read_batch(data.encode())] == texts
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        ("", "batch is empty"),
+        ('{"text": "a"}\n{"text": " "}\n', "line 2 of batch has an empty text"),
+        ('{"foo": 1}\n', "line 1 of batch has no text"),
+        ('{"text": "a"}\n{"text": \n', "line 2 of batch is not JSON"),
+        ('{"premise": "a", "hypothesis": null}\n', "lacks a text: give `premise` and `hypothesis`"),
+    ],
+)
+def test_a_row_without_a_text_is_named(data: str, said: str) -> None:
+    with pytest.raises(InvalidData, match=said.replace("`", "`")):
+        list(read_batch(data.encode()))
+
+
+def prodigy_rows(count: int = 60) -> bytes:
+    rows = []
+    for text in random_texts(count, seed=4, low=3, high=6):
+        whole = f"😀 {text} gene-protein"
+        start = whole.index("gene-protein")
+        rows.append({"text": whole, "spans": [{"start": start, "end": start + 4, "label": "GENE"}]})
+    return "\n".join(json.dumps(row) for row in rows).encode()
+
+
+async def test_a_check_over_http_reads_spans_and_a_batch_becomes_tasks(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    todo = tmp_path / "todo.jsonl"
+    texts = ["the market price rises", "cell gene protein", "😀 market"] * 30
+    todo.write_text("".join(json.dumps({"text": text, "id": i}) + "\n" for i, text in enumerate(texts)))
+    async with running(folder) as world:
+        status, seen, _ = await world.upload("/manage/check", {}, {"data": prodigy_rows()})
+    assert (status, seen["task"], seen["usable"]) == (200, "tagging", True)
+    assert "as Prodigy writes them" in seen["read"]
+
+    def on_the_folder() -> None:
+        ask = ("infer", "acme.m", "--batch", todo, "--data", folder)
+        tasks = json.loads(hmi(capsys, *ask, "--form", "label-studio", "--from-name", "topic"))
+        assert [task["data"] for task in tasks] == [{"text": text, "id": i} for i, text in enumerate(texts)]
+        [result] = tasks[0]["predictions"][0]["result"]
+        assert (result["from_name"], result["type"]) == ("topic", "choices")
+        assert result["value"]["choices"][0] in ("finance", "biology")
+        assert tasks[0]["predictions"][0]["model_version"] == "acme.m version 1"
+        assert "--batch goes without TEXT" in hmi(capsys, *ask, "a text", code=2)
+        without = ("infer", "acme.m", "x", "--form", "doccano", "--data", folder)
+        assert "--form is for --batch" in hmi(capsys, *without, code=2)
+
+    await asyncio.to_thread(on_the_folder)
+
+
+@pytest.mark.slow
+async def test_from_spans_over_http_to_pre_annotations(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    todo = tmp_path / "todo.txt"
+    todo.write_text("the 😀 gene-protein\ngood\n" + "the old cell gene-protein\n" * 80)
+    ask = ("infer", "acme.genes", "--batch", todo)
+    async with running(folder) as world:
+        spec = {"model": "acme.genes", "domain": "tiny", "task": "tagging", "options": OPTIONS}
+        _, made, _ = await world.upload("/manage/models", spec, {"data": prodigy_rows()})
+        job = await world.finish(made["job"])
+        assert job["state"] == "succeeded", job
+        assert job["result"]["metrics"]["entity_f1"] > 0.5
+        _, shown, _ = await world.call("GET", "/manage/models/acme.genes")
+        assert shown["versions"][0]["rules"]["words"] == ["a - a"], "as the spans need it"
+        url = world.client.make_url("/")
+        said = await asyncio.to_thread(hmi, capsys, *ask, "--form", "doccano", "--url", url)
+    rows = [json.loads(line) for line in said.splitlines()]
+    found = sum(len(row["label"]) for row in rows)
+    assert found >= 40
+
+    def on_the_folder() -> None:
+        tasks = json.loads(hmi(capsys, *ask, "--form", "label-studio", "--data", folder))
+        assert [task["data"]["text"] for task in tasks] == [row["text"] for row in rows]
+        assert len(tasks) == 82
+        assert tasks[0]["predictions"][0]["model_version"] == "acme.genes version 1"
+        results = [(i, each) for i, task in enumerate(tasks) for each in task["predictions"][0]["result"]]
+        assert len(results) == found
+        for i, result in results:
+            value, text = result["value"], rows[i]["text"]
+            assert text[value["start"] : value["end"]] == value["text"]
+            assert value["labels"] == ["GENE"]
+            places = [row[:2] for row in rows[i]["label"]]
+            assert [len(text[: value[at]].encode("utf-16-le")) // 2 for at in ("start", "end")] in places
+
+    await asyncio.to_thread(on_the_folder)
