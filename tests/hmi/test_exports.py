@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from hmi.cli.reading import as_arguments
 from hmi.core import Task
@@ -234,7 +236,13 @@ def test_options_of_a_training_hold_the_reading() -> None:
     options = FineTuneOptions(**given, epochs=3)  # type: ignore[arg-type]
     assert options.reading() == Reading(**given)  # type: ignore[arg-type]
     assert options.recipe().epochs == 3
-    for wrong in ({"encoding": "rot13"}, {"encoding": "klingon"}, {"labels": []}, {"text_column": ""}):
+    for wrong in (
+        {"encoding": "rot13"},
+        {"encoding": "idna"},
+        {"encoding": "klingon"},
+        {"labels": []},
+        {"text_column": ""},
+    ):
         with pytest.raises(ValueError):
             FineTuneOptions(**wrong)  # type: ignore[arg-type]
 
@@ -265,6 +273,46 @@ def test_json_with_a_text_is_a_corpus_only_if_it_is_called_one(field: str) -> No
     assert seen.error is not None
     plain = inspect_file(jsonl([{"text": t, "title": "x"} for t in TEXTS]).encode(), None)
     assert (plain.kind, plain.error, plain.notes) == ("corpus", None, [])
+
+
+KEYS = ["data", "annotations", "result", "value", "choices", "from_name", "text", "label", "labels", "accept"]
+KEYS += ["options", "config", "cats", "features", "rows", "row", "name", "type", "names", "feature", "_type"]
+KEYS += [
+    "rasa_nlu_data",
+    "common_examples",
+    "intent",
+    "annotation_id",
+    "lead_time",
+    "topic",
+    "answer",
+    "spans",
+]
+LEAVES = st.sampled_from(
+    [None, True, 0, 1.5, "", "a text of words", "ClassLabel", "reject", '{"choices": 1}']
+)
+VALUES = st.recursive(
+    LEAVES,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYS), inner),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.dictionaries(st.sampled_from(KEYS), VALUES, max_size=5), max_size=5), st.booleans())
+def test_whatever_an_export_holds_gets_an_answer(records: list[dict[str, Any]], listed: bool) -> None:
+    data = (json.dumps(records) if listed else jsonl(records)).encode()
+    for task in (None, "classification", "multilabel"):
+        seen = inspect_file(data, task)  # type: ignore[arg-type]
+        assert seen.error or seen.count
+    inspect_file(data, None, corpus=True)
+    named = Reading(text_column=("text",), label_column="label", labels=("²", "b"))
+    inspect_file(data, "classification", reading=named)
+
+
+def test_deep_yaml_is_refused() -> None:
+    deep = "nlu:\n- intent: a\n  examples: " + "[" * 100_000
+    with pytest.raises(InvalidData, match="is not YAML"):
+        read_labelled_rows(deep.encode(), "classification")
 
 
 PROSE = (

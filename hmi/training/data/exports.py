@@ -175,13 +175,13 @@ def _choice(head: Sequence[Values], fits: Fits) -> Export | None:
 
 def _cats(head: Sequence[Values], fits: Fits) -> Export | None:
     scored = [values["cats"] for values in head if isinstance(values.get("cats"), dict)]
-    if not scored:
+    if not scored or not all(isinstance(score, int | float) for cats in scored for score in cats.values()):
         return None
     field = answer_field(_others(head, "cats"), fits, several=any(len(_given(cats)) > 1 for cats in scored))
 
     def rows(values: Values) -> Rows:
         cats = values.get("cats")
-        if not isinstance(cats, dict):
+        if not isinstance(cats, dict) or not all(isinstance(score, int | float) for score in cats.values()):
             raise ValueError("`cats` is not an object with a score for each label")
         yield _answered({n: v for n, v in values.items() if n != "cats"}, field, _given(cats))
 
@@ -189,10 +189,7 @@ def _cats(head: Sequence[Values], fits: Fits) -> Export | None:
 
 
 def _given(cats: Mapping[str, Any]) -> list[str]:
-    """The labels of `cats` that reach LEAST_SCORE. Raises ValueError for a score that is no number."""
-    for label, score in cats.items():
-        if not isinstance(score, int | float):
-            raise ValueError(f"the score of {label[:40]!r} in `cats` is not a number")
+    """The labels of `cats` that reach LEAST_SCORE."""
     return [label for label, score in cats.items() if score >= LEAST_SCORE]
 
 

@@ -66,12 +66,18 @@ def headless(lines: Sequence[str]) -> bool:
         return False
     file = TextFile("\n".join(lines).encode(errors="replace"), "the file", encoding="utf-8")
     try:
-        columns, records = _columns(read_table(file, lambda _: False, conll="no", header=False))
+        table = read_table(file, lambda _: False, conll="no", header=False)
+        columns, records = _columns(table)
     except InvalidData:  # lone quotes, as in running text
         return False
-    later = [value for values in list(columns.values())[1:] for value in values]
+    later = [str(value) for values in list(columns.values())[1:] for value in values]
     # In running text a space follows a comma; between cells hardly ever.
-    if records < len(lines) or not later or 2 * sum(cell.startswith(" ") for cell in later) > len(later):
+    if (
+        not table.form.startswith("CSV")
+        or records < len(lines)
+        or not later
+        or 2 * sum(cell.startswith(" ") for cell in later) > len(later)
+    ):
         return False
     if records >= SORTED_ROWS:  # rows that are sorted by their labels begin with one alone
         columns = {n: [*values, OTHER] if _is_one_label(values) else values for n, values in columns.items()}

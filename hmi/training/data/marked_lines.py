@@ -110,7 +110,7 @@ def rasa_rows(text: str, *, whole: bool) -> Iterator[tuple[int, dict[str, Any]]]
         text = text[: ends[-1]] if ends else text
     try:
         root = yaml.compose(text, Loader=_Loader)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         raise YamlProblem(
             mark.line + 1 if mark else 1, str(getattr(error, "problem", "")) or "unreadable"

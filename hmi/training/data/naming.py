@@ -140,7 +140,7 @@ def named_labels(value: Any, names: Sequence[str]) -> Any:
 
 def _numbered(names: Sequence[str]) -> Iterator[tuple[int, str]]:
     pairs = [name.partition("=") for name in names]
-    if all(number.strip().lstrip("-").isdigit() and name for number, _, name in pairs):
+    if all(number.strip().lstrip("-").isdecimal() and name for number, _, name in pairs):
         yield from ((int(number), name.strip()) for number, _, name in pairs)
     else:
         yield from enumerate(names)

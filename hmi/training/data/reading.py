@@ -36,6 +36,10 @@ TextColumns = Annotated[
 """One column's name or several, kept as a tuple."""
 
 
+NO_ENCODINGS = frozenset({"idna", "punycode", "undefined", "unicode_escape", "raw_unicode_escape"})
+"""Codecs of Python that are no encodings of files. Those from bytes to bytes, such as zip, are none, too."""
+
+
 class Reading(Record):
     """Says how to read a file of rows. By default the file itself tells all of it."""
 
@@ -80,7 +84,8 @@ class Reading(Record):
     def _known(cls, name: str | None) -> str | None:
         if name is not None:
             try:
-                if not codecs.lookup(name)._is_text_encoding:  # rot13 and zip are codecs, too
+                found = codecs.lookup(name)
+                if not found._is_text_encoding or found.name in NO_ENCODINGS:
                     raise LookupError
             except (LookupError, ValueError):
                 raise ValueError(f"{name!r} is no encoding: give one such as utf-8 or windows-1252") from None
