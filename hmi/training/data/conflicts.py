@@ -84,5 +84,5 @@ def _named(label: Any) -> str:
 
 
 def _percent(share: float) -> str:
-    """A share in percent, rounded down, so that less than all never reads as all."""
-    return f"{int(1000 * share + 1e-9) / 10:g}%"
+    """A share in percent. Less than all never reads as all."""
+    return f"{100 if share == 1 else min(round(100 * share, 1), 99.9):g}%"
