@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -112,9 +113,11 @@ def _show(file: Path, found: Checked, reading: Mapping[str, Any]) -> None:
         if found.guess:
             click.echo(f"it may be meant so: {next_step(file, found.task, found.guess)}", err=True)
             if len(texts := found.guess.get("text_column", "")) == 2 and not isinstance(texts, str):
-                click.echo(f"if its two texts are a pair: hmi check {file} --task pair", err=True)
+                click.echo(
+                    f"if its two texts are a pair: hmi check {shlex.quote(str(file))} --task pair", err=True
+                )
     elif found.kind == "corpus":
-        click.echo(f"next: hmi domain create ROOT/BRANCH {file}")
+        click.echo(f"next: hmi domain create ROOT/BRANCH {shlex.quote(str(file))}")
     else:
         click.echo(f"next: {next_step(file, found.task, reading)}")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import functools
 import shlex
 from collections.abc import Callable, Mapping
@@ -54,7 +55,11 @@ def reading_options(function: Wrap) -> Wrap:
         named = {name: given.pop(name) for name in ("text_pair_column", "label_column", "encoding")}
         split = {name: given.pop(name) for name in ("labels_columns", "labels")}
         reading: dict[str, Any] = {name: value for name, value in named.items() if value is not None}
-        reading |= {name: [*map(str.strip, value.split(","))] for name, value in split.items() if value}
+        reading |= {
+            name: [*map(str.strip, next(csv.reader([value], skipinitialspace=True)))]
+            for name, value in split.items()
+            if value
+        }
         if text_column:
             reading["text_column"] = text_column[0] if len(text_column) == 1 else list(text_column)
         if no_header:
@@ -82,8 +87,12 @@ def as_arguments(reading: Mapping[str, Any]) -> str:
         elif name == "text_column" and not isinstance(value, str):
             words += [f"{option} {shlex.quote(column)}" for column in value]
         else:
-            words.append(f"{option} {shlex.quote(value if isinstance(value, str) else ','.join(value))}")
+            words.append(f"{option} {shlex.quote(value if isinstance(value, str) else _listed(value))}")
     return "".join(f" {word}" for word in words)
+
+
+def _listed(names: list[str]) -> str:
+    return ",".join('"{}"'.format(n.replace('"', '""')) if set(n) & {",", '"'} else n for n in names)
 
 
 def next_step(file: Path, task: str | None, reading: Mapping[str, Any]) -> str:

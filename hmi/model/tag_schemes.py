@@ -7,6 +7,7 @@ since files are checked without them.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
@@ -42,6 +43,8 @@ NAMES: Mapping[Scheme, str] = {
 }
 """The names of schemes, for messages."""
 
+_MARKED = re.compile(r"[BIESLUM][-_:].+|.+[-_:][BIESLUM]", re.IGNORECASE)
+_USUAL = re.compile(r"[BIESLUM]-.")
 MAX_SLIPS = 0.01
 """Rows count as BIO although up to this fraction of their entities begins with I-."""
 MAX_MARKED_SLIPS = 0.1
@@ -96,7 +99,7 @@ def _are_types(rows: Sequence[Sequence[str]]) -> bool:
     Parts of speech and marks after words have neither.
     """
     counts = Counter(tag for tags in rows for tag in tags)
-    if any(tag[1:2] == "-" for tag in counts) or counts[OUTSIDE] < max(counts.values()):
+    if any(tag[1:2] == "-" for tag in counts) or are_marked(counts) or counts[OUTSIDE] < max(counts.values()):
         return False
     runs = long = 0
     for tags in rows:
@@ -105,6 +108,12 @@ def _are_types(rows: Sequence[Sequence[str]]) -> bool:
                 runs += 1
                 long += tag == after
     return long > 0 and long >= MIN_LONG * runs
+
+
+def are_marked(tags: Iterable[str]) -> bool:
+    """Return whether all tags have marks in another form than B-x, such as x-B, B_x or b-x."""
+    given = {tag for tag in tags if tag.upper() != OUTSIDE}
+    return bool(given) and all(map(_MARKED.fullmatch, given)) and not any(map(_USUAL.match, given))
 
 
 def _begun(rows: Sequence[Sequence[str]], scheme: Scheme) -> int:

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hmi.training.data.records import Fits
+from hmi.training.data.span_forms import decoded, is_spans
 
 Values = Mapping[str, Any]
 Rows = Iterator[tuple[dict[str, Any], str]]
@@ -106,7 +107,7 @@ def _choices(annotation: Values) -> dict[str, list[str]]:
     results = annotation.get("result")
     for result in results if isinstance(results, list) else []:
         value = result.get("value") if isinstance(result, dict) else None
-        if isinstance(value, dict) and isinstance(value.get("choices"), list):
+        if isinstance(value, dict) and isinstance(value.get("choices"), list) and "start" not in value:
             found.setdefault(str(result.get("from_name", "choice")), []).extend(map(str, value["choices"]))
     return found
 
@@ -128,6 +129,8 @@ def _label_studio_min(head: Sequence[Values], fits: Fits) -> Export | None:
     if len(answers) != 1 or len(rest) < 2:
         return None  # several controls: columns like any others
     (answer,) = answers
+    if any(is_spans(decoded(v.get(answer))) for v in head):
+        return None
     if any(isinstance(values.get(answer), list | dict) and not _is_choice(values[answer]) for values in head):
         return None
     field = answer_field(_others(head, answer), fits, several=bool(chosen))
@@ -206,7 +209,14 @@ def _viewer(head: Sequence[Values], fits: Fits) -> Export | None:
             row = one.get("row") if isinstance(one, dict) else None
             if not isinstance(row, dict):
                 raise ValueError("one of `rows` has no `row`")
-            yield {name: _by_name(value, names.get(name, ())) for name, value in row.items()}, ""
+            yield (
+                {name: _by_name(value, names.get(name, ())) for name, value in row.items()},
+                (
+                    "cut off by the viewer"
+                    if one.get("truncated_cells")
+                    else NO_LABEL * any(row.get(n) == -1 for n in names)
+                ),
+            )
 
     said = "" if not names else f", names of {', '.join(f'`{name}`' for name in names)} from its features"
     return Export(f"from a dataset viewer{said}", rows)

@@ -59,6 +59,10 @@ def _label(value: Any, name: str) -> str:
                 f"{name} is {value}, not a class: for numbers use the task regression, with the field `value`"
             )
         value = int(value)
+    if isinstance(value, list) and any(isinstance(one, dict) for one in value):
+        raise ValueError(
+            f"{name} is a list of spans: for these give --task tagging, for classes --label-column"
+        )
     if isinstance(value, list):
         raise ValueError(
             f"{name} is a list, not a single label: for several labels a text give --task multilabel"

@@ -74,7 +74,7 @@ def headless(lines: Sequence[str]) -> bool:
     # In running text a space follows a comma; between cells hardly ever.
     if (
         not table.form.startswith("CSV")
-        or records < len(lines)
+        or records + sum(str(v).count("\n") for vs in columns.values() for v in vs) < len(lines)
         or not later
         or 2 * sum(cell.startswith(" ") for cell in later) > len(later)
     ):

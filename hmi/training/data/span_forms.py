@@ -14,6 +14,7 @@ Other names of fields are taken too, if the values have the form of spans.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -76,11 +77,10 @@ def form_of(records: Iterable[Mapping[str, Any]]) -> Form | None:
         return Form("words with spans, as GLiNER reads them", WORD_SPANS, _of_words, of_words=True)
     if any(map(_has_results, found)):
         return Form("spans in Label Studio's JSON", RESULTS, _of_task)
-    for record in found:
-        others = [name for name in record if name not in FIELDS]
-        for name in (*FIELDS, *others):
-            if is_spans(record.get(name)):
-                return _named(name, record[name][0])
+    for name in dict.fromkeys((*FIELDS, *(name for record in found for name in record))):
+        first = next((spans for r in found if is_spans(spans := decoded(r.get(name)))), None)
+        if first is not None:
+            return _named(name, first[0])
     return None
 
 
@@ -95,6 +95,16 @@ def text_form(form: Form | None, records: Sequence[Mapping[str, Any]]) -> Form |
         found = Form("texts", "", lambda record: GivenText(str(record[text_field(record)]), []))
     whole = found.read
     return replace(found, read=lambda record: replace(whole(record), spans=[], several=1, left_out=""))
+
+
+def decoded(value: Any) -> Any:
+    """A value; of a CSV cell that holds spans as JSON, as Label Studio writes them, the spans."""
+    if value == "" or not isinstance(value, str) or not value.startswith('[{"'):
+        return [] if value in ("", "[]") else value
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError):
+        return value
 
 
 def is_spans(value: Any) -> bool:
@@ -123,14 +133,15 @@ def text_field(record: Mapping[str, Any]) -> str:
 def _text_fields(record: Mapping[str, Any]) -> list[str]:
     """The names of the fields that may hold the text, the likeliest first."""
     folded = {name.strip().casefold(): name for name, value in record.items() if isinstance(value, str)}
-    return [folded[name] for name in ("text", *SYNONYMS["text"]) if name in folded]
+    known = [folded[name] for name in ("text", *SYNONYMS["text"]) if name in folded]
+    return known or ([*folded.values()] if len(folded) == 1 else [])
 
 
 def _named(field: str, first: Any) -> Form:
     """The form of spans in a field, of which `first` is one."""
 
     def read(record: Mapping[str, Any]) -> GivenText:
-        value = record.get(field)
+        value = decoded(record.get(field))
         if value is not None and not isinstance(value, list):
             raise ValueError(f"`{field}` is not a list of spans")
         spans = [_given(span, field) for span in value or []]

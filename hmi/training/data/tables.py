@@ -32,6 +32,7 @@ _TAG = re.compile(r"O|[BIESLUM]-\S+")
 _REMARKS = ("-DOCSTART-", "# ")
 """CoNLL lines that begin so have no token, except a line such as "# O"."""
 _BETWEEN = re.compile(r"[ \t\r\n,]*")
+_BLANKS = re.compile(r"[ \t\r]+")
 _NAME = re.compile(r"[^\W\d][\w .#-]{0,39}")
 
 csv.field_size_limit(LARGEST_RECORD)
@@ -116,7 +117,7 @@ def conll_width(lines: Sequence[str], *, likely: bool = False) -> int:
     texts, if the columns are separated by tabs or CoNLL is `likely`.
     """
     used = [line for line in lines if line.strip() and not line.startswith(_REMARKS)]
-    rows = [line.split() for line in used]
+    rows = [_BLANKS.split(line.strip(" \t\r")) for line in used]
     widths = {len(row) for row in rows}
     if len(widths) != 1 or len(rows) < 2:
         return 0
@@ -137,9 +138,19 @@ def looks_like_csv(lines: Sequence[str], known: Fits) -> tuple[str, ...]:
             return tuple(columns)
         # In running text a space follows a comma; in a header hardly ever.
         named = len(columns) > 1 and len(lines) > 4 and all(_NAME.fullmatch(c.rstrip()) for c in columns)
-        if named and all(len(_cells(line, delimiter)) == len(columns) for line in lines[1:]):
+        widths = _widths(lines[1:], delimiter) if named else []
+        # The last row may be cut off within a quoted cell.
+        if len(widths) > 1 and {*widths[:-1]} == {len(columns)} and widths[-1] <= len(columns):
             return tuple(columns)
     return ()
+
+
+def _widths(lines: Sequence[str], delimiter: str) -> list[int]:
+    """The cells of each row, of which one may have several lines; none if they are no rows of CSV."""
+    try:
+        return [len(row) for row in csv.reader(lines, delimiter=delimiter)]
+    except csv.Error:  # a quote that never closes makes a cell too large
+        return []
 
 
 def _json(form: str, records: Iterator[TableRecord]) -> TextTable:
@@ -310,8 +321,8 @@ def _conll(file: TextFile, width: int) -> Iterator[TableRecord]:
     words: list[list[str]] = []
     first = 0
     for number, line in enumerate(itertools.chain(file.lines(), [""]), 1):
-        cells = line.split()
-        token = line.startswith("# ") and len(cells) == width and _TAG.fullmatch(cells[-1])
+        cells = _BLANKS.split(line.strip(" \t\r")) if line.strip() else []
+        token = line.startswith("# ") and len(cells) == width and (words or _TAG.fullmatch(cells[-1]))
         if cells and (token or not line.startswith(_REMARKS)):
             first = first if words else number
             words.append(cells)

@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import islice
 
-from hmi.model.tag_schemes import FOUR_MARKS, NAMES, OUTSIDE, breaks, in_labels, marks_of, scheme_of
+from hmi.model.tag_schemes import (
+    FOUR_MARKS,
+    NAMES,
+    OUTSIDE,
+    are_marked,
+    breaks,
+    in_labels,
+    marks_of,
+    scheme_of,
+)
 
 SHOWN = 3
 """A remark quotes at most this many tags."""
@@ -30,7 +39,18 @@ def tag_notes(rows: Sequence[Sequence[str]]) -> list[str]:
     if tags and tags <= _BARE and "B" in tags:
         shown = ", ".join(f"`{tag}`" for tag in sorted(tags))
         return [f"the tags {shown} name no type, so each is read as a label: write B-x and I-x for a type x"]
+    if are_marked(tags):
+        shown = ", ".join(f"`{tag}`" for tag in sorted(tags)[:SHOWN])
+        return [
+            f"the tags ({shown}, …) mark entities in another form than B-x, I-x, O: each is read as a label"
+        ]
     marks = marks_of(rows)
+    if (
+        len(marks) > 2
+        and marks <= _BARE
+        and not any(marks <= set(letters) for letters in FOUR_MARKS.values())
+    ):
+        return [f"no scheme has the marks {', '.join(sorted(marks))} together: each tag is read as a label"]
     four = next((s for s, letters in FOUR_MARKS.items() if marks <= set(letters)), None)
     if scheme_of(rows) != "free" or four is None or marks <= {"B", "I"}:
         return []
