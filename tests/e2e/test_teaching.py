@@ -187,7 +187,7 @@ def test_what_the_teacher_said_is_asked_once(home: Home) -> None:
 
 def test_texts_that_cannot_be_read_are_named(home: Home) -> None:
     with pytest.raises(InvalidData, match="`tokens` is missing") as error:
-        made(home, "acme.broken", "tagging", tag_rows, unlabelled=b'{"place": "a"}\n')
+        made(home, "acme.broken", "tagging", tag_rows, unlabelled=b'{"a": 1, "b": 2}\n')
     assert error.value.details["field"] == "unlabelled"
 
 

@@ -87,7 +87,9 @@ def _matched(
                 return Columns(
                     {}, f"{len(taken)} columns are named {listed(taken[:1])}: keep one of them"
                 ), None
-            cure = f"rename the right one to `{name}`, and the other to something else, or {_name_it(name)}"
+            cure = (
+                f"rename the right one to `{name}`, and the other to something else{_name_it(name, ', or ')}"
+            )
             return Columns({}, f"{len(taken)} columns could be the `{name}` ({listed(taken)}): {cure}"), None
         if taken:
             names[taken[0]] = name
@@ -152,14 +154,16 @@ def _missing(name: str, found: Sequence[str], task: Task) -> str:
         )
     return (
         f"`{name}` is missing: the columns are {listed(found) or 'none'}. Rename the one that is the "
-        f"{name}, {_name_it(name)}, or add it"
+        f"{name}{_name_it(name, ', ')}, or add it"
     )
 
 
-def _name_it(field: str) -> str:
-    """The option that names the column of a field, as a cure."""
+def _name_it(field: str, before: str) -> str:
+    """The option that names the column of a field, as a cure after `before`. No option names `tokens`."""
+    if field == "tokens":
+        return ""
     option = f"{field if field in ('text', 'text_pair') else 'label'}_column"
-    return f"name it (--{option.replace('_', '-')}, over HTTP options.{option})"
+    return f"{before}name it (--{option.replace('_', '-')}, over HTTP options.{option})"
 
 
 def _folded(name: str) -> str:
