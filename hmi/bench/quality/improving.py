@@ -54,7 +54,7 @@ class Cell:
 
     @property
     def lesson(self) -> tuple[str, int, int]:
-        """What identifies a pool and its teachers: cells with the same lesson share both."""
+        """The set, the rows and the draw. Cells that agree in these share a pool and its teachers."""
         return self.task, self.rows, self.draw
 
 
@@ -68,7 +68,7 @@ class ImprovedPlan:
     cells: tuple[Cell, ...]
     larger: tuple[str, ...] = ()
     test: bool = True
-    """Whether test is scored. Leave test unread while something is being chosen."""
+    """True: test is scored. Set it to False while something is being chosen."""
     plot: str = ""
     cpu_s: float = math.inf
     """The CPU seconds of all cells together. A cell that would go beyond is given up."""

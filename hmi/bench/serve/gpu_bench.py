@@ -1,4 +1,4 @@
-"""What the parts of the benchmark on a CUDA device share: an executor, a PLOT, tenants, passes over batches.
+"""The executor, PLOT, tenants and passes that all parts of the benchmark on a CUDA device use.
 
 Weights, rows and modules are random, since they change no time. The look-up is the store's own, over a PLOT
 that covers the texts. `opened` takes any `Device`: tests and `scripts/gpu_trial.py` pass the twin, in small,
@@ -86,7 +86,7 @@ class Pipeline:
     layer_by_layer: bool = True
     """True: modules are copied while earlier layers compute. False: the thread first waits for all copies."""
     ahead: bool = True
-    """Whether a batch's modules are asked for before its look-up."""
+    """True: a batch's modules are prefetched before its look-up. False: after it."""
 
 
 FULL = Pipeline()
@@ -104,7 +104,7 @@ def opened(device: Device, sizes: Sizes, precision: str, launcher: ops.Launcher 
 
 @dataclass
 class Bench:
-    """What the parts of a run share."""
+    """The objects that all parts of a run use."""
 
     sizes: Sizes
     device: Device

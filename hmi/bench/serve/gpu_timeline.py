@@ -1,4 +1,4 @@
-"""What overlaps on a device: the copies of modules, and the layers that compute meanwhile."""
+"""Measures how far copies of modules overlap with layers on a device."""
 
 from __future__ import annotations
 
