@@ -55,25 +55,27 @@ def ramp_rows(
     at = _positions(task, encoded, most)
     assert isinstance(trainer.backbone, ModuleBackbone)
     sites, reads = len(trainer.backbone.upper), task.reads
-    found = [[torch.empty(0)] * len(encoded) for _ in range(sites)]
+    counts = [len(positions) for positions in at]
+    ends = np.cumsum(counts, dtype=np.int64)
+    # One tensor a site, made before anything is computed: rows kept as they come would lie scattered between
+    # what each batch frees, and joining them would take their size again.
+    size = row_numbers(task, trainer.dim, 1)
+    features = [torch.empty(sum(counts), size) for _ in range(sites)]
     done = 0
 
     def watch(texts: Sequence[int], site: int, x: Tensor, types: Tensor, mask: Tensor) -> None:
         nonlocal done
         pooled = None if reads == "rows" else pool_rows(reads, x, x, types, mask).float()
         for i, text in enumerate(texts):
-            found[site][text] = x[i, at[text]].float() if pooled is None else pooled[i : i + 1]
+            mine = features[site][ends[text] - counts[text] : ends[text]]
+            mine.copy_(x[i, at[text]] if pooled is None else pooled[i : i + 1])
         if site == sites - 1:
             done += len(texts)
             report(done)
 
     outputs = trainer.predict(examples, exact=True, backbone=trainer.backbone.watched(watch))
     rows = [x[at[i]] if reads == "rows" else x[None] for i, x in enumerate(outputs)]
-    features = []
-    for site in range(sites):
-        features.append(torch.cat(found[site]) if found[site] else torch.empty(0))
-        found[site] = []
-    return RampRows(features, _offsets(trainer, examples, at, reads), torch.cat(rows), [len(r) for r in rows])
+    return RampRows(features, _offsets(trainer, examples, at, reads), torch.cat(rows), counts)
 
 
 def row_numbers(task: TaskKind, dim: int, sites: int) -> int:

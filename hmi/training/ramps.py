@@ -30,8 +30,8 @@ from hmi.training.ramp_rows import RampRows, ramp_rows, row_numbers
 from hmi.training.splits import Split
 from hmi.training.trainer import Trainer, diverged
 
-MAX_NUMBERS = 1 << 26
-"""The most numbers that are kept of all texts, at all sites (256 MB). Of more, a sample is kept."""
+MAX_NUMBERS = 1 << 25
+"""The most numbers that are kept of all texts, at all sites (128 MB). Of more, a sample is kept."""
 HELD_SHARE = 4
 """One row in this many may be a held-out one."""
 PENALTIES = (1e-1, 3e-2, 1e-2, 3e-3, 1e-3, 3e-4)
@@ -126,11 +126,14 @@ def train_ramps(
     assert isinstance(trainer.backbone, ModuleBackbone)
     sites = len(trainer.backbone.upper)
     most = MAX_NUMBERS // row_numbers(task, trainer.dim, sites)
-    fit, held = fit.sampled(most - most // HELD_SHARE), held.whole(task, most // HELD_SHARE)
+    fitting = most - most // HELD_SHARE
+    fit, held = fit.sampled(fitting), held.whole(task, most - fitting)
     begun = len(fit.split.encoded)
     texts = begun + len(held.split.encoded)
     total = texts + sites
-    seen = ramp_rows(trainer, task, fit.split.encoded, fit.examples, most, lambda done: report(done, total))
+    seen = ramp_rows(
+        trainer, task, fit.split.encoded, fit.examples, fitting, lambda done: report(done, total)
+    )
     kept = ramp_rows(
         trainer, task, held.split.encoded, held.examples, most, lambda done: report(begun + done, total)
     )
@@ -151,7 +154,7 @@ def train_ramps(
 def fitted(task: TaskKind, site: int, seen: RampRows, kept: RampRows) -> tuple[Tensor, Tensor]:
     """Weight (fp16) and bias (fp32) of one site's ramp. kept: held-out rows, to choose the penalty."""
     x, mean, scale = _standardised(seen.features[site])
-    held = (kept.features[site] - mean) / scale
+    held = (kept.features[site] - mean).div_(scale)
     loss = LOSSES.get(task.name, _soft_labels)
     start = torch.zeros(seen.outputs.shape[1])
 
@@ -173,7 +176,7 @@ def _standardised(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Features of mean 0 and standard deviation 1, with their means and scales; a flat one becomes 0."""
     mean, scale = x.mean(0), x.std(0, correction=0)
     scale = torch.where(scale < FLAT, torch.inf, scale)
-    return (x - mean) / scale, mean, scale
+    return (x - mean).div_(scale), mean, scale
 
 
 Loss = Callable[[Tensor, Tensor], Tensor]
