@@ -19,7 +19,7 @@ from hmi.model.batching import pad_ids, pad_rows
 from hmi.model.encoder import Attend, Encoder, attend_padded, no_delta
 from hmi.model.lexical import Bags
 from hmi.model.modules import TenantModule
-from hmi.training.quick_layers import PADDED_TO, Changed, attend_quickly, quick_layers
+from hmi.training.quick_layers import Changed, attend_quickly, padded_to, quick_layers
 
 Features = Callable[[Sequence[int]], list[Tensor]]
 """Indices of rows -> the backbone's input for each: states [T_i, dim] for upper layers, ids int64
@@ -93,7 +93,7 @@ class ModuleBackbone:
         if self.watch is None and (bf16 or torch.is_grad_enabled()):
             if bf16 not in self._quick:
                 self._quick[bf16] = quick_layers(self.upper, self.module, bf16=bf16)
-            batch = _padded(examples, rows, PADDED_TO)
+            batch = _padded(examples, rows, padded_to(max(examples.lengths[i] for i in rows)))
             return _through(self._quick[bf16], attend_quickly, self.heads, batch, cls_only, dropout)
         layers = [(layer, self.module.delta(i)) for i, layer in enumerate(self.upper)]
         batch = _padded(examples, rows)

@@ -44,9 +44,9 @@ def examples_of(
     A look-up and the lexical features of a window take up to a tenth of a training step, so they are kept.
     """
     lengths, types = [len(e) for e in split.encoded], [e.types for e in split.encoded]
-    features = Kept(_looked_up(root, reader, split.encoded), lambda rows: rows.nbytes)
+    features = Kept(_looked_up(root, reader, split.encoded), lambda rows: rows.nbytes, cheap=True)
     bags = split_bags(split, buckets, features)
-    kept = None if bags is None else Kept(bags, lambda bag: bag.nbytes)
+    kept = None if bags is None else Kept(bags, lambda bag: bag.nbytes, cheap=True)
     return Examples(lengths, types, features, targets, kept)
 
 

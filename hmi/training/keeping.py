@@ -18,17 +18,35 @@ class Kept(Generic[Value]):
         compute: Callable[[Sequence[int]], list[Value]],
         size: Callable[[Value], int],
         most: int = KEPT_BYTES,
+        *,
+        cheap: bool = False,
     ) -> None:
-        """compute: gives the values of rows, by their indices. size: the bytes of a value."""
-        self._compute, self._size, self._room = compute, size, most
+        """compute: gives the values of rows, by their indices. size: the bytes of a value. cheap: the values
+        cost little, so if less than half of the bytes fit, all are let go and none is kept again."""
+        self._compute, self._size, self._most = compute, size, most
+        self._cheap, self._pays = cheap, True
         self._found: dict[int, Value] = {}
+        self._held, self._refused = (
+            0,
+            dict[int, int](),
+        )  # bytes of what is kept; rows without room, with theirs
 
     def __call__(self, rows: Sequence[int]) -> list[Value]:
         missing = [row for row in rows if row not in self._found]
         fresh = dict(zip(missing, self._compute(missing), strict=True)) if missing else {}
+        found = [fresh[row] if row in fresh else self._found[row] for row in rows]
+        if fresh and self._pays:
+            self._keep(fresh)
+        return found
+
+    def _keep(self, fresh: dict[int, Value]) -> None:
         for row, value in fresh.items():
             size = self._size(value)
-            if size <= self._room:
-                self._room -= size
+            if self._held + size <= self._most:
+                self._held += size
                 self._found[row] = value
-        return [fresh[row] if row in fresh else self._found[row] for row in rows]
+            else:
+                self._refused[row] = size
+        if self._cheap and sum(self._refused.values()) > self._most:
+            self._pays = False
+            self._found, self._refused = {}, {}

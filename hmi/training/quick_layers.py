@@ -24,10 +24,19 @@ from hmi.training.frozen_products import ChangedProduct, FrozenProduct
 from hmi.training.precision import native_bf16
 
 PADDED_TO = 4
-"""Batches are padded to a multiple of this many tokens, since oneDNN generates code for every new shape."""
+"""Batches are padded to a multiple of at least this many tokens (`padded_to`)."""
 
 Changed = tuple[Any, Delta]
 """A layer, called as an `EncoderLayer`, and a module's change of it."""
+
+
+def padded_to(longest: int) -> int:
+    """The multiple of tokens that a batch is padded to, by its longest text: within an eighth of its length.
+
+    oneDNN generates code for every new shape and keeps it, about .2 MB each, so that few shapes save time and
+    memory.
+    """
+    return max(PADDED_TO, 1 << longest.bit_length() >> 4)
 
 
 def quick_layers(upper: nn.ModuleList, module: TenantModule, *, bf16: bool) -> list[Changed]:
