@@ -30,9 +30,9 @@ from hmi.training.ramp_rows import RampRows, ramp_rows, row_numbers
 from hmi.training.splits import Split
 from hmi.training.trainer import Trainer, diverged
 
-MAX_NUMBERS = 1 << 25
-"""The most numbers that are kept of all texts, at all sites (128 MB). Of more, a sample is kept."""
-HELD_SHARE = 4
+MAX_NUMBERS = 3 << 24
+"""The most numbers that are kept of all texts, at all sites (192 MB). Of more, a sample is kept."""
+HELD_SHARE = 3
 """One row in this many may be a held-out one."""
 PENALTIES = (1e-1, 3e-2, 1e-2, 3e-3, 1e-3, 3e-4)
 """Penalties of the squared weights over standardised features, tried from the largest on until the loss on
