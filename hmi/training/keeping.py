@@ -26,10 +26,8 @@ class Kept(Generic[Value]):
         self._compute, self._size, self._most = compute, size, most
         self._cheap, self._pays = cheap, True
         self._found: dict[int, Value] = {}
-        self._held, self._refused = (
-            0,
-            dict[int, int](),
-        )  # bytes of what is kept; rows without room, with theirs
+        self._held = 0  # bytes of what is kept
+        self._refused: dict[int, int] = {}  # rows without room -> their bytes
 
     def __call__(self, rows: Sequence[int]) -> list[Value]:
         missing = [row for row in rows if row not in self._found]
