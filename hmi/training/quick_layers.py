@@ -33,8 +33,7 @@ Changed = tuple[Any, Delta]
 def padded_to(longest: int) -> int:
     """The multiple of tokens that a batch is padded to, by its longest text: within an eighth of its length.
 
-    oneDNN generates code for every new shape and keeps it, hundreds of KB each, so few shapes save time and
-    memory.
+    oneDNN generates code for every new shape and keeps it, hundreds of KB each, so few shapes save memory.
     """
     return max(PADDED_TO, 1 << longest.bit_length() >> 4)
 
