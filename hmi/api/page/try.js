@@ -47,6 +47,7 @@ export function asking(modelName, { task, paired }, signal, typed = {}) {
   const ask = async (event) => {
     event.preventDefault();
     button.disabled = true;
+    fill(out, h("p", { class: "lead" }, "Asking …")); // an earlier answer never stands beside a new text
     const asked = { text: text.value, pair: pair?.value.trim() ? pair.value : undefined };
     const parameters = { return: ["scores", "words", "provenance"], exact: exact.checked, calibrated: calibrated.checked };
     try {
