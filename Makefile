@@ -76,8 +76,9 @@ gpu-trial: ## try HMI on a GPU: four minutes, and docs/benchmarks/gpu.md (PYTHON
 gpu-wheels: setup ## the wheels that gpu-trial needs, in .gpu-wheels
 	$(BIN)/python scripts/gpu_wheels.py
 
-stress: setup ## the slow tests, and the battery at full counts
+stress: setup ## the slow tests, the battery at full counts, and new random examples
 	HMI_BATTERY=full $(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -m "not slow" --hypothesis-profile searching -n $(WORKERS) $$(grep -rl "^from hypothesis" tests --include=test_*.py)
 
 # These pin packages that HMI needs in other versions, so they get an environment of their own.
 clients: setup ## test LangChain, LlamaIndex and LiteLLM unmodified, in .venv-clients
