@@ -18,7 +18,7 @@ from hmi.core import ModelId, ModelRecord, ModelVersion
 from hmi.engine.bundles import Bundle, Bundles, Key, Part, TaskPart, Upper
 from hmi.engine.isolate import named
 from hmi.engine.threads import in_thread
-from hmi.errors import HmiError, NotFound
+from hmi.errors import HmiError
 from hmi.execution.base import Executor
 from hmi.execution.choose import Chosen
 from hmi.model.lower import LocalLower
@@ -82,6 +82,12 @@ class ModelLoader:
 
         Raises NotFound, Damaged, Unavailable.
         """
+        while (bundle := await self._load(model, exact=exact)) is None:
+            pass
+        return bundle
+
+    async def _load(self, model: ModelId, *, exact: bool) -> Bundle | None:
+        """Do what `load` does; None if the version was deleted meanwhile, and the model has others now."""
         record = await in_thread(self._module_threads, lambda: self._bundles.record(model))
         version = record.live
         upper, reader = await asyncio.gather(
@@ -94,7 +100,8 @@ class ModelLoader:
                 lower = await self._part(self._bundles.lower(version, upper, reader))
             except DamagedArtefact as error:  # domains may share the file: name the caller's own
                 raise error.of(f"domain {reader.version.ref}'s lower layers") from error
-        await in_thread(self._module_threads, lambda: self._check_alive(model, version))
+        if not await in_thread(self._module_threads, lambda: self._is_alive(model, version)):
+            return None
         bits = 0 if exact else self._bundles.bits(record, upper)
         return _bundle(model, record, upper, reader, lower, bits)
 
@@ -187,6 +194,9 @@ class ModelLoader:
     async def _module(self, model: ModelId, version: ModelVersion, executor: Chosen, *, exact: bool) -> None:
         """Prefetch the module. Models may share one, so an error names this model."""
         key = "module", version.artefact
+        self._pool.remember(
+            version.artefact
+        )  # if it is deleted from here on, `_is_alive` or the deletion forgets it
         if not self._pool.has(version.artefact):
             try:
                 prepare = partial(executor.prepare, exact=exact)
@@ -212,16 +222,19 @@ class ModelLoader:
         self._told[artefact] = now
         tell(log, f"module {artefact[:16]} could not be loaded", error)
 
-    def _check_alive(self, model: ModelId, version: ModelVersion) -> None:
-        """Raise NotFound if the model was deleted while its parts were loaded, and drop the parts.
+    def _is_alive(self, model: ModelId, version: ModelVersion) -> bool:
+        """Return whether the model still has this version. Raises NotFound if the model was deleted.
 
-        The deletion could not drop them, since they were not in memory yet.
+        If not, drop the parts that were loaded for it. The deletion could not, since they were not in memory
+        yet.
         """
+        alive = False
         try:
-            self._bundles.record(model)
-        except NotFound:
-            self.forget([version.artefact], *self._bundles.gone(version))
-            raise
+            alive = any(v.artefact == version.artefact for v in self._bundles.record(model).versions)
+        finally:
+            if not alive:
+                self.forget([version.artefact], *self._bundles.gone(version))
+        return alive
 
     async def _upper(self, record: ModelRecord, *, exact: bool) -> Upper:
         """Load the root. A model that allows it gets the root on shards, and the whole root is loaded for

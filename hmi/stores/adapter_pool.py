@@ -160,12 +160,11 @@ class AdapterPool(Generic[T]):
             raise
 
     def prefetch(self, name: str, *, ready: Callable[[T], object] | None = None) -> None:
-        """Load an object that a live model will use soon, without holding it. Raises what its load raises.
+        """Load an object that will be used soon, without holding it. Raises what its load raises.
 
         Does nothing if all memory is held or needed: the batch that uses the object loads it.
         """
         with self._changed:
-            self._forgotten.pop(name, None)
             if self._full() and not self._idle:
                 return
         _, errors = self.load([name], count=False, ready=ready, spare_needed=True)
@@ -204,6 +203,11 @@ class AdapterPool(Generic[T]):
                     self._drop(name)
             while len(self._forgotten) > MOST_FORGOTTEN:
                 self._forgotten.popitem(last=False)
+
+    def remember(self, name: str) -> None:
+        """Undo `forget`: a live model has this object, too."""
+        with self._changed:
+            self._forgotten.pop(name, None)
 
     def resident(self) -> list[str]:
         """Names in memory: first those that nobody uses, the least recently used first."""

@@ -148,6 +148,9 @@ def test_what_is_forgotten_goes_when_nobody_uses_it() -> None:
         assert pool.has("unknown"), "a text in flight may still load it"
     assert pool.resident() == []
     pool.prefetch("idle")
+    assert pool.resident() == [], "a text in flight may still prefetch it"
+    pool.remember("idle")
+    pool.prefetch("idle")
     assert pool.resident() == ["idle"], "a live model has the same artefact"
 
 

@@ -115,7 +115,6 @@ class PoolMachine(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from(sorted(SIZES)))
     def prefetch(self, name: str) -> None:
-        self.plain.forgotten.discard(name)
         skipped = not self.plain.idle() and self.plain.bytes() + 1 > BUDGET
         try:
             self.pool.prefetch(name)
@@ -146,6 +145,11 @@ class PoolMachine(RuleBasedStateMachine):
         self.pool.forget(names)
         self.plain.forgotten.update(names)
         self.plain.used(names)
+
+    @rule(name=st.sampled_from(sorted(SIZES)))
+    def remember(self, name: str) -> None:
+        self.pool.remember(name)
+        self.plain.forgotten.discard(name)
 
     @rule(name=st.sampled_from(sorted(SIZES)))
     def damage_or_repair(self, name: str) -> None:

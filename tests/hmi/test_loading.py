@@ -144,3 +144,50 @@ async def test_a_batch_without_room_waits_before_it_reads_its_module_again() -> 
     assert (list(parts), errors) == (["new"], {})
     loader.let_go(["new"])
     await asyncio.to_thread(loader.close)
+
+
+class Renewed(AtHand):
+    """A model that is deleted while its module `old` loads, and published again with `new` under its name."""
+
+    pool: AdapterPool[Any]
+    artefact = "old"
+
+    def record(self, model: ModelId) -> Any:
+        live = Mock(artefact=self.artefact, tenant=model.tenant)
+        return Mock(live=live, versions=[live])
+
+    def upper(self, version: Any) -> Part[Any]:
+        cache: IdleCache[tuple[str, ...], Any] = IdleCache(1, 60.0)
+        cache.put(("root",), Mock())
+        return Part(("root",), cache, Mock)
+
+    def bits(self, record: Any, upper: Any) -> int:
+        return 0
+
+    def gone(self, version: Any) -> tuple[list[str], list[str]]:
+        return [], []
+
+    def forget(self, roots: Any, plots: Any) -> None: ...
+
+    def read(self, name: str) -> Any:
+        if name == "old":
+            self.artefact = "new"
+            self.pool.forget(["old"])
+        return Mock()
+
+
+async def test_a_module_whose_model_is_deleted_while_it_loads_does_not_stay(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("hmi.engine.loading._bundle", lambda model, record, *parts: record.live)
+    bundles = Renewed(list)
+    bundles.pool = AdapterPool(100, bundles.read, lambda part: Size(10))
+    loader = ModelLoader(cast(Bundles, bundles), bundles.pool)
+    found: Any = await loader.load(ModelId("acme", "mood"), exact=False)
+    assert found.artefact == "new"
+    assert bundles.pool.resident() == ["new"]
+    done = asyncio.Event()
+    loader.prefetch(Mock(version=Mock(artefact="old")), done.set)  # for a text that was admitted before
+    await until(lambda: not loader._loads)
+    assert bundles.pool.resident() == ["new"]
+    await asyncio.to_thread(loader.close)
