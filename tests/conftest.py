@@ -27,8 +27,8 @@ from tests.skipped import pytest_terminal_summary as pytest_terminal_summary
 from tests.tiny import write_tiny_source
 
 torch.set_num_threads(1)
-# Times say nothing on a busy machine. The same examples in each run: an example that fails by chance would refuse
-# work that has nothing to do with it. `--hypothesis-profile searching` looks for new ones, as `make stress` does.
+# Times say nothing on a busy machine. Each run takes the same examples: one that fails by chance would refuse
+# work that has nothing to do with it. `--hypothesis-profile searching` looks for new ones, as `make stress`.
 BUSY = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("searching", BUSY)
 settings.register_profile("same", BUSY, derandomize=True)
