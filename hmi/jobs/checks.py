@@ -219,11 +219,14 @@ def task_of_file(source: Upload, field: str = "the file", reading: Reading = AS_
     if file.empty:
         raise InvalidData(f"{field} is empty: give rows, or text")
 
+    spans = Spans.of(reading)
+
     def task_of(names: Sequence[str]) -> Task | None:
-        return task_of_columns(names) if reading == AS_IT_IS else task_as_named(names, reading)
+        rest = spans.rest(reading)
+        return task_of_columns(names) if rest == AS_IT_IS else task_as_named(names, rest)
 
     table = read_table(
-        file, lambda names: task_of(names) is not None, conll="maybe", header=reading.header, spans=Spans()
+        file, lambda names: task_of(names) is not None, conll="maybe", header=reading.header, spans=spans
     )
     return task_of(table.columns)
 

@@ -26,7 +26,7 @@ from hmi.training.data.text_files import MAX_EXPANDED_BYTES, TextFile, Upload
 MIN_DOCUMENTS = 2
 NAMES = frozenset(name for names in NEEDED.values() for name in names)
 
-_JSON = re.compile(r'\{\s*"|\[\s*\{|[\[{]$')
+_JSON = re.compile(r'\{\s*"|\[\s*(?:\{|\[\s*")|[\[{]$')
 """The beginning of a first line that is JSON, not text."""
 
 ROWS = (NAMES - {"text"}) | {"spans", "entities", "answer", "annotations", "intent", "cats"}

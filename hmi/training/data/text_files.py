@@ -41,6 +41,12 @@ _KINDS = (
     (b"BZh", "a bzip2 archive", "unpack it, or pack it with gzip or zstd"),
     (b"\xfd7zXZ", "an xz archive", "unpack it, or pack it with gzip or zstd"),
     (b"7z\xbc\xaf", "a 7z archive", "unpack it, or pack it with gzip or zstd"),
+    (
+        b"\x78\x9c",
+        "compressed by zlib, as spaCy's .spacy files are",
+        "export its documents as JSON, one a line: json.dumps(doc.to_json()) for each of "
+        "DocBin().from_disk(…).get_docs(nlp.vocab)",
+    ),
     (b"\x89PNG", "a picture", "give text"),
     (b"\xff\xd8\xff", "a picture", "give text"),
 )
