@@ -195,11 +195,7 @@ def parse_rows(
     naming = as_named(table.columns)
     table = naming.applied(table)
     head = list(itertools.islice(table.records, FIRST_RECORDS))
-    problem = columns.problem
-    if not naming.problem:
-        problem += headless(table, columns.problem, task, answers=answers)
-        problem = (problem and not_read(table.columns)) or problem
-    problem = problem or wrong_form(table, columns.names, head, task, paired=paired)
+    problem = _problem(table, naming, columns, head, task, answers=answers, paired=paired)
     if problem:
         raise InvalidData(f"{field} was read as {table.form}, {file.encoding}: {problem}", field=field)
     values = [record.values for record in head]
@@ -216,6 +212,25 @@ def parse_rows(
     chosen = "" if reading.label_column else choice_note(table.choices, columns.names)
     read = replace(read, notes=[*filter(None, [file.remark, chosen]), *read.notes, *spans.notes()])
     return replace(_marked(read), patterns=spans.patterns) if task == "tagging" else read
+
+
+def _problem(
+    table: TextTable,
+    naming: Naming,
+    columns: Columns,
+    head: list[TableRecord],
+    task: Task,
+    *,
+    answers: bool,
+    paired: bool | None,
+) -> str:
+    """Why a table does not give rows of the task; "" if it does."""
+    if naming.problem:
+        return naming.problem
+    if columns.problem:
+        hint = headless(table, columns.problem, task, answers=answers)
+        return not_read(table.columns) or f"{columns.problem}{hint}"
+    return wrong_form(table, columns.names, head, task, paired=paired)
 
 
 def _marked(found: RowFile) -> RowFile:

@@ -216,7 +216,10 @@ class TextFile:
         )
         column = len(before) - before.rfind(b"\n")
         place = f"byte {column} of the line is 0x{byte:02X}"
-        cure = "or, for rows, name its encoding, such as --encoding windows-1252 (over HTTP options.encoding)"
+        cure = (
+            "or, for rows and corpora, name its encoding, such as --encoding windows-1252 (over HTTP "
+            "options.encoding)"
+        )
         return self._bad(
             line, f"is not UTF-8: {place}, {looks}. Save the file as UTF-8 (in Excel: “CSV UTF-8”), {cure}"
         )
