@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import zlib
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from hmi.jobs.checks import inspect_file
 from hmi.training.data.reading import Reading
 from hmi.training.data.rows import parse_rows, read_labelled_rows
 from hmi.training.data.span_forms import NOT_ANNOTATED
+from tests.hmi.api_world import running
 from tests.hmi.test_misread_files import both, lines
 from tests.hmi.tool_files import LABELS, ROWS, TEXTS, chosen, task_of_label_studio
 
@@ -158,6 +160,16 @@ def test_a_text_among_several_can_be_named_for_spans() -> None:
         lines(*rows), "tagging", "data", answers=False, reading=Reading(text_column="note")
     )
     assert [row.text for row in unlabelled.rows] == [["Oslo", "is", "cold"]] * 4
+
+
+async def test_over_http_the_text_of_spans_can_be_named(folder: Path) -> None:
+    rows = lines(*[{"title": "t", "note": "Oslo is cold", "label": [[0, 4, "LOC"]]} for _ in range(4)])
+    async with running(folder) as world:
+        _, refused, _ = await world.upload("/manage/check", {}, {"data": rows})
+        asked = {"options": {"text_column": "note"}}
+        _, seen, _ = await world.upload("/manage/check", asked, {"data": rows})
+    assert "options.text_column" in refused["error"]
+    assert (seen["usable"], seen["task"], seen["count"]) == (True, "tagging", 4)
 
 
 def test_a_word_of_white_space_makes_no_corpus() -> None:

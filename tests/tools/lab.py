@@ -25,13 +25,15 @@ from tests.tools.truth import TRUTH
 PYTHON = str(Path(os.environ.get("HMI_TOOLS", sys.executable)).absolute())
 PROGRAMS = Path(__file__).parent / "programs"
 FIND = "import sys, importlib.util as u; sys.exit(u.find_spec(sys.argv[1]) is None)"
+MODULES = {"doccano": "backend.data_export", "label-studio-sdk": "label_studio_sdk.converter"}
+"""What a package holds, where that has another name."""
 BEGINS, GOES_ON = ("B", "U", "S"), ("I", "L", "E")
 
 
 def written(folder: Path, package: str, program: str, given: Any = TRUTH) -> Path:
     """The folder with the files that a program writes there of what it is given. Skips the test without the
     package."""
-    if subprocess.run([PYTHON, "-c", FIND, package], capture_output=True).returncode:
+    if subprocess.run([PYTHON, "-c", FIND, MODULES.get(package, package)], capture_output=True).returncode:
         pytest.skip(f"{package} is not installed: the tools that write files have an extra of their own")
     command = [PYTHON, str(PROGRAMS / program)]
     told = json.dumps(given)

@@ -50,7 +50,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "relations": {"kind": "relations", "rows": [related(row, 10 * i) for i, row in enumerate(TRUTH)]},
         "intents": {"kind": "intents", "rows": intents},
     }
-    return written(tmp_path_factory.mktemp("doccano"), "backend", "doccano_files.py", given)
+    return written(tmp_path_factory.mktemp("doccano"), "doccano", "doccano_files.py", given)
 
 
 def as_written(form: str) -> list[dict[str, Any]]:

@@ -109,7 +109,7 @@ EXPORTS = {
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     given = {name: {"config": made, "tasks": raw} for name, (made, raw) in EXPORTS.items()}
     folder = tmp_path_factory.mktemp("label-studio")
-    return written(folder, "label_studio_sdk.converter", "label_studio_files.py", {"exports": given})
+    return written(folder, "label-studio-sdk", "label_studio_files.py", {"exports": given})
 
 
 @pytest.mark.parametrize("form", RAW)
@@ -197,7 +197,7 @@ def test_predictions_pass_the_checks_of_label_studio_and_come_back(tmp_path: Pat
         ]
         exports[name] = {"config": made, "tasks": accepted}
     told = {"predictions": given, "exports": exports}
-    folder = written(tmp_path, "label_studio_sdk.converter", "label_studio_files.py", told)
+    folder = written(tmp_path, "label-studio-sdk", "label_studio_files.py", told)
     for name in PREDICTIONS:
         assert json.loads((folder / f"{name}-problems.json").read_text()) == []
     for form in RAW:
