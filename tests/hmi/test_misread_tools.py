@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import zlib
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +13,6 @@ from hmi.jobs.checks import inspect_file
 from hmi.training.data.reading import Reading
 from hmi.training.data.rows import parse_rows, read_labelled_rows
 from hmi.training.data.span_forms import NOT_ANNOTATED
-from tests.hmi.api_world import running
 from tests.hmi.test_misread_files import both, lines
 from tests.hmi.tool_files import LABELS, ROWS, TEXTS, chosen, task_of_label_studio
 
@@ -67,6 +65,13 @@ def test_fasttext_as_doccano_quotes_it() -> None:
         ("two lines, one text", "a"),
         ("with, remarks", "b"),
     ]
+
+
+def test_a_quote_of_fasttext_that_is_never_closed_costs_no_more_than_its_lines() -> None:
+    data = '"__label__a closed"\n' + "".join(f"__label__{'ab'[i % 2]} text {i}\n" for i in range(9))
+    found = inspect_file((data + '"__label__a open\n' + "rest of the file\n" * 100_000).encode(), None)
+    assert found.count >= 10
+    assert "in double quotes" in str(found.read)
 
 
 @pytest.mark.parametrize("more", ["", "__label__a __label__b both are here\n"])
@@ -160,16 +165,6 @@ def test_a_text_among_several_can_be_named_for_spans() -> None:
         lines(*rows), "tagging", "data", answers=False, reading=Reading(text_column="note")
     )
     assert [row.text for row in unlabelled.rows] == [["Oslo", "is", "cold"]] * 4
-
-
-async def test_over_http_the_text_of_spans_can_be_named(folder: Path) -> None:
-    rows = lines(*[{"title": "t", "note": "Oslo is cold", "label": [[0, 4, "LOC"]]} for _ in range(4)])
-    async with running(folder) as world:
-        _, refused, _ = await world.upload("/manage/check", {}, {"data": rows})
-        asked = {"options": {"text_column": "note"}}
-        _, seen, _ = await world.upload("/manage/check", asked, {"data": rows})
-    assert "options.text_column" in refused["error"]
-    assert (seen["usable"], seen["task"], seen["count"]) == (True, "tagging", 4)
 
 
 def test_a_word_of_white_space_makes_no_corpus() -> None:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import csv
 import itertools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import yaml
@@ -20,8 +19,9 @@ COMMENT = "__comment__"
 """doccano writes an annotator's remarks behind the text, each with this mark."""
 _QUOTED = re.compile(rf'"{MARK}.*"\s*$')
 """A line as doccano writes texts with commas and quotes: a cell of CSV."""
+LARGEST_CELL = 1 << 20
+"""Characters of a line in double quotes: more than a row may have."""
 UNMARKED = f"without a label ({MARK})"
-_NO_DELIMITER = "\x1f"
 LEAST_MARKED = 0.8
 """Lines are fastText's if at least this share of them begins or ends with a label."""
 _ENTITY = re.compile(r"\[([^\]\n]+)\](?:\([^)\n]*\)|\{[^}\n]*\})")
@@ -49,7 +49,7 @@ def marked_table(
     lines = [line for _, line in head]
     if is_fasttext(lines):
         quoted = is_quoted(lines)
-        rows = [line for _, line in _cells(iter(head))] if quoted else lines
+        rows = [line for _, line in _cells(head)] if quoted else lines
         several = any(len(labels_of_fasttext(line)) > 1 for line in rows)
         form = "fastText, labels marked by __label__" + ", in double quotes" * quoted
         return form, _fasttext(file, answer_field(["text"], fits, several=several), quoted=quoted)
@@ -65,19 +65,28 @@ def _fasttext(file: TextFile, field: str, *, quoted: bool) -> Iterator[TableReco
             yield TableRecord(number, fasttext_row(line, field), left_out=out)
 
 
-def _cells(lines: Iterator[tuple[int, str]]) -> Iterator[tuple[int, str]]:
-    """The lines of which some are cells of CSV, without their quotes. A cell may have several lines."""
-    number = 0
+def _cells(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, str]]:
+    """The lines of which some are cells of CSV, without their quotes. A cell may have several lines, and has
+    the number of the first. One that grows too large was never closed."""
+    held: list[str] = []
+    first = quotes = characters = 0
+    for number, line in lines:
+        first = first if held else number
+        held.append(line)
+        quotes += line.count('"')
+        characters += len(line)
+        if not held[0].startswith('"') or quotes % 2 == 0 or characters > LARGEST_CELL:
+            yield first, _unquoted(" ".join(held))
+            held, quotes, characters = [], 0, 0
+    if held:
+        yield first, _unquoted(" ".join(held))
 
-    def each() -> Iterator[str]:
-        nonlocal number
-        for at, line in lines:
-            number = at
-            yield f"{line}\n"
 
-    # A delimiter that no text has: commas are part of the text.
-    for cells in csv.reader(each(), delimiter=_NO_DELIMITER):
-        yield number, " ".join(cells)
+def _unquoted(cell: str) -> str:
+    inner = cell.strip()
+    if not (len(inner) > 1 and inner[0] == inner[-1] == '"'):
+        return cell
+    return inner[1:-1].replace('""', '"')
 
 
 def _rasa(file: TextFile, most: int) -> Iterator[TableRecord]:
