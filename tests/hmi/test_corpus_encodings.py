@@ -74,3 +74,14 @@ async def test_a_domain_is_built_of_it_over_http_and_by_the_command(
         assert "--encoding" in refused
 
     await asyncio.to_thread(by_the_command)
+
+
+def test_a_root_learns_from_texts_of_it(
+    tiny_source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "texts.txt"
+    file.write_bytes("".join(f"{text} {WORDS}\n" for text in random_texts(400, seed=8)).encode(NAMED))
+    steps = ("--option", "steps=2", "--option", "upper_steps=0", "--data", tmp_path / "data")
+    ask = ("root", "import", "pl", tiny_source, "--text", file, "--alpha", 10, *steps)
+    assert "name its encoding" in hmi(capsys, *ask, code=1)
+    hmi(capsys, *ask, "--encoding", NAMED)
