@@ -16,6 +16,8 @@ from hmi.training.data.span_forms import NOT_ANNOTATED
 from tests.hmi.test_misread_files import both, lines
 from tests.hmi.tool_files import LABELS, ROWS, TEXTS, chosen, task_of_label_studio
 
+GROUP = {"start": 0, "end": 4, "label": "LOC"}
+
 
 def labelled(data: bytes | str, **reading: Any) -> list[tuple[Any, Any]]:
     """The rows of a file whose task its columns show."""
@@ -181,6 +183,7 @@ def test_a_word_of_white_space_makes_no_corpus() -> None:
         (lines({"doc_annotation": {}, "token_annotation": {}}), "doc.to_json()"),
         (lines({"id": 0, "paragraphs": []}), "doc.to_json()"),
         (zlib.compress(b"documents"), "doc.to_json()"),
+        (lines({"text": "Oslo", "spans": {"a": [GROUP], "b": [GROUP]}}), "doc.set_ents(doc.spans[NAME])"),
         (lines({"columns": ["text"], "data": [["a"]]}), "orient='records'"),
         (lines({"tokens": {"0": ["a"]}, "tags": {"0": ["O"]}}), "orient='records'"),
         (lines({"tokens": [["a"]], "tags": [["O"]]}), "orient='records'"),

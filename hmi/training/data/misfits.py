@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 from hmi.core import Task
 from hmi.training.data.columns import EXAMPLES, LISTS, NEEDED, listed, second_text
 from hmi.training.data.records import TableRecord, TextTable
+from hmi.training.data.span_forms import is_spans
 from hmi.training.data.tables import kind_of
 
 _SPACY = "write JSON, one document a line: json.dumps(doc.to_json())"
@@ -32,9 +34,21 @@ def example(task: Task, paired: bool | None) -> str:
     )
 
 
-def not_read(columns: Sequence[str]) -> str:
-    """What to do with a table of a form that is known, but not read; "" for others."""
+def not_read(columns: Sequence[str], head: Sequence[TableRecord]) -> str:
+    """What to do with a table of a form that is known, but not read; "" for others. head: its first
+    records."""
+    groups = next((value for record in head for value in record.values.values() if _are_groups(value)), None)
+    if groups is not None:
+        return (
+            f"its spans are in several groups, {listed(groups)}, and a word has one tag: write one of them "
+            "(spaCy: doc.set_ents(doc.spans[NAME]))"
+        )
     return next((said for names, said in _NOT_READ if names <= set(columns) <= names | {"index"}), "")
+
+
+def _are_groups(value: Any) -> bool:
+    """Whether a value is an object with several lists of spans, as spaCy's `Doc.to_json` writes them."""
+    return isinstance(value, dict) and len(value) > 1 and any(map(is_spans, value.values()))
 
 
 def choice_note(choices: Sequence[str], names: Mapping[str, str]) -> str:

@@ -229,7 +229,7 @@ def _problem(
         return naming.problem
     if columns.problem:
         hint = headless(table, columns.problem, task, answers=answers)
-        return not_read(table.columns) or f"{columns.problem}{hint}"
+        return not_read(table.columns, head) or f"{columns.problem}{hint}"
     return wrong_form(table, columns.names, head, task, paired=paired)
 
 
