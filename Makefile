@@ -1,7 +1,7 @@
 # For GNU make. Every target sets up .venv first, unless that is done.
 #   make setup [CUDA=1] [TORCH_INDEX=address]     make demo [CI=1] [BASELINE=1] [DATA=folder] [TEXT=folder]     make test
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve test docs battery check bench gpu-trial gpu-wheels stress clients format wheel clean
+.PHONY: help setup demo serve test docs battery check bench gpu-trial gpu-wheels stress clients tools format wheel clean
 
 # The first of these that is Python 3.11 or newer.
 PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
@@ -80,12 +80,20 @@ stress: setup ## the slow tests, the battery at full counts, and new random exam
 	HMI_BATTERY=full $(BIN)/python -m pytest -m slow
 	$(BIN)/python -m pytest -m "not slow" --hypothesis-profile searching -n $(WORKERS) $$(grep -rl "^from hypothesis" tests --include=test_*.py)
 
-# These pin packages that HMI needs in other versions, so they get an environment of their own.
-clients: setup ## test LangChain, LlamaIndex and LiteLLM unmodified, in .venv-clients
-	test -x .venv-clients/bin/python || $(PYTHON) -m venv .venv-clients
-	$(BIN)/python -c "import tomllib as t; print(*t.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']['clients'], sep='\n')" \
-		| .venv-clients/bin/python -m pip install --disable-pip-version-check --quiet -r /dev/stdin
-	HMI_CLIENTS=.venv-clients/bin/python $(BIN)/python -m pytest -m slow tests/e2e/test_embedding_clients.py
+# Each gets an environment of its own, with the extra of its name, since its packages pin what HMI needs in other
+# versions.
+clients: ## test LangChain, LlamaIndex and LiteLLM unmodified, in .venv-clients
+tools: ## test files that spaCy, datasets, Label Studio and doccano write themselves, in .venv-tools
+clients: APART := tests/e2e/test_embedding_clients.py
+tools: APART := tests/tools
+# doccano pins pandas below 2, which newer versions of Python cannot install. The extra has what its exporter needs.
+tools: WITHOUT_NEEDS := doccano==1.8.4
+clients tools: setup
+	test -x .venv-$@/bin/python || $(PYTHON) -m venv .venv-$@
+	$(BIN)/python -c "import tomllib as t; print(*t.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']['$@'], sep='\n')" \
+		| .venv-$@/bin/python -m pip install --disable-pip-version-check --quiet -r /dev/stdin
+	$(if $(WITHOUT_NEEDS),.venv-$@/bin/python -m pip install --disable-pip-version-check --quiet --no-deps "$(WITHOUT_NEEDS)")
+	HMI_$(shell echo $@ | tr a-z A-Z)=.venv-$@/bin/python $(BIN)/python -m pytest -m slow $(APART)
 
 bench: setup ## measure the path and the PLOT store
 	$(BIN)/python -m hmi bench path
@@ -101,4 +109,4 @@ wheel: setup ## build dist/hmi_server-….whl, which needs no clone
 
 clean: ## remove .venv and caches, but no data
 	find kernels -name "*.nb[ick]" -delete
-	rm -rf $(VENV) .venv-clients .mypy_cache .ruff_cache .pytest_cache .import_linter_cache *.egg-info
+	rm -rf $(VENV) .venv-clients .venv-tools .mypy_cache .ruff_cache .pytest_cache .import_linter_cache *.egg-info

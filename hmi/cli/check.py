@@ -13,7 +13,7 @@ import click
 from hmi.cli.base import FileCommand, as_json
 from hmi.cli.options import FILE, Whole
 from hmi.cli.output import notes, print_json
-from hmi.cli.reading import next_step, reading_of, reading_options
+from hmi.cli.reading import as_arguments, next_step, reading_of, reading_options
 from hmi.core import Task
 from hmi.errors import InvalidInput
 from hmi.jobs.checks import Checked, checked_corpus, checked_files, inspect_file
@@ -51,7 +51,7 @@ def check(
     """
     if corpus and task is not None:
         raise InvalidInput("a corpus has no task: give --task or --corpus", field="task")
-    if corpus and reading:
+    if corpus and set(reading) - {"encoding"}:
         raise InvalidInput("a corpus has no columns or labels: leave their options out", field="corpus")
     found = inspect_file(file, cast(Task | None, task), skip, corpus=corpus, reading=reading_of(reading))
     if as_json:
@@ -76,9 +76,10 @@ def show_formats(task: str, files: Mapping[str, Path], options: Mapping[str, Any
             _note(f"{name}: {note}")
 
 
-def show_corpus_format(corpus: Path) -> None:
-    """Print the format of a corpus. Raises InvalidData if a job would refuse it."""
-    _note(f"corpus: {checked_corpus(corpus)}")
+def show_corpus_format(corpus: Path, options: Mapping[str, Any]) -> None:
+    """Print the format of a corpus. options: of the job. Raises InvalidData if the job would refuse it."""
+    given = {"encoding": options["encoding"]} if options.get("encoding") else {}
+    _note(f"corpus: {checked_corpus(corpus, encoding=reading_of(given).encoding)}")
 
 
 def reading_as(options: dict[str, Any], skip: int | None, reading: Mapping[str, Any]) -> dict[str, Any]:
@@ -117,7 +118,8 @@ def _show(file: Path, found: Checked, reading: Mapping[str, Any]) -> None:
                     f"if its two texts are a pair: hmi check {shlex.quote(str(file))} --task pair", err=True
                 )
     elif found.kind == "corpus":
-        click.echo(f"next: hmi domain create ROOT/BRANCH {shlex.quote(str(file))}")
+        told = as_arguments(reading)
+        click.echo(f"next: hmi domain create ROOT/BRANCH {shlex.quote(str(file))}{told}")
     else:
         click.echo(f"next: {next_step(file, found.task, reading)}")
 

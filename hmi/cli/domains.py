@@ -16,6 +16,7 @@ from hmi.cli.options import (
     Whole,
     budget_option,
     confirm,
+    encoding_option,
     extent,
     job_options,
     settings_option,
@@ -48,6 +49,7 @@ def _build_options(alpha: str) -> Callable[[Callable[..., None]], Callable[..., 
     def add(command: Callable[..., None]) -> Callable[..., None]:
         for option in (
             pass_session,
+            encoding_option,
             job_options,
             settings_option(),
             click.option(
@@ -98,7 +100,7 @@ def _build(
     as_json: bool,
 ) -> None:
     session.may_start_jobs()
-    show_corpus_format(corpus)
+    show_corpus_format(corpus, options)
     body = {**body, "pretrain": pretrain, **extent(alpha, budget, options)}
     with session.calls() as calls:
         job = calls.request("POST", path, body, {"corpus": corpus})["job"]

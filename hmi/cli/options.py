@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import sys
@@ -91,6 +92,18 @@ class Bytes(click.ParamType):  # type: ignore[type-arg]  # click 8.1 has no argu
             return value if isinstance(value, int) else parse_bytes(value, least=1)
         except ValueError:
             self.fail(f"{value!r} is not a size: give {FORMS}", param, ctx)
+
+
+def encoding_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add --encoding to a command that has `settings_option`: one of the job's options."""
+
+    @functools.wraps(function)
+    def command(*arguments: Any, encoding: str | None, options: dict[str, Any], **given: Any) -> Any:
+        told = {} if encoding is None else {"encoding": encoding}
+        return function(*arguments, options={**options, **told}, **given)
+
+    text = "The encoding of the text, such as windows-1252."
+    return click.option("--encoding", metavar="NAME", help=text)(command)
 
 
 budget_option = click.option(

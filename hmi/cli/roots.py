@@ -15,6 +15,7 @@ from hmi.cli.options import (
     Whole,
     check_target,
     confirm,
+    encoding_option,
     job_options,
     settings_option,
     yes_option,
@@ -61,6 +62,7 @@ def root() -> None:
 )
 @settings_option()
 @job_options
+@encoding_option
 @pass_session
 def import_(
     session: Session,

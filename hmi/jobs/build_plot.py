@@ -26,7 +26,7 @@ from hmi.model.lower import LocalLower
 from hmi.model.root import Root, load_root, lower_from
 from hmi.stores.adapter_store import DamagedArtefact
 from hmi.stores.plot_meta import PlotMeta
-from hmi.training.data.corpus import check_corpus, open_corpus, read_documents
+from hmi.training.data.corpus import check_corpus, corpus_as_utf8, open_corpus, read_documents
 from hmi.training.pretraining import PretrainPlan, pretrain_lower
 from plot_store import ORDER_NAMES, Among, CountedNgrams, Reader, Schema, VersionInfo, entry_bytes
 
@@ -55,7 +55,8 @@ def run(ctx: JobContext) -> dict[str, Any]:
 
 def _build(ctx: JobContext, domain: DomainId, spec: BuildPlotSpec) -> VersionInfo:
     """Build a version from the input corpus."""
-    corpus, options = ctx.input / "corpus", spec.options
+    source, options = ctx.input / "corpus", spec.options
+    corpus = corpus_as_utf8(source, options.encoding, ctx.folder / "corpus")
     documents = check_corpus(corpus)
     parent = _pinned_parent(ctx, domain, spec.mode)
     root = _root_of(ctx, domain)
@@ -77,8 +78,8 @@ def _build(ctx: JobContext, domain: DomainId, spec: BuildPlotSpec) -> VersionInf
 
         def meta(stored: Mapping[int, int]) -> PlotMeta:
             report = {**_report(documents, counted, stored), "alpha": choice.alpha, "pretrained": pretrained}
-            report["read"] = open_corpus(corpus).read
-            report |= {"text_bytes": corpus.stat().st_size, **_left_out(schema, differences), **sample.report}
+            report["read"] = open_corpus(source, encoding=options.encoding).read
+            report |= {"text_bytes": source.stat().st_size, **_left_out(schema, differences), **sample.report}
             return PlotMeta(root.info.version, lower_name, choice.alpha, budget, sample.name, report=report)
 
         return write_version(

@@ -105,10 +105,10 @@ def checked_texts(
     }
 
 
-def checked_corpus(corpus: Upload, field: str = "corpus") -> str:
+def checked_corpus(corpus: Upload, field: str = "corpus", encoding: str | None = None) -> str:
     """Check a corpus, or a root's text, and return the format that it was read as, with a remark if it looks
     like rows. Raises as `checked_files`."""
-    found = open_corpus(corpus, first=CHECKED_BYTES, field=field)
+    found = open_corpus(corpus, first=CHECKED_BYTES, field=field, encoding=encoding)
     count_documents(found, field)
     return ". ".join(filter(None, (found.read, found.remark)))
 
@@ -119,7 +119,7 @@ def inspect_file(
     """Check `source` as a corpus, as rows of `task`, or, with neither given, as what its columns
     suggest. Raises InvalidInput if it cannot be read."""
     if corpus:
-        return _checked_corpus(source)
+        return _checked_corpus(source, reading.encoding)
     try:
         wanted = task or task_of_file(source, reading=reading)
     except InvalidData as error:
@@ -193,9 +193,9 @@ def _shown(row: Row, task: Task) -> dict[str, Any]:
     return {**dict(zip(("text", "text_pair"), cut, strict=False)), answer: row.label}
 
 
-def _checked_corpus(source: Upload) -> Checked:
+def _checked_corpus(source: Upload, encoding: str | None = None) -> Checked:
     try:
-        corpus = open_corpus(source, first=CHECKED_BYTES)
+        corpus = open_corpus(source, first=CHECKED_BYTES, encoding=encoding)
     except InvalidData as error:
         return _refused("corpus", None, error)
     try:
@@ -219,11 +219,14 @@ def task_of_file(source: Upload, field: str = "the file", reading: Reading = AS_
     if file.empty:
         raise InvalidData(f"{field} is empty: give rows, or text")
 
+    spans = Spans.of(reading)
+
     def task_of(names: Sequence[str]) -> Task | None:
-        return task_of_columns(names) if reading == AS_IT_IS else task_as_named(names, reading)
+        rest = spans.rest(reading)
+        return task_of_columns(names) if rest == AS_IT_IS else task_as_named(names, rest)
 
     table = read_table(
-        file, lambda names: task_of(names) is not None, conll="maybe", header=reading.header, spans=Spans()
+        file, lambda names: task_of(names) is not None, conll="maybe", header=reading.header, spans=spans
     )
     return task_of(table.columns)
 

@@ -30,7 +30,7 @@ from hmi.model.source import Source, find_source, load_encoder, read_pooling
 from hmi.model.tokenizer import Text, Tokenizer
 from hmi.stores.layout import Layout
 from hmi.stores.plot_meta import PlotMeta
-from hmi.training.data.corpus import check_corpus, read_documents
+from hmi.training.data.corpus import check_corpus, corpus_as_utf8, read_documents
 from hmi.training.fidelity import fidelity_report
 from plot_store import ORDER_NAMES
 
@@ -53,7 +53,8 @@ def run(ctx: JobContext) -> dict[str, Any]:
     keep_freed_memory()
     spec = ImportRootSpec.of(ctx.job)
     source = find_source(spec.source)
-    texts = sorted(ctx.input.glob("text-*"))
+    given = sorted(ctx.input.glob("text-*"))
+    texts = [corpus_as_utf8(text, spec.options.encoding, ctx.folder / text.name) for text in given]
     documents = sum(check_corpus(text) for text in texts)
     if spec.repairs is not None:
         return repair_root.run(

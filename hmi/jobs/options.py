@@ -11,6 +11,7 @@ from hmi.core import ModuleSpec, Record
 from hmi.errors import InvalidInput
 from hmi.model.rest import Rest
 from hmi.training.data.reading import AS_IT_IS as AS_IT_IS
+from hmi.training.data.reading import EncodingName
 from hmi.training.data.reading import Reading as Reading
 from hmi.training.recipe import RECIPE, ClassWeights, LongTexts, Recipe
 from hmi.words import explain
@@ -181,6 +182,10 @@ class BuildPlotOptions(Record):
         "corpus_samples says.",
     )
     seed: int = Field(default=0, ge=0, lt=2**31, description="Decides everything random in the build.")
+    encoding: EncodingName | None = Field(
+        default=None,
+        description="The encoding of the corpus, such as windows-1252. None: recognised by its bytes.",
+    )
 
 
 class ImportRootOptions(Record):
@@ -214,6 +219,10 @@ class ImportRootOptions(Record):
         "import goes on.",
     )
     seed: int = Field(default=0, ge=0, lt=2**31, description="Decides everything random in the import.")
+    encoding: EncodingName | None = Field(
+        default=None,
+        description="The encoding of the texts, such as windows-1252. None: recognised by their bytes.",
+    )
 
 
 def checked_options(kind: type[R], options: Mapping[str, Any] | Record | None) -> R:

@@ -210,7 +210,7 @@ class Domains:
         checked = checked_options(BuildPlotOptions, options)
         alpha, budget = _extent(alpha, checked.budget_bytes, before)
         checked = checked.model_copy(update={"budget_bytes": budget})
-        checked_corpus(corpus)
+        checked_corpus(corpus, encoding=checked.encoding)
         spec = BuildPlotSpec(domain=str(branch), mode=mode, alpha=alpha, pretrain=pretrain, options=checked)
         return self._parts.runner.submit("build_plot", spec.stored(), inputs={"corpus": corpus})
 

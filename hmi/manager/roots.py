@@ -54,7 +54,7 @@ class Roots:
         if record is not None:
             spec = spec.model_copy(update=self._repair(record, found, split, options or {}))
         for text in texts.values():
-            checked_corpus(text, field="text")
+            checked_corpus(text, field="text", encoding=checked.encoding)
         self.drop_stray(name)
         self.profiles.drop(name)
         return self._parts.runner.submit("import_root", spec.stored(), inputs=texts)

@@ -156,6 +156,16 @@ async def test_a_check_over_http_reads_spans_and_a_batch_becomes_tasks(
     await asyncio.to_thread(on_the_folder)
 
 
+async def test_over_http_the_text_of_spans_can_be_named(folder: Path) -> None:
+    rows = json.dumps([{"title": "t", "note": "Oslo is cold", "label": [[0, 4, "LOC"]]}] * 4).encode()
+    async with running(folder) as world:
+        _, refused, _ = await world.upload("/manage/check", {}, {"data": rows})
+        asked = {"options": {"text_column": "note"}}
+        _, seen, _ = await world.upload("/manage/check", asked, {"data": rows})
+    assert "options.text_column" in refused["error"]
+    assert (seen["usable"], seen["task"], seen["count"]) == (True, "tagging", 4)
+
+
 @pytest.mark.slow
 async def test_from_spans_over_http_to_pre_annotations(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -25,8 +25,10 @@ async def check(call: Call) -> Reply:
         raise InvalidInput("a corpus has no task: give task or corpus", field="task")
     if body.task == "embedding":
         raise InvalidInput(f"task embedding takes no rows: give one of {', '.join(CHECKABLE)}", field="task")
-    if body.corpus and body.options.model_fields_set:
-        raise InvalidInput("a corpus has no columns or labels: leave options out", field="options")
+    if body.corpus and body.options.model_fields_set - {"encoding"}:
+        raise InvalidInput(
+            "a corpus has no columns or labels: leave options out, but for the encoding", field="options"
+        )
     file, skip = call.files["data"], body.skip_bad_rows
     found = await asyncio.to_thread(
         inspect_file, file, body.task, skip, corpus=body.corpus, reading=body.options

@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 from hmi.errors import InvalidData
 from hmi.training.data.columns import NEEDED, listed
@@ -26,7 +27,7 @@ from hmi.training.data.text_files import MAX_EXPANDED_BYTES, TextFile, Upload
 MIN_DOCUMENTS = 2
 NAMES = frozenset(name for names in NEEDED.values() for name in names)
 
-_JSON = re.compile(r'\{\s*"|\[\s*\{|[\[{]$')
+_JSON = re.compile(r'\{\s*"|\[\s*(?:\{|\[\s*")|[\[{]$')
 """The beginning of a first line that is JSON, not text."""
 
 ROWS = (NAMES - {"text"}) | {"spans", "entities", "answer", "annotations", "intent", "cats"}
@@ -46,11 +47,18 @@ class Corpus:
 
 
 def open_corpus(
-    source: Upload, *, first: int | None = None, limit: int = MAX_EXPANDED_BYTES, field: str = "corpus"
+    source: Upload,
+    *,
+    first: int | None = None,
+    limit: int = MAX_EXPANDED_BYTES,
+    field: str = "corpus",
+    encoding: str | None = None,
 ) -> Corpus:
-    """Open a corpus, or about its `first` bytes. Raises InvalidData if it is not one (a table, a
-    binary file, empty)."""
-    file = TextFile(source, field, first=first, limit=limit, name=f"the {field}")
+    """Open a corpus, or about its `first` bytes. encoding: None if its bytes tell it.
+
+    Raises InvalidData if it is not one (a table, a binary file, empty).
+    """
+    file = TextFile(source, field, first=first, limit=limit, name=f"the {field}", encoding=encoding)
     if file.empty:
         raise InvalidData(f"the {field} is empty: give text, one document a line", field=field)
     head = list(file_lines(file, FIRST_RECORDS))
@@ -86,6 +94,17 @@ def read_documents(source: Upload, *, limit: int = MAX_EXPANDED_BYTES) -> Iterat
     TooLarge past `limit`.
     """
     yield from open_corpus(source, limit=limit).documents
+
+
+def corpus_as_utf8(source: Path, encoding: str | None, target: Path) -> Path:
+    """The corpus itself if its bytes tell its encoding; else a copy at `target` that is UTF-8, which whatever
+    reads it needs no encoding for. Raises as `read_documents`."""
+    if encoding is None:
+        return source
+    file = TextFile(source, "corpus", name="the corpus", encoding=encoding)
+    with target.open("w", encoding="utf-8", newline="") as out:
+        out.writelines(file.chunks())
+    return target
 
 
 def check_corpus(source: Upload, *, first: int | None = None, field: str = "corpus") -> int:

@@ -3,13 +3,14 @@
 | tool | an export's record |
 |---|---|
 | Label Studio, JSON | `data`, and `annotations` whose `result` holds `choices` |
-| Label Studio, JSON-MIN or CSV | the data and each control as columns, beside `annotation_id`, `lead_time`,
-… | | Prodigy, a choice of options | `text`, `options`, `accept` |
-| doccano, and others | `text`, and `label` as a list of labels |
+| Label Studio, JSON-MIN or CSV | data and controls as columns, beside `annotation_id`, `lead_time`, … |
+| Prodigy, a choice of options | `text`, `options`, `accept` |
+| doccano, and others | `text`, and `label` as a list of labels; of intents `cats` |
+| doccano, CSV | `text`, and `label`: labels with `#` between them |
 | doccano before 1.1 | `text`, and `annotations` that hold a `label`'s number each |
 | spaCy | `text`, and `cats` with a score for each label |
-| Hugging Face's dataset viewer | one object with `features` and `rows`; names of classes stand in the
-features | | Rasa before 2.0, JSON | one object with `rasa_nlu_data` |
+| Hugging Face's dataset viewer | one object with `rows`, and `features` with the classes' names |
+| Rasa before 2.0, JSON | one object with `rasa_nlu_data` |
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ Rows = Iterator[tuple[dict[str, Any], str]]
 """Rows with the reason to leave each out, or ""."""
 LEAST_SCORE = 0.5
 """A label of spaCy's `cats` counts from this score on."""
+LONGEST_CHOICE = 40
+"""Characters of a label, in a file that does not tell labels from other texts."""
 _MIN_META = frozenset(
     {"id", "annotation_id", "annotator", "lead_time", "created_at", "updated_at", "agreement", "inner_id"}
 )
@@ -40,12 +43,14 @@ class Export:
 
     said: str
     rows: Callable[[Values], Rows]
+    choices: tuple[str, ...] = ()
+    """The columns that each may be the label, if there are several."""
 
 
 def export_of(head: Sequence[Values], fits: Fits) -> Export | None:
     """The export that these first records are of, or None. fits: whether columns are the wanted ones, by
     which an answer becomes a label or a list of labels."""
-    known = (_label_studio, _label_studio_min, _choice, _cats, _viewer, _rasa, _old_doccano, _lists)
+    known = (_label_studio, _label_studio_min, _choice, _cats, _viewer, _rasa, _old_doccano, _joined, _lists)
     return next((found for of in known if head and (found := of(head, fits)) is not None), None)
 
 
@@ -93,7 +98,7 @@ def _label_studio(head: Sequence[Values], fits: Fits) -> Export | None:
         if not different:
             yield _data(task), "skipped by the annotator" if all_ else "without an annotation"
 
-    return Export("from Label Studio", rows)
+    return Export("from Label Studio", rows, tuple(controls) if len(controls) > 1 else ())
 
 
 def _annotations(task: Values) -> list[Values] | None:
@@ -126,8 +131,12 @@ def _label_studio_min(head: Sequence[Values], fits: Fits) -> Export | None:
     rest = [name for name in columns if name not in _MIN_META]
     chosen = [name for name in rest if any("choices" in _object_of(values.get(name)) for values in head)]
     answers = chosen or [name for name in rest if name != "text"]
-    if len(answers) != 1 or len(rest) < 2:
-        return None  # several controls: columns like any others
+    if len(answers) != 1 or len(rest) < 2:  # several controls: columns like any others
+        choices = tuple(name for name in answers if _recurs([values.get(name) for values in head]))
+        plain = len(choices) > 1 and not any(is_spans(decoded(v.get(n))) for v in head for n in rest)
+        return (
+            Export("from Label Studio", lambda values: iter([(dict(values), "")]), choices) if plain else None
+        )
     (answer,) = answers
     if any(is_spans(decoded(v.get(answer))) for v in head):
         return None
@@ -142,6 +151,13 @@ def _label_studio_min(head: Sequence[Values], fits: Fits) -> Export | None:
         yield _answered(row, field, choices if isinstance(choices, list) else one)
 
     return Export(f"from Label Studio, the answers in `{answer}`", rows)
+
+
+def _recurs(values: Sequence[Any]) -> bool:
+    """Whether values may be choices: short texts, most of which occur more than once."""
+    given = [value for value in values if value not in (None, "")]
+    short = all(isinstance(value, str) and len(value) <= LONGEST_CHOICE for value in given)
+    return short and 0 < 2 * len(set(given)) <= len(given)
 
 
 def _object_of(value: Any) -> Mapping[str, Any]:
@@ -171,9 +187,21 @@ def _choice(head: Sequence[Values], fits: Fits) -> Export | None:
         labels = values.get("accept", [])
         if not isinstance(labels, list):
             raise ValueError("`accept` is not a list of options")
-        yield _answered({n: v for n, v in values.items() if n != "accept"}, field, labels)
+        texts = _option_texts(values.get("options"))
+        named = [texts.get(str(label), label) for label in labels]
+        yield _answered({n: v for n, v in values.items() if n != "accept"}, field, named)
 
     return Export("from Prodigy, `accept` holds the chosen options", rows)
+
+
+def _option_texts(options: Any) -> dict[str, str]:
+    """The texts of the options whose ids are numbers, by these; other ids are names themselves."""
+    each = [one for one in options if isinstance(one, dict)] if isinstance(options, list) else []
+    return {
+        str(one["id"]): one["text"].strip()
+        for one in each
+        if str(one.get("id", "")).isdecimal() and isinstance(one.get("text"), str) and one["text"].strip()
+    }
 
 
 def _cats(head: Sequence[Values], fits: Fits) -> Export | None:
@@ -276,18 +304,49 @@ def _old_doccano(head: Sequence[Values], fits: Fits) -> Export | None:
     return Export("from doccano, labels by number", rows)
 
 
-def _lists(head: Sequence[Values], fits: Fits) -> Export | None:
-    given = [values["label"] for values in head if values.get("label") is not None]
-    plain = all(isinstance(v, list) and all(isinstance(one, str | int) for one in v) for v in given)
-    if not plain or not any(given):
+def _joined(head: Sequence[Values], fits: Fits) -> Export | None:
+    columns = _others(head)
+    given = [values["label"] for values in head if values.get("label")]
+    if not {"id", "text", "label"} <= set(columns) or not all(isinstance(label, str) for label in given):
         return None
-    field = answer_field(_others(head, "label"), fits, several=any(len(labels) > 1 for labels in given))
+    split = [_split(label) for label in given]
+    alone = {labels[0] for labels in split if len(labels) == 1}
+    several = [label for labels in split if len(labels) > 1 for label in labels]
+    # Before 1.8 there is no column of comments to know the tool by.
+    if not several or not ("Comments" in columns or (len(columns) == 3 and set(several) <= alone)):
+        return None
+    field = answer_field(_others(head, "label"), fits, several=True)
 
     def rows(values: Values) -> Rows:
-        labels = values.get("label")
+        row = {n: v for n, v in values.items() if n != "label"}
+        yield _answered(row, field, _split(str(values.get("label") or "")))
+
+    return Export("from doccano, `#` between labels", rows)
+
+
+def _split(label: str) -> list[str]:
+    """The labels that doccano joined by `#`; a name such as C# stays whole."""
+    parts = label.split("#")
+    return parts if all(part.strip() for part in parts) else [label] if label else []
+
+
+def _lists(head: Sequence[Values], fits: Fits) -> Export | None:
+    for name in ("label", "cats"):
+        given = [values[name] for values in head if values.get(name) is not None]
+        plain = all(isinstance(v, list) and all(isinstance(one, str | int) for one in v) for v in given)
+        if plain and any(given):
+            return _of_lists(name, head, fits, several=any(len(labels) > 1 for labels in given))
+    return None
+
+
+def _of_lists(name: str, head: Sequence[Values], fits: Fits, *, several: bool) -> Export:
+    field = answer_field(_others(head, name), fits, several=several)
+
+    def rows(values: Values) -> Rows:
+        labels = values.get(name)
         if not isinstance(labels, list | None):
-            raise ValueError("`label` is not a list, unlike in other rows")
-        yield _answered({n: v for n, v in values.items() if n != "label"}, field, labels or [])
+            raise ValueError(f"`{name}` is not a list, unlike in other rows")
+        yield _answered({n: v for n, v in values.items() if n != name}, field, labels or [])
 
     said = "from doccano" if "Comments" in _others(head) else "labels in lists"
     return Export(said, rows)

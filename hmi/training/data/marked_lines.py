@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import yaml
@@ -14,6 +15,13 @@ from hmi.training.data.records import Fits, TableRecord
 from hmi.training.data.text_files import TextFile
 
 MARK = "__label__"
+COMMENT = "__comment__"
+"""doccano writes an annotator's remarks behind the text, each with this mark."""
+_QUOTED = re.compile(rf'"{MARK}.*"\s*$')
+"""A line as doccano writes texts with commas and quotes: a cell of CSV."""
+LARGEST_CELL = 1 << 20
+"""Characters of a line in double quotes: more than a row may have."""
+UNMARKED = f"without a label ({MARK})"
 LEAST_MARKED = 0.8
 """Lines are fastText's if at least this share of them begins or ends with a label."""
 _ENTITY = re.compile(r"\[([^\]\n]+)\](?:\([^)\n]*\)|\{[^}\n]*\})")
@@ -40,17 +48,45 @@ def marked_table(
     numbered, without blank ones. most: characters of a file of Rasa. Raises InvalidData, TooLarge."""
     lines = [line for _, line in head]
     if is_fasttext(lines):
-        several = any(len(labels_of_fasttext(line)) > 1 for line in lines)
-        return "fastText, labels marked by __label__", _fasttext(
-            file, answer_field(["text"], fits, several=several)
-        )
+        quoted = is_quoted(lines)
+        rows = [line for _, line in _cells(head)] if quoted else lines
+        several = any(len(labels_of_fasttext(line)) > 1 for line in rows)
+        form = "fastText, labels marked by __label__" + ", in double quotes" * quoted
+        return form, _fasttext(file, answer_field(["text"], fits, several=several), quoted=quoted)
     return ("Rasa's training data, entities' marks dropped", _rasa(file, most)) if is_rasa(lines) else None
 
 
-def _fasttext(file: TextFile, field: str) -> Iterator[TableRecord]:
-    for number, line in enumerate(file.lines(), 1):
+def _fasttext(file: TextFile, field: str, *, quoted: bool) -> Iterator[TableRecord]:
+    lines = enumerate(file.lines(), 1)
+    for number, line in _cells(lines) if quoted else lines:
         if line.strip():
-            yield TableRecord(number, fasttext_row(line, field))
+            # As fastText itself does.
+            out = "" if labels_of_fasttext(line) else UNMARKED
+            yield TableRecord(number, fasttext_row(line, field), left_out=out)
+
+
+def _cells(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, str]]:
+    """The lines of which some are cells of CSV, without their quotes. A cell may have several lines, and has
+    the number of the first. One that grows too large was never closed."""
+    held: list[str] = []
+    first = quotes = characters = 0
+    for number, line in lines:
+        first = first if held else number
+        held.append(line)
+        quotes += line.count('"')
+        characters += len(line)
+        if not held[0].startswith('"') or quotes % 2 == 0 or characters > LARGEST_CELL:
+            yield first, _unquoted(" ".join(held))
+            held, quotes, characters = [], 0, 0
+    if held:
+        yield first, _unquoted(" ".join(held))
+
+
+def _unquoted(cell: str) -> str:
+    inner = cell.strip()
+    if not (len(inner) > 1 and inner[0] == inner[-1] == '"'):
+        return cell
+    return inner[1:-1].replace('""', '"')
 
 
 def _rasa(file: TextFile, most: int) -> Iterator[TableRecord]:
@@ -65,8 +101,15 @@ def _rasa(file: TextFile, most: int) -> Iterator[TableRecord]:
         ) from error
 
 
+def is_quoted(lines: Sequence[str]) -> bool:
+    """Whether some of these lines are fastText's in double quotes."""
+    return any(map(_QUOTED.match, lines))
+
+
 def is_fasttext(lines: Sequence[str]) -> bool:
     """Whether these lines, none of them blank, are fastText's."""
+    if is_quoted(lines):
+        lines = [line for _, line in _cells(enumerate(lines, 1)) if line.strip()]
     ends = ((words[0], words[-1]) for words in map(str.split, lines))
     marked = sum(first.startswith(MARK) or last.startswith(MARK) for first, last in ends)
     return bool(lines) and marked >= LEAST_MARKED * len(lines)
@@ -80,7 +123,8 @@ def labels_of_fasttext(line: str) -> list[str]:
 def fasttext_row(line: str, field: str) -> dict[str, Any]:
     """The row of a line. field: `label`, for one label, or `labels`."""
     labels = labels_of_fasttext(line)
-    text = " ".join(word for word in line.split() if not word.startswith(MARK))
+    words = itertools.takewhile(lambda word: not word.startswith(COMMENT), line.split())
+    text = " ".join(word for word in words if not word.startswith(MARK))
     one = labels[0] if len(labels) == 1 else labels or None
     return {"text": text, field: labels if field == "labels" else one}
 
@@ -123,13 +167,16 @@ def rasa_rows(text: str, *, whole: bool) -> Iterator[tuple[int, dict[str, Any]]]
 
 
 def _of_markdown(text: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    intent = None
+    blocks: list[tuple[str, list[tuple[int, str]]]] = []
     for number, line in enumerate(text.splitlines(), 1):
         heading = _HEADING.match(line)
         if heading:
-            intent = heading[2] if heading[1] == "intent" else None
-        elif intent is not None and line.lstrip().startswith(("- ", "* ")):
-            yield number, {"text": _ENTITY.sub(r"\1", line.strip()[2:].strip()), "label": intent}
+            blocks.append((heading[2] if heading[1] == "intent" else "", []))
+        elif blocks:
+            blocks[-1][1].append((number, line))
+    for intent, lines in blocks:
+        for number, example in _bulleted(lines, ("- ", "* ")) if intent else ():
+            yield number, {"text": _ENTITY.sub(r"\1", example), "label": intent}
 
 
 def _examples(node: Any) -> Iterator[tuple[int, str]]:
@@ -137,13 +184,27 @@ def _examples(node: Any) -> Iterator[tuple[int, str]]:
     `text`."""
     if isinstance(node, yaml.ScalarNode):
         first = node.start_mark.line + (2 if node.style in ("|", ">") else 1)
-        for number, line in enumerate(node.value.splitlines(), first):
-            if line.strip().removeprefix("-").strip():
-                yield number, line.strip().removeprefix("-").strip()
+        lines = [*enumerate(node.value.splitlines(), first)]
+        if any(line.lstrip().startswith("-") for _, line in lines):
+            yield from _bulleted(lines, ("-",))
+        else:
+            yield from ((number, line.strip()) for number, line in lines if line.strip())
     for item in _items(node):
         text = _member(item, "text") if isinstance(item, yaml.MappingNode) else item
         if isinstance(text, yaml.ScalarNode):
             yield text.start_mark.line + 1, text.value.strip().removeprefix("-").strip()
+
+
+def _bulleted(lines: Sequence[tuple[int, str]], marks: tuple[str, ...]) -> Iterator[tuple[int, str]]:
+    """The examples of lines that begin with a mark each. A line without one goes on with the one above."""
+    held: list[tuple[int, str]] = []
+    for number, line in lines:
+        said = line.strip()
+        if said.startswith(marks):
+            held.append((number, said[1:].strip()))
+        elif said and held:
+            held[-1] = (held[-1][0], f"{held[-1][1]} {said}".strip())
+    yield from ((number, example) for number, example in held if example)
 
 
 def _items(node: Any) -> list[Any]:

@@ -44,7 +44,8 @@ class Naming:
             return table
         fields = {field: [n for n in self.named if self.named[n] == field] for field in self.named.values()}
         told = [f"{field} from {listed(names)}" for field, names in fields.items() if names != [field]]
-        return TextTable(", ".join([table.form, *told]), self.columns, map(self._record, table.records))
+        records = map(self._record, table.records)
+        return TextTable(", ".join([table.form, *told]), self.columns, records, table.choices)
 
     def _record(self, record: TableRecord) -> TableRecord:
         try:

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from typing import Annotated, Any
 
 from pydantic import (
+    AfterValidator,
     BeforeValidator,
     Field,
     PlainSerializer,
     StringConstraints,
     WithJsonSchema,
-    field_validator,
 )
 
 from hmi.core import Record
@@ -38,6 +38,19 @@ TextColumns = Annotated[
 
 NO_ENCODINGS = frozenset({"idna", "punycode", "undefined", "unicode_escape", "raw_unicode_escape"})
 """Codecs of Python that are no encodings of files. Those from bytes to bytes, such as zip, are none, too."""
+
+
+def _known(name: str) -> str:
+    try:
+        found = codecs.lookup(name)
+        if not found._is_text_encoding or found.name in NO_ENCODINGS:
+            raise LookupError
+    except (LookupError, ValueError):
+        raise ValueError(f"{name!r} is no encoding: give one such as utf-8 or windows-1252") from None
+    return name
+
+
+EncodingName = Annotated[str, Field(max_length=40), AfterValidator(_known)]
 
 
 class Reading(Record):
@@ -73,23 +86,10 @@ class Reading(Record):
     header: bool = Field(
         default=True, description="false: the first line of a CSV file is a row, not the columns' names."
     )
-    encoding: str | None = Field(
+    encoding: EncodingName | None = Field(
         default=None,
-        max_length=40,
         description="The encoding of the files, such as windows-1252. None: recognised by their bytes.",
     )
-
-    @field_validator("encoding")
-    @classmethod
-    def _known(cls, name: str | None) -> str | None:
-        if name is not None:
-            try:
-                found = codecs.lookup(name)
-                if not found._is_text_encoding or found.name in NO_ENCODINGS:
-                    raise LookupError
-            except (LookupError, ValueError):
-                raise ValueError(f"{name!r} is no encoding: give one such as utf-8 or windows-1252") from None
-        return name
 
     def of_texts(self, columns: Sequence[str]) -> Reading:
         """This reading for a file of texts without answers, whose texts may have their usual names."""

@@ -31,6 +31,8 @@ class TextTable:
     form: str
     columns: tuple[str, ...]
     records: Iterator[TableRecord]
+    choices: tuple[str, ...] = ()
+    """The columns that each may be the label, if a tool's export has several."""
 
 
 Fits = Callable[[Sequence[str]], bool]

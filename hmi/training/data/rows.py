@@ -10,17 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 from hmi.core import Task
 from hmi.errors import InvalidData
-from hmi.training.data.columns import EXAMPLES, LISTS, NEEDED, Columns, listed, read_columns, second_text
+from hmi.training.data.columns import EXAMPLES, Columns, listed, read_columns
 from hmi.training.data.conflicts import conflicts_of
 from hmi.training.data.decisions import FIELD as DECISION
 from hmi.training.data.decisions import Decisions, labels_of_rejected
 from hmi.training.data.fields import MAX_ROW_CHARACTERS as MAX_ROW_CHARACTERS
 from hmi.training.data.fields import answer_of, input_of
+from hmi.training.data.misfits import choice_note, example, headless, not_read, number_note, wrong_form
 from hmi.training.data.naming import Naming, named_labels
 from hmi.training.data.reading import AS_IT_IS, Reading
 from hmi.training.data.records import TableRecord, TextTable
 from hmi.training.data.spans import Spans
-from hmi.training.data.tables import FIRST_RECORDS, kind_of, read_table
+from hmi.training.data.tables import FIRST_RECORDS, read_table
 from hmi.training.data.tag_notes import tag_notes, tags_said
 from hmi.training.data.text_files import TextFile, Upload
 from hmi.training.golds import Gold
@@ -128,7 +129,7 @@ def read_unlabelled_file(
     )
     refuse_bad_rows(found, task, field, skip)
     if not found.rows and found.whole:
-        raise InvalidData(f"{field} has no rows: give rows such as {_example(task, paired)}", field=field)
+        raise InvalidData(f"{field} has no rows: give rows such as {example(task, paired)}", field=field)
     return found
 
 
@@ -169,10 +170,13 @@ def parse_rows(
     fit the task."""
     file = TextFile(source, field, first=first, encoding=reading.encoding)
     if file.empty:
-        raise InvalidData(f"{field} is empty: give rows such as {_example(task, paired)}", field=field)
+        raise InvalidData(f"{field} is empty: give rows such as {example(task, paired)}", field=field)
+
+    spans = Spans.of(reading, texts=task == "tagging" and not answers, patterns=patterns)
 
     def as_named(names: Sequence[str]) -> Naming:
-        return Naming.of(names, reading if answers else reading.of_texts(names), task)
+        rest = spans.rest(reading)
+        return Naming.of(names, rest if answers else rest.of_texts(names), task)
 
     def columns_of(names: Sequence[str]) -> Columns:
         naming = as_named(names)
@@ -185,16 +189,13 @@ def parse_rows(
         lambda names: not columns_of(names).problem,
         conll="likely" if task == "tagging" else "no",
         header=reading.header,
-        spans=(spans := Spans(texts=task == "tagging" and not answers, patterns=patterns)),
+        spans=spans,
     )
     columns = columns_of(table.columns)
     naming = as_named(table.columns)
     table = naming.applied(table)
     head = list(itertools.islice(table.records, FIRST_RECORDS))
-    problem = columns.problem
-    if not naming.problem:
-        problem += _headless(table, columns.problem, task, answers=answers)
-    problem = problem or _wrong_form(table, columns.names, head, task, paired=paired)
+    problem = _problem(table, naming, columns, head, task, answers=answers, paired=paired)
     if problem:
         raise InvalidData(f"{field} was read as {table.form}, {file.encoding}: {problem}", field=field)
     values = [record.values for record in head]
@@ -208,8 +209,28 @@ def parse_rows(
             break
         reader.read(record)
     read = reader.found(_described(table, file.encoding, used), whole=whole and file.whole)
-    read = replace(read, notes=[*filter(None, [file.remark]), *read.notes, *spans.notes()])
+    chosen = "" if reading.label_column else choice_note(table.choices, columns.names)
+    read = replace(read, notes=[*filter(None, [file.remark, chosen]), *read.notes, *spans.notes()])
     return replace(_marked(read), patterns=spans.patterns) if task == "tagging" else read
+
+
+def _problem(
+    table: TextTable,
+    naming: Naming,
+    columns: Columns,
+    head: list[TableRecord],
+    task: Task,
+    *,
+    answers: bool,
+    paired: bool | None,
+) -> str:
+    """Why a table does not give rows of the task; "" if it does."""
+    if naming.problem:
+        return naming.problem
+    if columns.problem:
+        hint = headless(table, columns.problem, task, answers=answers)
+        return not_read(table.columns, head) or f"{columns.problem}{hint}"
+    return wrong_form(table, columns.names, head, task, paired=paired)
 
 
 def _marked(found: RowFile) -> RowFile:
@@ -300,28 +321,16 @@ def label_notes(rows: list[Row]) -> list[str]:
         if len(same) > 1
     ]
     missing = [label for label in counts if label.casefold() in NO_LABELS]
+    numbers = number_note(counts)
     conflicts = conflicts_of((row.text, row.label) for row in rows).remark()
     return [
-        *([conflicts] if conflicts else []),
+        *filter(None, [conflicts, numbers]),
         *notes,
         *(
             f"`{label}` was read as a label ({counts[label]} rows): check that no label is missing there"
             for label in missing
         ),
     ]
-
-
-def _example(task: Task, paired: bool | None) -> str:
-    """An example row; without its answer unless `paired` is None."""
-    if paired is None:
-        return EXAMPLES[task]
-    return (
-        '{"tokens": ["…"]}'
-        if task == "tagging"
-        else '{"text": "…", "text_pair": "…"}'
-        if paired
-        else '{"text": "…"}'
-    )
 
 
 def _described(table: TextTable, encoding: str, names: Mapping[str, str]) -> str:
@@ -335,57 +344,6 @@ def _described(table: TextTable, encoding: str, names: Mapping[str, str]) -> str
         *([f"not used: {listed(unused)}"] if unused else []),
     ]
     return f"{table.form}, {encoding}; {'; '.join(parts)}"
-
-
-def _headless(table: TextTable, problem: str, task: Task, *, answers: bool) -> str:
-    """A further hint if the first line of a CSV file does not look like a header."""
-    names = ",".join(NEEDED[task])
-    if not problem or not table.form.startswith("CSV") or any(name in LISTS for name in NEEDED[task]):
-        return ""
-    if not answers:
-        return f". If this is plain text, give JSON, one object a line: {_example(task, task == 'pair')}"
-    if len(table.columns) == 1:
-        return f". If this is plain text, it has no labels: rows are lines of cells below the header {names}"
-    if "without a header" in table.form:
-        return ""
-    return (
-        f". If the first line is a row already, write the header {names} above it, or give --no-header "
-        f"and name "
-        "columns by their numbers"
-    )
-
-
-def _wrong_form(
-    table: TextTable, names: Mapping[str, str], head: list[TableRecord], task: Task, *, paired: bool | None
-) -> str:
-    """Why rows with these columns would be misread; "" if they would not."""
-    pair = second_text(table.columns)
-    single = task in ("classification", "multilabel") and not paired
-    if pair and single and any(str(record.values.get(pair[1]) or "").strip() for record in head):
-        cure = "join the two texts" if task == "multilabel" else 'give --task pair (over HTTP "task": "pair")'
-        return (
-            f"it has two texts a row, {listed(pair)}, and the task {task} reads one: {cure}, or remove "
-            f"the column `{pair[1]}`"
-        )
-    if table.form.startswith("CSV") and not all(record.problem for record in head):
-        read = {given for record in head for given in names if isinstance(record.values.get(given), list)}
-        lists = [given for given, ours in names.items() if ours in LISTS and given not in read]
-        if lists:
-            also = (
-                ", or CoNLL (a token and its tag a line, a blank line between texts)"
-                if task == "tagging"
-                else ""
-            )
-            cure = f"give JSON, one object a line: {EXAMPLES[task]}{also}"
-            return f"a CSV cell cannot hold a list, and {listed(lists)} must be lists: {cure}"
-    columns = {ours: given for given, ours in names.items()}
-    if head and isinstance(head[0].values.get(columns.get("text", "")), list | dict):
-        what = kind_of(head[0].values[columns["text"]])
-        return (
-            f"`{columns['text']}` is {what} of all texts: give one object a row (pandas: "
-            "orient='records', lines=True)"
-        )
-    return ""
 
 
 def _refuse_mixed(found: RowFile, field: str) -> None:

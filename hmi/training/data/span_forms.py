@@ -6,7 +6,9 @@
 | Label Studio, JSON-MIN | the text, and a list of objects with `start`, `end`, `labels` |
 | doccano | `label`, `labels` or `entities`: lists `[start, end, label]`, or objects with `start_offset` |
 | Prodigy | `spans`: objects with `start`, `end`, `label` |
+| doccano, intents | `entities` as doccano's, and `cats`: a list of labels |
 | spaCy | `entities`: lists `[start, end, label]`; or `ents`: objects with `start`, `end`, `label` |
+| spaCy, groups of spans | `spans`: an object that holds such a list of objects for each group |
 | GLiNER | `tokenized_text`, and `ner`: lists `[first word, last word, label]` |
 
 Other names of fields are taken too, if the values have the form of spans.
@@ -17,6 +19,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from hmi.training.data.columns import SYNONYMS
@@ -29,6 +32,12 @@ FIELDS = ("spans", "entities", "ents", "label", "labels", "annotations")
 """The fields that hold spans in most files. They are looked at before others."""
 WORDS, WORD_SPANS = "tokenized_text", "ner"
 TASK, RESULTS, CANCELLED = "data", "annotations", "was_cancelled"
+NOT_ANNOTATED = "without an annotation"
+"""Label Studio's JSON-MIN and CSV have such tasks too, with an `annotation_id` that is null or empty."""
+
+
+class NoText(ValueError):
+    """Raised for a record of which no field, or none of several, is surely the text."""
 
 
 @dataclass(frozen=True)
@@ -70,29 +79,34 @@ class Form:
     """Whether offsets count words."""
 
 
-def form_of(records: Iterable[Mapping[str, Any]]) -> Form | None:
-    """The form of a file's first records; None if they hold no spans."""
+def form_of(records: Iterable[Mapping[str, Any]], text_column: str | None = None) -> Form | None:
+    """The form of a file's first records; None if they hold no spans. text_column: the field of the text, if
+    the user names it."""
     found = [record for record in records if record]
     if any(map(_has_words, found)):
         return Form("words with spans, as GLiNER reads them", WORD_SPANS, _of_words, of_words=True)
     if any(map(_has_results, found)):
-        return Form("spans in Label Studio's JSON", RESULTS, _of_task)
-    for name in dict.fromkeys((*FIELDS, *(name for record in found for name in record))):
-        first = next((spans for r in found if is_spans(spans := decoded(r.get(name)))), None)
-        if first is not None:
-            return _named(name, first[0])
+        return Form("spans in Label Studio's JSON", RESULTS, partial(_of_task, text_column=text_column))
+    # Where a document has entities, they count, not its groups of other spans.
+    for held in (decoded, _group):
+        for name in dict.fromkeys((*FIELDS, *(name for record in found for name in record))):
+            first = next((spans for r in found if is_spans(spans := held(r.get(name)))), None)
+            if first is not None:
+                return _named(name, first[0], found, text_column)
     return None
 
 
-def text_form(form: Form | None, records: Sequence[Mapping[str, Any]]) -> Form | None:
+def text_form(
+    form: Form | None, records: Sequence[Mapping[str, Any]], text_column: str | None = None
+) -> Form | None:
     """The form of the texts alone, of a file whose spans have `form`; None if its records have no texts."""
     found = form
     if found is None and any(isinstance(record.get(TASK), dict) for record in records):
-        found = Form("texts in Label Studio's JSON", RESULTS, _of_task)
+        found = Form("texts in Label Studio's JSON", RESULTS, partial(_of_task, text_column=text_column))
     if found is None:
-        if not any(_text_fields(record) for record in records):
+        if not any(_text_fields(record, text_column) for record in records):
             return None
-        found = Form("texts", "", lambda record: GivenText(str(record[text_field(record)]), []))
+        found = Form("texts", "", lambda record: GivenText(str(record[text_field(record, text_column)]), []))
     whole = found.read
     return replace(found, read=lambda record: replace(whole(record), spans=[], several=1, left_out=""))
 
@@ -107,48 +121,64 @@ def decoded(value: Any) -> Any:
         return value
 
 
+def _group(value: Any) -> Any:
+    """The spans of the only group of an object such as {"sc": […]}; else the value."""
+    return next(iter(value.values())) if isinstance(value, dict) and len(value) == 1 else value
+
+
 def is_spans(value: Any) -> bool:
     """Return whether a value is a list of spans, and not empty."""
     return isinstance(value, list) and bool(value) and all(map(_is_span, value))
 
 
 def record_of_pair(value: Any) -> Any:
-    """The record of `[text, {"entities": […]}]`, an item of spaCy's older training data; other values as they
-    are."""
+    """The record of `[text, {"entities": […]}]` or `[text, {"cats": {…}}]`, items of spaCy's training data;
+    other values as they are."""
     if isinstance(value, list) and len(value) == 2 and isinstance(value[0], str):
         about = value[1]
-        if isinstance(about, dict) and isinstance(about.get("entities"), list):
+        if isinstance(about, dict) and (
+            isinstance(about.get("entities"), list) or isinstance(about.get("cats"), dict)
+        ):
             return {"text": value[0], **about}
     return value
 
 
-def text_field(record: Mapping[str, Any]) -> str:
-    """The name of the field that holds the text. Raises ValueError."""
-    found = _text_fields(record)
-    if not found:
-        raise ValueError("has no text: name the field that holds it `text`")
-    return found[0]
+def text_field(record: Mapping[str, Any], named: str | None = None) -> str:
+    """The name of the field that holds the text: the `named` one, else the likeliest. Raises ValueError,
+    NoText."""
+    found = _text_fields(record, named)
+    if found:
+        return found[0]
+    if named is not None:
+        raise ValueError(f"has no text in `{named}` (text_column)")
+    raise NoText("has no text: name the field that holds it `text`")
 
 
-def _text_fields(record: Mapping[str, Any]) -> list[str]:
+def _text_fields(record: Mapping[str, Any], named: str | None) -> list[str]:
     """The names of the fields that may hold the text, the likeliest first."""
+    if named is not None:
+        return [named] if isinstance(record.get(named), str) else []
     folded = {name.strip().casefold(): name for name, value in record.items() if isinstance(value, str)}
     known = [folded[name] for name in ("text", *SYNONYMS["text"]) if name in folded]
     return known or ([*folded.values()] if len(folded) == 1 else [])
 
 
-def _named(field: str, first: Any) -> Form:
-    """The form of spans in a field, of which `first` is one."""
+def _named(field: str, first: Any, records: Sequence[Mapping[str, Any]], text_column: str | None) -> Form:
+    """The form of spans in a field of these records, of which `first` is one."""
+    grouped = any(isinstance(record.get(field), dict) for record in records)
 
     def read(record: Mapping[str, Any]) -> GivenText:
-        value = decoded(record.get(field))
-        if value is not None and not isinstance(value, list):
+        value = _group(decoded(record.get(field)))
+        if value and not isinstance(value, list):
             raise ValueError(f"`{field}` is not a list of spans")
-        spans = [_given(span, field) for span in value or []]
-        return GivenText(str(record[text_field(record)]), [one for some in spans for one in some])
+        spans = [one for span in value or [] for one in _given(span, field)]
+        why = "" if spans or record.get("annotation_id", 0) not in (None, "") else NOT_ANNOTATED
+        return GivenText(str(record[text_field(record, text_column)]), spans, left_out=why)
 
     if isinstance(first, list):
-        spacy = field == "entities"
+        # doccano writes intents with their slots so, too, and counts UTF-16 units in both.
+        doccano = any("Comments" in record or isinstance(record.get("cats"), list) for record in records)
+        spacy = field == "entities" and not doccano
         whose = "spaCy" if spacy else "doccano"
         return Form(f"spans in `{field}`, as {whose} writes them", field, read, code_points=spacy)
     if "start_offset" in first:
@@ -156,7 +186,7 @@ def _named(field: str, first: Any) -> Form:
     if isinstance(first.get("labels"), list):
         return Form(f"spans in `{field}`, as Label Studio's JSON-MIN has them", field, read)
     if field in ("spans", "ents"):
-        whose = "Prodigy" if field == "spans" else "spaCy"
+        whose = "Prodigy" if field == "spans" and not grouped else "spaCy"
         return Form(f"spans in `{field}`, as {whose} writes them", field, read, code_points=True)
     return Form(f"spans in `{field}`", field, read)
 
@@ -228,13 +258,13 @@ def _values(annotation: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return [value for value in values if isinstance(value, dict)]
 
 
-def _of_task(record: Mapping[str, Any]) -> GivenText:
+def _of_task(record: Mapping[str, Any], text_column: str | None = None) -> GivenText:
     """Read a task of Label Studio: the first annotation, or the one that is marked as ground truth."""
     task = record.get(TASK)
     if not isinstance(task, dict):
         raise ValueError(f"`{TASK}` is not an object with the text")
     texts = [name for name, value in task.items() if isinstance(value, str)]
-    text = task[texts[0] if len(texts) == 1 else text_field(task)]
+    text = task[texts[0] if len(texts) == 1 else text_field(task, text_column)]
     every = _results(record)
     found = [each for each in every if not each.get(CANCELLED)]
     found.sort(key=lambda each: not each.get("ground_truth"))
@@ -245,5 +275,5 @@ def _of_task(record: Mapping[str, Any]) -> GivenText:
             raise ValueError(f"has {other}, whose offsets do not count characters: export plain text")
         if "labels" in value:
             spans += _given(value, RESULTS)
-    why = "" if found else "skipped by the annotator" if every else "without an annotation"
+    why = "" if found else "skipped by the annotator" if every else NOT_ANNOTATED
     return GivenText(text, spans, len(found), why)

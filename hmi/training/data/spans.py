@@ -15,8 +15,9 @@ from typing import Any
 
 from hmi.model.splitting import ALIKE, IDEOGRAPH, Splitter, SplitText, clusters_of, context, default_pattern
 from hmi.training.data.decisions import FIELD as DECISION
+from hmi.training.data.reading import Reading
 from hmi.training.data.records import Fits, TableRecord, TextTable
-from hmi.training.data.span_forms import Form, Given, GivenText, form_of, text_form
+from hmi.training.data.span_forms import Form, Given, GivenText, NoText, form_of, text_form
 from hmi.training.data.span_offsets import SpanRow, located, outside, quoted, settled
 
 SHOWN = 3
@@ -26,6 +27,7 @@ MAX_PATTERNS = 256
 NEAR = 64
 """The characters before and after a place that tell the marks there."""
 COLUMNS = ("tokens", "tags")
+NAME_IT = ", or give its name (--text-column, over HTTP options.text_column)"
 
 
 @dataclass
@@ -44,6 +46,19 @@ class Spans:
     """The rows whose offsets were read as UTF-16 units."""
     several: list[str] = field(default_factory=list)
     """The rows with several annotations."""
+    text_columns: tuple[str, ...] = ()
+    """The columns of the text, if the user names them. Spans are on one text."""
+    used: bool = False
+    """Whether the file was read as spans, so that its text needs no other name any more."""
+
+    @classmethod
+    def of(cls, reading: Reading, *, texts: bool = False, patterns: tuple[str, ...] | None = None) -> Spans:
+        """Spans on the text that a reading names."""
+        return cls(texts=texts, patterns=patterns, text_columns=reading.text_column or ())
+
+    def rest(self, reading: Reading) -> Reading:
+        """What a reading still says of the table, once it was read."""
+        return reading.model_copy(update={"text_column": None}) if self.used else reading
 
     def table(self, table: TextTable, head: Sequence[Mapping[str, Any]], fits: Fits) -> TextTable | None:
         """The table as one of `tokens` and `tags`; None if it holds no spans, or has the wanted columns
@@ -52,13 +67,15 @@ class Spans:
         head: its first records. fits: whether columns are the wanted ones.
         """
         given, self.patterns = self.patterns, None
-        form = form_of(head)
+        column = self.text_columns[0] if len(self.text_columns) == 1 else None
+        form = form_of(head, column)
         held = set() if form is None else {form.field, *_of_objects(head)}
         if fits([name for name in table.columns if name not in held]):
             return None
-        form = text_form(form, head) if self.texts else form
-        if form is None:
+        form = text_form(form, head, column) if self.texts else form
+        if form is None or len(self.text_columns) > 1:
             return None
+        self.used = True
         records = (
             _worded(table.records, form, self) if form.of_words else _split(table.records, form, self, given)
         )
@@ -137,7 +154,8 @@ def _given(
         try:
             given = GivenText("", []) if record.problem else form.read(record.values)
         except ValueError as error:
-            given, record = GivenText("", []), replace(record, problem=str(error))
+            cure = NAME_IT if isinstance(error, NoText) else ""
+            given, record = GivenText("", []), replace(record, problem=f"{error}{cure}")
         if given.several > 1:
             reading.several.append(record.place)
         kept = {name: value for name, value in record.values.items() if name == DECISION}

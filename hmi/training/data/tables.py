@@ -28,6 +28,8 @@ LARGEST_RECORD = 16 << 20
 """Characters of one record: more than a row may have, but little enough to keep in memory."""
 FIRST_RECORDS = 200
 """A table's format is recognised from this many lines or records."""
+LEAST_ALIKE = 0.8
+"""At least this share of CoNLL's lines have as many columns as the others."""
 _TAG = re.compile(r"O|[BIESLUM]-\S+")
 _REMARKS = ("-DOCSTART-", "# ")
 """CoNLL lines that begin so have no token, except a line such as "# O"."""
@@ -59,11 +61,14 @@ def read_table(
     export = export_of(values, fits)
     records = itertools.chain(head, table.records)
     tagged = None if spans is None else spans.table(replace(table, records=records), values, fits)
-    if tagged is not None and (export is None or fits(tagged.columns)):
-        return tagged
+    if spans is not None and tagged is not None:
+        if export is None or fits(tagged.columns):
+            return tagged
+        spans.used = False
     if export is None:
         return replace(table, records=records)
-    return _json(f"{table.form}, {export.said}", _exported(records, export))
+    rows = _json(f"{table.form}, {export.said}", _exported(records, export))
+    return replace(rows, choices=export.choices)
 
 
 def _exported(records: Iterator[TableRecord], export: Export) -> Iterator[TableRecord]:
@@ -114,15 +119,17 @@ def conll_width(lines: Sequence[str], *, likely: bool = False) -> int:
     token, the last the tag.
 
     Tags must be such as B-PER or O. Any tag is accepted in two columns with blank lines between
-    texts, if the columns are separated by tabs or CoNLL is `likely`.
+    texts, if the columns are separated by tabs or CoNLL is `likely`. A few lines may have another number of
+    columns, where all others have such a tag.
     """
     used = [line for line in lines if line.strip() and not line.startswith(_REMARKS)]
     rows = [_BLANKS.split(line.strip(" \t\r")) for line in used]
-    widths = {len(row) for row in rows}
-    if len(widths) != 1 or len(rows) < 2:
+    (width, alike), *others = Counter(map(len, rows)).most_common() or [(0, 0)]
+    if alike < LEAST_ALIKE * len(rows) or len(rows) < 2:
         return 0
-    width = widths.pop()
-    entities = all(_TAG.fullmatch(row[-1]) for row in rows)
+    entities = all(_TAG.fullmatch(row[-1]) for row in rows if len(row) == width)
+    if others and not entities:
+        return 0
     blank = any(not line.strip() for line in lines[:-1])
     tabs = all("\t" in line for line in used)
     return width if width >= 2 and (entities or (width == 2 and blank and (tabs or likely))) else 0
@@ -337,7 +344,10 @@ def _sentence(first: int, words: list[list[str]], width: int) -> TableRecord:
     if wrong is None:
         return TableRecord(first, {"tokens": [row[0] for row in words], "tags": [row[-1] for row in words]})
     found = len(words[wrong])
-    what = "has a token without a tag" if found < 2 else f"has {found} columns instead of {width}"
+    what = f"has {found} columns instead of {width}"
+    if found == 1:
+        alone = "a tag without a token" if _TAG.fullmatch(words[wrong][0]) else "a token without a tag"
+        what = f"has {alone}"
     return TableRecord(first, {}, f"{what} in line {first + wrong}: give a token without spaces and its tag")
 
 

@@ -41,6 +41,12 @@ _KINDS = (
     (b"BZh", "a bzip2 archive", "unpack it, or pack it with gzip or zstd"),
     (b"\xfd7zXZ", "an xz archive", "unpack it, or pack it with gzip or zstd"),
     (b"7z\xbc\xaf", "a 7z archive", "unpack it, or pack it with gzip or zstd"),
+    (
+        b"\x78\x9c",
+        "compressed by zlib, as spaCy's .spacy files are",
+        "export its documents as JSON, one a line: json.dumps(doc.to_json()) for each of "
+        "DocBin().from_disk(…).get_docs(nlp.vocab)",
+    ),
     (b"\x89PNG", "a picture", "give text"),
     (b"\xff\xd8\xff", "a picture", "give text"),
 )
@@ -210,7 +216,10 @@ class TextFile:
         )
         column = len(before) - before.rfind(b"\n")
         place = f"byte {column} of the line is 0x{byte:02X}"
-        cure = "or, for rows, name its encoding, such as --encoding windows-1252 (over HTTP options.encoding)"
+        cure = (
+            "or, for rows and corpora, name its encoding, such as --encoding windows-1252 (over HTTP "
+            "options.encoding)"
+        )
         return self._bad(
             line, f"is not UTF-8: {place}, {looks}. Save the file as UTF-8 (in Excel: “CSV UTF-8”), {cure}"
         )
