@@ -34,7 +34,11 @@ class ImportRoot(Request):
         description="A folder on the server, an installed package that carries a model, or a hub id.",
     )
     split: int | None = Field(
-        default=None, ge=1, le=1000, description="Number of lower layers, which the PLOT replaces."
+        default=None,
+        ge=0,
+        le=1000,
+        description="Number of lower layers, which the PLOT replaces. 0: none, so that all layers are "
+        "computed, and tenants' modules change each of them. Default: half of all layers.",
     )
     alpha: Alpha = 50.0
     text: PathRef | None = Field(default=None, description="General text for the root's own PLOT.")
