@@ -102,7 +102,10 @@ def _compared(
     ledger: Ledger,
 ) -> str:
     root = load_root(ctx.layout.root(base.root, base.root_version))
-    trial = Trial(ctx, root, ctx.plots.version(base.plot_version), ledger, len(data.train))
+    domain = ctx.plots.version(base.plot_version)
+    if domain.ref != base.domain:  # the version stands on another root than its domain's
+        domain = ctx.plots.refs()[base.domain]
+    trial = Trial(ctx, root, domain, ledger, len(data.train))
     ways, made, ending = ways_of(trial, spec, base), None, ""
     if rule == "by_folds":
         rows = [*data.train, *(data.dev[i] for i in which)]

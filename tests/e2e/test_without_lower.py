@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,8 +17,9 @@ from hmi.engine import TextRequest
 from hmi.manager import Manager
 from hmi.model.root import load_root
 from hmi.model.tokenizer import Text
-from tests.e2e.conftest import CORPUS, QUICK, Home, mood_rows, pair_rows, tag_rows
+from tests.e2e.conftest import CORPUS, QUICK, ROOT_OPTIONS, ROOT_TEXT, Home, mood_rows, pair_rows, tag_rows
 from tests.e2e.test_kinds import figures
+from tests.hmi.api_world import hmi
 
 MOOD, PAIRS, TAGS, VECTORS = (ModelId("acme", name) for name in ("mood", "pairs", "tags", "vectors"))
 
@@ -69,3 +72,52 @@ def test_a_module_changes_every_layer(deep: Home) -> None:
     changed = {name.split(".")[2].split("-")[0] for name in deep.state(str(MOOD)) if ".sites." in name}
     assert changed == {str(i) for i in range(layers)}
     assert deep.manager.registry.model(MOOD).live.ramps == tuple(range(layers))
+
+
+def answering_root(home: Home, model: ModelId) -> str:
+    """The root of which an answer says that it gave it."""
+
+    async def ask() -> str:
+        engine = home.engine()
+        await engine.start()
+        (found,) = await engine.infer([TextRequest(model, home.covered[0], provenance=True)])
+        await engine.stop()
+        assert found.provenance is not None
+        return found.provenance.versions.root.split("/")[0]
+
+    return asyncio.run(ask())
+
+
+def test_a_model_of_a_fast_domain_becomes_full_and_fast_again(
+    deep: Home, tiny_source: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The rows of its domain train it; the root of the same source without lower layers answers."""
+    manager, data = deep.manager, ("--data", deep.settings.data)
+    text = {"text-0.txt": ROOT_TEXT}
+    deep.run(manager.import_root("fast", str(tiny_source), texts=text, options=ROOT_OPTIONS))
+    deep.run(manager.create_domain("fast/news", "\n".join(CORPUS).encode()))
+    model = ModelId("acme", "depth")
+    deep.run(
+        manager.create_model(
+            str(model), domain="fast/news", task="classification", data=mood_rows(7), options=QUICK
+        )
+    )
+    assert manager.model(str(model)).depth == "auto"
+    told = json.loads(hmi(capsys, "model", "depth", model, "full", "--json", *data))
+    assert (told["depth"], told["root"]) == ("full", "fast")
+    deep.run(manager.update_model(str(model), data=mood_rows(8), publish="always"))
+    live = manager.model(str(model)).live
+    assert (live.version, live.domain, live.root) == (2, "fast/news", "deep")
+    assert live.plot_version == manager.plots.refs()["deep"].id
+    assert any("was trained afresh" in warning for warning in live.metrics["warnings"])
+    assert str(model) in manager.registry.while_unused("deep", lambda models, jobs: models)
+    assert answering_root(deep, model) == "deep"
+    manager.rollback_model(str(model), 1)
+    assert answering_root(deep, model) == "fast"
+    manager.rollback_model(str(model), 2)
+    options = {"depth": "fast"}
+    deep.run(manager.update_model(str(model), data=mood_rows(9), options=options, publish="always"))
+    record = manager.model(str(model))
+    assert (record.depth, record.live.root) == ("fast", "fast")
+    shown = json.loads(hmi(capsys, "model", "show", model, "--json", *data))
+    assert (shown["depth"], shown["root"], shown["versions"][1]["root"]) == ("fast", "fast", "deep")

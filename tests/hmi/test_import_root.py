@@ -176,3 +176,16 @@ def test_too_little_text_and_impossible_lengths_are_told(manager: Manager, tiny_
         )
     with pytest.raises(InvalidInput, match="n"):
         manager.import_root("six", str(tiny_source), options={"n": 6})
+
+
+def test_a_full_depth_without_a_root_for_it_is_told(manager: Manager, tiny_source: Path) -> None:
+    texts = {"text-0": text(1)}
+    run(manager, manager.import_root("tiny", str(tiny_source), texts=texts, alpha=1, options=RIDGE_ONLY))
+    manager.create_tenant("acme")
+    wanted = {"domain": "tiny", "task": "embedding", "options": {"depth": "full"}}
+    with pytest.raises(InvalidInput, match=r"hmi root import tiny-full .* --split 0"):
+        manager.create_model("acme.vectors", **wanted)  # type: ignore[arg-type]
+    run(manager, manager.import_root("tiny-full", str(tiny_source), split=0))
+    run(manager, manager.create_model("acme.vectors", **wanted))  # type: ignore[arg-type]
+    record = manager.model("acme.vectors")
+    assert (record.depth, record.live.domain, record.live.root) == ("full", "tiny", "tiny-full")
