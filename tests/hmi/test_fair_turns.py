@@ -143,6 +143,8 @@ class Pool:
     def has(self, name: str) -> bool:
         return False
 
+    def remember(self, name: str) -> None: ...
+
     def prefetch(self, *_: object, **__: object) -> None:
         raise self._error
 
