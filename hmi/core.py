@@ -11,6 +11,7 @@ from pydantic import Field
 from hmi.errors import InvalidInput
 from hmi.improvement import Improvement as Improvement
 from hmi.improvement import Tried as Tried
+from hmi.modulespec import Depth as Depth
 from hmi.modulespec import ModuleSpec as ModuleSpec
 from hmi.record import Record as Record
 from hmi.record import now as now
@@ -288,7 +289,7 @@ class ModelVersion(Record):
     """The name (SHA-256) of module and head in `adapters/`."""
     domain: str
     plot_version: str
-    root: str
+    root: str  # the domain's, or the root of the same source that computes all layers
     root_version: str
     task: Task
     labels: tuple[str, ...]
@@ -335,6 +336,7 @@ class ModelRecord(Record):
     objective: Objective = Objective()
     known_share: float | None = Field(default=KNOWN_SHARE, ge=MIN_KNOWN_SHARE, le=MAX_KNOWN_SHARE)
     """The share of its own texts that the model is to know. With None it never says that it does not know."""
+    depth: Depth = "auto"
     cascade: Cascade | None = None
     improvement: Improvement | None = None
     """Its newest job `improve`; None: there was none."""

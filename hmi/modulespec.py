@@ -39,6 +39,15 @@ _LAYERS, _DIM = 3, 384
 _WIDE = ("fi", "fo")
 """Sites at the FFN's matrices, of which one side is four times the dimension."""
 
+Depth = Literal["auto", "fast", "full"]
+"""The layers that a model's next versions compute. fast: the upper half, over rows of the domain's PLOT.
+full: all, on a root without lower layers. auto: those of the version that answers."""
+DEPTH = (
+    "fast: compute the upper half of the layers, over what the PLOT looks up. full: compute all layers, with "
+    "a module in each; a text takes about twice the time. It needs a root that was imported from the same "
+    "source with split 0. auto: an update keeps the layers of the version that answers, a new model is fast."
+)
+
 
 class ModuleSpec(BaseModel):
     """A tenant's module in the upper layers; see docs/modules.md.

@@ -16,7 +16,8 @@ from pydantic import (
 )
 
 from hmi.api.schemas import Answer, Request
-from hmi.core import MAX_AGREEMENT, MAX_KNOWN_SHARE, MIN_AGREEMENT, MIN_KNOWN_SHARE, Objective
+from hmi.core import MAX_AGREEMENT, MAX_KNOWN_SHARE, MIN_AGREEMENT, MIN_KNOWN_SHARE, Depth, Objective
+from hmi.modulespec import DEPTH
 
 MIN_MEAN_MS = 0.1
 """The least mean time that an objective may ask for. The fastest answer takes several times as long."""
@@ -90,6 +91,8 @@ class ChangeModel(Request):
         description="The share of its own texts that the model is to know, such as 0.97. Of others, and of "
         "foreign texts, it says that it does not know (`known` in answers). Null: it never says so.",
     )
+
+    depth: Depth = Field(default="auto", description=DEPTH)
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -10,8 +10,9 @@ from hmi.api.schemas import NEXT, Alpha, Answer, DomainName, ModelName, Name, Qu
 from hmi.api.schemas_exits import CascadeBrief, ExitsView
 from hmi.api.schemas_improving import ImprovingView
 from hmi.api.schemas_tokens import TokensBrief
-from hmi.core import Cascade, CascadeState, ModelVersion, Objective, Task
+from hmi.core import Cascade, CascadeState, Depth, ModelVersion, Objective, Task
 from hmi.jobs.options import BuildPlotOptions, FineTuneOptions, ImportRootOptions, Publish, Reading
+from hmi.modulespec import DEPTH
 
 READING = Field(default=Reading(), description="How to read the files, as the options of a training say.")
 
@@ -34,7 +35,11 @@ class ImportRoot(Request):
         description="A folder on the server, an installed package that carries a model, or a hub id.",
     )
     split: int | None = Field(
-        default=None, ge=1, le=1000, description="Number of lower layers, which the PLOT replaces."
+        default=None,
+        ge=0,
+        le=1000,
+        description="Number of lower layers, which the PLOT replaces. 0: none, so that all layers are "
+        "computed, and tenants' modules change each of them. Default: half of all layers.",
     )
     alpha: Alpha = 50.0
     text: PathRef | None = Field(default=None, description="General text for the root's own PLOT.")
@@ -267,6 +272,8 @@ class ModelView(Answer):
     known_threshold: float | None = Field(
         description="The similarity to its own texts from which on it knows a text; null: it has none."
     )
+    depth: Depth = Field(description=DEPTH)
+    root: str = Field(description="The root that the version which answers stands on.")
     cascade: CascadeBrief | None
     exits: ExitsView | None = Field(
         description="The state of its early exits; null in lists, and if no agreement is set."

@@ -166,6 +166,8 @@ def model_view(
         bytes=live.bytes,
         objective=model.objective,
         known_share=model.known_share,
+        depth=model.depth,
+        root=live.root,
         known_threshold=threshold_of(live.known, model.known_share),
         cascade=cascade_brief(model.cascade),
         exits=exits,

@@ -194,6 +194,6 @@ def _ours(
     executor, run = packed if reference else b.executors[b.default], run_classified if cls_only else run_rows
 
     def work() -> Tensor:
-        return run(executor, look_up() + b.root.bias(positions, types), offsets, tenants)
+        return run(executor, b.root.bias(look_up(), positions, types), offsets, tenants)
 
     return work

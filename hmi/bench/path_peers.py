@@ -108,7 +108,7 @@ def _ours(b: Bench, precision: str, cls_only: bool) -> Run:
         out = np.empty((len(tokens), b.root.dim), np.float32)
         x = torch.from_numpy(b.reader.lookup(tokens, offsets, out=out)[0])
         positions = torch.cat([torch.arange(len(text)) for text in batch])
-        x = x + b.root.bias(positions, torch.zeros_like(positions))
+        x = b.root.bias(x, positions, torch.zeros_like(positions))
         return run(executor, x, offsets.tolist(), module * len(batch))
 
     executor, run = b.executors[precision], run_classified if cls_only else run_rows

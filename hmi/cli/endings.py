@@ -143,6 +143,8 @@ def halves(profile: Mapping[str, Any]) -> str:
 def _of_plot(result: Mapping[str, Any]) -> Figures:
     found: Figures = {}
     stored = {k.removeprefix("stored_"): n for k, n in result.items() if k.startswith("stored_")}
+    if "tokens" in result and not stored:
+        return {"text": f"{result['tokens']:,} tokens, kept for trainings; the root looks up no n-grams"}
     if stored:
         each = ", ".join(f"{count:,} {order}" for order, count in stored.items())
         found["n-grams"] = f"{sum(stored.values()):,} ({each})"

@@ -1,10 +1,10 @@
-"""`hmi model objective`, `hmi model exits`, `hmi model feedback`: answers from less than the full model."""
+"""`hmi model objective`, `exits`, `feedback`: answers from less than the full model; `depth`: its layers."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import click
 
@@ -12,7 +12,7 @@ from hmi.cli.base import Command, as_json, pass_session
 from hmi.cli.options import FILE
 from hmi.cli.output import notes, print_done, print_fields, print_json, print_table
 from hmi.cli.session import Session, segment
-from hmi.core import Task
+from hmi.core import Depth, Task
 from hmi.errors import HmiError, InvalidData, InvalidInput
 
 A_CALL = 1000
@@ -72,6 +72,26 @@ def objective(session: Session, name: str, none: bool, as_json: bool, **bounds: 
         notes.print(found["exits"]["says"], markup=False, soft_wrap=True)
     if found["objective"].get("agreement_under_load") is not None:
         notes.print(found["tokens"]["says"], markup=False, soft_wrap=True)
+
+
+@click.command(cls=Command)
+@click.argument("name", metavar="TENANT.MODEL")
+@click.argument("layers", metavar="[fast|full|auto]", type=click.Choice(get_args(Depth)), required=False)
+@as_json
+@pass_session
+def depth(session: Session, name: str, layers: str | None, as_json: bool) -> None:
+    """Show or set the layers that a model's next versions compute.
+
+    fast: the upper half, over what the PLOT looks up. full: all of them, with a module in each, which takes a
+    text about twice the time. auto: an update keeps the layers of the version that answers. Versions stay as
+    they are: 'hmi model update' trains one of another depth, and 'hmi model rollback' returns to one.
+    """
+    path = f"/manage/models/{segment(name)}"
+    with session.calls() as calls:
+        found = calls.request(*(("GET", path) if layers is None else ("PATCH", path, {"depth": layers})))
+    shown = {"model": name, "depth": found["depth"], "root": found["root"], "domain": found["domain"]}
+    says = f"{name}: {found['depth']}; version {found['current']} stands on root {found['root']}"
+    print_done(shown, says, as_json)
 
 
 @click.command(cls=Command)

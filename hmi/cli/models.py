@@ -11,7 +11,7 @@ import click
 from hmi.cli.base import Group, as_json, pass_session
 from hmi.cli.cascades import cascade
 from hmi.cli.check import reading_as, show_formats, skipping
-from hmi.cli.exits import exits, feedback, objective
+from hmi.cli.exits import depth, exits, feedback, objective
 from hmi.cli.improving import show_tried
 from hmi.cli.known import known
 from hmi.cli.options import FILE, Whole, confirm, job_options, settings_option, yes_option
@@ -58,7 +58,7 @@ def model() -> None:
 
 model.add_command(report)
 model.add_command(cascade)
-for command in (objective, exits, feedback, tokens, known):
+for command in (objective, exits, feedback, tokens, known, depth):
     model.add_command(command)
 
 
@@ -247,6 +247,7 @@ def show(session: Session, name: str, as_json: bool) -> None:
             "version": "VERSION",
             "created": "CREATED",
             "domain": "DOMAIN",
+            "root": "ROOT",
             "plot_version": "PLOT",
             "metrics": "METRICS",
             "ramps": "RAMPS",

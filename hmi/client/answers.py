@@ -335,6 +335,8 @@ class Model(Answer):
     objective: Objective = Objective()
     known_share: float | None = None
     known_threshold: float | None = None
+    depth: str = "auto"
+    root: str = ""
     cascade: dict[str, Any] | None = None
     exits: Exits | None = None
     tokens: dict[str, Any] = {}

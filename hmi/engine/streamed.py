@@ -180,6 +180,6 @@ def root_of(folder: Path, store: ShardStore) -> Root:
     check_file(
         folder / "tokenizer.json", info.files.get("tokenizer.json"), f"root {info.name}", cure=ROOT_CURE
     )
-    bias = InputBias(info.shape)
+    bias = InputBias(info.shape, info.split)
     bias.load_state_dict(store.bias)
     return Root(info, nn.ModuleList(), bias.requires_grad_(False), Tokenizer(folder / "tokenizer.json"))

@@ -45,7 +45,7 @@ def run(ctx: JobContext) -> dict[str, Any]:
     options, name = spec.options, _known(spec.task)
     # Rows are read first, so that their errors are reported at once.
     data = None if name == "embedding" else read_data(ctx.input, name, options)
-    plot = _pinned_plot(ctx, spec.domain)
+    plot = _pinned_plot(ctx, spec.root or spec.domain)
     root = load_root(ctx.layout.root(plot.ref.split("/")[0], PlotMeta.of(plot).root_version))
     made = _embedding(root, options) if data is None else _trained(ctx, spec, root, plot.id, data)
     verdict = Verdict()
@@ -59,7 +59,7 @@ def run(ctx: JobContext) -> dict[str, Any]:
     version = stored_version(
         ctx, spec, root, plot.id, data, made, before, metrics=metrics, held_back=verdict.held_back
     )
-    record = ctx.registry.publish_model(spec.model_id, version)
+    record = ctx.registry.publish_model(spec.model_id, version, spec.options.depth)
     result = published_result(record, ctx.job.job, spec.publish)
     return result if data is None else {**result, "improving": hand_over(ctx, spec, record)}
 

@@ -127,10 +127,11 @@ def _write_artefact(
             field="source",
         )
     options = spec.options
-    split = spec.split or teacher.shape.layers // 2
-    if not 0 < split < teacher.shape.layers:
-        raise InvalidInput(f"split {split} must lie between 1 and {teacher.shape.layers - 1}", field="split")
-    parts = split_encoder(teacher, split, tokenizer.cls_id, options.n)
+    split = teacher.shape.layers // 2 if spec.split is None else spec.split
+    if not 0 <= split < teacher.shape.layers:
+        raise InvalidInput(f"split {split} must lie between 0 and {teacher.shape.layers - 1}", field="split")
+    n = options.n if split else 1
+    parts = split_encoder(teacher, split, tokenizer.cls_id, n)
     fidelity, by_kind = _make_local(ctx, source, teacher, tokenizer, parts, options, paths)
     lower, upper, bias = parts
     pooling, normalise = read_pooling(source.folder)
@@ -141,7 +142,7 @@ def _write_artefact(
         shape=teacher.shape,
         split=split,
         created=now(),
-        n=options.n,
+        n=n,
         fidelity=fidelity,
         fidelity_by_kind=by_kind,
         pooling=pooling,
@@ -159,8 +160,14 @@ def _make_local(
     options: ImportRootOptions,
     paths: list[Path],
 ) -> Fidelity:
-    """Make `parts` local, with shipped weights or by learning from the texts. Returns their fidelity."""
+    """Make `parts` local, with shipped weights or by learning from the texts. Returns their fidelity.
+
+    Without lower layers they are the source itself.
+    """
     lower = parts[0]
+    if not lower.depth:
+        held_out = _sample_texts(tokenizer, paths, options.seed, 3 * FIDELITY_TEXTS)[1]
+        return _measured(ctx, parts, teacher, held_out) if any(held_out.values()) else ({}, {})
     found = shipped_locality(source.sha256, lower.depth, lower.n)
     learns = found is None or options.distil or options.start == "shipped"
     most = MAX_TEXTS if learns else 3 * FIDELITY_TEXTS

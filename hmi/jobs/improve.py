@@ -12,9 +12,11 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from hmi.core import Improvement, ModelRecord, ModelVersion, Tried, now
-from hmi.errors import Conflict, InvalidData, JobCancelled, NotFound, QuotaExceeded
+from hmi.core import Improvement, ModelRecord, ModelVersion, RootRecord, Tried, now
+from hmi.errors import Conflict, Damaged, InvalidData, JobCancelled, NotFound, QuotaExceeded
+from hmi.jobs.comparing import answers_of
 from hmi.jobs.improving.deciding import decide, rows_to_decide, too_few
+from hmi.jobs.improving.deepening import Candidate, deeper_root, trained_deeper
 from hmi.jobs.improving.folding import decide_by_folds
 from hmi.jobs.improving.handing_over import wanted
 from hmi.jobs.improving.ledger import Ledger
@@ -81,7 +83,7 @@ def _tried(ctx: JobContext, spec: ImproveSpec, ledger: Ledger) -> str:
     if (why := too_few(which, data, rule)) is not None:
         return why
     try:
-        return _compared(ctx, spec, base, data, which, rule, ledger)
+        return _compared(ctx, spec, model, base, data, which, rule, ledger)
     except EnoughError:
         why = f"its budget of {ledger.budget_s:g} CPU seconds was spent before there was anything to compare"
     except NothingNewError as error:
@@ -95,6 +97,7 @@ def _tried(ctx: JobContext, spec: ImproveSpec, ledger: Ledger) -> str:
 def _compared(
     ctx: JobContext,
     spec: ImproveSpec,
+    model: ModelRecord,
     base: ModelVersion,
     data: Data,
     which: list[int],
@@ -102,7 +105,46 @@ def _compared(
     ledger: Ledger,
 ) -> str:
     root = load_root(ctx.layout.root(base.root, base.root_version))
-    trial = Trial(ctx, root, ctx.plots.version(base.plot_version), ledger, len(data.train))
+    domain = ctx.plots.version(base.plot_version)
+    if domain.ref != base.domain:  # the version stands on another root than its domain's
+        domain = ctx.plots.refs()[base.domain]
+    trial = Trial(ctx, root, domain, ledger, len(data.train))
+    deeper = None if rule == "by_folds" else deeper_root(ctx, model, base, spec)
+    winner, tried = None, list[Tried]()
+    if deeper is None or model.depth != "full":
+        try:
+            winner, told = _second(trial, spec, base, data, which, rule)
+        except NothingNewError as error:
+            if deeper is None:
+                raise
+            told = Tried(name=NAME, cpu_s=round(ledger.spent_s, 1), why=str(error))
+        tried.append(told)
+    if deeper is not None and not ledger.cut:
+        # All layers take twice the time, so they must be better, unless the tenant wants them.
+        winner, told = _deeper(
+            trial, spec, base, data, which, rule if model.depth == "full" else "better", winner, deeper
+        )
+        tried.append(told)
+    for told in tried:
+        ledger.note(told)
+    if winner is not None:
+        made = replace(winner.made, metrics={**winner.made.metrics, "improved": _report(ledger, base)})
+        version = stored_version(
+            *(ctx, spec, winner.root, winner.plot, winner.data, made, rows_before(ctx, spec, base)),
+            held_back=held_back(ctx, spec),
+        )
+        try:
+            ctx.registry.publish_model(spec.model_id, version)
+        except QuotaExceeded as error:  # the tenant has filled its room since the job began
+            return error.message
+    return "; all layers: ".join(told.why for told in tried)
+
+
+def _second(
+    trial: Trial, spec: ImproveSpec, base: ModelVersion, data: Data, which: list[int], rule: Rule
+) -> tuple[Candidate | None, Tried]:
+    """Train a candidate like the version, on more texts. Returns it if it is to be published."""
+    ctx, root, ledger = trial.ctx, trial.root, trial.ledger
     ways, made, ending = ways_of(trial, spec, base), None, ""
     if rule == "by_folds":
         rows = [*data.train, *(data.dev[i] for i in which)]
@@ -118,36 +160,59 @@ def _compared(
         with ledger.share(1):
             made = ways.final(data, ctx.folder)
         ctx.progress(0, 1, phase="comparing")
-        found = decide(ctx, root, base, data, which, made)
+        found = decide(data, which, answers_of(ctx, root, base, data.dev), made, base)
         ctx.progress(1, 1, phase="comparing")
         if ledger.cut:  # what was cut short is not trusted, only judged
             rule, ending = "better", CUT_SHORT
             if found.rows < least_rows(rule):
                 made, ending = None, CUT_SHORT + UNJUDGED
-    passes = found.passes(rule)
-    why = _said(found, rule, ending)
-    ledger.note(
-        Tried(
-            name=NAME if made is None else name_of(made),
-            before=round(found.before, 6),
-            after=round(found.after, 6),
-            rows=found.rows,
-            sure=found.sure,
-            cpu_s=round(ledger.spent_s, 1),
-            why=why,
-        )
+    told = _told(found, ledger, NAME if made is None else name_of(made), _said(found, rule, ending))
+    if made is None or not found.passes(rule):
+        return None, told
+    return Candidate(root, base.plot_version, data, made), told
+
+
+def _deeper(
+    trial: Trial,
+    spec: ImproveSpec,
+    base: ModelVersion,
+    data: Data,
+    which: list[int],
+    rule: Rule,
+    winner: Candidate | None,
+    record: RootRecord,
+) -> tuple[Candidate | None, Tried]:
+    """Train a candidate in all layers, and compare it with `winner`, or with the version if there is none.
+
+    Returns the better one; None: the version.
+    """
+    ctx, ledger = trial.ctx, trial.ledger
+    spent_s, name = ledger.spent_s, f"a module in each layer, on root {record.name}"
+    if (few := len(which)) < least_rows("better"):
+        return winner, Tried(name=name, cpu_s=0.0, why=f"{few} held-out rows are too few to tell")
+    try:
+        found = trained_deeper(trial, spec, base, data, record)
+    except (EnoughError, Conflict, Damaged, InvalidData, NotFound) as error:
+        why = UNTRAINED.strip("; ") if isinstance(error, EnoughError) else error.message
+        return winner, Tried(name=name, cpu_s=round(ledger.spent_s - spent_s, 1), why=why)
+    old = answers_of(ctx, trial.root, base, data.dev) if winner is None else winner.made.answers
+    compared = decide(data, which, old, found.made, base)
+    rule = "better" if ledger.cut else rule
+    told = _told(compared, ledger, name, _said(compared, rule, CUT_SHORT if ledger.cut else ""))
+    told = told.model_copy(update={"cpu_s": round(ledger.spent_s - spent_s, 1)})
+    return (found if compared.passes(rule) else winner), told
+
+
+def _told(found: Comparison, ledger: Ledger, name: str, why: str) -> Tried:
+    return Tried(
+        name=name,
+        before=round(found.before, 6),
+        after=round(found.after, 6),
+        rows=found.rows,
+        sure=found.sure,
+        cpu_s=round(ledger.spent_s, 1),
+        why=why,
     )
-    if made is not None and passes:
-        made = replace(made, metrics={**made.metrics, "improved": _report(ledger, base)})
-        version = stored_version(
-            *(ctx, spec, root, base.plot_version, data, made, rows_before(ctx, spec, base)),
-            held_back=held_back(ctx, spec),
-        )
-        try:
-            ctx.registry.publish_model(spec.model_id, version)
-        except QuotaExceeded as error:  # the tenant has filled its room since the job began
-            return error.message
-    return why
 
 
 def _said(found: Comparison, rule: Rule, ending: str) -> str:

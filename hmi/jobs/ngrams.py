@@ -43,7 +43,7 @@ def count_corpus(
     found = CountedNgrams.open(folder)
     if found is not None:
         return found
-    with NgramCounter(n, range(2, n + 1), folder) as counter:
+    with NgramCounter(n, range(min(2, n), n + 1), folder) as counter:
         done = 0
         for tokens, offsets in (batch for corpus in corpora for batch in tokenised(tokenizer, corpus)):
             counter.add(tokens, offsets)

@@ -7,9 +7,10 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import Field, ValidationError
 
-from hmi.core import ModuleSpec, Record
+from hmi.core import Depth, ModuleSpec, Record
 from hmi.errors import InvalidInput
 from hmi.model.rest import Rest
+from hmi.modulespec import DEPTH
 from hmi.training.data.reading import AS_IT_IS as AS_IT_IS
 from hmi.training.data.reading import EncodingName
 from hmi.training.data.reading import Reading as Reading
@@ -113,6 +114,11 @@ class FineTuneOptions(Reading):
         "and the labels at most 64.",
     )
 
+    depth: Depth | None = Field(
+        default=None,
+        description=f"{DEPTH} Later trainings of the model keep this choice. None: the model's choice, or "
+        "auto if it is new.",
+    )
     improve: bool | None = Field(
         default=None,
         description="Whether a job of low priority may try afterwards what makes the model better, and "
@@ -144,10 +150,10 @@ def reading_options(reading: Reading, skip_bad_rows: int) -> FineTuneOptions:
     return FineTuneOptions(**given, skip_bad_rows=skip_bad_rows)
 
 
-NOT_OF_A_RECIPE = frozenset({"start", "skip_bad_rows", "rest", "ramps", "improve", "improve_cpu_s"})
+NOT_OF_A_RECIPE = frozenset({"start", "skip_bad_rows", "rest", "ramps", "depth", "improve", "improve_cpu_s"})
 NOT_OF_A_RECIPE |= frozenset(Reading.model_fields)
-"""Options that choose the initial weights, the rows, the storage and what is made beside or afterwards, not
-how to train."""
+"""Options that choose the root, the initial weights, the rows, the storage and what is made beside or
+afterwards, not how to train."""
 
 
 class BuildPlotOptions(Record):

@@ -24,6 +24,8 @@ BATCH = 1024
 CHUNK = 32 * BATCH
 """N-grams in a chunk of `in_chunks`."""
 STORAGE: Final = "int8"
+WORDS: Final = "fp16"
+"""The storage of words' vectors, in place of lower layers: nothing is lost against a source in fp16."""
 ID_BITS: Final = 20  # a token id is below 2²⁰ (docs/plot-store.md, limits)
 
 Ngrams = NDArray[np.uint32]  # [m, order]
@@ -99,7 +101,8 @@ def find_published(ctx: JobContext, ref: str) -> VersionInfo | None:
 
 def schema_of(lower: LocalLower) -> Schema:
     """The schema of entries that these lower layers compute."""
-    return Schema(n=lower.n, dim=lower.shape.dim, dtype=STORAGE, vocab=lower.shape.vocab)
+    shape = lower.shape
+    return Schema(n=lower.n, dim=shape.dim, dtype=STORAGE if lower.depth else WORDS, vocab=shape.vocab)
 
 
 def _write_order(

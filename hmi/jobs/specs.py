@@ -41,6 +41,8 @@ class FineTuneSpec(Spec):
     task: str
     mode: Literal["create", "update", "import", "ramps", "tokens"]
     options: FineTuneOptions = FineTuneOptions()
+    root: str | None = None
+    """The root that the version is to stand on; None: its domain's."""
     publish: Publish | None = None
     """None if the job is not an update."""
     version: int | None = None

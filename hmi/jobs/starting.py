@@ -21,8 +21,9 @@ def warm_start(ctx: JobContext, spec: FineTuneSpec, root: Root, trainer: Trainer
     """Load the weights that training starts from.
 
     An update continues from the live version if labels and module are the same; a new model from the
-    sibling in options.start; an import from its adapter. If the live version is damaged, the update
-    starts without it, and a remark on this is returned. Raises Damaged for a damaged sibling.
+    sibling in options.start; an import from its adapter. If the live version is damaged or stands on
+    another root, the update starts without it, and a remark on this is returned. Raises Damaged for a
+    damaged sibling.
     """
     mode, task, source = spec.mode, data.task, spec.source
     if mode == "import":
@@ -35,6 +36,11 @@ def warm_start(ctx: JobContext, spec: FineTuneSpec, root: Root, trainer: Trainer
     if mode == "create" and live.module != data.module:
         raise InvalidInput(
             f"{source} has another module: leave module out to take that module over", field="options.start"
+        )
+    if live.root != root.info.name:
+        return (
+            f"the live version stands on root {live.root}: this update on {root.info.name} was trained "
+            "afresh, on these rows alone"
         )
     if live.module != data.module or (mode == "update" and not same):
         return None

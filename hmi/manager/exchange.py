@@ -161,6 +161,11 @@ def _with_module(
         )
     if (options or {}).get("module") is not None:
         raise InvalidInput("the adapter decides the module: leave options.module out", field="options.module")
+    if (options or {}).get("depth") is not None:
+        raise InvalidInput(
+            "an adapter fits one root: leave options.depth out, and name a domain of that root",
+            field="options.depth",
+        )
     if (options or {}).get("start") is not None:
         raise InvalidInput("an import starts from the adapter: leave start out", field="options.start")
     return checked_options(FineTuneOptions, {**(options or {}), "module": module})

@@ -312,7 +312,8 @@ class Manager:
         self, model: str, change: Callable[[Objective], Mapping[str, Any]], others: Mapping[str, Any] = {}
     ) -> ModelRecord:
         """Replace a model's objective, from the next text on. change: from the old one to the fields of the
-        new one. others: `known_share`. Raises NotFound, InvalidInput (an embedding has none of these)."""
+        new one. others: `known_share`, and `depth` for later trainings. Raises NotFound, InvalidInput (an
+        embedding has no bounds; no root has the depth)."""
         return set_objective(self.registry, ModelId.parse(model), change, others)
 
     def delete_model(self, model: str) -> None:

@@ -13,6 +13,7 @@ from hmi.jobs.checks import checked_files, checked_texts
 from hmi.jobs.options import FineTuneOptions, Publish, Reading, reading_options
 from hmi.jobs.specs import FineTuneSpec
 from hmi.manager.domains import Domains
+from hmi.manager.objectives import full_root
 from hmi.manager.parts import Parts, checked_options
 
 
@@ -57,8 +58,10 @@ class Models:
         _check_data(task, files)
         refuse_existing(self._parts, wanted)
         self._domains.current(branch)
-        options = self._with_sibling(wanted, branch, options)
-        spec = _spec(wanted, str(branch), cast(Task, task), "create", options, asked)
+        full = checked_options(FineTuneOptions, options).depth == "full"
+        root = full_root(self._parts.registry, branch) if full else branch.root
+        options = self._with_sibling(wanted, root, options)
+        spec = _spec(wanted, branch, root, cast(Task, task), "create", options, asked)
         return submit_fine_tune(self._parts, spec, files, job_limit)
 
     def update(
@@ -73,18 +76,24 @@ class Models:
         """Fine-tune a model further, on the domain's current version, which may be newer than that of
         the live version. Options that shape answers and are not given stay as in the live version."""
         wanted = ModelId.parse(model)
-        live = self._parts.registry.model(wanted).live
+        record = self._parts.registry.model(wanted)
+        live = record.live
         _check_data(live.task, files)
         if (options or {}).get("start") is not None:
             raise InvalidInput(
                 "an update starts from its own live version: leave start out", field="options.start"
             )
         options = {**_choices(live), **_overrides(options, live)}
-        self._domains.current(DomainId.parse(live.domain))
+        branch = DomainId.parse(live.domain)
+        self._domains.current(branch)
+        depth = checked_options(FineTuneOptions, options).depth or record.depth
+        root = live.root if depth == "auto" else branch.root
+        if depth == "full":
+            root = full_root(self._parts.registry, branch)
         if publish not in get_args(Publish):
             known = ", ".join(get_args(Publish))
             raise InvalidInput(f"publish {publish[:80]!r} is unknown: use one of {known}", field="publish")
-        spec = _spec(wanted, live.domain, live.task, "update", options, asked)
+        spec = _spec(wanted, branch, root, live.task, "update", options, asked)
         spec = spec.model_copy(update={"publish": cast(Publish, publish)})
         return submit_fine_tune(self._parts, spec, files, job_limit)
 
@@ -141,7 +150,7 @@ class Models:
             self._parts.runner.settle(record.improvement.job)
 
     def _with_sibling(
-        self, model: ModelId, branch: DomainId, options: Mapping[str, Any] | None
+        self, model: ModelId, root: str, options: Mapping[str, Any] | None
     ) -> Mapping[str, Any] | None:
         """The options, completed by the module of the model in `start`, if there is one.
         Raises InvalidInput, NotFound."""
@@ -155,10 +164,9 @@ class Models:
                 field="options.start",
             )
         live = self._parts.registry.model(sibling).live
-        if live.module is None or live.root != branch.root:
+        if live.module is None or live.root != root:
             raise InvalidInput(
-                f"{sibling} has no module for root {branch.root}: name a model on a domain of that root",
-                field="options.start",
+                f"{sibling} has no module for root {root}: name a model on that root", field="options.start"
             )
         module = live.module.model_dump(mode="json")
         if (
@@ -174,7 +182,8 @@ class Models:
 
 def _spec(
     model: ModelId,
-    domain: str,
+    domain: DomainId,
+    root: str,
     task: Task,
     mode: Literal["create", "update"],
     options: Mapping[str, Any] | None,
@@ -182,8 +191,9 @@ def _spec(
 ) -> FineTuneSpec:
     """The spec of a job that trains a model. Raises InvalidInput for a wrong option."""
     checked = checked_options(FineTuneOptions, options)
-    spec = FineTuneSpec(model=str(model), domain=domain, task=task, mode=mode, options=checked)
-    return spec if asked is None else spec.model_copy(update={"asked": dict(asked)})
+    spec = FineTuneSpec(model=str(model), domain=str(domain), task=task, mode=mode, options=checked)
+    more = {} if root == domain.root else {"root": root}
+    return spec.model_copy(update=more if asked is None else {**more, "asked": dict(asked)})
 
 
 def _choices(live: ModelVersion) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from hmi.core import ModelId, ModelRecord, Objective
+from hmi.core import DomainId, ModelId, ModelRecord, Objective
 from hmi.errors import InvalidInput
 from hmi.stores.registry import Registry
 
@@ -17,6 +17,8 @@ def set_objective(
     others: Mapping[str, Any],
 ) -> ModelRecord:
     """See `Manager.set_objective`."""
+    if others.get("depth") == "full":
+        full_root(registry, DomainId.parse(registry.model(model).live.domain))
 
     def changed(record: ModelRecord) -> ModelRecord:
         objective = Objective(**change(record.objective))
@@ -36,3 +38,16 @@ def set_objective(
         return record.model_copy(update={**others, "objective": objective})
 
     return registry.change_model(model, changed)
+
+
+def full_root(registry: Registry, branch: DomainId) -> str:
+    """The root that computes all layers of the domain's source. Raises InvalidInput if there is none."""
+    found = registry.full_root(branch.root)
+    if found is None:
+        source = registry.root(branch.root).source.get("name")
+        raise InvalidInput(
+            f"no root computes all layers of {source}: an administrator imports one "
+            f"(hmi root import {branch.root}-full {source} --split 0)",
+            field="depth",
+        )
+    return found.name

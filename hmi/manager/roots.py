@@ -42,9 +42,15 @@ class Roots:
         repairs the root."""
         check_name(name, "root")
         checked = checked_options(ImportRootOptions, options)
-        if split is not None and (isinstance(split, bool) or split < 1):
+        if split is not None and (isinstance(split, bool) or split < 0):
             raise InvalidInput(
-                f"split = {split} is impossible: give the number of layers to replace", field="split"
+                f"split = {split} is impossible: give the number of layers to replace, or 0 for none",
+                field="split",
+            )
+        if split == 0 and "n" in (options or {}):
+            raise InvalidInput(
+                "options.n is of no use with split = 0, where no n-grams are looked up: leave it out",
+                field="options.n",
             )
         found = _resolved(source)
         spec = ImportRootSpec(
@@ -83,7 +89,8 @@ class Roots:
                 "leave them out to repair it, or choose another name",
                 field="split" if split not in (None, record.split) else "options.n",
             )
-        checked = checked_options(ImportRootOptions, {**options, "n": record.n})
+        made = {"n": record.n} if record.split else {}
+        checked = checked_options(ImportRootOptions, {**options, **made})
         return {"split": record.split, "options": checked, "repairs": record.version}
 
     def delete(self, name: str) -> None:

@@ -10,6 +10,10 @@ that contain it, with one matrix W_r for each role r in a window. For trigrams:
 An entry's rows already include W_r. Relative attention (MPNet) is exact between the tokens of a window. A
 slot's distance differs from token to token, so its relative bias is the mean over full texts.
 
+Without lower layers (depth 0, a root of split 0) a window is one token, and its row the word's embedding. A
+LayerNorm follows the sum with the biases. So the upper layers, which are then all layers, get what they get
+in the source.
+
 Sources: HMI section 4, SkipBERT, docs/design/0001-first-shape.md. No LayerNorm follows the
 sum: W_r is fitted to the true hidden states by ridge regression, which approximates them
 better than a normalised mean does.
@@ -84,6 +88,9 @@ class LocalLower(nn.Module):
         positions = (roles + POSITION_BASE).expand_as(windows)
         # [CLS] has position 0 in every text, and so in every window.
         positions = torch.where(windows == self.cls_id, torch.zeros_like(windows), positions)
+        if not self.depth:
+            words: Tensor = self.embeddings.word(windows) * present[..., None]
+            return words
         x = self.embeddings(windows, positions).to(working_type())
         for i in range(self.depth):
             x = self._layer(i, x, present)
@@ -249,21 +256,42 @@ class InputBias(nn.Module):
     """A bias for each position and token type, added to the rows after the look-up.
 
     Type 0 is part of the n-grams' entries and has none. If the source has no token types, the bias of type
-    1 is learnt and marks the second text.
+    1 is learnt and marks the second text. `norm` is the embeddings' LayerNorm if there are no lower layers,
+    else None.
     """
 
-    def __init__(self, shape: EncoderShape) -> None:
+    def __init__(self, shape: EncoderShape, split: int) -> None:
         super().__init__()
         self.position = nn.Parameter(torch.zeros(shape.positions, shape.dim))
         self.token_type = nn.Parameter(torch.zeros(max(2, shape.types), shape.dim))
+        self.norm = None if split else nn.LayerNorm(shape.dim, eps=shape.eps)
 
-    def forward(self, positions: Tensor, types: Tensor) -> Tensor:
-        """positions and types [...] int64 -> [..., dim]."""
+    @torch.no_grad()
+    def embed(self, embeddings: Embeddings) -> None:
+        """Take over all but the words' vectors, for a root without lower layers."""
+        self.position.copy_(embeddings.position.weight)
+        if embeddings.token_type is not None:
+            first, *others = embeddings.token_type.weight
+            self.position.add_(first)
+            for bias, vector in zip(self.token_type[1:], others, strict=False):
+                bias.copy_(vector - first)
+        assert self.norm is not None
+        self.norm.load_state_dict(embeddings.ln.state_dict())
+
+    def forward(self, rows: Tensor, positions: Tensor, types: Tensor) -> Tensor:
+        """rows [..., dim], positions and types [...] int64 -> the input of the upper layers [..., dim]."""
         typed = torch.where((types > 0)[..., None], self.token_type[types], torch.zeros(()))
-        return self.position[positions] + typed
+        added = rows + (self.position[positions] + typed)
+        normed: Tensor = added if self.norm is None else self.norm(added)
+        return normed
 
     def means(self, types: Sequence[Sequence[int]]) -> NDArray[np.float32]:
-        """The mean of what `add_packed` adds to each text's rows, [texts, dim]. types: as there."""
+        """The mean of what `add_packed` adds to each text's rows, [texts, dim]. types: as there.
+
+        Nothing can be told apart from a row that has passed the LayerNorm: the means are 0 then.
+        """
+        if self.norm is not None:
+            return np.zeros((len(types), self.position.shape[1]), np.float32)
         position, second = self.position.detach().numpy(), self.token_type[1].detach().numpy()
         ones = np.ones(max(map(len, types)), np.float32)
         out = np.empty((len(types), position.shape[1]), np.float32)
@@ -275,7 +303,7 @@ class InputBias(nn.Module):
         return out
 
     def add_packed(self, rows: Tensor, types: Sequence[Sequence[int]]) -> None:
-        """Add `forward` to packed rows [tokens, dim] in place, bit by bit the same.
+        """Do to packed rows [tokens, dim] in place what `forward` does, bit by bit the same.
 
         types: of each text, ascending. Slices are added, so that no row is gathered.
         """
@@ -288,3 +316,5 @@ class InputBias(nn.Module):
                     self.position[first : len(each)] + self.token_type[1]
                 )
             start += len(each)
+        if self.norm is not None:
+            rows.copy_(self.norm(rows))

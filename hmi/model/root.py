@@ -22,9 +22,10 @@ from hmi.model.shape import EncoderShape
 from hmi.model.source import Pooling
 from hmi.model.tokenizer import Tokenizer
 
-FORMAT = 3
-"""The format of `root.json`. 2 had no checksum of the file itself. 1 also had trigrams and BERT only, and
-no fidelity by kind of text."""
+FORMAT = 4
+"""The newest format of `root.json`, that of roots without lower layers. Others have format 3, which earlier
+releases read. 2 had no checksum of the file itself. 1 also had trigrams and BERT only, and no fidelity by
+kind of text."""
 SERVED = ("tokenizer.json", "upper.safetensors")
 """The files that are read for serving."""
 FILES = (*SERVED, "lower.safetensors")
@@ -45,7 +46,7 @@ class RootInfo:
     """The source model: its name, kind and `sha256`."""
     shape: EncoderShape
     split: int
-    """The number of lower layers."""
+    """The number of lower layers. 0: all are upper layers, and the PLOT holds word embeddings."""
     created: str
     n: int = 3
     """The length of the n-grams."""
@@ -94,15 +95,19 @@ def split_encoder(
 ) -> tuple[LocalLower, nn.ModuleList, InputBias]:
     """Copy an encoder's first `split` layers into a LocalLower and the rest into upper layers.
 
-    The slots and the returned InputBias are zero.
+    The slots are zero, and so is the returned InputBias unless `split` is 0. Then n is 1.
     """
-    assert 0 < split < encoder.shape.layers
+    assert 0 <= split < encoder.shape.layers
+    assert split or n == 1
     lower = LocalLower(encoder.shape, split, cls_id, n)
     lower.embeddings.load_state_dict(encoder.embeddings.state_dict())
     lower.layers.load_state_dict(encoder.layers[:split].state_dict())
     upper = nn.ModuleList(EncoderLayer(encoder.shape) for _ in range(encoder.shape.layers - split))
     upper.load_state_dict(encoder.layers[split:].state_dict())
-    return lower, upper, InputBias(encoder.shape)
+    bias = InputBias(encoder.shape, split)
+    if not split:
+        bias.embed(encoder.embeddings)
+    return lower, upper, bias
 
 
 def save_root(folder: Path, root: Root, tokenizer_file: Path) -> None:
@@ -122,7 +127,7 @@ def save_root(folder: Path, root: Root, tokenizer_file: Path) -> None:
 
 def write_root_info(folder: Path, info: RootInfo) -> None:
     """Write `root.json`. Raises StorageFull."""
-    about = {"format": FORMAT, **asdict(info)}
+    about = {"format": 3 if info.split else FORMAT, **asdict(info)}
     write_json(folder / "root.json", {**about, "check": _check_of(about)})
 
 
@@ -179,7 +184,7 @@ def load_root(folder: Path, *, with_lower: bool = False) -> Root:
     except UnsupportedModel as error:
         raise Damaged(f"root {info.name} cannot be used, {error.message}: {ROOT_CURE}") from error
     upper = nn.ModuleList(EncoderLayer(info.shape) for _ in range(info.shape.layers - info.split))
-    bias = InputBias(info.shape)
+    bias = InputBias(info.shape, info.split)
     state = read_tensors(folder / "upper.safetensors")
     _load(upper, state, "upper.")
     _load(bias, state, "bias.")

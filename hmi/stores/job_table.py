@@ -282,7 +282,7 @@ def users_of_domain(table: Table, txn: RegistryTxn, domain: str) -> list[str]:
     found = []
     for record in live_jobs(table, txn):
         used = str(record.spec.get("domain") or record.spec.get("name") or "")
-        if used == domain or used.startswith(f"{domain}/"):
+        if domain in (used, record.spec.get("root")) or used.startswith(f"{domain}/"):
             found.append(record.job)
     return found
 

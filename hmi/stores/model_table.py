@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from hmi.core import JobRecord, Limits, ModelId, ModelRecord, ModelVersion, TenantRecord, check_name
+from hmi.core import Depth, JobRecord, Limits, ModelId, ModelRecord, ModelVersion, TenantRecord, check_name
 from hmi.errors import Conflict, JobCancelled, NotFound
 from hmi.stores import improvements
 from hmi.stores.job_table import cancel_for_model
@@ -49,11 +49,16 @@ def get_tenant(table: Table, txn: RegistryTxn, tenant: str) -> TenantRecord:
 
 
 def publish_model(
-    table: Table, txn: RegistryTxn, model: ModelId, version: ModelVersion, defaults: Limits = NO_LIMITS
+    table: Table,
+    txn: RegistryTxn,
+    model: ModelId,
+    version: ModelVersion,
+    defaults: Limits = NO_LIMITS,
+    depth: Depth | None = None,
 ) -> ModelRecord:
     """Add a version and let it answer, unless it is held back. Idempotent for each job.
 
-    defaults: the limits of a tenant that has none of its own.
+    defaults: the limits of a tenant that has none of its own. depth: see `Registry.publish_model`.
     """
     old = table.get(txn, model_key(model), ModelRecord)
     versions = old.versions if old else ()
@@ -77,6 +82,8 @@ def publish_model(
     else:
         record = old.model_copy(update={"current": current, "versions": tuple(kept)})
         record = improvements.superseded(table, txn, old, record)
+    if depth is not None:
+        record = record.model_copy(update={"depth": depth})
     check_publication(table, txn, limits, record, old)
     table.put(txn, model_key(model), record)
     return record

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from hmi.core import (
+    Depth,
     JobKind,
     JobRecord,
     JobState,
@@ -84,6 +85,18 @@ class Registry(WholeRegistry):
         if found is None:
             raise NotFound(f"there is no root {name!r}: import it first", field="root")
         return found
+
+    def full_root(self, name: str) -> RootRecord | None:
+        """The root of the same source without lower layers, which may be itself; None: there is none.
+
+        Raises NotFound.
+        """
+        root = self.root(name)
+        if not root.split:
+            return root
+        source = root.source.get("sha256")
+        others = (r for r in self.roots(tolerant=True) if not r.split and r.source.get("sha256") == source)
+        return next(others, None)
 
     def put_root(self, record: RootRecord) -> None:
         key = ROOT + check_name(record.name, "root")
@@ -213,8 +226,10 @@ class Registry(WholeRegistry):
         """Raises NotFound."""
         return self._database.read(lambda t: model_table.get_model(self._table, t, model))
 
-    def publish_model(self, model: ModelId, version: ModelVersion) -> ModelRecord:
+    def publish_model(self, model: ModelId, version: ModelVersion, depth: Depth | None = None) -> ModelRecord:
         """Add a version and let it answer unless it is held back. Idempotent for each job.
+
+        depth: the model's choice from now on; None: it keeps its choice.
 
         The version's number 0 stands for the next number. The version's artefact must be durable. The model
         keeps 8 versions: the one that answers, and the newest others. Raises NotFound (no such tenant),
@@ -222,7 +237,7 @@ class Registry(WholeRegistry):
         QuotaExceeded (the tenant has as many models or bytes as it may have).
         """
         return self._database.write(
-            lambda t: model_table.publish_model(self._table, t, model, version, self.defaults)
+            lambda t: model_table.publish_model(self._table, t, model, version, self.defaults, depth)
         )
 
     def set_current(self, model: ModelId, version: int) -> ModelRecord:
@@ -365,7 +380,11 @@ class Registry(WholeRegistry):
 
         def body(txn: RegistryTxn) -> T:
             records = self._table.all(txn, MODEL, ModelRecord)
-            models = [f"{m.tenant}.{m.name}" for m in records if any(v.domain == domain for v in m.versions)]
+            models = [
+                f"{m.tenant}.{m.name}"
+                for m in records
+                if any(domain in (v.domain, v.root) for v in m.versions)
+            ]
             return act(models, job_table.users_of_domain(self._table, txn, domain))
 
         return self._database.write(body)

@@ -111,7 +111,7 @@ def compute_features(
     lower: LocalLower, bias: InputBias, batch: PaddedBatch, cover: Cover | None = None
 ) -> Tensor:
     """The upper layers' input [B, T, dim]: aggregated n-gram rows plus position and type bias."""
-    rows: Tensor = lower(batch.ids, cover) + bias(batch.positions, batch.types)
+    rows: Tensor = bias(lower(batch.ids, cover), batch.positions, batch.types)
     return rows
 
 

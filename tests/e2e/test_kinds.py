@@ -182,9 +182,8 @@ async def test_an_embedding_is_the_mean_of_the_last_layer(home: Home, kinds: dic
     assert root.lower is not None
     (encoded,) = root.tokenizer.encode([text], 64)
     with torch.inference_mode():
-        x = root.lower(pad_ids([encoded.ids])) + root.bias(
-            torch.arange(len(encoded))[None], torch.tensor([encoded.types])
-        )
+        rows = root.lower(pad_ids([encoded.ids]))
+        x = root.bias(rows, torch.arange(len(encoded))[None], torch.tensor([encoded.types]))
         rows = run_rows(PackedExecutor(root.upper, root.info.shape), x[0], [0, len(encoded)], [None])
         mean = rows.mean(0)
     wanted = (mean / mean.norm()).tolist()

@@ -39,7 +39,7 @@ def test_the_default_roots_embeddings_are_near_the_sources() -> None:
         for text in tokenizer.encode(TEXTS, 256):
             ids = pad_ids([text.ids])
             mask, types = torch.ones_like(ids, dtype=torch.bool), torch.zeros_like(ids)
-            x = lower(ids) + bias(torch.arange(len(text))[None], types)
+            x = bias(lower(ids), torch.arange(len(text))[None], types)
             rows = run_rows(PackedExecutor(upper, encoder.shape), x[0], [0, len(text)], [None])[None]
             ours.append(torch.tensor(task.answer(pool_rows("mean", rows, rows, types, mask)[0]).embedding))
             true = encoder(ids, mask)[0].mean(0)

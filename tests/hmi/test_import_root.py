@@ -11,11 +11,13 @@ import pytest
 import torch
 
 from hmi.errors import InvalidInput
+from hmi.execution.packed import PackedExecutor, run_rows
 from hmi.jobs import import_root
 from hmi.manager import Manager
 from hmi.manager.roots import export_locality
 from hmi.model.batching import pad_ids
 from hmi.model.root import load_root, read_root_info
+from hmi.model.source import load_encoder
 from hmi.stores.layout import Layout
 from tests.hmi.api_world import hmi
 from tests.hmi.build_lab import run
@@ -59,6 +61,40 @@ def test_a_plot_gives_what_the_lower_layers_compute(
     want = torch.cat([exact[i, : len(e)] for i, e in enumerate(encoded)])
     # int8 rows, of which n are added up
     assert ((torch.from_numpy(rows) - want).norm() / want.norm()).item() < 0.02
+
+
+@pytest.mark.parametrize("kind", ["bert", "mpnet"])
+def test_a_root_without_lower_layers_is_its_source(
+    manager: Manager, tiny_source: Path, tmp_path: Path, kind: str
+) -> None:
+    """Words are looked up, positions and types added, and a LayerNorm follows. The same in a branch."""
+    source = tiny_source if kind == "bert" else write_tiny_mpnet(tmp_path / "tiny-mpnet")
+    run(manager, manager.import_root("tiny", str(source), split=0, texts={"text-0": text(1)}))
+    run(manager, manager.create_domain("tiny/news", text(2, 30)))
+    record = manager.registry.root("tiny")
+    folder = manager.settings.data / "roots" / "tiny" / record.version
+    assert (record.n, record.split, json.loads((folder / "root.json").read_text())["format"]) == (1, 0, 4)
+    assert record.fidelity["last_relative_error"] < 1e-6
+    root, encoder = load_root(folder), load_encoder(source)
+    lines = text(2, 30).decode().splitlines()
+    encoded = root.tokenizer.encode([lines[0], (lines[1], lines[2])], 60)
+    ids = np.concatenate([np.asarray(e.ids, np.int32) for e in encoded])
+    offsets = np.cumsum([0, *map(len, encoded)], dtype=np.int64)
+    for domain in ("tiny", "tiny/news"):
+        with manager.plots.reader(manager.plots.refs()[domain].id) as reader:
+            rows = torch.from_numpy(reader.lookup(ids, offsets)[0])
+        with torch.inference_mode():
+            root.add_bias(rows, encoded)
+            got = run_rows(PackedExecutor(root.upper, root.info.shape), rows, offsets.tolist(), [None, None])
+            for each, at in zip(encoded, offsets, strict=False):
+                one = torch.tensor([each.ids])
+                types = torch.tensor([each.types]) if kind == "bert" else None
+                want = encoder(one, one > 0, types)[0]
+                torch.testing.assert_close(got[at : at + len(each)], want, atol=0.01, rtol=0.01)
+    with pytest.raises(InvalidInput, match=r"options\.n is of no use with split = 0"):
+        manager.import_root("other", str(source), split=0, options={"n": 2})
+    with pytest.raises(InvalidInput, match="or 0 for none"):
+        manager.import_root("other", str(source), split=-1)
 
 
 def test_a_branch_of_long_ngrams_is_pretrained_further(manager: Manager, tiny_source: Path) -> None:
@@ -140,3 +176,16 @@ def test_too_little_text_and_impossible_lengths_are_told(manager: Manager, tiny_
         )
     with pytest.raises(InvalidInput, match="n"):
         manager.import_root("six", str(tiny_source), options={"n": 6})
+
+
+def test_a_full_depth_without_a_root_for_it_is_told(manager: Manager, tiny_source: Path) -> None:
+    texts = {"text-0": text(1)}
+    run(manager, manager.import_root("tiny", str(tiny_source), texts=texts, alpha=1, options=RIDGE_ONLY))
+    manager.create_tenant("acme")
+    wanted = {"domain": "tiny", "task": "embedding", "options": {"depth": "full"}}
+    with pytest.raises(InvalidInput, match=r"hmi root import tiny-full .* --split 0"):
+        manager.create_model("acme.vectors", **wanted)  # type: ignore[arg-type]
+    run(manager, manager.import_root("tiny-full", str(tiny_source), split=0))
+    run(manager, manager.create_model("acme.vectors", **wanted))  # type: ignore[arg-type]
+    record = manager.model("acme.vectors")
+    assert (record.depth, record.live.domain, record.live.root) == ("full", "tiny", "tiny-full")

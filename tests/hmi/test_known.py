@@ -106,7 +106,9 @@ def test_texts_that_the_tokenizer_does_not_tell_apart_divide_by_nothing_small() 
 
 
 def test_the_mean_of_the_bias_is_that_of_what_is_added() -> None:
-    bias = InputBias(EncoderShape(vocab=9, dim=6, layers=2, heads=2, ffn=8, positions=16, types=2, eps=1e-12))
+    bias = InputBias(
+        EncoderShape(vocab=9, dim=6, layers=2, heads=2, ffn=8, positions=16, types=2, eps=1e-12), 1
+    )
     torch.nn.init.normal_(bias.position)
     torch.nn.init.normal_(bias.token_type)
     types = [[0] * 5, [0] * 3 + [1] * 4, [0]]

@@ -73,9 +73,10 @@ def test_one_text_is_pooled_as_in_a_batch(reads: Reads, second: int) -> None:
     torch.testing.assert_close(pool_text(reads, rows, types), wanted, rtol=1e-5, atol=1e-6)
 
 
-def test_the_bias_of_packed_rows_has_the_same_bits(tiny_root: Root) -> None:
+@pytest.mark.parametrize("split", [2, 0])
+def test_the_bias_of_packed_rows_has_the_same_bits(tiny_root: Root, split: int) -> None:
     shape = tiny_root.info.shape
-    bias, g = InputBias(shape), torch.Generator().manual_seed(2)
+    bias, g = InputBias(shape, split), torch.Generator().manual_seed(2)
     lengths = [min(n, shape.positions) for n in LENGTHS]
     types = [[int(i > n // 2) for i in range(n)] for n in lengths]
     rows = torch.randn(sum(lengths), shape.dim, generator=g)
@@ -83,6 +84,6 @@ def test_the_bias_of_packed_rows_has_the_same_bits(tiny_root: Root) -> None:
         bias.position.copy_(torch.randn(bias.position.shape, generator=g))
         bias.token_type.copy_(torch.randn(bias.token_type.shape, generator=g))
         at = torch.cat([torch.arange(n) for n in lengths])
-        wanted = rows + bias(at, torch.tensor([t for each in types for t in each]))
+        wanted = bias(rows, at, torch.tensor([t for each in types for t in each]))
         bias.add_packed(rows, types)
     assert torch.equal(rows, wanted)

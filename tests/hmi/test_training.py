@@ -38,8 +38,8 @@ def examples(root: Root, seed: int, count: int = 60) -> Examples:
         out = []
         for i in rows:
             ids = pad_ids([encoded[i].ids])
-            bias = root.bias(torch.arange(len(encoded[i]))[None], torch.zeros_like(ids))
-            out.append((lower(ids) + bias)[0])
+            positions = torch.arange(len(encoded[i]))[None]
+            out.append(root.bias(lower(ids), positions, torch.zeros_like(ids))[0])
         return out
 
     return Examples(

@@ -12,10 +12,10 @@ from hmi.errors import Unavailable
 
 
 async def change_model(call: Call) -> Reply:
-    """Change a model's objective and the share of texts that it is to know. Its next text obeys them."""
+    """Change a model's objective, the share of texts that it is to know, and its depth."""
     body: ChangeModel = call.body
     manager, model = call.services.manager, str(call.model())
-    others = body.model_dump(include={"known_share"} & body.model_fields_set)
+    others = body.model_dump(include={"known_share", "depth"} & body.model_fields_set)
     record = await asyncio.to_thread(manager.set_objective, model, body.changed, others)
     return Reply(shown(call, record))
 

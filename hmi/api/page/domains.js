@@ -20,8 +20,8 @@ export async function domains(main, _name, signal) {
   const most = Math.max(1, ...found.map((d) => d.bytes));
   fill(main, head, h("div", { class: "stack" }, roots.map((root) => h("section", { class: "card stack", "aria-label": `Root ${root.root}` },
     h("div", { class: "row between" }, h("h2", null, `Root ${root.root}`), h("span", { class: "note" }, bytes(root.bytes))),
-    facts(["Source", root.source.name], ["Layers", `${root.layers}, of which ${root.split} are looked up`],
-      ["N-grams", `up to ${root.n} tokens`],
+    facts(["Source", root.source.name], ["Layers", `${root.layers}, of which ${root.split || "none"} are looked up`],
+      root.split && ["N-grams", `up to ${root.n} tokens`],
       root.fidelity.cls_cosine && ["Fidelity", `cosine ${score(root.fidelity.cls_cosine)} to the source model`],
       root.execution && ["Runs on", [...new Set([...root.execution.executor.split(" "), root.execution.precision])].join(" ")]),
     below.has(root.root) && h("ul", { class: "tree" }, node(below.get(root.root), below, most)))),

@@ -91,7 +91,7 @@ def rows_of(root: Root, reader: Reader, text: Encoded) -> Tensor:
     """Look up one text's rows [tokens, dim], with their bias."""
     tokens = np.asarray(text.ids, np.int32)
     found, _ = reader.lookup(tokens, np.array([0, len(tokens)], np.int64))
-    rows: Tensor = torch.from_numpy(found) + root.bias(torch.arange(len(tokens)), torch.tensor(text.types))
+    rows: Tensor = root.bias(torch.from_numpy(found), torch.arange(len(tokens)), torch.tensor(text.types))
     return rows
 
 

@@ -137,7 +137,7 @@ def _ours(executor: Executor, root: Root, reader: Reader, modules: list[TenantMo
         tokens, offsets = ids.reshape(-1).astype(np.int32), np.arange(len(ids) + 1) * ids.shape[1]
         rows = torch.from_numpy(reader.lookup(tokens, offsets)[0])
         positions = torch.arange(ids.shape[1]).repeat(len(ids))
-        x = rows + root.bias(positions, torch.zeros_like(positions))
+        x = root.bias(rows, positions, torch.zeros_like(positions))
         return run_classified(executor, x, offsets.tolist(), [modules[t] for t in tenants])
 
     few = np.full((len(modules), 3), root.tokenizer.sep_id, np.int64)

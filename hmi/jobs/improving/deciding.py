@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from hmi.core import ModelVersion
-from hmi.jobs.comparing import HeldOutAnswers, answers_of, seen_by, unseen
+from hmi.jobs.comparing import HeldOutAnswers, seen_by, unseen
 from hmi.jobs.runtime.context import JobContext
 from hmi.jobs.tenant_training import Made
 from hmi.jobs.training_data import Data
-from hmi.model.root import Root
 from hmi.training.choosing import Comparison, Rule, Version, compare, least_rows
 
 
@@ -37,11 +36,8 @@ def _says_few(held_out: int, least: int) -> str:
     )
 
 
-def decide(
-    ctx: JobContext, root: Root, base: ModelVersion, data: Data, which: list[int], made: Made
-) -> Comparison:
-    """Compare a candidate with the version that answers on the rows `which`. Raises Damaged."""
-    old = answers_of(ctx, root, base, data.dev)
+def decide(data: Data, which: list[int], old: HeldOutAnswers, made: Made, base: ModelVersion) -> Comparison:
+    """Compare a candidate with the `old` answers to all held-out rows, on the rows `which`."""
     golds = [data.dev[i].label for i in which]
     return compare(golds, _on(old, which), _on(made.answers, which), data_seed(base))
 

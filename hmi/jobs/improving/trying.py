@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from hmi.core import ModelVersion
 from hmi.jobs.comparing import seen_by
 from hmi.jobs.improving.teaching import Trial, taught_by_several
+from hmi.jobs.options import FineTuneOptions
 from hmi.jobs.runtime.context import JobContext
 from hmi.jobs.specs import ImproveSpec
 from hmi.jobs.teaching import Taught, taught_rows
@@ -76,20 +76,25 @@ def ways_of(trial: Trial, spec: ImproveSpec, base: ModelVersion) -> Ways:
         ledger.conclude()
         return found
 
-    def way(teach: Teach, enough: Callable[[], bool], **options: Any) -> Train:
+    def way(teach: Teach, enough: Callable[[], bool], options: FineTuneOptions) -> Train:
         def train(on: Data, folder: Path) -> Made:
-            chosen = spec.options.model_copy(update=options)
             course = Course(start, teach, folder, enough=enough)
-            return train_on_rows(ctx, chosen, course, trial.root, base.plot_version, on)
+            return train_on_rows(ctx, options, course, trial.root, base.plot_version, on)
 
         return train
 
-    taught = {"variants": max(COPIES, spec.options.variants), "epochs": spec.options.epochs or EPOCHS}
     return Ways(
-        way(taught_rows, lambda: False, ramps=False),
-        way(teach, lambda: False, ramps=False, **taught),
-        way(teach_at_last, ledger.enough, ramps=bool(base.ramps), **taught),
+        way(taught_rows, lambda: False, spec.options.model_copy(update={"ramps": False})),
+        way(teach, lambda: False, options_of(spec, ramps=False)),
+        way(teach_at_last, ledger.enough, options_of(spec, ramps=bool(base.ramps))),
     )
+
+
+def options_of(spec: ImproveSpec, *, ramps: bool) -> FineTuneOptions:
+    """The options of a training on teachers' answers."""
+    variants = max(COPIES, spec.options.variants)
+    changed = {"ramps": ramps, "variants": variants, "epochs": spec.options.epochs or EPOCHS}
+    return spec.options.model_copy(update=changed)
 
 
 def starts_afresh(spec: ImproveSpec) -> bool:
