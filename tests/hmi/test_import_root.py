@@ -12,7 +12,7 @@ import torch
 
 from hmi.errors import InvalidInput
 from hmi.execution.packed import PackedExecutor, run_rows
-from hmi.jobs import import_root
+from hmi.jobs import fine_tune, import_root
 from hmi.manager import Manager
 from hmi.manager.roots import export_locality
 from hmi.model.batching import pad_ids
@@ -20,7 +20,7 @@ from hmi.model.root import load_root, read_root_info
 from hmi.model.source import load_encoder
 from hmi.stores.layout import Layout
 from tests.hmi.api_world import hmi
-from tests.hmi.build_lab import run
+from tests.hmi.build_lab import attempt, run
 from tests.tiny import random_texts, write_tiny_mpnet
 
 RIDGE_ONLY = {"steps": 0, "upper_steps": 0}
@@ -186,6 +186,7 @@ def test_a_full_depth_without_a_root_for_it_is_told(manager: Manager, tiny_sourc
     with pytest.raises(InvalidInput, match=r"hmi root import tiny-full .* --split 0"):
         manager.create_model("acme.vectors", **wanted)  # type: ignore[arg-type]
     run(manager, manager.import_root("tiny-full", str(tiny_source), split=0))
-    run(manager, manager.create_model("acme.vectors", **wanted))  # type: ignore[arg-type]
+    job = manager.create_model("acme.vectors", **wanted)  # type: ignore[arg-type]
+    assert attempt(manager, job, fine_tune.run) is not None
     record = manager.model("acme.vectors")
     assert (record.depth, record.live.domain, record.live.root) == ("full", "tiny", "tiny-full")
