@@ -21,6 +21,7 @@ from hmi.execution.choose import executor_for
 from hmi.execution.packed import PackedExecutor, run_classified, run_rows
 from hmi.execution.precision import available
 from hmi.jobs.ngrams import ragged
+from hmi.jobs.plots import schema_of
 from hmi.model.encoder import Encoder
 from hmi.model.locality import apply_locality, shipped_locality
 from hmi.model.lower import LocalLower
@@ -29,7 +30,7 @@ from hmi.model.root import Root, RootInfo, split_encoder
 from hmi.model.source import DEFAULT_PACKAGE, find_source, load_encoder
 from hmi.model.tokenizer import Tokenizer
 from hmi.modulespec import Kind
-from plot_store import NgramCounter, Reader, Schema, Store
+from plot_store import NgramCounter, Reader, Store
 
 LENGTH = 128
 TEXTS = 64
@@ -56,15 +57,17 @@ class Bench:
 Measure = Callable[["Bench", Path, int, Callable[[str], None]], Iterable[Row]]
 
 
-def run(runs: int, report: Callable[[str], None], measures: Sequence[Measure] = ()) -> list[Row]:
+def run(
+    runs: int, report: Callable[[str], None], measures: Sequence[Measure] = (), split: int | None = None
+) -> list[Row]:
     """Prepare the bench and run `measures` on it (default: this module's measurements).
 
-    `report` gets a line as each step begins.
+    `report` gets a line as each step begins. split: the layers that are looked up; None: half.
     """
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         report("building a PLOT that covers the texts")
-        bench = _prepare(Path(folder))
+        bench = _prepare(Path(folder), split)
         with bench.reader, torch.inference_mode():
             wanted = measures or (_measure,)
             return [row for measure in wanted for row in measure(bench, Path(folder), runs, report)]
@@ -109,14 +112,14 @@ def _kind_row(b: Bench, kind: Kind, runs: int, report: Callable[[str], None]) ->
     return Row(name, round(value, 3), "x", runs=runs, peer="no module")
 
 
-def _prepare(folder: Path) -> Bench:
+def _prepare(folder: Path, wanted: int | None) -> Bench:
     source = find_source(DEFAULT_PACKAGE)
     teacher, tokenizer = load_encoder(source.folder), Tokenizer(source.folder / "tokenizer.json")
-    split = teacher.shape.layers // 2
-    parts = split_encoder(teacher, split, tokenizer.cls_id)
+    split = teacher.shape.layers // 2 if wanted is None else wanted
+    parts = split_encoder(teacher, split, tokenizer.cls_id, 3 if split else 1)
     weights = shipped_locality(source.sha256, split)
-    assert weights is not None, "the default root's locality weights ship with the package"
-    apply_locality(weights, parts)
+    if weights is not None:  # without them rows have other values, and the time is the same
+        apply_locality(weights, parts)
     lower, upper, bias = parts
     for part in parts:
         part.eval().requires_grad_(False)
@@ -147,17 +150,16 @@ def _some_text() -> str:
 
 def _plot(folder: Path, lower: LocalLower, texts: list[list[int]]) -> Reader:
     store = Store.open(folder / "plots", create=True)
-    with NgramCounter(3, (3,), folder / "counts") as counter:
+    n = lower.n
+    with NgramCounter(n, (n,), folder / "counts") as counter:
         counter.add(*ragged(texts))
         counted = counter.finish()
-    with store.writer(
-        "bench", schema=Schema(dim=lower.shape.dim, vocab=lower.shape.vocab), build="bench"
-    ) as writer:
-        for chunk in counted.covering(3, 100):
+    with store.writer("bench", schema=schema_of(lower), build="bench") as writer:
+        for chunk in counted.covering(n, 100):
             for at in range(0, len(chunk), 1024):
                 ngrams = chunk[at : at + 1024]
                 with torch.inference_mode():
-                    writer.add(3, ngrams, lower.entries(torch.from_numpy(ngrams.astype(np.int64))).numpy())
+                    writer.add(n, ngrams, lower.entries(torch.from_numpy(ngrams.astype(np.int64))).numpy())
         writer.publish()
     return store.reader("bench")
 

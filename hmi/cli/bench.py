@@ -17,7 +17,7 @@ from hmi.cli.bench_improved import improved
 from hmi.cli.bench_quality import FOLDER, MEASURED_HERE, quality, tenants
 from hmi.cli.bench_rows import shown
 from hmi.cli.bench_stages import stages
-from hmi.cli.options import FILE
+from hmi.cli.options import FILE, Whole
 from hmi.cli.output import notes
 from hmi.cli.progress import job_bar
 from hmi.cli.session import Session
@@ -46,9 +46,12 @@ bench.add_command(background)
 @click.option(
     "--modules", is_flag=True, help="Measure the cost of 64 tenants' modules and the layers' FLOP/s instead."
 )
+@click.option(
+    "--split", type=Whole(0), help="Layers that are looked up (default: half, to which the goals belong)."
+)
 @as_json
 @pass_session
-def path(session: Session, runs: int, peers: bool, modules: bool, as_json: bool) -> None:
+def path(session: Session, runs: int, peers: bool, modules: bool, split: int | None, as_json: bool) -> None:
     """Speed-up from looking the lower layers up, on the default root with one thread."""
     session.not_remote(MEASURED_HERE)
     from hmi.bench import path as measured
@@ -56,7 +59,7 @@ def path(session: Session, runs: int, peers: bool, modules: bool, as_json: bool)
 
     measures = [m.run for m, wanted in ((path_peers, peers), (path_modules, modules)) if wanted]
     with shown("path", as_json) as found:
-        found.extend(measured.run(runs, notes.print, measures))
+        found.extend(measured.run(runs, notes.print, measures, split))
 
 
 @bench.command(cls=FolderCommand)
