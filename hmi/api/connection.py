@@ -132,6 +132,7 @@ class Connection(web.RequestHandler):
             finished = await super().finish_response(request, resp, start_time)
         finally:
             self.owner.answered(self)
+            _forget(request, resp)
         if not request.content.is_eof():
             self.owner.resting += 1
             try:
@@ -187,6 +188,17 @@ def take_loop_time(request: web.BaseRequest) -> float:
 def is_guest(request: web.BaseRequest) -> bool:
     """Return whether the request came over a connection beyond the limit."""
     return isinstance(request.protocol, Connection) and request.protocol.guest
+
+
+def _forget(request: web.BaseRequest, answer: web.StreamResponse) -> None:
+    """Free what was only needed to answer.
+
+    aiohttp keeps both until the connection's next request, or until it is closed after `idle_s`: a thousand
+    idle connections would hold a thousand answers, of up to megabytes.
+    """
+    request.clear()
+    if isinstance(answer, web.Response):
+        answer.body = None
 
 
 async def _discard(request: web.BaseRequest, owner: Owner) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import gc
 import json
 import logging
 import os
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 from hmi.api import door as door_module
 from hmi.api.capacity import most_connections
@@ -26,6 +28,7 @@ from hmi.api.services import Services
 from hmi.api.shares import Shares
 from hmi.config import Settings
 from hmi.errors import DeadlineExceeded, InvalidInput
+from tests.hmi.api_world import read_answer
 from tests.hmi.door_lab import HEALTH, ask, connect, gone, serving
 from tests.hmi.flood_lab import head, post
 from tests.waiting import until
@@ -52,6 +55,19 @@ async def test_half_sent_heads_hold_nothing(tmp_path: Path) -> None:
         await asyncio.gather(*(gone(reader) for reader, _ in held))
         assert (await ask(port))[0] == 200
         for _, writer in held:
+            writer.close()
+
+
+async def test_a_connection_that_waits_holds_no_answer(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (_, _, port):
+        earlier = {id(found) for found in gc.get_objects() if type(found) is web.Response}
+        for path in ("/openapi.json", "/manage/models/acme.none"):  # an answer, and an error
+            reader, writer = await connect(port, head(path, None, method="GET"))
+            await read_answer(reader)
+            held = [found for found in gc.get_objects() if type(found) is web.Response]
+            new = [found for found in held if id(found) not in earlier]
+            assert new, "aiohttp keeps the answer's head with the open connection"
+            assert not any(found.body for found in new)
             writer.close()
 
 

@@ -49,3 +49,5 @@ class Seen:
     """The beginning of each call in `time.monotonic()`, and its milliseconds."""
     memory: list[tuple[float, int]] = field(default_factory=list)
     """The server's own memory in bytes, with the time."""
+    connections: list[tuple[float, int]] = field(default_factory=list)
+    """The server's open connections, with the time."""

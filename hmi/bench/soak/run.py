@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 import random
 import statistics
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,7 @@ async def _soak(plan: Plan, server: Running, home: Home, report: Report) -> list
             watching = asyncio.create_task(_report_minutes(begun, plan, seen, report))
             await patient.opened(60 * plan.minutes, plan.share * capacity)
             watching.cancel()
-    return [*_counts(plan, seen, capacity), *_times(seen, begun), *_memory(plan, seen, begun)]
+    return [*_counts(plan, seen, capacity), *_times(seen, begun), *memory_rows(plan, seen, begun)]
 
 
 @asynccontextmanager
@@ -81,7 +82,17 @@ async def _others(patient: Patient, server: Running) -> AsyncIterator[None]:
 async def _watch(seen: Seen, server: Running) -> None:
     while True:
         seen.memory.append((time.monotonic(), resident(server.pid).anonymous))
+        seen.connections.append((time.monotonic(), connections_of(server.pid)))
         await asyncio.sleep(WATCH_S)
+
+
+def connections_of(pid: int) -> int:
+    """Return the number of the process's open sockets: its connections, and a few of its own."""
+    folder, count = f"/proc/{pid}/fd", 0
+    for name in os.listdir(folder):
+        with suppress(OSError):  # closed meanwhile
+            count += os.readlink(f"{folder}/{name}").startswith("socket:")
+    return count
 
 
 async def _report_minutes(begun: float, plan: Plan, seen: Seen, report: Report) -> None:
@@ -93,7 +104,7 @@ async def _report_minutes(begun: float, plan: Plan, seen: Seen, report: Report) 
         report(
             f"minute {minute} of {plan.minutes:g}: {seen.answers} answers, {len(seen.wrong)} wrong, "
             f"{len(seen.lost)} lost, {seen.refused.total()} refused, "
-            f"{seen.memory[-1][1] >> 20} MiB, p99 {p99:.0f} ms"
+            f"{seen.memory[-1][1] >> 20} MiB, {seen.connections[-1][1]} connections, p99 {p99:.0f} ms"
         )
 
 
@@ -119,13 +130,20 @@ def _times(seen: Seen, begun: float) -> Iterator[Row]:
         yield Row(f"p99_minute_{minute + 1}", round(_p99(some), 1), "ms", runs=len(some))
 
 
-def _memory(plan: Plan, seen: Seen, begun: float) -> Iterator[Row]:
-    """Yield the memory in the minute after the load has settled, in the last minute, and the growth."""
+def memory_rows(plan: Plan, seen: Seen, begun: float) -> Iterator[Row]:
+    """Yield the memory in the minute after the load has settled, in the last minute, and the growth.
+
+    The memory of calls under way stays with the process for the next ones. So it also grows when there are
+    more connections than ever before, which the most of them before and after the first reading tell.
+    """
     start = begun + min(plan.settle_s, 30 * plan.minutes)
     first = statistics.median(_between(seen.memory, start, start + 60))
     last = statistics.median(_between(seen.memory, seen.memory[-1][0] - 60))
     yield Row("memory_settled", round(first / MIB, 1), "MiB")
     yield Row("memory_at_the_end", round(last / MIB, 1), "MiB")
+    before = [count for at, count in seen.connections if at < start + 60]
+    yield Row("most_connections_at_first", max(before), "connections")
+    yield Row("most_connections_later", max(_between(seen.connections, start + 60), default=0), "connections")
     yield Row("memory_growth", round(last / first - 1, 4), "of it", GOAL_GROWTH, False)
 
 
