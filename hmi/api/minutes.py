@@ -54,7 +54,7 @@ class Minute:
     at: float
     """The minute's beginning, in Unix time."""
     seconds: float
-    """The length in seconds: The length in seconds: 60, or less for the minute of the server's start and the
+    """The length in seconds: 60, or less for the minute of the server's start and the
     present one.
     """
     all: Use
