@@ -75,6 +75,7 @@ COMMANDS = {
     "model export-module": "acme.m OUT",
     "model feedback": "acme.m ROWS",
     "model import-module": "acme.m ADAPTER --domain tiny",
+    "model depth": "acme.m",
     "model known": "acme.m",
     "model list": "",
     "model objective": "acme.m",

@@ -43,7 +43,7 @@ def test_importing_a_root_is_checked_at_once(manager: Manager, tiny_source: Path
     for wrong in (
         {"alpha": 101},
         {"alpha": nan},
-        {"split": 0},
+        {"split": -1},
         {"options": {"steps": -1}},
         {"options": {"x": 1}},
     ):
