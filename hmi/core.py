@@ -336,7 +336,7 @@ class ModelRecord(Record):
     objective: Objective = Objective()
     known_share: float | None = Field(default=KNOWN_SHARE, ge=MIN_KNOWN_SHARE, le=MAX_KNOWN_SHARE)
     """The share of its own texts that the model is to know. With None it never says that it does not know."""
-    depth: Depth = "auto"
+    depth: Depth = Field(default="auto", exclude_if=lambda depth: depth == "auto")  # for earlier releases
     cascade: Cascade | None = None
     improvement: Improvement | None = None
     """Its newest job `improve`; None: there was none."""

@@ -52,7 +52,7 @@ class Accounts:
         if not any(works):
             works = [whole for _, whole in ran.work]
         for piece, hits, work in zip(pieces, ran.batch.hits, works, strict=True):
-            domains[piece.bundle.version.domain].update(hits)
+            domains[piece.bundle.reader.version.ref].update(hits)
             # A text that was counted early runs again for an audit only.
             tokens_of[piece.item.tenant] += 0 if piece.item.counted else len(piece.window)
             work_of[piece.item.tenant] += work

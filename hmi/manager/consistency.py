@@ -71,12 +71,15 @@ class Consistency:
             if not parts.lowers.has(lower):
                 problems.append(f"domain {domain} has lost its lower layers: {LOWER_CURE}")
         have, known = parts.adapters.names(), dict[str, bool]()
+        roots = {(root.name, root.version) for root in parts.registry.roots()}
         for model in parts.registry.models():
             name = f"{model.tenant}.{model.name}"
             for version in model.versions:
                 what = f"version {version.version} of model {name} has lost its"
                 if version.artefact not in have:
                     problems.append(f"{what} artefact: {MODEL_CURE}")
+                if (version.root, version.root_version) not in roots:
+                    problems.append(f"{what} root {version.root}: fine-tune it again")
                 if version.plot_version not in known:
                     known[version.plot_version] = self._has_plot(version.plot_version)
                 if not known[version.plot_version]:

@@ -208,6 +208,13 @@ class Domains:
         before: PlotMeta | None,
     ) -> JobRecord:
         checked = checked_options(BuildPlotOptions, options)
+        if not self._parts.registry.root(branch.root).split:
+            idle = "pretrain" if pretrain else "options.budget_bytes" if checked.budget_bytes else None
+            if idle is not None:
+                raise InvalidInput(
+                    f"{idle} is of no use below root {branch.root}, which looks up no n-grams: leave it out",
+                    field=idle,
+                )
         alpha, budget = _extent(alpha, checked.budget_bytes, before)
         checked = checked.model_copy(update={"budget_bytes": budget})
         checked_corpus(corpus, encoding=checked.encoding)

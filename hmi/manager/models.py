@@ -12,8 +12,8 @@ from hmi.errors import Conflict, InvalidInput, NotFound
 from hmi.jobs.checks import checked_files, checked_texts
 from hmi.jobs.options import FineTuneOptions, Publish, Reading, reading_options
 from hmi.jobs.specs import FineTuneSpec
+from hmi.manager.depth import root_for
 from hmi.manager.domains import Domains
-from hmi.manager.objectives import full_root
 from hmi.manager.parts import Parts, checked_options
 
 
@@ -58,8 +58,9 @@ class Models:
         _check_data(task, files)
         refuse_existing(self._parts, wanted)
         self._domains.current(branch)
-        full = checked_options(FineTuneOptions, options).depth == "full"
-        root = full_root(self._parts.registry, branch) if full else branch.root
+        depth = checked_options(FineTuneOptions, options).depth or "auto"
+        begun = self._begun_on(wanted, branch, options)
+        root = root_for(self._parts.registry, depth, branch, begun, "options.depth")
         options = self._with_sibling(wanted, root, options)
         spec = _spec(wanted, branch, root, cast(Task, task), "create", options, asked)
         return submit_fine_tune(self._parts, spec, files, job_limit)
@@ -87,9 +88,7 @@ class Models:
         branch = DomainId.parse(live.domain)
         self._domains.current(branch)
         depth = checked_options(FineTuneOptions, options).depth or record.depth
-        root = live.root if depth == "auto" else branch.root
-        if depth == "full":
-            root = full_root(self._parts.registry, branch)
+        root = root_for(self._parts.registry, depth, branch, live.root, "options.depth")
         if publish not in get_args(Publish):
             known = ", ".join(get_args(Publish))
             raise InvalidInput(f"publish {publish[:80]!r} is unknown: use one of {known}", field="publish")
@@ -148,6 +147,17 @@ class Models:
         """Delete the rows of the model's background job if it has ended just now."""
         if record.improvement is not None:
             self._parts.runner.settle(record.improvement.job)
+
+    def _begun_on(self, model: ModelId, branch: DomainId, options: Mapping[str, Any] | None) -> str:
+        """The root of the model in `start`, if that is one of the domain's source; else the domain's."""
+        registry, start = self._parts.registry, (options or {}).get("start")
+        with suppress(InvalidInput, NotFound):  # `_with_sibling` tells these
+            sibling = ModelId.parse(str(start or ""), "options.start")
+            root = registry.root(registry.model(sibling).live.root)
+            same = root.source.get("sha256") == registry.root(branch.root).source.get("sha256")
+            if sibling.tenant == model.tenant and same and not root.split:
+                return root.name
+        return branch.root
 
     def _with_sibling(
         self, model: ModelId, root: str, options: Mapping[str, Any] | None

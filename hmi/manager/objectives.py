@@ -1,4 +1,4 @@
-"""Models' objectives: the bounds that a tenant sets for answers."""
+"""What a tenant sets for a model: the bounds for answers, what it is to know, its depth."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 from hmi.core import DomainId, ModelId, ModelRecord, Objective
 from hmi.errors import InvalidInput
+from hmi.manager.depth import root_for
 from hmi.stores.registry import Registry
 
 
@@ -17,8 +18,9 @@ def set_objective(
     others: Mapping[str, Any],
 ) -> ModelRecord:
     """See `Manager.set_objective`."""
-    if others.get("depth") == "full":
-        full_root(registry, DomainId.parse(registry.model(model).live.domain))
+    if "depth" in others:
+        live = registry.model(model).live
+        root_for(registry, others["depth"], DomainId.parse(live.domain), live.root, "depth")
 
     def changed(record: ModelRecord) -> ModelRecord:
         objective = Objective(**change(record.objective))
@@ -38,16 +40,3 @@ def set_objective(
         return record.model_copy(update={**others, "objective": objective})
 
     return registry.change_model(model, changed)
-
-
-def full_root(registry: Registry, branch: DomainId) -> str:
-    """The root that computes all layers of the domain's source. Raises InvalidInput if there is none."""
-    found = registry.full_root(branch.root)
-    if found is None:
-        source = registry.root(branch.root).source.get("name")
-        raise InvalidInput(
-            f"no root computes all layers of {source}: an administrator imports one "
-            f"(hmi root import {branch.root}-full {source} --split 0)",
-            field="depth",
-        )
-    return found.name

@@ -47,10 +47,11 @@ class Roots:
                 f"split = {split} is impossible: give the number of layers to replace, or 0 for none",
                 field="split",
             )
-        if split == 0 and "n" in (options or {}):
+        idle = sorted(set(options or {}) - {"seed"})
+        if split == 0 and idle:
             raise InvalidInput(
-                "options.n is of no use with split = 0, where no n-grams are looked up: leave it out",
-                field="options.n",
+                f"options.{idle[0]} is of no use with split = 0, where nothing is learnt: leave it out",
+                field=f"options.{idle[0]}",
             )
         found = _resolved(source)
         spec = ImportRootSpec(
@@ -131,6 +132,8 @@ def export_locality(
     from hmi.model.source import find_source
 
     record = registry.root(name)
+    if not record.split:
+        raise Conflict(f"root {name} has no locality weights: it computes all layers", field="root")
     found = find_source(record.source["name"] if source is None else source)
     root = load_root(layout.root(name, record.version), with_lower=True)
     return locality_name(found.sha256, record.split), save_difference(path, root, found)

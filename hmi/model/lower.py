@@ -15,8 +15,8 @@ LayerNorm follows the sum with the biases. So the upper layers, which are then a
 in the source.
 
 Sources: HMI section 4, SkipBERT, docs/design/0001-first-shape.md. No LayerNorm follows the
-sum: W_r is fitted to the true hidden states by ridge regression, which approximates them
-better than a normalised mean does.
+sum of n-grams' rows: W_r is fitted to the true hidden states by ridge regression, which
+approximates them better than a normalised mean does.
 """
 
 from __future__ import annotations
@@ -288,7 +288,7 @@ class InputBias(nn.Module):
     def means(self, types: Sequence[Sequence[int]]) -> NDArray[np.float32]:
         """The mean of what `add_packed` adds to each text's rows, [texts, dim]. types: as there.
 
-        Nothing can be told apart from a row that has passed the LayerNorm: the means are 0 then.
+        After the LayerNorm a row is no sum from which the bias could be taken again: the means are 0 then.
         """
         if self.norm is not None:
             return np.zeros((len(types), self.position.shape[1]), np.float32)

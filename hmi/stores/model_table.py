@@ -82,7 +82,7 @@ def publish_model(
     else:
         record = old.model_copy(update={"current": current, "versions": tuple(kept)})
         record = improvements.superseded(table, txn, old, record)
-    if depth is not None:
+    if depth is not None and version.held_back is None:
         record = record.model_copy(update={"depth": depth})
     check_publication(table, txn, limits, record, old)
     table.put(txn, model_key(model), record)

@@ -95,8 +95,8 @@ class Registry(WholeRegistry):
         if not root.split:
             return root
         source = root.source.get("sha256")
-        others = (r for r in self.roots(tolerant=True) if not r.split and r.source.get("sha256") == source)
-        return next(others, None)
+        same = [r for r in self.roots(tolerant=True) if not r.split and r.source.get("sha256") == source]
+        return min(same, key=lambda r: r.created, default=None)
 
     def put_root(self, record: RootRecord) -> None:
         key = ROOT + check_name(record.name, "root")

@@ -14,9 +14,12 @@ import pytest
 from hmi.config import Settings
 from hmi.core import ModelId
 from hmi.engine import TextRequest
+from hmi.errors import Conflict, InvalidInput
 from hmi.manager import Manager
+from hmi.manager.roots import export_locality
 from hmi.model.root import load_root
 from hmi.model.tokenizer import Text
+from hmi.stores.layout import Layout
 from tests.e2e.conftest import CORPUS, QUICK, ROOT_OPTIONS, ROOT_TEXT, Home, mood_rows, pair_rows, tag_rows
 from tests.e2e.test_kinds import figures
 from tests.hmi.api_world import hmi
@@ -115,9 +118,31 @@ def test_a_model_of_a_fast_domain_becomes_full_and_fast_again(
     manager.rollback_model(str(model), 1)
     assert answering_root(deep, model) == "fast"
     manager.rollback_model(str(model), 2)
+    deep.run(manager.import_root("another", str(tiny_source), split=0))
+    deep.run(manager.update_model(str(model), data=mood_rows(8), publish="always"))
+    assert manager.model(str(model)).live.root == "deep", "it stays where its weights are"
+    sibling = {"start": str(model), "epochs": 1}
+    job = manager.create_model(
+        "acme.sibling", domain="fast/news", task="classification", data=mood_rows(9), options=sibling
+    )
+    deep.run(job)
+    assert manager.model("acme.sibling").live.root == "deep"
+    assert b"depth" not in manager.model("acme.sibling").model_dump_json().encode()
     options = {"depth": "fast"}
     deep.run(manager.update_model(str(model), data=mood_rows(9), options=options, publish="always"))
     record = manager.model(str(model))
     assert (record.depth, record.live.root) == ("fast", "fast")
     shown = json.loads(hmi(capsys, "model", "show", model, "--json", *data))
     assert (shown["depth"], shown["root"], shown["versions"][1]["root"]) == ("fast", "fast", "deep")
+
+
+def test_what_is_of_no_use_without_lower_layers_is_refused(deep: Home) -> None:
+    manager, corpus = deep.manager, "\n".join(CORPUS).encode()
+    with pytest.raises(InvalidInput, match="pretrain is of no use below root deep"):
+        manager.create_domain("deep/more", corpus, pretrain=True)
+    with pytest.raises(InvalidInput, match=r"options\.budget_bytes is of no use"):
+        manager.create_domain("deep/more", corpus, options={"budget_bytes": 1 << 20})
+    with pytest.raises(InvalidInput, match="root deep computes all layers: give full or auto"):
+        manager.set_objective(str(MOOD), dict, {"depth": "fast"})
+    with pytest.raises(Conflict, match="no locality weights"):
+        export_locality(manager.registry, Layout(deep.settings.data), "deep", Path("x"), None)

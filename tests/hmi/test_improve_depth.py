@@ -50,6 +50,9 @@ def test_all_layers_answer_where_held_out_rows_say_so(
 
     assert attempt(manager, job, improve.run, until=deep_begins) is None
     assert answers_kept(manager, job) is not None
+    assert manager.registry.while_unused("deep", lambda models, jobs: jobs) == [job.job], (
+        "it cannot be deleted"
+    )
     monkeypatch.setattr(teaching, "_answered", None)
     ended(manager, job)
     record = model(manager, "acme.auto")

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hmi.core import ModelRecord, ModelVersion, ModuleSpec, RootRecord
+from hmi.errors import NotFound
 from hmi.jobs.improving.teaching import Trial, taught_by_several
 from hmi.jobs.improving.trying import options_of, starts_afresh
 from hmi.jobs.runtime.context import JobContext
@@ -52,7 +53,8 @@ def trained_deeper(
     The end of the budget cuts the training short. Raises as the training of a version does, EnoughError.
     """
     ctx = trial.ctx
-    root, plot = load_root(ctx.layout.root(record.name, record.version)), ctx.plots.refs()[record.name].id
+    plot = _kept_plot(ctx, record)
+    root = load_root(ctx.layout.root(record.name, record.version))
     on = replace(data, module=spec.options.module or ModuleSpec())
     folder = ctx.folder / "deeper"
     folder.mkdir(exist_ok=True)
@@ -66,3 +68,17 @@ def trained_deeper(
     options = options_of(spec, ramps=bool(base.ramps))
     with trial.ledger.share(1):
         return Candidate(root, plot, on, train_on_rows(ctx, options, course, root, plot, on))
+
+
+def _kept_plot(ctx: JobContext, record: RootRecord) -> str:
+    """The root's PLOT version. From here on the root cannot be deleted before the job has ended.
+
+    Raises NotFound if it was deleted just before.
+    """
+    ctx.registry.update_job(
+        ctx.job.job, lambda job: job.model_copy(update={"spec": {**job.spec, "root": record.name}})
+    )
+    found = ctx.plots.refs().get(record.name)  # a deletion that did not see the line above has removed this
+    if found is None:
+        raise NotFound(f"root {record.name} was deleted meanwhile", field="root")
+    return found.id
