@@ -101,7 +101,7 @@ class Graphs:
             longest=min(_rounded(max(longest, LEAST)), self._positions),
             reads=reads,
             sites=frozenset().union(*(layout.sites for layout in distinct)),
-            rank=-(-rank // ops.COLS) * ops.COLS,
+            rank=-(-rank // ops.RANKS) * ops.RANKS,
         )
         even = shape.texts * shape.longest**2 <= SPREAD * shape.rows * self._dim
         able = shape.rows <= MOST_ROWS and longest <= shape.longest and (kernels or not rank)

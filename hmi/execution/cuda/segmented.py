@@ -20,7 +20,7 @@ from hmi.execution.cuda.upload import Ints, Upload
 from hmi.execution.segments import Segment
 from hmi.modulespec import SITES
 
-KINDS = {torch.bfloat16: ops.BFLOAT, torch.float16: ops.HALF, torch.float32: ops.FLOAT}
+KINDS = {torch.bfloat16: ops.BFLOAT, torch.float32: ops.FLOAT}
 LOW_RANK: list[str] = [site for part, sites in SITES.items() if part != "ln" for site in sites]
 _INDEX = {site: i for i, site in enumerate(LOW_RANK)}
 
@@ -72,7 +72,7 @@ class Segmented:
 
     def low_rank(self, layer: int, site: str, x: Tensor, y: Tensor) -> None:
         index = _INDEX[site]
-        ranks = int(self._ranks[layer, index])
+        ranks = -(-int(self._ranks[layer, index]) // ops.EVEN) * ops.EVEN
         scratch = torch.empty(len(x), ranks, dtype=torch.float32, device=x.device)
         ops.add(
             self._launcher,

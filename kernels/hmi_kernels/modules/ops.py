@@ -12,13 +12,20 @@ from typing import Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-BFLOAT, HALF, FLOAT = 0, 1, 2
+BFLOAT, FLOAT = 0, 1
 """The kinds of numbers, as in modules.cu."""
 NONE, RELU, SILU = range(3)
 """The activations, as in modules.cu."""
 ROWS: Final = 16
-COLS: Final = 32
-"""The rows and columns of a block, as in modules.cu."""
+"""The rows of a block, as in modules.cu."""
+RANKS: Final = 32
+"""The ranks of a block of `module_down`."""
+COLS: Final = 384
+"""The columns of a block of `module_up`."""
+THREADS: Final = {"module_down": 256, "module_up": 192}
+"""The threads of a block of each kernel."""
+EVEN: Final = 4
+"""Scratch memory has a multiple of this many ranks, so that its rows are read at once."""
 CHANGE_WORDS: Final = 6
 PIECE_WORDS: Final = 3
 """The sizes of the structs of modules.cu, in fields of 8 bytes."""
@@ -69,14 +76,14 @@ def add(
 
     changes: the address of a `Change` for each segment. pieces: address and number. weights: the kind of all
     weights. scratch: the address of float [rows, ranks], and its ranks: at least the greatest rank of any
-    change. y is bfloat16 or float, and no row is in two pieces.
+    change, and a multiple of `EVEN`. No row is in two pieces.
     """
-    assert y.kind != HALF
     h, ranks = scratch
+    assert ranks % EVEN == 0
     at, count = pieces
     if not count or not ranks:
         return
-    chunks = -(-ranks // COLS)
+    chunks = -(-ranks // RANKS)
     down = changes, at, chunks, x.address, x.kind, x.stride, x.columns, weights, h, ranks
     launcher.launch("module_down", count * chunks, down, stream)
     chunks = -(-y.columns // COLS)
