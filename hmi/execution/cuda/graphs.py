@@ -29,7 +29,8 @@ LEAST = 16
 """The least rows of a shape, and of its longest text."""
 SPREAD = 1.5
 """Attention over the padding may cost a quarter of the layer's linear maps: texts · longest² is at most
-SPREAD · rows · dim. Batches of very unlike lengths run operation by operation, with attention by length."""
+SPREAD · rows · dim. Batches of very unlike lengths run operation by operation, with attention by length,
+unless attention needs no padding."""
 RECURS = 3
 """A shape is captured when it comes for the third time."""
 MOST_SEEN = 1024
@@ -78,8 +79,9 @@ class Captured:
 class Graphs:
     """The captured shapes of an executor: each compute thread has its own, since its stream runs alone."""
 
-    def __init__(self, device: Device, dim: int, positions: int) -> None:
-        self.on = False
+    def __init__(self, device: Device, dim: int, positions: int, *, padded: bool = True) -> None:
+        """padded: attention pads the texts of a shape to its longest."""
+        self.on, self._padded = False, padded
         self._device, self._dim, self._positions = device, dim, positions
         self._thread = threading.local()
         self._threads: WeakSet[_Threads] = WeakSet()
@@ -103,7 +105,7 @@ class Graphs:
             sites=frozenset().union(*(layout.sites for layout in distinct)),
             rank=-(-rank // ops.RANKS) * ops.RANKS,
         )
-        even = shape.texts * shape.longest**2 <= SPREAD * shape.rows * self._dim
+        even = not self._padded or shape.texts * shape.longest**2 <= SPREAD * shape.rows * self._dim
         able = shape.rows <= MOST_ROWS and longest <= shape.longest and (kernels or not rank)
         return shape if self.on and even and able else None
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hmi.execution.batch import Rows
-from hmi.execution.cuda.attention import Buckets
+from hmi.execution.cuda.attention import Attention, Buckets, Ragged
 from hmi.execution.cuda.changes import NormTable, Way, delta
 from hmi.execution.cuda.device import Stream
 from hmi.execution.cuda.graphs import Captured
@@ -39,7 +39,12 @@ class Replayed:
     def begin(self, rows: Rows) -> None:
         """See `Step.begin`. The rows are in the shape's memory already."""
         upload, shape, device = Upload(), self._captured.shape, self._of.device
-        self._buckets = Buckets.padded(rows.offsets, upload, (shape.texts, shape.longest), shape.rows)
+        size = shape.texts, shape.longest
+        self._attention: Attention = (
+            Ragged(rows.offsets, upload, *size)
+            if self._of.ragged
+            else Buckets.padded(rows.offsets, upload, size, shape.rows)
+        )
         texts = segments_of([self._entries.get(t) for t in rows.texts])
         self._used = list({id(s.module): s.module for s in texts}.values())
         in_rows = [s.rows(rows.offsets) for s in texts]
@@ -75,7 +80,7 @@ class Replayed:
 
     def _layer(self, index: int, x: Tensor, out: Tensor, first_only: bool) -> Callable[[], Tensor]:
         """The work that is recorded: x -> out, both in the shape's memory."""
-        layer, heads, buckets = self._of.layer(index), self._of.heads, self._buckets
+        layer, heads, attention = self._of.layer(index), self._of.heads, self._attention
         of_rows, of_texts, firsts = self._of_rows(index), self._of_texts(index), self._firsts
 
         def queries(whole: Tensor) -> Tensor:
@@ -83,8 +88,8 @@ class Replayed:
 
         def make() -> Tensor:
             if not first_only:
-                return out.copy_(layer(x, buckets.rows(heads), of_rows))
-            attend = buckets.firsts(heads)
+                return out.copy_(layer(x, attention.rows(heads), of_rows))
+            attend = attention.firsts(heads)
             return out.copy_(layer(x, attend, of_rows, queries=queries, query_delta=of_texts))
 
         return make

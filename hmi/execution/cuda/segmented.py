@@ -96,8 +96,11 @@ def _changes(segments: Sequence[Segment[Entry]], slots: Slots) -> Ints:
     """The `Change` of every layer, low-rank site and segment: [layers, sites, segments, CHANGE_WORDS]."""
     layers = len(segments[0].module.layout.layers) if segments else 0
     out = np.zeros((layers, len(LOW_RANK), len(segments), ops.CHANGE_WORDS), np.int64)
+    by_layout: dict[Layout, list[int]] = {}
     for i, s in enumerate(segments):
-        out[:, :, i] = _words(s.module.layout)
+        by_layout.setdefault(s.module.layout, []).append(i)
+    for layout, mine in by_layout.items():
+        out[:, :, mine] = _words(layout)[:, :, None]
     width = slots.memory.element_size()
     first = np.array([s.module.first for s in segments], np.int64)
     starts = slots.memory.data_ptr() + first * slots.size * width

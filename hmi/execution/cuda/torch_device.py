@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -18,6 +18,7 @@ _THREAD = threading.local()
 """One compute stream a thread, for all roots: torch makes 32 of a priority, then gives the same again."""
 COMPUTE, COPIES = -1, 0
 """The priorities of streams that compute and of those that copy, so that no two of both kinds are one."""
+_NOTHING = nullcontext()
 
 
 class CudaDevice:
@@ -106,7 +107,7 @@ class _Stream:
         self.copy_all([(source, to)], name)
 
     def copy_all(self, pairs: Sequence[tuple[Tensor, Tensor]], name: str) -> None:
-        with torch.cuda.stream(self.torch), self._timed(name):
+        with self._current(), self._timed(name):
             for source, to in pairs:
                 # torch's allocators keep both until the copy has run: pinned memory by itself.
                 (to if to.is_cuda else source).record_stream(self.torch)
@@ -115,7 +116,7 @@ class _Stream:
     def work(
         self, name: str, shape: tuple[int, ...], dtype: torch.dtype, make: Callable[[], Tensor]
     ) -> Tensor:
-        with torch.cuda.stream(self.torch), self._timed(name):
+        with self._current(), self._timed(name):
             made = make()
         assert made.shape == shape, (name, made.shape, shape)
         assert made.dtype == dtype, (name, made.dtype, dtype)
@@ -148,11 +149,17 @@ class _Stream:
 
     def replay(self, graph: Graph, name: str) -> None:
         assert isinstance(graph, _Graph)
-        with torch.cuda.stream(self.torch), self._timed(name):
+        with self._current(), self._timed(name):
             graph.torch.replay()
 
     def settle(self) -> None:
         """torch's operations join this stream, which is the thread's current one."""
+
+    def _current(self) -> AbstractContextManager[object]:
+        """This stream as torch's current one. A thread's own stream is that already, since `compute`; torch
+        takes longer to enter it again than to launch a graph."""
+        own = _THREAD.__dict__.get("streams", {}).get(self._device.index) is self
+        return _NOTHING if own else torch.cuda.stream(self.torch)
 
     def _timed(self, name: str) -> trace.Span:
         return trace.device_span(f"device {self.name}", name, self.torch)

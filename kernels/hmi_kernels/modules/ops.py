@@ -54,12 +54,11 @@ class Matrix:
 
 def pieces_of(segments: Sequence[tuple[int, int]]) -> NDArray[np.int64]:
     """Cut segments [begin, end) of rows into pieces for one block each: [pieces, PIECE_WORDS]."""
-    pieces = [
-        (i, row, min(row + ROWS, end))
-        for i, (begin, end) in enumerate(segments)
-        for row in range(begin, end, ROWS)
-    ]
-    return np.array(pieces, np.int64).reshape(-1, PIECE_WORDS)
+    begins, ends = np.array(segments, np.int64).reshape(-1, 2).T
+    counts = -(-(ends - begins) // ROWS)
+    of = np.arange(len(counts)).repeat(counts)
+    first = begins[of] + (np.arange(len(of)) - (np.cumsum(counts) - counts)[of]) * ROWS
+    return np.stack([of, first, np.minimum(first + ROWS, ends[of])], axis=1)
 
 
 def add(
