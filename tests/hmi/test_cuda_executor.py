@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from itertools import pairwise
 from typing import Any, get_args
 
 import pytest
@@ -195,9 +194,10 @@ def slow_attention(
 @pytest.mark.parametrize("graphs", [False, True], ids=["each", "graphs"])
 def test_attention_without_padding_equals_packed_torch(graphs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hmi.execution.cuda.attention.varlen_attn", slow_attention)
+    monkeypatch.setattr("hmi.execution.cuda.executor.ragged_on", lambda *_: True)
     (x, offsets), modules = packed((5, 40, 1, 70, 14, 7, 64, 90), BERT.dim), mixed(BERT, "lora")
     ours = executor(device_of("twin", 5), way="kernel")
-    ours.ragged, ours.graphs.on = True, graphs
+    ours.graphs.on = graphs
     for run in (run_rows, first):
         wanted = run(PackedExecutor(upper(BERT), BERT), x, offsets, modules)
         for _ in range(4):
