@@ -187,7 +187,8 @@ def slow_attention(
     assert most_q <= most_k
     texts = [torch.bucketize(torch.arange(len(z)), of[1:], right=True) for z, of in ((q, of_q), (k, of_k))]
     allowed = texts[0][:, None] == texts[1]
-    qs, ks, vs = (z.transpose(0, 1) for z in (q, k, v))
+    # A row beyond the batch's holds rubbish. A mask multiplies it by 0, which a NaN outlives.
+    qs, ks, vs = (z.transpose(0, 1).nan_to_num() for z in (q, k, v))
     return torch.nn.functional.scaled_dot_product_attention(qs, ks, vs, allowed).transpose(0, 1)
 
 
