@@ -39,14 +39,34 @@ class Room:
         """Return the room for any batch of at most this many rows and segments."""
         return cls(segments, min(-(-rows // ops.ROWS) + segments, rows), rank)
 
-    def filled(self, pieces: Ints, changes: Ints) -> tuple[Ints, Ints]:
-        """Both, filled up: one more segment has no change, and all more pieces belong to it."""
+    def changes(self, changes: Ints) -> Ints:
+        """The changes, filled up: one more segment has none."""
         layers, sites, count, words = changes.shape
         whole = np.zeros((layers, sites, self.segments + 1, words), np.int64)
         whole[:, :, :count] = changes
+        return whole
+
+    def pieces_of(self, pieces: Ints) -> Ints:
+        """The pieces, filled up: all more belong to the segment without a change."""
         more = np.zeros((self.pieces - len(pieces), ops.PIECE_WORDS), np.int64)
         more[:, 0] = self.segments
-        return np.concatenate([pieces, more]), whole
+        return np.concatenate([pieces, more])
+
+
+class Changed:
+    """The low-rank changes of a batch's segments on the device, whatever rows or texts the segments are."""
+
+    def __init__(
+        self, segments: Sequence[Segment[Entry]], slots: Slots, upload: Upload, room: Room | None = None
+    ) -> None:
+        self.kind = KINDS[slots.memory.dtype]
+        changes = _changes(segments, slots)
+        self.ranks = changes[..., ops.RANK].max(axis=2, initial=0)
+        """[layers, sites]: the greatest rank."""
+        if room is not None:
+            changes = room.changes(changes)
+            self.ranks = np.full_like(self.ranks, room.rank)
+        self.there = upload.add(changes)
 
 
 class Segmented:
@@ -55,32 +75,28 @@ class Segmented:
     def __init__(
         self,
         segments: Sequence[Segment[Entry]],
-        slots: Slots,
+        changed: Changed,
         upload: Upload,
         launcher: ops.Launcher,
         room: Room | None = None,
     ) -> None:
-        self._launcher, self._kind = launcher, KINDS[slots.memory.dtype]
+        self._launcher, self._changed = launcher, changed
         pieces = ops.pieces_of([(s.start, s.end) for s in segments])
-        changes = _changes(segments, slots)
-        self._ranks = changes[..., ops.RANK].max(axis=2, initial=0)
         if room is not None:
-            pieces, changes = room.filled(pieces, changes)
-            self._ranks = np.full_like(self._ranks, room.rank)
-        self._count = len(pieces)
-        self._pieces, self._changes = upload.add(pieces), upload.add(changes)
+            pieces = room.pieces_of(pieces)
+        self._count, self._pieces = len(pieces), upload.add(pieces)
 
     def low_rank(self, layer: int, site: str, x: Tensor, y: Tensor) -> None:
         index = _INDEX[site]
-        ranks = -(-int(self._ranks[layer, index]) // ops.EVEN) * ops.EVEN
+        ranks = -(-int(self._changed.ranks[layer, index]) // ops.EVEN) * ops.EVEN
         scratch = torch.empty(len(x), ranks, dtype=torch.float32, device=x.device)
         ops.add(
             self._launcher,
-            self._changes()[layer, index].data_ptr(),
+            self._changed.there()[layer, index].data_ptr(),
             (self._pieces().data_ptr(), self._count),
             _matrix(x),
             _matrix(y),
-            self._kind,
+            self._changed.kind,
             (scratch.data_ptr(), ranks),
             torch.cuda.current_stream(x.device).cuda_stream if x.is_cuda else None,
         )
