@@ -61,12 +61,17 @@ class Changed:
     ) -> None:
         self.kind = KINDS[slots.memory.dtype]
         changes = _changes(segments, slots)
-        self.ranks = changes[..., ops.RANK].max(axis=2, initial=0)
-        """[layers, sites]: the greatest rank."""
+        self._ranks = changes[..., ops.RANK].max(axis=2, initial=0)
         if room is not None:
             changes = room.changes(changes)
-            self.ranks = np.full_like(self.ranks, room.rank)
-        self.there = upload.add(changes)
+            self._ranks = np.full_like(self._ranks, room.rank)
+        self._there, self._strides = upload.add(changes), changes.strides
+
+    def at(self, layer: int, site: str) -> tuple[int, int]:
+        """Where the changes at a site lie, and the ranks of scratch memory that they need."""
+        index = _INDEX[site]
+        begin = self._there().data_ptr() + layer * self._strides[0] + index * self._strides[1]
+        return begin, -(-int(self._ranks[layer, index]) // ops.EVEN) * ops.EVEN
 
 
 class Segmented:
@@ -87,12 +92,11 @@ class Segmented:
         self._count, self._pieces = len(pieces), upload.add(pieces)
 
     def low_rank(self, layer: int, site: str, x: Tensor, y: Tensor) -> None:
-        index = _INDEX[site]
-        ranks = -(-int(self._changed.ranks[layer, index]) // ops.EVEN) * ops.EVEN
+        changes, ranks = self._changed.at(layer, site)
         scratch = torch.empty(len(x), ranks, dtype=torch.float32, device=x.device)
         ops.add(
             self._launcher,
-            self._changed.there()[layer, index].data_ptr(),
+            changes,
             (self._pieces().data_ptr(), self._count),
             _matrix(x),
             _matrix(y),
@@ -110,19 +114,21 @@ def _matrix(x: Tensor) -> ops.Matrix:
 
 def _changes(segments: Sequence[Segment[Entry]], slots: Slots) -> Ints:
     """The `Change` of every layer, low-rank site and segment: [layers, sites, segments, CHANGE_WORDS]."""
-    layers = len(segments[0].module.layout.layers) if segments else 0
-    out = np.zeros((layers, len(LOW_RANK), len(segments), ops.CHANGE_WORDS), np.int64)
-    by_layout: dict[Layout, list[int]] = {}
-    for i, s in enumerate(segments):
-        by_layout.setdefault(s.module.layout, []).append(i)
-    for layout, mine in by_layout.items():
-        out[:, :, mine] = _words(layout)[:, :, None]
-    width = slots.memory.element_size()
-    first = np.array([s.module.first for s in segments], np.int64)
-    starts = slots.memory.data_ptr() + first * slots.size * width
-    places = out[..., : ops.RANK]
-    places[:] = np.where(places < 0, 0, places * width + starts[:, None])
-    return out
+    if not segments:
+        return np.zeros((0, len(LOW_RANK), 0, ops.CHANGE_WORDS), np.int64)
+    return np.stack([_words_of(s.module, slots) for s in segments], axis=2)
+
+
+def _words_of(entry: Entry, slots: Slots) -> Ints:
+    """The changes of a module where it lies: [layers, sites, CHANGE_WORDS]."""
+    if entry.words is None:
+        width = slots.memory.element_size()
+        start = slots.memory.data_ptr() + entry.first * slots.size * width
+        words = _words(entry.layout).copy()
+        places = words[..., : ops.RANK]
+        places[:] = np.where(places < 0, 0, places * width + start)
+        entry.words = words
+    return entry.words
 
 
 @lru_cache(maxsize=4096)

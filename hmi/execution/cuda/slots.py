@@ -20,6 +20,7 @@ from torch import Tensor
 from hmi.errors import Unavailable
 from hmi.execution.cuda.device import Device, Event
 from hmi.execution.cuda.layout import Layout, Packed
+from hmi.execution.cuda.upload import Ints
 
 COMING = 4
 """The number of prefetched batches whose modules are spared."""
@@ -40,6 +41,9 @@ class Entry:
     """The batches that are being enqueued and read it."""
     readers: list[Event] = field(default_factory=list)
     """The ends of batches that read it."""
+
+    words: Ints | None = None
+    """What the kernels are told of it; made when they first read it."""
 
     def read_until(self, event: Event) -> None:
         self.readers = [*(e for e in self.readers if not e.done()), event]
