@@ -18,6 +18,7 @@ FLAGS = """
 DEFINES = {
     "CHANGE_WORDS": ops.CHANGE_WORDS,
     "PIECE_WORDS": ops.PIECE_WORDS,
+    "COPY_WORDS": ops.COPY_WORDS,
     "HOST_RELU": ops.RELU,
     "HOST_SILU": ops.SILU,
     "HOST_BFLOAT": ops.BFLOAT,
@@ -27,6 +28,7 @@ DEFINES = {
     "HOST_COLS": ops.COLS,
     "HOST_DOWN_THREADS": ops.THREADS["module_down"],
     "HOST_UP_THREADS": ops.THREADS["module_up"],
+    "HOST_COPY_THREADS": ops.THREADS["module_copy"],
 }
 SOURCE = Path(__file__).with_name("kernels") / "modules_twin.cpp"
 

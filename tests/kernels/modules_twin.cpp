@@ -34,6 +34,7 @@ struct Block {
 
 // What ops.py takes these to be.
 static_assert(sizeof(Change) == 8 * CHANGE_WORDS && sizeof(Piece) == 8 * PIECE_WORDS);
+static_assert(sizeof(Copy) == 8 * COPY_WORDS && COPY_THREADS == HOST_COPY_THREADS);
 static_assert(ROWS == HOST_ROWS && RANKS == HOST_RANKS && ABREAST * COLS == HOST_COLS);
 static_assert(RELU == HOST_RELU && SILU == HOST_SILU && BFLOAT == HOST_BFLOAT && FLOAT == HOST_FLOAT);
 static_assert(DOWN_THREADS == HOST_DOWN_THREADS && UP_THREADS == HOST_UP_THREADS);
@@ -54,4 +55,9 @@ extern "C" void module_up(i64 blocks, i64 backwards, const Change* changes, cons
         go_up(changes, pieces, b / chunks, b % chunks, Matrix{h, FLOAT, h_stride}, size_out, kind,
               Matrix{y, y_kind, y_stride}, Block{UP_THREADS, backwards != 0});
     }
+}
+
+extern "C" void module_copy(i64 blocks, i64 backwards, const Copy* copies, i64 shares) {
+    for (i64 b = 0; b < blocks; b++)
+        go_copy(copies[b / shares], b % shares, shares, Block{COPY_THREADS, backwards != 0});
 }

@@ -134,6 +134,30 @@ def test_a_bfloat_is_rounded_to_the_nearest_and_a_nan_stays() -> None:
     assert torch.equal(run(one, CpuLauncher()).nan_to_num(7), exact[None].bfloat16().nan_to_num(7))
 
 
+@pytest.mark.parametrize("count", [1, 3, 70])
+@pytest.mark.parametrize("backwards", [False, True])
+def test_copies_are_whole_and_touch_nothing_else(count: int, backwards: bool) -> None:
+    check_copies("cpu", count, CpuLauncher(backwards))
+
+
+def check_copies(there: str, count: int, launcher: ops.Launcher) -> None:
+    """Copy stretches of unlike lengths into memory with a gap after each."""
+    lengths = [64 * (i % 5) * (1 + 9 * (i % 3)) for i in range(count)]
+    g = torch.Generator().manual_seed(count)
+    sources = [torch.randn(n, generator=g) for n in lengths]
+    sources = [s.pin_memory() for s in sources] if there == "cuda" else sources
+    starts = np.cumsum([0, *(n + 4 for n in lengths)]).tolist()
+    to = torch.full((starts[-1],), torch.nan, device=there)
+    rows = [(s.data_ptr(), to.data_ptr() + 4 * a, s.nbytes) for s, a in zip(sources, starts, strict=False)]
+    table = torch.tensor(rows, dtype=torch.int64)
+    table = table.pin_memory() if there == "cuda" else table
+    ops.copy(launcher, table.data_ptr(), count)
+    found = to.cpu()  # both use the default stream, which `cpu` waits for
+    for source, a, n in zip(sources, starts, lengths, strict=False):
+        assert torch.equal(found[a : a + n], source)
+        assert found[a + n : a + n + 4].isnan().all()
+
+
 ON_DEVICES = [(0, 0, 0), (0, 1, 0), (0, 0, 1), (1, 1, 1), (1, 0, 1)]
 """Kinds of numbers of weights, x and y."""
 
@@ -160,3 +184,4 @@ def test_on_a_device(kinds: tuple[int, int, int]) -> None:
     except device.NoDevice as error:
         pytest.skip(str(error))
     check_on("cuda", kinds, launcher)
+    check_copies("cuda", 70, launcher)

@@ -23,7 +23,7 @@ from hmi.execution.cuda.device import Device, Graph, Pool
 from hmi.execution.cuda.layout import Layout
 
 log = logging.getLogger("hmi.execution")
-MOST_ROWS = 4096
+MOST_ROWS = 16_384
 """Batches of more rows run operation by operation: the device is then busy longer than the launches take."""
 LEAST = 16
 """The least rows of a shape, and of its longest text."""
@@ -38,7 +38,9 @@ MOST_SEEN = 1024
 MOST_SHAPES = 64
 """The most captured shapes of a compute thread. The least recently used go."""
 MOST_BYTES = 512 << 20
-"""The most memory of all threads' shapes together. Each thread that has captured any gets an equal part."""
+PART = 32
+"""The most memory of all threads' shapes together is MOST_BYTES, or the device's / PART if that is more. Each
+thread that has captured any gets an equal part."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,11 @@ class Captured:
     def bytes(self) -> int:
         """The bytes of its own memory, without the pool."""
         return sum(t.nbytes for t in (*self.x, *([] if self.indexes is None else [self.indexes])))
+
+
+def most_bytes(device: Device) -> int:
+    """The most memory of all threads' shapes together."""
+    return max(MOST_BYTES, device.memory() // PART)
 
 
 class Graphs:
@@ -130,7 +137,7 @@ class Graphs:
         found: _Threads | None = getattr(self._thread, "shapes", None)
         if found is None:
             found = self._thread.shapes = _Threads(
-                self._device, self._dim, lambda: MOST_BYTES // len(self._threads)
+                self._device, self._dim, lambda: most_bytes(self._device) // len(self._threads)
             )
             self._threads.add(found)
         return found
@@ -141,7 +148,7 @@ class _Threads:
 
     def __init__(self, device: Device, dim: int, share: Callable[[], int]) -> None:
         self._device, self._dim, self._share = device, dim, share
-        self._had = MOST_BYTES
+        self._had = most_bytes(device)
         self._seen: OrderedDict[Shape, int] = OrderedDict()
         self._refused: set[Shape] = set()
         self._pool, self._measured = device.pool(), (0, 0)

@@ -211,11 +211,12 @@ class Slots:
             self._copies.wait(event)
         layers = len(placed[0][0].layout.spans)
         for some in doubled(layers):
-            spans = [(packed, entry, _span(packed.layout, some)) for packed, entry in placed]
-            pairs = [(packed.data[at], entry.data[at]) for packed, entry, at in spans if at.stop > at.start]
-            if pairs:
-                self._copies.copy_all(pairs, f"modules from layer {some.start + 1}")
-                self.copied_bytes += sum(source.nbytes for source, _ in pairs)
+            parts = [(packed.data, entry.data, _span(packed.layout, some)) for packed, entry in placed]
+            parts = [part for part in parts if part[2].stop > part[2].start]
+            if parts:
+                self._copies.copy_parts(parts, f"modules from layer {some.start + 1}")
+                size = sum(at.stop - at.start for _, _, at in parts)
+                self.copied_bytes += size * self.memory.element_size()
             arrived = self._copies.record()
             for _, entry in placed:
                 entry.arrived += [arrived] * len(some)

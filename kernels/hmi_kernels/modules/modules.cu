@@ -5,7 +5,10 @@
 //                 every WARPS-th group of GROUP numbers of the sum, by matrix instructions; then the warps' sums meet.
 //   module_up     y += up · h + bias. A block takes ROWS rows, a thread of it TALL of them and COLS columns.
 //
-// Both are bound by memory, so a thread asks for many bytes at once, wherever addresses and sizes allow it.
+//   module_copy   modules from the host's pinned memory to the device's, many at once: the host would take longer to
+//                 ask for each than the bus takes to carry it.
+//
+// All are bound by memory, so a thread asks for many bytes at once, wherever addresses and sizes allow it.
 // The tests also compile this file for the CPU, so it includes nothing, and threads communicate only through the
 // block: `run` ends with a barrier, `each` does not, and `Own` is what a thread keeps in its registers.
 
@@ -18,6 +21,7 @@ constexpr int ROWS = 16, RANKS = 32;
 constexpr int TALL = 8, COLS = 4;  // rows and columns of a thread of module_up
 constexpr int WARP = 32, WARPS = 8, DOWN_THREADS = WARP * WARPS;
 constexpr int ABREAST = 96, UP_THREADS = ABREAST * (ROWS / TALL);  // ABREAST: threads side by side
+constexpr int DEEP = 4, COPY_THREADS = 256;  // DEEP: packs that a thread of module_copy asks for at once
 constexpr int GROUP = 32;      // numbers of a sum that a warp multiplies at once: 8 for each of 4 threads of a row
 constexpr int TILE = 8;        // ranks of one matrix instruction
 constexpr int TILES = RANKS / TILE;
@@ -38,6 +42,11 @@ struct Change {  // of one segment at one site
 };
 struct Piece {  // up to ROWS rows of one segment
     i64 change, begin, end;
+};
+struct Copy {  // of bytes that begin at multiples of 16, as many as a multiple of 16
+    const void* from;
+    void* to;
+    i64 bytes;
 };
 struct Matrix {
     void* at;
@@ -339,6 +348,25 @@ __device__ void go_up(const Change* changes, const Piece* pieces, i64 piece_inde
     });
 }
 
+// --- copy --------------------------------------------------------------------------------------------------------
+
+// The block's share of a copy: of its packs of 16 bytes, DEEP for each thread, every `shares`-th such stretch.
+template <class Block>
+__device__ void go_copy(const Copy& copy, i64 share, i64 shares, const Block& block) {
+    typedef Pack<u32, 4> Bytes;
+    block.each([&](int thread) {
+        const i64 packs = copy.bytes / (i64)sizeof(Bytes);
+        const Bytes* from = (const Bytes*)copy.from;
+        for (i64 at = share * DEEP * COPY_THREADS + thread; at < packs; at += shares * DEEP * COPY_THREADS) {
+            Bytes some[DEEP];
+            UNROLL for (int i = 0; i < DEEP; i++)
+                if (at + i * COPY_THREADS < packs) some[i] = from[at + i * COPY_THREADS];
+            UNROLL for (int i = 0; i < DEEP; i++)
+                if (at + i * COPY_THREADS < packs) ((Bytes*)copy.to)[at + i * COPY_THREADS] = some[i];
+        }
+    });
+}
+
 #ifdef __CUDACC__
 struct CudaBlock {
     template <class T>
@@ -379,5 +407,10 @@ extern "C" __global__ void __launch_bounds__(UP_THREADS)
               void* y, i64 y_kind, i64 y_stride) {
     go_up(changes, pieces, blockIdx.x / chunks, blockIdx.x % chunks, Matrix{h, FLOAT, h_stride}, size_out, kind,
           Matrix{y, y_kind, y_stride}, CudaBlock());
+}
+
+// A block for each copy and share of it.
+extern "C" __global__ void __launch_bounds__(COPY_THREADS) module_copy(const Copy* copies, i64 shares) {
+    go_copy(copies[blockIdx.x / shares], blockIdx.x % shares, shares, CudaBlock());
 }
 #endif

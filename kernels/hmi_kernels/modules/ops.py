@@ -22,13 +22,18 @@ RANKS: Final = 32
 """The ranks of a block of `module_down`."""
 COLS: Final = 384
 """The columns of a block of `module_up`."""
-THREADS: Final = {"module_down": 256, "module_up": 192}
+THREADS: Final = {"module_down": 256, "module_up": 192, "module_copy": 256}
 """The threads of a block of each kernel."""
 EVEN: Final = 4
 """Scratch memory has a multiple of this many ranks, so that its rows are read at once."""
 CHANGE_WORDS: Final = 6
 PIECE_WORDS: Final = 3
+COPY_WORDS: Final = 3
 """The sizes of the structs of modules.cu, in fields of 8 bytes."""
+COPY_BLOCKS: Final = 64
+"""The blocks that share a copy: enough to ask for all that the bus carries, few beside those that compute."""
+COPY_BYTES: Final = 16
+"""Copies begin at multiples of this many bytes, and have a multiple of them."""
 DOWN, UP, DOWN_BIAS, UP_BIAS, RANK, ACTIVATION = range(CHANGE_WORDS)
 """The fields of a change."""
 
@@ -37,7 +42,7 @@ class Launcher(Protocol):
     """The compiled kernels on a device."""
 
     def launch(self, kernel: str, blocks: int, arguments: tuple[int, ...], stream: int | None) -> None:
-        """Start `module_down` or `module_up` on a stream's raw handle, without waiting for it."""
+        """Start a kernel of `THREADS` on a stream's raw handle, without waiting for it."""
         ...
 
 
@@ -88,3 +93,13 @@ def add(
     chunks = -(-y.columns // COLS)
     up = changes, at, chunks, h, ranks, y.columns, weights, y.address, y.kind, y.stride
     launcher.launch("module_up", count * chunks, up, stream)
+
+
+def copy(launcher: Launcher, copies: int, count: int, stream: int | None = None) -> None:
+    """Copy from the host's pinned memory to the device's. Enqueues a kernel and does not wait.
+
+    copies: the address, on the host or the device, of int64 [count, COPY_WORDS]: from, to, bytes. It and what
+    it refers to must stay until the kernel has run.
+    """
+    shares = max(1, COPY_BLOCKS // count)
+    launcher.launch("module_copy", count * shares, (copies, shares), stream)
