@@ -16,6 +16,7 @@ from hmi.training.data.decisions import FIELD as DECISION
 from hmi.training.data.decisions import Decisions, labels_of_rejected
 from hmi.training.data.fields import MAX_ROW_CHARACTERS as MAX_ROW_CHARACTERS
 from hmi.training.data.fields import answer_of, input_of
+from hmi.training.data.label_studio import why_unread
 from hmi.training.data.misfits import choice_note, example, headless, not_read, number_note, wrong_form
 from hmi.training.data.naming import Naming, named_labels
 from hmi.training.data.reading import AS_IT_IS, Reading
@@ -195,7 +196,7 @@ def parse_rows(
     naming = as_named(table.columns)
     table = naming.applied(table)
     head = list(itertools.islice(table.records, FIRST_RECORDS))
-    problem = _problem(table, naming, columns, head, task, answers=answers, paired=paired)
+    problem = spans.problem or _problem(table, naming, columns, head, task, answers=answers, paired=paired)
     if problem:
         raise InvalidData(f"{field} was read as {table.form}, {file.encoding}: {problem}", field=field)
     values = [record.values for record in head]
@@ -210,7 +211,8 @@ def parse_rows(
         reader.read(record)
     read = reader.found(_described(table, file.encoding, used), whole=whole and file.whole)
     chosen = "" if reading.label_column else choice_note(table.choices, columns.names)
-    read = replace(read, notes=[*filter(None, [file.remark, chosen]), *read.notes, *spans.notes()])
+    told = spans.notes() if answers else []
+    read = replace(read, notes=[*filter(None, [file.remark, chosen]), *read.notes, *told])
     return replace(_marked(read), patterns=spans.patterns) if task == "tagging" else read
 
 
@@ -225,6 +227,10 @@ def _problem(
     paired: bool | None,
 ) -> str:
     """Why a table does not give rows of the task; "" if it does."""
+    fitting = not (naming.problem or columns.problem)
+    unread = why_unread([record.values for record in head], fitting=fitting) if answers else ""
+    if unread:
+        return unread
     if naming.problem:
         return naming.problem
     if columns.problem:
