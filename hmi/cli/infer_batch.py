@@ -14,6 +14,7 @@ from hmi.cli.output import notes
 from hmi.cli.preannotations import answered_row, doccano_row, label_studio_task
 from hmi.cli.session import Session
 from hmi.client.batches import Batch, batches
+from hmi.sizes import counted
 from hmi.training.data.batch_texts import BatchText, read_batch
 
 BATCH = 64
@@ -61,10 +62,9 @@ def tell_cut(cut: Sequence[str], count: int) -> None:
     if not cut:
         return
     more = f"; and {len(cut) - SHOWN} more" if len(cut) > SHOWN else ""
-    texts = "1 text is" if len(cut) == 1 else f"{len(cut)} texts are"
     notes.print(
-        f"note: of {count} texts {texts} longer than the model reads, and what is beyond has no answer: "
-        f"{'; '.join(cut[:SHOWN])}{more}",
+        f"note: {len(cut):,} of {counted(count, 'text')} could not be read whole, and what lies beyond the "
+        f"model's limit has no answer: {'; '.join(cut[:SHOWN])}{more}",
         markup=False,
         soft_wrap=True,
     )

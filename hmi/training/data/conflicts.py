@@ -9,6 +9,7 @@ from typing import Any
 
 from hmi.model.entities import groups_of
 from hmi.model.tag_schemes import OUTSIDE, in_labels, scheme_of
+from hmi.sizes import counted
 
 SHOWN = 3
 """A remark quotes at most this many texts."""
@@ -33,20 +34,20 @@ class Conflicts:
         wrong = sum(sum(counts.values()) - max(counts.values()) for counts in self.texts.values())
         return 1 - wrong / self.rows if self.rows else 1.0
 
-    def remark(self, of: str = "") -> str:
-        """The conflicts in words, with some of them; "" if there are none. of: what the rows are, in
-        words."""
+    def remark(self, of: str = "", *, shown: bool = True) -> str:
+        """The conflicts in words, with some of the texts if `shown`; "" if there are none. of: what the rows
+        are, in words."""
         if not self.texts:
             return ""
         held = sum(sum(counts.values()) for counts in self.texts.values())
-        shown = "; ".join(
+        some = "; ".join(
             f"“{_cut(text)}” ({_counted(text, found)})" for text, found in [*self.texts.items()][:SHOWN]
         )
         more = f"; and {len(self.texts) - SHOWN} more" if len(self.texts) > SHOWN else ""
-        are = "text is" if len(self.texts) == 1 else "texts are"
+        texts = counted(len(self.texts), "text is", "texts are")
         return (
-            f"{len(self.texts)} {are} labelled in more than one way, in {held} of the {self.rows} {of}rows: "
-            f"{shown}{more}. "
+            f"{texts} labelled in more than one way, in {held} of the {self.rows} {of}rows"
+            f"{f': {some}{more}' if shown else ''}. "
             f"A perfect model could answer at most {_percent(self.reach)} of these {self.rows} rows as "
             f"labelled"
         )

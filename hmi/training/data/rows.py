@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from hmi.core import Task
 from hmi.errors import InvalidData
+from hmi.sizes import counted
 from hmi.training.data.columns import EXAMPLES, Columns, listed, read_columns
 from hmi.training.data.conflicts import conflicts_of
 from hmi.training.data.decisions import FIELD as DECISION
@@ -104,7 +105,7 @@ def read_labelled_file(
     found = parse_rows(source, task, field, first=first, reading=reading, patterns=patterns)
     refuse_bad_rows(found, task, field, skip)
     if found.whole and len(found.rows) < MIN_ROWS:
-        what = f"{len(found.rows)} rows" if found.rows else "no rows"
+        what = counted(len(found.rows), "row") if found.rows else "no rows"
         raise InvalidData(
             f"{field} has {what}: give at least {MIN_ROWS} (it was read as {found.read})", field=field
         )
@@ -142,14 +143,14 @@ def refuse_bad_rows(found: RowFile, task: Task, field: str, skip: int) -> None:
     shown = "; ".join(problem.message for problem in bad[:SHOWN])
     more = f"; and {len(bad) - SHOWN} more" if len(bad) > SHOWN else ""
     limit = f", more than the {skip} that may be left out" if skip else ""
-    few = len(bad) <= len(found.rows)
+    few, are = len(bad) <= len(found.rows), "is" if len(bad) == 1 else "are"
     leave = (
         "; up to N bad ones are left out with --skip-bad-rows N (over HTTP options.skip_bad_rows)"
         if few
         else ""
     )
     raise InvalidData(
-        f"{len(bad)} of {len(found.rows) + len(bad)} rows of {field} are not usable{limit}: "
+        f"{len(bad)} of {counted(len(found.rows) + len(bad), 'row')} of {field} {are} not usable{limit}: "
         f"{shown}{more}. It was read as {found.read}. Each row needs the form {EXAMPLES[task]}{leave}",
         field=field,
         line=bad[0].line,
@@ -298,7 +299,7 @@ class _Reader:
         kept = [i for i in range(len(self.rows)) if labels.get(i, "") is not None]
         rows = [replace(self.rows[i], label=labels.get(i) or self.rows[i].label) for i in kept]
         left_out = [
-            f"{count} {'record is' if count == 1 else 'records are'} left out: {why}"
+            f"{counted(count, 'record is', 'records are')} left out: {why}"
             for why, count in self._left_out.items()
         ]
         notes = [*self._decisions.notes(labels), *left_out, *label_notes(rows)]
@@ -333,7 +334,8 @@ def label_notes(rows: list[Row]) -> list[str]:
         *filter(None, [conflicts, numbers]),
         *notes,
         *(
-            f"`{label}` was read as a label ({counts[label]} rows): check that no label is missing there"
+            f"`{label}` was read as a label ({counted(counts[label], 'row')}): check that no label is "
+            "missing there"
             for label in missing
         ),
     ]

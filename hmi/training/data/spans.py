@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hmi.model.splitting import ALIKE, IDEOGRAPH, Splitter, SplitText, clusters_of, context, default_pattern
+from hmi.sizes import counted
 from hmi.training.data.columns import listed
 from hmi.training.data.decisions import FIELD as DECISION
 from hmi.training.data.exports import Export
@@ -30,6 +31,7 @@ MAX_PATTERNS = 256
 NEAR = 64
 """The characters before and after a place that tell the marks there."""
 COLUMNS = ("tokens", "tags")
+_LEFT_OUT = "spans are left out, since they overlap"
 _NAMED = "(--label-column, over HTTP options.label_column)"
 
 
@@ -142,12 +144,7 @@ class Spans:
     def _of_overlaps(self) -> list[str]:
         if not self.overlapping:
             return []
-        many = len(self.overlapping)
-        left = (
-            "1 span is left out, since it overlaps"
-            if many == 1
-            else f"{many} spans are left out, since they overlap"
-        )
+        left = counted(len(self.overlapping), "span is left out, since it overlaps", _LEFT_OUT)
         why = "a word has one tag, so the longest is kept, of equally long ones the first"
         return [f"{left} another one: {why}: {_listed(self.overlapping)}"]
 
