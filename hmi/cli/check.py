@@ -81,7 +81,8 @@ def show_formats(task: str | None, files: Mapping[str, Path], options: Mapping[s
     skip, reading = skip if isinstance(skip, int) else 0, reading_of(options)
     if task is None:
         task = task_of_file(files["data"], "data", reading) or "classification"
-        _note(f"data: rows of the task {task}; --task takes another one")
+        if task != "classification":
+            _note(f"data: rows of the task {task}; --task takes another one")
     told = list[str]()
     for name, rows in checked_files(cast(Task, task), files, skip, reading).items():
         _note(f"{name}: {rows.read}")

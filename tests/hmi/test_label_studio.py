@@ -237,17 +237,14 @@ OPEN = [
     for i, text in enumerate(TEXTS)
 ]
 UNREAD: dict[str, tuple[Any, str]] = {
-    "open": (
-        [{**t, "annotations": []} for t in tasks()],
-        "none of the 5 tasks that were looked at is annotated",
-    ),
+    "open": ([{**t, "annotations": []} for t in tasks()], "none of the 5 that were looked at is annotated"),
     "skipped": (tasks({"result": [], "was_cancelled": True}), "is annotated: annotate them there"),
     "predicted": (
         [{**t, "annotations": [], "predictions": [{"result": [tone(1)]}]} for t in tasks()],
         "there are predictions alone. Submit them there as annotations",
     ),
-    "open, JSON-MIN": (OPEN, "none of the 5 tasks that were looked at is annotated"),
-    "open, CSV": (as_csv(OPEN), "none of the 5 tasks that were looked at is annotated"),
+    "open, JSON-MIN": (OPEN, "none of the 5 that were looked at is annotated"),
+    "open, CSV": (as_csv(OPEN), "none of the 5 that were looked at is annotated"),
     "pages": (
         tasks({"result": [{"type": "hypertextlabels", "value": {**HYPER, "hypertextlabels": ["PER"]}}]}),
         "spans are in pages or dialogues (`hypertextlabels`)",
@@ -256,7 +253,7 @@ UNREAD: dict[str, tuple[Any, str]] = {
         [{**row, "label": [{**HYPER, "hypertextlabels": ["PER"]}], "more": []} for row in least()],
         "spans are in pages or dialogues (`hypertextlabels`)",
     ),
-    "others": (tasks(STARS), "its annotations (`rating`) are no labels of texts"),
+    "others": (tasks(STARS), "their annotations (`rating`) are no labels of texts"),
 }
 
 
@@ -266,7 +263,7 @@ def test_what_has_nothing_to_learn_from_is_called_what_it_is(name: str, task: Ta
     rows, said = UNREAD[name]
     found = check(rows, task)
     assert found.error is not None
-    assert "it is an export of Label Studio" in found.error
+    assert "it holds tasks of Label Studio" in found.error
     assert said in found.error
     assert found.error.count("; ") == 0, "one line, not one for each row"
 

@@ -94,7 +94,7 @@ def why_unread(records: Sequence[Values], *, fitting: bool) -> str:
 
 
 def _not_annotated(count: int, *, predicted: bool) -> str:
-    whole = f"it is an export of Label Studio, and none of the {count} tasks that were looked at is annotated"
+    whole = f"it holds tasks of Label Studio, and none of the {count} that were looked at is annotated"
     if predicted:
         return f"{whole}: there are predictions alone. Submit them there as annotations, and export again"
     return (
@@ -109,10 +109,10 @@ def _otherwise(kinds: set[str]) -> str:
     cure = "label a plain text there (<Text> with <Labels> or <Choices>), and export again"
     if kinds & set(NOT_CHARACTERS):
         return (
-            f"it is an export of Label Studio whose spans are in pages or dialogues ({named}): their offsets "
+            f"it holds tasks of Label Studio whose spans are in pages or dialogues ({named}): their offsets "
             f"do not count the characters of a text. To train on them, {cure}"
         )
-    return f"it is an export of Label Studio, and its annotations ({named}) are no labels of texts: {cure}"
+    return f"it holds tasks of Label Studio, and their annotations ({named}) are no labels of texts: {cure}"
 
 
 def _kinds(annotation: Values) -> Iterator[str]:
