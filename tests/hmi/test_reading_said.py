@@ -21,6 +21,7 @@ from hmi.errors import InvalidData
 from hmi.jobs.checks import inspect_file
 from hmi.model.batching import Encoded
 from hmi.sizes import counted
+from hmi.training.data.columns import task_of_columns
 from hmi.training.data.conflicts import conflicts_of
 from hmi.training.data.long_texts import Limit, long_note
 from hmi.training.data.rows import Row, read_labelled_rows
@@ -113,6 +114,21 @@ def test_a_remark_is_made_once(told: io.StringIO, tmp_path: Path) -> None:
     assert held_out.startswith(
         "1 text is labelled in more than one way, in 2 of the 2 held-out rows. A perfect"
     )
+
+
+@pytest.mark.parametrize(
+    ("columns", "task"),
+    [
+        (("text", "label", "score"), "classification"),
+        (("text", "score"), "regression"),
+        (("text", "label", "value"), "regression"),
+        (("premise", "hypothesis", "label"), "pair"),
+        (("tokens", "ner_tags"), "tagging"),
+        (("text", "label", "categories"), "classification"),
+    ],
+)
+def test_an_answer_under_its_own_name_tells_the_task(columns: tuple[str, ...], task: Task) -> None:
+    assert task_of_columns(columns) == task
 
 
 def test_a_training_without_a_task_is_of_the_rows(
