@@ -18,6 +18,7 @@ from hmi.core import Task
 from hmi.errors import InvalidInput
 from hmi.jobs.checks import Checked, checked_corpus, checked_files, inspect_file, task_of_file, too_long
 from hmi.sizes import counted
+from hmi.training.data.rows import reasons_of
 
 SHOWN = 20
 
@@ -135,10 +136,11 @@ def _show(file: Path, found: Checked, reading: Mapping[str, Any]) -> None:
         click.echo(f"  {counted(len(found.labels), 'label')}: {shown}{more}")
     for note in found.notes:
         click.echo(f"  note: {note}")
-    for problem in found.problems[:SHOWN] if found.read is not None else []:
-        click.echo(f"  {problem.message}")
-    if len(found.problems) > SHOWN:
-        click.echo(f"  and {len(found.problems) - SHOWN} more")
+    reasons = reasons_of(found.problems) if found.read is not None else []
+    for reason in reasons[:SHOWN]:
+        click.echo(f"  {reason}")
+    if len(reasons) > SHOWN:
+        click.echo(f"  and {len(reasons) - SHOWN} more")
     if found.error is not None:
         click.secho(f"not usable: {found.error}", fg="red", err=True)
         if found.guess:

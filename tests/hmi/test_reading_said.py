@@ -24,7 +24,7 @@ from hmi.sizes import counted
 from hmi.training.data.columns import task_of_columns
 from hmi.training.data.conflicts import conflicts_of
 from hmi.training.data.long_texts import Limit, long_note
-from hmi.training.data.rows import Row, read_labelled_rows
+from hmi.training.data.rows import Row, read_labelled_rows, reasons_of
 from hmi.training.remarks import cut_remarks
 from hmi.training.splits import Split
 from tests.hmi.api_world import hmi
@@ -185,3 +185,14 @@ def test_one_is_a_row_and_two_are_rows() -> None:
         {"text": f"text {i}", "label": "ab"[i % 2], "answer": "accept" if i else "ignore"} for i in (0, 1)
     ]
     assert "the annotator accepted 1 row, rejected 0" in inspect_file(lines(*rows), None).notes[0]
+
+
+def test_a_reason_that_holds_for_many_rows_is_given_once() -> None:
+    rows = [{"text": "a", "label": None if i else "b"} for i in range(9)]
+    found = inspect_file(lines(*rows), "classification")
+    assert found.error is not None
+    assert found.error.startswith(
+        "8 of 9 rows of the file are not usable: line 2: `label` is missing (line 3, line 4, line 5, line 6, "
+        "line 7 and 2 more, too). It was read as"
+    )
+    assert reasons_of(found.problems[:1]) == ["line 2: `label` is missing"]

@@ -140,8 +140,9 @@ def refuse_bad_rows(found: RowFile, task: Task, field: str, skip: int) -> None:
     bad = found.left_out
     if len(bad) <= skip:
         return
-    shown = "; ".join(problem.message for problem in bad[:SHOWN])
-    more = f"; and {len(bad) - SHOWN} more" if len(bad) > SHOWN else ""
+    reasons = reasons_of(bad)
+    shown = "; ".join(reasons[:SHOWN])
+    more = f"; and {len(reasons) - SHOWN} more" if len(reasons) > SHOWN else ""
     limit = f", more than the {skip} that may be left out" if skip else ""
     few, are = len(bad) <= len(found.rows), "is" if len(bad) == 1 else "are"
     leave = (
@@ -155,6 +156,20 @@ def refuse_bad_rows(found: RowFile, task: Task, field: str, skip: int) -> None:
         field=field,
         line=bad[0].line,
     )
+
+
+def reasons_of(bad: Sequence[BadRow]) -> list[str]:
+    """Why rows are bad: each reason once, with the first places where it holds."""
+    places: dict[str, list[str]] = defaultdict(list)
+    for row in bad:
+        place, _, reason = row.message.partition(": ")
+        places[reason].append(place)
+    said = []
+    for reason, (first, *others) in places.items():
+        more = f" and {len(others) - SHOWN:,} more" if len(others) > SHOWN else ""
+        too = f" ({', '.join(others[:SHOWN])}{more}, too)" if others else ""
+        said.append(f"{first}: {reason}{too}")
+    return said
 
 
 def parse_rows(
