@@ -153,6 +153,10 @@ def test_a_task_with_a_row_for_each_annotation_is_one_row() -> None:
     assert found.notes == [
         "rows with several annotations, of which the first is read: 5 (item 1; item 3; item 5; and 2 more)"
     ]
+    bad = [{**row, "label": [{"start": 0, "end": 999, "labels": ["X"]}]} for row in twice[:2]]
+    assert len(check([*twice, *bad]).problems) == 0, "of a task that is read already"
+    lost = [{**row, "label": [{"start": 0, "labels": ["X"], "end": "9"}], "id": 77} for row in twice[:2]]
+    assert len(check([*twice, *lost]).problems) == 2, "each row that cannot be read is told"
     topics = [
         {"text": t, "topic": "ab"[i % 2], "id": i, "annotation_id": i, **META} for i, t in enumerate(TEXTS)
     ]

@@ -231,7 +231,8 @@ def _given(
             given, record = GivenText("", []), replace(record, problem=str(error))
         if given.several > 1:
             (reading.truths if given.truth else reading.several).append(record.place)
-        if record.values.get(ANNOTATION_ID) not in (None, "") and ID in record.values:
+        annotated = not record.problem and record.values.get(ANNOTATION_ID) not in (None, "")
+        if annotated and ID in record.values:
             task = str(record.values[ID]), str(given.text)
             if task in tasks:
                 reading.several += filter(None, [tasks[task]])
