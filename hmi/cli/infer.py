@@ -11,13 +11,16 @@ from typing import Any
 import click
 
 from hmi.cli.base import Command, as_json, pass_session
-from hmi.cli.infer_batch import infer_file
+from hmi.cli.infer_batch import As, infer_file, tell_cut
 from hmi.cli.options import FILE
 from hmi.cli.output import print_json, print_table
 from hmi.cli.preannotations import FORMS, FROM_NAME, TO_NAME
 from hmi.cli.session import Session, segment
 from hmi.errors import HmiError, InvalidInput
 from hmi.model.answer import AGGREGATIONS
+
+SHOWN = 60
+"""Characters of a text in the table of answers."""
 
 
 @click.command("infer", cls=Command)
@@ -68,6 +71,13 @@ from hmi.model.answer import AGGREGATIONS
     help="How --batch writes the answers: rows (JSON lines, the default), or as pre-annotations that "
     "Label Studio or doccano imports.",
 )
+@click.option(
+    "--text-column",
+    "text_columns",
+    multiple=True,
+    metavar="NAME",
+    help="The field of --batch that holds the text. Repeatable: the texts of several are joined.",
+)
 @click.option("--from-name", default=FROM_NAME, show_default=True, help="Label Studio's name of the labels.")
 @click.option("--to-name", default=TO_NAME, show_default=True, help="Label Studio's name of the text.")
 @click.option("--ids", is_flag=True, help="Show the id and index of each answer, for 'hmi model feedback'.")
@@ -90,6 +100,7 @@ def infer(
     utility: float | None,
     batch: Path | None,
     form: str | None,
+    text_columns: tuple[str, ...],
     from_name: str,
     to_name: str,
     ids: bool,
@@ -114,10 +125,12 @@ def infer(
     if batch is not None:
         if texts or pair or tokens or ids or as_json:
             raise click.UsageError("--batch goes without TEXT, --pair, --tokens, --ids and --json")
-        infer_file(session, path, batch, parameters, form or FORMS[0], (from_name, to_name))
+        written = As(form or FORMS[0], from_name, to_name)
+        infer_file(session, path, batch, text_columns, parameters, written)
         return
-    if form is not None:
-        raise click.UsageError("--form is for --batch: name a file of texts with it")
+    if form is not None or text_columns:
+        option = "--form" if form is not None else "--text-column"
+        raise click.UsageError(f"{option} is for --batch: name a file of texts with it")
     body = {"inputs": _inputs(lines, pair, tokens), "parameters": parameters}
     if not lines:
         raise click.UsageError("give a TEXT, or pipe some in, one a line")
@@ -154,17 +167,18 @@ def _inputs(lines: tuple[str, ...], pair: tuple[str, ...], tokens: bool) -> list
 
 
 def _show(lines: tuple[str, ...], answer: dict[str, Any], *, ids: bool) -> None:
-    rows = []
-    for i, (line, output) in enumerate(zip(lines, answer["outputs"], strict=True)):
+    rows, said = [], list(zip(lines, answer["outputs"], strict=True))
+    for i, (line, output) in enumerate(said):
         named = {"id": answer["id"] if ids else None, "index": i if ids else None}
         doubt = _doubt(output.get("known"))
-        rows.append({**output, **named, "text": line[:60], "label": _said(output), "doubt": doubt})
+        rows.append({**output, **named, "text": line[:SHOWN], "label": _said(output), "doubt": doubt})
     columns = {"text": "TEXT", "label": "ANSWER", "score": "SCORE", "scores": "SCORES", "doubt": "KNOWN"}
     columns |= {"id": "ID", "index": "INDEX"}
     shown = {name: heading for name, heading in columns.items() if any(row[name] is not None for row in rows)}
     if all(output.get("known") for output in answer["outputs"]):
         shown.pop("doubt", None)
     print_table(rows, shown, "no texts: give some, or pipe them in")
+    tell_cut([f"{line[:SHOWN]}…" for line, output in said if output.get("truncated")], len(lines))
     for output in answer["outputs"]:
         if output.get("words") is not None:
             click.echo(f"words: {_words(output['words'])}")

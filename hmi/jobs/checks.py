@@ -9,13 +9,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, get_args
 
 from hmi.core import Task
 from hmi.errors import HmiError, InvalidData
+from hmi.sizes import counted
 from hmi.training.data.columns import task_of_columns
 from hmi.training.data.corpus import count_documents, open_corpus
 from hmi.training.data.guessing import guess_reading
+from hmi.training.data.long_texts import Limit, long_note
 from hmi.training.data.naming import task_as_named
 from hmi.training.data.reading import AS_IT_IS, Reading
 from hmi.training.data.rows import (
@@ -33,10 +35,12 @@ from hmi.training.data.spans import Spans
 from hmi.training.data.tables import read_table
 from hmi.training.data.text_files import TextFile, Upload
 from hmi.training.golds import checked_labels
+from hmi.training.recipe import LongTexts, Recipe
 from hmi.training.row_keys import hold_out
 
 CHECKED_BYTES = 4 << 20
 """A check reads at most this many bytes of a file, counted after decompression."""
+NO_OPTIONS: Mapping[str, Any] = {}
 SAMPLE = 3
 """A check shows this many of the rows that it has read."""
 SAMPLE_CHARACTERS, SAMPLE_WORDS = 400, 60
@@ -105,6 +109,17 @@ def checked_texts(
     }
 
 
+def too_long(found: RowFile, task: Task, options: Mapping[str, Any] = NO_OPTIONS) -> list[str]:
+    """A remark if texts are longer than what a model reads of a text. options: of the job."""
+    length, long_texts = options.get("max_length"), options.get("long_texts")
+    recipe = replace(
+        Recipe(),
+        max_length=length if isinstance(length, int) else Recipe.max_length,
+        long_texts=long_texts if long_texts in get_args(LongTexts) else None,
+    )
+    return [*filter(None, [long_note([row.text for row in found.rows], Limit.of(task, recipe))])]
+
+
 def checked_corpus(corpus: Upload, field: str = "corpus", encoding: str | None = None) -> str:
     """Check a corpus, or a root's text, and return the format that it was read as, with a remark if it looks
     like rows. Raises as `checked_files`."""
@@ -144,7 +159,8 @@ def _checked_rows(source: Upload, task: Task, skip: int, reading: Reading) -> Ch
     try:
         refuse_bad_rows(found, task, "the file", skip)
         if found.whole and len(found.rows) < MIN_ROWS:
-            raise InvalidData(f"the file has {len(found.rows) or 'no'} rows: give at least {MIN_ROWS}")
+            rows = counted(len(found.rows), "row") if found.rows else "no rows"
+            raise InvalidData(f"the file has {rows}: give at least {MIN_ROWS}")
         if found.whole:
             _refuse_unlearnable(found, task, own_dev=True, field="the file")
     except HmiError as error:
@@ -158,7 +174,7 @@ def _checked_rows(source: Upload, task: Task, skip: int, reading: Reading) -> Ch
         found.whole,
         labels,
         found.left_out,
-        found.notes,
+        [*found.notes, *too_long(found, task)],
         [_shown(row, task) for row in found.rows[:SAMPLE]],
         why,
     )
