@@ -65,7 +65,7 @@ def improved(
     from hmi.bench.quality import improving
     from hmi.bench.quality import setting as made
     from hmi.bench.quality.cell_queue import run
-    from hmi.bench.quality.improved import columns
+    from hmi.bench.quality.improved import BY_DEPTH, columns
     from hmi.bench.quality.improving import Cell
     from hmi.bench.quality.tasks import TRAIN, named
     from hmi.bench.report import result
@@ -95,7 +95,8 @@ def improved(
     session.may_start_jobs()
     tasks = named(list(dict.fromkeys(cell.task for cell in cells)))
     with job_bar() as bar:
-        folder = made.prepare(setting, tasks, notes.print, bar.show)
+        full = any(cell.column == BY_DEPTH for cell in cells)
+        folder = made.prepare(setting, tasks, notes.print, bar.show, full=full)
     root = load_root(folder)
     try:
         for spec, found in run(plan, setting, folder, root, steps_shown()):

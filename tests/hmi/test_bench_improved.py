@@ -67,7 +67,17 @@ def test_the_table_has_both_versions_beside_dedicated_copies_and_counts_the_wors
     (row,) = summary(its, ROOT)
     assert (row["dedicated"], row["first"], row["by_default"]) == (90.0, "80.0 ± 0.0", "81.0 ± 3.0")
     assert (row["by_default ÷"], row["own_teacher"], row["own_teacher ÷"]) == (0.9, "82.0", 0.911)
-    assert (row["published"], row["worse"], row["teachers_s"]) == ("2/2", 1, 100)
+    assert (row["published"], row["worse"], row["teachers_s"]) == ("2 2", 1, 100)
+
+
+def test_the_table_has_the_version_that_computes_all_layers(tmp_path: Path) -> None:
+    its = plan(tmp_path, "sst2:2000:0:by_depth")
+    result = chosen(0.86, 0.80, 3)
+    result["second"]["test"] = 0.82
+    done(its, {**result, "deep": {"test": 0.86, "cpu_s": 70.0}})
+    (row,) = summary(its, ROOT)
+    assert [row[name] for name in ("first", "second", "deep", "by_depth")] == ["80.0", "82.0", "86.0", "86.0"]
+    assert (row["published"], row["deep_s"]) == ("3", 70)
 
 
 def test_a_teacher_stands_for_dedicated_copies_that_were_not_trained(tmp_path: Path) -> None:

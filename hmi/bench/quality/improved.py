@@ -18,6 +18,7 @@ from hmi.bench.quality.arms import DEDICATED, Arm, hbert
 from hmi.bench.quality.cells import Problem, problem, train_once
 from hmi.bench.quality.lesson import OWN, Lesson
 from hmi.bench.quality.tasks import TaskRows
+from hmi.core import ModuleSpec
 from hmi.training.choosing import Version, compare, cross_validated, least_rows, rule_of
 from hmi.training.data.rows import Row
 from hmi.training.defaults import default_module
@@ -39,6 +40,8 @@ Learner = Literal["module", "dedicated", "contrasted", "frozen"]
 embeddings of the root's source. `contrasted` tunes the source on the rows before, in the manner of SetFit;
 `frozen` does not.
 """
+BY_DEPTH = "by_depth"
+"""The column of a service that has a root without lower layers: a third version computes all layers."""
 POOL = ("corpus", "copies")
 """The parts of the pool of a tenant that gives no unlabelled texts."""
 
@@ -54,8 +57,8 @@ class Improved:
 
     @property
     def chooses(self) -> bool:
-        """Return whether this column is what the service does: it chooses between two versions."""
-        return self.name == "by_default"
+        """Return whether this column is what the service does: it chooses between versions."""
+        return self.name in ("by_default", BY_DEPTH)
 
 
 def columns(larger: Sequence[str], *, few: bool) -> list[Improved]:
@@ -73,6 +76,8 @@ def columns(larger: Sequence[str], *, few: bool) -> list[Improved]:
     if larger:
         found.append(Improved("larger_teacher", teachers=tuple(larger)))
     found.append(Improved("dedicated_taught", learner="dedicated"))
+    if not few:
+        found.append(Improved(BY_DEPTH))
     if few:
         found += [
             Improved("dedicated_plain", (), learner="dedicated"),
@@ -94,8 +99,27 @@ def result_of(lesson: Lesson, column: Improved, seed: int, test: bool) -> dict[s
     second = _trained(lesson, replace(arm, epochs=EPOCHS) if texts else arm, texts, seed, test)
     result = {**figures, **second.figures}
     if column.chooses:
-        result |= _chosen(lesson, arm, _trained(lesson, arm, [], seed, test), second, seed)
+        first = _trained(lesson, arm, [], seed, test)
+        result |= _chosen(lesson, arm, first, second, seed)
+        if column.name == BY_DEPTH:
+            result |= _deeper(lesson, texts, second if result["published"] == 2 else first, seed, test)
     return result
+
+
+def _deeper(lesson: Lesson, texts: Sequence[Row], winner: _Trained, seed: int, test: bool) -> dict[str, Any]:
+    """The figures of the version that computes all layers, and of the one that is published beside it: it
+    must be better with confidence."""
+    full = lesson.models.full
+    assert full is not None, "`prepare` has imported a root without lower layers"
+    arm = replace(hbert(ModuleSpec()), epochs=EPOCHS)
+    deep = _trained(replace(lesson, models=full), arm, texts, seed, test)
+    found = compare([row.label for row in lesson.rows.dev], winner.dev, deep.dev, 0)
+    figures: dict[str, Any] = {"deep": deep.figures, "deep_sure": found.sure}
+    figures["deep_gain"] = round(found.gain, 4)
+    if found.better and found.rows >= HELD_OUT.enough:
+        figures |= {name: deep.figures[name] for name in deep.figures if name in ("dev", "test")}
+        figures["published"] = 3
+    return figures
 
 
 @dataclass(frozen=True)

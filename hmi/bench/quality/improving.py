@@ -119,9 +119,9 @@ def source_of(root: Root) -> str:
 def summary(plan: ImprovedPlan, root: Root) -> list[dict[str, Any]]:
     """Return a row for each lesson with finished runs: scores from 0 to 100, means over seeds.
 
-    `first` and `by_default` are the first version and the published one. `published` counts the seeds
-    in which that was the second, `worse` those in which it scored under the first by more than one standard
-    error of a score on that many test rows.
+    `first` is the first version; `by_default` and `by_depth` are the published one. `published` names that of
+    each seed (3: the one that computes all layers), `worse` counts the seeds in which it scored under the
+    first by more than one standard error of a score on that many test rows.
     """
     kept, out = Runs(plan.runs), []
     found = kept.all()
@@ -155,17 +155,20 @@ def _figures(
     if not column.chooses:
         return shown(column.name, [run[of] for run in runs])
     first = [run["first"] for run in runs]
+    versions = {name: [run[name][of] for run in runs] for name in ("second", "deep") if "deep" in runs[0]}
     teachers = runs[0]["teachers"]
     return {
         **shown("first", [run[of] for run in first]),
-        **shown("by_default", [run[of] for run in runs]),
+        **{key: value for name, seen in versions.items() for key, value in shown(name, seen).items()},
+        **shown(column.name, [run[of] for run in runs]),
         "sure": " ".join(f"{run['sure']:.2f}" for run in runs),
-        "published": f"{sum(run['published'] == 2 for run in runs)}/{len(runs)}",
+        "published": " ".join(str(run["published"]) for run in runs),
         "worse": sum(run[of] < run["first"][of] - _noise(run["first"][of], run) for run in runs),
         "weights": " ".join(f"{teacher['weight']:.2f}" for teacher in teachers.values()),
         "first_s": round(statistics.mean(run["cpu_s"] for run in first)),
         "teachers_s": round(sum(teacher["cpu_s"] for teacher in teachers.values())),
         "second_s": round(statistics.mean(run["second"]["cpu_s"] for run in runs)),
+        **({"deep_s": round(statistics.mean(run["deep"]["cpu_s"] for run in runs))} if versions else {}),
     }
 
 

@@ -29,6 +29,8 @@ class Encoders:
     source: Encoder
     root: Root
     plot_of: Opened
+    full: Encoders | None = None
+    """The same source, with a root of it that computes all layers."""
 
     @property
     def source_upper(self) -> nn.ModuleList:

@@ -20,6 +20,8 @@ from hmi.stores.plots import open_plots
 from plot_store import Reader
 
 ROOT = "quality"
+FULL = "quality-full"
+"""The root without lower layers, by the same source."""
 GENERAL = "general"
 CORPUS_OF = {"biomedical": "biomedical", "computer science": "cs", "science": "cs", "economics": "economics"}
 """The corpus of a task's domain. Domains that are not listed have the general corpus."""
@@ -88,11 +90,19 @@ class Setting:
         return self.branches(task)[-1][1]
 
 
-def prepare(setting: Setting, tasks: list[QualityTask], say: Say, show: Show) -> Path:
-    """Import the root and build the domains that are missing. Returns the root's folder. Raises HmiError."""
+def prepare(setting: Setting, tasks: list[QualityTask], say: Say, show: Show, *, full: bool = False) -> Path:
+    """Import the root and build the domains that are missing. Returns the root's folder. Raises HmiError.
+
+    full: also import a root of the same source that computes all layers.
+    """
     calls = LocalCalls(Settings.from_env(None, data=setting.data))
     try:
         folder = setting.data / "roots" / _ensured_root(calls, setting, say, show)
+        if full and FULL not in _roots(calls):
+            say("importing a root that computes all layers")
+            source = load_root(folder).info.source["name"]
+            job = calls.request("POST", "/manage/roots", {"root": FULL, "source": source, "split": 0})["job"]
+            ended(calls, job, show)
         have = {domain["domain"] for domain in calls.request("GET", "/manage/domains")["domains"]}
         for corpus, branch, amount in dict.fromkeys(b for task in tasks for b in setting.branches(task)):
             if branch not in have:
@@ -113,28 +123,32 @@ def opened(setting: Setting, folder: Path) -> Iterator[Encoders]:
         def plot_of(task: QualityTask) -> Reader:
             return store.reader(setting.branch(task))
 
-        yield Encoders(source, root, plot_of)
+        alike = sorted((setting.data / "roots" / FULL).glob("*/root.json"))
+        full = [Encoders(source, load_root(file.parent), lambda _: store.reader(FULL)) for file in alike]
+        yield Encoders(source, root, plot_of, full[-1] if full else None)
 
 
 def _ensured_root(calls: LocalCalls, setting: Setting, say: Say, show: Show) -> str:
     """Return `name/version` of the root, importing it if necessary."""
 
-    def have() -> dict[str, str]:
-        return {root["root"]: root["version"] for root in calls.request("GET", "/manage/roots")["roots"]}
-
     wanted = setting.root or ROOT
-    if setting.root is None and ROOT not in have():
+    if setting.root is None and ROOT not in _roots(calls):
         say("importing the default root")
         ended(
             calls,
             calls.request("POST", "/manage/roots", {"root": ROOT, "source": DEFAULT_PACKAGE})["job"],
             show,
         )
-    if wanted not in have():
+    if wanted not in _roots(calls):
         raise InvalidInput(
             f"no root {wanted!r} in this folder: import it first (hmi root import)", field="root"
         )
-    return f"{wanted}/{have()[wanted]}"
+    return f"{wanted}/{_roots(calls)[wanted]}"
+
+
+def _roots(calls: LocalCalls) -> dict[str, str]:
+    """The versions of the roots, by name."""
+    return {root["root"]: root["version"] for root in calls.request("GET", "/manage/roots")["roots"]}
 
 
 def _build(calls: LocalCalls, corpus: Path, branch: str, amount: Amount, show: Show) -> None:
