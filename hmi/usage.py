@@ -31,6 +31,8 @@ class TenantUse:
     """Texts that the small level of a cascade between two models answered."""
     cascaded: int = 0
     """Texts that came to a cascade that was in use, whichever level answered."""
+    deep: int = 0
+    """Texts that a version which computes all layers answered."""
 
 
 class Usage:

@@ -125,7 +125,8 @@ class UsageView(Answer):
     tenant: str
     since: str
     requests: int
-    inputs: int
+    inputs: int = Field(description="Texts.")
+    deep_inputs: int = Field(description="Of these, texts that were computed through all layers.")
     tokens: int
     compute_ms: float
     models: int

@@ -91,6 +91,10 @@ class Tenant:
     compute_share: float
     early_share: float
     """Of its texts: the fraction that left early."""
+    deep_share: float
+    """Of its texts: the fraction that was computed through all layers."""
+    us_per_token: float | None
+    """What its tokens cost: compute a token. None without any."""
 
 
 @dataclass(frozen=True)
@@ -239,9 +243,9 @@ def _executors(now: Scrape) -> list[Runs]:
 
 
 def _tenants(span: Between) -> list[Tenant]:
-    calls, texts, tokens, compute, early = (
+    calls, texts, tokens, compute, early, deep = (
         span.rates(f"hmi_tenant_{what}_total", "tenant", others=OTHERS)
-        for what in ("requests", "inputs", "tokens", "compute_seconds", "early_inputs")
+        for what in ("requests", "inputs", "tokens", "compute_seconds", "early_inputs", "deep_inputs")
     )
     whole = sum(compute.values()) or 1.0
     found = [
@@ -252,6 +256,8 @@ def _tenants(span: Between) -> list[Tenant]:
             tokens.get(name, 0.0),
             compute.get(name, 0.0) / whole,
             early.get(name, 0.0) / (texts.get(name) or 1.0),
+            deep.get(name, 0.0) / (texts.get(name) or 1.0),
+            1e6 * compute.get(name, 0.0) / tokens[name] if tokens.get(name) else None,
         )
         for name in calls
     ]

@@ -140,15 +140,21 @@ def _executors(shown: Figures, longest: int) -> Table:
 
 
 def _tenants(tenants: list[Tenant], longest: int, most: int) -> Table:
+    shown = tenants[:most]
     table = _table("TENANT")
-    for heading in ("CALLS/S", "TEXTS/S", "TOKENS/S", "EARLY"):
+    # 80 columns are few, and in most services no text leaves early, or none is computed through all layers.
+    shares = {"EARLY": [t.early_share for t in shown], "DEEP": [t.deep_share for t in shown]}
+    shares = {name: of for name, of in shares.items() if any(of)}
+    longest -= 3 * len(shares)
+    for heading in ("CALLS/S", "TEXTS/S", "TOKENS/S", *shares, "µs/TOKEN"):
         table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("SHARE OF COMPUTE", no_wrap=True)
-    for tenant in tenants[:most]:
+    table.add_column("COMPUTE", no_wrap=True)
+    for i, tenant in enumerate(shown):
         table.add_row(
             "all others" if tenant.tenant == OTHERS else _cut(tenant.tenant, longest),
             *(_number(rate) for rate in (tenant.calls_s, tenant.texts_s, tenant.tokens_s)),
-            f"{100 * tenant.early_share:.0f}%",
+            *(f"{100 * of[i]:.0f}%" for of in shares.values()),
+            _number(tenant.us_per_token),
             _bar(tenant.compute_share),
         )
     if len(tenants) > most:

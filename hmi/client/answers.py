@@ -165,6 +165,7 @@ class Usage(Answer):
     since: str
     requests: int
     inputs: int
+    deep_inputs: int = 0
     tokens: int
     compute_ms: float
     models: int

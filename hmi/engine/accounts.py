@@ -62,10 +62,12 @@ class Accounts:
             self._metrics.plot_hits(domain, hits)
         answered = _newly_answered(ran)
         inputs = Counter(item.tenant for item in answered)
+        deep = Counter(item.tenant for item in answered if not item.bundle.root.info.split)
         each_ms = times.compute_s * 1e3 / sum(works)
         for tenant, mine in tokens_of.items():
             spent_ms = work_of[tenant] * each_ms
-            self._metrics.usage.add(tenant, inputs=inputs[tenant], tokens=mine, compute_ms=spent_ms)
+            counts = {"inputs": inputs[tenant], "deep": deep[tenant], "tokens": mine}
+            self._metrics.usage.add(tenant, **counts, compute_ms=spent_ms)
         left = [item for item in answered if item.partial.confidence is not None]
         if left:
             self._left_early(left)
@@ -78,7 +80,8 @@ class Accounts:
         """Count texts whose answers were handed on although their batch failed later."""
         for item in items:
             item.counted = True
-            self._metrics.usage.add(item.tenant, inputs=1, tokens=item.tokens)
+            deep = int(not item.bundle.root.info.split)
+            self._metrics.usage.add(item.tenant, inputs=1, deep=deep, tokens=item.tokens)
         self._left_early(items)
 
     def _left_early(self, items: Sequence[Item]) -> None:

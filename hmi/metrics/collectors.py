@@ -118,6 +118,11 @@ class UsageCollector(Collector):
             "cascaded": CounterMetricFamily(
                 "hmi_tenant_cascade_inputs", "Texts that came to a cascade in use.", labels=["tenant"]
             ),
+            "deep": CounterMetricFamily(
+                "hmi_tenant_deep_inputs",
+                "Texts that a version which computes all layers answered.",
+                labels=["tenant"],
+            ),
         }
         compute = CounterMetricFamily("hmi_tenant_compute_seconds", "Compute time.", labels=["tenant"])
         saved = CounterMetricFamily(

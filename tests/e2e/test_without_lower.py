@@ -17,6 +17,7 @@ from hmi.engine import TextRequest
 from hmi.errors import Conflict, InvalidInput
 from hmi.manager import Manager
 from hmi.manager.roots import export_locality
+from hmi.metrics import Metrics
 from hmi.model.root import load_root
 from hmi.model.tokenizer import Text
 from hmi.stores.layout import Layout
@@ -54,7 +55,8 @@ async def test_every_kind_answers_the_same_alone_batched_and_exact(deep: Home) -
     for line in deep.covered[:8]:
         inputs += [(MOOD, line), (PAIRS, (line, "bank acid")), (TAGS, line.split()), (VECTORS, line)]
     random.Random(1).shuffle(inputs)
-    engine = deep.engine()
+    metrics = Metrics()
+    engine = deep.engine(metrics)
     await engine.start()
     together = await engine.infer([TextRequest(m, t, scores=True, provenance=True) for m, t in inputs])
     for (model, text), batched in zip(inputs, together, strict=True):
@@ -67,6 +69,8 @@ async def test_every_kind_answers_the_same_alone_batched_and_exact(deep: Home) -
         assert set(batched.provenance.plot) == {"unigram", "miss"}
         assert batched.provenance.plot["miss"] == 0
     await engine.stop()
+    use = metrics.usage.of("acme")
+    assert use.deep == use.inputs == 3 * len(inputs)
 
 
 def test_a_module_changes_every_layer(deep: Home) -> None:

@@ -43,9 +43,14 @@ class Told:
 
 
 def item(
-    tenant: str, reads: str, lengths: list[int], deadline: float | None = None, priority: Priority = "normal"
+    tenant: str,
+    reads: str,
+    lengths: list[int],
+    deadline: float | None = None,
+    priority: Priority = "normal",
+    root: str = "r",
 ) -> Item:
-    version = SimpleNamespace(root="r", root_version="1", artefact=f"of {tenant}")
+    version = SimpleNamespace(root=root, root_version="1", artefact=f"of {tenant}")
     bundle = SimpleNamespace(
         model=ModelId(tenant, "m"),
         version=version,
@@ -54,7 +59,7 @@ def item(
         task=SimpleNamespace(reads=reads),
         root=SimpleNamespace(dim=64),
         executor=SimpleNamespace(layers=3),
-        key=BatchKey(("r", "1"), "cls" if reads == "cls" else "rows", exact=False),
+        key=BatchKey((root, "1"), "cls" if reads == "cls" else "rows", exact=False),
     )
     windows = [Encoded([0] * n, [0] * n, [None] * n) for n in lengths]
     request = TextRequest(ModelId(tenant, "m"), "x", deadline=deadline, priority=priority)

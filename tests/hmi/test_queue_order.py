@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from dataclasses import replace
 from typing import cast
 
@@ -138,6 +139,22 @@ def test_what_backlogged_tenants_receive_is_as_their_weights(
         assert max(got) - min(got) <= 2 * (most_s + window_s) / min(weights)
     spread = max(seen[-1].values()) - min(seen[-1].values())
     assert spread <= (most_s + window_s) / min(weights), "one batch, to a window"
+
+
+@pytest.mark.parametrize("weight", [1.0, 2.0])
+def test_who_computes_all_layers_has_as_much_compute_and_fewer_texts(weight: float) -> None:
+    """Shares are of compute. A text takes twice as long on a root of twice the layers."""
+    pace, weights = Pace(), {"deep": weight, "fast": 1.0}
+    queue = BatchQueue(ROOM * 100, pace, weight_of=weights.__getitem__)
+    for name, each_s in (("fast", 1e-4), ("deep", 2e-4)):
+        mine = [item(name, "cls", [20], root=name) for _ in range(1500)]
+        for _ in range(40):  # the engine learns what the root takes
+            pace.ran(mine[0].key, 1000, 1000 * each_s)
+        queue.put(mine)
+    texts = Counter[str]()
+    while sum(texts.values()) < 1500:
+        texts.update(piece.item.tenant for piece in next_of(queue, BatchLimits(0.1, 1 << 20)))
+    assert texts["fast"] / texts["deep"] == pytest.approx(2 / weight, rel=0.15)
 
 
 def test_a_text_that_comes_too_late_is_dropped_before_work_unless_it_costs_nobody() -> None:

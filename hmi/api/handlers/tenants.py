@@ -106,6 +106,7 @@ async def usage(call: Call) -> Reply:
         since=call.services.started,
         requests=use.requests,
         inputs=use.inputs,
+        deep_inputs=use.deep,
         tokens=use.tokens,
         compute_ms=round(use.compute_ms, 3),
         models=stored.models,
