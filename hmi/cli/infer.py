@@ -40,7 +40,8 @@ from hmi.model.answer import AGGREGATIONS
 @click.option(
     "--calibrated",
     is_flag=True,
-    help="Show calibrated scores: of answers with the score 0.9, about nine in ten are right.",
+    help="Show calibrated scores, as the page does: of answers with the score 0.9, about nine in ten are "
+    "right. Without it scores are plain, and may differ from the page's.",
 )
 @click.option("--full", is_flag=True, help="Insist on the full model: no early exit, no cascade.")
 @click.option(

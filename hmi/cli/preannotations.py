@@ -59,7 +59,9 @@ class Controls:
                 field="from_name",
             )
         from_name = self.from_name or next(iter(found), FROM_NAME)
-        return {"from_name": from_name, "to_name": self.to_name or found.get(from_name, TO_NAME)}
+        texts = {to_name for named in self.found.values() for to_name in named.values()}
+        only = next(iter(texts)) if len(texts) == 1 else TO_NAME
+        return {"from_name": from_name, "to_name": self.to_name or found.get(from_name, only)}
 
 
 def answered_row(text: BatchText, output: Answer) -> dict[str, Any]:

@@ -53,8 +53,8 @@ def test_predictions_come_back_from_either_tool_as_the_same_spans(text: str, dat
 def test_each_tasks_answers_have_the_forms_of_the_tools() -> None:
     text = BatchText("a 😀 gene", 1, {"text": "a 😀 gene", "id": 7})
     made = label_studio_task(
-        text, {"entities": [entity(text.text, 4, 8)]}, "m version 2", Controls("ner", "body")
-    )  # type: ignore[arg-type]
+        text, {"entities": [entity(str(text.text), 4, 8)]}, "m version 2", Controls("ner", "body")
+    )
     assert made["data"] == {"text": "a 😀 gene", "id": 7}
     assert made["predictions"] == [
         {
@@ -186,6 +186,7 @@ def test_a_task_keeps_its_id_and_annotations_whose_controls_the_prediction_names
     with pytest.raises(InvalidInput, match=r"several controls of the type choices \(`a`, `b`\).*--from-name"):
         two.names("choices")
     assert Controls("b", None, two.found).names("choices") == {"from_name": "b", "to_name": "text"}
+    assert Controls("new", None, controls.found).names("number") == {"from_name": "new", "to_name": "body"}
 
 
 def test_rows_of_doccano_keep_their_ids_and_what_people_gave_them() -> None:
