@@ -1,4 +1,5 @@
-"""Sizes such as 50M, 1.5 GB, 64KiB, 4096. K, M, G and T are powers of 1024 in all spellings."""
+"""Sizes such as 50M, 1.5 GB, 64KiB, 4096, where K, M, G and T are powers of 1024 in all spellings; and counts
+such as 1 row."""
 
 from __future__ import annotations
 
@@ -33,3 +34,8 @@ def size(count: float) -> str:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1024
     return f"{count:.1f} TiB"
+
+
+def counted(count: int, one: str, several: str = "") -> str:
+    """Return a number of things: "1 row", "2 rows". `several` is the plural if it is not `one` with an s."""
+    return f"{count:,} {one if count == 1 else several or f'{one}s'}"

@@ -88,7 +88,7 @@ class Kit:
         return self._bench
 
     def new_device(self) -> Device:
-        return CudaDevice() if self.real else Twin(1)
+        return CudaDevice(kernels=kernels_for("bench")) if self.real else Twin(1)
 
     def launcher(self, device: Device) -> Any:
         """The kernels of modules on a device."""

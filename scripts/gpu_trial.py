@@ -250,7 +250,7 @@ def page(known: dict[str, Any]) -> str:
         "`scripts/gpu_trial.py --device twin` runs them on a simulation, and `make test` does that. "
         "Weights are random, of the shapes of MiniLM, MPNet and BERT-base.",
         "",
-        "The columns say what was seen when."
+        "The columns say what was seen when. docs/design/0011-cuda-path.md says what the first runs showed."
         if steps
         else "**No GPU has been at hand yet.** The columns are empty.",
         "",

@@ -18,22 +18,29 @@ FLAGS = """
 DEFINES = {
     "CHANGE_WORDS": ops.CHANGE_WORDS,
     "PIECE_WORDS": ops.PIECE_WORDS,
+    "COPY_WORDS": ops.COPY_WORDS,
     "HOST_RELU": ops.RELU,
     "HOST_SILU": ops.SILU,
+    "HOST_BFLOAT": ops.BFLOAT,
+    "HOST_FLOAT": ops.FLOAT,
     "HOST_ROWS": ops.ROWS,
+    "HOST_RANKS": ops.RANKS,
     "HOST_COLS": ops.COLS,
+    "HOST_DOWN_THREADS": ops.THREADS["module_down"],
+    "HOST_UP_THREADS": ops.THREADS["module_up"],
+    "HOST_COPY_THREADS": ops.THREADS["module_copy"],
 }
 SOURCE = Path(__file__).with_name("kernels") / "modules_twin.cpp"
 
 
 class CpuLauncher:
-    """An `ops.Launcher` on the CPU: blocks of `threads` threads, run in reverse order if `backwards`."""
+    """An `ops.Launcher` on the CPU: the threads of a block run in reverse order if `backwards`."""
 
-    def __init__(self, threads: int = 128, backwards: bool = False) -> None:
-        self.threads, self.backwards, self.library = threads, backwards, _compiled()
+    def __init__(self, backwards: bool = False) -> None:
+        self.backwards, self.library = backwards, _compiled()
 
     def launch(self, kernel: str, blocks: int, arguments: tuple[int, ...], stream: int | None) -> None:
-        given = (blocks, self.threads, self.backwards, *arguments)
+        given = (blocks, self.backwards, *arguments)
         getattr(self.library, kernel)(*map(ctypes.c_int64, given))
 
 

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import Any, NamedTuple, cast, get_args
 
 import click
 
@@ -16,9 +16,19 @@ from hmi.cli.output import notes, print_json
 from hmi.cli.reading import as_arguments, next_step, reading_of, reading_options
 from hmi.core import Task
 from hmi.errors import InvalidInput
-from hmi.jobs.checks import Checked, checked_corpus, checked_files, inspect_file
+from hmi.jobs.checks import Checked, checked_corpus, checked_files, inspect_file, task_of_file, too_long
+from hmi.sizes import counted
+from hmi.training.data.rows import reasons_of
 
 SHOWN = 20
+
+
+class Shown(NamedTuple):
+    """What a command has said of its files before it started a job."""
+
+    task: str
+    notes: frozenset[str]
+    """Remarks on rows, which the job's end need not repeat."""
 
 
 @click.command(cls=FileCommand)
@@ -62,18 +72,39 @@ def check(
         raise click.exceptions.Exit(1)
 
 
-def show_formats(task: str, files: Mapping[str, Path], options: Mapping[str, Any]) -> None:
-    """Print the format of each file. Raises InvalidData for a file that a job would refuse."""
+def show_formats(task: str | None, files: Mapping[str, Path], options: Mapping[str, Any]) -> Shown:
+    """Print the format of each file, and what else there is to say of it.
+
+    task: None for the one that the columns of the data show. Raises InvalidData for a file that a job would
+    refuse.
+    """
     skip = options.get("skip_bad_rows", 0)
     skip, reading = skip if isinstance(skip, int) else 0, reading_of(options)
+    if task is None:
+        task = task_of_file(files["data"], "data", reading) or "classification"
+        if task != "classification":
+            _note(f"data: rows of the task {task}; --task takes another one")
+    told = list[str]()
     for name, rows in checked_files(cast(Task, task), files, skip, reading).items():
         _note(f"{name}: {rows.read}")
         if rows.left_out:
-            _note(
-                f"{name}: {len(rows.left_out)} bad rows are left out, the first in {rows.left_out[0].message}"
-            )
-        for note in rows.notes:
+            bad = counted(len(rows.left_out), "bad row is", "bad rows are")
+            _note(f"{name}: {bad} left out, the first in {rows.left_out[0].message}")
+        told += rows.notes
+        for note in [*rows.notes, *too_long(rows, cast(Task, task), options)]:
             _note(f"{name}: {note}")
+    return Shown(task, frozenset(told))
+
+
+def lengths_of(model: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options that say how much of a text a model reads, as its live version has them. A server of
+    an earlier version does not tell all."""
+    live: Mapping[str, Any] = next(
+        (each for each in model["versions"] if each["version"] == model["current"]), {}
+    )
+    windows = live.get("rules", {}).get("windows")
+    found = {"max_length": live.get("max_length"), "long_texts": "windows" if windows else "cut"}
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def show_corpus_format(corpus: Path, options: Mapping[str, Any]) -> None:
@@ -93,22 +124,23 @@ def skipping(skip: int | None) -> dict[str, Any]:
 
 
 def _show(file: Path, found: Checked, reading: Mapping[str, Any]) -> None:
-    what = "documents of a corpus" if found.kind == "corpus" else f"rows of the task {found.task}"
+    one, of = ("document", "a corpus") if found.kind == "corpus" else ("row", f"the task {found.task}")
     part = "" if found.whole else " in its beginning"
     if found.read is not None:
-        click.echo(f"{file}: {found.count:,} {what}{part}")
+        click.echo(f"{file}: {counted(found.count, one)} of {of}{part}")
         click.echo(f"  read as {found.read}")
     if found.labels:
         few = list(found.labels.items())[:SHOWN]
         more = f" and {len(found.labels) - SHOWN} more" if len(found.labels) > SHOWN else ""
         shown = ", ".join(f"{name} {count:,}" for name, count in few)
-        click.echo(f"  {len(found.labels)} label{'s' * (len(found.labels) > 1)}: {shown}{more}")
+        click.echo(f"  {counted(len(found.labels), 'label')}: {shown}{more}")
     for note in found.notes:
         click.echo(f"  note: {note}")
-    for problem in found.problems[:SHOWN] if found.read is not None else []:
-        click.echo(f"  {problem.message}")
-    if len(found.problems) > SHOWN:
-        click.echo(f"  and {len(found.problems) - SHOWN} more")
+    reasons = reasons_of(found.problems) if found.read is not None else []
+    for reason in reasons[:SHOWN]:
+        click.echo(f"  {reason}")
+    if len(reasons) > SHOWN:
+        click.echo(f"  and {len(reasons) - SHOWN} more")
     if found.error is not None:
         click.secho(f"not usable: {found.error}", fg="red", err=True)
         if found.guess:

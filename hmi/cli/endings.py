@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from hmi.cli.improving import improved
 from hmi.cli.output import size
+from hmi.sizes import counted
 from hmi.training.headline import headline_name
 
 Figures = dict[str, str]
@@ -34,15 +35,16 @@ def figures(view: Mapping[str, Any]) -> Figures:
     return {}
 
 
-def lines(view: Mapping[str, Any]) -> list[str]:
-    """Return the lines that describe how a succeeded job ended."""
+def lines(view: Mapping[str, Any], told: Collection[str] = ()) -> list[str]:
+    """Return the lines that describe how a succeeded job ended, without the remarks that were `told`."""
     result = view["result"] or {}
     version = result.get("version")
     target = f"{view['target']}, version {version}" if version is not None else str(view["target"])
     shown = [f"done: {view['kind']} {target} (job {view['job']})"]
     found = figures(view)
     shown += [f"  {name}: {value}" for name, value in found.items()]
-    shown += [f"  note: {warning}" for warning in (result.get("metrics") or {}).get("warnings", ())]
+    warnings = (result.get("metrics") or {}).get("warnings", ())
+    shown += [f"  note: {warning}" for warning in warnings if warning not in told]
     after = _next(view["kind"], str(view["target"]), result)
     return [*shown, f"next: {after}"] if after else shown
 
@@ -57,11 +59,11 @@ def _of_model(result: Mapping[str, Any]) -> Figures:
         return {**_tokens(metrics["tokens"]), "size": size(result["bytes"])}
     name = headline_name(metrics)
     if name is not None:
-        found["score"] = f"{name} {metrics[name]:.4g} on {metrics.get('rows', '?')} held-out rows"
+        found["score"] = f"{name} {metrics[name]:.4g} on {_held_out(metrics)}"
     if metrics.get("live"):
         found["compared"] = compared(metrics["live"], name)
     if "train_rows" in metrics:
-        found["trained on"] = f"{metrics['train_rows']} rows"
+        found["trained on"] = counted(metrics["train_rows"], "row")
     if "epochs_run" in metrics:
         found["epochs"] = _epochs(metrics)
     if metrics.get("ramps"):
@@ -71,9 +73,13 @@ def _of_model(result: Mapping[str, Any]) -> Figures:
     return found
 
 
+def _held_out(metrics: Mapping[str, Any]) -> str:
+    return counted(metrics["rows"], "held-out row") if "rows" in metrics else "held-out rows"
+
+
 def _ramps(ramps: Mapping[str, Any]) -> str:
     each = ", ".join(f"{site['agreement']:.3g} (before layer {site['site']})" for site in ramps["sites"])
-    return f"answer as the model: {each}, on {ramps['texts']} held-out texts"
+    return f"answer as the model: {each}, on {counted(ramps['texts'], 'held-out text')}"
 
 
 def _tokens(tokens: Mapping[str, Any]) -> Figures:
@@ -103,7 +109,7 @@ def compared(live: Mapping[str, Any], name: str | None) -> str:
     scores = (
         f"{live.get('metric') or name} {live['score']:.4g} (new), {live['live_score']:.4g} (version "
         f"{live['version']}, "
-        f"live before it), on the same {live['rows']} held-out rows{seen}"
+        f"live before it), on the same {counted(live['rows'], 'held-out row')}{seen}"
     )
     if not live.get("near_chance"):  # a server of an earlier version does not send it
         return scores

@@ -18,11 +18,13 @@ def improved(result: Mapping[str, Any]) -> dict[str, str]:
 
 
 def tell_improving(session: Session, view: Mapping[str, Any]) -> None:
-    """Say that a second version may follow, after the job that published the first."""
-    job = (view["result"] or {}).get("improving")
+    """Say that a further version may follow, after the job that published one."""
+    result = view["result"] or {}
+    job = result.get("improving")
     if job is None:
         return
-    begins = f"a second version may follow: job {job} publishes one if the held-out rows allow it"
+    next_ = "a second" if result.get("version") == 1 else "a further"
+    begins = f"{next_} version may follow: job {job} publishes one if the held-out rows allow it"
     runs = (
         f"'hmi model show {view['target']}' tells"
         if session.remote

@@ -10,11 +10,14 @@ from typing import Any
 import click
 
 from hmi.cli.base import Command, as_json, pass_session
-from hmi.cli.infer_batch import Asked, batch_options, infer_file
+from hmi.cli.infer_batch import Asked, batch_options, infer_file, tell_cut
 from hmi.cli.output import print_json, print_table
 from hmi.cli.session import Session, segment
 from hmi.errors import HmiError, InvalidInput
 from hmi.model.answer import AGGREGATIONS
+
+SHOWN = 60
+"""Characters of a text in the table of answers."""
 
 
 @click.command("infer", cls=Command)
@@ -135,17 +138,18 @@ def _inputs(lines: tuple[str, ...], pair: tuple[str, ...], tokens: bool) -> list
 
 
 def _show(lines: tuple[str, ...], answer: dict[str, Any], *, ids: bool) -> None:
-    rows = []
-    for i, (line, output) in enumerate(zip(lines, answer["outputs"], strict=True)):
+    rows, said = [], list(zip(lines, answer["outputs"], strict=True))
+    for i, (line, output) in enumerate(said):
         named = {"id": answer["id"] if ids else None, "index": i if ids else None}
         doubt = _doubt(output.get("known"))
-        rows.append({**output, **named, "text": line[:60], "label": _said(output), "doubt": doubt})
+        rows.append({**output, **named, "text": line[:SHOWN], "label": _said(output), "doubt": doubt})
     columns = {"text": "TEXT", "label": "ANSWER", "score": "SCORE", "scores": "SCORES", "doubt": "KNOWN"}
     columns |= {"id": "ID", "index": "INDEX"}
     shown = {name: heading for name, heading in columns.items() if any(row[name] is not None for row in rows)}
     if all(output.get("known") for output in answer["outputs"]):
         shown.pop("doubt", None)
     print_table(rows, shown, "no texts: give some, or pipe them in")
+    tell_cut([f"{line[:SHOWN]}…" for line, output in said if output.get("truncated")], len(lines))
     for output in answer["outputs"]:
         if output.get("words") is not None:
             click.echo(f"words: {_words(output['words'])}")

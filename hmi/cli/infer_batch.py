@@ -27,11 +27,12 @@ from hmi.cli.preannotations import (
 from hmi.cli.reading import reading_of
 from hmi.cli.session import Session
 from hmi.client.batches import Batch, batches
+from hmi.sizes import counted
 from hmi.training.data.batch_texts import BatchText, read_batch
 
 BATCH = 64
 """A call has at most this many texts."""
-SHOWN = 5
+SHOWN = 3
 """A note names at most this many rows."""
 Wrap = Callable[..., Any]
 Answered = tuple[BatchText, dict[str, Any] | None, dict[str, Any]]
@@ -46,7 +47,7 @@ class Asked:
     from_name: str | None = None
     to_name: str | None = None
     offsets: str | None = None
-    text_column: str | None = None
+    text_columns: tuple[str, ...] = ()
     encoding: str | None = None
 
 
@@ -79,7 +80,13 @@ _OPTIONS = (
         help="What offsets of entities count: code points (default for Label Studio) or UTF-16 units (for "
         "doccano), in which an emoji is two. Versions of either tool differ.",
     ),
-    click.option("--text-column", metavar="NAME", help="The field of --batch that holds the text."),
+    click.option(
+        "--text-column",
+        "text_columns",
+        multiple=True,
+        metavar="NAME",
+        help="The field of --batch that holds the text. Repeatable: the texts of several are joined.",
+    ),
     click.option("--encoding", metavar="NAME", help="The encoding of --batch, such as windows-1252."),
 )
 
@@ -93,9 +100,9 @@ def batch_options(function: Wrap) -> Wrap:
         if batch is not None:
             return function(*arguments, batch=Asked(batch, **named), **given)
         for name, value in named.items():
-            if value is not None:
-                option = f"--{name.replace('_', '-')}"
-                raise click.UsageError(f"{option} is for --batch: name a file of texts with it")
+            if value not in (None, ()):
+                option = "text-column" if name == "text_columns" else name.replace("_", "-")
+                raise click.UsageError(f"--{option} is for --batch: name a file of texts with it")
         return function(*arguments, batch=None, **given)
 
     for option in reversed(_OPTIONS):
@@ -110,22 +117,35 @@ def infer_file(session: Session, path: str, asked: Asked, parameters: dict[str, 
     if asked.offsets is not None and form == "rows":
         raise click.UsageError("--offsets is for pre-annotations: choose --form label-studio or doccano")
     encoding = reading_of({"encoding": asked.encoding}).encoding
-    texts = list(read_batch(asked.batch, text_column=asked.text_column, encoding=encoding))
+    texts = list(read_batch(asked.batch, text_columns=asked.text_columns, encoding=encoding))
     controls = Controls.of(texts, asked.from_name, asked.to_name)
-    written = (
-        json.dumps(_written(one, form, controls, asked.offsets), ensure_ascii=False)
-        for one in _answered(session, path, texts, parameters)
-        if one[1] is not None or form == "label-studio"
-    )
-    if form != "label-studio":
-        for line in written:
-            click.echo(line)
-    else:
-        for number, line in enumerate(written):
-            click.echo(f"{',' if number else '['}{line}")
+    cut, listed = list[str](), form == "label-studio"
+    for number, one in enumerate(_answered(session, path, texts, parameters)):
+        text, output, _ = one
+        if output is None and not listed:
+            continue
+        line = json.dumps(_written(one, form, controls, asked.offsets), ensure_ascii=False)
+        click.echo(f"{',' if number else '['}{line}" if listed else line)
+        if output is not None and output.get("truncated"):
+            cut.append(text.place)
+    if listed:
         click.echo("]" if texts else "[]")
+    tell_cut(cut, len(texts))
     for note in _notes(texts, form):
         notes.print(f"note: {note}", markup=False, soft_wrap=True)
+
+
+def tell_cut(cut: Sequence[str], count: int) -> None:
+    """Say which of `count` texts were too long to be read whole, as no form of annotation tools does."""
+    if not cut:
+        return
+    more = f"; and {len(cut) - SHOWN} more" if len(cut) > SHOWN else ""
+    notes.print(
+        f"note: {len(cut):,} of {counted(count, 'text')} could not be read whole, and what lies beyond the "
+        f"model's limit has no answer: {'; '.join(cut[:SHOWN])}{more}",
+        markup=False,
+        soft_wrap=True,
+    )
 
 
 def _notes(texts: Sequence[BatchText], form: str) -> Iterator[str]:

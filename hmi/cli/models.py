@@ -10,7 +10,7 @@ import click
 
 from hmi.cli.base import Group, as_json, pass_session
 from hmi.cli.cascades import cascade
-from hmi.cli.check import reading_as, show_formats, skipping
+from hmi.cli.check import lengths_of, reading_as, show_formats, skipping
 from hmi.cli.exits import depth, exits, feedback, objective
 from hmi.cli.improving import show_tried
 from hmi.cli.known import known
@@ -66,9 +66,7 @@ for command in (objective, exits, feedback, tokens, known, depth):
 @click.argument("name", metavar="TENANT.MODEL")
 @click.argument("data", type=FILE, required=False)
 @click.option("--domain", required=True, help="The model's domain, ROOT/BRANCH.")
-@click.option(
-    "--task", type=TASKS, default="classification", show_default=True, help="What the model is made for."
-)
+@click.option("--task", type=TASKS, help="What the model is made for (default: as the data's columns tell).")
 @click.option("--dev", type=FILE, help="Held-out rows (default: a share of the data).")
 @UNLABELLED
 @SKIP
@@ -81,7 +79,7 @@ def create(
     name: str,
     data: Path | None,
     domain: str,
-    task: str,
+    task: str | None,
     dev: Path | None,
     unlabelled: Path | None,
     skip: int | None,
@@ -96,15 +94,15 @@ def create(
     """
     if data is None and task != "embedding":
         raise InvalidInput(
-            f"data is missing: a {task} model is trained on rows, so name their file", field="data"
+            f"data is missing: a {task or 'new'} model is trained on rows, so name their file", field="data"
         )
     session.may_start_jobs()
     options, files = reading_as(options, skip, reading), _files(data, dev, unlabelled)
-    show_formats(task, files, options)
-    body = {"model": name, "domain": domain, "task": task, "options": options}
+    shown = show_formats(task, files, options)
+    body = {"model": name, "domain": domain, "task": shown.task, "options": options}
     with session.calls() as calls:
         job = calls.request("POST", "/manage/models", body, files)["job"]
-        finish(session, calls, job, detach=detach, as_json=as_json)
+        finish(session, calls, job, detach=detach, as_json=as_json, told=shown.notes)
 
 
 @model.command()
@@ -142,10 +140,11 @@ def update(
     options, files = reading_as(options, skip, reading), _files(data, dev, unlabelled)
     with session.calls() as calls:
         path = f"/manage/models/{segment(name)}"
-        show_formats(calls.request("GET", path)["task"], files, options)
+        live = calls.request("GET", path)
+        shown = show_formats(live["task"], files, {**lengths_of(live), **options})
         body = {"options": options, "publish": publish}
         job = calls.request("POST", f"{path}/update", body, files)["job"]
-        finish(session, calls, job, detach=detach, as_json=as_json)
+        finish(session, calls, job, detach=detach, as_json=as_json, told=shown.notes)
 
 
 @model.command()
@@ -328,7 +327,7 @@ def export_module(session: Session, name: str, folder: Path, as_json: bool) -> N
     "--rows", "data", type=FILE, help="Rows to train the module on further; required if FOLDER has no head."
 )
 @click.option("--dev", type=FILE, help="Held-out rows (default: a share of the data).")
-@click.option("--task", type=TASKS, default="classification", show_default=True, help="The task of the rows.")
+@click.option("--task", type=TASKS, help="The task of the rows (default: as their columns tell).")
 @SKIP
 @reading_options
 @settings_option()
@@ -341,7 +340,7 @@ def import_module(
     domain: str,
     data: Path | None,
     dev: Path | None,
-    task: str,
+    task: str | None,
     skip: int | None,
     reading: dict[str, Any],
     options: dict[str, Any],
@@ -352,12 +351,12 @@ def import_module(
     session.may_start_jobs()
     files = _adapter_files(folder)
     options, rows = reading_as(options, skip, reading), _files(data, dev, None)
-    show_formats(task, rows, options)
+    shown = show_formats(task if data else task or "classification", rows, options)
     files |= rows
-    body = {"model": name, "domain": domain, "task": task, "options": options}
+    body = {"model": name, "domain": domain, "task": shown.task, "options": options}
     with session.calls() as calls:
         job = calls.request("POST", "/manage/models/import", body, files)["job"]
-        finish(session, calls, job, detach=detach, as_json=as_json)
+        finish(session, calls, job, detach=detach, as_json=as_json, told=shown.notes)
 
 
 ADAPTER_FILES = {

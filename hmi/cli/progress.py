@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, cast
 
@@ -33,11 +34,13 @@ def job_bar() -> AbstractContextManager[JobBar]:
     return progress.job_bar(notes)
 
 
-def finish(session: Session, calls: Calls, job: str, *, detach: bool, as_json: bool) -> None:
+def finish(
+    session: Session, calls: Calls, job: str, *, detach: bool, as_json: bool, told: Collection[str] = ()
+) -> None:
     """Run a job (on a data folder) or follow it (on a server) until it ends, and show how it ended.
 
-    With `detach`, only print the job's id. Raises HmiError if the job failed, click.Abort for Ctrl-C, Exit if
-    its result was held back.
+    With `detach`, only print the job's id. told: remarks that were made already. Raises HmiError if the job
+    failed, click.Abort for Ctrl-C, Exit if its result was held back.
     """
     if detach:
         if as_json:
@@ -52,7 +55,7 @@ def finish(session: Session, calls: Calls, job: str, *, detach: bool, as_json: b
             )
         return
     view = run_job(session, calls, job)
-    show_end(view, as_json)
+    show_end(view, as_json, told)
     tell_improving(session, view)
 
 
@@ -78,13 +81,16 @@ def run_job(session: Session, calls: Calls, job: str) -> dict[str, Any]:
     return view
 
 
-def show_end(view: dict[str, Any], as_json: bool) -> None:
-    """Show how a job ended. Raises HmiError if it did not succeed, Exit if its result was held back."""
+def show_end(view: dict[str, Any], as_json: bool, told: Collection[str] = ()) -> None:
+    """Show how a job ended, without the remarks that were `told`.
+
+    Raises HmiError if it did not succeed, Exit if its result was held back.
+    """
     if view["state"] == "succeeded":
         if as_json:
             print_json(view)
         else:
-            click.echo("\n".join(endings.lines(view)))
+            click.echo("\n".join(endings.lines(view, told)))
         _show_held_back(view)
         return
     error = view["error"] or {}

@@ -26,7 +26,8 @@ _OPTIONS = (
     click.option(
         "--label-column",
         metavar="NAME",
-        help="The column that holds the answer: label, labels, value or tags.",
+        help="The column that holds the answer: label, labels, value, tags or spans. Of several controls of "
+        "Label Studio, the one to read.",
     ),
     click.option(
         "--labels-columns",

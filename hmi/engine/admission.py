@@ -26,9 +26,10 @@ from hmi.engine.turns import Turns
 from hmi.errors import HmiError, InvalidInput, NotFound, copy_of
 from hmi.model.batching import Encoded
 from hmi.model.beginnings import CHARACTERS_A_TOKEN, GROWTH
+from hmi.model.reach import reach
 from hmi.model.splitting import SplitText, splitter_of
 from hmi.model.tokenizer import Text
-from hmi.model.windows import encode_texts, reach, words_read
+from hmi.model.windows import encode_texts, words_read
 
 TURN_S = 0.003
 """Length of a turn, in seconds. The text that is tokenised when this time is up is the turn's last."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from hmi.engine.item import Item
 from hmi.engine.request import Word
-from hmi.model.windows import reach
+from hmi.model.reach import reach
 from plot_store import ORDER_NAMES
 
 Place = tuple[int, int]

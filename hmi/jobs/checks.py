@@ -10,15 +10,18 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import Any
+from typing import Any, get_args
 
 from hmi.core import Task
 from hmi.errors import HmiError, InvalidData
 from hmi.model.entities import groups_of
 from hmi.model.tag_schemes import OUTSIDE, Scheme, in_labels, scheme_of
+from hmi.sizes import counted
 from hmi.training.data.columns import SYNONYMS, task_of_columns
 from hmi.training.data.corpus import count_documents, open_corpus
 from hmi.training.data.guessing import guess_reading
+from hmi.training.data.label_studio import TASK
+from hmi.training.data.long_texts import Limit, long_note
 from hmi.training.data.naming import task_as_named
 from hmi.training.data.reading import AS_IT_IS, Reading
 from hmi.training.data.rows import (
@@ -32,15 +35,16 @@ from hmi.training.data.rows import (
     read_unlabelled_file,
     refuse_bad_rows,
 )
-from hmi.training.data.span_forms import TASK
 from hmi.training.data.spans import Spans
 from hmi.training.data.tables import FIRST_RECORDS, read_table
 from hmi.training.data.text_files import TextFile, Upload
 from hmi.training.golds import checked_labels
+from hmi.training.recipe import LongTexts, Recipe
 from hmi.training.row_keys import hold_out
 
 CHECKED_BYTES = 4 << 20
 """A check reads at most this many bytes of a file, counted after decompression."""
+NO_OPTIONS: Mapping[str, Any] = {}
 SAMPLE = 3
 """A check shows this many of the rows that it has read."""
 SHOWN_COLUMNS = 100
@@ -117,6 +121,17 @@ def checked_texts(
     }
 
 
+def too_long(found: RowFile, task: Task, options: Mapping[str, Any] = NO_OPTIONS) -> list[str]:
+    """A remark if texts are longer than what a model reads of a text. options: of the job."""
+    length, long_texts = options.get("max_length"), options.get("long_texts")
+    recipe = replace(
+        Recipe(),
+        max_length=length if isinstance(length, int) else Recipe.max_length,
+        long_texts=long_texts if long_texts in get_args(LongTexts) else None,
+    )
+    return [*filter(None, [long_note([row.text for row in found.rows], Limit.of(task, recipe))])]
+
+
 def checked_corpus(corpus: Upload, field: str = "corpus", encoding: str | None = None) -> str:
     """Check a corpus, or a root's text, and return the format that it was read as, with a remark if it looks
     like rows. Raises as `checked_files`."""
@@ -164,7 +179,8 @@ def _checked_rows(source: Upload, task: Task, skip: int, reading: Reading) -> Ch
     try:
         refuse_bad_rows(found, task, "the file", skip)
         if found.whole and len(found.rows) < MIN_ROWS:
-            raise InvalidData(f"the file has {len(found.rows) or 'no'} rows: give at least {MIN_ROWS}")
+            rows = counted(len(found.rows), "row") if found.rows else "no rows"
+            raise InvalidData(f"the file has {rows}: give at least {MIN_ROWS}")
         if found.whole:
             _refuse_unlearnable(found, task, own_dev=True, field="the file")
     except HmiError as error:
@@ -182,7 +198,7 @@ def _checked_rows(source: Upload, task: Task, skip: int, reading: Reading) -> Ch
         found.whole,
         labels,
         found.left_out,
-        found.notes,
+        [*found.notes, *too_long(found, task)],
         [_shown(row, task) for row in found.rows[:SAMPLE]],
         why,
         entities=None if types is None else dict(types.most_common()),

@@ -23,6 +23,7 @@ from hmi.jobs.specs import FineTuneSpec
 from hmi.model.artefact import Artefact
 from hmi.model.root import Root, load_root
 from hmi.model.tasks import TaskKind, task_of_version
+from hmi.sizes import counted
 from hmi.training.data.rows import Row
 from hmi.training.features import dev_examples
 from hmi.training.headline import headline, headline_name
@@ -102,10 +103,11 @@ def judge_update(
     }
     if after >= before - slack - 1e-9:
         return _settled(publish, None, scores)
+    rows = counted(len(which), "held-out row")
     flattered = f"; version {live.version} was trained on {seen} of them" if scores["seen_rows"] else ""
     return _settled(
         publish,
-        f"it scores {after:.3f} on {len(which)} held-out rows, version {live.version} {before:.3f}: "
+        f"it scores {after:.3f} on {rows}, version {live.version} {before:.3f}: "
         f"worse by more than {slack:.3f}{flattered}",
         scores,
     )

@@ -30,6 +30,7 @@ from hmi.jobs.training_data import Data, read_data
 from hmi.model.memory import keep_freed_memory
 from hmi.model.root import load_root
 from hmi.model.tasks import task_of_version
+from hmi.sizes import counted
 from hmi.training.choosing import Comparison, Rule, least_rows, rule_of
 from hmi.training.early_stopping import EnoughError
 
@@ -189,7 +190,11 @@ def _deeper(
     ctx, ledger = trial.ctx, trial.ledger
     spent_s, name = ledger.spent_s, f"a module in each layer, on root {record.name}"
     if (few := len(which)) < least_rows("better"):
-        return winner, Tried(name=name, cpu_s=0.0, why=f"{few} held-out rows are too few to tell")
+        return winner, Tried(
+            name=name,
+            cpu_s=0.0,
+            why=f"{counted(few, 'held-out row is', 'held-out rows are')} too few to tell",
+        )
     try:
         found = trained_deeper(trial, spec, base, data, record)
     except (EnoughError, Conflict, Damaged, InvalidData, NotFound) as error:
@@ -216,7 +221,7 @@ def _told(found: Comparison, ledger: Ledger, name: str, why: str) -> Tried:
 
 
 def _said(found: Comparison, rule: Rule, ending: str) -> str:
-    rows = f"on {found.rows} held-out rows: {found.after:.3f} after {found.before:.3f}"
+    rows = f"on {counted(found.rows, 'held-out row')}: {found.after:.3f} after {found.before:.3f}"
     if rule == "not_worse":
         return f"worse {rows}" if found.worse else f"not worse {rows}; so few rows cannot show more"
     verdict = "better" if found.better else "not better with confidence"

@@ -24,6 +24,7 @@ from hmi.model.tasks import TaskKind
 from hmi.training.calibrating import calibrated, calibrated_entities
 from hmi.training.checkpoint import CHECKPOINT, Resumed, resume_training, write_training
 from hmi.training.data.conflicts import conflicts_of
+from hmi.training.data.long_texts import Limit
 from hmi.training.data.rows import Row
 from hmi.training.early_stopping import EnoughError, History, train_to_best
 from hmi.training.features import dev_examples, examples_of
@@ -33,7 +34,7 @@ from hmi.training.objectives.words import TaggingObjective
 from hmi.training.plan import plan_training
 from hmi.training.ramps import Texts, ramps_by_default, train_ramps
 from hmi.training.recipe import Recipe
-from hmi.training.remarks import remarks
+from hmi.training.remarks import cut_remarks, remarks
 from hmi.training.splits import Split, class_weights, encoded_split, merged_outputs, task_targets
 from hmi.training.teacher import Lesson
 from hmi.training.trainer import Trainer, tenant_trainer
@@ -101,6 +102,7 @@ def train_on_rows(
     if data.task.name in ("classification", "pair"):
         about |= _reachable(data.dev)
     warnings = [*data.notes, *remarks(data.task, data.train, data.dev, dev_given=data.dev_given)]
+    warnings += cut_remarks(Limit(max_length, windows), training=train, **{"held-out": dev})
     if data.unlabelled or recipe.variants:
         lesson = Lesson(data.task, train, dev, data.unlabelled, max_length, weights)
         taught = course.teach(ctx, root, lesson, recipe, folder)

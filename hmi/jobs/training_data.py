@@ -10,6 +10,8 @@ from hmi.core import ModuleSpec, Task
 from hmi.errors import InvalidData, InvalidInput
 from hmi.jobs.options import FineTuneOptions
 from hmi.model.tasks import TaskKind
+from hmi.sizes import counted
+from hmi.training.data.long_texts import reads_windows
 from hmi.training.data.rows import Row, RowFile, read_labelled_file, read_unlabelled_file
 from hmi.training.defaults import default_module
 from hmi.training.objectives import learn_task
@@ -83,15 +85,17 @@ def _notes(field: str, found: RowFile) -> list[str]:
         return found.notes
     more = f"; and {len(left) - SHOWN} more" if len(left) > SHOWN else ""
     shown = "; ".join(problem.message for problem in left[:SHOWN])
-    return [f"{len(left)} rows of {field} were left out: {shown}{more}", *found.notes]
+    return [
+        f"{counted(len(left), f'row of {field} was', f'rows of {field} were')} left out: {shown}{more}",
+        *found.notes,
+    ]
 
 
 def _windows(task: TaskKind, options: FineTuneOptions) -> bool:
-    """Return whether long texts are read in windows: as the option says, else for tagging only, where a
-    cut would lose tags."""
+    """Return whether long texts are read in windows. Raises InvalidInput if the task cannot."""
     if options.long_texts == "windows" and not task.windowed:
         raise InvalidInput(
             f"a {task.name} model of pairs always cuts long texts: leave long_texts out",
             field="options.long_texts",
         )
-    return task.name == "tagging" if options.long_texts is None else options.long_texts == "windows"
+    return reads_windows(task.name, options.long_texts)

@@ -12,12 +12,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hmi.model.batching import Encoded
+from hmi.model.reach import reach, stride
 from hmi.model.tokenizer import Text, Tokenizer
-
-MAX_WINDOWS = 8
-"""The most windows of a text. It bounds how long one tenant's text can delay the others."""
-OVERLAP = 4
-"""Consecutive windows share at least about one token in this many."""
 
 
 def encode_texts(
@@ -29,18 +25,12 @@ def encode_texts(
     return [windows_of(text, max_length) for text in tokenizer.encode(texts, reach(max_length))]
 
 
-def reach(max_length: int) -> int:
-    """The number of tokens of a text that MAX_WINDOWS windows cover, special tokens included."""
-    room = max_length - 2
-    return room + (MAX_WINDOWS - 1) * _stride(room) + 2
-
-
 def windows_of(text: Encoded, max_length: int) -> list[Encoded]:
     """The windows of one tokenised text, not a pair. Only the last one carries `truncated`."""
     if len(text) <= max_length:
         return [text]
     size, room = len(text) - 2, max_length - 2
-    count = 1 + -(-(size - room) // _stride(room))
+    count = 1 + -(-(size - room) // stride(room))
     starts = [round(i * (size - room) / (count - 1)) for i in range(count)]
     return [
         _window(text, _at_word(text.words, 1 + start, room), 1 + start + room, last=i == count - 1)
@@ -72,10 +62,6 @@ def central_pieces(windows: Sequence[Encoded]) -> dict[int, tuple[int, int]]:
             if word not in found or inside > found[word][0]:
                 found[word] = (inside, i, position)
     return {word: (i, position) for word, (_, i, position) in sorted(found.items())}
-
-
-def _stride(room: int) -> int:
-    return max(1, room - room // OVERLAP)
 
 
 def _at_word(words: Sequence[int | None], start: int, room: int) -> int:

@@ -14,6 +14,7 @@ from hmi.engine.pace import Pace
 from hmi.execution import choose, trace
 from hmi.execution.cuda import CudaExecutor, graphs
 from hmi.execution.cuda import twin as twins
+from hmi.execution.cuda.slots import doubled
 from hmi.execution.cuda.twin import Twin
 from hmi.execution.cuda.ways import Ways
 from hmi.model.root import Root
@@ -121,4 +122,4 @@ def check_trace(events: list[dict[str, Any]], layers: int) -> None:
     on_device = {name for track, name, *_ in spans if track == f"device {next(iter(threads))}"}
     assert on_device == {"rows", "indexes", "results", *(f"layer {i + 1}" for i in range(layers))}
     copied = {name for track, name, *_ in spans if track == "device copies"}
-    assert copied == {f"module layer {i + 1}" for i in range(layers)}
+    assert copied == {f"modules from layer {some.start + 1}" for some in doubled(layers)}

@@ -191,7 +191,7 @@ def test_repository(protocol_server: ProtocolServer, client: Any) -> None:
         (MOOD, "", {"text": TEXTS}, [], "422", "input 'text' is unknown: send TEXT"),
         (MOOD, "", {"TEXT_PAIR": TEXTS}, [], "422", "TEXT is missing"),
         (MOOD, "", {"TEXT": TEXTS, "TEXT_PAIR": TEXTS}, [], "422", "a text"),
-        (PAIRS, "", {"TEXT": TEXTS, "TEXT_PAIR": TEXTS[:1]}, [], "422", "TEXT_PAIR has 1 rows"),
+        (PAIRS, "", {"TEXT": TEXTS, "TEXT_PAIR": TEXTS[:1]}, [], "422", "TEXT_PAIR has 1 row"),
         (MOOD, "", {"TEXT": [["a", "b"]]}, [], "422", r"one text a row, \[n\] or \[n, 1\]"),
         (MOOD, "", {"TEXT": ["a", " "]}, [], "422", r"TEXT\[1\] is blank"),
         (MOOD, "", {"TEXT": ["a", b"\xff"]}, [], "422", r"TEXT\[1\] is not UTF-8"),

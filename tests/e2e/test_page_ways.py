@@ -28,7 +28,7 @@ def exported(path: Path, texts: int = 20) -> Path:
     for i in range(texts):
         place = ("Oslo", "New York")[i % 2]
         text = f"gene cell {place} no. {i}"
-        span = {"start": 10, "end": 10 + len(place), "text": place, "labels": ["LOC"]}
+        span = {"start": 10, "end": 10 + len(place), "labels": ["LOC"]}  # its text would tell
         result = [{"type": "labels", "from_name": "ner", "to_name": "note", "value": span}]
         tasks.append(
             {"id": i, "data": {"title": "a title", "note": text}, "annotations": [{"result": result}]}

@@ -48,7 +48,7 @@ def device_of(kind: str, seed: int = 0) -> Device:
         return Twin(seed)
     if not torch.cuda.is_available():
         pytest.skip("torch finds no CUDA device")
-    return CudaDevice()
+    return CudaDevice(kernels=CupyLauncher())
 
 
 def executor(device: Device, shape: Any = BERT, *, slots: int = 64, way: Any = "loop", **kwargs: Any) -> Any:

@@ -303,7 +303,9 @@ def _spans() -> Iterator[File]:
     doubt = jsonl([{"text": "😀 +++", "label": [[3, 4, "X"]]}] * 4)
     yield rows("doccano-doubt.jsonl", "the same, where nothing tells", doubt, "it cannot be told", None)
     nested = jsonl([{"text": "New York Times", "spans": spans_of([(0, 14, "ORG"), (0, 8, "LOC")])}] * 4)
-    yield rows("nested.jsonl", "Prodigy: a span within another", nested, "overlap a longer one", None)
+    yield rows(
+        "nested.jsonl", "Prodigy: a span within another", nested, "since they overlap another one", None
+    )
     cut = jsonl([{"text": "Hausboot da", "spans": spans_of([(0, 4, "X")])}] * 4)
     yield rows("cut-words.jsonl", "Prodigy: spans that cut a word", cut, "spans that cut a word", None)
     past = jsonl([{"text": "Anna", "spans": spans_of([(0, 9, "PER")])}] * 4)

@@ -48,7 +48,7 @@ def test_every_figure_is_measured(device: str, monkeypatch: pytest.MonkeyPatch, 
     assert len(steps) + 1 == gpu.steps(None)
     assert [(row.value or 0) >= 0 for row in seen] == 4 * [True]
     names = {event["name"] for event in json.loads((tmp_path / "trace.json").read_text())["traceEvents"]}
-    assert {"module layer 1", "module layer 2", "layer 1", "layer 2"} <= names
+    assert {"modules from layer 1", "modules from layer 2", "layer 1", "layer 2"} <= names
 
 
 def test_the_overlap_of_spans() -> None:

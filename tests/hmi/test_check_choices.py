@@ -16,7 +16,7 @@ TEXTS = ("Oslo is cold", "Rome is warm", "I like Oslo", "Rome it is", "Oslo, the
 def task(text: str, number: int) -> dict[str, Any]:
     """A task of Label Studio with two texts and an entity in the second."""
     at = text.index("Oslo" if "Oslo" in text else "Rome")
-    span = {"start": at, "end": at + 4, "text": text[at : at + 4], "labels": ["LOC"]}
+    span = {"start": at, "end": at + 4, "labels": ["LOC"]}  # its own text would tell the field
     result = [{"type": "labels", "from_name": "x", "to_name": "note", "value": span}]
     return {"data": {"title": f"n{number}", "note": text}, "annotations": [{"result": result}]}
 

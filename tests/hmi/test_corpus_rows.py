@@ -86,7 +86,7 @@ def jsonl(*rows: object) -> str:
         ("classification", [{"text": 3, "label": "x"}] * 5, "line 1: `text` is a number"),
         ("classification", [{"text": "a", "label": [1, 2]}] * 5, "`label` is a list"),
         ("pair", [{"text": "a", "label": "x"}] * 5, "`text_pair` is missing"),
-        ("tagging", [{"tokens": ["a", "b"], "tags": ["O"]}] * 5, "2 tokens but 1 tags"),
+        ("tagging", [{"tokens": ["a", "b"], "tags": ["O"]}] * 5, "2 tokens but 1 tag"),
         ("tagging", [{"tokens": "a b", "tags": ["O"]}] * 5, "`tokens` is not a list"),
         ("classification", [["text", "label"]] * 5, "more after the end of the list"),
         ("classification", [{"text": "a", "label": "x"}] * 3, "3 rows"),

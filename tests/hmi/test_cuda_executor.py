@@ -171,3 +171,49 @@ def test_parts_merge_rows_as_a_whole_batch_does(reads: str) -> None:
     for name in ("last", "before"):
         mine, theirs = (torch.cat([getattr(left, name) for left in lefts]) for lefts in (got, wanted))
         torch.testing.assert_close(mine, theirs, **CLOSE)
+
+
+def slow_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    of_q: torch.Tensor,
+    of_k: torch.Tensor,
+    most_q: int,
+    most_k: int,
+) -> torch.Tensor:
+    """torch's `varlen_attn` with a mask over all rows, and without a number for the host."""
+    assert of_q.dtype == of_k.dtype == torch.int32
+    assert most_q <= most_k
+    texts = [torch.bucketize(torch.arange(len(z)), of[1:], right=True) for z, of in ((q, of_q), (k, of_k))]
+    allowed = texts[0][:, None] == texts[1]
+    # A row beyond the batch's holds rubbish. A mask multiplies it by 0, which a NaN outlives.
+    qs, ks, vs = (z.transpose(0, 1).nan_to_num() for z in (q, k, v))
+    return torch.nn.functional.scaled_dot_product_attention(qs, ks, vs, allowed).transpose(0, 1)
+
+
+@pytest.mark.parametrize("graphs", [False, True], ids=["each", "graphs"])
+def test_attention_without_padding_equals_packed_torch(graphs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hmi.execution.cuda.attention.varlen_attn", slow_attention)
+    monkeypatch.setattr("hmi.execution.cuda.executor.ragged_on", lambda *_: True)
+    (x, offsets), modules = packed((5, 40, 1, 70, 14, 7, 64, 90), BERT.dim), mixed(BERT, "lora")
+    ours = executor(device_of("twin", 5), way="kernel")
+    ours.graphs.on = graphs
+    for run in (run_rows, first):
+        wanted = run(PackedExecutor(upper(BERT), BERT), x, offsets, modules)
+        for _ in range(4):
+            torch.testing.assert_close(run(ours, x, offsets, modules), wanted, **CLOSE)
+    assert (ours.graphs.held()[0] > 0) == graphs
+
+
+@pytest.mark.gpu
+def test_attention_without_padding_equals_buckets() -> None:
+    shape = EncoderShape(9, 256, 4, 4, 512, 128, 2, 1e-12)
+    (x, offsets), modules = packed((5, 40, 1, 70, 14, 7, 64, 90), shape.dim), mixed(shape, "lora")
+    layers = upper(shape)
+    ours = executor(device_of("gpu"), shape, way="kernel", layers=layers, precision="bf16")
+    assert ours.ragged
+    found = [run(ours, x, offsets, modules) for run in (run_rows, first)]
+    ours.ragged = False
+    for run, answer in zip((run_rows, first), found, strict=True):
+        torch.testing.assert_close(answer, run(ours, x, offsets, modules), atol=5e-2, rtol=5e-2)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from hmi.execution import BatchKey, Rows
 from hmi.execution.cuda import twin as twins
-from hmi.execution.cuda.slots import Slots
+from hmi.execution.cuda.slots import Slots, doubled
 from hmi.execution.cuda.twin import Twin
 from hmi.execution.packed import PackedExecutor, run_rows
 from hmi.model.modules import TenantModule
@@ -98,14 +98,17 @@ def test_an_event_that_no_stream_reaches_is_found() -> None:
         stream.record().wait()
 
 
-def test_modules_arrive_layer_by_layer(tenants: list[TenantModule]) -> None:
-    """The first layer of every module of a batch is copied before the second layer of any."""
+def test_modules_arrive_a_few_layers_at_a_time(tenants: list[TenantModule]) -> None:
+    """The first layer of every module of a batch is copied before the next two layers of any, and so on."""
     twin = Twin(3)
     ours = executor(twin)
     ours.prefetch(tenants[:3])
     run_rows(ours, *packed((2, 3, 4), BERT.dim), tenants[:3])
     copied = [name for stream, _, name in twin.ran if stream == "copies"]
-    assert copied == [f"module layer {i + 1}" for i in range(DEPTH) for _ in range(3)]
+    begins = [some.start for some in doubled(DEPTH)]
+    assert copied == [f"modules from layer {i + 1}" for i in begins for _ in range(3)]
+    assert begins == [0, 1]
+    assert doubled(12) == [range(1), range(1, 3), range(3, 7), range(7, 12)]
 
 
 def test_a_layer_runs_while_the_next_ones_modules_are_still_copied(tenants: list[TenantModule]) -> None:
@@ -115,7 +118,7 @@ def test_a_layer_runs_while_the_next_ones_modules_are_still_copied(tenants: list
         twin = Twin(seed)
         run_rows(executor(twin), *packed((2, 3), BERT.dim), tenants[:2])
         names = [name for _, _, name in twin.ran]
-        overlapped |= names.index("layer 1") < names.index(f"module layer {DEPTH}")
+        overlapped |= names.index("layer 1") < names.index("modules from layer 2")
     assert overlapped
 
 

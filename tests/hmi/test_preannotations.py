@@ -123,7 +123,7 @@ def test_texts_of_a_batch_are_read_from_every_form(data: str, texts: list[Any]) 
     ],
 )
 def test_a_row_without_a_text_leaves_the_others(data: str, named: str | None, texts: list[Any]) -> None:
-    assert [text.text for text in read_batch(data.encode(), text_column=named)] == texts
+    assert [text.text for text in read_batch(data.encode(), text_columns=[named] if named else [])] == texts
 
 
 def test_a_text_in_another_encoding_is_read_as_told() -> None:
@@ -137,7 +137,10 @@ def test_a_text_in_another_encoding_is_read_as_told() -> None:
         ("", "batch is empty"),
         ('{"foo": 1}\n', "line 1 of batch has no text"),
         ('{"text": "a"}\n{"text": \n', "line 2 of batch is not JSON"),
-        ('[{"data": {"title": "a", "note": "b"}}]', r"\(`title`, `note`\): give the name .*--text-column"),
+        (
+            '[{"data": {"title": "a", "note": "b"}}]',
+            r"\(`title`, `note`\): give the name of the text.*--text-column",
+        ),
     ],
 )
 def test_a_row_without_a_text_is_named(data: str, said: str) -> None:
@@ -250,7 +253,7 @@ async def test_a_check_over_http_reads_spans_and_a_batch_becomes_tasks(
             (41, 3),
             (42, 0),
         ]
-        assert "of 3 rows 1 without a text, so without an answer: item 3 (line 1)" in said
+        assert "of 3 rows 1 without a text, so without an answer: item 3" in said
         assert "of 3 rows 1 annotated already: they keep their annotations beside the prediction" in said
         made, _ = both(capsys, *asked)
         assert [json.loads(line)["id"] for line in made.splitlines()] == [7, 41]

@@ -51,7 +51,7 @@ def test_users_are_told_of_what_is_strange() -> None:
         remarks(learn_task("classification", [r.label for r in train]), train, dev, dev_given=True)
     )
     for said in (
-        "1 held-out rows have labels that no training row has (z)",
+        "1 held-out row has labels that no training row has (z)",
         "'a' has 20 times the rows of 'b'",
         "rest on 4 held-out rows",
     ):

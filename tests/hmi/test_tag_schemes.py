@@ -194,7 +194,7 @@ def test_tags_that_break_their_scheme_are_named() -> None:
     task = learn_task("tagging", [row.label for row in rows])
     assert task.rules.scheme == "iobes"
     [said, _] = remarks(task, rows, rows[:1], dev_given=False)
-    assert said.startswith("1 tags break IOBES (row 41, word 2: O after B-LOC)")
+    assert said.startswith("1 tag breaks IOBES (row 41, word 2: O after B-LOC)")
 
 
 def test_the_marks_of_each_scheme_differ() -> None:

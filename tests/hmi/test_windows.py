@@ -7,8 +7,9 @@ import random
 import pytest
 
 from hmi.model.batching import Encoded
+from hmi.model.reach import MAX_WINDOWS, reach
 from hmi.model.root import Root
-from hmi.model.windows import MAX_WINDOWS, central_pieces, encode_texts, reach, windows_of
+from hmi.model.windows import central_pieces, encode_texts, windows_of
 from tests.tiny import random_texts
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from pathlib import Path
@@ -9,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from hmi.cli import main
+from hmi.cli.preannotations import label_studio_task
+from hmi.training.data.batch_texts import read_batch
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "your-data.md"
 EXAMPLE = re.compile(
@@ -37,3 +40,14 @@ def test_the_check_says_what_the_page_shows(
         main(shlex.split(command))
     out, err = capsys.readouterr()
     assert (out + err).strip() == said.strip()
+
+
+def test_the_pre_annotations_of_the_page_are_those_that_hmi_writes() -> None:
+    [content] = [each[1] for each in EXAMPLES if each[0] == "tasks.json"]
+    for task, text in zip(json.loads(content), read_batch(content.encode()), strict=True):
+        [prediction] = task["predictions"]
+        entities = [
+            {**each["value"], "label": each["value"]["labels"][0], "score": each["score"]}
+            for each in prediction["result"]
+        ]
+        assert label_studio_task(text, {"entities": entities}, prediction["model_version"]) == task

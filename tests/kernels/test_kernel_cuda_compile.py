@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from hmi_kernels.lookup import cuda_device
-from hmi_kernels.modules import device
+from hmi_kernels.modules import device, ops
 
 CUPY_OPTIONS = "-ftz=true", "--device-as-default-execution-space"
 """What cupy 14 adds to the options of a RawModule."""
@@ -38,7 +38,7 @@ CODES = [
     # Four columns at once.
     Code(cuda_device.SOURCE, cuda_device.OPTIONS, (cuda_device.KERNEL,), "ld.v4.f32", "fma."),
     # Sums in registers: nothing spills to local memory.
-    Code(device.SOURCE, device.OPTIONS, device.KERNELS, "fma.rn.", ".local"),
+    Code(device.SOURCE, device.OPTIONS, tuple(ops.THREADS), "mma.sync", ".local"),
 ]
 CASES = pytest.mark.parametrize(
     ("code", "architecture"),

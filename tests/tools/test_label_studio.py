@@ -20,6 +20,10 @@ from tests.tools.truth import TRUTH, in_units
 pytestmark = pytest.mark.slow
 Result = list[dict[str, Any]]
 LABELS = '<Labels name="label" toName="text"><Label value="PER"/><Label value="LOC"/></Labels>'
+PARTS = "".join(
+    f'<Labels name="{name}" toName="text"><Label value="{value}"/></Labels>'
+    for name, value in (("label", "PER"), ("more", "LOC"))
+)
 TEXT = '<Text name="text" value="$text"/>'
 VALUES = {"topic": ("news", "talk"), "label": ("news", "talk"), "tone": ("calm", "loud")}
 RAW = ("JSON/result.json", "JSON_MIN/result.json", "CSV/result.csv", "TSV/result.csv")
@@ -62,6 +66,14 @@ def entities_in_units(row: dict[str, Any]) -> Result:
     return regions(row["text"], in_units(row), row["entities"])
 
 
+def parted(row: dict[str, Any]) -> Result:
+    """The entities by two controls, one for each type."""
+    return [
+        {**region, "from_name": "label" if region["value"]["labels"] == ["PER"] else "more"}
+        for region in entities(row)
+    ]
+
+
 def tasks(result_of: Callable[[dict[str, Any]], Result], *, loose: bool = False) -> Result:
     """The raw export of a project. loose: with a task that nobody annotated, and one that was skipped."""
     made = []
@@ -94,6 +106,7 @@ def topic(row: dict[str, Any]) -> Result:
 
 EXPORTS = {
     "entities": (config("entities"), tasks(entities, loose=True)),
+    "parts": (f"<View>{TEXT}{PARTS}</View>", tasks(parted)),
     "units": (config("entities"), tasks(entities_in_units)),
     "one": (config("topic"), tasks(topic, loose=True)),
     "several": (config("topic", choice="multiple"), tasks(lambda row: chosen("topic", row["labels"]))),
@@ -113,7 +126,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("form", RAW)
-@pytest.mark.parametrize("name", ["entities", "units", "both"])
+@pytest.mark.parametrize("name", ["entities", "units", "both", "parts"])
 def test_entities_are_those_of_the_project(files: Path, name: str, form: str) -> None:
     check_entities(read(files / f"{name}-{form}", "tagging"))
 

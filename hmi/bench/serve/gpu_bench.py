@@ -35,6 +35,8 @@ from hmi.modulespec import SITES
 from plot_store import NgramCounter, Reader, Schema, Store
 
 BERT_BASE = EncoderShape(30522, 768, 12, 12, 3072, 512, 2, 1e-12)
+BLOCK = 64
+"""Modules whose pinned memory is allocated at once."""
 KEY = BatchKey(("bench", "0"), "cls", exact=False)
 
 
@@ -119,6 +121,8 @@ class Bench:
     threads: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(2, "bench"))
     """The compute threads, which keep their streams and graphs."""
     passes: Iterator[int] = field(default_factory=itertools.count)
+    free: Tensor = field(default_factory=lambda: torch.empty(0))
+    """[modules, size]: pinned memory for the next modules."""
 
     def tenants(self, count: int) -> list[TenantModule]:
         """Prepare one module for each tenant, with its own copy in pinned memory and on the device."""
@@ -135,7 +139,9 @@ class Bench:
     def _copy(self) -> tuple[Packed, int]:
         """The first module's numbers in memory of their own, since packing 10,000 modules takes a while."""
         like = self.executor.packed(self.modules[0])
-        data = self.device.pinned((like.layout.size,), self.executor.dtype)
+        if not len(self.free):  # one large block after another: the host locks small ones slowly
+            self.free = self.device.pinned((BLOCK, like.layout.size), self.executor.dtype)
+        data, self.free = self.free[0], self.free[1:]
         made = Packed(like.layout, data.copy_(like.data))
         self.executor.slots.watch(made)
         return made, data.nbytes

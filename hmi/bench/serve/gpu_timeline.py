@@ -26,7 +26,7 @@ def timeline(bench: Bench, file: Path | None = None) -> Iterator[Row]:
         one_pass(bench, many, pipeline)
         with trace.collected() as collected:
             one_pass(bench, many, pipeline)
-        copies, layers = device_spans(collected, "module layer"), device_spans(collected, "layer")
+        copies, layers = device_spans(collected, "modules"), device_spans(collected, "layer")
         share = overlap(copies, layers) / max(covered(copies), 1e-12)
         yield Row(f"gpu_copies_under_layers_of_{name}", round(share, 3), "of their time")
         yield Row(

@@ -1,13 +1,16 @@
-"""Attention inside each text of a packed batch: texts of similar length run together.
+"""Attention inside each text of a packed batch.
 
-Only attention sees padding, at most to the longest text of a bucket. The host computes where each row stands,
-and uploads it, so that nothing waits for the device.
+`Ragged` needs no padding. It is there for bfloats on a GPU, without relative positions. Elsewhere `Buckets`
+run texts of similar length together, and pad them at most to the longest of a bucket. The host computes where
+each row stands, and uploads it, so that nothing waits for the device.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -16,10 +19,76 @@ from torch import Tensor
 
 from hmi.execution.cuda.upload import Ints, Upload
 from hmi.model.encoder import Attend
+from hmi.model.shape import EncoderShape
 
+try:
+    from torch.nn.attention.varlen import varlen_attn
+except ImportError:  # before torch 2.10
+    varlen_attn = None  # type: ignore[assignment]
+
+MOST_HEAD_DIM = 256
+"""The largest heads of `varlen_attn`, whose sizes are multiples of 8."""
 STEPS = ((64, 8), (256, 32))
 """(longest text, step): a text belongs to the bucket of the next multiple of the step."""
 LAST_STEP = 64
+
+
+class Attention(Protocol):
+    """How the texts of one batch attend."""
+
+    def rows(self, heads: int, size: Tensor | None = None) -> Attend:
+        """Attention of every row, [rows, dim]. size: see `Rows.size`."""
+        ...
+
+    def firsts(self, heads: int, size: Tensor | None = None) -> Attend:
+        """Attention of each text's first row, queries [texts, dim]."""
+        ...
+
+
+def ragged_on(like: Tensor, shape: EncoderShape) -> bool:
+    """Return whether `Ragged` serves a root of this shape, in the numbers and on the device of a tensor."""
+    size = shape.dim // shape.heads
+    able = like.is_cuda and like.dtype == torch.bfloat16 and torch.cuda.get_device_capability() >= (8, 0)
+    return able and varlen_attn is not None and not shape.buckets and size % 8 == 0 and size <= MOST_HEAD_DIM
+
+
+class Ragged:
+    """An `Attention` without padding, by torch's flash attention over texts of any lengths."""
+
+    def __init__(self, offsets: Sequence[int], upload: Upload, texts: int = 0, longest: int = 0) -> None:
+        """texts, longest: those of a shape of batches; the texts beyond the batch's are empty."""
+        texts = max(texts, len(offsets) - 1)
+        self._longest = max(longest, max((b - a for a, b in pairwise(offsets)), default=0))
+        begins = [*offsets, *[offsets[-1]] * (texts + 1 - len(offsets))]
+        self._begins, self._each = _int32(begins, upload), _int32(range(texts + 1), upload)
+
+    def rows(self, heads: int, size: Tensor | None = None) -> Attend:
+        """See `Attention.rows`."""
+        return self._attend(heads, self._begins, self._longest, size)
+
+    def firsts(self, heads: int, size: Tensor | None = None) -> Attend:
+        """See `Attention.firsts`."""
+        return self._attend(heads, self._each, 1, size)
+
+    def _attend(self, heads: int, begins: Callable[[], Tensor], longest: int, size: Tensor | None) -> Attend:
+        assert size is None, "a merged row counts as several in buckets only"
+
+        def attend(q: Tensor, k: Tensor, v: Tensor, relative: Tensor | None = None) -> Tensor:
+            assert relative is None
+            qs, ks, vs = (z.unflatten(-1, (heads, -1)) for z in (q, k, v))
+            y = varlen_attn(qs, ks, vs, begins(), self._begins(), longest, self._longest)
+            assert isinstance(y, Tensor)
+            return y.flatten(-2)
+
+        return attend
+
+
+def _int32(numbers: Sequence[int], upload: Upload) -> Callable[[], Tensor]:
+    """Numbers of 32 bits, two in each number of the upload."""
+    padded = np.zeros(len(numbers) + len(numbers) % 2, np.int32)
+    padded[: len(numbers)] = numbers
+    there = upload.add(padded.view(np.int64))
+    return lambda: there().view(torch.int32)[: len(numbers)]
 
 
 @dataclass(frozen=True)
@@ -40,7 +109,7 @@ class Bucket:
 
 @dataclass(frozen=True)
 class Buckets:
-    """A batch's texts by length."""
+    """An `Attention` by length."""
 
     buckets: Sequence[Bucket]
     in_order: bool
@@ -80,7 +149,7 @@ class Buckets:
         return cls([bucket], False, upload.add(by_row), upload.add(every))
 
     def rows(self, heads: int, size: Tensor | None = None) -> Attend:
-        """Attention of every row, [rows, dim]. size: see `Rows.size`."""
+        """See `Attention.rows`."""
 
         def attend(q: Tensor, k: Tensor, v: Tensor, relative: Tensor | None = None) -> Tensor:
             ys = []
@@ -93,7 +162,7 @@ class Buckets:
         return attend
 
     def firsts(self, heads: int, size: Tensor | None = None) -> Attend:
-        """Attention of each text's first row, queries [texts, dim]."""
+        """See `Attention.firsts`."""
 
         def attend(q: Tensor, k: Tensor, v: Tensor, relative: Tensor | None = None) -> Tensor:
             ys = []

@@ -77,8 +77,9 @@ def cuda_executor(
             log.warning("root %s runs on the CPU: %s", root.info.name, why)
         return None
     try:
+        kernels = kernels_for(root.info.name)
         found = sound_executor(
-            root.upper, root.info.shape, chosen, CudaDevice(), slot_bytes, kernels_for(root.info.name)
+            root.upper, root.info.shape, chosen, CudaDevice(kernels=kernels), slot_bytes, kernels
         )
     except Exception:
         log.exception("root %s runs on the CPU: the device could not be used", root.info.name)

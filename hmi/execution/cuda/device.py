@@ -13,6 +13,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+Part = tuple[Tensor, Tensor, slice]
+"""A source, a destination, and the elements to copy, which have the same places in both."""
+
 
 class Event(Protocol):
     """A point in a stream's work."""
@@ -53,8 +56,9 @@ class Stream(Protocol):
         """Copy between pinned memory and the device. Neither may be changed before the copy has run."""
         ...
 
-    def copy_all(self, pairs: Sequence[tuple[Tensor, Tensor]], name: str) -> None:
-        """Copy each first tensor to its second, as `copy` does."""
+    def copy_parts(self, parts: Sequence[Part], name: str) -> None:
+        """Copy parts of pinned memory to the device, as `copy` does. They begin and end at multiples of
+        16 bytes."""
         ...
 
     def work(
@@ -105,6 +109,10 @@ class Device(Protocol):
 
     def put(self, host: Tensor) -> Tensor:
         """Copy weights to the device at a start, and wait for the copy."""
+        ...
+
+    def memory(self) -> int:
+        """Return the bytes of the device's memory."""
         ...
 
     def pool(self) -> Pool:

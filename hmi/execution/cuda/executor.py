@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from hmi.execution.base import Hook
 from hmi.execution.batch import BatchKey, Left, Rows
-from hmi.execution.cuda.attention import Buckets
+from hmi.execution.cuda.attention import Attention, Buckets, Ragged, ragged_on
 from hmi.execution.cuda.changes import NormLoop, Way, delta, sites_at
 from hmi.execution.cuda.device import Device, Event, Stream
 from hmi.execution.cuda.graphs import Captured, Graphs
@@ -63,7 +63,9 @@ class CudaExecutor:
         count = max(1, slot_bytes // (size * dtype.itemsize))
         self.slots = Slots(device, count, size, dtype)
         self.ways = Ways("loop") if ways is None else ways
-        self.graphs = Graphs(device, shape.dim, shape.positions)
+        self.ragged = ragged_on(self.slots.memory, shape)
+        """Attention needs no padding."""
+        self.graphs = Graphs(device, shape.dim, shape.positions, padded=not self.ragged)
 
     @property
     def layers(self) -> int:
@@ -198,7 +200,8 @@ class _Step:
 
     def begin(self, rows: Rows) -> None:
         upload = Upload()
-        self._buckets = Buckets.of(rows.offsets, upload)
+        alike = self._of.ragged and rows.size is None
+        self._attention: Attention = (Ragged if alike else Buckets.of)(rows.offsets, upload)
         texts = segments_of([self._entries.get(t) for t in rows.texts])
         self._texts, self._rows = texts, [s.rows(rows.offsets) for s in texts]
         self._used = list({id(s.module): s.module for s in texts}.values())
@@ -223,14 +226,14 @@ class _Step:
 
     def _whole(self, index: int, rows: Rows) -> Callable[[], Tensor]:
         layer, x = self._of.layer(index), rows.x
-        attend = self._buckets.rows(self._of.heads, rows.size)
+        attend = self._attention.rows(self._of.heads, rows.size)
         changes = self._changes(self._rows, self._by_row, index)
         return lambda: layer(x, attend, changes)
 
     def _first(self, index: int, rows: Rows) -> Callable[[], Tensor]:
         """Exact: keys and values of all rows are computed, and one query for each text."""
         layer, x, firsts = self._of.layer(index), rows.x, self._firsts
-        attend = self._buckets.firsts(self._of.heads, rows.size)
+        attend = self._attention.firsts(self._of.heads, rows.size)
         changes = self._changes(self._rows, self._by_row, index)
         of_texts = self._changes(self._texts, self._by_text, index)
 

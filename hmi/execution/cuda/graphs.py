@@ -23,13 +23,14 @@ from hmi.execution.cuda.device import Device, Graph, Pool
 from hmi.execution.cuda.layout import Layout
 
 log = logging.getLogger("hmi.execution")
-MOST_ROWS = 4096
+MOST_ROWS = 16_384
 """Batches of more rows run operation by operation: the device is then busy longer than the launches take."""
 LEAST = 16
 """The least rows of a shape, and of its longest text."""
 SPREAD = 1.5
 """Attention over the padding may cost a quarter of the layer's linear maps: texts · longest² is at most
-SPREAD · rows · dim. Batches of very unlike lengths run operation by operation, with attention by length."""
+SPREAD · rows · dim. Batches of very unlike lengths run operation by operation, with attention by length,
+unless attention needs no padding."""
 RECURS = 3
 """A shape is captured when it comes for the third time."""
 MOST_SEEN = 1024
@@ -37,7 +38,9 @@ MOST_SEEN = 1024
 MOST_SHAPES = 64
 """The most captured shapes of a compute thread. The least recently used go."""
 MOST_BYTES = 512 << 20
-"""The most memory of all threads' shapes together. Each thread that has captured any gets an equal part."""
+PART = 32
+"""The most memory of all threads' shapes together is MOST_BYTES, or the device's / PART if that is more. Each
+thread that has captured any gets an equal part."""
 
 
 @dataclass(frozen=True)
@@ -75,11 +78,17 @@ class Captured:
         return sum(t.nbytes for t in (*self.x, *([] if self.indexes is None else [self.indexes])))
 
 
+def most_bytes(device: Device) -> int:
+    """The most memory of all threads' shapes together."""
+    return max(MOST_BYTES, device.memory() // PART)
+
+
 class Graphs:
     """The captured shapes of an executor: each compute thread has its own, since its stream runs alone."""
 
-    def __init__(self, device: Device, dim: int, positions: int) -> None:
-        self.on = False
+    def __init__(self, device: Device, dim: int, positions: int, *, padded: bool = True) -> None:
+        """padded: attention pads the texts of a shape to its longest."""
+        self.on, self._padded = False, padded
         self._device, self._dim, self._positions = device, dim, positions
         self._thread = threading.local()
         self._threads: WeakSet[_Threads] = WeakSet()
@@ -101,9 +110,9 @@ class Graphs:
             longest=min(_rounded(max(longest, LEAST)), self._positions),
             reads=reads,
             sites=frozenset().union(*(layout.sites for layout in distinct)),
-            rank=-(-rank // ops.COLS) * ops.COLS,
+            rank=-(-rank // ops.RANKS) * ops.RANKS,
         )
-        even = shape.texts * shape.longest**2 <= SPREAD * shape.rows * self._dim
+        even = not self._padded or shape.texts * shape.longest**2 <= SPREAD * shape.rows * self._dim
         able = shape.rows <= MOST_ROWS and longest <= shape.longest and (kernels or not rank)
         return shape if self.on and even and able else None
 
@@ -128,7 +137,7 @@ class Graphs:
         found: _Threads | None = getattr(self._thread, "shapes", None)
         if found is None:
             found = self._thread.shapes = _Threads(
-                self._device, self._dim, lambda: MOST_BYTES // len(self._threads)
+                self._device, self._dim, lambda: most_bytes(self._device) // len(self._threads)
             )
             self._threads.add(found)
         return found
@@ -139,7 +148,7 @@ class _Threads:
 
     def __init__(self, device: Device, dim: int, share: Callable[[], int]) -> None:
         self._device, self._dim, self._share = device, dim, share
-        self._had = MOST_BYTES
+        self._had = most_bytes(device)
         self._seen: OrderedDict[Shape, int] = OrderedDict()
         self._refused: set[Shape] = set()
         self._pool, self._measured = device.pool(), (0, 0)

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from hmi.execution.batch import Rows
-from hmi.execution.cuda.attention import Buckets
+from hmi.execution.cuda.attention import Attention, Buckets, Ragged
 from hmi.execution.cuda.changes import NormTable, Way, delta
 from hmi.execution.cuda.device import Stream
 from hmi.execution.cuda.graphs import Captured
-from hmi.execution.cuda.segmented import Room, Segmented
+from hmi.execution.cuda.segmented import Changed, Room, Segmented
 from hmi.execution.cuda.slots import Entry
 from hmi.execution.cuda.upload import Ints, Upload
 from hmi.execution.segments import Segment, segments_of
@@ -39,13 +39,21 @@ class Replayed:
     def begin(self, rows: Rows) -> None:
         """See `Step.begin`. The rows are in the shape's memory already."""
         upload, shape, device = Upload(), self._captured.shape, self._of.device
-        self._buckets = Buckets.padded(rows.offsets, upload, (shape.texts, shape.longest), shape.rows)
+        size = shape.texts, shape.longest
+        self._attention: Attention = (
+            Ragged(rows.offsets, upload, *size)
+            if self._of.ragged
+            else Buckets.padded(rows.offsets, upload, size, shape.rows)
+        )
         texts = segments_of([self._entries.get(t) for t in rows.texts])
         self._used = list({id(s.module): s.module for s in texts}.values())
         in_rows = [s.rows(rows.offsets) for s in texts]
         of_row = np.repeat(np.arange(len(rows.texts)), np.diff(rows.offsets))
-        self._of_rows = self._changes(in_rows, texts, of_row, shape.rows, upload)
-        self._of_texts = self._changes(texts, texts, np.arange(len(rows.texts)), shape.texts, upload)
+        room = Room.of(shape.rows, shape.texts, shape.rank)
+        changed = Changed(texts, self._of.slots, upload, room) if shape.rank else None
+        self._of_rows = self._changes(in_rows, texts, of_row, shape.rows, changed, upload)
+        each = np.arange(len(rows.texts))
+        self._of_texts = self._changes(texts, texts, each, shape.texts, changed, upload)
         self._firsts = upload.add(_filled(np.asarray(rows.offsets[:-1]), shape.texts))
         if self._captured.indexes is None:
             with torch.inference_mode(False):
@@ -75,7 +83,7 @@ class Replayed:
 
     def _layer(self, index: int, x: Tensor, out: Tensor, first_only: bool) -> Callable[[], Tensor]:
         """The work that is recorded: x -> out, both in the shape's memory."""
-        layer, heads, buckets = self._of.layer(index), self._of.heads, self._buckets
+        layer, heads, attention = self._of.layer(index), self._of.heads, self._attention
         of_rows, of_texts, firsts = self._of_rows(index), self._of_texts(index), self._firsts
 
         def queries(whole: Tensor) -> Tensor:
@@ -83,8 +91,8 @@ class Replayed:
 
         def make() -> Tensor:
             if not first_only:
-                return out.copy_(layer(x, buckets.rows(heads), of_rows))
-            attend = buckets.firsts(heads)
+                return out.copy_(layer(x, attention.rows(heads), of_rows))
+            attend = attention.firsts(heads)
             return out.copy_(layer(x, attend, of_rows, queries=queries, query_delta=of_texts))
 
         return make
@@ -95,16 +103,17 @@ class Replayed:
         texts: list[Segment[Entry]],
         of_row: Ints,
         rows: int,
+        changed: Changed | None,
         upload: Upload,
     ) -> Callable[[int], Delta]:
         """The changes of each layer, on the rows of `segments`; row i is of text of_row[i]."""
         shape, slots, ways = self._captured.shape, self._of.slots, self._of.ways
         norms = NormTable(texts, _filled(of_row, rows), shape.texts, slots.memory, upload, shape.sites)
         way: Way | None = None
-        if shape.rank:
+        if changed is not None:
             assert ways.launcher is not None
             room = Room.of(rows, shape.texts, shape.rank)
-            way = Segmented(segments, slots, upload, ways.launcher, room)
+            way = Segmented(segments, changed, upload, ways.launcher, room)
         return lambda index: delta(shape.sites, way, norms, index)
 
 

@@ -20,7 +20,7 @@ from hmi.execution.cuda.upload import Ints, Upload
 from hmi.execution.segments import Segment
 from hmi.modulespec import SITES
 
-KINDS = {torch.bfloat16: ops.BFLOAT, torch.float16: ops.HALF, torch.float32: ops.FLOAT}
+KINDS = {torch.bfloat16: ops.BFLOAT, torch.float32: ops.FLOAT}
 LOW_RANK: list[str] = [site for part, sites in SITES.items() if part != "ln" for site in sites]
 _INDEX = {site: i for i, site in enumerate(LOW_RANK)}
 
@@ -39,14 +39,39 @@ class Room:
         """Return the room for any batch of at most this many rows and segments."""
         return cls(segments, min(-(-rows // ops.ROWS) + segments, rows), rank)
 
-    def filled(self, pieces: Ints, changes: Ints) -> tuple[Ints, Ints]:
-        """Both, filled up: one more segment has no change, and all more pieces belong to it."""
+    def changes(self, changes: Ints) -> Ints:
+        """The changes, filled up: one more segment has none."""
         layers, sites, count, words = changes.shape
         whole = np.zeros((layers, sites, self.segments + 1, words), np.int64)
         whole[:, :, :count] = changes
+        return whole
+
+    def pieces_of(self, pieces: Ints) -> Ints:
+        """The pieces, filled up: all more belong to the segment without a change."""
         more = np.zeros((self.pieces - len(pieces), ops.PIECE_WORDS), np.int64)
         more[:, 0] = self.segments
-        return np.concatenate([pieces, more]), whole
+        return np.concatenate([pieces, more])
+
+
+class Changed:
+    """The low-rank changes of a batch's segments on the device, whatever rows or texts the segments are."""
+
+    def __init__(
+        self, segments: Sequence[Segment[Entry]], slots: Slots, upload: Upload, room: Room | None = None
+    ) -> None:
+        self.kind = KINDS[slots.memory.dtype]
+        changes = _changes(segments, slots)
+        self._ranks = changes[..., ops.RANK].max(axis=2, initial=0)
+        if room is not None:
+            changes = room.changes(changes)
+            self._ranks = np.full_like(self._ranks, room.rank)
+        self._there, self._strides = upload.add(changes), changes.strides
+
+    def at(self, layer: int, site: str) -> tuple[int, int]:
+        """Where the changes at a site lie, and the ranks of scratch memory that they need."""
+        index = _INDEX[site]
+        begin = self._there().data_ptr() + layer * self._strides[0] + index * self._strides[1]
+        return begin, -(-int(self._ranks[layer, index]) // ops.EVEN) * ops.EVEN
 
 
 class Segmented:
@@ -55,32 +80,27 @@ class Segmented:
     def __init__(
         self,
         segments: Sequence[Segment[Entry]],
-        slots: Slots,
+        changed: Changed,
         upload: Upload,
         launcher: ops.Launcher,
         room: Room | None = None,
     ) -> None:
-        self._launcher, self._kind = launcher, KINDS[slots.memory.dtype]
+        self._launcher, self._changed = launcher, changed
         pieces = ops.pieces_of([(s.start, s.end) for s in segments])
-        changes = _changes(segments, slots)
-        self._ranks = changes[..., ops.RANK].max(axis=2, initial=0)
         if room is not None:
-            pieces, changes = room.filled(pieces, changes)
-            self._ranks = np.full_like(self._ranks, room.rank)
-        self._count = len(pieces)
-        self._pieces, self._changes = upload.add(pieces), upload.add(changes)
+            pieces = room.pieces_of(pieces)
+        self._count, self._pieces = len(pieces), upload.add(pieces)
 
     def low_rank(self, layer: int, site: str, x: Tensor, y: Tensor) -> None:
-        index = _INDEX[site]
-        ranks = int(self._ranks[layer, index])
+        changes, ranks = self._changed.at(layer, site)
         scratch = torch.empty(len(x), ranks, dtype=torch.float32, device=x.device)
         ops.add(
             self._launcher,
-            self._changes()[layer, index].data_ptr(),
+            changes,
             (self._pieces().data_ptr(), self._count),
             _matrix(x),
             _matrix(y),
-            self._kind,
+            self._changed.kind,
             (scratch.data_ptr(), ranks),
             torch.cuda.current_stream(x.device).cuda_stream if x.is_cuda else None,
         )
@@ -94,16 +114,21 @@ def _matrix(x: Tensor) -> ops.Matrix:
 
 def _changes(segments: Sequence[Segment[Entry]], slots: Slots) -> Ints:
     """The `Change` of every layer, low-rank site and segment: [layers, sites, segments, CHANGE_WORDS]."""
-    layers = len(segments[0].module.layout.layers) if segments else 0
-    out = np.zeros((layers, len(LOW_RANK), len(segments), ops.CHANGE_WORDS), np.int64)
-    for i, s in enumerate(segments):
-        out[:, :, i] = _words(s.module.layout)
-    width = slots.memory.element_size()
-    first = np.array([s.module.first for s in segments], np.int64)
-    starts = slots.memory.data_ptr() + first * slots.size * width
-    places = out[..., : ops.RANK]
-    places[:] = np.where(places < 0, 0, places * width + starts[:, None])
-    return out
+    if not segments:
+        return np.zeros((0, len(LOW_RANK), 0, ops.CHANGE_WORDS), np.int64)
+    return np.stack([_words_of(s.module, slots) for s in segments], axis=2)
+
+
+def _words_of(entry: Entry, slots: Slots) -> Ints:
+    """The changes of a module where it lies: [layers, sites, CHANGE_WORDS]."""
+    if entry.words is None:
+        width = slots.memory.element_size()
+        start = slots.memory.data_ptr() + entry.first * slots.size * width
+        words = _words(entry.layout).copy()
+        places = words[..., : ops.RANK]
+        places[:] = np.where(places < 0, 0, places * width + start)
+        entry.words = words
+    return entry.words
 
 
 @lru_cache(maxsize=4096)

@@ -7,6 +7,7 @@ waits, on the copies' stream, for the last batches that read the slot.
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
@@ -19,6 +20,7 @@ from torch import Tensor
 from hmi.errors import Unavailable
 from hmi.execution.cuda.device import Device, Event
 from hmi.execution.cuda.layout import Layout, Packed
+from hmi.execution.cuda.upload import Ints
 
 COMING = 4
 """The number of prefetched batches whose modules are spared."""
@@ -39,6 +41,9 @@ class Entry:
     """The batches that are being enqueued and read it."""
     readers: list[Event] = field(default_factory=list)
     """The ends of batches that read it."""
+
+    words: Ints | None = None
+    """What the kernels are told of it; made when they first read it."""
 
     def read_until(self, event: Event) -> None:
         self.readers = [*(e for e in self.readers if not e.done()), event]
@@ -197,21 +202,24 @@ class Slots:
                 self._unread[slot] = [*self._unread[slot], *entry.readers]
 
     def _copy(self, placed: list[tuple[Packed, Entry]]) -> None:
-        """Copy layer by layer: the first layer of all modules, then the second, …"""
+        """Copy the first layer of all modules, then the next two, the next four, …: each layer arrives while
+        earlier ones compute, and a module takes few copies, each of which costs the host some time."""
         if not placed:
             return
         waits = {id(e): e for _, entry in placed for e in self._last_readers(entry)}
         for event in waits.values():
             self._copies.wait(event)
-        for layer in range(len(placed[0][0].layout.spans)):
-            spans = [(packed, entry, slice(*packed.layout.spans[layer])) for packed, entry in placed]
-            pairs = [(packed.data[at], entry.data[at]) for packed, entry, at in spans if at.stop > at.start]
-            if pairs:
-                self._copies.copy_all(pairs, f"module layer {layer + 1}")
-                self.copied_bytes += sum(source.nbytes for source, _ in pairs)
+        layers = len(placed[0][0].layout.spans)
+        for some in doubled(layers):
+            parts = [(packed.data, entry.data, _span(packed.layout, some)) for packed, entry in placed]
+            parts = [part for part in parts if part[2].stop > part[2].start]
+            if parts:
+                self._copies.copy_parts(parts, f"modules from layer {some.start + 1}")
+                size = sum(at.stop - at.start for _, _, at in parts)
+                self.copied_bytes += size * self.memory.element_size()
             arrived = self._copies.record()
             for _, entry in placed:
-                entry.arrived.append(arrived)
+                entry.arrived += [arrived] * len(some)
 
     def _last_readers(self, entry: Entry) -> list[Event]:
         """The ends of the batches that may still read these slots; they are waited for once."""
@@ -237,6 +245,20 @@ class Slots:
 
     def _slots_of(self, packed: Packed) -> int:
         return max(1, -(-packed.layout.size // self.size))
+
+
+def doubled(layers: int) -> list[range]:
+    """All layers in turn: one, two, four, … at a time."""
+    begins = [
+        0,
+        *itertools.takewhile(lambda begin: begin < layers, ((2 << i) - 1 for i in itertools.count())),
+    ]
+    return [range(a, b) for a, b in itertools.pairwise([*begins, layers])]
+
+
+def _span(layout: Layout, layers: range) -> slice:
+    """The elements of these layers, which are neighbours."""
+    return slice(layout.spans[layers.start][0], layout.spans[layers.stop - 1][1])
 
 
 _NEVER = float("inf")

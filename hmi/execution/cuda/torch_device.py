@@ -3,30 +3,34 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import cached_property
 
 import torch
+from hmi_kernels.modules import ops
 from torch import Tensor
 
 from hmi.execution import trace
-from hmi.execution.cuda.device import Event, Graph, Pool, Stream
+from hmi.execution.cuda.device import Event, Graph, Part, Pool, Stream
 
 _THREAD = threading.local()
 """One compute stream a thread, for all roots: torch makes 32 of a priority, then gives the same again."""
 COMPUTE, COPIES = -1, 0
 """The priorities of streams that compute and of those that copy, so that no two of both kinds are one."""
+_NOTHING = nullcontext()
 
 
 class CudaDevice:
     """A `Device` on a GPU. Raises RuntimeError if torch finds no such device."""
 
-    def __init__(self, index: int = 0) -> None:
+    def __init__(self, index: int = 0, *, kernels: ops.Launcher | None = None) -> None:
+        """kernels: with those of modules, many modules are copied at once."""
         if not torch.cuda.is_available() or index >= torch.cuda.device_count():
             raise RuntimeError(f"torch finds no CUDA device {index}: check the driver with nvidia-smi")
-        self._device = torch.device("cuda", index)
+        self._device, self._kernels = torch.device("cuda", index), kernels
         torch.backends.cuda.enable_cudnn_sdp(False)  # it plans for some 30 ms at each new shape of a batch
 
     def compute(self) -> Stream:
@@ -39,7 +43,7 @@ class CudaDevice:
         return found
 
     def stream(self, name: str) -> Stream:
-        return _Stream(self._device, name, COPIES)
+        return _Stream(self._device, name, COPIES, self._kernels)
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=self._device)
@@ -49,6 +53,9 @@ class CudaDevice:
 
     def put(self, host: Tensor) -> Tensor:
         return host.to(self._device)
+
+    def memory(self) -> int:
+        return int(torch.cuda.get_device_properties(self._device).total_memory)
 
     def pool(self) -> Pool:
         return _Pool()
@@ -71,6 +78,13 @@ class _Graph:
     torch: torch.cuda.CUDAGraph
 
 
+def _row(source: Tensor, to: Tensor, at: slice) -> tuple[int, int, int]:
+    """A part, as the kernel is told of it."""
+    begin, size = at.start * source.element_size(), (at.stop - at.start) * source.element_size()
+    assert begin % ops.COPY_BYTES == size % ops.COPY_BYTES == 0
+    return source.data_ptr() + begin, to.data_ptr() + begin, size
+
+
 class _Event:
     def __init__(self, event: torch.cuda.Event) -> None:
         self.torch = event
@@ -83,9 +97,13 @@ class _Event:
 
 
 class _Stream:
-    def __init__(self, device: torch.device, name: str, priority: int) -> None:
+    def __init__(
+        self, device: torch.device, name: str, priority: int, kernels: ops.Launcher | None = None
+    ) -> None:
         self.torch, self.name = torch.cuda.Stream(device, priority=priority), name
-        self._device, self._priority = device, priority
+        self._device, self._priority, self._kernels = device, priority, kernels
+        self._flying: deque[tuple[Event, object]] = deque()
+        """What kernels that copy read, which torch does not know to keep until they have run."""
 
     @cached_property
     def _captures(self) -> torch.cuda.Stream:
@@ -103,19 +121,29 @@ class _Stream:
         self.torch.wait_event(event.torch)
 
     def copy(self, source: Tensor, to: Tensor, name: str) -> None:
-        self.copy_all([(source, to)], name)
+        with self._current(), self._timed(name):
+            # torch's allocators keep both until the copy has run: pinned memory by itself.
+            (to if to.is_cuda else source).record_stream(self.torch)
+            to.copy_(source, non_blocking=True)
 
-    def copy_all(self, pairs: Sequence[tuple[Tensor, Tensor]], name: str) -> None:
-        with torch.cuda.stream(self.torch), self._timed(name):
-            for source, to in pairs:
-                # torch's allocators keep both until the copy has run: pinned memory by itself.
-                (to if to.is_cuda else source).record_stream(self.torch)
-                to.copy_(source, non_blocking=True)
+    def copy_parts(self, parts: Sequence[Part], name: str) -> None:
+        if self._kernels is None:
+            for source, to, at in parts:
+                self.copy(source[at], to[at], name)
+            return
+        rows = [_row(source, to, at) for source, to, at in parts]
+        table = torch.empty((len(rows), ops.COPY_WORDS), dtype=torch.int64, pin_memory=True)
+        table.numpy()[:] = rows
+        with self._timed(name):
+            ops.copy(self._kernels, table.data_ptr(), len(rows), self.torch.cuda_stream)
+        while self._flying and self._flying[0][0].done():
+            self._flying.popleft()
+        self._flying.append((self.record(), (table, *parts)))
 
     def work(
         self, name: str, shape: tuple[int, ...], dtype: torch.dtype, make: Callable[[], Tensor]
     ) -> Tensor:
-        with torch.cuda.stream(self.torch), self._timed(name):
+        with self._current(), self._timed(name):
             made = make()
         assert made.shape == shape, (name, made.shape, shape)
         assert made.dtype == dtype, (name, made.dtype, dtype)
@@ -148,11 +176,17 @@ class _Stream:
 
     def replay(self, graph: Graph, name: str) -> None:
         assert isinstance(graph, _Graph)
-        with torch.cuda.stream(self.torch), self._timed(name):
+        with self._current(), self._timed(name):
             graph.torch.replay()
 
     def settle(self) -> None:
         """torch's operations join this stream, which is the thread's current one."""
+
+    def _current(self) -> AbstractContextManager[object]:
+        """This stream as torch's current one. A thread's own stream is that already, since `compute`; torch
+        takes longer to enter it again than to launch a graph."""
+        own = _THREAD.__dict__.get("streams", {}).get(self._device.index) is self
+        return _NOTHING if own else torch.cuda.stream(self.torch)
 
     def _timed(self, name: str) -> trace.Span:
         return trace.device_span(f"device {self.name}", name, self.torch)

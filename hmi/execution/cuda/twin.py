@@ -20,7 +20,7 @@ from hmi_kernels.modules import ops
 from torch import Tensor
 
 from hmi.execution import trace
-from hmi.execution.cuda.device import Event, Graph, Pool, Stream
+from hmi.execution.cuda.device import Event, Graph, Part, Pool, Stream
 from hmi.execution.cuda.twin_graphs import Recorded, Recording, spoil
 
 WEIGHTS = (0.01, 1.0, 100.0)
@@ -83,9 +83,9 @@ class _Stream:
         assert source.shape == to.shape, (name, source.shape, to.shape)
         self.twin.enqueue(self, _Op("copy", name, lambda: _write(to, source)))
 
-    def copy_all(self, pairs: Sequence[tuple[Tensor, Tensor]], name: str) -> None:
-        for source, to in pairs:
-            self.copy(source, to, name)
+    def copy_parts(self, parts: Sequence[Part], name: str) -> None:
+        for source, to, at in parts:
+            self.copy(source[at], to[at], name)
 
     def work(
         self, name: str, shape: tuple[int, ...], dtype: torch.dtype, make: Callable[[], Tensor]
@@ -150,6 +150,9 @@ class Twin:
     def put(self, host: Tensor) -> Tensor:
         self._refuse_in_capture("a copy")
         return host.clone()
+
+    def memory(self) -> int:
+        return 0
 
     def pool(self) -> Pool:
         return _Pool()

@@ -9,7 +9,7 @@ from hmi_kernels.modules import ops
 
 from hmi.execution.cuda.batched import Groups
 from hmi.execution.cuda.changes import Loop, Way, WayName
-from hmi.execution.cuda.segmented import Segmented
+from hmi.execution.cuda.segmented import Changed, Segmented
 from hmi.execution.cuda.slots import Entry, Slots
 from hmi.execution.cuda.upload import Upload
 from hmi.execution.segments import Segment
@@ -27,5 +27,5 @@ class Ways:
         """Return the way for a batch's segments; what it needs on the device is added to `upload`."""
         if self.name == "kernel":
             assert self.launcher is not None
-            return Segmented(segments, slots, upload, self.launcher)
+            return Segmented(segments, Changed(segments, slots, upload), upload, self.launcher)
         return Groups(segments, slots, upload) if self.name == "groups" else Loop(segments)

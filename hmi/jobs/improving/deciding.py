@@ -7,6 +7,7 @@ from hmi.jobs.comparing import HeldOutAnswers, seen_by, unseen
 from hmi.jobs.runtime.context import JobContext
 from hmi.jobs.tenant_training import Made
 from hmi.jobs.training_data import Data
+from hmi.sizes import counted
 from hmi.training.choosing import Comparison, Rule, Version, compare, least_rows
 
 
@@ -30,10 +31,8 @@ def too_few(which: list[int], data: Data, rule: Rule) -> str | None:
 
 
 def _says_few(held_out: int, least: int) -> str:
-    return (
-        f"{held_out} held-out rows that no version was trained on are too few to tell a better version: it "
-        f"takes {least}"
-    )
+    rows = f"{counted(held_out, 'held-out row')} that no version was trained on"
+    return f"{rows}: too few to tell a better version, which takes {least}"
 
 
 def decide(data: Data, which: list[int], old: HeldOutAnswers, made: Made, base: ModelVersion) -> Comparison:

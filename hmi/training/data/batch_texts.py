@@ -9,8 +9,9 @@ from typing import Any
 
 from hmi.errors import InvalidData
 from hmi.training.data.columns import SYNONYMS, second_text
+from hmi.training.data.label_studio import TASK
 from hmi.training.data.records import TableRecord, TextTable
-from hmi.training.data.span_forms import TASK, WORDS, form_of
+from hmi.training.data.span_forms import Form, NoText, form_of
 from hmi.training.data.tables import FIRST_RECORDS, file_lines, looks_like_csv, read_table
 from hmi.training.data.text_files import TextFile, Upload
 
@@ -32,48 +33,59 @@ class BatchText:
 
 
 def read_batch(
-    source: Upload, field: str = "batch", text_column: str | None = None, encoding: str | None = None
+    source: Upload, field: str = "batch", text_columns: Sequence[str] = (), encoding: str | None = None
 ) -> Iterator[BatchText]:
     """Yield the texts of a file: rows in JSON or CSV with a text, tasks of Label Studio, or plain text,
     one text a line, of which blank lines are skipped.
 
-    text_column: the field of the text, if its name does not tell. Raises InvalidData, which names the line,
-    for what cannot be read, and for a file of rows in which no field is surely the text.
+    text_columns: the fields of the text, if they are named; several texts become one, as in a training.
+    Raises InvalidData, which names the line, for what cannot be read, and for a file of rows in which no
+    field is surely the text.
     """
     file = TextFile(source, field, encoding=encoding)
     if file.empty:
         raise InvalidData(f"{field} is empty: give texts", field=field)
-    wanted = {name.strip().casefold() for name in ((text_column,) if text_column else _NAMES)}
+    wanted = {name.strip().casefold() for name in (text_columns or _NAMES)}
 
     def fits(names: Sequence[str]) -> bool:
+        if text_columns:
+            return wanted <= {name.strip().casefold() for name in names}
         return any(name.strip().casefold() in wanted for name in names) or second_text(names) is not None
 
     head = list(file_lines(file, FIRST_RECORDS))
     is_table = bool(looks_like_csv(head, fits)) or bool(head and head[0].strip().casefold() in wanted)
-    if not (is_table or text_column or file.beginning().startswith(("{", "["))):
+    if not (is_table or text_columns or file.beginning().startswith(("{", "["))):
         lines = enumerate(file.lines(), 1)
         return (
             BatchText(line.strip(), number, place=f"line {number}") for number, line in lines if line.strip()
         )
-    return _of_table(read_table(file, fits, conll="no"), field, text_column)
+    return _of_table(read_table(file, fits, conll="no"), field, text_columns)
 
 
-def _of_table(table: TextTable, field: str, text_column: str | None) -> Iterator[BatchText]:
+def _of_table(table: TextTable, field: str, text_columns: Sequence[str]) -> Iterator[BatchText]:
     head = list(itertools.islice(table.records, FIRST_RECORDS))
     values = [record.values for record in head if not record.problem]
-    pair = None if text_column else second_text(table.columns)
-    form = form_of(values)
-    name = WORDS if form is not None and form.of_words else _text_name(map(_data, values), text_column)
+    rows = [_data(each) for each in values]
+    form = None if text_columns else form_of(values)
+    named = [_text_name(rows, (name,)) for name in text_columns]
+    names: Sequence[str] = [name for name in named if name is not None]
+    if not text_columns:
+        usual = _text_name(rows, _NAMES)
+        names = second_text(table.columns) or ([] if usual is None else [usual])
     for record in itertools.chain(head, table.records):
         wrong = record.problem
-        if not wrong and pair is None and name is None:
-            shown = ", ".join(f"`{each}`" for each in _data(record.values))
-            wrong = (
-                f"has no text in its fields ({shown}): give the name of the one that holds it (--text-column)"
-            )
-        if wrong:
-            raise InvalidData(f"{record.place} of {field} {wrong}", field=field, line=record.line)
-        yield _read(record, pair or (name or "",))
+        if not wrong and (None in named or not (names or form)):
+            fields = ", ".join(f"`{name}`" for name in _data(record.values))
+            wrong = f"has no text in its fields ({fields}): give the name of the text's (--text-column)"
+        try:
+            if wrong:
+                raise ValueError(wrong)
+            text = "\n".join(_texts(record, names)) if text_columns else _text(record, names, form)
+        except ValueError as error:
+            raise InvalidData(f"{record.place} of {field} {error}", field=field, line=record.line) from error
+        row = _data(record.values)
+        task = record.values if row is not record.values else {}
+        yield BatchText(text, record.line, row, task, record.place)
 
 
 def _data(values: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -82,23 +94,36 @@ def _data(values: Mapping[str, Any]) -> Mapping[str, Any]:
     return task if isinstance(task, dict) else values
 
 
-def _text_name(rows: Iterable[Mapping[str, Any]], text_column: str | None) -> str | None:
-    """The field that holds the texts of these rows: the one that is named so, one that usually does, or the
-    only one with texts; None if that does not tell. It is one of the file, since a row may lack its text and
-    have others, such as an id."""
+def _text_name(rows: Iterable[Mapping[str, Any]], names: Sequence[str]) -> str | None:
+    """The field of these rows that has the first of these names, or the only one with texts, if the names are
+    the usual ones; None if that does not tell. It is one of the file, since a row may lack its text and have
+    others, such as an id."""
     found = [item for row in rows for item in row.items()]
     held = {name for name, value in found if isinstance(value, str)}
     folded = {name.strip().casefold(): name for name, value in found if value is None or name in held}
-    wanted = [name.strip().casefold() for name in ((text_column,) if text_column else _NAMES)]
-    known = [folded[name] for name in wanted if name in folded]
-    return next(iter(known or (held if len(held) == 1 and text_column is None else ())), None)
+    known = [folded[plain] for name in names if (plain := name.strip().casefold()) in folded]
+    return next(iter(known or (held if len(held) == 1 and names is _NAMES else ())), None)
 
 
-def _read(record: TableRecord, names: Sequence[str]) -> BatchText:
-    """The text of a record, or its pair of texts; a pair of which one is missing is no text."""
-    row = _data(record.values)
-    texts = [" ".join(map(str, t)) if isinstance(t := row.get(name), list) else t for name in names]
-    whole = [text for text in texts if isinstance(text, str) and text.strip()]
-    text = "" if len(whole) < len(names) else whole[0] if len(names) == 1 else (whole[0], whole[1])
-    task = record.values if row is not record.values else {}
-    return BatchText(text, record.line, row, task, record.place)
+def _texts(record: TableRecord, names: Sequence[str]) -> list[str]:
+    """The texts in these fields of a record that are not blank."""
+    found = [_data(record.values).get(name) for name in names]
+    return [text for text in found if isinstance(text, str) and text.strip()]
+
+
+def _text(record: TableRecord, names: Sequence[str], form: Form | None) -> str | tuple[str, str]:
+    """The text of a record, or its pair of texts; a pair of which one is missing is no text. Where there are
+    spans, their form tells the text. Raises ValueError."""
+    whole = _texts(record, names)
+    if len(names) == 2:
+        return (whole[0], whole[1]) if len(whole) == 2 else ""
+    if form is None or (names and _data(record.values).get(names[0]) is None):
+        return whole[0] if whole else ""
+    try:
+        text = form.read(record.values).text
+    except NoText:
+        if any(isinstance(value, str) and value.strip() for value in _data(record.values).values()):
+            raise
+        return ""
+    joined = " ".join(text) if isinstance(text, list) else text
+    return joined if joined.strip() else ""

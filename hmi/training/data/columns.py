@@ -105,8 +105,11 @@ def second_text(found: Iterable[str]) -> tuple[str, str] | None:
 
 
 def task_of_columns(found: Sequence[str]) -> Task | None:
-    """The task whose rows have these columns; None if there is none."""
-    return next((task for task in NEEDED if _fits(found, task)), None)
+    """The task whose rows have these columns; None if there is none. An answer under its own name counts more
+    than a synonym: `text`, `label` and `score` are of classification."""
+    fitting = [task for task in NEEDED if _fits(found, task)]
+    folded = set(map(_folded, found))
+    return next((task for task in fitting if NEEDED[task][-1] in folded), next(iter(fitting), None))
 
 
 def listed(names: Iterable[str]) -> str:

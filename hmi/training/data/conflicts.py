@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from hmi.model.entities import groups_of
+from hmi.model.tag_schemes import OUTSIDE, in_labels, scheme_of
+from hmi.sizes import counted
 
 SHOWN = 3
 """A remark quotes at most this many texts."""
@@ -30,20 +34,20 @@ class Conflicts:
         wrong = sum(sum(counts.values()) - max(counts.values()) for counts in self.texts.values())
         return 1 - wrong / self.rows if self.rows else 1.0
 
-    def remark(self, of: str = "") -> str:
-        """The conflicts in words, with some of them; "" if there are none. of: what the rows are, in
-        words."""
+    def remark(self, of: str = "", *, shown: bool = True) -> str:
+        """The conflicts in words, with some of the texts if `shown`; "" if there are none. of: what the rows
+        are, in words."""
         if not self.texts:
             return ""
         held = sum(sum(counts.values()) for counts in self.texts.values())
-        shown = "; ".join(
-            f"“{_cut(text)}” ({_counted(found)})" for text, found in [*self.texts.items()][:SHOWN]
+        some = "; ".join(
+            f"“{_cut(text)}” ({_counted(text, found)})" for text, found in [*self.texts.items()][:SHOWN]
         )
         more = f"; and {len(self.texts) - SHOWN} more" if len(self.texts) > SHOWN else ""
-        are = "text is" if len(self.texts) == 1 else "texts are"
+        texts = counted(len(self.texts), "text is", "texts are")
         return (
-            f"{len(self.texts)} {are} labelled in more than one way, in {held} of the {self.rows} {of}rows: "
-            f"{shown}{more}. "
+            f"{texts} labelled in more than one way, in {held} of the {self.rows} {of}rows"
+            f"{f': {some}{more}' if shown else ''}. "
             f"A perfect model could answer at most {_percent(self.reach)} of these {self.rows} rows as "
             f"labelled"
         )
@@ -72,10 +76,29 @@ def _cut(text: Any) -> str:
     return text if len(text) <= CHARACTERS else f"{text[: CHARACTERS - 1]}…"
 
 
-def _counted(labels: Answers) -> str:
+def _counted(text: Any, labels: Answers) -> str:
     few = labels.most_common(SHOWN)
     more = f", and {len(labels) - SHOWN} more" if len(labels) > SHOWN else ""
-    return ", ".join(f"{_named(label)}: {count}" for label, count in few) + more
+    said = _differences(text, [label for label, _ in few]) if isinstance(text, tuple) else {}
+    return ", ".join(f"{said.get(label) or _named(label)}: {count}" for label, count in few) + more
+
+
+def _differences(words: tuple[str, ...], labels: Sequence[Any]) -> dict[Any, str]:
+    """What each of several taggings of these words has and others have not: entities, or tags of words."""
+    if not all(isinstance(label, tuple) and len(label) == len(words) for label in labels):
+        return {}
+    scheme = scheme_of(labels)
+    found = {
+        tags: {each for each in groups_of(in_labels(tags, scheme), joined=True) if each[0] != OUTSIDE}
+        for tags in labels
+    }
+    shared = set.intersection(*found.values())
+    said = {}
+    for tags, marked in found.items():
+        own = sorted(marked - shared, key=lambda each: each[1].start)
+        named = [f"{' '.join(words[i] for i in at)} {label}" for label, at in own]
+        said[tags] = _named(" and ".join(named)) if named else "no other entity" if shared else "no entity"
+    return said
 
 
 def _named(label: Any) -> str:

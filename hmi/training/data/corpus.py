@@ -12,6 +12,7 @@ from pathlib import Path
 from hmi.errors import InvalidData
 from hmi.training.data.columns import NEEDED, listed
 from hmi.training.data.guessing import headless
+from hmi.training.data.label_studio import ANNOTATION_ID
 from hmi.training.data.marked_lines import is_fasttext, is_rasa
 from hmi.training.data.records import TableRecord
 from hmi.training.data.tables import (
@@ -30,7 +31,7 @@ NAMES = frozenset(name for names in NEEDED.values() for name in names)
 _JSON = re.compile(r'\{\s*"|\[\s*(?:\{|\[\s*")|[\[{]$')
 """The beginning of a first line that is JSON, not text."""
 
-ROWS = (NAMES - {"text"}) | {"spans", "entities", "answer", "annotations", "intent", "cats"}
+ROWS = (NAMES - {"text"}) | {"spans", "entities", "answer", "annotations", "intent", "cats"} | {ANNOTATION_ID}
 """Columns beside `text` that show rows, made to train a model."""
 _TRAIN = "to train a model of them, give them to `hmi model create`, as `hmi check FILE` shows"
 

@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from hmi.core import Task
+from hmi.sizes import counted
 
 FIELD = "answer"
 """The field of a record that holds the decision."""
@@ -67,7 +68,7 @@ class Decisions:
         else:
             read = "; the rejected rows get the other of the two labels"
         left = "; the ignored rows are left out" if ignored else ""
-        counts = f"accepted {self._counts['accept']} rows, rejected {rejected}, ignored {ignored}"
+        counts = f"accepted {counted(self._counts['accept'], 'row')}, rejected {rejected}, ignored {ignored}"
         return [f"the annotator {counts} (`{FIELD}`){read}{left}"]
 
 

@@ -20,20 +20,28 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hmi.training.data.label_studio import (
+    ID,
+    META,
+    TASK,
+    Values,
+    annotations_of,
+    counted,
+    decoded,
+    given_of,
+    is_least,
+    results_of,
+    unanswered,
+)
 from hmi.training.data.records import Fits
-from hmi.training.data.span_forms import decoded, is_spans
+from hmi.training.data.span_forms import is_spans
 
-Values = Mapping[str, Any]
 Rows = Iterator[tuple[dict[str, Any], str]]
 """Rows with the reason to leave each out, or ""."""
 LEAST_SCORE = 0.5
 """A label of spaCy's `cats` counts from this score on."""
 LONGEST_CHOICE = 40
 """Characters of a label, in a file that does not tell labels from other texts."""
-_MIN_META = frozenset(
-    {"id", "annotation_id", "annotator", "lead_time", "created_at", "updated_at", "agreement", "inner_id"}
-)
-"""Columns of Label Studio's JSON-MIN and CSV that are neither data nor answers."""
 NO_LABEL = "without a label"
 
 
@@ -44,7 +52,7 @@ class Export:
     said: str
     rows: Callable[[Values], Rows]
     choices: tuple[str, ...] = ()
-    """The columns that each may be the label, if there are several."""
+    """The names of the choices, by one of which the user may ask for them."""
 
 
 def export_of(head: Sequence[Values], fits: Fits) -> Export | None:
@@ -54,15 +62,21 @@ def export_of(head: Sequence[Values], fits: Fits) -> Export | None:
     return next((found for of in known if head and (found := of(head, fits)) is not None), None)
 
 
-def answer_field(others: Sequence[str], fits: Fits, *, several: bool) -> str:
-    """The field for answers that may be `several` labels: the one that fits beside the columns `others`."""
+def answer_field(others: Sequence[str], fits: Fits, *, several: bool, control: str = "") -> str:
+    """The field for answers that may be `several` labels: the one that fits beside the columns `others`.
+
+    control: the tool's name of the answers, by which the user may ask for them.
+    """
     likely, other = ("labels", "label") if several else ("label", "labels")
-    return likely if fits((*others, likely)) or not fits((*others, other)) else other
+    names = (likely, other, *([control] if control else []))
+    return next((name for name in names if fits((*others, name))), likely)
 
 
-def _answered(row: dict[str, Any], field: str, labels: Sequence[Any]) -> tuple[dict[str, Any], str]:
+def _answered(
+    row: dict[str, Any], field: str, labels: Sequence[Any], *, several: bool = False
+) -> tuple[dict[str, Any], str]:
     """The row with its labels; it is left out if it needs one and has none."""
-    if field == "labels":
+    if field == "labels" or (several and field != "label"):
         return {**row, field: list(labels)}, ""
     return {**row, field: labels[0] if len(labels) == 1 else list(labels) or None}, NO_LABEL * (not labels)
 
@@ -73,91 +87,101 @@ def _others(head: Sequence[Values], *without: str) -> list[str]:
 
 def _label_studio(head: Sequence[Values], fits: Fits) -> Export | None:
     tasks = [
-        values for values in head if isinstance(values.get("data"), dict) and _annotations(values) is not None
+        values for values in head if isinstance(values.get(TASK), dict) and annotations_of(values) is not None
     ]
-    found = [_choices(annotation) for task in tasks for annotation in _annotations(task) or ()]
-    controls = list(dict.fromkeys(name for choices in found for name in choices))
+    found = [_choices(annotation) for task in tasks for annotation in annotations_of(task) or ()]
+    controls = tuple(dict.fromkeys(name for choices in found for name in choices))
     if not controls:
         return None
     several = any(len(labels) > 1 for choices in found for labels in choices.values())
-    field = answer_field(list(_data(tasks[0])), fits, several=several)
+    only = controls[0] if len(controls) == 1 else ""
+    field = answer_field(list(_data(tasks[0])), fits, several=several, control=only)
 
     def rows(task: Values) -> Rows:
-        if not isinstance(task.get("data"), dict):
+        if not isinstance(task.get(TASK), dict):
             raise ValueError("has no `data`, unlike other tasks of Label Studio")
-        all_ = _annotations(task) or []
-        given = [a for a in all_ if not (a.get("was_cancelled") or a.get("skipped"))]
-        truth = [a for a in given if a.get("ground_truth")] or given
+        truth = counted(given_of(task))
         different = {json.dumps(_choices(a), sort_keys=True): _choices(a) for a in truth}
         for choices in different.values():
-            if len(controls) == 1:
-                yield _answered(_data(task), field, choices.get(controls[0], []))
+            if only:
+                yield _answered(_data(task), field, choices.get(only, []), several=several)
             else:
                 one = {name: labels[0] if len(labels) == 1 else labels for name, labels in choices.items()}
                 yield {**_data(task), **one}, ""
         if not different:
-            yield _data(task), "skipped by the annotator" if all_ else "without an annotation"
+            yield _data(task), unanswered(task)
 
-    return Export("from Label Studio", rows, tuple(controls) if len(controls) > 1 else ())
-
-
-def _annotations(task: Values) -> list[Values] | None:
-    found = task.get("annotations", task.get("completions"))
-    return [a for a in found if isinstance(a, dict)] if isinstance(found, list) else None
+    return Export("from Label Studio", rows, controls)
 
 
 def _choices(annotation: Values) -> dict[str, list[str]]:
     """The chosen labels of an annotation by its controls."""
     found: dict[str, list[str]] = {}
-    results = annotation.get("result")
-    for result in results if isinstance(results, list) else []:
-        value = result.get("value") if isinstance(result, dict) else None
-        if isinstance(value, dict) and isinstance(value.get("choices"), list) and "start" not in value:
-            found.setdefault(str(result.get("from_name", "choice")), []).extend(map(str, value["choices"]))
+    for control, value in results_of(annotation):
+        if isinstance(value.get("choices"), list) and "start" not in value:
+            found.setdefault(control or "choice", []).extend(map(str, value["choices"]))
     return found
 
 
 def _data(task: Values) -> dict[str, Any]:
     """A task's data. The only text is called `text`."""
-    data = dict(task["data"])
+    data = dict(task[TASK])
     texts = [name for name, value in data.items() if isinstance(value, str)]
     return {"text" if "text" not in data and [name] == texts else name: value for name, value in data.items()}
 
 
 def _label_studio_min(head: Sequence[Values], fits: Fits) -> Export | None:
     columns = _others(head)
-    if "annotation_id" not in columns or not {"lead_time", "annotator"} & set(columns):
+    if not is_least(columns):
         return None
-    rest = [name for name in columns if name not in _MIN_META]
+    spans = [name for name in columns if any(is_spans(decoded(values.get(name))) for values in head)]
+    rest = [name for name in columns if name not in META and name not in spans]
     chosen = [name for name in rest if any("choices" in _object_of(values.get(name)) for values in head)]
     answers = chosen or [name for name in rest if name != "text"]
+    recurring = tuple(name for name in answers if _recurs([values.get(name) for values in head]))
+    different = _Different(spans)
     if len(answers) != 1 or len(rest) < 2:  # several controls: columns like any others
-        choices = tuple(name for name in answers if _recurs([values.get(name) for values in head]))
-        plain = len(choices) > 1 and not any(is_spans(decoded(v.get(n))) for v in head for n in rest)
-        return (
-            Export("from Label Studio", lambda values: iter([(dict(values), "")]), choices) if plain else None
-        )
+        may_be = recurring if spans or len(recurring) > 1 else ()
+        return Export("from Label Studio", lambda row: different.of(row, row), may_be) if may_be else None
     (answer,) = answers
-    if any(is_spans(decoded(v.get(answer))) for v in head):
+    if spans and not chosen and not recurring:
         return None
     if any(isinstance(values.get(answer), list | dict) and not _is_choice(values[answer]) for values in head):
         return None
-    field = answer_field(_others(head, answer), fits, several=bool(chosen))
+    field = answer_field(_others(head, answer, *spans), fits, several=bool(chosen), control=answer)
 
     def rows(values: Values) -> Rows:
         given, row = values.get(answer), {n: v for n, v in values.items() if n != answer}
         choices = _object_of(given).get("choices")
         one = [] if given in (None, "") else [given]
-        yield _answered(row, field, choices if isinstance(choices, list) else one)
+        labels = choices if isinstance(choices, list) else one
+        for kept, _ in different.of(row, values):
+            yield _answered(kept, field, labels, several=bool(chosen))
 
-    return Export(f"from Label Studio, the answers in `{answer}`", rows)
+    return Export(f"from Label Studio, the answers in `{answer}`", rows, (answer,))
+
+
+class _Different:
+    """Rows of JSON-MIN without those of annotators who agree about a task, and without its spans."""
+
+    def __init__(self, spans: Sequence[str]) -> None:
+        self._spans = frozenset(spans)
+        self._seen: set[int] = set()
+
+    def of(self, row: Values, values: Values) -> Rows:
+        """The row, if no annotation of its task, `values`, gave the same before."""
+        told = {name: value for name, value in values.items() if name not in (META - {ID}) | self._spans}
+        key = hash(json.dumps(told, sort_keys=True))
+        if values.get(ID) in (None, "") or key not in self._seen:
+            self._seen.add(key)
+            yield {name: value for name, value in row.items() if name not in self._spans}, ""
 
 
 def _recurs(values: Sequence[Any]) -> bool:
     """Whether values may be choices: short texts, most of which occur more than once."""
     given = [value for value in values if value not in (None, "")]
     short = all(isinstance(value, str) and len(value) <= LONGEST_CHOICE for value in given)
-    return short and 0 < 2 * len(set(given)) <= len(given)
+    return short and 1 < len(set(given)) <= len(given) / 2
 
 
 def _object_of(value: Any) -> Mapping[str, Any]:

@@ -7,6 +7,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from hmi.core import Task
+from hmi.sizes import counted
 from hmi.training.data.tables import kind_of
 from hmi.training.golds import Gold
 
@@ -23,7 +24,7 @@ def answer_of(raw: dict[str, Any], task: Task) -> Gold:
     if task == "tagging":
         tokens, tags = _words(raw, "tokens"), _words(raw, "tags")
         if len(tokens) != len(tags):
-            raise ValueError(f"{len(tokens)} tokens but {len(tags)} tags")
+            raise ValueError(f"{counted(len(tokens), 'token')} but {counted(len(tags), 'tag')}")
         return tuple(tags)
     if task == "multilabel":
         return _labels(raw)

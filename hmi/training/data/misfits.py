@@ -54,9 +54,9 @@ def _are_groups(value: Any) -> bool:
 def choice_note(choices: Sequence[str], names: Mapping[str, str]) -> str:
     """A remark if a tool's export has several columns that each may be the label, and one was read."""
     read = next((given for given, ours in names.items() if ours in ("label", "labels")), None)
-    if read not in choices:
-        return ""
     others = listed(name for name in choices if name != read)
+    if read not in choices or not others:
+        return ""
     return (
         f"the file has several choices: `{read}` is read, {others} not. Name the one to read "
         "(--label-column, over HTTP options.label_column)"

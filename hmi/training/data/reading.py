@@ -67,7 +67,9 @@ class Reading(Record):
         default=None, description="The column that holds the second text of a pair."
     )
     label_column: Column | None = Field(
-        default=None, description="The column that holds the answer: the label, labels, value or tags."
+        default=None,
+        description="The column that holds the answer: the label, labels, value, tags or spans. Of several "
+        "controls of Label Studio, the one to read.",
     )
     labels_columns: tuple[Column, ...] | None = Field(
         default=None,

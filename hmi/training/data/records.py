@@ -21,7 +21,10 @@ class TableRecord:
 
     @property
     def place(self) -> str:
-        return f"line {self.line}" if self.item is None else f"item {self.item} (line {self.line})"
+        if self.item is None:
+            return f"line {self.line}"
+        # A whole list on one line has no other line to go to.
+        return f"item {self.item}" if self.line == 1 else f"item {self.item} (line {self.line})"
 
 
 @dataclass(frozen=True)

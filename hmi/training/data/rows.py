@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from hmi.core import Task
 from hmi.errors import InvalidData
+from hmi.sizes import counted
 from hmi.training.data.columns import EXAMPLES, Columns, listed, read_columns
 from hmi.training.data.conflicts import conflicts_of
 from hmi.training.data.decisions import FIELD as DECISION
 from hmi.training.data.decisions import Decisions, labels_of_rejected
 from hmi.training.data.fields import MAX_ROW_CHARACTERS as MAX_ROW_CHARACTERS
 from hmi.training.data.fields import answer_of, input_of
+from hmi.training.data.label_studio import why_unread
 from hmi.training.data.misfits import choice_note, example, headless, not_read, number_note, wrong_form
 from hmi.training.data.naming import Naming, named_labels
 from hmi.training.data.reading import AS_IT_IS, Reading
@@ -103,7 +105,7 @@ def read_labelled_file(
     found = parse_rows(source, task, field, first=first, reading=reading, patterns=patterns)
     refuse_bad_rows(found, task, field, skip)
     if found.whole and len(found.rows) < MIN_ROWS:
-        what = f"{len(found.rows)} rows" if found.rows else "no rows"
+        what = counted(len(found.rows), "row") if found.rows else "no rows"
         raise InvalidData(
             f"{field} has {what}: give at least {MIN_ROWS} (it was read as {found.read})", field=field
         )
@@ -138,21 +140,36 @@ def refuse_bad_rows(found: RowFile, task: Task, field: str, skip: int) -> None:
     bad = found.left_out
     if len(bad) <= skip:
         return
-    shown = "; ".join(problem.message for problem in bad[:SHOWN])
-    more = f"; and {len(bad) - SHOWN} more" if len(bad) > SHOWN else ""
+    reasons = reasons_of(bad)
+    shown = "; ".join(reasons[:SHOWN])
+    more = f"; and {len(reasons) - SHOWN} more" if len(reasons) > SHOWN else ""
     limit = f", more than the {skip} that may be left out" if skip else ""
-    few = len(bad) <= len(found.rows)
+    few, are = len(bad) <= len(found.rows), "is" if len(bad) == 1 else "are"
     leave = (
         "; up to N bad ones are left out with --skip-bad-rows N (over HTTP options.skip_bad_rows)"
         if few
         else ""
     )
     raise InvalidData(
-        f"{len(bad)} of {len(found.rows) + len(bad)} rows of {field} are not usable{limit}: "
+        f"{len(bad)} of {counted(len(found.rows) + len(bad), 'row')} of {field} {are} not usable{limit}: "
         f"{shown}{more}. It was read as {found.read}. Each row needs the form {EXAMPLES[task]}{leave}",
         field=field,
         line=bad[0].line,
     )
+
+
+def reasons_of(bad: Sequence[BadRow]) -> list[str]:
+    """Why rows are bad: each reason once, with the first places where it holds."""
+    places: dict[str, list[str]] = defaultdict(list)
+    for row in bad:
+        place, _, reason = row.message.partition(": ")
+        places[reason].append(place)
+    said = []
+    for reason, (first, *others) in places.items():
+        more = f" and {len(others) - SHOWN:,} more" if len(others) > SHOWN else ""
+        too = f" ({', '.join(others[:SHOWN])}{more}, too)" if others else ""
+        said.append(f"{first}: {reason}{too}")
+    return said
 
 
 def parse_rows(
@@ -195,7 +212,7 @@ def parse_rows(
     naming = as_named(table.columns)
     table = naming.applied(table)
     head = list(itertools.islice(table.records, FIRST_RECORDS))
-    problem = _problem(table, naming, columns, head, task, answers=answers, paired=paired)
+    problem = spans.problem or _problem(table, naming, columns, head, task, answers=answers, paired=paired)
     if problem:
         raise InvalidData(f"{field} was read as {table.form}, {file.encoding}: {problem}", field=field)
     values = [record.values for record in head]
@@ -210,7 +227,8 @@ def parse_rows(
         reader.read(record)
     read = reader.found(_described(table, file.encoding, used), whole=whole and file.whole)
     chosen = "" if reading.label_column else choice_note(table.choices, columns.names)
-    read = replace(read, notes=[*filter(None, [file.remark, chosen]), *read.notes, *spans.notes()])
+    told = spans.notes() if answers else []
+    read = replace(read, notes=[*filter(None, [file.remark, chosen]), *read.notes, *told])
     return replace(_marked(read), patterns=spans.patterns) if task == "tagging" else read
 
 
@@ -225,6 +243,10 @@ def _problem(
     paired: bool | None,
 ) -> str:
     """Why a table does not give rows of the task; "" if it does."""
+    fitting = not (naming.problem or columns.problem)
+    unread = why_unread([record.values for record in head], fitting=fitting) if answers else ""
+    if unread:
+        return unread
     if naming.problem:
         return naming.problem
     if columns.problem:
@@ -292,7 +314,7 @@ class _Reader:
         kept = [i for i in range(len(self.rows)) if labels.get(i, "") is not None]
         rows = [replace(self.rows[i], label=labels.get(i) or self.rows[i].label) for i in kept]
         left_out = [
-            f"{count} {'record is' if count == 1 else 'records are'} left out: {why}"
+            f"{counted(count, 'record is', 'records are')} left out: {why}"
             for why, count in self._left_out.items()
         ]
         notes = [*self._decisions.notes(labels), *left_out, *label_notes(rows)]
@@ -327,7 +349,8 @@ def label_notes(rows: list[Row]) -> list[str]:
         *filter(None, [conflicts, numbers]),
         *notes,
         *(
-            f"`{label}` was read as a label ({counts[label]} rows): check that no label is missing there"
+            f"`{label}` was read as a label ({counted(counts[label], 'row')}): check that no label is "
+            "missing there"
             for label in missing
         ),
     ]

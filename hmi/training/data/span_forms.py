@@ -16,13 +16,25 @@ Other names of fields are taken too, if the values have the form of spans.
 
 from __future__ import annotations
 
-import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from hmi.training.data.columns import SYNONYMS
+from hmi.training.data.columns import SYNONYMS, listed
+from hmi.training.data.label_studio import (
+    ANNOTATION_ID,
+    ANNOTATIONS,
+    NOT_ANNOTATED,
+    NOT_CHARACTERS,
+    TASK,
+    annotations_of,
+    decoded,
+    given_of,
+    results_of,
+    unanswered,
+)
 
 STARTS = ("start", "start_offset", "start_char", "begin")
 ENDS = ("end", "end_offset", "end_char")
@@ -31,9 +43,8 @@ LABELS = ("label", "labels", "type", "entity_group", "entity_type", "entity", "c
 FIELDS = ("spans", "entities", "ents", "label", "labels", "annotations")
 """The fields that hold spans in most files. They are looked at before others."""
 WORDS, WORD_SPANS = "tokenized_text", "ner"
-TASK, RESULTS, CANCELLED = "data", "annotations", "was_cancelled"
-NOT_ANNOTATED = "without an annotation"
-"""Label Studio's JSON-MIN and CSV have such tasks too, with an `annotation_id` that is null or empty."""
+NAME_IT = ", or give its name (--text-column, over HTTP options.text_column)"
+Fields = Mapping[str, Any]
 
 
 class NoText(ValueError):
@@ -57,7 +68,9 @@ class GivenText:
     text: str | list[str]
     spans: list[Given]
     several: int = 1
-    """The number of annotations, of which the first is read."""
+    """The number of annotations, of which one is read."""
+    truth: bool = False
+    """Whether the one that is read is marked as the ground truth."""
     left_out: str = ""
     """Why the text is not a row."""
 
@@ -68,57 +81,57 @@ class Form:
 
     name: str
     """The form in words."""
-    field: str
-    """The column of the spans."""
-    read: Callable[[Mapping[str, Any]], GivenText]
+    fields: tuple[str, ...]
+    """The columns of the spans."""
+    read: Callable[[Fields], GivenText]
     """Reads a record. Raises ValueError."""
     code_points: bool = False
     """Whether offsets surely count code points, since the tool is written in Python. Label Studio and doccano
     have counted these or UTF-16 units, in one version or another."""
     of_words: bool = False
     """Whether offsets count words."""
+    controls: tuple[str, ...] = ()
+    """The controls of Label Studio whose spans are read together, if there are several."""
+    unread: tuple[str, ...] = ()
+    """Other columns that hold spans."""
 
 
-def form_of(records: Iterable[Mapping[str, Any]], text_column: str | None = None) -> Form | None:
-    """The form of a file's first records; None if they hold no spans. text_column: the field of the text, if
-    the user names it."""
-    found = [record for record in records if record]
-    if any(map(_has_words, found)):
-        return Form("words with spans, as GLiNER reads them", WORD_SPANS, _of_words, of_words=True)
-    if any(map(_has_results, found)):
-        return Form("spans in Label Studio's JSON", RESULTS, partial(_of_task, text_column=text_column))
-    # Where a document has entities, they count, not its groups of other spans.
-    for held in (decoded, _group):
-        for name in dict.fromkeys((*FIELDS, *(name for record in found for name in record))):
-            first = next((spans for r in found if is_spans(spans := held(r.get(name)))), None)
-            if first is not None:
-                return _named(name, first[0], found, text_column)
-    return None
-
-
-def text_form(
-    form: Form | None, records: Sequence[Mapping[str, Any]], text_column: str | None = None
+def form_of(
+    records: Iterable[Fields], text_column: str | None = None, label_column: str | None = None
 ) -> Form | None:
+    """The form of a file's first records; None if they hold no spans. text_column, label_column: the field of
+    the text, and the field or control of the spans, if the user names them."""
+    found = [record for record in records if record]
+    named = text_column, label_column
+    if any(map(_has_words, found)) and label_column in (None, WORD_SPANS):
+        return Form("words with spans, as GLiNER reads them", (WORD_SPANS,), _of_words, of_words=True)
+    controls = tuple(dict.fromkeys(control for record in found for control in _controls(record)))
+    if controls and label_column in (None, *controls):
+        return _tasks(found, controls, *named)
+    # Where a document has entities, they count, not its groups of other spans.
+    held: dict[str, Any] = {}
+    for as_spans in (decoded, _group):
+        for name in dict.fromkeys((*FIELDS, *(name for record in found for name in record))):
+            first = next((spans for r in found if is_spans(spans := as_spans(r.get(name)))), None)
+            if first is not None:
+                held.setdefault(name, first[0])
+    if label_column is not None:
+        held = {name: first for name, first in held.items() if name == label_column}
+    return _named(held, found, *named) if held else None
+
+
+def text_form(form: Form | None, records: Sequence[Fields], text_column: str | None = None) -> Form | None:
     """The form of the texts alone, of a file whose spans have `form`; None if its records have no texts."""
     found = form
     if found is None and any(isinstance(record.get(TASK), dict) for record in records):
-        found = Form("texts in Label Studio's JSON", RESULTS, partial(_of_task, text_column=text_column))
+        read = partial(_of_task, text=partial(text_field, named=text_column), only=None)
+        found = Form("texts in Label Studio's JSON", (ANNOTATIONS,), read)
     if found is None:
         if not any(_text_fields(record, text_column) for record in records):
             return None
-        found = Form("texts", "", lambda record: GivenText(str(record[text_field(record, text_column)]), []))
+        found = Form("texts", (), lambda record: GivenText(str(record[text_field(record, text_column)]), []))
     whole = found.read
     return replace(found, read=lambda record: replace(whole(record), spans=[], several=1, left_out=""))
-
-
-def decoded(value: Any) -> Any:
-    """A value; of a CSV cell that holds spans as JSON, as Label Studio writes them, the spans."""
-    if value == "" or not isinstance(value, str) or not value.startswith('[{"'):
-        return [] if value in ("", "[]") else value
-    try:
-        return json.loads(value)
-    except (ValueError, RecursionError):
-        return value
 
 
 def _group(value: Any) -> Any:
@@ -143,18 +156,21 @@ def record_of_pair(value: Any) -> Any:
     return value
 
 
-def text_field(record: Mapping[str, Any], named: str | None = None) -> str:
-    """The name of the field that holds the text: the `named` one, else the likeliest. Raises ValueError,
-    NoText."""
+def text_field(record: Fields, named: str | None = None, likely: str | None = None) -> str:
+    """The name of the field that holds the text: the `named` one, else the likeliest. Raises NoText."""
     found = _text_fields(record, named)
+    if named is None and isinstance(record.get(likely or ""), str):
+        return str(likely)
     if found:
         return found[0]
+    texts = [name for name, value in record.items() if isinstance(value, str)]
     if named is not None:
-        raise ValueError(f"has no text in `{named}` (text_column)")
-    raise NoText("has no text: name the field that holds it `text`")
+        raise NoText(f"has no text in `{named}` (text_column): texts are in {listed(texts) or 'no field'}")
+    which = f", since any of {listed(texts)} may be it" if texts else ""
+    raise NoText(f"has no text{which}: name the field that holds it `text`{NAME_IT}")
 
 
-def _text_fields(record: Mapping[str, Any], named: str | None) -> list[str]:
+def _text_fields(record: Fields, named: str | None) -> list[str]:
     """The names of the fields that may hold the text, the likeliest first."""
     if named is not None:
         return [named] if isinstance(record.get(named), str) else []
@@ -163,32 +179,91 @@ def _text_fields(record: Mapping[str, Any], named: str | None) -> list[str]:
     return known or ([*folded.values()] if len(folded) == 1 else [])
 
 
-def _named(field: str, first: Any, records: Sequence[Mapping[str, Any]], text_column: str | None) -> Form:
-    """The form of spans in a field of these records, of which `first` is one."""
+def _holder(rows: Iterable[tuple[Fields, Iterable[Any]]]) -> str | None:
+    """The field that holds the spans' own texts at their offsets in most rows; None if spans have none, or if
+    several fields do. rows: each with its spans."""
+    counts: Counter[str] = Counter()
+    for fields, spans in rows:
+        own = [each for each in spans if isinstance(each, dict) and isinstance(each.get("text"), str)]
+        counts.update(
+            name
+            for name, value in fields.items()
+            if own and isinstance(value, str) and all(_is_at(value, each) for each in own)
+        )
+    (name, most), (_, next_) = (*counts.most_common(2), ("", 0), ("", 0))[:2]
+    return name if most > next_ else None
+
+
+def _is_at(text: str, span: Fields) -> bool:
+    """Whether a span's own text is at its offsets, in code points or UTF-16 units."""
+    start, end = (span.get(_key(span, keys) or keys[0]) for keys in (STARTS, ENDS))
+    if not isinstance(start, int) or not isinstance(end, int) or not 0 <= start <= end:
+        return False
+    units = text.encode("utf-16-le", "surrogatepass")[2 * start : 2 * end].decode("utf-16-le", "replace")
+    return str(span["text"]).split() in (text[start:end].split(), units.split())
+
+
+def _named(
+    held: Mapping[str, Any], records: Sequence[Fields], text_column: str | None, label_column: str | None
+) -> Form:
+    """The form of spans in fields of these records, each with one of its spans. Of several fields the first
+    is read, but Label Studio's controls are read together."""
+    field, first = next(iter(held.items()))
+    least = [name for name, span in held.items() if isinstance(span, dict) and _are_labels(span)]
+    fields = tuple(least) if field in least else (field,)
     grouped = any(isinstance(record.get(field), dict) for record in records)
+    likely = _holder((record, _entries(record, fields)) for record in records)
+    together = field in least and label_column is None
 
-    def read(record: Mapping[str, Any]) -> GivenText:
-        value = _group(decoded(record.get(field)))
-        if value and not isinstance(value, list):
-            raise ValueError(f"`{field}` is not a list of spans")
-        spans = [one for span in value or [] for one in _given(span, field)]
-        why = "" if spans or record.get("annotation_id", 0) not in (None, "") else NOT_ANNOTATED
-        return GivenText(str(record[text_field(record, text_column)]), spans, left_out=why)
+    def read(record: Fields) -> GivenText:
+        later = [name for name in record if together and name not in fields and _is_control(record[name])]
+        names = (*fields, *later)
+        spans = [one for name in names for span in _listed(record, name) for one in _given(span, name)]
+        why = "" if spans or record.get(ANNOTATION_ID, 0) not in (None, "") else NOT_ANNOTATED
+        return GivenText(str(record[text_field(record, text_column, likely)]), spans, left_out=why)
 
+    found = Form(
+        f"spans in {listed(fields)}", fields, read, unread=tuple(name for name in held if name not in fields)
+    )
+    if field in least:
+        controls = fields if len(fields) > 1 else ()
+        return replace(found, name=f"{found.name}, as Label Studio's JSON-MIN has them", controls=controls)
     if isinstance(first, list):
         # doccano writes intents with their slots so, too, and counts UTF-16 units in both.
         doccano = any("Comments" in record or isinstance(record.get("cats"), list) for record in records)
         spacy = field == "entities" and not doccano
         whose = "spaCy" if spacy else "doccano"
-        return Form(f"spans in `{field}`, as {whose} writes them", field, read, code_points=spacy)
+        return replace(found, name=f"{found.name}, as {whose} writes them", code_points=spacy)
     if "start_offset" in first:
-        return Form(f"spans in `{field}`, as doccano writes them", field, read)
-    if isinstance(first.get("labels"), list):
-        return Form(f"spans in `{field}`, as Label Studio's JSON-MIN has them", field, read)
+        return replace(found, name=f"{found.name}, as doccano writes them")
     if field in ("spans", "ents"):
         whose = "Prodigy" if field == "spans" and not grouped else "spaCy"
-        return Form(f"spans in `{field}`, as {whose} writes them", field, read, code_points=True)
-    return Form(f"spans in `{field}`", field, read)
+        return replace(found, name=f"{found.name}, as {whose} writes them", code_points=True)
+    return found
+
+
+def _are_labels(span: Fields) -> bool:
+    return isinstance(span.get("labels"), list) and "start_offset" not in span
+
+
+def _is_control(value: Any) -> bool:
+    """Whether a column of a later row is a control of Label Studio with spans."""
+    spans = decoded(value)
+    return is_spans(spans) and isinstance(spans[0], dict) and _are_labels(spans[0])
+
+
+def _listed(record: Fields, field: str) -> list[Any]:
+    """The entries of a field of spans. Raises ValueError."""
+    value = _group(decoded(record.get(field)))
+    if value and not isinstance(value, list):
+        raise ValueError(f"`{field}` is not a list of spans")
+    return value or []
+
+
+def _entries(record: Fields, fields: Sequence[str]) -> list[Any]:
+    """The entries of fields of spans, of those that are lists."""
+    values = [_group(decoded(record.get(field))) for field in fields]
+    return [each for value in values if isinstance(value, list) for each in value]
 
 
 def _is_span(value: Any) -> bool:
@@ -240,40 +315,49 @@ def _of_words(record: Mapping[str, Any]) -> GivenText:
     return GivenText(words, [Given(span.start, span.end + 1, span.label) for span in given])
 
 
-def _results(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The annotations of a task of Label Studio."""
-    found = record.get(RESULTS, record.get("completions"))
-    return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
-
-
-def _has_results(record: Mapping[str, Any]) -> bool:
+def _controls(record: Fields) -> list[str]:
+    """The controls of the spans of a task of Label Studio."""
     if not isinstance(record.get(TASK), dict):
-        return False
-    return any("labels" in value for each in _results(record) for value in _values(each))
+        return []
+    results = [each for one in annotations_of(record) or () for each in results_of(one)]
+    return [control for control, value in results if "labels" in value]
 
 
-def _values(annotation: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    results = annotation.get("result")
-    values = [one.get("value") for one in results or [] if isinstance(one, dict)]
-    return [value for value in values if isinstance(value, dict)]
+def _tasks(
+    records: Sequence[Fields], controls: tuple[str, ...], text_column: str | None, label_column: str | None
+) -> Form:
+    """The form of Label Studio's tasks. The spans of all controls are read, unless one is named."""
+    read = controls if label_column is None else (label_column,)
+    tasks = [record for record in records if isinstance(record.get(TASK), dict)]
+    likely = _holder(
+        (task[TASK], [value for _, value in results_of(one)]) for task in tasks for one in given_of(task)[:1]
+    )
+    text = partial(text_field, named=text_column, likely=likely)
+    return Form(
+        "spans in Label Studio's JSON",
+        (ANNOTATIONS,),
+        partial(_of_task, text=text, only=label_column),
+        controls=read if len(read) > 1 else (),
+    )
 
 
-def _of_task(record: Mapping[str, Any], text_column: str | None = None) -> GivenText:
-    """Read a task of Label Studio: the first annotation, or the one that is marked as ground truth."""
+def _of_task(record: Fields, text: Callable[[Fields], str], only: str | None) -> GivenText:
+    """Read a task of Label Studio: the first annotation, or the one that is marked as ground truth.
+
+    text: finds the field of the text. only: the control whose spans are read; None: those of all.
+    """
     task = record.get(TASK)
     if not isinstance(task, dict):
         raise ValueError(f"`{TASK}` is not an object with the text")
     texts = [name for name, value in task.items() if isinstance(value, str)]
-    text = task[texts[0] if len(texts) == 1 else text_field(task, text_column)]
-    every = _results(record)
-    found = [each for each in every if not each.get(CANCELLED)]
-    found.sort(key=lambda each: not each.get("ground_truth"))
+    whole = task[texts[0] if len(texts) == 1 else text(task)]
+    found = given_of(record)
     spans: list[Given] = []
-    for value in _values(found[0]) if found else []:
-        other = next((name for name in ("hypertextlabels", "paragraphlabels") if name in value), None)
+    for control, value in results_of(found[0]) if found else ():
+        other = next((name for name in NOT_CHARACTERS if name in value), None)
         if other:
             raise ValueError(f"has {other}, whose offsets do not count characters: export plain text")
-        if "labels" in value:
-            spans += _given(value, RESULTS)
-    why = "" if found else "skipped by the annotator" if every else NOT_ANNOTATED
-    return GivenText(text, spans, len(found), why)
+        if "labels" in value and only in (None, control):
+            spans += _given(value, ANNOTATIONS)
+    truth = bool(found and found[0].get("ground_truth"))
+    return GivenText(whole, spans, len(found), truth, unanswered(record))

@@ -14,7 +14,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hmi.model.splitting import ALIKE, IDEOGRAPH, Splitter, SplitText, clusters_of, context, default_pattern
+from hmi.sizes import counted
+from hmi.training.data.columns import listed
 from hmi.training.data.decisions import FIELD as DECISION
+from hmi.training.data.exports import Export
+from hmi.training.data.label_studio import ANNOTATION_ID, ID, is_least
 from hmi.training.data.reading import Reading
 from hmi.training.data.records import Fits, TableRecord, TextTable
 from hmi.training.data.span_forms import Form, Given, GivenText, NoText, form_of, text_form
@@ -27,7 +31,8 @@ MAX_PATTERNS = 256
 NEAR = 64
 """The characters before and after a place that tell the marks there."""
 COLUMNS = ("tokens", "tags")
-NAME_IT = ", or give its name (--text-column, over HTTP options.text_column)"
+_LEFT_OUT = "spans are left out, since they overlap"
+_NAMED = "(--label-column, over HTTP options.label_column)"
 
 
 @dataclass
@@ -45,37 +50,59 @@ class Spans:
     by_units: list[str] = field(default_factory=list)
     """The rows whose offsets were read as UTF-16 units."""
     several: list[str] = field(default_factory=list)
-    """The rows with several annotations."""
+    truths: list[str] = field(default_factory=list)
+    """The rows with several annotations, and those of which one is marked as the ground truth."""
     text_columns: tuple[str, ...] = ()
     """The columns of the text, if the user names them. Spans are on one text."""
+    label_column: str | None = None
+    """The column or control of the spans, if the user names it."""
+    form: Form | None = None
+    """How the file's records hold spans, whether these are read or not."""
+    choices: tuple[str, ...] = ()
+    """The names of choices that an annotator made beside spans."""
+    problem: str = ""
+    """Why no record can be read, or ""."""
     used: bool = False
     """Whether the file was read as spans, so that its text needs no other name any more."""
 
     @classmethod
     def of(cls, reading: Reading, *, texts: bool = False, patterns: tuple[str, ...] | None = None) -> Spans:
         """Spans on the text that a reading names."""
-        return cls(texts=texts, patterns=patterns, text_columns=reading.text_column or ())
+        label = None if texts else reading.label_column
+        return cls(texts=texts, patterns=patterns, text_columns=reading.text_column or (), label_column=label)
 
     def rest(self, reading: Reading) -> Reading:
         """What a reading still says of the table, once it was read."""
-        return reading.model_copy(update={"text_column": None}) if self.used else reading
+        return (
+            reading.model_copy(update={"text_column": None, "label_column": None}) if self.used else reading
+        )
 
-    def table(self, table: TextTable, head: Sequence[Mapping[str, Any]], fits: Fits) -> TextTable | None:
+    def table(
+        self, table: TextTable, head: Sequence[Mapping[str, Any]], fits: Fits, export: Export | None = None
+    ) -> TextTable | None:
         """The table as one of `tokens` and `tags`; None if it holds no spans, or has the wanted columns
         without them.
 
-        head: its first records. fits: whether columns are the wanted ones.
+        head: its first records. fits: whether columns are the wanted ones. export: the classes that the table
+        also has.
         """
         given, self.patterns = self.patterns, None
         column = self.text_columns[0] if len(self.text_columns) == 1 else None
-        form = form_of(head, column)
-        held = set() if form is None else {form.field, *_of_objects(head)}
-        if fits([name for name in table.columns if name not in held]):
+        form = self.form = form_of(head, column, self.label_column)
+        held = set() if form is None else {*form.fields, *_of_objects(head)}
+        others = fits([name for name in table.columns if name not in held])
+        # Of Label Studio's controls those with spans come first, whatever the others are called.
+        if others and not (form is not None and export is not None and is_least(table.columns)):
             return None
         form = text_form(form, head, column) if self.texts else form
         if form is None or len(self.text_columns) > 1:
             return None
         self.used = True
+        if export is not None and not fits(COLUMNS):
+            self.used = False
+            return None
+        self.choices = export.choices if export is not None else ()
+        self.problem = _without_text(form, head)
         records = (
             _worded(table.records, form, self) if form.of_words else _split(table.records, form, self, given)
         )
@@ -84,12 +111,57 @@ class Spans:
     def notes(self) -> list[str]:
         """Remarks for the user, one for each kind of finding."""
         kinds = (
-            (self.overlapping, "spans left out, since they overlap a longer one of their row"),
             (self.cutting, "spans that cut a word, read as the whole word"),
             (self.by_units, "rows whose offsets count UTF-16 units, in which an emoji is two, read so"),
             (self.several, "rows with several annotations, of which the first is read"),
+            (self.truths, "rows with several annotations, of which the ground truth is read"),
         )
-        return [f"{what}: {len(found)} ({_listed(found)})" for found, what in kinds if found]
+        found = [f"{what}: {len(places)} ({_listed(places)})" for places, what in kinds if places]
+        return [*self._of_columns(), *self._of_overlaps(), *found]
+
+    def _of_columns(self) -> list[str]:
+        """Remarks on what else the file holds, unless the user chose."""
+        if self.form is None or self.label_column is not None or self.texts:
+            return []
+        if not self.used:
+            return [
+                f"there are {self.form.name}, which are left out: --task tagging reads them instead "
+                '(over HTTP "task": "tagging")'
+            ]
+        told = []
+        if self.form.controls:
+            both = listed(self.form.controls)
+            told.append(f"the spans of {both} are read together: name one to read it alone {_NAMED}")
+        if self.form.unread:
+            told.append(f"spans in {listed(self.form.unread)} are left out: name the ones to read {_NAMED}")
+        if self.choices:
+            also = listed(self.choices)
+            told.append(
+                f"beside the spans there are choices, which are left out: name {also} to read it {_NAMED}"
+            )
+        return told
+
+    def _of_overlaps(self) -> list[str]:
+        if not self.overlapping:
+            return []
+        left = counted(len(self.overlapping), "span is left out, since it overlaps", _LEFT_OUT)
+        why = "a word has one tag, so the longest is kept, of equally long ones the first"
+        return [f"{left} another one: {why}: {_listed(self.overlapping)}"]
+
+
+def _without_text(form: Form, head: Sequence[Mapping[str, Any]]) -> str:
+    """What to do if no record has a text that is surely it; "" if one has."""
+    said = ""
+    for record in head:
+        try:
+            form.read(record)
+        except NoText as error:
+            said = said or f"it {error}"
+        except ValueError:
+            continue
+        else:
+            return ""
+    return said
 
 
 def _of_objects(values: Sequence[Mapping[str, Any]]) -> set[str]:
@@ -148,16 +220,25 @@ def _given(
 ) -> Iterator[tuple[TableRecord, GivenText]]:
     """Each record, or one with a problem, and what it gives.
 
-    Of a record's other values only the annotator's decision is kept.
+    Of a record's other values only the annotator's decision is kept. Of a task with a row for each annotation
+    the first is given.
     """
+    tasks: dict[Any, str] = {}
     for record in records:
         try:
             given = GivenText("", []) if record.problem else form.read(record.values)
         except ValueError as error:
-            cure = NAME_IT if isinstance(error, NoText) else ""
-            given, record = GivenText("", []), replace(record, problem=f"{error}{cure}")
+            given, record = GivenText("", []), replace(record, problem=str(error))
         if given.several > 1:
-            reading.several.append(record.place)
+            (reading.truths if given.truth else reading.several).append(record.place)
+        annotated = not record.problem and record.values.get(ANNOTATION_ID) not in (None, "")
+        if annotated and ID in record.values:
+            task = str(record.values[ID]), str(given.text)
+            if task in tasks:
+                reading.several += filter(None, [tasks[task]])
+                tasks[task] = ""
+                continue
+            tasks[task] = record.place
         kept = {name: value for name, value in record.values.items() if name == DECISION}
         yield replace(record, values=kept, left_out=given.left_out), given
 
@@ -225,8 +306,8 @@ def _places(record: TableRecord, words: Sequence[str], spans: Sequence[Given], r
             kept.append(span)
             taken |= dict.fromkeys(range(span.start, span.end), span)
         elif (other.start, other.end, other.label) != (span.start, span.end, span.label):
-            both = [f"{quoted(' '.join(words[s.start : s.end]))} ({s.label})" for s in (span, other)]
-            reading.overlapping.append(f"{record.place} {' with '.join(both)}")
+            left, stays = (f"{quoted(' '.join(words[s.start : s.end]))} ({s.label})" for s in (span, other))
+            reading.overlapping.append(f"{record.place}, {stays} is kept, {left} is not")
     return kept
 
 

@@ -60,11 +60,9 @@ def read_table(
     values = [record.values for record in head if not record.problem]
     export = export_of(values, fits)
     records = itertools.chain(head, table.records)
-    tagged = None if spans is None else spans.table(replace(table, records=records), values, fits)
-    if spans is not None and tagged is not None:
-        if export is None or fits(tagged.columns):
-            return tagged
-        spans.used = False
+    tagged = None if spans is None else spans.table(replace(table, records=records), values, fits, export)
+    if tagged is not None:
+        return tagged
     if export is None:
         return replace(table, records=records)
     rows = _json(f"{table.form}, {export.said}", _exported(records, export))

@@ -15,6 +15,7 @@ from hmi.model.tag_schemes import (
     marks_of,
     scheme_of,
 )
+from hmi.sizes import counted
 
 SHOWN = 3
 """A remark quotes at most this many tags."""
@@ -29,8 +30,8 @@ def tags_said(rows: Sequence[Sequence[str]]) -> str:
         return ""
     begun = [tag[2:] for tags in rows for tag in in_labels(tags, scheme) if tag[:2] == "B-"]
     types = len(set(begun))
-    many = "y" if len(begun) == 1 else "ies"
-    return f"; tags in {NAMES[scheme]}: {len(begun):,} entit{many} of {types} type{'s' * (types > 1)}"
+    entities = counted(len(begun), "entity", "entities")
+    return f"; tags in {NAMES[scheme]}: {entities} of {counted(types, 'type')}"
 
 
 def tag_notes(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -8,13 +8,12 @@ from typing import Any, Final
 import numpy as np
 
 from hmi_kernels.cupy_device import NoDevice, import_cupy
+from hmi_kernels.modules.ops import THREADS
 
 SOURCE: Final = Path(__file__).with_name("modules.cu")
-KERNELS: Final = ("module_down", "module_up")
 OPTIONS: Final = ("--std=c++17",)
-THREADS: Final = 128
 
-__all__ = ["KERNELS", "OPTIONS", "SOURCE", "CupyLauncher", "NoDevice"]
+__all__ = ["OPTIONS", "SOURCE", "CupyLauncher", "NoDevice"]
 
 
 class CupyLauncher:
@@ -24,12 +23,12 @@ class CupyLauncher:
         self._cupy = cupy = import_cupy()
         module = cupy.RawModule(code=SOURCE.read_text(), options=OPTIONS)
         with cupy.cuda.Device(index):
-            self._kernels: dict[str, Any] = {name: module.get_function(name) for name in KERNELS}
+            self._kernels: dict[str, Any] = {name: module.get_function(name) for name in THREADS}
 
     def launch(self, kernel: str, blocks: int, arguments: tuple[int, ...], stream: int | None) -> None:
         """See `ops.Launcher`. This device must be the thread's current one, as it is in work of torch."""
         there = self._cupy.cuda.get_current_stream() if stream is None else _Raw(stream)
-        self._kernels[kernel]((blocks,), (THREADS,), tuple(map(np.int64, arguments)), stream=there)
+        self._kernels[kernel]((blocks,), (THREADS[kernel],), tuple(map(np.int64, arguments)), stream=there)
 
 
 class _Raw:

@@ -13,6 +13,7 @@ from hmi.api.protocols.oip.schemas import Options
 from hmi.api.protocols.oip.tensors import Texts
 from hmi.core import ModelId, ModelRecord
 from hmi.errors import Conflict, InvalidInput, NotFound
+from hmi.sizes import counted
 
 TEXT, PAIR, TOKENS = "TEXT", "TEXT_PAIR", "TOKENS"
 """The names of inputs."""
@@ -80,7 +81,8 @@ def rows_of(tensors: Sequence[Texts], hold: Callable[[int], None]) -> Rows:
     pairs = _column(given[PAIR])
     if len(pairs) != len(texts):
         raise InvalidInput(
-            f"{PAIR} has {len(pairs)} rows and {TEXT} has {len(texts)}: send as many of both", field=PAIR
+            f"{PAIR} has {counted(len(pairs), 'row')} and {TEXT} has {len(texts)}: send as many of both",
+            field=PAIR,
         )
     return Rows(texts, pairs)
 

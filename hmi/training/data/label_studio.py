@@ -1,0 +1,124 @@
+"""What Label Studio's exports have in common: tasks, their annotations, and which of these count.
+
+Its JSON has an object for each task, with all annotations. JSON-MIN, CSV and TSV have a row for each
+annotation, with the task's data and the controls as columns.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+Values = Mapping[str, Any]
+TASK, ANNOTATIONS, PREDICTIONS = "data", "annotations", "predictions"
+ID, ANNOTATION_ID = "id", "annotation_id"
+META = frozenset(
+    {ID, ANNOTATION_ID, "annotator", "lead_time", "created_at", "updated_at", "agreement", "inner_id"}
+)
+"""Columns of JSON-MIN and CSV that are neither data nor answers."""
+NOT_CHARACTERS = ("hypertextlabels", "paragraphlabels")
+"""Kinds of spans whose offsets do not count the characters of a text."""
+NOT_ANNOTATED = "without an annotation"
+"""JSON-MIN and CSV have such tasks too, with an `annotation_id` that is null or empty."""
+SKIPPED = "skipped by the annotator"
+
+
+def annotations_of(task: Values) -> list[Values] | None:
+    """The annotations of a task, skipped ones too; None if it has no list of them."""
+    found = task.get(ANNOTATIONS, task.get("completions"))
+    return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else None
+
+
+def given_of(task: Values) -> list[Values]:
+    """The annotations of a task that were not skipped, those that are marked as the ground truth first."""
+    every = annotations_of(task) or []
+    given = [each for each in every if not (each.get("was_cancelled") or each.get("skipped"))]
+    return sorted(given, key=lambda each: not each.get("ground_truth"))
+
+
+def counted(given: Sequence[Values]) -> list[Values]:
+    """Of annotations that were not skipped those that count: the ground truth, else all."""
+    return [each for each in given if each.get("ground_truth")] or list(given)
+
+
+def unanswered(task: Values) -> str:
+    """Why a task has no annotation that counts; "" if it has one."""
+    return "" if given_of(task) else SKIPPED if annotations_of(task) else NOT_ANNOTATED
+
+
+def results_of(annotation: Values) -> Iterator[tuple[str, Values]]:
+    """The values of an annotation, each with the name of its control."""
+    results = annotation.get("result")
+    for each in results if isinstance(results, list) else []:
+        value = each.get("value") if isinstance(each, dict) else None
+        if isinstance(value, dict):
+            yield str(each.get("from_name", "")), value
+
+
+def is_least(columns: Sequence[str]) -> bool:
+    """Whether these are columns of JSON-MIN or CSV."""
+    return ANNOTATION_ID in columns and bool({"lead_time", "annotator"} & set(columns))
+
+
+def decoded(value: Any) -> Any:
+    """A value; of a CSV cell that holds spans as JSON, as Label Studio writes them, the spans."""
+    if value == "" or not isinstance(value, str) or not value.startswith('[{"'):
+        return [] if value in ("", "[]") else value
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError):
+        return value
+
+
+def why_unread(records: Sequence[Values], *, fitting: bool) -> str:
+    """Why none of these first records of an export is a row: nothing is annotated, or all of it in a way that
+    is not read. "" for other records. fitting: whether the columns are those of rows."""
+    tasks = [each for each in records if isinstance(each.get(TASK), dict)]
+    tasks = [each for each in tasks if {ANNOTATIONS, PREDICTIONS, "completions"} & set(each)]
+    if tasks:
+        given = [annotation for task in tasks for annotation in given_of(task)]
+        kinds = {kind for annotation in given for kind in _kinds(annotation)}
+        if not given:
+            return _not_annotated(len(tasks), predicted=any(task.get(PREDICTIONS) for task in tasks))
+        return _otherwise(kinds) if kinds and not kinds & {"labels", "choices"} else ""
+    rows = [each for each in records if is_least([*each])]
+    if rows and not fitting and all(each[ANNOTATION_ID] in (None, "") for each in rows):
+        return _not_annotated(len(rows), predicted=False)
+    columns = [decoded(value) for row in rows for value in row.values()]
+    entries = [entry for each in columns if isinstance(each, list) for entry in each]
+    kinds = {
+        kind for kind in NOT_CHARACTERS for entry in entries if isinstance(entry, dict) and kind in entry
+    }
+    return _otherwise(kinds) if kinds else ""
+
+
+def _not_annotated(count: int, *, predicted: bool) -> str:
+    whole = f"it holds tasks of Label Studio, and none of the {count} that were looked at is annotated"
+    if predicted:
+        return f"{whole}: there are predictions alone. Submit them there as annotations, and export again"
+    return (
+        f"{whole}: annotate them there, and export again. A model that exists predicts labels to correct: "
+        "hmi infer TENANT.MODEL --batch FILE --form label-studio"
+    )
+
+
+def _otherwise(kinds: set[str]) -> str:
+    """What to do with annotations of kinds that are not read."""
+    named = ", ".join(f"`{kind}`" for kind in sorted(kinds))
+    cure = "label a plain text there (<Text> with <Labels> or <Choices>), and export again"
+    if kinds & set(NOT_CHARACTERS):
+        return (
+            f"it holds tasks of Label Studio whose spans are in pages or dialogues ({named}): their offsets "
+            f"do not count the characters of a text. To train on them, {cure}"
+        )
+    return f"it holds tasks of Label Studio, and their annotations ({named}) are no labels of texts: {cure}"
+
+
+def _kinds(annotation: Values) -> Iterator[str]:
+    results = annotation.get("result")
+    for each in results if isinstance(results, list) else []:
+        if isinstance(each, dict) and isinstance(each.get("value"), dict):
+            known = ("labels", "choices", *NOT_CHARACTERS)
+            named = next((kind for kind in known if kind in each["value"]), None)
+            yield named or str(each.get("type", "others"))
