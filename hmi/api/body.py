@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +16,7 @@ import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
 from hmi.api.census import Census, census
-from hmi.api.errors import UnsupportedMediaType, from_validation, over, pointer
+from hmi.api.errors import Malformed, UnsupportedMediaType, from_validation, over, pointer
 from hmi.api.expand import ENCODINGS, Encoding, Limit, decompressed
 from hmi.api.inflow import Inflow
 from hmi.api.json_text import DEEPEST, malformed, refuse_repeated, too_deep
@@ -24,7 +26,7 @@ from hmi.api.services import Services
 from hmi.api.shares import Loan
 from hmi.api.uploads import MAX_SPEC_BYTES, Form
 from hmi.config import Settings
-from hmi.errors import InvalidInput
+from hmi.errors import InvalidInput, NotFound, TooLarge
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -98,6 +100,8 @@ class Reader:
     """The most values and members of JSON objects in each part."""
     loan: Loan
     """The memory reserved for the body; it grows by each value."""
+    cure: str = "send several requests"
+    """What to do instead of sending too many values."""
 
     def json(self, model: Any, data: bytes, count_members: Callable[[Any], int] | None = None) -> Any:
         found = census(data, self.most)
@@ -112,9 +116,9 @@ class Reader:
     def _hold(self, found: Census) -> None:
         """Reserve memory."""
         if found.values > self.most.values:
-            raise over(self.field, self.most.values, "JSON values (texts and words)", "send several requests")
+            raise over(self.field, self.most.values, "JSON values (texts and words)", self.cure)
         if found.members > self.most.members:
-            raise over(self.field, self.most.members, "fields of objects", "send several requests")
+            raise over(self.field, self.most.members, "fields of objects", self.cure)
         self.loan.cover(self.loan.amount + found.values * VALUE_BYTES)
 
 
@@ -135,19 +139,35 @@ async def receive(route: Route, call: Call, request: web.Request, loan: Loan) ->
                 "a multipart body cannot be compressed as a whole: compress the files in it instead"
             )
         return await _multipart(route, request, services, tenant, loan)
-    _check_media(route, request)
-    limit = _limit(route, services.settings)
-    sent = await _read(request, limit, services, loan)
-    body, digest, size = await _parsed(route, call.where, sent, encoding, limit, services, loan)
-    if not route.files:
-        return Received(body, {}, None, digest, size)
-    form = services.uploads.form(loan.holder)
+    with _told_how_to_send_files(route):
+        _check_media(route, request)
+        limit = _limit(route, services.settings)
+        sent = await _read(request, limit, services, loan)
+        body, digest, size = await _parsed(route, call.where, sent, encoding, limit, services, loan)
+        if not route.files:
+            return Received(body, {}, None, digest, size)
+        form = services.uploads.form(loan.holder)
+        try:
+            files = await _named_files(route, body, services, form, tenant)
+        except BaseException:
+            form.discard()
+            raise
+        return Received(body, files, form, digest, size)
+
+
+@contextmanager
+def _told_how_to_send_files(route: Route) -> Iterator[None]:
+    """Add to an error about the body, or about a file in it, how a file is sent: who posts one as the body is
+    told so."""
     try:
-        files = await _named_files(route, body, services, form, tenant)
-    except BaseException:
-        form.discard()
+        yield
+    except (Malformed, UnsupportedMediaType, TooLarge, InvalidInput, NotFound) as error:
+        about = re.split(r"[.\[]", str(error.details.get("field", "body")))[0]
+        if route.files and not route.form and about in ("body", *route.files):
+            error.message += (
+                f"; a file is sent as a part: curl -F {next(iter(route.files))}=@FILE -F 'spec=JSON'"
+            )
         raise
-    return Received(body, files, form, digest, size)
 
 
 def parse_query(route: Route, query: Mapping[str, str]) -> Any:
@@ -275,6 +295,8 @@ async def _parsed(
     """
     inputs = max(services.settings.max_inputs, 16) if _is_inference(route) else 16
     reader = Reader(route.inputs_field, most_values(inputs), loan)
+    if not _is_inference(route):
+        reader = replace(reader, cure=limit.cure)
 
     def work() -> tuple[Any, str, int]:
         data = sent

@@ -27,6 +27,14 @@ class LineProblem(Answer):
     message: str
 
 
+class SampleEntity(Answer):
+    """An entity in a row of tags."""
+
+    label: str
+    start_word: int
+    end_word: int = Field(description="The index after its last word.")
+
+
 class CheckView(Answer):
     """The rows and errors that a job would find in the file."""
 
@@ -46,3 +54,14 @@ class CheckView(Answer):
         "suggest; they go with `task`. Empty: there is no such guess, or none is needed."
     )
     sample: list[dict[str, Any]] = Field(description="The first usable rows, in the form of JSON rows.")
+    entities: dict[str, int] | None = Field(
+        description="How often each type of entity occurs, the most frequent first; null if no tags mark "
+        "entities."
+    )
+    sample_entities: list[list[SampleEntity]] = Field(
+        description="The entities of each row of `sample`; empty if no tags mark entities."
+    )
+    text_columns: list[str] = Field(
+        description="Columns, or fields of Label Studio's `data`, that may hold the text of a file that is "
+        "not usable, where their names do not tell: one is to be named as `options.text_column`."
+    )

@@ -179,7 +179,8 @@ class Uploads:
             form.spec = json.dumps(given).encode()
         elif "spec" not in seen:
             raise InvalidInput(
-                "spec is missing: send the request's JSON as the multipart part 'spec'", field="spec"
+                "spec is missing: send the request's JSON as the multipart part 'spec' (curl -F 'spec=JSON')",
+                field="spec",
             )
 
     async def _file(self, part: aiohttp.BodyPartReader, name: str, form: Form, digest: hashlib._Hash) -> Path:

@@ -5,16 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from itertools import groupby
-from pathlib import Path
 from typing import Any
 
 import click
 
 from hmi.cli.base import Command, as_json, pass_session
-from hmi.cli.infer_batch import As, infer_file, tell_cut
-from hmi.cli.options import FILE
+from hmi.cli.infer_batch import Asked, batch_options, infer_file, tell_cut
 from hmi.cli.output import print_json, print_table
-from hmi.cli.preannotations import FORMS, FROM_NAME, TO_NAME
 from hmi.cli.session import Session, segment
 from hmi.errors import HmiError, InvalidInput
 from hmi.model.answer import AGGREGATIONS
@@ -46,7 +43,8 @@ SHOWN = 60
 @click.option(
     "--calibrated",
     is_flag=True,
-    help="Show calibrated scores: of answers with the score 0.9, about nine in ten are right.",
+    help="Show calibrated scores, as the page does: of answers with the score 0.9, about nine in ten are "
+    "right. Without it scores are plain, and may differ from the page's.",
 )
 @click.option("--full", is_flag=True, help="Insist on the full model: no early exit, no cascade.")
 @click.option(
@@ -60,26 +58,7 @@ SHOWN = 60
     type=click.FloatRange(0, 1, min_open=True),
     help="The value of an answer in time, above 0, at most 1 (default 1): under load higher sums go first.",
 )
-@click.option(
-    "--batch",
-    type=FILE,
-    help="Answer each text of this file: rows with a text, tasks of Label Studio, or one text a line.",
-)
-@click.option(
-    "--form",
-    type=click.Choice(FORMS),
-    help="How --batch writes the answers: rows (JSON lines, the default), or as pre-annotations that "
-    "Label Studio or doccano imports.",
-)
-@click.option(
-    "--text-column",
-    "text_columns",
-    multiple=True,
-    metavar="NAME",
-    help="The field of --batch that holds the text. Repeatable: the texts of several are joined.",
-)
-@click.option("--from-name", default=FROM_NAME, show_default=True, help="Label Studio's name of the labels.")
-@click.option("--to-name", default=TO_NAME, show_default=True, help="Label Studio's name of the text.")
+@batch_options
 @click.option("--ids", is_flag=True, help="Show the id and index of each answer, for 'hmi model feedback'.")
 @as_json
 @pass_session
@@ -98,11 +77,7 @@ def infer(
     full: bool,
     deadline: float | None,
     utility: float | None,
-    batch: Path | None,
-    form: str | None,
-    text_columns: tuple[str, ...],
-    from_name: str,
-    to_name: str,
+    batch: Asked | None,
     ids: bool,
     as_json: bool,
 ) -> None:
@@ -125,12 +100,8 @@ def infer(
     if batch is not None:
         if texts or pair or tokens or ids or as_json:
             raise click.UsageError("--batch goes without TEXT, --pair, --tokens, --ids and --json")
-        written = As(form or FORMS[0], from_name, to_name)
-        infer_file(session, path, batch, text_columns, parameters, written)
+        infer_file(session, path, batch, parameters)
         return
-    if form is not None or text_columns:
-        option = "--form" if form is not None else "--text-column"
-        raise click.UsageError(f"{option} is for --batch: name a file of texts with it")
     body = {"inputs": _inputs(lines, pair, tokens), "parameters": parameters}
     if not lines:
         raise click.UsageError("give a TEXT, or pipe some in, one a line")

@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import click
 
+from hmi.cli.options import FILE
 from hmi.cli.output import notes
-from hmi.cli.preannotations import answered_row, doccano_row, label_studio_task
+from hmi.cli.preannotations import (
+    CODE_POINTS,
+    FORMS,
+    OFFSETS,
+    UTF_16,
+    Controls,
+    answered_row,
+    doccano_row,
+    is_annotated,
+    label_studio_task,
+)
+from hmi.cli.reading import reading_of
 from hmi.cli.session import Session
 from hmi.client.batches import Batch, batches
 from hmi.sizes import counted
@@ -20,41 +33,106 @@ from hmi.training.data.batch_texts import BatchText, read_batch
 BATCH = 64
 """A call has at most this many texts."""
 SHOWN = 3
-"""A note names at most this many texts."""
+"""A note names at most this many rows."""
+Wrap = Callable[..., Any]
+Answered = tuple[BatchText, dict[str, Any] | None, dict[str, Any]]
 
 
 @dataclass(frozen=True)
-class As:
-    """How answers are written: one of `preannotations.FORMS`, and the control and the text of Label Studio's
-    labelling configuration."""
+class Asked:
+    """The file of a batch, how to read it, and how to write its answers."""
 
-    form: str
-    from_name: str
-    to_name: str
+    batch: Path
+    form: str | None = None
+    from_name: str | None = None
+    to_name: str | None = None
+    offsets: str | None = None
+    text_columns: tuple[str, ...] = ()
+    encoding: str | None = None
 
 
-def infer_file(
-    session: Session,
-    path: str,
-    file: Path,
-    text_columns: Sequence[str],
-    parameters: dict[str, Any],
-    written: As,
-) -> None:
-    """Write the answers to the texts of a file to standard output, in their order.
+_OPTIONS = (
+    click.option(
+        "--batch",
+        type=FILE,
+        help="Answer each text of this file: rows with a text, tasks of Label Studio, or one text a line.",
+    ),
+    click.option(
+        "--form",
+        type=click.Choice(FORMS),
+        help="How --batch writes the answers: rows (JSON lines, the default), or as pre-annotations that "
+        "Label Studio or doccano imports.",
+    ),
+    click.option(
+        "--from-name",
+        metavar="NAME",
+        help="Label Studio's name of the control. Default: that of the file's annotations of the same type, "
+        "else label.",
+    ),
+    click.option(
+        "--to-name",
+        metavar="NAME",
+        help="Label Studio's name of the text. Default: as in the file's annotations, else text.",
+    ),
+    click.option(
+        "--offsets",
+        type=click.Choice(OFFSETS),
+        help="What offsets of entities count: code points (default for Label Studio) or UTF-16 units (for "
+        "doccano), in which an emoji is two. Versions of either tool differ.",
+    ),
+    click.option(
+        "--text-column",
+        "text_columns",
+        multiple=True,
+        metavar="NAME",
+        help="The field of --batch that holds the text. Repeatable: the texts of several are joined.",
+    ),
+    click.option("--encoding", metavar="NAME", help="The encoding of --batch, such as windows-1252."),
+)
 
-    The form label-studio is one JSON list, the others are JSON lines. text_columns: as in `read_batch`.
-    """
-    texts = list(read_batch(file, text_columns=text_columns))
-    cut, listed = list[str](), written.form == "label-studio"
-    for number, (text, output, answer) in enumerate(_answered(session, path, texts, parameters)):
-        line = json.dumps(_written(text, output, answer, written), ensure_ascii=False)
+
+def batch_options(function: Wrap) -> Wrap:
+    """Add the options for a file of texts. The command gets them as `batch`, an `Asked`, or None."""
+
+    @functools.wraps(function)
+    def command(*arguments: Any, batch: Path | None, **given: Any) -> Any:
+        named = {each.name: given.pop(each.name) for each in fields(Asked) if each.name != "batch"}
+        if batch is not None:
+            return function(*arguments, batch=Asked(batch, **named), **given)
+        for name, value in named.items():
+            if value not in (None, ()):
+                option = "text-column" if name == "text_columns" else name.replace("_", "-")
+                raise click.UsageError(f"--{option} is for --batch: name a file of texts with it")
+        return function(*arguments, batch=None, **given)
+
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+def infer_file(session: Session, path: str, asked: Asked, parameters: dict[str, Any]) -> None:
+    """Write the answers to the texts of a file to standard output, in their order: for Label Studio one JSON
+    list, else JSON lines. A row without a text has no answer: it is counted in a note."""
+    form = asked.form or FORMS[0]
+    if asked.offsets is not None and form == "rows":
+        raise click.UsageError("--offsets is for pre-annotations: choose --form label-studio or doccano")
+    encoding = reading_of({"encoding": asked.encoding}).encoding
+    texts = list(read_batch(asked.batch, text_columns=asked.text_columns, encoding=encoding))
+    controls = Controls.of(texts, asked.from_name, asked.to_name)
+    cut, listed = list[str](), form == "label-studio"
+    for number, one in enumerate(_answered(session, path, texts, parameters)):
+        text, output, _ = one
+        if output is None and not listed:
+            continue
+        line = json.dumps(_written(one, form, controls, asked.offsets), ensure_ascii=False)
         click.echo(f"{',' if number else '['}{line}" if listed else line)
-        if output.get("truncated"):
-            cut.append(text.place or f"line {text.line}")
+        if output is not None and output.get("truncated"):
+            cut.append(text.place)
     if listed:
         click.echo("]" if texts else "[]")
     tell_cut(cut, len(texts))
+    for note in _notes(texts, form):
+        notes.print(f"note: {note}", markup=False, soft_wrap=True)
 
 
 def tell_cut(cut: Sequence[str], count: int) -> None:
@@ -70,22 +148,42 @@ def tell_cut(cut: Sequence[str], count: int) -> None:
     )
 
 
+def _notes(texts: Sequence[BatchText], form: str) -> Iterator[str]:
+    empty = [text.place for text in texts if not text.text]
+    if empty:
+        more = f", and {len(empty) - SHOWN} more" if len(empty) > SHOWN else ""
+        yield f"of {len(texts)} rows {len(empty)} without a text, so without an answer: " + (
+            ", ".join(empty[:SHOWN]) + more
+        )
+    annotated = sum(is_annotated(text, form) for text in texts)
+    if annotated:
+        kept = (
+            "keep their annotations beside the prediction" if form == "label-studio" else "stay as they are"
+        )
+        yield f"of {len(texts)} rows {annotated} annotated already: they {kept}"
+
+
 def _answered(
     session: Session, path: str, texts: list[BatchText], parameters: dict[str, Any]
-) -> Iterator[tuple[BatchText, dict[str, Any], dict[str, Any]]]:
-    """Yield each text with its output and the whole answer that has it."""
-    cut = list(batches((text.text for text in texts), BATCH))
-    bodies = [{"inputs": batch.inputs, "parameters": parameters} for batch in cut]
-    for batch, answer in zip(cut, _calls(session, path, bodies), strict=True):
-        for text, output in zip(_of(batch, texts), answer["outputs"], strict=True):
-            yield text, output, answer
+) -> Iterator[Answered]:
+    """Yield each text with its output, None for one that is empty, and the whole answer that has it."""
+    cut = list(batches((text.text for text in texts if text.text), BATCH))
+    outputs = _outputs(
+        cut, _calls(session, path, [{"inputs": b.inputs, "parameters": parameters} for b in cut])
+    )
+    for text in texts:
+        yield (text, *next(outputs)) if text.text else (text, None, {})
+    assert next(outputs, None) is None  # which also ends the calls
 
 
-def _of(batch: Batch, texts: list[BatchText]) -> list[BatchText]:
-    return texts[batch.start : batch.start + len(batch.inputs)]
+def _outputs(cut: list[Batch], answers: Iterator[Any]) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    for batch, answer in zip(cut, answers, strict=True):
+        yield from ((output, answer) for _, output in zip(batch.inputs, answer["outputs"], strict=True))
 
 
 def _calls(session: Session, path: str, bodies: list[Any]) -> Iterator[Any]:
+    if not bodies:
+        return
     if session.remote:
         with session.calls() as calls:
             for body in bodies:
@@ -95,8 +193,10 @@ def _calls(session: Session, path: str, bodies: list[Any]) -> Iterator[Any]:
         yield from local.infer_each(path, bodies)
 
 
-def _written(text: BatchText, output: dict[str, Any], answer: dict[str, Any], written: As) -> dict[str, Any]:
-    if written.form == "label-studio":
-        version = f"{answer['model']} version {answer['version']}"
-        return label_studio_task(text, output, version, written.from_name, written.to_name)
-    return doccano_row(text, output) if written.form == "doccano" else answered_row(text, output)
+def _written(one: Answered, form: str, controls: Controls, offsets: str | None) -> dict[str, Any]:
+    text, output, answer = one
+    if form == "label-studio":
+        version = f"{answer['model']} version {answer['version']}" if answer else ""
+        return label_studio_task(text, output, version, controls, offsets or CODE_POINTS)
+    assert output is not None
+    return doccano_row(text, output, offsets or UTF_16) if form == "doccano" else answered_row(text, output)

@@ -14,8 +14,21 @@ class LineProblem(Answer):
     message: str
 
 
+class SampleEntity(Answer):
+    """An entity in a row of the sample. `end_word` is the index after its last word."""
+
+    label: str
+    start_word: int
+    end_word: int
+
+
 class FileCheck(Answer):
-    """What a job would make of a file. `options`: those by which a file that is not usable could be read."""
+    """What a job would make of a file.
+
+    Of a file that is not usable, `options` are those by which it could be read, and `text_columns` the
+    columns that may hold the text. `entities`: how often each type of entity occurs; None if no tags mark
+    entities.
+    """
 
     usable: bool
     error: str | None = None
@@ -30,3 +43,6 @@ class FileCheck(Answer):
     notes: list[str] = Field(default_factory=list)
     options: dict[str, Any] = Field(default_factory=dict)
     sample: list[dict[str, Any]] = Field(default_factory=list)
+    entities: dict[str, int] | None = None
+    sample_entities: list[list[SampleEntity]] = Field(default_factory=list)
+    text_columns: list[str] = Field(default_factory=list)

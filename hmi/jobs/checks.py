@@ -9,14 +9,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any, get_args
 
 from hmi.core import Task
 from hmi.errors import HmiError, InvalidData
+from hmi.model.entities import groups_of
+from hmi.model.tag_schemes import OUTSIDE, Scheme, in_labels, scheme_of
 from hmi.sizes import counted
-from hmi.training.data.columns import task_of_columns
+from hmi.training.data.columns import SYNONYMS, task_of_columns
 from hmi.training.data.corpus import count_documents, open_corpus
 from hmi.training.data.guessing import guess_reading
+from hmi.training.data.label_studio import TASK
 from hmi.training.data.long_texts import Limit, long_note
 from hmi.training.data.naming import task_as_named
 from hmi.training.data.reading import AS_IT_IS, Reading
@@ -32,7 +36,7 @@ from hmi.training.data.rows import (
     refuse_bad_rows,
 )
 from hmi.training.data.spans import Spans
-from hmi.training.data.tables import read_table
+from hmi.training.data.tables import FIRST_RECORDS, read_table
 from hmi.training.data.text_files import TextFile, Upload
 from hmi.training.golds import checked_labels
 from hmi.training.recipe import LongTexts, Recipe
@@ -43,6 +47,8 @@ CHECKED_BYTES = 4 << 20
 NO_OPTIONS: Mapping[str, Any] = {}
 SAMPLE = 3
 """A check shows this many of the rows that it has read."""
+SHOWN_COLUMNS = 100
+"""A check names at most this many columns."""
 SAMPLE_CHARACTERS, SAMPLE_WORDS = 400, 60
 """A sample's text is cut to this many characters, and its list of words to this many words."""
 
@@ -69,6 +75,12 @@ class Checked:
     """Why every job would refuse the file, or None."""
     guess: dict[str, Any] = field(default_factory=dict)
     """Options by which a refused file could be read as rows of `task`; empty if there is no guess."""
+    entities: dict[str, int] | None = None
+    """How often each type of entity occurs; None if no tags mark entities."""
+    sample_entities: list[list[tuple[str, range]]] = field(default_factory=list)
+    """The entities of each row of the sample, by type and words; empty if no tags mark entities."""
+    text_columns: list[str] = field(default_factory=list)
+    """The columns of a refused file that may be its text, where their names do not tell."""
 
 
 def checked_files(
@@ -135,6 +147,14 @@ def inspect_file(
     suggest. Raises InvalidInput if it cannot be read."""
     if corpus:
         return _checked_corpus(source, reading.encoding)
+    found = _inspected(source, task, skip, reading)
+    if found.error is None or found.kind == "corpus" or not found.guess.get("header", True):
+        return found  # without a header there are no names to choose from
+    columns = _text_columns(source, reading)
+    return replace(found, text_columns=columns if len(columns) > 1 or found.read is None else [])
+
+
+def _inspected(source: Upload, task: Task | None, skip: int, reading: Reading) -> Checked:
     try:
         wanted = task or task_of_file(source, reading=reading)
     except InvalidData as error:
@@ -166,6 +186,10 @@ def _checked_rows(source: Upload, task: Task, skip: int, reading: Reading) -> Ch
     except HmiError as error:
         why = error.message
     labels = dict(label_counts(found.rows).most_common())
+    tagged = [row.label for row in found.rows if task == "tagging" and isinstance(row.label, tuple)]
+    scheme = scheme_of(tagged)
+    marked = tagged and scheme != "free"
+    types = Counter(label for tags in tagged for label, _ in _entities(tags, scheme)) if marked else None
     return Checked(
         "rows",
         task,
@@ -177,7 +201,36 @@ def _checked_rows(source: Upload, task: Task, skip: int, reading: Reading) -> Ch
         [*found.notes, *too_long(found, task)],
         [_shown(row, task) for row in found.rows[:SAMPLE]],
         why,
+        entities=None if types is None else dict(types.most_common()),
+        sample_entities=[_entities(tags[:SAMPLE_WORDS], scheme) for tags in tagged[:SAMPLE]]
+        if marked
+        else [],
     )
+
+
+def _entities(tags: Sequence[str], scheme: Scheme) -> list[tuple[str, range]]:
+    """The types of a row's entities, and the words of each."""
+    groups = groups_of(in_labels(tags, scheme), joined=True)
+    return [(label, words) for label, words in groups if label != OUTSIDE]
+
+
+def _text_columns(source: Upload, reading: Reading) -> list[str]:
+    """The columns, or fields of a task's data, that hold texts and may be meant; none if one of them has the
+    usual name of a text, or if the file cannot be read."""
+    try:
+        file = TextFile(source, "the file", first=CHECKED_BYTES, encoding=reading.encoding)
+        table = read_table(file, lambda _: False, conll="no", header=reading.header)
+        head = [record.values for record in islice(table.records, FIRST_RECORDS)]
+    except InvalidData:
+        return []
+    rows = [values[TASK] if isinstance(values.get(TASK), dict) else values for values in head]
+    found = dict.fromkeys(name for row in rows for name, value in row.items() if isinstance(value, str))
+    usual = {field: {field, *names} for field, names in SYNONYMS.items()}
+    folded = {name.strip().casefold(): name for name in found}
+    if usual["text"] & set(folded) and reading.text_column is None:
+        return []
+    answers = set().union(*(names for field, names in usual.items() if field != "text"))
+    return [name for plain, name in folded.items() if plain not in answers][:SHOWN_COLUMNS]
 
 
 def _with_guess(refused: Checked, source: Upload, task: Task | None, skip: int) -> Checked:

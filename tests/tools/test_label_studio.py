@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hmi.cli.preannotations import label_studio_task
+from hmi.cli.preannotations import Controls, label_studio_task
 from hmi.jobs.checks import inspect_file
 from hmi.training.data.batch_texts import BatchText
 from hmi.training.data.reading import Reading
@@ -199,7 +199,7 @@ def test_predictions_pass_the_checks_of_label_studio_and_come_back(tmp_path: Pat
     given, exports = {}, {}
     for name, (made, answer, control) in PREDICTIONS.items():
         raw = [
-            label_studio_task(BatchText(row["text"], i), answer(row), "acme.m version 1", control)
+            label_studio_task(BatchText(row["text"], i), answer(row), "acme.m version 1", Controls(control))
             for i, row in enumerate(TRUTH, 1)
         ]
         given[name] = {"config": made, "tasks": raw}

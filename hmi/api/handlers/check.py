@@ -6,7 +6,7 @@ import asyncio
 from typing import get_args
 
 from hmi.api.route import Call, Reply
-from hmi.api.schemas_check import CheckFile, CheckView, LineProblem
+from hmi.api.schemas_check import CheckFile, CheckView, LineProblem, SampleEntity
 from hmi.core import Task
 from hmi.errors import InvalidInput
 from hmi.jobs.checks import Checked, inspect_file
@@ -51,4 +51,13 @@ def _view(found: Checked) -> CheckView:
         notes=found.notes,
         options=found.guess,
         sample=found.sample,
+        entities=None if found.entities is None else dict(list(found.entities.items())[:SHOWN_LABELS]),
+        sample_entities=[
+            [
+                SampleEntity(label=label, start_word=words.start, end_word=words.stop)
+                for label, words in entities
+            ]
+            for entities in found.sample_entities
+        ],
+        text_columns=found.text_columns,
     )

@@ -47,6 +47,9 @@ function scores(all) {
     rest > 0 && h("p", { class: "note" }, `and ${plural(rest, "label")} with lower scores`));
 }
 
+/** An entity in its text, with what is said of it. number: that of its type, which chooses the colour. */
+export const entityMark = (number, text, said) => h("mark", { class: `entity e${1 + (number % COLOURS)}` }, text, h("small", null, said));
+
 /** The text with its entities. */
 function highlighted({ entities }, text) {
   if (entities === null) return null;
@@ -57,8 +60,7 @@ function highlighted({ entities }, text) {
   let at = 0;
   for (const e of [...entities].sort((a, b) => a.start - b.start)) {
     if (e.start < at) continue;
-    parts.push(points.slice(at, e.start).join(""), h("mark", { class: `entity e${1 + (names.indexOf(e.label) % COLOURS)}` },
-      points.slice(e.start, e.end).join(""), h("small", null, `${e.label} ${score(e.score)}`)));
+    parts.push(points.slice(at, e.start).join(""), entityMark(names.indexOf(e.label), points.slice(e.start, e.end).join(""), `${e.label} ${score(e.score)}`));
     at = e.end;
   }
   return h("div", null, h("h3", null, "Entities in the text"), h("p", { class: "reading" }, parts, points.slice(at).join("")));

@@ -59,6 +59,27 @@ export const badge = (text, kind) => h("span", { class: `badge ${kind ?? ""}` },
 export const facts = (...pairs) => h("dl", { class: "facts" }, pairs.filter(Boolean).map(([name, value]) =>
   [h("dt", null, name), h("dd", null, value)]));
 
+/**
+ * Do `work` unless the button is at it already. A button that were disabled meanwhile would lose the keyboard's focus.
+ */
+export async function once(button, work) {
+  if (button.getAttribute("aria-disabled") === "true") return;
+  button.setAttribute("aria-disabled", "true");
+  try {
+    await work();
+  } finally {
+    button.removeAttribute("aria-disabled");
+  }
+}
+
+/** Give the focus to an element if nothing has it, since what had it is gone or hidden. */
+export function refocus(node) {
+  const held = document.activeElement;
+  if (!node || (held && held !== document.body && held.checkVisibility())) return;
+  if (!node.matches("a, button, input, select, textarea, [tabindex]")) node.tabIndex = -1;
+  node.focus({ preventScroll: true });
+}
+
 let fields = 0;
 /** A labelled input, with a note that is read out with it. */
 export function field(label, input, note) {

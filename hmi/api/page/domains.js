@@ -3,7 +3,7 @@
 import { get } from "./api.js";
 import { newDomain } from "./branch.js";
 import { bar } from "./chart.js";
-import { announce, badge, facts, fill, h, table, title } from "./dom.js";
+import { announce, badge, facts, fill, h, refocus, table, title } from "./dom.js";
 import { bytes, count, day, plural, score } from "./format.js";
 import { start } from "./start.js";
 import { session } from "./session.js";
@@ -28,6 +28,7 @@ export async function domains(main, _name, signal) {
   session.mode === "admin" && newDomain(found, signal, async (domain) => {
     await domains(main, "", signal);
     announce(`Domain ${domain} is there. New models can use it.`);
+    refocus(main);
   })));
 }
 

@@ -2,7 +2,7 @@
 
 import { get, segment, send } from "./api.js";
 import { bar } from "./chart.js";
-import { announce, badge, card, facts, fill, h, table, ticked, title } from "./dom.js";
+import { announce, badge, card, facts, fill, h, once, refocus, table, ticked, title } from "./dom.js";
 import { bytes, capital, count, day, figure, headline, metricName, percent, score, sentence } from "./format.js";
 import { trouble } from "./session.js";
 import { stages } from "./stages.js";
@@ -68,17 +68,16 @@ function labels(metrics) {
 
 function history(m, signal, again) {
   const told = h("div");
-  const rollback = (version) => h("button", { type: "button", class: "quiet small", "aria-label": `Let version ${version} answer`, onclick: async (event) => {
-    event.target.disabled = true;
+  const rollback = (version) => h("button", { type: "button", class: "quiet small", "aria-label": `Let version ${version} answer`, onclick: ({ target }) => once(target, async () => {
     try {
       await send("POST", `/manage/models/${segment(m.model)}/rollback`, { version }, signal);
       announce(`Version ${version} answers`);
       await again();
+      refocus(document.querySelector("main"));
     } catch (error) {
-      event.target.disabled = false;
       fill(told, trouble(error));
     }
-  } }, "Let it answer");
+  }) }, "Let it answer");
   return card("Versions", table("Versions, newest first", [
     { head: "Version", row: true, cell: (v) => v.version },
     { head: "State", cell: (v) => (v.version === m.current ? badge("answers", "good") : v.held_back ? badge("held back", "warn") : badge("kept")) },

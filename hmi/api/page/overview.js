@@ -39,7 +39,6 @@ export async function overview(main, _name, signal) {
     drawn = seen;
   }, (error) => fill(top, trouble(error)), signal);
   const again = async () => {
-    document.activeElement?.blur();
     await refresh(minutes, signal);
     if (!signal.aborted) main.dispatchEvent(new Event("again"));
   };

@@ -1,7 +1,7 @@
 // A job as it runs: its progress, live, and the button that cancels it.
 
 import { follow, get, segment, send } from "./api.js";
-import { announce, badge, callout, fill, h } from "./dom.js";
+import { announce, badge, callout, fill, h, once, refocus } from "./dom.js";
 import { count, duration, sentence } from "./format.js";
 import { trouble } from "./session.js";
 
@@ -20,16 +20,14 @@ export const stateBadge = (job) => badge(job.cancel_requested && !ENDED.has(job.
 export async function live(box, id, signal) {
   const bar = h("span"), text = h("p", { class: "note row between" }), state = h("span"), error = h("div");
   const meter = h("div", { class: "progress", role: "progressbar", "aria-valuemin": 0, "aria-valuemax": 100, "aria-label": "Progress of the job" }, bar);
-  const cancel = h("button", { type: "button", class: "quiet small", onclick: stop }, "Cancel");
+  const cancel = h("button", { type: "button", class: "quiet small", onclick: () => once(cancel, stop) }, "Cancel");
   fill(box, h("div", { class: "row between" }, state, cancel), meter, text, error);
   let told = "";
 
   async function stop() {
-    cancel.disabled = true;
     try {
       draw(await send("DELETE", `/manage/jobs/${segment(id)}`, undefined, signal));
     } catch (failure) {
-      cancel.disabled = false;
       fill(error, trouble(failure));
     }
   }
@@ -48,8 +46,9 @@ export async function live(box, id, signal) {
     meter.setAttribute("aria-valuetext", said);
     fill(text, h("span", null, said), !over && took !== null && h("span", null, duration(took)));
     fill(state, stateBadge(job));
-    cancel.hidden = over;
-    if (job.cancel_requested) cancel.disabled = true;
+    const held = document.activeElement === cancel;
+    cancel.hidden = over || Boolean(job.cancel_requested);
+    if (held && cancel.hidden) refocus(box);
     const quarter = share === null ? 0 : Math.floor(4 * share);
     const news = `${job.state} ${phase} ${quarter}`;
     if (news !== told) {

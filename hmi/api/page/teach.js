@@ -2,15 +2,16 @@
 
 import { get, pages, segment, upload } from "./api.js";
 import { detected } from "./detected.js";
-import { announce, callout, field, fill, h, ticked, title } from "./dom.js";
+import { announce, callout, field, fill, h, once, ticked, title } from "./dom.js";
 import { headline, plural, score, sentence } from "./format.js";
 import { live, outcome } from "./progress.js";
 import { session, trouble } from "./session.js";
-import { start } from "./start.js";
-import { create, keyOnce, NAME } from "./tenant.js";
-import { asking, kindOf } from "./try.js";
+import { examples, start } from "./start.js";
+import { create, keyOnce, NAME_RULE, nameInput } from "./tenant.js";
+import { asking, files, kindOf } from "./try.js";
 
 const MOST = 1000;
+const EXPORTED = /-at-\d{4}(-\d{2}){4}-[0-9a-f]+$/; // when Label Studio exported a project, and a hash
 const FORMATS = [
   ["Labels", '{"text": "where is my parcel?", "label": "parcel"}'],
   ["Pairs of texts", '{"text": "…", "text_pair": "…", "label": "same"}'],
@@ -34,21 +35,19 @@ export async function teach(main, known, signal) {
     return;
   }
   const steps = { file: step("Your rows"), name: step("Name and domain"), train: step("Training"), answer: step("First answer") };
-  const state = { file: null, check: null, skip: 0, reading: {} };
+  const state = { file: null, check: null, skip: 0, reading: {}, columns: [] };
   const naming = known ? fixed(old) : names(domains, tenants, models);
   const button = h("button", { type: "submit", disabled: true }, "Start training");
   const told = h("div", { "aria-live": "polite" }), key = h("div", { "aria-live": "polite" });
 
-  const rows = detected(state, old?.task ?? null, (usable) => { button.disabled = !usable; if (usable) naming.suggest(state.file.name); }, signal);
+  const rows = detected(state, old?.task ?? null, (usable) => { button.disabled = !usable; naming.suggest(state.file.name); }, signal);
   put(steps.file, rows, formats());
-  put(steps.name, h("form", { class: "stack", onsubmit: begin }, h("div", { class: "grid" }, naming.fields), h("div", null, button)), key, told);
+  put(steps.name, h("form", { class: "stack", onsubmit: (event) => { event.preventDefault(); once(button, begin); } }, h("div", { class: "grid" }, naming.fields), h("div", null, button)), key, told);
   put(steps.train, h("p", { class: "note" }, "The server trains the model and shows the progress here."));
   put(steps.answer, h("p", { class: "note" }, "Then you can ask it right away."));
   fill(main, head, h("ol", { class: "steps card" }, Object.values(steps).map((s) => s.item)));
 
-  async function begin(event) {
-    event.preventDefault();
-    button.disabled = true;
+  async function begin() {
     try {
       fill(told);
       if (naming.fresh()) await owner();
@@ -57,7 +56,6 @@ export async function teach(main, known, signal) {
     } catch (error) {
       if (error.name === "AbortError") return;
       fill(told, trouble(error));
-      button.disabled = false;
     }
   }
 
@@ -85,10 +83,8 @@ export async function teach(main, known, signal) {
     steps.train.heading.focus();
     const job = await live(box, id, signal);
     fill(after, outcome(job));
-    if (job.state !== "succeeded") {
-      button.disabled = false;
-      return;
-    }
+    if (job.state !== "succeeded") return;
+    button.disabled = true; // the model is there
     done(steps.train);
     await ready(name, job);
   }
@@ -100,7 +96,7 @@ export async function teach(main, known, signal) {
       h("p", null, h("a", { href: `#/model/${name}` }, name), ` answers${best ? `, with a held-out ${best[0]} of ` : "."}`,
         best && h("b", null, score(best[1])), best && ` on ${plural(job.result.metrics.rows, "row")} that it was not trained on.`),
       (job.result.metrics.warnings ?? []).map((said) => callout("warn", h("p", null, ticked(sentence(said))))),
-      asking(() => name, kindOf(made), signal));
+      asking(() => name, kindOf(made), signal), files(name, kindOf(made)));
     steps.answer.heading.focus();
     announce(`${name} is ready. Try a text.`);
   }
@@ -120,7 +116,7 @@ function done(of) {
 function formats() {
   return h("details", null, h("summary", null, "What rows look like"),
     h("dl", { class: "facts" }, FORMATS.map(([name, example]) => [h("dt", null, name), h("dd", null, h("code", null, example))])),
-    h("p", { class: "note" }, "One JSON object a line, or CSV with a header of the same names (commas, semicolons or tabs), or CoNLL, or what Label Studio, doccano, Prodigy, Rasa and fastText write. Files may be compressed with gzip or zstd."));
+    h("p", { class: "note" }, "One JSON object a line, or CSV with a header of the same names (commas, semicolons or tabs), or CoNLL, or what Label Studio, doccano, Prodigy, Rasa and fastText write. Files may be compressed with gzip or zstd. ", examples()));
 }
 
 function fixed(old) {
@@ -130,30 +126,34 @@ function fixed(old) {
 /** The fields for the name and the domain of a new model. */
 function names(domains, tenants, models) {
   const whole = session.tenant === null;
-  const named = (more) => h("input", { type: "text", required: true, pattern: NAME, title: "Lower-case letters, digits and hyphens", autocomplete: "off", spellcheck: "false", ...more });
-  const tenant = whole ? named({ list: "tenants", value: tenants[0]?.tenant ?? "", placeholder: "such as acme" }) : null;
-  const name = named();
+  const tenant = whole ? nameInput({ list: "tenants", value: tenants[0]?.tenant ?? "", placeholder: "such as acme" }) : null;
+  const name = nameInput();
   const domain = h("select", null, domains.map((d) => h("option", { value: d.domain }, `${d.domain}${d.parent === null ? " (the root alone)" : ""}`)));
   domain.value = [...domains].sort((a, b) => (a.parent === null) - (b.parent === null) || b.models - a.models)[0].domain;
   const taken = new Set(models.map((m) => m.model));
-  let own = false;
-  name.addEventListener("input", () => { own = true; });
+  let own = false, chosen = null;
+  name.addEventListener("input", () => { own = name.value !== ""; });
+  tenant?.addEventListener("input", () => suggest()); // another tenant has other models
   const model = () => `${whole ? tenant.value.trim() : session.tenant}.${name.value.trim()}`;
+  /** Suggest the name of the file that was chosen last, without what Label Studio appends to a project's. */
+  function suggest(file = chosen) {
+    chosen = file;
+    if (own || file === null) return;
+    const stem = file.split(".")[0].toLowerCase().replace(EXPORTED, "").replace(/[^a-z0-9]+/g, "-").replace(/^-+|-+$/g, "").slice(0, 40) || "model";
+    name.value = stem;
+    for (let i = 2; taken.has(model()); i += 1) name.value = `${stem}-${i}`;
+  }
+
   return {
     model,
+    suggest,
     tenant: () => tenant.value.trim(),
     fresh: () => whole && !tenants.some((t) => t.tenant === tenant.value.trim()),
     domain: () => domain.value,
-    suggest(file) {
-      if (own) return;
-      const stem = file.split(".")[0].toLowerCase().replace(/[^a-z0-9]+/g, "-").replace(/^-+|-+$/g, "").slice(0, 40) || "model";
-      name.value = stem;
-      for (let i = 2; taken.has(model()); i += 1) name.value = `${stem}-${i}`;
-    },
     fields: [
-      tenant && field("Tenant", tenant, "Whose model it is: a customer, a team, or you. A new name becomes a tenant with a key of its own."),
+      tenant && field("Tenant", tenant, `Whose model it is: a customer, a team, or you. A new name becomes a tenant with a key of its own. ${NAME_RULE}`),
       tenant && h("datalist", { id: "tenants" }, tenants.slice(0, 200).map((t) => h("option", { value: t.tenant }))),
-      field("Name of the model", name, "Lower-case letters, digits and hyphens."),
+      field("Name of the model", name, NAME_RULE),
       field("Domain", domain, "The texts that are nearest to yours. Its PLOT replaces the lower layers."),
     ],
   };

@@ -1,10 +1,14 @@
 // A new tenant and its first key, which is shown once.
 
 import { send } from "./api.js";
-import { announce, callout, command, field, fill, h } from "./dom.js";
+import { announce, callout, command, field, fill, h, once } from "./dom.js";
 import { session, trouble } from "./session.js";
 
 export const NAME = "[a-z0-9][a-z0-9\\-]{0,62}";
+export const NAME_RULE = "Lower-case letters (a-z), digits and hyphens, the first no hyphen.";
+
+/** A field for a name that keeps the rule, which stands below it. */
+export const nameInput = (more) => h("input", { type: "text", required: true, pattern: NAME, title: NAME_RULE, autocomplete: "off", spellcheck: "false", ...more });
 
 /** Create a tenant. The server gives its key in this answer only. */
 export const create = (tenant, signal) => send("POST", "/manage/tenants", { tenant }, signal);
@@ -19,12 +23,15 @@ export function keyOnce({ tenant, key }) {
 
 /** A form that creates a tenant, and shows its key once. */
 export function newTenant() {
-  const input = h("input", { type: "text", autocomplete: "off", spellcheck: "false", required: true, pattern: NAME, title: "Lower-case letters, digits and hyphens" });
+  const input = nameInput();
   const told = h("div", { "aria-live": "polite" });
   const button = h("button", { type: "submit" }, "Create the tenant");
-  return h("form", { onsubmit: async (event) => {
+  return h("form", { onsubmit: (event) => {
     event.preventDefault();
-    button.disabled = true;
+    once(button, make);
+  } }, field("Name of the tenant", input, `${NAME_RULE} Such as acme.`), h("div", null, button), told);
+
+  async function make() {
     try {
       const made = await create(input.value.trim());
       fill(told, keyOnce(made));
@@ -33,6 +40,5 @@ export function newTenant() {
     } catch (error) {
       fill(told, trouble(error));
     }
-    button.disabled = false;
-  } }, field("Name of the tenant", input, "Lower-case letters, digits and hyphens, such as acme."), h("div", null, button), told);
+  }
 }

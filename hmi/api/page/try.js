@@ -2,8 +2,9 @@
 
 import { pages, segment, send } from "./api.js";
 import { answer } from "./answer.js";
-import { announce, field, fill, h, title } from "./dom.js";
+import { announce, command, field, fill, h, once, title } from "./dom.js";
 import { session, trouble } from "./session.js";
+import { elsewhere } from "./start.js";
 
 const MOST = 500;
 
@@ -22,7 +23,10 @@ export async function tryText(main, name, signal) {
     : h("input", { type: "text", autocomplete: "off", spellcheck: "false", required: true, placeholder: "tenant.model" });
   if (chosen) input.value = chosen;
   const form = h("div"), typed = {};
-  const draw = () => fill(form, asking(() => input.value.trim(), kindOf(models.get(input.value)), signal, typed));
+  const draw = () => {
+    const kind = kindOf(models.get(input.value));
+    fill(form, asking(() => input.value.trim(), kind, signal, typed), found.length > 0 && files(input.value, kind));
+  };
   if (found.length) input.addEventListener("change", draw);
   draw();
   fill(main, head, h("div", { class: "card" }, field("Model", input), form));
@@ -44,9 +48,7 @@ export function asking(modelName, { task, paired }, signal, typed = {}) {
   keep(typed, { text, pair, exact, calibrated });
   const button = h("button", { type: "submit" }, "Ask");
   const out = h("div", { "aria-live": "polite" }, h("p", { class: "lead" }, "The answer appears here."));
-  const ask = async (event) => {
-    event.preventDefault();
-    button.disabled = true;
+  const ask = async () => {
     fill(out, h("p", { class: "lead" }, "Asking …")); // an earlier answer never stands beside a new text
     const asked = { text: text.value, pair: pair?.value.trim() ? pair.value : undefined };
     const parameters = { return: ["scores", "words", "provenance"], exact: exact.checked, calibrated: calibrated.checked };
@@ -58,16 +60,26 @@ export function asking(modelName, { task, paired }, signal, typed = {}) {
     } catch (error) {
       if (error.name !== "AbortError") fill(out, trouble(error));
     }
-    button.disabled = false;
   };
   const keys = (event) => { if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) event.target.form.requestSubmit(); };
-  text.addEventListener("keydown", keys);
-  return h("div", { class: "grid" }, h("form", { onsubmit: ask },
+  for (const area of [text, pair]) area?.addEventListener("keydown", keys);
+  const submit = (event) => { event.preventDefault(); once(button, ask); };
+  return h("div", { class: "grid" }, h("form", { onsubmit: submit },
     field("Text", text), pair && field(paired ? "Second text" : "Second text, for models of pairs only", pair),
     h("div", { class: "row" }, button,
       h("label", { class: "check" }, calibrated, "Calibrated scores"),
       h("label", { class: "check" }, exact, "Without the PLOT")),
-    h("p", { class: "note more" }, "Calibrated: of answers with the score 0.9, nine in ten are right. Without the PLOT: the lower layers are computed, as a reference.")), out);
+    h("p", { class: "note more" }, "Ctrl and Enter in a text asks, too. Calibrated: of answers with the score 0.9, nine in ten are right; programs and ‘hmi infer’ get plain scores, which may differ, unless they ask for calibrated ones. Without the PLOT: the lower layers are computed, as a reference.")), out);
+}
+
+/** How a whole file of texts is answered: by a command, since the page asks about one text at a time. */
+export function files(name, { task, paired }) {
+  const ask = `hmi infer ${name} --batch texts.jsonl`;
+  const tools = task !== "embedding" && [command(`${ask} --form label-studio > tasks.json`), !paired && task !== "regression" && command(`${ask} --form doccano > rows.jsonl`)];
+  return h("details", { class: "more" }, h("summary", null, "Answer a whole file, or have people correct the answers"),
+    command(`${ask} > answers.jsonl`), tools,
+    tools && h("p", { class: "note" }, "Label Studio and doccano import the answers as pre-annotations, which people correct instead of labelling from nothing. Then teach the model their export."),
+    elsewhere());
 }
 
 /** Fill controls with what `typed` has of them, and let it have what changes. */

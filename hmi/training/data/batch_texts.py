@@ -3,95 +3,127 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from hmi.errors import InvalidData
 from hmi.training.data.columns import SYNONYMS, second_text
 from hmi.training.data.label_studio import TASK
-from hmi.training.data.records import Fits, TableRecord, TextTable
-from hmi.training.data.span_forms import Form, form_of, text_field, text_form
+from hmi.training.data.records import TableRecord, TextTable
+from hmi.training.data.span_forms import Form, NoText, form_of
 from hmi.training.data.tables import FIRST_RECORDS, file_lines, looks_like_csv, read_table
 from hmi.training.data.text_files import TextFile, Upload
 
-_NAMES = frozenset(("text", *SYNONYMS["text"]))
+_NAMES = ("text", *SYNONYMS["text"])
 
 
 @dataclass(frozen=True)
 class BatchText:
-    """A text of a file, or a pair of texts, with the record that it comes from."""
+    """A text of a file, or a pair of texts, with the record that it comes from; "" of a row without one."""
 
     text: str | tuple[str, str]
     line: int
     record: Mapping[str, Any] = field(default_factory=dict)
-    """The fields of a row, or of a task of Label Studio."""
+    """The fields of a row, or of a task's `data`."""
+    task: Mapping[str, Any] = field(default_factory=dict)
+    """The whole task of Label Studio, if the row is one."""
     place: str = ""
-    """The row's place in its file, in words."""
+    """Where the row is, for messages."""
 
 
-def read_batch(source: Upload, field: str = "batch", text_columns: Sequence[str] = ()) -> Iterator[BatchText]:
+def read_batch(
+    source: Upload, field: str = "batch", text_columns: Sequence[str] = (), encoding: str | None = None
+) -> Iterator[BatchText]:
     """Yield the texts of a file: rows in JSON or CSV with a text, tasks of Label Studio, or plain text,
-    one text a line. Blank lines are skipped.
+    one text a line, of which blank lines are skipped.
 
     text_columns: the fields of the text, if they are named; several texts become one, as in a training.
-    Raises InvalidData, which names the line of a row without a text.
+    Raises InvalidData, which names the line, for what cannot be read, and for a file of rows in which no
+    field is surely the text.
     """
-    file = TextFile(source, field)
+    file = TextFile(source, field, encoding=encoding)
     if file.empty:
         raise InvalidData(f"{field} is empty: give texts", field=field)
-    plain = not file.beginning().startswith(("{", "["))
-    fits: Fits = set(text_columns).issubset if text_columns else _has_text
-    if plain and not text_columns and not _is_table(list(file_lines(file, FIRST_RECORDS))):
+    wanted = {name.strip().casefold() for name in (text_columns or _NAMES)}
+
+    def fits(names: Sequence[str]) -> bool:
+        if text_columns:
+            return wanted <= {name.strip().casefold() for name in names}
+        return any(name.strip().casefold() in wanted for name in names) or second_text(names) is not None
+
+    head = list(file_lines(file, FIRST_RECORDS))
+    is_table = bool(looks_like_csv(head, fits)) or bool(head and head[0].strip().casefold() in wanted)
+    if not (is_table or text_columns or file.beginning().startswith(("{", "["))):
         lines = enumerate(file.lines(), 1)
-        return (BatchText(line.strip(), number) for number, line in lines if line.strip())
+        return (
+            BatchText(line.strip(), number, place=f"line {number}") for number, line in lines if line.strip()
+        )
     return _of_table(read_table(file, fits, conll="no"), field, text_columns)
-
-
-def _has_text(names: Sequence[str]) -> bool:
-    return any(name.strip().casefold() in _NAMES for name in names) or second_text(names) is not None
-
-
-def _is_table(lines: Sequence[str]) -> bool:
-    return bool(looks_like_csv(lines, _has_text)) or bool(lines and lines[0].strip().casefold() in _NAMES)
 
 
 def _of_table(table: TextTable, field: str, text_columns: Sequence[str]) -> Iterator[BatchText]:
     head = list(itertools.islice(table.records, FIRST_RECORDS))
-    values = [record.values for record in head]
-    pair = None if text_columns else second_text(table.columns)
-    named = text_columns[0] if text_columns else None
-    form = text_form(form_of(values, named), values, named)
+    values = [record.values for record in head if not record.problem]
+    rows = [_data(each) for each in values]
+    form = None if text_columns else form_of(values)
+    named = [_text_name(rows, (name,)) for name in text_columns]
+    names: Sequence[str] = [name for name in named if name is not None]
+    if not text_columns:
+        usual = _text_name(rows, _NAMES)
+        names = second_text(table.columns) or ([] if usual is None else [usual])
     for record in itertools.chain(head, table.records):
+        wrong = record.problem
+        if not wrong and (None in named or not (names or form)):
+            fields = ", ".join(f"`{name}`" for name in _data(record.values))
+            wrong = f"has no text in its fields ({fields}): give the name of the text's (--text-column)"
         try:
-            if record.problem:
-                raise ValueError(record.problem)
-            if pair:
-                yield _pair(record, pair)
-            else:
-                yield _text(record, form, text_columns)
+            if wrong:
+                raise ValueError(wrong)
+            text = "\n".join(_texts(record, names)) if text_columns else _text(record, names, form)
         except ValueError as error:
             raise InvalidData(f"{record.place} of {field} {error}", field=field, line=record.line) from error
+        row = _data(record.values)
+        task = record.values if row is not record.values else {}
+        yield BatchText(text, record.line, row, task, record.place)
 
 
-def _pair(record: TableRecord, names: tuple[str, str]) -> BatchText:
-    texts = [record.values.get(name) for name in names]
-    if not all(isinstance(text, str) and text.strip() for text in texts):
-        raise ValueError(f"lacks a text: give `{names[0]}` and `{names[1]}`")
-    return BatchText((str(texts[0]), str(texts[1])), record.line, record.values, record.place)
+def _data(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The fields of a row; those of its `data` if it is a task of Label Studio."""
+    task = values.get(TASK)
+    return task if isinstance(task, dict) else values
 
 
-def _text(record: TableRecord, form: Form | None, text_columns: Sequence[str]) -> BatchText:
-    task = record.values.get(TASK)
-    fields = task if isinstance(task, dict) else record.values
-    if len(text_columns) > 1:
-        texts = [str(fields[text_field(fields, name)]) for name in text_columns]
-        text: str | list[str] = "\n".join(each for each in texts if each.strip())
-    elif form is None:
-        text = str(fields[text_field(fields, *text_columns)])
-    else:
+def _text_name(rows: Iterable[Mapping[str, Any]], names: Sequence[str]) -> str | None:
+    """The field of these rows that has the first of these names, or the only one with texts, if the names are
+    the usual ones; None if that does not tell. It is one of the file, since a row may lack its text and have
+    others, such as an id."""
+    found = [item for row in rows for item in row.items()]
+    held = {name for name, value in found if isinstance(value, str)}
+    folded = {name.strip().casefold(): name for name, value in found if value is None or name in held}
+    known = [folded[plain] for name in names if (plain := name.strip().casefold()) in folded]
+    return next(iter(known or (held if len(held) == 1 and names is _NAMES else ())), None)
+
+
+def _texts(record: TableRecord, names: Sequence[str]) -> list[str]:
+    """The texts in these fields of a record that are not blank."""
+    found = [_data(record.values).get(name) for name in names]
+    return [text for text in found if isinstance(text, str) and text.strip()]
+
+
+def _text(record: TableRecord, names: Sequence[str], form: Form | None) -> str | tuple[str, str]:
+    """The text of a record, or its pair of texts; a pair of which one is missing is no text. Where there are
+    spans, their form tells the text. Raises ValueError."""
+    whole = _texts(record, names)
+    if len(names) == 2:
+        return (whole[0], whole[1]) if len(whole) == 2 else ""
+    if form is None or (names and _data(record.values).get(names[0]) is None):
+        return whole[0] if whole else ""
+    try:
         text = form.read(record.values).text
-    whole = " ".join(text) if isinstance(text, list) else text
-    if not whole.strip():
-        raise ValueError("has an empty text: leave the row out")
-    return BatchText(whole, record.line, fields, record.place)
+    except NoText:
+        if any(isinstance(value, str) and value.strip() for value in _data(record.values).values()):
+            raise
+        return ""
+    joined = " ".join(text) if isinstance(text, list) else text
+    return joined if joined.strip() else ""
