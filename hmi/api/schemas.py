@@ -27,6 +27,11 @@ ModelName = Annotated[
     StringConstraints(pattern=f"^{MODEL_PATTERN}$"),
     Field(description="tenant.model", examples=["acme.intent"]),
 ]
+LevelName = Annotated[
+    str,
+    StringConstraints(pattern=rf"^{MODEL_PATTERN}(@[1-9][0-9]{{0,8}})?$"),
+    Field(description="tenant.model, or tenant.model@version", examples=["acme.small", "acme.intent@1"]),
+]
 DomainName = Annotated[
     str,
     StringConstraints(pattern=f"^{DOMAIN_PATTERN}$"),

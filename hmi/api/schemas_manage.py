@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from hmi.api.schemas import NEXT, Alpha, Answer, DomainName, ModelName, Name, Query, Request
+from hmi.api.schemas import NEXT, Alpha, Answer, DomainName, LevelName, ModelName, Name, Query, Request
 from hmi.api.schemas_exits import CascadeBrief, ExitsView
 from hmi.api.schemas_improving import ImprovingView
 from hmi.api.schemas_tokens import TokensBrief
@@ -106,10 +106,11 @@ class ProfileCascade(Request):
     data: PathRef | None = Field(
         default=None, description="Labelled rows that neither level was trained on, at least 200."
     )
-    small: ModelName | None = Field(
+    small: LevelName | None = Field(
         default=None,
         description="The model that is asked first: of the same tenant, task and labels, usually on another "
-        "root. Without it, a ramp of the model itself answers first.",
+        "root. `TENANT.MODEL@VERSION` is an earlier version of the model itself, which becomes a model "
+        "`MODEL-vVERSION`. Without it, a ramp of the model itself answers first.",
     )
     skip_bad_rows: int = Field(default=0, ge=0, description="Leave out up to this many bad rows.")
     options: Reading = READING

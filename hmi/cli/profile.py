@@ -79,8 +79,9 @@ profile.add_command(stages)
 @click.option(
     "--small",
     metavar="TENANT.SMALL",
-    help="The model that is asked first: of the same task and labels, usually on another root. Without it, a "
-    "ramp of LARGE itself answers first.",
+    help="The model that is asked first: of the same task and labels, usually on another root. "
+    "TENANT.LARGE@VERSION is an earlier version of LARGE, which becomes a model LARGE-vVERSION. Without "
+    "--small, a ramp of LARGE itself answers first.",
 )
 @click.option(
     "--skip-bad-rows", "skip", type=Whole(0), default=0, metavar="N", help="Leave out up to N bad rows."

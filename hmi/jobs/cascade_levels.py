@@ -2,11 +2,67 @@
 
 from __future__ import annotations
 
-from hmi.core import CASCADE_TASKS, Cascade, ModelRecord, ModelVersion
-from hmi.errors import InvalidInput
+from collections.abc import Callable
+
+from hmi.core import CASCADE_TASKS, Cascade, ModelId, ModelRecord, ModelVersion
+from hmi.errors import Conflict, InvalidInput, NotFound
 
 CURE = "profile it again: POST …/cascade, or hmi profile cascade"
 """The cure for a stale cascade, in messages."""
+
+
+def small_level(
+    model_of: Callable[[ModelId], ModelRecord], large: ModelRecord, small: str | None
+) -> ModelRecord | None:
+    """The model that is to answer first; None: a ramp of the large level.
+
+    small: its name, or `TENANT.LARGE@VERSION`: an earlier version of the large level. Such a version becomes
+    a model of its own, `LARGE-vVERSION`, when the profile is attached. Raises InvalidInput, NotFound, and
+    Conflict if a model of this name answers otherwise.
+    """
+    if small is None:
+        return None
+    named, at, version = small.partition("@")
+    wanted = ModelId.parse(named, "small")
+    if wanted.tenant != large.tenant:  # before the look-up of a foreign model
+        raise InvalidInput(
+            f"small {wanted} belongs to another tenant: name a model of {large.tenant}", field="small"
+        )
+    if not at:
+        return model_of(wanted)
+    if wanted.name != large.name or not version.isdigit():
+        raise InvalidInput(
+            f"small {small} is no earlier version of the model itself: write {large.tenant}.{large.name}@1, "
+            "or another model's name without a version",
+            field="small",
+        )
+    made = _of_version(large, int(version))
+    try:
+        there = model_of(ModelId(made.tenant, made.name))
+    except NotFound:
+        return made
+    if there.live.artefact != made.live.artefact:
+        raise Conflict(
+            f"small: a model {made.tenant}.{made.name} exists and is not version {version} of "
+            f"{large.tenant}.{large.name}: delete it, or name the model that is to answer first",
+            field="small",
+        )
+    return there
+
+
+def _of_version(large: ModelRecord, version: int) -> ModelRecord:
+    """A model that answers as an earlier version of this one does."""
+    found = next((v for v in large.versions if v.version == version), None)
+    others = ", ".join(str(v.version) for v in large.versions if v.version != large.current)
+    if found is None or version == large.current:
+        what = "is the one that answers" if found else "does not exist"
+        raise InvalidInput(
+            f"small: version {version} of {large.tenant}.{large.name} {what}: name one of {others or 'none'}",
+            field="small",
+        )
+    name = ModelId.parse(f"{large.tenant}.{large.name}-v{version}", "small").name
+    answers = found.model_copy(update={"held_back": None})
+    return ModelRecord(tenant=large.tenant, name=name, current=version, versions=(answers,), depth="fast")
 
 
 def check_levels(large: ModelRecord, small: ModelRecord | None) -> None:

@@ -22,7 +22,7 @@ from hmi.engine.running import Held, Runner
 from hmi.errors import Conflict, InvalidData
 from hmi.execution.machine import fingerprint
 from hmi.jobs import profile_inside
-from hmi.jobs.cascade_levels import check_levels
+from hmi.jobs.cascade_levels import check_levels, small_level
 from hmi.jobs.comparing import seen_by, unseen
 from hmi.jobs.profile_inside import Report
 from hmi.jobs.runtime.context import JobContext
@@ -49,7 +49,7 @@ def run(ctx: JobContext) -> dict[str, Any]:
     """Run the job. Raises InvalidInput, InvalidData, NotFound, Conflict (a level has a new version)."""
     spec = ProfileCascadeSpec.of(ctx.job)
     large = ctx.registry.model(spec.model_id)
-    small = None if spec.small is None else ctx.registry.model(ModelId.parse(spec.small, "small"))
+    small = small_level(ctx.registry.model, large, spec.small)
     check_levels(large, small)
     rows, seen = _rows(ctx, large.live, None if small is None else small.live, spec)
     torch.set_num_threads(1)
@@ -71,10 +71,13 @@ def run(ctx: JobContext) -> dict[str, Any]:
         return record.model_copy(update={"cascade": made})
 
     ctx.check()
+    if small is not None and "@" in (spec.small or ""):
+        name = ModelId(small.tenant, small.name)
+        ctx.registry.publish_model(name, small.live, small.depth)  # does nothing if it is there already
     ctx.registry.change_model(spec.model_id, attach)
     return {
         "model": spec.model,
-        "small": spec.small,
+        "small": made.small,
         "site": made.site,
         "rows": made.rows,
         "judged": made.judged,

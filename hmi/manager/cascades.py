@@ -8,7 +8,7 @@ from pathlib import Path
 
 from hmi.core import Cascade, JobRecord, ModelId, ModelRecord
 from hmi.errors import InvalidInput, NotFound
-from hmi.jobs.cascade_levels import check_levels, why_stale
+from hmi.jobs.cascade_levels import check_levels, small_level, why_stale
 from hmi.jobs.checks import checked_files
 from hmi.jobs.options import Reading
 from hmi.jobs.specs import ProfileCascadeSpec
@@ -42,23 +42,13 @@ class Cascades:
     ) -> JobRecord:
         wanted = ModelId.parse(model)
         large = self._parts.registry.model(wanted)
-        first = None if small is None else ModelId.parse(small, "small")
-        if first is not None and first.tenant != wanted.tenant:  # before the look-up of a foreign model
-            raise InvalidInput(
-                f"small {first} belongs to another tenant: name a model of {wanted.tenant}", field="small"
-            )
-        check_levels(large, None if first is None else self._parts.registry.model(first))
+        check_levels(large, small_level(self._parts.registry.model, large, small))
         if data is None:
             raise InvalidInput(
                 "data is missing: a cascade is profiled on labelled rows; name a file", field="data"
             )
         checked_files(large.live.task, {"data": data}, skip, reading)
-        spec = ProfileCascadeSpec(
-            model=str(wanted),
-            small=None if first is None else str(first),
-            skip_bad_rows=skip,
-            reading=reading,
-        )
+        spec = ProfileCascadeSpec(model=str(wanted), small=small, skip_bad_rows=skip, reading=reading)
         return self._parts.runner.submit(
             "profile_cascade", spec.stored(), wanted.tenant, {"data": data}, tenant_limit=job_limit
         )

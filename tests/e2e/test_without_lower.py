@@ -95,14 +95,21 @@ def answering_root(home: Home, model: ModelId) -> str:
     return asyncio.run(ask())
 
 
+@pytest.fixture(scope="module")
+def fast(deep: Home, tiny_source: Path) -> Home:
+    """Beside the root without lower layers one with them, of the same source."""
+    text = {"text-0.txt": ROOT_TEXT}
+    deep.run(deep.manager.import_root("fast", str(tiny_source), texts=text, options=ROOT_OPTIONS))
+    deep.run(deep.manager.create_domain("fast/news", "\n".join(CORPUS).encode()))
+    return deep
+
+
 def test_a_model_of_a_fast_domain_becomes_full_and_fast_again(
-    deep: Home, tiny_source: Path, capsys: pytest.CaptureFixture[str]
+    fast: Home, tiny_source: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The rows of its domain train it; the root of the same source without lower layers answers."""
+    deep = fast
     manager, data = deep.manager, ("--data", deep.settings.data)
-    text = {"text-0.txt": ROOT_TEXT}
-    deep.run(manager.import_root("fast", str(tiny_source), texts=text, options=ROOT_OPTIONS))
-    deep.run(manager.create_domain("fast/news", "\n".join(CORPUS).encode()))
     model = ModelId("acme", "depth")
     deep.run(
         manager.create_model(
@@ -138,6 +145,38 @@ def test_a_model_of_a_fast_domain_becomes_full_and_fast_again(
     assert (record.depth, record.live.root) == ("fast", "fast")
     shown = json.loads(hmi(capsys, "model", "show", model, "--json", *data))
     assert (shown["depth"], shown["root"], shown["versions"][1]["root"]) == ("fast", "fast", "deep")
+
+
+def test_a_fast_version_answers_first_and_the_full_one_what_it_is_unsure_of(
+    fast: Home, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """One command: the earlier version becomes a model of its own, the small level of a cascade."""
+    manager, model = fast.manager, "acme.both"
+    create: Callable[..., Any] = manager.create_model
+    fast.run(create(model, domain="fast/news", task="classification", data=mood_rows(7), options=QUICK))
+    full = {**QUICK, "depth": "full"}
+    fast.run(manager.update_model(model, data=mood_rows(8), options=full, publish="always"))
+    rows = tmp_path / "rows.jsonl"
+    rows.write_bytes(mood_rows(21, count=300))
+    for small, why in (
+        ("acme.both@2", "is the one that answers: name one of 1"),
+        ("acme.both@9", "version 9 of acme.both does not exist"),
+        ("acme.mood@1", "no earlier version of the model itself"),
+    ):
+        with pytest.raises(InvalidInput, match=why):
+            manager.profile_cascade(model, small=small, data=rows)
+    hmi(capsys, "profile", "cascade", model, rows, "--small", f"{model}@1", "--data", fast.settings.data)
+    info, first = manager.cascade(model), manager.model("acme.both-v1")
+    assert (info.cascade.small, info.cascade.small_version, info.stale) == ("acme.both-v1", 1, None)
+    assert (first.live.root, first.depth, first.live.artefact) == (
+        "fast",
+        "fast",
+        info.cascade.small_artefact,
+    )
+    fast.run(manager.profile_cascade(model, small=f"{model}@1", data=rows))  # it is there already
+    fast.run(manager.update_model("acme.both-v1", data=mood_rows(9), publish="always"))
+    with pytest.raises(Conflict, match=r"is not version 1 of acme\.both"):
+        manager.profile_cascade(model, small=f"{model}@1", data=rows)
 
 
 def test_what_is_of_no_use_without_lower_layers_is_refused(deep: Home) -> None:
