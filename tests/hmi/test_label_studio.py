@@ -272,6 +272,15 @@ def test_what_has_nothing_to_learn_from_is_called_what_it_is(name: str, task: Ta
     assert found.error.count("; ") == 0, "one line, not one for each row"
 
 
+@pytest.mark.parametrize("empty", ["", " "])
+def test_a_task_without_a_text_that_nobody_annotated_is_left_out(empty: str) -> None:
+    given = [*tasks(), {"id": 9, "data": {"text": empty}, "annotations": []}]
+    assert (found := check(given)).error is None
+    assert "1 record is left out: without an annotation" in found.notes
+    given[-1]["annotations"] = [{"id": 1, "result": []}]
+    assert "item 6: has an empty text" in (check(given).error or "")
+
+
 def test_spans_that_overlap_are_told_with_the_one_that_is_kept() -> None:
     text = "New York Times"
     spans = [span(text, "New York", "LOC"), span(text, text, "ORG"), span(text, "York", "LOC")]

@@ -207,7 +207,8 @@ def _split(
             continue
         split = splitter.split(row.text)
         if not split.words:
-            yield replace(row.record, values={}, problem="has an empty text")
+            wrong = "" if row.record.left_out else "has an empty text"
+            yield replace(row.record, values={}, problem=wrong)
             continue
         if row.by_units:
             reading.by_units.append(row.record.place)
