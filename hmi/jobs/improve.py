@@ -36,7 +36,7 @@ from hmi.training.early_stopping import EnoughError
 
 CUT_SHORT = "; the budget ended its training early"
 UNJUDGED = ", and so few rows do not judge that"
-UNTRAINED = "; the budget was spent before it was trained on all rows, so nothing was published"
+UNTRAINED = "the budget was spent before it was trained on all rows, so nothing was published"
 
 
 def run(ctx: JobContext) -> dict[str, Any]:
@@ -156,7 +156,7 @@ def _second(
             with suppress(EnoughError):
                 made = ways.final(data, ctx.folder)
             made = None if ledger.cut else made  # nobody has judged a training that was cut short
-            ending = UNTRAINED if made is None else ""
+            ending = f"; {UNTRAINED}" if made is None else ""
     else:
         with ledger.share(1):
             made = ways.final(data, ctx.folder)
@@ -167,7 +167,8 @@ def _second(
             rule, ending = "better", CUT_SHORT
             if found.rows < least_rows(rule):
                 made, ending = None, CUT_SHORT + UNJUDGED
-    told = _told(found, ledger, NAME if made is None else name_of(made), _said(found, rule, ending))
+    name = NAME if made is None else name_of(made)
+    told = _told(found, name, _said(found, rule, ending), ledger.spent_s)
     if made is None or not found.passes(rule):
         return None, told
     return Candidate(root, base.plot_version, data, made), told
@@ -198,24 +199,24 @@ def _deeper(
     try:
         found = trained_deeper(trial, spec, base, data, record)
     except (EnoughError, Conflict, Damaged, InvalidData, NotFound) as error:
-        why = UNTRAINED.strip("; ") if isinstance(error, EnoughError) else error.message
+        why = UNTRAINED if isinstance(error, EnoughError) else error.message
         return winner, Tried(name=name, cpu_s=round(ledger.spent_s - spent_s, 1), why=why)
     old = answers_of(ctx, trial.root, base, data.dev) if winner is None else winner.made.answers
     compared = decide(data, which, old, found.made, base)
     rule = "better" if ledger.cut else rule
-    told = _told(compared, ledger, name, _said(compared, rule, CUT_SHORT if ledger.cut else ""))
-    told = told.model_copy(update={"cpu_s": round(ledger.spent_s - spent_s, 1)})
+    why = _said(compared, rule, CUT_SHORT if ledger.cut else "")
+    told = _told(compared, name, why, ledger.spent_s - spent_s)
     return (found if compared.passes(rule) else winner), told
 
 
-def _told(found: Comparison, ledger: Ledger, name: str, why: str) -> Tried:
+def _told(found: Comparison, name: str, why: str, cpu_s: float) -> Tried:
     return Tried(
         name=name,
         before=round(found.before, 6),
         after=round(found.after, 6),
         rows=found.rows,
         sure=found.sure,
-        cpu_s=round(ledger.spent_s, 1),
+        cpu_s=round(cpu_s, 1),
         why=why,
     )
 
