@@ -107,7 +107,7 @@ def path_of(settings: Settings, nodes: Path = Path("/dev")) -> Finding:
         return warning(
             "path", f"{why} in {precision}, without the kernels of modules, which need cupy; {cure}"
         )
-    streams = "" if settings.streams > 1 else "; set streams = 2, so that it need not wait for look-ups"
+    streams = "" if settings.streams > 1 else "; set streams = 3, so that it need not wait for the host"
     return ok("path", f"{why} in {precision}, {here}, cupy {_version('cupy-cuda13x')}{streams}")
 
 
