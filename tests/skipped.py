@@ -17,6 +17,7 @@ CURES = (
     (r"nvcc", "NVIDIA's CUDA toolkit"),
     (r"g\+\+|C compiler", "apt-get install g++"),
     (r"needs strace", "apt-get install strace"),
+    (r"has no curl", "apt-get install curl"),
     (r"strace may not|cannot mount|only root|keeps files in memory", "root on a machine of its own"),
     (r"^(helm|caddy|nginx|systemd-analyze) is not installed", r"install \1"),
     (r"processor", "another processor"),
