@@ -7,6 +7,7 @@ each row stands, and uploads it, so that nothing waits for the device.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -28,6 +29,7 @@ except ImportError:  # before torch 2.10
 
 MOST_HEAD_DIM = 256
 """The largest heads of `varlen_attn`, whose sizes are multiples of 8."""
+log = logging.getLogger("hmi.execution")
 STEPS = ((64, 8), (256, 32))
 """(longest text, step): a text belongs to the bucket of the next multiple of the step."""
 LAST_STEP = 64
@@ -48,8 +50,16 @@ class Attention(Protocol):
 def ragged_on(like: Tensor, shape: EncoderShape) -> bool:
     """Return whether `Ragged` serves a root of this shape, in the numbers and on the device of a tensor."""
     size = shape.dim // shape.heads
-    able = like.is_cuda and like.dtype == torch.bfloat16 and torch.cuda.get_device_capability() >= (8, 0)
-    return able and varlen_attn is not None and not shape.buckets and size % 8 == 0 and size <= MOST_HEAD_DIM
+    fits = not shape.buckets and size % 8 == 0 and size <= MOST_HEAD_DIM
+    if not (like.is_cuda and like.dtype == torch.bfloat16 and fits and varlen_attn is not None):
+        return False
+    row, begins = like.new_zeros(1, 1, size), torch.tensor([0, 1], dtype=torch.int32, device=like.device)
+    try:
+        varlen_attn(row, row, row, begins, begins, 1, 1)
+    except (RuntimeError, TypeError) as error:  # too old a card, or a build of torch without it
+        log.info("texts are padded for attention: %s", str(error).partition("\n")[0])
+        return False
+    return True
 
 
 class Ragged:
