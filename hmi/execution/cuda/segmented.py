@@ -123,17 +123,15 @@ def _words_of(entry: Entry, slots: Slots) -> Ints:
     """The changes of a module where it lies: [layers, sites, CHANGE_WORDS]."""
     if entry.words is None:
         width = slots.memory.element_size()
-        start = slots.memory.data_ptr() + entry.first * slots.size * width
-        words = _words(entry.layout).copy()
-        places = words[..., : ops.RANK]
-        places[:] = np.where(places < 0, 0, places * width + start)
-        entry.words = words
+        words, is_address = _words(entry.layout, width)
+        entry.words = words + is_address * (slots.memory.data_ptr() + entry.first * slots.size * width)
     return entry.words
 
 
 @lru_cache(maxsize=4096)
-def _words(layout: Layout) -> Ints:
-    """A layout's changes, [layers, sites, CHANGE_WORDS], with places instead of addresses; -1: nowhere."""
+def _words(layout: Layout, width: int) -> tuple[Ints, Ints]:
+    """A layout's changes, [layers, sites, CHANGE_WORDS], of numbers of `width` bytes: bytes from the module's
+    begin instead of addresses, 0 where there is nothing. And which of the words these are: 1 or 0."""
     out = np.full((len(layout.layers), len(LOW_RANK), ops.CHANGE_WORDS), -1, np.int64)
     out[..., ops.RANK :] = 0
     for i, places in enumerate(layout.layers):
@@ -141,4 +139,7 @@ def _words(layout: Layout) -> Ints:
             if isinstance(p, LowRankPlace):
                 where = p.down, p.up, p.down_bias, p.up_bias
                 out[i, _INDEX[site]] = *where, p.rank, p.activation
-    return out
+    is_address = np.zeros_like(out)
+    is_address[..., : ops.RANK] = out[..., : ops.RANK] >= 0
+    out[..., : ops.RANK] = np.where(out[..., : ops.RANK] < 0, 0, out[..., : ops.RANK] * width)
+    return out, is_address
