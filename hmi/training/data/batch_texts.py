@@ -59,7 +59,8 @@ def read_batch(
         return (
             BatchText(line.strip(), number, place=f"line {number}") for number, line in lines if line.strip()
         )
-    return _of_table(read_table(file, fits, conll="no"), field, text_columns)
+    # What people answered is not asked for here, and must come out as it came in.
+    return _of_table(read_table(file, fits, conll="no", answers=False), field, text_columns)
 
 
 def _of_table(table: TextTable, field: str, text_columns: Sequence[str]) -> Iterator[BatchText]:

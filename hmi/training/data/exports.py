@@ -55,10 +55,13 @@ class Export:
     """The names of the choices, by one of which the user may ask for them."""
 
 
-def export_of(head: Sequence[Values], fits: Fits) -> Export | None:
+def export_of(head: Sequence[Values], fits: Fits, *, answers: bool = True) -> Export | None:
     """The export that these first records are of, or None. fits: whether columns are the wanted ones, by
-    which an answer becomes a label or a list of labels."""
-    known = (_label_studio, _label_studio_min, _choice, _cats, _viewer, _rasa, _old_doccano, _joined, _lists)
+    which an answer becomes a label or a list of labels. answers: False to leave answers as the tool wrote
+    them; then only one object that holds all rows is an export."""
+    known: tuple[Callable[[Sequence[Values], Fits], Export | None], ...] = (_viewer, _rasa)
+    if answers:
+        known = (_label_studio, _label_studio_min, _choice, _cats, *known, _old_doccano, _joined, _lists)
     return next((found for of in known if head and (found := of(head, fits)) is not None), None)
 
 

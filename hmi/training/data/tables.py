@@ -47,6 +47,7 @@ def read_table(
     conll: Literal["no", "maybe", "likely"],
     header: bool = True,
     spans: Spans | None = None,
+    answers: bool = True,
 ) -> TextTable:
     """Recognise a table's format and return its records. Raises InvalidData.
 
@@ -54,11 +55,12 @@ def read_table(
     conll: whether lines may be a token and its tag ("likely" if the task is tagging).
     header: False if the first line of a CSV file is a row; its columns are then named 1, 2, ….
     spans: reads spans as rows of tagging; None: they are left as they are.
+    answers: whether a tool's records become rows with the answers of people; False: they stay as they are.
     """
     table = _table(file, fits, conll=conll, header=header)
     head = list(itertools.islice(table.records, FIRST_RECORDS))
     values = [record.values for record in head if not record.problem]
-    export = export_of(values, fits)
+    export = export_of(values, fits, answers=answers)
     records = itertools.chain(head, table.records)
     tagged = None if spans is None else spans.table(replace(table, records=records), values, fits, export)
     if tagged is not None:
