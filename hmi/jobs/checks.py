@@ -20,7 +20,7 @@ from hmi.sizes import counted
 from hmi.training.data.columns import SYNONYMS, task_of_columns
 from hmi.training.data.corpus import count_documents, open_corpus
 from hmi.training.data.guessing import guess_reading
-from hmi.training.data.label_studio import TASK
+from hmi.training.data.label_studio import data_of
 from hmi.training.data.long_texts import Limit, long_note
 from hmi.training.data.naming import task_as_named
 from hmi.training.data.reading import AS_IT_IS, Reading
@@ -223,7 +223,7 @@ def _text_columns(source: Upload, reading: Reading) -> list[str]:
         head = [record.values for record in islice(table.records, FIRST_RECORDS)]
     except InvalidData:
         return []
-    rows = [values[TASK] if isinstance(values.get(TASK), dict) else values for values in head]
+    rows = [values if (data := data_of(values)) is None else data for values in head]
     found = dict.fromkeys(name for row in rows for name, value in row.items() if isinstance(value, str))
     usual = {field: {field, *names} for field, names in SYNONYMS.items()}
     folded = {name.strip().casefold(): name for name in found}

@@ -272,6 +272,16 @@ def test_what_has_nothing_to_learn_from_is_called_what_it_is(name: str, task: Ta
     assert found.error.count("; ") == 0, "one line, not one for each row"
 
 
+@pytest.mark.parametrize("empty", ["annotations", "predictions"])
+def test_rows_that_have_an_object_data_are_no_tasks(empty: str) -> None:
+    rows = [{"text": t, "label": "ab"[i % 2], "data": {"k": "v"}, empty: []} for i, t in enumerate(TEXTS)]
+    assert ((found := check(rows)).error, found.labels) == (None, {"a": 3, "b": 2})
+    spans = [{**row, "label": [span(row["text"], "n", "N", "label")]} for row in rows if "n" in row["text"]]
+    assert check(spans).labels["B-N"] == len(spans)
+    texts = read_unlabelled_file(json.dumps(rows).encode(), "tagging", paired=False).rows
+    assert texts[0].text == TEXTS[0].split()
+
+
 @pytest.mark.parametrize("empty", ["", " "])
 def test_a_task_without_a_text_that_nobody_annotated_is_left_out(empty: str) -> None:
     given = [*tasks(), {"id": 9, "data": {"text": empty}, "annotations": []}]

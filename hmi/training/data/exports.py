@@ -26,7 +26,8 @@ from hmi.training.data.label_studio import (
     TASK,
     Values,
     annotations_of,
-    counted,
+    counting,
+    data_of,
     decoded,
     given_of,
     is_least,
@@ -89,9 +90,7 @@ def _others(head: Sequence[Values], *without: str) -> list[str]:
 
 
 def _label_studio(head: Sequence[Values], fits: Fits) -> Export | None:
-    tasks = [
-        values for values in head if isinstance(values.get(TASK), dict) and annotations_of(values) is not None
-    ]
+    tasks = [each for each in head if data_of(each) is not None and annotations_of(each) is not None]
     found = [_choices(annotation) for task in tasks for annotation in annotations_of(task) or ()]
     controls = tuple(dict.fromkeys(name for choices in found for name in choices))
     if not controls:
@@ -101,9 +100,9 @@ def _label_studio(head: Sequence[Values], fits: Fits) -> Export | None:
     field = answer_field(list(_data(tasks[0])), fits, several=several, control=only)
 
     def rows(task: Values) -> Rows:
-        if not isinstance(task.get(TASK), dict):
+        if data_of(task) is None:
             raise ValueError("has no `data`, unlike other tasks of Label Studio")
-        truth = counted(given_of(task))
+        truth = counting(given_of(task))
         different = {json.dumps(_choices(a), sort_keys=True): _choices(a) for a in truth}
         for choices in different.values():
             if only:

@@ -10,6 +10,8 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from hmi.training.data.columns import SYNONYMS
+
 Values = Mapping[str, Any]
 TASK, ANNOTATIONS, PREDICTIONS = "data", "annotations", "predictions"
 ID, ANNOTATION_ID = "id", "annotation_id"
@@ -22,6 +24,13 @@ NOT_CHARACTERS = ("hypertextlabels", "paragraphlabels")
 NOT_ANNOTATED = "without an annotation"
 """JSON-MIN and CSV have such tasks too, with an `annotation_id` that is null or empty."""
 SKIPPED = "skipped by the annotator"
+
+
+def data_of(record: Values) -> dict[str, Any] | None:
+    """The data of a task; None for other records, such as a row with its text beside an object `data`."""
+    data = record.get(TASK)
+    own = (record.get(name) for name in ("text", *SYNONYMS["text"]))
+    return data if isinstance(data, dict) and not any(isinstance(text, str) for text in own) else None
 
 
 def annotations_of(task: Values) -> list[Values] | None:
@@ -37,7 +46,7 @@ def given_of(task: Values) -> list[Values]:
     return sorted(given, key=lambda each: not each.get("ground_truth"))
 
 
-def counted(given: Sequence[Values]) -> list[Values]:
+def counting(given: Sequence[Values]) -> list[Values]:
     """Of annotations that were not skipped those that count: the ground truth, else all."""
     return [each for each in given if each.get("ground_truth")] or list(given)
 
@@ -74,7 +83,7 @@ def decoded(value: Any) -> Any:
 def why_unread(records: Sequence[Values], *, fitting: bool) -> str:
     """Why none of these first records of an export is a row: nothing is annotated, or all of it in a way that
     is not read. "" for other records. fitting: whether the columns are those of rows."""
-    tasks = [each for each in records if isinstance(each.get(TASK), dict)]
+    tasks = [] if fitting else [each for each in records if data_of(each) is not None]
     tasks = [each for each in tasks if {ANNOTATIONS, PREDICTIONS, "completions"} & set(each)]
     if tasks:
         given = [annotation for task in tasks for annotation in given_of(task)]

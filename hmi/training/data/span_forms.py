@@ -30,6 +30,7 @@ from hmi.training.data.label_studio import (
     NOT_CHARACTERS,
     TASK,
     annotations_of,
+    data_of,
     decoded,
     given_of,
     results_of,
@@ -123,7 +124,7 @@ def form_of(
 def text_form(form: Form | None, records: Sequence[Fields], text_column: str | None = None) -> Form | None:
     """The form of the texts alone, of a file whose spans have `form`; None if its records have no texts."""
     found = form
-    if found is None and any(isinstance(record.get(TASK), dict) for record in records):
+    if found is None and any(data_of(record) is not None for record in records):
         read = partial(_of_task, text=partial(text_field, named=text_column), only=None)
         found = Form("texts in Label Studio's JSON", (ANNOTATIONS,), read)
     if found is None:
@@ -317,7 +318,7 @@ def _of_words(record: Mapping[str, Any]) -> GivenText:
 
 def _controls(record: Fields) -> list[str]:
     """The controls of the spans of a task of Label Studio."""
-    if not isinstance(record.get(TASK), dict):
+    if data_of(record) is None:
         return []
     results = [each for one in annotations_of(record) or () for each in results_of(one)]
     return [control for control, value in results if "labels" in value]
