@@ -125,3 +125,47 @@ def test_a_task_that_was_skipped_is_not_annotated(skipped: dict[str, Any]) -> No
 def test_an_annotation_of_another_shape_names_no_control(result: Any) -> None:
     task = {"id": 1, "data": {"text": "a"}, "annotations": [{"result": result}]}
     assert Controls.of(read_batch(lines(task)), None, None).found == {}
+
+
+@pytest.mark.parametrize(
+    ("row", "named", "wanted"),
+    [
+        ({"text": "the real text", "data": {"source": "crm"}}, (), "the real text"),
+        ({"Review": "the real text", "data": {"source": "crm"}, "annotations": []}, (), "the real text"),
+        ({"note": "the real text", "data": {"source": "crm"}}, ("note",), "the real text"),
+        ({"premise": "one", "hypothesis": "two", "data": {"source": "crm"}}, (), ("one", "two")),
+        ({"text": None, "data": {"source": "crm"}}, (), ""),
+    ],
+)
+def test_an_object_beside_the_text_is_no_task(
+    row: dict[str, Any], named: tuple[str, ...], wanted: Any
+) -> None:
+    [text] = read_batch(lines(row), text_columns=named)
+    assert (text.text, text.record, text.task) == (wanted, row, {})
+
+
+SPANS = {"label": [[0, 1, "X"]]}
+ODD = {"start": "/p[1]", "end": "/p[1]", "hypertextlabels": ["X"]}
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [{"text": "a b", **SPANS}, {"text": "c d", "label": [[0, 1, 7]]}, {"text": "e", "label": [[0, 1]]}],
+        [{"text": "a b", **SPANS}, {"text": "c d", "label": "X"}, {"text": "e", "label": [[0, 1, ""]]}],
+        [
+            {"data": {"text": text}, "annotations": [{"result": [{"from_name": "ner", "value": value}]}]}
+            for text, value in (
+                ("a b", {"start": 0, "end": 1, "labels": ["X"]}),
+                ("c d", ODD),
+                ("e", {"labels": [7]}),
+            )
+        ],
+        [
+            {"tokenized_text": text.split(), "ner": spans}
+            for text, spans in (("a b", [[0, 0, "X"]]), ("c d", [[0]]), ("e", [[0, 0, 1]]))
+        ],
+    ],
+)
+def test_a_text_is_asked_about_whatever_is_wrong_with_its_labels(rows: list[dict[str, Any]]) -> None:
+    assert [text.text for text in read_batch(lines(*rows))] == ["a b", "c d", "e"]

@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from hmi.training.data.columns import SYNONYMS
+from hmi.training.data.columns import SYNONYMS, second_text
 
 Values = Mapping[str, Any]
 TASK, ANNOTATIONS, PREDICTIONS = "data", "annotations", "predictions"
@@ -26,11 +26,14 @@ NOT_ANNOTATED = "without an annotation"
 SKIPPED = "skipped by the annotator"
 
 
-def data_of(record: Values) -> dict[str, Any] | None:
-    """The data of a task; None for other records, such as a row with its text beside an object `data`."""
+def data_of(record: Values, named: Sequence[str] = ()) -> dict[str, Any] | None:
+    """The data of a task; None for other records, such as a row with its text beside an object `data`. named:
+    the fields of the text, if the user names them."""
     data = record.get(TASK)
-    own = (record.get(name) for name in ("text", *SYNONYMS["text"]))
-    return data if isinstance(data, dict) and not any(isinstance(text, str) for text in own) else None
+    texts = {name.strip().casefold() for name in named or ("text", *SYNONYMS["text"])}
+    own = any(name.strip().casefold() in texts for name in record)
+    is_row = own or (not named and second_text(record) is not None)
+    return data if isinstance(data, dict) and not is_row else None
 
 
 def annotations_of(task: Values) -> list[Values] | None:

@@ -86,6 +86,8 @@ class Form:
     """The columns of the spans."""
     read: Callable[[Fields], GivenText]
     """Reads a record. Raises ValueError."""
+    text: Callable[[Fields], str | list[str]]
+    """Reads the text of a record alone, or its words, whatever is wrong with its spans. Raises ValueError."""
     code_points: bool = False
     """Whether offsets surely count code points, since the tool is written in Python. Label Studio and doccano
     have counted these or UTF-16 units, in one version or another."""
@@ -105,7 +107,7 @@ def form_of(
     found = [record for record in records if record]
     named = text_column, label_column
     if any(map(_has_words, found)) and label_column in (None, WORD_SPANS):
-        return Form("words with spans, as GLiNER reads them", (WORD_SPANS,), _of_words, of_words=True)
+        return Form("words with spans, as GLiNER reads them", (WORD_SPANS,), _of_words, _words, of_words=True)
     controls = tuple(dict.fromkeys(control for record in found for control in _controls(record)))
     if controls and label_column in (None, *controls):
         return _tasks(found, controls, *named)
@@ -123,16 +125,24 @@ def form_of(
 
 def text_form(form: Form | None, records: Sequence[Fields], text_column: str | None = None) -> Form | None:
     """The form of the texts alone, of a file whose spans have `form`; None if its records have no texts."""
-    found = form
-    if found is None and any(data_of(record) is not None for record in records):
-        read = partial(_of_task, text=partial(text_field, named=text_column), only=None)
-        found = Form("texts in Label Studio's JSON", (ANNOTATIONS,), read)
-    if found is None:
-        if not any(_text_fields(record, text_column) for record in records):
-            return None
-        found = Form("texts", (), lambda record: GivenText(str(record[text_field(record, text_column)]), []))
-    whole = found.read
-    return replace(found, read=lambda record: replace(whole(record), spans=[], several=1, left_out=""))
+    if form is not None:
+        return replace(form, read=partial(_without_spans, form.text))
+    field = partial(text_field, named=text_column)
+    if any(data_of(record) is not None for record in records):
+        text = partial(_text_of_task, text=field)
+        return Form("texts in Label Studio's JSON", (ANNOTATIONS,), partial(_without_spans, text), text)
+    if not any(_text_fields(record, text_column) for record in records):
+        return None
+    text = partial(_text_of_row, text=field)
+    return Form("texts", (), partial(_without_spans, text), text)
+
+
+def _without_spans(text: Callable[[Fields], str | list[str]], record: Fields) -> GivenText:
+    return GivenText(text(record), [])
+
+
+def _text_of_row(record: Fields, text: Callable[[Fields], str]) -> str:
+    return str(record[text(record)])
 
 
 def _group(value: Any) -> Any:
@@ -215,17 +225,17 @@ def _named(
     grouped = any(isinstance(record.get(field), dict) for record in records)
     likely = _holder((record, _entries(record, fields)) for record in records)
     together = field in least and label_column is None
+    text = partial(_text_of_row, text=partial(text_field, named=text_column, likely=likely))
 
     def read(record: Fields) -> GivenText:
         later = [name for name in record if together and name not in fields and _is_control(record[name])]
         names = (*fields, *later)
         spans = [one for name in names for span in _listed(record, name) for one in _given(span, name)]
         why = "" if spans or record.get(ANNOTATION_ID, 0) not in (None, "") else NOT_ANNOTATED
-        return GivenText(str(record[text_field(record, text_column, likely)]), spans, left_out=why)
+        return GivenText(text(record), spans, left_out=why)
 
-    found = Form(
-        f"spans in {listed(fields)}", fields, read, unread=tuple(name for name in held if name not in fields)
-    )
+    unread = tuple(name for name in held if name not in fields)
+    found = Form(f"spans in {listed(fields)}", fields, read, text, unread=unread)
     if field in least:
         controls = fields if len(fields) > 1 else ()
         return replace(found, name=f"{found.name}, as Label Studio's JSON-MIN has them", controls=controls)
@@ -308,11 +318,16 @@ def _has_words(record: Mapping[str, Any]) -> bool:
     return isinstance(record.get(WORDS), list) and is_spans(record.get(WORD_SPANS))
 
 
-def _of_words(record: Mapping[str, Any]) -> GivenText:
-    words, spans = record.get(WORDS), record.get(WORD_SPANS)
+def _words(record: Fields) -> list[str]:
+    words = record.get(WORDS)
     if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
         raise ValueError(f"`{WORDS}` is not a list of words")
-    given = [one for span in spans or [] for one in _given(span, WORD_SPANS)]
+    return words
+
+
+def _of_words(record: Fields) -> GivenText:
+    words = _words(record)
+    given = [one for span in record.get(WORD_SPANS) or [] for one in _given(span, WORD_SPANS)]
     return GivenText(words, [Given(span.start, span.end + 1, span.label) for span in given])
 
 
@@ -338,8 +353,18 @@ def _tasks(
         "spans in Label Studio's JSON",
         (ANNOTATIONS,),
         partial(_of_task, text=text, only=label_column),
+        partial(_text_of_task, text=text),
         controls=read if len(read) > 1 else (),
     )
+
+
+def _text_of_task(record: Fields, text: Callable[[Fields], str]) -> str:
+    """The text of a task of Label Studio, of which `text` finds the field if it has several."""
+    task = record.get(TASK)
+    if not isinstance(task, dict):
+        raise ValueError(f"`{TASK}` is not an object with the text")
+    texts = [name for name, value in task.items() if isinstance(value, str)]
+    return str(task[texts[0] if len(texts) == 1 else text(task)])
 
 
 def _of_task(record: Fields, text: Callable[[Fields], str], only: str | None) -> GivenText:
@@ -347,11 +372,7 @@ def _of_task(record: Fields, text: Callable[[Fields], str], only: str | None) ->
 
     text: finds the field of the text. only: the control whose spans are read; None: those of all.
     """
-    task = record.get(TASK)
-    if not isinstance(task, dict):
-        raise ValueError(f"`{TASK}` is not an object with the text")
-    texts = [name for name, value in task.items() if isinstance(value, str)]
-    whole = task[texts[0] if len(texts) == 1 else text(task)]
+    whole = _text_of_task(record, text)
     found = given_of(record)
     spans: list[Given] = []
     for control, value in results_of(found[0]) if found else ():
