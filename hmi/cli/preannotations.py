@@ -122,9 +122,23 @@ def label_studio_task(
 def _prediction(
     text: BatchText, output: Answer, version: str, controls: Controls, offsets: str
 ) -> dict[str, Any]:
+    if output.get("entities") is not None:
+        _check_place(text)
     found, score = _results(output, str(text.text), offsets)
     results = [{"id": f"{at}", **controls.names(one["type"]), **one} for at, one in enumerate(found)]
     return {"model_version": version, "result": results} | ({} if score is None else {"score": score})
+
+
+def _check_place(text: BatchText) -> None:
+    """Raise InvalidInput for a text that the task does not hold as it is: offsets would mean nothing there.
+    doccano gets the text itself with them."""
+    if text.record and text.text not in text.record.values():
+        raise InvalidInput(
+            f"{text.place or 'a row'} has entities, but their text is in none of its fields: it is "
+            "joined from several (--text-column) or from words, so Label Studio would mark others. Name the "
+            "one field that is labelled there, write the whole text into a field, or choose --form rows",
+            field="form",
+        )
 
 
 def _results(output: Answer, text: str, offsets: str) -> tuple[list[dict[str, Any]], float | None]:

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from hmi.cli import main
-from hmi.cli.preannotations import Controls, doccano_row, is_annotated
+from hmi.cli.preannotations import Controls, doccano_row, is_annotated, label_studio_task
+from hmi.errors import InvalidInput
 from hmi.training.data.batch_texts import read_batch
 
 MEANT = ("finance", "biology")
@@ -169,3 +170,50 @@ ODD = {"start": "/p[1]", "end": "/p[1]", "hypertextlabels": ["X"]}
 )
 def test_a_text_is_asked_about_whatever_is_wrong_with_its_labels(rows: list[dict[str, Any]]) -> None:
     assert [text.text for text in read_batch(lines(*rows))] == ["a b", "c d", "e"]
+
+
+JOINED = lines({"id": 1, "title": "Short", "body": "Anna is here"})
+FOUND = {"entities": [{"label": "PER", "start": 6, "end": 10, "text": "Anna", "score": 0.9}]}
+
+
+@pytest.mark.parametrize(
+    ("data", "named"),
+    [
+        (JOINED, ("title", "body")),
+        (lines({"id": 1, "data": {"title": "Short", "body": "Anna is here"}}), ("title", "body")),
+        (lines({"tokenized_text": ["Short", "Anna"], "ner": [[0, 0, "X"]]}), ()),
+    ],
+)
+def test_offsets_in_a_text_that_no_field_holds_are_refused(data: bytes, named: tuple[str, ...]) -> None:
+    [text] = read_batch(data, text_columns=named)
+    with pytest.raises(InvalidInput, match=r"^line 1 has entities, but .* Name the one field .*--form rows"):
+        label_studio_task(text, FOUND, "m")
+    row = doccano_row(text, FOUND)  # which brings the text along
+    assert [row["text"][start:end] for start, end, _ in row["label"]] == ["Anna"]
+    assert label_studio_task(text, {"label": "good"}, "m")["predictions"]
+
+
+def test_offsets_in_a_text_that_a_field_holds_are_written() -> None:
+    [one] = read_batch(JOINED, text_columns=["body"])
+    [plain] = read_batch(b"Short Anna")
+    for text in (one, plain):
+        assert len(label_studio_task(text, FOUND, "m")["predictions"][0]["result"]) == 1
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        lines(
+            {"id": 1, "text": "a gene", "topic": "HUMAN", "annotation_id": 5, "annotator": 1, "lead_time": 2}
+        ),
+        b"annotation_id,annotator,id,lead_time,text,topic\n5,1,1,2.0,a gene,HUMAN\n",
+    ],
+)
+def test_an_export_without_tasks_is_told_to_be_one(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], data: bytes
+) -> None:
+    made, said = infer(folder, tmp_path, capsys, data, "--form", "label-studio")
+    assert [(task["data"]["text"], task["data"]["topic"]) for task in made] == [("a gene", "HUMAN")]
+    assert "Export as JSON to keep ids and annotations" in said
+    for options in ((), ("--form", "doccano")):
+        assert "Export as JSON" not in infer(folder, tmp_path, capsys, data, *options)[1]
