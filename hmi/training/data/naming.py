@@ -45,7 +45,7 @@ class Naming:
         fields = {field: [n for n in self.named if self.named[n] == field] for field in self.named.values()}
         told = [f"{field} from {listed(names)}" for field, names in fields.items() if names != [field]]
         records = map(self._record, table.records)
-        return TextTable(", ".join([table.form, *told]), self.columns, records, table.choices)
+        return replace(table, form=", ".join([table.form, *told]), columns=self.columns, records=records)
 
     def _record(self, record: TableRecord) -> TableRecord:
         try:

@@ -227,7 +227,7 @@ def parse_rows(
         reader.read(record)
     read = reader.found(_described(table, file.encoding, used), whole=whole and file.whole)
     chosen = "" if reading.label_column else choice_note(table.choices, columns.names)
-    told = spans.notes() if answers else []
+    told = [*table.notes(), *spans.notes()] if answers else []
     read = replace(read, notes=[*filter(None, [file.remark, chosen]), *read.notes, *told])
     return replace(_marked(read), patterns=spans.patterns) if task == "tagging" else read
 
