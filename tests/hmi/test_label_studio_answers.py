@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from hmi.core import Task
+from hmi.errors import InvalidData
+from hmi.jobs.checks import task_of_file
 from tests.hmi.test_label_studio import META, TEXTS, check
 
 
@@ -42,7 +44,7 @@ def test_an_old_label_of_the_data_is_left_out_with_a_note(own: str, asked: Task 
     ]
     found = check(rows, asked)
     assert (found.error, found.task, found.labels) == (None, "classification", {"a": 3, "b": 2})
-    assert f"`{own}` of the tasks' data is left out: the annotations are the answers" in found.notes
+    assert f"left out of the tasks' data, since the annotations are the answers: `{own}`" in found.notes
 
 
 @pytest.mark.parametrize("own", ["label", "labels"])
@@ -57,7 +59,7 @@ def test_an_old_label_beside_several_choices_is_left_out(own: str) -> None:
     for rows in (raw, least, as_csv(least)):
         found = check(rows)
         assert (found.error, found.task, found.labels) == (None, "multilabel", {"a": 5, "b": 2})
-        assert f"`{own}` of the tasks' data is left out: the annotations are the answers" in found.notes
+        assert f"left out of the tasks' data, since the annotations are the answers: `{own}`" in found.notes
 
 
 def votes(*labels: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -140,3 +142,70 @@ def test_a_named_control_is_read_from_the_first_annotation_that_has_it() -> None
         assert (found.count, found.labels["B-X"]) == (5, 5)
     raw[0]["annotations"][0]["ground_truth"] = True
     assert check(raw, label_column="more").labels["B-X"] == 4, "the ground truth says that there is none"
+
+
+def test_a_project_with_two_controls_of_choices_is_no_corpus() -> None:
+    rows = [
+        task(i, {"text": t, "label": "old"}, [choice("ab"[i % 2]), choice("xy"[i // 3], control="tone")])
+        for i, t in enumerate(TEXTS)
+    ]
+    found = check(rows)
+    assert (found.kind, found.error) == (
+        "rows",
+        "the file has several choices, `topic`, `tone`: name the one to read (--label-column NAME, over HTTP "
+        "options.label_column)",
+    )
+    with pytest.raises(InvalidData, match="data has several choices, `topic`, `tone`: name the one to read"):
+        task_of_file(json.dumps(rows).encode(), "data")
+    asked = check(rows, "classification").error
+    assert asked is not None
+    assert ": it has several choices, `topic`, `tone`: name the one to read" in asked
+    assert check(rows, label_column="tone").labels == {"x": 3, "y": 2}
+    assert "there is no column `tonne`" in (check(rows, label_column="tonne").error or "")
+
+
+def test_the_data_does_not_fill_in_for_an_answer() -> None:
+    rows = [
+        task(
+            i,
+            {"text": t, "tone": "imported"},
+            [choice("a"), *[choice("xy"[i % 2], control="tone")] * (i > 0)],
+        )
+        for i, t in enumerate(TEXTS)
+    ]
+    found = check(rows, "classification", label_column="tone")
+    assert found.labels == {"x": 2, "y": 2}
+    assert [bad.message for bad in found.problems] == ["item 1: `label` is missing"]
+
+
+def test_several_choices_of_two_controls_are_lists_of_labels() -> None:
+    rows = [
+        {
+            "text": t,
+            "tone": {"choices": ["x", "y"]} if i else "x",
+            "topic": {"choices": ["ab"[i % 2], "z"]},
+            "id": i,
+            "annotation_id": i,
+            **META,
+        }
+        for i, t in enumerate(TEXTS)
+    ]
+    raw = [
+        task(i, {"text": t}, [choice("ab"[i % 2], "z"), choice(*["x", "y"][: i + 1], control="tone")])
+        for i, t in enumerate(TEXTS)
+    ]
+    for each in (raw, rows, as_csv(rows)):
+        found = check(each, "multilabel", label_column="topic")
+        assert (found.error, found.labels) == (None, {"a": 3, "b": 2, "z": 5})
+        assert check(each, "multilabel", label_column="tone").labels == {"x": 5, "y": 4}
+        assert "`label` is a list" in (check(each, label_column="topic").error or "")
+
+
+def test_a_file_of_which_no_row_has_a_label_is_called_so() -> None:
+    rows = [{"id": i, "text": t, "label": [], "Comments": []} for i, t in enumerate(TEXTS)]
+    for asked in (None, "classification", "tagging"):
+        found = check(rows, asked)
+        assert found.error is not None
+        assert found.error.endswith("no row has a label: label some there, and export again")
+    score = [{"body": t, "sentiment": "ab"[i % 2], "score": i / 5} for i, t in enumerate(TEXTS)]
+    assert check(score).labels == check(score, text_column="body").labels == {"a": 3, "b": 2}

@@ -196,7 +196,7 @@ def _lists(head: Sequence[Values], fits: Fits) -> Export | None:
     for name in ("label", "cats"):
         given = [values[name] for values in head if values.get(name) is not None]
         plain = all(isinstance(v, list) and all(isinstance(one, str | int) for one in v) for v in given)
-        if plain and any(given):
+        if plain and given and any(v or name == "label" for v in given):
             return _of_lists(name, head, fits, several=any(len(labels) > 1 for labels in given))
     return None
 

@@ -46,7 +46,7 @@ class _Told:
         told = []
         if self.columns:
             told.append(
-                f"{listed(self.columns)} of the tasks' data is left out: the annotations are the answers"
+                f"left out of the tasks' data, since the annotations are the answers: {listed(self.columns)}"
             )
         if self.merged:
             agree = counted(self.merged, "annotation agrees", "annotations agree")
