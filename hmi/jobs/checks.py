@@ -22,6 +22,7 @@ from hmi.training.data.corpus import count_documents, open_corpus
 from hmi.training.data.guessing import guess_reading
 from hmi.training.data.label_studio import data_of
 from hmi.training.data.long_texts import Limit, long_note
+from hmi.training.data.misfits import several_choices
 from hmi.training.data.naming import task_as_named
 from hmi.training.data.reading import AS_IT_IS, Reading
 from hmi.training.data.rows import (
@@ -283,7 +284,7 @@ def _refused(kind: str, task: Task | None, error: InvalidData) -> Checked:
 
 def task_of_file(source: Upload, field: str = "the file", reading: Reading = AS_IT_IS) -> Task | None:
     """The task that the file's columns fit; None if they fit none. Raises InvalidData if the file
-    is empty or is not text."""
+    is empty or is not text, or if the user has to name one of several answers."""
     file = TextFile(source, field, first=CHECKED_BYTES, encoding=reading.encoding)
     if file.empty:
         raise InvalidData(f"{field} is empty: give rows, or text")
@@ -297,7 +298,10 @@ def task_of_file(source: Upload, field: str = "the file", reading: Reading = AS_
     table = read_table(
         file, lambda names: task_of(names) is not None, conll="maybe", header=reading.header, spans=spans
     )
-    return task_of(table.columns)
+    found = task_of(table.columns)
+    if found is None and len(table.choices) > 1 and not reading.label_column:
+        raise InvalidData(f"{field} {several_choices(table.choices)}", field=field)
+    return found
 
 
 def _refuse_unlearnable(rows: RowFile, task: str, *, own_dev: bool, field: str = "data") -> None:

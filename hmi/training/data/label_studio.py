@@ -7,7 +7,7 @@ annotation, with the task's data and the controls as columns.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 from hmi.training.data.columns import SYNONYMS, second_text
@@ -73,6 +73,14 @@ def is_least(columns: Sequence[str]) -> bool:
     return ANNOTATION_ID in columns and bool({"lead_time", "annotator"} & set(columns))
 
 
+def task_of(row: Values, *data: Hashable) -> Hashable | None:
+    """Which task an annotated row of JSON-MIN or CSV is of, by its id and data; None of other rows, such as
+    those of a user's own table, whose ids may be anything."""
+    if not is_least([*row]) or row[ANNOTATION_ID] in (None, "") or row.get(ID) in (None, ""):
+        return None
+    return str(row[ID]), *data
+
+
 def decoded(value: Any) -> Any:
     """A value; of a CSV cell that holds spans as JSON, as Label Studio writes them, the spans."""
     if value == "" or not isinstance(value, str) or not value.startswith('[{"'):
@@ -81,6 +89,16 @@ def decoded(value: Any) -> Any:
         return json.loads(value)
     except (ValueError, RecursionError):
         return value
+
+
+def object_of(value: Any) -> Mapping[str, Any]:
+    """A value that is an object, or text of JSON that is one, as cells of Label Studio's CSV are; else {}."""
+    if isinstance(value, str) and value.startswith('{"choices"'):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            return {}
+    return value if isinstance(value, dict) else {}
 
 
 def why_unread(records: Sequence[Values], *, fitting: bool) -> str:

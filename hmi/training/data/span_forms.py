@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from hmi.training.data.columns import SYNONYMS, listed
+from hmi.training.data.columns import listed
 from hmi.training.data.label_studio import (
     ANNOTATION_ID,
     ANNOTATIONS,
@@ -30,12 +30,15 @@ from hmi.training.data.label_studio import (
     NOT_CHARACTERS,
     TASK,
     annotations_of,
+    counting,
     data_of,
     decoded,
     given_of,
     results_of,
     unanswered,
 )
+from hmi.training.data.text_fields import NoText as NoText
+from hmi.training.data.text_fields import text_fields, text_or_why, text_reader
 
 STARTS = ("start", "start_offset", "start_char", "begin")
 ENDS = ("end", "end_offset", "end_char")
@@ -44,12 +47,7 @@ LABELS = ("label", "labels", "type", "entity_group", "entity_type", "entity", "c
 FIELDS = ("spans", "entities", "ents", "label", "labels", "annotations")
 """The fields that hold spans in most files. They are looked at before others."""
 WORDS, WORD_SPANS = "tokenized_text", "ner"
-NAME_IT = ", or give its name (--text-column, over HTTP options.text_column)"
 Fields = Mapping[str, Any]
-
-
-class NoText(ValueError):
-    """Raised for a record of which no field, or none of several, is surely the text."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +62,7 @@ class Given:
 
 @dataclass(frozen=True)
 class GivenText:
-    """A text, or its words, with spans. `ends_at_last`: `end` is the last unit, not the one after it."""
+    """A text, or its words, with spans."""
 
     text: str | list[str]
     spans: list[Given]
@@ -127,22 +125,18 @@ def text_form(form: Form | None, records: Sequence[Fields], text_column: str | N
     """The form of the texts alone, of a file whose spans have `form`; None if its records have no texts."""
     if form is not None:
         return replace(form, read=partial(_without_spans, form.text))
-    field = partial(text_field, named=text_column)
-    if any(data_of(record) is not None for record in records):
-        text = partial(_text_of_task, text=field)
+    datas = [data for record in records if (data := data_of(record)) is not None]
+    if datas:
+        text: Callable[[Fields], str] = partial(_text_of_task, text=text_reader(datas, text_column))
         return Form("texts in Label Studio's JSON", (ANNOTATIONS,), partial(_without_spans, text), text)
-    if not any(_text_fields(record, text_column) for record in records):
+    if not any(text_fields(record, text_column) for record in records):
         return None
-    text = partial(_text_of_row, text=field)
+    text = text_reader(records, text_column)
     return Form("texts", (), partial(_without_spans, text), text)
 
 
 def _without_spans(text: Callable[[Fields], str | list[str]], record: Fields) -> GivenText:
     return GivenText(text(record), [])
-
-
-def _text_of_row(record: Fields, text: Callable[[Fields], str]) -> str:
-    return str(record[text(record)])
 
 
 def _group(value: Any) -> Any:
@@ -165,29 +159,6 @@ def record_of_pair(value: Any) -> Any:
         ):
             return {"text": value[0], **about}
     return value
-
-
-def text_field(record: Fields, named: str | None = None, likely: str | None = None) -> str:
-    """The name of the field that holds the text: the `named` one, else the likeliest. Raises NoText."""
-    found = _text_fields(record, named)
-    if named is None and isinstance(record.get(likely or ""), str):
-        return str(likely)
-    if found:
-        return found[0]
-    texts = [name for name, value in record.items() if isinstance(value, str)]
-    if named is not None:
-        raise NoText(f"has no text in `{named}` (text_column): texts are in {listed(texts) or 'no field'}")
-    which = f", since any of {listed(texts)} may be it" if texts else ""
-    raise NoText(f"has no text{which}: name the field that holds it `text`{NAME_IT}")
-
-
-def _text_fields(record: Fields, named: str | None) -> list[str]:
-    """The names of the fields that may hold the text, the likeliest first."""
-    if named is not None:
-        return [named] if isinstance(record.get(named), str) else []
-    folded = {name.strip().casefold(): name for name, value in record.items() if isinstance(value, str)}
-    known = [folded[name] for name in ("text", *SYNONYMS["text"]) if name in folded]
-    return known or ([*folded.values()] if len(folded) == 1 else [])
 
 
 def _holder(rows: Iterable[tuple[Fields, Iterable[Any]]]) -> str | None:
@@ -225,14 +196,14 @@ def _named(
     grouped = any(isinstance(record.get(field), dict) for record in records)
     likely = _holder((record, _entries(record, fields)) for record in records)
     together = field in least and label_column is None
-    text = partial(_text_of_row, text=partial(text_field, named=text_column, likely=likely))
+    text = text_reader(records, text_column, likely)
 
     def read(record: Fields) -> GivenText:
         later = [name for name in record if together and name not in fields and _is_control(record[name])]
         names = (*fields, *later)
         spans = [one for name in names for span in _listed(record, name) for one in _given(span, name)]
         why = "" if spans or record.get(ANNOTATION_ID, 0) not in (None, "") else NOT_ANNOTATED
-        return GivenText(text(record), spans, left_out=why)
+        return GivenText(text_or_why(text, record, why), spans, left_out=why)
 
     unread = tuple(name for name in held if name not in fields)
     found = Form(f"spans in {listed(fields)}", fields, read, text, unread=unread)
@@ -344,11 +315,11 @@ def _tasks(
 ) -> Form:
     """The form of Label Studio's tasks. The spans of all controls are read, unless one is named."""
     read = controls if label_column is None else (label_column,)
-    tasks = [record for record in records if isinstance(record.get(TASK), dict)]
+    tasks = [(record, data) for record in records if (data := data_of(record)) is not None]
     likely = _holder(
-        (task[TASK], [value for _, value in results_of(one)]) for task in tasks for one in given_of(task)[:1]
+        (data, [value for _, value in results_of(one)]) for task, data in tasks for one in given_of(task)[:1]
     )
-    text = partial(text_field, named=text_column, likely=likely)
+    text = text_reader([data for _, data in tasks], text_column, likely)
     return Form(
         "spans in Label Studio's JSON",
         (ANNOTATIONS,),
@@ -359,27 +330,30 @@ def _tasks(
 
 
 def _text_of_task(record: Fields, text: Callable[[Fields], str]) -> str:
-    """The text of a task of Label Studio, of which `text` finds the field if it has several."""
-    task = record.get(TASK)
-    if not isinstance(task, dict):
+    task = data_of(record)
+    if task is None:
         raise ValueError(f"`{TASK}` is not an object with the text")
-    texts = [name for name, value in task.items() if isinstance(value, str)]
-    return str(task[texts[0] if len(texts) == 1 else text(task)])
+    return text_or_why(text, task, unanswered(record))
 
 
 def _of_task(record: Fields, text: Callable[[Fields], str], only: str | None) -> GivenText:
     """Read a task of Label Studio: the first annotation, or the one that is marked as ground truth.
 
-    text: finds the field of the text. only: the control whose spans are read; None: those of all.
+    text: reads the text. only: the control whose spans are read, from the first annotation that has it, since
+    annotators may each use another one; None: those of all.
     """
     whole = _text_of_task(record, text)
     found = given_of(record)
+    may_be = counting(found)
+    wanted = (
+        one for one in may_be if only and any(only == name and "labels" in v for name, v in results_of(one))
+    )
+    one = next(wanted, may_be[0] if may_be else {})
     spans: list[Given] = []
-    for control, value in results_of(found[0]) if found else ():
+    for control, value in results_of(one):
         other = next((name for name in NOT_CHARACTERS if name in value), None)
         if other:
             raise ValueError(f"has {other}, whose offsets do not count characters: export plain text")
         if "labels" in value and only in (None, control):
             spans += _given(value, ANNOTATIONS)
-    truth = bool(found and found[0].get("ground_truth"))
-    return GivenText(whole, spans, len(found), truth, unanswered(record))
+    return GivenText(whole, spans, len(found), bool(one.get("ground_truth")), unanswered(record))

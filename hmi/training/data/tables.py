@@ -14,7 +14,8 @@ from typing import Any, Literal
 from hmi.errors import InvalidData
 from hmi.training.data.chats import FIELD as CHAT
 from hmi.training.data.chats import row_of_chat
-from hmi.training.data.exports import Export, export_of
+from hmi.training.data.export_rows import Export
+from hmi.training.data.exports import export_of
 from hmi.training.data.marked_lines import marked_table
 from hmi.training.data.quotes import Quotes, quotes_of
 from hmi.training.data.records import Fits, TextTable
@@ -67,8 +68,8 @@ def read_table(
         return tagged
     if export is None:
         return replace(table, records=records)
-    rows = _json(f"{table.form}, {export.said}", _exported(records, export))
-    return replace(rows, choices=export.choices)
+    rows = _json(f"{table.form}, {export.said}", _exported(export.merged(records), export))
+    return replace(rows, choices=export.choices, notes=export.notes)
 
 
 def _exported(records: Iterator[TableRecord], export: Export) -> Iterator[TableRecord]:
