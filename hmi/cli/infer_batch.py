@@ -29,6 +29,7 @@ from hmi.cli.session import Session
 from hmi.client.batches import Batch, batches
 from hmi.sizes import counted
 from hmi.training.data.batch_texts import BatchText, read_batch
+from hmi.training.data.label_studio import is_least
 
 BATCH = 64
 """A call has at most this many texts."""
@@ -161,6 +162,11 @@ def _notes(texts: Sequence[BatchText], form: str) -> Iterator[str]:
             "keep their annotations beside the prediction" if form == "label-studio" else "stay as they are"
         )
         yield f"of {len(texts)} rows {annotated} annotated already: they {kept}"
+    if form == "label-studio" and any(not text.task and is_least([*text.record]) for text in texts):
+        yield (
+            "the file is Label Studio's JSON-MIN or CSV, whose rows become new tasks: what people annotated "
+            "is in their data alone. Export as JSON to keep ids and annotations"
+        )
 
 
 def _answered(

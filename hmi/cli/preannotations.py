@@ -17,6 +17,7 @@ from typing import Any
 
 from hmi.errors import InvalidInput
 from hmi.training.data.batch_texts import BatchText
+from hmi.training.data.label_studio import annotations_of, given_of
 
 FORMS = ("rows", "label-studio", "doccano")
 CODE_POINTS, UTF_16 = OFFSETS = ("code-points", "utf-16")
@@ -24,6 +25,8 @@ FROM_NAME, TO_NAME = "label", "text"
 """The names of the control and of the text in Label Studio's own templates for entities."""
 KEPT = ("id", "meta", "annotations", "completions", "predictions")
 """What a task keeps beside its data: what Label Studio reads again when it imports an export of its own."""
+LABELLED = ("label", "labels", "cats", "entities", "annotations")
+"""Where doccano's exports have labels: of classes, spans, intents, relations, and those of old versions."""
 Answer = Mapping[str, Any]
 
 
@@ -41,8 +44,9 @@ class Controls:
         """The names that the user gives, or else those of the annotations that tasks have already."""
         found: dict[str, dict[str, str]] = {}
         for text in texts:
-            for annotation in _annotations(text):
-                for result in annotation.get("result") or ():
+            for annotation in annotations_of(text.task) or ():
+                results = annotation.get("result")
+                for result in results if isinstance(results, list) else ():
                     if isinstance(result, dict) and isinstance(result.get("from_name"), str):
                         named = found.setdefault(str(result.get("type")), {})
                         named[result["from_name"]] = str(result.get("to_name", TO_NAME))
@@ -81,21 +85,13 @@ def _id(text: BatchText) -> dict[str, Any]:
 def is_annotated(text: BatchText, form: str) -> bool:
     """Return whether a row has what people gave it, in a form that `form` keeps."""
     if form == "label-studio":
-        return any(not annotation.get("was_cancelled") for annotation in _annotations(text))
+        return bool(given_of(text.task))
     return form == "doccano" and _is_labelled(text.record)
 
 
-def _annotations(text: BatchText) -> list[Mapping[str, Any]]:
-    found = text.task.get("annotations", text.task.get("completions"))
-    return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
-
-
 def _is_labelled(row: Answer) -> bool:
-    """Return whether a row is one of doccano's with labels, or with the entities of relations."""
-    label, entities = row.get("label"), row.get("entities")
-    if isinstance(label, list):
-        return bool(label)
-    return isinstance(entities, list) and any(isinstance(e, dict) and "start_offset" in e for e in entities)
+    """Return whether a row has labels, in any field in which doccano has written them."""
+    return any(row.get(name) not in (None, "", [], {}) for name in LABELLED)
 
 
 def label_studio_task(
@@ -126,9 +122,23 @@ def label_studio_task(
 def _prediction(
     text: BatchText, output: Answer, version: str, controls: Controls, offsets: str
 ) -> dict[str, Any]:
+    if output.get("entities") is not None:
+        _check_place(text)
     found, score = _results(output, str(text.text), offsets)
     results = [{"id": f"{at}", **controls.names(one["type"]), **one} for at, one in enumerate(found)]
     return {"model_version": version, "result": results} | ({} if score is None else {"score": score})
+
+
+def _check_place(text: BatchText) -> None:
+    """Raise InvalidInput for a text that the task does not hold as it is: offsets would mean nothing there.
+    doccano gets the text itself with them."""
+    if text.record and text.text not in text.record.values():
+        raise InvalidInput(
+            f"{text.place or 'a row'} has entities, but their text is in none of its fields: it is "
+            "joined from several (--text-column) or from words, so Label Studio would mark others. Name the "
+            "one field that is labelled there, write the whole text into a field, or choose --form rows",
+            field="form",
+        )
 
 
 def _results(output: Answer, text: str, offsets: str) -> tuple[list[dict[str, Any]], float | None]:
@@ -159,7 +169,8 @@ def _units(text: str) -> int:
 
 
 def doccano_row(text: BatchText, output: Answer, offsets: str = UTF_16) -> dict[str, Any]:
-    """A row of doccano's JSONL: spans for entities, else a list of labels. A row with labels stays as it is.
+    """A row of doccano's JSONL: spans for entities, else a list of labels. A row with labels stays as it is;
+    others keep what else they have, such as comments.
 
     Raises InvalidInput for a pair of texts and for other answers, which doccano has no form for.
     """
@@ -167,7 +178,7 @@ def doccano_row(text: BatchText, output: Answer, offsets: str = UTF_16) -> dict[
         raise InvalidInput("doccano has no form for pairs of texts: choose --form rows", field="form")
     if _is_labelled(text.record):
         return dict(text.record)
-    entities, row = output.get("entities"), {**_id(text), "text": text.text}
+    entities, row = output.get("entities"), {**text.record, **_id(text), "text": text.text}
     if entities is not None:
         spans = [[*_places(entity, text.text, offsets), entity["label"]] for entity in entities]
         return {**row, "label": spans}

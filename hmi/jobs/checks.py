@@ -20,8 +20,9 @@ from hmi.sizes import counted
 from hmi.training.data.columns import SYNONYMS, task_of_columns
 from hmi.training.data.corpus import count_documents, open_corpus
 from hmi.training.data.guessing import guess_reading
-from hmi.training.data.label_studio import TASK
+from hmi.training.data.label_studio import data_of
 from hmi.training.data.long_texts import Limit, long_note
+from hmi.training.data.misfits import several_choices
 from hmi.training.data.naming import task_as_named
 from hmi.training.data.reading import AS_IT_IS, Reading
 from hmi.training.data.rows import (
@@ -223,7 +224,7 @@ def _text_columns(source: Upload, reading: Reading) -> list[str]:
         head = [record.values for record in islice(table.records, FIRST_RECORDS)]
     except InvalidData:
         return []
-    rows = [values[TASK] if isinstance(values.get(TASK), dict) else values for values in head]
+    rows = [values if (data := data_of(values)) is None else data for values in head]
     found = dict.fromkeys(name for row in rows for name, value in row.items() if isinstance(value, str))
     usual = {field: {field, *names} for field, names in SYNONYMS.items()}
     folded = {name.strip().casefold(): name for name in found}
@@ -283,7 +284,7 @@ def _refused(kind: str, task: Task | None, error: InvalidData) -> Checked:
 
 def task_of_file(source: Upload, field: str = "the file", reading: Reading = AS_IT_IS) -> Task | None:
     """The task that the file's columns fit; None if they fit none. Raises InvalidData if the file
-    is empty or is not text."""
+    is empty or is not text, or if the user has to name one of several answers."""
     file = TextFile(source, field, first=CHECKED_BYTES, encoding=reading.encoding)
     if file.empty:
         raise InvalidData(f"{field} is empty: give rows, or text")
@@ -297,7 +298,10 @@ def task_of_file(source: Upload, field: str = "the file", reading: Reading = AS_
     table = read_table(
         file, lambda names: task_of(names) is not None, conll="maybe", header=reading.header, spans=spans
     )
-    return task_of(table.columns)
+    found = task_of(table.columns)
+    if found is None and len(table.choices) > 1 and not reading.label_column:
+        raise InvalidData(f"{field} {several_choices(table.choices)}", field=field)
+    return found
 
 
 def _refuse_unlearnable(rows: RowFile, task: str, *, own_dev: bool, field: str = "data") -> None:

@@ -162,9 +162,8 @@ def test_a_task_with_a_row_for_each_annotation_is_one_row() -> None:
     ]
     agreed = [each for row in topics for each in (row, {**row, "annotation_id": 90, "annotator": 2})]
     assert check(agreed).count == 5
-    assert check([*agreed, {**topics[0], "annotation_id": 91, "topic": "b"}]).count == 6, (
-        "who differ are told"
-    )
+    told = check([*agreed, {**topics[0], "annotation_id": 91, "topic": "b"}])
+    assert told.count == 7, "where annotators differ, each counts"
     assert len(read_unlabelled_file(json.dumps(twice).encode(), "tagging", paired=False).rows) == 5
 
 
@@ -270,6 +269,18 @@ def test_what_has_nothing_to_learn_from_is_called_what_it_is(name: str, task: Ta
     assert "it holds tasks of Label Studio" in found.error
     assert said in found.error
     assert found.error.count("; ") == 0, "one line, not one for each row"
+
+
+@pytest.mark.parametrize("empty", ["annotations", "predictions"])
+def test_rows_that_have_an_object_data_are_no_tasks(empty: str) -> None:
+    rows = [{"text": t, "label": "ab"[i % 2], "data": {"k": "v"}, empty: []} for i, t in enumerate(TEXTS)]
+    assert ((found := check(rows)).error, found.labels) == (None, {"a": 3, "b": 2})
+    spans = [
+        {**row, "label": [span(t, "n", "N", "label")]} for row, t in zip(rows, TEXTS, strict=True) if "n" in t
+    ]
+    assert check(spans).labels["B-N"] == len(spans)
+    texts = read_unlabelled_file(json.dumps(rows).encode(), "tagging", paired=False).rows
+    assert texts[0].text == TEXTS[0].split()
 
 
 @pytest.mark.parametrize("empty", ["", " "])

@@ -121,6 +121,7 @@ def test_a_remark_is_made_once(told: io.StringIO, tmp_path: Path) -> None:
     [
         (("text", "label", "score"), "classification"),
         (("text", "score"), "regression"),
+        (("text", "sentiment", "score"), "classification"),
         (("text", "label", "value"), "regression"),
         (("premise", "hypothesis", "label"), "pair"),
         (("tokens", "ner_tags"), "tagging"),

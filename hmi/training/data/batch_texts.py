@@ -9,8 +9,8 @@ from typing import Any
 
 from hmi.errors import InvalidData
 from hmi.training.data.columns import SYNONYMS, second_text
-from hmi.training.data.label_studio import TASK
-from hmi.training.data.records import TableRecord, TextTable
+from hmi.training.data.label_studio import data_of
+from hmi.training.data.records import TextTable
 from hmi.training.data.span_forms import Form, NoText, form_of
 from hmi.training.data.tables import FIRST_RECORDS, file_lines, looks_like_csv, read_table
 from hmi.training.data.text_files import TextFile, Upload
@@ -59,13 +59,14 @@ def read_batch(
         return (
             BatchText(line.strip(), number, place=f"line {number}") for number, line in lines if line.strip()
         )
-    return _of_table(read_table(file, fits, conll="no"), field, text_columns)
+    # What people answered is not asked for here, and must come out as it came in.
+    return _of_table(read_table(file, fits, conll="no", answers=False), field, text_columns)
 
 
 def _of_table(table: TextTable, field: str, text_columns: Sequence[str]) -> Iterator[BatchText]:
     head = list(itertools.islice(table.records, FIRST_RECORDS))
     values = [record.values for record in head if not record.problem]
-    rows = [_data(each) for each in values]
+    rows = [_data(each, text_columns) for each in values]
     form = None if text_columns else form_of(values)
     named = [_text_name(rows, (name,)) for name in text_columns]
     names: Sequence[str] = [name for name in named if name is not None]
@@ -75,23 +76,23 @@ def _of_table(table: TextTable, field: str, text_columns: Sequence[str]) -> Iter
     for record in itertools.chain(head, table.records):
         wrong = record.problem
         if not wrong and (None in named or not (names or form)):
-            fields = ", ".join(f"`{name}`" for name in _data(record.values))
+            fields = ", ".join(f"`{name}`" for name in _data(record.values, text_columns))
             wrong = f"has no text in its fields ({fields}): give the name of the text's (--text-column)"
         try:
             if wrong:
                 raise ValueError(wrong)
-            text = "\n".join(_texts(record, names)) if text_columns else _text(record, names, form)
+            row = _data(record.values, text_columns)
+            text = "\n".join(_texts(row, names)) if text_columns else _text(record.values, names, form)
         except ValueError as error:
             raise InvalidData(f"{record.place} of {field} {error}", field=field, line=record.line) from error
-        row = _data(record.values)
         task = record.values if row is not record.values else {}
         yield BatchText(text, record.line, row, task, record.place)
 
 
-def _data(values: Mapping[str, Any]) -> Mapping[str, Any]:
+def _data(values: Mapping[str, Any], named: Sequence[str] = ()) -> Mapping[str, Any]:
     """The fields of a row; those of its `data` if it is a task of Label Studio."""
-    task = values.get(TASK)
-    return task if isinstance(task, dict) else values
+    task = data_of(values, named)
+    return values if task is None else task
 
 
 def _text_name(rows: Iterable[Mapping[str, Any]], names: Sequence[str]) -> str | None:
@@ -105,24 +106,25 @@ def _text_name(rows: Iterable[Mapping[str, Any]], names: Sequence[str]) -> str |
     return next(iter(known or (held if len(held) == 1 and names is _NAMES else ())), None)
 
 
-def _texts(record: TableRecord, names: Sequence[str]) -> list[str]:
-    """The texts in these fields of a record that are not blank."""
-    found = [_data(record.values).get(name) for name in names]
+def _texts(row: Mapping[str, Any], names: Sequence[str]) -> list[str]:
+    """The texts in these fields of a row that are not blank."""
+    found = [row.get(name) for name in names]
     return [text for text in found if isinstance(text, str) and text.strip()]
 
 
-def _text(record: TableRecord, names: Sequence[str], form: Form | None) -> str | tuple[str, str]:
+def _text(record: Mapping[str, Any], names: Sequence[str], form: Form | None) -> str | tuple[str, str]:
     """The text of a record, or its pair of texts; a pair of which one is missing is no text. Where there are
     spans, their form tells the text. Raises ValueError."""
-    whole = _texts(record, names)
+    row = _data(record)
+    whole = _texts(row, names)
     if len(names) == 2:
         return (whole[0], whole[1]) if len(whole) == 2 else ""
-    if form is None or (names and _data(record.values).get(names[0]) is None):
+    if form is None or (names and row.get(names[0]) is None):
         return whole[0] if whole else ""
     try:
-        text = form.read(record.values).text
+        text = form.text(record)
     except NoText:
-        if any(isinstance(value, str) and value.strip() for value in _data(record.values).values()):
+        if any(isinstance(value, str) and value.strip() for value in row.values()):
             raise
         return ""
     joined = " ".join(text) if isinstance(text, list) else text

@@ -105,11 +105,19 @@ def second_text(found: Iterable[str]) -> tuple[str, str] | None:
 
 
 def task_of_columns(found: Sequence[str]) -> Task | None:
-    """The task whose rows have these columns; None if there is none. An answer under its own name counts more
-    than a synonym: `text`, `label` and `score` are of classification."""
-    fitting = [task for task in NEEDED if _fits(found, task)]
+    """The task whose rows have these columns; None if there is none."""
+    return likeliest([task for task in NEEDED if _fits(found, task)], found)
+
+
+def likeliest(fitting: Sequence[Task], found: Sequence[str]) -> Task | None:
+    """Of tasks that columns fit, in their order, the one that is meant. An answer under its own name counts
+    more than a synonym: `text`, `label` and `score` are of classification. So are `text`, `sentiment` and
+    `score`, since a score beside a label mostly says how sure somebody was of it."""
     folded = set(map(_folded, found))
-    return next((task for task in fitting if NEEDED[task][-1] in folded), next(iter(fitting), None))
+    own = next((task for task in fitting if NEEDED[task][-1] in folded), None)
+    if own is None and fitting[:1] == ["regression"] and "classification" in fitting:
+        return "classification"
+    return own or next(iter(fitting), None)
 
 
 def listed(names: Iterable[str]) -> str:

@@ -7,8 +7,10 @@ annotation, with the task's data and the controls as columns.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any
+
+from hmi.training.data.columns import SYNONYMS, second_text
 
 Values = Mapping[str, Any]
 TASK, ANNOTATIONS, PREDICTIONS = "data", "annotations", "predictions"
@@ -24,6 +26,16 @@ NOT_ANNOTATED = "without an annotation"
 SKIPPED = "skipped by the annotator"
 
 
+def data_of(record: Values, named: Sequence[str] = ()) -> dict[str, Any] | None:
+    """The data of a task; None for other records, such as a row with its text beside an object `data`. named:
+    the fields of the text, if the user names them."""
+    data = record.get(TASK)
+    texts = {name.strip().casefold() for name in named or ("text", *SYNONYMS["text"])}
+    own = any(name.strip().casefold() in texts for name in record)
+    is_row = own or (not named and second_text(record) is not None)
+    return data if isinstance(data, dict) and not is_row else None
+
+
 def annotations_of(task: Values) -> list[Values] | None:
     """The annotations of a task, skipped ones too; None if it has no list of them."""
     found = task.get(ANNOTATIONS, task.get("completions"))
@@ -37,7 +49,7 @@ def given_of(task: Values) -> list[Values]:
     return sorted(given, key=lambda each: not each.get("ground_truth"))
 
 
-def counted(given: Sequence[Values]) -> list[Values]:
+def counting(given: Sequence[Values]) -> list[Values]:
     """Of annotations that were not skipped those that count: the ground truth, else all."""
     return [each for each in given if each.get("ground_truth")] or list(given)
 
@@ -61,6 +73,14 @@ def is_least(columns: Sequence[str]) -> bool:
     return ANNOTATION_ID in columns and bool({"lead_time", "annotator"} & set(columns))
 
 
+def task_of(row: Values, *data: Hashable) -> Hashable | None:
+    """Which task an annotated row of JSON-MIN or CSV is of, by its id and data; None of other rows, such as
+    those of a user's own table, whose ids may be anything."""
+    if not is_least([*row]) or row[ANNOTATION_ID] in (None, "") or row.get(ID) in (None, ""):
+        return None
+    return str(row[ID]), *data
+
+
 def decoded(value: Any) -> Any:
     """A value; of a CSV cell that holds spans as JSON, as Label Studio writes them, the spans."""
     if value == "" or not isinstance(value, str) or not value.startswith('[{"'):
@@ -71,10 +91,20 @@ def decoded(value: Any) -> Any:
         return value
 
 
+def object_of(value: Any) -> Mapping[str, Any]:
+    """A value that is an object, or text of JSON that is one, as cells of Label Studio's CSV are; else {}."""
+    if isinstance(value, str) and value.startswith('{"choices"'):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            return {}
+    return value if isinstance(value, dict) else {}
+
+
 def why_unread(records: Sequence[Values], *, fitting: bool) -> str:
     """Why none of these first records of an export is a row: nothing is annotated, or all of it in a way that
     is not read. "" for other records. fitting: whether the columns are those of rows."""
-    tasks = [each for each in records if isinstance(each.get(TASK), dict)]
+    tasks = [] if fitting else [each for each in records if data_of(each) is not None]
     tasks = [each for each in tasks if {ANNOTATIONS, PREDICTIONS, "completions"} & set(each)]
     if tasks:
         given = [annotation for task in tasks for annotation in given_of(task)]

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from hmi.errors import InvalidData
-from hmi.training.data.exports import answer_field
+from hmi.training.data.export_rows import answer_field
 from hmi.training.data.records import Fits, TableRecord
 from hmi.training.data.text_files import TextFile
 

@@ -63,6 +63,14 @@ def choice_note(choices: Sequence[str], names: Mapping[str, str]) -> str:
     )
 
 
+def several_choices(choices: Sequence[str]) -> str:
+    """What to do with a tool's export of several columns that each may be the label, if none was read."""
+    return (
+        f"has several choices, {listed(choices)}: name the one to read (--label-column NAME, over HTTP "
+        "options.label_column)"
+    )
+
+
 def number_note(labels: Collection[str]) -> str:
     """A remark if all labels are the numbers of classes, as Hugging Face's `datasets` writes them."""
     found = sorted(int(label) for label in labels if label.isascii() and label.isdecimal())

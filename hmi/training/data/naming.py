@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hmi.core import Task
-from hmi.training.data.columns import NEEDED, listed, read_columns
+from hmi.training.data.columns import NEEDED, likeliest, listed, read_columns
 from hmi.training.data.reading import Reading
 from hmi.training.data.records import TableRecord, TextTable
 
@@ -45,7 +45,7 @@ class Naming:
         fields = {field: [n for n in self.named if self.named[n] == field] for field in self.named.values()}
         told = [f"{field} from {listed(names)}" for field, names in fields.items() if names != [field]]
         records = map(self._record, table.records)
-        return TextTable(", ".join([table.form, *told]), self.columns, records, table.choices)
+        return replace(table, form=", ".join([table.form, *told]), columns=self.columns, records=records)
 
     def _record(self, record: TableRecord) -> TableRecord:
         try:
@@ -78,11 +78,13 @@ def task_as_named(columns: Sequence[str], reading: Reading) -> Task | None:
         tasks = ("multilabel",)
     elif reading.label_column:  # a single label, where it might be several, or a value
         tasks = ("tagging", "pair", "classification", "multilabel", "regression")
+    fitting = []
     for task in tasks:
         naming = Naming.of(columns, reading, task)
         if not naming.problem and not read_columns(naming.columns, task).problem:
-            return task
-    return None
+            fitting.append(task)
+    named = reading.label_column or reading.labels_columns
+    return next(iter(fitting), None) if named else likeliest(fitting, columns)
 
 
 def _named(columns: Sequence[str], reading: Reading, task: Task) -> tuple[dict[str, str], str]:

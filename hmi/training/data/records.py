@@ -36,6 +36,8 @@ class TextTable:
     records: Iterator[TableRecord]
     choices: tuple[str, ...] = ()
     """The columns that each may be the label, if a tool's export has several."""
+    notes: Callable[[], list[str]] = list
+    """Remarks for the user, once all records were read."""
 
 
 Fits = Callable[[Sequence[str]], bool]

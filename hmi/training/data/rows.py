@@ -15,10 +15,19 @@ from hmi.training.data.columns import EXAMPLES, Columns, listed, read_columns
 from hmi.training.data.conflicts import conflicts_of
 from hmi.training.data.decisions import FIELD as DECISION
 from hmi.training.data.decisions import Decisions, labels_of_rejected
+from hmi.training.data.export_rows import NO_LABEL
 from hmi.training.data.fields import MAX_ROW_CHARACTERS as MAX_ROW_CHARACTERS
 from hmi.training.data.fields import answer_of, input_of
 from hmi.training.data.label_studio import why_unread
-from hmi.training.data.misfits import choice_note, example, headless, not_read, number_note, wrong_form
+from hmi.training.data.misfits import (
+    choice_note,
+    example,
+    headless,
+    not_read,
+    number_note,
+    several_choices,
+    wrong_form,
+)
 from hmi.training.data.naming import Naming, named_labels
 from hmi.training.data.reading import AS_IT_IS, Reading
 from hmi.training.data.records import TableRecord, TextTable
@@ -227,7 +236,7 @@ def parse_rows(
         reader.read(record)
     read = reader.found(_described(table, file.encoding, used), whole=whole and file.whole)
     chosen = "" if reading.label_column else choice_note(table.choices, columns.names)
-    told = spans.notes() if answers else []
+    told = [*table.notes(), *spans.notes()] if answers else []
     read = replace(read, notes=[*filter(None, [file.remark, chosen]), *read.notes, *told])
     return replace(_marked(read), patterns=spans.patterns) if task == "tagging" else read
 
@@ -247,6 +256,10 @@ def _problem(
     unread = why_unread([record.values for record in head], fitting=fitting) if answers else ""
     if unread:
         return unread
+    if answers and 0 < len(head) < FIRST_RECORDS and all(record.left_out == NO_LABEL for record in head):
+        return "no row has a label: label some there, and export again"
+    if columns.problem and len(table.choices) > 1 and answers and not naming.reading.label_column:
+        return f"it {several_choices(table.choices)}"
     if naming.problem:
         return naming.problem
     if columns.problem:

@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from hmi.training.data.columns import SYNONYMS, listed
+from hmi.training.data.columns import listed
 from hmi.training.data.label_studio import (
     ANNOTATION_ID,
     ANNOTATIONS,
@@ -30,11 +30,15 @@ from hmi.training.data.label_studio import (
     NOT_CHARACTERS,
     TASK,
     annotations_of,
+    counting,
+    data_of,
     decoded,
     given_of,
     results_of,
     unanswered,
 )
+from hmi.training.data.text_fields import NoText as NoText
+from hmi.training.data.text_fields import text_fields, text_or_why, text_reader
 
 STARTS = ("start", "start_offset", "start_char", "begin")
 ENDS = ("end", "end_offset", "end_char")
@@ -43,12 +47,7 @@ LABELS = ("label", "labels", "type", "entity_group", "entity_type", "entity", "c
 FIELDS = ("spans", "entities", "ents", "label", "labels", "annotations")
 """The fields that hold spans in most files. They are looked at before others."""
 WORDS, WORD_SPANS = "tokenized_text", "ner"
-NAME_IT = ", or give its name (--text-column, over HTTP options.text_column)"
 Fields = Mapping[str, Any]
-
-
-class NoText(ValueError):
-    """Raised for a record of which no field, or none of several, is surely the text."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +62,7 @@ class Given:
 
 @dataclass(frozen=True)
 class GivenText:
-    """A text, or its words, with spans. `ends_at_last`: `end` is the last unit, not the one after it."""
+    """A text, or its words, with spans."""
 
     text: str | list[str]
     spans: list[Given]
@@ -85,6 +84,8 @@ class Form:
     """The columns of the spans."""
     read: Callable[[Fields], GivenText]
     """Reads a record. Raises ValueError."""
+    text: Callable[[Fields], str | list[str]]
+    """Reads the text of a record alone, or its words, whatever is wrong with its spans. Raises ValueError."""
     code_points: bool = False
     """Whether offsets surely count code points, since the tool is written in Python. Label Studio and doccano
     have counted these or UTF-16 units, in one version or another."""
@@ -104,7 +105,7 @@ def form_of(
     found = [record for record in records if record]
     named = text_column, label_column
     if any(map(_has_words, found)) and label_column in (None, WORD_SPANS):
-        return Form("words with spans, as GLiNER reads them", (WORD_SPANS,), _of_words, of_words=True)
+        return Form("words with spans, as GLiNER reads them", (WORD_SPANS,), _of_words, _words, of_words=True)
     controls = tuple(dict.fromkeys(control for record in found for control in _controls(record)))
     if controls and label_column in (None, *controls):
         return _tasks(found, controls, *named)
@@ -122,16 +123,20 @@ def form_of(
 
 def text_form(form: Form | None, records: Sequence[Fields], text_column: str | None = None) -> Form | None:
     """The form of the texts alone, of a file whose spans have `form`; None if its records have no texts."""
-    found = form
-    if found is None and any(isinstance(record.get(TASK), dict) for record in records):
-        read = partial(_of_task, text=partial(text_field, named=text_column), only=None)
-        found = Form("texts in Label Studio's JSON", (ANNOTATIONS,), read)
-    if found is None:
-        if not any(_text_fields(record, text_column) for record in records):
-            return None
-        found = Form("texts", (), lambda record: GivenText(str(record[text_field(record, text_column)]), []))
-    whole = found.read
-    return replace(found, read=lambda record: replace(whole(record), spans=[], several=1, left_out=""))
+    if form is not None:
+        return replace(form, read=partial(_without_spans, form.text))
+    datas = [data for record in records if (data := data_of(record)) is not None]
+    if datas:
+        text: Callable[[Fields], str] = partial(_text_of_task, text=text_reader(datas, text_column))
+        return Form("texts in Label Studio's JSON", (ANNOTATIONS,), partial(_without_spans, text), text)
+    if not any(text_fields(record, text_column) for record in records):
+        return None
+    text = text_reader(records, text_column)
+    return Form("texts", (), partial(_without_spans, text), text)
+
+
+def _without_spans(text: Callable[[Fields], str | list[str]], record: Fields) -> GivenText:
+    return GivenText(text(record), [])
 
 
 def _group(value: Any) -> Any:
@@ -154,29 +159,6 @@ def record_of_pair(value: Any) -> Any:
         ):
             return {"text": value[0], **about}
     return value
-
-
-def text_field(record: Fields, named: str | None = None, likely: str | None = None) -> str:
-    """The name of the field that holds the text: the `named` one, else the likeliest. Raises NoText."""
-    found = _text_fields(record, named)
-    if named is None and isinstance(record.get(likely or ""), str):
-        return str(likely)
-    if found:
-        return found[0]
-    texts = [name for name, value in record.items() if isinstance(value, str)]
-    if named is not None:
-        raise NoText(f"has no text in `{named}` (text_column): texts are in {listed(texts) or 'no field'}")
-    which = f", since any of {listed(texts)} may be it" if texts else ""
-    raise NoText(f"has no text{which}: name the field that holds it `text`{NAME_IT}")
-
-
-def _text_fields(record: Fields, named: str | None) -> list[str]:
-    """The names of the fields that may hold the text, the likeliest first."""
-    if named is not None:
-        return [named] if isinstance(record.get(named), str) else []
-    folded = {name.strip().casefold(): name for name, value in record.items() if isinstance(value, str)}
-    known = [folded[name] for name in ("text", *SYNONYMS["text"]) if name in folded]
-    return known or ([*folded.values()] if len(folded) == 1 else [])
 
 
 def _holder(rows: Iterable[tuple[Fields, Iterable[Any]]]) -> str | None:
@@ -214,17 +196,17 @@ def _named(
     grouped = any(isinstance(record.get(field), dict) for record in records)
     likely = _holder((record, _entries(record, fields)) for record in records)
     together = field in least and label_column is None
+    text = text_reader(records, text_column, likely)
 
     def read(record: Fields) -> GivenText:
         later = [name for name in record if together and name not in fields and _is_control(record[name])]
         names = (*fields, *later)
         spans = [one for name in names for span in _listed(record, name) for one in _given(span, name)]
         why = "" if spans or record.get(ANNOTATION_ID, 0) not in (None, "") else NOT_ANNOTATED
-        return GivenText(str(record[text_field(record, text_column, likely)]), spans, left_out=why)
+        return GivenText(text_or_why(text, record, why), spans, left_out=why)
 
-    found = Form(
-        f"spans in {listed(fields)}", fields, read, unread=tuple(name for name in held if name not in fields)
-    )
+    unread = tuple(name for name in held if name not in fields)
+    found = Form(f"spans in {listed(fields)}", fields, read, text, unread=unread)
     if field in least:
         controls = fields if len(fields) > 1 else ()
         return replace(found, name=f"{found.name}, as Label Studio's JSON-MIN has them", controls=controls)
@@ -307,17 +289,22 @@ def _has_words(record: Mapping[str, Any]) -> bool:
     return isinstance(record.get(WORDS), list) and is_spans(record.get(WORD_SPANS))
 
 
-def _of_words(record: Mapping[str, Any]) -> GivenText:
-    words, spans = record.get(WORDS), record.get(WORD_SPANS)
+def _words(record: Fields) -> list[str]:
+    words = record.get(WORDS)
     if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
         raise ValueError(f"`{WORDS}` is not a list of words")
-    given = [one for span in spans or [] for one in _given(span, WORD_SPANS)]
+    return words
+
+
+def _of_words(record: Fields) -> GivenText:
+    words = _words(record)
+    given = [one for span in record.get(WORD_SPANS) or [] for one in _given(span, WORD_SPANS)]
     return GivenText(words, [Given(span.start, span.end + 1, span.label) for span in given])
 
 
 def _controls(record: Fields) -> list[str]:
     """The controls of the spans of a task of Label Studio."""
-    if not isinstance(record.get(TASK), dict):
+    if data_of(record) is None:
         return []
     results = [each for one in annotations_of(record) or () for each in results_of(one)]
     return [control for control, value in results if "labels" in value]
@@ -328,36 +315,45 @@ def _tasks(
 ) -> Form:
     """The form of Label Studio's tasks. The spans of all controls are read, unless one is named."""
     read = controls if label_column is None else (label_column,)
-    tasks = [record for record in records if isinstance(record.get(TASK), dict)]
+    tasks = [(record, data) for record in records if (data := data_of(record)) is not None]
     likely = _holder(
-        (task[TASK], [value for _, value in results_of(one)]) for task in tasks for one in given_of(task)[:1]
+        (data, [value for _, value in results_of(one)]) for task, data in tasks for one in given_of(task)[:1]
     )
-    text = partial(text_field, named=text_column, likely=likely)
+    text = text_reader([data for _, data in tasks], text_column, likely)
     return Form(
         "spans in Label Studio's JSON",
         (ANNOTATIONS,),
         partial(_of_task, text=text, only=label_column),
+        partial(_text_of_task, text=text),
         controls=read if len(read) > 1 else (),
     )
+
+
+def _text_of_task(record: Fields, text: Callable[[Fields], str]) -> str:
+    task = data_of(record)
+    if task is None:
+        raise ValueError(f"`{TASK}` is not an object with the text")
+    return text_or_why(text, task, unanswered(record))
 
 
 def _of_task(record: Fields, text: Callable[[Fields], str], only: str | None) -> GivenText:
     """Read a task of Label Studio: the first annotation, or the one that is marked as ground truth.
 
-    text: finds the field of the text. only: the control whose spans are read; None: those of all.
+    text: reads the text. only: the control whose spans are read, from the first annotation that has it, since
+    annotators may each use another one; None: those of all.
     """
-    task = record.get(TASK)
-    if not isinstance(task, dict):
-        raise ValueError(f"`{TASK}` is not an object with the text")
-    texts = [name for name, value in task.items() if isinstance(value, str)]
-    whole = task[texts[0] if len(texts) == 1 else text(task)]
+    whole = _text_of_task(record, text)
     found = given_of(record)
+    may_be = counting(found)
+    wanted = (
+        one for one in may_be if only and any(only == name and "labels" in v for name, v in results_of(one))
+    )
+    one = next(wanted, may_be[0] if may_be else {})
     spans: list[Given] = []
-    for control, value in results_of(found[0]) if found else ():
+    for control, value in results_of(one):
         other = next((name for name in NOT_CHARACTERS if name in value), None)
         if other:
             raise ValueError(f"has {other}, whose offsets do not count characters: export plain text")
         if "labels" in value and only in (None, control):
             spans += _given(value, ANNOTATIONS)
-    truth = bool(found and found[0].get("ground_truth"))
-    return GivenText(whole, spans, len(found), truth, unanswered(record))
+    return GivenText(whole, spans, len(found), bool(one.get("ground_truth")), unanswered(record))

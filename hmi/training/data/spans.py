@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,8 +17,8 @@ from hmi.model.splitting import ALIKE, IDEOGRAPH, Splitter, SplitText, clusters_
 from hmi.sizes import counted
 from hmi.training.data.columns import listed
 from hmi.training.data.decisions import FIELD as DECISION
-from hmi.training.data.exports import Export
-from hmi.training.data.label_studio import ANNOTATION_ID, ID, is_least
+from hmi.training.data.export_rows import Export
+from hmi.training.data.label_studio import is_least, task_of
 from hmi.training.data.reading import Reading
 from hmi.training.data.records import Fits, TableRecord, TextTable
 from hmi.training.data.span_forms import Form, Given, GivenText, NoText, form_of, text_form
@@ -195,7 +195,7 @@ def _split(
                 SpanRow(record, "", [], record.problem)
                 if record.problem
                 else located(record, str(given.text), given.spans, code_points=form.code_points)
-                for record, given in _given(records, form, reading)
+                for record, given in _one_a_task(_given(records, form, reading), reading)
             ]
         )
     )
@@ -219,29 +219,39 @@ def _split(
 def _given(
     records: Iterator[TableRecord], form: Form, reading: Spans
 ) -> Iterator[tuple[TableRecord, GivenText]]:
-    """Each record, or one with a problem, and what it gives.
-
-    Of a record's other values only the annotator's decision is kept. Of a task with a row for each annotation
-    the first is given.
-    """
-    tasks: dict[Any, str] = {}
+    """Each record, or one with a problem, and what it gives."""
     for record in records:
         try:
             given = GivenText("", []) if record.problem else form.read(record.values)
         except ValueError as error:
-            given, record = GivenText("", []), replace(record, problem=str(error))
+            why = error.left_out if isinstance(error, NoText) and not reading.texts else ""
+            given = GivenText("", [], left_out=why)
+            record = replace(record, problem="" if why else str(error))
         if given.several > 1:
             (reading.truths if given.truth else reading.several).append(record.place)
-        annotated = not record.problem and record.values.get(ANNOTATION_ID) not in (None, "")
-        if annotated and ID in record.values:
-            task = str(record.values[ID]), str(given.text)
-            if task in tasks:
-                reading.several += filter(None, [tasks[task]])
-                tasks[task] = ""
-                continue
-            tasks[task] = record.place
-        kept = {name: value for name, value in record.values.items() if name == DECISION}
-        yield replace(record, values=kept, left_out=given.left_out), given
+        yield replace(record, left_out=given.left_out), given
+
+
+def _one_a_task(
+    found: Iterable[tuple[TableRecord, GivenText]], reading: Spans
+) -> list[tuple[TableRecord, GivenText]]:
+    """What is read of each task with a row for each annotation: the first row, or of a named control the
+    first with its spans, since annotators may each use another one."""
+    kept: list[tuple[TableRecord, GivenText]] = []
+    numbers: dict[Hashable, int] = {}
+    places: dict[int, str] = {}
+    for record, given in found:
+        task = None if record.problem else task_of(record.values, str(given.text))
+        number = len(kept) if task is None else numbers.setdefault(task, len(kept))
+        if number == len(kept):
+            kept.append((record, given))
+            continue
+        first, read = kept[number]
+        places.setdefault(number, first.place)
+        if reading.label_column is not None and given.spans and not read.spans:
+            kept[number] = record, given
+    reading.several += places.values()
+    return kept
 
 
 def _over_words(row: SpanRow, split: SplitText, reading: Spans) -> list[Given]:
@@ -313,11 +323,13 @@ def _places(record: TableRecord, words: Sequence[str], spans: Sequence[Given], r
 
 
 def _tagged(record: TableRecord, words: Sequence[str], spans: Sequence[Given]) -> TableRecord:
+    """The row. Of a record's other values only the annotator's decision is kept."""
     tags = ["O"] * len(words)
     for span in spans:
         rest = [f"I-{span.label}"] * (span.end - span.start - 1)
         tags[span.start : span.end] = [f"B-{span.label}", *rest]
-    return replace(record, values={**record.values, "tokens": list(words), "tags": tags})
+    kept = {name: value for name, value in record.values.items() if name == DECISION}
+    return replace(record, values={**kept, "tokens": list(words), "tags": tags})
 
 
 def _listed(found: Sequence[str]) -> str:

@@ -14,7 +14,8 @@ from typing import Any, Literal
 from hmi.errors import InvalidData
 from hmi.training.data.chats import FIELD as CHAT
 from hmi.training.data.chats import row_of_chat
-from hmi.training.data.exports import Export, export_of
+from hmi.training.data.export_rows import Export
+from hmi.training.data.exports import export_of
 from hmi.training.data.marked_lines import marked_table
 from hmi.training.data.quotes import Quotes, quotes_of
 from hmi.training.data.records import Fits, TextTable
@@ -47,6 +48,7 @@ def read_table(
     conll: Literal["no", "maybe", "likely"],
     header: bool = True,
     spans: Spans | None = None,
+    answers: bool = True,
 ) -> TextTable:
     """Recognise a table's format and return its records. Raises InvalidData.
 
@@ -54,19 +56,20 @@ def read_table(
     conll: whether lines may be a token and its tag ("likely" if the task is tagging).
     header: False if the first line of a CSV file is a row; its columns are then named 1, 2, ….
     spans: reads spans as rows of tagging; None: they are left as they are.
+    answers: whether a tool's records become rows with the answers of people; False: they stay as they are.
     """
     table = _table(file, fits, conll=conll, header=header)
     head = list(itertools.islice(table.records, FIRST_RECORDS))
     values = [record.values for record in head if not record.problem]
-    export = export_of(values, fits)
+    export = export_of(values, fits, answers=answers)
     records = itertools.chain(head, table.records)
     tagged = None if spans is None else spans.table(replace(table, records=records), values, fits, export)
     if tagged is not None:
         return tagged
     if export is None:
         return replace(table, records=records)
-    rows = _json(f"{table.form}, {export.said}", _exported(records, export))
-    return replace(rows, choices=export.choices)
+    rows = _json(f"{table.form}, {export.said}", _exported(export.merged(records), export))
+    return replace(rows, choices=export.choices, notes=export.notes)
 
 
 def _exported(records: Iterator[TableRecord], export: Export) -> Iterator[TableRecord]:
