@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 from hmi.core import CASCADE_TASKS, Cascade, ModelId, ModelRecord, ModelVersion
@@ -30,7 +31,7 @@ def small_level(
         )
     if not at:
         return model_of(wanted)
-    if wanted.name != large.name or not version.isdigit():
+    if wanted.name != large.name or not re.fullmatch("[0-9]{1,9}", version):
         raise InvalidInput(
             f"small {small} is no earlier version of the model itself: write {large.tenant}.{large.name}@1, "
             "or another model's name without a version",

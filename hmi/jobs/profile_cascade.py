@@ -73,6 +73,8 @@ def run(ctx: JobContext) -> dict[str, Any]:
     ctx.check()
     if small is not None and "@" in (spec.small or ""):
         name = ModelId(small.tenant, small.name)
+        attach(ctx.registry.model(spec.model_id))  # raises before a model is made for nothing
+        small_level(ctx.registry.model, large, spec.small)
         ctx.registry.publish_model(name, small.live, small.depth)  # does nothing if it is there already
     ctx.registry.change_model(spec.model_id, attach)
     return {

@@ -259,6 +259,13 @@ def test_the_memory_is_that_of_all_threads(monkeypatch: pytest.MonkeyPatch) -> N
         assert ours.graphs.held()[1] <= most
 
 
+def test_a_shape_that_would_take_more_than_its_part_is_not_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = replaying(Twin())
+    monkeypatch.setattr(graphs, "MOST_BYTES", graphs.POOL * 2 * 4 * 32 * BERT.dim)
+    run(ours, 16, 64)
+    assert held(ours) == [[16]]
+
+
 def test_what_no_graph_can_do_runs_operation_by_operation() -> None:
     shape_of = replaying(Twin()).graphs.shape_of
     layout = executor(Twin()).packed(module(BERT, "lora", 33)).layout

@@ -132,6 +132,19 @@ def test_what_was_prefetched_is_not_copied_again(tenants: list[TenantModule]) ->
     assert ours.slots.copied_bytes == copied
 
 
+def test_modules_whose_copies_failed_are_copied_again(
+    tenants: list[TenantModule], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = executor(Twin(2), slots=4)
+    wanted = run_rows(executor(Twin(3)), *packed((2, 3), BERT.dim), tenants[:2])
+    with monkeypatch.context() as broken:
+        broken.setattr(twins._Stream, "copy_parts", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            ours.prefetch(tenants[:2])
+    assert ours.slots.held() == 0
+    torch.testing.assert_close(run_rows(ours, *packed((2, 3), BERT.dim), tenants[:2]), wanted)
+
+
 @pytest.mark.parametrize("device", DEVICES)
 def test_threads_share_an_executor_under_churn(device: str, tenants: list[TenantModule]) -> None:
     """Two compute threads, three slots, six tenants of unlike sizes: every answer is right."""

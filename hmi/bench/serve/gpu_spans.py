@@ -10,7 +10,7 @@ Spans = list[tuple[float, float]]
 
 
 def device_spans(collected: trace.Trace, name: str) -> Spans:
-    """The device's spans, begin and end in microseconds, whose names begin with `name` and a number."""
+    """The device's spans, begin and end in microseconds, whose names begin with the word `name`."""
     events = collected.events()
     tracks = {e["tid"]: e["args"]["name"] for e in events if e["ph"] == "M"}
     return [

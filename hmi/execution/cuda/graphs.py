@@ -38,9 +38,12 @@ MOST_SEEN = 1024
 MOST_SHAPES = 64
 """The most captured shapes of a compute thread. The least recently used go."""
 MOST_BYTES = 512 << 20
+"""The most memory of all threads' shapes together, or the device's / PART if that is more. Each thread that
+has captured any gets an equal part."""
 PART = 32
-"""The most memory of all threads' shapes together is MOST_BYTES, or the device's / PART if that is more. Each
-thread that has captured any gets an equal part."""
+POOL = 4
+"""A shape takes about this many times the memory of its rows, with what the pool grows by. A shape for which
+a thread's part is too small is not captured."""
 
 
 @dataclass(frozen=True)
@@ -78,11 +81,6 @@ class Captured:
         return sum(t.nbytes for t in (*self.x, *([] if self.indexes is None else [self.indexes])))
 
 
-def most_bytes(device: Device) -> int:
-    """The most memory of all threads' shapes together."""
-    return max(MOST_BYTES, device.memory() // PART)
-
-
 class Graphs:
     """The captured shapes of an executor: each compute thread has its own, since its stream runs alone."""
 
@@ -90,6 +88,7 @@ class Graphs:
         """padded: attention pads the texts of a shape to its longest."""
         self.on, self._padded = False, padded
         self._device, self._dim, self._positions = device, dim, positions
+        self._memory = device.memory()
         self._thread = threading.local()
         self._threads: WeakSet[_Threads] = WeakSet()
 
@@ -137,7 +136,7 @@ class Graphs:
         found: _Threads | None = getattr(self._thread, "shapes", None)
         if found is None:
             found = self._thread.shapes = _Threads(
-                self._device, self._dim, lambda: most_bytes(self._device) // len(self._threads)
+                self._device, self._dim, lambda: max(MOST_BYTES, self._memory // PART) // len(self._threads)
             )
             self._threads.add(found)
         return found
@@ -148,7 +147,7 @@ class _Threads:
 
     def __init__(self, device: Device, dim: int, share: Callable[[], int]) -> None:
         self._device, self._dim, self._share = device, dim, share
-        self._had = most_bytes(device)
+        self._had = 0
         self._seen: OrderedDict[Shape, int] = OrderedDict()
         self._refused: set[Shape] = set()
         self._pool, self._measured = device.pool(), (0, 0)
@@ -176,7 +175,10 @@ class _Threads:
         if count < RECURS:
             return None
         size = max(shape.rows, shape.texts), self._dim
-        self._drop(MOST_SHAPES - 1, share - 2 * torch.float32.itemsize * size[0] * size[1])
+        own = 2 * torch.float32.itemsize * size[0] * size[1]
+        if POOL * own > share:
+            return None
+        self._drop(MOST_SHAPES - 1, share - own)
         with torch.inference_mode(False):  # so that any thread may write to it
             x = self._device.empty(size, torch.float32), self._device.empty(size, torch.float32)
         made = self.captured[shape] = Captured(shape, x, self._pool)

@@ -1,4 +1,4 @@
-"""A tenant's module as one array, layer after layer, so that a layer is one copy to the device.
+"""A tenant's module as one array, layer after layer, so that neighbouring layers are one copy to the device.
 
 Every change of rank r is up · act(down · x + bias) + bias. A LoRA's factor is multiplied into `up`, and it
 has neither activation nor biases.

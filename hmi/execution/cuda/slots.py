@@ -7,7 +7,6 @@ waits, on the copies' stream, for the last batches that read the slot.
 
 from __future__ import annotations
 
-import itertools
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
@@ -206,6 +205,13 @@ class Slots:
         earlier ones compute, and a module takes few copies, each of which costs the host some time."""
         if not placed:
             return
+        try:
+            self._start_copies(placed)
+        except BaseException:  # later batches would find what never arrives
+            self._evict([key for key, entry in self._entries.items() if any(entry is e for _, e in placed)])
+            raise
+
+    def _start_copies(self, placed: list[tuple[Packed, Entry]]) -> None:
         waits = {id(e): e for _, entry in placed for e in self._last_readers(entry)}
         for event in waits.values():
             self._copies.wait(event)
@@ -249,11 +255,11 @@ class Slots:
 
 def doubled(layers: int) -> list[range]:
     """All layers in turn: one, two, four, … at a time."""
-    begins = [
-        0,
-        *itertools.takewhile(lambda begin: begin < layers, ((2 << i) - 1 for i in itertools.count())),
-    ]
-    return [range(a, b) for a, b in itertools.pairwise([*begins, layers])]
+    found, begin, size = list[range](), 0, 1
+    while begin < layers:
+        found.append(range(begin, min(begin + size, layers)))
+        begin, size = begin + size, 2 * size
+    return found
 
 
 def _span(layout: Layout, layers: range) -> slice:

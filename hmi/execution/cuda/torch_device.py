@@ -21,6 +21,10 @@ _THREAD = threading.local()
 COMPUTE, COPIES = -1, 0
 """The priorities of streams that compute and of those that copy, so that no two of both kinds are one."""
 _NOTHING = nullcontext()
+_FLYING: deque[tuple[Event, object]] = deque()
+_FLYING_LOCK = threading.Lock()
+"""What kernels that copy read: torch does not know to keep it until they have run. The last ones' stays until
+the next copy. Not the stream's, which may be gone sooner."""
 
 
 class CudaDevice:
@@ -102,8 +106,6 @@ class _Stream:
     ) -> None:
         self.torch, self.name = torch.cuda.Stream(device, priority=priority), name
         self._device, self._priority, self._kernels = device, priority, kernels
-        self._flying: deque[tuple[Event, object]] = deque()
-        """What kernels that copy read, which torch does not know to keep until they have run."""
 
     @cached_property
     def _captures(self) -> torch.cuda.Stream:
@@ -134,11 +136,14 @@ class _Stream:
         rows = [_row(source, to, at) for source, to, at in parts]
         table = torch.empty((len(rows), ops.COPY_WORDS), dtype=torch.int64, pin_memory=True)
         table.numpy()[:] = rows
-        with self._timed(name):
+        with torch.cuda.device(self._device), self._timed(name):
             ops.copy(self._kernels, table.data_ptr(), len(rows), self.torch.cuda_stream)
-        while self._flying and self._flying[0][0].done():
-            self._flying.popleft()
-        self._flying.append((self.record(), (table, *parts)))
+        for to in {to.untyped_storage().data_ptr(): to for _, to, _ in parts}.values():
+            to.record_stream(self.torch)
+        with _FLYING_LOCK:
+            while _FLYING and _FLYING[0][0].done():
+                _FLYING.popleft()
+            _FLYING.append((self.record(), (table, *parts)))
 
     def work(
         self, name: str, shape: tuple[int, ...], dtype: torch.dtype, make: Callable[[], Tensor]

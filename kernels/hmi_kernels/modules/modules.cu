@@ -352,7 +352,7 @@ __device__ void go_up(const Change* changes, const Piece* pieces, i64 piece_inde
 
 // The block's share of a copy: of its packs of 16 bytes, DEEP for each thread, every `shares`-th such stretch.
 template <class Block>
-__device__ void go_copy(const Copy& copy, i64 share, i64 shares, const Block& block) {
+__device__ void go_copy(const Copy copy, i64 share, i64 shares, const Block& block) {
     typedef Pack<u32, 4> Bytes;
     block.each([&](int thread) {
         const i64 packs = copy.bytes / (i64)sizeof(Bytes);
