@@ -14,9 +14,11 @@ from pydantic_core import ErrorDetails
 
 from hmi.core import DOMAIN_PATTERN, ID_PATTERN, MODEL_PATTERN, NAME_PATTERN, NAME_RULE
 
+LEVEL_PATTERN = rf"{MODEL_PATTERN}(@[1-9][0-9]{{0,8}})?"
 _RULES = {
     NAME_PATTERN: f"is not a name: use {NAME_RULE}",
     MODEL_PATTERN: f"is not a model's name: it is tenant.model, each of {NAME_RULE}",
+    LEVEL_PATTERN: f"is neither tenant.model nor tenant.model@version, with each of {NAME_RULE}",
     DOMAIN_PATTERN: f"is not a domain's name: it is root/branch, up to 8 levels, each of {NAME_RULE}",
     ID_PATTERN: "is not an id: copy it from an answer of this server",
 }

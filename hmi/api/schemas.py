@@ -20,6 +20,7 @@ from hmi.core import (
     Pacing,
     Progress,
 )
+from hmi.words import LEVEL_PATTERN
 
 Name = Annotated[str, StringConstraints(pattern=f"^{NAME_PATTERN}$")]
 ModelName = Annotated[
@@ -29,7 +30,7 @@ ModelName = Annotated[
 ]
 LevelName = Annotated[
     str,
-    StringConstraints(pattern=rf"^{MODEL_PATTERN}(@[1-9][0-9]{{0,8}})?$"),
+    StringConstraints(pattern=f"^{LEVEL_PATTERN}$"),
     Field(description="tenant.model, or tenant.model@version", examples=["acme.small", "acme.intent@1"]),
 ]
 DomainName = Annotated[
