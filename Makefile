@@ -96,8 +96,8 @@ clients tools: setup
 	HMI_$(shell echo $@ | tr a-z A-Z)=.venv-$@/bin/python $(BIN)/python -m pytest -m slow $(APART)
 
 bench: setup ## measure the path and the PLOT store
-	$(BIN)/python -m hmi bench path
-	$(BIN)/python -m hmi bench store
+	$(BIN)/python -m bench path
+	$(BIN)/python -m bench store
 
 format: setup ## format the code, and fix what ruff can
 	$(BIN)/ruff format .

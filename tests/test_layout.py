@@ -16,7 +16,7 @@ import pytest
 
 REPO = Path(__file__).resolve().parents[1]
 PACKAGES = ("hmi", "plot_store", "kernels/hmi_kernels")
-SOURCES = sorted(p for name in (*PACKAGES, "scripts") for p in (REPO / name).rglob("*.py"))
+SOURCES = sorted(p for name in (*PACKAGES, "bench", "scripts") for p in (REPO / name).rglob("*.py"))
 TESTS = sorted((REPO / "tests").rglob("*.py"))
 PICKLERS = "_pickle cPickle cloudpickle dill joblib jsonpickle marshal pickle shelve"
 PICKLING = set(PICKLERS.split())

@@ -30,7 +30,6 @@ COMMANDS = {
     "doctor": ("doctor", "doctor"),
     "openapi": ("serve", "openapi"),
     "settings": ("settings", "show"),
-    "bench": ("bench", "bench"),
     "check": ("check", "check"),
     "profile": ("profile", "profile"),
     "top": ("top", "top"),
@@ -44,8 +43,8 @@ def cli() -> None:
     """Serve thousands of small text models, one or more for each tenant, from one machine."""
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """Run a command and exit.
+def main(arguments: list[str] | None = None, command: click.Command = cli, name: str = "hmi") -> None:
+    """Run a command and exit. `name` is what its usage calls it.
 
     Exit codes: 0 done, 1 an error, 2 wrong usage, 3 an update was held back, 130 interrupted. None of these
     prints a traceback.
@@ -53,7 +52,7 @@ def main(arguments: list[str] | None = None) -> None:
     if not logging.getLogger().handlers:
         logs.configure()
     try:
-        code = cli.main(args=arguments, prog_name="hmi", standalone_mode=False)
+        code = command.main(args=arguments, prog_name=name, standalone_mode=False)
     except click.Abort:
         _say("interrupted", "yellow")
         sys.exit(130)

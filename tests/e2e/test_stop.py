@@ -21,8 +21,8 @@ from pathlib import Path
 
 import pytest
 
+from bench.floods.server import free_port
 from hmi.api.app import STALL_S
-from hmi.bench.floods.server import free_port
 from tests.hmi.api_world import made_folder
 
 LONGEST_S = 35.0

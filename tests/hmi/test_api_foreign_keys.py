@@ -28,9 +28,9 @@ import grpc
 import openai
 import pytest
 
+from bench.floods.server import free_port
 from hmi.api.rpc.server import RpcServer
 from hmi.api.services import Services
-from hmi.bench.floods.server import free_port
 from hmi.core import now
 from hmi.manager.tenants import new_key
 from tests.hmi.api_world import World, running

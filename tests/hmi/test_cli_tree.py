@@ -25,22 +25,9 @@ COMMANDS = {
     "backup list": "",
     "backup prune": "OUT --keep 1",
     "backup verify": "OUT",
-    "bench background": "",
-    "bench fleet": "",
     "audit follow": "--seconds 0",
     "audit list": "",
     "audit verify": "",
-    "bench floods": "",
-    "bench path": "",
-    "bench plot": "--corpus FILE",
-    "bench improved": "--sets . --corpora . --out OUT",
-    "bench quality": "--sets . --corpora . --out OUT",
-    "bench serve": "",
-    "bench stages": "--sets .",
-    "bench steps": "--sets . --corpora .",
-    "bench soak": "",
-    "bench store": "",
-    "bench tenants": "--sets . --corpora . --out OUT",
     "check": "ROWS",
     "config check": "",
     "config init": "OUT",
@@ -127,23 +114,7 @@ NO_SERVER = {"check"}
 """Commands that only read a file, and ignore HMI_URL."""
 NO_DATA = {*NO_SERVER, "job watch"}
 """Commands without --data. `job watch` needs a server."""
-BENCHES = {
-    "background",
-    "fleet",
-    "floods",
-    "path",
-    "plot",
-    "improved",
-    "quality",
-    "serve",
-    "soak",
-    "stages",
-    "steps",
-    "store",
-    "tenants",
-}
 NO_URL = {
-    **dict.fromkeys((f"bench {name}" for name in BENCHES), "it measures this machine"),
     **dict.fromkeys(
         (f"store {name}" for name in ("compact", "diff", "export", "gc", "import", "scrub", "verify")),
         "it reads or changes the files of the store",
@@ -180,7 +151,6 @@ ELSEWHERE = {
     "reference",
 }
 ELSEWHERE |= {"backup list", "backup prune", "backup verify", "restore"}
-ELSEWHERE |= {f"bench {name}" for name in BENCHES}
 """Commands that need no data folder, create one, or (job watch) call a server."""
 
 
@@ -286,7 +256,7 @@ def test_help_offers_what_is_not_refused(
         assert ("--data" in given) == ("--config" in given) == (name not in NO_DATA), name
         assert ("--ca" in given) == ("--url" in given), name
         for option, about in given.items():
-            if option == "--help" or name.startswith("bench"):
+            if option == "--help":
                 continue
             value = {"--url": [url], "--data": [str(tmp_path / "typo")]}.get(option)
             if value is None and (about.is_flag or isinstance(about.type, click.Choice)):

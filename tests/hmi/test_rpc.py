@@ -14,13 +14,13 @@ import grpc
 import pytest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+from bench.floods.server import free_port
 from hmi.api import server
 from hmi.api.app import build_services
 from hmi.api.rpc import admission
 from hmi.api.rpc.server import RpcServer
 from hmi.api.services import Services
 from hmi.api.shares import Shares
-from hmi.bench.floods.server import free_port
 from hmi.config import Settings
 from hmi.errors import Conflict, InvalidInput
 from hmi.telemetry.otlp import OtlpTracer

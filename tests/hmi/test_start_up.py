@@ -60,7 +60,7 @@ COMPUTES = {
     "store verify",
 }
 """Commands that on a data folder answer, train, build, measure, or read or copy every byte."""
-HELP = [["--help"], ["model", "create", "--help"], ["serve", "--help"], ["bench", "--help"]]
+HELP = [["--help"], ["model", "create", "--help"], ["serve", "--help"]]
 
 
 def loaded(commands: list[list[str]], heavy: tuple[str, ...]) -> list[list[object]]:
@@ -104,7 +104,7 @@ def test_the_package_itself_loads_nothing() -> None:
 
 
 def test_what_computes_nothing_loads_nothing_heavy(called: dict[str, list[str]], data: Path) -> None:
-    light = [name for name in COMMANDS if name not in COMPUTES and not name.startswith("bench")]
+    light = [name for name in COMMANDS if name not in COMPUTES]
     # Deletions come last, so that the others find something.
     light.sort(key=lambda name: name.endswith("delete"))
     commands = [*HELP, *([*called[name], "--data", str(data)] for name in light if name != "doctor")]

@@ -1,0 +1,1 @@
+"""`bench background`: how much a background job slows the answers of a server."""

@@ -1,0 +1,1 @@
+"""`bench quality`: tenants' models beside dedicated copies, on labelled data that the user gives."""

@@ -1,1 +1,0 @@
-"""`hmi bench background`: how much a background job slows the answers of a server."""

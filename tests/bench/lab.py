@@ -1,0 +1,27 @@
+"""A tiny plan of `bench serve`, and its home."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from bench.serve.home import Home, build
+from bench.serve.plan import QUICK, Plan
+from tests.tiny import random_texts, write_tiny_source
+
+
+def tiny_plan(folder: Path, **changes: Any) -> Plan:
+    """The quick plan with these changes, on a tiny root that learns its locality from a tiny corpus."""
+    corpus = folder / "corpus.txt"
+    corpus.write_text("\n".join(random_texts(300, seed=3, low=8)))
+    source = str(write_tiny_source(folder / "source"))
+    return replace(
+        QUICK, seconds=0.05, corpus=corpus, source=source, learn=True, plots=folder / "plots", **changes
+    )
+
+
+def tiny_home(plan: Plan) -> Home:
+    """The home of a `tiny_plan`, made beside its plots."""
+    assert plan.plots is not None
+    return build(plan, plan.plots.parent / "data" / "bench-serve")

@@ -1,0 +1,61 @@
+"""`bench background`: its figures, and in the long form a whole run."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench.background import figures
+from bench.background.plan import SATURATED, Plan
+from bench.background.run import Found, Pairs, Phase, run
+from bench.serve.http_driver import Seen
+
+PLAN = Plan(seconds=0.3, pairs=1, shares=(0.3,), callers=4, tenants=2, rows=400, settle_s=0.3)
+
+
+def phase(ms: float, job_cpu: float = 0.0, calls: int = 100) -> Phase:
+    seen = Seen([ms] * (calls - 2) + [3 * ms] * 2, {}, 1.0, calls)
+    return Phase(seen, calls * ms / 2e3, job_cpu)
+
+
+FOUND: Found = {
+    ("40%", "paced"): Pairs([phase(10.0)] * 2, [phase(10.2, 0.3)] * 2),
+    ("40%", "nice only"): Pairs([phase(10.0)] * 2, [phase(14.0, 0.9)] * 2),
+    (SATURATED, "paced"): Pairs([phase(10.0)] * 2, [phase(10.0, 0.01, 90)] * 2),
+    (SATURATED, "nice only"): Pairs([phase(10.0)] * 2, [phase(10.0, 0.5, 80)] * 2),
+}
+
+
+def test_rows_say_how_much_worse_each_figure_is_and_judge_the_paced_job() -> None:
+    rows = {row.id: row for row in figures.rows(200.0, FOUND)}
+    p99 = rows["background_40_paced_p99_over_none"]
+    assert (p99.value, p99.ok) == (1.02, True)
+    assert p99.why == "95% of resampled pairs: 1.020 to 1.020"
+    assert (rows["background_40_paced_p99_none"].value, rows["background_40_paced_p99"].value) == (30.0, 30.6)
+    slower = rows["background_saturated_paced_call_over_none"]
+    assert (slower.value, slower.ok) == (1.111, False), "90 calls in the time of 100"
+    assert rows["background_40_nice_only_p99_over_none"].ok is None, "it is there to compare with"
+    assert rows["background_40_nice_only_cpu_over_none"].value == 1.4
+    assert rows["background_40_paced_job_cpu"].value == 0.3
+    assert rows["background_40_paced_failed"].ok
+
+
+def test_the_table_has_a_column_for_each_way_to_run_the_job() -> None:
+    lines = {(line["load"], line["figure"]): line for line in figures.table(FOUND)}
+    throughput = lines[SATURATED, "calls a second"]
+    assert (throughput["none"], throughput["paced"], throughput["paced ÷ none"]) == ("100.0", "90.0", "0.900")
+    assert lines["40%", "p50, ms"]["nice only ÷ none"] == "1.400"
+    assert lines["40%", "job, CPU s a second"]["paced"] == "0.300"
+
+
+@pytest.mark.slow
+def test_a_whole_run() -> None:
+    steps: list[str] = []
+    capacity, found = run(PLAN, steps.append)
+    assert capacity > 0
+    assert set(found) == {(load, name) for load in PLAN.loads for name in ("paced", "nice only")}
+    for pairs in found.values():
+        for each in (*pairs.without, *pairs.beside):
+            assert each.seen.failed == {}
+            assert each.server_cpu_s > 0
+        assert all(each.job_cpu == 0 for each in pairs.without)
+    assert steps[-1] == "nice only: pair 1 of 1"

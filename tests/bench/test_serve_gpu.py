@@ -1,0 +1,63 @@
+"""The GPU benchmark's code path, in small, on the twin and on a GPU where there is one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from bench.serve import gpu, gpu_limits
+from bench.serve.gpu_bench import TINY, opened
+from bench.serve.gpu_spans import overlap, united
+from bench.serve.gpu_timeline import timeline
+from tests.hmi.cuda_lab import DEVICES, device_of
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_every_figure_is_measured(device: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    steps: list[str] = []
+    monkeypatch.setattr(gpu_limits, "IN_A_ROW", 4)
+    there = device_of(device, 3)
+    launcher = gpu.kernels_for("bench") if device == "gpu" else None
+    with opened(there, TINY, "fp32", launcher) as bench:
+        rows = list(gpu.run(bench, steps.append))
+        seen = list(timeline(bench, tmp_path / "trace.json"))
+    assert [row.id for row in rows] == [
+        "gpu_1_tenants_texts_per_s",
+        "gpu_3_tenants_texts_per_s",
+        "gpu_3_tenants_over_one",
+        "gpu_9_tenants_texts_per_s",
+        "gpu_9_tenants_over_one",
+        "gpu_over_dedicated",
+        "gpu_over_transformers",
+        "gpu_full_over_no_pipelined_retrieval",
+        "gpu_full_over_no_pipelined_swap",
+        "gpu_full_over_neither",
+        "gpu_modules_over_none",
+        "gpu_slots_mb",
+        "gpu_layers_over_matmul_peak",
+        "gpu_batch_over_matmul_peak",
+        *(["gpu_modules_over_bandwidth"] if device == "gpu" else []),
+        "gpu_short_text_ms",
+        "gpu_short_text_graphs_over_none",
+        "gpu_graphs_mb",
+    ]
+    assert all(row.value is not None and row.value > 0 for row in rows)
+    assert len(steps) + 1 == gpu.steps(None)
+    assert [(row.value or 0) >= 0 for row in seen] == 4 * [True]
+    names = {event["name"] for event in json.loads((tmp_path / "trace.json").read_text())["traceEvents"]}
+    assert {"modules from layer 1", "modules from layer 2", "layer 1", "layer 2"} <= names
+
+
+def test_the_overlap_of_spans() -> None:
+    assert united([(4, 5), (0, 2), (1, 3)]) == [(0, 3), (4, 5)]
+    assert overlap([(0, 2), (1, 3), (4, 5)], [(2.5, 4.5)]) == 1.0
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
+def test_without_a_device_it_says_so() -> None:
+    (row,) = gpu.measure(None, None, lambda step: None)
+    assert row.value is None
+    assert row.why == "torch finds no CUDA device"

@@ -1,0 +1,226 @@
+"""`bench stages` on a tiny root: every section measures, and its figures are those of what was asked."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from bench.__main__ import bench
+from bench.report import Row
+from bench.stages import tuning
+from bench.stages.arrivals import poisson, read_trace, traced
+from bench.stages.cascade import closed_form
+from bench.stages.exits import mixed
+from bench.stages.plan import Plan
+from bench.stages.records import Records, joined
+from bench.stages.run import run, texts
+from bench.stages.static import misled
+from bench.stages.static import rows as static_rows
+from bench.stages.tasks import drifted, load
+from hmi.api.local import LocalCalls
+from hmi.core import Cascade, Offer
+from hmi.errors import InvalidInput
+from hmi.jobs.bodies import find_bodies
+from hmi.jobs.runtime.process import DONE, run_job
+from hmi.stages.cascade.dispatch import Dispatcher
+from hmi.stages.early_exit.thresholds import Window, evaluate
+from tests.tiny import random_texts
+
+QUICK = {"epochs": 1, "lr": 0.01, "module": {"kind": "lora", "rank": 2}}
+
+
+class Told:
+    """A report that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+        self.texts = 0
+
+    def say(self, what: str) -> None:
+        self.said.append(what)
+
+    def did(self, texts: int) -> None:
+        self.texts += texts
+
+
+def write_set(folder: Path, seed: int) -> None:
+    folder.mkdir(parents=True)
+    rows = [
+        {"text": f"{text} {mood}", "label": mood}
+        for text in dict.fromkeys(random_texts(480, seed, low=3, high=9))
+        for mood in [random.Random(text).choice(["good", "bad"])]
+    ]
+    for part, some in (("train", rows[:320]), ("test", rows[320:])):
+        with gzip.open(folder / f"{part}.jsonl.gz", "wt") as file:
+            file.write("".join(json.dumps(row) + "\n" for row in some))
+
+
+def write_trace(folder: Path) -> None:
+    folder.mkdir()
+    at = np.cumsum(np.random.default_rng(0).exponential(1.0, 200))
+    lines = [f"2023-11-16 18:{int(s) // 60:02}:{s % 60:010.7f},374,44" for s in at]
+    with gzip.open(folder / "trace.csv.gz", "wt") as file:
+        file.write("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *lines]))
+
+
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory: pytest.TempPathFactory) -> Plan:
+    folder = tmp_path_factory.mktemp("bench-stages")
+    write_set(folder / "sets" / "first_set", seed=0)
+    write_trace(folder / "traces")
+    return Plan(
+        folder / "sets",
+        folder / "traces",
+        tasks=("first_set",),
+        root="tiny",
+        runs=2,
+        texts=50,
+        warm=20,
+        saturated=30,
+        before=10,
+        labelled=60,
+        unlabelled=40,
+        profiled=210,
+        golds=20,
+        cascade_warm=20,
+        answers=100,
+        callers=8,
+        chunk=10,
+        replays=1,
+        intervals=2,
+        interval_s=0.1,
+        planner_warm=4,
+        plots=folder / "plots",
+        training=QUICK,
+    )
+
+
+@pytest.fixture
+def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Jobs run in this process, as their own would run them, and no figure is measured twice. Each process
+    would spend seconds on imports."""
+    monkeypatch.setattr("bench.stages.shards_served.REPEATS", 1)
+
+    def run(calls: LocalCalls, job: str, on_progress: object) -> None:
+        with monkeypatch.context() as signals:
+            signals.setattr("signal.signal", lambda *_: None)
+            assert run_job(calls.services.settings, job, find_bodies(None)) == DONE
+
+    monkeypatch.setattr(LocalCalls, "run", run)
+
+
+@pytest.mark.usefixtures("in_process")
+def test_all_sections_measure(plan: Plan, folder: Path) -> None:
+    told = Told()
+    found: dict[str, Row] = {row.id: row for row in run(plan, folder, told)}
+    for stream in ("stationary", "drift"):
+        assert found[f"first_set_{stream}_agreement"].runs == plan.texts
+        assert found[f"first_set_{stream}_without_stages_unlike_recorded"].value == 0
+        assert found[f"first_set_{stream}_p50_change"].runs == plan.texts - plan.warm
+    for section in ("off", "overhead_none", "overhead_auto"):
+        assert found[f"{section}_answers_that_differ"].value == 0
+    assert found["first_set_tiny_gamma_-50_agreement"].runs == plan.golds
+    for name in ("utility_poisson_today", "utility_bursty_planner", "planner_together", "planner_planner"):
+        answered = found[f"{name}_answered"].value
+        assert answered is not None
+        assert 0.0 <= answered <= 1.0
+    assert found["planner_program_unlike_all_choices"].value == 0
+    assert plan.plots is not None
+    assert {path.name for path in plan.plots.iterdir()} >= {"exits-first_set-drift.svg"}
+    assert 0.5 * texts(plan) < told.texts < 2 * texts(plan)
+
+
+def test_unknown_sections_and_sets_are_named(plan: Plan) -> None:
+    said = CliRunner().invoke(bench, ["stages", "--sets", str(plan.sets), "--only", "rain"], obj=None)
+    assert said.exit_code != 0
+    with pytest.raises(InvalidInput, match="use more than 40"):
+        replace(plan, texts=40)
+    with pytest.raises(InvalidInput, match="no train"):
+        load("second_set", plan)
+
+
+def test_no_row_is_in_two_parts_and_drift_changes_texts(plan: Plan) -> None:
+    rows = load("first_set", plan)
+    parts = [
+        {str(row.text) for row in part}
+        for part in (rows.labelled, rows.unlabelled, rows.profiled, rows.stream)
+    ]
+    assert [len(part) for part in parts] == [60, 40, 210, 50]
+    assert len(set().union(*parts)) == sum(map(len, parts))
+    moved = [drifted(text, i) for i, text in enumerate(parts[3])]
+    assert all(sorted(a) == sorted(b) for a, b in zip(moved, parts[3], strict=True))
+    assert sum(a != b for a, b in zip(moved, parts[3], strict=True)) > 37
+
+
+def test_arrivals_have_the_rate_asked_for_and_the_trace_its_bursts(plan: Plan) -> None:
+    assert plan.traces is not None
+    stamps = read_trace(plan.traces)
+    assert len(stamps) == 200
+    for times in (poisson(4_000, 50.0, 1), traced(stamps, 4_000, 50.0, 1)):
+        assert (np.diff(times) >= 0).all()
+        assert times[-1] == pytest.approx(80.0, rel=0.1)
+    gaps, scaled = np.diff(stamps), np.diff(traced(stamps, 200, 50.0, 1))
+    assert scaled.std() / scaled.mean() == pytest.approx(gaps.std() / gaps.mean(), rel=0.1)
+
+
+def recorded(texts: int, wrong: float, sure: float) -> Records:
+    """Records of one ramp before the third of four layers: it is sure of a part of the texts, and errs on a
+    part of these."""
+    rng = np.random.default_rng(0)
+    uncertainty = np.where(rng.random((texts, 1)) < sure, 0.1, 0.9)
+    agrees = ~((uncertainty < 0.5) & (rng.random((texts, 1)) < wrong))
+    return Records((2,), 4, uncertainty, agrees, ["a"] * texts)
+
+
+def test_static_thresholds_fail_once_ramps_err_at_the_same_confidence(plan: Plan) -> None:
+    sound, broken = recorded(2_100, 0.001, 0.6), recorded(900, 0.2, 0.6)
+    stream = joined(sound, 2_100, broken)
+    big = Plan(plan.sets)
+    rows = {row.id: row for row in static_rows("x", big, stream, drifts=True)}
+    assert rows["x_static_agreement_before_drift"].ok is None
+    assert rows["x_static_agreement_after_drift"].value == pytest.approx(1 - 0.6 * 0.2, abs=0.03)
+    assert rows["x_static_agreement"].ok is False
+
+
+def test_a_drift_has_texts_that_mislead_static_thresholds(plan: Plan) -> None:
+    records, big = recorded(3_000, 0.01, 0.6), Plan(plan.sets)
+    hard = misled(big, records)
+    assert len(hard) > 5
+    assert all(records.uncertainty[i, 0] < 0.5 and not records.agrees[i, 0] for i in hard)
+    assert min(hard) >= 512
+    texts = mixed([f"text {i}" for i in range(1_000)], ["hard"])
+    assert texts.count("hard") == pytest.approx(150, abs=40)
+    assert mixed(["a", "b"], []) == ["a", "b"]
+
+
+def test_gaps_and_the_ensemble_are_those_of_the_dispatchers_draws() -> None:
+    """The small level is right where it is sure; the large one is always right."""
+    sure = np.array([0.99, 0.9, 0.6, 0.55])
+    small = np.stack([sure, 1 - sure], 1)
+    gold = np.array([0, 0, 1, 1])
+    large = np.where(gold[:, None] == [[0, 1]], 0.9, 0.1)
+    offer = Offer(cut_off=0.7, slope=1e6, weight=1.0, accuracy=1.0, agreement=1.0, mean_ms=1.0, returned=0.5)
+    cascade = Cascade(small="a.b", version=1, rows=4, large_accuracy=1.0, large_ms=2.0, offers=(offer,))
+    at = Dispatcher(offer.cut_off, offer.slope)
+    rows = {row.id: row for row in closed_form("x", cascade, at, small, large, gold)}
+    assert rows["x_levels_gap_returned"].value == 0.0
+    assert rows["x_levels_gap_on"].value == 1.0
+    assert rows["x_ensemble_change"].value == 0.0
+
+
+def test_the_grid_is_the_best_of_all_settings() -> None:
+    rng = np.random.default_rng(1)
+    window = Window(rng.random((80, 2)), rng.random((80, 2)) < 0.9, np.array([2.0, 1.0]))
+    best, values = 0.0, np.linspace(0, 1, 11)
+    for setting in product(values, repeat=2):
+        saved, errors = evaluate(window, [setting])
+        best = max(best, saved[0]) if errors[0] <= 2 else best
+    assert tuning.grid(window, 2, step=0.1).saved_s == best
