@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bench.serve.home import Home, build
-from bench.serve.plan import QUICK, Plan
+from bench.cases.serve.home import Home, build
+from bench.cases.serve.plan import QUICK, Plan
 from tests.tiny import random_texts, write_tiny_source
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from bench.background import figures
-from bench.background.plan import SATURATED, Plan
-from bench.background.run import Found, Pairs, Phase, run
-from bench.serve.http_driver import Seen
+from bench.cases.background import figures
+from bench.cases.background.plan import SATURATED, Plan
+from bench.cases.background.run import Found, Pairs, Phase, run
+from bench.cases.serve.http_driver import Seen
 
 PLAN = Plan(seconds=0.3, pairs=1, shares=(0.3,), callers=4, tenants=2, rows=400, settle_s=0.3)
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from bench.floods.kinds import BODY_BYTES, FLOODS, FULL_BYTES, MOST_BYTES, TEXT_BYTES
-from bench.floods.run import Plan, _flooding
-from bench.floods.server import Home, running
-from bench.floods.watch import watch
+from bench.cases.floods.kinds import BODY_BYTES, FLOODS, FULL_BYTES, MOST_BYTES, TEXT_BYTES
+from bench.cases.floods.run import Plan, _flooding
+from bench.cases.floods.server import Home, running
+from bench.cases.floods.watch import watch
 from hmi.config import Settings
 from hmi.errors import InvalidInput
 

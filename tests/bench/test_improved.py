@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from bench.quality import cell_queue
-from bench.quality.arms import hbert
-from bench.quality.cell_queue import small
-from bench.quality.cells import RECIPE_VERSION
-from bench.quality.improved import _rate
-from bench.quality.improving import Cell, ImprovedPlan, check, summary
-from bench.quality.runs import Runs
-from bench.quality.tasks import TaskRows
+from bench.cases.quality import cell_queue
+from bench.cases.quality.arms import hbert
+from bench.cases.quality.cell_queue import small
+from bench.cases.quality.cells import RECIPE_VERSION
+from bench.cases.quality.improved import _rate
+from bench.cases.quality.improving import Cell, ImprovedPlan, check, summary
+from bench.cases.quality.runs import Runs
+from bench.cases.quality.tasks import TaskRows
 from hmi.errors import HmiError, InvalidInput
 from hmi.model.tasks.sequence import Pair
 from hmi.training.data.rows import Row

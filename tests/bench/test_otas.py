@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.stages.otas import (
+from bench.cases.stages.otas import (
     EPSILON,
     Query,
     algorithm_1,

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.plot_corpus import Plan, run
-from bench.plot_split import Estimate, Rates, covering, estimates, fitting, split
+from bench.cases.plot.corpus import Plan, run
+from bench.cases.plot.split import Estimate, Rates, covering, estimates, fitting, split
 from hmi.api.local import LocalCalls
 from hmi.config import Settings
 from hmi.errors import InvalidInput

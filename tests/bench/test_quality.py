@@ -10,16 +10,16 @@ from types import SimpleNamespace
 
 import pytest
 
-from bench.quality import tasks, tenants
-from bench.quality.arms import hbert
-from bench.quality.cells import next_rate
-from bench.quality.plots import lines_svg, ratios_svg
-from bench.quality.run import Plan, chosen_arms, title
-from bench.quality.runs import Runs
-from bench.quality.setting import Amount, Setting
-from bench.quality.tables import BEST, best_rate, markdown, table, with_best
-from bench.quality.tasks import TASKS, named, unlabelled
-from bench.quality.tenants import TenantsPlan, by_number, columns_of
+from bench.cases.quality import tasks, tenants
+from bench.cases.quality.arms import hbert
+from bench.cases.quality.cells import next_rate
+from bench.cases.quality.plots import lines_svg, ratios_svg
+from bench.cases.quality.run import Plan, chosen_arms, title
+from bench.cases.quality.runs import Runs
+from bench.cases.quality.setting import Amount, Setting
+from bench.cases.quality.tables import BEST, best_rate, markdown, table, with_best
+from bench.cases.quality.tasks import TASKS, named, unlabelled
+from bench.cases.quality.tenants import TenantsPlan, by_number, columns_of
 from hmi.core import ModuleSpec
 from hmi.errors import Damaged, InvalidInput
 

@@ -12,17 +12,17 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from bench.serve import engine
-from bench.serve.alone import alone
-from bench.serve.churn import ANSWERS_A_CHANGE, Churn, Span
-from bench.serve.engine import serving
-from bench.serve.home import Home, build
-from bench.serve.isolation import Checked, _check, _write, checked
-from bench.serve.memory import Samples
-from bench.serve.plan import Plan
-from bench.serve.run import run, steps
-from bench.serve.tenants import mixed_spec
-from bench.serve.traffic import tenants_in_turn
+from bench.cases.serve import engine
+from bench.cases.serve.alone import alone
+from bench.cases.serve.churn import ANSWERS_A_CHANGE, Churn, Span
+from bench.cases.serve.engine import serving
+from bench.cases.serve.home import Home, build
+from bench.cases.serve.isolation import Checked, _check, _write, checked
+from bench.cases.serve.memory import Samples
+from bench.cases.serve.plan import Plan
+from bench.cases.serve.run import run, steps
+from bench.cases.serve.tenants import mixed_spec
+from bench.cases.serve.traffic import tenants_in_turn
 from hmi.config import Settings
 from hmi.core import ModelId
 from hmi.engine import TextRequest, TextResult

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench.serve import gpu, gpu_limits
-from bench.serve.gpu_bench import TINY, opened
-from bench.serve.gpu_spans import overlap, united
-from bench.serve.gpu_timeline import timeline
+from bench.cases.serve import gpu, gpu_limits
+from bench.cases.serve.gpu_bench import TINY, opened
+from bench.cases.serve.gpu_spans import overlap, united
+from bench.cases.serve.gpu_timeline import timeline
 from tests.hmi.cuda_lab import DEVICES, device_of
 
 

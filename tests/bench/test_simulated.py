@@ -7,9 +7,9 @@ from functools import lru_cache
 import numpy as np
 import pytest
 
-from bench.stages.arrivals import poisson
-from bench.stages.offline import SIZES, by_size, costs, counterexample, loads
-from bench.stages.simulated import (
+from bench.cases.stages.arrivals import poisson
+from bench.cases.stages.offline import SIZES, by_size, costs, counterexample, loads
+from bench.cases.stages.simulated import (
     Exact,
     Fixed,
     Otas,

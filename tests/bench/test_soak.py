@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import socket
 
-from bench.soak.plan import Plan, Seen
-from bench.soak.run import MIB, connections_of, memory_rows
+from bench.cases.soak.plan import Plan, Seen
+from bench.cases.soak.run import MIB, connections_of, memory_rows
 
 
 def test_growth_counts_from_the_settled_load_and_stands_beside_the_most_connections() -> None:

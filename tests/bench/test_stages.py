@@ -14,17 +14,17 @@ import pytest
 from click.testing import CliRunner
 
 from bench.__main__ import bench
-from bench.report import Row
-from bench.stages import tuning
-from bench.stages.arrivals import poisson, read_trace, traced
-from bench.stages.cascade import closed_form
-from bench.stages.exits import mixed
-from bench.stages.plan import Plan
-from bench.stages.records import Records, joined
-from bench.stages.run import run, texts
-from bench.stages.static import misled
-from bench.stages.static import rows as static_rows
-from bench.stages.tasks import drifted, load
+from bench.cases.stages import tuning
+from bench.cases.stages.arrivals import poisson, read_trace, traced
+from bench.cases.stages.cascade import closed_form
+from bench.cases.stages.exits import mixed
+from bench.cases.stages.plan import Plan
+from bench.cases.stages.records import Records, joined
+from bench.cases.stages.run import run, texts
+from bench.cases.stages.static import misled
+from bench.cases.stages.static import rows as static_rows
+from bench.cases.stages.tasks import drifted, load
+from bench.harness.report import Row
 from hmi.api.local import LocalCalls
 from hmi.core import Cascade, Offer
 from hmi.errors import InvalidInput
@@ -107,7 +107,7 @@ def plan(tmp_path_factory: pytest.TempPathFactory) -> Plan:
 def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Jobs run in this process, as their own would run them, and no figure is measured twice. Each process
     would spend seconds on imports."""
-    monkeypatch.setattr("bench.stages.shards_served.REPEATS", 1)
+    monkeypatch.setattr("bench.cases.stages.shards_served.REPEATS", 1)
 
     def run(calls: LocalCalls, job: str, on_progress: object) -> None:
         with monkeypatch.context() as signals:

@@ -14,15 +14,15 @@ from hmi_kernels.lookup import reference
 from hmi_kernels.lookup.gather import gather
 from hmi_kernels.lookup.layout import pack_keys
 
-from bench import store_data as data
 from bench.__main__ import bench
-from bench.peers import PEERS
-from bench.report import Row, paired_ratio, result
-from bench.store import SECTIONS, Plan, run
-from bench.store_chain import BATCH, SCALES, TEXTS_AT_ONCE, Chain, choose, rotating, summed
-from bench.store_cold import drop
-from bench.store_peers import batch_of
-from bench.store_publish import syncs
+from bench.cases.store import data
+from bench.cases.store.chain import BATCH, SCALES, TEXTS_AT_ONCE, Chain, choose, rotating, summed
+from bench.cases.store.cold import drop
+from bench.cases.store.peers import batch_of
+from bench.cases.store.publish import syncs
+from bench.cases.store.run import SECTIONS, Plan, run
+from bench.cases.store.stores import PEERS
+from bench.harness.report import Row, paired_ratio, result
 from hmi.errors import InvalidInput, Unavailable
 from plot_store import Schema, Store
 

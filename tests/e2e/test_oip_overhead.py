@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench.protocols import NATIVE, measure
+from bench.cases.protocols import NATIVE, measure
 from hmi.errors import HmiError
 from tests.e2e.protocol_lab import MOOD, ProtocolServer
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.stages.simulated import KEY, Table, TableStage
+from bench.cases.stages.simulated import KEY, Table, TableStage
 from hmi.core import ModelId, Objective
 from hmi.stages.base import OFF
 from hmi.stages.planner import Candidate, Measured, Plan, Planner, Terms, Waiting

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from bench.serve.traffic import Shape, tenants_in_turn
+from bench.cases.serve.traffic import Shape, tenants_in_turn
 from hmi.engine.item import Item, Piece, work_in
 from hmi.engine.limits import BatchLimits
 from hmi.engine.pace import BATCH_WORK, Pace

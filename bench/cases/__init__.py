@@ -1,0 +1,1 @@
+"""What can be measured: a file or a folder a case."""

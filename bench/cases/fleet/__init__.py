@@ -1,0 +1,1 @@
+"""`bench fleet`: the start of a server with thousands of tenants."""

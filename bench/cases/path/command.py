@@ -1,0 +1,38 @@
+"""The command `bench path`."""
+
+from __future__ import annotations
+
+import click
+
+from bench.harness.rows import MEASURED_HERE, shown
+from hmi.cli.base import FolderCommand, as_json, pass_session
+from hmi.cli.options import Whole
+from hmi.cli.output import notes
+from hmi.cli.session import Session
+
+
+@click.command(cls=FolderCommand)
+@click.option(
+    "--runs", default=21, show_default=True, type=click.IntRange(3, 10_000), help="Pairs for each ratio."
+)
+@click.option(
+    "--peers", is_flag=True, help="Measure ONNX Runtime, OpenVINO and CTranslate2, if installed, instead."
+)
+@click.option(
+    "--modules", is_flag=True, help="Measure the cost of 64 tenants' modules and the layers' FLOP/s instead."
+)
+@click.option(
+    "--split", type=Whole(0), help="Layers that are looked up (default: half, to which the goals belong)."
+)
+@as_json
+@pass_session
+def path(session: Session, runs: int, peers: bool, modules: bool, split: int | None, as_json: bool) -> None:
+    """Speed-up from looking the lower layers up, on the default root with one thread."""
+    session.not_remote(MEASURED_HERE)
+    from bench.cases.path import modules as path_modules
+    from bench.cases.path import peers as path_peers
+    from bench.cases.path import run as measured
+
+    measures = [m.run for m, wanted in ((path_peers, peers), (path_modules, modules)) if wanted]
+    with shown("path", as_json) as found:
+        found.extend(measured.run(runs, notes.print, measures, split))

@@ -1,0 +1,213 @@
+"""Cells of second versions (`bench.cases.quality.improved`): what identifies their runs, and their table."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.cases.quality.cells import RECIPE_VERSION
+from bench.cases.quality.improved import Improved, columns
+from bench.cases.quality.lesson import OWN
+from bench.cases.quality.run import content_of
+from bench.cases.quality.runs import Runs, RunSpec
+from bench.cases.quality.tasks import TRAIN, named
+from hmi.errors import InvalidInput
+from hmi.model.root import Root
+
+LEAST_ROWS = 20
+IMPROVED_VERSION = 3
+"""A part of the key of every run of these columns. Raise it when the recipe of second versions changes."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run: a set, a number of rows, a seed and a column. `draw` tells which rows: 0, the first ones."""
+
+    task: str
+    rows: int
+    seed: int
+    column: str
+    draw: int = 0
+
+    @classmethod
+    def parse(cls, text: str) -> Cell:
+        """Read SET:ROWS:SEED:COLUMN or SET:ROWS:SEED:COLUMN:DRAW. Raises InvalidInput."""
+        try:
+            task, rows, seed, column, *draw = text.split(":")
+            [drawn] = draw or ["0"]
+            found = cls(task, int(rows), int(seed), column, int(drawn))
+            if not LEAST_ROWS <= found.rows <= TRAIN or min(found.seed, found.draw) < 0:
+                raise ValueError
+            if found.rows == TRAIN and found.draw:  # there are no other rows
+                raise ValueError
+            return found
+        except ValueError:
+            raise InvalidInput(
+                f"{text!r} is no cell: write SET:ROWS:SEED:COLUMN, such as sst2:2000:0:by_default, with "
+                f"{LEAST_ROWS} to {TRAIN} rows, and of fewer than {TRAIN} for other rows :DRAW after it",
+                field="cell",
+            ) from None
+
+    @property
+    def lesson(self) -> tuple[str, int, int]:
+        """The set, the rows and the draw. Cells that agree in these share a pool and its teachers."""
+        return self.task, self.rows, self.draw
+
+
+@dataclass(frozen=True)
+class ImprovedPlan:
+    """The cells of a run, where their data are, and the sources of larger teachers."""
+
+    sets: Path
+    corpora: Path
+    runs: Path
+    cells: tuple[Cell, ...]
+    larger: tuple[str, ...] = ()
+    test: bool = True
+    """True: test is scored. Set it to False while something is being chosen."""
+    plot: str = ""
+    cpu_s: float = math.inf
+    """The CPU seconds of all cells together. A cell that would go beyond is given up."""
+    at_once: int = 1
+
+    def spec(self, cell: Cell, root: Root) -> RunSpec:
+        """The key of a cell's run."""
+        found: RunSpec = {
+            "task": cell.task,
+            "arm": cell.column,
+            "recipe": RECIPE_VERSION,
+            "improved": IMPROVED_VERSION,
+            "source": source_of(root),
+            "root": content_of(root),
+            "plot": self.plot,
+            "teachers": [Path(name).name for name in self.larger],
+        }
+        if cell.rows != TRAIN:
+            found["rows"] = cell.rows
+        if cell.draw:
+            found["draw"] = cell.draw
+        tested = {"test": True} if self.test else {}
+        return {**found, "lr": 0.0, **tested, "seed": cell.seed}
+
+
+def check(plan: ImprovedPlan) -> None:
+    """Refuse a misspelt name now, not after hours. Raises InvalidInput."""
+    named([cell.task for cell in plan.cells])
+    for cell in plan.cells:
+        column_of(plan, cell)
+
+
+def column_of(plan: ImprovedPlan, cell: Cell) -> Improved:
+    """The column of a cell. Raises InvalidInput."""
+    known = {column.name: column for column in columns(plan.larger, few=cell.rows < TRAIN)}
+    if cell.column not in known:
+        raise InvalidInput(
+            f"column {cell.column!r} is unknown: use one of {', '.join(known)}", field="column"
+        )
+    return known[cell.column]
+
+
+def source_of(root: Root) -> str:
+    """The beginning of the hash of the root's source, by which runs name it."""
+    return root.info.source.get("sha256", "")[:12]
+
+
+def summary(plan: ImprovedPlan, root: Root) -> list[dict[str, Any]]:
+    """Return a row for each lesson with finished runs: scores from 0 to 100, means over seeds.
+
+    `first` is the first version; `by_default` and `by_depth` are the published one. `published` names that of
+    each seed (3: the one that computes all layers), `worse` counts the seeds in which it scored under the
+    first by more than one standard error of a score on that many test rows.
+    """
+    kept, out = Runs(plan.runs), []
+    found = kept.all()
+    lessons = {cell.lesson: [c for c in plan.cells if c.lesson == cell.lesson] for cell in plan.cells}
+    for (task, count, draw), cells in lessons.items():
+        row: dict[str, Any] = {"task": task, "rows": count, "draw": draw}
+        own = _dedicated(found, cells[0], plan, root)
+        if own is not None:
+            row["dedicated"] = round(own, 1)
+        runs: dict[str, list[Any]] = {}
+        for cell in cells:
+            if (result := kept.get(plan.spec(cell, root))) is not None:
+                runs.setdefault(cell.column, []).append(result)
+        for name, results in runs.items():
+            column = next(column_of(plan, cell) for cell in cells if cell.column == name)
+            row |= _figures(column, results, own, "test" if plan.test else "dev")
+        if runs:
+            out.append(row)
+    return out
+
+
+def _figures(
+    column: Improved, runs: Sequence[Mapping[str, Any]], own: float | None, of: str
+) -> dict[str, Any]:
+    def shown(name: str, values: Sequence[float]) -> dict[str, Any]:
+        mean = 100 * statistics.mean(values)
+        error = 100 * statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
+        ratio = {} if own is None else {f"{name} ÷": round(mean / own, 3)}
+        return {name: f"{mean:.1f}" + ("" if error is None else f" ± {error:.1f}"), **ratio}
+
+    if not column.chooses:
+        return shown(column.name, [run[of] for run in runs])
+    first = [run["first"] for run in runs]
+    versions = {name: [run[name][of] for run in runs] for name in ("second", "deep") if "deep" in runs[0]}
+    teachers = runs[0]["teachers"]
+    return {
+        **shown("first", [run[of] for run in first]),
+        **{key: value for name, seen in versions.items() for key, value in shown(name, seen).items()},
+        **shown(column.name, [run[of] for run in runs]),
+        "sure": " ".join(f"{run['sure']:.2f}" for run in runs),
+        "published": " ".join(str(run["published"]) for run in runs),
+        "worse": sum(run[of] < run["first"][of] - _noise(run["first"][of], run) for run in runs),
+        "weights": " ".join(f"{teacher['weight']:.2f}" for teacher in teachers.values()),
+        "first_s": round(statistics.mean(run["cpu_s"] for run in first)),
+        "teachers_s": round(sum(teacher["cpu_s"] for teacher in teachers.values())),
+        "second_s": round(statistics.mean(run["second"]["cpu_s"] for run in runs)),
+        **({"deep_s": round(statistics.mean(run["deep"]["cpu_s"] for run in runs))} if versions else {}),
+    }
+
+
+def _noise(score: float, run: Mapping[str, Any]) -> float:
+    return math.sqrt(score * (1 - score) / max(1, run["test_rows"]))
+
+
+def _dedicated(
+    found: Sequence[tuple[RunSpec, Any]], cell: Cell, plan: ImprovedPlan, root: Root
+) -> float | None:
+    """The mean score of the dedicated copies of the root's source at their best rate.
+
+    They are runs of `bench quality` by the present recipe, or with few rows those of the column here. If
+    a task has none, the teacher from the root's source stands for them, with one seed and the service's rate.
+    Of a source with at most 6 layers it is such a copy.
+    """
+    of, dev, scores = "test" if plan.test else "dev", dict[float, float](), list[tuple[float, float]]()
+    arm = "dedicated" if cell.rows >= TRAIN else "dedicated_plain"
+    wanted = {"task": cell.task, "arm": arm, "recipe": RECIPE_VERSION, "source": source_of(root)}
+    for spec, result in found:
+        same = spec.get("rows", TRAIN) == cell.rows and spec.get("draw", 0) == cell.draw
+        if wanted.items() <= spec.items() and same and of in result:
+            scores.append((spec["lr"], result[of]))
+            dev[spec["lr"]] = max(result["dev"], dev.get(spec["lr"], 0.0))
+    if not scores:
+        return _own_teacher(found, cell, plan, root)
+    best = max(dev, key=lambda rate: dev[rate])
+    return 100 * statistics.mean(score for rate, score in scores if rate == best)
+
+
+def _own_teacher(
+    found: Sequence[tuple[RunSpec, Any]], cell: Cell, plan: ImprovedPlan, root: Root
+) -> float | None:
+    """The score of the teacher from the root's source, if it was tuned on the labels and scored."""
+    of = "test" if plan.test else "score"
+    wanted = {"task": cell.task, "recipe": RECIPE_VERSION, "source": source_of(root)}
+    for spec, result in found:
+        if cell.rows >= TRAIN and wanted.items() <= spec.items() and "rows" not in spec:
+            score = result.get("teachers", {}).get(OWN, {}).get(of)
+            if score is not None and spec.get("improved") == IMPROVED_VERSION:
+                return 100 * float(score)
+    return None

@@ -1,0 +1,167 @@
+"""The data folder of the quality runs: a root and a domain for each corpus, built by the server's jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.cases.quality.models import Encoders
+from bench.cases.quality.tasks import QualityTask
+from hmi.api.local import LocalCalls
+from hmi.config import Settings
+from hmi.core import Progress
+from hmi.errors import HmiError, InvalidInput
+from hmi.model.root import load_root
+from hmi.model.source import DEFAULT_PACKAGE, find_source, load_encoder
+from hmi.stores.plots import open_plots
+from plot_store import Reader
+
+ROOT = "quality"
+FULL = "quality-full"
+"""The root without lower layers, by the same source."""
+GENERAL = "general"
+CORPUS_OF = {"biomedical": "biomedical", "computer science": "cs", "science": "cs", "economics": "economics"}
+"""The corpus of a task's domain. Domains that are not listed have the general corpus."""
+
+Say = Callable[[str], None]
+Show = Callable[[Progress], None]
+
+
+@dataclass(frozen=True)
+class Amount:
+    """The part of a corpus that a PLOT holds: `alpha` percent of its occurrences, or what fits in
+    `megabytes`."""
+
+    alpha: float | None = None
+    megabytes: int | None = None
+    pretrain: int = 0
+    """Steps of further pretraining of the lower layers on the corpus."""
+
+    def __str__(self) -> str:
+        name = f"a{self.alpha:g}".replace(".", "-") if self.megabytes is None else f"b{self.megabytes}"
+        return f"{name}-p{self.pretrain}" if self.pretrain else name
+
+    def body(self) -> dict[str, Any]:
+        """Return the fields of a request that builds a domain."""
+        options = {"pretrain_steps": self.pretrain} if self.pretrain else {}
+        if self.megabytes is None:
+            return {"alpha": self.alpha, "pretrain": bool(self.pretrain), "options": options}
+        return {
+            "pretrain": bool(self.pretrain),
+            "options": {**options, "budget_bytes": self.megabytes * 1_000_000},
+        }
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The PLOTs that tasks use: a branch of general text, and on it a branch for each domain.
+
+    Without `domain` every task uses the general branch. `root` is an existing root; None imports the default
+    source.
+    """
+
+    data: Path
+    corpora: Path
+    general: Amount = Amount(megabytes=1_000)
+    domain: Amount | None = Amount(megabytes=500)
+    root: str | None = None
+
+    @property
+    def key(self) -> str:
+        """Return the part of the runs' keys that identifies the PLOTs."""
+        return f"{self.general}" if self.domain is None else f"{self.general} {self.domain}"
+
+    def branches(self, task: QualityTask) -> list[tuple[str, str, Amount]]:
+        """Return (corpus, branch, amount) of the general branch and, if there is one, of the task's own.
+
+        A branch's name tells what it was built from, so that another setting builds another branch.
+        """
+        corpus = CORPUS_OF.get(task.domain, GENERAL)
+        general = f"{self.root or ROOT}/{GENERAL}-{self.general}"
+        found = [(GENERAL, general, self.general)]
+        if corpus == GENERAL or self.domain is None:
+            return found
+        return [*found, (corpus, f"{general}/{corpus}-{self.domain}", self.domain)]
+
+    def branch(self, task: QualityTask) -> str:
+        return self.branches(task)[-1][1]
+
+
+def prepare(setting: Setting, tasks: list[QualityTask], say: Say, show: Show, *, full: bool = False) -> Path:
+    """Import the root and build the domains that are missing. Returns the root's folder. Raises HmiError.
+
+    full: also import a root of the same source that computes all layers.
+    """
+    calls = LocalCalls(Settings.from_env(None, data=setting.data))
+    try:
+        folder = setting.data / "roots" / _ensured_root(calls, setting, say, show)
+        if full and FULL not in _roots(calls):
+            say("importing a root that computes all layers")
+            source = load_root(folder).info.source["name"]
+            job = calls.request("POST", "/manage/roots", {"root": FULL, "source": source, "split": 0})["job"]
+            ended(calls, job, show)
+        have = {domain["domain"] for domain in calls.request("GET", "/manage/domains")["domains"]}
+        for corpus, branch, amount in dict.fromkeys(b for task in tasks for b in setting.branches(task)):
+            if branch not in have:
+                say(f"building {branch}")
+                _build(calls, setting.corpora / f"{corpus}.txt.gz", branch, amount, show)
+        return folder
+    finally:
+        calls.close()
+
+
+@contextmanager
+def opened(setting: Setting, folder: Path) -> Iterator[Encoders]:
+    """Open the root in this folder, its source, and the PLOTs that `prepare` built."""
+    root = load_root(folder)
+    source = load_encoder(find_source(root.info.source["name"]).folder).eval().requires_grad_(False)
+    with open_plots(setting.data / "plots") as store:
+
+        def plot_of(task: QualityTask) -> Reader:
+            return store.reader(setting.branch(task))
+
+        alike = sorted((setting.data / "roots" / FULL).glob("*/root.json"))
+        full = [Encoders(source, load_root(file.parent), lambda _: store.reader(FULL)) for file in alike]
+        yield Encoders(source, root, plot_of, full[-1] if full else None)
+
+
+def _ensured_root(calls: LocalCalls, setting: Setting, say: Say, show: Show) -> str:
+    """Return `name/version` of the root, importing it if necessary."""
+
+    wanted = setting.root or ROOT
+    if setting.root is None and ROOT not in _roots(calls):
+        say("importing the default root")
+        ended(
+            calls,
+            calls.request("POST", "/manage/roots", {"root": ROOT, "source": DEFAULT_PACKAGE})["job"],
+            show,
+        )
+    if wanted not in _roots(calls):
+        raise InvalidInput(
+            f"no root {wanted!r} in this folder: import it first (hmi root import)", field="root"
+        )
+    return f"{wanted}/{_roots(calls)[wanted]}"
+
+
+def _roots(calls: LocalCalls) -> dict[str, str]:
+    """The versions of the roots, by name."""
+    return {root["root"]: root["version"] for root in calls.request("GET", "/manage/roots")["roots"]}
+
+
+def _build(calls: LocalCalls, corpus: Path, branch: str, amount: Amount, show: Show) -> None:
+    if not corpus.is_file():
+        raise InvalidInput(f"{corpus} is not there: name the folder of the corpora", field="corpora")
+    body = {"domain": branch, **amount.body()}
+    ended(calls, calls.request("POST", "/manage/domains", body, {"corpus": corpus})["job"], show)
+
+
+def ended(calls: LocalCalls, job: str, show: Show) -> dict[str, Any]:
+    """Run a queued job to its end and return its view. Raises HmiError if it did not succeed."""
+    calls.run(job, show)
+    view: dict[str, Any] = calls.request("GET", f"/manage/jobs/{job}")
+    if view["state"] != "succeeded":
+        raise HmiError(f"job {job} {view['state']}: {(view['error'] or {}).get('message', 'see its log')}")
+    return view

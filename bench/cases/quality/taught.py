@@ -1,0 +1,67 @@
+"""A teacher's labels for unlabelled texts or changed copies of rows, made as by the service's job."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+from dataclasses import replace
+from pathlib import Path
+
+from bench.cases.quality.cells import RECIPE_VERSION
+from bench.cases.quality.lesson import TUNING
+from bench.cases.quality.models import Encoders
+from bench.cases.quality.tasks import QualityTask, TaskRows
+from hmi.model.files import write_json
+from hmi.training.data.rows import Row
+from hmi.training.objectives import learn_task
+from hmi.training.recipe import Recipe
+from hmi.training.reports import PhaseReport
+from hmi.training.splits import Split
+from hmi.training.teacher import Lesson, gold_from_json, gold_to_json, lesson_texts, usable
+from hmi.training.teachers import teach
+
+
+def with_texts(
+    task: QualityTask,
+    rows: TaskRows,
+    unlabelled: list[Row],
+    recipe: Recipe,
+    models: Encoders,
+    kept: Path,
+    report: PhaseReport,
+) -> TaskRows:
+    """Return the rows with taught texts among the training rows: unlabelled texts and the recipe's variants.
+
+    A task has one teacher, of seed 0. The folder `kept` stores its labels.
+    """
+    lesson = _lesson(task, rows, unlabelled, models)
+    texts = usable(lesson_texts(lesson, recipe, models.source, models.root), rows.test, 0)
+    source = models.root.info.source["sha256"][:12]
+    digest = hashlib.sha256(json.dumps([row.text for row in texts]).encode()).hexdigest()[:12]
+    path = kept / f"{task.name}-{source}-{RECIPE_VERSION}-{TUNING}-{len(rows.train)}-{digest}.json"
+    if not path.exists():
+        kept.mkdir(parents=True, exist_ok=True)
+        score, said = teach(
+            copy.deepcopy(models.source), models.root, replace(lesson, texts=texts), recipe, report
+        )
+        write_json(path, {"dev": score, "said": [gold_to_json(gold) for gold in said]})
+    said = json.loads(path.read_text())["said"]
+    return replace(
+        rows,
+        train=[
+            *rows.train,
+            *(Row(t.text, gold_from_json(answer)) for t, answer in zip(texts, said, strict=True)),
+        ],
+    )
+
+
+def _lesson(task: QualityTask, rows: TaskRows, texts: list[Row], models: Encoders) -> Lesson:
+    kind = learn_task(
+        task.kind, [row.label for row in rows.train], paired=isinstance(rows.train[0].text, tuple)
+    )
+
+    def split(part: list[Row]) -> Split:
+        return Split(part, models.root.tokenizer.encode([row.text for row in part], task.length))
+
+    return Lesson(kind, split(rows.train), split(rows.dev), texts, task.length)

@@ -1,0 +1,32 @@
+"""The command `bench soak`."""
+
+from __future__ import annotations
+
+import click
+
+from bench.harness.rows import MEASURED_HERE, shown
+from hmi.cli.base import FolderCommand, as_json, pass_session
+from hmi.cli.output import notes
+from hmi.cli.session import Session
+
+
+@click.command(cls=FolderCommand)
+@click.option("--minutes", default=30.0, show_default=True, type=click.FloatRange(0.05), help="Duration.")
+@click.option("--tenants", default=100, show_default=True, type=click.IntRange(2, 10_000), help="Tenants.")
+@click.option(
+    "--share",
+    default=0.8,
+    show_default=True,
+    type=click.FloatRange(0.05, 1.5),
+    help="Load, as a fraction of the capacity that is measured first.",
+)
+@as_json
+@pass_session
+def soak(session: Session, minutes: float, tenants: int, share: float, as_json: bool) -> None:
+    """A server under mixed load for half an hour: wrong and lost answers, memory, p99 by minute."""
+    session.not_remote(MEASURED_HERE)
+    from bench.cases.soak import run as measured
+    from bench.cases.soak.plan import Plan
+
+    with shown("soak", as_json) as found:
+        found.extend(measured.run(Plan(minutes, share, tenants), notes.print))

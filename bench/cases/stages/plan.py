@@ -1,0 +1,136 @@
+"""The sections and sizes of a run of `bench stages`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from hmi.errors import InvalidInput
+from hmi.model.source import DEFAULT_PACKAGE
+
+SECTIONS = {
+    name: f"bench.cases.stages.{name}"
+    for name in (
+        "exits",
+        "cascade",
+        "throughput",
+        "off",
+        "isolation",
+        "tokens",
+        "utility",
+        "planner",
+        "overhead",
+        "shards",
+    )
+}
+"""The module of each section, by its name.
+
+A module has `texts(plan) -> int`, about how many texts it asks, and
+`measure(plan, home, report) -> Iterator[Row]`.
+"""
+TASKS = ("mag_fields", "pubmed_sections", "subj", "sci_cite")
+"""Sets of at least 9,000 rows with short texts, none of which the deep root's distillation has read."""
+
+
+class Report(Protocol):
+    """Receives the progress of a run."""
+
+    def say(self, what: str) -> None:
+        """Take the name of the work that begins."""
+        ...
+
+    def did(self, texts: int) -> None:
+        """Add this many texts to those that have been asked."""
+        ...
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The sizes of a run. The defaults give figures."""
+
+    sets: Path
+    """The folder of the labelled sets."""
+    traces: Path | None = None
+    """The folder of the arrival trace. None: all arrivals are Poisson's."""
+    tasks: tuple[str, ...] = TASKS
+    root: str = "minilm"
+    """The root whose models have exits, the large level of the cascades."""
+    small: str | None = None
+    """The root of the small level. None: there is no cascade between two roots."""
+    source: str = DEFAULT_PACKAGE
+    """The source that the root is imported from if the data folder lacks it."""
+    sections: tuple[str, ...] = tuple(SECTIONS)
+    runs: int = 7
+    """Interleaved repetitions of each ratio."""
+    texts: int = 3_000
+    """Texts of each stream."""
+    warm: int = 1_500
+    """The first texts of each stream, which callers ask as fast as they are answered. The others arrive at
+    times of their own."""
+    saturated: int = 6_000
+    """Texts at full speed before throughput is measured."""
+    before: int = 600
+    """Texts between these and a drift."""
+    load: float = 0.5
+    """The arrivals a second, as a fraction of what the engine answers at most."""
+    agreement: float = 0.99
+    """The fraction of answers that must equal the full model's, in every section with exits."""
+    labelled: int = 500
+    """Rows that each model is trained on."""
+    unlabelled: int = 2_000
+    """Further texts that its ramps are trained on."""
+    profiled: int = 500
+    """Rows that the cascades are profiled on."""
+    golds: int = 600
+    """Texts of each task that the section `cascade` scores and times."""
+    cascade_warm: int = 1_000
+    """Texts before them, asked at full speed, by which a cascade's gate may open."""
+    cascade_agreement: float = 0.95
+    """The fraction of answers that must equal the large level's, in the section `cascade`."""
+    replays: int = 2
+    """The replays of each trace in the sections `utility` and `planner`."""
+    interval_s: float = 1.0
+    """The least seconds of an interval of constant rate. In OTAS's synthetic trace it is a second."""
+    intervals: int = 10
+    """The intervals of a replay, each with a rate of its own."""
+    deadline_batch_ms: int = 60
+    """The target time of a batch of these sections. On a deep root a text takes as long as the default."""
+    pressure: float = 1.5
+    """A factor of the rates of these traces (`traffic.py`). With 1, texts need no other setting
+    than off: callers that wait measure less than what a loaded engine answers."""
+    planner_warm: int = 250
+    """Texts of each task, asked at full speed, by which exits and cascades may open in section `planner`."""
+    prompts: bool = False
+    """True if prompts are trained for the models of `root`, too. It takes most of the time."""
+    agreement_under_load: float = 0.85
+    """The fraction of answers that must equal the full model's under token adaptation."""
+    answers: int = 10_000
+    """Answers that the section `isolation` checks."""
+    callers: int = 32
+    """Callers that each wait for one text at a time."""
+    chunk: int = 100
+    """The texts that one arm is asked before it is the other's turn."""
+    plots: Path | None = None
+    """A folder for plots; None: draw none."""
+    training: dict[str, Any] = field(default_factory=dict)
+    """Options of the models' training."""
+
+    def __post_init__(self) -> None:
+        """Raises InvalidInput for a stream that is too short for its parts."""
+        least = max(self.drift_at, self.cascade_warm + self.golds)
+        if self.texts <= least:
+            raise InvalidInput(f"{self.texts} texts are too few: use more than {least}", field="texts")
+
+    @property
+    def drift_at(self) -> int:
+        """The index of the first drifted text of a stream."""
+        return self.warm + self.before
+
+
+def checked(sections: tuple[str, ...]) -> tuple[str, ...]:
+    """Return `sections`. Raises InvalidInput that names an unknown one."""
+    unknown = sorted(set(sections) - set(SECTIONS))
+    if unknown:
+        raise InvalidInput(f"unknown section {unknown[0]!r}: use some of {', '.join(SECTIONS)}", field="only")
+    return sections

@@ -1,0 +1,125 @@
+"""Records the answers of every ramp to every text, by a stage that lets no text leave."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from bench.cases.stages.lab import Lab, requests_of
+from bench.cases.stages.live import closed
+from hmi.core import ModelId
+from hmi.execution.base import Hook, Output
+from hmi.execution.batch import BatchKey, Left, Rows
+from hmi.model.calibration import Floats
+from hmi.stages import OFF, Batch, Effect, RoundRobin, Setting, Shape
+from hmi.stages.early_exit.rule import of_labels
+from hmi.stages.early_exit.thresholds import Window
+
+RECORD = Setting("record")
+
+
+@dataclass(frozen=True)
+class Records:
+    """The records of one model's texts, in their order."""
+
+    sites: tuple[int, ...]
+    layers: int
+    """The number of upper layers."""
+    uncertainty: Floats
+    """[texts, sites]"""
+    agrees: NDArray[np.bool_]
+    """[texts, sites]: whether the ramp's label is the full model's."""
+    labels: list[str]
+    """[texts]: the full model's."""
+
+    def window(self, texts: slice, ramps: Sequence[int] | None = None) -> Window:
+        """The records of some texts at some ramps (indexes of `sites`), by default all.
+
+        An exit saves the later layers; the unit is one layer.
+        """
+        at = list(range(len(self.sites)) if ramps is None else ramps)
+        saved = np.array([self.layers - self.sites[i] for i in at], np.float64)
+        return Window(self.uncertainty[texts][:, at], self.agrees[texts][:, at], saved)
+
+
+async def recorded(lab: Lab, model: ModelId, texts: Sequence[str], callers: int) -> Records:
+    """Ask a model all texts, as fast as it answers, and record them."""
+    stage = Recording()
+    async with lab.engine(RoundRobin([stage])) as engine:
+        asked = await closed(engine, requests_of(model, texts, "record"), callers)
+    sites = lab.serving.manager.registry.model(model).live.ramps
+    rows = [stage.found[f"record-{i}"] for i in range(len(texts))]
+    uncertainty = np.array([row.uncertainty for row in rows]).reshape(len(texts), len(sites))
+    agrees = np.array([row.agrees for row in rows], np.bool_).reshape(len(texts), len(sites))
+    return Records(sites, lab.depth(model), uncertainty, agrees, asked.labels)
+
+
+@dataclass
+class Record:
+    """One text's outputs at its ramps, and whether they agree with the last layer's."""
+
+    outputs: list[Tensor] = field(default_factory=list)
+    """The sites, ascending."""
+    uncertainty: list[float] = field(default_factory=list)
+    agrees: list[bool] = field(default_factory=list)
+
+
+@dataclass
+class Recording:
+    """The stage. `found` has a record for each request's id."""
+
+    name: str = "record"
+    found: dict[str, Record] = field(default_factory=dict)
+
+    def settings(self, key: BatchKey) -> Sequence[Setting]:
+        return (OFF, RECORD)
+
+    def effect(self, setting: Setting, shape: Shape) -> Effect:
+        return Effect(rows=(1.0,) * shape.layers)
+
+    def hooks(self, setting: Setting, batch: Batch) -> Sequence[_Recorder]:
+        return [_Recorder(batch, self.found)]
+
+
+@dataclass(frozen=True)
+class _Recorder(Hook):
+    batch: Batch
+    found: dict[str, Record]
+    mine: dict[int, Record] = field(default_factory=dict)
+
+    @property
+    def at(self) -> frozenset[int]:
+        return frozenset(site for text in self.batch.texts for site in text.version.ramps)
+
+    def __call__(self, layer: int, rows: Rows) -> tuple[Rows, Left | None]:
+        for text, output in zip(rows.texts, self.batch.ramp(layer, rows, rows.texts), strict=True):
+            if output is not None:
+                self.mine.setdefault(text, Record()).outputs.append(output)
+        return rows, None
+
+    def ended(self, texts: Sequence[int], outputs: list[Output]) -> list[Output]:
+        for text, output in zip(texts, outputs, strict=True):
+            record = self.mine.setdefault(text, Record())
+            if isinstance(output, Tensor):
+                record.uncertainty = [float(of_labels(ramp.numpy())) for ramp in record.outputs]
+                record.agrees = [bool(ramp.argmax() == output.argmax()) for ramp in record.outputs]
+            self.found[self.batch.texts[text].id] = record
+        return outputs
+
+    def close(self) -> None:
+        """Nothing is held but records of texts that failed, which end with the hook."""
+
+
+def joined(first: Records, texts: int, second: Records) -> Records:
+    """The records of a stream that has `texts` of the first's texts, then the second's."""
+    return Records(
+        first.sites,
+        first.layers,
+        np.concatenate([first.uncertainty[:texts], second.uncertainty]),
+        np.concatenate([first.agrees[:texts], second.agrees]),
+        [*first.labels[:texts], *second.labels],
+    )

@@ -1,0 +1,1 @@
+"""What the cases share: rows of figures, data folders, servers, loads."""

@@ -1,0 +1,75 @@
+"""The rows of a benchmark, as a table or as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from hmi.cli.output import notes, print_json, print_table
+
+if TYPE_CHECKING:
+    from bench.harness.report import Row
+
+MEASURED_HERE = "a benchmark measures this machine: leave --url out"
+FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
+OUT = click.Path(file_okay=False, path_type=Path)
+COLUMNS = {
+    "id": "row",
+    "value": "value",
+    "unit": "unit",
+    "goal": "goal",
+    "ok": "ok",
+    "stretch": "stretch",
+    "stretch_ok": "ok",
+    "runs": "runs",
+    "peer": "against",
+}
+
+
+@contextmanager
+def shown(bench: str, as_json: bool) -> Iterator[list[Row]]:
+    """Yield a list for the rows, and show them at the end, even after an error or Ctrl-C."""
+    from bench.harness.report import result
+
+    rows: list[Row] = []
+    try:
+        yield rows
+    finally:
+        if rows:
+            _show(result(bench, rows), as_json)
+
+
+def _show(found: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        print_json(found)
+        return
+    print_table(found["rows"], COLUMNS, "nothing was measured")
+    for row in found["rows"]:
+        if row["why"]:
+            notes.print(f"{row['id']}: {row['why']}")
+
+
+@contextmanager
+def progress(steps: int) -> Iterator[Callable[[str], None]]:
+    """Yield a function to call as each of `steps` steps begins.
+
+    Without a terminal it prints a line each time.
+    """
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=notes, transient=True) as bar:
+        task = bar.add_task("", total=steps)
+        begun = 0
+
+        def report(what: str) -> None:
+            nonlocal begun
+            bar.update(task, description=what, completed=begun)
+            begun += 1
+            if not notes.is_terminal:
+                notes.print(what)
+
+        yield report
