@@ -1,10 +1,12 @@
-"""What the pages of docs/ name in the code: modules, files, functions and links exist."""
+"""What the pages of docs/ and the docstrings name exists: modules, classes, files, links, targets of make.
+The layers that they tell are those that import-linter checks."""
 
 from __future__ import annotations
 
 import ast
 import re
 import tomllib
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -18,24 +20,83 @@ FOLDERS = {
     "plot_store": REPO / "plot_store",
     "hmi_kernels": REPO / "kernels" / "hmi_kernels",
 }
-MODULE = re.compile(r"`((?:hmi|plot_store|hmi_kernels)(?:\.\w+)+)`")
+SOURCES = sorted(path for folder in FOLDERS.values() for path in folder.rglob("*.py"))
+ROOMS = "|".join(
+    sorted({path.name for path in FOLDERS["hmi"].iterdir() if path.is_dir()} - {"client", "metrics"})
+)
+"""Packages of hmi that pages also name without `hmi.`. In examples `client` and `metrics` are variables."""
+MODULE = re.compile(
+    rf"`((?:hmi|plot_store|hmi_kernels|{ROOMS})(?:\.(?!(?:json|safetensors)`)\w+)+)`((?:, `(?:\.\w+)+`)*)"
+)
+"""A dotted name, and the names beside it that are written shorter: `hmi.model.root`, `.shape`."""
+TERM = re.compile(r"^\| \*\*.+\| (.*) \|$", re.MULTILINE)
+"""The last cell of a row of the glossary: where the term is in the code."""
+MEMBER = re.compile(r"`([A-Z]\w*[a-z]\w*)(?:\.(\w+))?`")
+TARGET = re.compile(r"^\s*make ([a-z][a-z-]*)|`make ([a-z][a-z-]*)\b", re.MULTILINE)
 FILE = re.compile(r"`((?:hmi|plot_store|kernels|tests|scripts|docs)/[\w./-]+)`")
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]+)")
 WALK = re.compile(r"^\| .+ \| `(hmi/[\w/]+\.py)` \| (.+) \|$", re.MULTILINE)
 
 
+def names_in(text: str) -> set[str]:
+    """The dotted names that a text gives, those that are written shorter in full."""
+    found = set()
+    for name, beside in MODULE.findall(text):
+        full = name if name.split(".")[0] in FOLDERS else f"hmi.{name}"
+        found |= {full, *(full.rpartition(".")[0] + short for short in re.findall(r"`([.\w]+)`", beside))}
+    return found
+
+
+def bound(body: list[ast.stmt]) -> dict[str, ast.stmt]:
+    """The names that the body of a module or of a class binds, also as `self.name` in a method."""
+    found: dict[str, ast.stmt] = {}
+    for node in body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            found[node.name] = node
+        if isinstance(node, ast.ClassDef):
+            continue
+        for each in ast.walk(node):
+            if isinstance(each, ast.Name | ast.Attribute) and isinstance(each.ctx, ast.Store):
+                found.setdefault(each.id if isinstance(each, ast.Name) else each.attr, node)
+            elif isinstance(each, ast.alias):
+                found.setdefault(each.asname or each.name, node)
+    return found
+
+
+@cache
+def bound_in(path: Path) -> dict[str, ast.stmt]:
+    return bound(ast.parse(path.read_text(encoding="utf-8")).body)
+
+
+@cache
+def members(name: str) -> set[str] | None:
+    """The members of all classes of a name, with those of their bases; None if there is no such class."""
+    found: set[str] | None = None
+    for path in SOURCES:
+        node = bound_in(path).get(name)
+        if isinstance(node, ast.ClassDef):
+            bases = (members(base.id) for base in node.bases if isinstance(base, ast.Name))
+            found = (found or set()).union(bound(node.body), *(each or () for each in bases))
+    return found
+
+
 def has(name: str) -> bool:
-    """Whether the dotted `name` is a package, a module, or a name that stands in one."""
+    """Whether the dotted `name` is a package, a module, or a name that one of them or its class binds."""
     top, *rest = name.split(".")
     path = FOLDERS[top]
-    for at, part in enumerate(rest):
-        if (path / part).is_dir():
-            path = path / part
-            continue
-        module = path / f"{part}.py"
-        inside = rest[at + 1 :] if module.exists() else rest[at:]
-        text = (module if module.exists() else path / "__init__.py").read_text(encoding="utf-8")
-        return all(re.search(rf"\b{word}\b", text) for word in inside)
+    while rest and (path / rest[0]).is_dir():
+        path = path / rest.pop(0)
+    if not rest:
+        return True
+    module = path / f"{rest[0]}.py"
+    if module.exists():
+        rest.pop(0)
+    names = bound_in(module if module.exists() else path / "__init__.py")
+    for word in rest:
+        if word not in names:
+            return False
+        node = names[word]
+        names = bound(node.body) if isinstance(node, ast.ClassDef) else {}
     return True
 
 
@@ -57,7 +118,7 @@ def defined(path: Path) -> set[str]:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPO)))
 def test_what_a_page_names_exists(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
-    missing = [name for name in MODULE.findall(text) if not has(name)]
+    missing = [name for name in names_in(text) if not has(name)]
     missing += [name for name in FILE.findall(text) if not (REPO / name).exists()]
     missing += [link for link in LINK.findall(text) if not (page.parent / link).exists()]
     assert not missing
@@ -74,15 +135,49 @@ def test_the_walk_of_a_request_names_functions_that_exist() -> None:
     }
 
 
-def test_the_order_of_the_layers_is_the_one_that_is_checked() -> None:
+def test_docstrings_and_comments_name_what_exists() -> None:
+    text = {path: path.read_text(encoding="utf-8") for path in SOURCES}
+    missing = [(path.name, name) for path in SOURCES for name in names_in(text[path]) if not has(name)]
+    pages = ((path, page) for path in SOURCES for page in re.findall(r"\bdocs/[\w./-]+\.md\b", text[path]))
+    missing += [(path.name, page) for path, page in pages if not (REPO / page).exists()]
+    assert not missing
+
+
+def test_the_classes_of_the_glossary_exist() -> None:
+    cells = TERM.findall((REPO / "docs" / "glossary.md").read_text(encoding="utf-8"))
+    named = [found for cell in cells for found in MEMBER.findall(cell)]
+    assert len(named) > 20
+    gone = [(name, member) for name, member in named if member not in {"", *(members(name) or ())}]
+    assert not gone + [name for name, _ in named if members(name) is None]
+
+
+def test_the_targets_of_make_exist() -> None:
+    targets = set(
+        re.findall(r"^([a-z-]+)(?: [a-z-]+)*:", (REPO / "Makefile").read_text(encoding="utf-8"), re.M)
+    )
+    named = {
+        target
+        for page in (REPO / "README.md", REPO / "docs" / "development.md")
+        for found in TARGET.findall(page.read_text(encoding="utf-8"))
+        for target in found
+        if target
+    }
+    assert len(named) > 10
+    assert named <= targets
+
+
+@pytest.mark.parametrize("page", ["architecture", "development"])
+def test_the_order_of_the_layers_is_the_one_that_is_checked(page: str) -> None:
     project = tomllib.loads((REPO / "pyproject.toml").read_text(encoding="utf-8"))
-    contracts = {c["name"]: c for c in project["tool"]["importlinter"]["contracts"]}
-    layers = [
-        " | ".join(name.strip().removeprefix("hmi.") for name in layer.split("|"))
-        for layer in contracts["inside hmi"]["layers"]
-    ]
-    text = (REPO / "docs" / "architecture.md").read_text(encoding="utf-8")
-    assert f"inside `hmi`: `{' → '.join(layers)}`." in text
+    layers = [c for c in project["tool"]["importlinter"]["contracts"] if c["type"] == "layers"]
+    text = (REPO / "docs" / f"{page}.md").read_text(encoding="utf-8")
+    assert len(layers) > 4
+    for contract in layers:
+        about = contract["name"].removeprefix("inside ")
+        order = " → ".join(layer.replace("hmi.", "") for layer in contract["layers"])
+        inside = "" if contract["name"] == about else f"inside `{about}`: "
+        if page == "development" or about == "hmi":
+            assert f"{inside}`{order}`" in text, contract["name"]
 
 
 def test_the_listing_of_the_data_folder_has_every_part() -> None:
@@ -101,3 +196,9 @@ def test_a_name_that_is_gone_would_be_found() -> None:
     assert not has("hmi.engine.preparing")
     assert not has("hmi.engine.pipeline.retrieve")
     assert not has("hmi.engine.queue.NoQueue")
+    assert has("hmi.engine.queue.BatchQueue.cut")
+    assert not has("hmi.engine.queue.BatchQueue.paste")
+    assert names_in("`hmi.engine.queue`, `.turns`") == {"hmi.engine.queue", "hmi.engine.turns"}
+    assert names_in("`engine.queue`") == {"hmi.engine.queue"}
+    assert "pin" in (members("Store") or ())
+    assert members("NoSuchClass") is None

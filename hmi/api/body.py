@@ -41,11 +41,12 @@ LIGHT_BYTES = 1 << 16
 FIRST_BYTES = 1 << 14
 """First size of the buffer for a body of unknown length. The buffer doubles as needed."""
 VALUES_AN_INPUT = 128
-"""A call may hold this number of JSON values times `max_inputs`. Most values are words of `tokens`."""
+"""A body may hold this many JSON values for each input that the setting `max_inputs` allows. Most values of a
+large body are words of `tokens`."""
 MEMBERS_AN_INPUT = 8
-"""A call may hold this number of members of JSON objects times `max_inputs`, and 64 more."""
+"""A body may hold this many members of JSON objects for each input that `max_inputs` allows, and 64 more."""
 VALUE_BYTES = 160
-"""The most memory that one JSON value takes while it is parsed."""
+"""The most bytes of memory that one JSON value takes while it is parsed."""
 
 
 @dataclass
@@ -57,11 +58,13 @@ class Received:
     files: Mapping[str, Path]
     """The files by part name."""
     form: Form | None
-    """The owner of the files."""
+    """The upload that owns the files, and removes them if the handler does not take them; None without files.
+    """
     digest: str
-    """SHA-256 of the JSON, after decompression, or of the multipart parts as sent.
+    """SHA-256, in hex, of the decompressed JSON, or of the multipart parts as they were sent.
 
-    It is "" without a body, and for JSON of a route that creates nothing: only an Idempotency-Key needs it.
+    A repeated call with the same Idempotency-Key is compared by this digest. Only calls that create something
+    take such a key: without a body, and for JSON of other calls, the digest is "".
     """
     size: int = 0
     """Bytes of the JSON body, after decompression; 0 for a multipart body."""
@@ -95,13 +98,14 @@ class Reader:
     """Reads the parts of a body under the limits of a call. It implements `BodyReader`."""
 
     field: str
-    """The field that an error names if there are too many values: no other field can hold that many."""
+    """The field that the error names if the body has too many values: the only one that can hold so many."""
     most: Census
     """The most values and members of JSON objects in each part."""
     loan: Loan
-    """The memory reserved for the body; it grows by each value."""
+    """The memory that is reserved for the body. Each part that is read adds VALUE_BYTES for each of its
+    values."""
     cure: str = "send several requests"
-    """What to do instead of sending too many values."""
+    """The advice in the error for too many values."""
 
     def json(self, model: Any, data: bytes, count_members: Callable[[Any], int] | None = None) -> Any:
         found = census(data, self.most)
@@ -114,7 +118,8 @@ class Reader:
         self._hold(Census(values, 0))
 
     def _hold(self, found: Census) -> None:
-        """Reserve memory."""
+        """Reserve memory for the values of a part. Raises TooLarge if there are too many, and QuotaExceeded
+        or Unavailable if the memory cannot be lent."""
         if found.values > self.most.values:
             raise over(self.field, self.most.values, "JSON values (texts and words)", self.cure)
         if found.members > self.most.members:
@@ -157,8 +162,10 @@ async def receive(route: Route, call: Call, request: web.Request, loan: Loan) ->
 
 @contextmanager
 def _told_how_to_send_files(route: Route) -> Iterator[None]:
-    """Add to an error about the body, or about a file in it, how a file is sent: who posts one as the body is
-    told so."""
+    """Context manager: add "send a file as a part" to an error about the body or about a file.
+
+    Such an error is often of a client that sent a file as the whole body.
+    """
     try:
         yield
     except (Malformed, UnsupportedMediaType, TooLarge, InvalidInput, NotFound) as error:
@@ -313,7 +320,8 @@ async def _parsed(
 
 
 def most_values(inputs: int) -> Census:
-    """The most values and members that a body of a call with at most `inputs` inputs may hold."""
+    """Return the most JSON values and members of objects that the body of a call with up to `inputs` inputs
+    may hold."""
     return Census(VALUES_AN_INPUT * inputs, 64 + MEMBERS_AN_INPUT * inputs)
 
 

@@ -21,14 +21,15 @@ from hmi.sizes import counted
 from hmi.training.data.rows import reasons_of
 
 SHOWN = 20
+"""The most labels, and the most reasons why rows are bad, that are printed."""
 
 
 class Shown(NamedTuple):
-    """What a command has said of its files before it started a job."""
+    """What a command found in its files before it started a job, and has printed."""
 
     task: str
     notes: frozenset[str]
-    """Remarks on rows, which the job's end need not repeat."""
+    """The printed remarks on rows. When the job ends, these are not printed again."""
 
 
 @click.command(cls=FileCommand)
@@ -73,10 +74,11 @@ def check(
 
 
 def show_formats(task: str | None, files: Mapping[str, Path], options: Mapping[str, Any]) -> Shown:
-    """Print the format of each file, and what else there is to say of it.
+    """Check the files before a job starts. Print the format of each, its bad rows, and remarks such as long
+    texts.
 
-    task: None for the one that the columns of the data show. Raises InvalidData for a file that a job would
-    refuse.
+    task: None to infer the task from the columns of the file `data`. options: the job's. Raises InvalidData
+    for a file that a job would refuse.
     """
     skip = options.get("skip_bad_rows", 0)
     skip, reading = skip if isinstance(skip, int) else 0, reading_of(options)
@@ -97,8 +99,11 @@ def show_formats(task: str | None, files: Mapping[str, Path], options: Mapping[s
 
 
 def lengths_of(model: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options that say how much of a text a model reads, as its live version has them. A server of
-    an earlier version does not tell all."""
+    """Return `max_length` (tokens) and `long_texts` ("windows" or "cut") of a model's live version.
+
+    model: the model as a server describes it. An option that a server of an earlier release does not give is
+    left out.
+    """
     live: Mapping[str, Any] = next(
         (each for each in model["versions"] if each["version"] == model["current"]), {}
     )
@@ -108,7 +113,7 @@ def lengths_of(model: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def show_corpus_format(corpus: Path, options: Mapping[str, Any]) -> None:
-    """Print the format of a corpus. options: of the job. Raises InvalidData if the job would refuse it."""
+    """Print the format of a corpus. options: the job's. Raises InvalidData if a job would refuse it."""
     given = {"encoding": options["encoding"]} if options.get("encoding") else {}
     _note(f"corpus: {checked_corpus(corpus, encoding=reading_of(given).encoding)}")
 

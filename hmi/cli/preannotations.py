@@ -1,12 +1,13 @@
 """Answers of a model in the forms that annotation tools read, so that people correct labels instead of giving
 them.
 
-Label Studio takes tasks with `predictions`; its offsets count code points, as its own tests of emoji say.
-doccano takes rows with `label`; its offsets count UTF-16 units, as browsers do (doccano's issue 2290). Other
-versions of either count otherwise.
+Label Studio reads tasks with `predictions`. Its offsets count code points, as its own tests of emoji show.
+doccano reads rows with `label`. Its offsets count UTF-16 units, as browsers do (doccano's issue 2290). Some
+versions of both tools count the other way, so the user can choose (`OFFSETS`).
 
-What people have given stays: a task keeps its annotations beside the prediction, and a row of doccano, which
-has one place for labels, stays as it is.
+Labels that people have given are never replaced. A task of Label Studio keeps its annotations, and the
+prediction stands beside them. A row of doccano has one place for labels, so a row that has labels stays as it
+is.
 """
 
 from __future__ import annotations
@@ -24,24 +25,27 @@ CODE_POINTS, UTF_16 = OFFSETS = ("code-points", "utf-16")
 FROM_NAME, TO_NAME = "label", "text"
 """The names of the control and of the text in Label Studio's own templates for entities."""
 KEPT = ("id", "meta", "annotations", "completions", "predictions")
-"""What a task keeps beside its data: what Label Studio reads again when it imports an export of its own."""
+"""The members of an exported task that are written again beside its data, since Label Studio imports them."""
 LABELLED = ("label", "labels", "cats", "entities", "annotations")
-"""Where doccano's exports have labels: of classes, spans, intents, relations, and those of old versions."""
+"""The fields in which some version of doccano exports labels: of classes, spans, intents or relations."""
 Answer = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Controls:
-    """The names of a control of the labelling configuration and of the text that it is about."""
+    """The names that Label Studio's labelling configuration gives a control (`from_name`) and the text that
+    the control labels (`to_name`). None: the user gave no name."""
 
     from_name: str | None = None
     to_name: str | None = None
     found: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    """For each type of results, the controls that have such results in a file, with the text of each."""
+    """By type of result, such as "labels": the controls that have such results in a file, each with its text.
+    """
 
     @classmethod
     def of(cls, texts: Iterable[BatchText], from_name: str | None, to_name: str | None) -> Controls:
-        """The names that the user gives, or else those of the annotations that tasks have already."""
+        """Return the names that the user gives, and those in the annotations of `texts`, which are used where
+        the user gives none."""
         found: dict[str, dict[str, str]] = {}
         for text in texts:
             for annotation in annotations_of(text.task) or ():
@@ -53,7 +57,10 @@ class Controls:
         return cls(from_name, to_name, found)
 
     def names(self, kind: str) -> dict[str, str]:
-        """The names for results of a type. Raises InvalidInput if several controls have such results."""
+        """Return `from_name` and `to_name` for results of the type `kind`, such as "labels".
+
+        Raises InvalidInput if several controls of the file have such results and the user has named none.
+        """
         found = self.found.get(kind, {})
         if self.from_name is None and len(found) > 1:
             shown = ", ".join(f"`{name}`" for name in sorted(found))
@@ -69,7 +76,8 @@ class Controls:
 
 
 def answered_row(text: BatchText, output: Answer) -> dict[str, Any]:
-    """The text with its row's id, if it has one, and the fields of its answer that are not null."""
+    """Return a row of the form `rows`: the text, its row's id if it has one, and the fields of `output` that
+    are not None."""
     texts = {"text": text.text} if isinstance(text.text, str) else dict(zip(_PAIR, text.text, strict=True))
     return {**_id(text), **texts, **{name: value for name, value in output.items() if value is not None}}
 
@@ -83,7 +91,8 @@ def _id(text: BatchText) -> dict[str, Any]:
 
 
 def is_annotated(text: BatchText, form: str) -> bool:
-    """Return whether a row has what people gave it, in a form that `form` keeps."""
+    """Return whether people have labelled a row already, so that the file in the form `form` keeps their
+    labels."""
     if form == "label-studio":
         return bool(given_of(text.task))
     return form == "doccano" and _is_labelled(text.record)
@@ -101,10 +110,12 @@ def label_studio_task(
     controls: Controls | None = None,
     offsets: str = CODE_POINTS,
 ) -> dict[str, Any]:
-    """A task with a prediction: regions for entities, choices for labels, a number for a value.
+    """Return a task of Label Studio with a prediction: regions for entities, choices for labels, a number for
+    a value.
 
-    output: None for a text without an answer. version: what the prediction names as its model; one that the
-    task has of this version already is replaced. Raises InvalidInput for answers without such a form.
+    output: the model's answer; None if the text has none, and the task then gets no prediction. version: the
+    model that the prediction names; a prediction of the task that names the same one is replaced. offsets:
+    one of OFFSETS. Raises InvalidInput for an answer that has none of these forms, such as an embedding.
     """
     kept = {name: text.task[name] for name in KEPT if name in text.task}
     others = kept.pop("predictions", None)
@@ -130,8 +141,8 @@ def _prediction(
 
 
 def _check_place(text: BatchText) -> None:
-    """Raise InvalidInput for a text that the task does not hold as it is: offsets would mean nothing there.
-    doccano gets the text itself with them."""
+    """Raise InvalidInput if no field of the task is the text that was answered: the entities' offsets would
+    point to other words there. doccano's rows need no such check, since they get the text itself."""
     if text.record and text.text not in text.record.values():
         raise InvalidInput(
             f"{text.place or 'a row'} has entities, but their text is in none of its fields: it is "
@@ -169,10 +180,11 @@ def _units(text: str) -> int:
 
 
 def doccano_row(text: BatchText, output: Answer, offsets: str = UTF_16) -> dict[str, Any]:
-    """A row of doccano's JSONL: spans for entities, else a list of labels. A row with labels stays as it is;
-    others keep what else they have, such as comments.
+    """Return a row of doccano's JSONL: its `label` is a list of spans for entities, else a list of labels.
 
-    Raises InvalidInput for a pair of texts and for other answers, which doccano has no form for.
+    A row that has labels is returned as it is. Other rows keep their other fields, such as comments. offsets:
+    one of OFFSETS. Raises InvalidInput for a pair of texts, and for answers with neither labels nor entities:
+    doccano has no form for them.
     """
     if not isinstance(text.text, str):
         raise InvalidInput("doccano has no form for pairs of texts: choose --form rows", field="form")

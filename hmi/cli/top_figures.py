@@ -11,7 +11,7 @@ TENANTS = 20
 REFUSALS = ("quota_exceeded", "unavailable", "deadline_exceeded")
 """Outcomes of calls that a busy server refuses or drops."""
 OTHERS = "_other"
-"""The label of all tenants that the server does not tell apart."""
+"""The name under which all tenants are summed that the server does not list by name."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,8 @@ class Traffic:
     p50_ms: float | None = None
     p95_ms: float | None = None
     refused_s: dict[str, float] = field(default_factory=dict)
-    """Calls refused or dropped, by the kind of the error, as far as there are any."""
+    """Calls a second that were refused or dropped, by the kind of the error. Kinds without any are left out.
+    """
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,8 @@ class Process:
     uptime_s: float | None = None
     cpu: float | None = None
     busy: float | None = None
-    """Batches that run at a time, for each stream. It is above 1, and at most 2, with express batches."""
+    """The mean number of batches that run at a time in each stream: 0 to 1, and up to 2 while express batches
+    run beside others."""
     streams: float | None = None
     resident_bytes: float | None = None
     memory_bytes: dict[str, float] = field(default_factory=dict)
@@ -53,7 +55,7 @@ class Queue:
 
 @dataclass(frozen=True)
 class Batches:
-    """The batches that ran: how many a second, and the means of one."""
+    """The batches that ran: their number a second, and the mean texts, tokens, tenants and ms of one."""
 
     per_s: float | None = None
     texts: float | None = None
@@ -64,7 +66,8 @@ class Batches:
 
 @dataclass(frozen=True)
 class Pool:
-    """The adapter pool. Events are per second."""
+    """The adapter pool, which holds tenants' modules in memory. `events_s`: hits, misses and evictions a
+    second."""
 
     bytes: float | None = None
     limit_bytes: float | None = None
@@ -73,7 +76,8 @@ class Pool:
 
 @dataclass(frozen=True)
 class Runs:
-    """A root in memory: its executor, and that executor's µs a token by measured batch."""
+    """A root in memory, the executor that runs its batches, and the µs that this executor takes for a token,
+    by kind of measured batch ("short", "long", "mixed")."""
 
     root: str
     executor: str
@@ -90,30 +94,33 @@ class Tenant:
     tokens_s: float
     compute_share: float
     early_share: float
-    """Of its texts: the fraction that left early."""
+    """The fraction of the tenant's texts that left early, 0 to 1."""
     deep_share: float
-    """Of its texts: the fraction that was computed through all layers."""
+    """The fraction of the tenant's texts that were computed through all layers, 0 to 1."""
     us_per_token: float | None
-    """What its tokens cost: compute a token. None without any."""
+    """Compute in µs for each of the tenant's tokens; None if it had no tokens."""
 
 
 @dataclass(frozen=True)
 class Saving:
-    """The texts and the time that stages saved. Shares are None without texts or without a cascade in use."""
+    """The texts and the time that stages saved, as fractions from 0 to 1; None where there is nothing to
+    divide by."""
 
     early_share: float | None = None
-    """Of all texts: the fraction that left early."""
+    """The fraction of all texts that left early."""
     saved_share: float | None = None
-    """The layers' time that these did not take, as a fraction of the compute that all texts took and it."""
+    """The compute that texts saved by leaving early, as a fraction of all compute that would have been needed
+    without that."""
     returned_share: float | None = None
-    """Of the texts that came to a cascade in use: the fraction that the small level answered."""
+    """The fraction that the small level answered, of the texts that came to a cascade in use."""
     adapted_share: float | None = None
-    """The fraction of all texts whose tokens were adapted."""
+    """The fraction of all texts that token adaptation changed: their rows were merged, or prompts were added.
+    """
 
 
 @dataclass(frozen=True)
 class Figures:
-    """All that one view shows."""
+    """The figures of one screen of `hmi top`."""
 
     version: str
     traffic: Traffic
@@ -125,13 +132,17 @@ class Figures:
     executors: list[Runs]
     tenants: list[Tenant]
     tenants_told: bool
-    """Whether the server tells tenants apart; it does for administrators only."""
+    """True if the server lists tenants by name (for administrators only), or has had no calls to list.
+    """
     jobs: dict[str, int]
     """Jobs that wait or run, by state."""
 
 
 def figures(before: Scrape | None, now: Scrape) -> Figures:
-    """Compute a view. Without a scrape before, or after a restart, it has no rates."""
+    """Return the figures at the scrape `now`, with rates over the time since `before`.
+
+    The figures have no rates if `before` is None, or if the server was restarted in between.
+    """
     span = None if before is None else between(before, now)
     about = now.by("hmi_info", "version")
     jobs = now.by("hmi_jobs", "state")

@@ -10,12 +10,15 @@ from hmi.client.answers import Answer, Task
 
 
 class LineProblem(Answer):
+    """A bad row. `line` is its line in the file, from 1; `message` says what is wrong with it."""
+
     line: int
     message: str
 
 
 class SampleEntity(Answer):
-    """An entity in a row of the sample. `end_word` is the index after its last word."""
+    """An entity in a row of the sample: its words are those from `start_word` up to, but without, `end_word`,
+    counted from 0."""
 
     label: str
     start_word: int
@@ -23,11 +26,16 @@ class SampleEntity(Answer):
 
 
 class FileCheck(Answer):
-    """What a job would make of a file.
+    """How a job would read a file, without starting one.
 
-    Of a file that is not usable, `options` are those by which it could be read, and `text_columns` the
-    columns that may hold the text. `entities`: how often each type of entity occurs; None if no tags mark
-    entities.
+    - `usable`: False if a job would refuse the file; `error` then says why. `options` are then options with
+      which a job may read it, and `text_columns` names the columns that may hold the text.
+    - `read`: the format in words. `count`: the rows or documents. `whole`: False if only the file's beginning
+      was read, to which all figures then refer.
+    - `labels`: the number of rows with each label. `entities`: how often each type of entity occurs; None if
+      the tags mark none.
+    - `bad_rows`: their number; `problems` has the first ones. `notes`: remarks on rows that are not wrong.
+    - `sample`: some rows as a job would read them; `sample_entities`: the entities of each.
     """
 
     usable: bool

@@ -57,8 +57,9 @@ def _packages() -> Iterator[Finding]:
 
 
 def _unmet(requirement: str) -> str | None:
-    """Return why a requirement such as `torch>=2.6` is not met, or None if it is. Only lower bounds are
-    compared.
+    """Return why a requirement such as `torch>=2.6,<3` is not met, or None if it is.
+
+    It compares bounds of the forms `>=` and `<` alone.
     """
     found = re.match(r"([\w.-]+)(?:\[[^\]]*\])?\s*(.*)", requirement.strip())
     assert found is not None
@@ -69,6 +70,9 @@ def _unmet(requirement: str) -> str | None:
     least = re.search(r">=\s*([\d.]+)", found[2])
     if least is not None and _numbers(have) < _numbers(least[1]):
         return f"{found[1]} {have} is older than {least[1]}"
+    below = re.search(r"<\s*([\d.]+)", found[2])
+    if below is not None and _numbers(have) >= _numbers(below[1]):
+        return f"{found[1]} {have} is not older than {below[1]}"
     return None
 
 

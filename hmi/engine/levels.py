@@ -1,9 +1,11 @@
 """Cascades between two roots: a small model answers first, and a large one the texts that need it.
 
-A call names the large model. The small level is asked for the texts that obey the cascade's dispatcher, then
-the large level for those that go on; the call's other texts run beside the first phase. While the gate is
-closed, the large level answers every text, and the small one runs for audits alone. Used on the event loop's
-thread only, which owns all state. docs/design/0012-exits-and-cascades.md has the reasons.
+A call names the large model. While a cascade is in use, its texts run on the small level first, and the
+dispatcher then decides which of them go on to the large level. The call's other texts run at the same time as
+the first phase. Until enough audits have shown that the cascade's answers agree with the large level's (its
+gate is closed), the large level answers every text, and the small one runs for audits alone. All state
+belongs to the event loop's thread: call nothing here from another one, unless its docstring says so.
+docs/design/0012-exits-and-cascades.md has the reasons.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ from hmi.stores.failures import tell
 T = TypeVar("T")
 log = logging.getLogger("hmi.engine")
 MAX_WATCHED = 1 << 14
-"""Cascades whose evidence is kept, about 2 KB each."""
+"""The most cascades whose evidence is kept, about 2 KB each."""
 PAUSE_S = 10.0
 """Seconds for which a small level that could not answer is not asked again."""
 Ask = Callable[[Sequence[TextRequest], Sequence[Admitted]], Awaitable[list[TextResult]]]
@@ -50,24 +52,25 @@ class Passage:
     request: TextRequest
     """As the caller sent it, with an id."""
     bundle: Bundle
-    """The large level's."""
+    """The versions of root, PLOT and module of the large level."""
     watched: Watched
     offers: tuple[Offer, ...]
-    """Under test or in use, the most careful one first."""
+    """The cascade's offers that are under test or in use, the most careful one first."""
     ticket: Ticket
     settled: bool = False
+    """True once the text has left its place in the evidence (`settle`)."""
     checked: bool = False
-    """True if the large level is asked after the answer: the small one answers, and the text is audited."""
+    """True if the small level has answered the text, and the large level is asked afterwards for an audit."""
     first: TextResult | None = None
     """The small level's answer."""
     chances: Floats | None = None
-    """The small level's calibrated probabilities, by the large level's labels."""
+    """float64 [labels]: the small level's calibrated probabilities, in the large level's order of labels."""
     on: bool = True
     """True if the dispatcher sends it on to the large level."""
 
     @property
     def offer(self) -> Offer:
-        """The one that is in force; while none is, the most careful one."""
+        """The offer that is in force; while none is, the most careful one."""
         return self.offers[self.ticket.version or 0]
 
     @property
@@ -80,27 +83,31 @@ class Passage:
 
     @property
     def small_request(self) -> TextRequest:
-        """The request to the small level, which answers in full: as it was profiled."""
+        """The request to the small level: for all scores, and without early exits, as it was profiled."""
         assert self.watched.cascade.small is not None
         small = ModelId.parse(self.watched.cascade.small)
         return replace(self.request, model=small, scores=True, calibrated=False, early=False, beside=True)
 
     @property
     def large_request(self) -> TextRequest:
-        """The request to the large level. It has no exits: they would disagree further.
-        It reads the whole text: a profile of two models has no pruning. Its scores are calibrated here."""
+        """The request to the large level. It allows no early exits, since these would add disagreements of
+        their own. The level reads the whole text, since cascades between two models prune no words. Scores
+        are asked for as they are, and calibrated here."""
         scores = self.request.scores or self.request.calibrated or self.needs_small
         return replace(self.request, scores=scores, calibrated=False, early=False, adapt=True)
 
     def take(self, first: TextResult) -> None:
-        """Take the small level's answer, and draw whether the text goes on."""
+        """Keep the small level's answer, and decide by a draw whether the text goes on to the large level."""
         self.first = first
         self.chances = self._chances(first, self.watched.cascade.temperature)
         self.on = self._sent_on_by(self.offer)
 
     def settle(self, disagrees: Sequence[bool] | None = None) -> None:
-        """End the text's place in the evidence, once. disagrees: each offer's, of an audit; None: it was not
-        compared, unless it is `checked`."""
+        """End the text's part in the evidence. Further calls do nothing.
+
+        disagrees: of an audit, for each offer, whether its answer differs from the large level's. None: the
+        text was not compared; if it is `checked`, its audit is still under way, and the call does nothing.
+        """
         if self.settled or (disagrees is None and self.checked):
             return
         self.settled = True
@@ -110,8 +117,10 @@ class Passage:
             log.info("a cascade's audits rang the alarm: its evidence begins anew")
 
     def compare(self, last: TextResult | None) -> None:
-        """End an audit: would the offers have given the large level's answer? None: that is not known, and
-        counts as a disagreement of each."""
+        """End an audit: compare what each offer would have answered with the large level's answer, `last`.
+
+        last: None if the large level gave no answer, which counts as a disagreement of each offer.
+        """
         if last is None:
             self.settle([True] * len(self.offers))
             return
@@ -119,8 +128,9 @@ class Passage:
         self.settle([self._says(offer, last, large) != last.label for offer in self.offers])
 
     def answer(self, last: TextResult | None) -> TextResult:
-        """The text's answer, from the small level's and the large level's. last: None if the answer does not
-        wait for that.
+        """Return the text's answer to the caller, made of both levels' answers.
+
+        last: the large level's answer; None if the text did not go on to it.
 
         | policy in force | audited | the levels that run | answer |
         |---|---|---|---|
@@ -157,7 +167,7 @@ class Passage:
         return goes_on(self.request.id, float(share_large(self.chances.max(), dispatcher)))
 
     def _says(self, offer: Offer, last: TextResult, large: Floats) -> str | None:
-        """The label that an offer gives. large: the large level's calibrated probabilities, of `last`."""
+        """Return the label that `offer` would give. large: the probabilities of `last`, [labels]."""
         assert self.first is not None
         assert self.chances is not None
         if not self._sent_on_by(offer):
@@ -167,9 +177,10 @@ class Passage:
         return self.labels[int(combined(self.chances, large, offer.weight).argmax())]
 
     def _given(self, result: TextResult, chances: Floats | None, level: Level) -> TextResult:
-        """A level's answer as the caller gets it: the large model's, in the form that was asked for.
+        """Return a level's answer under the large model's name and version, with the scores that the caller
+        asked for.
 
-        chances: its probabilities; None: those of `result`.
+        chances: the probabilities to answer with, [labels]; None: those of `result`.
         """
         if chances is not None:
             result = replace(result, score=float(chances.max()), scores=self._named(chances))
@@ -190,10 +201,10 @@ class Passage:
         )
 
     def _shown(self, chances: Floats) -> Floats:
-        """Calibrated probabilities as the caller gets them.
+        """Return probabilities on the scale that the caller asked for.
 
-        A request that asks for none gets all answers on the scale of the large level's own: with its
-        temperature taken back.
+        A request for calibrated scores gets `chances` as they are. For any other request the calibration of
+        the large level is undone, so that both levels' answers are on the scale of its own scores.
         """
         taken_back = 1.0 / self.watched.cascade.large_temperature
         return chances if self.request.calibrated else calibrated(chances, taken_back)
@@ -220,21 +231,21 @@ class Levels:
         counted: Callable[[str, bool], None] = lambda tenant, small: None,
         path: Path | None = None,
     ) -> None:
-        """record: returns a model's record, or raises NotFound or Damaged.
-
-        counted: receives the tenant of each text that came to a cascade in use, and whether the small
-        level answered it. path: of the file of evidence (`Evidence`)."""
+        """admission: admits texts of the small level. ask: runs admitted texts. record: returns a model's
+        record, or raises NotFound or Damaged. counted: is called for each text that came to a cascade in use,
+        with its tenant and whether the small level answered it. path: the file that keeps the evidence
+        (`Evidence`); None: the evidence ends with the process."""
         self._admission, self._ask, self._record, self._counted = admission, ask, record, counted
         self._evidence = Evidence(MAX_WATCHED, path)
         self._checks = set[asyncio.Task[None]]()
-        """Audits of texts that have their answer."""
+        """Running audits of texts whose callers have their answers already."""
         self._paused: dict[ModelId, float] = {}
         """The `time.monotonic()` until which a large model's small level is not asked, by large model."""
 
     def report(
         self, model: ModelId, artefact: str, small_artefact: str, agreement: float | None
     ) -> CascadeReport | None:
-        """Return a cascade's traffic under an agreement; None if none of its texts has come under it since
+        """Return what a cascade has done for requests that want this agreement; None if there were none since
         the server started."""
         return self._evidence.report(model, artefact, small_artefact, agreement)
 
@@ -251,7 +262,7 @@ class Levels:
         await asyncio.to_thread(self._evidence.close)
 
     async def answer(self, requests: Sequence[TextRequest], admitted: Sequence[Admitted]) -> list[TextResult]:
-        """Answer a call's texts, in their order. Raises as `Engine.infer`."""
+        """Return the answers to a call's texts, in their order. Raises the errors of `Engine.infer`."""
         pairs = zip(requests, admitted, strict=True)
         begun = [self._passage(i, r, a.bundle) for i, (r, a) in enumerate(pairs)]
         passages = {p.index: p for p in begun if p is not None}
@@ -287,11 +298,11 @@ class Levels:
                 passage.settle()  # those without an answer
 
     def _check_later(self, passage: Passage, admitted: Admitted) -> None:
-        """Let the large level answer an audited text that the small one has answered.
+        """Ask the large level, in a task of its own, for an audited text that the small level has answered.
 
-        Its caller has nothing to do with it: it can neither wait for this nor give it up. So whether a text
-        is audited changes no answer and no deadline. An audit that fails counts as a disagreement, since it
-        may fail more often for texts on which the levels disagree.
+        The caller does not wait for this task and cannot cancel it, so an audit changes no answer and no
+        deadline. An audit that fails counts as a disagreement, since audits may fail more often for texts on
+        which the levels disagree.
         """
         passage.checked = True
         check = asyncio.create_task(self._check(passage, admitted))
@@ -310,14 +321,15 @@ class Levels:
             passage.compare(last)
 
     async def _first(self, passages: Sequence[Passage]) -> None:
-        """Let the small levels answer. Texts that one cannot answer are left to the large level."""
+        """Ask the small level of each model. Texts that it cannot answer are left to the large level."""
         groups: dict[ModelId, list[Passage]] = {}
         for passage in passages:
             groups.setdefault(passage.request.model, []).append(passage)
         await _together([self._first_of(group) for group in groups.values()])
 
     async def _first_of(self, passages: Sequence[Passage]) -> None:
-        """The same for one model's texts. A small level that fails does not fail their call."""
+        """Ask the small level for the texts of one model. If it fails, it is not asked again for PAUSE_S, and
+        the large level answers. Raises DeadlineExceeded."""
         model, cascade = passages[0].request.model, passages[0].watched.cascade
         requests = [p.small_request for p in passages]
         try:
@@ -349,8 +361,8 @@ class Levels:
         return await self._ask(requests, admitted)
 
     def _passage(self, index: int, request: TextRequest, bundle: Bundle) -> Passage | None:
-        """Begin a text's way through its model's cascade. None: the large level answers as if there were
-        none."""
+        """Return a text's passage through its model's cascade; None if the large level shall answer it as if
+        there were no cascade."""
         cascade, version = bundle.cascade, bundle.version
         if cascade is None or cascade.small is None or bundle.objective.agreement is None:
             return None

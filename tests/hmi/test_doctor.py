@@ -151,6 +151,7 @@ def test_a_remote_file_system_and_a_wrong_clock(tmp_path: Path, monkeypatch: pyt
 def test_packages_that_are_missing_or_old() -> None:
     assert _unmet("numpy>=2.0") is None
     assert "is older than 999" in str(_unmet("numpy>=999"))
+    assert "is not older than 1.2" in str(_unmet("numpy<1.2,>=1"))
     assert "is not installed" in str(_unmet("no-such-package>=1"))
 
 

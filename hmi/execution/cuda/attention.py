@@ -1,8 +1,8 @@
-"""Attention inside each text of a packed batch.
+"""Attention inside each text of a packed batch, on a device.
 
-`Ragged` needs no padding. It is there for bfloats on a GPU, without relative positions. Elsewhere `Buckets`
-run texts of similar length together, and pad them at most to the longest of a bucket. The host computes where
-each row stands, and uploads it, so that nothing waits for the device.
+`Ragged` needs no padding. It works in bfloat16 on a GPU, for roots without relative positions. For all
+others, `Buckets` runs texts of similar length together, each padded to the longest text of its bucket. The
+host computes the places of all rows and uploads them with the batch, so that it never waits for the device.
 """
 
 from __future__ import annotations
@@ -36,19 +36,30 @@ LAST_STEP = 64
 
 
 class Attention(Protocol):
-    """How the texts of one batch attend."""
+    """Attention over the rows of one batch: gives the functions that compute it, for all rows or for the
+    texts' first rows."""
 
     def rows(self, heads: int, size: Tensor | None = None) -> Attend:
-        """Attention of every row, [rows, dim]. size: see `Rows.size`."""
+        """Return a function from q, k and v, [rows, dim] each, to the attention of every row, [rows, dim].
+
+        size: float32 [rows], the tokens that each row stands for (`Rows.size`); None: one each.
+        """
         ...
 
     def firsts(self, heads: int, size: Tensor | None = None) -> Attend:
-        """Attention of each text's first row, queries [texts, dim]."""
+        """Return a function from q [texts, dim], of each text's first row, and k and v [rows, dim], to
+        [texts, dim].
+
+        size: as of `rows`.
+        """
         ...
 
 
 def ragged_on(like: Tensor, shape: EncoderShape) -> bool:
-    """Return whether `Ragged` serves a root of this shape, in the numbers and on the device of a tensor."""
+    """Return whether `Ragged` can serve a root of this shape, in the dtype and on the device of `like`.
+
+    Runs it on one row to find out.
+    """
     size = shape.dim // shape.heads
     fits = not shape.buckets and size % 8 == 0 and size <= MOST_HEAD_DIM
     if not (like.is_cuda and like.dtype == torch.bfloat16 and fits and varlen_attn is not None):
@@ -66,7 +77,9 @@ class Ragged:
     """An `Attention` without padding, by torch's flash attention over texts of any lengths."""
 
     def __init__(self, offsets: Sequence[int], upload: Upload, texts: int = 0, longest: int = 0) -> None:
-        """texts, longest: those of a shape of batches; the texts beyond the batch's are empty."""
+        """offsets: the first row of each text, and the number of rows. texts, longest: at least so many
+        texts, and at least so many rows in the longest, for batches that share a CUDA graph; the texts that
+        the batch lacks are empty."""
         texts = max(texts, len(offsets) - 1)
         self._longest = max(longest, max((b - a for a, b in pairwise(offsets)), default=0))
         begins = [*offsets, *[offsets[-1]] * (texts + 1 - len(offsets))]
@@ -94,7 +107,8 @@ class Ragged:
 
 
 def _int32(numbers: Sequence[int], upload: Upload) -> Callable[[], Tensor]:
-    """Numbers of 32 bits, two in each number of the upload."""
+    """Upload numbers as int32, two in each int64 of the upload; return a function that gives them on the
+    device."""
     padded = np.zeros(len(numbers) + len(numbers) % 2, np.int32)
     padded[: len(numbers)] = numbers
     there = upload.add(padded.view(np.int64))
@@ -119,7 +133,7 @@ class Bucket:
 
 @dataclass(frozen=True)
 class Buckets:
-    """An `Attention` by length."""
+    """An `Attention` that runs texts of similar length together."""
 
     buckets: Sequence[Bucket]
     in_order: bool
@@ -127,7 +141,7 @@ class Buckets:
     by_row: Callable[[], Tensor]
     """int64 [rows]: the position of each row in the concatenated buckets."""
     by_text: Callable[[], Tensor]
-    """int64 [texts]: the same of each text."""
+    """int64 [texts]: the position of each text in the concatenated buckets."""
 
     @classmethod
     def of(cls, offsets: Sequence[int], upload: Upload) -> Buckets:
@@ -140,10 +154,10 @@ class Buckets:
 
     @classmethod
     def padded(cls, offsets: Sequence[int], upload: Upload, shape: tuple[int, int], rows: int) -> Buckets:
-        """All texts in one bucket of a given shape, [texts, longest], and a given number of rows.
+        """Put all texts into one bucket of the shape [texts, longest], for batches that share a CUDA graph.
 
-        Texts beyond the batch's see the first row alone. Rows beyond the batch's get what its first row gets.
-        No row of the batch sees any of them.
+        Texts that the batch lacks attend to its first row alone. Rows that it lacks, up to `rows`, get the
+        result of its first row. Neither changes a result of the batch.
         """
         texts, longest = shape
         starts = np.asarray(offsets, np.int64)

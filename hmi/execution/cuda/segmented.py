@@ -1,6 +1,6 @@
-"""A way with two kernels a site over all segments of a batch, of any rank and length.
+"""Low-rank changes by kernels: two launches for each site of a layer, whatever the batch's segments are.
 
-The kernels read modules in their slots.
+The segments may have any rank and length. The kernels read each module where it lies in its slots.
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ _INDEX = {site: i for i, site in enumerate(LOW_RANK)}
 
 @dataclass(frozen=True)
 class Room:
-    """The sizes of tables that batches of one shape share."""
+    """The sizes of the uploaded tables, so large that all batches of one shape fit.
+
+    A CUDA graph replays with tables of the sizes that it was captured with.
+    """
 
     segments: int
     pieces: int
@@ -40,21 +43,24 @@ class Room:
         return cls(segments, min(-(-rows // ops.ROWS) + segments, rows), rank)
 
     def changes(self, changes: Ints) -> Ints:
-        """The changes, filled up: one more segment has none."""
+        """Return `changes`, [layers, sites, segments of the batch, CHANGE_WORDS] int64, filled up with zeros
+        to `self.segments` + 1 segments. The last one, which changes nothing, is that of the unused pieces."""
         layers, sites, count, words = changes.shape
         whole = np.zeros((layers, sites, self.segments + 1, words), np.int64)
         whole[:, :, :count] = changes
         return whole
 
     def pieces_of(self, pieces: Ints) -> Ints:
-        """The pieces, filled up: all more belong to the segment without a change."""
+        """Return `pieces`, [pieces of the batch, PIECE_WORDS] int64, filled up to `self.pieces`. The added
+        ones belong to the last segment of `changes`, which changes nothing."""
         more = np.zeros((self.pieces - len(pieces), ops.PIECE_WORDS), np.int64)
         more[:, 0] = self.segments
         return np.concatenate([pieces, more])
 
 
 class Changed:
-    """The low-rank changes of a batch's segments on the device, whatever rows or texts the segments are."""
+    """The table of a batch's low-rank changes, on the device. It has no rows, so ways over all rows of a
+    batch and over its texts' first rows share it."""
 
     def __init__(
         self, segments: Sequence[Segment[Entry]], slots: Slots, upload: Upload, room: Room | None = None
@@ -68,14 +74,15 @@ class Changed:
         self._there, self._strides = upload.add(changes), changes.strides
 
     def at(self, layer: int, site: str) -> tuple[int, int]:
-        """Where the changes at a site lie, and the ranks of scratch memory that they need."""
+        """Return the device address of a site's changes in one layer, and the columns of scratch memory that
+        the kernels need there: the greatest rank, rounded up to a multiple of `ops.EVEN`."""
         index = _INDEX[site]
         begin = self._there().data_ptr() + layer * self._strides[0] + index * self._strides[1]
         return begin, -(-int(self._ranks[layer, index]) // ops.EVEN) * ops.EVEN
 
 
 class Segmented:
-    """A `Way` by the kernels of `hmi_kernels.modules`."""
+    """A `Way` (`hmi.execution.cuda.ways`) that runs the kernels of `hmi_kernels.modules`."""
 
     def __init__(
         self,
@@ -120,7 +127,8 @@ def _changes(segments: Sequence[Segment[Entry]], slots: Slots) -> Ints:
 
 
 def _words_of(entry: Entry, slots: Slots) -> Ints:
-    """The changes of a module where it lies: [layers, sites, CHANGE_WORDS]."""
+    """A module's changes with device addresses, int64 [layers, sites, CHANGE_WORDS]. Made once for each
+    entry."""
     if entry.words is None:
         width = slots.memory.element_size()
         words, is_address = _words(entry.layout, width)

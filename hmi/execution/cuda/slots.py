@@ -1,8 +1,9 @@
-"""Slots: device memory for modules, above the pinned host copies.
+"""Slots: the device memory that holds modules. Each module also has a pinned copy in host memory.
 
-A module takes one slot, or several neighbours if it is larger. The least recently used module gives way.
-Modules of a coming batch give way last, those of a batch that is being enqueued never. A copy into a slot
-waits, on the copies' stream, for the last batches that read the slot.
+A module takes one slot, or several neighbouring ones if it is larger than a slot. If a module needs a slot
+and none is free, the least recently used module is evicted. Modules of a prefetched batch are evicted last,
+those of a batch that is being enqueued never. A copy into a slot waits, on the copies' stream, for the last
+batches that read the slot.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from hmi.execution.cuda.layout import Layout, Packed
 from hmi.execution.cuda.upload import Ints
 
 COMING = 4
-"""The number of prefetched batches whose modules are spared."""
+"""The number of prefetched batches, the newest ones, whose modules are evicted last."""
 
 
 @dataclass(eq=False)
@@ -37,14 +38,17 @@ class Entry:
     arrived: list[Event] = field(default_factory=list)
     """The event that ends each layer's copy, by layer."""
     pins: int = 0
-    """The batches that are being enqueued and read it."""
+    """The number of batches that are being enqueued and read the module. It is not evicted while there are
+    any."""
     readers: list[Event] = field(default_factory=list)
-    """The ends of batches that read it."""
+    """The events that end the batches that read the module and may still run."""
 
     words: Ints | None = None
-    """What the kernels are told of it; made when they first read it."""
+    """The module's changes with device addresses, int64 [layers, sites, CHANGE_WORDS]; made when a batch
+    first uses the kernels (`hmi.execution.cuda.segmented`)."""
 
     def read_until(self, event: Event) -> None:
+        """Note a batch that reads the module until `event`."""
         self.readers = [*(e for e in self.readers if not e.done()), event]
 
 
@@ -69,18 +73,24 @@ class Slots:
 
     @property
     def bytes(self) -> int:
+        """The device memory of all slots, in bytes."""
         return self.memory.nbytes
 
     def needed(self, modules: Iterable[Packed]) -> int:
-        """The slots that these distinct modules take together."""
+        """Return the number of slots that the modules take together. A module that is given twice counts
+        once."""
         return sum(self._slots_of(m) for m in {id(m): m for m in modules}.values())
 
     def watch(self, packed: Packed) -> None:
-        """Free the module's slots once nothing refers to it any more. Call it once for each module."""
+        """Have the module's slots freed once nothing refers to `packed` any more. Call this once for each
+        module."""
         finalize(packed, self._gone.append, id(packed))  # before another object can have its id
 
     def prefetch(self, modules: Sequence[Packed]) -> None:
-        """Start copying a coming batch's modules that are not on the device, as far as slots may be taken."""
+        """Start to copy those modules of a coming batch that are not on the device.
+
+        A module for which no slot can be freed is left to `acquire`. Does not wait.
+        """
         with self._changed:
             self._drop_gone()
             distinct = {id(m): m for m in modules}
@@ -88,11 +98,12 @@ class Slots:
             self._copy(self._placed(distinct, [frozenset().union(*self._coming)]))
 
     def acquire(self, modules: Sequence[Packed]) -> list[Entry]:
-        """Return where each module lies, for a batch that reads them next; they stay until `release`.
+        """Return the entry of each module, in their order, and keep all of them on the device until
+        `release`.
 
-        Waits for batches that are being enqueued if their modules leave no room: so a thread must hold no
-        modules when it calls this. Copies may still be under way: see `Entry.arrived`. Raises Unavailable if
-        the modules take more than all slots.
+        If the modules of batches that are being enqueued leave no room, this waits until some are released.
+        So a thread must have released its own modules before it calls this. Copies may still be under way:
+        see `Entry.arrived`. Raises Unavailable if the modules take more than all slots.
         """
         distinct = {id(m): m for m in modules}
         if (needed := self.needed(modules)) > self.count:
@@ -108,11 +119,13 @@ class Slots:
             return [self._entries[id(m)] for m in modules]
 
     def settled(self) -> None:
-        """Wait on the host for all copies so far, as a pipeline without layer-wise copies does."""
+        """Block the calling thread until all copies that were started so far have ended. Benchmarks use this
+        to measure what copies by layer save."""
         self._copies.record().wait()
 
     def release(self, entries: Iterable[Entry], read: Event) -> None:
-        """Unpin what `acquire` returned. The device reads it until the event `read`."""
+        """Allow entries that `acquire` returned to be evicted again. The device may read them until the event
+        `read`."""
         with self._changed:
             for entry in {id(e): e for e in entries}.values():
                 entry.read_until(read)
@@ -254,7 +267,7 @@ class Slots:
 
 
 def doubled(layers: int) -> list[range]:
-    """All layers in turn: one, two, four, … at a time."""
+    """Divide layers 0 to `layers` into ranges of one layer, two, four, and so on; the last may be shorter."""
     found, begin, size = list[range](), 0, 1
     while begin < layers:
         found.append(range(begin, min(begin + size, layers)))

@@ -17,21 +17,32 @@ from hmi.execution import trace
 from hmi.execution.cuda.device import Event, Graph, Part, Pool, Stream
 
 _THREAD = threading.local()
-"""One compute stream a thread, for all roots: torch makes 32 of a priority, then gives the same again."""
+"""Each thread's compute streams, by device. All roots share them: torch has 32 streams of a priority, and
+hands them out again after that."""
 COMPUTE, COPIES = -1, 0
-"""The priorities of streams that compute and of those that copy, so that no two of both kinds are one."""
+"""The priorities of streams that compute and of streams that copy. They differ, so that torch never hands out
+one stream for both."""
 _NOTHING = nullcontext()
 _FLYING: deque[tuple[Event, object]] = deque()
 _FLYING_LOCK = threading.Lock()
-"""What kernels that copy read: torch does not know to keep it until they have run. The last ones' stays until
-the next copy. Not the stream's, which may be gone sooner."""
+"""What running copy kernels read, each with the event that ends its kernel, the oldest first.
+
+torch does not know that these kernels read it, and would free it too early. What ended kernels read is
+dropped at the next copy. It is kept here and not in a stream's object, since that may be freed before its
+kernels have run.
+"""
 
 
 class CudaDevice:
-    """A `Device` on a GPU. Raises RuntimeError if torch finds no such device."""
+    """A `Device` (`hmi.execution.cuda.device`) on a GPU, through torch."""
 
     def __init__(self, index: int = 0, *, kernels: ops.Launcher | None = None) -> None:
-        """kernels: with those of modules, many modules are copied at once."""
+        """index: the device's number, as torch counts. kernels: launches the kernels of
+        `hmi_kernels.modules`; with them one kernel copies many modules, without them each part is a copy of
+        its own.
+
+        Raises RuntimeError if torch finds no such device.
+        """
         if not torch.cuda.is_available() or index >= torch.cuda.device_count():
             raise RuntimeError(f"torch finds no CUDA device {index}: check the driver with nvidia-smi")
         self._device, self._kernels = torch.device("cuda", index), kernels

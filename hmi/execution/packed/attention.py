@@ -14,9 +14,11 @@ from hmi.model.relative import relative_bias
 
 
 def attend_packed(offsets: Sequence[int], heads: int, size: Tensor | None = None) -> Attend:
-    """Attention of each text over its own rows of [rows, dim], those in offsets[i]:offsets[i + 1].
+    """Return a function from q, k and v, [rows, dim] each, to the attention of each row over the rows of its
+    own text, [rows, dim].
 
-    Rows after the last text get zeros. size: see `Rows.size`.
+    Text i has the rows offsets[i] to offsets[i + 1]. Rows after the last text get zeros. size: [rows], the
+    tokens that each row stands for (`Rows.size`); None: one each.
     """
     added = _Added(offsets, size)
 
@@ -36,7 +38,9 @@ def attend_packed(offsets: Sequence[int], heads: int, size: Tensor | None = None
 
 
 def attend_first(offsets: Sequence[int], heads: int, size: Tensor | None = None) -> Attend:
-    """Attention of the first row of each text, queries [texts, dim], over the text's own rows [rows, dim]."""
+    """Return a function from q [texts, dim], of each text's first row, and k and v [rows, dim], to the
+    attention of each first row over its own text, [texts, dim]. The arguments are those of `attend_packed`.
+    """
     added = _Added(offsets, size)
 
     def attend(q: Tensor, k: Tensor, v: Tensor, relative: Tensor | None = None) -> Tensor:

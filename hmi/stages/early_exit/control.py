@@ -1,9 +1,10 @@
-"""The control of one model's exits: records in, thresholds in force out.
+"""The control of one model's exits: it gets records of texts, and decides which thresholds are in force.
 
 1. While nothing may leave, every text runs to the end, and is recorded at every ramp. A window of records
    gives a ladder: policies, each with its ramps and their thresholds, from careful to bold (`choice.ladder`).
-2. Later records test all of them as they stand. The gate of a policy opens once they suffice, if those of the
-   more careful ones have opened. The boldest with an open gate is in force.
+2. Later records test all policies of the ladder, which do not change meanwhile. The gate of a policy opens
+   once its records suffice and the gates of all more careful policies are open. The boldest policy with an
+   open gate is in force.
 3. From then on texts leave, as long as the stream is solvent (`account`). A random share is audited: such a
    text leaves as well, but its rows run on, to be compared. Audits ring the alarm if the stream has drifted,
    and then everything begins again. They also test the rest of the ladder, and a new one, tuned on all
@@ -38,25 +39,27 @@ Recorded = tuple[Floats, Bools]
 """Uncertainty and agreement of records, newest first: [texts, ramps] twice."""
 
 PATIENCE = 20.0
-"""The audits after which a ladder is given up that has no open gate, times the tolerated rate. After twice as
-many any ladder is."""
+"""A ladder without an open gate is given up after PATIENCE / (tolerated rate) audits: 2,000 at 1%. A ladder
+with an open gate is given up after twice as many."""
 LADDERS = 3
-"""The most ladders under test at once: the newest ones. Each has gathered evidence since it was tuned."""
+"""The most ladders that are tested at once. A further one replaces the oldest."""
 WORTH, LEAST, KEPT = 1.05, 0.05, 0.01
 """A policy is tested if it saves more than WORTH times what the present one saves on the records, and more
-than LEAST of the layers' time. A present one that saves less than KEPT of it is given up: it is no better
-than none."""
+than LEAST of the layers' time. A present policy that saves less than KEPT of the layers' time is given
+up."""
 WINDOW, LEAST_WINDOW = 5.12, 128
-"""The records before the first ladder, times the tolerated rate: 512 at 1%. Apparate's 128 texts tell nothing
-of a rate of 1%."""
+"""The first ladder is tuned on WINDOW / (tolerated rate) records, and on no fewer than LEAST_WINDOW: 512 at
+1%. The 128 texts that Apparate uses are too few to estimate a rate of 1%."""
 FRUITLESS = 3
-"""The windows in a row without a policy that is worth a test, after which the control is off."""
+"""The control is switched off after this many windows in a row without a policy that is worth a test."""
 RETRY = 50_000
-"""The texts after which a control that is off collects one more window: it costs about 1% of them."""
+"""A control that is off collects one more window after this many texts. At 1% tolerated, the window is about
+1% of them."""
 SETTLED = 4
-"""The windows of records before fewer audits will do: until then they find bolder policies."""
+"""The windows of records after which fewer texts are audited. Until then, audits often find bolder policies.
+"""
 ADVANCE_EVERY = 64
-"""The texts between looks at whether fewer audits will do."""
+"""After each this many texts, the control checks whether fewer audits suffice."""
 
 
 @dataclass(frozen=True)
@@ -66,8 +69,8 @@ class Terms:
     loss: float = 0.01
     """The tolerated fraction of answers that differ from the full model's."""
     error: float = 0.05
-    """The probability with which it may be exceeded: that of all gates together, and that of the bound of
-    the stream."""
+    """The probability with which `loss` may be exceeded. It holds once for all gates together, and once for
+    the bound of the whole stream."""
 
     @property
     def window(self) -> int:
@@ -89,13 +92,14 @@ class Begun:
     and `Control.abandon` one that gets no answer."""
 
     thresholds: Thresholds
-    """[ramps]: it may leave at the first ramp whose threshold is above its uncertainty."""
+    """[ramps]: the text may leave at the first ramp whose threshold is above the text's uncertainty there."""
     recorded: bool
-    """Its rows run to the end, whatever its thresholds, and it is recorded at every ramp."""
+    """True if the text's rows run to the end, whatever its thresholds say, and it is recorded at every ramp.
+    """
     count: Count
-    """The phase of the account that it belongs to."""
+    """The phase of the account in which the text began."""
     left_at: int | None = None
-    """The ramp whose answer it got; None: it has no answer yet."""
+    """The ramp whose answer the text got; None: it has no answer yet."""
 
     @property
     def audited(self) -> bool:
@@ -109,35 +113,34 @@ class Control:
     def __init__(
         self, costs: Callable[[], Costs], terms: Terms, others: Sequence[Recorded] = (), *, ramps: int = 0
     ) -> None:
-        """costs: the present ones, with one time for each ramp: `layer_s` of the layers up to the next ramp.
-
-        others: records of the domain's and the root's other models, which fill the first window while the
-        model has few of its own.
-        """
+        """costs: returns the present costs, with one time for each ramp: `layer_s` is that of the layers from
+        the ramp to the next one. others: records of other models of the domain and the root, which fill the
+        first window while the model has few records of its own. ramps: the number of ramps; 0: as many as
+        `costs` names."""
         self.terms, self._costs, self._others = terms, costs, tuple(others)
         self.ramps = ramps or len(costs().ramp_s)
         self.account = Account(terms.loss, terms.error)
         self.records = Records(self.ramps)
         self.audits = Audits()
-        """Of all policies that were in force."""
+        """The audits of all policies that were in force."""
         self.left_at: Counter[int] = Counter()
         """The texts that left, by ramp."""
         self.checked_at: Counter[int] = Counter()
-        """Those of them that are audited."""
+        """The audited ones among the texts that left, by ramp."""
         self.present: Policy | None = None
-        """In force: its gate is open."""
+        """The policy in force, whose gate is open; None: no text may leave."""
         self.tested: tuple[Ladder, ...] = ()
-        """The newest ladders that have closed gates, the newest last."""
+        """The ladders under test, which have closed gates, the newest last."""
         self.wait = terms.window - sum(len(agrees) for _, agrees in others)
         """Records until the next review."""
         self.windows = self.due = 0
         """The reviews so far, and the one at which the next ladder is tuned."""
         self.policies = self.alarms = self.fruitless = 0
-        """The numbers of ladders and of alarms so far, and of windows and ladders in a row without a policy.
-        """
+        """Three counts: of the ladders so far, of the alarms so far, and of windows and ladders in a row that
+        gave no policy."""
         self.off, self.skipped, self.asleep = False, 0, 0
-        """Three values: True if it is off, the texts that ran while it was off, and those since it was last
-        put off."""
+        """Three values: True if the control is off, the texts that ever ran while it was off, and those since
+        it was last switched off."""
 
     @property
     def state(self) -> State:
@@ -149,7 +152,7 @@ class Control:
 
     @property
     def nbytes(self) -> int:
-        """The memory of its records and of others'."""
+        """Bytes of memory of the model's own records and of other models' records."""
         return self.records.nbytes + sum(u.nbytes + agrees.nbytes for u, agrees in self._others)
 
     @property
@@ -170,10 +173,12 @@ class Control:
         return self.present.thresholds
 
     def begin(self, draw: float) -> Begun | None:
-        """Count a text; None: no ramp is to be asked for it. draw: its own, for audits.
+        """Count a text that begins. Return None if the control is off, so that no ramp is computed for the
+        text.
 
-        If it was drawn for an audit, or if the thresholds are all 0, it is recorded. Other texts are not,
-        whether they leave or not: those that stay are the hard ones, and would bias the records.
+        draw: a random number of the text, 0 to 1; the text is audited if it is below the share of audits. A
+        text is recorded if it is audited, or if all thresholds are 0. Other texts are not recorded, not even
+        those that stay to the end: they are harder than the average text, and would bias the records.
         """
         account = self.account
         if account.texts % ADVANCE_EVERY == 0:
@@ -186,7 +191,8 @@ class Control:
         return Begun(thresholds, draw < account.share or not any(thresholds), count)
 
     def skip(self, texts: int) -> bool:
-        """Count texts that run while it is off; returns whether it is. They earn nothing in the account."""
+        """Return whether the control is off, and if so, count `texts` texts. They do not count in the
+        account."""
         if self.off and self.asleep >= RETRY:
             self.off, self.wait, self.fruitless = False, self.terms.window, FRUITLESS - 1
         if self.off:
@@ -195,9 +201,10 @@ class Control:
         return self.off
 
     def leave(self, begun: Begun, ramp: int) -> bool:
-        """Let a text leave with its ramp's answer, if the stream can afford it. Returns whether it does.
+        """Let a text leave with the answer of the ramp `ramp`, unless the account does not allow a further
+        disagreement. Return whether the text leaves.
 
-        An audited text runs on. Until it is recorded, it counts as a disagreement.
+        The rows of an audited text run on. Until it is recorded, it counts as a disagreement.
         """
         if not self.account.solvent:
             return False
@@ -209,12 +216,13 @@ class Control:
         return True
 
     def stay(self) -> None:
-        """Take note of a text that gets the full model's answer."""
+        """Note a text that gets the full model's answer."""
         self.account.waiting -= 1
 
     def abandon(self, begun: Begun) -> None:
-        """Take back a text that got no answer. An audited one that has its early answer, but will not be
-        compared, counts as a disagreement."""
+        """Note that a text ends without the full model's answer. If it has no early answer either, it is not
+        counted. If it has one and is audited, it counts as a disagreement, since the answers cannot be
+        compared any more."""
         if begun.left_at is None:
             self.account.texts -= 1
             self.account.waiting -= 1
@@ -224,7 +232,11 @@ class Control:
     def record(
         self, uncertainty: Sequence[float] | Floats, agrees: Sequence[bool] | Bools, begun: Begun
     ) -> None:
-        """Take note of a recorded text whose rows ran to the end. The arrays are [ramps]."""
+        """Record a text whose rows ran to the end.
+
+        uncertainty: float [ramps], 0 to 1. agrees: bool [ramps], whether the ramp's answer is the full
+        model's.
+        """
         u, right = np.asarray(uncertainty, np.float64), np.asarray(agrees, np.bool_)
         us, rights = u.tolist(), right.tolist()
         if begun.left_at is None:
@@ -245,8 +257,11 @@ class Control:
             self._review()
 
     def obey(self, terms: Terms) -> None:
-        """Obey other terms. Account, records and the number of policies go on, so that to change terms and to
-        change them back buys no further disagreements. What was certified for the former ones is dropped."""
+        """Replace the terms. Policies that were tested under the former terms are dropped.
+
+        The account, the records and the number of policies are kept. So a tenant that changes its terms and
+        changes them back gets no more disagreements than before.
+        """
         self.terms, self.account.loss = terms, terms.loss
         self.present, self.tested = None, ()
         self.fruitless = self.asleep = self.windows = self.due = 0
@@ -255,7 +270,7 @@ class Control:
         self.wait = max(0, terms.window - known)
 
     def begin_again(self) -> None:
-        """Forget all records: the stream is another one from here on. The account goes on."""
+        """Drop all records and policies after an alarm, since the texts have changed. The account is kept."""
         self.records = Records(self.ramps)
         self.present, self.tested = None, ()
         self._others, self.fruitless, self.wait = (), 0, self.terms.window
@@ -264,17 +279,17 @@ class Control:
 
     @property
     def _settled(self) -> bool:
-        """True if a policy is in force, and bolder ones have had their time."""
+        """True if a policy is in force and SETTLED windows have passed in search of bolder ones."""
         return self.present is not None and self.windows >= min(SETTLED, MAX_RECORDS // self.terms.window)
 
     @staticmethod
     def _ended(begun: Begun, *, wrong: bool) -> None:
-        """The audit of a text that left has ended."""
+        """Note that the audit of a text that left has ended. wrong: whether the answers differ."""
         del begun.count.pending[begun]
         begun.count.wrong += wrong
 
     def _test(self, uncertainty: Sequence[float], agrees: Sequence[bool]) -> None:
-        """Take note of an audit in all ladders, and use what they let through."""
+        """Test all ladders with one record, and put a policy into force whose gate opens."""
         kept = []
         for ladder in self.tested:
             if ladder.test(uncertainty, agrees) and ladder.top is not None:
@@ -295,9 +310,10 @@ class Control:
             self.present, self.fruitless = Policy(thresholds, Alarm(self.terms.loss)), 0
 
     def _review(self) -> None:
-        """Give up what has come to save less than it takes, and begin a new ladder if it is time for one.
+        """Give up policies and ladders that save too little by now, and tune a new ladder if it is time for
+        one.
 
-        While the model has fewer records than a window, others' are added.
+        While the model has fewer records than a window, other models' records are added.
         """
         terms, costs, self.wait = self.terms, self._costs(), self.terms.window
         self.windows += 1
