@@ -222,8 +222,9 @@ class ShardRoot(Request):
     )
     importance: bool = Field(
         default=False,
-        description="Also sort heads, neurons and shards by importance, which takes most of the time. Plans "
-        "of submodels need it; the server, which runs all shards, does not.",
+        description="Does nothing: it is accepted for one release, and the job's `result.metrics.warnings` "
+        "says so.",
+        deprecated=True,
     )
 
 

@@ -153,7 +153,7 @@ def show(session: Session, name: str, as_json: bool) -> None:
 @root.command()
 @click.argument("name")
 @click.argument("text", required=False, type=FILE)
-@click.option("--importance", is_flag=True, help="Also sort shards by importance, for plans of submodels.")
+@click.option("--importance", is_flag=True, help="Does nothing; goes with the next release.")
 @job_options
 @pass_session
 def shards(
@@ -166,10 +166,11 @@ def shards(
     agreement under load then answer from shards while the root is loaded.
     """
     session.may_start_jobs()
+    if importance:
+        click.echo("--importance does nothing any more, and goes with the next release", err=True)
     with session.calls() as calls:
         files = None if text is None else {"text": text}
-        body = {"importance": importance}
-        job = calls.request("POST", f"/manage/roots/{segment(name)}/shards", body, files)["job"]
+        job = calls.request("POST", f"/manage/roots/{segment(name)}/shards", {}, files)["job"]
         finish(session, calls, job, detach=detach, as_json=as_json)
 
 

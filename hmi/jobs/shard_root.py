@@ -1,7 +1,7 @@
-"""The job that cuts a root's upper layers into shards, and measures answers on them. It may sort them, too.
+"""The job that cuts a root's upper layers into shards, and measures answers on them.
 
-Without texts, shards are in the order of the weights, and no model is measured: then none runs on shards but
-those of a root that is larger than the memory limit, on exact ones.
+Without texts no model is measured: then none runs on shards but those of a root that is larger than the
+memory limit, on exact ones.
 """
 
 from __future__ import annotations
@@ -18,26 +18,22 @@ from hmi.core import ModelId, ModelRecord, ShardsRecord, now
 from hmi.engine.bundles import Bundles
 from hmi.errors import Damaged, NotFound
 from hmi.jobs.runtime.context import JobContext
-from hmi.jobs.shard_answers import Asked, asked, probe_of
+from hmi.jobs.shard_answers import Asked, asked
 from hmi.jobs.specs import ShardRootSpec
-from hmi.model.root import load_root
 from hmi.stages.early_exit.evidence import Audits
 from hmi.stages.elastic_shards.fidelity import Fidelity, write_fidelity
-from hmi.stages.elastic_shards.importance import ROOT, orders_of, profile, write_importance
 from hmi.stages.elastic_shards.making import make_shards
 from hmi.stages.elastic_shards.store import ShardStore, open_shards
 from hmi.stages.elastic_shards.versions import BITS, FULL
 from hmi.stages.elastic_shards.weights import ShardWeights, uniform
 from hmi.training.data.corpus import read_documents
-from hmi.training.data.rows import Row
 from plot_store import PlotStoreError
 
 MOST_MODELS = 16
 """The most models of a root that are measured: those that were published last."""
-PROBED, JUDGED = 12, 400
-"""Texts by which importance is found, and by which the bits are judged, for each model."""
-IMPORTANCE_MODELS = 4
-"""The most models by which importance is found."""
+JUDGED = 400
+"""Texts by which the bits are judged, for each model."""
+IMPORTANCE_IGNORED = "importance does nothing any more, and the next release refuses it"
 
 
 def run(ctx: JobContext) -> dict[str, Any]:
@@ -51,18 +47,8 @@ def run(ctx: JobContext) -> dict[str, Any]:
     bundles = Bundles(s.data, ctx.registry, ctx.plots, ctx.adapters, ctx.lowers, "fp32")
     try:
         measured = _models(ctx, bundles, record.name)
-        asked_of = measured[:IMPORTANCE_MODELS] if spec.importance else []
-        probes = [probe_of(each, PROBED) for _, each in asked_of]
-        orders = None
-        if probes:
-            root = load_root(folder)
-            heads = root.info.shape.heads
-            orders = orders_of(root.upper, heads, probes, _report(ctx, "ordering heads and neurons"))
-        make_shards(folder, orders, _report(ctx, "cutting layers into shards"))
+        make_shards(folder, _report(ctx, "cutting layers into shards"))
         with open_shards(folder) as store:
-            if probes:
-                scores = profile(store, probes, _report(ctx, "measuring the importance of shards"))
-                write_importance(folder, store, ROOT, scores)
             found = Fidelity(_judged(ctx, store, measured))
             write_fidelity(folder, store, found)
             about = ShardsRecord(
@@ -70,7 +56,8 @@ def run(ctx: JobContext) -> dict[str, Any]:
             )
         ctx.check()
         ctx.registry.put_root(ctx.registry.root(record.name).model_copy(update={"shards": about}))
-        return {"root": record.name, **about.model_dump()}
+        remarks = {"metrics": {"warnings": [IMPORTANCE_IGNORED]}} if spec.importance else {}
+        return {"root": record.name, **about.model_dump(), **remarks}
     finally:
         bundles.close()
 
@@ -93,13 +80,12 @@ def _models(ctx: JobContext, bundles: Bundles, root: str) -> list[tuple[ModelRec
         return []
     texts = list(dict.fromkeys(read_documents(ctx.input / "text")))
     some = random.Random(0).sample(texts, min(len(texts), JUDGED))
-    rows = [Row(text, "") for text in some]
     records = [r for r in ctx.registry.models() if r.live.root == root and r.live.task == "classification"]
     found = []
     for record in sorted(records, key=lambda r: r.live.created, reverse=True)[:MOST_MODELS]:
         name = str(ModelId(record.tenant, record.name))
         try:
-            found.append((record, asked(bundles, record, name, rows)))
+            found.append((record, asked(bundles, record, some)))
         except (NotFound, Damaged, PlotStoreError) as error:
             ctx.log(f"{name} is not measured: {error}")
     return found
@@ -111,12 +97,12 @@ def _judged(
     """For each model and bitwidth, how many texts are answered otherwise than with exact shards."""
     report = _report(ctx, "measuring the agreement of bits")
     found: dict[str, dict[int, Audits]] = {}
-    done, steps, depth = 0, len(measured) * (1 + len(BITS)), len(store.layers)
+    done, steps = 0, len(measured) * (1 + len(BITS))
     for record, texts in measured:
         full = np.empty(0, np.int64)
         for bits in (FULL, *BITS):
             weights = ShardWeights(store, uniform(store, bits))
-            labels = texts.answers(weights, only=depth)[depth]
+            labels = texts.answers(weights)
             if bits == FULL:
                 full = labels
             else:

@@ -120,7 +120,7 @@ class ShardRootSpec(Spec):
 
     name: str
     importance: bool = False
-    """Also find which heads, neurons and shards matter, for plans of submodels (`elastic_shards.plan`)."""
+    """Does nothing: the field is accepted for one release, and the job's record says so."""
 
 
 class ProfileCascadeSpec(Spec):

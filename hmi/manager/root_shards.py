@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from hmi.core import JobRecord, RootRecord
-from hmi.errors import Conflict, InvalidInput
+from hmi.errors import Conflict
 from hmi.jobs.checks import checked_corpus
 from hmi.jobs.specs import ShardRootSpec
 from hmi.manager.parts import Parts
@@ -23,12 +23,10 @@ class RootShards:
         """Cut a root's upper layers into shards, on which it can run before it is loaded and within less
         memory.
 
-        text: lines by which the agreement of the root's models with fewer bits is measured. importance: by
-        them, shards are sorted by importance, too. Raises NotFound, InvalidInput (importance without text),
-        Conflict (a job is at work on the root), StorageFull.
+        text: lines by which the agreement of the root's models with fewer bits is measured. importance: does
+        nothing; the job's record says so. Raises NotFound, Conflict (a job is at work on the root),
+        StorageFull.
         """
-        if importance and text is None:
-            raise InvalidInput("importance is found by text: send text, too", field="importance")
         self._parts.registry.root(name)
         if text is not None:
             checked_corpus(text, field="text")

@@ -7,7 +7,7 @@ tenant's module changes the layer (`Delta`). The layer itself knows neither tena
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -16,9 +16,6 @@ from torch import Tensor, nn
 from hmi.model.prepacked import PackedLinear, PackedProjection, Projection, packs
 from hmi.model.relative import relative_bias
 from hmi.model.shape import EncoderShape
-
-if TYPE_CHECKING:
-    from hmi.model.partial import Kept
 
 Attend = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
 """(q [..., Tq, dim], k and v [..., T, dim], the layer's relative table or None) -> context [..., Tq, dim]."""
@@ -47,9 +44,6 @@ class EncoderLayer(nn.Module):
     q, k and v share one matrix, so that one product computes all three. `relative` [buckets, heads] is the
     table of relative attention, None in BERT.
     """
-
-    kept: Kept | None = None
-    """The heads and neurons that a part of a layer has (`hmi.model.partial`); None: all of them, in order."""
 
     def __init__(self, shape: EncoderShape) -> None:
         super().__init__()

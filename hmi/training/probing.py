@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy.special import log_softmax
 from torch import Tensor
 
 from hmi.model.tagging import Floats
@@ -33,6 +34,10 @@ STRENGTHS = (1.0, 10.0, 100.0)
 CONTRASTED_STRENGTH = 10.0
 """The strength for a contrasted source. Cross-validation cannot choose it: the source has seen all rows."""
 FOLDS = 5
+STEPS, FLAT = 2_000, 1e-4
+"""The most steps of L-BFGS, and the slope at which it ends."""
+UNLIKELY = math.log(1e-6)
+"""The least log-probability of a label."""
 
 
 def can_probe(lesson: TextLesson) -> bool:
@@ -68,10 +73,10 @@ def probe_with(
             seed,
             lambda step, total, loss: report("training a teacher", step, total, loss),
         )
-    model = regression.fitted(embed(lesson.train), regression.labels, strength)
-    dev, texts = regression.answers(model, embed(lesson.dev)), list[Tensor]()
+    probe = fitted(embed(lesson.train), regression.labels, strength, regression.weights)
+    dev, texts = probe.answers(embed(lesson.dev), regression.count), list[Tensor]()
     for at in range(0, len(lesson.texts), REPORT_EVERY):
-        texts += regression.answers(model, embed(lesson.texts[at : at + REPORT_EVERY]))
+        texts += probe.answers(embed(lesson.texts[at : at + REPORT_EVERY]), regression.count)
         report("labelling texts", len(texts), len(lesson.texts), None)
     if len(lesson.dev) >= HELD_OUT.enough:
         outside = None
@@ -82,32 +87,84 @@ def probe_with(
 
 
 @dataclass(frozen=True)
+class Probe:
+    """A logistic regression."""
+
+    known: NDArray[np.int64]
+    """The labels that its rows had, ascending."""
+    solved: NDArray[np.float64]
+    """[known labels, dim + 1]: the map to their logits, and its bias."""
+
+    def answers(self, rows: Floats, count: int) -> list[Tensor]:
+        """Return the log-probabilities of all `count` labels, fp32, for each of rows [rows, dim]. A label
+        without rows is unlikely."""
+        if not len(rows):
+            return []
+        out = np.full((len(rows), count), UNLIKELY)
+        out[:, self.known] = np.maximum(log_softmax(_logits(rows, self.solved), axis=1), UNLIKELY)
+        return list(torch.from_numpy(out).float().log_softmax(-1))
+
+
+def _logits(rows: NDArray[np.floating[Any]], solved: NDArray[np.float64]) -> NDArray[np.float64]:
+    return rows @ solved[:, :-1].T + solved[:, -1]
+
+
+def fitted(
+    rows: Floats, labels: NDArray[np.int64], strength: float, weights: Sequence[float] | None = None
+) -> Probe:
+    """Fit a probe: it minimises strength · the sum of the rows' losses + ‖map‖² / 2. The bias has no penalty.
+
+    rows [rows, dim]; labels int64 [rows], of at least two kinds; weights: that of each label, None for 1.
+    """
+    from scipy.optimize import minimize  # imported here, since it takes a part of a second
+
+    known, own = np.unique(labels, return_inverse=True)
+    heavy = np.ones(len(rows)) if weights is None else np.array(weights)[labels]
+    mine, right, x = heavy / heavy.sum(), np.eye(len(known))[own], rows.astype(np.float64)
+    # Two labels have one map between them, as opposite halves: their squares are half of its square.
+    penalty = (2 if len(known) == 2 else 1) / (strength * heavy.sum())
+
+    def loss(flat: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
+        solved = flat.reshape(len(known), -1)
+        logs = log_softmax(_logits(x, solved), axis=1)
+        off = mine[:, None] * (np.exp(logs) - right)
+        slope = np.hstack([off.T @ x + penalty * solved[:, :-1], off.sum(0)[:, None]])
+        value = penalty / 2 * np.square(solved[:, :-1]).sum() - mine @ logs[right > 0]
+        return float(value), slope.ravel()
+
+    start = np.zeros(len(known) * (x.shape[1] + 1))
+    options = {"maxiter": STEPS, "gtol": FLAT, "ftol": 64 * np.finfo(float).eps}
+    found = minimize(loss, start, jac=True, method="L-BFGS-B", options=options)
+    return Probe(known, found.x.reshape(len(known), -1))
+
+
+@dataclass(frozen=True)
 class _Regression:
     """The logistic regression of a lesson: its rows' labels int64 [rows], the number of labels that the task
-    has, and the weights of the labels that rows have."""
+    has, and the weight of each."""
 
     labels: NDArray[np.int64]
     count: int
-    weights: dict[int, float] | None
+    weights: Sequence[float] | None
 
     @classmethod
     def of(cls, lesson: TextLesson) -> _Regression:
         names = lesson.task.labels
-        labels = np.array([names.index(str(row.label)) for row in lesson.train])
-        weights = lesson.weights and {label: lesson.weights[label] for label in set(labels.tolist())}
-        return cls(labels, len(names), weights or None)
+        return cls(
+            np.array([names.index(str(row.label)) for row in lesson.train]), len(names), lesson.weights
+        )
 
     def chosen(self, rows: Floats, strengths: Sequence[float]) -> tuple[float, list[Tensor]]:
         """The strength with the likeliest answers in cross-validation, and these answers for each row.
 
         A label with one row is unknown where that row is left out.
         """
-        from sklearn.model_selection import KFold  # imported here, since it takes a second
-
+        order = np.random.RandomState(0).permutation(len(rows))  # as earlier releases divided rows
         best: tuple[float, float, list[Tensor]] = (-math.inf, strengths[0], [])
         for strength in strengths:
             outside = [torch.empty(0)] * len(rows)
-            for train, held in KFold(min(FOLDS, len(rows)), shuffle=True, random_state=0).split(rows):
+            for held in np.array_split(order, min(FOLDS, len(rows))):
+                train = np.setdiff1d(order, held)
                 answers = self._outside(rows[train], self.labels[train], rows[held], strength)
                 for i, answer in zip(held, answers, strict=True):
                     outside[i] = answer
@@ -122,23 +179,4 @@ class _Regression:
             only = torch.full((self.count,), UNLIKELY)
             only[labels[0]] = 0.0
             return [only] * len(held)
-        return self.answers(self.fitted(rows, labels, strength), held)
-
-    def fitted(self, rows: Floats, labels: NDArray[np.int64], strength: float) -> Any:
-        """A regression on these rows [rows, dim] and labels [rows], of at least two kinds."""
-        from sklearn.linear_model import LogisticRegression
-
-        present = set(labels.tolist())
-        weights = self.weights and {label: self.weights[label] for label in present}
-        return LogisticRegression(C=strength, max_iter=2_000, class_weight=weights).fit(rows, labels)
-
-    def answers(self, model: Any, rows: Floats) -> list[Tensor]:
-        """The log-probabilities of all labels for each row. A label without rows is unlikely."""
-        if not len(rows):
-            return []
-        out = np.full((len(rows), self.count), UNLIKELY)
-        out[:, model.classes_] = np.maximum(model.predict_log_proba(rows), UNLIKELY)
-        return list(torch.from_numpy(out).float().log_softmax(-1))
-
-
-UNLIKELY = math.log(1e-6)
+        return fitted(rows, labels, strength, self.weights).answers(held, self.count)

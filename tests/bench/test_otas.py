@@ -6,17 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.cases.stages.otas import (
-    EPSILON,
-    Query,
-    algorithm_1,
-    algorithm_2,
-    algorithm_3,
-    otas,
-    profiled,
-    shares,
-    worth,
-)
+from bench.cases.stages.otas import algorithm_2, algorithm_3, otas, profiled, shares, worth
 from hmi.stages.planning.labels import Job, Option, best
 from tests.hmi.planning_lab import WHOLE, brute_force
 
@@ -69,29 +59,6 @@ def test_shares_grow_with_the_number_of_batches() -> None:
     assert 0 < four.mean_loss < four.suboptimal
     assert 0 < four.infeasible < 1
     assert two.better == four.better == 0
-
-
-def test_algorithm_1_as_printed() -> None:
-    batches: list[list[Query]] = []
-    first = algorithm_1(batches, Query(0.0, 1.0, 0.3))
-    assert algorithm_1(batches, Query(0.1, 1.4, 0.2)) is first
-    assert algorithm_1(batches, Query(0.1, 1.6, 0.2)) is not first  # its deadline is too far
-    third = algorithm_1(batches, Query(0.2, 1.0, 1.2))  # its utility, too
-    assert len(batches) == 3
-    assert algorithm_1(batches, Query(0.6, 1.0, 1.2)) is third
-    assert algorithm_1(batches, Query(0.8, 1.0, 1.2)) is not third  # it comes too late
-    assert [len(batch) for batch in batches] == [2, 1, 2, 1]
-    many: list[list[Query]] = []
-    for _ in range(EPSILON + 1):
-        algorithm_1(many, Query(0.0, 1.0, 1.0))
-    assert [len(batch) for batch in many] == [EPSILON, 1]
-
-
-def test_algorithm_1_as_printed_lets_deadlines_drift_apart() -> None:
-    batches: list[list[Query]] = []
-    for deadline in (10.0, 9.5, 9.0, 8.5):
-        algorithm_1(batches, Query(0.0, deadline, 1.0))
-    assert len(batches) == 1
 
 
 def test_algorithm_3_and_its_function_of_the_rate() -> None:

@@ -176,6 +176,14 @@ def test_an_error_survives_a_process_boundary() -> None:
     )
 
 
+def test_a_field_without_effect_warns_and_is_not_sent() -> None:
+
+    with scripted(lambda r, n: Said(202, {"job": "j1"})) as server, hmi.Client(server.url) as client:
+        with pytest.warns(DeprecationWarning, match="does nothing"):
+            client.roots.shard("tiny", importance=True)
+    assert server.sent[0].json == {}
+
+
 def test_the_synchronous_client_is_made_of_the_asynchronous_one() -> None:
     assert stale() == [], "run: python scripts/sync_client.py"
 

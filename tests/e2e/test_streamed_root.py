@@ -19,6 +19,7 @@ from hmi.engine import Engine, TextRequest
 from hmi.engine.bundles import Bundles
 from hmi.engine.streamed import Streamed
 from hmi.errors import Damaged
+from hmi.jobs.shard_root import IMPORTANCE_IGNORED
 from hmi.metrics import Metrics
 from hmi.model.root import load_root
 from hmi.stages import RoundRobin
@@ -74,6 +75,10 @@ async def test_the_job_tells_what_it_made(home: Home, folder: Path) -> None:
     assert set(shards.agreement) == {"2", "3", "4", "5", "6"}
     assert shards.agreement["6"] >= 0.9
     assert shards.bytes > 0
+    (job,) = (job for job in home.manager.registry.jobs() if job.kind == "shard_root")
+    assert job.result is not None
+    assert job.result["metrics"]["warnings"] == [IMPORTANCE_IGNORED]
+    assert not (folder / FOLDER / "importance.json").exists()
 
 
 async def test_a_cold_root_answers_on_shards_and_then_in_full(
@@ -136,7 +141,8 @@ async def test_a_root_larger_than_memory_is_served_within_the_limit(
             assert "shards" in some.provenance.stages
         (upper,) = bundles._uppers.values()
         assert isinstance(upper.executor, Streamed)
-        assert upper.executor.planned.pipeline.preload_bytes <= limit
+        pipeline = upper.executor.planned.pipeline
+        assert sum(len(blob) for blob in pipeline.preloaded.values()) <= limit
         assert {t.bytes for t in upper.executor.planned.traces} == {upper.executor.planned.planned_bytes}
 
 

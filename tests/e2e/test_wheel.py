@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -10,6 +11,7 @@ import sys
 import sysconfig
 import venv
 import zipfile
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
@@ -55,6 +57,21 @@ def test_the_wheel_has_every_file_of_the_packages(wheel: Path) -> None:
     assert found == expected
     assert f"\nVersion: {hmi.__version__}\n" in about
     assert str(REPO) not in about
+
+
+def test_every_package_that_the_wheel_needs_is_imported(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        (metadata,) = [name for name in archive.namelist() if name.endswith("/METADATA")]
+        about = archive.read(metadata).decode()
+        sources = [
+            archive.read(n).decode() for n in archive.namelist() if re.search(r"^(?!hmi/bench/).*\.py$", n)
+        ]
+    modules = set(re.findall(r"^ *(?:import|from) (\w+)", "\n".join(sources), re.MULTILINE))
+    owners = packages_distributions()
+    used = {owner.lower().replace("_", "-") for module in modules for owner in owners.get(module, [])}
+    needed = re.findall(r"^Requires-Dist: ([\w-]+)(?!.*extra ==)", about, re.MULTILINE)
+    assert "torch" in needed
+    assert [name for name in needed if name.lower() not in used] == []
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ import pytest
 
 from hmi.errors import InvalidData
 from hmi.jobs.checks import inspect_file
-from hmi.training.data.rows import Row, parse_rows, read_labelled_rows, read_unlabelled_rows
+from hmi.training.data.rows import Row, parse_rows, read_labelled_rows, read_unlabelled_file
 
 
 def chat(*said: tuple[str, Any]) -> dict[str, Any]:
@@ -37,7 +37,7 @@ def test_the_last_message_is_the_label_and_the_users_are_the_text() -> None:
 
 def test_without_an_answer_they_are_texts() -> None:
     asked = [chat(*[(m["role"], m["content"]) for m in c["messages"][:-1]]) for c in CHATS]
-    found = read_unlabelled_rows(lines(asked), "classification", paired=False)
+    found = read_unlabelled_file(lines(asked), "classification", paired=False).rows
     assert [row.text for row in found] == [row.text for row in ROWS]
     with pytest.raises(InvalidData, match="`label` is missing"):
         read_labelled_rows(lines(asked), "classification")

@@ -225,6 +225,13 @@ def test_every_command_takes_json_and_a_url() -> None:
         assert ("--json" in options) != (name in NO_JSON), name
 
 
+def test_an_option_without_effect_says_so(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for options, said in ((["--importance"], True), ([], False)):
+        with pytest.raises(SystemExit):
+            main(["root", "shards", "tiny", *options, "--url", url])
+        assert ("--importance does nothing" in capsys.readouterr().err) == said
+
+
 def test_a_url_is_used_or_refused(
     called: dict[str, list[str]], url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

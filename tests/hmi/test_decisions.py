@@ -11,7 +11,7 @@ from hmi.core import Task
 from hmi.errors import InvalidData
 from hmi.jobs.checks import inspect_file
 from hmi.training.data.conflicts import conflicts_of
-from hmi.training.data.rows import read_labelled_file, read_labelled_rows, read_unlabelled_rows
+from hmi.training.data.rows import read_labelled_file, read_labelled_rows, read_unlabelled_file
 from hmi.training.objectives import learn_task
 from hmi.training.remarks import remarks
 
@@ -68,7 +68,8 @@ def test_decisions_hold_for_every_task_and_not_for_texts_without_answers() -> No
         data = jsonl([r if task != "multilabel" else {**r, "text_pair": ""} for r in rows])
         found = read_labelled_file(data, task)  # type: ignore[arg-type]
         assert len(found.rows) == 6, task  # those accepted, and those without a decision
-    assert len(read_unlabelled_rows(decided("abc" * 3, [*SAID] * 3), "classification", paired=False)) == 9
+    texts = read_unlabelled_file(decided("abc" * 3, [*SAID] * 3), "classification", paired=False)
+    assert len(texts.rows) == 9
 
 
 def test_decisions_that_come_late_count_too() -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hmi.core import Task
 from hmi.errors import InvalidData
 from hmi.jobs.checks import inspect_file
-from hmi.training.data.rows import Row, read_labelled_file, read_labelled_rows, read_unlabelled_rows
+from hmi.training.data.rows import Row, read_labelled_file, read_labelled_rows, read_unlabelled_file
 from tests.hmi.forty_files import File, files, page, verdict
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "benchmarks" / "2026-11-forty-files.md"
@@ -114,7 +114,7 @@ def test_lone_quotes_in_a_table_with_tabs_are_a_part_of_the_text() -> None:
     begun = read_labelled_file(text.encode(), "classification", first=1 << 16)
     assert (begun.whole, begun.rows[0].text) == (False, '"0 it is')
     unlabelled = b'sentence1\tsentence2\n"a b\tc\nd\te\n'
-    assert read_unlabelled_rows(unlabelled, "regression", paired=True)[0].text == ('"a b', "c")
+    assert read_unlabelled_file(unlabelled, "regression", paired=True).rows[0].text == ('"a b', "c")
 
 
 def test_a_carriage_return_within_a_line_is_named() -> None:

@@ -7,7 +7,6 @@ import pytest
 from hmi.errors import Damaged, Unavailable
 from hmi.stages.elastic_shards.io_budget import IoBudget
 from hmi.stages.elastic_shards.pipeline import Pipeline, Ref, Stream
-from hmi.stages.elastic_shards.simulate import simulate
 from tests.simulated_clock import SimulatedClock
 
 SPEED = 100.0
@@ -75,15 +74,21 @@ def test_a_preload_buffer_and_slow_layers_leave_nothing_to_wait_for() -> None:
 
 @pytest.mark.parametrize("ahead", [1, 2, None])
 @pytest.mark.parametrize("slices", [1, 2, 3])
-def test_the_trace_is_that_of_the_simulation(ahead: int | None, slices: int) -> None:
+def test_the_trace_is_that_of_the_recurrence(ahead: int | None, slices: int) -> None:
     """With a bound, a layer is not read before one of those ahead of it has been computed."""
     pipe, clock = pipeline(Shards(), ahead)
     trace = run(pipe, clock, layers(4, slices)).trace
-    expected = simulate([0.2 * slices] * 4, [COMPUTE_S] * 4, ahead)
-    reads = [time for read in trace.reads for time in (read.begun, read.ended)]
-    assert reads == pytest.approx([time for read in expected.read for time in read])
-    assert trace.stall_s == pytest.approx(sum(expected.stalls))
-    assert clock.now() == pytest.approx(expected.total_s)
+    read, computed, stall = [0.0], [0.0], 0.0
+    """When each layer has been read, and computed; before the first, 0."""
+    for at in range(4):
+        free = computed[at - ahead + 1] if ahead is not None and at >= ahead else 0.0
+        read.append(max(read[-1], free) + 0.2 * slices)
+        stall += max(0.0, read[-1] - computed[-1])
+        computed.append(max(read[-1], computed[-1]) + COMPUTE_S)
+    assert [r.ended for r in trace.reads] == pytest.approx(read[1:])
+    assert [r.begun for r in trace.reads] == pytest.approx([end - 0.2 * slices for end in read[1:]])
+    assert trace.stall_s == pytest.approx(stall)
+    assert clock.now() == pytest.approx(computed[-1])
 
 
 def test_batches_at_once_are_served_in_order() -> None:

@@ -18,13 +18,14 @@ from hmi.model.encoder import EncoderLayer, attend_padded
 from hmi.model.root import Root
 from hmi.stages.elastic_shards import making
 from hmi.stages.elastic_shards.codec import LayerBuffer, LayerWeights
-from hmi.stages.elastic_shards.making import Orders, layer_file, make_shards, write_header
-from hmi.stages.elastic_shards.plan import Speed, Wanted, make_plan
+from hmi.stages.elastic_shards.making import layer_file, make_shards, write_header
 from hmi.stages.elastic_shards.store import ShardStore, open_shards
 from hmi.stages.elastic_shards.versions import FULL, VERSIONS
-from tests.hmi.shard_lab import folder_with_shards
+from tests.hmi.shard_lab import assembled, folder_with_shards, sorted_by
 
 LAYERS, HEADS, FFN, DIM = 2, 4, 64, 32
+HEAD_ORDER = [[2, 0, 3, 1], [1, 3, 0, 2]]
+NEURON_ORDER = [np.random.default_rng(seed).permutation(FFN) for seed in range(LAYERS)]
 
 
 @pytest.fixture
@@ -32,41 +33,44 @@ def folder(tmp_path: Path, tiny_root: Root, tiny_source: Path) -> Path:
     return folder_with_shards(tmp_path, tiny_root, tiny_source)
 
 
-def random_orders() -> Orders:
-    rng = np.random.default_rng(1)
-    return Orders([[2, 0, 3, 1], [1, 3, 0, 2]], [rng.permutation(FFN) for _ in range(LAYERS)])
+def sorted_shards(folder: Path, report: Callable[[int, int], None] = lambda done, total: None) -> None:
+    """Make shards in an order of their own, as earlier releases could."""
+    with sorted_by(HEAD_ORDER, NEURON_ORDER):
+        make_shards(folder, report)
 
 
 def same(a: LayerWeights, b: LayerWeights) -> bool:
     return all(np.array_equal(getattr(a, name), getattr(b, name)) for name in ("qkv", "o", "fi", "fo"))
 
 
-@pytest.mark.parametrize("orders", [None, random_orders()], ids=["plain", "ordered"])
-def test_full_shards_reassemble_to_the_root(folder: Path, tiny_root: Root, orders: Orders | None) -> None:
-    make_shards(folder, orders)
+@pytest.mark.parametrize("make", [make_shards, sorted_shards], ids=["plain", "ordered"])
+def test_full_shards_reassemble_to_the_root(
+    folder: Path, tiny_root: Root, make: Callable[[Path], None]
+) -> None:
+    make(folder)
     with open_shards(folder) as store:
         for i, layer in enumerate(tiny_root.upper):
             assert isinstance(layer, EncoderLayer)
-            assert same(store.assembled(i, [FULL] * HEADS).weights, LayerWeights.of(layer))
+            assert same(assembled(store, i, FULL).weights, LayerWeights.of(layer))
             rest = store.layers[i].rest
             mine = layer.state_dict()
             assert set(mine) - set(rest) == set(making.SHARDED)
             assert all(torch.equal(mine[name], value) for name, value in rest.items())
-            if orders is not None:
-                assert store.layers[i].cut.heads == tuple(orders.heads[i])
+            if make is sorted_shards:
+                assert store.layers[i].cut.heads == tuple(HEAD_ORDER[i])
                 first = store.layers[i].cut.neurons[0]
-                assert first.tolist() == sorted(orders.neurons[i][: FFN // HEADS])
+                assert first.tolist() == sorted(NEURON_ORDER[i][: FFN // HEADS])
         assert all(
             torch.equal(tiny_root.bias.state_dict()[name], value) for name, value in store.bias.items()
         )
         assert store.verify() == []
 
 
-@pytest.mark.parametrize("orders", [None, random_orders()], ids=["plain", "ordered"])
+@pytest.mark.parametrize("make", [make_shards, sorted_shards], ids=["plain", "ordered"])
 def test_the_shards_outputs_add_up_to_the_sublayers(
-    folder: Path, tiny_root: Root, orders: Orders | None
+    folder: Path, tiny_root: Root, make: Callable[[Path], None]
 ) -> None:
-    make_shards(folder, orders)
+    make(folder)
     layer, size = tiny_root.upper[0], DIM // HEADS
     assert isinstance(layer, EncoderLayer)
     x = torch.randn(1, 7, DIM, generator=torch.Generator().manual_seed(2))
@@ -77,35 +81,18 @@ def test_the_shards_outputs_add_up_to_the_sublayers(
     with open_shards(folder) as store:
         cut = store.layers[0].cut
         for shard in range(HEADS):
-            buffer = LayerBuffer(cut, [shard])
+            buffer, head, mine = LayerBuffer(cut), cut.heads[shard] * size, cut.neurons[shard]
             store.decode(0, shard, FULL, store.read(0, shard, FULL), buffer)
             qkv, o, fi, fo = (torch.from_numpy(getattr(buffer.weights, n)) for n in ("qkv", "o", "fi", "fo"))
-            q, k, v = F.linear(x, qkv, bias[:, buffer.heads].flatten()).split(size, dim=-1)
-            attention = attention + F.linear(attend_padded(mask, 1)(q, k, v, None), o)
-            inner = inner + F.linear(F.gelu(F.linear(x, fi, layer.fi.bias[buffer.neurons])), fo)
+            mine_of = qkv.unflatten(0, (3, DIM))[:, head : head + size].flatten(0, 1)
+            q, k, v = F.linear(x, mine_of, bias[:, cut.heads[shard]].flatten()).split(size, dim=-1)
+            attention = attention + F.linear(attend_padded(mask, 1)(q, k, v, None), o[:, head : head + size])
+            inner = inner + F.linear(F.gelu(F.linear(x, fi[mine], layer.fi.bias[mine])), fo[:, mine])
     torch.testing.assert_close(attention, layer.o(context), atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(inner, layer.fo(F.gelu(layer.fi(x))), atol=1e-5, rtol=1e-5)
 
 
-def test_fewer_shards_are_the_rows_and_columns_of_the_layer(folder: Path, tiny_root: Root) -> None:
-    make_shards(folder, random_orders())
-    layer, size = tiny_root.upper[1], DIM // HEADS
-    with open_shards(folder) as store:
-        buffer = LayerBuffer(store.layers[1].cut, [0, 1, 2])
-        for shard in (0, 1, 2):
-            store.decode(1, shard, FULL, store.read(1, shard, FULL), buffer)
-    whole = LayerWeights.of(layer)
-    rows = (buffer.heads[:, None] * size + np.arange(size)).ravel()
-    assert len(buffer.neurons) == 3 * FFN // HEADS
-    expected = LayerWeights(
-        np.concatenate([whole.qkv[at + rows] for at in (0, DIM, 2 * DIM)]),
-        whole.o[:, rows], whole.fi[buffer.neurons], whole.fo[:, buffer.neurons],
-    )  # fmt: skip
-    assert same(buffer.weights, expected)
-    assert buffer.nbytes == sum(getattr(expected, name).nbytes for name in ("qkv", "o", "fi", "fo"))
-
-
-def test_a_layer_in_one_read_equals_its_shards_and_all_sizes_are_as_stated(folder: Path) -> None:
+def test_all_sizes_are_as_stated(folder: Path) -> None:
     with open_shards(folder) as store:
         weights = 4 * DIM * DIM + 2 * DIM * FFN
         assert store.full_bytes == LAYERS * weights * 4
@@ -113,23 +100,20 @@ def test_a_layer_in_one_read_equals_its_shards_and_all_sizes_are_as_stated(folde
             outliers = round(store.layers[layer].outliers * weights)
             assert outliers > 0
             for bits in VERSIONS:
-                blobs = store.read_layer(layer, bits)
-                for shard, blob in enumerate(blobs):
-                    assert np.array_equal(blob, store.read(layer, shard, bits))
-                    assert len(blob) == store.size(layer, shard, bits)
+                blobs = [store.read(layer, shard, bits) for shard in range(HEADS)]
+                assert [len(blob) for blob in blobs] == [store.size(layer, s, bits) for s in range(HEADS)]
                 extra = 0 if bits == FULL else HEADS * 8 + outliers * 8
                 assert sum(map(len, blobs)) == weights * bits // 8 + extra
 
 
-def test_a_plan_reads_the_bytes_that_it_says(folder: Path) -> None:
+def test_the_scores_that_an_earlier_release_left_are_ignored(folder: Path) -> None:
+    """They go with the shards: new ones take their folder's place."""
+    left = folder / "shards" / "importance.json"
+    left.write_text("damaged")
     with open_shards(folder) as store:
-        half = store.full_bytes // 2
-        speed, wanted = Speed(half, (0.1, 0.2, 0.3, 0.4)), Wanted(1.6, buffer=half // 20, widths=(HEADS,))
-        plan = make_plan(store, LAYERS, speed, wanted, {(1, 3): 1.0})
-        read = sum(len(store.read(i, s, b)) for i in plan.layers for s, b in plan.reads(i))
-        assert (read, plan.fits) == (plan.streamed_bytes, True)
-        held = sum(len(store.read(*shard, plan.bits[shard])) for shard in plan.held)
-        assert 0 < held == plan.held_bytes <= half // 20
+        assert store.verify() == []
+    make_shards(folder)
+    assert not left.exists()
 
 
 def _flip(path: Path, at: int) -> None:
@@ -142,9 +126,8 @@ def test_a_damaged_shard_is_refused_and_the_others_are_read(folder: Path) -> Non
     with open_shards(folder) as store:
         place = store.layers[1].places[3][2]
         _flip(folder / "shards" / layer_file(1), place.offset + place.size // 2)
-        for read in (lambda: store.read(1, 2, 3), lambda: store.read_layer(1, 3)):
-            with pytest.raises(Damaged, match=r"shard 2 of layer 1 at 3 bits of root tiny .* again"):
-                read()
+        with pytest.raises(Damaged, match=r"shard 2 of layer 1 at 3 bits of root tiny .* again"):
+            store.read(1, 2, 3)
         assert [len(store.read(1, s, 3)) for s in (0, 1, 3)] == [store.size(1, s, 3) for s in (0, 1, 3)]
         assert len(store.verify()) == 1
         (folder / "shards" / layer_file(0)).write_bytes(b"")
@@ -203,7 +186,7 @@ def test_a_failure_leaves_the_earlier_shards(folder: Path, monkeypatch: pytest.M
     real, before = making.write_bytes, sorted(folder.iterdir())
     monkeypatch.setattr(making, "write_bytes", full)
     with pytest.raises(StorageFull):
-        make_shards(folder, random_orders())
+        make_shards(folder)
     assert sorted(folder.iterdir()) == before
     with open_shards(folder) as store:
         assert store.layers[0].cut.heads == tuple(range(HEADS))
@@ -212,7 +195,7 @@ def test_a_failure_leaves_the_earlier_shards(folder: Path, monkeypatch: pytest.M
 def test_readers_keep_the_shards_that_they_opened(folder: Path) -> None:
     with open_shards(folder) as store:
         done: list[tuple[int, int]] = []
-        make_shards(folder, random_orders(), lambda at, of: done.append((at, of)))
+        sorted_shards(folder, lambda at, of: done.append((at, of)))
         assert done == [(1, 2), (2, 2)]
         assert store.verify() == []
         with open_shards(folder) as newer:
@@ -222,4 +205,4 @@ def test_readers_keep_the_shards_that_they_opened(folder: Path) -> None:
 
 
 def _decoded(store: ShardStore, bits: int) -> Tensor:
-    return torch.from_numpy(store.assembled(0, [bits] * HEADS).weights.qkv)
+    return torch.from_numpy(assembled(store, 0, bits).weights.qkv)

@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from sklearn.linear_model import LogisticRegression
 
 from hmi.core import Task
 from hmi.errors import InvalidData
 from hmi.model.encoder import Encoder, EncoderLayer
 from hmi.model.source import load_encoder
 from hmi.model.tokenizer import Text, Tokenizer
-from hmi.training import contrasting, teachers
+from hmi.training import contrasting, probing, teachers
 from hmi.training.backbones import UpperBackbone
 from hmi.training.contrasting import Embedder, contrast_loss
 from hmi.training.data.rows import Row
@@ -26,7 +27,7 @@ from hmi.training.golds import Gold, SoftLabel, SoftTags
 from hmi.training.headline import headline
 from hmi.training.improving import FEW, FEW_PAIRS, hears_larger, is_probe, teacher_from
 from hmi.training.objectives import learn_task, objective_of
-from hmi.training.probing import can_probe, probe_with
+from hmi.training.probing import can_probe, fitted, probe_with
 from hmi.training.recipe import Recipe
 from hmi.training.said import Said, mix, mixed_golds, store_said, stored_said, weigh
 from hmi.training.teachers import TeacherSource, TextLesson, expected_s, teach_with
@@ -170,6 +171,27 @@ def test_a_probe_needs_rows_of_two_labels_and_one_row_of_each_suffices(sources: 
     assert said.outside is not None
     assert len(said.outside) == 13
     assert all(bool(torch.isfinite(answer).all()) for answer in [*said.outside, *said.texts])
+
+
+@pytest.mark.parametrize("kinds", [2, 4])
+@pytest.mark.parametrize("strength", [1.0, 10.0, 100.0])
+@pytest.mark.parametrize("weighed", [False, True])
+def test_a_probe_is_that_of_scikit_learn(
+    kinds: int, strength: float, weighed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Label 0 has no rows. Both go on to the least loss; in use, a small slope ends it."""
+    monkeypatch.setattr(probing, "FLAT", 1e-9)
+    draw = np.random.default_rng(kinds)
+    labels = draw.integers(1, kinds + 1, 60)
+    x = draw.normal(size=(60, 24)) + 0.7 * np.eye(24)[labels]
+    rows = (x / np.linalg.norm(x, axis=1, keepdims=True)).astype(np.float32)
+    weights = [1.0, 0.3, 2.0, 1.0, 0.7][: kinds + 1] if weighed else None
+    given = None if weights is None else {label: weights[label] for label in range(1, kinds + 1)}
+    theirs = LogisticRegression(C=strength, max_iter=2_000, tol=1e-9, class_weight=given)
+    theirs.fit(rows.astype(np.float64), labels)
+    mine = torch.stack(fitted(rows, labels, strength, weights).answers(rows, kinds + 1)).exp()
+    np.testing.assert_allclose(mine[:, 1:], theirs.predict_proba(rows.astype(np.float64)), atol=1e-4)
+    assert mine[:, 0].max() < 1e-5
 
 
 def test_all_teachers_of_a_tenant_are_of_one_kind() -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from hmi_kernels.rows.merging import SMALLEST
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hmi.stages.token_adaptation.merging import merged, merged_in_torch, merged_plainly
+from hmi.stages.token_adaptation.merging import merged, merged_in_torch
 
 
 @st.composite
@@ -26,6 +27,38 @@ def cases(draw: st.DrawFn) -> tuple[torch.Tensor, torch.Tensor | None, np.ndarra
     x = torch.randint(-most, most + 1, (rows, dim), generator=g).float()
     size = torch.randint(1, 5, (rows,), generator=g).float() if draw(st.booleans()) else None
     return x, size, np.array(runs, np.int64).reshape(-1, 3)
+
+
+def merged_plainly(x: torch.Tensor, size: torch.Tensor | None, runs: np.ndarray) -> tuple[torch.Tensor, ...]:
+    """`merged`, slowly and row by row: the reference."""
+    sizes = [1.0] * len(x) if size is None else size.tolist()
+    goes: dict[int, int] = {}
+    for start, count, lose in runs.tolist():
+        edges = []
+        for a in range(start, start + count, 2):
+            likes = [(_alike(x[a], x[b]), -b) for b in range(start + 1, start + count, 2)]
+            if likes:
+                like, b = max(likes)
+                edges.append((-like, a, -b))
+        for _, a, b in sorted(edges)[:lose]:
+            goes[a] = b
+    stay = [row for row in range(len(x)) if row not in goes]
+    place = {row: i for i, row in enumerate(stay)}
+    out, out_size = [], []
+    for row in stay:
+        parts = [row, *(a for a, b in sorted(goes.items()) if b == row)]
+        total = sum(sizes[part] for part in parts)
+        mean = sum((x[part] * sizes[part] for part in parts), torch.zeros_like(x[row])) / total
+        out.append(mean if len(parts) > 1 else x[row])
+        out_size.append(total)
+    into = [place[goes.get(row, row)] for row in range(len(x))]
+    return torch.stack(out), torch.tensor(out_size), torch.tensor(into)
+
+
+def _alike(a: torch.Tensor, b: torch.Tensor) -> float:
+    """The cosine of two rows; 0 if one is zero."""
+    squares = float(a @ a) * float(b @ b)
+    return float(float(a @ b) / np.sqrt(max(squares, SMALLEST)))
 
 
 @settings(max_examples=60, deadline=None)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from hmi.core import Task
 from hmi.errors import InvalidInput
-from hmi.training.data.rows import Row, read_labelled_rows, read_unlabelled_rows
+from hmi.training.data.rows import Row, read_labelled_rows, read_unlabelled_file
 
 TRAIN, DEV, TEST = 2_000, 1_000, 1_500
 UNLABELLED = 12_000
@@ -115,7 +115,7 @@ def unlabelled(task: QualityTask, sets: Path, most: int) -> list[Row]:
     found = [row.text for row in _shuffled(sets / task.name / "train.jsonl.gz", task)[TRAIN:]]
     for name in task.beside:
         path = sets / name / "train.jsonl.gz"
-        other = read_unlabelled_rows(path, "classification", paired=False, field=path.name)
+        other = read_unlabelled_file(path, "classification", paired=False, field=path.name).rows
         random.Random(SPLIT_SEED).shuffle(other)
         found += [WORD.findall(str(row.text)) if task.kind == "tagging" else row.text for row in other]
     return [Row(text, "") for text in found[:most]]

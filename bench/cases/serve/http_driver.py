@@ -45,10 +45,6 @@ class Seen:
         """Good answers a second."""
         return self.in_time / self.seconds
 
-    @property
-    def failed_share(self) -> float:
-        return sum(self.failed.values()) / max(1, len(self.ms))
-
     def at(self, share: float) -> float:
         """The time within which `share` of the requests were answered. Raises HmiError without any."""
         return quantile(self.ms, share)

@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 
@@ -137,10 +137,6 @@ def peer_environment(packages: Path | None) -> dict[str, str]:
     given = {"HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1", "PYTHONWARNINGS": "ignore"}
     known = os.environ.get("PYTHONPATH", "")
     return given if packages is None else {**given, "PYTHONPATH": f"{packages}{os.pathsep}{known}"}
-
-
-def with_environment(arm: Arm, environment: Mapping[str, str]) -> Arm:
-    return replace(arm, environment={**arm.environment, **environment})
 
 
 def _environment(arm: Arm) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""OTAS's three algorithms as printed, to compare the planner with (arXiv 2401.05031, section III).
+"""OTAS's algorithms 2 and 3 as printed, to compare the planner with (arXiv 2401.05031, section III).
 
 Settings are indexes into a list of γ values, the greatest first: 0 is the most accurate one, the last the
 fastest.
@@ -14,36 +14,8 @@ import numpy as np
 
 from hmi.stages.planning.labels import Job, Option, best, in_order
 
-DELTA, EPSILON, ETA, MU = 0.5, 64, 0.5, 0.8
-"""The bounds of Algorithm 1 in the paper's experiments."""
 BETA, KAPPA, INITIAL_S = 5, 0.8, 2.0
 """Up to BETA batches, and for the first INITIAL_S seconds, Algorithm 3 chooses. KAPPA is a mean utility."""
-
-
-@dataclass(frozen=True)
-class Query:
-    """One query, with times in seconds."""
-
-    arrival: float
-    deadline: float
-    utility: float
-
-
-def algorithm_1(batches: list[list[Query]], query: Query) -> list[Query]:
-    """Add a query to one of the batches, the oldest of which is the first, or to a new one. Returns it."""
-    for batch in reversed(batches):
-        if min(q.arrival for q in batch) + DELTA < query.arrival:
-            break
-        if len(batch) >= EPSILON:
-            continue
-        if abs(min(q.deadline for q in batch) - query.deadline) > ETA:
-            continue
-        if abs(batch[0].utility - query.utility) > MU:
-            continue
-        batch.append(query)
-        return batch
-    batches.append([query])
-    return batches[-1]
 
 
 def algorithm_2(start: float, jobs: Sequence[Job], *, corrected: bool = False) -> tuple[int | None, ...]:

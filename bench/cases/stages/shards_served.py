@@ -31,11 +31,11 @@ FIRST_GOAL, MEMORY_GOAL = 0.25, 0.5
 
 def judge(folder: Path, store: ShardStore, record: ModelRecord, texts: Asked) -> Fidelity:
     """Measure the agreement of the bits for one model, and keep it for the shards of `folder`."""
-    depth, found = len(store.layers), dict[int, Audits]()
+    found = dict[int, Audits]()
     answers = {}
     for bits in (32, *BITS):
         weights = ShardWeights(store, uniform(store, bits))
-        answers[bits] = texts.answers(weights, only=depth)[depth]
+        answers[bits] = texts.answers(weights)
         weights.pipeline.close()
         if bits != 32:
             found[bits] = Audits(len(answers[bits]), int((answers[bits] != answers[32]).sum()))

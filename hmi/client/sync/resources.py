@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import warnings
 from builtins import list as List  # the methods `list` hide the type
 from typing import Any, Literal
 
@@ -50,10 +51,10 @@ class Roots(Resource):
         return self.start("/manage/roots", body, once, text=text)
 
     def shard(self, root: str, *, text: Data | None = None, importance: bool = False) -> Job:
-        """Cut a root's upper layers into shards."""
-        return self.start(
-            f"/manage/roots/{segment(root)}/shards", {"importance": importance}, None, text=text
-        )
+        """Cut a root's upper layers into shards. `importance` does nothing, and will be removed."""
+        if importance:
+            warnings.warn("`importance` of shard() does nothing any more", DeprecationWarning, stacklevel=2)
+        return self.start(f"/manage/roots/{segment(root)}/shards", {}, None, text=text)
 
     def set_priority(self, root: str, priority: Literal["normal", "low"]) -> None:
         self._session.send(change(f"/manage/roots/{segment(root)}", {"priority": priority}))

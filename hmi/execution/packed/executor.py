@@ -104,7 +104,7 @@ class _Step:
 
     def layer(self, index: int, rows: Rows, first_only: bool) -> Tensor:
         layer = self._layers.layer(index, len(self._x))
-        of_rows = segment_delta([s.rows(rows.offsets) for s in self._segments], index, layer.kept)
+        of_rows = segment_delta([s.rows(rows.offsets) for s in self._segments], index)
         if first_only:
             return self._first(layer, index, rows, of_rows)
         heads = layer.dim // self._head
@@ -119,7 +119,7 @@ class _Step:
             attend_first(rows.offsets, layer.dim // self._head, rows.size),
             of_rows,
             queries=lambda whole: self._padded(whole[firsts]),
-            query_delta=segment_delta(self._segments, index, layer.kept),
+            query_delta=segment_delta(self._segments, index),
         )
         return y
 

@@ -9,20 +9,15 @@ from torch import Tensor
 from hmi.execution.segments import Segment
 from hmi.model.encoder import Delta, Norm
 from hmi.model.modules import TenantModule
-from hmi.model.partial import Kept
 
 
-def segment_delta(segments: Sequence[Segment[TenantModule]], layer: int, kept: Kept | None = None) -> Delta:
-    """The changes of a layer by all modules, each in place on its own rows. Other rows do not change.
-
-    kept: the heads and neurons that the layer has. The missing ones' contributions are zero.
-    """
+def segment_delta(segments: Sequence[Segment[TenantModule]], layer: int) -> Delta:
+    """The changes of a layer by all modules, each in place on its own rows. Other rows do not change."""
 
     def apply(site: str, x: Tensor, y: Tensor, norm: Norm | None = None) -> Tensor:
         for segment in segments:
             change = segment.module.at(layer, site)
             if change is not None:
-                change = change if kept is None else kept.narrowed(site, change)
                 mine, read = y[segment.start : segment.end], x[segment.start : segment.end]
                 change.add_to(mine, read if norm is None else norm(mine + read))
         return y

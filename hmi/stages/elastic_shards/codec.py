@@ -59,9 +59,9 @@ class LayerWeights:
         return cls(*weights)
 
     @classmethod
-    def empty(cls, dim: int, attention: int, ffn: int) -> LayerWeights:
-        """Return uninitialised memory for a layer with `attention` columns of heads and `ffn` neurons."""
-        sizes = ((3 * attention, dim), (dim, attention), (ffn, dim), (dim, ffn))
+    def empty(cls, dim: int, ffn: int) -> LayerWeights:
+        """Return uninitialised memory for a layer with `ffn` neurons."""
+        sizes = ((3 * dim, dim), (dim, dim), (ffn, dim), (dim, ffn))
         return cls(*(np.empty(size, np.float32) for size in sizes))
 
 
@@ -82,7 +82,7 @@ class Cut:
 
     @classmethod
     def ordered(cls, dim: int, heads: Sequence[int], neurons: Indexes) -> Cut:
-        """Cut by importance. heads, neurons: every head and neuron once, the most important first."""
+        """Cut in this order. heads, neurons: every head and neuron once. Earlier releases could sort them."""
         shares = np.array_split(np.asarray(neurons, np.int64), len(heads))
         return cls(dim, tuple(map(int, heads)), tuple(np.sort(share) for share in shares))
 
@@ -106,30 +106,13 @@ class Cut:
 
 
 class LayerBuffer:
-    """Memory for the weights of some shards of one layer, in the order of the layer's own heads and neurons.
+    """Memory for the weights of one layer, in the order of the layer's own heads and neurons."""
 
-    With all shards it is the whole layer. With fewer, the heads and neurons of the others are missing.
-    """
-
-    def __init__(
-        self, cut: Cut, shards: Sequence[int] | None = None, weights: LayerWeights | None = None
-    ) -> None:
-        """shards: those that the buffer has room for; None: all. weights: the memory of another buffer of the
-        same size, which this one shares; None: memory of its own."""
-        kept = range(len(cut)) if shards is None else shards
-        self.heads: Indexes = np.sort(np.array([cut.heads[s] for s in kept], np.int64))
-        """The heads that there is room for, ascending."""
-        self.neurons: Indexes = np.sort(np.concatenate([cut.neurons[s] for s in kept]))
-        """The neurons that there is room for, ascending."""
-        attention = len(self.heads) * cut.head_dim
-        self.weights = weights or LayerWeights.empty(cut.dim, attention, len(self.neurons))
-        assert (attention, len(self.neurons)) == (self.weights.o.shape[1], len(self.weights.fi))
-        self._destinations = {shard: self._destination(cut, shard) for shard in kept}
-
-    @property
-    def nbytes(self) -> int:
-        w = self.weights
-        return w.qkv.nbytes + w.o.nbytes + w.fi.nbytes + w.fo.nbytes
+    def __init__(self, cut: Cut, weights: LayerWeights | None = None) -> None:
+        """weights: the memory of another buffer of the same size, which this one shares; None: memory of its
+        own."""
+        self.weights = weights or LayerWeights.empty(cut.dim, sum(map(len, cut.neurons)))
+        self._destinations = [self._destination(cut, shard) for shard in range(len(cut))]
 
     def decode(self, shard: int, bits: int, blob: Bytes, pairs: Floats | None) -> None:
         """Write a shard into its place. pairs: those of the layer's dictionary (`Dictionary.pairs`); None if
@@ -138,12 +121,10 @@ class LayerBuffer:
 
     def _destination(self, cut: Cut, shard: int) -> Any:
         w, size = self.weights, cut.head_dim
-        at, attention = int(np.searchsorted(self.heads, cut.heads[shard])) * size, len(w.o[0])
-        blocks = [
-            ops.Block(w.qkv[first + at : first + at + size]) for first in range(0, 3 * attention, attention)
-        ]
+        at = cut.heads[shard] * size
+        blocks = [ops.Block(w.qkv[first + at : first + at + size]) for first in (0, cut.dim, 2 * cut.dim)]
         blocks.append(ops.Block(w.o[:, at : at + size]))
-        places = np.searchsorted(self.neurons, cut.neurons[shard])
+        places = cut.neurons[shard]
         if len(places) and places[-1] - places[0] == len(places) - 1:
             first, end = places[0], places[-1] + 1
             blocks += [ops.Block(w.fi[first:end]), ops.Block(w.fo[:, first:end])]

@@ -2,8 +2,8 @@
 
 - `shards.json`: the format, the root, the SHA-256 of its `upper.safetensors`, each layer's Gaussian, and the
   place, size and XXH3-128 of each blob;
-- `rest.safetensors`: dictionaries, the order of heads and neurons, biases, LayerNorms, relative attention,
-  and the input bias;
+- `rest.safetensors`: dictionaries, the order of heads and neurons (that of the weights), biases, LayerNorms,
+  relative attention, and the input bias;
 - `layer-<i>.bin`: the blobs of layer i. Those of one bitwidth lie side by side.
 """
 
@@ -14,7 +14,7 @@ import json
 import logging
 import shutil
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from hmi.model.checked import file_sha256
 from hmi.model.files import publish_folder, sync_folder, write_bytes, write_json, write_tensors
 from hmi.model.root import Root, load_root
-from hmi.stages.elastic_shards.codec import Bytes, Cut, Indexes, LayerCodec, LayerWeights
+from hmi.stages.elastic_shards.codec import Bytes, Cut, LayerCodec, LayerWeights
 from hmi.stages.elastic_shards.versions import VERSIONS
 from hmi.stores.layout import clear_leftovers
 
@@ -42,16 +42,6 @@ ALIGNMENT = 64
 HOUR_S = 3600.0
 
 
-@dataclass(frozen=True)
-class Orders:
-    """The order of each layer's heads and neurons, the most important first."""
-
-    heads: Sequence[Sequence[int]]
-    """[layers][heads]."""
-    neurons: Sequence[Indexes]
-    """[layers][ffn]."""
-
-
 def layer_file(layer: int) -> str:
     """Return the name of the file of a layer's blobs."""
     return f"layer-{layer}.bin"
@@ -62,20 +52,17 @@ def hash_of(blob: Bytes) -> str:
     return xxhash.xxh3_128_hexdigest(blob.data)
 
 
-def make_shards(
-    folder: Path, orders: Orders | None = None, report: Callable[[int, int], None] = lambda done, total: None
-) -> None:
+def make_shards(folder: Path, report: Callable[[int, int], None] = lambda done, total: None) -> None:
     """Cut the root in `folder` into shards, in place of earlier ones. Takes seconds for each layer.
 
-    orders: None cuts in the order of the weights. report(layers done, layers). Raises Damaged (the root),
-    UnsupportedModel (weights that are not finite), StorageFull; earlier shards then stay. Readers of earlier
-    shards keep them until they close their store.
+    report(layers done, layers). Raises Damaged (the root), UnsupportedModel (weights that are not finite),
+    StorageFull; earlier shards then stay. Readers of earlier shards keep them until they close their store.
     """
     root = load_root(folder)
     clear_leftovers(folder, HOUR_S)
     made = folder / f".{FOLDER}.{uuid.uuid4().hex[:8]}.tmp"
     try:
-        publish_folder(made, lambda aside: _fill(aside, root, orders, report))
+        publish_folder(made, lambda aside: _fill(aside, root, report))
         _exchange(made, folder / FOLDER)
     finally:
         shutil.rmtree(made, ignore_errors=True)
@@ -91,16 +78,12 @@ def _exchange(made: Path, final: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def _fill(folder: Path, root: Root, orders: Orders | None, report: Callable[[int, int], None]) -> None:
+def _fill(folder: Path, root: Root, report: Callable[[int, int], None]) -> None:
     shape, layers = root.info.shape, len(root.upper)
     tensors: dict[str, Tensor] = {f"bias.{k}": v for k, v in root.bias.state_dict().items()}
     about: list[dict[str, Any]] = []
     for i, layer in enumerate(root.upper):
-        cut = (
-            Cut.plain(shape.dim, shape.heads, shape.ffn)
-            if orders is None
-            else Cut.ordered(shape.dim, orders.heads[i], orders.neurons[i])
-        )
+        cut = Cut.plain(shape.dim, shape.heads, shape.ffn)
         made = _layer(folder / layer_file(i), layer, cut)
         rest = {k: v for k, v in layer.state_dict().items() if k not in SHARDED}
         tensors |= {f"layers.{i}.{k}": v for k, v in {**rest, **made.tensors, **_order_of(cut)}.items()}
@@ -130,7 +113,7 @@ def write_header(path: Path, header: Mapping[str, Any]) -> None:
 
 
 def check_of(header: Mapping[str, Any]) -> str:
-    """Return the checksum of all other fields of `shards.json`, or of `importance.json`."""
+    """Return the checksum of all other fields of `shards.json`, or of `fidelity.json`."""
     return hashlib.sha256(json.dumps(header, sort_keys=True).encode()).hexdigest()
 
 

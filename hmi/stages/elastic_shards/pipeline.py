@@ -115,10 +115,6 @@ class Pipeline(Generic[B]):
         self.preloaded: Mapping[Ref, B] = {}
         """The preload buffer."""
 
-    @property
-    def preload_bytes(self) -> int:
-        return sum(map(self._source.size, self.preloaded))
-
     def preload(self, refs: Sequence[Ref]) -> None:
         """Read these shards, on the caller's thread, and hold them from now on instead of those before.
 

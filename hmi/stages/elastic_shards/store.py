@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -106,25 +105,10 @@ class ShardStore:
         place = self.layers[layer].places[bits][shard]
         return self._checked(layer, bits, shard, self._read(layer, place.offset, place.size))
 
-    def read_layer(self, layer: int, bits: int) -> list[Bytes]:
-        """Read all shards of a layer at one bitwidth at once. Raises as `read` does."""
-        places = self.layers[layer].places[bits]
-        first, last = places[0], places[-1]
-        data = self._read(layer, first.offset, last.offset + last.size - first.offset)
-        parts = (data[p.offset - first.offset :][: p.size] for p in places)
-        return [self._checked(layer, bits, shard, part) for shard, part in enumerate(parts)]
-
     def decode(self, layer: int, shard: int, bits: int, blob: Bytes, buffer: LayerBuffer) -> None:
         """Write a blob's weights into their place in a buffer of this layer."""
         found = self.layers[layer].dictionaries.get(bits)
         buffer.decode(shard, bits, blob, None if found is None else found.pairs)
-
-    def assembled(self, layer: int, bits: Sequence[int]) -> LayerBuffer:
-        """Read and decode a whole layer. bits: the bitwidth of each shard."""
-        buffer = LayerBuffer(self.layers[layer].cut)
-        for shard, width in enumerate(bits):
-            self.decode(layer, shard, width, self.read(layer, shard, width), buffer)
-        return buffer
 
     def verify(self) -> list[str]:
         """Check every blob. Returns a sentence for each problem. Raises Unavailable."""

@@ -3,22 +3,23 @@ in."""
 
 from __future__ import annotations
 
+import copy
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Final
 
 import torch
+from torch import Tensor
 
 from hmi.execution import trace
 from hmi.execution.base import Layers
 from hmi.model.encoder import EncoderLayer
-from hmi.model.partial import Kept, PartialLayer, rest_of
 from hmi.model.shape import EncoderShape
 from hmi.stages.elastic_shards.codec import Bytes, LayerBuffer, LayerWeights
 from hmi.stages.elastic_shards.io_budget import REAL, Clock, IoBudget
+from hmi.stages.elastic_shards.making import SHARDED
 from hmi.stages.elastic_shards.pipeline import Pipeline, Ref, Stream, Trace
-from hmi.stages.elastic_shards.plan import ShardPlan
 from hmi.stages.elastic_shards.store import ShardStore
 
 REORDER_ROWS: Final = 48
@@ -30,14 +31,6 @@ rows.
 """
 KEPT_TRACES: Final = 64
 """The number of latest batches whose traces are kept."""
-
-
-def refs_of(plan: ShardPlan) -> list[list[Ref]]:
-    """Return the shards of each layer of a plan, whose layers are the root's first. Raises ValueError if they
-    are not."""
-    if plan.layers != tuple(range(len(plan.layers))):
-        raise ValueError(f"the plan has the layers {plan.layers}; only the first of a root can be run")
-    return [[(i, s, bits) for (i, s), bits in plan.bits.items() if i == layer] for layer in plan.layers]
 
 
 def uniform(store: ShardStore, bits: int) -> list[list[Ref]]:
@@ -58,31 +51,42 @@ class Reads:
         return self._store.read(*ref)
 
 
+class ShardLayer(EncoderLayer):
+    """A layer over tensors that it does not copy."""
+
+    def __init__(self, shape: EncoderShape, state: Mapping[str, Tensor]) -> None:
+        """state: the layer's tensors, under their names in its `state_dict`. Raises RuntimeError if one is
+        missing or is not of the layer's size."""
+        with torch.device("meta"):
+            super().__init__(shape)
+        self.load_state_dict(dict(state), assign=True)
+        self.eval().requires_grad_(False)
+
+    def reordered(self, *, last: bool) -> EncoderLayer:
+        """Return a packed copy (`EncoderLayer.pack`), which is faster where many rows pay for its making."""
+        made = copy.copy(self)
+        made._modules = dict(self._modules)
+        made.pack(last=last)
+        return made
+
+
 class Workspace:
     """Memory for one decoded layer, and each layer's view of it. One batch uses it at a time."""
 
-    def __init__(self, store: ShardStore, shape: EncoderShape, plan: Sequence[Sequence[Ref]]) -> None:
-        """plan: the shards of each layer, the same number in each."""
-        head_dim = shape.dim // shape.heads
+    def __init__(self, store: ShardStore, shape: EncoderShape) -> None:
         self._buffers: list[LayerBuffer] = []
-        self._layers: list[PartialLayer] = []
+        self._layers: list[ShardLayer] = []
         shared: LayerWeights | None = None
-        for i, refs in enumerate(plan):
-            buffer = LayerBuffer(store.layers[i].cut, [ref[1] for ref in refs], shared)
+        for about in store.layers:
+            buffer = LayerBuffer(about.cut, shared)
             shared = buffer.weights
-            kept = Kept.of(buffer.heads.tolist(), torch.from_numpy(buffer.neurons), head_dim)
-            matrices = {
-                "qkv.weight": torch.from_numpy(shared.qkv),
-                "o.weight": torch.from_numpy(shared.o),
-                "fi.weight": torch.from_numpy(shared.fi),
-                "fo.weight": torch.from_numpy(shared.fo),
-            }
-            rest = rest_of(store.layers[i].rest, kept, shape.dim)
+            arrays = (shared.qkv, shared.o, shared.fi, shared.fo)
+            tensors = {name: torch.from_numpy(a) for name, a in zip(SHARDED, arrays, strict=True)}
             self._buffers.append(buffer)
-            self._layers.append(PartialLayer(shape, kept, {**matrices, **rest}))
+            self._layers.append(ShardLayer(shape, {**about.rest, **tensors}))
         self._store = store
 
-    def decoded(self, index: int, blobs: dict[Ref, Bytes]) -> PartialLayer:
+    def decoded(self, index: int, blobs: dict[Ref, Bytes]) -> ShardLayer:
         """Decode a layer. The layer before it is overwritten."""
         for (layer, shard, bits), blob in blobs.items():
             self._store.decode(layer, shard, bits, blob, self._buffers[index])
@@ -90,7 +94,7 @@ class Workspace:
 
 
 class ShardWeights:
-    """`Weights` over a root's shards, by a plan: the shards of each layer, and those that stay in memory.
+    """`Weights` over a root's shards: in which bits each layer's are read, and which stay in memory.
 
     A batch has a memory for one decoded layer; batches at once have one each. Thread-safe.
     """
@@ -107,10 +111,9 @@ class ShardWeights:
         keep: bool = False,
         beside: ShardWeights | None = None,
     ) -> None:
-        """preload: the shards of the preload buffer, which are read now. keep: all that is read joins them.
-
-        beside: other weights of as many shards of each layer, with which to share the memory for decoded
-        layers. Raises Damaged, Unavailable.
+        """plan: all shards of each layer, from the root's first layer on. preload: the shards of the preload
+        buffer, which are read now. keep: all that is read joins them. beside: other weights of the root, with
+        which to share the memory for decoded layers. Raises Damaged, Unavailable.
         """
         self.store, self.plan = store, plan
         self._shape = store.info.shape
@@ -125,14 +128,6 @@ class ShardWeights:
     def __len__(self) -> int:
         return len(self.plan)
 
-    @classmethod
-    def planned(
-        cls, store: ShardStore, plan: ShardPlan, *, budget: IoBudget | None = None, ahead: int | None = None
-    ) -> ShardWeights:
-        """The weights of a plan whose layers are the root's first. Reads what the plan holds."""
-        held = [(i, s, plan.bits[i, s]) for i, s in sorted(plan.held)]
-        return cls(store, refs_of(plan), held, budget=budget, ahead=ahead)
-
     @property
     def planned_bytes(self) -> int:
         """The bytes that each batch reads."""
@@ -144,7 +139,7 @@ class ShardWeights:
         with self.pipeline.stream(self.plan) as stream:
             with self._lock:
                 space = self._free.pop() if self._free else None
-            space = space or Workspace(self.store, self._shape, self.plan)
+            space = space or Workspace(self.store, self._shape)
             try:
                 yield _Layers(self.pipeline, stream, space, len(self.plan) - 1)
             finally:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from hmi_kernels.rows.merging import SMALLEST, merge
+from hmi_kernels.rows.merging import merge
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -38,38 +38,6 @@ def merged(x: Tensor, size: Tensor | None, runs: Ints) -> tuple[Tensor, Tensor, 
     into = np.empty(rows, np.int64)
     merge(x.numpy(), sizes, runs, into, out.numpy(), out_size)
     return out, torch.from_numpy(out_size), torch.from_numpy(into)
-
-
-def merged_plainly(x: Tensor, size: Tensor | None, runs: Ints) -> tuple[Tensor, Tensor, Tensor]:
-    """`merged`, slowly and row by row: the reference."""
-    sizes = [1.0] * len(x) if size is None else size.tolist()
-    goes: dict[int, int] = {}
-    for start, count, lose in runs.tolist():
-        edges = []
-        for a in range(start, start + count, 2):
-            likes = [(_alike(x[a], x[b]), -b) for b in range(start + 1, start + count, 2)]
-            if likes:
-                like, b = max(likes)
-                edges.append((-like, a, -b))
-        for _, a, b in sorted(edges)[:lose]:
-            goes[a] = b
-    stay = [row for row in range(len(x)) if row not in goes]
-    place = {row: i for i, row in enumerate(stay)}
-    out, out_size = [], []
-    for row in stay:
-        parts = [row, *(a for a, b in sorted(goes.items()) if b == row)]
-        total = sum(sizes[part] for part in parts)
-        mean = sum((x[part] * sizes[part] for part in parts), torch.zeros_like(x[row])) / total
-        out.append(mean if len(parts) > 1 else x[row])
-        out_size.append(total)
-    into = [place[goes.get(row, row)] for row in range(len(x))]
-    return torch.stack(out), torch.tensor(out_size), torch.tensor(into)
-
-
-def _alike(a: Tensor, b: Tensor) -> float:
-    """The cosine of two rows; 0 if one is zero."""
-    squares = float(a @ a) * float(b @ b)
-    return float(float(a @ b) / np.sqrt(max(squares, SMALLEST)))
 
 
 def merged_in_torch(x: Tensor, size: Tensor | None, runs: Ints) -> tuple[Tensor, Tensor, Tensor]:

@@ -91,11 +91,6 @@ def read_labelled_rows(source: Upload, task: Task, field: str = "data") -> list[
     return read_labelled_file(source, task, field).rows
 
 
-def read_unlabelled_rows(source: Upload, task: Task, *, paired: bool, field: str = "unlabelled") -> list[Row]:
-    """Read rows and ignore their answers, if they have any. Raises InvalidData."""
-    return read_unlabelled_file(source, task, paired=paired, field=field).rows
-
-
 def read_labelled_file(
     source: Upload,
     task: Task,
