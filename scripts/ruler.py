@@ -57,12 +57,13 @@ READY_S, STOP_S = 900, 60
 
 
 def environment(tree: Path, data: Path) -> dict[str, str]:
-    """What a child process gets: nothing of this process's settings of HMI."""
+    """What a child process gets. Two servers that measure may choose two precisions, so it is fixed."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("HMI_")}
     own = {
         "PYTHONPATH": f"{tree}{os.pathsep}{tree / 'kernels'}",
         "HMI_DATA": str(data),
         "HMI_IMPROVE": "false",
+        "HMI_PRECISION": os.environ.get("HMI_PRECISION", "fp32"),
     }
     one = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "COLUMNS": "120", "HMI_TEACHERS": ""}
     return kept | own | one
@@ -179,10 +180,11 @@ def served(tree: Path, data: Path, keys: dict[str, str], log: Path) -> Iterator[
 
 
 def _wait(server: Server, log: Path) -> None:
-    until, asked = time.monotonic() + READY_S, {"who": "", "headers": {}, "body": None, "method": "GET"}
+    until = time.monotonic() + READY_S
+    asked: Json = {"who": "", "headers": {}, "body": None, "method": "GET", "path": "/readyz"}
     while server.process.poll() is None and time.monotonic() < until:
         try:
-            if server.call({**asked, "path": "/readyz"})[0]["status"] == 200:
+            if server.call(asked)[0]["status"] == 200:
                 return
         except OSError:
             time.sleep(0.2)
@@ -211,13 +213,14 @@ def make(tree: Path, data: Path, work: Path) -> dict[str, str]:
 
 
 def record(tree: Path, out: Path, count: int, seed: int) -> None:
-    """Make the data folder and write calls.jsonl, commands.jsonl, keys.json and surface.json beside it."""
-    out.mkdir(parents=True)
-    begun = time.monotonic()
+    """Make the data folder, unless it is there, and write the answers of the old tree beside it."""
+    out.mkdir(parents=True, exist_ok=True)
+    begun, known = time.monotonic(), out / "keys.json"
     with tempfile.TemporaryDirectory() as work:
-        keys = make(tree, out / "data", Path(work))
-        print(f"made {out / 'data'} in {time.monotonic() - begun:.0f} s", flush=True)
-        (out / "keys.json").write_text(json.dumps(keys), encoding="utf-8")
+        if not known.is_file():
+            known.write_text(json.dumps(make(tree, out / "data", Path(work))), encoding="utf-8")
+            print(f"made {out / 'data'} in {time.monotonic() - begun:.0f} s", flush=True)
+        keys = json.loads(known.read_text(encoding="utf-8"))
         data = Path(shutil.copytree(out / "data", Path(work) / "data"))
         with served(tree, data, keys, out / "old.log") as server:
             _write(
