@@ -70,7 +70,7 @@ def environment(tree: Path, data: Path) -> dict[str, str]:
 
 
 def run(tree: Path, data: Path, *words: str) -> Json:
-    """Run a command of a tree: its exit status and what it printed, without the data folder's name."""
+    """Run a command of a tree: its exit status and what it printed, without the folders' names."""
     done = subprocess.run(
         [sys.executable, "-m", "hmi", *words],
         cwd=tree,
@@ -81,12 +81,9 @@ def run(tree: Path, data: Path, *words: str) -> Json:
         timeout=READY_S,
         check=False,
     )
-    printed, told = (text.replace(str(data), "DATA") for text in (done.stdout, done.stderr))
-    return {
-        "status": done.returncode,
-        "answer": bare(parsed(printed)),
-        "errors": told if done.returncode else "",
-    }
+    both = (done.stdout, done.stderr)
+    printed, told = (text.replace(str(data), "DATA").replace(str(tree), "TREE") for text in both)
+    return {"status": done.returncode, "answer": parsed(printed), "errors": told if done.returncode else ""}
 
 
 def must(tree: Path, data: Path, *words: str) -> Json:
@@ -120,7 +117,7 @@ class Server:
             time.sleep(0.2)
         kind = answer.headers.get_content_type()
         found = metrics(text) if kind == "text/plain" and "# TYPE" in text else parsed(text)
-        return {"status": answer.status, "type": kind, "answer": bare(found)}, took
+        return {"status": answer.status, "type": kind, "answer": found}, took
 
     def _send(
         self, method: str, path: str, body: bytes | None, headers: dict[str, str]
@@ -221,7 +218,7 @@ def record(tree: Path, out: Path, count: int, seed: int) -> None:
             known.write_text(json.dumps(make(tree, out / "data", Path(work))), encoding="utf-8")
             print(f"made {out / 'data'} in {time.monotonic() - begun:.0f} s", flush=True)
         keys = json.loads(known.read_text(encoding="utf-8"))
-        data = Path(shutil.copytree(out / "data", Path(work) / "data"))
+        data = Path(shutil.copytree(out / "data", Path(work) / "old"))
         with served(tree, data, keys, out / "old.log") as server:
             _write(
                 out / "calls.jsonl",
@@ -261,25 +258,21 @@ def surface(tree: Path, data: Path) -> Json:
     return {"openapi": must(tree, data, "openapi"), "commands": found}
 
 
-def replay(server: Server, folder: Path, found: Differences) -> int:
-    """Send every recorded call again and compare its answer; returns how many are equal in all bits."""
+def replay(server: Server, calls: list[Json], found: Differences) -> int:
+    """Send recorded calls again and compare their answers; returns how many are equal in all bits."""
     equal = 0
-    for number, one in enumerate(_read(folder / "calls.jsonl"), 1):
-        new = server.call(one)[0]
-        equal += new == one["old"]
+    for number, one in enumerate(calls, 1):
+        before, after = bare(one["old"]), bare(server.call(one)[0])
+        equal += before == after
         found.look(
-            one["old"], new, f"answer {number} {one['kind']} {one['method']} {one['path']} {one['who']} "
+            before, after, f"answer {number} {one['kind']} {one['method']} {one['path']} {one['who']} "
         )
     return equal
 
 
-def block_of(folder: Path, size: int) -> list[Json]:
+def block_of(calls: list[Json], size: int) -> list[Json]:
     """`size` answered POSTs of all kinds, evenly from the recorded ones."""
-    sound = [
-        one
-        for one in _read(folder / "calls.jsonl")
-        if one["method"] == "POST" and one["old"]["status"] == 200
-    ]
+    sound = [one for one in calls if one["method"] == "POST" and one["old"]["status"] == 200]
     return sound[:: max(1, len(sound) // size)][:size]
 
 
@@ -309,8 +302,10 @@ def paired(old: Server, new: Server, block: list[Json], pairs: int) -> Json:
     }
 
 
-def compare(old: Path, new: Path, folder: Path, pairs: int, size: int, allow: list[str]) -> Json:
-    """Everything that differs, as one JSON object; `unexpected` holds what no pattern of `allow` matches."""
+def compare(given: argparse.Namespace) -> Json:
+    """Everything that differs, as JSON; `unexpected` holds what no pattern of `--allow` matches."""
+    old, new, folder = given.old.resolve(), given.new.resolve(), given.data.resolve()
+    calls = _read(folder / "calls.jsonl")[: given.calls]
     keys = json.loads((folder / "keys.json").read_text(encoding="utf-8"))
     found = Differences()
     result: Json = {"old": str(old), "new": str(new), "date": time.strftime("%Y-%m-%d")}
@@ -318,15 +313,19 @@ def compare(old: Path, new: Path, folder: Path, pairs: int, size: int, allow: li
         one, other = (Path(work) / side for side in ("old", "new"))
         shutil.copytree(folder / "data", other)
         with served(new, other, keys, folder / "new.log") as server:
-            result["bit_equal_answers"] = replay(server, folder, found)
+            result["bit_equal_answers"] = replay(server, calls, found)
         listed = _read(folder / "commands.jsonl")
         for line in listed:
-            found.look(line["old"], run(new, other, *line["words"]), f"command {' '.join(line['words'])} ")
+            found.look(
+                bare(line["old"]),
+                bare(run(new, other, *line["words"])),
+                f"command {' '.join(line['words'])} ",
+            )
         before = json.loads((folder / "surface.json").read_text(encoding="utf-8"))
         found.names += surface_differences(before, surface(new, other))
-        result |= {"answers": sum(1 for _ in (folder / "calls.jsonl").open("rb")), "commands": len(listed)}
+        result |= {"answers": len(calls), "commands": len(listed)}
         result |= {"numbers": found.numbers, "bit_equal_numbers": found.bit_equal, "greatest": found.greatest}
-        if pairs:
+        if given.pairs:
             shutil.rmtree(other)
             shutil.copytree(folder / "data", one)
             shutil.copytree(folder / "data", other)
@@ -334,14 +333,16 @@ def compare(old: Path, new: Path, folder: Path, pairs: int, size: int, allow: li
                 served(old, one, keys, folder / "old.log") as a,
                 served(new, other, keys, folder / "new.log") as b,
             ):
-                result["speed"] = speed = paired(a, b, block_of(folder, size), pairs)
+                result["speed"] = speed = paired(a, b, block_of(calls, given.block), given.pairs)
             for name, ratio, most in (
                 ("cpu", speed["cpu_ratio"], MOST_CPU),
                 ("p99", speed["p99_ratio"], MOST_P99),
             ):
                 found.names += [f"speed {name}: {ratio:.3f}, at most {most}"] if ratio > most else []
     result["differences"] = found.names
-    result["unexpected"] = [n for n in found.names if not any(fnmatch.fnmatchcase(n, each) for each in allow)]
+    result["unexpected"] = [
+        n for n in found.names if not any(fnmatch.fnmatchcase(n, each) for each in given.allow)
+    ]
     return result
 
 
@@ -374,8 +375,9 @@ def main() -> int:
     one, two = subparsers.add_parser("record"), subparsers.add_parser("compare")
     one.add_argument("--tree", type=Path, required=True)
     one.add_argument("--out", type=Path, required=True)
-    one.add_argument("--calls", type=int, default=5000)
     one.add_argument("--seed", type=int, default=7)
+    for each in (one, two):
+        each.add_argument("--calls", type=int, default=5000)
     for name in ("--old", "--new", "--data"):
         two.add_argument(name, type=Path, required=True)
     two.add_argument("--pairs", type=int, default=21)
@@ -387,9 +389,8 @@ def main() -> int:
     if given.command == "record":
         record(given.tree.resolve(), given.out.resolve(), given.calls, given.seed)
         return 0
-    folder: Path = given.data.resolve()
-    result = compare(given.old.resolve(), given.new.resolve(), folder, given.pairs, given.block, given.allow)
-    (given.json or folder / "result.json").write_text(json.dumps(result, indent=1), encoding="utf-8")
+    result = compare(given)
+    (given.json or given.data / "result.json").write_text(json.dumps(result, indent=1), encoding="utf-8")
     print(table(result))
     return 1 if result["unexpected"] else 0
 

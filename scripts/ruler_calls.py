@@ -7,10 +7,12 @@ None.
 
 from __future__ import annotations
 
+import base64
 import csv
 import json
 import random
 import re
+from array import array
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -18,8 +20,13 @@ from pathlib import Path
 from typing import Any
 
 Json = Any
-VOLATILE = frozenset(("timing", "request_id", "id"))
-"""Fields that differ from run to run: left out of every answer, at any depth."""
+VOLATILE = frozenset((
+    "timing", "request_id", "since", "started", "points", "compute_ms", "last_used", "us_per_token",
+    "measured_at", "anonymous", "files", "limit_bytes", "registry", "audit",
+))  # fmt: skip
+"""Fields that differ from run to run: left out of every answer when it is compared, at any depth."""
+REQUEST = re.compile(r"[0-9a-f]{32}(\.\d+)?")
+"""An `id` of this form names a request, and is left out, too."""
 TOLERANCE = 1e-5
 """The greatest difference of two numbers that count as equal."""
 ROOT, DOMAIN, TENANTS = "minilm", "minilm/docs", ("acme", "bolt")
@@ -291,11 +298,16 @@ def commands() -> Iterator[list[str]]:
 
 
 def bare(answer: Json) -> Json:
-    """An answer without its VOLATILE fields."""
+    """An answer without its volatile fields; an embedding in base64 becomes a list of floats."""
     if isinstance(answer, list):
         return [bare(each) for each in answer]
     if isinstance(answer, dict):
-        return {name: bare(value) for name, value in answer.items() if name not in VOLATILE}
+        kept = {name: value for name, value in answer.items() if name not in VOLATILE}
+        if REQUEST.fullmatch(str(kept.get("id"))):
+            del kept["id"]
+        if isinstance(packed := kept.get("embedding"), str):
+            kept["embedding"] = list(array("f", base64.b64decode(packed)))
+        return {name: bare(value) for name, value in kept.items()}
     return answer
 
 

@@ -33,7 +33,7 @@ SOURCES = {
 ANSWER = {
     "status": 200,
     "answer": {
-        "id": "a1",
+        "id": "a1" * 16,
         "version": 1,
         "outputs": [{"label": "refund", "score": 0.75, "tags": ["O", "B-product"]}],
         "timing": {"total_ms": 3.5},
@@ -81,7 +81,7 @@ def compared(a: Any, b: Any) -> Differences:
 
 def test_equal_answers_differ_in_volatile_fields_only() -> None:
     other = copy.deepcopy(ANSWER)
-    other["answer"] |= {"id": "b2", "timing": {"total_ms": 9}}  # type: ignore[operator]
+    other["answer"] |= {"id": "b2" * 16, "timing": {"total_ms": 9}}  # type: ignore[operator]
     found = compared(ANSWER, other)
     assert (found.names, found.numbers, found.bit_equal, found.greatest) == ([], 1, 1, 0.0)
 
@@ -152,3 +152,12 @@ def test_the_same_seed_draws_the_same_calls_of_every_kind() -> None:
     kinds = {call["kind"] for call in calls}
     assert kinds == {"infer", "mixed", "tei", "openai", "hub", "oip", "read", "broken"}
     assert all(len(rows) >= 50 for rows in rows_of(REPO).values())
+
+
+def test_ids_of_requests_are_left_out_and_packed_embeddings_are_numbers() -> None:
+    answer = {
+        "id": "8a" * 16,
+        "models": [{"id": "acme.intent", "last_used": "today"}],
+        "embedding": "AAAAPw==",
+    }
+    assert bare(answer) == {"models": [{"id": "acme.intent"}], "embedding": [0.5]}
