@@ -22,7 +22,7 @@ from typing import Any
 Json = Any
 VOLATILE = frozenset((
     "timing", "request_id", "since", "started", "points", "compute_ms", "last_used", "us_per_token",
-    "measured_at", "anonymous", "files", "limit_bytes", "registry", "audit",
+    "measured_at", "planner", "anonymous", "files", "limit_bytes", "registry", "audit",
 ))  # fmt: skip
 """Fields that differ from run to run: left out of every answer when it is compared, at any depth."""
 REQUEST = re.compile(r"[0-9a-f]{32}(\.\d+)?")
@@ -101,7 +101,7 @@ COMMANDS = (
     "key list acme --json", "infer acme.intent where_is_my_parcel --json --scores",
     "infer acme.pages one --pair two --json", "infer bolt.orders a_kettle_to_Madrid", "infer acme.none a",
     "infer acme.intent a --tokens --json", "check examples/tickets.csv",
-    "check examples/orders.conll --json", "check README.md", "store info --json", "settings --json",
+    "check examples/stores.csv --json", "check LICENSE", "store info --json", "settings --json",
     "config check", "model", "nonsense", "model create acme.new none.csv --domain minilm",
 )  # fmt: skip
 """Read-only commands, and some that fail."""
