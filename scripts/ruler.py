@@ -305,7 +305,8 @@ def paired(old: Server, new: Server, block: list[Json], pairs: int) -> Json:
 def compare(given: argparse.Namespace) -> Json:
     """Everything that differs, as JSON; `unexpected` holds what no pattern of `--allow` matches."""
     old, new, folder = given.old.resolve(), given.new.resolve(), given.data.resolve()
-    calls = _read(folder / "calls.jsonl")[: given.calls]
+    recorded = _read(folder / "calls.jsonl")
+    calls = recorded[: given.calls]
     keys = json.loads((folder / "keys.json").read_text(encoding="utf-8"))
     found = Differences()
     result: Json = {"old": str(old), "new": str(new), "date": time.strftime("%Y-%m-%d")}
@@ -333,7 +334,7 @@ def compare(given: argparse.Namespace) -> Json:
                 served(old, one, keys, folder / "old.log") as a,
                 served(new, other, keys, folder / "new.log") as b,
             ):
-                result["speed"] = speed = paired(a, b, block_of(calls, given.block), given.pairs)
+                result["speed"] = speed = paired(a, b, block_of(recorded, given.block), given.pairs)
             for name, ratio, most in (
                 ("cpu", speed["cpu_ratio"], MOST_CPU),
                 ("p99", speed["p99_ratio"], MOST_P99),
