@@ -131,8 +131,8 @@ def test_no_row_is_in_two_parts_and_drift_changes_texts(plan: Plan) -> None:
 
 
 def test_arrivals_have_the_rate_asked_for_and_the_trace_its_bursts(plan: Plan) -> None:
-    assert plan.traces is not None
     stamps = read_trace(plan.traces)
+    assert stamps is not None
     assert len(stamps) == 200
     for times in (poisson(4_000, 50.0, 1), traced(stamps, 4_000, 50.0, 1)):
         assert (np.diff(times) >= 0).all()
