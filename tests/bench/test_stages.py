@@ -6,7 +6,6 @@ import gzip
 import json
 import random
 from dataclasses import replace
-from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -14,27 +13,20 @@ import pytest
 from click.testing import CliRunner
 
 from bench.__main__ import bench
-from bench.cases.stages import tuning
 from bench.cases.stages.arrivals import poisson, read_trace, traced
-from bench.cases.stages.cascade import closed_form
-from bench.cases.stages.exits import mixed
-from bench.cases.stages.plan import Plan
-from bench.cases.stages.records import Records, joined
-from bench.cases.stages.run import run, texts
-from bench.cases.stages.static import misled
-from bench.cases.stages.static import rows as static_rows
+from bench.cases.stages.exits import mixed, static
+from bench.cases.stages.home import measured
+from bench.cases.stages.plan import QUICK, SECTIONS, Plan
+from bench.cases.stages.records import Records
 from bench.cases.stages.tasks import drifted, load
 from bench.harness.report import Row
 from hmi.api.local import LocalCalls
-from hmi.core import Cascade, Offer
 from hmi.errors import InvalidInput
 from hmi.jobs.bodies import find_bodies
 from hmi.jobs.runtime.process import DONE, run_job
-from hmi.stages.cascade.dispatch import Dispatcher
-from hmi.stages.early_exit.thresholds import Window, evaluate
 from tests.tiny import random_texts
 
-QUICK = {"epochs": 1, "lr": 0.01, "module": {"kind": "lora", "rank": 2}}
+TRAINING = {"epochs": 1, "lr": 0.01, "module": {"kind": "lora", "rank": 2}}
 
 
 class Told:
@@ -76,31 +68,8 @@ def plan(tmp_path_factory: pytest.TempPathFactory) -> Plan:
     folder = tmp_path_factory.mktemp("bench-stages")
     write_set(folder / "sets" / "first_set", seed=0)
     write_trace(folder / "traces")
-    return Plan(
-        folder / "sets",
-        folder / "traces",
-        tasks=("first_set",),
-        root="tiny",
-        runs=2,
-        texts=50,
-        warm=20,
-        saturated=30,
-        before=10,
-        labelled=60,
-        unlabelled=40,
-        profiled=210,
-        golds=20,
-        cascade_warm=20,
-        answers=100,
-        callers=8,
-        chunk=10,
-        replays=1,
-        intervals=2,
-        interval_s=0.1,
-        planner_warm=4,
-        plots=folder / "plots",
-        training=QUICK,
-    )
+    sizes = {**QUICK, "tasks": ("first_set",), "root": "tiny", "training": TRAINING}
+    return Plan(folder / "sets", folder / "traces", **sizes)
 
 
 @pytest.fixture
@@ -120,22 +89,23 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("in_process")
 def test_all_sections_measure(plan: Plan, folder: Path) -> None:
     told = Told()
-    found: dict[str, Row] = {row.id: row for row in run(plan, folder, told)}
+    found: dict[str, Row] = {row.id: row for row in measured(plan, folder, told)}
     for stream in ("stationary", "drift"):
         assert found[f"first_set_{stream}_agreement"].runs == plan.texts
         assert found[f"first_set_{stream}_without_stages_unlike_recorded"].value == 0
         assert found[f"first_set_{stream}_p50_change"].runs == plan.texts - plan.warm
-    for section in ("off", "overhead_none", "overhead_auto"):
-        assert found[f"{section}_answers_that_differ"].value == 0
+    for server in ("none", "auto"):
+        assert found[f"overhead_{server}_answers_that_differ"].value == 0
+    assert found["isolation_wrong"].value == 0
+    assert found["first_set_inside_agreement"].runs == plan.golds
+    assert found["first_set_shuffled_ramps_throughput"].runs == plan.runs
     assert found["first_set_tiny_gamma_-50_agreement"].runs == plan.golds
-    for name in ("utility_poisson_today", "utility_bursty_planner", "planner_together", "planner_planner"):
+    for name in ("utility_poisson_today", "utility_bursty_tokens", "planner_poisson_together"):
         answered = found[f"{name}_answered"].value
         assert answered is not None
         assert 0.0 <= answered <= 1.0
-    assert found["planner_program_unlike_all_choices"].value == 0
-    assert plan.plots is not None
-    assert {path.name for path in plan.plots.iterdir()} >= {"exits-first_set-drift.svg"}
-    assert 0.5 * texts(plan) < told.texts < 2 * texts(plan)
+    assert {what.split(":")[0].split(",")[0] for what in told.said} >= set(SECTIONS)
+    assert told.texts > 10 * plan.texts
 
 
 def test_unknown_sections_and_sets_are_named(plan: Plan) -> None:
@@ -161,8 +131,8 @@ def test_no_row_is_in_two_parts_and_drift_changes_texts(plan: Plan) -> None:
 
 
 def test_arrivals_have_the_rate_asked_for_and_the_trace_its_bursts(plan: Plan) -> None:
-    assert plan.traces is not None
     stamps = read_trace(plan.traces)
+    assert stamps is not None
     assert len(stamps) == 200
     for times in (poisson(4_000, 50.0, 1), traced(stamps, 4_000, 50.0, 1)):
         assert (np.diff(times) >= 0).all()
@@ -171,56 +141,25 @@ def test_arrivals_have_the_rate_asked_for_and_the_trace_its_bursts(plan: Plan) -
     assert scaled.std() / scaled.mean() == pytest.approx(gaps.std() / gaps.mean(), rel=0.1)
 
 
-def recorded(texts: int, wrong: float, sure: float) -> Records:
-    """Records of one ramp before the third of four layers: it is sure of a part of the texts, and errs on a
-    part of these."""
-    rng = np.random.default_rng(0)
+def recorded(texts: int, wrong: float, sure: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """The uncertainty and the agreement of one ramp, which is sure of a part of the texts, and errs on a part
+    of these."""
+    rng = np.random.default_rng(seed)
     uncertainty = np.where(rng.random((texts, 1)) < sure, 0.1, 0.9)
-    agrees = ~((uncertainty < 0.5) & (rng.random((texts, 1)) < wrong))
-    return Records((2,), 4, uncertainty, agrees, ["a"] * texts)
+    return uncertainty, ~((uncertainty < 0.5) & (rng.random((texts, 1)) < wrong))
 
 
 def test_static_thresholds_fail_once_ramps_err_at_the_same_confidence(plan: Plan) -> None:
-    sound, broken = recorded(2_100, 0.001, 0.6), recorded(900, 0.2, 0.6)
-    stream = joined(sound, 2_100, broken)
-    big = Plan(plan.sets)
-    rows = {row.id: row for row in static_rows("x", big, stream, drifts=True)}
-    assert rows["x_static_agreement_before_drift"].ok is None
-    assert rows["x_static_agreement_after_drift"].value == pytest.approx(1 - 0.6 * 0.2, abs=0.03)
-    assert rows["x_static_agreement"].ok is False
+    (sound, a), (broken, b) = recorded(2_100, 0.001, 0.6, 0), recorded(900, 0.2, 0.6, 1)
+    records = Records((2,), 4, np.concatenate([sound, broken]), np.concatenate([a, b]), ["a"] * 3_000)
+    misled = records.misled(512, 0.01)
+    assert all(records.uncertainty[i, 0] < 0.5 and not records.agrees[i, 0] for i in np.flatnonzero(misled))
+    rows = {row.id: row for row in static("x_drift", Plan(plan.sets), records)}
+    assert rows["x_drift_static_agreement_after_drift"].value == pytest.approx(1 - 0.6 * 0.2, abs=0.03)
+    assert rows["x_drift_static_agreement"].ok is False
 
 
-def test_a_drift_has_texts_that_mislead_static_thresholds(plan: Plan) -> None:
-    records, big = recorded(3_000, 0.01, 0.6), Plan(plan.sets)
-    hard = misled(big, records)
-    assert len(hard) > 5
-    assert all(records.uncertainty[i, 0] < 0.5 and not records.agrees[i, 0] for i in hard)
-    assert min(hard) >= 512
+def test_a_drift_has_a_part_of_texts_that_mislead() -> None:
     texts = mixed([f"text {i}" for i in range(1_000)], ["hard"])
     assert texts.count("hard") == pytest.approx(150, abs=40)
     assert mixed(["a", "b"], []) == ["a", "b"]
-
-
-def test_gaps_and_the_ensemble_are_those_of_the_dispatchers_draws() -> None:
-    """The small level is right where it is sure; the large one is always right."""
-    sure = np.array([0.99, 0.9, 0.6, 0.55])
-    small = np.stack([sure, 1 - sure], 1)
-    gold = np.array([0, 0, 1, 1])
-    large = np.where(gold[:, None] == [[0, 1]], 0.9, 0.1)
-    offer = Offer(cut_off=0.7, slope=1e6, weight=1.0, accuracy=1.0, agreement=1.0, mean_ms=1.0, returned=0.5)
-    cascade = Cascade(small="a.b", version=1, rows=4, large_accuracy=1.0, large_ms=2.0, offers=(offer,))
-    at = Dispatcher(offer.cut_off, offer.slope)
-    rows = {row.id: row for row in closed_form("x", cascade, at, small, large, gold)}
-    assert rows["x_levels_gap_returned"].value == 0.0
-    assert rows["x_levels_gap_on"].value == 1.0
-    assert rows["x_ensemble_change"].value == 0.0
-
-
-def test_the_grid_is_the_best_of_all_settings() -> None:
-    rng = np.random.default_rng(1)
-    window = Window(rng.random((80, 2)), rng.random((80, 2)) < 0.9, np.array([2.0, 1.0]))
-    best, values = 0.0, np.linspace(0, 1, 11)
-    for setting in product(values, repeat=2):
-        saved, errors = evaluate(window, [setting])
-        best = max(best, saved[0]) if errors[0] <= 2 else best
-    assert tuning.grid(window, 2, step=0.1).saved_s == best

@@ -1,13 +1,20 @@
-"""Random instances of the label program, and every choice for them."""
+"""Random instances of the label program, and every choice for them; a stage whose effects are a table's."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import product
 
 from hypothesis import strategies as st
 
+from hmi.execution.base import Hook
+from hmi.execution.batch import BatchKey
+from hmi.stages.base import OFF, Batch, Effect, Setting, Shape
+from hmi.stages.planner import Terms, Waiting
 from hmi.stages.planning.labels import Job, Option, allowed
+
+KEY = BatchKey(("table", "1"), "cls", False)
 
 WHOLE = st.integers(1, 8).map(float)
 OPTIONS = st.builds(Option, WHOLE, st.sampled_from([-float("inf"), 0.5, 1.0, 2.0, 3.5, 7.0, 50.0]))
@@ -37,3 +44,37 @@ def brute_force(start: Sequence[float], jobs: Sequence[Job], memory: float = flo
     """The value of the best of all choices."""
     each = [[None, *(s for s, option in enumerate(job.options) if allowed(option, memory))] for job in jobs]
     return max(value_of(start, jobs, settings) for settings in product(*each))
+
+
+@dataclass(frozen=True)
+class Table:
+    """The part of the time that settings save, and the accuracy of their answers. The first is off."""
+
+    saved: tuple[float, ...] = (0.0, 0.2, 0.5)
+    accuracy: tuple[float, ...] = (1.0, 0.9, 0.7)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return ("off", *(f"setting {s}" for s in range(1, len(self.saved))))
+
+
+class TableStage:
+    """A stage with the settings of a table. Every text of one token may use them all."""
+
+    name = "tokens"
+
+    def __init__(self, table: Table) -> None:
+        self._table = table
+
+    def settings(self, key: BatchKey) -> Sequence[Setting]:
+        return (OFF, *map(Setting, self._table.names[1:]))
+
+    def effect(self, setting: Setting, shape: Shape) -> Effect:
+        return Effect((1 - self._table.saved[self._table.names.index(setting.name)],))
+
+    def hooks(self, setting: Setting, batch: Batch) -> Sequence[Hook]:
+        return ()
+
+    def terms(self, text: Waiting) -> Sequence[Terms]:
+        each = zip(self._table.saved, self._table.accuracy, self._table.names, strict=True)
+        return [Terms((1 - saved,), accuracy, name) for saved, accuracy, name in each]

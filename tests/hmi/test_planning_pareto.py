@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.cases.stages.simulated import KEY, Table, TableStage
 from hmi.core import ModelId, Objective
 from hmi.stages.base import OFF
 from hmi.stages.planner import Candidate, Measured, Plan, Planner, Terms, Waiting
@@ -20,9 +19,10 @@ from hmi.stages.planning.groups import Groups
 from hmi.stages.planning.labels import Job, Option, exact
 from hmi.stages.planning.measured import ENOUGH, RETRY_S, TRIALS
 from hmi.stages.planning.pareto import CALM_S, FULL_S, ParetoPlanner
+from tests.hmi.planning_lab import KEY, Table, TableStage
 from tests.hmi.runner_bodies import version_by
 
-TABLE = Table(fixed_s=0.0, text_s=1.0, saved=(0.0, 0.2, 0.5), accuracy=(1.0, 0.9, 0.7))
+TABLE, TEXT_S = Table(), 1.0
 """A text takes a second, so that times are easy to follow."""
 
 
@@ -30,8 +30,8 @@ class World:
     """A planner, its clock, and the groups that wait. Each text has a group of its own."""
 
     def __init__(self, table: Table = TABLE, *, margin: float = 1.0, streams: int = 1) -> None:
-        self.now, self.table = 0.0, table
-        cost = Cost(table.fixed_s, 0.0, table.text_s, 0.0, 0.0, margin=margin)
+        self.now = 0.0
+        cost = Cost(0.0, 0.0, TEXT_S, 0.0, 0.0, margin=margin)
         self.planner = ParetoPlanner(
             [TableStage(table)], lambda key: cost, streams=streams, clock=lambda: self.now
         )

@@ -42,18 +42,19 @@ def piecewise(rates: Seconds, interval_s: float, seed: int) -> Seconds:
     return times * interval_s
 
 
-def per_interval(stamps: Seconds, seconds: float) -> Seconds:
-    """The number of arrivals in each interval of `seconds` from the first one on, but not in the last, which
-    the trace may end within."""
-    counts = np.bincount(((stamps - stamps[0]) / seconds).astype(np.int64))
-    return counts[:-1].astype(np.float64)
+def per_second(stamps: Seconds) -> Seconds:
+    """The number of arrivals in each second from the first one on, but not in the last, which the trace may
+    end within."""
+    return np.bincount((stamps - stamps[0]).astype(np.int64))[:-1].astype(np.float64)
 
 
-def read_trace(folder: Path) -> Seconds:
-    """The arrivals in the first file of `folder` named *.csv.gz, in ascending seconds.
+def read_trace(folder: Path | None) -> Seconds | None:
+    """The arrivals in the first file of `folder` named *.csv.gz, in ascending seconds; None without a folder.
 
     Raises InvalidInput if there is no such file, or if it has no column TIMESTAMP.
     """
+    if folder is None:
+        return None
     files = sorted(folder.glob("*.csv.gz"))
     if not files:
         raise InvalidInput(f"{folder} holds no file *.csv.gz: name the folder of the traces", field="traces")

@@ -5,36 +5,49 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field
+from typing import Final
 
 import numpy as np
 
-from bench.cases.serve.plots import xy_svg
-from bench.cases.stages import static, tuning
+from bench.cases.stages.arrivals import Seconds, poisson, read_trace, traced
 from bench.cases.stages.home import SHUFFLED, Home
-from bench.cases.stages.lab import Lab, opened, requests_of
-from bench.cases.stages.live import closed
+from bench.cases.stages.lab import Answered, Lab, changes, in_order, opened, requests_of, seconds_of
 from bench.cases.stages.plan import Plan, Report
-from bench.cases.stages.records import Records, joined, recorded
-from bench.cases.stages.streams import CAPACITY_TEXTS, PACES, Streamed, pacing, seconds_of, streamed
+from bench.cases.stages.records import Records, recorded
 from bench.cases.stages.tasks import TaskRows, drifted
 from bench.harness.report import Row
+from hmi.core import ModelId
+from hmi.stages.early_exit.report import ExitReport
 
-STREAMS = ("stationary", "drift")
-P50_GOAL, P50_STRETCH, P95_GOAL = -0.14, -0.25, 0.02
-"""Changes of the latency's median and 95th percentile, as fractions (Apparate's on 6 layers)."""
-SHUFFLED_GOAL = 0.01
+AGREEMENT: Final = 0.99
+"""The fraction of answers that must equal the full model's."""
+GOALS: Final = {"p50": -0.14, "p95": 0.02}
+"""Changes of the latency, as fractions (Apparate's on 6 layers)."""
+SHUFFLED_GOAL: Final = 0.01
 """The most texts that may leave at ramps that were taught on shuffled answers, as a fraction."""
-HARD = 0.15
+WINDOW: Final = 512
+"""The first texts of a stream, by which static thresholds are tuned, at most."""
+HARD: Final = 0.15
 """The part of the texts after a drift of which ramps are sure, and wrong."""
-POINTS = 100
-"""Points of a curve in a plot."""
+PACES: Final = ("poisson", "bursty")
+"""The arrivals of the paced chunks, in turn, if there is a trace."""
 
 
-def texts(plan: Plan) -> int:
-    paced = plan.texts - plan.warm
-    each = 2 * CAPACITY_TEXTS + 2 * plan.texts - plan.drift_at + 2 * (plan.warm + 2 * paced) + plan.texts
-    return len(plan.tasks) * each
+@dataclass
+class Streamed:
+    """The answers of two arms to one stream."""
+
+    staged: list[Answered] = field(default_factory=list)
+    """The whole stream."""
+    plain: list[Answered] = field(default_factory=list)
+    """The paced texts."""
+    pace: list[str] = field(default_factory=list)
+    """[paced texts]: which of PACES."""
+    cpu_s: dict[str, float] = field(default_factory=lambda: {"plain": 0.0, "staged": 0.0})
+    """CPU seconds of the paced texts."""
+    report: ExitReport | None = None
+    """The stage's report at the end; None if the stage is off."""
 
 
 def measure(plan: Plan, home: Home, report: Report) -> Iterator[Row]:
@@ -43,30 +56,29 @@ def measure(plan: Plan, home: Home, report: Report) -> Iterator[Row]:
 
 
 async def _task(plan: Plan, home: Home, task: TaskRows, report: Report) -> list[Row]:
-    model, still = home.model(task), [str(row.text) for row in task.stream]
-    async with opened(home.data, [model]) as lab:
-        lab.agree(model, None)
+    model, shuffled, still = home.model(task), home.model(task, SHUFFLED), task.asked
+    async with opened(plan, home, report, [model]) as lab:
         report.say(f"exits: {task.name}, records of every ramp")
-        records = await recorded(lab, model, still, plan.callers)
-        moved = mixed(
-            [drifted(text, i) for i, text in enumerate(still[plan.drift_at :])],
-            [still[i] for i in static.misled(plan, records)],
-        )
-        after = await recorded(lab, model, moved, plan.callers)
-        report.did(len(still) + len(moved))
-        pace = await pacing(lab, model, still, plan, report)
-        lab.agree(model, plan.agreement)
-        rows = [Row(f"{task.name}_arrivals", round(pace.rate, 1), "texts a second")]
-        known = {"stationary": records, "drift": joined(records, plan.drift_at, after)}
-        for name, texts in (("stationary", still), ("drift", [*still[: plan.drift_at], *moved])):
+        records = await recorded(lab, model, still)
+        hard = np.flatnonzero(_misled(plan, records))
+        misspelt = [drifted(text, i) for i, text in enumerate(still[plan.drift_at :])]
+        moved = [*still[: plan.drift_at], *mixed(misspelt, [still[i] for i in hard])]
+        known = {"stationary": records, "drift": await recorded(lab, model, moved)}
+        rate, stamps = await lab.rate(model, still), read_trace(plan.traces)
+        lab.agree(model, AGREEMENT)
+        rows = [Row(f"{task.name}_arrivals", round(rate, 1), "texts a second")]
+        for name, texts in (("stationary", still), ("drift", moved)):
             report.say(f"exits: {task.name}, {name} stream of {len(texts)} texts")
-            found = await streamed(lab, model, texts, pace, plan, report)
-            rows += figures(f"{task.name}_{name}", plan, found, known[name])
-            rows += static.rows(f"{task.name}_{name}", plan, known[name], drifts=name == "drift")
-            _plot(plan, f"{task.name}-{name}", found)
+            found = await _streamed(lab, model, texts, rate, stamps)
+            rows += _figures(f"{task.name}_{name}", plan, found, known[name])
+            rows += static(f"{task.name}_{name}", plan, known[name])
         report.say(f"exits: {task.name}, ramps taught on shuffled answers")
-        rows += await _shuffled(lab, plan, home, task, still, report)
-        return [*rows, *tuning.rows(task.name, plan, records)]
+        lab.agree(shuffled, AGREEMENT)
+        async with lab.pair() as (_, staged):
+            asked = await lab.closed(staged, requests_of(shuffled, still, "shuffled"))
+        share = np.mean([answer.layers < lab.depth(model) for answer in asked.answers])
+    name, left = f"{task.name}_shuffled_ramps_left", round(float(share), 4)
+    return [*rows, Row(name, left, "of texts", SHUFFLED_GOAL, False, len(still))]
 
 
 def mixed(texts: Sequence[str], hard: Sequence[str]) -> list[str]:
@@ -75,85 +87,70 @@ def mixed(texts: Sequence[str], hard: Sequence[str]) -> list[str]:
     return [draw.choice(hard) if hard and draw.random() < HARD else text for text in texts]
 
 
-async def _shuffled(
-    lab: Lab, plan: Plan, home: Home, task: TaskRows, texts: Sequence[str], report: Report
-) -> list[Row]:
-    model = home.model(task, SHUFFLED)
-    lab.agree(model, plan.agreement)
-    async with lab.engine() as engine:
-        asked = await closed(engine, requests_of(model, texts, "shuffled"), plan.callers)
-    report.did(len(texts))
-    left = sum(answer.layers < lab.depth(model) for answer in asked.answers)
-    share = round(left / len(texts), 4)
-    return [Row(f"{task.name}_shuffled_ramps_left", share, "of texts", SHUFFLED_GOAL, False, len(texts))]
+def _misled(plan: Plan, records: Records) -> np.ndarray:
+    """[texts]: those behind the window that static thresholds would let leave with another answer."""
+    seen = min(WINDOW, plan.warm)
+    return records.misled(seen, 1 - AGREEMENT) & (np.arange(len(records.labels)) >= seen)
 
 
-def figures(name: str, plan: Plan, found: Streamed, records: Records) -> Iterator[Row]:
-    """Agreement with the full model over the whole stream, who left where, and changes of latency and CPU."""
+def static(name: str, plan: Plan, records: Records) -> Iterator[Row]:
+    """The agreement that thresholds would have that were tuned on the window: on the rest of the stream, and
+    from the drift on. No text is asked."""
+    wrong, seen = _misled(plan, records), min(WINDOW, plan.warm)
+    for part, since, goal in (("", seen, AGREEMENT), ("_after_drift", plan.drift_at, None)):
+        if part == "" or name.endswith("drift"):
+            agreement = round(1 - float(wrong[since:].mean()), 5)
+            yield Row(
+                f"{name}_static_agreement{part}", agreement, "of answers", goal, runs=len(wrong) - since
+            )
+
+
+async def _streamed(
+    lab: Lab, model: ModelId, texts: Sequence[str], rate: float, stamps: Seconds | None
+) -> Streamed:
+    """Ask a stream. The first `plan.warm` texts go to the arm with stages alone, as fast as it answers; of
+    the others each chunk goes to both, with the same arrivals."""
+    plan, found, requests = lab.plan, Streamed(), requests_of(model, texts, "stream")
+    async with lab.pair() as (plain, staged):
+        await lab.closed(plain, requests[: plan.callers])  # loads the model
+        found.staged += (await lab.closed(staged, requests[: plan.warm])).answers
+        for number, at in enumerate(range(plan.warm, len(texts), plan.chunk)):
+            some = requests[at : at + plan.chunk]
+            pace, arrivals = PACES[0], poisson(len(some), rate, number)
+            if stamps is not None and number % 2:
+                pace, arrivals = PACES[1], traced(stamps, len(some), rate, number)
+            for name, engine in in_order({"plain": plain, "staged": staged}, number // 2):
+                asked = await lab.paced(engine, some, arrivals)
+                (found.plain if name == "plain" else found.staged).extend(asked.answers)
+                found.cpu_s[name] += asked.cpu_s
+            found.pace += [pace] * len(some)
+        found.report = lab.exits(staged, model)
+    return found
+
+
+def _figures(name: str, plan: Plan, found: Streamed, records: Records) -> Iterator[Row]:
+    """Agreement with the full model over the whole stream, who left, and changes of latency and CPU."""
     texts, layers = len(found.staged), np.array([answer.layers for answer in found.staged])
     wrong = sum(a.label != full for a, full in zip(found.staged, records.labels, strict=True))
-    agreement = 1 - wrong / texts
-    yield Row(f"{name}_agreement", round(agreement, 5), "of answers", plan.agreement, runs=texts)
-    yield Row(f"{name}_disagreements", wrong, "answers", runs=texts)
-    plain = sum(a.label != full for a, full in zip(found.plain, records.labels[found.warm :], strict=True))
+    about = f"{wrong} other answers"
+    yield Row(f"{name}_agreement", round(1 - wrong / texts, 5), "of answers", AGREEMENT, True, texts, about)
+    plain = sum(a.label != full for a, full in zip(found.plain, records.labels[plan.warm :], strict=True))
     yield Row(f"{name}_without_stages_unlike_recorded", plain, "answers", 0, False, len(found.plain))
-    left = np.flatnonzero(layers < records.layers)
-    first = int(left[0]) if len(left) else None
-    why = None if len(left) else "no text left early"
-    yield Row(f"{name}_first_left", first, "text", why=why)
-    yield Row(f"{name}_left", round(len(left) / texts, 4), "of texts", runs=texts)
-    if first is not None:
-        since = layers[first:]
-        yield Row(f"{name}_left_since_first", round(float((since < records.layers).mean()), 4), "of texts")
-        for site in sorted(set(since.tolist()) - {records.layers}):
-            share = float((since == site).mean())
-            yield Row(f"{name}_left_at_{site}_since_first", round(share, 4), "of texts")
+    early = layers < records.layers
+    if early.any():
+        first = int(early.argmax())
+        yield Row(f"{name}_first_left", first, "text")
+        yield Row(f"{name}_left_since_first", round(float(early[first:].mean()), 4), "of texts")
+    else:
+        yield Row(f"{name}_first_left", None, "text", why="no text left early")
     if found.report is not None:
-        state = f"{found.report.state}, sites {list(found.report.sites)}"
+        state = f"{found.report.state}, sites {list(found.report.sites)}, {found.report.alarms} alarms"
         yield Row(f"{name}_audits", found.report.audits, "texts", peer=state)
-        yield Row(f"{name}_alarms", found.report.alarms, "alarms")
     cpu = found.cpu_s["staged"] / found.cpu_s["plain"] - 1
     yield Row(f"{name}_cpu_change", round(cpu, 4), "of none's", runs=len(found.plain))
-    yield from _latencies(name, plan, found, first)
-
-
-def _latencies(name: str, plan: Plan, found: Streamed, first: int | None) -> Iterator[Row]:
-    """Latency with stages beside that without, over several parts of the paced texts."""
-    plain, staged = seconds_of(found.plain), seconds_of(found.staged[found.warm :])
-    at, pace = found.warm + np.arange(len(plain)), np.array(found.pace)
-    parts = {"": at >= 0}
-    if first is not None:
-        parts["_since_first"] = at >= first
-    if name.endswith("drift"):
-        parts |= {"_before_drift": at < plan.drift_at, "_after_drift": at >= plan.drift_at}
-    parts |= {f"_{kind}": pace == kind for kind in PACES if kind in found.pace}
-    for part, mask in parts.items():
-        if not mask.any():
-            continue
-        goals = name.endswith("stationary") and part in ("", "_since_first")
-        for figure, of in (("p50", 50), ("p95", 95), ("mean", None)):
-            a, b = (
-                float(s[mask].mean() if of is None else np.percentile(s[mask], of)) for s in (plain, staged)
-            )
-            row = Row(f"{name}_{figure}_change{part}", round(b / a - 1, 4), "of none's", at_least=False)
-            if goals and figure == "p50":
-                row = replace(row, goal=P50_GOAL, stretch=P50_STRETCH)
-            elif goals and figure == "p95":
-                row = replace(row, goal=P95_GOAL)
-            yield replace(row, runs=int(mask.sum()), peer=f"{1e3 * a:.1f} -> {1e3 * b:.1f} ms")
-
-
-def _plot(plan: Plan, name: str, found: Streamed) -> None:
-    if plan.plots is not None:
-        lines = {
-            "without stages": curve(seconds_of(found.plain)),
-            "with exits": curve(seconds_of(found.staged[found.warm :])),
-        }
-        file = plan.plots / f"exits-{name}.svg"
-        file.write_text(xy_svg(f"{name}: from arrival to answer", "ms", "fraction of texts", lines))
-
-
-def curve(seconds: np.ndarray) -> list[tuple[float, float]]:
-    """The distribution's points (ms, fraction of texts) up to the 99th percentile."""
-    shares = np.linspace(0, 0.99, POINTS)
-    return [(1e3 * float(np.quantile(seconds, share)), float(share)) for share in shares]
+    base, mine = seconds_of(found.plain), seconds_of(found.staged[plan.warm :])
+    yield from changes(name, base, mine, GOALS if name.endswith("stationary") else {})
+    for pace in PACES:
+        if pace in found.pace:
+            of = np.array(found.pace) == pace
+            yield from changes(f"{name}_{pace}", base[of], mine[of], {})

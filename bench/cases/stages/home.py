@@ -2,24 +2,38 @@
 
 from __future__ import annotations
 
+import importlib
 import json
-from collections.abc import Sequence
-from contextlib import closing, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import torch
+
 from bench.cases.quality.setting import ended
-from bench.cases.stages.plan import Plan, Report
-from bench.cases.stages.shuffled import publish_shuffled
+from bench.cases.stages.plan import SECTIONS, Plan, Report
 from bench.cases.stages.tasks import TaskRows, load
+from bench.harness.report import Row as Figure
 from hmi.api.local import LocalCalls
 from hmi.config import Settings
-from hmi.core import ModelId, Progress
+from hmi.core import ModelId, now
 from hmi.errors import InvalidInput, NotFound
+from hmi.jobs.train_ramps import divided
+from hmi.manager import Manager
+from hmi.model.artefact import Artefact
 from hmi.model.files import write_json
+from hmi.model.root import load_root
+from hmi.model.tasks import task_of_version
+from hmi.stores.layout import Layout
 from hmi.training.data.rows import Row
+from hmi.training.features import dev_examples
+from hmi.training.ramps import Texts, train_ramps
+from hmi.training.row_keys import joined_keys
+from hmi.training.splits import encoded_split
+from hmi.training.trainer import reading_trainer
 
 LARGE, SMALL = "large", "small"
 """A tenant's models on the measured root and on the small level's."""
@@ -33,6 +47,8 @@ ALL = "all"
 """The large one with ramps, that profile, and a cascade whose small level is the small one."""
 AGREEING = 500
 """The unlabelled texts of a profile of token adaptation."""
+SEED = 1
+"""By which answers are shuffled."""
 FORMAT = 1
 
 
@@ -52,6 +68,20 @@ def named(task: str) -> str:
     return task.replace("_", "-")
 
 
+def measured(plan: Plan, data: Path, report: Report) -> Iterator[Figure]:
+    """Measure the plan's sections, in the order of SECTIONS.
+
+    data: the data folder, which receives what it lacks of roots, domains and models. Raises InvalidInput,
+    Conflict if a server runs on it, HmiError if a job fails.
+    """
+    torch.set_num_threads(1)
+    home = build(plan, data, report)
+    for section in SECTIONS:
+        if section in plan.sections:
+            module = importlib.import_module(f"bench.cases.stages.{section}")
+            yield from module.measure(plan, home, report)
+
+
 def build(plan: Plan, data: Path, report: Report) -> Home:
     """Make what the folder lacks of the plan's roots, domains and models.
 
@@ -59,149 +89,162 @@ def build(plan: Plan, data: Path, report: Report) -> Home:
     a job fails.
     """
     home = Home(data, tuple(load(name, plan) for name in plan.tasks))
-    calls = LocalCalls(Settings.from_env(None, data=data))
-    with closing(calls):
-        for root in _roots(plan):
-            _ensure_root(calls, root, plan, report)
+    with closing(LocalCalls(Settings.from_env(None, data=data))) as calls:
+        making = _Making(calls, plan, home, report)
+        roots = {LARGE: plan.root} if plan.small is None else {LARGE: plan.root, SMALL: plan.small}
+        for name, root in roots.items():
+            making.root(root)
             for task in home.tasks:
-                _ensure_domain(calls, root, task, report)
-                _ensure_model(calls, home, root, task, plan, report)
+                making.domain(root, task)
+                making.model(name, root, task)
         for task in home.tasks:
             small = None if plan.small is None else home.model(task, SMALL)
-            _ensure_ramps(calls, home, task, report)
-            _ensure_cascade(calls, home, task, INSIDE, None, report)
-            _ensure_tokens(calls, home, task, ADAPTED, LARGE, plan.prompts, report)
+            making.ramps(task)
+            making.shuffled(task)
+            making.cascade(task, INSIDE, None)
+            making.tokens(task, ADAPTED, LARGE)
             if small is not None:
-                _ensure_cascade(calls, home, task, TWO, small, report)
-                _ensure_tokens(calls, home, task, SMALL_ADAPTED, SMALL, True, report)
-            _ensure_cascade(calls, home, task, ALL, small, report, ADAPTED)
+                making.cascade(task, TWO, small)
+                making.tokens(task, SMALL_ADAPTED, SMALL)
+            making.cascade(task, ALL, small, of=ADAPTED)
     return home
 
 
-def _roots(plan: Plan) -> list[str]:
-    return [plan.root, *([] if plan.small is None else [plan.small])]
+@dataclass(frozen=True)
+class _Making:
+    """Makes the parts of a home that it lacks. Each method makes one."""
 
+    calls: LocalCalls
+    plan: Plan
+    home: Home
+    report: Report
 
-def _ensure_root(calls: LocalCalls, root: str, plan: Plan, report: Report) -> None:
-    if root in {known["root"] for known in calls.request("GET", "/manage/roots")["roots"]}:
-        return
-    if root != plan.root:
-        raise InvalidInput(
-            f"the folder has no root {root!r}: import it first (hmi root import)", field="small"
-        )
-    report.say(f"importing {plan.source} as the root {root}")
-    _run(calls, "/manage/roots", {"root": root, "source": plan.source}, None)
+    @property
+    def manager(self) -> Manager:
+        return self.calls.services.manager
 
+    def root(self, root: str) -> None:
+        if root in {known.name for known in self.manager.registry.roots()}:
+            return
+        if root != self.plan.root:
+            raise InvalidInput(
+                f"the folder has no root {root!r}: import it first (hmi root import)", field="small"
+            )
+        self.report.say(f"importing {self.plan.source} as the root {root}")
+        self._run("/manage/roots", {"root": root, "source": self.plan.source})
 
-def _ensure_domain(calls: LocalCalls, root: str, task: TaskRows, report: Report) -> None:
-    """Build the PLOT of the texts that the models are trained on. The streams are not among them."""
-    domain = f"{root}/{named(task.name)}"
-    if domain in {known["domain"] for known in calls.request("GET", "/manage/domains")["domains"]}:
-        return
-    report.say(f"building the domain {domain}")
-    texts = [str(row.text) for row in (*task.labelled, *task.unlabelled)]
-    with TemporaryDirectory(prefix="hmi-bench-stages-") as folder:
-        corpus = Path(folder) / "corpus.txt"
-        corpus.write_text("\n".join(" ".join(text.split()) for text in texts))
-        _run(calls, "/manage/domains", {"domain": domain}, {"corpus": corpus})
+    def domain(self, root: str, task: TaskRows) -> None:
+        """Build the PLOT of the texts that the models are trained on. The streams are not among them."""
+        domain = f"{root}/{named(task.name)}"
+        known = self.calls.request("GET", "/manage/domains")["domains"]
+        if domain in {each["domain"] for each in known}:
+            return
+        self.report.say(f"building the domain {domain}")
+        texts = [" ".join(str(row.text).split()) for row in (*task.labelled, *task.unlabelled)]
+        self._run("/manage/domains", {"domain": domain}, corpus="\n".join(texts))
 
+    def model(self, name: str, root: str, task: TaskRows) -> None:
+        model, labelled, unlabelled = self.home.model(task, name), len(task.labelled), len(task.unlabelled)
+        about = {"format": FORMAT, "root": root, "labelled": labelled, "unlabelled": unlabelled}
+        kept = self.home.data / f"bench-stages-{model}.json"
+        if kept.exists() and json.loads(kept.read_text()) != about:
+            raise InvalidInput(f"{model} was trained on other rows: use another --data folder", field="data")
+        if self._has(model):
+            return
+        write_json(kept, about)  # first, so that a run that is killed leaves no model without it
+        tenants = {tenant["tenant"] for tenant in self.calls.request("GET", "/manage/tenants")["tenants"]}
+        if model.tenant not in tenants:
+            self.calls.request("POST", "/manage/tenants", {"tenant": model.tenant})
+        self.report.say(f"training {model}")
+        body = {
+            "model": str(model),
+            "domain": f"{root}/{named(task.name)}",
+            "task": "classification",
+            "options": {**self.plan.training, "ramps": False, "improve": False},
+        }
+        self._run("/manage/models", body, data=_lines(task.labelled))
 
-def _ensure_model(
-    calls: LocalCalls, home: Home, root: str, task: TaskRows, plan: Plan, report: Report
-) -> None:
-    model = home.model(task, LARGE if root == plan.root else SMALL)
-    about = {
-        "format": FORMAT, "root": root, "labelled": len(task.labelled), "unlabelled": len(task.unlabelled)
-    }  # fmt: skip
-    kept = home.data / f"bench-stages-{model}.json"
-    if kept.exists() and json.loads(kept.read_text()) != about:
-        raise InvalidInput(f"{model} was trained on other rows: use another --data folder", field="data")
-    with suppress(NotFound):
-        calls.request("GET", f"/manage/models/{model}")
-        return
-    write_json(kept, about)  # first, so that a run that is killed leaves no model without it
-    tenants = {tenant["tenant"] for tenant in calls.request("GET", "/manage/tenants")["tenants"]}
-    if model.tenant not in tenants:
-        calls.request("POST", "/manage/tenants", {"tenant": model.tenant})
-    report.say(f"training {model}")
-    body = {
-        "model": str(model),
-        "domain": f"{root}/{named(task.name)}",
-        "task": "classification",
-        "options": {**plan.training, "ramps": False, "improve": False},
-    }
-    with TemporaryDirectory(prefix="hmi-bench-stages-") as folder:
-        data = _written(Path(folder) / "data.jsonl", task.labelled)
-        _run(calls, "/manage/models", body, {"data": data})
+    def ramps(self, task: TaskRows) -> None:
+        """Train the ramps of the task's large model on texts that it was not trained on."""
+        model = self.home.model(task)
+        if not self.manager.registry.model(model).live.ramps:
+            self.report.say(f"training the ramps of {model}")
+            self._run(f"/manage/models/{model}/ramps", {}, unlabelled=_lines(task.unlabelled))
 
+    def shuffled(self, task: TaskRows) -> None:
+        """Publish the large model with ramps that are trained as the job trains them, but with the answers
+        shuffled among the texts. A control: almost no text may leave by them."""
+        name, manager = self.home.model(task, SHUFFLED), self.manager
+        if self._has(name):
+            return
+        self.report.say(f"training ramps on shuffled answers: {name}")
+        version = manager.registry.model(self.home.model(task)).live
+        assert version.module is not None, "all models are trained"
+        root = load_root(Layout(self.home.data).root(version.root, version.root_version))
+        stored, reads = manager.adapters.get(version.artefact), task_of_version(version)
+        parts = divided(list(task.unlabelled), joined_keys([]))
+        with manager.plots.reader(version.plot_version) as reader:
+            trainer = reading_trainer(root, version.module, reads, Artefact.split(stored))
+            windows, most = version.rules.windows, version.max_length
+            fit, held = (
+                Texts(split, dev_examples(root, reader, split, trainer.plan.lexical))
+                for some in (parts.fit, parts.held)
+                for split in [encoded_split(some, root.tokenizer, most, windows=windows)]
+            )
+            ramps = train_ramps(trainer, trainer.reading(reads), fit, held, shuffled=SEED)
+        others = {key: value for key, value in stored.items() if not key.startswith("ramps.")}
+        tensors = {**others, **Artefact(ramps=ramps.tensors).joined()}
+        artefact, size = manager.adapters.put(tensors, manager.adapters.about(version.artefact))
+        changed = {"artefact": artefact, "ramps": ramps.sites, "bytes": size, "created": now()}
+        changed |= {"version": 0, "job": f"{SHUFFLED}-{version.job}"}
+        manager.registry.publish_model(name, version.model_copy(update=changed))
 
-def _ensure_ramps(calls: LocalCalls, home: Home, task: TaskRows, report: Report) -> None:
-    """Train the ramps of the task's large model on texts that it was not trained on; and shuffled ones."""
-    model, shuffled = home.model(task), home.model(task, SHUFFLED)
-    manager = calls.services.manager
-    if not manager.registry.model(model).live.ramps:
-        report.say(f"training the ramps of {model}")
+    def tokens(self, task: TaskRows, name: str, of: str) -> None:
+        """Publish a model under another name, and profile its token adaptation.
+
+        Prompts are trained for the small root only, since they take most of the time on a deep one.
+        """
+        model = self._copy(task, name, of)
+        if self.manager.registry.model(model).live.tokens:
+            return
+        self.report.say(f"profiling the token adaptation of {model}")
+        files = {"data": _lines([*task.labelled, *task.profiled])}
+        if task.unlabelled:
+            files["unlabelled"] = _lines(task.unlabelled[:AGREEING])
+        self._run(f"/manage/models/{model}/tokens", {"prompts": of == SMALL}, **files)
+
+    def cascade(self, task: TaskRows, name: str, small: ModelId | None, of: str = LARGE) -> None:
+        """Publish a model under another name, and profile a cascade for it."""
+        model = self._copy(task, name, of)
+        if self.manager.registry.model(model).cascade is None:
+            self.report.say(f"profiling the cascade of {model}")
+            body = {} if small is None else {"small": str(small)}
+            self._run(f"/manage/models/{model}/cascade", body, data=_lines(task.profiled))
+
+    def _has(self, model: ModelId) -> bool:
+        try:
+            self.manager.registry.model(model)
+        except NotFound:
+            return False
+        return True
+
+    def _copy(self, task: TaskRows, name: str, of: str) -> ModelId:
+        """Publish the live version of one of a task's models under another name."""
+        model, registry = self.home.model(task, name), self.manager.registry
+        if not self._has(model):
+            live = registry.model(self.home.model(task, of)).live
+            registry.publish_model(model, live.model_copy(update={"version": 0, "job": f"{name}-{live.job}"}))
+        return model
+
+    def _run(self, path: str, body: dict[str, Any], **contents: str) -> None:
+        """Run a job with files of these contents."""
         with TemporaryDirectory(prefix="hmi-bench-stages-") as folder:
-            texts = _written(Path(folder) / "texts.jsonl", task.unlabelled)
-            _run(calls, f"/manage/models/{model}/ramps", {}, {"unlabelled": texts})
-    with suppress(NotFound):
-        manager.registry.model(shuffled)
-        return
-    report.say(f"training ramps of {model} on shuffled answers")
-    publish_shuffled(manager, model, task.unlabelled, shuffled)
+            files = {}
+            for name, content in contents.items():
+                files[name] = Path(folder) / (f"{name}.txt" if name == "corpus" else f"{name}.jsonl")
+                files[name].write_text(content)
+            ended(self.calls, self.calls.request("POST", path, body, files)["job"], lambda progress: None)
 
 
-def _ensure_copy(calls: LocalCalls, home: Home, task: TaskRows, name: str, of: str) -> ModelId:
-    """Publish the live version of one of a task's models under another name."""
-    model, registry = home.model(task, name), calls.services.manager.registry
-    if model not in {ModelId(record.tenant, record.name) for record in registry.models(model.tenant)}:
-        live = registry.model(home.model(task, of)).live
-        registry.publish_model(model, live.model_copy(update={"version": 0, "job": f"{name}-{live.job}"}))
-    return model
-
-
-def _ensure_tokens(
-    calls: LocalCalls, home: Home, task: TaskRows, name: str, of: str, prompts: bool, report: Report
-) -> None:
-    """Publish a model under another name, and profile its token adaptation."""
-    model = _ensure_copy(calls, home, task, name, of)
-    if calls.services.manager.registry.model(model).live.tokens:
-        return
-    report.say(f"profiling the token adaptation of {model}")
-    with TemporaryDirectory(prefix="hmi-bench-stages-") as folder:
-        data = _written(Path(folder) / "data.jsonl", [*task.labelled, *task.profiled])
-        texts = _written(Path(folder) / "texts.jsonl", task.unlabelled[:AGREEING])
-        files = {"data": data, "unlabelled": texts} if task.unlabelled else {"data": data}
-        _run(calls, f"/manage/models/{model}/tokens", {"prompts": prompts}, files)
-
-
-def _ensure_cascade(
-    calls: LocalCalls,
-    home: Home,
-    task: TaskRows,
-    name: str,
-    small: ModelId | None,
-    report: Report,
-    of: str = LARGE,
-) -> None:
-    """Publish a model under another name, and profile a cascade for it."""
-    model = _ensure_copy(calls, home, task, name, of)
-    if calls.services.manager.registry.model(model).cascade is not None:
-        return
-    report.say(f"profiling the cascade of {model}")
-    body = {} if small is None else {"small": str(small)}
-    with TemporaryDirectory(prefix="hmi-bench-stages-") as folder:
-        data = _written(Path(folder) / "data.jsonl", task.profiled)
-        _run(calls, f"/manage/models/{model}/cascade", body, {"data": data})
-
-
-def _written(path: Path, rows: Sequence[Row]) -> Path:
-    path.write_text("".join(json.dumps({"text": row.text, "label": row.label}) + "\n" for row in rows))
-    return path
-
-
-def _run(calls: LocalCalls, path: str, body: dict[str, Any], files: dict[str, Path] | None) -> None:
-    def quiet(progress: Progress) -> None:
-        pass
-
-    ended(calls, calls.request("POST", path, body, files)["job"], quiet)
+def _lines(rows: Sequence[Row]) -> str:
+    return "".join(json.dumps({"text": row.text, "label": row.label}) + "\n" for row in rows)

@@ -3,47 +3,73 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from typing import Final
 
 import numpy as np
 
-from bench.cases.stages.forced import Forced, id_of
 from bench.cases.stages.home import LARGE, SHUFFLED, Home
-from bench.cases.stages.lab import Lab, opened
+from bench.cases.stages.lab import opened
 from bench.cases.stages.plan import Plan, Report
 from bench.harness.report import Row
 from hmi.core import ModelId
-from hmi.engine import Engine, TextRequest, TextResult
-from hmi.stages import RoundRobin
+from hmi.engine import TextRequest, TextResult
+from hmi.execution.base import Hook
+from hmi.execution.batch import BatchKey
+from hmi.stages import OFF, Batch, Effect, RoundRobin, Setting, Shape
+from hmi.stages.early_exit.control import Begun
+from hmi.stages.early_exit.costs import Measured
+from hmi.stages.early_exit.hook import Asked, ExitHook
+from hmi.stages.early_exit.state import Ended, ModelState
 
-TEXTS = 12
+TEXTS: Final = 12
 """Texts that each model is asked, in random order."""
-TEXTS_A_CALL = 16
-SITES = 6
-"""About the number of decisions that a text has, for the progress."""
-TOLERANCE = 1e-6
+TEXTS_A_CALL: Final = 16
+TOLERANCE: Final = 1e-6
 """Largest difference between a score and the same text's alone: a head or a ramp of several texts may round
 the last bit in another way (`bench.cases.serve.isolation`)."""
-APART = 10 * TOLERANCE
+FORCED: Final = Setting("forced")
+AT: Final = "@"
 
 Decision = tuple[ModelId, str, int]
 """The model, the text, and the site at which the text leaves; the number of layers if it stays."""
 
 
-@dataclass
-class Checked:
-    """The results of the checks."""
+class Unbounded(ModelState):
+    """A state that lets every text leave that asks."""
 
-    answers: int = 0
-    wrong: int = 0
-    early: int = 0
-    off: float = 0.0
-    """The largest difference of a score to alone."""
+    def leave(self, one: Ended, ramp: int) -> bool:
+        return True
 
 
-def texts(plan: Plan) -> int:
-    return plan.answers + len(plan.tasks) * 2 * TEXTS * SITES
+class Forced:
+    """A stage of exits whose gates are open by construction: a text whose id ends with `@2` leaves before
+    layer 2, if its model has a ramp there. All else is the server's."""
+
+    name = "forced-exit"
+
+    def __init__(self) -> None:
+        self._states: dict[ModelId, ModelState] = {}
+        self._measured: dict[tuple[BatchKey, int], Measured] = {}
+
+    def settings(self, key: BatchKey) -> Sequence[Setting]:
+        return (OFF, FORCED)
+
+    def effect(self, setting: Setting, shape: Shape) -> Effect:
+        return Effect(rows=(1.0,) * shape.layers)
+
+    def hooks(self, setting: Setting, batch: Batch) -> Sequence[Hook]:
+        known = batch.key, batch.layers
+        measured = self._measured.setdefault(known, Measured(*known))
+        asked = []
+        for index, text in enumerate(batch.texts):
+            thresholds = tuple(float(text.id.endswith(f"{AT}{site}")) for site in text.version.ramps)
+            if any(thresholds):
+                if text.model not in self._states:
+                    self._states[text.model] = Unbounded(text, 0.99, measured)
+                state = self._states[text.model]
+                asked.append(Asked(index, text, state, Begun(thresholds, False, state.control.account.count)))
+        return [ExitHook(batch, asked, measured)] if asked else []
 
 
 def measure(plan: Plan, home: Home, report: Report) -> Iterator[Row]:
@@ -51,89 +77,61 @@ def measure(plan: Plan, home: Home, report: Report) -> Iterator[Row]:
 
 
 async def _measured(plan: Plan, home: Home, report: Report) -> list[Row]:
-    models = {home.model(t, name): t for t in home.tasks for name in (LARGE, SHUFFLED)}
-    async with opened(home.data, list(models)) as lab:
-        report.say(f"isolation: {len(models)} models alone at every decision")
+    """Ask decisions at random, in calls of several, from several callers at once, and compare each answer
+    with that of its own model and text, alone, at the same site."""
+    models = {home.model(task, name): task for task in home.tasks for name in (LARGE, SHUFFLED)}
+    answers, wrong, early, largest = 0, 0, 0, 0.0
+    async with opened(plan, home, report, list(models)) as lab, lab.engine(RoundRobin([Forced()])) as engine:
+        report.say(f"isolation: {len(models)} models alone at every decision, then in mixed batches")
         decisions = [
-            (model, str(row.text), site)
+            (model, text, site)
             for model, task in models.items()
-            for row in task.stream[:TEXTS]
-            for site in (*lab.serving.manager.registry.model(model).live.ramps, lab.depth(model))
+            for text in task.asked[:TEXTS]
+            for site in (*lab.record(model).live.ramps, lab.depth(model))
         ]
-        alone = await _alone(lab, decisions, report)
-        report.say(f"isolation: {plan.answers} answers in mixed batches")
-        async with lab.engine(RoundRobin([Forced()])) as engine:
-            found = await _mixed(engine, plan, alone, report)
+        alone: dict[Decision, TextResult] = {}
+        for i, decision in enumerate(decisions):
+            (alone[decision],) = await engine.infer([_request(decision, f"alone-{i}")])
+
+        async def caller(seed: int) -> None:
+            nonlocal answers, wrong, early, largest
+            draw, calls = np.random.default_rng(seed), 0
+            while answers < plan.answers:
+                some = [decisions[i] for i in draw.integers(0, len(decisions), TEXTS_A_CALL)]
+                calls += 1
+                requests = [_request(d, f"mixed-{seed}-{calls}-{i}") for i, d in enumerate(some)]
+                for decision, result in zip(some, await engine.infer(requests), strict=True):
+                    off = difference(decision, result, alone[decision])
+                    largest = max(largest, off)
+                    wrong += off > TOLERANCE
+                    early += decision[2] < lab.depth(decision[0])
+                answers += len(some)
+                report.did(len(some))
+
+        async with asyncio.TaskGroup() as callers:
+            for seed in range(max(1, plan.callers // TEXTS_A_CALL)):
+                callers.create_task(caller(seed))
     about = f"{len(models)} models of {len(home.tasks)} tasks"
     return [
-        Row("isolation_answers", found.answers, "answers", peer=about),
-        Row("isolation_left_early", round(found.early / found.answers, 4), "of texts", runs=found.answers),
-        Row("isolation_wrong", found.wrong, "answers", 0, False, found.answers),
-        Row("isolation_largest_difference", float(f"{found.off:.2g}"), "of a score", TOLERANCE, False),
-        Row("isolation_nearest_two_decisions", float(f"{_nearest(alone):.2g}"), "of a score", APART),
-    ]  # fmt: skip
+        Row("isolation_answers", answers, "answers", peer=about),
+        Row("isolation_left_early", round(early / answers, 4), "of texts", runs=answers),
+        Row("isolation_wrong", wrong, "answers", 0, False, answers),
+        Row("isolation_largest_difference", float(f"{largest:.2g}"), "of a score", TOLERANCE, False),
+    ]
 
 
-async def _alone(lab: Lab, decisions: list[Decision], report: Report) -> dict[Decision, TextResult]:
-    """The answer of each decision, one text at a time."""
-    found = {}
-    async with lab.engine(RoundRobin([Forced()])) as engine:
-        for i, decision in enumerate(decisions):
-            (found[decision],) = await engine.infer([_request(decision, f"alone-{i}")])
-            report.did(1)
-    return found
-
-
-async def _mixed(engine: Engine, plan: Plan, alone: dict[Decision, TextResult], report: Report) -> Checked:
-    """Ask decisions at random, in calls of several, from several callers at once; check each answer."""
-    decisions, found = list(alone), Checked()
-
-    async def caller(seed: int) -> None:
-        draw, calls = np.random.default_rng(seed), 0
-        while found.answers < plan.answers:
-            some = [decisions[i] for i in draw.integers(0, len(decisions), TEXTS_A_CALL)]
-            calls += 1
-            requests = [_request(d, f"mixed-{seed}-{calls}-{i}") for i, d in enumerate(some)]
-            for decision, result in zip(some, await engine.infer(requests), strict=True):
-                check(found, decision, result, alone[decision])
-            report.did(len(some))
-
-    async with asyncio.TaskGroup() as callers:
-        for seed in range(max(1, plan.callers // TEXTS_A_CALL)):
-            callers.create_task(caller(seed))
-    return found
-
-
-def check(found: Checked, decision: Decision, result: TextResult, alone: TextResult) -> None:
-    """Count an answer, and whether it is that of its own model and text, alone, at the same decision."""
+def difference(decision: Decision, result: TextResult, alone: TextResult) -> float:
+    """The largest difference of a score to the answer alone. 1 for another model's or another site's answer,
+    or another label."""
     assert result.scores is not None
     assert alone.scores is not None
     assert result.provenance is not None
     model, _, site = decision
-    off = max(abs(result.scores.get(label, 2.0) - score) for label, score in alone.scores.items())
-    right = result.model == model and result.provenance.layers == site and result.label == alone.label
-    found.answers += 1
-    found.early += result.provenance.confidence is not None
-    found.off = max(found.off, off)
-    found.wrong += not (right and off <= TOLERANCE)
+    if result.model != model or result.provenance.layers != site or result.label != alone.label:
+        return 1.0
+    return max(abs(result.scores.get(label, 2.0) - score) for label, score in alone.scores.items())
 
 
 def _request(decision: Decision, name: str) -> TextRequest:
     model, text, site = decision
-    return TextRequest(model, text, scores=True, provenance=True, id=id_of(name, site))
-
-
-def _nearest(alone: dict[Decision, TextResult]) -> float:
-    """The least difference between a model's answers to one text at two decisions: if it is not far above
-    the tolerance, the check could not tell them apart."""
-    by_text: dict[tuple[ModelId, str], list[list[float]]] = {}
-    for (model, text, _), result in alone.items():
-        assert result.scores is not None
-        by_text.setdefault((model, text), []).append(list(result.scores.values()))
-    gaps = [
-        np.abs(np.array(a) - np.array(b)).max()
-        for each in by_text.values()
-        for i, a in enumerate(each)
-        for b in each[:i]
-    ]
-    return float(min(gaps, default=np.inf))
+    return TextRequest(model, text, scores=True, provenance=True, id=f"{name}{AT}{site}")

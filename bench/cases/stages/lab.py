@@ -1,21 +1,28 @@
-"""The engines that a section compares, in one process: with the stages, without any, and one that records."""
+"""The engines that a section compares, in one process over the same roots, and how they are asked."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
 
 from bench.cases.serve.engine import Serving, chosen, serving
-from hmi.core import ModelId, Objective
-from hmi.engine import Engine, TextRequest
-from hmi.engine.bundles import Bundles
+from bench.cases.stages.arrivals import Seconds
+from bench.cases.stages.home import LARGE, Home
+from bench.cases.stages.plan import Plan, Report
+from bench.harness.report import Row
+from hmi.core import ModelId, ModelRecord, Objective
+from hmi.engine import Engine, TextRequest, TextResult
+from hmi.engine.bundles import Bundles, Upper
 from hmi.execution.batch import BatchKey
 from hmi.execution.choose import Chosen
 from hmi.metrics import Metrics
 from hmi.stages import Planner, RoundRobin
-from hmi.stages.cascade.report import CascadeReport
 from hmi.stages.cascade.stage import CascadeInside
 from hmi.stages.early_exit.report import ExitReport
 from hmi.stages.early_exit.stage import EarlyExit
@@ -25,6 +32,47 @@ from hmi.stages.planning.profile import Lab as StageLab
 from hmi.stages.token_adaptation.stage import TokenAdaptation
 from hmi.stores.layout import Layout
 from hmi.stores.profiles import StageProfiles
+
+K = TypeVar("K")
+T = TypeVar("T")
+CAPACITY_TEXTS = 300
+"""The texts by which the engine's capacity is measured."""
+LOAD = 0.5
+"""Paced arrivals a second, as a fraction of the capacity."""
+FIGURES: Mapping[str, Callable[[Seconds], float]] = {
+    "p50": lambda seconds: float(np.percentile(seconds, 50)),
+    "p95": lambda seconds: float(np.percentile(seconds, 95)),
+    "mean": lambda seconds: float(seconds.mean()),
+}
+
+
+@dataclass(frozen=True)
+class Answered:
+    """One text's answer."""
+
+    label: str
+    seconds: float
+    """From its arrival to its answer."""
+    layers: int
+    """The upper layers that ran."""
+    level: str | None
+    """The level of the cascade between two roots that answered."""
+    result: TextResult
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The answers of one run, in the requests' order."""
+
+    answers: list[Answered]
+    seconds: float
+    cpu_s: float
+    """CPU seconds of this process."""
+
+    @property
+    def rate(self) -> float:
+        """Answers a second."""
+        return len(self.answers) / self.seconds
 
 
 class Shared(Bundles):
@@ -39,43 +87,81 @@ class Shared(Bundles):
 
 @dataclass(frozen=True)
 class Lab:
-    """A data folder whose roots are in memory. Engines that it starts share them, and nothing else."""
+    """A home whose roots are in memory. Engines that it starts share them, and nothing else."""
 
     serving: Serving
+    plan: Plan
+    home: Home
+    report: Report
 
     @asynccontextmanager
-    async def engine(self, planner: Planner | None = None, batch_ms: int = 0) -> AsyncIterator[Engine]:
-        """Run an engine. planner: None is one of the server's stages, without states of earlier runs.
-        batch_ms: the target time of a batch; 0: the default."""
-        s, planner = self.serving, planner or RoundRobin([EarlyExit(), CascadeInside()])
-        settings = replace(s.manager.settings, batch_ms=batch_ms or s.manager.settings.batch_ms)
-        engine = Engine(s.bundles, settings, Metrics(), None, planner)
-        await engine.start()
-        try:
-            yield engine
-        finally:
-            await engine.stop()
+    async def engine(self, planner: Planner | None = None, **settings: Any) -> AsyncIterator[Engine]:
+        """Run an engine with changed settings.
 
-    @asynccontextmanager
-    async def without(self) -> AsyncIterator[Engine]:
-        """Run an engine whose planner has no stages."""
-        async with self.engine(RoundRobin()) as engine:
-            yield engine
-
-    @asynccontextmanager
-    async def served(self, stages: str, states: Path) -> AsyncIterator[Engine]:
-        """Run an engine as a server does that has these stages (`Settings.stages`).
-
-        states: the folder from which it reads profiles of settings and what earlier engines learned, and to
-        which it writes that.
+        planner: None is the server's own, which follows from the settings.
         """
-        s = self.serving
-        engine = Engine(s.bundles, replace(s.manager.settings, stages=stages, data=states), Metrics())
+        changed = replace(self.serving.manager.settings, **settings)
+        engine = Engine(self.serving.bundles, changed, Metrics(), None, planner)
         await engine.start()
         try:
             yield engine
         finally:
             await engine.stop()
+
+    @asynccontextmanager
+    async def pair(self) -> AsyncIterator[tuple[Engine, Engine]]:
+        """Run an engine without stages, and one with exits and cascades and no states of earlier runs."""
+        stages = RoundRobin([EarlyExit(), CascadeInside()])
+        async with self.engine(RoundRobin()) as plain, self.engine(stages) as staged:
+            yield plain, staged
+
+    async def closed(self, engine: Engine, requests: Sequence[TextRequest]) -> Asked:
+        """Let the plan's callers ask the requests in their order. Each waits for its answer before it asks
+        the next."""
+        waiting, found = iter(enumerate(requests)), dict[int, Answered]()
+
+        async def caller() -> None:
+            for i, request in waiting:
+                found[i] = await _answered(engine, request, asyncio.get_running_loop().time())
+
+        return await self._timed(found, [caller() for _ in range(self.plan.callers)])
+
+    async def paced(self, engine: Engine, requests: Sequence[TextRequest], arrivals: Seconds) -> Asked:
+        """Ask each request at its time, whether others are answered or not, and wait for the last answer."""
+        loop, found = asyncio.get_running_loop(), dict[int, Answered]()
+        begun = loop.time()
+
+        async def one(i: int) -> None:
+            due = begun + float(arrivals[i])
+            await asyncio.sleep(due - loop.time())
+            found[i] = await _answered(engine, requests[i], due)
+
+        return await self._timed(found, [one(i) for i in range(len(requests))])
+
+    async def _timed(self, found: dict[int, Answered], work: Sequence[Coroutine[Any, Any, None]]) -> Asked:
+        begun, cpu = time.monotonic(), time.process_time()
+        async with asyncio.TaskGroup() as tasks:
+            for one in work:
+                tasks.create_task(one)
+        seconds, cpu = time.monotonic() - begun, time.process_time() - cpu
+        self.report.did(len(found))
+        return Asked([found[i] for i in sorted(found)], seconds, cpu)
+
+    async def rate(self, model: ModelId, texts: Sequence[str]) -> float:
+        """The texts a second of paced streams: LOAD of what an engine without stages answers."""
+        requests = requests_of(model, texts[:CAPACITY_TEXTS], "capacity")
+        async with self.engine(RoundRobin()) as engine:
+            await self.closed(engine, requests)
+            return LOAD * (await self.closed(engine, requests)).rate
+
+    def in_turn(self, count: int, name: str, model: str = LARGE) -> list[TextRequest]:
+        """The first `count` texts of each task, a text of each task after the other."""
+        home = self.home
+        each = [requests_of(home.model(t, model), t.asked[:count], f"{name}-{t.name}") for t in home.tasks]
+        return [request for together in zip(*each, strict=True) for request in together]
+
+    def record(self, model: ModelId) -> ModelRecord:
+        return self.serving.manager.registry.model(model)
 
     def agree(self, model: ModelId, agreement: float | None, under_load: float | None = None) -> None:
         """Set the fraction of a model's answers that must equal the full model's; None: no stage.
@@ -87,21 +173,29 @@ class Lab:
             model, lambda record: record.model_copy(update={"objective": objective})
         )
 
-    def weigh(self, weights: Mapping[str, float]) -> None:
-        """Set tenants' weights."""
-        for tenant, weight in weights.items():
-            self.serving.manager.set_tenant(tenant, weight=weight)
+    def upper(self, model: ModelId) -> Upper:
+        """The upper layers of a model's root."""
+        found = self.serving.bundles.upper(self.record(model).live).now()
+        assert found is not None, "the lab has asked each root"
+        return found
+
+    def depth(self, model: ModelId) -> int:
+        """The number of upper layers of a model's root."""
+        return self.upper(model).executor.layers
+
+    def exits(self, engine: Engine, model: ModelId) -> ExitReport | None:
+        """An engine's report of a model's exits; None if no text of the model was concerned."""
+        artefact = self.record(model).live.artefact
+        return None if engine.exits is None else engine.exits.report(artefact, model)
 
     def costs(self, model: ModelId) -> Callable[[BatchKey], Cost | None]:
-        """Return the measured costs of batches of a model's root under token adaptation's settings.
+        """The measured costs of batches of a model's root under token adaptation's settings.
 
         They are measured now, if the folder has no profile of them: for most of a minute.
         """
-        live = self.serving.manager.registry.model(model).live
-        upper = self.serving.bundles.upper(live).now()
-        assert upper is not None, "the lab has asked each root"
+        live, upper = self.record(model).live, self.upper(model)
         assert isinstance(upper.executor, Chosen), "as for each root of a server"
-        root, kept = (live.root, live.root_version), StageProfiles(Layout(self.serving.manager.settings.data))
+        root, kept = (live.root, live.root_version), StageProfiles(Layout(self.home.data))
         upper.executor.settle()
         lab = StageLab(TokenAdaptation(), upper.executor, root, upper.root.info.shape, upper.root.max_length)
         found = lab.known(kept)
@@ -111,36 +205,20 @@ class Lab:
         by_key = {BatchKey(root, reads, exact=False): cost_of(found, reads) for reads in READS}
         return by_key.get
 
-    def exits(self, engine: Engine, model: ModelId) -> ExitReport | None:
-        """Return an engine's report of a model's exits; None if no text of the model was concerned."""
-        live = self.serving.manager.registry.model(model).live
-        return None if engine.exits is None else engine.exits.report(live.artefact, model)
-
-    def cascade(self, engine: Engine, model: ModelId) -> CascadeReport | None:
-        """Return an engine's report of a model's cascade; None if no text of it was concerned."""
-        record = self.serving.manager.registry.model(model)
-        small = "" if record.cascade is None else record.cascade.small_artefact or ""
-        return engine.cascade_report(model, record.live.artefact, small, record.objective.agreement)
-
-    def depth(self, model: ModelId) -> int:
-        """The number of upper layers of a model's root."""
-        live = self.serving.manager.registry.model(model).live
-        upper = self.serving.bundles.upper(live).now()
-        assert upper is not None, "the lab has asked each root"
-        return upper.executor.layers
-
 
 @asynccontextmanager
-async def opened(data: Path, models: Sequence[ModelId]) -> AsyncIterator[Lab]:
-    """Open a folder. Before the context opens, each of `models` has answered, and its root's executor is
-    chosen. Raises Conflict if a server or another benchmark runs on the folder."""
-    async with serving(data, models[0], Shared) as found:
+async def opened(plan: Plan, home: Home, report: Report, models: Sequence[ModelId]) -> AsyncIterator[Lab]:
+    """Open a home. Before the context opens, each of `models` has answered, its root's executor is chosen,
+    and its objective allows no stage. Raises Conflict if a server or another benchmark runs on the folder."""
+    async with serving(home.data, models[0], Shared) as found:
         assert isinstance(found.bundles, Shared)
+        lab = Lab(found, plan, home, report)
         try:
-            for model in models[1:]:
+            for model in models:
+                lab.agree(model, None)
                 await found.ask(model, "first")
-                await chosen(found.bundles, found.manager.registry.model(model).live)
-            yield Lab(found)
+                await chosen(found.bundles, lab.record(model).live)
+            yield lab
         finally:
             found.bundles.end()
 
@@ -150,3 +228,31 @@ def requests_of(model: ModelId, texts: Sequence[str], name: str, first: int = 0)
     return [
         TextRequest(model, text, provenance=True, id=f"{name}-{first + i}") for i, text in enumerate(texts)
     ]
+
+
+def in_order(arms: Mapping[K, T], turn: int) -> list[tuple[K, T]]:
+    """The arms, in the opposite order every second turn."""
+    return list(arms.items())[:: 1 if turn % 2 else -1]
+
+
+def seconds_of(answers: Sequence[Answered]) -> Seconds:
+    """[texts]: from arrival to answer."""
+    return np.array([answer.seconds for answer in answers])
+
+
+def changes(name: str, base: Seconds, mine: Seconds, goals: Mapping[str, float]) -> Iterator[Row]:
+    """The changes of the latency's median, 95th percentile and mean. goals: the most, for some of these."""
+    for figure, of in FIGURES.items():
+        a, b = of(base), of(mine)
+        about = f"{1e3 * a:.1f} -> {1e3 * b:.1f} ms"
+        change = round(b / a - 1, 4)
+        yield Row(f"{name}_{figure}_change", change, "of none's", goals.get(figure), False, len(mine), about)
+
+
+async def _answered(engine: Engine, request: TextRequest, since: float) -> Answered:
+    (result,) = await engine.infer([request])
+    assert result.label is not None, "all tasks are classifications"
+    made_by = result.provenance
+    assert made_by is not None, "it was asked for"
+    seconds = asyncio.get_running_loop().time() - since
+    return Answered(result.label, seconds, made_by.layers, made_by.level, result)

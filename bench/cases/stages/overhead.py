@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import statistics
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Final
 
-from bench.cases.stages import off
 from bench.cases.stages.home import Home
-from bench.cases.stages.lab import opened
+from bench.cases.stages.lab import in_order, opened
 from bench.cases.stages.plan import Plan, Report
 from bench.harness.report import Row
+from hmi.engine import Engine, TextRequest
+from hmi.stages import RoundRobin
 
-STAGES = ("none", "auto")
-
-
-def texts(plan: Plan) -> int:
-    return off.texts(plan, 1 + len(STAGES))
+ALONE: Final = 50
+"""Texts of each task that are asked alone, so that their bits depend on no batch."""
+EACH: Final = 100
+"""Texts of each task in one timed repetition."""
+CPU_GOAL: Final = 1.01
 
 
 def measure(plan: Plan, home: Home, report: Report) -> Iterator[Row]:
@@ -25,15 +28,42 @@ def measure(plan: Plan, home: Home, report: Report) -> Iterator[Row]:
 
 
 async def _measured(plan: Plan, home: Home, report: Report) -> list[Row]:
-    """An engine whose planner takes turns and has no stages, beside the servers'. Their folders are empty, so
-    they find no profile of settings."""
+    """Compare engines that should do the same: the bits of answers, and CPU time under load.
+
+    The servers' folders are empty, so they find no profile of settings.
+    """
     report.say("overhead: an engine without stages beside servers whose stages are none, and auto")
+    differ, ratios = {"none": 0, "auto": 0}, dict[str, list[float]](none=[], auto=[])
     models = [home.model(task) for task in home.tasks]
-    async with opened(home.data, models) as lab:
-        for model in models:
-            lab.agree(model, None)
-        with TemporaryDirectory(prefix="hmi-bench-stages-") as folder:
-            none, auto = (Path(folder) / stages for stages in STAGES)
-            async with lab.without() as plain, lab.served("none", none) as a, lab.served("auto", auto) as b:
-                others = {"_none": a, "_auto": b}
-                return [row async for row in off.beside("overhead", plain, others, plan, home, report)]
+    with TemporaryDirectory(prefix="hmi-bench-stages-") as kept:
+        async with (
+            opened(plan, home, report, models) as lab,
+            lab.engine(RoundRobin()) as plain,
+            lab.engine(stages="none", data=Path(kept) / "none") as none,
+            lab.engine(stages="auto", data=Path(kept) / "auto") as auto,
+        ):
+            engines = {"plain": plain, "none": none, "auto": auto}
+            alone, together = lab.in_turn(min(ALONE, plan.texts), "alone"), lab.in_turn(EACH, "off")
+            for request in alone:
+                bits = {name: await _bits(engine, request) for name, engine in engines.items()}
+                for name in differ:
+                    differ[name] += bits[name] != bits["plain"]
+            for i in range(-1, plan.runs):  # the first repetition warms up
+                arms = in_order(engines, i)
+                cpu = {name: (await lab.closed(engine, together)).cpu_s for name, engine in arms}
+                for name, each in ratios.items():
+                    each += [cpu[name] / cpu["plain"]] if i >= 0 else []
+    rows = []
+    for name, each in ratios.items():
+        label, median = f"overhead_{name}", round(statistics.median(each), 4)
+        about, spread = "bits of every score", f"{min(each):.3f} to {max(each):.3f}"
+        rows += [
+            Row(f"{label}_answers_that_differ", differ[name], "answers", 0, False, len(alone), about),
+            Row(f"{label}_cpu", median, "of none's", CPU_GOAL, False, plan.runs, spread),
+        ]
+    return rows
+
+
+async def _bits(engine: Engine, request: TextRequest) -> Sequence[object]:
+    (result,) = await engine.infer([TextRequest(request.model, request.text, scores=True, id=request.id)])
+    return result.label, result.score, result.scores

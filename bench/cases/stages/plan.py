@@ -9,26 +9,8 @@ from typing import Any, Protocol
 from hmi.errors import InvalidInput
 from hmi.model.source import DEFAULT_PACKAGE
 
-SECTIONS = {
-    name: f"bench.cases.stages.{name}"
-    for name in (
-        "exits",
-        "cascade",
-        "throughput",
-        "off",
-        "isolation",
-        "tokens",
-        "utility",
-        "planner",
-        "overhead",
-        "shards",
-    )
-}
-"""The module of each section, by its name.
-
-A module has `texts(plan) -> int`, about how many texts it asks, and
-`measure(plan, home, report) -> Iterator[Row]`.
-"""
+SECTIONS = ("exits", "cascade", "throughput", "isolation", "tokens", "planner", "overhead", "shards")
+"""The modules of this folder that have `measure(plan, home, report) -> Iterator[Row]`."""
 TASKS = ("mag_fields", "pubmed_sections", "subj", "sci_cite")
 """Sets of at least 9,000 rows with short texts, none of which the deep root's distillation has read."""
 
@@ -60,7 +42,7 @@ class Plan:
     """The root of the small level. None: there is no cascade between two roots."""
     source: str = DEFAULT_PACKAGE
     """The source that the root is imported from if the data folder lacks it."""
-    sections: tuple[str, ...] = tuple(SECTIONS)
+    sections: tuple[str, ...] = SECTIONS
     runs: int = 7
     """Interleaved repetitions of each ratio."""
     texts: int = 3_000
@@ -71,11 +53,7 @@ class Plan:
     saturated: int = 6_000
     """Texts at full speed before throughput is measured."""
     before: int = 600
-    """Texts between these and a drift."""
-    load: float = 0.5
-    """The arrivals a second, as a fraction of what the engine answers at most."""
-    agreement: float = 0.99
-    """The fraction of answers that must equal the full model's, in every section with exits."""
+    """Texts between the first ones of a stream and its drift."""
     labelled: int = 500
     """Rows that each model is trained on."""
     unlabelled: int = 2_000
@@ -86,38 +64,30 @@ class Plan:
     """Texts of each task that the section `cascade` scores and times."""
     cascade_warm: int = 1_000
     """Texts before them, asked at full speed, by which a cascade's gate may open."""
-    cascade_agreement: float = 0.95
-    """The fraction of answers that must equal the large level's, in the section `cascade`."""
     replays: int = 2
-    """The replays of each trace in the sections `utility` and `planner`."""
+    """The replays of each trace in the section `planner`."""
     interval_s: float = 1.0
     """The least seconds of an interval of constant rate. In OTAS's synthetic trace it is a second."""
     intervals: int = 10
     """The intervals of a replay, each with a rate of its own."""
-    deadline_batch_ms: int = 60
-    """The target time of a batch of these sections. On a deep root a text takes as long as the default."""
-    pressure: float = 1.5
-    """A factor of the rates of these traces (`traffic.py`). With 1, texts need no other setting
-    than off: callers that wait measure less than what a loaded engine answers."""
     planner_warm: int = 250
     """Texts of each task, asked at full speed, by which exits and cascades may open in section `planner`."""
-    prompts: bool = False
-    """True if prompts are trained for the models of `root`, too. It takes most of the time."""
-    agreement_under_load: float = 0.85
-    """The fraction of answers that must equal the full model's under token adaptation."""
     answers: int = 10_000
     """Answers that the section `isolation` checks."""
     callers: int = 32
     """Callers that each wait for one text at a time."""
     chunk: int = 100
     """The texts that one arm is asked before it is the other's turn."""
-    plots: Path | None = None
-    """A folder for plots; None: draw none."""
     training: dict[str, Any] = field(default_factory=dict)
     """Options of the models' training."""
 
     def __post_init__(self) -> None:
-        """Raises InvalidInput for a stream that is too short for its parts."""
+        """Raises InvalidInput for an unknown section, and for a stream that is too short for its parts."""
+        unknown = sorted(set(self.sections) - set(SECTIONS))
+        if unknown:
+            raise InvalidInput(
+                f"unknown section {unknown[0]!r}: use some of {', '.join(SECTIONS)}", field="only"
+            )
         least = max(self.drift_at, self.cascade_warm + self.golds)
         if self.texts <= least:
             raise InvalidInput(f"{self.texts} texts are too few: use more than {least}", field="texts")
@@ -128,9 +98,25 @@ class Plan:
         return self.warm + self.before
 
 
-def checked(sections: tuple[str, ...]) -> tuple[str, ...]:
-    """Return `sections`. Raises InvalidInput that names an unknown one."""
-    unknown = sorted(set(sections) - set(SECTIONS))
-    if unknown:
-        raise InvalidInput(f"unknown section {unknown[0]!r}: use some of {', '.join(SECTIONS)}", field="only")
-    return sections
+QUICK: dict[str, Any] = {
+    "tasks": TASKS[2:3],
+    "runs": 2,
+    "texts": 50,
+    "warm": 20,
+    "saturated": 30,
+    "before": 10,
+    "labelled": 60,
+    "unlabelled": 40,
+    "profiled": 210,
+    "golds": 20,
+    "cascade_warm": 20,
+    "replays": 1,
+    "interval_s": 0.1,
+    "intervals": 2,
+    "planner_warm": 4,
+    "answers": 100,
+    "callers": 8,
+    "chunk": 10,
+    "training": {"epochs": 1},
+}
+"""The least sizes with which every section runs."""

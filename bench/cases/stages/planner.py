@@ -1,204 +1,230 @@
-"""All stages on one trace: the planner beside each stage alone, and beside all of them tuned apart.
+"""Utility under deadlines: the planner beside each stage alone, and beside all of them tuned apart.
 
-Every arm but `today` has the planner's groups and queue, so only the settings differ: `exits`, `cascades` and
-`tokens` have one stage; `together` has all that paid when each was tuned alone, at its best fixed setting;
-`planner` has all of them and chooses. The models have ramps and a profile of token adaptation; those of arms
-with cascades have a cascade too, of two roots if there is a second one.
+Every arm but `today` has the planner's groups and queue, so only the settings differ. First each stage runs
+alone: no stage, exits, cascades, each fixed γ of token adaptation, and `tokens`, the planner over these γ.
+Then, on other replays, the planner of all stages runs beside the best single one, and beside `together`,
+which has all that paid alone at its best fixed setting. The models have ramps and a profile of token
+adaptation; those of arms with cascades have a cascade too, of two roots if there is a second one.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import replace
-from itertools import product
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+from typing import Final
 
 import numpy as np
 
-from bench.cases.stages.arms import CostOf, Fixed, Timed
+from bench.cases.stages import cascade, tokens
+from bench.cases.stages.arrivals import read_trace
 from bench.cases.stages.home import ADAPTED, ALL, SMALL, Home
 from bench.cases.stages.lab import Lab, opened
-from bench.cases.stages.live import closed
-from bench.cases.stages.otas import instance, shares, worth
 from bench.cases.stages.plan import Plan, Report
-from bench.cases.stages.replays import Arm, Replays, in_turn, plot, replayed, rows, texts_of, weights
+from bench.cases.stages.traffic import Outcome, Traffic, offered
 from bench.harness.report import Row
-from hmi.stages import Planner, RoundRobin, Stage
+from hmi.execution.batch import BatchKey
+from hmi.stages import Candidate, Measured, Planner, RoundRobin, Stage
+from hmi.stages import Plan as Chosen
 from hmi.stages.cascade.stage import CascadeInside
 from hmi.stages.early_exit.stage import EarlyExit
-from hmi.stages.planning.labels import Job, best
+from hmi.stages.planner import Waiting
+from hmi.stages.planning.cost import Cost
+from hmi.stages.planning.group import Price
 from hmi.stages.planning.pareto import ParetoPlanner
 from hmi.stages.token_adaptation.settings import MERGE_SETTINGS
 from hmi.stages.token_adaptation.stage import TokenAdaptation
 
-TODAY, QUEUE, EXITS, CASCADES, TOKENS, TOGETHER, PLANNER = (
-    "today", "off", "exits", "cascades", "tokens", "together", "planner"
-)  # fmt: skip
-SINGLE = (QUEUE, EXITS, CASCADES, TOKENS)
-GOAL, STRETCH = 1.0, 1.1
-SHARE_GOAL = 0.01
+TODAY, NONE, EXITS, CASCADES, TOKENS = "today", "off", "exits", "cascades", "tokens"
+TOGETHER, PLANNER = "together", "planner"
+GOALS: Final = {TODAY: 1.182}
+"""The planner's utility, divided by that of turns without stages (OTAS, section V). By all others': 1."""
+SHARE_GOAL: Final = 0.01
 """The planner's processor time, of that of the batches that it plans."""
-BATCHES, INSTANCES, ENUMERATED = (2, 3, 4, 5, 6), 200, 20
-"""Random instances of each size, and those of them of which all choices are enumerated."""
-TUNING_SEED = 1_000
+BATCH_MS: Final = 60
+"""The target time of a batch. On a deep root a text takes as long as the default."""
+CAPACITY_TEXTS: Final = 40
+"""Texts of each task by which the capacity is measured before each replay."""
+TUNING_SEED: Final = 1_000
+
+CostOf = Callable[[BatchKey], Cost | None]
 
 
-def texts(plan: Plan) -> int:
-    tuned, arms = 3 + len(MERGE_SETTINGS), 3 + len(SINGLE)
-    warmed = 5 * plan.planner_warm * len(plan.tasks)
-    one = replace(plan, traces=None)
-    return warmed + texts_of(replace(one, replays=1), tuned) + texts_of(one, arms)
+class Fixed(ParetoPlanner):
+    """Gives every group one setting. Its groups, its queue and what it drops are the server's."""
+
+    def __init__(self, name: str, stages: Sequence[Stage], cost_of: CostOf) -> None:
+        """name: of the setting, NONE for none."""
+        super().__init__([*stages, TokenAdaptation()], cost_of)
+        self._name = name
+
+    def price(self, text: Waiting) -> Price:
+        price = super().price(text)
+        steps = self.ladder(text.key, text.layers).steps
+        values = (v if s.name == self._name else -math.inf for v, s in zip(price.values, steps, strict=True))
+        return replace(price, values=tuple(values))
+
+
+class Timed(ParetoPlanner):
+    """The server's planner, whose own processor time is counted."""
+
+    plans = 0
+    spent_s = 0.0
+    """CPU seconds of prices, plans and lessons."""
+    batches_s = 0.0
+    """CPU seconds of the batches that it planned."""
+
+    def price(self, text: Waiting) -> Price:
+        begun = time.thread_time()
+        price = super().price(text)
+        self.spent_s += time.thread_time() - begun
+        return price
+
+    def plan(self, candidates: Sequence[Candidate], now: float) -> Chosen:
+        begun = time.thread_time()
+        plan = super().plan(candidates, now)
+        self.spent_s += time.thread_time() - begun
+        self.plans += 1
+        return plan
+
+    def learn(self, plan: Chosen, measured: Measured) -> None:
+        begun = time.thread_time()
+        super().learn(plan, measured)
+        self.spent_s += time.thread_time() - begun
+        self.batches_s += measured.cpu_s
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A planner, and the name of the models that it is asked."""
+
+    planner: Planner
+    model: str = ADAPTED
+
+
+Runs = Mapping[str, list[list[Outcome]]]
+"""[replays] for each arm, by its name."""
 
 
 def measure(plan: Plan, home: Home, report: Report) -> Iterator[Row]:
-    yield from programs()
-    yield from asyncio.run(_measured(plan, home, report))
+    for trace in ("poisson", *([] if plan.traces is None else ["bursty"])):
+        yield from asyncio.run(_measured(trace, plan, home, report))
 
 
-async def _measured(plan: Plan, home: Home, report: Report) -> list[Row]:
-    one = replace(plan, traces=None)  # one trace
+async def _measured(trace: str, plan: Plan, home: Home, report: Report) -> list[Row]:
     models = [home.model(task, name) for task in home.tasks for name in (ADAPTED, ALL)]
     small = [home.model(task, SMALL) for task in home.tasks if plan.small is not None]
-    async with opened(home.data, [*models, *small]) as lab:
+    async with opened(plan, home, report, [*models, *small]) as lab:
         for model in models:
-            lab.agree(model, plan.cascade_agreement, plan.agreement_under_load)
-        for model in small:
-            lab.agree(model, None)
+            lab.agree(model, cascade.AGREEMENT, tokens.AGREEMENT)
+        for task in home.tasks:  # by the words of its texts, so that equally many of each are equal shares
+            weight = statistics.mean(len(text.split()) for text in task.asked)
+            lab.serving.manager.set_tenant(home.model(task).tenant, weight=weight)
         cost_of = lab.costs(models[0])
-        report.say("planner: each stage tuned alone")
-        batch_ms = plan.deadline_batch_ms
-        lab.weigh(weights(home))
-        async with _arms(lab, {**_alone(cost_of), **_merging(cost_of)}, batch_ms) as arms:
-            await _warmed(arms, home, plan, report)
-            tuned = (await replayed(lab, home, arms, replace(one, replays=1), report, TUNING_SEED))["poisson"]
-        chosen = _chosen({name: runs[0].utility for name, runs in tuned.runs.items()})
-        merge = next((name for name in chosen if name in _merging(cost_of)), QUEUE)
-        timed = Timed(ParetoPlanner([*_stages(EXITS, CASCADES), TokenAdaptation()], cost_of))
-        planners: dict[str, Planner] = {
-            TODAY: RoundRobin(),
-            **_alone(cost_of),
-            TOKENS: ParetoPlanner([TokenAdaptation()], cost_of),
-            TOGETHER: Fixed(merge, [*_stages(*chosen), TokenAdaptation()], cost_of),
-            PLANNER: timed,
-        }
-        report.say(f"planner: {', '.join(planners)}")
-        async with _arms(lab, planners, batch_ms, together=ALL if CASCADES in chosen else ADAPTED) as arms:
-            await _warmed(arms, home, plan, report)
-            timed.begin()
-            found = (await replayed(lab, home, arms, one, report))["poisson"]
-    single = max(SINGLE, key=lambda name: sum(run.utility for run in found.runs[name]))
-    plot(plan, "planner", found, list(dict.fromkeys((TODAY, single, TOGETHER, PLANNER))))
-    about = ", ".join(chosen) or "none"
-    return [*rows("planner", found), *figures(found, single, about), _cost(timed)]
+        first = await _replayed(lab, trace, _alone(cost_of), TUNING_SEED)
+        utility = {name: sum(map(_utility, runs)) for name, runs in first.items()}
+        paid = [name for name in (EXITS, CASCADES) if utility[name] > utility[NONE]]
+        setting = max((NONE, *(each.name for each in MERGE_SETTINGS)), key=utility.__getitem__)
+        stages = [stage for name, stage in _gated().items() if name in paid]
+        together = Arm(Fixed(setting, stages, cost_of), ALL if CASCADES in paid else ADAPTED)
+        single, timed = max(NONE, EXITS, CASCADES, TOKENS, key=utility.__getitem__), _planner(cost_of)
+        arms = {name: arm for name, arm in _alone(cost_of).items() if name in (TODAY, NONE, single)}
+        arms |= {TOGETHER: together, PLANNER: Arm(timed, ALL)}
+        second = await _replayed(lab, trace, arms, 0)
+    tuned = f"{TOGETHER}: {', '.join(paid) or 'no gates'}, {setting}"
+    return [
+        *figures(f"utility_{trace}", first, TOKENS),
+        *figures(f"planner_{trace}", second, PLANNER, tuned),
+        _cost(trace, timed),
+    ]
 
 
-def _stages(*names: str) -> list[Stage]:
-    """New stages of exits, and of cascades, if they are among the names."""
-    known: dict[str, Callable[[], Stage]] = {EXITS: EarlyExit, CASCADES: CascadeInside}
-    return [make() for name, make in known.items() if name in names]
+def _planner(cost_of: CostOf) -> Timed:
+    return Timed([*_gated().values(), TokenAdaptation()], cost_of)
 
 
-def _alone(cost_of: CostOf) -> dict[str, Planner]:
-    """The planners of the arms whose texts are never merged."""
+def _gated() -> dict[str, Stage]:
+    """New stages of exits and of cascades."""
+    return {EXITS: EarlyExit(), CASCADES: CascadeInside()}
+
+
+def _alone(cost_of: CostOf) -> dict[str, Arm]:
+    """The arms with at most one stage. Each has stages of its own, which learn from its answers alone."""
     return {
-        name: Fixed(QUEUE, [*_stages(name), TokenAdaptation()], cost_of) for name in (QUEUE, EXITS, CASCADES)
+        TODAY: Arm(RoundRobin()),
+        NONE: Arm(Fixed(NONE, [], cost_of)),
+        EXITS: Arm(Fixed(NONE, [EarlyExit()], cost_of)),
+        CASCADES: Arm(Fixed(NONE, [CascadeInside()], cost_of), ALL),
+        **{each.name: Arm(Fixed(each.name, [], cost_of)) for each in MERGE_SETTINGS},
+        TOKENS: Arm(ParetoPlanner([TokenAdaptation()], cost_of)),
     }
 
 
-def _merging(cost_of: CostOf) -> dict[str, Planner]:
-    """A planner for each setting of merging."""
-    return {each.name: Fixed(each.name, [TokenAdaptation()], cost_of) for each in MERGE_SETTINGS}
+async def _replayed(lab: Lab, trace: str, arms: Mapping[str, Arm], seed: int) -> Runs:
+    """Offer each replay to all arms in turn, in an order that changes, after texts at full speed by which
+    gates may open.
 
-
-def _chosen(utility: Mapping[str, float]) -> list[str]:
-    """Return the stages that paid alone: exits, cascades and the best merging, each if it earned more than no
-    stage."""
-    merges = {each.name: utility[each.name] for each in MERGE_SETTINGS}
-    offered = [EXITS, CASCADES, max(merges, key=merges.__getitem__)]
-    return [name for name in offered if utility[name] > utility[QUEUE]]
-
-
-@asynccontextmanager
-async def _arms(
-    lab: Lab, planners: Mapping[str, Planner], batch_ms: int, *, together: str = ADAPTED
-) -> AsyncIterator[dict[str, Arm]]:
-    """Run an engine for each planner. together: the name of the models that this arm is asked."""
-    names = {CASCADES: ALL, PLANNER: ALL, TOGETHER: together}
+    The capacity is measured before each, so that loads hold on a machine that others use, too.
+    """
+    lab.report.say(f"planner, {trace}: {', '.join(arms)}")
+    stamps = read_trace(lab.plan.traces) if trace == "bursty" else None
+    found: dict[str, list[list[Outcome]]] = {name: [] for name in arms}
     async with AsyncExitStack() as stack:
-        yield {
-            name: Arm(
-                await stack.enter_async_context(lab.engine(planner, batch_ms)), names.get(name, ADAPTED)
-            )
-            for name, planner in planners.items()
-        }
+        plain, *engines = [
+            await stack.enter_async_context(lab.engine(planner, batch_ms=BATCH_MS))
+            for planner in (RoundRobin(), *(arm.planner for arm in arms.values()))
+        ]
+        asked = list(zip(arms.items(), engines, strict=True))
+        for (_, arm), engine in asked:
+            await lab.closed(engine, lab.in_turn(lab.plan.planner_warm, "warm", arm.model))
+        for replay in range(seed, seed + lab.plan.replays):
+            capacity = (await lab.closed(plain, lab.in_turn(CAPACITY_TEXTS, "capacity"))).rate
+            traffic = Traffic(lab, capacity)
+            arrivals = traffic.arrivals(stamps, replay)
+            first = replay % len(asked)
+            for (name, arm), engine in asked[first:] + asked[:first]:
+                asks = traffic.asks(len(arrivals), replay, trace, arm.model)
+                found[name].append(await offered(engine, asks, arrivals))
+                lab.report.did(len(asks))
+    return found
 
 
-async def _warmed(arms: Mapping[str, Arm], home: Home, plan: Plan, report: Report) -> None:
-    """Ask the arms with exits or cascades texts at full speed, by which their gates may open."""
-    for name in (EXITS, CASCADES, TOGETHER, PLANNER):
-        if name in arms:
-            requests = in_turn(home, plan.planner_warm, "warm", arms[name].model)
-            await closed(arms[name].engine, requests, plan.callers)
-            report.did(len(requests))
+def _utility(outcomes: Sequence[Outcome]) -> float:
+    return sum(outcome.earned for outcome in outcomes)
 
 
-def figures(replays: Replays, single: str, about: str) -> Iterator[Row]:
-    """The planner beside the best single stage and all tuned apart. about: what was tuned."""
-    count = len(replays.load)
-    for label, arm in (("the_best_single", single), ("together", TOGETHER)):
-        ratio, spread = replays.median(PLANNER, arm)
-        peer = f"{single if arm == single else about}; {spread}"
-        yield Row(
-            f"planner_against_{label}", ratio, "of its utility", GOAL, True, count, peer, stretch=STRETCH
-        )
-        mine, other = (_p50(replays, name) for name in (PLANNER, arm))
-        change = _accuracy(replays, PLANNER) - _accuracy(replays, arm)
-        peer = f"accuracy {change:+.3f}"
-        yield Row(
-            f"planner_p50_against_{label}", round(mine / other, 4), "of its p50", 1.0, False, count, peer
-        )
+def figures(label: str, runs: Runs, mine: str, about: str = "") -> Iterator[Row]:
+    """Each arm's utility, answers, accuracy and latencies; and the utility of one arm, divided by each
+    other's: the median of the replays."""
+    for name, replays in runs.items():
+        outcomes = [outcome for run in replays for outcome in run]
+        if not outcomes:  # a very short trace may have no arrivals
+            continue
+        answered, texts = [outcome for outcome in outcomes if outcome.result is not None], len(outcomes)
+        share = _utility(outcomes) / sum(outcome.ask.request.utility for outcome in outcomes)
+        arm = f"{label}_{name}"
+        yield Row(f"{arm}_utility", round(share, 4), "of all", runs=texts)
+        yield Row(f"{arm}_answered", round(len(answered) / texts, 4), "of texts", runs=texts)
+        if answered:
+            right = round(sum(outcome.right for outcome in answered) / len(answered), 4)
+            yield Row(f"{arm}_accuracy", right, "of answered", runs=len(answered))
+            for part in (50, 95):
+                ms = 1e3 * float(np.percentile([outcome.seconds for outcome in answered], part))
+                yield Row(f"{arm}_p{part}", round(ms, 1), "ms", runs=len(answered))
+        if name != mine:
+            pairs = zip(runs[mine], replays, strict=True)
+            ratios = [_utility(a) / max(_utility(b), 1e-9) for a, b in pairs]
+            spread = f"{min(ratios):.3f} to {max(ratios):.3f}" + (f"; {about}" if name == TOGETHER else "")
+            ratio, goal = round(statistics.median(ratios), 4), GOALS.get(name, 1.0)
+            yield Row(f"{label}_{mine}_against_{name}", ratio, "of its", goal, True, len(ratios), spread)
 
 
-def _p50(replays: Replays, arm: str) -> float:
-    answered = [outcome.seconds for outcome in replays.together(arm) if outcome.result is not None]
-    return float(np.median(answered)) if answered else np.nan
-
-
-def _accuracy(replays: Replays, arm: str) -> float:
-    answered = [outcome.right for outcome in replays.together(arm) if outcome.result is not None]
-    return float(np.mean(answered)) if answered else np.nan
-
-
-def _cost(timed: Timed) -> Row:
-    share = timed.spent_s / max(timed.batches_s, 1e-9)
-    peer = (
-        f"{1e6 * timed.spent_s / max(1, timed.plans):.0f} µs for a plan and the prices and lessons it needs"
-    )
-    return Row("planner_cost", round(share, 5), "of batches' CPU", SHARE_GOAL, False, timed.plans, peer)
-
-
-def programs() -> Iterator[Row]:
-    """The exact program beside all choices, and Algorithm 2 beside the program, on random instances."""
-    differ, checked = 0, 0
-    for batches in BATCHES:
-        found = shares(batches, INSTANCES)
-        about = f"loses {found.mean_loss:.1%}; as printed, {found.infeasible:.1%} of plans miss deadlines"
-        name = f"planner_algorithm_2_short_of_{batches}_batches"
-        yield Row(name, round(found.suboptimal, 4), "of instances", runs=INSTANCES, peer=about)
-        yield Row(f"{name}_better", found.better, "instances", 0, False, INSTANCES)
-        rng = np.random.default_rng(batches)
-        for _ in range(ENUMERATED):
-            jobs = instance(rng, batches)
-            differ += abs(best([0.0], jobs).value - enumerated(jobs)) > 1e-9
-            checked += 1
-    yield Row("planner_program_unlike_all_choices", differ, "instances", 0, False, checked)
-
-
-def enumerated(jobs: Sequence[Job]) -> float:
-    """The highest value of all choices whose jobs all end in time."""
-    most = 0.0
-    for chosen in product(*([None, *range(len(job.options))] for job in jobs)):
-        value, feasible = worth(0.0, jobs, chosen)
-        most = max(most, value) if feasible else most
-    return most
+def _cost(trace: str, timed: Timed) -> Row:
+    share = round(timed.spent_s / max(timed.batches_s, 1e-9), 5)
+    each = 1e6 * timed.spent_s / max(1, timed.plans)
+    about = f"{each:.0f} µs for a plan and the prices and lessons it needs"
+    return Row(f"planner_{trace}_cost", share, "of batches' CPU", SHARE_GOAL, False, timed.plans, about)

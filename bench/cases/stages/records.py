@@ -10,14 +10,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bench.cases.stages.lab import Lab, requests_of
-from bench.cases.stages.live import closed
 from hmi.core import ModelId
 from hmi.execution.base import Hook, Output
 from hmi.execution.batch import BatchKey, Left, Rows
 from hmi.model.calibration import Floats
 from hmi.stages import OFF, Batch, Effect, RoundRobin, Setting, Shape
-from hmi.stages.early_exit.rule import of_labels
-from hmi.stages.early_exit.thresholds import Window
+from hmi.stages.early_exit.rule import exit_index, of_labels
+from hmi.stages.early_exit.thresholds import Window, allowed_errors, tune
 
 RECORD = Setting("record")
 
@@ -36,26 +35,31 @@ class Records:
     labels: list[str]
     """[texts]: the full model's."""
 
-    def window(self, texts: slice, ramps: Sequence[int] | None = None) -> Window:
-        """The records of some texts at some ramps (indexes of `sites`), by default all.
+    def misled(self, seen: int, loss: float) -> NDArray[np.bool_]:
+        """[texts]: whether thresholds that were tuned once would let a text leave with another answer than
+        the full model's.
 
-        An exit saves the later layers; the unit is one layer.
+        seen: the first texts, by which they are tuned, with at most this loss of agreement. An exit saves the
+        later layers.
         """
-        at = list(range(len(self.sites)) if ramps is None else ramps)
-        saved = np.array([self.layers - self.sites[i] for i in at], np.float64)
-        return Window(self.uncertainty[texts][:, at], self.agrees[texts][:, at], saved)
+        saved = self.layers - np.array(self.sites, np.float64)
+        window = Window(self.uncertainty[:seen], self.agrees[:seen], saved)
+        left_at = exit_index(self.uncertainty, tune(window, allowed_errors(seen, loss)).thresholds)
+        full = np.ones((len(left_at), 1), np.bool_)
+        right: NDArray[np.bool_] = np.concatenate([self.agrees, full], 1)[np.arange(len(left_at)), left_at]
+        return ~right
 
 
-async def recorded(lab: Lab, model: ModelId, texts: Sequence[str], callers: int) -> Records:
+async def recorded(lab: Lab, model: ModelId, texts: Sequence[str]) -> Records:
     """Ask a model all texts, as fast as it answers, and record them."""
     stage = Recording()
     async with lab.engine(RoundRobin([stage])) as engine:
-        asked = await closed(engine, requests_of(model, texts, "record"), callers)
-    sites = lab.serving.manager.registry.model(model).live.ramps
+        asked = await lab.closed(engine, requests_of(model, texts, "record"))
+    sites = lab.record(model).live.ramps
     rows = [stage.found[f"record-{i}"] for i in range(len(texts))]
     uncertainty = np.array([row.uncertainty for row in rows]).reshape(len(texts), len(sites))
     agrees = np.array([row.agrees for row in rows], np.bool_).reshape(len(texts), len(sites))
-    return Records(sites, lab.depth(model), uncertainty, agrees, asked.labels)
+    return Records(sites, lab.depth(model), uncertainty, agrees, [answer.label for answer in asked.answers])
 
 
 @dataclass
@@ -81,7 +85,7 @@ class Recording:
     def effect(self, setting: Setting, shape: Shape) -> Effect:
         return Effect(rows=(1.0,) * shape.layers)
 
-    def hooks(self, setting: Setting, batch: Batch) -> Sequence[_Recorder]:
+    def hooks(self, setting: Setting, batch: Batch) -> Sequence[Hook]:
         return [_Recorder(batch, self.found)]
 
 
@@ -112,14 +116,3 @@ class _Recorder(Hook):
 
     def close(self) -> None:
         """Nothing is held but records of texts that failed, which end with the hook."""
-
-
-def joined(first: Records, texts: int, second: Records) -> Records:
-    """The records of a stream that has `texts` of the first's texts, then the second's."""
-    return Records(
-        first.sites,
-        first.layers,
-        np.concatenate([first.uncertainty[:texts], second.uncertainty]),
-        np.concatenate([first.agrees[:texts], second.agrees]),
-        [*first.labels[:texts], *second.labels],
-    )

@@ -29,7 +29,12 @@ class TaskRows:
     profiled: list[Row]
     """The rows that its cascades are profiled on."""
     stream: list[Row]
-    """The texts that are asked."""
+    """The rows whose texts are asked."""
+
+    @property
+    def asked(self) -> list[str]:
+        """The texts of the stream."""
+        return [str(row.text) for row in self.stream]
 
 
 def load(name: str, plan: Plan) -> TaskRows:
