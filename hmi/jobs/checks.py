@@ -78,8 +78,9 @@ class Checked:
     """Options by which a refused file could be read as rows of `task`; empty if there is no guess."""
     entities: dict[str, int] | None = None
     """How often each type of entity occurs; None if no tags mark entities."""
-    sample_entities: list[list[tuple[str, range]]] = field(default_factory=list)
-    """The entities of each row of the sample, by type and words; empty if no tags mark entities."""
+    sample_entities: list[list[dict[str, Any]]] = field(default_factory=list)
+    """The entities of each row of the sample, as `label`, `start_word` and `end_word`, the index after its last
+    word; empty if no tags mark entities."""
     text_columns: list[str] = field(default_factory=list)
     """The columns of a refused file that may be its text, where their names do not tell."""
 
@@ -209,10 +210,13 @@ def _checked_rows(source: Upload, task: Task, skip: int, reading: Reading) -> Ch
     )
 
 
-def _entities(tags: Sequence[str], scheme: Scheme) -> list[tuple[str, range]]:
-    """The types of a row's entities, and the words of each."""
+def _entities(tags: Sequence[str], scheme: Scheme) -> list[dict[str, Any]]:
     groups = groups_of(in_labels(tags, scheme), joined=True)
-    return [(label, words) for label, words in groups if label != OUTSIDE]
+    return [
+        {"label": label, "start_word": words.start, "end_word": words.stop}
+        for label, words in groups
+        if label != OUTSIDE
+    ]
 
 
 def _text_columns(source: Upload, reading: Reading) -> list[str]:

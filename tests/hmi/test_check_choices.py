@@ -71,6 +71,6 @@ def test_entities_are_counted_and_shown_in_any_scheme(
 ) -> None:
     row = {"tokens": ["Anna", "Lee", "Ben"], "tags": tags}
     found = inspect_file(b"\n".join([json.dumps(row).encode()] * 4), "tagging")
-    shown = [(name, range(a, b)) for name, a, b in entities]
+    shown = [{"label": name, "start_word": a, "end_word": b} for name, a, b in entities]
     assert found.sample_entities == ([shown] * len(found.sample) if entities else [])
     assert found.entities == ({"PER": 4 * len(entities)} if entities else None)

@@ -41,6 +41,9 @@ def test_a_check_says_what_a_file_is(tmp_path: Path, capsys: pytest.CaptureFixtu
     told = json.loads(hmi(capsys, "check", bad, "--skip-bad-rows", 2, "--json"))
     assert told["usable"] is True
     assert "2 of 22 rows" in hmi(capsys, "check", bad, code=1)
+    tagged = put(tmp_path / "tagged.jsonl", b'{"tokens": ["Anna", "left"], "tags": ["B-PER", "O"]}\n' * 4)
+    told = json.loads(hmi(capsys, "check", tagged, "--json"))
+    assert told["sample_entities"][0] == [{"label": "PER", "start_word": 0, "end_word": 1}]
     assert "documents of a corpus" in hmi(capsys, "check", put(tmp_path / "text", corpus(10)), "--corpus")
     assert "looks like CSV" in hmi(capsys, "check", good, "--corpus", code=1)
 

@@ -52,12 +52,6 @@ def _view(found: Checked) -> CheckView:
         options=found.guess,
         sample=found.sample,
         entities=None if found.entities is None else dict(list(found.entities.items())[:SHOWN_LABELS]),
-        sample_entities=[
-            [
-                SampleEntity(label=label, start_word=words.start, end_word=words.stop)
-                for label, words in entities
-            ]
-            for entities in found.sample_entities
-        ],
+        sample_entities=[[SampleEntity(**entity) for entity in row] for row in found.sample_entities],
         text_columns=found.text_columns,
     )
