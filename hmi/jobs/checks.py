@@ -79,8 +79,8 @@ class Checked:
     entities: dict[str, int] | None = None
     """How often each type of entity occurs; None if no tags mark entities."""
     sample_entities: list[list[dict[str, Any]]] = field(default_factory=list)
-    """The entities of each row of the sample, as `label`, `start_word` and `end_word`, the index after its last
-    word; empty if no tags mark entities."""
+    """The entities of each row of the sample, as `label`, `start_word` and `end_word`, the index after
+    its last word; empty if no tags mark entities."""
     text_columns: list[str] = field(default_factory=list)
     """The columns of a refused file that may be its text, where their names do not tell."""
 
@@ -191,7 +191,7 @@ def _checked_rows(source: Upload, task: Task, skip: int, reading: Reading) -> Ch
     tagged = [row.label for row in found.rows if task == "tagging" and isinstance(row.label, tuple)]
     scheme = scheme_of(tagged)
     marked = tagged and scheme != "free"
-    types = Counter(label for tags in tagged for label, _ in _entities(tags, scheme)) if marked else None
+    types = Counter(e["label"] for tags in tagged for e in _entities(tags, scheme)) if marked else None
     return Checked(
         "rows",
         task,
