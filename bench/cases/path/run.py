@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import importlib.metadata
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import get_args
@@ -36,7 +36,6 @@ LENGTH = 128
 TEXTS = 64
 WORDS_OF_TEXT = 40_000
 
-
 Modules = list[TenantModule | None]
 
 
@@ -54,13 +53,13 @@ class Bench:
     texts: np.ndarray[tuple[int, int], np.dtype[np.int32]]
 
 
-Measure = Callable[["Bench", Path, int, Callable[[str], None]], Iterable[Row]]
+Measure = Callable[[Bench, Path, int, Callable[[str], None]], Iterator[Row]]
 
 
 def run(
-    runs: int, report: Callable[[str], None], measures: Sequence[Measure] = (), split: int | None = None
-) -> list[Row]:
-    """Prepare the bench and run `measures` on it (default: this module's measurements).
+    runs: int, report: Callable[[str], None], measures: Sequence[Measure], split: int | None
+) -> Iterator[Row]:
+    """Prepare the bench and run `measures` on it.
 
     `report` gets a line as each step begins. split: the layers that are looked up; None: half.
     """
@@ -69,47 +68,37 @@ def run(
         report("building a PLOT that covers the texts")
         bench = _prepare(Path(folder), split)
         with bench.reader, torch.inference_mode():
-            wanted = measures or (_measure,)
-            return [row for measure in wanted for row in measure(bench, Path(folder), runs, report)]
+            for wanted in measures:
+                yield from wanted(bench, Path(folder), runs, report)
 
 
-def _measure(b: Bench, _folder: Path, runs: int, report: Callable[[str], None]) -> list[Row]:
+def measure(b: Bench, _folder: Path, runs: int, report: Callable[[str], None]) -> Iterator[Row]:
+    """Yield the full encoder's time over the path's, the cost of modules, and that of the look-up."""
     peer = "the source model in full, same torch, unpadded"
-    rows = []
     for size in (1, 16):
         report(f"half the layers, batch {size}")
-        bare = paired_ratio(_full(b, size), _ours(b, size, [None] * size, reference=True), runs)
-        rows.append(
-            Row(f"full_over_half_without_module_batch_{size}", round(bare, 3), "x", 1.9, True, runs, peer)
-        )
-        tenants = tenants_of(b, size)
-        for cls_only, goal in ((False, 1.9), (True, 2.2)):
-            name = "cls" if cls_only else "all_rows"
-            ours = _ours(b, size, tenants, cls_only=cls_only, reference=True)
-            value = paired_ratio(_full(b, size), ours, runs)
-            rows.append(
-                Row(f"full_over_hplm_{name}_batch_{size}", round(value, 3), "x", goal, True, runs, peer)
-            )
+        full, tenants = _full(b, size), tenants_of(b, size)
+        bare = paired_ratio(full, _ours(b, size, [None] * size, reference=True), runs)
+        yield Row(f"full_over_half_without_module_batch_{size}", bare, "x", 1.9, True, runs, peer)
+        for name, goal in (("all_rows", 1.9), ("cls", 2.2)):
+            ours = _ours(b, size, tenants, cls_only=name == "cls", reference=True)
+            value = paired_ratio(full, ours, runs)
+            yield Row(f"full_over_hplm_{name}_batch_{size}", value, "x", goal, True, runs, peer)
     report("16 tenants in one batch")
-    many = paired_ratio(_ours(b, 16, tenants_of(b, 16)), _ours(b, 16, tenants_of(b, 1) * 16), runs)
-    rows.append(
-        Row("sixteen_tenants_over_one", round(many, 3), "x", 1.15, False, runs, "one tenant's batch of 16")
-    )
-    rows += [_kind_row(b, kind, runs, report) for kind in get_args(Kind)]
+    many, one = _ours(b, 16, tenants_of(b, 16)), _ours(b, 16, tenants_of(b, 1) * 16)
+    value = paired_ratio(many, one, runs)
+    yield Row("sixteen_tenants_over_one", value, "x", 1.15, False, runs, "one tenant's batch of 16")
+    for kind in get_args(Kind):
+        report(f"modules of kind {kind}")
+        ours = _ours(b, 16, tenants_of(b, 16, ModuleSpec(kind=kind)), cls_only=True)
+        value = paired_ratio(ours, _ours(b, 16, [None] * 16, cls_only=True), runs)
+        name = f"module_{kind.replace('+', '_and_')}_over_none_batch_16"
+        yield Row(name, value, "x", runs=runs, peer="no module")
     report("look-up")
-    share = median_ms(_look_up(b, 16), runs) / median_ms(_ours(b, 16, tenants_of(b, 16)), runs)
-    rows.append(Row("lookup_share_of_batch_16", round(share, 4), "of the time", 0.03, False, runs))
-    one = median_ms(_look_up(b, 1), runs * 20) * 1e3
-    rows.append(Row("lookup_one_text_of_128", round(one, 1), "µs", 60.0, False, runs * 20))
-    return rows
-
-
-def _kind_row(b: Bench, kind: Kind, runs: int, report: Callable[[str], None]) -> Row:
-    report(f"modules of kind {kind}")
-    tenants = tenants_of(b, 16, ModuleSpec(kind=kind))
-    value = paired_ratio(_ours(b, 16, tenants, cls_only=True), _ours(b, 16, [None] * 16, cls_only=True), runs)
-    name = f"module_{kind.replace('+', '_and_')}_over_none_batch_16"
-    return Row(name, round(value, 3), "x", runs=runs, peer="no module")
+    share = median_ms(_look_up(b, 16), runs) / median_ms(many, runs)
+    yield Row("lookup_share_of_batch_16", share, "of the time", 0.03, False, runs)
+    microseconds = median_ms(_look_up(b, 1), runs * 20) * 1e3
+    yield Row("lookup_one_text_of_128", microseconds, "µs", 60.0, False, runs * 20)
 
 
 def _prepare(folder: Path, wanted: int | None) -> Bench:
@@ -124,18 +113,18 @@ def _prepare(folder: Path, wanted: int | None) -> Bench:
     for part in parts:
         part.eval().requires_grad_(False)
     root = Root(RootInfo("bench", "0", {}, teacher.shape, split, ""), upper, bias, tokenizer)
-    executors: dict[str, Executor] = {p: executor_for(_copy(root), p, wait=True) for p in available()}
+    executors: dict[str, Executor] = {}
+    for (
+        precision
+    ) in available():  # each has upper layers of its own, since an executor prepares them in place
+        own = replace(root, upper=copy.deepcopy(root.upper))
+        executors[precision] = executor_for(own, precision, wait=True)
     default = executor_for(root, wait=True).precision
     ids = [i for e in tokenizer.encode([_some_text()], 1 << 30) for i in e.ids[1:-1]]
     body = LENGTH - 2
     texts = [[tokenizer.cls_id, *ids[i * body : (i + 1) * body], tokenizer.sep_id] for i in range(TEXTS)]
     assert len(texts[-1]) == LENGTH, "too little text"
     return Bench(teacher, root, executors, default, _plot(folder, lower, texts), np.array(texts, np.int32))
-
-
-def _copy(root: Root) -> Root:
-    """Return the root with upper layers of its own, since an executor prepares them in place."""
-    return replace(root, upper=copy.deepcopy(root.upper))
 
 
 def _some_text() -> str:
@@ -149,8 +138,7 @@ def _some_text() -> str:
 
 
 def _plot(folder: Path, lower: LocalLower, texts: list[list[int]]) -> Reader:
-    store = Store.open(folder / "plots", create=True)
-    n = lower.n
+    store, n = Store.open(folder / "plots", create=True), lower.n
     with NgramCounter(n, (n,), folder / "counts") as counter:
         counter.add(*ragged(texts))
         counted = counter.finish()
@@ -162,6 +150,11 @@ def _plot(folder: Path, lower: LocalLower, texts: list[list[int]]) -> Reader:
                     writer.add(n, ngrams, lower.entries(torch.from_numpy(ngrams.astype(np.int64))).numpy())
         writer.publish()
     return store.reader("bench")
+
+
+def some_length(draw: np.random.Generator) -> int:
+    """Draw the tokens of a text as in sentences of scientific prose, 56 on average."""
+    return int(np.clip(draw.lognormal(3.9, 0.45), 8, LENGTH))
 
 
 def tenants_of(b: Bench, count: int, spec: ModuleSpec | None = None) -> Modules:

@@ -7,11 +7,10 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.cases.plot.split import Rates
 from hmi.api.local import LocalCalls
 from hmi.config import Settings
 from hmi.core import Progress
@@ -24,61 +23,35 @@ from plot_store import Store
 
 ROOT = "bench"
 
-Report = Callable[[str], None]
-
-
-@dataclass
-class Clock:
-    """The time at which each phase of a job was first seen."""
-
-    begun: float = field(default_factory=time.monotonic)
-    phases: dict[str, float] = field(default_factory=dict)
-
-    def saw(self, progress: Progress) -> None:
-        if progress.phase:
-            self.phases.setdefault(progress.phase, time.monotonic())
-
-    def spent(self) -> dict[str, float]:
-        """Return seconds by phase, until the next phase or until now.
-
-        The time before the first phase is `starting`.
-        """
-        names, starts = ["starting", *self.phases], [self.begun, *self.phases.values(), time.monotonic()]
-        return {name: starts[i + 1] - starts[i] for i, name in enumerate(names)}
-
 
 @dataclass(frozen=True)
 class Built:
-    """A finished build of a PLOT. `spent` is seconds by phase."""
+    """A finished build of a PLOT. `spent` is seconds by phase; those before the first are `starting`."""
 
     domain: str
     result: dict[str, Any]
     bytes: int
     spent: dict[str, float]
 
-    @property
-    def rows(self) -> int:
-        return int(self.result["stored_trigrams"] + self.result["stored_bigrams"])
-
-    @property
-    def rates(self) -> Rates:
-        counting = self.spent.get("counting n-grams", 0.0) + self.spent.get("merging counts", 0.0)
-        computing = self.spent.get("representations", 0.0)
-        rest = sum(self.spent.values()) - counting - computing
-        return Rates(self.result["tokens"] / max(counting, 0.2), self.rows / max(computing, 0.2), rest)
-
 
 class Lab:
-    """A data folder in which jobs run as in a server: each in its own process."""
+    """A data folder in which jobs run as in a server: each in its own process.
+
+    On leaving, the branches that it built are removed.
+    """
 
     def __init__(
-        self, settings: Settings, root: str | None, report: Report, show: Callable[[Progress], None]
+        self,
+        settings: Settings,
+        root: str | None,
+        report: Callable[[str], None],
+        show: Callable[[Progress], None],
     ) -> None:
-        self._settings, self._root, self._report, self._show = settings, root, report, show
+        self._settings, self._wanted, self._report, self._show = settings, root, report, show
+        self._made: list[str] = []
 
     def __enter__(self) -> Lab:
         self._calls = LocalCalls(self._settings)
-        self._made: list[str] = []
         try:
             self._root = self._ensure_root()
         except BaseException:
@@ -88,8 +61,8 @@ class Lab:
 
     def __exit__(self, *_: object) -> None:
         try:
-            for domain in list(self._made):
-                self.remove(domain)
+            for domain in self._made:
+                self._calls.request("DELETE", f"/manage/domains/{domain.replace('/', '.')}")
         finally:
             self._calls.close()
 
@@ -102,15 +75,9 @@ class Lab:
             body = {"domain": domain, "alpha": alpha}
             job = self._calls.request("POST", "/manage/domains", body, {"corpus": corpus})["job"]
         self._made.append(domain)
-        clock = Clock()
-        view = self._run(job, clock)
-        spent = clock.spent()
+        result, spent = self._run(job)
         with self.store() as store:
-            return Built(domain, view["result"], store.version(domain).bytes, spent)
-
-    def remove(self, domain: str) -> None:
-        self._made.remove(domain)
-        self._calls.request("DELETE", f"/manage/domains/{domain.replace('/', '.')}")
+            return Built(domain, result, store.version(domain).bytes, spent)
 
     @contextmanager
     def store(self) -> Iterator[Store]:
@@ -119,36 +86,41 @@ class Lab:
 
     def tokenizer(self) -> Tokenizer:
         """Return the root's tokenizer."""
-        version = self._roots()[str(self._root)]["version"]
-        return Tokenizer(Layout(self._settings.data).root(str(self._root), version) / "tokenizer.json")
+        folder = Layout(self._settings.data).root(self._root, self._roots()[self._root]["version"])
+        return Tokenizer(folder / "tokenizer.json")
 
     def _roots(self) -> dict[str, dict[str, Any]]:
         return {root["root"]: root for root in self._calls.request("GET", "/manage/roots")["roots"]}
 
     def _ensure_root(self) -> str:
         """Return the requested root, the one of an earlier run, or the default source, imported now."""
-        have, wanted = self._roots(), self._root or ROOT
+        have, wanted = self._roots(), self._wanted or ROOT
         if wanted in have:
             return wanted
-        if have or self._root is not None:
+        if have or self._wanted is not None:
+            names = ", ".join(have) or "(none)"
             raise InvalidInput(
-                f"no root {wanted!r} in this folder: use --root with one of: {', '.join(have) or '(none)'}",
-                field="root",
+                f"no root {wanted!r} in this folder: use --root with one of: {names}", field="root"
             )
         self._report("importing the default root")
         body = {"root": ROOT, "source": DEFAULT_PACKAGE}
-        self._run(self._calls.request("POST", "/manage/roots", body)["job"], Clock())
+        self._run(self._calls.request("POST", "/manage/roots", body)["job"])
         return ROOT
 
-    def _run(self, job: str, clock: Clock) -> dict[str, Any]:
+    def _run(self, job: str) -> tuple[dict[str, Any], dict[str, float]]:
+        """Run a job. Returns its result and its seconds by phase. Raises HmiError."""
+        begun = {"starting": time.monotonic()}
+
         def saw(progress: Progress) -> None:
-            clock.saw(progress)
+            if progress.phase:
+                begun.setdefault(progress.phase, time.monotonic())
             self._show(progress)
 
         self._calls.run(job, saw)
+        ends = [*begun.values(), time.monotonic()][1:]
+        spent = {phase: end - start for (phase, start), end in zip(begun.items(), ends, strict=True)}
         view: dict[str, Any] = self._calls.request("GET", f"/manage/jobs/{job}")
         if view["state"] != "succeeded":
-            raise HmiError(
-                f"job {job} {view['state']}: {(view['error'] or {}).get('message', 'see its log')}"
-            )
-        return view
+            why = (view["error"] or {}).get("message", "see its log")
+            raise HmiError(f"job {job} {view['state']}: {why}")
+        return view["result"], spent
