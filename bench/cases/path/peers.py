@@ -8,13 +8,11 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from bench.cases.path.encoders import Batch, Run, peers
-from bench.cases.path.run import Bench, some_length, tenants_of
+from bench.cases.path.run import Bench, ours, some_length, tenants_of
 from bench.harness.report import Row, in_turn, rotating, seconds
 from hmi.errors import InvalidInput
-from hmi.execution.packed import run_classified, run_rows
 from hmi.model.source import DEFAULT_PACKAGE, find_source
 
 CASES: tuple[tuple[str, int | None, int], ...] = (
@@ -50,18 +48,23 @@ def measure(b: Bench, folder: Path, runs: int, report: Callable[[str], None]) ->
     for case, length, size in CASES:
         report(f"beside {', '.join(sorted({name.split(',')[0] for name in precision_of}))}: {case}")
         batches = [_batch(b, length, size, draw) for _ in range(runs + 1)]
-        arms = {f"{ours} {p}": _ours(b, p, ours == "cls") for p in b.executors for ours in ("cls", "rows")}
+        tenants = tenants_of(b, 1) * size
+        arms = {
+            f"{rows} {p}": ours(b, executor, tenants, cls_only=rows == "cls")
+            for p, executor in b.executors.items()
+            for rows in ("cls", "rows")
+        }
         arms |= {name: peer for name, _, peer in found}
         works = {name: rotating(_in_service(work, batches), len(batches)) for name, work in arms.items()}
         median = {name: statistics.median(times) for name, times in in_turn(works, runs).items()}
-        for ours in ("cls", "rows"):
+        for rows in ("cls", "rows"):
             for p in (*b.executors, "default"):
-                mine = f"{ours} {b.default if p == 'default' else p}"
+                mine = f"{rows} {b.default if p == 'default' else p}"
                 theirs = [name for name, of in precision_of.items() if p in ("default", of)]
                 if theirs:
                     goal = (GOAL_ANY if p == "default" else GOALS[p]) if judged else None
                     best = min(theirs, key=median.__getitem__)
-                    name = f"best_{'' if p == 'default' else f'{p}_'}peer_over_hplm_{p}_{ours}_{case}"
+                    name = f"best_{'' if p == 'default' else f'{p}_'}peer_over_hplm_{p}_{rows}_{case}"
                     yield Row(name, median[best] / median[mine], "x", goal, True, runs, best)
         default = 1e6 * median[f"cls {b.default}"]
         yield Row(f"hplm_default_{case}", default, "µs a token", runs=runs, peer=b.default)
@@ -90,19 +93,3 @@ def _batch(b: Bench, length: int | None, size: int, draw: np.random.Generator) -
         at = draw.integers(0, len(flat) - inner)
         batch.append([int(first), *flat[at : at + inner].tolist(), int(last)])
     return batch
-
-
-def _ours(b: Bench, precision: str, cls_only: bool) -> Run:
-    """Return HMI's run, from token ids to the states after the last layer."""
-
-    def work(batch: Batch) -> object:
-        tokens = np.array([token for text in batch for token in text], np.int32)
-        offsets = np.cumsum([0, *map(len, batch)], dtype=np.int64)
-        out = np.empty((len(tokens), b.root.dim), np.float32)
-        x = torch.from_numpy(b.reader.lookup(tokens, offsets, out=out)[0])
-        b.root.bias.add_packed(x, [[0] * len(text) for text in batch])
-        return run(executor, x, offsets.tolist(), module * len(batch))
-
-    executor, run = b.executors[precision], run_classified if cls_only else run_rows
-    module = tenants_of(b, 1)
-    return work

@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
+import secrets
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from bench.cases.plot.lab import Built, Lab
 from bench.harness.page_cache import drop_folder
 from bench.harness.report import Row, seconds
+from hmi.api.local import LocalCalls
 from hmi.config import Settings
 from hmi.core import Progress
-from hmi.errors import InvalidInput
+from hmi.errors import HmiError, InvalidInput
+from hmi.model.source import DEFAULT_PACKAGE
+from hmi.model.tokenizer import Tokenizer
+from hmi.stores.layout import Layout
+from hmi.stores.plots import open_plots
 from hmi.training.data.corpus import read_documents
 from plot_store import Reader, Store
 
+ROOT = "bench"
 LENGTH = 128
 LEFT_OUT_SHARE = 10
 """One document in this many is held out."""
@@ -52,20 +60,110 @@ def run(
 
     `report` gets a line as each step begins, `show` the progress of the current job. Raises HmiError.
     """
-    built, left_out = split(plan.corpus, plan.documents)
+    documents = split(plan.corpus, plan.documents)
     with tempfile.TemporaryDirectory(prefix="bench-plot-") as folder:
         settings = Settings.from_env(None, data=data or Path(folder))
-        with Lab(settings, plan.root, report, show) as lab:
-            yield Row("documents", len(built), "texts", peer=plan.corpus.name)
-            texts = [np.array(e.ids, np.int32) for e in lab.tokenizer().encode(left_out, 512)]
-            for alpha in plan.alphas:
-                report(f"alpha {alpha:g}: building from {len(built):,} documents")
-                branch = lab.build(built, alpha)
-                yield from _of_the_build(branch, f"alpha_{alpha:g}")
-                report(f"alpha {alpha:g}: looking up held-out text")
-                with lab.store() as store:
-                    yield from _hits(store, branch.domain, texts, f"alpha_{alpha:g}")
-                    yield from _times(store, branch.domain, texts, f"alpha_{alpha:g}")
+        with closing(LocalCalls(settings)) as calls:
+            lab = Lab(calls, settings, show)
+            try:
+                yield from _measured(plan, lab, documents, report)
+            finally:
+                lab.remove_built()
+
+
+def _measured(
+    plan: Plan, lab: Lab, documents: tuple[list[str], list[str]], report: Callable[[str], None]
+) -> Iterator[Row]:
+    built, left_out = documents
+    yield Row("documents", len(built), "texts", peer=plan.corpus.name)
+    root = lab.root(plan.root, report)
+    texts = [np.array(e.ids, np.int32) for e in lab.tokenizer(root).encode(left_out, 512)]
+    for alpha in plan.alphas:
+        suffix = f"alpha_{alpha:g}"
+        report(f"alpha {alpha:g}: building from {len(built):,} documents")
+        branch = lab.build(root, built, alpha)
+        yield from _of_the_build(branch, suffix)
+        report(f"alpha {alpha:g}: looking up held-out text")
+        with lab.store() as store:
+            yield from _hits(store, branch.domain, texts, suffix)
+            yield from _times(store, branch.domain, texts, suffix)
+
+
+@dataclass(frozen=True)
+class Built:
+    """A finished build of a PLOT. `spent` is seconds by phase; those before the first are `starting`."""
+
+    domain: str
+    result: dict[str, Any]
+    bytes: int
+    spent: dict[str, float]
+
+
+class Lab:
+    """A data folder in which jobs run as in a server: each in its own process."""
+
+    def __init__(self, calls: LocalCalls, settings: Settings, show: Callable[[Progress], None]) -> None:
+        self._calls, self._settings, self._show = calls, settings, show
+        self._made: list[str] = []
+
+    def root(self, wanted: str | None, report: Callable[[str], None]) -> str:
+        """Return the wanted root, the one of an earlier run, or the default source, imported now."""
+        have, name = self._roots(), wanted or ROOT
+        if name in have:
+            return name
+        if have or wanted is not None:
+            names = ", ".join(have) or "(none)"
+            raise InvalidInput(f"no root {name!r} in this folder: --root takes one of: {names}", field="root")
+        report("importing the default root")
+        body = {"root": ROOT, "source": DEFAULT_PACKAGE}
+        self._run(self._calls.request("POST", "/manage/roots", body)["job"])
+        return ROOT
+
+    def build(self, root: str, documents: list[str], alpha: float) -> Built:
+        """Build a new branch of a root from these documents. Raises HmiError."""
+        domain = f"{root}/{ROOT}-{alpha:g}-{secrets.token_hex(3)}".replace(".", "-")
+        with tempfile.TemporaryDirectory(dir=self._settings.data) as folder:
+            corpus = Path(folder) / "corpus.txt"
+            corpus.write_text("\n".join(documents), encoding="utf-8")
+            body = {"domain": domain, "alpha": alpha}
+            job = self._calls.request("POST", "/manage/domains", body, {"corpus": corpus})["job"]
+        self._made.append(domain)
+        result, spent = self._run(job)
+        with self.store() as store:
+            return Built(domain, result, store.version(domain).bytes, spent)
+
+    def remove_built(self) -> None:
+        """Remove the branches that were built here."""
+        for domain in self._made:
+            self._calls.request("DELETE", f"/manage/domains/{domain.replace('/', '.')}")
+
+    def store(self) -> Store:
+        return open_plots(Layout(self._settings.data).plots)
+
+    def tokenizer(self, root: str) -> Tokenizer:
+        folder = Layout(self._settings.data).root(root, self._roots()[root]["version"])
+        return Tokenizer(folder / "tokenizer.json")
+
+    def _roots(self) -> dict[str, dict[str, Any]]:
+        return {root["root"]: root for root in self._calls.request("GET", "/manage/roots")["roots"]}
+
+    def _run(self, job: str) -> tuple[dict[str, Any], dict[str, float]]:
+        """Run a job. Returns its result and its seconds by phase. Raises HmiError."""
+        begun = {"starting": time.monotonic()}
+
+        def saw(progress: Progress) -> None:
+            if progress.phase:
+                begun.setdefault(progress.phase, time.monotonic())
+            self._show(progress)
+
+        self._calls.run(job, saw)
+        ends = [*begun.values(), time.monotonic()][1:]
+        spent = {phase: end - start for (phase, start), end in zip(begun.items(), ends, strict=True)}
+        view: dict[str, Any] = self._calls.request("GET", f"/manage/jobs/{job}")
+        if view["state"] != "succeeded":
+            why = (view["error"] or {}).get("message", "see its log")
+            raise HmiError(f"job {job} {view['state']}: {why}")
+        return view["result"], spent
 
 
 def split(corpus: Path, most: int | None) -> tuple[list[str], list[str]]:
