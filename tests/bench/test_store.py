@@ -141,10 +141,8 @@ def test_dropping_files_says_why_where_it_cannot(tmp_path: Path) -> None:
 
 
 def test_every_section_measures_its_rows(tmp_path: Path) -> None:
-    told: list[str] = []
     plan = Plan(keys=6000, dims=(32,), runs=3, long_runs=2, phase_s=0.05, phases=1)
-    rows = {row.id: row for row in run(plan, tmp_path, told.append)}
-    assert len(told) == plan.steps
+    rows = {row.id: row for row in run(plan, tmp_path, print)}
     assert not list(tmp_path.iterdir())
     goals = [
         "fused_over_gather_depth_1_hits_d32",

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import click
 
-from bench.harness.rows import MEASURED_HERE, progress, shown
+from bench.harness.rows import MEASURED_HERE, shown
 from hmi.cli.base import FolderCommand, as_json, pass_session
 from hmi.cli.options import FILE
+from hmi.cli.output import notes
 from hmi.cli.session import Session
 
 
@@ -55,5 +56,5 @@ def store(
         corpus=corpus,
         sections=sections or plan.sections,
     )
-    with shown("store", as_json) as found, progress(plan.steps) as report:
-        found.extend(measured.run(plan, session.data, report))
+    with shown("store", as_json) as found:
+        found.extend(measured.run(plan, session.data, notes.print))

@@ -39,13 +39,6 @@ class Plan:
     sections: tuple[str, ...] = SECTIONS
     corpus: Path | None = None
 
-    @property
-    def steps(self) -> int:
-        """Return how many times `run` calls its `report`."""
-        once = sum(s in self.sections for s in ("index", "publish", "live"))
-        chained = sum(s in self.sections for s in COPIES)
-        return 1 + once + len(self.dims) * (("bulk" in self.sections) + chained + bool(chained))
-
 
 QUICK = Plan(keys=20_000, dims=(384,), runs=15, long_runs=2, phase_s=0.15, phases=2)
 
@@ -53,7 +46,7 @@ QUICK = Plan(keys=20_000, dims=(384,), runs=15, long_runs=2, phase_s=0.15, phase
 def run(plan: Plan, data: Path | None, report: Callable[[str], None]) -> Iterator[Row]:
     """Measure in a new folder below `data` (None: the system's temporary folder), then remove it.
 
-    `report` gets a line as each of `plan.steps` steps begins. Raises InvalidInput, StorageFull.
+    `report` gets a line as each step begins. Raises InvalidInput, StorageFull.
     """
     unknown = sorted(set(plan.sections) - set(SECTIONS))
     if unknown:
