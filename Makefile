@@ -95,9 +95,9 @@ clients tools: setup
 	$(if $(WITHOUT_NEEDS),.venv-$@/bin/python -m pip install --disable-pip-version-check --quiet --no-deps "$(WITHOUT_NEEDS)")
 	HMI_$(shell echo $@ | tr a-z A-Z)=.venv-$@/bin/python $(BIN)/python -m pytest -m slow $(APART)
 
-bench: setup ## measure the path and the PLOT store
-	$(BIN)/python -m bench path
-	$(BIN)/python -m bench store
+bench: CASE := path store
+bench: setup ## measure the path and the PLOT store, or CASE (CASE=serve ARGS=--quick)
+	set -e; for case in $(CASE); do $(BIN)/python -m bench $$case $(ARGS); done
 
 format: setup ## format the code, and fix what ruff can
 	$(BIN)/ruff format .

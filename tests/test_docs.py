@@ -5,16 +5,18 @@ from __future__ import annotations
 
 import ast
 import re
+import shlex
 import tomllib
 from functools import cache
 from pathlib import Path
 
 import pytest
 
+from bench.__main__ import bench
 from hmi.backup.contents import PARTS, How
 
 REPO = Path(__file__).resolve().parents[1]
-PAGES = sorted([REPO / "README.md", *(REPO / "docs").rglob("*.md")])
+PAGES = sorted([REPO / "README.md", REPO / "bench" / "README.md", *(REPO / "docs").rglob("*.md")])
 FOLDERS = {
     "hmi": REPO / "hmi",
     "plot_store": REPO / "plot_store",
@@ -33,7 +35,8 @@ TERM = re.compile(r"^\| \*\*.+\| (.*) \|$", re.MULTILINE)
 """The last cell of a row of the glossary: where the term is in the code."""
 MEMBER = re.compile(r"`([A-Z]\w*[a-z]\w*)(?:\.(\w+))?`")
 TARGET = re.compile(r"^\s*make ([a-z][a-z-]*)|`make ([a-z][a-z-]*)\b", re.MULTILINE)
-FILE = re.compile(r"`((?:hmi|plot_store|kernels|tests|scripts|docs)/[\w./-]+)`")
+FILE = re.compile(r"`((?:bench|hmi|plot_store|kernels|tests|scripts|docs)/[\w./-]+)`")
+BENCH = re.compile(r"python -m bench ([a-z][^`|\n]*)")
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]+)")
 WALK = re.compile(r"^\| .+ \| `(hmi/[\w/]+\.py)` \| (.+) \|$", re.MULTILINE)
 
@@ -122,6 +125,24 @@ def test_what_a_page_names_exists(page: Path) -> None:
     missing += [name for name in FILE.findall(text) if not (REPO / name).exists()]
     missing += [link for link in LINK.findall(text) if not (page.parent / link).exists()]
     assert not missing
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPO)))
+def test_the_benchmarks_that_a_page_runs_exist(page: Path) -> None:
+    unknown = []
+    for line in BENCH.findall(page.read_text(encoding="utf-8")):
+        case, *words = shlex.split(line, comments=True)
+        command = bench.commands.get(case)
+        known = {name for option in command.params for name in option.opts} if command is not None else None
+        options = {word.partition("=")[0] for word in words if word.startswith("-")}
+        if known is None or options - known:
+            unknown.append(line)
+    assert not unknown
+
+
+def test_every_benchmark_is_in_their_list() -> None:
+    text = (REPO / "bench" / "README.md").read_text(encoding="utf-8")
+    assert {line.split()[0] for line in BENCH.findall(text)} == set(bench.commands)
 
 
 def test_the_walk_of_a_request_names_functions_that_exist() -> None:

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import platform
 import statistics
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import numpy as np
 import torch
 
 from hmi.core import now
 from hmi.errors import HmiError
 
 Clock = Callable[[], float]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -52,28 +56,51 @@ class Row:
         return self.value >= goal if self.at_least else self.value <= goal
 
 
+def in_turn(works: Mapping[str, Callable[[], float]], turns: int) -> dict[str, list[float]]:
+    """Return what each work returned in each of `turns` turns, in which all run once.
+
+    A turn before them warms up. A drawn order is followed by its reverse, so that a drift in the machine's
+    speed affects all alike.
+    """
+    draw, names = np.random.default_rng(3), list(works)
+    found: dict[str, list[float]] = {name: [] for name in names}
+    for turn in range(turns + 1):
+        names = [names[i] for i in draw.permutation(len(names))] if turn % 2 else names[::-1]
+        for name in names:
+            value = works[name]()
+            if turn:
+                found[name].append(value)
+    return found
+
+
+def median_ratio(found: Mapping[str, Sequence[float]], over: str, under: str) -> float:
+    """Return the median over the turns of `in_turn` of one work's value divided by another's."""
+    return statistics.median(a / b for a, b in zip(found[over], found[under], strict=True))
+
+
 def paired_ratio(
     slow: Callable[[], object], fast: Callable[[], object], runs: int, clock: Clock = time.process_time
 ) -> float:
-    """Return the median of (time of `slow` / time of `fast`) over interleaved pairs.
+    """Return the median of (time of `slow` / time of `fast`) over pairs that run in turn.
 
     The default clock is this process's CPU time.
     """
-    slow()
-    fast()
-    ratios = []
-    for i in range(runs):
-        # The order alternates, so that a drift in the machine's speed affects both equally.
-        first, second = (slow, fast) if i % 2 else (fast, slow)
-        a, b = seconds(first, clock), seconds(second, clock)
-        ratios.append(a / b if i % 2 else b / a)
-    return statistics.median(ratios)
+    works = {"slow": partial(seconds, slow, clock), "fast": partial(seconds, fast, clock)}
+    return median_ratio(in_turn(works, runs), "slow", "fast")
+
+
+def rotating(work: Callable[[int], T], count: int, start: int = 0) -> Callable[[], T]:
+    """Return a function that calls `work` with the next of `count` numbers each time.
+
+    So no call finds its data in a cache that the previous call filled.
+    """
+    turn = itertools.count(start)
+    return lambda: work(next(turn) % count)
 
 
 def median_ms(work: Callable[[], object], runs: int) -> float:
     """Return the median CPU milliseconds of `work`."""
-    work()
-    return statistics.median(seconds(work) for _ in range(runs)) * 1e3
+    return statistics.median(in_turn({"": partial(seconds, work)}, runs)[""]) * 1e3
 
 
 def seconds(work: Callable[[], object], clock: Clock = time.process_time) -> float:
@@ -91,7 +118,7 @@ def quantile(ms: Sequence[float], share: float) -> float:
 
 
 def result(bench: str, rows: list[Row]) -> dict[str, Any]:
-    """Return the JSON object that `bench` prints."""
+    """Return the JSON object that `bench` prints, its values with five digits."""
     return {
         "bench": bench,
         "machine": {
@@ -103,7 +130,9 @@ def result(bench: str, rows: list[Row]) -> dict[str, Any]:
         },
         "date": now(),
         "commit": _commit(),
-        "rows": [{**asdict(r), "ok": r.ok, "stretch_ok": r.stretch_ok} for r in rows],
+        "rows": [
+            {**asdict(r), "value": _short(r.value), "ok": r.ok, "stretch_ok": r.stretch_ok} for r in rows
+        ],
     }
 
 
@@ -116,17 +145,15 @@ def _cpu_name() -> str:
 
 
 def _commit() -> str | None:
-    """Return the commit of the checkout that this code runs from, or None for an installed package."""
-    here = Path(__file__).resolve().parent
+    """Return the commit of the clone that this code runs from, or None without git."""
+    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
     try:
-        done = subprocess.run(
-            ["git", "rev-parse", "--short", "HEAD"],
-            cwd=here,
-            capture_output=True,
-            text=True,
-            timeout=5,
-            check=False,
-        )
+        done = subprocess.run(command, capture_output=True, text=True, timeout=5, check=False)
     except OSError:
         return None
     return done.stdout.strip() or None
+
+
+def _short(value: float | None) -> float | None:
+    """Return a fraction with five digits; a whole number is a count, and stays."""
+    return value if value is None or value % 1 == 0 else float(f"{value:.5g}")

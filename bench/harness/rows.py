@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from hmi.cli.output import notes, print_json, print_table
 
@@ -56,20 +56,6 @@ def _show(found: dict[str, Any], as_json: bool) -> None:
 
 @contextmanager
 def progress(steps: int) -> Iterator[Callable[[str], None]]:
-    """Yield a function to call as each of `steps` steps begins.
-
-    Without a terminal it prints a line each time.
-    """
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=notes, transient=True) as bar:
-        task = bar.add_task("", total=steps)
-        begun = 0
-
-        def report(what: str) -> None:
-            nonlocal begun
-            bar.update(task, description=what, completed=begun)
-            begun += 1
-            if not notes.is_terminal:
-                notes.print(what)
-
-        yield report
+    """Yield a function to call as each of `steps` steps begins: it prints the step's number and name."""
+    numbers = itertools.count(1)
+    yield lambda what: notes.print(f"{next(numbers)}/{steps} {what}")

@@ -12,27 +12,25 @@ from hmi.cli.session import Session
 
 
 @click.command(cls=FolderCommand)
-@click.option(
-    "--runs", default=21, show_default=True, type=click.IntRange(3, 10_000), help="Pairs for each ratio."
-)
-@click.option(
-    "--peers", is_flag=True, help="Measure ONNX Runtime, OpenVINO and CTranslate2, if installed, instead."
-)
-@click.option(
-    "--modules", is_flag=True, help="Measure the cost of 64 tenants' modules and the layers' FLOP/s instead."
-)
+@click.option("--runs", default=21, show_default=True, type=click.IntRange(1, 10_000), help="Pairs a ratio.")
+@click.option("--quick", is_flag=True, help="One pair a ratio: shows that it works, not how fast.")
+@click.option("--peers", is_flag=True, help="Measure ONNX Runtime, OpenVINO and CTranslate2 instead.")
+@click.option("--modules", is_flag=True, help="Measure the cost of 64 tenants' modules instead.")
 @click.option(
     "--split", type=Whole(0), help="Layers that are looked up (default: half, to which the goals belong)."
 )
 @as_json
 @pass_session
-def path(session: Session, runs: int, peers: bool, modules: bool, split: int | None, as_json: bool) -> None:
+def path(
+    session: Session, runs: int, quick: bool, peers: bool, modules: bool, split: int | None, as_json: bool
+) -> None:
     """Speed-up from looking the lower layers up, on the default root with one thread."""
     session.not_remote(MEASURED_HERE)
-    from bench.cases.path import modules as path_modules
-    from bench.cases.path import peers as path_peers
+    from bench.cases.path import modules as of_modules
+    from bench.cases.path import peers as of_peers
     from bench.cases.path import run as measured
 
-    measures = [m.run for m, wanted in ((path_peers, peers), (path_modules, modules)) if wanted]
+    chosen = [m.measure for m, wanted in ((of_peers, peers), (of_modules, modules)) if wanted]
     with shown("path", as_json) as found:
-        found.extend(measured.run(runs, notes.print, measures, split))
+        rows = measured.run(1 if quick else runs, notes.print, chosen or [measured.measure], split)
+        found.extend(rows)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 
@@ -13,10 +14,9 @@ import torch.nn.functional as F
 from hmi_kernels.encoder import ops
 from torch import Tensor
 
-from bench.cases.path.run import Bench, Modules, tenants_of
-from bench.harness.report import Row, seconds
+from bench.cases.path.run import Bench, Modules, some_length, tenants_of
+from bench.harness.report import Row, in_turn, median_ratio, seconds
 from hmi.core import ModuleSpec
-from hmi.execution.base import Executor
 from hmi.execution.fused.weights import fused_layers
 from hmi.execution.packed import run_classified, run_rows
 from hmi.execution.precision import Precision, available
@@ -27,7 +27,7 @@ from hmi.modulespec import Kind
 TENANTS = 64
 KINDS: tuple[Kind, ...] = ("lora", "sequential")
 CASES: tuple[tuple[str, int | None], ...] = (("128_tokens", 128), ("real_lengths", None), ("14_tokens", 14))
-"""(name, tokens of a text). None: lengths as in sentences of scientific prose, 56 on average."""
+"""(name, tokens of a text). None: drawn by `some_length`."""
 GOAL = 1.05
 """The most that a batch of 64 texts may cost with a module of its own for each text, over none."""
 GOAL_RATE = 0.7
@@ -39,7 +39,7 @@ ROWS, TILE_ROWS = 2048, 128
 blocks do."""
 
 
-def run(b: Bench, _folder: Path, runs: int, report: Callable[[str], None]) -> Iterator[Row]:
+def measure(b: Bench, _folder: Path, runs: int, report: Callable[[str], None]) -> Iterator[Row]:
     """Yield the cost of modules over none, and the layers' share of the best product, by precision.
 
     The arms of a row run in turn. Each figure is the median of the turns' ratios of CPU time.
@@ -57,21 +57,19 @@ def _costs(b: Bench, precision: Precision, kind: Kind, runs: int) -> Iterator[Ro
     tenants, executor = tenants_of(b, TENANTS, ModuleSpec(kind=kind)), b.executors[precision]
     draw = np.random.default_rng(1)
     for case, length in CASES:
-        lengths = [length or int(np.clip(draw.lognormal(3.9, 0.45), 8, 128)) for _ in tenants]
+        lengths = [length or some_length(draw) for _ in tenants]
         offsets = [0, *accumulate(lengths)]
         x = torch.randn(offsets[-1], b.root.dim, generator=torch.Generator().manual_seed(0))
         arms: dict[str, Modules] = {"no": [None] * TENANTS, "1": tenants[:1] * TENANTS, "64": tenants}
-        works = {name: _classified(executor, x, offsets, modules) for name, modules in arms.items()}
-        times = _in_turn(works, runs)
+        works = {
+            name: partial(seconds, partial(run_classified, executor, x, offsets, modules))
+            for name, modules in arms.items()
+        }
+        times = in_turn(works, runs)
         for name in ("1", "64"):
-            ratio = statistics.median(a / c for a, c in zip(times[name], times["no"], strict=True))
             goal = GOAL if name == "64" else None
             row = f"{kind}_{precision}_{name}_tenants_over_none_{case}"
-            yield Row(row, round(ratio, 3), "x", goal, False, runs, "no module")
-
-
-def _classified(executor: Executor, x: Tensor, offsets: list[int], modules: Modules) -> Callable[[], object]:
-    return lambda: run_classified(executor, x, offsets, modules)
+            yield Row(row, median_ratio(times, name, "no"), "x", goal, False, runs, "no module")
 
 
 def _rates(b: Bench, precision: Precision, runs: int) -> Iterator[Row]:
@@ -80,32 +78,24 @@ def _rates(b: Bench, precision: Precision, runs: int) -> Iterator[Row]:
     x = torch.randn(offsets[-1], shape.dim, generator=torch.Generator().manual_seed(0))
     by_row = 4 * shape.dim**2 + 2 * shape.dim * shape.ffn + 2 * LENGTH * shape.dim
     work = {"layers": 2 * layers * len(x) * by_row}
+    # A layer of the root's shape: executors prepare the root's own in place.
+    layer = torch.nn.ModuleList([EncoderLayer(shape)]).requires_grad_(False)
+    tile = ops.product(fused_layers(layer, shape, precision)[0], TILE_ROWS)
     works: dict[str, Callable[[], object]] = {
         "layers": lambda: run_rows(executor, x, offsets, [None] * TEXTS),
-        "tile": _tiles(fused_layers(_upper(b), shape, precision)[0]),
+        "tile": lambda: [tile() for _ in range(ROWS // TILE_ROWS)],
         **_torch_products(precision, shape.dim, shape.ffn),
     }
     for name in works:
         work.setdefault(name, 2 * ROWS * shape.dim * shape.ffn)
-    times = _in_turn(works, runs)
+    times = in_turn({name: partial(seconds, product) for name, product in works.items()}, runs)
     rates = {name: [work[name] / t / 1e9 for t in took] for name, took in times.items()}
-    peak = {name: statistics.median(values) for name, values in rates.items() if name != "layers"}
-    best = max(peak, key=peak.__getitem__)
-    share = statistics.median(a / c for a, c in zip(rates["layers"], rates[best], strict=True))
-    for name in ("layers", *peak):
-        yield Row(f"{precision}_{name}", round(statistics.median(rates[name])), "GFLOP/s", runs=runs)
-    yield Row(f"{precision}_layers_over_best_product", round(share, 3), "x", GOAL_RATE, True, runs, best)
-
-
-def _tiles(layer: ops.Layer) -> Callable[[], object]:
-    """Return the kernels' product of ROWS rows in all."""
-    one = ops.product(layer, TILE_ROWS)
-    return lambda: [one() for _ in range(ROWS // TILE_ROWS)]
-
-
-def _upper(b: Bench) -> torch.nn.ModuleList:
-    """One layer of the root's shape: executors prepare the root's own in place."""
-    return torch.nn.ModuleList([EncoderLayer(b.root.info.shape)]).requires_grad_(False)
+    peak = {name: statistics.median(values) for name, values in rates.items()}
+    for name, value in peak.items():
+        yield Row(f"{precision}_{name}", round(value), "GFLOP/s", runs=runs)
+    best = max(set(peak) - {"layers"}, key=peak.__getitem__)
+    share = median_ratio(rates, "layers", best)
+    yield Row(f"{precision}_layers_over_best_product", share, "x", GOAL_RATE, True, runs, best)
 
 
 def _torch_products(precision: Precision, size_in: int, size_out: int) -> dict[str, Callable[[], Tensor]]:
@@ -121,15 +111,3 @@ def _torch_products(precision: Precision, size_in: int, size_out: int) -> dict[s
         reordered = PackedLinear(weight, bias)
         found["torch_reordered"] = lambda: reordered(x)
     return found
-
-
-def _in_turn(works: dict[str, Callable[[], object]], runs: int) -> dict[str, list[float]]:
-    """Return the CPU seconds of each of `runs` turns, in which all run in a drawn order."""
-    draw, names = np.random.default_rng(3), list(works)
-    times: dict[str, list[float]] = {name: [] for name in names}
-    for turn in range(runs + 1):
-        for i in draw.permutation(len(names)):
-            took = seconds(works[names[i]])
-            if turn:  # the first turn warms up
-                times[names[i]].append(took)
-    return times

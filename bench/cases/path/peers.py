@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from bench.cases.path.encoders import Batch, Run, peers
-from bench.cases.path.run import Bench, tenants_of
-from bench.harness.report import Row, seconds
+from bench.cases.path.run import Bench, ours, some_length, tenants_of
+from bench.harness.report import Row, in_turn, rotating, seconds
 from hmi.errors import InvalidInput
-from hmi.execution.packed import run_classified, run_rows
 from hmi.model.source import DEFAULT_PACKAGE, find_source
 
 CASES: tuple[tuple[str, int | None, int], ...] = (
@@ -24,10 +23,7 @@ CASES: tuple[tuple[str, int | None, int], ...] = (
     ("14_tokens_batch_1", 14, 1),
     ("14_tokens_batch_16", 14, 16),
 )
-"""(name, tokens of a text, texts).
-
-None for the tokens: lengths as in sentences of scientific prose, 56 on average.
-"""
+"""(name, tokens of a text, texts). None for the tokens: drawn by `some_length`."""
 GOALS = {"fp32": 1.9, "bf16": 1.7, "int8": 1.7}
 """The least ratio of the fastest peer's time to HMI's, at equal precision."""
 GOAL_ANY = 1.5
@@ -36,7 +32,7 @@ REPEATS = 3
 """Runs in a row that are timed."""
 
 
-def run(b: Bench, folder: Path, runs: int, report: Callable[[str], None]) -> Iterator[Row]:
+def measure(b: Bench, folder: Path, runs: int, report: Callable[[str], None]) -> Iterator[Row]:
     """Yield the median CPU time a token of the best engine over HMI's.
 
     All of them run in turn on the same texts, each a few times in a row.
@@ -48,71 +44,52 @@ def run(b: Bench, folder: Path, runs: int, report: Callable[[str], None]) -> Ite
         )
     draw, info = np.random.default_rng(7), b.root.info
     judged = info.split == info.shape.layers // 2  # the goals are for the default split
+    precision_of: dict[str, str] = {name: precision for name, precision, _ in found}
     for case, length, size in CASES:
-        report(f"beside {', '.join(sorted({name.split(',')[0] for name, _, _ in found}))}: {case}")
-        times: dict[str, list[float]] = {}
-        for turn in range(runs + 1):
-            batch = _batch(b, length, size, draw)
-            arms: list[tuple[str, Run]] = [
-                (f"{ours} {p}", _ours(b, p, ours == "cls")) for p in b.executors for ours in ("cls", "rows")
-            ]
-            arms += [(name, peer) for name, _, peer in found]
-            for i in draw.permutation(len(arms)):
-                name, work = arms[i]
-                if turn:  # the first turn warms up
-                    times.setdefault(name, []).append(_in_service(work, batch))
-        median = {name: statistics.median(values) for name, values in times.items()}
-        for ours in ("cls", "rows"):
-            for p in b.executors:
-                mine = {name: median[name] for name, precision, _ in found if precision == p}
-                if mine:
-                    goal = GOALS[p] if judged else None
-                    yield _row(
-                        mine, median[f"{ours} {p}"], f"{p}_peer_over_hplm_{p}_{ours}_{case}", goal, runs
-                    )
-            every = {name: median[name] for name, _, _ in found}
-            at = median[f"{ours} {b.default}"]
-            goal = GOAL_ANY if judged else None
-            yield _row(every, at, f"peer_over_hplm_default_{ours}_{case}", goal, runs)
-            if ours == "cls":
-                yield Row(f"hplm_default_{case}", round(1e6 * at, 1), "µs a token", runs=runs, peer=b.default)
+        report(f"beside {', '.join(sorted({name.split(',')[0] for name in precision_of}))}: {case}")
+        batches = [_batch(b, length, size, draw) for _ in range(runs + 1)]
+        tenants = tenants_of(b, 1) * size
+        arms = {
+            f"{rows} {p}": ours(b, executor, tenants, cls_only=rows == "cls")
+            for p, executor in b.executors.items()
+            for rows in ("cls", "rows")
+        }
+        arms |= {name: peer for name, _, peer in found}
+        works = {name: rotating(_in_service(work, batches), len(batches)) for name, work in arms.items()}
+        median = {name: statistics.median(times) for name, times in in_turn(works, runs).items()}
+        for rows in ("cls", "rows"):
+            for p in (*b.executors, "default"):
+                mine = f"{rows} {b.default if p == 'default' else p}"
+                theirs = [name for name, of in precision_of.items() if p in ("default", of)]
+                if theirs:
+                    goal = (GOAL_ANY if p == "default" else GOALS[p]) if judged else None
+                    best = min(theirs, key=median.__getitem__)
+                    name = f"best_{'' if p == 'default' else f'{p}_'}peer_over_hplm_{p}_{rows}_{case}"
+                    yield Row(name, median[best] / median[mine], "x", goal, True, runs, best)
+        default = 1e6 * median[f"cls {b.default}"]
+        yield Row(f"hplm_default_{case}", default, "µs a token", runs=runs, peer=b.default)
 
 
-def _in_service(work: Run, batch: Batch) -> float:
-    """Return the median CPU time a token of REPEATS runs in a row after one that does not count.
+def _in_service(work: Run, batches: list[Batch]) -> Callable[[int], float]:
+    """Return a function of a batch's number: the median CPU time a token of REPEATS runs in a row.
 
-    An engine in service has the caches to itself. Here each run would find those of the engine before.
+    A run before them does not count: an engine in service has the caches to itself, and here each would find
+    those of the engine before.
     """
-    work(batch)
-    return statistics.median(seconds(lambda: work(batch)) for _ in range(REPEATS)) / sum(map(len, batch))
 
+    def timed(i: int) -> float:
+        work(batches[i])
+        took = statistics.median(seconds(partial(work, batches[i])) for _ in range(REPEATS))
+        return took / sum(map(len, batches[i]))
 
-def _row(peers_times: dict[str, float], ours: float, name: str, goal: float | None, runs: int) -> Row:
-    best = min(peers_times, key=peers_times.__getitem__)
-    return Row(f"best_{name}", round(peers_times[best] / ours, 2), "x", goal, True, runs, best)
+    return timed
 
 
 def _batch(b: Bench, length: int | None, size: int, draw: np.random.Generator) -> Batch:
     flat, (first, last) = b.texts[:, 1:-1].reshape(-1), b.texts[0, [0, -1]]
     batch = []
     for _ in range(size):
-        inner = (length or int(np.clip(draw.lognormal(3.9, 0.45), 8, 128))) - 2
+        inner = (length or some_length(draw)) - 2
         at = draw.integers(0, len(flat) - inner)
         batch.append([int(first), *flat[at : at + inner].tolist(), int(last)])
     return batch
-
-
-def _ours(b: Bench, precision: str, cls_only: bool) -> Run:
-    """Return HMI's run, from token ids to the states after the last layer."""
-
-    def work(batch: Batch) -> object:
-        tokens = np.array([token for text in batch for token in text], np.int32)
-        offsets = np.cumsum([0, *map(len, batch)], dtype=np.int64)
-        out = np.empty((len(tokens), b.root.dim), np.float32)
-        x = torch.from_numpy(b.reader.lookup(tokens, offsets, out=out)[0])
-        b.root.bias.add_packed(x, [[0] * len(text) for text in batch])
-        return run(executor, x, offsets.tolist(), module * len(batch))
-
-    executor, run = b.executors[precision], run_classified if cls_only else run_rows
-    module = tenants_of(b, 1)
-    return work

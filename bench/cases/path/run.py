@@ -5,8 +5,9 @@ from __future__ import annotations
 import copy
 import importlib.metadata
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import get_args
 
@@ -14,13 +15,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bench.cases.path.encoders import Batch, Run
+from bench.cases.store.data import Texts, distinct, trigrams
 from bench.harness.report import Row, median_ms, paired_ratio
 from hmi.core import ModuleSpec
 from hmi.execution.base import Executor
 from hmi.execution.choose import executor_for
 from hmi.execution.packed import PackedExecutor, run_classified, run_rows
 from hmi.execution.precision import available
-from hmi.jobs.ngrams import ragged
 from hmi.jobs.plots import schema_of
 from hmi.model.encoder import Encoder
 from hmi.model.locality import apply_locality, shipped_locality
@@ -30,12 +32,11 @@ from hmi.model.root import Root, RootInfo, split_encoder
 from hmi.model.source import DEFAULT_PACKAGE, find_source, load_encoder
 from hmi.model.tokenizer import Tokenizer
 from hmi.modulespec import Kind
-from plot_store import NgramCounter, Reader, Store
+from plot_store import Reader, Store
 
 LENGTH = 128
 TEXTS = 64
 WORDS_OF_TEXT = 40_000
-
 
 Modules = list[TenantModule | None]
 
@@ -51,16 +52,16 @@ class Bench:
     default: str
     """The precision that a server here takes by itself."""
     reader: Reader
-    texts: np.ndarray[tuple[int, int], np.dtype[np.int32]]
+    texts: Texts
 
 
-Measure = Callable[["Bench", Path, int, Callable[[str], None]], Iterable[Row]]
+Measure = Callable[[Bench, Path, int, Callable[[str], None]], Iterator[Row]]
 
 
 def run(
-    runs: int, report: Callable[[str], None], measures: Sequence[Measure] = (), split: int | None = None
-) -> list[Row]:
-    """Prepare the bench and run `measures` on it (default: this module's measurements).
+    runs: int, report: Callable[[str], None], measures: Sequence[Measure], split: int | None
+) -> Iterator[Row]:
+    """Prepare the bench and run `measures` on it.
 
     `report` gets a line as each step begins. split: the layers that are looked up; None: half.
     """
@@ -69,47 +70,44 @@ def run(
         report("building a PLOT that covers the texts")
         bench = _prepare(Path(folder), split)
         with bench.reader, torch.inference_mode():
-            wanted = measures or (_measure,)
-            return [row for measure in wanted for row in measure(bench, Path(folder), runs, report)]
+            for wanted in measures:
+                yield from wanted(bench, Path(folder), runs, report)
 
 
-def _measure(b: Bench, _folder: Path, runs: int, report: Callable[[str], None]) -> list[Row]:
+def measure(b: Bench, _folder: Path, runs: int, report: Callable[[str], None]) -> Iterator[Row]:
+    """Yield the full encoder's time over the path's, the cost of modules, and that of the look-up."""
+    # Packed torch in fp32, as the full encoder runs, and the executor that a server here takes.
+    packed, default = PackedExecutor(b.root.upper, b.root.info.shape), b.executors[b.default]
+    batch: Batch = b.texts[:16].tolist()
     peer = "the source model in full, same torch, unpadded"
-    rows = []
     for size in (1, 16):
         report(f"half the layers, batch {size}")
-        bare = paired_ratio(_full(b, size), _ours(b, size, [None] * size, reference=True), runs)
-        rows.append(
-            Row(f"full_over_half_without_module_batch_{size}", round(bare, 3), "x", 1.9, True, runs, peer)
-        )
-        tenants = tenants_of(b, size)
-        for cls_only, goal in ((False, 1.9), (True, 2.2)):
-            name = "cls" if cls_only else "all_rows"
-            ours = _ours(b, size, tenants, cls_only=cls_only, reference=True)
-            value = paired_ratio(_full(b, size), ours, runs)
-            rows.append(
-                Row(f"full_over_hplm_{name}_batch_{size}", round(value, 3), "x", goal, True, runs, peer)
-            )
+        some, tenants = batch[:size], tenants_of(b, size)
+        cases: list[tuple[str, Modules, bool, float]] = [
+            ("half_without_module", [None] * size, False, 1.9),
+            ("hplm_all_rows", tenants, False, 1.9),
+            ("hplm_cls", tenants, True, 2.2),
+        ]
+        for name, modules, cls_only, goal in cases:
+            half = partial(ours(b, packed, modules, cls_only=cls_only), some)
+            value = paired_ratio(_full(b, size), half, runs)
+            yield Row(f"full_over_{name}_batch_{size}", value, "x", goal, True, runs, peer)
     report("16 tenants in one batch")
-    many = paired_ratio(_ours(b, 16, tenants_of(b, 16)), _ours(b, 16, tenants_of(b, 1) * 16), runs)
-    rows.append(
-        Row("sixteen_tenants_over_one", round(many, 3), "x", 1.15, False, runs, "one tenant's batch of 16")
-    )
-    rows += [_kind_row(b, kind, runs, report) for kind in get_args(Kind)]
+    many = partial(ours(b, default, tenants_of(b, 16)), batch)
+    value = paired_ratio(many, partial(ours(b, default, tenants_of(b, 1) * 16), batch), runs)
+    yield Row("sixteen_tenants_over_one", value, "x", 1.15, False, runs, "one tenant's batch of 16")
+    none = partial(ours(b, default, [None] * 16, cls_only=True), batch)
+    for kind in get_args(Kind):
+        report(f"modules of kind {kind}")
+        tenants = tenants_of(b, 16, ModuleSpec(kind=kind))
+        value = paired_ratio(partial(ours(b, default, tenants, cls_only=True), batch), none, runs)
+        name = f"module_{kind.replace('+', '_and_')}_over_none_batch_16"
+        yield Row(name, value, "x", runs=runs, peer="no module")
     report("look-up")
-    share = median_ms(_look_up(b, 16), runs) / median_ms(_ours(b, 16, tenants_of(b, 16)), runs)
-    rows.append(Row("lookup_share_of_batch_16", round(share, 4), "of the time", 0.03, False, runs))
-    one = median_ms(_look_up(b, 1), runs * 20) * 1e3
-    rows.append(Row("lookup_one_text_of_128", round(one, 1), "µs", 60.0, False, runs * 20))
-    return rows
-
-
-def _kind_row(b: Bench, kind: Kind, runs: int, report: Callable[[str], None]) -> Row:
-    report(f"modules of kind {kind}")
-    tenants = tenants_of(b, 16, ModuleSpec(kind=kind))
-    value = paired_ratio(_ours(b, 16, tenants, cls_only=True), _ours(b, 16, [None] * 16, cls_only=True), runs)
-    name = f"module_{kind.replace('+', '_and_')}_over_none_batch_16"
-    return Row(name, round(value, 3), "x", runs=runs, peer="no module")
+    share = median_ms(_look_up(b, 16), runs) / median_ms(many, runs)
+    yield Row("lookup_share_of_batch_16", share, "of the time", 0.03, False, runs)
+    microseconds = median_ms(_look_up(b, 1), runs * 20) * 1e3
+    yield Row("lookup_one_text_of_128", microseconds, "µs", 60.0, False, runs * 20)
 
 
 def _prepare(folder: Path, wanted: int | None) -> Bench:
@@ -124,18 +122,17 @@ def _prepare(folder: Path, wanted: int | None) -> Bench:
     for part in parts:
         part.eval().requires_grad_(False)
     root = Root(RootInfo("bench", "0", {}, teacher.shape, split, ""), upper, bias, tokenizer)
-    executors: dict[str, Executor] = {p: executor_for(_copy(root), p, wait=True) for p in available()}
+    executors: dict[str, Executor] = {}
+    for precision in available():
+        own = replace(root, upper=copy.deepcopy(root.upper))  # an executor prepares the layers in place
+        executors[precision] = executor_for(own, precision, wait=True)
     default = executor_for(root, wait=True).precision
     ids = [i for e in tokenizer.encode([_some_text()], 1 << 30) for i in e.ids[1:-1]]
     body = LENGTH - 2
     texts = [[tokenizer.cls_id, *ids[i * body : (i + 1) * body], tokenizer.sep_id] for i in range(TEXTS)]
     assert len(texts[-1]) == LENGTH, "too little text"
-    return Bench(teacher, root, executors, default, _plot(folder, lower, texts), np.array(texts, np.int32))
-
-
-def _copy(root: Root) -> Root:
-    """Return the root with upper layers of its own, since an executor prepares them in place."""
-    return replace(root, upper=copy.deepcopy(root.upper))
+    found = np.array(texts, np.int32)
+    return Bench(teacher, root, executors, default, _plot(folder, lower, found), found)
 
 
 def _some_text() -> str:
@@ -148,20 +145,21 @@ def _some_text() -> str:
     return " ".join(words)
 
 
-def _plot(folder: Path, lower: LocalLower, texts: list[list[int]]) -> Reader:
-    store = Store.open(folder / "plots", create=True)
-    n = lower.n
-    with NgramCounter(n, (n,), folder / "counts") as counter:
-        counter.add(*ragged(texts))
-        counted = counter.finish()
-    with store.writer("bench", schema=schema_of(lower), build="bench") as writer:
-        for chunk in counted.covering(n, 100):
-            for at in range(0, len(chunk), 1024):
-                ngrams = chunk[at : at + 1024]
-                with torch.inference_mode():
-                    writer.add(n, ngrams, lower.entries(torch.from_numpy(ngrams.astype(np.int64))).numpy())
+def _plot(folder: Path, lower: LocalLower, texts: Texts) -> Reader:
+    """Store what the lower layers give for every n-gram of the texts."""
+    store, n = Store.open(folder / "plots", create=True), lower.n
+    ngrams = distinct(trigrams(texts) if n == 3 else texts.reshape(-1, 1).astype(np.uint32))
+    with store.writer("bench", schema=schema_of(lower), build="bench") as writer, torch.inference_mode():
+        for at in range(0, len(ngrams), 1024):
+            some = ngrams[at : at + 1024]
+            writer.add(n, some, lower.entries(torch.from_numpy(some.astype(np.int64))).numpy())
         writer.publish()
     return store.reader("bench")
+
+
+def some_length(draw: np.random.Generator) -> int:
+    """Draw the tokens of a text as in sentences of scientific prose, 56 on average."""
+    return int(np.clip(draw.lognormal(3.9, 0.45), 8, LENGTH))
 
 
 def tenants_of(b: Bench, count: int, spec: ModuleSpec | None = None) -> Modules:
@@ -177,25 +175,22 @@ def _full(b: Bench, size: int) -> Callable[[], Tensor]:
     return lambda: b.teacher(ids, mask)
 
 
-def _look_up(b: Bench, size: int) -> Callable[[], Tensor]:
+def _look_up(b: Bench, size: int) -> Callable[[], object]:
     tokens = b.texts[:size].reshape(-1).copy()
     offsets = np.arange(size + 1, dtype=np.int64) * LENGTH
     out = np.empty((len(tokens), b.root.dim), np.float32)
-    return lambda: torch.from_numpy(b.reader.lookup(tokens, offsets, out=out)[0])
+    return lambda: b.reader.lookup(tokens, offsets, out=out)
 
 
-def _ours(
-    b: Bench, size: int, tenants: Modules, *, cls_only: bool = False, reference: bool = False
-) -> Callable[[], Tensor]:
-    """Return HMI's run, on the default executor or on packed torch in fp32, as the full encoder runs."""
-    look_up = _look_up(b, size)
-    positions = torch.arange(LENGTH).repeat(size)
-    types = torch.zeros_like(positions)
-    offsets = [i * LENGTH for i in range(size + 1)]
-    packed = PackedExecutor(b.root.upper, b.root.info.shape)
-    executor, run = packed if reference else b.executors[b.default], run_classified if cls_only else run_rows
+def ours(b: Bench, executor: Executor, tenants: Modules, *, cls_only: bool = False) -> Run:
+    """Return HMI's run, from the token ids of a text for each tenant to the states after the last layer."""
+    run = run_classified if cls_only else run_rows
 
-    def work() -> Tensor:
-        return run(executor, b.root.bias(look_up(), positions, types), offsets, tenants)
+    def work(batch: Batch) -> Tensor:
+        tokens = np.array([token for text in batch for token in text], np.int32)
+        offsets = np.cumsum([0, *map(len, batch)], dtype=np.int64)
+        x = torch.from_numpy(b.reader.lookup(tokens, offsets)[0])
+        b.root.bias.add_packed(x, [[0] * len(text) for text in batch])
+        return run(executor, x, offsets.tolist(), tenants)
 
     return work

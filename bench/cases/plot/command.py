@@ -15,37 +15,17 @@ from hmi.cli.session import Session
 
 
 @click.command(cls=FolderCommand)
-@click.option(
-    "--corpus", type=FILE, required=True, help="Real text, one document a line; gzip and zstd are read."
-)
+@click.option("--corpus", type=FILE, required=True, help="Real text, one document a line; may be compressed.")
 @click.option("--root", help="A root of the data folder.  [default: the one that this benchmark imports]")
-@click.option(
-    "--alpha",
-    "alphas",
-    multiple=True,
-    type=click.FloatRange(1, 100),
-    help="Percent of n-gram occurrences to cover. Repeatable.  [default: 50, 100]",
-)
-@click.option(
-    "--minutes", type=click.FloatRange(min=0.5), help="Use as many documents as should take this long."
-)
-@click.option("--limit-documents", type=click.IntRange(min=2), help="Use at most this many documents.")
+@click.option("--quick", is_flag=True, help="A PLOT of 60 documents: shows that it works, not how fast.")
 @as_json
 @pass_session
-def plot(
-    session: Session,
-    corpus: Path,
-    root: str | None,
-    alphas: tuple[float, ...],
-    minutes: float | None,
-    limit_documents: int | None,
-    as_json: bool,
-) -> None:
+def plot(session: Session, corpus: Path, root: str | None, quick: bool, as_json: bool) -> None:
     """Build PLOTs of a real corpus with the real jobs; measure hits and times on held-out documents."""
     session.not_remote(MEASURED_HERE)
-    from bench.cases.plot import corpus as measured
+    from bench.cases.plot.run import Plan, run
 
     session.may_start_jobs()
-    plan = measured.Plan(corpus, alphas or (50.0, 100.0), minutes, limit_documents, root)
+    plan = Plan(corpus, (50.0,), 60, root) if quick else Plan(corpus, root=root)
     with shown("plot", as_json) as found, job_bar() as bar:
-        found.extend(measured.run(plan, session.data, notes.print, bar.show))
+        found.extend(run(plan, session.data, notes.print, bar.show))

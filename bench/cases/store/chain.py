@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -33,10 +32,10 @@ class Tables:
     """The n-grams of each version of the chain, the root first: by order, in the order of writing."""
 
     versions: tuple[dict[int, Ngrams], ...]
-    hits: Texts
-    """Texts whose trigrams are all in the root."""
-    natural: Texts
-    """Held-out text of the same kind as the deepest branch's."""
+    batches: NDArray[np.int32]
+    """Texts whose trigrams are all in the root, [batches, BATCH]."""
+    natural_batches: NDArray[np.int32]
+    """Held-out text of the same kind as the deepest branch's, [batches, BATCH]."""
 
     def bytes(self, dim: int) -> int:
         """Return the bytes of all rows, stored as int8."""
@@ -47,16 +46,6 @@ class Tables:
     def root(self) -> Ngrams:
         """Return the root's trigrams."""
         return self.versions[0][3]
-
-    @property
-    def batches(self) -> NDArray[np.int32]:
-        """Return texts whose trigrams are all stored, int32 [batches, BATCH]."""
-        return _batches(self.hits)
-
-    @property
-    def natural_batches(self) -> NDArray[np.int32]:
-        """Return held-out texts as they are, int32 [batches, BATCH]."""
-        return _batches(self.natural)
 
     @cached_property
     def rows_of(self) -> NDArray[np.int64]:
@@ -85,7 +74,8 @@ def choose(sample: Sample, seed: int = 3) -> Tables:
     branches = [
         {2: distinct(bigrams(p), most // 2), 3: distinct(trigrams(p), most)} for p in sample.parts[1:]
     ]
-    return Tables((root, *branches), np.random.default_rng(seed).permutation(sample.parts[0]), sample.unseen)
+    hits = np.random.default_rng(seed).permutation(sample.parts[0])
+    return Tables((root, *branches), _batches(hits), _batches(sample.unseen))
 
 
 def _batches(texts: Texts) -> NDArray[np.int32]:
@@ -100,13 +90,13 @@ class Chain:
     def __init__(self, folder: Path, tables: Tables, dim: int) -> None:
         self.tables, self.dim, self.folder = tables, dim, folder
         self.store = Store.open(folder, create=True)
-        vectors = Vectors(dim)
+        vectors, schema = Vectors(dim), Schema(dim=dim, vocab=VOCAB)
         for ref, ngrams in zip(REFS, tables.versions, strict=True):
-            write(self.store, ref, ngrams, vectors)
-        self.root_version = self.store.version(REFS[0])
-        self.open()
-
-    def open(self) -> None:
+            with self.store.writer(ref, schema=schema, build=f"bench-{ref.replace('/', '-')}") as writer:
+                for order, wanted in ngrams.items():
+                    for some, numbers in vectors.blocks(wanted):
+                        writer.add(order, some, numbers)
+                writer.publish()
         self.shallow, self.deep = self.store.reader(REFS[0]), self.store.reader(REFS[-1])
 
     def unmap(self) -> None:
@@ -120,17 +110,7 @@ class Chain:
 
     def rows(self) -> FlatRows:
         """Return the root's trigram rows, mapped anew."""
-        return FlatRows(self.folder, self.root_version)
-
-
-def write(store: Store, ref: str, ngrams: dict[int, Ngrams], vectors: Vectors) -> VersionInfo:
-    """Build and publish one version."""
-    schema = Schema(dim=vectors.dim, vocab=VOCAB)
-    with store.writer(ref, schema=schema, build=f"bench-{ref.replace('/', '-')}") as writer:
-        for order, wanted in ngrams.items():
-            for some, numbers in vectors.blocks(wanted):
-                writer.add(order, some, numbers)
-        return writer.publish()
+        return FlatRows(self.folder, self.store.version(REFS[0]))
 
 
 class FlatRows:
@@ -181,15 +161,6 @@ def summed(rows: Bytes, dim: int) -> NDArray[np.float32]:
     total[:, 1:] += vectors[:, :-1, 2]
     total[:, :-1] += vectors[:, 1:, 0]
     return total.reshape(-1, dim)
-
-
-def rotating(work: Callable[[int], object], count: int, start: int = 0) -> Callable[[], object]:
-    """Return a function that calls `work` with the next of `count` batches each time.
-
-    So no call finds its rows in a cache that the previous call filled.
-    """
-    turn = itertools.count(start)
-    return lambda: work(next(turn) % count)
 
 
 def look_up(reader: Reader, batches: NDArray[np.int32]) -> Callable[[int], object]:

@@ -2,36 +2,30 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import click
 
-from bench.harness.rows import MEASURED_HERE, progress, shown
+from bench.harness.rows import MEASURED_HERE, shown
 from hmi.cli.base import FolderCommand, as_json, pass_session
 from hmi.cli.options import FILE
+from hmi.cli.output import notes
 from hmi.cli.session import Session
 
 
 @click.command(cls=FolderCommand)
+@click.option("--keys", type=click.IntRange(5_000, 10**8), help="Trigrams in the root.  [default: 1000000]")
 @click.option(
-    "--keys", type=click.IntRange(5_000, 10**8), help="Trigrams in the root's PLOT.  [default: 1000000]"
-)
-@click.option("--large", is_flag=True, help="Same as --keys 10000000.")
-@click.option(
-    "--quick",
-    is_flag=True,
-    help="20,000 trigrams and few runs: shows that the benchmark works, not how fast the store is.",
+    "--quick", is_flag=True, help="20,000 trigrams and few runs: shows that it works, not how fast."
 )
 @click.option(
     "--dim", "dims", multiple=True, type=click.IntRange(16, 4096), help="Hidden size.  [default: 384, 768]"
 )
-@click.option(
-    "--runs", type=click.IntRange(3, 10_000), help="Pairs for each ratio of look-ups.  [default: 101]"
-)
 @click.option("--corpus", type=FILE, help="Real text, one document a line, instead of synthetic text.")
 @click.option(
     "--only",
+    "sections",
     multiple=True,
     metavar="SECTION",
     help="lookup, peers, cold, index, bulk, publish or live. Repeatable.  [default: all]",
@@ -41,12 +35,10 @@ from hmi.cli.session import Session
 def store(
     session: Session,
     keys: int | None,
-    large: bool,
     quick: bool,
     dims: tuple[int, ...],
-    runs: int | None,
     corpus: Path | None,
-    only: tuple[str, ...],
+    sections: tuple[str, ...],
     as_json: bool,
 ) -> None:
     """Compare the PLOT store with this machine's limits, LMDB, RocksDB and numpy.
@@ -54,18 +46,15 @@ def store(
     --data names a folder on the disk to measure.
     """
     session.not_remote(MEASURED_HERE)
-    from dataclasses import replace
-
     from bench.cases.store import run as measured
 
     plan = measured.QUICK if quick else measured.Plan()
-    wanted: dict[str, Any] = {
-        "keys": keys or (measured.LARGE if large else None),
-        "dims": dims,
-        "runs": runs,
-        "corpus": corpus,
-        "sections": only,
-    }
-    plan = replace(plan, **{name: value for name, value in wanted.items() if value})
-    with shown("store", as_json) as found, progress(plan.steps) as report:
-        found.extend(measured.run(plan, session.data, report))
+    plan = replace(
+        plan,
+        keys=keys or plan.keys,
+        dims=dims or plan.dims,
+        corpus=corpus,
+        sections=sections or plan.sections,
+    )
+    with shown("store", as_json) as found:
+        found.extend(measured.run(plan, session.data, notes.print))

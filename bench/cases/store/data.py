@@ -94,8 +94,10 @@ def corpus_sample(path: Path, keys: int) -> Sample:
     """
     tokenizer = Tokenizer(find_source(DEFAULT_PACKAGE).folder / "tokenizer.json")
     streams: list[list[int]] = [[] for _ in range(DEPTH + 1)]
-    for document, ids in tokenised(path, tokenizer):
-        streams[part_of(document)] += ids
+    documents = read_documents(path)
+    while batch := list(itertools.islice(documents, AT_ONCE)):
+        for document, encoded in zip(batch, tokenizer.encode(batch, UNCUT), strict=True):
+            streams[part_of(document)] += encoded.ids
         if len(streams[0]) > keys * TOKENS_A_KEY and min(map(len, streams)) >= LEAST_TEXTS * LENGTH:
             break
     parts = [np.array(ids[: len(ids) // LENGTH * LENGTH], np.int32).reshape(-1, LENGTH) for ids in streams]
@@ -104,14 +106,6 @@ def corpus_sample(path: Path, keys: int) -> Sample:
             f"{path} has too little text to measure with: give some 100,000 words", field="corpus"
         )
     return Sample(path.name, (reaching(parts[0], keys), *parts[1:DEPTH]), parts[DEPTH])
-
-
-def tokenised(path: Path, tokenizer: Tokenizer) -> Iterator[tuple[str, list[int]]]:
-    """Yield each document with its ids, [CLS] and [SEP] included."""
-    documents = read_documents(path)
-    while batch := list(itertools.islice(documents, AT_ONCE)):
-        for document, encoded in zip(batch, tokenizer.encode(batch, UNCUT), strict=True):
-            yield document, encoded.ids
 
 
 def reaching(texts: Texts, keys: int) -> Texts:
@@ -125,10 +119,9 @@ def first_seen(texts: Texts) -> NDArray[np.int64]:
     return np.sort(np.unique(pack_keys(trigrams(texts))[:, 0], return_index=True)[1])
 
 
-def part_of(document: str, tenths_of_root: int = 6) -> int:
-    """Return the part that a document belongs to, which depends on its text alone."""
-    tenth = xxhash.xxh3_64_intdigest(document.encode()) % 10
-    return 0 if tenth < tenths_of_root else tenth - tenths_of_root + 1
+def part_of(document: str) -> int:
+    """Return the part that a document belongs to: the root's for six of ten. It depends on the text alone."""
+    return max(0, xxhash.xxh3_64_intdigest(document.encode()) % 10 - 5)
 
 
 def trigrams(texts: Texts) -> Ngrams:

@@ -6,16 +6,14 @@ import multiprocessing
 import statistics
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from multiprocessing.context import SpawnProcess
 from multiprocessing.synchronize import Event
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
-from bench.cases.store.data import LENGTH, Ngrams, distinct, trigrams
-from bench.harness.report import Row
+from bench.cases.store.data import LENGTH, distinct, trigrams
+from bench.harness.report import Row, in_turn, median_ratio
 from hmi.errors import HmiError
 from plot_store import Reader, Schema, Store
 
@@ -25,98 +23,78 @@ GC_EVERY = 100
 """Publications between two garbage collections."""
 REF = "live"
 START_S = 60.0
+TEXT = np.random.default_rng(1).integers(1, VOCAB, LENGTH).astype(np.int32)
 
 
 def measure(folder: Path, phase_s: float, phases: int) -> Iterator[Row]:
-    """Yield the ratio of a read beside publications to a read alone, in alternating phases.
+    """Yield the ratio of a read beside publications to a read alone, in phases that take turns.
 
     A read asks which version is current, opens it if it is new, and looks up one text.
     """
-    store = Store.open(folder, create=True)
-    _publish(store, 1)
     context = multiprocessing.get_context("spawn")
     publishing, ended = context.Event(), context.Event()
     child = context.Process(target=publisher, args=(str(folder), publishing, ended), daemon=True)
-    child.start()
-    try:
+    with Store.open(folder, create=True) as store:
+        _publish(store, 1)
         watch = _Watch(store)
-        _await_publication(store, publishing, child)
-        found = [(watch.phase(phase_s), _while(publishing, watch, phase_s)) for _ in range(phases)]
-    finally:
-        ended.set()
-        child.join(START_S)
-        if child.is_alive():
-            child.kill()
-    yield from _rows(found, watch)
-    watch.close()
-    store.close()
-
-
-def _rows(found: list[tuple[Phase, Phase]], watch: _Watch) -> Iterator[Row]:
-    runs, peer = len(found), "the same reader, nothing published meanwhile"
-    clocks = {"": [b.cpu / i.cpu for i, b in found], "_wall": [b.wall / i.wall for i, b in found]}
-    for name, ratios in clocks.items():
-        value = statistics.median(ratios)
-        yield Row(
-            f"reader_publishing_over_idle{name}", round(value, 3), "x", 1.1, False, runs, peer, stretch=1.05
-        )
+        child.start()
+        try:
+            _await_publication(store, publishing, child)
+            works = {
+                "idle": lambda: watch.phase(phase_s),
+                "publishing": lambda: _while(publishing, watch, phase_s),
+            }
+            ratio = median_ratio(in_turn(works, phases), "publishing", "idle")
+        finally:
+            ended.set()
+            child.join(START_S)
+            if child.is_alive():
+                child.kill()
+            watch.close()
+    peer = "the same reader, nothing published meanwhile"
+    yield Row("reader_publishing_over_idle", ratio, "x", 1.1, False, phases, peer, stretch=1.05)
     about = f"{watch.versions:,} versions seen in {watch.reads:,} reads"
     yield Row("torn_reads", watch.torn, "reads", 0, False, watch.reads, about, stretch=0)
 
 
-@dataclass(frozen=True)
-class Phase:
-    """The median seconds of a read in one phase, in CPU time and in wall time."""
-
-    cpu: float
-    wall: float
-
-
-@dataclass
 class _Watch:
     """A reader that follows the ref and checks each answer against the version it must be of."""
 
-    store: Store
-    reads: int = 0
-    torn: int = 0
-    versions: int = 0
-    tokens: NDArray[np.int32] = field(default_factory=lambda: some_text())
-
-    def __post_init__(self) -> None:
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.reads = self.torn = self.versions = 0
         self._reader: Reader | None = None
         self._offsets = np.array([0, LENGTH], np.int64)
         self._out = np.empty((LENGTH, DIM), np.float32)
-        self._unit = _sums(self.tokens)
+        # What a look-up gives if all vectors are one: the number of windows over each token.
+        self._unit = np.full((LENGTH, DIM), 3, np.float32)
+        self._unit[[0, -1]] = 2
 
-    def phase(self, seconds: float) -> Phase:
-        cpu: list[float] = []
-        wall: list[float] = []
+    def phase(self, seconds: float) -> float:
+        """Read for so long. Returns the median CPU seconds of a read."""
+        took: list[float] = []
         until = time.perf_counter() + seconds
         while time.perf_counter() < until:
-            begun, used = time.perf_counter(), time.thread_time()
-            self._read()
-            cpu.append(time.thread_time() - used)
-            wall.append(time.perf_counter() - begun)
-            self._judge()
-        return Phase(statistics.median(cpu), statistics.median(wall))
+            used = time.thread_time()
+            number = self._read()
+            took.append(time.thread_time() - used)
+            self.reads += 1
+            self.torn += not np.allclose(self._out, self._unit * np.float32(number), rtol=1e-4)
+        return statistics.median(took)
 
     def close(self) -> None:
         if self._reader is not None:
             self._reader.close()
 
-    def _read(self) -> None:
-        current = self.store.version(REF)
+    def _read(self) -> int:
+        """Look the text up in the current version, and return the number that it was made of."""
+        current = self._store.version(REF)
         if self._reader is None or self._reader.version.id != current.id:
             self.close()
-            self._reader = self.store.reader(REF)
+            self._reader = self._store.reader(REF)
             self.versions += 1
-        self._reader.lookup(self.tokens, self._offsets, out=self._out)
-
-    def _judge(self) -> None:
-        assert self._reader is not None
-        self.reads += 1
-        wanted = self._unit * np.float32(self._reader.version.meta["number"])
-        self.torn += not np.allclose(self._out, wanted, rtol=1e-4)
+        self._reader.lookup(TEXT, self._offsets, out=self._out)
+        return int(self._reader.version.meta["number"])
 
 
 def publisher(path: str, publishing: Event, ended: Event) -> None:
@@ -138,25 +116,10 @@ def publisher(path: str, publishing: Event, ended: Event) -> None:
 
 def _publish(store: Store, number: int) -> None:
     """Publish a version in which every element of every vector is `number`."""
-    ngrams = _ngrams()
+    ngrams = distinct(trigrams(TEXT[None, :]))
     with store.writer(REF, schema=Schema(dim=DIM, vocab=VOCAB), build=f"live-{number}") as writer:
         writer.add(3, ngrams, np.full((len(ngrams), 3, DIM), number, np.float32))
         writer.publish(meta={"number": number})
-
-
-def _ngrams() -> Ngrams:
-    return distinct(trigrams(some_text()[None, :]))
-
-
-def some_text() -> NDArray[np.int32]:
-    return np.random.default_rng(1).integers(1, VOCAB, LENGTH).astype(np.int32)
-
-
-def _sums(tokens: NDArray[np.int32]) -> NDArray[np.float32]:
-    """Return what a look-up gives if all vectors are one: the number of windows over each token."""
-    sums = np.full((len(tokens), DIM), 3, np.float32)
-    sums[[0, -1]] = 2
-    return sums
 
 
 def _await_publication(store: Store, publishing: Event, child: SpawnProcess) -> None:
@@ -165,14 +128,12 @@ def _await_publication(store: Store, publishing: Event, child: SpawnProcess) -> 
     until = time.monotonic() + START_S
     while store.version(REF).meta["number"] == 1:
         if time.monotonic() > until or not child.is_alive():
-            raise HmiError(
-                "the publishing process did not start: see what it wrote, then run --only live again"
-            )
+            raise HmiError("the publishing process did not start: see what it wrote, then run it again")
         time.sleep(0.05)
     publishing.clear()
 
 
-def _while(publishing: Event, watch: _Watch, seconds: float) -> Phase:
+def _while(publishing: Event, watch: _Watch, seconds: float) -> float:
     publishing.set()
     try:
         return watch.phase(seconds)

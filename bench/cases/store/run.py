@@ -8,17 +8,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.cases.store import build, cold, live, lookup, peers, publish
+from bench.cases.store import live, peers, reading, writing
 from bench.cases.store.chain import Chain, Tables, choose
-from bench.cases.store.data import Sample, corpus_sample, zipf_sample
+from bench.cases.store.data import corpus_sample, zipf_sample
 from bench.harness.report import Row
 from hmi.errors import InvalidInput, StorageFull
 from hmi.model.memory import memory_left
 
 SECTIONS = ("lookup", "peers", "cold", "index", "bulk", "publish", "live")
-OF_A_CHAIN = ("lookup", "peers", "cold")
-PEER_BYTES = 2.5
-"""Bytes in memory of the largest peer, in multiples of the chain's bytes."""
+COPIES = {"lookup": 1.0, "peers": 3.5, "cold": 0.0}
+"""Sections that read the chain, and their rows in memory in multiples of the chain's bytes."""
 BULK_KEYS = 2_000_000
 """The greatest number of keys of a bulk build, which is repeated; more would only take longer."""
 MEMORY_SHARE = 0.8
@@ -40,53 +39,44 @@ class Plan:
     sections: tuple[str, ...] = SECTIONS
     corpus: Path | None = None
 
-    @property
-    def steps(self) -> int:
-        """Return how many times `run` calls its `report`."""
-        once = sum(s in self.sections for s in ("index", "publish", "live"))
-        chained = sum(s in self.sections for s in OF_A_CHAIN)
-        return 1 + once + len(self.dims) * (("bulk" in self.sections) + chained + bool(chained))
-
 
 QUICK = Plan(keys=20_000, dims=(384,), runs=15, long_runs=2, phase_s=0.15, phases=2)
-LARGE = 10_000_000
 
 
 def run(plan: Plan, data: Path | None, report: Callable[[str], None]) -> Iterator[Row]:
     """Measure in a new folder below `data` (None: the system's temporary folder), then remove it.
 
-    `report` gets a line as each of `plan.steps` steps begins. Raises InvalidInput, StorageFull.
+    `report` gets a line as each step begins. Raises InvalidInput, StorageFull.
     """
     unknown = sorted(set(plan.sections) - set(SECTIONS))
     if unknown:
         raise InvalidInput(f"unknown section {unknown[0]!r}: use some of {', '.join(SECTIONS)}", field="only")
     if data is not None:
         data.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix="bench-store-", dir=data))
-    try:
-        yield from _measured(plan, folder, report)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix="bench-store-", dir=data) as folder:
+        yield from _measured(plan, Path(folder), report)
 
 
 def _measured(plan: Plan, folder: Path, report: Callable[[str], None]) -> Iterator[Row]:
     report("texts and their n-grams")
-    sample = _sample(plan)
+    sample = zipf_sample(plan.keys) if plan.corpus is None else corpus_sample(plan.corpus, plan.keys)
     tables = choose(sample)
     yield Row("trigrams_stored", len(tables.root), "keys", peer=f"text: {sample.source}")
     if "index" in plan.sections:
         report("index build")
-        yield from build.index(tables.root, plan.long_runs)
+        yield from writing.index(tables.root, plan.long_runs)
     for dim in plan.dims:
+        need, free = 2 * tables.bytes(dim), shutil.disk_usage(folder).free
+        if need > free:
+            raise StorageFull(f"{need / 1e9:.1f} GB are needed and {free / 1e9:.1f} GB free: use --data")
         if "bulk" in plan.sections:
             report(f"bulk build, d = {dim}")
-            _check_disk(folder, 2 * tables.bytes(dim))
-            yield from build.bulk(folder / "bulk", tables.root[:BULK_KEYS], dim, plan.long_runs)
-        if set(plan.sections) & set(OF_A_CHAIN):
+            yield from writing.bulk(folder / "bulk", tables.root[:BULK_KEYS], dim, plan.long_runs)
+        if set(plan.sections) & set(COPIES):
             yield from _of_a_chain(plan, folder / f"chain-{dim}", tables, dim, report)
     if "publish" in plan.sections:
         report("publications")
-        yield from publish.measure(folder / "publish", max(3, plan.long_runs * 3))
+        yield from writing.publications(folder / "publish")
     if "live" in plan.sections:
         report("a reader beside publications")
         yield from live.measure(folder / "live", plan.phase_s, plan.phases)
@@ -96,42 +86,20 @@ def _of_a_chain(
     plan: Plan, folder: Path, tables: Tables, dim: int, report: Callable[[str], None]
 ) -> Iterator[Row]:
     report(f"building a chain of four versions, d = {dim}")
-    _check_disk(folder.parent, 1.1 * tables.bytes(dim))
-    in_memory = tables.bytes(dim) < MEMORY_SHARE * memory_left()
+    room = MEMORY_SHARE * memory_left()
     chain = Chain(folder, tables, dim)
+    measures: dict[str, Callable[[], Iterator[Row]]] = {
+        "lookup": lambda: reading.measure(chain, plan.runs),
+        "peers": lambda: peers.measure(chain, folder.parent / "peers", max(5, plan.runs // 4)),
+        "cold": lambda: reading.cold(chain, max(3, plan.long_runs * 3)),
+    }
     try:
-        for section in (s for s in OF_A_CHAIN if s in plan.sections):
+        for section in (s for s in COPIES if s in plan.sections):
             report(f"{section}, d = {dim}")
-            yield from _section(plan, section, chain, in_memory)
+            if COPIES[section] * tables.bytes(dim) > room:
+                yield Row(f"{section}_d{dim}", None, "x", why="the rows do not fit in free memory")
+            else:
+                yield from measures[section]()
     finally:
         chain.close()
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _section(plan: Plan, section: str, chain: Chain, in_memory: bool) -> Iterator[Row]:
-    if section == "cold":
-        yield from cold.measure(chain, max(3, plan.long_runs * 3))
-    elif not in_memory:
-        yield Row(
-            f"{section}_d{chain.dim}", None, "x", why="the rows do not fit in this machine's free memory"
-        )
-    elif section == "lookup":
-        yield from lookup.measure(chain, plan.runs)
-    elif (1 + PEER_BYTES) * chain.tables.bytes(chain.dim) > MEMORY_SHARE * memory_left():
-        yield Row(
-            f"peers_d{chain.dim}", None, "x", why="ours and a peer's rows do not fit in free memory together"
-        )
-    else:
-        yield from peers.measure(chain, chain.folder.parent / "peers", max(5, plan.runs // 4))
-
-
-def _sample(plan: Plan) -> Sample:
-    return zipf_sample(plan.keys) if plan.corpus is None else corpus_sample(plan.corpus, plan.keys)
-
-
-def _check_disk(folder: Path, need: float) -> None:
-    free = shutil.disk_usage(folder).free
-    if need > free:
-        raise StorageFull(
-            f"{need / 1e9:.1f} GB are needed and {free / 1e9:.1f} GB free: use --data, or fewer --keys"
-        )
