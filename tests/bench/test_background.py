@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from bench.cases.background import figures
-from bench.cases.background.plan import SATURATED, Plan
-from bench.cases.background.run import Found, Pairs, Phase, run
-from bench.cases.serve.http_driver import Seen
+from bench.cases.background.run import SATURATED, Found, Pairs, Phase, Plan, run
+from bench.harness.load import Seen
 
 PLAN = Plan(seconds=0.3, pairs=1, shares=(0.3,), callers=4, tenants=2, rows=400, settle_s=0.3)
 
@@ -37,14 +36,6 @@ def test_rows_say_how_much_worse_each_figure_is_and_judge_the_paced_job() -> Non
     assert rows["background_40_nice_only_cpu_over_none"].value == 1.4
     assert rows["background_40_paced_job_cpu"].value == 0.3
     assert rows["background_40_paced_failed"].ok
-
-
-def test_the_table_has_a_column_for_each_way_to_run_the_job() -> None:
-    lines = {(line["load"], line["figure"]): line for line in figures.table(FOUND)}
-    throughput = lines[SATURATED, "calls a second"]
-    assert (throughput["none"], throughput["paced"], throughput["paced ÷ none"]) == ("100.0", "90.0", "0.900")
-    assert lines["40%", "p50, ms"]["nice only ÷ none"] == "1.400"
-    assert lines["40%", "job, CPU s a second"]["paced"] == "0.300"
 
 
 @pytest.mark.slow
