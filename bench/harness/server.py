@@ -163,7 +163,7 @@ def _wait_ready(server: Server, process: subprocess.Popen[bytes], log: Path) -> 
             server.get(server.arm.ready)
             return
         except (OSError, HTTPException, Unavailable):
-            time.sleep(0.05)
+            time.sleep(0.1)
     raise Unavailable(f"{server.arm.name} was not ready within {READY_S:g} s")
 
 

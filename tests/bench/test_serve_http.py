@@ -113,6 +113,16 @@ def home(quick: Plan) -> Home:
     return tiny_home(quick)
 
 
+@pytest.mark.slow
+def test_the_quick_run_measures_every_section_over_http(quick: Plan, home: Home) -> None:
+    plan, reports = replace(quick, sections=OVER_HTTP), []
+    rows = {row.id: row for row in run(plan, home.folder.parent, reports.append)}
+    assert len(reports) == steps(plan)
+    assert rows["http_1_text_of_14_hmi_p50"].value > 0
+    assert rows["http_16_texts_of_110_other_threads_of_compute"].value > 0
+    assert rows["http_flat_default_pool_uniform_16_over_1"].value > 0
+
+
 @pytest.fixture(scope="module")
 def server(home: Home, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     guard(home)
@@ -163,16 +173,6 @@ def test_rates_are_measured_on_a_server(quick: Plan, home: Home, server: Server,
     rows = {row.id: row for row in http_flat.rows("uniform", rates)}
     assert rows["http_flat_uniform_16_over_1"].value > 0
     assert rows["http_flat_uniform_16_over_1_by_cpu"].goal == 0.95
-
-
-@pytest.mark.slow
-def test_the_quick_run_measures_every_section_over_http(quick: Plan, home: Home) -> None:
-    plan, reports = replace(quick, sections=OVER_HTTP), []
-    rows = {row.id: row for row in run(plan, home.folder.parent, reports.append)}
-    assert len(reports) == steps(plan)
-    assert rows["http_1_text_of_14_hmi_p50"].value > 0
-    assert rows["http_16_texts_of_110_other_threads_of_compute"].value > 0
-    assert rows["http_flat_default_pool_uniform_16_over_1"].value > 0
 
 
 def _status(server: Server, home: Home, key: str) -> int:

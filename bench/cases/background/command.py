@@ -25,6 +25,6 @@ def background(session: Session, seconds: float, pairs: int, quick: bool, as_jso
     from bench.cases.background.figures import rows
     from bench.cases.background.run import Plan, run
 
-    plan = Plan(0.5, 1, (0.4,), 4, 2, 400, 0.3) if quick else Plan(seconds, pairs)
+    plan = Plan(0.5, 1, (0.4,), 4, 2, 400, 0.3, quick=True) if quick else Plan(seconds, pairs)
     with shown("background", as_json) as found:
         found.extend(rows(*run(plan, notes.print)))

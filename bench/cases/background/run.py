@@ -47,6 +47,8 @@ class Plan:
     """Rows that the background job trains on."""
     settle_s: float = 1.0
     """Pause before each phase."""
+    quick: bool = False
+    """Whether the run only shows that the benchmark works: it begins before executors are chosen."""
 
     @property
     def loads(self) -> dict[str, float | None]:
@@ -165,6 +167,6 @@ def _server(column: str, caller: _Caller, folder: Path) -> Iterator[Server]:
     data = copied(caller.home, folder / f"data-{percent}")
     settings = {"HMI_BACKGROUND_JOBS": "all", "HMI_BACKGROUND_PERCENT": percent}
     with running(hmi(data, name=f"HMI {column}", **settings), folder) as server:
-        wait_chosen(server, caller.client, caller.home)
+        wait_chosen(server, caller.client, caller.home, caller.plan.quick)
         server.halt()
         yield server
