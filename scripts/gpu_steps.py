@@ -37,9 +37,9 @@ from hmi_kernels.lookup import cuda_device, cuda_upload, ops
 
 from bench.cases.serve import gpu, gpu_bench, gpu_limits
 from bench.cases.serve.gpu_timeline import timeline
-from bench.cases.serve.http_servers import Arm, running
 from bench.cases.serve.isolation import TOLERANCE
 from bench.harness.report import Row
+from bench.harness.server import Arm, running
 from hmi.execution.cuda import Device, choose
 from hmi.execution.cuda.choose import kernels_for, sound_executor
 from hmi.execution.cuda.torch_device import CudaDevice

@@ -1,15 +1,10 @@
-"""`bench background`: its figures, and in the long form a whole run."""
+"""`bench background`: its figures."""
 
 from __future__ import annotations
 
-import pytest
-
 from bench.cases.background import figures
-from bench.cases.background.plan import SATURATED, Plan
-from bench.cases.background.run import Found, Pairs, Phase, run
-from bench.cases.serve.http_driver import Seen
-
-PLAN = Plan(seconds=0.3, pairs=1, shares=(0.3,), callers=4, tenants=2, rows=400, settle_s=0.3)
+from bench.cases.background.run import SATURATED, Found, Pairs, Phase
+from bench.harness.load import Seen
 
 
 def phase(ms: float, job_cpu: float = 0.0, calls: int = 100) -> Phase:
@@ -37,25 +32,3 @@ def test_rows_say_how_much_worse_each_figure_is_and_judge_the_paced_job() -> Non
     assert rows["background_40_nice_only_cpu_over_none"].value == 1.4
     assert rows["background_40_paced_job_cpu"].value == 0.3
     assert rows["background_40_paced_failed"].ok
-
-
-def test_the_table_has_a_column_for_each_way_to_run_the_job() -> None:
-    lines = {(line["load"], line["figure"]): line for line in figures.table(FOUND)}
-    throughput = lines[SATURATED, "calls a second"]
-    assert (throughput["none"], throughput["paced"], throughput["paced ÷ none"]) == ("100.0", "90.0", "0.900")
-    assert lines["40%", "p50, ms"]["nice only ÷ none"] == "1.400"
-    assert lines["40%", "job, CPU s a second"]["paced"] == "0.300"
-
-
-@pytest.mark.slow
-def test_a_whole_run() -> None:
-    steps: list[str] = []
-    capacity, found = run(PLAN, steps.append)
-    assert capacity > 0
-    assert set(found) == {(load, name) for load in PLAN.loads for name in ("paced", "nice only")}
-    for pairs in found.values():
-        for each in (*pairs.without, *pairs.beside):
-            assert each.seen.failed == {}
-            assert each.server_cpu_s > 0
-        assert all(each.job_cpu == 0 for each in pairs.without)
-    assert steps[-1] == "nice only: pair 1 of 1"

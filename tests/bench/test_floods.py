@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import http.client
 import io
 import json
 from pathlib import Path
@@ -11,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from bench.cases.floods.kinds import BODY_BYTES, FLOODS, FULL_BYTES, MOST_BYTES, TEXT_BYTES
-from bench.cases.floods.run import Plan, _flooding
-from bench.cases.floods.server import Home, running
-from bench.cases.floods.watch import watch
+from bench.cases.floods.run import Plan, Watch, flooding
+from bench.harness.load import Target, client
+from bench.harness.server import hmi, running
 from hmi.config import Settings
 from hmi.errors import InvalidInput
 
@@ -44,18 +43,13 @@ def test_an_unknown_flood_is_named_with_those_there_are() -> None:
 
 
 def test_a_flood_reaches_the_server_while_the_quiet_tenant_is_watched(tmp_path: Path) -> None:
-    home = Home(tmp_path / "data", None, {"quiet": "none", "flood": "none"})
-    with running(home, None) as server:
-        with _flooding("openapi", server, "none"):
-            seen = watch(server, "none", 1.0)
-        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
-        connection.request("GET", "/metrics")
-        scraped = connection.getresponse().read().decode()
+    with running(hmi(tmp_path / "data"), tmp_path, 300) as server, client() as one, client() as two:
+        with flooding("openapi", server, "none"):
+            seen = Watch(server, Target("/infer/none.m", "none"), (one, two)).phase(1.0)
+        scraped = server.get("/metrics")
     # The quiet tenant's model does not exist: its requests fail, which the report must show.
-    assert seen.failed > 0
-    assert seen.answers == 0
-    assert 0 < seen.p50 <= seen.p99
-    assert 0 < seen.health_p99 <= seen.health_worst
+    assert seen.quiet.failures == len(seen.quiet.ms) > 0
+    assert seen.health.failures == 0 < min(seen.health.ms)
     assert seen.memory > 10
     (line,) = [x for x in scraped.splitlines() if "openapi" in x and 'outcome="ok"' in x and "_total" in x]
     assert float(line.rsplit(" ", 1)[1]) > 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 
-from bench.cases.soak.plan import Plan, Seen
+from bench.cases.soak.ground import Plan, Seen
 from bench.cases.soak.run import MIB, connections_of, memory_rows
 
 

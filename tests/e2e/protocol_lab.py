@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from bench.cases.floods.server import free_port
+from bench.harness.server import free_port
 from hmi.core import ModelId, ModelVersion, TaskRules
 from hmi.manager import Manager
 from hmi.model.artefact import Artefact

@@ -20,7 +20,7 @@ import httpx
 import openai
 import pytest
 
-from bench.cases.floods.server import free_port
+from bench.harness.server import free_port
 from tests.e2e.protocol_lab import EMBED, ProtocolServer
 from tests.waiting import wait_until
 

@@ -17,7 +17,7 @@ from typing import Any
 import grpc
 import pytest
 
-from bench.cases.floods.server import free_port
+from bench.harness.server import free_port
 from hmi.resident import resident
 from tests.e2e.fuzz_seeds import MESSAGES, READERS, Reader
 from tests.hmi.server_lab import logged_server

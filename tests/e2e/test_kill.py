@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 
-from bench.cases.floods.server import free_port
+from bench.harness.server import free_port
 from hmi.cli.client import Client
 from hmi.errors import HmiError
 from plot_store import Store

@@ -15,7 +15,7 @@ from tritonclient.grpc import InferInput
 from tritonclient.grpc import service_pb2 as messages
 from tritonclient.grpc._utils import _get_inference_request
 
-from bench.cases.floods.server import free_port
+from bench.harness.server import free_port
 from tests.e2e.conftest import Home
 from tests.e2e.protocol_lab import MOOD
 from tests.hmi.server_lab import serving

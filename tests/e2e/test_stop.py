@@ -21,7 +21,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.cases.floods.server import free_port
+from bench.harness.server import free_port
 from hmi.api.app import STALL_S
 from tests.hmi.api_world import made_folder
 

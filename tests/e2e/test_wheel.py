@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 import hmi
-from bench.cases.floods.server import free_port
+from bench.harness.server import free_port
 from tests.e2e.conftest import Home
 from tests.hmi.api_world import is_ready
 from tests.waiting import wait_until

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from bench.cases.floods.server import free_port
+from bench.harness.server import free_port
 from tests.hmi.api_world import is_ready
 from tests.waiting import wait_until
 

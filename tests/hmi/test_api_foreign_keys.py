@@ -28,7 +28,7 @@ import grpc
 import openai
 import pytest
 
-from bench.cases.floods.server import free_port
+from bench.harness.server import free_port
 from hmi.api.rpc.server import RpcServer
 from hmi.api.services import Services
 from hmi.core import now

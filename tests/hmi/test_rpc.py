@@ -14,7 +14,7 @@ import grpc
 import pytest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from bench.cases.floods.server import free_port
+from bench.harness.server import free_port
 from hmi.api import server
 from hmi.api.app import build_services
 from hmi.api.rpc import admission

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.cases.serve.home import ROOT, Home, tenant_of
-from bench.cases.serve.http_servers import Server
+from bench.harness.server import Server, cpu_s
 from hmi.client.sync.client import Client
 from hmi.client.sync.jobs import Job
 from hmi.errors import HmiError
@@ -35,10 +35,10 @@ class Beside:
 
     def cpu_s(self) -> float:
         """The CPU seconds of its process so far. Raises HmiError if it has ended."""
-        try:
-            return time.clock_gettime((~self.pid << 3) | 2)  # the process's CPU clock, as Linux numbers it
-        except OSError as error:
-            raise HmiError(f"the background job ended early: {self.job.status()}") from error
+        found = cpu_s(self.pid)
+        if not found:
+            raise HmiError(f"the background job ended early: {self.job.status()}")
+        return found
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import json
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -10,17 +10,50 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from bench.cases.background.beside import Beside, training
-from bench.cases.background.loads import TEXTS, Caller
-from bench.cases.background.plan import COLUMNS, SATURATED, Column, Plan
-from bench.cases.serve import home as homes
-from bench.cases.serve.http_driver import Seen, client
-from bench.cases.serve.http_fleet import copied, guard, wait_chosen
-from bench.cases.serve.http_servers import Arm, Server, running
-from bench.cases.serve.plan import QUICK
-from bench.cases.serve.plan import Plan as HomePlan
+import numpy as np
 
+from bench.cases.background.beside import Beside, training
+from bench.cases.serve import home as homes
+from bench.cases.serve.http_fleet import copied, guard, target, wait_chosen
+from bench.cases.serve.plan import QUICK
+from bench.harness.load import Client, Seen, client
+from bench.harness.server import Server, hmi, running
+
+SATURATED = "saturated"
+"""The load of callers that each send one call after another, so that the server is never idle."""
+COLUMNS = {"paced": 1, "nice only": 100}
+"""The setting `background_percent` of each server: 1 pauses the job while texts are answered, 100 never, so
+that the job has its low priority alone."""
+TEXTS = 256
+"""Different texts that are asked, of real lengths."""
+LEAST_CALLS = 20
 Report = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The sizes of a run. The defaults give figures."""
+
+    seconds: float = 6.0
+    """Duration of each phase."""
+    pairs: int = 5
+    """Phases with and without the job, of each load and column."""
+    shares: tuple[float, ...] = (0.1, 0.4, 0.8)
+    """Loads at a fixed rate, as fractions of the capacity."""
+    callers: int = 16
+    """Callers of the saturated load, by which the capacity is measured."""
+    tenants: int = 8
+    rows: int = 2_000
+    """Rows that the background job trains on."""
+    settle_s: float = 1.0
+    """Pause before each phase."""
+    quick: bool = False
+    """Whether the run only shows that the benchmark works: it begins before executors are chosen."""
+
+    @property
+    def loads(self) -> dict[str, float | None]:
+        """The fraction of the capacity of each load, None for the saturated one."""
+        return {**{f"{share:.0%}": share for share in self.shares}, SATURATED: None}
 
 
 @dataclass(frozen=True)
@@ -47,8 +80,8 @@ Found = dict[tuple[str, str], Pairs]
 
 
 def run(plan: Plan, report: Report) -> tuple[float, Found]:
-    """Measure. `report` gets a line as each step begins. Returns the capacity in calls a second,
-    and the pairs.
+    """Measure. `report` gets a line as each step begins. Returns the capacity in calls a second, and the
+    pairs.
 
     Raises HmiError if a server does not start or a job ends early, StorageFull.
     """
@@ -58,90 +91,82 @@ def run(plan: Plan, report: Report) -> tuple[float, Found]:
         home = homes.build(replace(QUICK, tenants=plan.tenants), folder / "home")
         guard(home)
         texts = home.texts()
-        caller_texts, job_texts = texts.of(None, TEXTS), texts.of(None, plan.rows)
         with client() as sender, ExitStack() as stack:
-            caller = Caller(plan, home, sender, caller_texts)
-            servers = {
-                column.name: stack.enter_context(_server(column, caller, folder)) for column in COLUMNS
-            }
-            return _measured(_Bench(plan, caller, job_texts, servers, report))
+            caller = _Caller(
+                plan, home, sender, [json.dumps({"inputs": text}) for text in texts.of(None, TEXTS)]
+            )
+            servers = {column: stack.enter_context(_server(column, caller, folder)) for column in COLUMNS}
+            return _measured(caller, servers, texts.of(None, plan.rows), report)
 
 
 @dataclass
-class _Bench:
+class _Caller:
+    """Sends the calls of all tenants."""
+
     plan: Plan
-    caller: Caller
-    job_texts: list[str]
-    servers: dict[str, Server]
-    report: Report
+    home: homes.Home
+    client: Client
+    bodies: list[str]
     capacity: float = 0.0
-    found: Found = field(default_factory=dict)
+    """Calls a second."""
     seed: int = 0
 
-    def phase(self, server: Server, load: str, beside: Beside | None) -> Phase:
-        """Run one phase after a pause."""
+    def phase(self, server: Server, share: float | None, beside: Beside | None) -> Phase:
+        """Send the calls of one phase after a pause, at a share of the capacity; None: saturated."""
         time.sleep(self.plan.settle_s)
-        shares = dict(zip(self.plan.loads, self.plan.shares, strict=False))
         self.seed += 1
-        began, before, its_before = time.monotonic(), server.cpu_s(), beside.cpu_s() if beside else 0.0
-        rate = self.capacity * shares.get(load, 1.0)
-        seen = self.caller.send(server, load, rate, self.plan.seed + self.seed)
+        its_before, before, began = beside.cpu_s() if beside else 0.0, server.cpu_s(), time.monotonic()
+        seen = self._send(server, share, np.random.default_rng(self.seed))
         its = (beside.cpu_s() if beside else 0.0) - its_before
         return Phase(seen, server.cpu_s() - before, its / (time.monotonic() - began))
 
+    def _send(self, server: Server, share: float | None, draw: np.random.Generator) -> Seen:
+        targets = [target(server.arm, self.home, i) for i in range(self.plan.tenants)]
+        where, seconds = (server.port, targets, self.bodies), self.plan.seconds
+        count = 4 * len(self.bodies)
+        if share is not None:
+            rate = self.capacity * share
+            count = max(LEAST_CALLS, round(rate * seconds))
+        calls = [(i % len(targets), body) for i, body in enumerate(draw.integers(TEXTS, size=count).tolist())]
+        if share is None:
+            return self.client.closed(*where, calls, seconds=seconds, callers=self.plan.callers)
+        at = np.sort(draw.uniform(0.0, count / rate, count)).tolist()
+        return self.client.opened(*where, [(at[i], *call) for i, call in enumerate(calls)])
 
-def _measured(bench: _Bench) -> tuple[float, Found]:
-    plan = bench.plan
-    bench.report("the capacity")
-    with _awake(bench.servers[COLUMNS[0].name]) as server:
-        bench.phase(server, SATURATED, None)  # warms
-        bench.capacity = bench.phase(server, SATURATED, None).seen.a_second
+
+def _measured(
+    caller: _Caller, servers: dict[str, Server], job_texts: list[str], report: Report
+) -> tuple[float, Found]:
+    plan = caller.plan
+    report("the capacity")
+    first = servers[next(iter(COLUMNS))]
+    with first.awake():
+        caller.phase(first, None, None)  # warms
+        caller.capacity = caller.phase(first, None, None).seen.a_second
+    found = {(load, column): Pairs() for load in plan.loads for column in COLUMNS}
     for turn in range(plan.pairs):
-        for column in COLUMNS:
-            bench.report(f"{column.name}: pair {turn + 1} of {plan.pairs}")
-            with _awake(bench.servers[column.name]) as server:
-                _turn(bench, server, column, turn)
-    return bench.capacity, bench.found
-
-
-def _turn(bench: _Bench, server: Server, column: Column, turn: int) -> None:
-    """Run all loads without the job and with it; every other turn begins with the job."""
-
-    def without() -> None:
-        for load in bench.plan.loads:
-            bench.found.setdefault((load, column.name), Pairs()).without.append(
-                bench.phase(server, load, None)
-            )
-
-    def beside() -> None:
-        with training(server, bench.caller.home, bench.job_texts, f"b{turn}") as job:
-            for load in bench.plan.loads:
-                bench.found.setdefault((load, column.name), Pairs()).beside.append(
-                    bench.phase(server, load, job)
-                )
-
-    for half in (beside, without) if turn % 2 else (without, beside):
-        half()
+        for column, server in servers.items():
+            report(f"{column}: pair {turn + 1} of {plan.pairs}")
+            with server.awake():
+                for with_job in (True, False) if turn % 2 else (False, True):
+                    with ExitStack() as stack:
+                        job = None
+                        if with_job:
+                            job = stack.enter_context(training(server, caller.home, job_texts, f"b{turn}"))
+                        for load, share in plan.loads.items():
+                            pairs = found[load, column]
+                            half = pairs.beside if with_job else pairs.without
+                            half.append(caller.phase(server, share, job))
+    return caller.capacity, found
 
 
 @contextmanager
-def _awake(server: Server) -> Iterator[Server]:
-    """Let a halted server run while the context is open."""
-    server.go_on()
-    try:
-        yield server
-    finally:
-        server.halt()
-
-
-@contextmanager
-def _server(column: Column, caller: Caller, folder: Path) -> Iterator[Server]:
+def _server(column: str, caller: _Caller, folder: Path) -> Iterator[Server]:
     """Start a column's server on a copy of the home, and halt it."""
-    data = copied(caller.home, folder / f"data-{column.percent}")
-    command = (sys.executable, "-m", "hmi", "serve", "--data", str(data), "--port", "{port}")
-    settings = {"HMI_BACKGROUND_JOBS": "all", "HMI_BACKGROUND_PERCENT": str(column.percent)}
-    arm = Arm(f"HMI {column.name}", command, "/readyz", environment=settings)
-    with running(arm, folder) as server:
-        wait_chosen(HomePlan(), server, caller.client, caller.home)
+    percent = str(COLUMNS[column])
+    data = copied(caller.home, folder / f"data-{percent}")
+    settings = {"HMI_BACKGROUND_JOBS": "all", "HMI_BACKGROUND_PERCENT": percent}
+    with running(hmi(data, name=f"HMI {column}", **settings), folder) as server:
+        wait_chosen(server, caller.client, caller.home, caller.plan.quick)
         server.halt()
         yield server

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import random
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-INFER = "/infer/flood.mood"
+INFER = "/infer/t00001.m"
+"""The model of the tenant that floods."""
 TEXT_BYTES = 100_000
 """The server's default `max_text_bytes`."""
 BODY_BYTES = 30 << 20
@@ -64,12 +66,6 @@ def short_texts(count: int) -> list[str]:
     return [" ".join(draw.choices(words, k=12)) for _ in range(count)]
 
 
-def _long(text: str, size: int) -> list[str]:
-    """Return texts of the greatest allowed size, `size` bytes in all."""
-    one = (text * (TEXT_BYTES // len(text.encode()) + 1)).encode()[: TEXT_BYTES - 4].decode(errors="ignore")
-    return [one] * (size // TEXT_BYTES)
-
-
 def _objects(size: int) -> Request:
     return Request(INFER, b'{"inputs": [' + b",".join([b'{"text":"a"}'] * (size // 13)) + b"]}")
 
@@ -82,39 +78,44 @@ def _bomb() -> Request:
 
 
 def _texts(text: str, size: int) -> Request:
-    body = json.dumps({"inputs": _long(text, size)}, ensure_ascii=False)
+    """Repeat `text` up to texts of the greatest allowed size, `size` bytes in all."""
+    one = (text * (TEXT_BYTES // len(text.encode()) + 1)).encode()[: TEXT_BYTES - 4].decode(errors="ignore")
+    body = json.dumps({"inputs": [one] * (size // TEXT_BYTES)}, ensure_ascii=False)
     return Request(INFER, body.encode())
 
 
-SPACES, WORD, CHINESE = " " * 99 + "a", "antidisestablishment", "语言模型服务器为每个租户提供自己的模型"
+def _large(size: int) -> dict[str, tuple[str, Callable[[], Request]]]:
+    """Return the floods of large bodies of one size: what their bodies hold, by name."""
+    texts = {
+        "spaces": ("spaces", " " * 99 + "a"),
+        "word": ("one word", "antidisestablishment"),
+        "cjk": ("Chinese", "语言模型服务器为每个租户提供自己的模型"),
+    }
+    found = {name: (what, functools.partial(_texts, text, size)) for name, (what, text) in texts.items()}
+    return {**found, "objects": ("small objects", functools.partial(_objects, size))}
 
+
+SIZES = {"": (BODY_BYTES, "30 MB"), "full_": (FULL_BYTES, "7 MB"), "most_": (MOST_BYTES, "3.9 MB")}
 
 FLOODS: dict[str, Flood] = {
     "short": Flood("calls of 32 short texts", lambda: _infer(short_texts(32)), clients=8),
     "long": Flood("calls of 16 texts of 100 kB", lambda: _texts(SENTENCE + " ", 16 * TEXT_BYTES)),
     "many": Flood("calls of 1,024 short texts", lambda: _infer(short_texts(1024))),
     "exact": Flood("calls of 32 short texts, exact", lambda: _infer(short_texts(32), exact=True)),
-    "spaces": Flood("30 MB of spaces", lambda: _texts(SPACES, BODY_BYTES)),
-    "word": Flood("30 MB of one word", lambda: _texts(WORD, BODY_BYTES)),
-    "cjk": Flood("30 MB of Chinese", lambda: _texts(CHINESE, BODY_BYTES)),
-    "objects": Flood("30 MB of small objects", lambda: _objects(BODY_BYTES)),
-    "full_spaces": Flood("7 MB of spaces", lambda: _texts(SPACES, FULL_BYTES)),
-    "full_word": Flood("7 MB of one word", lambda: _texts(WORD, FULL_BYTES)),
-    "full_cjk": Flood("7 MB of Chinese", lambda: _texts(CHINESE, FULL_BYTES)),
-    "full_objects": Flood("7 MB of small objects", lambda: _objects(FULL_BYTES)),
-    "most_spaces": Flood("3.9 MB of spaces", lambda: _texts(SPACES, MOST_BYTES)),
-    "most_word": Flood("3.9 MB of one word", lambda: _texts(WORD, MOST_BYTES)),
-    "most_cjk": Flood("3.9 MB of Chinese", lambda: _texts(CHINESE, MOST_BYTES)),
-    "most_objects": Flood("3.9 MB of small objects", lambda: _objects(MOST_BYTES)),
-    "unfinished": Flood(
-        "40 bodies of 30 MB without their end", lambda: _texts("a ", BODY_BYTES), 40, unfinished=True
-    ),
-    "full_unfinished": Flood(
-        "40 bodies of 7 MB without their end", lambda: _texts("a ", FULL_BYTES), 40, unfinished=True
-    ),
-    "most_unfinished": Flood(
-        "40 bodies of 3.9 MB without their end", lambda: _texts("a ", MOST_BYTES), 40, unfinished=True
-    ),
+    **{
+        f"{prefix}{kind}": Flood(f"{said} of {what}", make)
+        for prefix, (size, said) in SIZES.items()
+        for kind, (what, make) in _large(size).items()
+    },
+    **{
+        f"{prefix}unfinished": Flood(
+            f"40 bodies of {said} without their end",
+            functools.partial(_texts, "a ", size),
+            40,
+            unfinished=True,
+        )
+        for prefix, (size, said) in SIZES.items()
+    },
     "bombs": Flood("1 MB of gzip that expands to 1 GiB, no key", _bomb),
     "headers": Flood(
         "400 headers sent half, at 300 descriptors",

@@ -1,4 +1,4 @@
-"""Runs each flood: the quiet tenant is measured alone, then under the flood. Two checkouts alternate."""
+"""Runs each flood: the quiet tenant is measured alone, then under the flood."""
 
 from __future__ import annotations
 
@@ -9,34 +9,44 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from bench.cases.floods.kinds import FLOODS, Flood
-from bench.cases.floods.server import Home, Running, build, running
-from bench.cases.floods.watch import Seen, watch
+from bench.cases.floods.kinds import FLOODS, SENTENCE, Flood
+from bench.cases.serve import home as homes
+from bench.cases.serve.http_fleet import body, copied, guard, target
+from bench.cases.serve.plan import QUICK
+from bench.harness.load import Client, Seen, Target, client
 from bench.harness.report import Row
+from bench.harness.server import Server, hmi, running
 from hmi.errors import InvalidInput
 
+QUIET, FLOODER = 0, 1
+"""The tenants. Each has the model `m`."""
 HEALTHY_MS = 200.0
 GOAL_P50 = 2.0
 GOAL_P99 = 1.1
 GOAL_MEMORY = 1.5
 SETTLE_S = 2.0
 """Seconds from the flood's start to the first measurement, and from its end to the next."""
+THINK_S = 0.02
+"""Seconds between two requests of the quiet tenant, and between two health calls. Each has a connection of
+its own, since accepting it is part of what is measured."""
+MIB = 1 << 20
 
 
 @dataclass(frozen=True)
 class Plan:
     """The measurements of a run: `seconds` alone and `seconds` under each flood, `rounds` times.
 
-    `beside` is a second checkout to measure in turn with this one.
+    `control`: each flood also goes to a second server, in turn. What the quiet tenant notices of that is the
+    machine's doing, not its server's.
     """
 
     only: tuple[str, ...] = ()
     seconds: float = 10.0
     rounds: int = 3
-    beside: Path | None = None
+    control: bool = False
 
     def floods(self) -> dict[str, Flood]:
         unknown = sorted({*self.only} - {*FLOODS})
@@ -47,68 +57,90 @@ class Plan:
         return {name: flood for name, flood in FLOODS.items() if not self.only or name in self.only}
 
 
-def run(plan: Plan, report: Callable[[str], None]) -> list[Row]:
-    """Measure. `report` gets a line as each step begins."""
+@dataclass(frozen=True)
+class Watched:
+    """The measurements of one phase."""
+
+    quiet: Seen
+    health: Seen
+    memory: float
+    """The most of the server's own memory that was seen, in MiB, mapped files left out."""
+
+
+@dataclass(frozen=True)
+class Watch:
+    """Watches a server: the quiet tenant's texts, health calls and the server's memory, at once."""
+
+    server: Server
+    quiet: Target
+    clients: tuple[Client, Client]
+
+    def phase(self, seconds: float) -> Watched:
+        """Send short texts one after another, call /healthz and read the server's memory for `seconds`."""
+        until, memory = time.monotonic() + seconds, [self.server.memory().anonymous]
+        text = body(self.server.arm, [SENTENCE])
+        calls = ((self.quiet, text), (Target("/healthz"), ""))
+        for sender, (to, sent) in zip(self.clients, calls, strict=True):
+            sender.begin_closed(self.server.port, [to], [sent], [(0, 0)], seconds=seconds, think_s=THINK_S)
+        while time.monotonic() < until:
+            memory.append(self.server.memory().anonymous)
+            time.sleep(THINK_S)
+        quiet, health = (sender.end() for sender in self.clients)
+        return Watched(quiet, health, max(memory) / MIB)
+
+
+def run(plan: Plan, report: Callable[[str], None]) -> Iterator[Row]:
+    """Measure. `report` gets a line as each step begins. Raises InvalidInput for an unknown flood."""
     floods = plan.floods()
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(prefix="hmi-bench-floods-") as given:
+        folder = Path(given)
         report("two tenants with a model each")
-        sides = {"": build(_made(Path(folder) / "this"), None)}
-        if plan.beside is not None:
-            report("the same, beside")
-            sides["beside_"] = build(_made(Path(folder) / "beside"), plan.beside.resolve())
-        rows: list[Row] = []
+        home = homes.build(replace(QUICK, tenants=2), folder / "home")
+        guard(home)
+        copy = copied(home, folder / "copy") if plan.control else None
         for name, flood in floods.items():
-            rows += _measure(name, flood, sides, plan, report)
-    return rows
+            with ExitStack() as stack:
+                one, two = stack.enter_context(client()), stack.enter_context(client())
+                server = stack.enter_context(running(hmi(home.data), folder, flood.descriptors))
+                flooded = {"": server}
+                if copy is not None:
+                    flooded["machine_"] = stack.enter_context(running(hmi(copy, name="control"), folder))
+                watch = Watch(server, target(server.arm, home, QUIET), (one, two))
+                watch.phase(1.0)
+                turns: dict[str, list[tuple[Watched, Watched]]] = {prefix: [] for prefix in flooded}
+                for turn in range(plan.rounds):
+                    report(f"{flood.what}: turn {turn + 1} of {plan.rounds}")
+                    alone = watch.phase(plan.seconds)
+                    for prefix, its in flooded.items():
+                        with flooding(name, its, home.key(FLOODER)):
+                            time.sleep(SETTLE_S)
+                            turns[prefix].append((alone, watch.phase(plan.seconds)))
+                        time.sleep(SETTLE_S)
+            for prefix, seen in turns.items():
+                yield from _rows(f"{prefix}{name}", flood.what, seen)
 
 
-def _measure(
-    name: str, flood: Flood, sides: dict[str, Home], plan: Plan, report: Callable[[str], None]
-) -> Iterator[Row]:
-    turns: dict[str, list[tuple[Seen, Seen]]] = {side: [] for side in sides}
-    with ExitStack() as stack:
-        servers = {
-            side: stack.enter_context(running(home, flood.descriptors)) for side, home in sides.items()
-        }
-        for server, home in zip(servers.values(), sides.values(), strict=True):
-            watch(server, home.keys["quiet"], 1.0)
-        for turn in range(plan.rounds):
-            for side, server in servers.items():
-                report(f"{flood.what}: turn {turn + 1} of {plan.rounds}{' beside' if side else ''}")
-                turns[side].append(_turn(name, server, sides[side], plan.seconds))
-    for side, seen in turns.items():
-        yield from _rows(f"{side}{name}", flood.what, seen)
+def _rows(name: str, what: str, turns: list[tuple[Watched, Watched]]) -> Iterator[Row]:
+    answers = sum(len(u.quiet.ms) - u.quiet.failures for _, u in turns)
 
-
-def _turn(name: str, server: Running, home: Home, seconds: float) -> tuple[Seen, Seen]:
-    alone = watch(server, home.keys["quiet"], seconds)
-    with _flooding(name, server, home.keys["flood"]):
-        time.sleep(SETTLE_S)
-        under = watch(server, home.keys["quiet"], seconds)
-    time.sleep(SETTLE_S)
-    return alone, under
-
-
-def _rows(name: str, what: str, turns: list[tuple[Seen, Seen]]) -> Iterator[Row]:
     def row(measure: str, values: list[float], unit: str, goal: float | None = None) -> Row:
         value = round(statistics.median(values), 2)
-        return Row(
-            f"{name}_{measure}", value, unit, goal, False, sum(u.answers for _, u in turns), f"alone; {what}"
-        )
+        return Row(f"{name}_{measure}", value, unit, goal, False, answers, f"alone; {what}")
 
-    yield row("p50_over_alone", [u.p50 / a.p50 for a, u in turns], "x", GOAL_P50)
-    yield row("p99_over_alone", [u.p99 / a.p99 for a, u in turns], "x", GOAL_P99)
-    yield row("p50", [u.p50 for _, u in turns], "ms")
-    yield row("p99", [u.p99 for _, u in turns], "ms")
-    yield row("failed", [u.failed / (u.failed + u.answers) for _, u in turns], "of the requests", 0.0)
-    yield row("health_p99", [u.health_p99 for _, u in turns], "ms")
-    yield row("health_worst", [u.health_worst for _, u in turns], "ms", HEALTHY_MS)
+    for label, share, goal in (("p50", 0.5, GOAL_P50), ("p99", 0.99, GOAL_P99)):
+        yield row(f"{label}_over_alone", [u.quiet.at(share) / a.quiet.at(share) for a, u in turns], "x", goal)
+        yield row(label, [u.quiet.at(share) for _, u in turns], "ms")
+    failed = [u.quiet.failures / len(u.quiet.ms) for _, u in turns]
+    yield row("failed", failed, "of the requests", 0.0)
+    yield row("health_p99", [u.health.at(0.99) for _, u in turns], "ms")
+    yield row("health_worst", [max(u.health.ms) for _, u in turns], "ms", HEALTHY_MS)
     # The first turn's memory alone is the server's before it saw any flood.
     yield row("memory_over_before", [max(u.memory for _, u in turns) / turns[0][0].memory], "x", GOAL_MEMORY)
 
 
 @contextmanager
-def _flooding(name: str, server: Running, key: str) -> Iterator[None]:
+def flooding(name: str, server: Server, key: str) -> Iterator[None]:
+    """Flood the server with the tenant's key while the context is open."""
     child = subprocess.Popen(
         [sys.executable, "-m", "bench.cases.floods.clients", name, str(server.port)],
         stdin=subprocess.PIPE,
@@ -125,8 +157,3 @@ def _flooding(name: str, server: Running, key: str) -> Iterator[None]:
     finally:
         child.kill()
         child.communicate()
-
-
-def _made(folder: Path) -> Path:
-    folder.mkdir(parents=True)
-    return folder

@@ -9,13 +9,12 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from bench.cases.floods.server import Home as ServerHome
-from bench.cases.floods.server import running
 from bench.cases.serve.engine import Serving, serving
 from bench.cases.serve.home import Home
 from bench.cases.serve.plan import Plan, Report
 from bench.harness.page_cache import drop_cached
 from bench.harness.report import Row
+from bench.harness.server import hmi, running
 from hmi.core import ModelId
 
 READY_GOAL_S = 5.0
@@ -51,7 +50,7 @@ def measure(plan: Plan, home: Home, report: Report) -> Iterator[Row]:
 
 def _seconds_to_ready(home: Home) -> float:
     begun = time.monotonic()
-    with running(ServerHome(home.data, None, {}), None):
+    with running(hmi(home.data), home.folder):
         return time.monotonic() - begun
 
 

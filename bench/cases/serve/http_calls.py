@@ -13,11 +13,11 @@ from pathlib import Path
 import numpy as np
 
 from bench.cases.serve.home import Home
-from bench.cases.serve.http_driver import Seen
-from bench.cases.serve.http_fleet import DEFAULT, PRECISIONS, Fleet, fleet, guard, slug
-from bench.cases.serve.http_servers import Server
+from bench.cases.serve.http_fleet import DEFAULT, PRECISIONS, Fleet, body, fleet, guard, slug
 from bench.cases.serve.plan import Plan, Report
+from bench.harness.load import Seen
 from bench.harness.report import Row
+from bench.harness.server import Server
 
 BODIES = 32
 """Calls with different texts of a case."""
@@ -55,18 +55,16 @@ CASES = (
 class Measured:
     """One arm in one case: a value for each round."""
 
-    p50: list[float] = field(default_factory=list)
-    p95: list[float] = field(default_factory=list)
-    a_second: list[float] = field(default_factory=list)
+    seen: list[Seen] = field(default_factory=list)
     cpu_ms: list[float] = field(default_factory=list)
-    failed: int = 0
 
-    def add(self, seen: Seen, cpu_s: float) -> None:
-        self.p50.append(seen.at(0.5))
-        self.p95.append(seen.at(0.95))
-        self.a_second.append(seen.a_second)
-        self.cpu_ms.append(cpu_s * 1e3)
-        self.failed += sum(seen.failed.values())
+    @property
+    def p50(self) -> list[float]:
+        return [seen.at(0.5) for seen in self.seen]
+
+    @property
+    def a_second(self) -> list[float]:
+        return [seen.a_second for seen in self.seen]
 
 
 Arms = dict[str, Measured]
@@ -85,13 +83,14 @@ def measure(plan: Plan, home: Home, report: Report) -> Iterator[Row]:
         with fleet(plan, home, Path(folder), missing) as found:
             yield from missing
             for case in CASES:
-                arms = _measured(plan, case, found, report)
-                yield from _times(case, arms, plan.runs)
-                yield from _ratios(case, arms, plan.runs, found.chosen)
+                arms = measured(plan, case, found, report)
+                yield from times(case, arms, plan.runs)
+                yield from ratios(case, arms, plan.runs, found.chosen)
             yield from _own_work(plan, found, report)
 
 
-def _measured(plan: Plan, case: Case, found: Fleet, report: Report) -> Arms:
+def measured(plan: Plan, case: Case, found: Fleet, report: Report) -> Arms:
+    """Measure all arms in turn, each round in another order."""
     texts, draw = found.home.texts(), np.random.default_rng(3)
     calls = [texts.of(case.tokens, case.texts) for _ in range(BODIES * case.callers)]
     arms: Arms = {server.arm.name: Measured() for server in found.servers}
@@ -99,89 +98,93 @@ def _measured(plan: Plan, case: Case, found: Fleet, report: Report) -> Arms:
         report(f"http, {case.name}: {turn + 1} of {plan.runs}")
         for i in draw.permutation(len(found.servers)):
             server = found.servers[i]
-            bodies = [server.arm.body(call) for call in calls]
-            arms[server.arm.name].add(*found.load(server, bodies, plan.seconds * case.share, case.callers))
+            bodies = [body(server.arm, call) for call in calls]
+            seen, cpu_s = found.load(server, bodies, plan.seconds * case.share, case.callers)
+            arms[server.arm.name].seen.append(seen)
+            arms[server.arm.name].cpu_ms.append(cpu_s * 1e3)
     return arms
 
 
-def _times(case: Case, arms: Arms, runs: int) -> Iterator[Row]:
+def times(case: Case, arms: Arms, runs: int) -> Iterator[Row]:
+    """Yield each arm's times: medians of the rounds."""
     for name, m in arms.items():
         at = f"http_{case.name}_{slug(name)}"
         if case.callers > 1:
             yield Row(f"{at}_a_second", round(statistics.median(m.a_second), 1), "texts/s", runs=runs)
         yield Row(f"{at}_p50", round(statistics.median(m.p50), 2), "ms", runs=runs)
-        yield Row(f"{at}_p95", round(statistics.median(m.p95), 2), "ms", runs=runs)
         yield Row(f"{at}_cpu", round(statistics.median(m.cpu_ms), 2), "ms of CPU a call", runs=runs)
-        if m.failed:
-            yield Row(f"{at}_failed", m.failed, "calls", 0, False, runs)
+        failures = sum(seen.failures for seen in m.seen)
+        if failures:
+            yield Row(f"{at}_failed", failures, "calls", 0, False, runs)
 
 
-def _ratios(case: Case, arms: Arms, runs: int, chosen: str) -> Iterator[Row]:
+def ratios(case: Case, arms: Arms, runs: int, chosen: str) -> Iterator[Row]:
     """Yield HMI ÷ the faster mode of LitServe: in the default precision, and at equal precision."""
-    peers = {p: [n for n in arms if n.startswith(f"LitServe {p}")] for p in PRECISIONS}
     pairs = [(DEFAULT, "int8")] + [(f"HMI {p}", p) for p in PRECISIONS]
     for ours, precision in pairs:
-        if ours not in arms or not peers[precision]:
+        peers = [arm for name, arm in arms.items() if name.startswith(f"LitServe {precision}")]
+        if ours not in arms or not peers:
             continue
         named = "default" if ours == DEFAULT else precision
         against = f"LitServe {precision}" + (f", HMI: {chosen}" if ours == DEFAULT else "")
-        best = [min(arms[n].p50[i] for n in peers[precision]) for i in range(runs)]
-        ratio = statistics.median(o / b for o, b in zip(arms[ours].p50, best, strict=True))
-        row = f"http_{case.name}_{named}_over_litserve_{precision}"
-        yield Row(row, round(ratio, 3), "x", case.goal, False, runs, against)
-        least = [min(arms[n].cpu_ms[i] for n in peers[precision]) for i in range(runs)]
-        cpu = statistics.median(o / b for o, b in zip(arms[ours].cpu_ms, least, strict=True))
-        yield Row(f"{row}_cpu", round(cpu, 3), "x", runs=runs, peer=against)
+        at, mine = f"http_{case.name}_{named}_over_litserve_{precision}", arms[ours]
+        yield _ratio(
+            at, mine.p50, [min(one) for one in zip(*(p.p50 for p in peers), strict=True)], against, case.goal
+        )
+        yield _ratio(
+            f"{at}_cpu",
+            mine.cpu_ms,
+            [min(one) for one in zip(*(p.cpu_ms for p in peers), strict=True)],
+            against,
+        )
         if case.callers > 1:
-            most = [max(arms[n].a_second[i] for n in peers[precision]) for i in range(runs)]
-            rate = statistics.median(o / b for o, b in zip(arms[ours].a_second, most, strict=True))
-            yield Row(f"{row}_a_second", round(rate, 3), "x", runs=runs, peer=against)
+            best = [max(one) for one in zip(*(p.a_second for p in peers), strict=True)]
+            yield _ratio(f"{at}_a_second", mine.a_second, best, against)
+
+
+def _ratio(name: str, ours: list[float], best: list[float], against: str, goal: float | None = None) -> Row:
+    """The median of the rounds' ratios."""
+    value = statistics.median(o / b for o, b in zip(ours, best, strict=True))
+    return Row(name, round(value, 3), "x", goal, False, len(ours), against)
 
 
 def _own_work(plan: Plan, found: Fleet, report: Report) -> Iterator[Row]:
     """Yield what the server does beside retrieval and the executor, divided by the executor's time.
 
-    Three ways: the process's CPU time, the client's time, and the CPU time of all threads but the one that
-    computes. The first two subtract times by the clock, so they hold on a quiet machine only.
+    Two ways: the process's CPU time, and that of all threads but the one that computes. The first subtracts
+    times by the clock, so it holds on a quiet machine only.
     """
-    texts = found.home.texts()
-    server = found.servers[0]
-    cases = [case for case in CASES if case.texts > 1]
+    texts, server = found.home.texts(), found.servers[0]
     shares: dict[tuple[str, str], list[float]] = {}
     for turn in range(plan.runs):
         report(f"http, own work: {turn + 1} of {plan.runs}")
-        for case in cases:
-            bodies = [server.arm.body(texts.of(case.tokens, case.texts)) for _ in range(BODIES)]
-            before, threads = _stages(server), server.threads_cpu_s()
-            seen, cpu_s = found.load(server, bodies, plan.seconds * case.share)
-            after = _stages(server)
+        for case in CASES:
+            if case.texts == 1:
+                continue
+            bodies = [body(server.arm, texts.of(case.tokens, case.texts)) for _ in range(BODIES)]
+            before, threads = stages(server), server.threads_cpu_s()
+            _, cpu_s = found.load(server, bodies, plan.seconds * case.share)
+            after = stages(server)
             busy = [cpu - threads.get(t, 0.0) for t, cpu in server.threads_cpu_s().items()]
-            calls = after["calls"] - before["calls"]
-            compute = (after["compute"] - before["compute"]) / calls
-            retrieve = (after["retrieve"] - before["retrieve"]) / calls
-            found_now = {
-                "own_cpu": (cpu_s - compute - retrieve) / compute,
-                "own_time": (seen.at(0.5) / 1e3 - compute - retrieve) / compute,
-                "other_threads": sum(busy) / max(busy) - 1,
-            }
-            for how, share in found_now.items():
-                shares.setdefault((case.name, how), []).append(share)
+            calls, compute, retrieve = (
+                after[name] - before[name] for name in ("calls", "compute", "retrieve")
+            )
+            own = (cpu_s * calls - compute - retrieve) / compute
+            shares.setdefault((case.name, "own_cpu"), []).append(own)
+            shares.setdefault((case.name, "other_threads"), []).append(sum(busy) / max(busy) - 1)
     for (name, how), values in shares.items():
-        goal, row = OWN_WORK_GOAL if how == "own_cpu" else None, f"http_{name}_{how}_of_compute"
-        value, unit = round(statistics.median(values), 3), "of the executor's time"
-        if value > 0:
-            yield Row(row, value, unit, goal, False, plan.runs)
-        else:
-            why = "the machine was busy: the executor took longer by the clock than the process's CPU time"
-            yield Row(row, None, unit, goal, False, plan.runs, why=why)
+        goal, value = OWN_WORK_GOAL if how == "own_cpu" else None, round(statistics.median(values), 3)
+        why = "the machine was busy: the executor took longer by the clock than the process's CPU time"
+        shown, reason = (value, None) if value > 0 else (None, why)
+        unit = "of the executor's time"
+        yield Row(f"http_{name}_{how}_of_compute", shown, unit, goal, False, plan.runs, why=reason)
 
 
-def _stages(server: Server) -> dict[str, float]:
-    """Return the seconds in compute and in retrieval since the server's start, and the calls."""
-    server.go_on()
-    time.sleep(SCRAPE_S)
-    text = server.get("/metrics")
-    server.halt()
+def stages(server: Server) -> dict[str, float]:
+    """Return the seconds in compute and in retrieval since a halted server's start, and the calls."""
+    with server.awake():
+        time.sleep(SCRAPE_S)
+        text = server.get("/metrics")
     found = {}
     for stage in ("compute", "retrieve"):
         (value,) = re.findall(rf'hmi_stage_seconds_sum{{stage="{stage}"}} (\S+)', text)

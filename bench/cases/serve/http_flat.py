@@ -10,14 +10,13 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.cases.quality.plots import lines_svg
 from bench.cases.serve.home import Home
-from bench.cases.serve.http_driver import Client, Target, client
-from bench.cases.serve.http_fleet import guard, wait_chosen
-from bench.cases.serve.http_servers import Server, hmi, running
+from bench.cases.serve.http_fleet import body, guard, target, wait_chosen
 from bench.cases.serve.plan import Plan, Report
 from bench.cases.serve.traffic import SHAPES, Shape, tenants_in_turn
+from bench.harness.load import Client, Target, client
 from bench.harness.report import Row
+from bench.harness.server import NO_JOBS, Server, hmi, running
 from hmi.errors import HmiError
 from hmi.model.memory import memory_left
 
@@ -44,75 +43,68 @@ def steps(plan: Plan) -> int:
 def measure(plan: Plan, home: Home, report: Report) -> Iterator[Row]:
     """Yield ratios to one tenant's throughput: by the clock, and by the server's CPU time an answer."""
     guard(home)
-    curves: dict[str, dict[int, float]] = {}
     for pool in _pools(plan):
         report(f"http flat, {pool}: starting")
-        if pool == "pool_of_all" and plan.tenants * MODULE_BYTES > MEMORY_SHARE * memory_left():
-            yield Row(f"http_flat_{pool}", None, "x", why="all models do not fit in this machine's memory")
-            continue
-        size = plan.tenants * MODULE_BYTES if pool == "pool_of_all" else None
+        options, size = [*NO_JOBS], plan.tenants * MODULE_BYTES
+        if pool == "pool_of_all":
+            options += ["--pool-bytes", str(size)]
+            if size > MEMORY_SHARE * memory_left():
+                yield Row(f"http_flat_{pool}", None, "x", why="not all models fit in this machine's memory")
+                continue
         with tempfile.TemporaryDirectory(prefix="hmi-bench-http-") as folder, client() as sender:
-            with running(hmi(home.data, pool_bytes=size), Path(folder)) as server:
-                wait_chosen(plan, server, sender, home)
-                targets = [server.arm.target(home, i) for i in range(max(plan.counts))]
+            with running(hmi(home.data, *options), Path(folder)) as server:
+                wait_chosen(server, sender, home, plan.quick)
                 if pool == "pool_of_all":
-                    _ask_each(server, sender, targets)
+                    _ask_each(server, sender, _targets(server, home, max(plan.counts)))
                 for shape in SHAPES:
-                    rates = _rates(plan, home, server, sender, f"{pool}_{shape}", shape, report)
-                    yield from _rows(f"{pool}_{shape}", rates)
-                    curves[f"{pool} {shape}"] = {
-                        n: statistics.median(a_second for a_second, _ in found) for n, found in rates.items()
-                    }
-    if plan.plots is not None and curves:
-        title = "texts a second over HTTP by number of tenants"
-        (plan.plots / "http-flat.svg").write_text(lines_svg(title, curves))
+                    name = f"{pool}_{shape}"
+                    yield from rows(name, rates(plan, home, server, sender, name, shape, report))
 
 
 def _pools(plan: Plan) -> tuple[str, ...]:
     return POOLS[:1] if plan.quick else POOLS
 
 
-def _rates(
+def _targets(server: Server, home: Home, count: int) -> list[Target]:
+    return [target(server.arm, home, i) for i in range(count)]
+
+
+def rates(
     plan: Plan, home: Home, server: Server, sender: Client, name: str, shape: Shape, report: Report
 ) -> Rates:
-    """Measure all numbers of tenants in turn, each time in another order."""
+    """Measure all numbers of tenants in turn, each time in another order. Raises HmiError if a call fails."""
     found: Rates = {count: [] for count in plan.counts}
-    bodies = [server.arm.body([text]) for text in home.texts().of(None, TEXTS)]
+    bodies = [body(server.arm, [text]) for text in home.texts().of(None, TEXTS)]
     draw = np.random.default_rng(1)
     for turn in range(plan.runs):
         report(f"http flat, {name}: {turn + 1} of {plan.runs}")
         for count in draw.permutation(plan.counts).tolist():
             asked = tenants_in_turn(shape, count, ASKS, seed=turn).tolist()
-            targets = [server.arm.target(home, i) for i in range(count)]
+            targets = _targets(server, home, count)
             warmed = range(count) if count <= WARMED else dict.fromkeys(asked[:WARMED])
             _ask_each(server, sender, [targets[i] for i in warmed])
             time.sleep(0.0 if plan.quick else QUIET_S)
             turns = [(tenant, i % TEXTS) for i, tenant in enumerate(asked)]
-            before = server.cpu_s()
-            seen = sender.closed(
-                server.port, targets, bodies, turns, seconds=plan.seconds, callers=plan.callers
-            )
+            before, how = server.cpu_s(), {"seconds": plan.seconds, "callers": plan.callers}
+            seen = sender.closed(server.port, targets, bodies, turns, **how)
             found[count].append((seen.a_second, (server.cpu_s() - before) / len(seen.ms)))
-            _check(seen.failed, server)
+            if seen.failed:
+                raise HmiError(f"{server.arm.name} answered with {seen.failed} (status: count): no rate")
     return found
-
-
-def _check(failed: dict[str, int], server: Server) -> None:
-    if failed:
-        raise HmiError(f"{server.arm.name} answered with {failed} (status: count): no rate can be told")
 
 
 def _ask_each(server: Server, sender: Client, targets: list[Target]) -> None:
     turns = [(i, 0) for i in range(len(targets))]
-    body = [server.arm.body(["warm"])]
-    sender.closed(server.port, targets, body, turns, seconds=0.0, callers=16, least=len(targets))
+    warm = [body(server.arm, ["warm"])]
+    sender.closed(server.port, targets, warm, turns, seconds=0.0, callers=16, least=len(targets))
 
 
-def _rows(name: str, rates: Rates) -> Iterator[Row]:
-    one = rates[1]
+def rows(name: str, measured: Rates) -> Iterator[Row]:
+    """Yield one tenant's rate, and the ratios of larger numbers of tenants to it."""
+    one = measured[1]
     first = round(statistics.median(a_second for a_second, _ in one), 1)
     yield Row(f"http_flat_{name}_1", first, "texts/s", runs=len(one))
-    for count, found in rates.items():
+    for count, found in measured.items():
         if count == 1:
             continue
         by_clock = [f[0] / o[0] for f, o in zip(found, one, strict=True)]

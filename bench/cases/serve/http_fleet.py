@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from bench.cases.serve import http_models
 from bench.cases.serve.home import Home
-from bench.cases.serve.http_driver import Client, Seen, client
-from bench.cases.serve.http_servers import Arm, Server, hmi, running
 from bench.cases.serve.plan import Plan
+from bench.harness.load import Client, Seen, Target, client
 from bench.harness.report import Row
+from bench.harness.server import NO_JOBS, Arm, Server, hmi, running
 from hmi.api.auth import has_admin_key
 from hmi.config import Settings
 from hmi.errors import Unavailable
@@ -35,6 +36,18 @@ PRECISIONS = ("fp32", "int8")
 """The precisions that the peers have on a CPU."""
 
 
+def target(arm: Arm, home: Home, tenant: int) -> Target:
+    """Return the path and the key of one of the home's tenants."""
+    return Target(arm.path) if arm.path else Target(f"/infer/{home.model(tenant)}", home.key(tenant))
+
+
+def body(arm: Arm, texts: Sequence[str]) -> str:
+    """Return the body of a call."""
+    if arm.name.startswith("infinity"):
+        return json.dumps({"model": "peer", "input": texts, "encoding_format": "base64"})
+    return json.dumps({"inputs": texts})
+
+
 @dataclass(frozen=True)
 class Fleet:
     """The running servers and the client. `chosen` is HMI's executor in its default precision."""
@@ -48,16 +61,13 @@ class Fleet:
         self, server: Server, bodies: Sequence[str], seconds: float, callers: int = 1
     ) -> tuple[Seen, float]:
         """Send the bodies again and again for one tenant. Returns what was seen, and CPU seconds a call."""
-        server.go_on()
-        try:
-            targets, turn = [server.arm.target(self.home, 0)], [(0, i) for i in range(len(bodies))]
-            where, warm = (server.port, targets, bodies, turn), max(WARM_CALLS, callers)
-            self.client.closed(*where, seconds=0.0, callers=callers, least=warm)
+        targets, turn = [target(server.arm, self.home, 0)], [(0, i) for i in range(len(bodies))]
+        where = (server.port, targets, bodies, turn)
+        with server.awake():
+            self.client.closed(*where, seconds=0.0, callers=callers, least=max(WARM_CALLS, callers))
             before = server.cpu_s()
             seen = self.client.closed(*where, seconds=seconds, callers=callers, least=LEAST_CALLS)
             return seen, (server.cpu_s() - before) / len(seen.ms)
-        finally:
-            server.halt()
 
 
 @contextmanager
@@ -71,26 +81,19 @@ def fleet(plan: Plan, home: Home, folder: Path, missing: list[Row]) -> Iterator[
         servers: list[Server] = []
         chosen: list[str] = []
         for precision in ["", *precisions]:
+            given = {"HMI_PRECISION": precision} if precision else {}
             data = copied(home, folder / f"data-{precision}")
-            server = stack.enter_context(running(hmi(data, precision), folder))
-            servers.append(server)
-            chosen.append(wait_chosen(plan, server, sender, home))
-            server.halt()
-        if not plan.quick:
-            servers += halted(_peers(plan, folder / "models", missing), folder, stack, missing)
-        yield Fleet(servers, sender, home, chosen[0])
-
-
-def halted(arms: Sequence[Arm], folder: Path, stack: ExitStack, missing: list[Row]) -> list[Server]:
-    """Start the peers' servers and halt each. A row in `missing` names each that does not start."""
-    servers: list[Server] = []
-    for arm in arms:
-        try:
+            arm = hmi(data, *NO_JOBS, name=f"HMI {precision}".strip(), **given)
             servers.append(stack.enter_context(running(arm, folder)))
+            chosen.append(wait_chosen(servers[-1], sender, home, plan.quick))
             servers[-1].halt()
-        except Unavailable as error:
-            missing.append(absent(arm.name, error))
-    return servers
+        for arm in [] if plan.quick else _peers(plan.packages, folder / "models", missing):
+            try:
+                servers.append(stack.enter_context(running(arm, folder)))
+                servers[-1].halt()
+            except Unavailable as error:
+                missing.append(_absent(arm.name, error))
+        yield Fleet(servers, sender, home, chosen[0])
 
 
 def guard(home: Home) -> None:
@@ -100,8 +103,8 @@ def guard(home: Home) -> None:
             manager.create_key(None, ("admin",))
 
 
-def absent(name: str, error: Exception) -> Row:
-    """A row that says why a peer was not measured."""
+def _absent(name: str, error: Exception) -> Row:
+    """Return a row that says why a peer was not measured."""
     return Row(f"http_{slug(name)}_absent", None, "", why=str(error))
 
 
@@ -111,53 +114,46 @@ def slug(name: str) -> str:
 
 def copied(home: Home, to: Path) -> Path:
     """Copy the home's data folder, since a folder belongs to one server. Artefacts are linked, not copied."""
+    one_disk = home.folder.stat().st_dev == to.parent.stat().st_dev
 
     def copy(source: str, target: str) -> object:
         same = Path(source).parent.name == "adapters" and source.endswith(".safetensors")
-        return (os.link if same and _one_disk(home.folder, to.parent) else shutil.copy2)(source, target)
+        return (os.link if same and one_disk else shutil.copy2)(source, target)
 
     shutil.copytree(home.data, to, copy_function=copy)
     return to
 
 
-def wait_chosen(plan: Plan, server: Server, sender: Client, home: Home) -> str:
+def wait_chosen(server: Server, sender: Client, home: Home, quick: bool = False) -> str:
     """Ask the server, and wait until it has measured its executors. Returns the one that it chose.
 
     A quick run does not wait.
     """
-    target, body = [server.arm.target(home, 0)], [server.arm.body(["first"])]
-    sender.closed(server.port, target, body, [(0, 0)], seconds=0.0)
-    until = time.monotonic() + (0.0 if plan.quick else CHOICE_S)
+    first = ([target(server.arm, home, 0)], [body(server.arm, ["first"])], [(0, 0)])
+    sender.closed(server.port, *first, seconds=0.0)
+    until = time.monotonic() + (0.0 if quick else CHOICE_S)
     while time.monotonic() < until:
-        if found := _executor(server):
+        if found := executor_in(server.get("/metrics")):
             return found
         time.sleep(1.1)  # the metrics are up to a second old
     return ""
 
 
-def _executor(server: Server) -> str:
+def executor_in(metrics: str) -> str:
     """Return the executor of the root, or "" while it has not been chosen."""
-    text = server.get("/metrics")
-    found = re.search(r'hmi_executor\{[^}]*executor="([^"]+)"[^}]*\} 1', text)
+    found = re.search(r'hmi_executor\{[^}]*executor="([^"]+)"[^}]*\} 1', metrics)
     if found is None:
         return ""
     on_device = found[1].startswith("cuda ")  # nothing is measured there
-    return found[1] if on_device or "hmi_executor_token_seconds{" in text else ""
+    return found[1] if on_device or "hmi_executor_token_seconds{" in metrics else ""
 
 
-def _one_disk(a: Path, b: Path) -> bool:
-    return a.stat().st_dev == b.stat().st_dev
-
-
-def _peers(plan: Plan, models: Path, missing: list[Row]) -> list[Arm]:
+def _peers(packages: Path | None, models: Path, missing: list[Row]) -> list[Arm]:
     try:
-        http_models.write(plan.packages, models)
+        http_models.write(packages, models)
     except Unavailable as error:
-        missing.append(absent("peers", error))
+        missing.append(_absent("peers", error))
         return []
-    kinds: list[Callable[[Path, str, Path | None], Arm]] = [
-        http_models.litserve,
-        http_models.litserve_batching,
-        http_models.infinity,
-    ]
-    return [kind(models, precision, plan.packages) for kind in kinds for precision in PRECISIONS]
+    both = [(p, batching) for batching in (False, True) for p in PRECISIONS]
+    litserve = [http_models.litserve(models, precision, packages, batching) for precision, batching in both]
+    return [*litserve, *(http_models.infinity(models, precision, packages) for precision in PRECISIONS)]

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from bench.cases.path.encoders import exported, quantised
-from bench.cases.serve.http_servers import Arm, peer_environment
+from bench.harness.server import ONE_THREAD, Arm
 from hmi.errors import Unavailable
 from hmi.model.source import DEFAULT_PACKAGE, find_source, load_encoder
 
@@ -31,7 +31,7 @@ BATCHING = ("--calls", "16", "--wait-ms", "1")
 
 def write(packages: Path | None, folder: Path) -> None:
     """Write the models. Raises Unavailable that says which package is missing."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", **peer_environment(packages)}
+    environment = {**os.environ, **ONE_THREAD, **_environment(packages)}
     for words in (["-c", "import onnx, onnxruntime"], ["-m", "bench.cases.serve.http_models", str(folder)]):
         command = [sys.executable, *words]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
@@ -39,44 +39,31 @@ def write(packages: Path | None, folder: Path) -> None:
             raise Unavailable(f"the peers' models were not written: {done.stderr.strip()[-300:]}")
 
 
-def litserve(folder: Path, precision: str, packages: Path | None) -> Arm:
-    """LitServe over ONNX Runtime with one model for every tenant."""
-    model = str(folder / precision / "model.onnx")
-    return _litserve(f"LitServe {precision}", model, precision, (), packages)
-
-
-def litserve_batching(folder: Path, precision: str, packages: Path | None) -> Arm:
-    """LitServe as `litserve` runs it, but waiting calls run as one batch: faster with many callers, slower
-    with one."""
-    model = str(folder / precision / "model.onnx")
-    return _litserve(f"LitServe {precision}, batching", model, precision, BATCHING, packages)
-
-
-def litserve_dedicated(folder: Path, resident: int, packages: Path | None) -> Arm:
-    """LitServe with a model in int8 for each tenant: `tenants/NAME.onnx`, of which some stay in memory."""
-    given = (*BATCHING, "--resident", str(resident))
-    name = f"LitServe int8, {resident} dedicated models in memory"
-    return _litserve(name, str(folder / "tenants" / "{tenant}.onnx"), "int8", given, packages)
+def litserve(folder: Path, precision: str, packages: Path | None, batching: bool = False) -> Arm:
+    """LitServe over ONNX Runtime. `batching`: waiting calls run as one batch, which is faster with many
+    callers and slower with one."""
+    name = f"LitServe {precision}, batching" if batching else f"LitServe {precision}"
+    tokenizer, model = (
+        find_source(DEFAULT_PACKAGE).folder / "tokenizer.json",
+        folder / precision / "model.onnx",
+    )
+    script = (sys.executable, "-P", str(HERE / "litserve_peer.py"), "--port", "{port}")
+    command = (*script, "--model", str(model), "--tokenizer", str(tokenizer), *(BATCHING if batching else ()))
+    return Arm(name, command, "/health", "/predict", _environment(packages))
 
 
 def infinity(folder: Path, precision: str, packages: Path | None) -> Arm:
     """infinity over ONNX Runtime, which answers embeddings of the same model."""
-    command = (
-        sys.executable,
-        "-P",
-        str(HERE / "infinity_peer.py"),
-        str(folder / f"infinity-{precision}"),
-        "{port}",
-    )
-    environment = peer_environment(packages)
-    return Arm(f"infinity {precision}", command, "/health", precision, "/embeddings", environment)
+    script = (sys.executable, "-P", str(HERE / "infinity_peer.py"))
+    command = (*script, str(folder / f"infinity-{precision}"), "{port}")
+    return Arm(f"infinity {precision}", command, "/health", "/embeddings", _environment(packages))
 
 
-def _litserve(name: str, model: str, precision: str, given: tuple[str, ...], packages: Path | None) -> Arm:
-    tokenizer = find_source(DEFAULT_PACKAGE).folder / "tokenizer.json"
-    script = (sys.executable, "-P", str(HERE / "litserve_peer.py"), "--port", "{port}")
-    command = (*script, "--model", model, "--tokenizer", str(tokenizer), *given)
-    return Arm(name, command, "/health", precision, "/predict", peer_environment(packages))
+def _environment(packages: Path | None) -> dict[str, str]:
+    """The environment of a peer's process: its packages, and settings that forbid hub and telemetry."""
+    given = {"HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1", "PYTHONWARNINGS": "ignore"}
+    known = os.environ.get("PYTHONPATH", "")
+    return given if packages is None else {**given, "PYTHONPATH": f"{packages}{os.pathsep}{known}"}
 
 
 def main() -> None:

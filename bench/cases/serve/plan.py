@@ -10,7 +10,7 @@ from hmi.errors import InvalidInput
 from hmi.model.source import DEFAULT_PACKAGE
 
 IN_PROCESS = ("flat", "cold", "pieces", "memory", "isolation", "peers", "gpu")
-OVER_HTTP = ("http_calls", "http_flat", "response", "flood")
+OVER_HTTP = ("http_calls", "http_flat")
 """Sections that run servers as processes of their own."""
 SECTIONS = {name: f"bench.cases.serve.{name}" for name in (*IN_PROCESS, *OVER_HTTP)}
 """The module of each section, by its name.

@@ -1,25 +1,107 @@
-"""The models of a soak, and the answers that each of their versions must give."""
+"""What a soak stands on: its sizes, its calls, its models, and the answers that each version must give."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
-from bench.cases.serve import home as serve_home
+import aiohttp
+
+from bench.cases.serve import home as homes
 from bench.cases.serve.churn import VARIANTS
 from bench.cases.serve.plan import QUICK
 from bench.cases.serve.tenants import Ground, Model, mixed_spec, publish_at_once, put_model
-from bench.cases.soak.http import Http
-from bench.cases.soak.plan import Plan
 from hmi.config import Settings
 from hmi.manager import Manager
 
 TOLERANCE = 1e-5
 """Largest difference between two scores of one text. A head of several texts may round the last bit in
 another way."""
-Scores = dict[str, float]
+LOST = (aiohttp.ClientError, OSError, TimeoutError)
+"""The errors of a call that got no whole answer."""
+TIMEOUT_S = 120.0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The sizes of a run. The defaults give figures."""
+
+    minutes: float = 30.0
+    """Duration of the watched load."""
+    share: float = 0.8
+    """The load, as a fraction of the server's capacity beside the same other work."""
+    tenants: int = 100
+    calibration_s: float = 30.0
+    """Seconds in which the capacity is measured."""
+    settle_s: float = 180.0
+    """Seconds of load before the memory at the beginning is read."""
+    change_s: float = 0.5
+    """Mean seconds between two changes of which version of a model answers."""
+    tenant_s: float = 2.0
+    """Mean seconds between two tenants that are created and deleted."""
+    flood_s: float = 30.0
+    """Seconds between two floods of a tenant, each of a sixth of this."""
+    texts: int = 64
+    """Different texts that are asked."""
+
+
+@dataclass
+class Seen:
+    """The counts and times that the clients saw."""
+
+    answers: int = 0
+    """Checked texts."""
+    wrong: list[str] = field(default_factory=list)
+    lost: list[str] = field(default_factory=list)
+    """Calls of patient clients that got no whole answer."""
+    refused: Counter[str] = field(default_factory=Counter)
+    """Answers other than success to patient clients, by their status and kind."""
+    changes: Counter[str] = field(default_factory=Counter)
+    """Acknowledged changes, by what was changed."""
+    hostile: Counter[str] = field(default_factory=Counter)
+    """Calls of clients that are slow, gone or flooding, by how they ended."""
+    late: list[tuple[float, float]] = field(default_factory=list)
+    """The beginning of each call in `time.monotonic()`, and its milliseconds."""
+    memory: list[tuple[float, int]] = field(default_factory=list)
+    """The server's own memory in bytes, with the time."""
+    connections: list[tuple[float, int]] = field(default_factory=list)
+    """The server's open connections, with the time."""
+
+
+class NotOk(Exception):
+    """An answer that is no success: its status and its kind."""
+
+
+@dataclass(frozen=True)
+class Http:
+    """Calls to the server of a soak."""
+
+    session: aiohttp.ClientSession
+    port: int
+
+    async def json(
+        self, method: str, path: str, body: Any = None, key: str = "", form: aiohttp.FormData | None = None
+    ) -> Any:
+        """Send a request and return the answer's JSON. Raises NotOk, and one of LOST."""
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        async with self.session.request(method, path, json=body, data=form, headers=headers) as answer:
+            got = await answer.json(content_type=None)
+            if answer.status >= 400:
+                raise NotOk(f"{answer.status} {got['error']['kind']}")
+            return got
+
+
+@asynccontextmanager
+async def connected(port: int) -> AsyncIterator[Http]:
+    """Connect to the server on `port` of loopback."""
+    limits, timeout = aiohttp.TCPConnector(limit=0), aiohttp.ClientTimeout(TIMEOUT_S)
+    url = f"http://127.0.0.1:{port}"
+    async with aiohttp.ClientSession(url, connector=limits, timeout=timeout) as session:
+        yield Http(session, port)
 
 
 @dataclass
@@ -34,25 +116,19 @@ class Standing:
 
 @dataclass
 class Soil:
-    """Models with two versions each, and the answers of both."""
+    """Models with two versions each, and the scores of both by model, version and text."""
 
-    home: serve_home.Home
+    home: homes.Home
     texts: list[str]
-    right: dict[tuple[int, int, int], Scores] = field(default_factory=dict)
-    """Scores by model, version and text."""
+    right: dict[tuple[int, int, int], dict[str, float]] = field(default_factory=dict)
     standing: list[Standing] = field(default_factory=list)
 
     def path(self, model: int) -> str:
         return str(self.home.model(model))
 
-    def key(self, model: int) -> str:
-        return self.home.key(model)
-
-    def fault(self, model: int, may: set[int], texts: Sequence[int], answer: dict[str, object]) -> str | None:
+    def fault(self, model: int, may: set[int], texts: Sequence[int], answer: dict[str, Any]) -> str | None:
         """Return the fault of an answer, or None if it is right. may: the versions that may have answered."""
         version, outputs = answer["version"], answer["outputs"]
-        assert isinstance(version, int)
-        assert isinstance(outputs, list)
         if answer["model"] != self.path(model) or version not in may or len(outputs) != len(texts):
             return f"{answer['model']} version {version} answered for {self.path(model)}, {sorted(may)}"
         for text, output in zip(texts, outputs, strict=True):
@@ -63,36 +139,30 @@ class Soil:
         return None
 
 
-def build(plan: Plan, folder: Path) -> serve_home.Home:
+def build(plan: Plan, folder: Path) -> homes.Home:
     """Make a data folder with a model of two versions for each tenant. Raises StorageFull."""
-    home = serve_home.build(replace(QUICK, tenants=plan.tenants), folder)
-    manager = Manager(Settings(data=home.data))
-    try:
-        stores = Ground.of(manager, serve_home.ROOT)
+    home = homes.build(replace(QUICK, tenants=plan.tenants), folder)
+    with closing(Manager(Settings(data=home.data))) as manager:
+        ground = Ground.of(manager, homes.ROOT)
         second = [
-            Model(serve_home.tenant_of(i), 1_000_000 + i, mixed_spec(i), VARIANTS)
-            for i in range(plan.tenants)
+            Model(homes.tenant_of(i), 1_000_000 + i, mixed_spec(i), VARIANTS) for i in range(plan.tenants)
         ]
-        publish_at_once(manager, [(model.id, put_model(manager, stores, model)) for model in second])
-    finally:
-        manager.close()
+        publish_at_once(manager, [(model.id, put_model(manager, ground, model)) for model in second])
     return home
 
 
-async def learn(http: Http, plan: Plan, home: serve_home.Home) -> Soil:
+async def learn(http: Http, plan: Plan, home: homes.Home) -> Soil:
     """Ask every version of every model every text, one at a time, and keep the answers."""
-    ground = Soil(home, home.texts().of(None, plan.texts))
+    soil = Soil(home, home.texts().of(None, plan.texts))
     for model in range(plan.tenants):
-        ground.standing.append(Standing())
+        soil.standing.append(Standing())
+        path, key = soil.path(model), home.key(model)
         for version in (1, VARIANTS):
-            await http.json("POST", f"/manage/models/{ground.path(model)}/rollback", {"version": version})
-            for text in range(plan.texts):
-                answer = await http.json(
-                    "POST", f"/infer/{ground.path(model)}", asking([ground.texts[text]]), ground.key(model)
-                )
-                ground.right[model, version, text] = answer["outputs"][0]["scores"]
-            await asyncio.sleep(0)
-    return ground
+            await http.json("POST", f"/manage/models/{path}/rollback", {"version": version})
+            for text, words in enumerate(soil.texts):
+                answer = await http.json("POST", f"/infer/{path}", asking([words]), key)
+                soil.right[model, version, text] = answer["outputs"][0]["scores"]
+    return soil
 
 
 def asking(texts: Sequence[str]) -> dict[str, object]:

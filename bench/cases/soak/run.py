@@ -16,16 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from bench.cases.floods.server import Home as Served
-from bench.cases.floods.server import Running, running
 from bench.cases.serve.home import Home
-from bench.cases.soak.ground import build, learn
-from bench.cases.soak.hostile import hostile
-from bench.cases.soak.http import connected
-from bench.cases.soak.patient import Patient
-from bench.cases.soak.plan import Plan, Seen
+from bench.cases.soak.clients import Patient, hostile
+from bench.cases.soak.ground import Plan, Seen, build, connected, learn
 from bench.harness.report import Row
-from hmi.resident import resident
+from bench.harness.server import Server, hmi, running
 
 GOAL_GROWTH = 0.03
 """The most by which the server's memory may grow, as a fraction."""
@@ -43,16 +38,16 @@ def run(plan: Plan, report: Report) -> list[Row]:
     with tempfile.TemporaryDirectory() as folder:
         report(f"{plan.tenants} tenants with a model of two versions each")
         home = build(plan, Path(folder))
-        with running(Served(home.data, None, {}), None) as server:
+        with running(hmi(home.data), Path(folder)) as server:
             return asyncio.run(_soak(plan, server, home, report))
 
 
-async def _soak(plan: Plan, server: Running, home: Home, report: Report) -> list[Row]:
+async def _soak(plan: Plan, server: Server, home: Home, report: Report) -> list[Row]:
     seen = Seen()
     async with connected(server.port) as http:
         report("the answers of each version, alone")
-        patient = Patient(http, await learn(http, plan, home), plan, seen, random.Random(plan.seed))
-        async with _others(patient, server), hostile(http, plan, seen, patient.soil.texts):
+        patient = Patient(http, await learn(http, plan, home), plan, seen, random.Random(0))
+        async with _others(patient, server), hostile(http, plan, seen, patient.soil):
             report("the capacity beside the other work")
             capacity = await patient.closed(plan.calibration_s, CALLERS)
             seen.late.clear()
@@ -64,7 +59,7 @@ async def _soak(plan: Plan, server: Running, home: Home, report: Report) -> list
 
 
 @asynccontextmanager
-async def _others(patient: Patient, server: Running) -> AsyncIterator[None]:
+async def _others(patient: Patient, server: Server) -> AsyncIterator[None]:
     """Change, train and watch the memory while the context is open. An error of these ends the soak."""
     works = (
         patient.change_versions(),
@@ -79,9 +74,9 @@ async def _others(patient: Patient, server: Running) -> AsyncIterator[None]:
             task.cancel()
 
 
-async def _watch(seen: Seen, server: Running) -> None:
+async def _watch(seen: Seen, server: Server) -> None:
     while True:
-        seen.memory.append((time.monotonic(), resident(server.pid).anonymous))
+        seen.memory.append((time.monotonic(), server.memory().anonymous))
         seen.connections.append((time.monotonic(), connections_of(server.pid)))
         await asyncio.sleep(WATCH_S)
 

@@ -1,29 +1,32 @@
-"""HMI's server and the peers' servers. Each is a process group of its own, which can be halted."""
+"""Servers for a benchmark: `hmi serve` on a data folder, or a peer by its command line.
+
+Each is a process group of its own on a free port of loopback, and can be halted while another is measured.
+"""
 
 from __future__ import annotations
 
-import json
 import os
+import resource
 import signal
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 
-from bench.cases.floods.server import free_port
-from bench.cases.serve.home import Home
-from bench.cases.serve.http_driver import Target
 from hmi.errors import Unavailable
+from hmi.resident import Resident, resident
 
 READY_S = 180.0
 """Longest wait for a server to start: the first one of a machine compiles."""
-STOP_S = 20.0
-MODEL_ID = "peer"
-"""The name under which infinity serves the model."""
+STOP_S = 60.0
+NO_JOBS = ("--job-workers", "0")
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+"""One compute thread for every server."""
 
 
 @dataclass(frozen=True)
@@ -32,32 +35,17 @@ class Arm:
 
     name: str
     command: tuple[str, ...]
-    ready: str
+    ready: str = "/readyz"
     """A path that answers 200 when the server serves."""
-    precision: str = ""
-    """The numbers that its products multiply; "": its default."""
     path: str = ""
     """The path that a peer answers; "": HMI's, which depends on the model."""
     environment: Mapping[str, str] = field(default_factory=dict)
 
-    def target(self, home: Home, tenant: int) -> Target:
-        """The path and the key of one of the home's tenants."""
-        return Target(self.path) if self.path else Target(f"/infer/{home.model(tenant)}", home.key(tenant))
 
-    def body(self, texts: Sequence[str], model: str = MODEL_ID) -> str:
-        """The body of a call. `model` is for peers that take the model's name from the body."""
-        if self.name.startswith("infinity"):
-            return json.dumps({"model": MODEL_ID, "input": texts, "encoding_format": "base64"})
-        return json.dumps({"model": model, "inputs": texts} if self.path else {"inputs": texts})
-
-
-def hmi(data: Path, precision: str = "", pool_bytes: int | None = None) -> Arm:
+def hmi(data: Path, *options: str, name: str = "HMI", **environment: str) -> Arm:
     """`hmi serve` on a data folder. Only one server at a time can run on a folder."""
-    command = [sys.executable, "-m", "hmi", "serve", "--data", str(data), "--port", "{port}"]
-    command += ["--job-workers", "0", *(["--pool-bytes", str(pool_bytes)] if pool_bytes else [])]
-    name = f"HMI {precision}" if precision else "HMI"
-    given = {"HMI_PRECISION": precision} if precision else {}
-    return Arm(name, tuple(command), "/readyz", precision, environment=given)
+    command = (sys.executable, "-m", "hmi", "serve", "--data", str(data), "--port", "{port}", *options)
+    return Arm(name, command, environment=environment)
 
 
 @dataclass(frozen=True)
@@ -70,7 +58,11 @@ class Server:
 
     def cpu_s(self) -> float:
         """The CPU seconds that its processes have taken, those that have ended left out."""
-        return sum(map(_cpu_s, self.pids()))
+        return sum(map(cpu_s, self.pids()))
+
+    def memory(self) -> Resident:
+        """The resident memory of its first process. Linux only."""
+        return resident(self.pid)
 
     def pids(self) -> list[int]:
         return [int(p.name) for p in Path("/proc").glob("[0-9]*") if _group(p) == self.pid]
@@ -90,6 +82,15 @@ class Server:
     def go_on(self) -> None:
         os.killpg(self.pid, signal.SIGCONT)
 
+    @contextmanager
+    def awake(self) -> Iterator[None]:
+        """Let a halted server run while the context is open."""
+        self.go_on()
+        try:
+            yield
+        finally:
+            self.halt()
+
     def get(self, path: str, key: str = "") -> str:
         """Return the text of a path. Raises OSError, HTTPException; Unavailable if it is not 200."""
         connection = HTTPConnection("127.0.0.1", self.port, timeout=10)
@@ -105,22 +106,23 @@ class Server:
 
 
 @contextmanager
-def running(arm: Arm, folder: Path) -> Iterator[Server]:
-    """Run a server while the context is open. Its log is in `folder`. Raises Unavailable.
+def running(arm: Arm, folder: Path, descriptors: int | None = None) -> Iterator[Server]:
+    """Run a server while the context is open. Yields when it is ready. Raises Unavailable.
 
-    Use it on the main thread: SIGTERM ends this process by SystemExit, so that the server ends with it.
+    `folder` gets its log. `descriptors` limits its open files. Use it on the main thread: SIGTERM ends this
+    process by SystemExit, so that the server ends with it.
     """
     port = free_port()
-    command = [part.replace("{port}", str(port)) for part in arm.command]
     log = folder / f"{arm.name.replace(' ', '-').replace(',', '')}.log"
     with log.open("wb") as out:
         process = subprocess.Popen(
-            command,
+            [part.replace("{port}", str(port)) for part in arm.command],
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=out,
-            env=_environment(arm),
+            env={**os.environ, **ONE_THREAD, **arm.environment},
             start_new_session=True,
+            preexec_fn=None if descriptors is None else lambda: _limit(descriptors),
         )
     server = Server(arm, port, process.pid)
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
@@ -132,17 +134,23 @@ def running(arm: Arm, folder: Path) -> Iterator[Server]:
         signal.signal(signal.SIGTERM, before)
 
 
-def peer_environment(packages: Path | None) -> dict[str, str]:
-    """The environment of a peer's process: its packages, and settings that forbid hub and telemetry."""
-    given = {"HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1", "PYTHONWARNINGS": "ignore"}
-    known = os.environ.get("PYTHONPATH", "")
-    return given if packages is None else {**given, "PYTHONPATH": f"{packages}{os.pathsep}{known}"}
+def free_port() -> int:
+    """Return a port of loopback that nothing listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
-def _environment(arm: Arm) -> dict[str, str]:
-    """One compute thread for every server."""
-    one = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-    return {**os.environ, **one, **arm.environment}
+def cpu_s(pid: int) -> float:
+    """Return the CPU seconds of a process, 0 if it has ended."""
+    try:
+        return time.clock_gettime((~pid << 3) | 2)  # the process's CPU clock, as Linux numbers it
+    except OSError:
+        return 0.0
+
+
+def _limit(descriptors: int) -> None:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors, descriptors))
 
 
 def _wait_ready(server: Server, process: subprocess.Popen[bytes], log: Path) -> None:
@@ -170,13 +178,6 @@ def _end(server: Server, process: subprocess.Popen[bytes]) -> None:
             process.wait()
     for pid in server.pids():  # workers that outlived it
         os.kill(pid, signal.SIGKILL)
-
-
-def _cpu_s(pid: int) -> float:
-    try:
-        return time.clock_gettime((~pid << 3) | 2)  # the process's CPU clock, as Linux numbers it
-    except OSError:
-        return 0.0
 
 
 def _group(process: Path) -> int | None:

@@ -1,8 +1,8 @@
-"""`bench.cases.serve.http_client`: sends requests to servers on this machine, and times the answers.
+"""`bench.harness.sender`: sends requests to servers on this machine, and times the answers.
 
 It is a process of its own, so that its work delays no server's thread. It reads one command a line from
 standard input, a JSON object, and writes one line for each. Every server gets the same client: HTTP/1.1 over
-connections that stay open.
+connections that stay open, or over a new one for each request.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import json
 import re
 import sys
 from collections import deque
-from collections.abc import Sequence
 from typing import Any
 
 _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
@@ -31,6 +30,12 @@ class Connection(asyncio.Protocol):
         self._waiting: asyncio.Future[int] | None = None
         self._transport: asyncio.Transport | None = None
         self.open = True
+
+    @classmethod
+    async def to(cls, port: int) -> Connection:
+        """Connect to a port of loopback. Raises OSError."""
+        _, connection = await asyncio.get_running_loop().create_connection(cls, "127.0.0.1", port)
+        return connection
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -73,20 +78,18 @@ class Connection(asyncio.Protocol):
 
 
 class Requests:
-    """The requests of a command: every target (a path and a key) with every body."""
+    """The requests of a command: every target (a path and a key) with every body. An empty body: a GET."""
 
-    def __init__(self, targets: Sequence[Sequence[str]], bodies: Sequence[str]) -> None:
-        self._heads = [
-            f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n"
-            + (f"Authorization: Bearer {key}\r\n" if key else "")
-            + "Content-Type: application/json\r\nContent-Length: "
-            for path, key in targets
-        ]
-        self._bodies = [body.encode() for body in bodies]
+    def __init__(self, command: dict[str, Any]) -> None:
+        self._targets: list[tuple[str, str]] = command["targets"]
+        self._bodies: list[bytes] = [body.encode() for body in command["bodies"]]
 
     def of(self, target: int, body: int) -> bytes:
-        sent = self._bodies[body]
-        return f"{self._heads[target]}{len(sent)}\r\n\r\n".encode() + sent
+        (path, key), sent = self._targets[target], self._bodies[body]
+        head = f"{'POST' if sent else 'GET'} {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+        head += f"Authorization: Bearer {key}\r\n" if key else ""
+        head += f"Content-Type: application/json\r\nContent-Length: {len(sent)}\r\n" if sent else ""
+        return f"{head}\r\n".encode() + sent
 
 
 class Answers:
@@ -105,37 +108,60 @@ class Answers:
         if status != 200:
             self.failed[status] = self.failed.get(status, 0) + 1
 
+    def seen(self, seconds: float, in_time: int) -> dict[str, Any]:
+        return {"ms": self.ms, "failed": self.failed, "seconds": seconds, "in_time": in_time}
+
 
 async def closed(command: dict[str, Any]) -> dict[str, Any]:
     """Let `callers` each send one request at a time for `seconds`, or longer until `least` are sent.
 
     `in_time` counts the good answers within the time. `ms` has the latency of later answers, too, so that
-    slow ones are not missing.
+    slow ones are not missing. `think_s`: if it is given, each request has a connection of its own, whose
+    making counts, and a caller pauses for so long between two; a connection that is refused or lost fails.
     """
     loop, answers = asyncio.get_running_loop(), Answers()
-    requests, turn = Requests(command["targets"], command["bodies"]), command["turn"]
-    least, at, in_time = command["least"], 0, 0
-    connections = [await _connect(command["port"]) for _ in range(command["callers"])]
+    requests, turn, port = Requests(command), command["turn"], command["port"]
+    least, think_s, at, in_time = command["least"], command["think_s"], 0, 0
+    kept = [None if think_s else await Connection.to(port) for _ in range(command["callers"])]
     began = loop.time()
     until, last = began + command["seconds"], began
 
-    async def caller(connection: Connection) -> None:
+    async def caller(connection: Connection | None) -> None:
         nonlocal at, last, in_time
         while at < least or loop.time() < until:
             request, at = requests.of(*turn[at % len(turn)]), at + 1
             sent = loop.time()
-            status = await connection.send(request)
+            if connection is None:
+                status = await _once(port, request, command["timeout_s"])
+            else:
+                status = await connection.send(request)
             answers.add((loop.time() - sent) * 1e3, status)
             if loop.time() < until or len(answers.ms) <= least:
                 in_time, last = in_time + (status == 200), loop.time()
-            if not connection.open:
-                connection = await _connect(command["port"])
-        connection.close()
+            if connection is None:
+                await asyncio.sleep(think_s)
+            elif not connection.open:
+                connection = await Connection.to(port)
+        if connection is not None:
+            connection.close()
 
     async with asyncio.timeout_at(until + LONGEST_S):
-        await asyncio.gather(*map(caller, connections))
-    seconds = max(last, until) - began
-    return {"ms": answers.ms, "failed": answers.failed, "seconds": seconds, "in_time": in_time}
+        await asyncio.gather(*map(caller, kept))
+    return answers.seen(max(last, until) - began, in_time)
+
+
+async def _once(port: int, request: bytes, timeout_s: float) -> int:
+    """Send a request on a new connection. Returns the status, or _LOST."""
+    connection = None
+    try:
+        async with asyncio.timeout(timeout_s):
+            connection = await Connection.to(port)
+            return await connection.send(request)
+    except (TimeoutError, OSError):
+        return _LOST
+    finally:
+        if connection is not None:
+            connection.close()
 
 
 async def opened(command: dict[str, Any]) -> dict[str, Any]:
@@ -145,8 +171,7 @@ async def opened(command: dict[str, Any]) -> dict[str, Any]:
     request had to wait for one of `connections`. A request that fails, or is not answered `grace` seconds
     after the last arrival, counts with the time until then.
     """
-    loop, answers = asyncio.get_running_loop(), Answers()
-    requests = Requests(command["targets"], command["bodies"])
+    loop, answers, requests = asyncio.get_running_loop(), Answers(), Requests(command)
     idle: deque[Connection] = deque()
     places, waiting = asyncio.Semaphore(command["connections"]), set()
     arrivals = command["arrivals"]
@@ -159,7 +184,7 @@ async def opened(command: dict[str, Any]) -> dict[str, Any]:
             async with asyncio.timeout_at(end), places:
                 while idle and not idle[-1].open:
                     idle.pop()
-                connection = idle.pop() if idle else await _connect(command["port"])
+                connection = idle.pop() if idle else await Connection.to(command["port"])
                 status = await connection.send(request)
                 if connection.open:
                     idle.append(connection)
@@ -176,13 +201,7 @@ async def opened(command: dict[str, Any]) -> dict[str, Any]:
     await asyncio.gather(*waiting)
     for connection in idle:
         connection.close()
-    seconds = loop.time() - began
-    return {"ms": answers.ms, "failed": answers.failed, "seconds": seconds, "in_time": answers.good}
-
-
-async def _connect(port: int) -> Connection:
-    _, connection = await asyncio.get_running_loop().create_connection(Connection, "127.0.0.1", port)
-    return connection
+    return answers.seen(loop.time() - began, answers.good)
 
 
 def main() -> None:

@@ -1,4 +1,7 @@
-"""Drives the client process of `bench serve` from the benchmark's own process."""
+"""Load over HTTP: callers that wait for their answers, or requests at given times, and what they saw.
+
+The requests are sent by a process of its own, `bench.harness.sender`.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,8 @@ GRACE_S = 2.0
 """Time after the last arrival of open load in which answers are still awaited."""
 CONNECTIONS = 256
 """Most connections of open load, as a gateway's pool has them."""
+TIMEOUT_S = 10.0
+"""Longest wait for an answer on a connection of its own."""
 
 
 @dataclass(frozen=True)
@@ -45,13 +50,20 @@ class Seen:
         """Good answers a second."""
         return self.in_time / self.seconds
 
+    @property
+    def failures(self) -> int:
+        return sum(self.failed.values())
+
     def at(self, share: float) -> float:
         """The time within which `share` of the requests were answered. Raises HmiError without any."""
         return quantile(self.ms, share)
 
 
 class Client:
-    """A client process. One command runs at a time."""
+    """A client process. One command runs at a time.
+
+    targets, bodies: a request is a pair of their indices. An empty body makes it a GET.
+    """
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
@@ -62,19 +74,32 @@ class Client:
         targets: Sequence[Target],
         bodies: Sequence[str],
         turn: Sequence[tuple[int, int]],
+        **how: Any,
+    ) -> Seen:
+        """Let callers each send one request at a time, and return what was seen: see `begin_closed`."""
+        self.begin_closed(port, targets, bodies, turn, **how)
+        return self.end()
+
+    def begin_closed(
+        self,
+        port: int,
+        targets: Sequence[Target],
+        bodies: Sequence[str],
+        turn: Sequence[tuple[int, int]],
         *,
         seconds: float,
         callers: int = 1,
         least: int = 1,
-    ) -> Seen:
-        """Let `callers` each send one request at a time, and return what was seen.
+        think_s: float = 0.0,
+    ) -> None:
+        """Let `callers` each begin to send one request at a time. `end` waits for what they saw.
 
         turn: pairs (target, body), used again and again. least: at least this many requests are sent, however
-        long that takes.
+        long that takes. think_s: if it is not 0, each request has a connection of its own, and a caller
+        pauses so long between two.
         """
-        given = {"turn": turn, "callers": callers, "seconds": seconds, "least": least}
-        self.begin(port, targets, bodies, **given)
-        return self.end()
+        how = {"turn": turn, "seconds": seconds, "callers": callers, "least": least}
+        self._begin(port, targets, bodies, **how, think_s=think_s, timeout_s=TIMEOUT_S)
 
     def opened(
         self,
@@ -82,20 +107,22 @@ class Client:
         targets: Sequence[Target],
         bodies: Sequence[str],
         arrivals: Sequence[tuple[float, int, int]],
+        *,
+        connections: int = CONNECTIONS,
+        grace_s: float = GRACE_S,
     ) -> Seen:
         """Send each request at its time. `arrivals` are (second, target, body) in order of time."""
-        given = {"arrivals": arrivals, "connections": CONNECTIONS, "grace": GRACE_S}
-        self.begin(port, targets, bodies, **given)
+        self._begin(port, targets, bodies, arrivals=arrivals, connections=connections, grace=grace_s)
         return self.end()
 
-    def begin(self, port: int, targets: Sequence[Target], bodies: Sequence[str], **given: Any) -> None:
-        """Start a command. `end` waits for its result."""
+    def _begin(self, port: int, targets: Sequence[Target], bodies: Sequence[str], **how: Any) -> None:
         where = {"port": port, "targets": [[t.path, t.key] for t in targets], "bodies": bodies}
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps({**where, **given}) + "\n")
+        self._process.stdin.write(json.dumps({**where, **how}) + "\n")
         self._process.stdin.flush()
 
     def end(self) -> Seen:
+        """Return what was seen by the command that runs. Raises HmiError if its process has ended."""
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
@@ -106,7 +133,7 @@ class Client:
 @contextmanager
 def client() -> Iterator[Client]:
     """Run a client process while the context is open."""
-    command = [sys.executable, "-m", "bench.cases.serve.http_client"]
+    command = [sys.executable, "-m", "bench.harness.sender"]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
         yield Client(process)

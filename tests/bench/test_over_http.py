@@ -1,0 +1,62 @@
+"""The cases that run servers of their own, as short as they can be, on a tiny root."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bench.cases.background import figures
+from bench.cases.background import run as background
+from bench.cases.fleet import run as fleet
+from bench.cases.floods import run as floods
+from bench.cases.soak import ground
+from bench.cases.soak import run as soak
+from bench.harness.report import Row
+from tests.bench.lab import tiny_plan
+
+
+def _by_id(rows: list[Row]) -> dict[str, float]:
+    found = {row.id: row.value for row in rows}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def test_a_flood_is_measured_beside_the_control(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(floods, "QUICK", tiny_plan(tmp_path))
+    monkeypatch.setattr(floods, "SETTLE_S", 0.2)
+    found = _by_id([*floods.run(floods.Plan(("short",), 1.0, 1, True), lambda _: None)])
+    for name in ("short", "machine_short"):
+        assert found[f"{name}_failed"] == 0
+        assert found[f"{name}_p99"] >= found[f"{name}_p50"] > 0
+        assert found[f"{name}_memory_over_before"] > 0
+
+
+def test_the_start_of_a_server_of_many_tenants(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fleet, "QUICK", tiny_plan(tmp_path))
+    plan, reports = fleet.Plan(tenants=3, starts=1, settled_s=0.1), []
+    found = _by_id([*fleet.run(plan, tmp_path / "kept", reports.append)])
+    assert found["ready"] > 0 < found["first_answer"]
+    assert found["ready_memory"] > found["ready_own_memory"] > 0
+    assert (tmp_path / "kept" / "bench-serve").is_dir()
+    assert reports[-1] == "start 1 of 1"
+
+
+def test_a_soak_finds_no_wrong_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ground, "QUICK", tiny_plan(tmp_path))
+    plan = ground.Plan(0.05, 0.5, 3, 2.0, 0.5, texts=3, flood_s=3.0)
+    rows = {row.id: row for row in soak.run(plan, lambda _: None)}
+    assert rows["answers_checked"].value
+    assert [rows[name].value for name in ("wrong", "lost")] == [0, 0], (rows["wrong"].why, rows["lost"].why)
+    assert rows["changes_versions"].value
+
+
+def test_each_load_is_measured_with_and_without_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(background, "QUICK", tiny_plan(tmp_path))
+    plan = background.Plan(0.3, 1, (0.3,), 4, 2, 400, 0.1, quick=True)
+    capacity, pairs = background.run(plan, lambda _: None)
+    found = _by_id([*figures.rows(capacity, pairs)])
+    for name in ("30_paced", "saturated_nice_only"):
+        assert found[f"background_{name}_failed"] == 0
+        assert found[f"background_{name}_cpu_over_none"] > 0
