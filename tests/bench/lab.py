@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bench.cases.serve.home import Home, build
 from bench.cases.serve.plan import QUICK, Plan
+from bench.harness.home import Home, build
 from tests.tiny import random_texts, write_tiny_source
 
 
@@ -24,4 +24,5 @@ def tiny_plan(folder: Path, **changes: Any) -> Plan:
 def tiny_home(plan: Plan) -> Home:
     """The home of a `tiny_plan`, made beside its plots."""
     assert plan.plots is not None
-    return build(plan, plan.plots.parent / "data" / "bench-serve")
+    folder = plan.plots.parent / "data" / "bench-serve"
+    return build(folder, plan.tenants, plan.corpus, plan.source, plan.learn)

@@ -21,7 +21,6 @@ import pytest
 from bench.cases.serve import flood, http_flat, http_models, response
 from bench.cases.serve import http_calls as calls
 from bench.cases.serve.curves import shares_svg, times_svg
-from bench.cases.serve.home import Home
 from bench.cases.serve.http_calls import CASES
 from bench.cases.serve.http_driver import Client, Target, client
 from bench.cases.serve.http_fleet import Fleet, _executor, guard
@@ -29,6 +28,7 @@ from bench.cases.serve.http_servers import Server, hmi, running
 from bench.cases.serve.plan import OVER_HTTP, QUICK, Plan
 from bench.cases.serve.response import BURST_CLIENTS, BURST_PERIOD_S, BURST_REQUESTS, _burst, _constant
 from bench.cases.serve.run import run, steps
+from bench.harness.home import Home
 from bench.harness.report import quantile
 from hmi.errors import HmiError, Unavailable
 from tests.bench.lab import tiny_home, tiny_plan

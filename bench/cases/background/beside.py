@@ -10,8 +10,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.cases.serve.home import ROOT, Home, tenant_of
 from bench.cases.serve.http_servers import Server
+from bench.harness.home import ROOT, Home, tenant_of
 from hmi.client.sync.client import Client
 from hmi.client.sync.jobs import Job
 from hmi.errors import HmiError

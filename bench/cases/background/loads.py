@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from bench.cases.background.plan import SATURATED, Plan
-from bench.cases.serve.home import Home
 from bench.cases.serve.http_driver import Client, Seen
 from bench.cases.serve.http_servers import Server
+from bench.harness.home import Home
 
 TEXTS = 256
 """Different texts that are asked, of real lengths."""

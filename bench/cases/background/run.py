@@ -7,18 +7,17 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench.cases.background.beside import Beside, training
 from bench.cases.background.loads import TEXTS, Caller
 from bench.cases.background.plan import COLUMNS, SATURATED, Column, Plan
-from bench.cases.serve import home as homes
 from bench.cases.serve.http_driver import Seen, client
 from bench.cases.serve.http_fleet import copied, guard, wait_chosen
 from bench.cases.serve.http_servers import Arm, Server, running
-from bench.cases.serve.plan import QUICK
 from bench.cases.serve.plan import Plan as HomePlan
+from bench.harness import home as homes
 
 Report = Callable[[str], None]
 
@@ -55,7 +54,7 @@ def run(plan: Plan, report: Report) -> tuple[float, Found]:
     with tempfile.TemporaryDirectory(prefix="hmi-bench-background-") as given:
         folder = Path(given)
         report(f"a root and {plan.tenants} tenants with a model each")
-        home = homes.build(replace(QUICK, tenants=plan.tenants), folder / "home")
+        home = homes.build(folder / "home", plan.tenants)
         guard(home)
         texts = home.texts()
         caller_texts, job_texts = texts.of(None, TEXTS), texts.of(None, plan.rows)

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.cases.serve.tenants import MODEL, Ground, Model, key_of, write_tenants
+from bench.harness.home import MODEL, Ground, Model, key_of, write_tenants
 from hmi.config import Settings
 from hmi.core import JobRecord, ModelId, now
 from hmi.errors import InvalidInput, NotFound, Unavailable

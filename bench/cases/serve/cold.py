@@ -12,8 +12,8 @@ import numpy as np
 from bench.cases.floods.server import Home as ServerHome
 from bench.cases.floods.server import running
 from bench.cases.serve.engine import Serving, serving
-from bench.cases.serve.home import Home
 from bench.cases.serve.plan import Plan, Report
+from bench.harness.home import Home
 from bench.harness.page_cache import drop_cached
 from bench.harness.report import Row
 from hmi.core import ModelId

@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 
 from bench.cases.floods.kinds import short_texts
-from bench.cases.serve.home import Home
 from bench.cases.serve.http_driver import Client, Seen, client
 from bench.cases.serve.http_fleet import copied, guard, wait_chosen
 from bench.cases.serve.http_servers import Server, hmi, running
 from bench.cases.serve.plan import Plan, Report
+from bench.harness.home import Home
 from bench.harness.report import Row, quantile
 
 GOAL = 1.1

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.cases.serve.home import Home
 from bench.cases.serve.http_driver import Seen
 from bench.cases.serve.http_fleet import DEFAULT, PRECISIONS, Fleet, fleet, guard, slug
 from bench.cases.serve.http_servers import Server
 from bench.cases.serve.plan import Plan, Report
+from bench.harness.home import Home
 from bench.harness.report import Row
 
 BODIES = 32

@@ -11,12 +11,12 @@ from pathlib import Path
 import numpy as np
 
 from bench.cases.quality.plots import lines_svg
-from bench.cases.serve.home import Home
 from bench.cases.serve.http_driver import Client, Target, client
 from bench.cases.serve.http_fleet import guard, wait_chosen
 from bench.cases.serve.http_servers import Server, hmi, running
 from bench.cases.serve.plan import Plan, Report
 from bench.cases.serve.traffic import SHAPES, Shape, tenants_in_turn
+from bench.harness.home import Home
 from bench.harness.report import Row
 from hmi.errors import HmiError
 from hmi.model.memory import memory_left

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.cases.serve import http_models
-from bench.cases.serve.home import Home
 from bench.cases.serve.http_driver import Client, Seen, client
 from bench.cases.serve.http_servers import Arm, Server, hmi, running
 from bench.cases.serve.plan import Plan
+from bench.harness.home import Home
 from bench.harness.report import Row
 from hmi.api.auth import has_admin_key
 from hmi.config import Settings

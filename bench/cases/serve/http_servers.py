@@ -15,8 +15,8 @@ from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 
 from bench.cases.floods.server import free_port
-from bench.cases.serve.home import Home
 from bench.cases.serve.http_driver import Target
+from bench.harness.home import Home
 from hmi.errors import Unavailable
 
 READY_S = 180.0

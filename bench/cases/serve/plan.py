@@ -9,17 +9,17 @@ from pathlib import Path
 from hmi.errors import InvalidInput
 from hmi.model.source import DEFAULT_PACKAGE
 
-IN_PROCESS = ("flat", "cold", "pieces", "memory", "isolation", "peers", "gpu")
+IN_PROCESS = ("flat", "cold", "pieces", "memory", "isolation", "peers")
 OVER_HTTP = ("http_calls", "http_flat", "response", "flood")
 """Sections that run servers as processes of their own."""
-SECTIONS = {name: f"bench.cases.serve.{name}" for name in (*IN_PROCESS, *OVER_HTTP)}
-"""The module of each section, by its name.
+SECTIONS = (*IN_PROCESS, *OVER_HTTP)
+"""The sections. Each has a module of its name here.
 
 A module has `steps(plan) -> int` and `measure(plan, home, report) -> Iterator[Row]`, which calls `report`
 as each step begins.
 """
-ON_REQUEST = ("peers", "gpu")
-"""Sections that run only if they are named, `peers` also with `--peers`."""
+ON_REQUEST = ("peers",)
+"""Sections that run only if they are named."""
 Report = Callable[[str], None]
 """Gets a line as each step begins."""
 

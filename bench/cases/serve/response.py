@@ -17,11 +17,11 @@ import numpy as np
 
 from bench.cases.serve import http_models
 from bench.cases.serve.curves import shares_svg, times_svg
-from bench.cases.serve.home import Home, tenant_of
 from bench.cases.serve.http_driver import Client, Seen, client
 from bench.cases.serve.http_fleet import absent, guard, halted, slug, wait_chosen
 from bench.cases.serve.http_servers import Arm, Server, hmi, running
 from bench.cases.serve.plan import Plan, Report
+from bench.harness.home import Home, tenant_of
 from bench.harness.report import Row
 from hmi.errors import Unavailable
 

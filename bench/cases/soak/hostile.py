@@ -9,11 +9,10 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
-from bench.cases.serve.home import tenant_of
-from bench.cases.serve.tenants import key_of
 from bench.cases.soak.ground import asking
 from bench.cases.soak.http import LOST, Http, NotOk
 from bench.cases.soak.plan import Plan, Seen
+from bench.harness.home import key_of, tenant_of
 
 FLOODERS = 16
 FLOOD_TEXTS = 64

@@ -18,12 +18,12 @@ import numpy as np
 
 from bench.cases.floods.server import Home as Served
 from bench.cases.floods.server import Running, running
-from bench.cases.serve.home import Home
 from bench.cases.soak.ground import build, learn
 from bench.cases.soak.hostile import hostile
 from bench.cases.soak.http import connected
 from bench.cases.soak.patient import Patient
 from bench.cases.soak.plan import Plan, Seen
+from bench.harness.home import Home
 from bench.harness.report import Row
 from hmi.resident import resident
 
