@@ -21,6 +21,7 @@ from typing import Any
 import aiohttp
 import numpy as np
 
+from bench.cases.serve.plan import Plan
 from bench.harness.home import LABELS, ROOT, Ground, Model, build, key_of, mixed_spec, write_tenants
 from hmi.config import Settings
 from hmi.execution.cuda import choose
@@ -53,7 +54,8 @@ def build_home(device: str, work: Path) -> None:
             work / "source", shape=replace(MINILM, vocab=1000) if device == "cuda" else TINY
         )
         (work / "corpus.txt").write_text("\n".join(random_texts(200, seed=1)))
-        data = build(work / "home", 1, work / "corpus.txt", str(source), learn=True).data
+        plan = Plan(tenants=1, corpus=work / "corpus.txt", source=str(source), learn=True)
+        data = build(plan, work / "home").data
         with closing(Manager(Settings(data=data, job_workers=0))) as manager:
             for _ in write_tenants(manager, Ground.of(manager, ROOT), models_of(device)):
                 pass

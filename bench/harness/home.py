@@ -67,6 +67,19 @@ TRIES = 1_000
 
 
 @dataclass(frozen=True)
+class Contents:
+    """What a home has."""
+
+    tenants: int
+    corpus: Path | None = None
+    """Real text, one document a line; None: the descriptions of the installed packages."""
+    source: str = DEFAULT_PACKAGE
+    """The source of the root's import."""
+    learn: bool = False
+    """Whether the import learns locality from the text, for a source without locality weights in HMI."""
+
+
+@dataclass(frozen=True)
 class Home:
     """A data folder with tenants `t00000`, `t00001`, …, each with a model `m`. No server runs on it."""
 
@@ -106,17 +119,13 @@ def key_of(tenant: str) -> str:
     return "hmi_" + hashlib.sha256(f"hmi bench serve {tenant}".encode()).hexdigest()
 
 
-def build(
-    folder: Path, tenants: int, corpus: Path | None = None, source: str = DEFAULT_PACKAGE, learn: bool = False
-) -> Home:
-    """Make a home with at least so many tenants, or complete the one that an earlier run made in `folder`.
+def build(wanted: Contents, folder: Path) -> Home:
+    """Make the home in `folder`, or complete the one that an earlier run made there.
 
-    corpus: real text, one document a line; None: the descriptions of the installed packages. source: what the
-    root is imported from. learn: whether the import learns locality from the text, for a source that HMI has
-    no locality weights of. Raises InvalidInput for a folder with a home of another source or text,
-    StorageFull, HmiError if the import fails.
+    Raises InvalidInput for a folder with a home of another source or text, StorageFull, HmiError if the
+    import fails.
     """
-    about = {"format": FORMAT, "source": source, "corpus": str(corpus or "")}
+    about = {"format": FORMAT, "source": wanted.source, "corpus": str(wanted.corpus or "")}
     known = folder / "home.json"
     found = json.loads(known.read_text()) if known.exists() else None
     if found is not None and {k: found.get(k) for k in about} != about:
@@ -124,18 +133,19 @@ def build(
             f"{folder} was made from another root or text: use another --data, or delete it", field="data"
         )
     done = found["tenants"] if found else 0
-    home = Home(folder, max(tenants, done), str(corpus or "descriptions of the installed packages"))
+    source = str(wanted.corpus or "descriptions of the installed packages")
+    home = Home(folder, max(wanted.tenants, done), source)
     if found is None:
         folder.mkdir(parents=True, exist_ok=True)
-        _write_corpus(corpus, home.corpus)
-    _check_disk(folder, (tenants - done) * TENANT_BYTES)
+        _write_corpus(wanted.corpus, home.corpus)
+    _check_disk(folder, (wanted.tenants - done) * TENANT_BYTES)
     with closing(LocalCalls(Settings(data=home.data))) as calls:
         manager = calls.services.manager
         if found is None and ROOT not in {root.name for root in manager.registry.roots()}:
-            options = {"steps": 2, "upper_steps": 1} if learn else {}
-            body = {"root": ROOT, "source": source, "options": options}
+            options = {"steps": 2, "upper_steps": 1} if wanted.learn else {}
+            body = {"root": ROOT, "source": wanted.source, "options": options}
             ended(calls, "/manage/roots", body, {"text": home.corpus})
-        models = [Model(tenant_of(i), seed=i) for i in range(done, tenants)]
+        models = [Model(tenant_of(i), seed=i) for i in range(done, wanted.tenants)]
         for _ in write_tenants(manager, Ground.of(manager, ROOT), models):
             pass
     write_json(known, {**about, "tenants": home.tenants})

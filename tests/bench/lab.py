@@ -24,5 +24,4 @@ def tiny_plan(folder: Path, **changes: Any) -> Plan:
 def tiny_home(plan: Plan) -> Home:
     """The home of a `tiny_plan`, made beside its plots."""
     assert plan.plots is not None
-    folder = plan.plots.parent / "data" / "bench-serve"
-    return build(folder, plan.tenants, plan.corpus, plan.source, plan.learn)
+    return build(plan, plan.plots.parent / "data" / "bench-serve")

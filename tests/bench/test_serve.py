@@ -67,11 +67,11 @@ def test_the_home_has_tenants_with_models_that_all_differ(quick: Plan, home: Hom
         assert manager.verify() == ()
     finally:
         manager.close()
-    more = build(home.folder, quick.tenants + 2, quick.corpus, quick.source)
+    more = build(replace(quick, tenants=quick.tenants + 2), home.folder)
     assert more.tenants == quick.tenants + 2
-    assert build(home.folder, quick.tenants, quick.corpus, quick.source).tenants == more.tenants
+    assert build(quick, home.folder).tenants == more.tenants
     with pytest.raises(InvalidInput, match="another root or text"):
-        build(home.folder, quick.tenants, None, quick.source)
+        build(replace(quick, corpus=None), home.folder)
 
 
 def test_two_benchmarks_do_not_share_a_home(home: Home) -> None:

@@ -43,7 +43,8 @@ def test_every_figure_is_measured(device: str, monkeypatch: pytest.MonkeyPatch, 
         "gpu_short_text_graphs_over_none",
         "gpu_graphs_mb",
     ]
-    assert all(row.value is not None and row.value > 0 for row in rows)
+    shares = ("gpu_layers_over_matmul_peak", "gpu_batch_over_matmul_peak")  # the twin's may round to 0
+    assert all(row.value is not None and (row.value > 0 or row.id in shares) for row in rows)
     assert [(row.value or 0) >= 0 for row in seen] == 4 * [True]
     names = {event["name"] for event in json.loads((tmp_path / "trace.json").read_text())["traceEvents"]}
     assert {"modules from layer 1", "modules from layer 2", "layer 1", "layer 2"} <= names

@@ -7,7 +7,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from bench.cases.background.beside import Beside, training
@@ -16,6 +16,7 @@ from bench.cases.background.plan import COLUMNS, SATURATED, Column, Plan
 from bench.cases.serve.http_driver import Seen, client
 from bench.cases.serve.http_fleet import copied, guard, wait_chosen
 from bench.cases.serve.http_servers import Arm, Server, running
+from bench.cases.serve.plan import QUICK
 from bench.cases.serve.plan import Plan as HomePlan
 from bench.harness import home as homes
 
@@ -54,7 +55,7 @@ def run(plan: Plan, report: Report) -> tuple[float, Found]:
     with tempfile.TemporaryDirectory(prefix="hmi-bench-background-") as given:
         folder = Path(given)
         report(f"a root and {plan.tenants} tenants with a model each")
-        home = homes.build(folder / "home", plan.tenants)
+        home = homes.build(replace(QUICK, tenants=plan.tenants), folder / "home")
         guard(home)
         texts = home.texts()
         caller_texts, job_texts = texts.of(None, TEXTS), texts.of(None, plan.rows)

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench.harness.home import Contents
 from hmi.errors import InvalidInput
-from hmi.model.source import DEFAULT_PACKAGE
 
 IN_PROCESS = ("flat", "cold", "pieces", "memory", "isolation", "peers")
 OVER_HTTP = ("http_calls", "http_flat", "response", "flood")
@@ -25,7 +25,7 @@ Report = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Plan:
+class Plan(Contents):
     """The sizes of a run. The defaults give figures; QUICK shows that the benchmark works."""
 
     tenants: int = 10_000
@@ -47,12 +47,6 @@ class Plan:
     mixed: int = 300
     """Tenants of mixed kinds and ranks in the section `isolation`."""
     sections: tuple[str, ...] = tuple(name for name in SECTIONS if name not in ON_REQUEST)
-    corpus: Path | None = None
-    """Real text, one document a line; None: the descriptions of the installed packages."""
-    source: str = DEFAULT_PACKAGE
-    """The source of the root's import."""
-    learn: bool = False
-    """Whether the import learns locality from the text, for a source without locality weights in HMI."""
     plots: Path | None = None
     """A folder for plots; None: draw none."""
     packages: Path | None = None

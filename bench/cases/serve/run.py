@@ -32,7 +32,7 @@ def run(plan: Plan, data: Path | None, report: Report) -> Iterator[Row]:
     with tempfile.TemporaryDirectory(prefix="hmi-bench-serve-") as folder:
         report(f"a data folder with {plan.tenants} tenants")
         kept = Path(folder) if data is None else data / "bench-serve"
-        home = build(kept, plan.tenants, plan.corpus, plan.source, plan.learn)
+        home = build(plan, kept)
         yield Row("tenants", home.tenants, "tenants", peer=f"text: {home.text_source}")
         if plan.plots is not None:
             plan.plots.mkdir(parents=True, exist_ok=True)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from bench.cases.serve.churn import VARIANTS
+from bench.cases.serve.plan import QUICK
 from bench.cases.soak.http import Http
 from bench.cases.soak.plan import Plan
-from bench.harness.home import ROOT, Ground, Home, Model, mixed_spec, publish_at_once, put_model, tenant_of
-from bench.harness.home import build as make_home
+from bench.harness import home as serve_home
+from bench.harness.home import Ground, Model, mixed_spec, publish_at_once, put_model
 from hmi.config import Settings
 from hmi.manager import Manager
 
@@ -35,7 +36,7 @@ class Standing:
 class Soil:
     """Models with two versions each, and the answers of both."""
 
-    home: Home
+    home: serve_home.Home
     texts: list[str]
     right: dict[tuple[int, int, int], Scores] = field(default_factory=dict)
     """Scores by model, version and text."""
@@ -62,20 +63,23 @@ class Soil:
         return None
 
 
-def build(plan: Plan, folder: Path) -> Home:
+def build(plan: Plan, folder: Path) -> serve_home.Home:
     """Make a data folder with a model of two versions for each tenant. Raises StorageFull."""
-    home = make_home(folder, plan.tenants)
+    home = serve_home.build(replace(QUICK, tenants=plan.tenants), folder)
     manager = Manager(Settings(data=home.data))
     try:
-        stores = Ground.of(manager, ROOT)
-        second = [Model(tenant_of(i), 1_000_000 + i, mixed_spec(i), VARIANTS) for i in range(plan.tenants)]
+        stores = Ground.of(manager, serve_home.ROOT)
+        second = [
+            Model(serve_home.tenant_of(i), 1_000_000 + i, mixed_spec(i), VARIANTS)
+            for i in range(plan.tenants)
+        ]
         publish_at_once(manager, [(model.id, put_model(manager, stores, model)) for model in second])
     finally:
         manager.close()
     return home
 
 
-async def learn(http: Http, plan: Plan, home: Home) -> Soil:
+async def learn(http: Http, plan: Plan, home: serve_home.Home) -> Soil:
     """Ask every version of every model every text, one at a time, and keep the answers."""
     ground = Soil(home, home.texts().of(None, plan.texts))
     for model in range(plan.tenants):
