@@ -21,9 +21,8 @@ from typing import Any
 import aiohttp
 import numpy as np
 
-from bench.cases.serve.home import ROOT, build
 from bench.cases.serve.plan import Plan
-from bench.cases.serve.tenants import LABELS, Ground, Model, key_of, mixed_spec, write_tenants
+from bench.harness.home import LABELS, ROOT, Ground, Model, build, key_of, mixed_spec, write_tenants
 from hmi.config import Settings
 from hmi.execution.cuda import choose
 from hmi.execution.cuda.choose import sound_executor

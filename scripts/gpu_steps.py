@@ -36,7 +36,6 @@ from hmi_kernels.compile import compile_entry
 from hmi_kernels.lookup import cuda_device, cuda_upload, ops
 
 from bench.cases.serve import gpu, gpu_bench, gpu_limits
-from bench.cases.serve.gpu_timeline import timeline
 from bench.cases.serve.isolation import TOLERANCE
 from bench.harness.report import Row
 from bench.harness.server import Arm, running
@@ -250,7 +249,7 @@ def server(kit: Kit) -> Iterator[Row]:
 
 def overlaps(kit: Kit) -> Iterator[Row]:
     """A timeline of what the device does at the same time."""
-    yield from timeline(kit.bench, kit.folder / "timeline.json")
+    yield from gpu.timeline(kit.bench, kit.folder / "timeline.json")
 
 
 def throughput(kit: Kit) -> Iterator[Row]:
@@ -271,7 +270,7 @@ def limits(kit: Kit) -> Iterator[Row]:
         gpu_limits.LOOKUP_DIM = 8
     yield from gpu.modules(kit.bench)
     yield from gpu_limits.lookups(kit.bench.device, lookup_device(kit), kit.bench.sizes.runs)
-    yield from gpu.device_limits(kit.bench)
+    yield from gpu_limits.limits(kit.bench)
 
 
 STEPS: dict[str, Callable[[Kit], Iterator[Row]]] = {

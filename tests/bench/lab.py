@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bench.cases.serve.home import Home, build
 from bench.cases.serve.plan import QUICK, Plan
+from bench.harness.home import Home, build
 from tests.tiny import random_texts, write_tiny_source
 
 
@@ -16,12 +16,10 @@ def tiny_plan(folder: Path, **changes: Any) -> Plan:
     corpus = folder / "corpus.txt"
     corpus.write_text("\n".join(random_texts(300, seed=3, low=8)))
     source = str(write_tiny_source(folder / "source"))
-    return replace(
-        QUICK, seconds=0.05, corpus=corpus, source=source, learn=True, plots=folder / "plots", **changes
-    )
+    return replace(QUICK, seconds=0.05, corpus=corpus, source=source, learn=True, **changes)
 
 
 def tiny_home(plan: Plan) -> Home:
-    """The home of a `tiny_plan`, made beside its plots."""
-    assert plan.plots is not None
-    return build(plan, plan.plots.parent / "data" / "bench-serve")
+    """The home of a `tiny_plan`, made beside its corpus."""
+    assert plan.corpus is not None
+    return build(plan, plan.corpus.parent / "data" / "bench-serve")

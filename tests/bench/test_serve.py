@@ -13,18 +13,15 @@ import numpy as np
 import pytest
 
 from bench.cases.serve import engine
-from bench.cases.serve.alone import alone
-from bench.cases.serve.churn import ANSWERS_A_CHANGE, Churn, Span
+from bench.cases.serve.churn import ANSWERS_A_CHANGE, Span
 from bench.cases.serve.engine import serving
-from bench.cases.serve.home import Home, build
-from bench.cases.serve.isolation import Checked, _check, _write, checked
+from bench.cases.serve.isolation import checked, prepared
 from bench.cases.serve.memory import Samples
 from bench.cases.serve.plan import Plan
 from bench.cases.serve.run import run, steps
-from bench.cases.serve.tenants import mixed_spec
 from bench.cases.serve.traffic import tenants_in_turn
+from bench.harness.home import Home, build, mixed_spec
 from hmi.config import Settings
-from hmi.core import ModelId
 from hmi.engine import TextRequest, TextResult
 from hmi.engine.bundles import Bundles, TaskPart
 from hmi.errors import Conflict, InvalidInput, Unavailable
@@ -45,7 +42,6 @@ def home(quick: Plan) -> Home:
 
 
 def test_the_quick_run_measures_every_section(quick: Plan, home: Home) -> None:
-    assert quick.plots is not None
     reports: list[str] = []
     rows = {row.id: row for row in run(quick, home.folder.parent, reports.append)}
     assert len(reports) == steps(quick)
@@ -55,12 +51,12 @@ def test_the_quick_run_measures_every_section(quick: Plan, home: Home) -> None:
     assert rows["nearest_two_models"].ok
     assert rows["nearest_two_texts"].ok
     assert rows["alone_beside_fp32_reference"].ok
-    assert rows["padding_share_16_texts_a_call"].value == 0
+    assert 0 < rows["engine_own_share_16_texts_a_call"].value < 1
+    assert 0 < rows["retrieval_share_128_tokens"].value < 1
+    assert rows["tokens_of_a_batch_128_tokens"].value > 64
     assert rows["tenant_bytes_disk"].value > 2 * 3_000
     assert rows["flat_default_pool_128_tokens_uniform_16_over_1"].value > 0
     assert rows["ready_s"].value > 0
-    drawn = {path.name for path in quick.plots.iterdir()}
-    assert drawn == {"flat.svg", "memory-cycles.svg", "memory-mixed-load.svg"}
 
 
 def test_the_home_has_tenants_with_models_that_all_differ(quick: Plan, home: Home) -> None:
@@ -108,26 +104,22 @@ def test_mixed_models_have_every_kind_and_rank() -> None:
     assert len({(s.kind, s.rank) for s in specs}) == 50
 
 
-def test_the_check_finds_a_wrong_answer_and_one_of_a_version_that_was_not_live(
-    quick: Plan, home: Home
-) -> None:
+def test_the_check_finds_a_wrong_answer_and_one_of_a_version_that_was_not_live(home: Home) -> None:
     async def cases() -> list[int]:
         async with serving(home.data, home.model(0)) as engine:
-            versions = _write(engine, 2)
-            texts = home.texts().of(14, 2)
-            reference = alone(engine, [v for both in versions for v in both], texts)
-            churn = Churn(engine.manager, versions, [ModelId(f"x{i:05}", "m") for i in range(2)])
-            (answer,) = await engine.engine.infer([TextRequest(churn.models[0], texts[0], scores=True)])
+            check = prepared(engine, 2, home.texts().of(14, 2))
+            first, second = check.churn.models
+            (answer,) = await engine.engine.infer([TextRequest(first, check.texts[0], scores=True)])
 
             def wrong(model: int, text: int, answer: TextResult) -> int:
-                found = Checked()
-                _check(found, reference, churn, model, text, answer, 0.0, 1.0)
-                return found.wrong
+                before = check.wrong
+                check.check(model, text, answer, 0.0, 1.0)
+                return check.wrong - before
 
-            of_another = replace(answer, model=churn.models[1])
+            of_another = replace(answer, model=second)
             found = [wrong(*case) for case in ((0, 0, answer), (0, 1, answer), (0, 0, of_another))]
             found.append(wrong(1, 0, of_another))  # by the right name, with another model's scores
-            churn._live[0] = [Span(1, 0.0)]
+            check.churn._live[0] = [Span(1, 0.0)]
             return [*found, wrong(0, 0, answer)]
 
     assert asyncio.run(cases()) == [0, 1, 1, 1, 1]
@@ -152,17 +144,17 @@ def test_the_check_finds_modules_that_are_mixed_up_under_load(quick: Plan, home:
         for bundles in (Bundles, MixedUp)
     )
     assert right.evictions > 5
-    assert right.checked.answers >= plan.answers
-    assert right.checked.wrong == right.checked.errors.total() == 0
-    assert right.changes.total() >= plan.answers // ANSWERS_A_CHANGE
-    assert mixed.checked.wrong > plan.answers // 20
+    assert right.check.answers >= plan.answers
+    assert right.check.wrong == right.check.errors.total() == 0
+    assert right.check.churn.done.total() >= plan.answers // ANSWERS_A_CHANGE
+    assert mixed.check.wrong > plan.answers // 20
     assert ", 0 wrong" not in reports[-1]
 
 
 def test_there_are_as_many_changes_as_the_answers_ask_for(quick: Plan, home: Home) -> None:
     async def changed() -> Counter[str]:
         async with serving(home.data, home.model(0)) as engine:
-            churn = Churn(engine.manager, _write(engine, 2), [ModelId(f"x{i:05}", "m") for i in range(2)])
+            churn = prepared(engine, 2, home.texts().of(14, 2)).churn
             await asyncio.gather(*(churn.keep_up(lambda: 12 * ANSWERS_A_CHANGE) for _ in range(3)))
             await churn.keep_up(lambda: 12 * ANSWERS_A_CHANGE)
             at, current = (

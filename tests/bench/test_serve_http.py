@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from bench.cases.serve import http_calls, http_flat, http_models
-from bench.cases.serve.home import Home
 from bench.cases.serve.http_fleet import Fleet, body, executor_in, guard, target
 from bench.cases.serve.plan import OVER_HTTP, Plan
 from bench.cases.serve.run import run, steps
+from bench.harness.home import Home
 from bench.harness.load import Client, Target, client
 from bench.harness.report import quantile
 from bench.harness.server import NO_JOBS, Server, free_port, hmi, running

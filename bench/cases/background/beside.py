@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.cases.serve.home import ROOT, Home, tenant_of
+from bench.harness.home import ROOT, Home, tenant_of
 from bench.harness.server import Server, cpu_s
 from hmi.client.sync.client import Client
 from hmi.client.sync.jobs import Job

@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 
 from bench.cases.background.beside import Beside, training
-from bench.cases.serve import home as homes
 from bench.cases.serve.http_fleet import copied, guard, target, wait_chosen
 from bench.cases.serve.plan import QUICK
+from bench.harness import home as homes
 from bench.harness.load import Client, Seen, client
 from bench.harness.server import Server, hmi, running
 

@@ -14,9 +14,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from bench.cases.serve import home as homes
 from bench.cases.serve.http_fleet import body, guard, target
 from bench.cases.serve.plan import QUICK
+from bench.harness import home as homes
 from bench.harness.load import client
 from bench.harness.report import Row
 from bench.harness.server import hmi, running

@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bench.cases.floods.kinds import FLOODS, SENTENCE, Flood
-from bench.cases.serve import home as homes
 from bench.cases.serve.http_fleet import body, copied, guard, target
 from bench.cases.serve.plan import QUICK
+from bench.harness import home as homes
 from bench.harness.load import Client, Seen, Target, client
 from bench.harness.report import Row
 from bench.harness.server import Server, hmi, running

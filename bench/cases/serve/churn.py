@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bench.cases.serve.tenants import publish_at_once
+from bench.harness.home import publish_at_once
 from hmi.core import ModelId, ModelVersion
 from hmi.manager import Manager
 

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from bench.cases.serve.engine import Serving, serving
-from bench.cases.serve.home import Home
 from bench.cases.serve.plan import Plan, Report
+from bench.harness.home import Home
 from bench.harness.page_cache import drop_cached
 from bench.harness.report import Row
 from bench.harness.server import hmi, running

@@ -17,9 +17,11 @@ from hmi.cli.session import Session
 
 @click.command(cls=FolderCommand)
 @click.option(
-    "--only", multiple=True, metavar="SECTION", help="flat, cold, pieces, memory, isolation, … Repeatable."
+    "--only",
+    multiple=True,
+    metavar="SECTION",
+    help="flat, cold, pieces, memory, isolation, peers, … Repeatable.",
 )
-@click.option("--peers", is_flag=True, help="Also measure peers at 1,000 tenants, if they are installed.")
 @click.option("--quick", is_flag=True, help="Few tenants and runs: shows that the benchmark works.")
 @click.option("--tenants", type=click.IntRange(1, 100_000), help="Tenants on disk.  [default: 10000]")
 @click.option("--runs", type=click.IntRange(1, 10_000), help="Repetitions of each ratio.  [default: 7]")
@@ -30,9 +32,6 @@ from hmi.cli.session import Session
 @click.option("--corpus", type=FILE, help="Real text, one document a line.")
 @click.option("--packages", type=FOLDER, help="Packages of LitServe and infinity: pip install --target.")
 @click.option(
-    "--plots", type=click.Path(file_okay=False, path_type=Path), help="Write plots (SVG) to this folder."
-)
-@click.option(
     "--trace",
     type=click.Path(dir_okay=False, path_type=Path),
     help="Write a timeline of the batches to this file, in Chrome's trace format. Choose short runs.",
@@ -40,13 +39,7 @@ from hmi.cli.session import Session
 @as_json
 @pass_session
 def serve(
-    session: Session,
-    only: tuple[str, ...],
-    peers: bool,
-    quick: bool,
-    trace: Path | None,
-    as_json: bool,
-    **wanted: Any,
+    session: Session, only: tuple[str, ...], quick: bool, trace: Path | None, as_json: bool, **wanted: Any
 ) -> None:
     """Serve up to 10,000 tenants: throughput, cold starts, memory, isolation.
 
@@ -59,9 +52,8 @@ def serve(
     from bench.cases.serve.plan import QUICK, Plan
 
     plan = QUICK if quick else Plan()
-    sections = (only or plan.sections) + (("peers",) if peers else ())
     given = {name: value for name, value in wanted.items() if value is not None}
-    plan = replace(plan, sections=tuple(dict.fromkeys(sections)), **given)
+    plan = replace(plan, sections=only or plan.sections, **given)
     with shown("serve", as_json) as found, progress(measured.steps(plan)) as report, _traced(trace):
         found.extend(measured.run(plan, session.data, report))
 

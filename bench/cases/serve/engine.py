@@ -23,23 +23,11 @@ from hmi.errors import Unavailable
 from hmi.execution.choose import REFERENCE
 from hmi.manager import Manager
 from hmi.metrics import Metrics
-from hmi.metrics.collectors import PoolCounters
 from hmi.stores.adapter_pool import AdapterPool
 
 CHOICE_POLLS, POLL_S = 2_400, 0.05
 """The number of looks at whether the root's executor is chosen, and the seconds between them. Their product
 is the longest wait. Looks are counted, so a pause of the process does not end the wait."""
-
-
-class Watched(Metrics):
-    """Metrics that keep the engine's pool, whose counts a benchmark reads."""
-
-    pool: AdapterPool[Any]
-
-    def watch_pool(self, pool: PoolCounters, limit_bytes: int) -> None:
-        assert isinstance(pool, AdapterPool)
-        self.pool = pool
-        super().watch_pool(pool, limit_bytes)
 
 
 @dataclass(frozen=True)
@@ -49,7 +37,12 @@ class Serving:
     engine: InferenceEngine
     manager: Manager
     bundles: Bundles
-    metrics: Watched
+    metrics: Metrics
+
+    @property
+    def pool(self) -> AdapterPool[Any]:
+        assert isinstance(self.metrics.pool, AdapterPool)
+        return self.metrics.pool
 
     async def ask(self, model: ModelId, text: str) -> TextResult:
         """Ask one model one text."""
@@ -83,7 +76,7 @@ async def serving(
             made.append(bundles_of(*args, **named))
             return made[0]
 
-        metrics = Watched()
+        metrics = Metrics()
         engine = build_engine(manager, metrics, make)
         manager.on_deleted = engine.forget
         await engine.start()

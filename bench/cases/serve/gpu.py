@@ -1,34 +1,22 @@
-"""The pipeline on a CUDA device: the paper's ablation (Table 6), dedicated models, and many tenants."""
+"""The pipeline on a CUDA device: the paper's ablation (Table 6), dedicated models, tenants, and overlaps."""
 
 from __future__ import annotations
 
 import copy
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import torch
 from torch import nn
 
-from bench.cases.serve.gpu_bench import (
-    FULL,
-    KEY,
-    Bench,
-    Pipeline,
-    Sizes,
-    compared,
-    layers_of,
-    on_threads,
-    one_pass,
-    opened,
-)
-from bench.cases.serve.gpu_limits import batch_of, limits
+from bench.cases.serve.gpu_bench import FULL, KEY, Bench, Pipeline, compared, layers_of, on_threads, one_pass
+from bench.cases.serve.gpu_limits import batch_of, batch_s, covered, device_spans, overlap
 from bench.harness.report import Row
+from hmi.execution import trace
 from hmi.execution.cuda import CudaExecutor
-from hmi.execution.cuda.choose import kernels_for
 from hmi.execution.cuda.graphs import RECURS
-from hmi.execution.cuda.torch_device import CudaDevice
 from hmi.model.modules import TenantModule
 
 OVER_DEDICATED, OVERLAPS, FLAT, MODULES = 3.0, 1.25, 0.95, 1.05
@@ -39,29 +27,7 @@ ABLATION = {
     "no_pipelined_swap": Pipeline(layer_by_layer=False),
     "neither": Pipeline(threads=1, layer_by_layer=False),
 }
-
-
-def steps(plan: object) -> int:
-    """Return the number of times that `measure` calls `report`."""
-    return 1 + len(PARTS)
-
-
-def measure(plan: object, home: object, report: Callable[[str], None]) -> Iterator[Row]:
-    """The figures of this machine's first CUDA device: a section of `bench serve`."""
-    if not torch.cuda.is_available():
-        yield Row("gpu", None, "x", why="torch finds no CUDA device")
-        return
-    report("a PLOT, and an executor")
-    kernels = kernels_for("bench")
-    with opened(CudaDevice(kernels=kernels), Sizes(), "bf16", kernels) as bench:
-        yield from run(bench, report)
-
-
-def run(bench: Bench, report: Callable[[str], None]) -> Iterator[Row]:
-    """Measure all, and report each part as it begins."""
-    for name, part in PARTS.items():
-        report(name)
-        yield from part(bench)
+ONE_AT_A_TIME = Pipeline(threads=1, ahead=False)
 
 
 def ablation(bench: Bench) -> Iterator[Row]:
@@ -171,32 +137,35 @@ def modules(bench: Bench) -> Iterator[Row]:
     few, sizes = bench.tenants(bench.sizes.crowd), bench.sizes
     rows = batch_of(bench.executor, sizes.crowd, sizes.length, sizes.shape.dim)
 
-    def time_of(modules: Sequence[TenantModule | None]) -> float:
-        begun = time.perf_counter()
-        for _ in bench.executor.run(KEY, rows, modules):
-            pass
-        return time.perf_counter() - begun
-
     none: list[TenantModule | None] = [None] * sizes.crowd
+    with_them, without = (partial(batch_s, bench.executor, KEY, rows, modules) for modules in (few, none))
     for _ in range(RECURS + 1):  # until both have their graphs
-        time_of(few)
-        time_of(none)
-    value, _ = compared(sizes.runs, lambda: time_of(few), lambda: time_of(none))
+        with_them()
+        without()
+    value, _ = compared(sizes.runs, with_them, without)
     peer = f"no modules, {sizes.crowd} texts, copies of rows and results included"
     yield Row("gpu_modules_over_none", round(value, 3), "x", MODULES, False, sizes.runs, peer)
     yield Row("gpu_slots_mb", round(bench.executor.slots.bytes / 1e6, 1), "MB")
 
 
-def device_limits(bench: Bench) -> Iterator[Row]:
-    """Compare with the limits of the device."""
-    sizes = bench.sizes
-    yield from limits(bench.executor, bench.device, bench.tenants(sizes.texts), sizes.length, sizes.runs)
+def timeline(bench: Bench, file: Path | None = None) -> Iterator[Row]:
+    """The share of the copies' time in which layers compute, with one batch at a time and with two.
 
-
-PARTS: dict[str, Callable[[Bench], Iterator[Row]]] = {
-    "many tenants": flat,
-    "dedicated models": dedicated,
-    "the ablation": ablation,
-    "modules": modules,
-    "limits of the device": device_limits,
-}
+    With one batch, whose modules are asked for after its look-up, the layers are those of the same batch: the
+    modules of layer l + 1 travel while layer l computes. With two the layers are of either. Tenants are more
+    than the slots hold, so that every batch brings new modules. A copy's time includes its enqueuing by the
+    host. file: gets the timeline of two batches, for chrome://tracing or ui.perfetto.dev.
+    """
+    many = bench.swapped()
+    for name, pipeline in (("one", ONE_AT_A_TIME), ("two", FULL)):
+        one_pass(bench, many, pipeline)
+        with trace.collected() as collected:
+            one_pass(bench, many, pipeline)
+        copies, layers = device_spans(collected, "modules"), device_spans(collected, "layer")
+        share = overlap(copies, layers) / max(covered(copies), 1e-12)
+        yield Row(f"gpu_copies_under_layers_of_{name}", round(share, 3), "of their time")
+        yield Row(
+            f"gpu_copies_over_layers_of_{name}", round(covered(copies) / covered(layers), 3), "of the time"
+        )
+    if file is not None:
+        collected.write(file)

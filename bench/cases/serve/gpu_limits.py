@@ -20,7 +20,7 @@ import torch
 from hmi_kernels.lookup.cuda import Device as LookupDevice
 from numpy.typing import NDArray
 
-from bench.cases.serve.gpu_spans import covered, device_spans
+from bench.cases.serve.gpu_bench import Bench
 from bench.harness.report import Row, seconds
 from hmi.execution import trace
 from hmi.execution.batch import BatchKey, Rows
@@ -50,23 +50,20 @@ def batch_of(executor: CudaExecutor, texts: int, length: int, dim: int) -> Rows:
     return Rows.packed(rows, list(range(0, texts * length + 1, length)))
 
 
-def limits(
-    executor: CudaExecutor, device: Device, modules: Sequence[TenantModule], length: int, runs: int
-) -> Iterator[Row]:
+def limits(bench: Bench) -> Iterator[Row]:
     """The figures: layers over matrix products, modules over memory, graphs over launches one by one."""
-    shape, texts = executor.shape, len(modules)
-    rows = batch_of(executor, texts, length, shape.dim)
-    plain = _batch_s(executor, rows, [None] * texts, runs)
-    work, peak = _operations(shape, texts * length, length) * executor.layers, _peak(executor, device, runs)
-    layers = work / _layers_s(executor, rows, texts) / peak
-    yield Row(
-        "gpu_layers_over_matmul_peak", round(layers, 3), "x", GOAL, runs=IN_A_ROW, peer="a large product"
-    )
+    executor, device, sizes, runs = bench.executor, bench.device, bench.sizes, bench.sizes.runs
+    first, none = bench.tenants(1)[0], [None] * sizes.texts
+    rows = batch_of(executor, sizes.texts, sizes.length, sizes.shape.dim)
+    plain, peak = _batch_s(executor, rows, none, runs), _peak(executor, device, runs)
+    work = _operations(executor.shape, len(rows.x), sizes.length) * executor.layers
+    layers = round(work / _layers_s(executor, rows, none) / peak, 3)
+    yield Row("gpu_layers_over_matmul_peak", layers, "x", GOAL, runs=IN_A_ROW, peer="a large product")
     peer = "a large product; ours with the copies from and to the host"
     yield Row("gpu_batch_over_matmul_peak", round(work / plain / peak, 3), "x", runs=runs, peer=peer)
     if executor.ways.launcher is not None:
-        yield _modules(executor, device, rows, modules, plain, runs)
-    yield from _graphs(executor, modules[0] if executor.ways.launcher else None, runs)
+        yield _modules(bench, rows, plain)
+    yield from _graphs(executor, first if executor.ways.launcher else None, runs)
 
 
 def lookups(device: Device, there: LookupDevice, runs: int) -> Iterator[Row]:
@@ -113,43 +110,43 @@ def _put(there: LookupDevice, host: NDArray[Any]) -> Any:
     return array
 
 
-def _layers_s(executor: CudaExecutor, rows: Rows, texts: int) -> float:
+def _layers_s(executor: CudaExecutor, rows: Rows, none: Sequence[None]) -> float:
     """Seconds in which the device computes a batch's layers, without copies."""
     with trace.collected() as seen:
         for _ in range(IN_A_ROW):
-            ((_, there),) = executor.start(KEY, rows, [None] * texts)
+            ((_, there),) = executor.start(KEY, rows, none)
         there.wait()
     return covered(device_spans(seen, "layer")) / 1e6 / IN_A_ROW
 
 
-def _modules(
-    executor: CudaExecutor,
-    device: Device,
-    rows: Rows,
-    modules: Sequence[TenantModule],
-    plain: float,
-    runs: int,
-) -> Row:
+def _modules(bench: Bench, rows: Rows, plain: float) -> Row:
     """The bytes a second that modules move in the time that they add to a batch, beside those of a copy."""
-    name, peer = "gpu_modules_over_bandwidth", "a copy on the device"
+    name, peer, executor, runs = (
+        "gpu_modules_over_bandwidth",
+        "a copy on the device",
+        bench.executor,
+        bench.sizes.runs,
+    )
+    modules = bench.tenants(bench.sizes.texts)
     added = _batch_s(executor, rows, modules, runs) - plain
     if added < plain / 20:
         return Row(name, None, "x", peer=peer, why="the modules add too little time for a difference")
-    moved = sum(executor.prepare(m) for m in modules) + _rows_bytes(executor, rows.offsets[-1])
-    share = moved / added / _bandwidth(device, runs)
-    return Row(name, round(share, 3), "x", runs=runs, peer=peer)
+    moved = sum(executor.prepare(m) for m in modules) + _rows_bytes(executor, len(rows.x))
+    return Row(name, round(moved / added / _bandwidth(bench.device, runs), 3), "x", runs=runs, peer=peer)
 
 
 def _graphs(executor: CudaExecutor, module: TenantModule | None, runs: int) -> Iterator[Row]:
     """One short text, where launches take longest beside the work, with graphs and without."""
     rows, was = batch_of(executor, 1, SHORT, executor.shape.dim), executor.graphs.on
-    executor.graphs.on = False
-    without = _one_by_one_s(executor, rows, [module], runs)
-    executor.graphs.on = True
-    took = _one_by_one_s(executor, rows, [module], runs)
+    took = {}
+    for on in (False, True):
+        executor.graphs.on = on
+        each = [batch_s(executor, KEY, rows, [module]) for _ in range(IN_A_ROW + runs)]
+        took[on] = statistics.median(each[IN_A_ROW:])
     executor.graphs.on = was
-    yield Row("gpu_short_text_ms", round(1e3 * took, 4), "ms", runs=runs)
-    yield Row("gpu_short_text_graphs_over_none", round(without / took, 3), "x", runs=runs, peer="no graphs")
+    yield Row("gpu_short_text_ms", round(1e3 * took[True], 4), "ms", runs=runs)
+    ratio = round(took[False] / took[True], 3)
+    yield Row("gpu_short_text_graphs_over_none", ratio, "x", runs=runs, peer="no graphs")
     shapes, held = executor.graphs.held()
     yield Row("gpu_graphs_mb", round(held / 1e6, 6), "MB", peer=f"{shapes} shapes")
 
@@ -178,18 +175,14 @@ def _batch_s(executor: CudaExecutor, rows: Rows, modules: Sequence[TenantModule 
     return _timed(work, runs) / IN_A_ROW
 
 
-def _one_by_one_s(
-    executor: CudaExecutor, rows: Rows, modules: Sequence[TenantModule | None], runs: int
+def batch_s(
+    executor: CudaExecutor, key: BatchKey, rows: Rows, modules: Sequence[TenantModule | None]
 ) -> float:
-    """Seconds of a batch whose results are waited for."""
-
-    def once() -> float:
-        begun = time.perf_counter()
-        for _ in executor.run(KEY, rows, modules):
-            pass
-        return time.perf_counter() - begun
-
-    return statistics.median([once() for _ in range(IN_A_ROW + runs)][IN_A_ROW:])
+    """Seconds of one batch whose results are waited for."""
+    begun = time.perf_counter()
+    for _ in executor.run(key, rows, modules):
+        pass
+    return time.perf_counter() - begun
 
 
 def _peak(executor: CudaExecutor, device: Device, runs: int) -> float:
@@ -230,3 +223,39 @@ def _timed(work: Callable[[], Event], runs: int) -> float:
 
     once()
     return statistics.median(once() for _ in range(runs))
+
+
+Spans = list[tuple[float, float]]
+"""Stretches of a device's time: begin and end in microseconds."""
+
+
+def device_spans(collected: trace.Trace, name: str) -> Spans:
+    """The device's spans whose names begin with the word `name`, from a collected timeline."""
+    events = collected.events()
+    tracks = {e["tid"]: e["args"]["name"] for e in events if e["ph"] == "M"}
+    return [
+        (e["ts"], e["ts"] + e["dur"])
+        for e in events
+        if e["ph"] == "X" and tracks[e["tid"]].startswith("device ") and e["name"].startswith(f"{name} ")
+    ]
+
+
+def united(spans: Sequence[tuple[float, float]]) -> Spans:
+    """The same time, in order and without overlaps."""
+    out: Spans = []
+    for begin, end in sorted(spans):
+        if out and begin <= out[-1][1]:
+            out[-1] = out[-1][0], max(end, out[-1][1])
+        else:
+            out.append((begin, end))
+    return out
+
+
+def covered(spans: Spans) -> float:
+    """The time that at least one span takes."""
+    return sum(end - begin for begin, end in united(spans))
+
+
+def overlap(a: Spans, b: Spans) -> float:
+    """The time that spans of both take."""
+    return covered(a) + covered(b) - covered([*a, *b])

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.cases.serve.home import Home
 from bench.cases.serve.http_fleet import DEFAULT, PRECISIONS, Fleet, body, fleet, guard, slug
 from bench.cases.serve.plan import Plan, Report
+from bench.harness.home import Home
 from bench.harness.load import Seen
 from bench.harness.report import Row
 from bench.harness.server import Server

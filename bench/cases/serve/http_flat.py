@@ -10,10 +10,10 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.cases.serve.home import Home
 from bench.cases.serve.http_fleet import body, guard, target, wait_chosen
 from bench.cases.serve.plan import Plan, Report
 from bench.cases.serve.traffic import SHAPES, Shape, tenants_in_turn
+from bench.harness.home import Home
 from bench.harness.load import Client, Target, client
 from bench.harness.report import Row
 from bench.harness.server import NO_JOBS, Server, hmi, running

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.cases.serve import http_models
-from bench.cases.serve.home import Home
 from bench.cases.serve.plan import Plan
+from bench.harness.home import Home
 from bench.harness.load import Client, Seen, Target, client
 from bench.harness.report import Row
 from bench.harness.server import NO_JOBS, Arm, Server, hmi, running

@@ -15,11 +15,9 @@ import numpy as np
 from bench.cases.serve.alone import Alone, alone
 from bench.cases.serve.churn import VARIANTS, Churn
 from bench.cases.serve.engine import Serving, serving
-from bench.cases.serve.home import ROOT, Home
 from bench.cases.serve.plan import Plan, Report
-from bench.cases.serve.tenants import LABELS, Ground, Model, mixed_spec, publish_at_once, put_model
+from bench.harness.home import LABELS, ROOT, Ground, Home, Model, mixed_spec, publish_at_once, put_model
 from bench.harness.report import Row
-from hmi.core import ModelVersion
 from hmi.engine import TextRequest, TextResult
 from hmi.engine.bundles import Bundles
 from hmi.errors import HmiError, NotFound
@@ -45,9 +43,13 @@ TOLERANCE = {"fp32": 1e-4, "bf16": 0.05, "int8": 0.1}
 
 
 @dataclass
-class Checked:
-    """The results of the checks."""
+class Check:
+    """Asks models while they change, and counts what is found."""
 
+    engine: Serving
+    texts: list[str]
+    reference: Alone
+    churn: Churn
     answers: int = 0
     wrong: int = 0
     off: float = 0.0
@@ -57,14 +59,69 @@ class Checked:
     errors: Counter[str] = field(default_factory=Counter)
     """Other errors, by their text."""
 
+    async def ask(self, answers: int, report: Report) -> None:
+        """Ask, and change the models, until so many answers are checked."""
+        part = 0
+
+        async def caller(seed: int) -> None:
+            nonlocal part
+            draw = np.random.default_rng(seed)
+            while self.answers < answers:
+                await self._call(draw)
+                while part < PARTS and self.answers * PARTS >= (part + 1) * answers:
+                    part += 1
+                    report(
+                        f"isolation: {self.answers} answers checked, {self.wrong} wrong, "
+                        f"{self.errors.total()} calls with errors"
+                    )
+                await self.churn.keep_up(lambda: self.answers)
+
+        async with asyncio.TaskGroup() as callers:
+            for i in range(CALLERS):
+                callers.create_task(caller(i))
+
+    async def _call(self, draw: np.random.Generator) -> None:
+        """Ask some models some texts in one call, and check the answers."""
+        some = draw.permutation(len(self.churn.models))[: draw.choice(MODELS_A_CALL)]
+        models = draw.choice(some, TEXTS_A_CALL).tolist()
+        texts = draw.integers(0, len(self.texts), TEXTS_A_CALL).tolist()
+        pairs = list(zip(models, texts, strict=True))
+        requests = [TextRequest(self.churn.models[m], self.texts[t], scores=True) for m, t in pairs]
+        since = time.monotonic()
+        try:
+            answers = await self.engine.engine.infer(requests)
+        except HmiError as error:
+            gone = isinstance(error, NotFound) and any(
+                self.churn.was_live(m, None, since, time.monotonic()) for m in set(models)
+            )
+            if gone:
+                self.gone += 1
+            else:
+                self.errors[error.message] += 1
+            return
+        until = time.monotonic()
+        for (model, text), answer in zip(pairs, answers, strict=True):
+            self.check(model, text, answer, since, until)
+
+    def check(self, model: int, text: int, answer: TextResult, since: float, until: float) -> None:
+        """Check the answer of a call that lasted from `since` to `until`."""
+        self.answers += 1
+        assert answer.scores is not None
+        got = np.array([answer.scores[label] for label in LABELS])
+        want = self.reference.executor[VARIANTS * model + self.churn.variant(answer.version), text]
+        off = float(np.abs(got - want).max())
+        own = answer.model == self.churn.models[model] and self.churn.was_live(
+            model, answer.version, since, until
+        )
+        self.off = max(self.off, off)
+        self.wrong += not (own and off <= ALONE_TOLERANCE)
+
 
 @dataclass(frozen=True)
 class Result:
-    """The result of a run: wrong answers, errors, and counts of what was checked and changed."""
+    """The result of a run, and what the pool and the process did meanwhile."""
 
-    reference: Alone
-    checked: Checked
-    changes: Counter[str]
+    check: Check
     loads: int
     evictions: int
     held: float
@@ -79,9 +136,8 @@ def steps(plan: Plan) -> int:
 
 def measure(plan: Plan, home: Home, report: Report) -> Iterator[Row]:
     """Yield the number of wrong answers, and figures that show that the check would have found one."""
-    found = asyncio.run(checked(plan, home, report))
-    reference, seen = found.reference, found.checked
-    precision = reference.name.rpartition(" ")[2]
+    result = asyncio.run(checked(plan, home, report))
+    seen, reference = result.check, result.check.reference
     yield Row("answers_checked", seen.answers, "answers", peer=reference.name)
     yield Row("answers_wrong", seen.wrong, "answers", 0, False, seen.answers)
     off = float(f"{seen.off:.2g}")
@@ -89,25 +145,15 @@ def measure(plan: Plan, home: Home, report: Report) -> Iterator[Row]:
     yield Row("calls_to_deleted_models", seen.gone, "calls")
     why = "; ".join(seen.errors) or None
     yield Row("calls_with_other_errors", seen.errors.total(), "calls", 0, False, why=why)
-    for name, count in sorted(found.changes.items()):
+    for name, count in sorted(seen.churn.done.items()):
         yield Row("changes_" + name.replace(" ", "_"), count, "changes")
-    yield Row("evictions_under_churn", found.evictions, "evictions")
-    for name, amount, unit in (
-        ("loads", found.loads, "loads"),
-        ("evictions", found.evictions, "evictions"),
-        ("cpu", 1e3 * found.cpu_s, "ms"),
-    ):
-        yield Row(f"{name}_an_answer", round(amount / seen.answers, 4), unit, runs=seen.answers)
-    yield Row("models_in_the_pool", round(found.held, 3), "of all", runs=plan.mixed)
-    yield Row(
-        "alone_beside_fp32_reference",
-        float(f"{reference.difference:.2g}"),
-        "of a score",
-        TOLERANCE.get(precision, TOLERANCE["fp32"]),
-        False,
-        reference.executor[..., 0].size,
-        "packed torch in fp32",
-    )
+    yield Row("evictions_under_churn", result.evictions, "evictions")
+    yield Row("loads_an_answer", round(result.loads / seen.answers, 4), "loads", runs=seen.answers)
+    yield Row("cpu_an_answer", round(1e3 * result.cpu_s / seen.answers, 4), "ms", runs=seen.answers)
+    yield Row("models_in_the_pool", round(result.held, 3), "of all", runs=plan.mixed)
+    off, goal = float(f"{reference.difference:.2g}"), TOLERANCE[reference.name.rpartition(" ")[2]]
+    compared, peer = reference.executor[..., 0].size, "packed torch in fp32"
+    yield Row("alone_beside_fp32_reference", off, "of a score", goal, False, compared, peer)
     for name, least in (("models", reference.nearest()), ("texts", reference.nearest_texts())):
         yield Row(f"nearest_two_{name}", float(f"{least:.2g}"), "of a score", 10 * ALONE_TOLERANCE)
 
@@ -121,121 +167,31 @@ async def checked(
     """
     async with serving(home.data, home.model(0), bundles_of, pool_bytes=pool) as engine:
         report(f"isolation: {plan.mixed} models of mixed kinds and ranks, alone")
-        versions = _write(engine, plan.mixed)
         texts = [t for n in TOKENS for t in home.texts().of(n, TEXTS_EACH if plan.mixed > 10 else 1)]
-        reference = alone(engine, [variant for both in versions for variant in both], texts)
-        churn = Churn(engine.manager, versions, [_model(i, 0).id for i in range(plan.mixed)])
-        counts = engine.metrics.pool
+        check, counts = prepared(engine, plan.mixed, texts), engine.pool
         loads, evictions, cpu = counts.loads, counts.evictions, time.process_time()
-        seen = await _ask(engine, plan, texts, reference, churn, report)
+        report(f"isolation: {plan.answers} answers under churn")
+        await check.ask(plan.answers, report)
         cpu_s, held = time.process_time() - cpu, len(counts.resident()) / plan.mixed
-        loads, evictions = counts.loads - loads, counts.evictions - evictions
-        return Result(reference, seen, churn.done, loads, evictions, held, cpu_s)
+        return Result(check, counts.loads - loads, counts.evictions - evictions, held, cpu_s)
 
 
-def _model(i: int, variant: int) -> Model:
-    """One of the two variants of model `i`. They differ in kind and rank too."""
-    number = variant or VARIANTS
-    return Model(f"x{i:05}", 1_000_000 + VARIANTS * i + variant, mixed_spec(VARIANTS * i + variant), number)
-
-
-def _write(engine: Serving, count: int) -> list[list[ModelVersion]]:
-    """Store the models anew. Returns the records of each model's variants; variant 0 is live."""
+def prepared(engine: Serving, count: int, texts: list[str]) -> Check:
+    """Store `count` models anew, each with VARIANTS that differ in kind and rank too, and answer alone."""
     manager, ground = engine.manager, Ground.of(engine.manager, ROOT)
-    versions = []
+    versions, models = [], []
     for i in range(count):
+        tenant, seeds = f"x{i:05}", range(VARIANTS * i, VARIANTS * (i + 1))
+        both = [
+            Model(tenant, 1_000_000 + seed, mixed_spec(seed), variant or VARIANTS)
+            for variant, seed in enumerate(seeds)
+        ]
         with suppress(NotFound):
-            manager.registry.delete_tenant(_model(i, 0).tenant)
-        both = [put_model(manager, ground, _model(i, variant)) for variant in range(VARIANTS)]
-        publish_at_once(manager, [(_model(i, v).id, both[v]) for v in (1, 0)])
-        versions.append(both)
-    return versions
-
-
-async def _ask(
-    engine: Serving, plan: Plan, texts: list[str], reference: Alone, churn: Churn, report: Report
-) -> Checked:
-    """Ask, and change the models, until enough answers are checked."""
-    found, told = Checked(), _Told(plan.answers, report)
-
-    async def caller(seed: int) -> None:
-        draw = np.random.default_rng(seed)
-        while found.answers < plan.answers:
-            await _call(engine, texts, reference, churn, found, draw)
-            told.reached(found)
-            await churn.keep_up(lambda: found.answers)
-
-    report(f"isolation: {plan.answers} answers under churn")
-    async with asyncio.TaskGroup() as callers:
-        for i in range(CALLERS):
-            callers.create_task(caller(i))
-    return found
-
-
-class _Told:
-    """Reports the progress at each of PARTS equal parts of the answers."""
-
-    def __init__(self, answers: int, report: Report) -> None:
-        self._answers, self._report = answers, report
-        self._parts, self._begun = 0, time.monotonic()
-
-    def reached(self, found: Checked) -> None:
-        while self._parts < PARTS and found.answers * PARTS >= (self._parts + 1) * self._answers:
-            self._parts += 1
-            minutes = (time.monotonic() - self._begun) / 60
-            left = minutes * max(0, self._answers - found.answers) / found.answers
-            self._report(
-                f"isolation: {found.answers} answers checked, {found.wrong} wrong, {found.errors.total()} "
-                f"calls with errors; {minutes:.0f} minutes gone, about {left:.0f} left"
-            )
-
-
-async def _call(
-    engine: Serving,
-    texts: list[str],
-    reference: Alone,
-    churn: Churn,
-    found: Checked,
-    draw: np.random.Generator,
-) -> None:
-    """Ask some models some texts in one call, and check the answers."""
-    some = draw.permutation(len(churn.models))[: draw.choice(MODELS_A_CALL)]
-    models = draw.choice(some, TEXTS_A_CALL).tolist()
-    asked = draw.integers(0, len(texts), TEXTS_A_CALL).tolist()
-    pairs = list(zip(models, asked, strict=True))
-    requests = [TextRequest(churn.models[m], texts[t], scores=True) for m, t in pairs]
-    since = time.monotonic()
-    try:
-        answers = await engine.engine.infer(requests)
-    except NotFound as error:
-        if any(churn.was_live(m, None, since, time.monotonic()) for m in set(models)):
-            found.gone += 1
-        else:
-            found.errors[error.message] += 1
-        return
-    except HmiError as error:
-        found.errors[error.message] += 1
-        return
-    until = time.monotonic()
-    for (model, text), answer in zip(pairs, answers, strict=True):
-        _check(found, reference, churn, model, text, answer, since, until)
-
-
-def _check(
-    found: Checked,
-    reference: Alone,
-    churn: Churn,
-    model: int,
-    text: int,
-    answer: TextResult,
-    since: float,
-    until: float,
-) -> None:
-    found.answers += 1
-    assert answer.scores is not None
-    got = np.array([answer.scores[label] for label in LABELS])
-    want = reference.executor[VARIANTS * model + churn.variant(answer.version), text]
-    off = float(np.abs(got - want).max())
-    own = answer.model == churn.models[model] and churn.was_live(model, answer.version, since, until)
-    found.off = max(found.off, off)
-    found.wrong += not (own and off <= ALONE_TOLERANCE)
+            manager.registry.delete_tenant(tenant)
+        stored = [put_model(manager, ground, model) for model in both]
+        # Version 1 has variant 1, and the live version 2 has variant 0.
+        publish_at_once(manager, [(both[v].id, stored[v]) for v in (1, 0)])
+        versions.append(stored)
+        models.append(both[0].id)
+    reference = alone(engine, [variant for stored in versions for variant in stored], texts)
+    return Check(engine, texts, reference, Churn(manager, versions, models))

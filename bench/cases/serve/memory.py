@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import cycle
 
 import numpy as np
 
 from bench.cases.serve.engine import Serving, serving
-from bench.cases.serve.home import Home
 from bench.cases.serve.plan import Plan, Report
-from bench.cases.serve.plots import xy_svg
+from bench.harness.home import Home
 from bench.harness.report import Row
 from hmi.engine import TextRequest
 from hmi.resident import resident
@@ -48,7 +47,7 @@ class Samples:
     def take(self, at: float, engine: Serving) -> None:
         self.at.append(at)
         self.bytes.append(resident().all)
-        self.pool.append(engine.metrics.pool.bytes)
+        self.pool.append(engine.pool.bytes)
 
     def growth(self, since: float) -> float:
         """The median of the last fifth of the samples divided by that of the first fifth from `since` on."""
@@ -78,8 +77,6 @@ def measure(plan: Plan, home: Home, report: Report) -> Iterator[Row]:
         "rss_growth_over_mixed_load", round(grown, 4), "x", GOAL, False, runs, f"{plan.minutes:g} minutes"
     )
     yield Row("rss_under_mixed_load", round(max(mixed.bytes) / 1e6), "MB", runs=runs)
-    if plan.plots is not None:
-        _draw(plan, cycles, mixed)
 
 
 async def _tiers(home: Home) -> list[Row]:
@@ -88,7 +85,7 @@ async def _tiers(home: Home) -> list[Row]:
     async with serving(home.data, home.model(0), pool_bytes=1 << 40) as engine:
         # The first modules also fill what the allocator keeps.
         await engine.ask_each(map(home.model, range(count)), "warm")
-        pool, before, pooled = engine.metrics.pool, resident(), engine.metrics.pool.bytes
+        pool, before, pooled = engine.pool, resident(), engine.pool.bytes
         await engine.ask_each(map(home.model, range(count, 2 * count)), "warm")
         after, pooled = resident(), pool.bytes - pooled
         live = [engine.manager.registry.model(home.model(i)).live for i in range(count, 2 * count)]
@@ -115,7 +112,7 @@ async def _cycles(plan: Plan, home: Home) -> tuple[Samples, int]:
         for done in range(0, plan.cycles, every):
             await engine.ask_each((home.model(next(turn)) for _ in range(every)), text, AT_ONCE)
             samples.take(done + every, engine)
-        return samples, engine.metrics.pool.evictions
+        return samples, engine.pool.evictions
 
 
 async def _mixed(plan: Plan, home: Home) -> Samples:
@@ -139,15 +136,3 @@ async def _mixed(plan: Plan, home: Home) -> Samples:
             await asyncio.sleep(every)
         await asyncio.gather(*callers)
     return samples
-
-
-def _draw(plan: Plan, cycles: Samples, mixed: Samples) -> None:
-    assert plan.plots is not None
-    for name, samples, unit in (("cycles", cycles, "loads"), ("mixed-load", mixed, "seconds")):
-        lines = {"memory of the process": _points(samples.at, samples.bytes)}
-        lines["modules in the pool"] = _points(samples.at, samples.pool)
-        (plan.plots / f"memory-{name}.svg").write_text(xy_svg(f"memory, {name}", unit, "MB", lines))
-
-
-def _points(at: Sequence[float], sizes: Sequence[int]) -> list[tuple[float, float]]:
-    return [(x, size / 1e6) for x, size in zip(at, sizes, strict=True)]

@@ -6,34 +6,44 @@ All run in fp32 on one thread, in turn on the same batches. Peers that are not i
 from __future__ import annotations
 
 import copy
+import importlib
+import json
+import logging
+import os
+import shutil
 import statistics
 import tempfile
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from safetensors.torch import load_file
 from torch import Tensor
 
-from bench.cases.serve.home import ROOT, Home
-from bench.cases.serve.peer_adapters import batch_split
-from bench.cases.serve.peer_swapped import FILES, swapped
+from bench.cases.path.encoders import exported
 from bench.cases.serve.plan import Plan, Report
-from bench.cases.serve.tenants import Ground, Model, tensors_of
 from bench.cases.serve.traffic import tenants_in_turn
-from bench.harness.report import Row, seconds
+from bench.harness.home import ROOT, Ground, Home, Model, tensors_of
+from bench.harness.page_cache import drop_cached
+from bench.harness.report import Clock, Row, seconds
 from hmi.config import Settings
 from hmi.core import ModuleSpec
-from hmi.execution.base import Executor
+from hmi.errors import InvalidInput
 from hmi.execution.choose import executor_for
 from hmi.execution.packed import run_classified
 from hmi.manager import Manager
 from hmi.model.encoder import Encoder
-from hmi.model.modules import TenantModule, module_from, new_module
+from hmi.model.interchange import write_adapter_config
+from hmi.model.modules import module_from, new_module
 from hmi.model.root import Root, load_root
 from hmi.model.source import find_source, load_encoder
 from hmi.stores.layout import Layout
@@ -43,10 +53,10 @@ from plot_store import Reader
 TENANTS, BATCH, LENGTH = 1_000, 64, 128
 SPEC = ModuleSpec(rank=8, sites=("q", "k", "v", "fi", "fo"))
 """LoRA at the sites that `adapters` also has."""
-GOALS = {"dedicated": 10.0, "adapters": 1.9, "full_depth": 1.9}
+FILES = 16
+"""The number of dedicated models' files, which stand for those of all tenants, and of models in memory."""
 Run = Callable[[NDArray[np.int64], list[int]], object]
 """Answers a batch: ids int64 [texts, tokens], and each text's tenant."""
-Clock = Callable[[], float]
 
 
 @dataclass(frozen=True)
@@ -56,7 +66,7 @@ class Peer:
     name: str
     run: Run
     goal: float | None
-    clock: Clock
+    clock: Clock = time.process_time
     """A peer that waits for the disk is timed by the clock, the others by their CPU time."""
 
 
@@ -68,70 +78,46 @@ def steps(plan: Plan) -> int:
 def measure(plan: Plan, home: Home, report: Report) -> Iterator[Row]:
     """Yield each peer's time of a batch divided by HMI's."""
     report("peers: models")
-    manager = Manager(Settings(data=home.data, job_workers=0))
-    try:
+    with closing(Manager(Settings(data=home.data, job_workers=0))) as manager:
         ground, source = Ground.of(manager, ROOT), find_source(plan.source).folder
         root = load_root(Layout(home.data).root(ROOT, PlotMeta.of(ground.plot).root_version))
         with manager.plots.reader(ground.plot.id) as reader, tempfile.TemporaryDirectory() as folder:
-            ours, peers = _arms(plan, ground, root, reader, source, Path(folder))
+            teacher, tenants = load_encoder(source), min(TENANTS, plan.tenants)
+            peers = [Peer("full_depth", _full_depth(ground, root, teacher), 1.9)]
+            peers += _dedicated(teacher, Path(folder))
+            split = _batch_split(source, ground)
+            if split is not None:
+                peers.append(Peer("adapters_batch_split", split, 1.9))
+            # Made last, since it prepares the layers in place, from which the peers are made.
+            ours = _ours(ground, root, reader, tenants)
             report(f"peers: {', '.join(peer.name for peer in peers)}")
-            yield from _measured(plan, home, root, ours, peers)
-    finally:
-        manager.close()
+            length = min(LENGTH, root.info.shape.positions)
+            texts = root.tokenizer.encode(home.texts().of(length, 4 * BATCH), length)
+            yield from _measured(plan.runs, tenants, np.array([text.ids for text in texts]), ours, peers)
 
 
-def _arms(
-    plan: Plan, ground: Ground, root: Root, reader: Reader, source: Path, folder: Path
-) -> tuple[Run, list[Peer]]:
-    teacher, tenants = load_encoder(source), min(TENANTS, plan.tenants)
-    modules = [module_from(tensors_of(ground, Model(f"p{i}", i, SPEC)).module) for i in range(tenants)]
-    # The executor is made last from these layers, since it prepares them in place.
-    peers = [Peer("full_depth", _full_depth(ground, root, teacher), GOALS["full_depth"], time.process_time)]
-    for name, run, from_disk in swapped(teacher, folder):
-        clock, goal = (time.perf_counter, GOALS["dedicated"]) if from_disk else (time.process_time, None)
-        peers.append(Peer(f"dedicated_{name}", run, goal, clock))
-    split = batch_split(source, SPEC, ground.info, BATCH)
-    if split is not None:
-        peers.append(Peer("adapters_batch_split", split, GOALS["adapters"], time.process_time))
-    return _ours(executor_for(root, "fp32", wait=True), root, reader, modules), peers
-
-
-def _measured(plan: Plan, home: Home, root: Root, ours: Run, peers: list[Peer]) -> Iterator[Row]:
-    ids = np.array(
-        [e.ids for e in root.tokenizer.encode(home.texts().of(_length(root), 4 * BATCH), _length(root))]
-    )
+def _measured(runs: int, tenants: int, ids: NDArray[np.int64], ours: Run, peers: list[Peer]) -> Iterator[Row]:
     ratios: dict[str, list[float]] = {peer.name: [] for peer in peers}
-    tenants, draw = min(TENANTS, plan.tenants), np.random.default_rng(0)
-    for turn in range(plan.runs + 1):
+    draw = np.random.default_rng(0)
+    for turn in range(runs + 1):
         batch = ids[draw.permutation(len(ids))[:BATCH]]
         asked = tenants_in_turn("uniform", tenants, BATCH, seed=turn).tolist()
         for peer in (peers[i] for i in draw.permutation(len(peers))):
-            ratio = _ratio(ours, peer, batch, asked)
+            ours(batch, asked)  # so that it finds the processor's caches as in service
+            mine = seconds(partial(ours, batch, asked), peer.clock)
+            ratio = seconds(partial(peer.run, batch, asked), peer.clock) / mine
             if turn:  # the first turn warms up
                 ratios[peer.name].append(ratio)
     for peer in peers:
+        how = "by the clock" if peer.clock is time.perf_counter else "CPU time"
         value = round(statistics.median(ratios[peer.name]), 2)
-        yield Row(f"{peer.name}_over_hplm", value, "x", peer.goal, True, plan.runs, _about(peer, tenants))
+        yield Row(f"{peer.name}_over_hplm", value, "x", peer.goal, True, runs, f"{how}; {tenants} tenants")
 
 
-def _ratio(ours: Run, peer: Peer, batch: NDArray[np.int64], asked: list[int]) -> float:
-    ours(batch, asked)  # so that it finds the processor's caches as in service
-    mine = seconds(lambda: ours(batch, asked), peer.clock)
-    return seconds(lambda: peer.run(batch, asked), peer.clock) / mine
-
-
-def _about(peer: Peer, tenants: int) -> str:
-    how = "by the clock" if peer.clock is time.perf_counter else "CPU time"
-    kept = f", {FILES} in memory" if peer.name.startswith("dedicated") else ""
-    return f"{how}; {tenants} tenants{kept}"
-
-
-def _length(root: Root) -> int:
-    return min(LENGTH, root.info.shape.positions)
-
-
-def _ours(executor: Executor, root: Root, reader: Reader, modules: list[TenantModule]) -> Run:
+def _ours(ground: Ground, root: Root, reader: Reader, tenants: int) -> Run:
     """HMI's path: look-up, upper layers with each tenant's module. All modules have run once."""
+    modules = [module_from(tensors_of(ground, Model(f"p{i}", i, SPEC)).module) for i in range(tenants)]
+    executor = executor_for(root, "fp32", wait=True)
 
     def run(ids: NDArray[np.int64], tenants: list[int]) -> Tensor:
         tokens, offsets = ids.reshape(-1).astype(np.int32), np.arange(len(ids) + 1) * ids.shape[1]
@@ -157,5 +143,97 @@ def _full_depth(ground: Ground, root: Root, teacher: Encoder) -> Run:
         x = teacher.embeddings(flat, torch.arange(ids.shape[1]).repeat(len(ids)))
         offsets = (np.arange(len(ids) + 1) * ids.shape[1]).tolist()
         return run_classified(executor, x, offsets, [modules[t % BATCH] for t in tenants])
+
+    return run
+
+
+def _dedicated(teacher: Encoder, folder: Path) -> Iterator[Peer]:
+    """A whole ONNX Runtime model for each tenant, the least recently used swapped out.
+
+    A model takes as much memory as some 60 modules, so only FILES have their place there. The peer that reads
+    from the page cache is a bound on the time: 1,000 models would take 90 GB of it.
+    """
+    try:
+        runtime: Any = importlib.import_module("onnxruntime")
+    except ImportError:
+        return
+    model = exported(teacher, folder / "model.onnx")
+    if model is None:
+        return
+    options = runtime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    # A deployed model is optimised once, when it is stored: a load then takes the least time.
+    options.optimized_model_filepath = str(folder / "optimised.onnx")
+    runtime.InferenceSession(str(model), options)
+    ready = runtime.SessionOptions()
+    ready.intra_op_num_threads = ready.inter_op_num_threads = 1
+    ready.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    files = _copies(folder / "optimised.onnx")
+
+    def peer(name: str, from_disk: bool, goal: float | None, clock: Clock) -> Peer:
+        models = OrderedDict[int, Any]()
+
+        def of(tenant: int) -> Any:
+            if tenant not in models:
+                if len(models) >= FILES:
+                    models.popitem(last=False)
+                path = files[tenant % FILES]
+                if from_disk:
+                    drop_cached(path)
+                models[tenant] = runtime.InferenceSession(
+                    str(path), ready, providers=["CPUExecutionProvider"]
+                )
+            models.move_to_end(tenant)
+            return models[tenant]
+
+        def run(ids: NDArray[np.int64], tenants: list[int]) -> object:
+            """Answer the texts of each tenant together."""
+            given = [(tenant, ids[np.equal(tenants, tenant)]) for tenant in dict.fromkeys(tenants)]
+            return [of(t).run(None, {"input_ids": some, "mask": np.ones_like(some)}) for t, some in given]
+
+        return Peer(name, run, goal, clock)
+
+    yield peer("dedicated_onnx_runtime_from_disk", True, 10.0, time.perf_counter)
+    yield peer("dedicated_onnx_runtime_from_page_cache", False, None, time.process_time)
+
+
+def _copies(first: Path) -> list[Path]:
+    """Return FILES files, `first` among them, in full on the disk."""
+    paths = [first, *(first.with_stem(f"{first.stem}-{i}") for i in range(1, FILES))]
+    for path in paths[1:]:
+        shutil.copyfile(first, path)
+    for path in paths:
+        with path.open("rb") as file:
+            os.fsync(file)
+    return paths
+
+
+def _batch_split(source: Path, ground: Ground) -> Run | None:
+    """The library `adapters`: the full encoder, in which text i of a batch has LoRA i; None without it.
+
+    The LoRAs change the upper layers, as HMI's modules do. Only as many as a batch needs are loaded, since
+    loading 1,000 takes the library minutes, and makes no batch faster. The last layer computes all rows.
+    """
+    try:
+        adapters, composition, transformers = (
+            importlib.import_module(name) for name in ("adapters", "adapters.composition", "transformers")
+        )
+    except ImportError:
+        return None
+    logging.getLogger("adapters").setLevel(logging.ERROR)  # it logs a line for each adapter
+    config = json.loads((source / "config.json").read_text())
+    if config["model_type"] != "bert":
+        raise InvalidInput("the peer `adapters` needs a root of kind bert", field="only")
+    model: Any = adapters.BertAdapterModel(transformers.BertConfig(**config))
+    model.bert.load_state_dict(load_file(source / "model.safetensors"), strict=False)
+    names = [f"a{i}" for i in range(BATCH)]
+    settings = write_adapter_config("a", SPEC, ground.info.shape, ground.info.split)["config"]
+    for name in names:
+        model.add_adapter(name, config=adapters.LoRAConfig.from_dict(settings))
+    model.eval()
+
+    def run(ids: NDArray[np.int64], tenants: list[int]) -> object:
+        model.active_adapters = composition.BatchSplit(*names[: len(ids)], batch_sizes=[1] * len(ids))
+        return model.bert(torch.from_numpy(ids)).last_hidden_state
 
     return run

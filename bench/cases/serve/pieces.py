@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import statistics
+import threading
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 
-from bench.cases.serve.engine import Ask, load, serving
-from bench.cases.serve.home import Home
+from bench.cases.serve.engine import Ask, Serving, load, serving
 from bench.cases.serve.plan import Plan, Report
-from bench.cases.serve.timed import Counts, TimedBundles
 from bench.cases.serve.traffic import tenants_in_turn
+from bench.harness.home import Home
 from bench.harness.report import Row
 
 CASES: tuple[tuple[str, int | None, int], ...] = (
@@ -24,8 +23,16 @@ CASES: tuple[tuple[str, int | None, int], ...] = (
 TENANTS = 64
 OWN_GOAL = 0.10
 TEXTS, ASKS = 256, 5_000
-Spent = tuple[float, Counts]
-"""The process's CPU seconds of one repetition, and the counts of the parts."""
+COUNTS = {
+    "retrieve_s": ("hmi_stage_seconds_sum", {"stage": "retrieve"}),
+    "compute_s": ("hmi_stage_seconds_sum", {"stage": "compute"}),
+    "batches": ("hmi_batch_inputs_count", {}),
+    "texts": ("hmi_batch_inputs_sum", {}),
+    "tokens": ("hmi_batch_tokens_sum", {}),
+}
+"""The counters of the engine's metrics that are read."""
+Spent = dict[str, float]
+"""COUNTS of one repetition, and CPU seconds: of the process (cpu_s), of its compute threads (batch_s)."""
 
 
 def steps(plan: Plan) -> int:
@@ -33,36 +40,42 @@ def steps(plan: Plan) -> int:
 
 
 def measure(plan: Plan, home: Home, report: Report) -> Iterator[Row]:
-    """Yield shares of the CPU time under load by 64 tenants, padding, and the mean size of batches."""
+    """Yield shares of the time under load by 64 tenants, and the mean size of batches."""
     for name, tokens, a_call in CASES:
         report(f"pieces: {name}")
-        found = asyncio.run(_spent(plan, home, tokens, a_call))
-        counts, runs = [c for _, c in found], len(found)
-        share = statistics.median(c.retrieval_s / (c.retrieval_s + c.layers_s) for c in counts)
-        own = statistics.median(1 - (c.retrieval_s + c.layers_s) / cpu_s for cpu_s, c in found)
-        batches, rows = sum(c.batches for c in counts), sum(c.rows for c in counts)
-        padded = sum(c.rows - c.tokens for c in counts) / rows
-        texts_each, tokens_each = (sum(getattr(c, n) for c in counts) / batches for n in ("texts", "tokens"))
-        yield Row(f"retrieval_share_{name}", round(share, 4), "of retrieval and layers", runs=runs)
-        yield Row(f"engine_own_share_{name}", round(own, 4), "of CPU", OWN_GOAL, False, runs)
-        yield Row(f"padding_share_{name}", round(padded, 6), "of rows", 0.0, False, batches)
-        yield Row(f"texts_of_a_batch_{name}", round(texts_each, 1), "texts", runs=batches)
-        yield Row(f"tokens_of_a_batch_{name}", round(tokens_each, 1), "tokens", runs=batches)
+        found = asyncio.run(_repeated(plan, home, tokens, a_call))
+        share = statistics.median(s["retrieve_s"] / (s["retrieve_s"] + s["compute_s"]) for s in found)
+        own = statistics.median(1 - s["batch_s"] / s["cpu_s"] for s in found)
+        yield Row(f"retrieval_share_{name}", round(share, 4), "of a batch's time", runs=len(found))
+        yield Row(f"engine_own_share_{name}", round(own, 4), "of CPU", OWN_GOAL, False, len(found))
+        batches = sum(s["batches"] for s in found)
+        for what in ("texts", "tokens"):
+            mean = sum(s[what] for s in found) / batches
+            yield Row(f"{what}_of_a_batch_{name}", round(mean, 1), what, runs=int(batches))
 
 
-async def _spent(plan: Plan, home: Home, tokens: int | None, a_call: int) -> list[Spent]:
+async def _repeated(plan: Plan, home: Home, tokens: int | None, a_call: int) -> list[Spent]:
     texts = home.texts()
     some = [(text, texts.tokens(text)) for text in texts.of(tokens, TEXTS)]
     count, callers = min(TENANTS, home.tenants), max(1, plan.callers // a_call)
     tenants = tenants_in_turn("uniform", count, ASKS, seed=0).tolist()
     asks = [Ask(home.model(t), *some[i % TEXTS]) for i, t in enumerate(tenants)]
     found = []
-    async with serving(home.data, home.model(0), TimedBundles) as engine:
-        assert isinstance(engine.bundles, TimedBundles)
+    async with serving(home.data, home.model(0)) as engine:
         await engine.ask_each(map(home.model, range(count)), "warm")
         await load(engine, asks, callers, plan.seconds, a_call)
         for _ in range(plan.runs):
-            before, begun = replace(engine.bundles.counts), time.process_time()
+            before = _spent(engine)
             await load(engine, asks, callers, plan.seconds, a_call)
-            found.append((time.process_time() - begun, engine.bundles.counts - before))
+            found.append({name: value - before[name] for name, value in _spent(engine).items()})
     return found
+
+
+def _spent(engine: Serving) -> Spent:
+    """Return the counts until now. The engine's compute threads never end."""
+    registry = engine.metrics.registry
+    found = {name: registry.get_sample_value(*sample) or 0.0 for name, sample in COUNTS.items()}
+    threads = [t.ident for t in threading.enumerate() if t.name.startswith(("hmi-engine", "hmi-express"))]
+    clocks = [time.pthread_getcpuclockid(ident) for ident in threads if ident is not None]
+    batch_s = sum(time.clock_gettime(clock) for clock in clocks)
+    return {**found, "batch_s": batch_s, "cpu_s": time.process_time()}

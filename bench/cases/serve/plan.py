@@ -6,26 +6,26 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench.harness.home import Contents
 from hmi.errors import InvalidInput
-from hmi.model.source import DEFAULT_PACKAGE
 
-IN_PROCESS = ("flat", "cold", "pieces", "memory", "isolation", "peers", "gpu")
+IN_PROCESS = ("flat", "cold", "pieces", "memory", "isolation", "peers")
 OVER_HTTP = ("http_calls", "http_flat")
 """Sections that run servers as processes of their own."""
-SECTIONS = {name: f"bench.cases.serve.{name}" for name in (*IN_PROCESS, *OVER_HTTP)}
-"""The module of each section, by its name.
+SECTIONS = (*IN_PROCESS, *OVER_HTTP)
+"""The sections. Each has a module of its name here.
 
 A module has `steps(plan) -> int` and `measure(plan, home, report) -> Iterator[Row]`, which calls `report`
 as each step begins.
 """
-ON_REQUEST = ("peers", "gpu")
-"""Sections that run only if they are named, `peers` also with `--peers`."""
+ON_REQUEST = ("peers",)
+"""Sections that run only if they are named."""
 Report = Callable[[str], None]
 """Gets a line as each step begins."""
 
 
 @dataclass(frozen=True)
-class Plan:
+class Plan(Contents):
     """The sizes of a run. The defaults give figures; QUICK shows that the benchmark works."""
 
     tenants: int = 10_000
@@ -47,14 +47,6 @@ class Plan:
     mixed: int = 300
     """Tenants of mixed kinds and ranks in the section `isolation`."""
     sections: tuple[str, ...] = tuple(name for name in SECTIONS if name not in ON_REQUEST)
-    corpus: Path | None = None
-    """Real text, one document a line; None: the descriptions of the installed packages."""
-    source: str = DEFAULT_PACKAGE
-    """The source of the root's import."""
-    learn: bool = False
-    """Whether the import learns locality from the text, for a source without locality weights in HMI."""
-    plots: Path | None = None
-    """A folder for plots; None: draw none."""
     packages: Path | None = None
     """A folder with the packages of peers that run as processes of their own; None: this installation's."""
     quick: bool = False

@@ -6,18 +6,19 @@ import importlib
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Any
 
 import torch
 
-from bench.cases.serve.home import Home, build
 from bench.cases.serve.plan import SECTIONS, Plan, Report, checked
+from bench.harness.home import build
 from bench.harness.report import Row
 
 
 def steps(plan: Plan) -> int:
     """Return how many times `run` calls its `report`. Raises InvalidInput for an unknown section."""
-    return 1 + sum(_module(section).steps(plan) for section in checked(plan.sections))
+    counts: list[int] = [_module(section).steps(plan) for section in checked(plan.sections)]
+    return 1 + sum(counts)
 
 
 def run(plan: Plan, data: Path | None, report: Report) -> Iterator[Row]:
@@ -28,34 +29,14 @@ def run(plan: Plan, data: Path | None, report: Report) -> Iterator[Row]:
     """
     checked(plan.sections)
     torch.set_num_threads(1)
-    if data is not None:
-        yield from _measured(plan, data / "bench-serve", report)
-        return
     with tempfile.TemporaryDirectory(prefix="hmi-bench-serve-") as folder:
-        yield from _measured(plan, Path(folder), report)
-
-
-def _measured(plan: Plan, folder: Path, report: Report) -> Iterator[Row]:
-    report(f"a data folder with {plan.tenants} tenants")
-    home = build(plan, folder)
-    yield from _about(home)
-    if plan.plots is not None:
-        plan.plots.mkdir(parents=True, exist_ok=True)
-    for section in SECTIONS:
-        if section in plan.sections:
+        report(f"a data folder with {plan.tenants} tenants")
+        kept = Path(folder) if data is None else data / "bench-serve"
+        home = build(plan, kept)
+        yield Row("tenants", home.tenants, "tenants", peer=f"text: {home.text_source}")
+        for section in (name for name in SECTIONS if name in plan.sections):
             yield from _module(section).measure(plan, home, report)
 
 
-def _about(home: Home) -> Iterator[Row]:
-    yield Row("tenants", home.tenants, "tenants", peer=f"text: {home.text_source}")
-
-
-class Section(Protocol):
-    """The module of a section."""
-
-    def steps(self, plan: Plan) -> int: ...
-    def measure(self, plan: Plan, home: Home, report: Report) -> Iterator[Row]: ...
-
-
-def _module(section: str) -> Section:
-    return cast(Section, importlib.import_module(SECTIONS[section]))
+def _module(section: str) -> Any:
+    return importlib.import_module(f"bench.cases.serve.{section}")

@@ -15,8 +15,8 @@ from typing import Any
 import aiohttp
 
 from bench.cases.serve.churn import VARIANTS
-from bench.cases.serve.home import ROOT
 from bench.cases.soak.ground import LOST, Http, NotOk, Plan, Seen, Soil, asking
+from bench.harness.home import ROOT
 
 TEXTS_A_CALL = (1, 1, 1, 2, 4)
 JOB_ROWS = 60

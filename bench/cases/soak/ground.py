@@ -11,10 +11,10 @@ from typing import Any
 
 import aiohttp
 
-from bench.cases.serve import home as homes
 from bench.cases.serve.churn import VARIANTS
 from bench.cases.serve.plan import QUICK
-from bench.cases.serve.tenants import Ground, Model, mixed_spec, publish_at_once, put_model
+from bench.harness import home as homes
+from bench.harness.home import Ground, Model, mixed_spec, publish_at_once, put_model
 from hmi.config import Settings
 from hmi.manager import Manager
 

@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from bench.cases.serve.home import Home
 from bench.cases.soak.clients import Patient, hostile
 from bench.cases.soak.ground import Plan, Seen, build, connected, learn
+from bench.harness.home import Home
 from bench.harness.report import Row
 from bench.harness.server import Server, hmi, running
 
