@@ -59,3 +59,16 @@ def progress(steps: int) -> Iterator[Callable[[str], None]]:
     """Yield a function to call as each of `steps` steps begins: it prints the step's number and name."""
     numbers = itertools.count(1)
     yield lambda what: notes.print(f"{next(numbers)}/{steps} {what}")
+
+
+def quick(**defaults: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Return the option --quick, which gives a command's options these defaults."""
+
+    def change(context: click.Context, _parameter: click.Parameter, value: bool) -> None:
+        if value:
+            context.default_map = defaults
+
+    about = "Small sizes: shows that the benchmark works."
+    return click.option(
+        "--quick", is_flag=True, is_eager=True, expose_value=False, callback=change, help=about
+    )

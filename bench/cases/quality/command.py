@@ -7,11 +7,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from bench.harness.rows import FOLDER, MEASURED_HERE, OUT, shown
+from bench.harness.rows import FOLDER, MEASURED_HERE, OUT, quick, shown
 from hmi.cli.base import FolderCommand, as_json, pass_session
 from hmi.cli.output import notes, print_json, print_table
 from hmi.cli.progress import job_bar
@@ -40,6 +40,8 @@ def _adding(*options: Callable[[Command], Command]) -> Callable[[Command], Comma
     return add
 
 
+SMALL: Final = {"tasks": ["sst2"], "no_domain": True, "general": 1}
+"""The setting of --quick."""
 of_a_setting = _adding(
     click.option(
         "--pretrain",
@@ -95,6 +97,7 @@ of_the_rows = _adding(
 
 @click.command("quality", cls=FolderCommand)
 @of_a_setting
+@quick(**SMALL, arms=["dedicated", "hbert"], lrs=[1e-3], rows=20, seeds=1, dev=True)
 @click.option(
     "--arm", "arms", multiple=True, help="A column to run: dedicated, hbert, … Repeatable.  [default: all]"
 )
@@ -170,6 +173,7 @@ def quality(
 
 @click.command("tenants", cls=FolderCommand)
 @of_a_setting
+@quick(**SMALL, tenants=2, rows=20)
 @click.option("--arm", default="hbert", show_default=True, help="A column of `bench quality`.")
 @click.option(
     "--lr",
@@ -290,6 +294,7 @@ def steps_shown() -> Callable[[str, int, int], None]:
 @click.command(cls=FolderCommand)
 @click.option("--sets", type=FOLDER, required=True, help="Labelled sets: NAME/{train,dev,test}.jsonl.gz.")
 @click.option("--corpora", type=FOLDER, required=True, help="Unlabelled text: a folder with cs.txt.gz.")
+@quick(megabytes=0.1, rows=20)
 @click.option(
     "--megabytes",
     default=2.0,

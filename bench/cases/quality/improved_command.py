@@ -8,8 +8,8 @@ from typing import Any
 
 import click
 
-from bench.cases.quality.command import RUNS, of_a_setting, of_the_rows, setting_of, steps_shown
-from bench.harness.rows import MEASURED_HERE
+from bench.cases.quality.command import RUNS, SMALL, of_a_setting, of_the_rows, setting_of, steps_shown
+from bench.harness.rows import MEASURED_HERE, quick
 from hmi.cli.base import FolderCommand, as_json, pass_session
 from hmi.cli.options import Number
 from hmi.cli.output import notes, print_json, print_table
@@ -19,6 +19,7 @@ from hmi.cli.session import Session
 
 @click.command("improved", cls=FolderCommand)
 @of_a_setting
+@quick(**SMALL, cells=["sst2:20:0:copies_only"], dev=True)
 @click.option(
     "--column",
     "columns",
