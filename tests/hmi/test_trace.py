@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench.__main__ import _traced
+from bench.cases.serve.command import _traced
 from hmi.execution import trace
 from hmi.execution.packed import PackedExecutor, run_rows
 from tests.hmi.cuda_lab import DEVICES, device_of, executor
