@@ -16,10 +16,10 @@ from bench.cases.soak.command import soak
 from bench.cases.stages.command import stages
 from bench.cases.store.command import store
 from hmi.cli import main
-from hmi.cli.base import Group
+from hmi.cli.framework.base import CommandGroup
 
 
-@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=CommandGroup, context_settings={"help_option_names": ["-h", "--help"]})
 def bench() -> None:
     """Measure speed (medians of paired, interleaved runs) and quality (means over seeds)."""
 

@@ -165,7 +165,7 @@ class TaskRules(Record):
     """
 
     scheme: Literal["bio", "iob1", "io", "plain", "iobes", "bilou", "bmes", "free"] = "free"
-    """Tagging: the scheme by which tags mark entities (hmi.model.tag_schemes)."""
+    """Tagging: the scheme by which tags mark entities (hmi.model.tags.tag_schemes)."""
     threshold: float = 0.5
     """Multilabel: a label is given if its probability is at least this."""
     centre: float = 0.0
@@ -180,10 +180,10 @@ class TaskRules(Record):
     """Embedding: whether the root scales vectors to length 1."""
     words: tuple[str, ...] = ()
     """The rules by which a tagging model's training rows were split into words, as far as they differ from
-    the defaults (hmi.model.splitting).
+    the defaults (hmi.model.text.splitting).
     """
     windows: bool = False
-    """Whether a long text is read in overlapping windows (hmi.model.windows); otherwise it is cut."""
+    """Whether a long text is read in overlapping windows (hmi.model.text.windows); otherwise it is cut."""
 
 
 MIN_AGREEMENT, MAX_AGREEMENT = 0.55, 0.9999
@@ -307,19 +307,19 @@ class ModelVersion(Record):
     temperature: float | None = None
     """Dividing the outputs by it calibrates the probabilities. None: it was not fitted."""
     entity_calibration: tuple[float, float] | None = None
-    """The slope and offset that calibrate a tagging model's entity scores (hmi.model.entities), or None if
-    they were not fitted.
+    """The slope and offset that calibrate a tagging model's entity scores (hmi.model.tags.entities), or None
+    if they were not fitted.
     """
     known: tuple[float, ...] = ()
-    """The similarities from which the threshold for unknown texts follows (hmi.model.known). If there are
-    none, every text counts as known.
+    """The similarities from which the threshold for unknown texts follows (hmi.model.tenant.novelty). If
+    there are none, every text counts as known.
     """
     tokens: tuple[TokenPoint, ...] = ()
     """The profile of token adaptation, one point for each gamma. (): not profiled, so the stage is off."""
     rest: Literal["fp16", "int8"] = "fp16"
-    """How the module's matrices are stored (hmi.model.rest)."""
+    """How the module's matrices are stored (hmi.model.tenant.stored_dtype)."""
     held_back: str | None = None
-    """Why this update did not become the version that answers: it scored worse (hmi.jobs.comparing)."""
+    """Why this update did not become the version that answers: it scored worse (hmi.jobs.model.comparing)."""
     metrics: dict[str, Any]
     bytes: int
     created: str

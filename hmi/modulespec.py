@@ -30,7 +30,8 @@ SITES: dict[str, tuple[Site, ...]] = {
     "houlsby": ("after_attn", "after_ffn"),
     "ln": ("ln1", "ln2"),
 }
-"""The sites at which each part of a kind changes a layer. `hmi.model.modules` says what each one reads."""
+"""The sites at which each part of a kind changes a layer. `hmi.model.tenant.modules` says what each one
+reads."""
 
 BUDGETS: dict[Size, int] = {"small": 62_500, "default": 184_000, "large": 1_000_000}
 """The most parameters of each size, without the head, on the default root (3 upper layers, 384 dimensions).
@@ -68,7 +69,7 @@ class ModuleSpec(BaseModel):
     @property
     def all_sites(self) -> tuple[Site, ...]:
         """The sites of each layer, in the order of SITES."""
-        return self.sites or _known(self.kind)
+        return self.sites or _sites_of_kinds(self.kind)
 
     @model_validator(mode="before")
     @classmethod
@@ -77,7 +78,7 @@ class ModuleSpec(BaseModel):
         if not isinstance(given, dict) or given.get("kind", "lora") not in get_args(Kind):
             return given
         spec: dict[str, Any] = {k: v for k, v in given.items() if k != "size" or v is not None}
-        known = _known(spec.get("kind", "lora"))
+        known = _sites_of_kinds(spec.get("kind", "lora"))
         sites = _checked_sites(spec.get("sites"), known)
         if "sites" in spec:
             spec["sites"] = sites
@@ -105,7 +106,7 @@ def rank_within(budget: int, sites: tuple[Site, ...]) -> int:
     return max(1, each // a_rank) if a_rank else 1
 
 
-def _known(kind: str) -> tuple[Site, ...]:
+def _sites_of_kinds(kind: str) -> tuple[Site, ...]:
     return tuple(site for part in kind.split("+") for site in SITES[part])
 
 

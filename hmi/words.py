@@ -94,7 +94,7 @@ def explain(problem: ErrorDetails, model: Any) -> str:
     if kind == "string_pattern_mismatch":
         return _against_rule(str(given), context["pattern"])
     if kind in _WANTED:
-        with_fields = _with(fields_at(model, problem["loc"])) if _WANTED[kind] == "an object" else ""
+        with_fields = _with_fields(fields_at(model, problem["loc"])) if _WANTED[kind] == "an object" else ""
         return f"is {_named(given)}, and must be {_WANTED[kind]}{with_fields}"
     if kind in _BOUNDS:
         name, words = _BOUNDS[kind]
@@ -155,7 +155,7 @@ def _there_are(name: str, fields: Iterable[str]) -> str:
     return f"the fields here are {', '.join(known)}" if known else "leave it out"
 
 
-def _with(fields: Sequence[str]) -> str:
+def _with_fields(fields: Sequence[str]) -> str:
     more = ", …" if len(fields) > MAX_FIELDS else ""
     return f" with {', '.join(fields[:MAX_FIELDS])}{more}" if fields else ""
 

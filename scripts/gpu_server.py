@@ -28,7 +28,7 @@ from hmi.execution.cuda import choose
 from hmi.execution.cuda.choose import sound_executor
 from hmi.execution.cuda.twin import Twin
 from hmi.manager import Manager
-from hmi.model.shape import EncoderShape
+from hmi.model.network.shape import EncoderShape
 from tests.tiny import TINY, random_texts, write_tiny_source
 
 MINILM = EncoderShape(30522, 384, 12, 6, 1536, 512, 2, 1e-12)

@@ -41,9 +41,9 @@ from bench.harness.report import Row
 from bench.harness.server import Arm, running
 from hmi.execution.cuda import Device, choose
 from hmi.execution.cuda.choose import kernels_for, sound_executor
-from hmi.execution.cuda.torch_device import CudaDevice
+from hmi.execution.cuda.torch_device import TorchDevice
 from hmi.execution.cuda.twin import Twin
-from hmi.model.shape import EncoderShape
+from hmi.model.network.shape import EncoderShape
 
 HERE = Path(__file__).resolve().parents[1]
 MPNET_BASE = EncoderShape(30527, 768, 12, 12, 3072, 512, 0, 1e-5, "mpnet", 32)
@@ -87,7 +87,7 @@ class Kit:
         return self._bench
 
     def new_device(self) -> Device:
-        return CudaDevice(kernels=kernels_for("bench")) if self.real else Twin(1)
+        return TorchDevice(kernels=kernels_for("bench")) if self.real else Twin(1)
 
     def launcher(self, device: Device) -> Any:
         """The kernels of modules on a device."""

@@ -26,19 +26,19 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers.pre_tokenizers import BertPreTokenizer
 
-from hmi.api.local import LocalCalls
+from hmi.api.process.local import LocalCalls
 from hmi.config import Settings
 from hmi.core import ModelId
-from hmi.engine.bundles import Bundles
-from hmi.jobs.answering import Answering
-from hmi.model.entities import groups_of
-from hmi.model.shares import threshold_of
-from hmi.model.splitting import ESCAPES, Span, Splitter, SplitText, splitter_of
-from hmi.model.tag_schemes import to_bio
+from hmi.engine.admit.bundles import Bundles
+from hmi.jobs.stage.answering import Answering
+from hmi.model.tags.entities import groups_of
+from hmi.model.tags.tag_schemes import to_bio
 from hmi.model.tasks.words import Tagging
+from hmi.model.tenant.novelty_threshold import threshold_of
+from hmi.model.text.splitting import ESCAPES, Span, Splitter, SplitText, splitter_of
 from hmi.training.data.rows import Row
-from hmi.training.features import features_of, plot_rows
-from hmi.training.splits import encoded_split, merged_outputs
+from hmi.training.fit.features import features_of, plot_rows
+from hmi.training.tasks.splits import encoded_split, merged_outputs
 
 TO_LEFT = frozenset(
     [",", ".", ";", ":", "!", "?", ")", "]", "}", "%", "''", "'s", "n't", "'re", "'ve", "'ll", "'d"]

@@ -19,10 +19,10 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-from hmi.model.encoder import Encoder
-from hmi.model.root import Root, RootInfo, split_encoder
-from hmi.model.source import load_encoder
-from hmi.model.tokenizer import Tokenizer
+from hmi.model.network.encoder import Encoder
+from hmi.model.sources.root import Root, RootInfo, split_encoder
+from hmi.model.sources.source import load_encoder
+from hmi.model.text.tokenizer import Tokenizer
 from tests.skipped import pytest_terminal_summary as pytest_terminal_summary
 from tests.tiny import write_tiny_source
 
@@ -70,7 +70,7 @@ def folder(
     capsys: pytest.CaptureFixture[str],
 ) -> Path:
     """A copy of `made_folder`: the root `tiny`, the tenant acme and its model acme.m."""
-    from tests.hmi.api_world import made_folder  # which loads aiohttp; most tests need no folder
+    from tests.hmi.labs.api_world import made_folder  # which loads aiohttp; most tests need no folder
 
     made = made_folder(tmp_path_factory.getbasetemp(), tiny_source, capsys)
     return Path(shutil.copytree(made, tmp_path / "d"))

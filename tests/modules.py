@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 from hmi.core import ModuleSpec
-from hmi.model.encoder import EncoderShape
-from hmi.model.modules import TenantModule, new_module
-from hmi.model.root import Root
+from hmi.model.network.encoder import EncoderShape
+from hmi.model.sources.root import Root
+from hmi.model.tenant.modules import TenantModule, new_module
 
 
 def random_module(spec: ModuleSpec, shape: EncoderShape, depth: int, seed: int) -> TenantModule:

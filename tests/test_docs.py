@@ -30,7 +30,7 @@ ROOMS = "|".join(
 MODULE = re.compile(
     rf"`((?:hmi|plot_store|hmi_kernels|{ROOMS})(?:\.(?!(?:json|safetensors)`)\w+)+)`((?:, `(?:\.\w+)+`)*)"
 )
-"""A dotted name, and the names beside it that are written shorter: `hmi.model.root`, `.shape`."""
+"""A dotted name, and the names beside it that are written shorter: `hmi.model.sources.root`, `.shape`."""
 TERM = re.compile(r"^\| \*\*.+\| (.*) \|$", re.MULTILINE)
 """The last cell of a row of the glossary: where the term is in the code."""
 MEMBER = re.compile(r"`([A-Z]\w*[a-z]\w*)(?:\.(\w+))?`")
@@ -151,7 +151,7 @@ def test_the_walk_of_a_request_names_functions_that_exist() -> None:
     for name, functions in rows:
         assert set(re.findall(r"`([\w.]+)`", functions)) <= defined(REPO / name), name
     files = [name for name, _ in rows]
-    assert {"door", "inference", "engine", "queue", "running", "executor"} <= {
+    assert {"listener", "inference", "engine", "queue", "running", "executor"} <= {
         Path(name).stem for name in files
     }
 
@@ -213,13 +213,16 @@ def test_the_listing_of_the_data_folder_has_every_part() -> None:
 
 
 def test_a_name_that_is_gone_would_be_found() -> None:
-    assert has("hmi.engine.queue.BatchQueue")
+    assert has("hmi.engine.schedule.queue.BatchQueue")
     assert not has("hmi.engine.preparing")
     assert not has("hmi.engine.pipeline.retrieve")
-    assert not has("hmi.engine.queue.NoQueue")
-    assert has("hmi.engine.queue.BatchQueue.cut")
-    assert not has("hmi.engine.queue.BatchQueue.paste")
-    assert names_in("`hmi.engine.queue`, `.turns`") == {"hmi.engine.queue", "hmi.engine.turns"}
-    assert names_in("`engine.queue`") == {"hmi.engine.queue"}
+    assert not has("hmi.engine.schedule.queue.NoQueue")
+    assert has("hmi.engine.schedule.queue.BatchQueue.cut")
+    assert not has("hmi.engine.schedule.queue.BatchQueue.paste")
+    assert names_in("`hmi.engine.schedule.queue`, `.turns`") == {
+        "hmi.engine.schedule.queue",
+        "hmi.engine.schedule.turns",
+    }
+    assert names_in("`engine.schedule.queue`") == {"hmi.engine.schedule.queue"}
     assert "pin" in (members("Store") or ())
     assert members("NoSuchClass") is None

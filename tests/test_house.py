@@ -56,9 +56,9 @@ def test_a_small_tree_is_counted(tmp_path: Path) -> None:
     assert found["product: lines / files"] == "17 / 8"
     assert found["folders with most files"].startswith("hmi 4, hmi/engine 3")
     # The queue runs hmi, hmi.engine and hmi.text: what only a type checker reads does not run.
-    assert found["closure of hmi/engine/queue.py: lines / files"] == "10 / 4"
-    assert found["closure of hmi/engine/engine.py: lines / files"] == "14 / 5"
-    assert found["closure of hmi/engine/engine.py, also inside functions: lines / files"] == "16 / 7"
+    assert found["closure of the queue: lines / files"] == "10 / 4"
+    assert found["closure of the engine: lines / files"] == "14 / 5"
+    assert found["closure of the engine, also inside functions: lines / files"] == "16 / 7"
     assert found["class names of several modules"] == 1
     assert found["those of most modules"] == "Plan 2"
     assert found["terms of the glossary"] == 2

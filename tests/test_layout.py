@@ -20,7 +20,7 @@ SOURCES = sorted(p for name in (*PACKAGES, "bench", "scripts") for p in (REPO / 
 TESTS = sorted((REPO / "tests").rglob("*.py"))
 PICKLERS = "_pickle cPickle cloudpickle dill joblib jsonpickle marshal pickle shelve"
 PICKLING = set(PICKLERS.split())
-MAX_LINES = 400
+MAX_LINES = 600
 MAX_FUNCTION_LINES = 60
 """A function has fewer lines than this."""
 
@@ -157,7 +157,7 @@ def test_transformers_survives_our_kernels_folder() -> None:
 
 def test_what_serves_loads_nothing_that_trains() -> None:
     code = (
-        "import sys, hmi.engine.engine, hmi.engine.bundles\n"
+        "import sys, hmi.engine.engine, hmi.engine.admit.bundles\n"
         "apart = ('hmi.training', 'hmi.jobs', 'transformers', 'adapters', 'seqeval')\n"
         "print([name for name in sys.modules if name.startswith(apart)])"
     )

@@ -2,7 +2,8 @@
 
 A library may change such a part in any release. The part's test then fails, and says which part of which
 version changed, which file uses it, and what users would notice. The functions import the libraries' insides:
-a part that is gone fails its own test alone. tests/hmi/test_words.py does the same for pydantic's errors.
+a part that is gone fails its own test alone. tests/hmi/service/test_words.py does the same for pydantic's
+errors.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.hmi.tls_lab import Authority
+from tests.hmi.labs.tls_lab import Authority
 
 REPO = Path(__file__).resolve().parents[1]
 REQUEST = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
@@ -232,7 +233,7 @@ PARTS = (
     Part(
         "aiohttp",
         "RequestHandler, _task_handler",
-        "hmi/api/connection.py, hmi/api/leaving.py, hmi/api/door.py",
+        "hmi/api/edge/connection.py, hmi/api/edge/drain.py, hmi/api/edge/listener.py",
         "malformed requests get answers of another form, idle connections do not make room for others, or a "
         "server that stops waits for idle clients or cuts busy ones",
         aiohttp_connection,
@@ -240,7 +241,7 @@ PARTS = (
     Part(
         "Python",
         "_ssl_protocol, _transport (asyncio)",
-        "hmi/api/connection.py",
+        "hmi/api/edge/connection.py",
         "under TLS, a client that does not read keeps its connection, or loses the end of its answer",
         ssl_transport,
     ),
@@ -261,29 +262,35 @@ PARTS = (
     Part(
         "torch",
         "the functions that torch.optim wraps",
-        "hmi/training/optimisers.py",
+        "hmi/training/fit/optimisers.py",
         "trainings fail, or each takes seconds longer to start",
         unwrapped_optimisers,
     ),
-    Part("torch", "_foreach_lerp_", "hmi/training/trainer.py", "trainings fail at their first step", average),
+    Part(
+        "torch",
+        "_foreach_lerp_",
+        "hmi/training/fit/trainer.py",
+        "trainings fail at their first step",
+        average,
+    ),
     Part(
         "torch",
         "_softmax_backward_data",
-        "hmi/training/quick_layers.py",
+        "hmi/training/fit/quick_layers.py",
         "trainings fail, or learn from wrong gradients",
         softmax_gradient,
     ),
     Part(
         "torch",
         "_is_avx512_bf16_supported",
-        "hmi/training/precision.py",
+        "hmi/training/fit/precision.py",
         "trainings fail, or are slow on processors with bf16",
         lambda _: bool(torch.cpu._is_avx512_bf16_supported()),
     ),
     Part(
         "torch",
         "mkldnn, _reorder_linear_weight, _linear_pointwise",
-        "hmi/model/prepacked.py, hmi/training/frozen_products.py",
+        "hmi/model/network/prepacked.py, hmi/training/fit/frozen_products.py",
         "answers and trainings take about twice as long, or fail",
         reordered_weights,
     ),
@@ -319,7 +326,7 @@ PARTS = (
     Part(
         "prometheus-client",
         "_collector_to_names, _labelnames",
-        "hmi/cli/reference.py",
+        "hmi/cli/machine/reference.py",
         "nothing on a server: `hmi reference` cannot write the page of metrics",
         metric_labels,
     ),

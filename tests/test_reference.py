@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hmi.cli.reference import PAGES
+from hmi.cli.machine.reference import PAGES
 
 REFERENCE = Path(__file__).parents[1] / "docs" / "reference"
 

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
-from hmi.model.shape import EncoderShape
+from hmi.model.network.shape import EncoderShape
 
 TEXT = """
 the a of and in cell gene protein market price stock trade good bad film plot actor great poor

@@ -22,25 +22,25 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hmi.api.local import LocalCalls
+from hmi.api.process.local import LocalCalls
 from hmi.config import Settings
 from hmi.core import KeyRecord, ModelId, ModelVersion, ModuleSpec, Scope, TenantRecord, now
 from hmi.errors import HmiError, InvalidInput, StorageFull
 from hmi.manager import Manager
-from hmi.model.artefact import Artefact
 from hmi.model.files import write_json
-from hmi.model.heads import Head, head_input_size, head_queries
-from hmi.model.modules import new_module
-from hmi.model.root import RootInfo, read_root_info
-from hmi.model.source import DEFAULT_PACKAGE
-from hmi.model.tokenizer import Tokenizer
+from hmi.model.sources.root import RootInfo, read_root_info
+from hmi.model.sources.source import DEFAULT_PACKAGE
+from hmi.model.tenant.artefact import Artefact
+from hmi.model.tenant.heads import Head, head_input_size, head_queries
+from hmi.model.tenant.modules import new_module
+from hmi.model.text.tokenizer import Tokenizer
 from hmi.modulespec import Kind
-from hmi.stores import key_table, model_table
 from hmi.stores.layout import Layout
-from hmi.stores.plot_meta import PlotMeta
-from hmi.stores.registry_database import RegistryDatabase
-from hmi.stores.sealed import RegistryTxn
-from hmi.stores.table import TENANT, Table
+from hmi.stores.plot.plot_meta import PlotMeta
+from hmi.stores.records import key_table, model_table
+from hmi.stores.records.registry_database import RegistryDatabase
+from hmi.stores.records.sealed import RegistryTxn
+from hmi.stores.records.table import TENANT, RecordTable
 from hmi.training.data.corpus import read_documents
 from plot_store import VersionInfo
 
@@ -251,7 +251,7 @@ def write_tenants(manager: Manager, ground: Ground, models: Sequence[Model]) -> 
 
 def publish_at_once(manager: Manager, versions: Sequence[tuple[ModelId, ModelVersion]]) -> None:
     """Publish versions in one transaction, with the tenants and keys that are missing."""
-    database, table = RegistryDatabase.open(Layout(manager.settings.data).registry), Table()
+    database, table = RegistryDatabase.open(Layout(manager.settings.data).registry), RecordTable()
 
     def body(txn: RegistryTxn) -> None:
         for model, version in versions:
@@ -302,7 +302,7 @@ def tensors_of(ground: Ground, model: Model) -> Artefact:
     return Artefact(changed, outputs).map(lambda value: value.half())
 
 
-def _add_tenant(table: Table, txn: RegistryTxn, tenant: str) -> None:
+def _add_tenant(table: RecordTable, txn: RegistryTxn, tenant: str) -> None:
     if txn.get(TENANT + tenant) is not None:
         return
     table.put(txn, TENANT + tenant, TenantRecord(tenant=tenant, created=now()))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hmi.cli.output import notes, print_json, print_table
+from hmi.cli.framework.output import notes, print_json, print_table
 
 if TYPE_CHECKING:
     from bench.harness.report import Row

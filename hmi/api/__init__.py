@@ -15,14 +15,14 @@ __all__ = ["create_app", "serve"]
 
 
 def create_app(settings: Settings) -> web.Application:
-    """Create the whole server as an aiohttp application; see `hmi.api.app.create_app`."""
-    from hmi.api.app import create_app as create
+    """Create the whole server as an aiohttp application; see `hmi.api.process.application.create_app`."""
+    from hmi.api.process.application import create_app as create
 
     return create(settings)
 
 
 def serve(settings: Settings) -> None:
-    """Serve until SIGTERM or Ctrl-C; see `hmi.api.server.serve`."""
-    from hmi.api.server import serve as run
+    """Serve until SIGTERM or Ctrl-C; see `hmi.api.process.server.serve`."""
+    from hmi.api.process.server import serve as run
 
     run(settings)

@@ -29,7 +29,7 @@ Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
-class Entry:
+class BackupEntry:
     """One backup of a list. `damage` says why its manifest cannot be read; it is then None."""
 
     backup: str
@@ -52,7 +52,7 @@ def complete(names: Mapping[str, int]) -> list[str]:
     return sorted(parts[1] for parts in found if parts[2:] == ["backup.json"] and is_id(parts[1]))
 
 
-def entries(target: Target) -> list[Entry]:
+def entries(target: Target) -> list[BackupEntry]:
     """The backups of a target, oldest first. Raises Unavailable."""
     return [_entry(target, backup) for backup in complete(target.sizes(BACKUPS))]
 
@@ -122,11 +122,11 @@ def _remove(target: Target, names: Iterable[str]) -> None:
             pass
 
 
-def _entry(target: Target, backup: str) -> Entry:
+def _entry(target: Target, backup: str) -> BackupEntry:
     try:
-        return Entry(backup, _manifest(target, backup))
+        return BackupEntry(backup, _manifest(target, backup))
     except Damaged as error:
-        return Entry(backup, None, error.message)
+        return BackupEntry(backup, None, error.message)
 
 
 def _manifest(target: Target, backup: str) -> Manifest:

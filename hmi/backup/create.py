@@ -28,10 +28,10 @@ from hmi.backup.manifest import (
     new_id,
     object_of,
 )
-from hmi.backup.snapshot import Snapshot, snapshot
+from hmi.backup.snapshot import FolderSnapshot, snapshot
 from hmi.backup.target import Target
 from hmi.errors import InvalidInput, Unavailable
-from hmi.stores.registry import Registry
+from hmi.stores.records.registry import Registry
 from plot_store import Store
 
 TRIES = 5
@@ -71,7 +71,7 @@ def create(
 
 
 def _finish(
-    target: Target, at: datetime, taken: Snapshot, files: list[File], sending: _Sending, seconds: float
+    target: Target, at: datetime, taken: FolderSnapshot, files: list[File], sending: _Sending, seconds: float
 ) -> Manifest:
     """Write the list of files, and then the manifest: from then on the backup exists."""
     backup, listed_files = new_id(at), dump_files(files)

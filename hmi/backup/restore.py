@@ -17,7 +17,7 @@ from hmi.core import JobRecord, now
 from hmi.errors import Conflict, Damaged, InvalidInput, NotFound
 from hmi.model.files import full_or, sync_folder
 from hmi.stores.layout import Layout, open_layout
-from hmi.stores.registry import Registry
+from hmi.stores.records.registry import Registry
 
 
 def restore(
@@ -35,7 +35,7 @@ def restore(
     aside = data.with_name(f".{data.name}.restoring")
     try:
         data.parent.mkdir(parents=True, exist_ok=True)
-        with _held(aside):
+        with _lock_collected(aside):
             _keep_only(aside, files)
             _collect(target, aside, files, progress)
             _settle(aside)
@@ -55,7 +55,7 @@ def _check_free(data: Path) -> None:
 
 
 @contextmanager
-def _held(aside: Path) -> Iterator[None]:
+def _lock_collected(aside: Path) -> Iterator[None]:
     """Create the folder of collected files if need be, and hold its lock, which ends with this process."""
     aside.mkdir(exist_ok=True)
     fd = os.open(aside, os.O_RDONLY | os.O_CLOEXEC)
@@ -142,13 +142,13 @@ def _settle(aside: Path) -> None:
     registry = Registry.open(layout.registry)
     try:
         for job in registry.live_jobs(tolerant=True):
-            registry.update_job(job.job, _settled)
+            registry.update_job(job.job, _job_after_restore)
     finally:
         registry.close()
     _drop_locks(layout)
 
 
-def _settled(job: JobRecord) -> JobRecord:
+def _job_after_restore(job: JobRecord) -> JobRecord:
     if job.kind == "backup":
         message = "the data folder was restored from a backup that was made before this job ended"
         error = {"kind": "interrupted", "message": f"{message}: make another backup"}

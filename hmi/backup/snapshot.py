@@ -19,12 +19,12 @@ from pathlib import Path
 
 from hmi.backup.contents import APPENDED, SNAPSHOTS, How, how, is_carried
 from hmi.model.files import full_or
-from hmi.stores.adapter_store import SUFFIX
 from hmi.stores.layout import Layout, try_lock
-from hmi.stores.plot_meta import PlotMeta
-from hmi.stores.plots import plot_errors
-from hmi.stores.registry import Registry
-from hmi.stores.whole_registry import RegistryContents
+from hmi.stores.plot.plot_meta import PlotMeta
+from hmi.stores.plot.plots import plot_errors
+from hmi.stores.records.registry import Registry
+from hmi.stores.records.whole_registry import RegistryContents
+from hmi.stores.tensors.adapter_store import SUFFIX
 from plot_store import Snapshot as PlotSnapshot
 from plot_store import Store
 
@@ -34,7 +34,7 @@ AFTER_STORE = ("lowers", "samples")
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class FolderSnapshot:
     """A snapshot on disk, of the same structure as the data folder."""
 
     folder: Path
@@ -43,7 +43,7 @@ class Snapshot:
 
 
 @contextmanager
-def snapshot(data: Path, registry: Registry, plots: Store) -> Iterator[Snapshot]:
+def snapshot(data: Path, registry: Registry, plots: Store) -> Iterator[FolderSnapshot]:
     """Take a snapshot for the block, and remove it afterwards. Snapshots of dead processes are removed first.
 
     Raises StorageFull, Damaged, Unavailable.
@@ -54,7 +54,7 @@ def snapshot(data: Path, registry: Registry, plots: Store) -> Iterator[Snapshot]
     name = f"{int(time.time())}-{secrets.token_hex(4)}"
     with try_lock(base / f"{name}.lock"):
         try:
-            yield _taken(data, base / name, registry, plots)
+            yield _take_snapshot(data, base / name, registry, plots)
         except OSError as error:
             raise full_or(error, base) from error
         finally:
@@ -71,7 +71,7 @@ def clear_dead(base: Path) -> None:
                 lock.unlink(missing_ok=True)
 
 
-def _taken(data: Path, folder: Path, registry: Registry, plots: Store) -> Snapshot:
+def _take_snapshot(data: Path, folder: Path, registry: Registry, plots: Store) -> FolderSnapshot:
     for tried in range(TRIES):
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
@@ -89,7 +89,7 @@ def _taken(data: Path, folder: Path, registry: Registry, plots: Store) -> Snapsh
         missing = tuple(_missing(folder, contents, stored))
         if not missing or tried == TRIES - 1:
             break
-    return Snapshot(folder, missing)
+    return FolderSnapshot(folder, missing)
 
 
 def _take(data: Path, folder: Path, part: str) -> None:

@@ -8,32 +8,32 @@ import sys
 import click
 
 import hmi
-from hmi.cli.base import LazyGroup
+from hmi.cli.framework.base import LazyGroup
 from hmi.errors import HmiError
 from hmi.telemetry import logs
 
 COMMANDS = {
-    "serve": ("serve", "serve"),
-    "reference": ("reference", "reference"),
-    "root": ("roots", "root"),
-    "domain": ("domains", "domain"),
-    "tenant": ("tenants", "tenant"),
-    "key": ("keys", "key"),
-    "backup": ("backups", "backup"),
-    "restore": ("backups", "restore"),
-    "model": ("models", "model"),
-    "job": ("jobs", "job"),
-    "file": ("files", "file"),
-    "store": ("store", "store"),
-    "infer": ("infer", "infer"),
-    "config": ("config", "config"),
-    "doctor": ("doctor", "doctor"),
-    "openapi": ("serve", "openapi"),
-    "settings": ("settings", "show"),
-    "check": ("check", "check"),
-    "profile": ("profile", "profile"),
-    "top": ("top", "top"),
-    "audit": ("audit", "audit"),
+    "serve": ("machine.serve", "serve"),
+    "reference": ("machine.reference", "reference"),
+    "root": ("data.roots", "root"),
+    "domain": ("data.domains", "domain"),
+    "tenant": ("tenants.tenants", "tenant"),
+    "key": ("tenants.keys", "key"),
+    "backup": ("data.backups", "backup"),
+    "restore": ("data.backups", "restore"),
+    "model": ("models.models", "model"),
+    "job": ("data.jobs", "job"),
+    "file": ("data.files", "file"),
+    "store": ("data.store", "store"),
+    "infer": ("models.infer", "infer"),
+    "config": ("machine.config", "config"),
+    "doctor": ("machine.doctor", "doctor"),
+    "openapi": ("machine.serve", "openapi"),
+    "settings": ("machine.settings", "show"),
+    "check": ("models.check", "check"),
+    "profile": ("machine.profile", "profile"),
+    "top": ("top.top", "top"),
+    "audit": ("machine.audit", "audit"),
 }
 
 
@@ -76,7 +76,7 @@ def _explained(error: Exception) -> int:
 
     Any other error is our own bug and is raised again with its traceback.
     """
-    from hmi.api.errors import known
+    from hmi.api.http.errors import known
 
     explained = known(error)
     if explained is not None:

@@ -20,7 +20,7 @@ ENDLESS: Final = 1 << 50
 
 
 @dataclass(frozen=True)
-class Setting:
+class SettingDescription:
     """The description of one setting."""
 
     name: str
@@ -40,7 +40,7 @@ class Setting:
 
 
 @cache
-def settings() -> tuple[Setting, ...]:
+def settings() -> tuple[SettingDescription, ...]:
     """Return every setting, in the order of the class."""
     about = _texts()
     found = []
@@ -48,7 +48,7 @@ def settings() -> tuple[Setting, ...]:
         number = isinstance(default, int | float) and not isinstance(default, bool)
         unit = _unit(name) if number else ""
         shown = _range(name, unit) if number else ""
-        found.append(Setting(name, amount(default, unit), unit, shown, about.get(name, "")))
+        found.append(SettingDescription(name, amount(default, unit), unit, shown, about.get(name, "")))
     return tuple(found)
 
 
@@ -82,7 +82,7 @@ HEAD: Final = """\
 """
 
 
-def _entry(setting: Setting) -> str:
+def _entry(setting: SettingDescription) -> str:
     lines = textwrap.wrap(setting.about, 108)
     return "\n" + "".join(f"# {line}\n" for line in lines) + f"#{setting.name} = {_toml(setting.name)}\n"
 

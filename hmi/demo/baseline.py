@@ -15,21 +15,21 @@ from typing import Any
 from hmi.demo.folder import TenantFolder
 from hmi.demo.steps import Steps
 from hmi.jobs.options import FineTuneOptions
-from hmi.model.encoder import Encoder
 from hmi.model.files import write_json
-from hmi.model.source import DEFAULT_PACKAGE, find_source, load_encoder
+from hmi.model.network.encoder import Encoder
+from hmi.model.sources.source import DEFAULT_PACKAGE, find_source, load_encoder
 from hmi.model.tasks import TaskKind
-from hmi.model.tokenizer import Tokenizer
-from hmi.training.backbones import EncoderBackbone
+from hmi.model.text.tokenizer import Tokenizer
 from hmi.training.data.rows import read_labelled_rows
-from hmi.training.early_stopping import train_to_best
-from hmi.training.objectives import learn_task
-from hmi.training.plan import plan_training
-from hmi.training.recipe import Recipe
-from hmi.training.scoring import headline
-from hmi.training.splits import Split, judge, task_targets
-from hmi.training.teacher import encoder_examples
-from hmi.training.trainer import Trainer
+from hmi.training.fit.backbones import EncoderBackbone
+from hmi.training.fit.early_stopping import train_to_best
+from hmi.training.fit.plan import plan_training
+from hmi.training.fit.trainer import Trainer
+from hmi.training.plans.recipe import Recipe
+from hmi.training.second.teacher import encoder_examples
+from hmi.training.tasks.objectives import learn_task
+from hmi.training.tasks.scoring import headline
+from hmi.training.tasks.splits import Split, judge, task_targets
 
 LEARNING_RATES = (2e-5, 5e-5, 1e-4)
 RECIPE_VERSION = 2
@@ -118,17 +118,22 @@ def _fine_tune(problem: TokenisedTask, encoder: Encoder, lr: float, steps: Steps
         task = bar.add_task(f"{problem.tenant.id} lr {lr:g}", total=trainer.total)
         best = train_to_best(
             trainer,
-            lambda: _judged(problem, trainer, "dev"),
+            lambda: _evaluate_split(problem, trainer, "dev"),
             lambda step, total, loss: bar.update(task, completed=step),
         ).kept
     trainer.load(best.artefact)
     size = sum(4 * tensor.numel() for tensor in best.artefact.joined().values())
     return Dedicated(
-        problem.tenant.id, lr, best.epoch, best.score, headline(_judged(problem, trainer, "test")), size
+        problem.tenant.id,
+        lr,
+        best.epoch,
+        best.score,
+        headline(_evaluate_split(problem, trainer, "test")),
+        size,
     )
 
 
-def _judged(problem: TokenisedTask, trainer: Trainer, name: str) -> dict[str, Any]:
+def _evaluate_split(problem: TokenisedTask, trainer: Trainer, name: str) -> dict[str, Any]:
     split = problem.splits[name]
     outputs = trainer.predict(encoder_examples(split.encoded, [[]] * len(split.rows)))
     return judge(problem.task, split, outputs)

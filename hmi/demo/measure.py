@@ -14,17 +14,17 @@ from typing import Any
 from hmi.demo.client import DemoClient
 from hmi.demo.dataset import Row
 from hmi.demo.folder import TenantFolder, read_rows
-from hmi.demo.onboard import Keys
+from hmi.demo.onboard import TenantKeyFile
 from hmi.demo.steps import Steps
 from hmi.errors import HmiError
-from hmi.training.scoring import headline, score_labels, score_tags
+from hmi.training.tasks.scoring import headline, score_labels, score_tags
 
 CONCURRENCY = 8
 ORDERS = ("trigram", "bigram", "unigram", "miss")
 
 
 @dataclass
-class Answers:
+class TenantAnswers:
     """The answers to one tenant's requests."""
 
     gold: list[Any] = field(default_factory=list)
@@ -35,7 +35,7 @@ class Answers:
 
 
 @dataclass(frozen=True)
-class Measured:
+class TenantResult:
     """A tenant's line in the table. `value` is accuracy or, for tagging, entity F1 on the test rows."""
 
     model: str
@@ -54,11 +54,13 @@ class Measured:
     errors: tuple[str, ...] = ()
 
 
-def measure(client: DemoClient, tenants: Sequence[TenantFolder], keys: Keys, steps: Steps) -> list[Measured]:
+def measure(
+    client: DemoClient, tenants: Sequence[TenantFolder], keys: TenantKeyFile, steps: Steps
+) -> list[TenantResult]:
     """Send every test row as its own request, tenants mixed, CONCURRENCY at a time."""
     requests = [(t, row) for t in tenants for row in read_rows(t.test)]
     random.Random(0).shuffle(requests)
-    collected: dict[str, Answers] = defaultdict(Answers)
+    collected: dict[str, TenantAnswers] = defaultdict(TenantAnswers)
     start = time.monotonic()
     pool = ThreadPoolExecutor(CONCURRENCY)
     try:
@@ -72,7 +74,7 @@ def measure(client: DemoClient, tenants: Sequence[TenantFolder], keys: Keys, ste
     elapsed = time.monotonic() - start
     steps.say(f"{len(requests)} requests, {len(requests) / elapsed:.0f} a second, {CONCURRENCY} at a time")
     sizes = {view["model"]: view["bytes"] for view in client.get("/manage/models?limit=1000")["models"]}
-    return [_measured(t, collected[t.id], sizes.get(t.id, 0)) for t in tenants]
+    return [_measurement_of(t, collected[t.id], sizes.get(t.id, 0)) for t in tenants]
 
 
 def inputs_of(row: Row) -> dict[str, Any]:
@@ -89,7 +91,7 @@ class _Answer:
     error: str = ""
 
 
-def _ask(client: DemoClient, keys: Keys, tenant: TenantFolder, row: Row) -> _Answer:
+def _ask(client: DemoClient, keys: TenantKeyFile, tenant: TenantFolder, row: Row) -> _Answer:
     body = {"inputs": [inputs_of(row)], "parameters": {"return": ["provenance"]}}
     gold = row["tags"] if tenant.task == "tagging" else str(row["label"])
     start = time.perf_counter()
@@ -101,7 +103,7 @@ def _ask(client: DemoClient, keys: Keys, tenant: TenantFolder, row: Row) -> _Ans
     return _Answer(gold, answer["outputs"][0], (answer.get("provenance") or {}).get("plot", {}), time_ms)
 
 
-def _collect(answers: Answers, answer: _Answer) -> None:
+def _collect(answers: TenantAnswers, answer: _Answer) -> None:
     if answer.output is None:
         answers.errors.append(answer.error)
         return
@@ -111,7 +113,7 @@ def _collect(answers: Answers, answer: _Answer) -> None:
     answers.hits.update(answer.plot)
 
 
-def _measured(tenant: TenantFolder, answers: Answers, size: int) -> Measured:
+def _measurement_of(tenant: TenantFolder, answers: TenantAnswers, size: int) -> TenantResult:
     tagging = tenant.task == "tagging"
     if not answers.gold:
         value = 0.0
@@ -120,7 +122,7 @@ def _measured(tenant: TenantFolder, answers: Answers, size: int) -> Measured:
     else:
         value = headline(score_labels(answers.gold, answers.got, sorted({*answers.gold, *answers.got})))
     total = sum(answers.hits[order] for order in ORDERS)
-    return Measured(
+    return TenantResult(
         model=tenant.id,
         domain=tenant.domain,
         task=tenant.task,

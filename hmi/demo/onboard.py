@@ -12,7 +12,7 @@ from hmi.demo.client import DemoClient
 from hmi.demo.folder import ROOT, TenantFolder, TextFolder
 from hmi.demo.steps import Steps, follow, succeeded
 from hmi.errors import Conflict
-from hmi.model.source import DEFAULT_PACKAGE
+from hmi.model.sources.source import DEFAULT_PACKAGE
 
 ROOT_NAME = "minilm"
 ALPHA = 50.0
@@ -22,7 +22,7 @@ Bigrams fill in for the rest at little loss.
 """
 
 
-class Keys:
+class TenantKeyFile:
     """The tenants' keys, in a file that only its owner can read, since the server shows a key only once."""
 
     def __init__(self, path: Path) -> None:
@@ -52,7 +52,7 @@ def import_root(client: DemoClient, text: TextFolder, steps: Steps) -> None:
         return
     spec = {"root": ROOT_NAME, "source": DEFAULT_PACKAGE, "alpha": ALPHA}
     job = (
-        _started(client, ROOT_NAME)
+        _unfinished_job(client, ROOT_NAME)
         or client.post("/manage/roots", spec, files={"text": text.root_text})["job"]
     )
     follow(
@@ -71,13 +71,16 @@ def create_branches(client: DemoClient, text: TextFolder, steps: Steps) -> None:
             continue
         spec = {"domain": domain, "alpha": ALPHA}
         job = (
-            _started(client, domain) or client.post("/manage/domains", spec, files={"corpus": corpus})["job"]
+            _unfinished_job(client, domain)
+            or client.post("/manage/domains", spec, files={"corpus": corpus})["job"]
         )
         jobs[job] = domain
     follow(client, jobs, steps, lambda what, view: steps.say(_branch_summary(what, succeeded(what, view))))
 
 
-def create_tenants(client: DemoClient, tenants: Iterable[TenantFolder], keys: Keys, steps: Steps) -> None:
+def create_tenants(
+    client: DemoClient, tenants: Iterable[TenantFolder], keys: TenantKeyFile, steps: Steps
+) -> None:
     """Create the tenants and their keys, then a model for each.
 
     A model that fails is reported and left out.
@@ -88,7 +91,7 @@ def create_tenants(client: DemoClient, tenants: Iterable[TenantFolder], keys: Ke
         _ensure_key(client, tenant.tenant, keys)
         if tenant.id in have:
             continue
-        jobs[_started(client, tenant.id) or _create_model(client, tenant)] = tenant.id
+        jobs[_unfinished_job(client, tenant.id) or _create_model(client, tenant)] = tenant.id
     steps.say(f"{len(have)} models are there already" if have else f"{len(jobs)} models to fine-tune")
 
     to_go = list(jobs.values())
@@ -109,7 +112,7 @@ def domain_name(name: str) -> str:
     return ROOT_NAME if name == ROOT else f"{ROOT_NAME}/{name}"
 
 
-def _ensure_key(client: DemoClient, tenant: str, keys: Keys) -> None:
+def _ensure_key(client: DemoClient, tenant: str, keys: TenantKeyFile) -> None:
     if tenant in keys:
         return
     try:
@@ -127,7 +130,7 @@ def _create_model(client: DemoClient, tenant: TenantFolder) -> str:
     return str(client.post("/manage/models", spec, files=files)["job"])
 
 
-def _started(client: DemoClient, target: str) -> str | None:
+def _unfinished_job(client: DemoClient, target: str) -> str | None:
     """Return the unfinished job of an earlier run that creates `target`, or None."""
     for state in ("running", "queued"):
         for view in client.get(f"/manage/jobs?state={state}&limit=1000")["jobs"]:

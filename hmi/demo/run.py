@@ -14,7 +14,7 @@ from hmi.demo import baseline, onboard, show
 from hmi.demo.client import DemoClient
 from hmi.demo.dataset import Amounts
 from hmi.demo.folder import TextFolder, read_folder
-from hmi.demo.measure import Measured, measure
+from hmi.demo.measure import TenantResult, measure
 from hmi.demo.server import running
 from hmi.demo.steps import Steps
 from hmi.demo.texts import prepare
@@ -52,7 +52,7 @@ def run(options: DemoOptions, console: Console) -> int:
         )
         mark = _claim(home, text)
         steps.say(f"{len(text.tenants)} tenants, {len(text.branches)} domains")
-    keys = onboard.Keys(home / "keys.json")
+    keys = onboard.TenantKeyFile(home / "keys.json")
     with running(options.data, home / "server.log", options.port, options.key) as client:
         measured = _over_http(client, text, keys, steps)
         show.print_table(steps, measured)
@@ -75,7 +75,9 @@ def run(options: DemoOptions, console: Console) -> int:
     return 1 if silent else 0
 
 
-def _over_http(client: DemoClient, text: TextFolder, keys: onboard.Keys, steps: Steps) -> list[Measured]:
+def _over_http(
+    client: DemoClient, text: TextFolder, keys: onboard.TenantKeyFile, steps: Steps
+) -> list[TenantResult]:
     with steps.step("Root model and its PLOT"):
         onboard.import_root(client, text, steps)
     with steps.step("Domain branches"):

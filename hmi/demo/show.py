@@ -18,14 +18,14 @@ from hmi.core import now
 from hmi.demo.baseline import Dedicated, mean_ratio, ratio
 from hmi.demo.client import DemoClient
 from hmi.demo.folder import TenantFolder, read_rows
-from hmi.demo.measure import Measured, inputs_of
+from hmi.demo.measure import TenantResult, inputs_of
 from hmi.demo.steps import Steps
 from hmi.model.files import write_json
 
 _SHOWN_CHARACTERS = 160
 
 
-def print_table(steps: Steps, rows: Sequence[Measured]) -> None:
+def print_table(steps: Steps, rows: Sequence[TenantResult]) -> None:
     """Print a line for each tenant. Hits are shares of tokens answered by trigrams, bigrams and unigrams."""
     table = Table(title="Every tenant's test set, sent as requests")
     for title in ("tenant.model", "domain", "task", "what it answers"):
@@ -46,7 +46,7 @@ def print_table(steps: Steps, rows: Sequence[Measured]) -> None:
             steps.say(f"{row.model} did not answer: {error}")
 
 
-def print_baseline(steps: Steps, rows: Sequence[Measured], dedicated: Sequence[Dedicated]) -> None:
+def print_baseline(steps: Steps, rows: Sequence[TenantResult], dedicated: Sequence[Dedicated]) -> None:
     """Print the tenants' scores, and their ratios to those of dedicated copies of the source model."""
     table = Table(title="Against a dedicated copy, fully fine-tuned on the same rows with the same seed")
     for title in ("tenant.model", "score", "dedicated", "ratio", "learning rate", "epoch", "MB of the copy"):
@@ -61,7 +61,7 @@ def print_baseline(steps: Steps, rows: Sequence[Measured], dedicated: Sequence[D
     steps.say(f"mean ratio {mean_ratio(values, dedicated):.3f}")
 
 
-def save(path: Path, steps: Steps, rows: Sequence[Measured], dedicated: Sequence[Dedicated] = ()) -> None:
+def save(path: Path, steps: Steps, rows: Sequence[TenantResult], dedicated: Sequence[Dedicated] = ()) -> None:
     """Write all figures to `path`."""
     values = {row.model: row.value for row in rows}
     body: dict[str, Any] = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from hmi.config import Settings
-from hmi.doctor.finding import Finding, guarded
+from hmi.doctor.finding import Finding, findings_of
 from hmi.doctor.installation import installation_findings
 from hmi.doctor.machine import machine_findings, settings_findings
 from hmi.doctor.server import Ask, own_server_findings
@@ -30,4 +30,4 @@ def examine(settings: Settings, ask_of: Callable[[str], Ask], *, deep: bool = Fa
         "server": lambda: own_server_findings(settings, ask_of),
     }
     for name, part in parts.items():
-        yield from guarded(name, part)
+        yield from findings_of(name, part)

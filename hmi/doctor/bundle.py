@@ -65,7 +65,7 @@ def redactor_of(data: Path) -> Redactor:
     """Return a redactor of all names in the data folder, of this machine and of this user."""
     names: dict[str, list[str]] = {"host": [socket.gethostname()], "user": [Path.home().name]}
     if (data / "registry").is_dir():
-        from hmi.stores.registry import Registry
+        from hmi.stores.records.registry import Registry
 
         registry = Registry.open(data / "registry")
         try:

@@ -35,7 +35,7 @@ def problem(check: str, text: str) -> Finding:
     return Finding(check, "problem", text)
 
 
-def guarded(check: str, part: Callable[[], Iterable[Finding]]) -> Iterator[Finding]:
+def findings_of(check: str, part: Callable[[], Iterable[Finding]]) -> Iterator[Finding]:
     """Yield what `part` finds. An error of its own becomes a problem."""
     try:
         yield from part()

@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
 from hmi.config import Settings
-from hmi.doctor.finding import Finding, guarded, ok, problem, warning
+from hmi.doctor.finding import Finding, findings_of, ok, problem, warning
 from hmi.doctor.machine import DAY_S, SOON_DAYS
 from hmi.stores.layout import FORMAT, Layout
 
@@ -36,8 +36,8 @@ def folder_findings(settings: Settings, *, deep: bool = False) -> Iterator[Findi
     yield format_ok
     if format_ok.level == "problem":
         return  # whatever opens the folder now might misread it
-    yield from guarded("leftovers", lambda: _leftovers(layout))
-    yield from guarded("registry", lambda: _inside(settings, layout, deep))
+    yield from findings_of("leftovers", lambda: _leftovers(layout))
+    yield from findings_of("registry", lambda: _check_contents(settings, layout, deep))
 
 
 def _format(layout: Layout) -> Finding:
@@ -75,21 +75,21 @@ def _leftovers(layout: Layout) -> Iterator[Finding]:
 
 
 def _served(layout: Layout) -> bool:
-    from hmi.api.server_lock import live_server
+    from hmi.api.process.lock import live_server
 
     return live_server(layout.data) is not None
 
 
-def _inside(settings: Settings, layout: Layout, deep: bool) -> Iterator[Finding]:
+def _check_contents(settings: Settings, layout: Layout, deep: bool) -> Iterator[Finding]:
     from hmi.manager import Manager
     from hmi.manager.maintenance import probe_plots
 
     probe_plots(settings.data)  # in a child, since a damaged catalogue can kill the process that opens it
     with closing(Manager(settings)) as manager:
-        yield from guarded("files", lambda: _damage(manager, layout, deep))
-        yield from guarded("jobs", lambda: _jobs(manager))
-        yield from guarded("keys", lambda: _keys(manager))
-        yield from guarded("executors", lambda: _executors(manager, layout))
+        yield from findings_of("files", lambda: _damage(manager, layout, deep))
+        yield from findings_of("jobs", lambda: _jobs(manager))
+        yield from findings_of("keys", lambda: _keys(manager))
+        yield from findings_of("executors", lambda: _executors(manager, layout))
 
 
 def _damage(manager: Manager, layout: Layout, deep: bool) -> Iterator[Finding]:

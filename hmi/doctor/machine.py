@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from hmi.config import Settings
-from hmi.doctor.finding import Finding, guarded, ok, problem, warning
+from hmi.doctor.finding import Finding, findings_of, ok, problem, warning
 from hmi.errors import InvalidInput
 from hmi.model.memory import usable_memory
 from hmi.sizes import size
@@ -47,11 +47,11 @@ def settings_findings(settings: Settings, *, serving: bool = False) -> Iterator[
     serving: a server that runs on the data folder already may use the port.
     """
     yield _data(settings)
-    yield from guarded("port", lambda: [_port(settings, serving)])
-    yield from guarded("tls_cert", lambda: _certificate(settings))
+    yield from findings_of("port", lambda: [_port(settings, serving)])
+    yield from findings_of("tls_cert", lambda: _certificate(settings))
     yield from _memory(settings)
-    yield from guarded("max_connections", lambda: [_files(settings)])
-    yield from guarded("trace", lambda: _trace(settings))
+    yield from findings_of("max_connections", lambda: [_files(settings)])
+    yield from findings_of("trace", lambda: _trace(settings))
 
 
 def machine_findings(settings: Settings) -> Iterator[Finding]:
@@ -101,7 +101,7 @@ def _data(settings: Settings) -> Finding:
 
 
 def _port(settings: Settings, serving: bool) -> Finding:
-    from hmi.api.server_lock import live_server
+    from hmi.api.process.lock import live_server
 
     own = live_server(settings.data)
     where = f"{settings.host} port {settings.port}"
@@ -124,7 +124,7 @@ def _port(settings: Settings, serving: bool) -> Finding:
 def _certificate(settings: Settings) -> Iterator[Finding]:
     if settings.tls_cert is None:
         return
-    from hmi.api.tls import context_of
+    from hmi.api.edge.tls import context_of
 
     try:
         context_of(settings)
@@ -158,7 +158,7 @@ def _memory(settings: Settings) -> Iterator[Finding]:
 
 
 def _files(settings: Settings) -> Finding:
-    from hmi.api.capacity import MOST_CONNECTIONS, most_connections
+    from hmi.api.edge.capacity import MOST_CONNECTIONS, most_connections
 
     most = most_connections(settings)
     if most < MOST_CONNECTIONS // 4 and not settings.max_connections:

@@ -18,7 +18,7 @@ SKEW_S: Final = 5.0
 """A larger difference of two clocks is a warning."""
 
 
-class Answer(Protocol):
+class ServerAnswer(Protocol):
     """An answer of a server, whatever its status. The names of headers are in lower case."""
 
     @property
@@ -29,13 +29,13 @@ class Answer(Protocol):
     def text(self) -> str: ...
 
 
-Ask = Callable[[str], Answer]
+Ask = Callable[[str], ServerAnswer]
 """Makes a GET of a path. Raises HmiError if no server answers."""
 
 
 def own_server_findings(settings: Settings, ask_of: Callable[[str], Ask]) -> Iterator[Finding]:
     """Check the server that runs on the data folder, if one does. ask_of: makes calls of a URL."""
-    from hmi.api.server_lock import live_server
+    from hmi.api.process.lock import live_server
 
     found = live_server(settings.data)
     if found is None:
@@ -65,7 +65,7 @@ def server_findings(url: str, ask: Ask) -> Iterator[Finding]:
     yield from _release(ask)
 
 
-def _message(answer: Answer) -> str:
+def _message(answer: ServerAnswer) -> str:
     """The message of an error, or the beginning of another answer."""
     try:
         return str(json.loads(answer.text)["error"]["message"])
@@ -73,7 +73,7 @@ def _message(answer: Answer) -> str:
         return f"status {answer.status}: {answer.text[:200]!r}"
 
 
-def _skew(answer: Answer, begun: float) -> Iterator[Finding]:
+def _skew(answer: ServerAnswer, begun: float) -> Iterator[Finding]:
     date = answer.headers.get("date")
     if date is None:
         return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from hmi.engine.request import TextRequest, TextResult
+from hmi.engine.texts.request import TextRequest, TextResult
 
 if TYPE_CHECKING:
     from hmi.engine.engine import Engine

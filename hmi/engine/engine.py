@@ -14,43 +14,43 @@ import torch
 
 from hmi.config import Settings
 from hmi.core import Deleted, ModelId
-from hmi.engine.accounts import Accounts
-from hmi.engine.admission import Admission
-from hmi.engine.bundles import Bundles, TaskPart
-from hmi.engine.compute import Compute
-from hmi.engine.early import EarlyAnswers
-from hmi.engine.express import Host, Hosts
-from hmi.engine.in_flight import InFlight
-from hmi.engine.isolate import audit_again, by_model, fail
-from hmi.engine.item import Item, artefacts_of, work_in
-from hmi.engine.levels import Admitted, Levels
-from hmi.engine.limits import BatchLimits
-from hmi.engine.lines import Lines
-from hmi.engine.loading import ModelLoader
-from hmi.engine.pace import BATCH_WORK, Pace
-from hmi.engine.planners import planner_of
-from hmi.engine.planning import Planning
-from hmi.engine.queue import FEW_TENANTS, BatchQueue
-from hmi.engine.request import TextRequest, TextResult
-from hmi.engine.running import Cut, Held, Ran, Runner
-from hmi.engine.sink import CallSink
-from hmi.engine.supervisor import Broken, Supervisor
-from hmi.engine.tracing import traced
-from hmi.engine.waiting import WaitingTexts
-from hmi.engine.warming import compile_answers
+from hmi.engine.adaptive.levels import Admitted, Levels
+from hmi.engine.adaptive.planners import planner_of
+from hmi.engine.adaptive.planning import Planning
+from hmi.engine.admit.admission import Admission
+from hmi.engine.admit.bundles import Bundles, TaskPart
+from hmi.engine.admit.loading import ModelLoader
+from hmi.engine.admit.one_large_call import Lines
+from hmi.engine.run.accounts import Accounts
+from hmi.engine.run.compute import Compute
+from hmi.engine.run.early import EarlyAnswers
+from hmi.engine.run.running import Cut, Held, Ran, Runner
+from hmi.engine.run.side_batches import Hosts, MainBatch
+from hmi.engine.run.warming import compile_answers
+from hmi.engine.schedule.limits import BatchLimits
+from hmi.engine.schedule.pace import BATCH_WORK, Pace
+from hmi.engine.schedule.queue import FEW_TENANTS, BatchQueue
+from hmi.engine.schedule.waiting import WaitingTexts
+from hmi.engine.texts.item import Item, artefacts_of, work_in
+from hmi.engine.texts.request import TextRequest, TextResult
+from hmi.engine.texts.sink import CallSink
+from hmi.engine.watch.in_flight import InFlight
+from hmi.engine.watch.isolate import audit_again, by_model, fail
+from hmi.engine.watch.supervisor import Broken, Supervisor
+from hmi.engine.watch.tracing import add_spans
 from hmi.errors import DeadlineExceeded, Unavailable
 from hmi.metrics import Metrics
 from hmi.model.memory import usable_memory
-from hmi.stages import Candidate, Planner
 from hmi.stages.cascade.report import CascadeReport
 from hmi.stages.cascade.stage import CascadeInside
 from hmi.stages.early_exit.stage import EarlyExit
+from hmi.stages.planner import Candidate, Planner
 from hmi.stages.planning.group import GroupLimits
 from hmi.stages.token_adaptation.stage import TokenAdaptation
-from hmi.stores.adapter_pool import AdapterPool, NoRoom
-from hmi.stores.failures import tell
+from hmi.stores.failures import log_failure
 from hmi.stores.layout import Layout
-from hmi.stores.miss_recorder import MissRecorder
+from hmi.stores.plot.miss_recorder import MissRecorder
+from hmi.stores.tensors.adapter_pool import AdapterPool, NoRoom
 
 log = logging.getLogger("hmi.engine")
 LONE_TURNS = 2
@@ -65,7 +65,7 @@ class Engine:
     Texts are admitted (`Admission`), wait in the batch queue, and run in `settings.streams` streams of one
     thread each. A stream cuts its next batch only when it is free, so a text that arrives in between waits
     for at most one batch. If that batch has few tenants, a shorter batch of another runs beside it
-    (`hmi.engine.express`).
+    (`hmi.engine.run.side_batches`).
     """
 
     def __init__(
@@ -218,7 +218,7 @@ class Engine:
             self._waiting.add(items)
             try:
                 self._start_express()
-                return traced(items, await answers.all())
+                return add_spans(items, await answers.all())
             finally:
                 self._waiting.remove(items)
                 answers.drop()
@@ -261,7 +261,7 @@ class Engine:
         try:
             batch = self._cut_express(host, absent)
         except Exception as error:  # no fault of the call or the batch that led here
-            tell(log, "no express batch could be planned", error)
+            log_failure(log, "no express batch could be planned", error)
             return
         if batch is not None:
             self._hosts.begin(host, self._expected_s(batch))
@@ -272,7 +272,7 @@ class Engine:
             with suppress(RuntimeError):  # no thread can start: the batch that uses the module loads it
                 self._loader.prefetch(absent[0].bundle, self._start_express)
 
-    def _cut_express(self, host: Host, absent: list[Item]) -> Cut | None:
+    def _cut_express(self, host: MainBatch, absent: list[Item]) -> Cut | None:
         """Cut a batch that fits beside `host`, of the first key that has one; None if no key has.
 
         absent: receives the items that were left out because their modules are not in memory.
@@ -299,11 +299,11 @@ class Engine:
             candidates.remove(batch.plan.candidate)  # its texts are too long, or wait for their modules
         return None
 
-    async def _run_express(self, batch: Cut, host: Host) -> None:
+    async def _run_express(self, batch: Cut, host: MainBatch) -> None:
         try:
             await self._serve(batch, express=True)
         except Broken as error:
-            tell(log, "an express batch could not run", error)
+            log_failure(log, "an express batch could not run", error)
             host.room_s = 0.0  # the next beside it would fail, too
             return
         finally:

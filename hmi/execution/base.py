@@ -9,8 +9,8 @@ from typing import Protocol, runtime_checkable
 from torch import Tensor
 
 from hmi.execution.batch import BatchKey, Left, Rows
-from hmi.model.encoder import EncoderLayer
-from hmi.model.modules import TenantModule
+from hmi.model.network.encoder import EncoderLayer
+from hmi.model.tenant.modules import TenantModule
 
 Output = Tensor | Exception
 """One window's output, or the error that it has instead."""

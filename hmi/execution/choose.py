@@ -28,9 +28,9 @@ from hmi.execution.machine import fingerprint
 from hmi.execution.packed import PackedExecutor, pack_upper
 from hmi.execution.precision import available
 from hmi.model.memory import give_back_memory
-from hmi.model.modules import TenantModule
-from hmi.model.root import Root
-from hmi.stores.failures import tell
+from hmi.model.sources.root import Root
+from hmi.model.tenant.modules import TenantModule
+from hmi.stores.failures import log_failure
 from hmi.stores.profiles import Measured, Profile, Profiles
 
 log = logging.getLogger("hmi.execution")
@@ -276,7 +276,7 @@ def _keep(profiles: Profiles, root: Root, profile: Profile) -> None:
     try:
         profiles.put(root.info.name, root.info.version, profile)
     except (HmiError, OSError) as error:
-        tell(log, f"the profile of root {root.info.name} could not be kept", error)
+        log_failure(log, f"the profile of root {root.info.name} could not be kept", error)
 
 
 def _measured_all(upper: _Upper, progress: Progress = _silent, ended: threading.Event = NEVER) -> Profile:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hmi.execution.base import Executor, Hook
 from hmi.execution.batch import BatchKey, Left, Rows, offsets_of
-from hmi.model.modules import TenantModule
+from hmi.model.tenant.modules import TenantModule
 
 log = logging.getLogger("hmi.execution")
 V = TypeVar("V")
@@ -70,7 +70,7 @@ class Guarded:
             except Exception as error:
                 if not self._cannot(error):
                     raise
-        yield from self._cpu.run(key, _without(rows, done), modules, hooks)
+        yield from self._cpu.run(key, _rows_without(rows, done), modules, hooks)
 
     def _first(self, work: Callable[[Executor], V]) -> V:
         """Do it on the device, or on the CPU if the device cannot."""
@@ -96,7 +96,7 @@ class Guarded:
         return True
 
 
-def _without(rows: Rows, done: Collection[int]) -> Rows:
+def _rows_without(rows: Rows, done: Collection[int]) -> Rows:
     """The rows as they came from retrieval, without those texts."""
     if not done:
         return rows

@@ -14,7 +14,7 @@ from hmi.execution.base import Hook
 from hmi.execution.batch import BatchKey, Left, Rows, offsets_of
 
 
-class Step(Protocol):
+class LayerRun(Protocol):
     """One executor's run of one batch, layer by layer."""
 
     def begin(self, rows: Rows) -> None:
@@ -30,7 +30,9 @@ class Step(Protocol):
 
 
 @torch.inference_mode()
-def through(layers: int, key: BatchKey, rows: Rows, hooks: Sequence[Hook], step: Step) -> Iterator[Left]:
+def run_layers(
+    layers: int, key: BatchKey, rows: Rows, hooks: Sequence[Hook], step: LayerRun
+) -> Iterator[Left]:
     """Run a batch as `Executor.run` says."""
     lengths = {text: b - a for text, (a, b) in zip(rows.texts, rows.spans(), strict=True)}
     below, x = rows.x, rows.x

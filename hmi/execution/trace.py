@@ -18,10 +18,10 @@ import torch
 
 Span = AbstractContextManager[None]
 _NOTHING = nullcontext()
-_now: Trace | None = None
+_now: ChromeTrace | None = None
 
 
-class Trace:
+class ChromeTrace:
     """The spans of a stretch of time, by track. Thread-safe."""
 
     def __init__(self) -> None:
@@ -89,12 +89,12 @@ class Trace:
 
 
 @contextmanager
-def collected() -> Iterator[Trace]:
+def collected() -> Iterator[ChromeTrace]:
     """Collect the spans of all threads. Raises RuntimeError if a trace is being collected already."""
     global _now
     if _now is not None:
         raise RuntimeError("a trace is being collected already: wait for its end")
-    _now = trace = Trace()
+    _now = trace = ChromeTrace()
     try:
         yield trace
     finally:
@@ -107,7 +107,7 @@ def span(name: str, track: str | None = None) -> Span:
 
 
 @contextmanager
-def _host_span(trace: Trace, name: str, track: str | None) -> Iterator[None]:
+def _host_span(trace: ChromeTrace, name: str, track: str | None) -> Iterator[None]:
     begin = time.perf_counter()
     try:
         yield

@@ -20,18 +20,18 @@ def _lazily(module: str) -> Body:
 
 
 BODIES: Mapping[JobKind, Body] = {
-    "import_root": _lazily("hmi.jobs.import_root"),
-    "build_plot": _lazily("hmi.jobs.build_plot"),
-    "fine_tune": _lazily("hmi.jobs.fine_tune"),
-    "compact_plot": _lazily("hmi.jobs.compact_plot"),
-    "profile_cascade": _lazily("hmi.jobs.profile_cascade"),
-    "shard_root": _lazily("hmi.jobs.shard_root"),
+    "import_root": _lazily("hmi.jobs.root.import_root"),
+    "build_plot": _lazily("hmi.jobs.plot.build_plot"),
+    "fine_tune": _lazily("hmi.jobs.model.fine_tune"),
+    "compact_plot": _lazily("hmi.jobs.plot.compact_plot"),
+    "profile_cascade": _lazily("hmi.jobs.stage.profile_cascade"),
+    "shard_root": _lazily("hmi.jobs.root.shard_root"),
     "backup": _lazily("hmi.jobs.back_up"),
     "improve": _lazily("hmi.jobs.improve"),
 }
 
 
-PRELOADED = ("hmi.jobs.runtime.process", "hmi.jobs.fine_tune", "hmi_kernels.lookup.cpu")
+PRELOADED = ("hmi.jobs.runtime.process", "hmi.jobs.model.fine_tune", "hmi_kernels.lookup.cpu")
 """Modules that take long to import, and that the most frequent kind of job needs."""
 
 

@@ -14,16 +14,16 @@ from typing import Any, get_args
 
 from hmi.core import Task
 from hmi.errors import HmiError, InvalidData
-from hmi.model.entities import groups_of
-from hmi.model.tag_schemes import OUTSIDE, Scheme, in_labels, scheme_of
+from hmi.model.tags.entities import groups_of
+from hmi.model.tags.tag_schemes import OUTSIDE, Scheme, in_labels, scheme_of
 from hmi.sizes import counted
-from hmi.training.data.columns import SYNONYMS, task_of_columns
 from hmi.training.data.corpus import count_documents, open_corpus
-from hmi.training.data.guessing import guess_reading
-from hmi.training.data.label_studio import data_of
+from hmi.training.data.golds import checked_labels
 from hmi.training.data.long_texts import Limit, long_note
-from hmi.training.data.misfits import several_choices
-from hmi.training.data.naming import task_as_named
+from hmi.training.data.meaning.columns import SYNONYMS, task_of_columns
+from hmi.training.data.meaning.guessing import guess_reading
+from hmi.training.data.meaning.misfits import several_choices
+from hmi.training.data.meaning.naming import task_as_named
 from hmi.training.data.reading import AS_IT_IS, Reading
 from hmi.training.data.rows import (
     MIN_ROWS,
@@ -36,12 +36,12 @@ from hmi.training.data.rows import (
     read_unlabelled_file,
     refuse_bad_rows,
 )
-from hmi.training.data.spans import Spans
 from hmi.training.data.tables import FIRST_RECORDS, read_table
 from hmi.training.data.text_files import TextFile, Upload
-from hmi.training.golds import checked_labels
-from hmi.training.recipe import LongTexts, Recipe
-from hmi.training.row_keys import hold_out
+from hmi.training.data.tools.label_studio import data_of
+from hmi.training.data.tools.spans import Spans
+from hmi.training.plans.recipe import LongTexts, Recipe
+from hmi.training.tasks.row_keys import hold_out
 
 CHECKED_BYTES = 4 << 20
 """A check reads at most this many bytes of a file, counted after decompression."""
@@ -160,7 +160,7 @@ def _inspected(source: Upload, task: Task | None, skip: int, reading: Reading) -
     try:
         wanted = task or task_of_file(source, reading=reading)
     except InvalidData as error:
-        return _refused("rows", None, error)
+        return _failed_check("rows", None, error)
     if wanted is None and reading == AS_IT_IS:
         found_text = _checked_corpus(source)
         if found_text.read is not None and not found_text.notes:
@@ -176,7 +176,7 @@ def _checked_rows(source: Upload, task: Task, skip: int, reading: Reading) -> Ch
     try:
         found = parse_rows(source, task, "the file", first=CHECKED_BYTES, reading=reading)
     except InvalidData as error:
-        return _refused("rows", task, error)
+        return _failed_check("rows", task, error)
     why = None
     try:
         refuse_bad_rows(found, task, "the file", skip)
@@ -201,7 +201,7 @@ def _checked_rows(source: Upload, task: Task, skip: int, reading: Reading) -> Ch
         labels,
         found.left_out,
         [*found.notes, *too_long(found, task)],
-        [_shown(row, task) for row in found.rows[:SAMPLE]],
+        [_row_sample(row, task) for row in found.rows[:SAMPLE]],
         why,
         entities=None if types is None else dict(types.most_common()),
         sample_entities=[_entities(tags[:SAMPLE_WORDS], scheme) for tags in tagged[:SAMPLE]]
@@ -256,7 +256,7 @@ def _with_guess(refused: Checked, source: Upload, task: Task | None, skip: int) 
     return replace(refused, task=guess.task, guess=options)
 
 
-def _shown(row: Row, task: Task) -> dict[str, Any]:
+def _row_sample(row: Row, task: Task) -> dict[str, Any]:
     """A row as JSON, with long texts cut."""
     if isinstance(row.text, list):
         tags = row.label if isinstance(row.label, tuple) else ()
@@ -271,7 +271,7 @@ def _checked_corpus(source: Upload, encoding: str | None = None) -> Checked:
     try:
         corpus = open_corpus(source, first=CHECKED_BYTES, encoding=encoding)
     except InvalidData as error:
-        return _refused("corpus", None, error)
+        return _failed_check("corpus", None, error)
     try:
         count, why = count_documents(corpus), None
     except InvalidData as error:
@@ -280,7 +280,7 @@ def _checked_corpus(source: Upload, encoding: str | None = None) -> Checked:
     return Checked("corpus", None, corpus.read, count, corpus.file.whole, notes=notes, error=why)
 
 
-def _refused(kind: str, task: Task | None, error: InvalidData) -> Checked:
+def _failed_check(kind: str, task: Task | None, error: InvalidData) -> Checked:
     line = error.details.get("line")
     problems = [] if line is None else [BadRow(line, error.message)]
     return Checked(kind, task, None, 0, True, problems=problems, error=error.message)

@@ -14,25 +14,25 @@ from typing import Any
 
 from hmi.core import Improvement, ModelRecord, ModelVersion, RootRecord, Tried, now
 from hmi.errors import Conflict, Damaged, InvalidData, JobCancelled, NotFound, QuotaExceeded
-from hmi.jobs.comparing import answers_of
 from hmi.jobs.improving.deciding import decide, rows_to_decide, too_few
-from hmi.jobs.improving.deepening import Candidate, deeper_root, trained_deeper
+from hmi.jobs.improving.deepening import VersionCandidate, deeper_root, trained_deeper
 from hmi.jobs.improving.folding import decide_by_folds
-from hmi.jobs.improving.handing_over import wanted
+from hmi.jobs.improving.handing_over import may_improve
 from hmi.jobs.improving.ledger import Ledger
 from hmi.jobs.improving.publishing import held_back
 from hmi.jobs.improving.teaching import Trial
 from hmi.jobs.improving.trying import NAME, NothingNewError, name_of, rows_before, starts_afresh, ways_of
-from hmi.jobs.publishing import stored_version
+from hmi.jobs.model.comparing import answers_of
+from hmi.jobs.model.publishing import stored_version
+from hmi.jobs.model.training_data import Data, read_data
 from hmi.jobs.runtime.context import JobContext
 from hmi.jobs.specs import ImproveSpec
-from hmi.jobs.training_data import Data, read_data
 from hmi.model.memory import keep_freed_memory
-from hmi.model.root import load_root
+from hmi.model.sources.root import load_root
 from hmi.model.tasks import task_of_version
 from hmi.sizes import counted
-from hmi.training.choosing import Comparison, Rule, least_rows, rule_of
-from hmi.training.early_stopping import EnoughError
+from hmi.training.fit.early_stopping import StopTraining
+from hmi.training.second.choosing import Rule, VersionComparison, least_rows, rule_of
 
 CUT_SHORT = "; the budget ended its training early"
 UNJUDGED = ", and so few rows do not judge that"
@@ -46,8 +46,8 @@ def run(ctx: JobContext) -> dict[str, Any]:
     ctx.check()
     ledger = Ledger(ctx, budget_of(ctx))
     try:
-        why = _refused(ctx, spec) or _tried(ctx, spec, ledger)
-        return _finished(ctx, spec, ledger, why)
+        why = _reason_not_to_try(ctx, spec) or _try_and_publish(ctx, spec, ledger)
+        return _note_ending(ctx, spec, ledger, why)
     finally:
         ledger.save()
 
@@ -58,9 +58,9 @@ def budget_of(ctx: JobContext) -> float:
     return float(min(most, ImproveSpec.of(ctx.job).options.improve_cpu_s or most))
 
 
-def _refused(ctx: JobContext, spec: ImproveSpec) -> str | None:
+def _reason_not_to_try(ctx: JobContext, spec: ImproveSpec) -> str | None:
     """Return a sentence that says why nothing is tried, or None if something is."""
-    if not wanted(ctx, spec):
+    if not may_improve(ctx, spec):
         return "improving was switched off since"
     try:
         ctx.registry.rooms.check_job(ctx.job)
@@ -69,10 +69,10 @@ def _refused(ctx: JobContext, spec: ImproveSpec) -> str | None:
     return None
 
 
-def _tried(ctx: JobContext, spec: ImproveSpec, ledger: Ledger) -> str:
+def _try_and_publish(ctx: JobContext, spec: ImproveSpec, ledger: Ledger) -> str:
     """Try, decide and publish. Returns why it stopped."""
     model = ctx.registry.model(spec.model_id)
-    if _published(ctx, model) is not None:
+    if _version_of_job(ctx, model) is not None:
         return ledger.tried[-1].why if ledger.tried else "better"  # it was killed after it had published
     base = next((v for v in model.versions if v.version == spec.version), None)
     if base is None or model.current != spec.version:
@@ -84,8 +84,8 @@ def _tried(ctx: JobContext, spec: ImproveSpec, ledger: Ledger) -> str:
     if (why := too_few(which, data, rule)) is not None:
         return why
     try:
-        return _compared(ctx, spec, model, base, data, which, rule, ledger)
-    except EnoughError:
+        return _compare_trials(ctx, spec, model, base, data, which, rule, ledger)
+    except StopTraining:
         why = f"its budget of {ledger.budget_s:g} CPU seconds was spent before there was anything to compare"
     except NothingNewError as error:
         why = str(error)
@@ -95,7 +95,7 @@ def _tried(ctx: JobContext, spec: ImproveSpec, ledger: Ledger) -> str:
     return why
 
 
-def _compared(
+def _compare_trials(
     ctx: JobContext,
     spec: ImproveSpec,
     model: ModelRecord,
@@ -143,7 +143,7 @@ def _compared(
 
 def _second(
     trial: Trial, spec: ImproveSpec, base: ModelVersion, data: Data, which: list[int], rule: Rule
-) -> tuple[Candidate | None, Tried]:
+) -> tuple[VersionCandidate | None, Tried]:
     """Train a candidate like the version, on more texts. Returns it if it is to be published."""
     ctx, root, ledger = trial.ctx, trial.root, trial.ledger
     ways, made, ending = ways_of(trial, spec, base), None, ""
@@ -151,9 +151,9 @@ def _second(
         rows = [*data.train, *(data.dev[i] for i in which)]
         found = decide_by_folds(trial, base, data, rows, ways)
         if ledger.cut:
-            raise EnoughError
+            raise StopTraining
         if found.better:
-            with suppress(EnoughError):
+            with suppress(StopTraining):
                 made = ways.final(data, ctx.folder)
             made = None if ledger.cut else made  # nobody has judged a training that was cut short
             ending = f"; {UNTRAINED}" if made is None else ""
@@ -168,10 +168,10 @@ def _second(
             if found.rows < least_rows(rule):
                 made, ending = None, CUT_SHORT + UNJUDGED
     name = NAME if made is None else name_of(made)
-    told = _told(found, name, _said(found, rule, ending), ledger.spent_s)
+    told = _tried_record(found, name, _comparison_sentence(found, rule, ending), ledger.spent_s)
     if made is None or not found.passes(rule):
         return None, told
-    return Candidate(root, base.plot_version, data, made), told
+    return VersionCandidate(root, base.plot_version, data, made), told
 
 
 def _deeper(
@@ -181,9 +181,9 @@ def _deeper(
     data: Data,
     which: list[int],
     rule: Rule,
-    winner: Candidate | None,
+    winner: VersionCandidate | None,
     record: RootRecord,
-) -> tuple[Candidate | None, Tried]:
+) -> tuple[VersionCandidate | None, Tried]:
     """Train a candidate in all layers, and compare it with `winner`, or with the version if there is none.
 
     Returns the better one; None: the version.
@@ -198,18 +198,18 @@ def _deeper(
         )
     try:
         found = trained_deeper(trial, spec, base, data, record)
-    except (EnoughError, Conflict, Damaged, InvalidData, NotFound) as error:
-        why = UNTRAINED if isinstance(error, EnoughError) else error.message
+    except (StopTraining, Conflict, Damaged, InvalidData, NotFound) as error:
+        why = UNTRAINED if isinstance(error, StopTraining) else error.message
         return winner, Tried(name=name, cpu_s=round(ledger.spent_s - spent_s, 1), why=why)
     old = answers_of(ctx, trial.root, base, data.dev) if winner is None else winner.made.answers
     compared = decide(data, which, old, found.made, base)
     rule = "better" if ledger.cut else rule
-    why = _said(compared, rule, CUT_SHORT if ledger.cut else "")
-    told = _told(compared, name, why, ledger.spent_s - spent_s)
+    why = _comparison_sentence(compared, rule, CUT_SHORT if ledger.cut else "")
+    told = _tried_record(compared, name, why, ledger.spent_s - spent_s)
     return (found if compared.passes(rule) else winner), told
 
 
-def _told(found: Comparison, name: str, why: str, cpu_s: float) -> Tried:
+def _tried_record(found: VersionComparison, name: str, why: str, cpu_s: float) -> Tried:
     return Tried(
         name=name,
         before=round(found.before, 6),
@@ -221,7 +221,7 @@ def _told(found: Comparison, name: str, why: str, cpu_s: float) -> Tried:
     )
 
 
-def _said(found: Comparison, rule: Rule, ending: str) -> str:
+def _comparison_sentence(found: VersionComparison, rule: Rule, ending: str) -> str:
     rows = f"on {counted(found.rows, 'held-out row')}: {found.after:.3f} after {found.before:.3f}"
     if rule == "not_worse":
         return f"worse {rows}" if found.worse else f"not worse {rows}; so few rows cannot show more"
@@ -234,17 +234,17 @@ def _report(ledger: Ledger, base: ModelVersion) -> dict[str, Any]:
     return {"version": base.version, "tried": [tried.model_dump(mode="json") for tried in ledger.tried]}
 
 
-def _published(ctx: JobContext, model: ModelRecord) -> ModelVersion | None:
+def _version_of_job(ctx: JobContext, model: ModelRecord) -> ModelVersion | None:
     return next((v for v in model.versions if v.job == ctx.job.job), None)
 
 
-def _finished(ctx: JobContext, spec: ImproveSpec, ledger: Ledger, why: str) -> dict[str, Any]:
+def _note_ending(ctx: JobContext, spec: ImproveSpec, ledger: Ledger, why: str) -> dict[str, Any]:
     """Note in the model's record how the job ended, and return the job's result."""
     best = next((t for t in reversed(ledger.tried) if t.after is not None), None)
     outcome: dict[str, Any] = {"tried": ledger.tried, "cpu_s": round(ledger.spent_s, 1), "why": why}
 
     def note(model: ModelRecord) -> ModelRecord:
-        made, old = _published(ctx, model), model.improvement
+        made, old = _version_of_job(ctx, model), model.improvement
         if made is not None:
             gain = None if best is None else round((best.after or 0) - (best.before or 0), 6)
             outcome.update(published=made.version, gain=gain)

@@ -9,18 +9,18 @@ from pydantic import Field, ValidationError
 
 from hmi.core import Depth, ModuleSpec, Record
 from hmi.errors import InvalidInput
-from hmi.model.rest import Rest
+from hmi.model.tenant.stored_dtype import StoredDtype
 from hmi.modulespec import DEPTH
 from hmi.training.data.reading import AS_IT_IS as AS_IT_IS
 from hmi.training.data.reading import EncodingName
 from hmi.training.data.reading import Reading as Reading
-from hmi.training.recipe import RECIPE, ClassWeights, LongTexts, Recipe
+from hmi.training.plans.recipe import RECIPE, ClassWeights, LongTexts, Recipe
 from hmi.words import explain
 
 R = TypeVar("R", bound=Record)
 Publish = Literal["if-better", "always", "never"]
 """When an update becomes the version that answers: if it is not worse than the live version
-(`hmi.jobs.comparing`), always, or only when a user publishes it."""
+(`hmi.jobs.model.comparing`), always, or only when a user publishes it."""
 LocalityStart = Literal["source", "shipped"]
 """The weights that the training of a root's locality starts from."""
 
@@ -100,7 +100,7 @@ class FineTuneOptions(Reading):
         description="Tagging: also learn which tag follows which. None: yes, with at most 200 tags and "
         "no class weights.",
     )
-    rest: Rest | None = Field(
+    rest: StoredDtype | None = Field(
         default=None,
         description="How the module's matrices are stored: fp16, or int8, which takes about half the space "
         "on the disk. Answers are computed in the server's precision either way. None: an update keeps the "

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from hmi.manager.parts import Parts
-from hmi.stores.adapter_store import LOWER_CURE
-from hmi.stores.plot_meta import lowers_of
-from hmi.stores.plots import plot_errors
+from hmi.stores.plot.plot_meta import lowers_of
+from hmi.stores.plot.plots import plot_errors
+from hmi.stores.tensors.adapter_store import LOWER_CURE
 from plot_store import Store, VersionInfo
 
 ByteProgress = Callable[[int, int], None]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hmi.backup.collection import Entry, entries
+from hmi.backup.collection import BackupEntry, entries
 from hmi.core import JobRecord
 from hmi.jobs.back_up import configured_target
 from hmi.jobs.specs import BackupSpec
@@ -19,7 +19,7 @@ def begin_backup(manager: Manager, folder: str = "", *, reread: bool = False) ->
     return manager.runner.submit("backup", BackupSpec(folder=folder, reread=reread).stored())
 
 
-def configured_backups(manager: Manager, folder: str = "") -> list[Entry]:
+def configured_backups(manager: Manager, folder: str = "") -> list[BackupEntry]:
     """The backups in a folder of the configured place, oldest first. Raises Conflict (none is configured),
     InvalidInput, Unavailable."""
     return entries(configured_target(manager.settings, folder))

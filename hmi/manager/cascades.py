@@ -8,8 +8,8 @@ from pathlib import Path
 
 from hmi.core import Cascade, JobRecord, ModelId, ModelRecord
 from hmi.errors import InvalidInput, NotFound
-from hmi.jobs.cascade_levels import check_levels, small_level, why_stale
 from hmi.jobs.checks import checked_files
+from hmi.jobs.model.cascade_levels import check_levels, small_level, why_stale
 from hmi.jobs.options import Reading
 from hmi.jobs.specs import ProfileCascadeSpec
 from hmi.manager.parts import Parts

@@ -9,16 +9,16 @@ from typing import Any
 
 from hmi.errors import Damaged, HmiError, Unavailable
 from hmi.jobs.runtime.folders import JobFolder
-from hmi.manager.files import Files
+from hmi.manager.files import FileOperations
 from hmi.manager.parts import HOUR_S, Parts
-from hmi.manager.roots import Roots
+from hmi.manager.roots import RootOperations
 from hmi.model.checked import ROOT_CURE
-from hmi.stores.adapter_store import LOWER_CURE, MODEL_CURE
 from hmi.stores.failures import run_each
 from hmi.stores.layout import folder_bytes
-from hmi.stores.plot_meta import lowers_of, samples_of
-from hmi.stores.plots import plot_errors
-from hmi.stores.samples import CURE as SAMPLE_CURE
+from hmi.stores.plot.plot_meta import lowers_of, samples_of
+from hmi.stores.plot.plots import plot_errors
+from hmi.stores.tensors.adapter_store import LOWER_CURE, MODEL_CURE
+from hmi.stores.tensors.samples import CURE as SAMPLE_CURE
 from plot_store import VersionInfo
 
 log = logging.getLogger("hmi.manager")
@@ -27,7 +27,7 @@ log = logging.getLogger("hmi.manager")
 class Consistency:
     """Verification, and garbage collection across the stores."""
 
-    def __init__(self, parts: Parts, roots: Roots) -> None:
+    def __init__(self, parts: Parts, roots: RootOperations) -> None:
         self._parts, self._roots = parts, roots
 
     def housekeeping(self) -> None:
@@ -92,7 +92,7 @@ class Consistency:
 
         Missing artefacts are left to `verify`.
         """
-        from hmi.model.root import verify_root  # imports torch, which takes seconds
+        from hmi.model.sources.root import verify_root  # imports torch, which takes seconds
 
         parts, problems = self._parts, list[str]()
         with plot_errors():
@@ -136,7 +136,7 @@ class Consistency:
         plots=False leaves PLOT versions alone, for a caller that has collected them with another retention.
         """
         parts = self._parts
-        files = Files(parts).collect()
+        files = FileOperations(parts).collect()
         _, adapters = parts.adapters.gc(parts.used_artefacts(), HOUR_S)
         keep = self.pinned_plots()
         with plot_errors():

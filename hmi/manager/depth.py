@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hmi.core import Depth, DomainId
 from hmi.errors import InvalidInput
-from hmi.stores.registry import Registry
+from hmi.stores.records.registry import Registry
 
 
 def root_for(registry: Registry, depth: Depth, branch: DomainId, now: str, field: str) -> str:

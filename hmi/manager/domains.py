@@ -15,9 +15,9 @@ from hmi.jobs.checks import checked_corpus
 from hmi.jobs.options import BuildPlotOptions
 from hmi.jobs.specs import BuildPlotSpec
 from hmi.manager.parts import Parts, checked_alpha, checked_options
-from hmi.stores.miss_files import SKETCH, sketch_bytes
-from hmi.stores.plot_meta import PlotMeta, samples_of
-from hmi.stores.plots import plot_errors
+from hmi.stores.plot.miss_files import SKETCH, sketch_bytes
+from hmi.stores.plot.plot_meta import PlotMeta, samples_of
+from hmi.stores.plot.plots import plot_errors
 from plot_store import VersionInfo
 
 SHOWN = 5
@@ -56,7 +56,7 @@ class DomainInfo:
     record_misses: bool
 
 
-class Domains:
+class DomainOperations:
     """The operations on domains."""
 
     def __init__(self, parts: Parts) -> None:

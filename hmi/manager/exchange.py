@@ -1,5 +1,5 @@
 """Imports and exports tenants' modules in the format of the `adapters` library.
-`hmi.model.interchange` converts them.
+`hmi.model.tenant.interchange` converts them.
 
 torch takes seconds to import, so modules that need it are imported where they are used.
 """
@@ -16,15 +16,15 @@ from hmi.core import DomainId, JobRecord, ModelId, Task, check_name
 from hmi.errors import InvalidInput
 from hmi.jobs.options import FineTuneOptions
 from hmi.jobs.specs import FineTuneSpec
-from hmi.manager.domains import Domains
+from hmi.manager.domains import DomainOperations
 from hmi.manager.models import refuse_existing, submit_fine_tune
 from hmi.manager.parts import Parts, checked_options
-from hmi.model.artefact import Artefact
-from hmi.stores.adapter_store import DamagedArtefact
-from hmi.stores.plot_meta import PlotMeta
+from hmi.model.tenant.artefact import Artefact
+from hmi.stores.plot.plot_meta import PlotMeta
+from hmi.stores.tensors.adapter_store import DamagedArtefact
 
 if TYPE_CHECKING:
-    from hmi.model.root import RootInfo
+    from hmi.model.sources.root import RootInfo
 
 MAX_CONFIG_BYTES = 1 << 20
 
@@ -43,7 +43,7 @@ class ModuleFiles:
 class Exchange:
     """Export and import of modules."""
 
-    def __init__(self, parts: Parts, domains: Domains) -> None:
+    def __init__(self, parts: Parts, domains: DomainOperations) -> None:
         self._parts, self._domains = parts, domains
 
     def export(self, model: str) -> ModuleFiles:
@@ -51,8 +51,8 @@ class Exchange:
         NotFound, InvalidInput (no counterpart of the module), Damaged."""
         from safetensors.torch import save
 
-        from hmi.model.interchange import write_adapter_config
-        from hmi.model.interchange_tensors import HeadTwin, write_head, write_module
+        from hmi.model.tenant.interchange import write_adapter_config
+        from hmi.model.tenant.interchange_tensors import HeadTwin, write_head, write_module
 
         wanted = ModelId.parse(model)
         live = self._parts.registry.model(wanted).live
@@ -107,13 +107,13 @@ class Exchange:
         options: Mapping[str, Any] | None,
         job_limit: int | None,
     ) -> JobRecord:
-        """Create a model from the files of an adapter (see `hmi.jobs.import_module`). Only its
+        """Create a model from the files of an adapter (see `hmi.jobs.model.import_module`). Only its
         configuration and rows are checked here; the job checks the tensors.
 
         Raises InvalidInput (which names a setting without counterpart in HMI), NotFound,
         Conflict, QuotaExceeded, StorageFull.
         """
-        from hmi.model.interchange import read_adapter_config
+        from hmi.model.tenant.interchange import read_adapter_config
 
         wanted, branch = ModelId.parse(model), DomainId.parse(domain)
         refuse_existing(self._parts, wanted)
@@ -131,7 +131,7 @@ class Exchange:
         return submit_fine_tune(self._parts, spec, files, job_limit)
 
     def _root(self, name: str, version: str) -> RootInfo:
-        from hmi.model.root import read_root_info
+        from hmi.model.sources.root import read_root_info
 
         return read_root_info(self._parts.layout.root(check_name(name, "root"), version))
 

@@ -14,11 +14,11 @@ from hmi.core import now
 from hmi.errors import Damaged
 from hmi.manager.parts import HOUR_S, Parts
 from hmi.model.files import full_or, sync_folder
-from hmi.stores.file_table import FileLimits
+from hmi.stores.records.file_table import FileLimits
 from hmi.tenancy import FileRecord
 
 
-class Files:
+class FileOperations:
     """The operations on files. Thread-safe."""
 
     def __init__(self, parts: Parts) -> None:

@@ -15,7 +15,7 @@ from hmi.errors import Conflict, HmiError, NotFound
 from hmi.jobs.specs import CompactPlotSpec
 from hmi.manager.parts import Parts
 from hmi.stores.layout import Layout
-from hmi.stores.plots import plot_errors
+from hmi.stores.plot.plots import plot_errors
 from plot_store import GcReport, Store, VersionInfo, probe
 
 log = logging.getLogger("hmi.manager")

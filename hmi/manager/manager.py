@@ -27,22 +27,22 @@ from hmi.jobs.runtime.runner import JobRunner
 from hmi.manager.archives import ByteProgress, export_domain, import_domain
 from hmi.manager.cascades import CascadeInfo, Cascades
 from hmi.manager.consistency import Consistency
-from hmi.manager.domains import DomainInfo, Domains
+from hmi.manager.domains import DomainInfo, DomainOperations
 from hmi.manager.exchange import Exchange, ModuleFiles
 from hmi.manager.maintenance import Maintenance
-from hmi.manager.models import Models
+from hmi.manager.models import ModelOperations
 from hmi.manager.objectives import set_objective
 from hmi.manager.parts import Parts
-from hmi.manager.roots import Roots
-from hmi.manager.tenants import TENANT_SCOPES, Tenants
+from hmi.manager.roots import RootOperations
+from hmi.manager.tenants import TENANT_SCOPES, TenantOperations
 from hmi.manager.tokens import TokenProfiles
-from hmi.stores.adapter_store import LOWER_CURE, AdapterStore
 from hmi.stores.layout import open_layout
-from hmi.stores.miss_files import MissFiles
-from hmi.stores.miss_recorder import MissRecorder
-from hmi.stores.plots import open_plots
-from hmi.stores.registry import Registry
-from hmi.stores.samples import Samples
+from hmi.stores.plot.miss_files import MissFiles
+from hmi.stores.plot.miss_recorder import MissRecorder
+from hmi.stores.plot.plots import open_plots
+from hmi.stores.records.registry import Registry
+from hmi.stores.tensors.adapter_store import LOWER_CURE, AdapterStore
+from hmi.stores.tensors.samples import Samples
 from hmi.tenancy import NO_LIMITS, default_limits
 from plot_store import VersionInfo
 
@@ -73,14 +73,14 @@ class Manager:
         )
         self.settings, self.registry, self.plots = settings, registry, plots
         self.adapters, self.lowers, self.samples, self.runner = adapters, lowers, samples, runner
-        self._domains = Domains(self._parts)
-        self._models = Models(self._parts, self._domains)
+        self._domains = DomainOperations(self._parts)
+        self._models = ModelOperations(self._parts, self._domains)
         self._cascades = Cascades(self._parts)
         self.tokens = TokenProfiles(self._parts)
         self._exchange = Exchange(self._parts, self._domains)
-        self.tenants = Tenants(self._parts)
+        self.tenants = TenantOperations(self._parts)
         self.files = self.tenants.files
-        self._roots = Roots(self._parts, self._domains)
+        self._roots = RootOperations(self._parts, self._domains)
         self.profiles, self.root_shards = self._roots.profiles, self._roots.shards
         self._consistency = Consistency(self._parts, self._roots)
         self.maintenance = Maintenance(self._parts, self._consistency.pinned_plots)
@@ -214,7 +214,7 @@ class Manager:
     def create_key(
         self, tenant: str | None, scopes: Sequence[Scope] = TENANT_SCOPES, *, limit: int | None = None
     ) -> tuple[KeyRecord, str]:
-        """Create a key that does not expire; see `Tenants.create_key`."""
+        """Create a key that does not expire; see `TenantOperations.create_key`."""
         return self.tenants.create_key(tenant, scopes, limit)
 
     def revoke_key(self, key_id: str) -> KeyRecord:
@@ -239,13 +239,13 @@ class Manager:
         """Train a new model.
 
         data: rows, which every task but embedding needs. unlabelled: texts for a teacher to label
-        (see `hmi.training.teacher`). job_limit: how many queued and running jobs the tenant may have.
+        (see `hmi.training.second.teacher`). job_limit: how many queued and running jobs the tenant may have.
         asked: the call in its protocol's words (`FineTuneSpec.asked`).
 
         Raises InvalidInput, NotFound (tenant, domain), Conflict (exists, or a job is at work on
         it), QuotaExceeded, StorageFull.
         """
-        files = _given(data=data, dev=dev, unlabelled=unlabelled)
+        files = _files_given(data=data, dev=dev, unlabelled=unlabelled)
         return self._models.create(model, domain, task, files, options, job_limit, asked)
 
     def update_model(
@@ -262,7 +262,7 @@ class Manager:
     ) -> JobRecord:
         """Train a model further, with the arguments of `create_model`. publish: when the new
         version becomes the one that answers (`hmi.jobs.options.Publish`). Raises as `create_model`."""
-        files = _given(data=data, dev=dev, unlabelled=unlabelled)
+        files = _files_given(data=data, dev=dev, unlabelled=unlabelled)
         return self._models.update(model, files, options, job_limit, publish, asked)
 
     def train_ramps(
@@ -279,7 +279,7 @@ class Manager:
 
         data, unlabelled: texts to train them on, at least one of the two; answers in them are ignored. Raises
         InvalidInput (no texts, an embedding), and as `update_model`."""
-        files = _given(data=data, unlabelled=unlabelled)
+        files = _files_given(data=data, unlabelled=unlabelled)
         return self._models.ramps(model, files, skip_bad_rows, reading, job_limit)
 
     def import_module(
@@ -395,5 +395,5 @@ class Manager:
         self.registry.key_ring.drop_expired()
 
 
-def _given(**files: Path | bytes | None) -> dict[str, Path | bytes]:
+def _files_given(**files: Path | bytes | None) -> dict[str, Path | bytes]:
     return {name: file for name, file in files.items() if file is not None}

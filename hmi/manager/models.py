@@ -13,7 +13,7 @@ from hmi.jobs.checks import checked_files, checked_texts
 from hmi.jobs.options import FineTuneOptions, Publish, Reading, reading_options
 from hmi.jobs.specs import FineTuneSpec
 from hmi.manager.depth import root_for
-from hmi.manager.domains import Domains
+from hmi.manager.domains import DomainOperations
 from hmi.manager.parts import Parts, checked_options
 
 
@@ -35,10 +35,10 @@ def submit_fine_tune(
     return parts.runner.submit("fine_tune", spec.stored(), tenant, inputs, tenant_limit=job_limit)
 
 
-class Models:
+class ModelOperations:
     """The operations on models."""
 
-    def __init__(self, parts: Parts, domains: Domains) -> None:
+    def __init__(self, parts: Parts, domains: DomainOperations) -> None:
         self._parts, self._domains = parts, domains
 
     def create(

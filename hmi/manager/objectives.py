@@ -8,7 +8,7 @@ from typing import Any
 from hmi.core import DomainId, ModelId, ModelRecord, Objective
 from hmi.errors import InvalidInput
 from hmi.manager.depth import root_for
-from hmi.stores.registry import Registry
+from hmi.stores.records.registry import Registry
 
 
 def set_objective(

@@ -11,11 +11,11 @@ from hmi.core import Deleted, ModelId, ModelRecord
 from hmi.errors import InvalidInput
 from hmi.jobs.options import checked_options as checked_options
 from hmi.jobs.runtime.runner import JobRunner
-from hmi.stores.adapter_store import AdapterStore
 from hmi.stores.layout import Layout
-from hmi.stores.miss_recorder import MissRecorder
-from hmi.stores.registry import Registry
-from hmi.stores.samples import Samples
+from hmi.stores.plot.miss_recorder import MissRecorder
+from hmi.stores.records.registry import Registry
+from hmi.stores.tensors.adapter_store import AdapterStore
+from hmi.stores.tensors.samples import Samples
 from plot_store import Store
 
 HOUR_S = 3600.0

@@ -13,19 +13,19 @@ from hmi.errors import Conflict, InvalidInput
 from hmi.jobs.checks import checked_corpus
 from hmi.jobs.options import ImportRootOptions
 from hmi.jobs.specs import ImportRootSpec
-from hmi.manager.domains import Domains
+from hmi.manager.domains import DomainOperations
 from hmi.manager.parts import Parts, checked_alpha, checked_options
 from hmi.manager.root_shards import RootShards
 from hmi.stores.layout import Layout
-from hmi.stores.plots import plot_errors
+from hmi.stores.plot.plots import plot_errors
 from hmi.stores.profiles import Profiles
-from hmi.stores.registry import Registry
+from hmi.stores.records.registry import Registry
 
 
-class Roots:
+class RootOperations:
     """The operations on roots."""
 
-    def __init__(self, parts: Parts, domains: Domains) -> None:
+    def __init__(self, parts: Parts, domains: DomainOperations) -> None:
         self._parts, self._domains = parts, domains
         self.profiles, self.shards = Profiles(parts.layout), RootShards(parts)
 
@@ -71,8 +71,8 @@ class Roots:
     ) -> dict[str, Any]:
         """The fields that turn the spec of an import into a repair of the damaged root `record`.
         Raises Conflict if its files are sound, or if the import would make another root."""
-        from hmi.model.root import verify_root  # imports torch, which takes seconds
-        from hmi.model.source import find_source, must_be_fetched
+        from hmi.model.sources.root import verify_root  # imports torch, which takes seconds
+        from hmi.model.sources.source import find_source, must_be_fetched
 
         known = f"root {record.name!r} exists already"
         if not verify_root(self._parts.layout.root(record.name, record.version)):
@@ -127,9 +127,9 @@ def export_locality(
     Conflict (another source), UnsupportedModel, Damaged, StorageFull.
     """
     # These import torch, which takes seconds.
-    from hmi.model.locality import locality_name, save_difference
-    from hmi.model.root import load_root
-    from hmi.model.source import find_source
+    from hmi.model.sources.locality import locality_name, save_difference
+    from hmi.model.sources.root import load_root
+    from hmi.model.sources.source import find_source
 
     record = registry.root(name)
     if not record.split:
@@ -143,7 +143,7 @@ def _resolved(source: str) -> str:
     """The source in a form that a job in another process can find. Raises UnsupportedModel if it
     cannot be imported."""
     # This imports torch, which takes seconds.
-    from hmi.model.source import find_source, is_folder, must_be_fetched
+    from hmi.model.sources.source import find_source, is_folder, must_be_fetched
 
     folder = Path(source)
     with suppress(RuntimeError):  # no such user

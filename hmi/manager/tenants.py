@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from hmi.core import MAX_WEIGHT, MIN_WEIGHT, KeyRecord, Limits, Scope, TenantRecord, check_name, now
 from hmi.errors import InvalidInput
-from hmi.manager.files import Files
+from hmi.manager.files import FileOperations
 from hmi.manager.parts import Parts
 from hmi.record import time_text
 from hmi.tenancy import KEY_PREFIX, NO_LIMITS
@@ -38,12 +38,12 @@ class Rotated:
     """The new key itself."""
 
 
-class Tenants:
+class TenantOperations:
     """The operations on tenants and keys."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
-        self.files = Files(parts)
+        self.files = FileOperations(parts)
 
     def create(self, name: str, weight: float = 1.0, limits: Limits = NO_LIMITS) -> tuple[TenantRecord, str]:
         record = TenantRecord(
@@ -58,7 +58,7 @@ class Tenants:
             return self._parts.registry.tenant(name)
 
         def change(old: TenantRecord) -> TenantRecord:
-            changed: dict[str, Any] = {"limits": _with(old.limits, limits)}
+            changed: dict[str, Any] = {"limits": _change_limits(old.limits, limits)}
             if weight is not None:
                 changed["weight"] = _checked(weight)
             return old.model_copy(update=changed)
@@ -151,7 +151,7 @@ def _checked(weight: float) -> float:
     return weight
 
 
-def _with(old: Limits, changes: Mapping[str, Any]) -> Limits:
+def _change_limits(old: Limits, changes: Mapping[str, Any]) -> Limits:
     """Return the limits with these changes. Raises InvalidInput, which names the limit."""
     try:
         return Limits.model_validate({**old.model_dump(), **changes})

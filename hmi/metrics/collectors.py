@@ -37,7 +37,7 @@ class PoolCounters(Protocol):
     def mapped_bytes(self) -> int: ...
 
 
-class ExecutorTimes(Protocol):
+class MeasuredTimes(Protocol):
     """One executor's measured times, as `hmi.stores.profiles.Measured` has them."""
 
     @property
@@ -82,7 +82,7 @@ class AuditCounts(Protocol):
 
 
 class PlanCounts(Protocol):
-    """The planner's decisions, as `hmi.engine.planning.PlanTotals` has them."""
+    """The planner's decisions, as `hmi.engine.adaptive.planning.PlanTotals` has them."""
 
     @property
     def seconds(self) -> float: ...
@@ -94,7 +94,7 @@ class PlanCounts(Protocol):
     def failures(self) -> int: ...
 
 
-RootExecutors = tuple[str, str, Iterable[ExecutorTimes], str | None]
+RootExecutors = tuple[str, str, Iterable[MeasuredTimes], str | None]
 """A root's name, the name of its executor, the measured times, and why its device is not used any more."""
 
 

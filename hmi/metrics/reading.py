@@ -31,7 +31,7 @@ class PoolReading:
 
 
 @dataclass(frozen=True)
-class Reading:
+class MetricsReading:
     """Counts since the server started, and what waits and lies in memory at the moment."""
 
     outcomes: Mapping[str, int]
@@ -48,24 +48,24 @@ class Reading:
     """Tokens looked up, by the n-gram that answered."""
 
 
-def read(metrics: Metrics, routes: frozenset[str]) -> Reading:
+def read(metrics: Metrics, routes: frozenset[str]) -> MetricsReading:
     """Read the metrics. routes: the patterns of the routes whose calls are calls to infer."""
     found = {m.name: m for m in metrics.registry.restricted_registry(NAMES).collect()}
     texts, oldest_s = (0, 0.0) if metrics.queue is None else metrics.queue[1]()
     pool = metrics.pool
-    return Reading(
-        outcomes=_by(found.get("hmi_requests"), "outcome", routes),
+    return MetricsReading(
+        outcomes=_sums_by_label(found.get("hmi_requests"), "outcome", routes),
         buckets=_buckets(found.get("hmi_request_seconds"), routes),
         tenants=metrics.usage.all(),
         queue_texts=texts,
         queue_tokens=0 if metrics.queue is None else metrics.queue[0](),
         queue_oldest_s=oldest_s,
         pool=None if pool is None else PoolReading(pool.bytes, pool.hits, pool.misses, pool.evictions),
-        orders=_by(found.get("hmi_plot_lookups"), "order"),
+        orders=_sums_by_label(found.get("hmi_plot_lookups"), "order"),
     )
 
 
-def _by(metric: Metric | None, label: str, routes: frozenset[str] | None = None) -> dict[str, int]:
+def _sums_by_label(metric: Metric | None, label: str, routes: frozenset[str] | None = None) -> dict[str, int]:
     """The samples' sums by one label; of these routes only, if any are given."""
     sums: Counter[str] = Counter()
     for sample in () if metric is None else metric.samples:
@@ -76,7 +76,7 @@ def _by(metric: Metric | None, label: str, routes: frozenset[str] | None = None)
 
 def _buckets(metric: Metric | None, routes: frozenset[str]) -> list[int]:
     """A histogram's counts by bucket, summed over these routes. Prometheus' own buckets are cumulative."""
-    upto = _by(metric, "le", routes)
+    upto = _sums_by_label(metric, "le", routes)
     sums = [upto.get(le, 0) for le in sorted(upto, key=float)] or [0] * (len(SECONDS) + 1)
     return [after - before for before, after in zip([0, *sums], sums, strict=False)]
 

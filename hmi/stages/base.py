@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from torch import Tensor
 
 from hmi.core import Cascade, ModelId, ModelVersion, Objective
-from hmi.execution.base import Hook
 from hmi.execution.batch import BatchKey, Rows
-from hmi.model.calibration import Floats
-from hmi.model.tasks import TaskKind
+from hmi.model.tenant.calibration import Floats
+
+if TYPE_CHECKING:  # the planner and the queue know stages, and need neither layers nor heads
+    from hmi.execution.base import Hook
+    from hmi.model.tasks import TaskKind
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,7 @@ def _no_stretches(text: int) -> Sequence[Stretch]:
 
 
 @dataclass(frozen=True)
-class Batch:
+class StageBatch:
     """A stage's view of the batch that it creates hooks for."""
 
     key: BatchKey
@@ -146,7 +148,7 @@ class Stage(Protocol):
         """Return the expected effect of a setting other than OFF. Called for each plan that uses it."""
         ...
 
-    def hooks(self, setting: Setting, batch: Batch) -> Sequence[Hook]:
+    def hooks(self, setting: Setting, batch: StageBatch) -> Sequence[Hook]:
         """Return the hooks of one batch under a setting other than OFF; none if no text is concerned.
 
         Called on the batch's compute thread, maybe for several batches at once.

@@ -67,7 +67,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Measured:
+class BatchCost:
     """The measured cost of a batch."""
 
     texts: int
@@ -102,7 +102,7 @@ class Waiting:
 
 
 @dataclass(frozen=True)
-class Terms:
+class SettingEffect:
     """The effect of one setting of a stage on the texts of one model."""
 
     rows: tuple[float, ...]
@@ -122,7 +122,7 @@ class Terms:
 class Adaptive(Protocol):
     """A stage among whose settings a planner chooses by load and deadlines."""
 
-    def terms(self, text: Waiting) -> Sequence[Terms]:
+    def terms(self, text: Waiting) -> Sequence[SettingEffect]:
         """Return one entry for each of `settings(text.key)`, in their order. The first is that of OFF.
 
         They hold for all texts of the model with the objective: a planner remembers them for a second.
@@ -160,7 +160,7 @@ class Planner(Protocol):
         """
         ...
 
-    def learn(self, plan: Plan, measured: Measured) -> None:
+    def learn(self, plan: Plan, measured: BatchCost) -> None:
         """Take note of what a batch of this plan cost. Not called if all texts of the batch failed."""
         ...
 
@@ -182,5 +182,5 @@ class RoundRobin:
         chosen = min(candidates)
         return Plan(chosen, {stage.name: stage.settings(chosen.key)[-1] for stage in self.stages})
 
-    def learn(self, plan: Plan, measured: Measured) -> None:
+    def learn(self, plan: Plan, measured: BatchCost) -> None:
         """Do nothing: the plan does not depend on measurements."""

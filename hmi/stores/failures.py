@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from hmi.errors import Damaged, HmiError
-from hmi.stores.plots import as_hmi
+from hmi.stores.plot.plots import as_hmi
 from plot_store import PlotStoreError
 
 
-def tell(log: logging.Logger, what: str, error: Exception) -> None:
+def log_failure(log: logging.Logger, what: str, error: Exception) -> None:
     """Log that `what` happened, with `error` as the cause."""
     shown: Exception = as_hmi(error) if isinstance(error, PlotStoreError) else error
     if isinstance(shown, HmiError) and shown.kind != "internal":
@@ -27,12 +27,12 @@ def tell(log: logging.Logger, what: str, error: Exception) -> None:
 
 
 @contextmanager
-def spared(log: logging.Logger, what: str) -> Iterator[None]:
+def log_damaged(log: logging.Logger, what: str) -> Iterator[None]:
     """Log a Damaged error of the block instead of raising it, so that a loop continues with the next item."""
     try:
         yield
     except Damaged as error:
-        tell(log, f"{what} cannot continue", error)
+        log_failure(log, f"{what} cannot continue", error)
 
 
 def run_each(log: logging.Logger, parts: dict[str, Callable[[], object]]) -> None:
@@ -41,4 +41,4 @@ def run_each(log: logging.Logger, parts: dict[str, Callable[[], object]]) -> Non
         try:
             part()
         except Exception as error:
-            tell(log, f"{name} failed; the rest continues", error)
+            log_failure(log, f"{name} failed; the rest continues", error)

@@ -149,7 +149,7 @@ class _Kept(Generic[R]):
         kept, path = profile.model_dump(mode="json"), self._path(root, version, profile.machine)
         path.parent.mkdir(parents=True, exist_ok=True)
         write_json(path, {"sha256": _hash_of(kept), "profile": kept})
-        others = sorted((other for other in path.parent.glob("*.json") if other != path), key=_written)
+        others = sorted((other for other in path.parent.glob("*.json") if other != path), key=_modified_at)
         for oldest in others[: -MOST_MACHINES + 1]:
             oldest.unlink(missing_ok=True)
 
@@ -176,7 +176,7 @@ class StageProfiles(_Kept[StageProfile]):
         super().__init__(layout, StageProfile, "stages")
 
 
-def _written(path: Path) -> int:
+def _modified_at(path: Path) -> int:
     """When a file was written; 0 if another process has just removed it."""
     try:
         return path.stat().st_mtime_ns

@@ -28,7 +28,7 @@ class RequestContext:
 CURRENT: ContextVar[RequestContext | None] = ContextVar("hmi_request", default=None)
 
 
-def tell(*, tenant: str | None = None, model: str | None = None, key_id: str | None = None) -> None:
+def note_caller(*, tenant: str | None = None, model: str | None = None, key_id: str | None = None) -> None:
     """Add what has become known of the current request. Outside a request it does nothing."""
     current = CURRENT.get()
     if current is not None:

@@ -74,7 +74,7 @@ def span(name: str, **attributes: Value) -> AbstractContextManager[None]:
     current = CURRENT.get()
     if current is None or current.trace is None:
         return _NOTHING
-    return _measured(current.trace, name, attributes)
+    return _measure_span(current.trace, name, attributes)
 
 
 def trace() -> Trace | None:
@@ -90,7 +90,7 @@ def trace_id_in(traceparent: str | None) -> str:
 
 
 @contextmanager
-def _measured(trace: Trace, name: str, attributes: Mapping[str, Value]) -> Iterator[None]:
+def _measure_span(trace: Trace, name: str, attributes: Mapping[str, Value]) -> Iterator[None]:
     begun = time.monotonic()
     try:
         yield

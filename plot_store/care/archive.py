@@ -20,7 +20,7 @@ from plot_store.catalogue.records import BuildRecord, RefRecord
 from plot_store.environment.environment import Environment
 from plot_store.ground import files, names
 from plot_store.ground.errors import Conflict, Damaged, FormatTooNew, Invalid, NotFound
-from plot_store.ground.files import Buffer, guarded, remove, write_temporary
+from plot_store.ground.files import Buffer, convert_os_errors, remove, write_temporary
 from plot_store.ground.nouns import Progress, SegmentInfo, VersionInfo
 from plot_store.reading.reader import Reader, open_reader
 from plot_store.segments import format as fmt
@@ -41,7 +41,7 @@ def export(
     """See `Store.export`."""
     with open_reader(environment, ref_or_id) as reader:
         draft = write_temporary(path.absolute().parent, _pieces(environment, reader, attached, progress))
-        with guarded(f"naming the export {path}"):
+        with convert_os_errors(f"naming the export {path}"):
             try:
                 os.replace(draft, path)
             finally:
@@ -77,7 +77,7 @@ def versions_of(path: Path) -> list[VersionInfo]:
     """See `Store.archived`."""
     if not path.is_file():
         raise NotFound(f"there is no file {path}: pass one that `export` wrote")
-    with guarded(f"reading the export {path}"), open(path, "rb") as file:
+    with convert_os_errors(f"reading the export {path}"), open(path, "rb") as file:
         return Unpacker(file).head()
 
 
@@ -101,13 +101,13 @@ def import_archive(
     """See `Store.import_archive`."""
     if not path.is_file():
         raise NotFound(f"there is no file {path}: pass one that `export` wrote")
-    with guarded(f"reading the export {path}"), open(path, "rb") as file:
+    with convert_os_errors(f"reading the export {path}"), open(path, "rb") as file:
         unpacker = Unpacker(file)
         versions = unpacker.head()
         attachments.skip(unpacker)
         if ref is not None:
             versions[0] = _renamed(versions, names.check_ref(ref))
-        present = environment.catalogue.read(lambda txn: _already(txn, versions[0]))
+        present = environment.catalogue.read(lambda txn: _imported_version(txn, versions[0]))
         if present is not None and all(_is_sound(environment, info) for info, _ in segments_of(versions)):
             return present  # otherwise damaged or missing segments are restored from the archive
         _check_room(environment, versions)
@@ -151,7 +151,7 @@ def _renamed(versions: list[VersionInfo], ref: str) -> VersionInfo:
     )
 
 
-def _already(txn: CatalogueTxn, tip: VersionInfo) -> VersionInfo | None:
+def _imported_version(txn: CatalogueTxn, tip: VersionInfo) -> VersionInfo | None:
     """Return the version if its ref already has it, otherwise None.
 
     Raises Conflict if the ref's current version is not the one that this version replaced.
@@ -188,7 +188,7 @@ def _publish(txn: CatalogueTxn, versions: list[VersionInfo], lease: _ImportBuild
     """Record the versions and end the import's build. Returns the first version. Raises Conflict."""
     lease.end_in(txn)
     tip = versions[0]
-    present = _already(txn, tip)
+    present = _imported_version(txn, tip)
     if present is not None:
         return present
     for version in versions:

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from plot_store.care.archive_format import CHUNK, CURE, Packer, Unpacker
 from plot_store.ground.errors import Damaged, Invalid, NotFound
-from plot_store.ground.files import guarded
+from plot_store.ground.files import convert_os_errors
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _MAX_BYTES: Final = 1 << 31  # of one attachment: `read` holds its content in memory
@@ -35,7 +35,7 @@ def described(files: Mapping[str, Path]) -> list[Attachment]:
             raise Invalid(
                 f"{name[:80]!r} cannot be an attachment's name: use letters, digits, '.', '_' and '-'"
             )
-        with guarded(f"reading the attachment {name}"), open(path, "rb") as file:
+        with convert_os_errors(f"reading the attachment {name}"), open(path, "rb") as file:
             size = file.seek(0, 2)
             if size > _MAX_BYTES:
                 raise Invalid(f"the attachment {name} has {size} bytes, more than {_MAX_BYTES}: leave it out")
@@ -66,7 +66,7 @@ def pieces(packer: Packer, attachments: list[Attachment], files: Mapping[str, Pa
     """Yield the packed bytes of all attachments. Raises StoreIO, Damaged (a file has changed meanwhile)."""
     for one in attachments:
         whole = hashlib.sha256()
-        with guarded(f"reading the attachment {one.name}"), open(files[one.name], "rb") as file:
+        with convert_os_errors(f"reading the attachment {one.name}"), open(files[one.name], "rb") as file:
             while raw := file.read(CHUNK):
                 whole.update(raw)
                 yield packer.chunk(raw)
@@ -78,7 +78,7 @@ def read(path: Path) -> Iterator[tuple[str, bytes]]:
     """See `Store.attached`."""
     if not path.is_file():
         raise NotFound(f"there is no file {path}: pass one that `export` wrote")
-    with guarded(f"reading the export {path}"), open(path, "rb") as file:
+    with convert_os_errors(f"reading the export {path}"), open(path, "rb") as file:
         unpacker = Unpacker(file)
         unpacker.head()
         for one in parse(unpacker.attachments):

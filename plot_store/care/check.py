@@ -13,7 +13,7 @@ from plot_store.catalogue import version_tree
 from plot_store.catalogue.catalogue import CatalogueTxn
 from plot_store.environment.environment import Environment
 from plot_store.ground.errors import Damaged, NotFound, PlotStoreError
-from plot_store.ground.files import guarded
+from plot_store.ground.files import convert_os_errors
 from plot_store.ground.nouns import Damage, Schema, SegmentInfo, VerifyReport, VersionInfo
 from plot_store.reading.mapped import index_run
 from plot_store.segments import format as fmt
@@ -132,7 +132,7 @@ def check_bytes(environment: Environment, info: SegmentInfo, watch: Watch = _unw
     whole = xxhash.xxh3_128()
     sums: list[int] = []
     watch(info.name, 0)
-    with guarded(f"reading segment {info.name}"):
+    with convert_os_errors(f"reading segment {info.name}"):
         try:
             file = open(environment.folder / info.name, "rb")  # noqa: SIM115 (closed by the `with` below)
         except FileNotFoundError:
@@ -152,7 +152,7 @@ def check_bytes(environment: Environment, info: SegmentInfo, watch: Watch = _unw
                 watch(info.name, len(block))
             tail = file.read()
             whole.update(tail)
-    expected = fmt.untable(tail, info.name)
+    expected = fmt.decode_checksums(tail, info.name)
     bad = [i for i, value in enumerate(sums) if value != expected[i]]
     if bad:
         raise Damaged(f"blocks {_few(bad)} of 1 MiB do not match their checksums")

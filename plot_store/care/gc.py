@@ -31,7 +31,7 @@ Reasons = dict[str, list[str]]  # version id -> why it stays
 
 
 @dataclass(frozen=True)
-class Policy:
+class GcPolicy:
     """The parameters of a collection; see `Store.gc`."""
 
     keep_versions: int
@@ -62,7 +62,7 @@ class _Builds:
     held: set[str] = field(default_factory=set)  # names of the segments of the other builds
 
 
-def collect(environment: Environment, policy: Policy, *, dry_run: bool) -> GcReport:
+def collect(environment: Environment, policy: GcPolicy, *, dry_run: bool) -> GcReport:
     """Run one collection. Raises StoreIO, Damaged."""
     now = time.time()
 
@@ -115,7 +115,7 @@ def unlink_files(environment: Environment, gone: list[str]) -> list[str]:
     return promote.sweep(environment, gone) if gone else []
 
 
-def _unreachable(txn: CatalogueTxn, in_use: set[str], policy: Policy, now: float) -> _Dead:
+def _unreachable(txn: CatalogueTxn, in_use: set[str], policy: GcPolicy, now: float) -> _Dead:
     """Find what is unreachable. in_use: ids of versions that readers of this process hold."""
     reasons: Reasons = defaultdict(list)
     _held_by_name(txn, reasons, now)
@@ -151,7 +151,7 @@ def _held_by_name(txn: CatalogueTxn, reasons: Reasons, now: float) -> None:
         reasons[lease.version].append(f"leased by {lease.owner}")
 
 
-def _retained(txn: CatalogueTxn, reasons: Reasons, policy: Policy, now: float) -> dict[str, RefRecord]:
+def _retained(txn: CatalogueTxn, reasons: Reasons, policy: GcPolicy, now: float) -> dict[str, RefRecord]:
     """Add each ref's retained versions to `reasons`. Returns the new records of refs that lose versions.
 
     Versions that are already in `reasons` stay in their ref's list.
@@ -181,7 +181,7 @@ def _retained(txn: CatalogueTxn, reasons: Reasons, policy: Policy, now: float) -
     return shorter
 
 
-def _builds(txn: CatalogueTxn, reasons: Reasons, policy: Policy, now: float) -> _Builds:
+def _builds(txn: CatalogueTxn, reasons: Reasons, policy: GcPolicy, now: float) -> _Builds:
     """Add the parents and bases of builds in progress to `reasons`.
 
     A build that nobody can resume counts as abandoned as soon as its files would count as orphans.

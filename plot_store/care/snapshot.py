@@ -15,7 +15,7 @@ from typing import Any
 from plot_store.catalogue import version_tree
 from plot_store.catalogue.catalogue import CatalogueTxn
 from plot_store.environment.environment import CATALOGUE, SEGMENTS, Environment
-from plot_store.ground.files import guarded
+from plot_store.ground.files import convert_os_errors
 
 TRIES = 5
 """Copies of the catalogue that are made while `gc` removes segments between a copy and its links."""
@@ -37,7 +37,7 @@ def snapshot(environment: Environment, folder: Path) -> Snapshot:
     Raises StoreIO, StoreFull, Damaged.
     """
     catalogue, segments = folder / CATALOGUE, folder / SEGMENTS
-    with guarded(f"making the snapshot {folder}"):
+    with convert_os_errors(f"making the snapshot {folder}"):
         segments.mkdir(parents=True)
         for tried in range(TRIES):
             shutil.rmtree(catalogue, ignore_errors=True)

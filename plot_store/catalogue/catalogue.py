@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar
 from plot_store.catalogue import records
 from plot_store.database.checksum import seal, unseal
 from plot_store.database.database import Database
-from plot_store.database.lmdb_errors import Label
+from plot_store.database.lmdb_errors import DatabaseLabel
 from plot_store.ground.errors import Damaged, FormatTooNew, NotFound
 from plot_store.ground.files import io_error
 
@@ -90,7 +90,7 @@ class Catalogue:
             raise NotFound(
                 f"there is no PLOT store at {folder.parent}: open it with create=True, or fix the path"
             )
-        label = Label("the catalogue", f"the store at {folder.parent}", CURE)
+        label = DatabaseLabel("the catalogue", f"the store at {folder.parent}", CURE)
         self._database = Database(folder, label, create=create, read_only=read_only, first_map=first_map)
         try:
             self._check_format(create and not read_only, read_only)

@@ -26,7 +26,7 @@ from plot_store.counting.runs import SUFFIX, RunWriter, read_run
 from plot_store.counting.windows import unpack
 from plot_store.ground.arguments import check_number, check_path
 from plot_store.ground.errors import Invalid
-from plot_store.ground.files import TEMPORARY, guarded, remove, sync_folder, write_temporary
+from plot_store.ground.files import TEMPORARY, convert_os_errors, remove, sync_folder, write_temporary
 
 SEAL: Final = "counted.json"
 FORMAT: Final = 1
@@ -39,7 +39,7 @@ Among = Callable[[NDArray[np.uint32]], NDArray[np.bool_]]  # n-grams [m, order] 
 
 
 @dataclass(frozen=True)
-class Table:
+class OrderCounts:
     """The counts of the n-grams of one order."""
 
     order: int
@@ -68,7 +68,7 @@ class _Cut:
 class CountedNgrams:
     """The counts of one corpus, read-only. Selections are streamed; memory does not grow with the corpus."""
 
-    def __init__(self, folder: Path, n: int, tables: dict[int, Table]) -> None:
+    def __init__(self, folder: Path, n: int, tables: dict[int, OrderCounts]) -> None:
         self.folder, self.n = folder, n
         self._tables = tables
 
@@ -79,7 +79,7 @@ class CountedNgrams:
         Raises Invalid, StoreIO.
         """
         folder = check_path("folder", folder)
-        with guarded(f"reading {SEAL}"):
+        with convert_os_errors(f"reading {SEAL}"):
             raw = (folder / SEAL).read_bytes() if (folder / SEAL).exists() else b""
         body, _, check = raw.rpartition(b"\n")
         if not raw or xxhash.xxh3_64_hexdigest(body).encode() != check:
@@ -88,18 +88,18 @@ class CountedNgrams:
         if record["format"] != FORMAT:
             return None
         tables = {
-            t["order"]: Table(t["order"], _int_keys(t["histogram"]), _int_keys(t["files"]))
+            t["order"]: OrderCounts(t["order"], _int_keys(t["histogram"]), _int_keys(t["files"]))
             for t in record["tables"]
         }
         complete = all((folder / name).exists() for table in tables.values() for name in table.files.values())
         return cls(folder, record["n"], tables) if complete else None
 
     @classmethod
-    def seal(cls, folder: Path, n: int, tables: Sequence[Table]) -> CountedNgrams:
+    def seal(cls, folder: Path, n: int, tables: Sequence[OrderCounts]) -> CountedNgrams:
         """Write the record that makes synced tables a complete count, durably. Raises StoreFull, StoreIO."""
         body = json.dumps({"format": FORMAT, "n": n, "tables": [asdict(table) for table in tables]}).encode()
         path = write_temporary(folder, [body, b"\n", xxhash.xxh3_64_hexdigest(body).encode()])
-        with guarded(f"sealing {folder}"):
+        with convert_os_errors(f"sealing {folder}"):
             path.replace(folder / SEAL)
             sync_folder(folder)
         return cls(folder, n, {table.order: table for table in tables})
@@ -110,7 +110,7 @@ class CountedNgrams:
 
         Raises Invalid (the folder holds other files), StoreIO.
         """
-        with guarded(f"preparing {folder}"):
+        with convert_os_errors(f"preparing {folder}"):
             folder.mkdir(parents=True, exist_ok=True)
             left = sorted(folder.iterdir())
         for path in left:
@@ -177,7 +177,7 @@ class CountedNgrams:
         yield from self._above(table, _cut_at(self.histogram(order, among), most), min_count, among)
 
     def _above(
-        self, table: Table, cut: _Cut | None, min_count: int, among: Among | None
+        self, table: OrderCounts, cut: _Cut | None, min_count: int, among: Among | None
     ) -> Iterator[NDArray[np.uint32]]:
         """Yield the n-grams of a cut that occur at least `min_count` times and that `among` accepts."""
         if cut is None:
@@ -194,7 +194,7 @@ class CountedNgrams:
             if len(ngrams):
                 yield ngrams
 
-    def _parts(self, table: Table, least: int) -> Iterator[KeyCounts]:
+    def _parts(self, table: OrderCounts, least: int) -> Iterator[KeyCounts]:
         """Yield the n-grams that occur at least `least` times, in the order of `covering`."""
         for power in sorted(table.files, reverse=True):
             if power < least.bit_length() - 1:
@@ -204,7 +204,7 @@ class CountedNgrams:
                 if len(frequent):
                     yield frequent
 
-    def _table(self, order: int) -> Table:
+    def _table(self, order: int) -> OrderCounts:
         if order not in self._tables:
             raise Invalid(f"order {order} was not counted: use one of {sorted(self._tables)}")
         return self._tables[order]
@@ -226,10 +226,10 @@ class TableWriter:
         for power in np.unique(powers).tolist():
             self._writer(power).add(part.where(powers == power))
 
-    def close(self) -> Table:
+    def close(self) -> OrderCounts:
         """Sync the files and return the table. Raises StoreFull, StoreIO."""
         files = {power: writer.close(durable=True).name for power, writer in self._writers.items()}
-        return Table(self._order, dict(self._histogram), files)
+        return OrderCounts(self._order, dict(self._histogram), files)
 
     def _writer(self, power: int) -> RunWriter:
         if power not in self._writers:
@@ -238,7 +238,7 @@ class TableWriter:
         return self._writers[power]
 
 
-def _cut(table: Table, alpha: float) -> _Cut | None:
+def _cut(table: OrderCounts, alpha: float) -> _Cut | None:
     """Return the cut for `alpha` percent, or None if it selects nothing. Raises Invalid."""
     check_number("alpha", alpha, "pass the percentage of occurrences to cover, 0..100", least=0, most=100)
     if alpha == 0 or not table.histogram:

@@ -23,7 +23,7 @@ from plot_store.counting.runs import BLOCK_ENTRIES, SUFFIX, RunWriter, merge
 from plot_store.counting.windows import Keys, Strip, check_texts, starts_of
 from plot_store.ground.arguments import check_number, check_path
 from plot_store.ground.errors import Closed, Invalid
-from plot_store.ground.files import guarded
+from plot_store.ground.files import convert_os_errors
 from plot_store.ground.nouns import Progress
 
 MEMORY_BYTES: Final = 256 << 20
@@ -247,5 +247,5 @@ def _room(budget: int, key_words: list[int]) -> int:
 
 def _remove(runs: list[RunWriter]) -> None:
     for run in runs:
-        with guarded(f"removing {run.path.name}"):
+        with convert_os_errors(f"removing {run.path.name}"):
             run.path.unlink()

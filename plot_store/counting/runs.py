@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from plot_store.counting.key_counts import KeyCounts, combined, empty, up_to
 from plot_store.ground.errors import Damaged
-from plot_store.ground.files import guarded, sync_file
+from plot_store.ground.files import convert_os_errors, sync_file
 
 MAGIC: Final = b"PLOTRUN\0" + struct.pack("<H", 1)
 SUFFIX: Final = ".run"
@@ -40,7 +40,7 @@ class RunWriter:
         self._buffered: list[KeyCounts] = []
         self._held = 0
         self._packer = zstandard.ZstdCompressor(level=_LEVEL)
-        with guarded(f"writing {path.name}"):
+        with convert_os_errors(f"writing {path.name}"):
             self._file: BinaryIO = path.open("wb")
         self._write(MAGIC + struct.pack("<H", words))
 
@@ -56,7 +56,7 @@ class RunWriter:
         """Finish the file; `durable` also syncs it. Returns its path."""
         self._drain(whole=True)
         self._write(BLOCK.pack(0, 0, 0))
-        with guarded(f"writing {self.path.name}"), self._file as file:
+        with convert_os_errors(f"writing {self.path.name}"), self._file as file:
             file.flush()
             if durable:
                 sync_file(file.fileno())
@@ -81,14 +81,14 @@ class RunWriter:
         self.entries += len(part)
 
     def _write(self, data: bytes) -> None:
-        with guarded(f"writing {self.path.name}"):
+        with convert_os_errors(f"writing {self.path.name}"):
             self._file.write(data)
 
 
 def read_run(path: Path, words: int) -> Iterator[KeyCounts]:
     """Yield the run's entries, block by block. Raises Damaged, StoreIO."""
     unpacker = zstandard.ZstdDecompressor()
-    with guarded(f"reading {path.name}"), path.open("rb") as file:
+    with convert_os_errors(f"reading {path.name}"), path.open("rb") as file:
         if file.read(len(MAGIC) + 2) != MAGIC + struct.pack("<H", words):
             raise _damaged(path)
         while True:

@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar
 
 import lmdb
 
-from plot_store.database.lmdb_errors import Label, as_ours, damaged, too_many
+from plot_store.database.lmdb_errors import DatabaseLabel, as_ours, damaged, too_many
 from plot_store.database.lmdb_file import check_length, check_pages
 from plot_store.database.lmdb_pages import BadFile
 from plot_store.database.writer_lock import WriterLock
@@ -34,7 +34,7 @@ class Database:
     def __init__(
         self,
         folder: Path,
-        label: Label,
+        label: DatabaseLabel,
         *,
         create: bool,
         first_map: int,
@@ -251,14 +251,14 @@ _LIVE: weakref.WeakSet[Database] = weakref.WeakSet()
 _LIVE_LOCK = threading.Lock()
 
 
-def _ours() -> list[Database]:
+def _own_databases() -> list[Database]:
     return [database for database in _LIVE if database._pid == os.getpid()]
 
 
 def _before_fork() -> None:
     """Pause every database: if the child inherited a transaction, its copy would abort the parent's."""
     _LIVE_LOCK.acquire()
-    for database in _ours():
+    for database in _own_databases():
         database.fork_refused = None
         try:
             database.pause()
@@ -267,7 +267,7 @@ def _before_fork() -> None:
 
 
 def _after_fork_in_parent() -> None:
-    for database in _ours():
+    for database in _own_databases():
         if database.fork_refused is None:
             database.resume()
     _LIVE_LOCK.release()

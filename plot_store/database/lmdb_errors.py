@@ -17,7 +17,7 @@ _DAMAGE: Final = (lmdb.CorruptedError, lmdb.InvalidError, lmdb.PageNotFoundError
 
 
 @dataclass(frozen=True)
-class Label:
+class DatabaseLabel:
     """The words by which error messages name a database."""
 
     name: str  # "the catalogue"
@@ -25,12 +25,12 @@ class Label:
     cure: str  # what to do about damage: "restore … from a backup"
 
 
-def damaged(error: BadFile, label: Label) -> Damaged:
+def damaged(error: BadFile, label: DatabaseLabel) -> Damaged:
     """Return the store's error for a file that failed a check."""
     return Damaged(f"{label.name} is damaged ({error}): {label.cure}")
 
 
-def too_many(label: Label) -> StoreIO:
+def too_many(label: DatabaseLabel) -> StoreIO:
     """Return the store's error for a full table of reader slots."""
     return StoreIO(
         f"all reader slots of {label.owner} are taken: run fewer processes at once; if processes were "
@@ -38,7 +38,7 @@ def too_many(label: Label) -> StoreIO:
     )
 
 
-def as_ours(error: lmdb.Error, doing: str, folder: Path, label: Label) -> PlotStoreError:
+def as_ours(error: lmdb.Error, doing: str, folder: Path, label: DatabaseLabel) -> PlotStoreError:
     """Convert an LMDB error. doing: "using" or "opening".
 
     On a full disk LMDB reports short writes as I/O errors, and may then report its own pages as corrupted. So

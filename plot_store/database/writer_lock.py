@@ -60,7 +60,7 @@ class WriterLock:
     def _wait(self, fd: int, end: float, wait_s: float) -> None:
         """Poll for the lock: only a signal, which is the main thread's, could bound a blocking call."""
         pause = _MIN_POLL_S
-        while not _taken(fd):
+        while not _try_lock(fd):
             if time.monotonic() > end:
                 holder = _holder(fd)
                 raise self._held_by(f"process {holder}" if holder else "a process (lsof names it)", wait_s)
@@ -90,7 +90,7 @@ def _opened(path: Path) -> Iterator[int | None]:
         os.close(fd)
 
 
-def _taken(fd: int) -> bool:
+def _try_lock(fd: int) -> bool:
     """Try to take the lock without waiting. Returns whether it succeeded."""
     try:
         fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

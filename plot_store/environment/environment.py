@@ -18,7 +18,7 @@ from plot_store.catalogue.probe import has_segments
 from plot_store.database.shared import Shared
 from plot_store.ground import files, limits
 from plot_store.ground.errors import Damaged, InUse
-from plot_store.ground.files import guarded
+from plot_store.ground.files import convert_os_errors
 from plot_store.ground.host import check_host
 from plot_store.ground.limits import Limits
 from plot_store.ground.nouns import Schema, SegmentInfo
@@ -48,7 +48,7 @@ class Environment:
         _refuse_lost_catalogue(path)
         if create and not read_only:
             check_host(path, f"the store at {path}")  # before anything is created there
-            with guarded(f"creating the store at {path}"):
+            with convert_os_errors(f"creating the store at {path}"):
                 files.make_folder(self.folder)
                 creation.make(path / CATALOGUE)
                 # Another process may have created the store and been killed before its sync.
@@ -82,7 +82,7 @@ class Environment:
 
     def holds(self, info: SegmentInfo) -> bool:
         """Return whether the segment's file exists and has the recorded size. Raises StoreIO."""
-        with guarded(f"looking for segment {info.name}"):
+        with convert_os_errors(f"looking for segment {info.name}"):
             try:
                 return (self.folder / info.name).stat().st_size == info.bytes
             except FileNotFoundError:
@@ -147,7 +147,7 @@ def _refuse_lost_catalogue(path: Path) -> None:
     creates the catalogue first.
     """
     data = path / CATALOGUE / "data.mdb"
-    with guarded(f"looking at {path}"):
+    with convert_os_errors(f"looking at {path}"):
         if not data.exists() and has_segments(path) and not data.exists():
             raise Damaged(
                 f"{path} has segments but no catalogue: restore {CATALOGUE}/ from a copy of the folder, or "

@@ -174,7 +174,7 @@ class Store(Branches):
         environment = self._env()
         if not dry_run:
             environment.catalogue.forget_dead_readers()
-        policy = gc.Policy(keep_versions, keep_days, orphan_age_s, build_age_s, frozenset(kept))
+        policy = gc.GcPolicy(keep_versions, keep_days, orphan_age_s, build_age_s, frozenset(kept))
         return gc.collect(environment, policy, dry_run=dry_run)
 
     def verify(self, ref: str | None = None) -> VerifyReport:

@@ -36,7 +36,7 @@ def io_error(error: OSError, doing: str) -> StoreIO:
 
 
 @contextlib.contextmanager
-def guarded(doing: str) -> Iterator[None]:
+def convert_os_errors(doing: str) -> Iterator[None]:
     """Convert an OSError raised in the block to StoreFull or StoreIO."""
     try:
         yield

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from plot_store.ground.arguments import check_number
 from plot_store.ground.errors import StoreFull
-from plot_store.ground.files import folder_bytes, free_bytes, guarded
+from plot_store.ground.files import convert_os_errors, folder_bytes, free_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +30,7 @@ class Limits:
 
 def check_room(store: Path, limits: Limits, need: int, doing: str) -> None:
     """Raises StoreFull if `need` further bytes exceed a limit or the disk. Also raises StoreIO."""
-    with guarded(f"measuring the room for {doing}"):
+    with convert_os_errors(f"measuring the room for {doing}"):
         free = free_bytes(store)
         if need > free - limits.min_free_bytes:
             kept = (

@@ -24,7 +24,7 @@ class DeviceHits:
 
     order: Any  # int8 [total]
     depth: Any  # int16 [total]
-    _device: cuda.Device
+    _device: cuda.LookupDevice
     _n: int
 
     def to_host(self) -> Hits:
@@ -87,7 +87,7 @@ class DeviceReader:
 
 
 def put_on_device(
-    table: ops.LevelTable, schema: Schema, device: int | cuda.Device, check_open: Callable[[], object]
+    table: ops.LevelTable, schema: Schema, device: int | cuda.LookupDevice, check_open: Callable[[], object]
 ) -> DeviceReader:
     """See `Reader.on_device`. check_open: raises Closed once the reader is closed.
 

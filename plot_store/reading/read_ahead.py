@@ -31,7 +31,7 @@ _THREAD = threading.local()  # .reads: the last result of `disk_reads` in this t
 Out = NDArray[np.float32] | NDArray[np.uint16]
 
 
-class Part(NamedTuple):
+class BatchPart(NamedTuple):
     """Some whole texts of a batch, as a batch of their own."""
 
     at: slice  # their tokens in the batch
@@ -120,12 +120,12 @@ def disk_reads() -> int:
     return usage.ru_inblock + usage.ru_majflt
 
 
-def parts_of(tokens: NDArray[np.int32], offsets: NDArray[np.int64]) -> list[Part]:
+def parts_of(tokens: NDArray[np.int32], offsets: NDArray[np.int64]) -> list[BatchPart]:
     """Cut a batch at texts into parts of about _PART_TOKENS tokens. A small or malformed one stays whole."""
     cuts = text_parts(offsets, tokens.size)
     spans = [(slice(int(offsets[a]), int(offsets[b])), offsets[a : b + 1]) for a, b in cuts]
-    return [Part(at, tokens[at], part - at.start) for at, part in spans] or [
-        Part(slice(None), tokens, offsets)
+    return [BatchPart(at, tokens[at], part - at.start) for at, part in spans] or [
+        BatchPart(slice(None), tokens, offsets)
     ]
 
 

@@ -9,7 +9,7 @@ from typing import Final, TypeVar, overload
 
 import numpy as np
 from hmi_kernels.lookup import layout, ops
-from hmi_kernels.lookup.cuda import Device
+from hmi_kernels.lookup.cuda import LookupDevice
 from numpy.typing import NDArray
 
 from plot_store.catalogue import version_tree
@@ -152,7 +152,7 @@ class Reader:
                 depths[here] = run.depth
         return vectors, depths
 
-    def on_device(self, device: int | Device = 0) -> DeviceReader:
+    def on_device(self, device: int | LookupDevice = 0) -> DeviceReader:
         """Copy this view to a CUDA device, checking every row.
 
         The copy works as long as this reader is open. Raises Closed, Damaged, Invalid (no such device, or no

@@ -44,7 +44,7 @@ _CURE: Final = "restore it with an import of an export, or build the version aga
 
 
 @dataclass(frozen=True)
-class Layout:
+class SegmentHeader:
     """The fields of a header. `layout_of` derives those from `stride` on from the others."""
 
     kind: int
@@ -72,21 +72,21 @@ class Layout:
         return _KINDS[self.kind]
 
 
-def rows_layout(schema: Schema, order: int, count: int) -> Layout:
+def rows_layout(schema: Schema, order: int, count: int) -> SegmentHeader:
     """Return the independent fields of a rows segment, for `layout_of`."""
-    return Layout(ROWS, order, schema.code, schema.dim, schema.vocab, count, n=schema.n)
+    return SegmentHeader(ROWS, order, schema.code, schema.dim, schema.vocab, count, n=schema.n)
 
 
-def _up(value: int, multiple: int) -> int:
+def _round_up(value: int, multiple: int) -> int:
     return -(-value // multiple) * multiple
 
 
-def layout_of(base: Layout) -> Layout:
+def layout_of(base: SegmentHeader) -> SegmentHeader:
     """Return the layout with its derived sizes and offsets filled in."""
     row = stride(base.n, base.order, base.dim, base.dtype)
-    data_at = _up(HEADER_BYTES + COVER_BYTES * base.covers, PAGE)
+    data_at = _round_up(HEADER_BYTES + COVER_BYTES * base.covers, PAGE)
     data_bytes = base.count * row if base.kind == ROWS else base.cap * 8
-    checks_at = _up(data_at + data_bytes, 8)
+    checks_at = _round_up(data_at + data_bytes, 8)
     blocks = -(-checks_at // BLOCK)
     return replace(
         base,
@@ -99,7 +99,7 @@ def layout_of(base: Layout) -> Layout:
     )
 
 
-def header(layout: Layout) -> bytes:
+def header(layout: SegmentHeader) -> bytes:
     """Encode a complete layout as the 256 bytes of a header."""
     fields = _HEADER.pack(
         MAGIC,
@@ -128,7 +128,7 @@ def header(layout: Layout) -> bytes:
     return body + _SUM.pack(xxhash.xxh3_64_intdigest(body))
 
 
-def parse(raw: bytes, name: str) -> Layout:
+def parse(raw: bytes, name: str) -> SegmentHeader:
     """Parse and check a header. `name` is the segment's name in messages. Raises Damaged, FormatTooNew."""
     if len(raw) < HEADER_BYTES or raw[: len(MAGIC)] != MAGIC:
         raise Damaged(f"segment {name} does not begin with a segment's header: {_CURE}")
@@ -163,7 +163,7 @@ def parse(raw: bytes, name: str) -> Layout:
         raw[: HEADER_BYTES - _SUM.size]
     ):
         raise Damaged(f"segment {name} has a damaged header: {_CURE}")
-    base = Layout(kind, order, dtype, dim, vocab, count, shift, cap, covers, n, version, salt)
+    base = SegmentHeader(kind, order, dtype, dim, vocab, count, shift, cap, covers, n, version, salt)
     if not _possible(base) or vectors != roles(n, order) or block != BLOCK:
         raise Damaged(f"segment {name} has an impossible header: {_CURE}")
     layout = layout_of(base)
@@ -174,7 +174,7 @@ def parse(raw: bytes, name: str) -> Layout:
     return layout
 
 
-def _possible(base: Layout) -> bool:
+def _possible(base: SegmentHeader) -> bool:
     """Return whether a writer of that format can have written these independent fields."""
     if base.format == 1:
         known = base.kind in (ROWS, INDEX) and base.n == 3
@@ -210,7 +210,7 @@ def table(sums: list[int]) -> bytes:
     return body + _SUM.pack(xxhash.xxh3_64_intdigest(body))
 
 
-def untable(raw: bytes, name: str) -> list[int]:
+def decode_checksums(raw: bytes, name: str) -> list[int]:
     """Decode the block checksums. Raises Damaged if the table does not match its own checksum."""
     body = raw[: -_SUM.size]
     if _SUM.unpack(raw[-_SUM.size :])[0] != xxhash.xxh3_64_intdigest(body):

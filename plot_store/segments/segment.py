@@ -16,7 +16,7 @@ from hmi_kernels.lookup.ops import RowsView, check_rows
 from numpy.typing import NDArray
 
 from plot_store.ground.errors import Damaged
-from plot_store.ground.files import guarded, write_temporary
+from plot_store.ground.files import convert_os_errors, write_temporary
 from plot_store.ground.nouns import Kind, Schema, SegmentInfo
 from plot_store.segments import format as fmt
 from plot_store.segments.mapping import fault_in, map_read_only, read_soon
@@ -61,7 +61,9 @@ class _Sums:
             self._room = fmt.BLOCK
 
 
-def write_segment(folder: Path, base: fmt.Layout, data: memoryview, covers: list[tuple[str, int]]) -> Draft:
+def write_segment(
+    folder: Path, base: fmt.SegmentHeader, data: memoryview, covers: list[tuple[str, int]]
+) -> Draft:
     """Write rows or index slots as a synced temporary file.
 
     base: the independent fields of the header. covers: (digest, rows) of the segments an index covers. Raises
@@ -92,7 +94,7 @@ class MappedSegment:
     """A segment file mapped into memory. Its arrays stay valid after the file is unlinked."""
 
     def __init__(
-        self, path: Path, info: SegmentInfo, layout: fmt.Layout, raw: Bytes, inode: tuple[int, int]
+        self, path: Path, info: SegmentInfo, layout: fmt.SegmentHeader, raw: Bytes, inode: tuple[int, int]
     ) -> None:
         self.path = path
         self.info = info
@@ -177,10 +179,10 @@ class MappedSegment:
 
     def sums(self) -> list[int]:
         """Return the block checksums stored in the file. Raises Damaged."""
-        return fmt.untable(self.raw[self.layout.checks_at :].tobytes(), self.info.name)
+        return fmt.decode_checksums(self.raw[self.layout.checks_at :].tobytes(), self.info.name)
 
 
-def _view(layout: fmt.Layout, data: Bytes) -> RowsView:
+def _view(layout: fmt.SegmentHeader, data: Bytes) -> RowsView:
     """Return the kernels' view of the rows. Rows of format 1 have no check, so all count as verified."""
     words = -(-layout.count // 64)
     verified = np.full(words, _ALL, np.uint64) if layout.format == 1 else np.zeros(words, np.uint64)
@@ -193,7 +195,7 @@ def open_segment(path: Path, info: SegmentInfo, schema: Schema) -> MappedSegment
     An index is also read whole and compared with the hash in its name. Rows are checked at their first use.
     Raises Damaged, FormatTooNew, StoreIO, and _Gone if there is no such file.
     """
-    with guarded(f"opening segment {info.name}"):
+    with convert_os_errors(f"opening segment {info.name}"):
         try:
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -213,7 +215,7 @@ def open_segment(path: Path, info: SegmentInfo, schema: Schema) -> MappedSegment
     return segment
 
 
-def _check_header(fd: int, size: int, info: SegmentInfo, schema: Schema) -> fmt.Layout:
+def _check_header(fd: int, size: int, info: SegmentInfo, schema: Schema) -> fmt.SegmentHeader:
     if size != info.bytes or size < fmt.HEADER_BYTES:
         raise Damaged(
             f"segment {info.name} has {size} bytes, the manifest says {info.bytes}: restore it with an "
@@ -224,7 +226,7 @@ def _check_header(fd: int, size: int, info: SegmentInfo, schema: Schema) -> fmt.
     return layout
 
 
-def check_agreement(layout: fmt.Layout, info: SegmentInfo, schema: Schema) -> None:
+def check_agreement(layout: fmt.SegmentHeader, info: SegmentInfo, schema: Schema) -> None:
     """Raises Damaged unless a file's header agrees with the manifest."""
     expected = (
         info.kind,
@@ -268,7 +270,7 @@ def _damaged(info: SegmentInfo) -> Damaged:
 
 
 class _Gone(Exception):
-    """The file does not exist. Not an OSError, so that `guarded` does not convert it."""
+    """The file does not exist. Not an OSError, so that `convert_os_errors` does not convert it."""
 
 
 class SegmentCache:

@@ -34,7 +34,7 @@ class _Built:
 
 
 @dataclass(frozen=True)
-class Plan:
+class SegmentPlan:
     """The segments of a version to be published."""
 
     segments: tuple[SegmentInfo, ...]  # all, oldest first
@@ -43,7 +43,7 @@ class Plan:
 
 def plan(
     environment: Environment, record: BuildRecord, base: VersionInfo | None, known: Mapping[str, Keys]
-) -> Plan:
+) -> SegmentPlan:
     """Index the build's segments. An extending build keeps its base's indexes while they are few.
 
     known: keys of new segments by name, which then need not be read again. Raises StoreFull, StoreIO,
@@ -65,7 +65,7 @@ def plan(
         discard(drafts)
         raise
     segments = _last_of_each([*old, *record.segments, *(draft.info for draft in drafts)])
-    return Plan(tuple(segments), tuple(drafts))
+    return SegmentPlan(tuple(segments), tuple(drafts))
 
 
 def _merged(runs: list[SegmentInfo], rows: int) -> list[SegmentInfo]:
@@ -115,7 +115,7 @@ def _write_index(
         built = _Built(*ops.build_direct(keys, schema.vocab), 0) if direct else _hash_index(keys, covers)
     except ValueError as error:
         raise Invalid(f"{error} (order {order}): open the writer with larger segment_bytes") from error
-    base = fmt.Layout(
+    base = fmt.SegmentHeader(
         fmt.DIRECT if direct else fmt.INDEX,
         order,
         schema.code,

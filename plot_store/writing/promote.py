@@ -15,7 +15,7 @@ from plot_store.catalogue.catalogue import CatalogueTxn
 from plot_store.environment.environment import Environment
 from plot_store.ground import files
 from plot_store.ground.errors import StoreIO
-from plot_store.ground.files import guarded, remove
+from plot_store.ground.files import convert_os_errors, remove
 from plot_store.segments.segment import Draft
 
 
@@ -24,7 +24,7 @@ def promote(folder: Path, drafts: Iterable[Draft]) -> None:
 
     An existing file of that name is replaced: it has the same content, or is damaged. Raises StoreIO.
     """
-    with guarded(f"naming segments in {folder}"):
+    with convert_os_errors(f"naming segments in {folder}"):
         for draft in drafts:
             if draft.path.exists():
                 os.replace(draft.path, folder / draft.info.name)

@@ -38,7 +38,7 @@ Expect = str | None | _Special
 
 
 @dataclass(frozen=True)
-class Request:
+class PublishRequest:
     """The version to publish, and the one that it may replace."""
 
     build: str
@@ -48,7 +48,7 @@ class Request:
     meta: dict[str, Any]
 
 
-def publish(environment: Environment, request: Request, drafts: Sequence[Draft]) -> VersionInfo:
+def publish(environment: Environment, request: PublishRequest, drafts: Sequence[Draft]) -> VersionInfo:
     """Rename the drafts and record the version, in one transaction. Drafts that remain are deleted.
 
     Raises Conflict (another publication or writer came first), StoreFull, StoreIO; nothing is published then.
@@ -68,7 +68,9 @@ def publish(environment: Environment, request: Request, drafts: Sequence[Draft])
         discard(drafts)
 
 
-def record_version(txn: CatalogueTxn, request: Request, previous: str | None, created: str) -> VersionInfo:
+def record_version(
+    txn: CatalogueTxn, request: PublishRequest, previous: str | None, created: str
+) -> VersionInfo:
     """Write the manifest, make the version current, and end the build."""
     record = request.record
     version = records.new_version(

@@ -31,7 +31,7 @@ from plot_store.reading.reader import Reader
 from plot_store.segments.segment import Draft
 from plot_store.writing import builds, indexing, promote, publication
 from plot_store.writing.builds import Opened
-from plot_store.writing.publication import ANY, AS_OPENED, Expect, Request
+from plot_store.writing.publication import ANY, AS_OPENED, Expect, PublishRequest
 from plot_store.writing.segment_writer import SegmentWriter
 
 __all__ = ["ANY", "AS_OPENED", "SEGMENT_BYTES", "Expect", "Writer"]
@@ -179,7 +179,7 @@ class Writer:
         self._environment.catalogue.read(lambda txn: self._check_first(txn, wanted))
         sealed = self._segments.record.sealed
         left = self._finish() if sealed is None else _Leftover(self._segments.record, sealed, ())
-        request = Request(self._build, left.record, left.segments, wanted, merged)
+        request = PublishRequest(self._build, left.record, left.segments, wanted, merged)
         version = publication.publish(self._environment, request, left.drafts)
         self._close()
         return version

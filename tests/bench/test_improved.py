@@ -21,9 +21,9 @@ from bench.cases.quality.tasks import TaskRows
 from hmi.errors import HmiError, InvalidInput
 from hmi.model.tasks.sequence import Pair
 from hmi.training.data.rows import Row
-from hmi.training.defaults import ALIGNED_LR, default_module
-from hmi.training.plan import plan_training
-from hmi.training.recipe import RECIPE
+from hmi.training.fit.plan import plan_training
+from hmi.training.plans.defaults import ALIGNED_LR, default_module
+from hmi.training.plans.recipe import RECIPE
 
 ROOT: Any = SimpleNamespace(info=SimpleNamespace(source={"sha256": "a" * 64}, files={"upper": "b" * 64}))
 

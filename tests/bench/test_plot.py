@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bench.cases.plot.run import Plan, run, split
-from hmi.api.local import LocalCalls
+from hmi.api.process.local import LocalCalls
 from hmi.config import Settings
 from hmi.errors import InvalidInput
 from tests.tiny import random_texts, write_tiny_source

@@ -23,7 +23,7 @@ from bench.cases.serve.traffic import tenants_in_turn
 from bench.harness.home import Home, build, mixed_spec
 from hmi.config import Settings
 from hmi.engine import TextRequest, TextResult
-from hmi.engine.bundles import Bundles, TaskPart
+from hmi.engine.admit.bundles import Bundles, TaskPart
 from hmi.errors import Conflict, InvalidInput, Unavailable
 from hmi.manager import Manager
 from tests.bench.lab import tiny_home, tiny_plan

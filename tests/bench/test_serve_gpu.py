@@ -11,7 +11,7 @@ from bench.cases.serve import gpu, gpu_limits
 from bench.cases.serve.gpu_bench import TINY, opened
 from bench.cases.serve.gpu_limits import overlap, united
 from hmi.execution.cuda.choose import kernels_for
-from tests.hmi.cuda_lab import DEVICES, device_of
+from tests.hmi.labs.cuda_lab import DEVICES, device_of
 
 
 @pytest.mark.parametrize("device", DEVICES)

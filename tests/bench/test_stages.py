@@ -20,7 +20,7 @@ from bench.cases.stages.plan import QUICK, SECTIONS, Plan
 from bench.cases.stages.records import Records
 from bench.cases.stages.tasks import drifted, load
 from bench.harness.report import Row
-from hmi.api.local import LocalCalls
+from hmi.api.process.local import LocalCalls
 from hmi.errors import InvalidInput
 from hmi.jobs.bodies import find_bodies
 from hmi.jobs.runtime.process import DONE, run_job

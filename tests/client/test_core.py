@@ -23,7 +23,7 @@ from hmi.client.rows import lines, opener, packed
 from hmi.client.uploads import Multipart, OnServer, parts, upload
 from scripts.sync_client import stale
 from tests.client.scripted_server import Said, scripted
-from tests.hmi.tls_lab import Authority
+from tests.hmi.labs.tls_lab import Authority
 
 ROWS = [{"text": "a", "label": "x"}, {"text": "b", "label": "y"}]
 

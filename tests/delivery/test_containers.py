@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 import yaml
 
-from hmi.api.app import DRAIN_S
+from hmi.api.process.application import DRAIN_S
 from hmi.cli import COMMANDS
 from hmi.config import PREFIX, Settings
-from tests.hmi.tls_lab import Authority
+from tests.hmi.labs.tls_lab import Authority
 
 REPO = Path(__file__).resolve().parents[2]
 DEPLOY = REPO / "deploy"

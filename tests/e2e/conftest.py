@@ -15,10 +15,10 @@ from torch import Tensor
 from hmi.config import Settings
 from hmi.core import JobRecord, ModelId
 from hmi.engine import Engine
-from hmi.engine.bundles import Bundles
+from hmi.engine.admit.bundles import Bundles
 from hmi.manager import Manager
 from hmi.metrics import Metrics
-from hmi.stages import Planner
+from hmi.stages.planner import Planner
 from tests.tiny import random_texts
 
 if TYPE_CHECKING:

@@ -8,16 +8,16 @@ from contextlib import asynccontextmanager
 
 from hmi.core import ModelId
 from hmi.engine import TextRequest
-from hmi.engine.admission import Admission
-from hmi.engine.bundles import Bundle, TaskPart
-from hmi.engine.item import Item, Piece
-from hmi.engine.limits import BatchLimits
-from hmi.engine.loading import ModelLoader
-from hmi.engine.queue import BatchQueue
-from hmi.engine.request import TextResult
-from hmi.engine.supervisor import Supervisor
-from hmi.stages import RoundRobin
-from hmi.stores.adapter_pool import AdapterPool
+from hmi.engine.admit.admission import Admission
+from hmi.engine.admit.bundles import Bundle, TaskPart
+from hmi.engine.admit.loading import ModelLoader
+from hmi.engine.schedule.limits import BatchLimits
+from hmi.engine.schedule.queue import BatchQueue
+from hmi.engine.texts.item import Item, Piece
+from hmi.engine.texts.request import TextResult
+from hmi.engine.watch.supervisor import Supervisor
+from hmi.stages.planner import RoundRobin
+from hmi.stores.tensors.adapter_pool import AdapterPool
 from tests.e2e.conftest import Home
 
 FOR_EVER = 1e9

@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 
 from hmi.core import Cascade, ModelId, Offer
-from hmi.engine import Engine, TextRequest, TextResult, levels
+from hmi.engine import Engine, TextRequest, TextResult
+from hmi.engine.adaptive import levels
 from hmi.manager import Manager
 from hmi.metrics import Metrics
-from hmi.model.artefact import Artefact
+from hmi.model.tenant.artefact import Artefact
 from hmi.stages.cascade import watched as watching
 from hmi.stages.cascade.gate import Terms
-from hmi.stages.cascade.watched import Watched
+from hmi.stages.cascade.watched import CascadeEvidence
 from hmi.stages.draw import draw
 from hmi.stages.early_exit.account import Phase
 from hmi.stages.early_exit.drift import Alarm
@@ -124,7 +125,7 @@ def same(one: TextResult, other: TextResult) -> bool:
     return one.label == other.label and one.scores is not None and one.scores == close
 
 
-def watched(engine: Engine, model: str = LARGE) -> Watched:
+def watched(engine: Engine, model: str = LARGE) -> CascadeEvidence:
     (profile,) = (p for of, p in engine._levels._evidence._profiles.items() if str(of[0]) == model)
     return next(reversed(profile.found.values()))
 

@@ -16,7 +16,7 @@ import pytest
 from hmi.config import Settings
 from hmi.manager import Manager
 from tests.e2e.conftest import Home
-from tests.hmi.server_lab import ready, serving
+from tests.hmi.labs.server_lab import ready, serving
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 ARGUMENTS = (

@@ -15,9 +15,9 @@ from typing import Any
 from bench.harness.server import free_port
 from hmi.core import ModelId, ModelVersion, TaskRules
 from hmi.manager import Manager
-from hmi.model.artefact import Artefact
+from hmi.model.tenant.artefact import Artefact
 from tests.e2e.conftest import Home
-from tests.hmi.server_lab import ready, serving
+from tests.hmi.labs.server_lab import ready, serving
 from tests.tiny import DIM
 
 MOOD, PAIRS, TAGS, EMBED, OTHERS = "acme.mood", "acme.pairs", "acme.tags", "acme.embed", "globex.mood"

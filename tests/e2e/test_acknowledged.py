@@ -22,7 +22,7 @@ import aiohttp
 import pytest
 
 from tests.e2e.ledger import ABSENT, Ledger, Refused
-from tests.hmi.server_lab import logged_server
+from tests.hmi.labs.server_lab import logged_server
 from tests.waiting import until
 
 GONE = (Refused, aiohttp.ClientError, OSError, asyncio.TimeoutError)

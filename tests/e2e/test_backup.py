@@ -19,18 +19,18 @@ from typing import Any
 
 import pytest
 
-from hmi.api.local import LocalCalls
+from hmi.api.process.local import LocalCalls
 from hmi.backup.collection import entries, newest, verify
 from hmi.backup.create import create
 from hmi.backup.restore import restore
 from hmi.backup.target import open_target
-from hmi.cli.client import Client
+from hmi.cli.framework.client import HttpClient
 from hmi.config import Settings
 from hmi.core import ENDED
-from hmi.stores.plots import open_plots
-from hmi.stores.registry import Registry
+from hmi.stores.plot.plots import open_plots
+from hmi.stores.records.registry import Registry
 from tests.e2e.conftest import QUICK, Home, mood_rows
-from tests.hmi.server_lab import ready, serving
+from tests.hmi.labs.server_lab import ready, serving
 from tests.tiny import random_texts
 
 KEPT = ("acme.mood", "acme.pairs", "globex.mood", "globex.tags")
@@ -59,7 +59,7 @@ def rounded(value: Any) -> Any:
 class Load:
     """Calls that change the data folder, from several threads, until the block ends."""
 
-    def __init__(self, client: Client, work: Path, before: dict[str, Any]) -> None:
+    def __init__(self, client: HttpClient, work: Path, before: dict[str, Any]) -> None:
         self.client, self.work, self.before = client, work, before
         self.stop = threading.Event()
         self.done = dict.fromkeys(("infer", "tenants", "models", "domains"), 0)
@@ -131,7 +131,7 @@ def back_up_under_load(home: Home, folder: Path, count: int) -> int:
     target = open_target(str(folder / "backups"))
     with serving(data, "--job-workers", "2") as (url, _):
         ready(url)
-        client = Client(url, timeout_s=60.0, patience_s=60.0)
+        client = HttpClient(url, timeout_s=60.0, patience_s=60.0)
         before = answers(lambda path, body: client.request("POST", path, body))
         load = Load(client, folder, before)
         registry, plots = Registry.open(data / "registry"), open_plots(data / "plots")

@@ -14,23 +14,23 @@ import torch
 
 from hmi.core import Cascade, ModelId, Objective, Offer
 from hmi.engine import TextRequest
-from hmi.engine.bundles import TaskPart
-from hmi.engine.heads import outputs_of
-from hmi.engine.item import Item
-from hmi.engine.request import TextResult
+from hmi.engine.admit.bundles import TaskPart
+from hmi.engine.run.heads import outputs_of
+from hmi.engine.texts.item import Item
+from hmi.engine.texts.request import TextResult
 from hmi.execution import Left
-from hmi.jobs.profile_inside import profiled, seen_by
-from hmi.model.heads import Head, pool_rows
-from hmi.model.modules import TenantModule
+from hmi.jobs.stage.profile_inside import profiled, seen_by
 from hmi.model.tasks import task_of
+from hmi.model.tenant.heads import Head, pool_rows
+from hmi.model.tenant.modules import TenantModule
 from hmi.stages.cascade.ensemble import calibrated
 from hmi.stages.cascade.stage import CascadeInside
-from hmi.stages.cascade.standing import Standing
+from hmi.stages.cascade.standing import VersionEvidence
 from hmi.training.data.rows import Row
 from tests.e2e.conftest import Home, mood_rows
 from tests.e2e.hall import bundle_of
 from tests.e2e.test_stage import Always
-from tests.hmi.test_cascade_inside import used as opened
+from tests.hmi.stages.test_cascade_inside import used as opened
 
 MOOD, PAIRS = ModelId("acme", "inside-mood"), ModelId("acme", "inside-pairs")
 OBJECTIVE = Objective(agreement=0.9)
@@ -107,7 +107,7 @@ def used(home: Home) -> CascadeInside:
     for model in (MOOD, PAIRS):
         record = home.manager.registry.model(model)
         assert record.cascade is not None
-        opened(Standing(stage._evidence.of(model, record.live.artefact, record.cascade, OBJECTIVE)))
+        opened(VersionEvidence(stage._evidence.of(model, record.live.artefact, record.cascade, OBJECTIVE)))
     return stage
 
 

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 import hmi
-from hmi.api.openapi import document
-from hmi.api.routes import ROUTES
+from hmi.api.routes.openapi import document
+from hmi.api.routes.table import ROUTES
 from hmi.client import answers
 from hmi.client.errors import Conflict, Forbidden, InvalidData, InvalidInput, NotFound, Unauthorised
 from hmi.client.file_checks import FileCheck

@@ -14,7 +14,7 @@ import pytest
 import hmi
 from hmi.client.answers import JobStatus
 from tests.e2e.conftest import QUICK, Home, mood_rows
-from tests.hmi.server_lab import ready, serving
+from tests.hmi.labs.server_lab import ready, serving
 from tests.waiting import wait_until
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from hmi.core import ModelId
 from hmi.engine import TextRequest
-from hmi.engine.bundles import Bundles
+from hmi.engine.admit.bundles import Bundles
 from hmi.errors import Damaged, Unavailable
 from tests.e2e.conftest import Home
 from tests.waiting import until

@@ -20,11 +20,11 @@ from typing import Any
 
 import pytest
 
-from hmi.cli.client import Client
+from hmi.cli.framework.client import HttpClient
 from hmi.errors import HmiError
 from tests.e2e.contract_checks import HIDDEN
-from tests.hmi.api_world import hmi
-from tests.hmi.server_lab import REPO, logged_server
+from tests.hmi.labs.api_world import hmi
+from tests.hmi.labs.server_lab import REPO, logged_server
 
 CASES = os.environ.get("HMI_CASES", "20")
 IDS = """
@@ -98,7 +98,7 @@ def load(url: str, key: str) -> Iterator[list[str]]:
     over, errors = threading.Event(), list[str]()
 
     def ask() -> None:
-        client = Client(url, key=key, timeout_s=60)
+        client = HttpClient(url, key=key, timeout_s=60)
         while not over.is_set():
             try:
                 client.request("POST", "/infer/acme.m", {"inputs": ["the market falls"] * 16})

@@ -15,7 +15,7 @@ from hmi.core import ModelId
 from hmi.engine import TextRequest
 from hmi.errors import Damaged
 from hmi.model import checked
-from hmi.model.root import load_root
+from hmi.model.sources.root import load_root
 from tests.e2e.conftest import Home
 
 MOOD = ModelId("acme", "mood")
@@ -186,7 +186,7 @@ def test_an_unexpected_error_keeps_its_traceback(
     def broken(*_: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr("hmi.engine.running.outputs_of", broken)
+    monkeypatch.setattr("hmi.engine.run.running.outputs_of", broken)
     (error, _) = asyncio.run(all_at_once(home, [MOOD]))
     assert isinstance(error, ZeroDivisionError)
     assert any(record.exc_info for record in caplog.records)

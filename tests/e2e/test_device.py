@@ -10,17 +10,17 @@ from typing import Any
 
 import pytest
 
-from hmi.engine.pace import Pace
+from hmi.engine.schedule.pace import Pace
 from hmi.execution import choose, trace
 from hmi.execution.cuda import CudaExecutor, graphs
 from hmi.execution.cuda import twin as twins
 from hmi.execution.cuda.slots import doubled
 from hmi.execution.cuda.twin import Twin
 from hmi.execution.cuda.ways import Ways
-from hmi.model.root import Root
+from hmi.model.sources.root import Root
 from tests.e2e.conftest import Home
 from tests.e2e.test_path import ask, figures, mixed_requests
-from tests.hmi.test_device_faults import Faulty
+from tests.hmi.execution.test_device_faults import Faulty
 from tests.modules_twin import CpuLauncher
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from hmi.core import ModelId
 from hmi.engine import Engine, TextRequest
-from hmi.engine.running import Runner
+from hmi.engine.run.running import Runner
 from hmi.errors import DeadlineExceeded, Unavailable
 from hmi.metrics import Metrics
 from tests.e2e.conftest import Home
@@ -24,7 +24,7 @@ MOOD, OTHER = ModelId("acme", "mood"), ModelId("globex", "mood")
 async def test_threads_that_end_before_a_batch_runs_again_end_it_with_try_again(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hmi.engine.supervisor.FIRST_PAUSE_S", 0.02)
+    monkeypatch.setattr("hmi.engine.watch.supervisor.FIRST_PAUSE_S", 0.02)
     engine = home.engine(batch_ms=1 << 20)
     await engine.start()
     run, sizes = engine._runner.run, []

@@ -13,14 +13,15 @@ import torch
 
 from hmi.core import Deleted, ModelId
 from hmi.engine import Engine, TextRequest, TextResult
-from hmi.engine.item import Item, Partial, Piece
-from hmi.engine.ramps import Texts
-from hmi.engine.running import Held, Runner
+from hmi.engine.run.ramps import BatchTexts
+from hmi.engine.run.running import Held, Runner
+from hmi.engine.texts.item import Item, Partial, Piece
 from hmi.execution.batch import Left
-from hmi.stages import OFF, Batch, Candidate, Plan, Setting, Shape
+from hmi.stages.base import OFF, Setting, Shape, StageBatch
 from hmi.stages.draw import draw
 from hmi.stages.early_exit.stage import ON, EarlyExit
 from hmi.stages.early_exit.state import AUDIT
+from hmi.stages.planner import Candidate, Plan
 from tests.e2e.conftest import Home
 from tests.e2e.exits_lab import SITES, always, plant, ramped, requests, state_of
 from tests.e2e.hall import items
@@ -148,10 +149,10 @@ async def test_exact_texts_and_texts_of_several_windows_never_leave(home: Home) 
             assert set(layers(found)) == set(layers([full]))
             assert state_of(engine, artefact).control.account.texts == seen, "they are not concerned"
         piece = Piece((await items(home, MOOD, home.covered[:1]))[0], 0)
-        text = Texts([piece], [home.bundles().load_task_part(artefact)])[0]
+        text = BatchTexts([piece], [home.bundles().load_task_part(artefact)])[0]
         for whole in (True, False):
             one = [replace(text, whole=whole)]
-            batch = Batch(piece.item.key, 2, one, lambda *_: [None], [text.objective])
+            batch = StageBatch(piece.item.key, 2, one, lambda *_: [None], [text.objective])
             assert bool(EarlyExit().hooks(ON, batch)) is whole, "several windows are not concerned"
 
 

@@ -14,18 +14,19 @@ from types import SimpleNamespace
 import pytest
 
 from hmi.engine import Engine, TextRequest
-from hmi.engine.accounts import Accounts
-from hmi.engine.item import Item, Piece, Times
-from hmi.engine.running import Held, Ran, Runner
+from hmi.engine.run.accounts import Accounts
+from hmi.engine.run.running import Held, Ran, Runner
+from hmi.engine.texts.item import Item, Piece, Times
 from hmi.execution import Hook
 from hmi.execution.base import Output
 from hmi.execution.batch import BatchKey, Left, Rows
 from hmi.metrics import Metrics
-from hmi.stages import OFF, Batch, Candidate, Effect, Plan, RoundRobin, Setting, Shape
-from hmi.stages.early_exit.costs import LAST, Measured
+from hmi.stages.base import OFF, Effect, Setting, Shape, StageBatch
+from hmi.stages.early_exit.costs import LAST, ExitCosts
 from hmi.stages.early_exit.ramps import Costs
 from hmi.stages.early_exit.stage import ON, EarlyExit
 from hmi.stages.early_exit.state import ModelState
+from hmi.stages.planner import Candidate, Plan, RoundRobin
 from tests.e2e.conftest import Home
 from tests.e2e.exits_lab import plant, ramped, requests, state_of
 from tests.e2e.hall import items
@@ -66,9 +67,9 @@ class Watching(ABC):
         return Effect(rows=(1.0,) * shape.layers)
 
     @abstractmethod
-    def hook(self, batch: Batch) -> Hook: ...
+    def hook(self, batch: StageBatch) -> Hook: ...
 
-    def hooks(self, setting: Setting, batch: Batch) -> Sequence[Hook]:
+    def hooks(self, setting: Setting, batch: StageBatch) -> Sequence[Hook]:
         return [self.hook(batch)]
 
 
@@ -81,7 +82,7 @@ class Gates(Watching):
         self.gates = [threading.Event() for _ in range(9)]
         self.opened: list[bool] = []
 
-    def hook(self, batch: Batch) -> Hook:
+    def hook(self, batch: StageBatch) -> Hook:
         class Wait(Watcher):
             before = 1
 
@@ -203,7 +204,7 @@ class Forgetful(Watching):
     def __init__(self) -> None:
         self.closed: list[Hook] = []
 
-    def hook(self, batch: Batch) -> Hook:
+    def hook(self, batch: StageBatch) -> Hook:
         class Fails(Watcher):
             def ended(hook, texts: Sequence[int], outputs: list[Output]) -> list[Output]:  # noqa: N805
                 outputs.clear()
@@ -357,7 +358,7 @@ async def test_answers_of_a_batch_that_fails_later_are_counted(home: Home) -> No
     assert b'hmi_exits_total{site="0"} 3.0' in metrics.render()
 
 
-class Cheap(Measured):
+class Cheap(ExitCosts):
     """Ramps that cost a tenth of a layer: what exits save must not depend on this machine's times."""
 
     def costs(self, sites: Sequence[int]) -> tuple[Costs, float]:

@@ -11,15 +11,16 @@ from typing import Any
 import pytest
 
 from hmi.core import ModelId
-from hmi.engine import Engine, TextRequest, TextResult, running
-from hmi.engine.bundles import TaskPart
-from hmi.engine.compute import Compute
-from hmi.engine.express import Hosts
-from hmi.engine.heads import Output
-from hmi.engine.item import Item, Piece
-from hmi.engine.pace import BATCH_WORK, FIRST_S, Pace
-from hmi.engine.queue import BatchQueue
-from hmi.engine.supervisor import Broken
+from hmi.engine import Engine, TextRequest, TextResult
+from hmi.engine.admit.bundles import TaskPart
+from hmi.engine.run import running
+from hmi.engine.run.compute import Compute
+from hmi.engine.run.heads import Output
+from hmi.engine.run.side_batches import Hosts
+from hmi.engine.schedule.pace import BATCH_WORK, FIRST_S, Pace
+from hmi.engine.schedule.queue import BatchQueue
+from hmi.engine.texts.item import Item, Piece
+from hmi.engine.watch.supervisor import Broken
 from hmi.errors import Damaged, Unavailable
 from hmi.execution import Left
 from hmi.metrics import Metrics

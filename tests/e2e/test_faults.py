@@ -13,19 +13,22 @@ from typing import Any
 import pytest
 
 from hmi.core import ModelId
-from hmi.engine import Engine, TextRequest, TextResult, admission, running
-from hmi.engine.admission import TenantCall
-from hmi.engine.hooked import Hooked
-from hmi.engine.sink import TextSink
+from hmi.engine import Engine, TextRequest, TextResult
+from hmi.engine.admit import admission
+from hmi.engine.admit.admission import TenantCall
+from hmi.engine.run import running
+from hmi.engine.run.hooked import Hooked
+from hmi.engine.texts.sink import TextSink
 from hmi.execution import Left, Rows
 from hmi.execution.packed import PackedExecutor
 from hmi.metrics import Metrics
-from hmi.stages import Candidate, Plan, RoundRobin, Setting
+from hmi.stages.base import Setting
+from hmi.stages.planner import Candidate, Plan, RoundRobin
 from hmi.stages.planning.group import Price
-from hmi.stores.adapter_pool import AdapterPool
+from hmi.stores.tensors.adapter_pool import AdapterPool
 from plot_store import Reader
 from tests.e2e.conftest import Home
-from tests.hmi.test_execution import Drop
+from tests.hmi.execution.test_execution import Drop
 from tests.waiting import until
 
 MOOD, OTHER = ModelId("acme", "mood"), ModelId("globex", "mood")
@@ -120,7 +123,7 @@ async def test_every_text_is_told_once_whatever_fails(
 async def test_a_loop_that_dies_takes_readiness_with_it_and_comes_back(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hmi.engine.supervisor.FIRST_PAUSE_S", 0.02)
+    monkeypatch.setattr("hmi.engine.watch.supervisor.FIRST_PAUSE_S", 0.02)
     metrics = Metrics()
     engine = home.engine(metrics)
     await engine.start()
@@ -167,7 +170,7 @@ async def test_a_planner_that_fails_loses_no_text_and_makes_nothing_run_again(ho
 
 
 async def test_tokenising_that_dies_fails_its_call_alone(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hmi.engine.supervisor.FIRST_PAUSE_S", 0.02)
+    monkeypatch.setattr("hmi.engine.watch.supervisor.FIRST_PAUSE_S", 0.02)
     engine = home.engine()
     await engine.start()
     run_turn = TenantCall.run_turn
@@ -188,7 +191,7 @@ async def test_tokenising_that_dies_fails_its_call_alone(home: Home, monkeypatch
 
 
 async def test_threads_that_ended_are_made_anew(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hmi.engine.supervisor.FIRST_PAUSE_S", 0.02)
+    monkeypatch.setattr("hmi.engine.watch.supervisor.FIRST_PAUSE_S", 0.02)
     engine = home.engine()
     await engine.start()
     await engine.infer([TextRequest(MOOD, home.covered[0])])

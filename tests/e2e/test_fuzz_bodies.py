@@ -20,7 +20,7 @@ import pytest
 from bench.harness.server import free_port
 from hmi.resident import resident
 from tests.e2e.fuzz_seeds import MESSAGES, READERS, Reader
-from tests.hmi.server_lab import logged_server
+from tests.hmi.labs.server_lab import logged_server
 
 INPUTS = int(os.environ.get("HMI_INPUTS", "100000"))
 CLIENTS = 4

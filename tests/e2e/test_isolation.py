@@ -16,17 +16,17 @@ import torch
 
 from hmi.core import ModelId
 from hmi.engine import TextRequest, TextResult
-from hmi.engine.bundles import Bundle
-from hmi.engine.cache import IdleCache
-from hmi.engine.item import Piece, work_in
-from hmi.engine.pace import Pace, work_of
-from hmi.engine.queue import BatchQueue
-from hmi.engine.running import Cut
+from hmi.engine.admit.bundles import Bundle
+from hmi.engine.admit.cache import IdleCache
+from hmi.engine.run.running import Cut
+from hmi.engine.schedule.pace import Pace, work_of
+from hmi.engine.schedule.queue import BatchQueue
+from hmi.engine.texts.item import Piece, work_in
 from hmi.errors import Damaged, DeadlineExceeded, InvalidInput, QuotaExceeded, Unavailable
 from hmi.execution.packed import PackedExecutor
-from hmi.model.batching import Encoded
-from hmi.model.tokenizer import Text, Tokenizer
-from hmi.stages import Candidate, Plan
+from hmi.model.text.batching import Encoded
+from hmi.model.text.tokenizer import Text, Tokenizer
+from hmi.stages.planner import Candidate, Plan
 from plot_store import Reader
 from tests.e2e.conftest import Home
 from tests.e2e.hall import Kept, admitting, items, loader_of, take
@@ -201,7 +201,7 @@ def tokenised(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 async def test_a_call_is_tokenised_in_turns(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hmi.engine.admission.TURN_S", 0.0)
+    monkeypatch.setattr("hmi.engine.admit.admission.TURN_S", 0.0)
     read = tokenised(monkeypatch)
     async with admitting(loader_of(home)) as admission:
         for model in (MOOD, OTHER):
@@ -248,7 +248,7 @@ async def test_a_call_that_fails_is_a_turn_like_any(home: Home) -> None:
 async def test_large_calls_of_a_tenant_stand_in_line(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     """No call is tokenised only to be refused by a full queue, and neither small
     calls nor other tenants wait."""
-    monkeypatch.setattr("hmi.engine.lines.LARGE_CHARACTERS", 10_000)
+    monkeypatch.setattr("hmi.engine.admit.one_large_call.LARGE_CHARACTERS", 10_000)
     engine = home.engine(queue_tokens=4 * 1500)
     read = tokenised(monkeypatch)
     await engine.start()
@@ -277,7 +277,7 @@ async def test_large_calls_of_a_tenant_stand_in_line(home: Home, monkeypatch: py
 
 
 async def test_tokenising_rests_while_others_are_there(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hmi.engine.admission.TURN_S", 0.0)
+    monkeypatch.setattr("hmi.engine.admit.admission.TURN_S", 0.0)
     encode = Tokenizer.encode
 
     def slow(self: Tokenizer, texts: Sequence[Text], max_length: int) -> list[Encoded]:

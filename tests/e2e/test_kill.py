@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 
 from bench.harness.server import free_port
-from hmi.cli.client import Client
+from hmi.cli.framework.client import HttpClient
 from hmi.errors import HmiError
 from plot_store import Store
 from tests.e2e.conftest import mood_rows
@@ -48,8 +48,8 @@ class Lab:
     wrong: list[str] = field(default_factory=list)
 
     @property
-    def client(self) -> Client:
-        return Client(f"http://127.0.0.1:{self.port}", timeout_s=20.0)
+    def client(self) -> HttpClient:
+        return HttpClient(f"http://127.0.0.1:{self.port}", timeout_s=20.0)
 
     def start(self) -> None:
         command = [sys.executable, "-m", "hmi", "serve", "--data", str(self.data), "--port", str(self.port)]

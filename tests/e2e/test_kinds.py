@@ -15,11 +15,11 @@ from hmi.core import JobRecord, ModelId, Task
 from hmi.engine import Engine, TextRequest, TextResult
 from hmi.errors import HmiError, InvalidInput
 from hmi.execution.packed import PackedExecutor, run_rows
+from hmi.jobs.model.training_data import read_data
 from hmi.jobs.options import FineTuneOptions
-from hmi.jobs.training_data import read_data
-from hmi.model.batching import pad_ids
-from hmi.model.root import load_root
-from hmi.model.tokenizer import Text
+from hmi.model.sources.root import load_root
+from hmi.model.text.batching import pad_ids
+from hmi.model.text.tokenizer import Text
 from tests.e2e.conftest import QUICK, Home, jsonl, mood_rows, pair_rows, tag_rows
 from tests.tiny import random_texts
 

@@ -14,8 +14,8 @@ import pytest
 
 from hmi.core import ModelId
 from hmi.engine import Engine, TextRequest
-from hmi.engine.admission import TenantCall
-from hmi.engine.item import Item
+from hmi.engine.admit.admission import TenantCall
+from hmi.engine.texts.item import Item
 from hmi.execution.packed import PackedExecutor
 from tests.e2e.conftest import Home
 from tests.waiting import until

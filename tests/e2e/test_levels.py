@@ -11,10 +11,10 @@ import pytest
 from hmi.core import ModelId, ModelRecord, Objective
 from hmi.engine import TextRequest
 from hmi.errors import DeadlineExceeded, InvalidData, InvalidInput, NotFound
-from hmi.jobs import profile_cascade
-from hmi.jobs.cascade_levels import carried
+from hmi.jobs.model.cascade_levels import carried
 from hmi.jobs.options import Reading
 from hmi.jobs.runtime.context import JobContext
+from hmi.jobs.stage import profile_cascade
 from hmi.metrics import Metrics
 from hmi.stages.cascade.dispatch import Dispatcher, goes_on, share_large
 from hmi.stages.cascade.ensemble import calibrated, combined

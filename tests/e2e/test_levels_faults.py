@@ -12,7 +12,7 @@ import pytest
 
 from hmi.core import Deleted, ModelId, Objective
 from hmi.engine import TextRequest, TextResult
-from hmi.engine.levels import Admitted
+from hmi.engine.adaptive.levels import Admitted
 from hmi.errors import Unavailable
 from hmi.stages.cascade.ensemble import calibrated
 from tests.e2e.conftest import Home

@@ -15,9 +15,9 @@ from hmi.core import ModelId
 from hmi.engine import TextRequest
 from hmi.errors import Damaged, TooLarge
 from hmi.execution.packed import PackedExecutor, run_rows
-from hmi.model.modules import in_fp32, module_from
-from hmi.model.root import load_root
-from hmi.stores.adapter_pool import AdapterPool
+from hmi.model.sources.root import load_root
+from hmi.model.tenant.modules import in_fp32, module_from
+from hmi.stores.tensors.adapter_pool import AdapterPool
 from tests.e2e.conftest import QUICK, Home, mood_rows
 
 MOOD, OTHER = ModelId("acme", "mood"), ModelId("globex", "mood")

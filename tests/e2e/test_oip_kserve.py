@@ -9,7 +9,7 @@ import sys
 import numpy as np
 
 from tests.e2e.protocol_lab import MOOD, ProtocolServer
-from tests.hmi.server_lab import REPO
+from tests.hmi.labs.server_lab import REPO
 
 TEXTS = ["the market is good", "a cell is bad", "naïve gene good ✓"]
 

@@ -18,8 +18,8 @@ from tritonclient.grpc._utils import _get_inference_request
 from bench.harness.server import free_port
 from tests.e2e.conftest import Home
 from tests.e2e.protocol_lab import MOOD
-from tests.hmi.server_lab import serving
-from tests.hmi.tls_lab import Authority
+from tests.hmi.labs.server_lab import serving
+from tests.hmi.labs.tls_lab import Authority
 from tests.waiting import LIMIT_S
 
 SERVICE = "/inference.GRPCInferenceService"

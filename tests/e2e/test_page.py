@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from tests.e2e.page_lab import FAULTS, Place, Sight, browser, looking, place
-from tests.hmi.server_lab import REPO, ready, serving
+from tests.hmi.labs.server_lab import REPO, ready, serving
 from tests.tiny import random_texts
 
 __all__ = ["browser", "place"]  # fixtures

@@ -8,14 +8,14 @@ from torch import Tensor
 
 from hmi.core import ModelId
 from hmi.engine import TextRequest
-from hmi.model.artefact import Artefact
-from hmi.model.root import load_root
+from hmi.model.sources.root import load_root
 from hmi.model.tasks import task_of_version
+from hmi.model.tenant.artefact import Artefact
 from hmi.stores.layout import Layout
 from hmi.training.data.rows import Row
-from hmi.training.features import dev_examples
-from hmi.training.splits import encoded_split
-from hmi.training.trainer import reading_trainer
+from hmi.training.fit.features import dev_examples
+from hmi.training.fit.trainer import reading_trainer
+from hmi.training.tasks.splits import encoded_split
 from tests.e2e.conftest import Home
 
 PAIRS, EARLIER = ModelId("acme", "pairs"), ModelId("acme", "earlier-pairs")

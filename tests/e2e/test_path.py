@@ -17,7 +17,7 @@ from hmi.core import ModelId
 from hmi.engine import TextRequest, TextResult
 from hmi.errors import Damaged, DeadlineExceeded, InvalidInput, NotFound, QuotaExceeded
 from hmi.manager import Manager
-from hmi.model.tokenizer import Text
+from hmi.model.text.tokenizer import Text
 from plot_store import VersionInfo
 from tests.e2e.conftest import Home, mood_rows
 

@@ -13,14 +13,14 @@ import pytest
 
 from hmi.core import ModelId, Objective, TokenPoint
 from hmi.engine import Engine, TextRequest
-from hmi.engine.planners import planner_of
-from hmi.engine.stage_costs import StageCosts
+from hmi.engine.adaptive.planners import planner_of
+from hmi.engine.adaptive.stage_costs import StageCosts
 from hmi.execution.batch import BatchKey
 from hmi.execution.machine import fingerprint
 from hmi.metrics import Metrics
-from hmi.stages import RoundRobin
+from hmi.stages.planner import RoundRobin
 from hmi.stages.planning.pareto import ParetoPlanner
-from hmi.stages.planning.profile import Ended, Lab
+from hmi.stages.planning.profile import Lab, MeasurementEnded
 from hmi.stages.token_adaptation.stage import TokenAdaptation
 from hmi.stores.layout import Layout
 from hmi.stores.profiles import StageProfiles
@@ -96,7 +96,7 @@ async def test_costs_are_measured_once_and_kept(
 ) -> None:
     layout, runs = Layout(tmp_path), list[str]()
     measure = Lab.measure
-    monkeypatch.setattr("hmi.engine.stage_costs.NICE", 0)
+    monkeypatch.setattr("hmi.engine.adaptive.stage_costs.NICE", 0)
     monkeypatch.setattr("hmi.stages.planning.profile.ROUNDS", 1)
     monkeypatch.setattr(Lab, "measure", lambda lab, **how: runs.append("run") or measure(lab, **how))
     for known in (0, 1, 1):
@@ -130,7 +130,7 @@ async def test_a_server_that_stops_does_not_wait_for_a_measurement(
     def waits(lab: Lab, *, ended: Any) -> Any:
         ended.wait()
         ended_by.append(True)
-        raise Ended
+        raise MeasurementEnded
 
     ended_by = ended
     monkeypatch.setattr(Lab, "measure", waits)

@@ -11,19 +11,20 @@ from torch import Tensor
 from hmi.core import ModelId
 from hmi.engine import TextRequest
 from hmi.execution import BatchKey, Hook, Left, Rows
-from hmi.model.artefact import Artefact
-from hmi.model.root import load_root
+from hmi.model.sources.root import load_root
 from hmi.model.tasks import task_of_version
-from hmi.model.tokenizer import Text
-from hmi.model.windows import encode_texts, first_pieces
-from hmi.stages import OFF, Batch, Candidate, Effect, Plan, RoundRobin, Setting, Shape
+from hmi.model.tenant.artefact import Artefact
+from hmi.model.text.tokenizer import Text
+from hmi.model.text.windows import encode_texts, first_pieces
+from hmi.stages.base import OFF, Effect, Setting, Shape, StageBatch
+from hmi.stages.planner import Candidate, Plan, RoundRobin
 from hmi.stores.layout import Layout
 from hmi.training.data.rows import Row
-from hmi.training.features import dev_examples
-from hmi.training.ramp_report import ramp_outputs
-from hmi.training.ramp_rows import ramp_rows
-from hmi.training.splits import Split
-from hmi.training.trainer import reading_trainer
+from hmi.training.fit.features import dev_examples
+from hmi.training.fit.trainer import reading_trainer
+from hmi.training.for_stages.ramp_report import ramp_outputs
+from hmi.training.for_stages.ramp_rows import ramp_rows
+from hmi.training.tasks.splits import Split
 from tests.e2e.conftest import Home
 
 ON = Setting("read")
@@ -43,14 +44,14 @@ class Reading:
     def effect(self, setting: Setting, shape: Shape) -> Effect:
         return Effect(rows=(1.0,) * shape.layers)
 
-    def hooks(self, setting: Setting, batch: Batch) -> Sequence[Hook]:
+    def hooks(self, setting: Setting, batch: StageBatch) -> Sequence[Hook]:
         return [Reader(self, batch)]
 
 
 class Reader:
     concerns = None
 
-    def __init__(self, stage: Reading, batch: Batch) -> None:
+    def __init__(self, stage: Reading, batch: StageBatch) -> None:
         self.stage, self.batch = stage, batch
         self.at = frozenset(range(batch.layers))
 

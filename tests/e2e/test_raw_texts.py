@@ -12,17 +12,17 @@ import pytest
 
 from hmi.core import JobRecord, ModelId
 from hmi.engine import Engine, TextRequest, TextResult
-from hmi.engine.bundles import Bundles
-from hmi.engine.item import Item, Piece
-from hmi.engine.knowing import note_similarity
-from hmi.engine.retrieval import retrieve
-from hmi.engine.sink import CallSink
-from hmi.jobs.answering import Answering
-from hmi.model.answer import AGGREGATIONS
-from hmi.model.known import OwnTexts
-from hmi.model.shares import threshold_of
-from hmi.training.features import features_of, plot_rows
-from hmi.training.knowing import LENGTHS
+from hmi.engine.admit.bundles import Bundles
+from hmi.engine.run.novelty import note_similarity
+from hmi.engine.run.retrieval import retrieve
+from hmi.engine.texts.item import Item, Piece
+from hmi.engine.texts.sink import CallSink
+from hmi.jobs.stage.answering import Answering
+from hmi.model.tenant.answer import AGGREGATIONS
+from hmi.model.tenant.novelty import OwnTexts
+from hmi.model.tenant.novelty_threshold import threshold_of
+from hmi.training.fit.features import features_of, plot_rows
+from hmi.training.fit.novelty import LENGTHS
 from tests.e2e.conftest import Home, tag_rows
 from tests.tiny import random_texts
 

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from hmi.cli import endings
+from hmi.cli.framework import endings
 from hmi.core import JobRecord
 from hmi.errors import Conflict, Damaged
-from hmi.jobs import repair_root
+from hmi.jobs.root import repair_root
 from hmi.jobs.runtime.context import JobContext, JobStopped
-from hmi.model.root import read_root_info
-from hmi.model.source import find_source
+from hmi.model.sources.root import read_root_info
+from hmi.model.sources.source import find_source
 from tests.e2e.conftest import ROOT_OPTIONS, ROOT_TEXT, Home
 from tests.e2e.test_damage import MOOD, another_word, every_byte, infer, root_folder
 from tests.tiny import write_tiny_source

@@ -9,7 +9,7 @@ import pytest
 
 from hmi.core import ModelId
 from hmi.engine import TextRequest
-from hmi.engine.admission import SHORT_CHARACTERS, Admission
+from hmi.engine.admit.admission import SHORT_CHARACTERS, Admission
 from hmi.errors import QuotaExceeded
 from tests.e2e.conftest import Home
 from tests.e2e.hall import admitting, loader_of
@@ -60,7 +60,7 @@ async def refused_s(admission: Admission) -> int:
 async def test_a_refused_call_is_told_how_long_tokenising_takes(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hmi.engine.admission.MAX_CHARACTERS", 1 << 14)
+    monkeypatch.setattr("hmi.engine.admit.admission.MAX_CHARACTERS", 1 << 14)
     loader, begin = loader_of(home), asyncio.Event()
     for model in (MOOD, OTHER):
         await loader.load(model, exact=False)

@@ -9,17 +9,18 @@ import pytest
 
 from hmi.core import ModelId
 from hmi.engine import TextRequest
-from hmi.engine.item import Piece
-from hmi.engine.limits import BatchLimits
-from hmi.engine.pace import BATCH_WORK, Pace
-from hmi.engine.queue import BatchQueue
-from hmi.engine.running import Cut
+from hmi.engine.run.running import Cut
+from hmi.engine.schedule.limits import BatchLimits
+from hmi.engine.schedule.pace import BATCH_WORK, Pace
+from hmi.engine.schedule.queue import BatchQueue
+from hmi.engine.texts.item import Piece
 from hmi.execution import BatchKey, Hook
 from hmi.metrics import Metrics
-from hmi.stages import OFF, Batch, Candidate, Effect, Measured, Plan, RoundRobin, Setting, Shape
+from hmi.stages.base import OFF, Effect, Setting, Shape, StageBatch
+from hmi.stages.planner import BatchCost, Candidate, Plan, RoundRobin
 from tests.e2e.conftest import Home
 from tests.e2e.hall import items
-from tests.hmi.test_execution import Drop
+from tests.hmi.execution.test_execution import Drop
 
 MOOD, TAGS = ModelId("acme", "mood"), ModelId("globex", "tags")
 QUARTER = Setting("quarter")
@@ -31,7 +32,7 @@ class Shorter:
     name = "shorter"
 
     def __init__(self) -> None:
-        self.batches: list[Batch] = []
+        self.batches: list[StageBatch] = []
 
     def settings(self, key: BatchKey) -> Sequence[Setting]:
         return (OFF, QUARTER)
@@ -39,7 +40,7 @@ class Shorter:
     def effect(self, setting: Setting, shape: Shape) -> Effect:
         return Effect(rows=(1.0, *([0.75] * (shape.layers - 1))))
 
-    def hooks(self, setting: Setting, batch: Batch) -> Sequence[Hook]:
+    def hooks(self, setting: Setting, batch: StageBatch) -> Sequence[Hook]:
         self.batches.append(batch)
         return [Drop(before=1)]
 
@@ -50,13 +51,13 @@ class Always(RoundRobin):
     def __init__(self, stage: Shorter, place: int) -> None:
         self.stages = (stage,)
         self._place = place
-        self.learnt: list[tuple[Plan, Measured]] = []
+        self.learnt: list[tuple[Plan, BatchCost]] = []
 
     def plan(self, candidates: Sequence[Candidate], now: float) -> Plan:
         chosen = min(candidates)
         return Plan(chosen, {stage.name: stage.settings(chosen.key)[self._place] for stage in self.stages})
 
-    def learn(self, plan: Plan, measured: Measured) -> None:
+    def learn(self, plan: Plan, measured: BatchCost) -> None:
         self.learnt.append((plan, measured))
 
 

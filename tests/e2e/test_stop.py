@@ -22,8 +22,8 @@ from pathlib import Path
 import pytest
 
 from bench.harness.server import free_port
-from hmi.api.app import STALL_S
-from tests.hmi.api_world import made_folder
+from hmi.api.process.application import STALL_S
+from tests.hmi.labs.api_world import made_folder
 
 LONGEST_S = 35.0
 SERVE = """

@@ -16,15 +16,15 @@ import pytest
 
 from hmi.core import ModelId, Objective
 from hmi.engine import Engine, TextRequest
-from hmi.engine.bundles import Bundles
-from hmi.engine.streamed import Streamed
+from hmi.engine.admit.bundles import Bundles
+from hmi.engine.admit.streamed import Streamed
 from hmi.errors import Damaged
-from hmi.jobs.shard_root import IMPORTANCE_IGNORED
+from hmi.jobs.root.shard_root import IMPORTANCE_IGNORED
 from hmi.metrics import Metrics
-from hmi.model.root import load_root
-from hmi.stages import RoundRobin
+from hmi.model.sources.root import load_root
 from hmi.stages.elastic_shards.making import FOLDER, layer_file
 from hmi.stages.elastic_shards.store import open_shards
+from hmi.stages.planner import RoundRobin
 from tests.e2e.conftest import CORPUS, Home
 
 MOOD, OTHER, TAGS = ModelId("acme", "mood"), ModelId("globex", "mood"), ModelId("globex", "tags")
@@ -100,7 +100,7 @@ async def test_a_cold_root_answers_on_shards_and_then_in_full(
             for t in texts
         }
         full = {t: await normal.infer(ask(MOOD, t)) for t in texts}
-    monkeypatch.setattr("hmi.engine.bundles.load_root", slow)
+    monkeypatch.setattr("hmi.engine.admit.bundles.load_root", slow)
     async with engine_of(home) as (engine, bundles):
         early = [await engine.infer(ask(MOOD, t)) for t in texts]
         assert all(r.provenance.stages["shards"].endswith("bits") for (r,) in early)
@@ -126,7 +126,9 @@ async def test_a_root_larger_than_memory_is_served_within_the_limit(
     home: Home, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Texts that allow it run on the shards that fit; all others on exact ones, read for each batch."""
-    monkeypatch.setattr("hmi.engine.streamed.working_bytes", lambda store: 0)  # this root has but two layers
+    monkeypatch.setattr(
+        "hmi.engine.admit.streamed.working_bytes", lambda store: 0
+    )  # this root has but two layers
     with open_shards(folder) as store:
         limit = store.full_bytes // 3
     texts = home.covered[:5]

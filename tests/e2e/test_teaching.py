@@ -12,18 +12,18 @@ import pytest
 
 from hmi.core import JobRecord
 from hmi.errors import Conflict, InvalidData, UnsupportedModel
-from hmi.jobs import teaching
-from hmi.model.root import Root, load_root
-from hmi.model.source import Source, load_encoder
-from hmi.model.tasks.base import Answer
-from hmi.training import teacher
-from hmi.training.augmentation import similar_words
+from hmi.jobs.model import teaching
+from hmi.model.sources.root import Root, load_root
+from hmi.model.sources.source import Source, load_encoder
+from hmi.model.tasks.base import InputAnswer
+from hmi.training.data.golds import SoftLabel
 from hmi.training.data.rows import Row
-from hmi.training.golds import SoftLabel
-from hmi.training.objectives import learn_task
-from hmi.training.recipe import Recipe
-from hmi.training.splits import Split
-from hmi.training.teacher import Lesson, gold_from_json, gold_of, gold_to_json, lesson_texts, usable
+from hmi.training.plans.recipe import Recipe
+from hmi.training.second import teacher
+from hmi.training.second.augmentation import similar_words
+from hmi.training.second.teacher import Lesson, gold_from_json, gold_of, gold_to_json, lesson_texts, usable
+from hmi.training.tasks.objectives import learn_task
+from hmi.training.tasks.splits import Split
 from tests.e2e.conftest import QUICK as TRAINED
 from tests.e2e.conftest import Home, jsonl, mood_rows, pair_rows, tag_rows
 
@@ -201,14 +201,14 @@ def test_labelled_and_held_out_texts_are_not_taught() -> None:
 @pytest.mark.parametrize(
     ("answer", "gold"),
     [
-        (Answer(label="x", score=0.5), "x"),
-        (Answer(labels=[("a", 0.9), ("b", 0.8)]), ("a", "b")),
-        (Answer(labels=[]), ()),
-        (Answer(value=0.0), 0.0),
-        (Answer(tags=["O", "B-x"], tag_scores=[1, 1]), ("O", "B-x")),
-        (Answer(label="x", scores={"x": 0.3, "y": 0.7}), SoftLabel((("y", 0.7), ("x", 0.3)))),
+        (InputAnswer(label="x", score=0.5), "x"),
+        (InputAnswer(labels=[("a", 0.9), ("b", 0.8)]), ("a", "b")),
+        (InputAnswer(labels=[]), ()),
+        (InputAnswer(value=0.0), 0.0),
+        (InputAnswer(tags=["O", "B-x"], tag_scores=[1, 1]), ("O", "B-x")),
+        (InputAnswer(label="x", scores={"x": 0.3, "y": 0.7}), SoftLabel((("y", 0.7), ("x", 0.3)))),
     ],
 )
-def test_every_kind_of_answer_can_be_taught(answer: Answer, gold: Any) -> None:
+def test_every_kind_of_answer_can_be_taught(answer: InputAnswer, gold: Any) -> None:
     assert gold_of(answer) == gold
     assert gold_from_json(json.loads(json.dumps(gold_to_json(gold)))) == gold

@@ -14,24 +14,25 @@ from torch import Tensor
 from hmi.core import ModelId, ModelRecord, ModelVersion, Objective, TokenPoint
 from hmi.engine import TextRequest, TextResult
 from hmi.errors import Damaged, InvalidData, InvalidInput
-from hmi.jobs import fine_tune
+from hmi.jobs.model import fine_tune
 from hmi.jobs.options import AS_IT_IS, Reading
-from hmi.model.artefact import Artefact
-from hmi.model.root import load_root
+from hmi.model.sources.root import load_root
 from hmi.model.tasks import task_of_version
-from hmi.stages import Candidate, Plan, RoundRobin, Setting
+from hmi.model.tenant.artefact import Artefact
+from hmi.stages.base import Setting
+from hmi.stages.planner import Candidate, Plan, RoundRobin
 from hmi.stages.token_adaptation.settings import prompting
 from hmi.stages.token_adaptation.stage import TokenAdaptation
 from hmi.stores.layout import Layout
-from hmi.training import prompts as training
-from hmi.training.backbones import ModuleBackbone, PromptBackbone
 from hmi.training.data.rows import Row
-from hmi.training.features import dev_examples
-from hmi.training.splits import encoded_split
-from hmi.training.trainer import reading_trainer
+from hmi.training.fit.backbones import ModuleBackbone, PromptBackbone
+from hmi.training.fit.features import dev_examples
+from hmi.training.fit.trainer import reading_trainer
+from hmi.training.for_stages import prompts as training
+from hmi.training.tasks.splits import encoded_split
 from tests.e2e.conftest import Home, jsonl, mood_rows
-from tests.hmi.api_world import hmi
-from tests.hmi.build_lab import attempt
+from tests.hmi.labs.api_world import hmi
+from tests.hmi.labs.build_lab import attempt
 from tests.tiny import random_texts
 
 MOOD, OTHER = ModelId("acme", "mood"), ModelId("globex", "mood")

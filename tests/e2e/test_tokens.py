@@ -10,9 +10,9 @@ import pytest
 
 from hmi.core import ModelId, ModelRecord, Objective, TokenPoint
 from hmi.engine import TextRequest
-from hmi.engine.item import Item
-from hmi.stages import RoundRobin
+from hmi.engine.texts.item import Item
 from hmi.stages.early_exit.stage import EarlyExit
+from hmi.stages.planner import RoundRobin
 from hmi.stages.token_adaptation.audits import audited
 from hmi.stages.token_adaptation.settings import SHORTEST
 from hmi.stages.token_adaptation.stage import TokenAdaptation

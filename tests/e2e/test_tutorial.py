@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.hmi.server_lab import REPO
+from tests.hmi.labs.server_lab import REPO
 
 TUTORIAL = REPO / "docs" / "tutorial.md"
 BLOCK = re.compile(r"^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)

@@ -19,7 +19,7 @@ import pytest
 import hmi
 from bench.harness.server import free_port
 from tests.e2e.conftest import Home
-from tests.hmi.api_world import is_ready
+from tests.hmi.labs.api_world import is_ready
 from tests.waiting import wait_until
 
 REPO = Path(__file__).resolve().parents[2]

@@ -18,12 +18,12 @@ from hmi.errors import Conflict, InvalidInput
 from hmi.manager import Manager
 from hmi.manager.roots import export_locality
 from hmi.metrics import Metrics
-from hmi.model.root import load_root
-from hmi.model.tokenizer import Text
+from hmi.model.sources.root import load_root
+from hmi.model.text.tokenizer import Text
 from hmi.stores.layout import Layout
 from tests.e2e.conftest import CORPUS, QUICK, ROOT_OPTIONS, ROOT_TEXT, Home, mood_rows, pair_rows, tag_rows
 from tests.e2e.test_kinds import figures
-from tests.hmi.api_world import hmi
+from tests.hmi.labs.api_world import hmi
 
 MOOD, PAIRS, TAGS, VECTORS = (ModelId("acme", name) for name in ("mood", "pairs", "tags", "vectors"))
 

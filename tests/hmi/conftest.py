@@ -9,10 +9,10 @@ import pytest
 
 from hmi.config import Settings
 from hmi.manager import Manager
-from hmi.model.tokenizer import Tokenizer
-from hmi.stores.registry import Registry
-from tests.hmi.registry_lab import add_tenant
-from tests.hmi.runner_lab import Lab
+from hmi.model.text.tokenizer import Tokenizer
+from hmi.stores.records.registry import Registry
+from tests.hmi.labs.registry_lab import add_tenant
+from tests.hmi.labs.runner_lab import Lab
 from tests.tiny import write_tiny_mpnet
 
 

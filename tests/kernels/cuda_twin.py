@@ -1,4 +1,5 @@
-"""A `hmi_kernels.lookup.cuda.Device` on the CPU: lookup.cu, compiled by g++, on arrays between guard pages.
+"""A `hmi_kernels.lookup.cuda.LookupDevice` on the CPU: lookup.cu, compiled by g++, on arrays between guard
+pages.
 
 With it the tests run the device's own source where there is no GPU. The process dies at once of a read or
 write past the end of an array (with `front`, before its beginning), of a misaligned access, and of undefined
@@ -38,7 +39,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 
 
 @pytest.fixture(scope="session", params=["twin", pytest.param("gpu", marks=pytest.mark.gpu)])
-def device(request: pytest.FixtureRequest) -> cuda.Device:
+def device(request: pytest.FixtureRequest) -> cuda.LookupDevice:
     """The twin, and the first GPU."""
     if request.param == "twin":
         return Twin(request.getfixturevalue("library"))
@@ -48,7 +49,7 @@ def device(request: pytest.FixtureRequest) -> cuda.Device:
         pytest.skip(str(error))
 
 
-def put(device: cuda.Device, host: np.ndarray) -> Any:
+def put(device: cuda.LookupDevice, host: np.ndarray) -> Any:
     """A copy of `host` in the device's memory."""
     array = device.empty(host.shape, host.dtype)
     device.write(host, array)

@@ -58,7 +58,9 @@ def test_equals_the_reference(
 @pytest.mark.parametrize("half", [False, True])
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 5])
 @pytest.mark.parametrize("dtype", [0, 1, 2])
-def test_every_width_and_type_on_each_device(device: cuda.Device, dtype: int, n: int, half: bool) -> None:
+def test_every_width_and_type_on_each_device(
+    device: cuda.LookupDevice, dtype: int, n: int, half: bool
+) -> None:
     rng = np.random.default_rng(n)
     for dim in (7, 36):
         chain, runs = kernellab.random_runs(rng, [dtype, 2, dtype], dim, VOCAB, n)
@@ -69,7 +71,7 @@ def test_every_width_and_type_on_each_device(device: cuda.Device, dtype: int, n:
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 5])
-def test_positions_with_all_their_ngrams(device: cuda.Device, n: int) -> None:
+def test_positions_with_all_their_ngrams(device: cuda.LookupDevice, n: int) -> None:
     """With every n-gram of three tokens stored, each position has entries of all orders; any steps agree."""
     rng = np.random.default_rng(n)
     entries: dict[tuple[int, ...], np.ndarray] = {}
@@ -89,7 +91,7 @@ def test_positions_with_all_their_ngrams(device: cuda.Device, n: int) -> None:
 
 
 @pytest.mark.parametrize("n", [2, 3, 5])
-def test_alone_equals_batched(device: cuda.Device, n: int) -> None:
+def test_alone_equals_batched(device: cuda.LookupDevice, n: int) -> None:
     rng = np.random.default_rng(n)
     _, runs = kernellab.random_runs(rng, [0, 1], 16, VOCAB, n)
     table = cuda_upload.upload(ops.level_table(runs, n, 16), device)
@@ -100,7 +102,7 @@ def test_alone_equals_batched(device: cuda.Device, n: int) -> None:
         assert np.array_equal(together[part], np.concatenate([answer[part] for answer in alone]))
 
 
-def test_an_answer_may_begin_anywhere(device: cuda.Device) -> None:
+def test_an_answer_may_begin_anywhere(device: cuda.LookupDevice) -> None:
     rng = np.random.default_rng(1)
     _, runs = kernellab.random_runs(rng, [0], 8, VOCAB)
     table = cuda_upload.upload(ops.level_table(runs, 3, 8), device)

@@ -35,7 +35,7 @@ from hmi_kernels.lookup import cuda, cuda_device, cuda_upload, layout, ops
     ],
 )
 def test_a_wrong_batch_is_refused(
-    device: cuda.Device, front: bool, tokens: list[int], offsets: list[int], message: str
+    device: cuda.LookupDevice, front: bool, tokens: list[int], offsets: list[int], message: str
 ) -> None:
     if isinstance(device, cuda_twin.Twin):
         device = cuda_twin.Twin(device.library)
@@ -51,7 +51,7 @@ def test_a_wrong_batch_is_refused(
         cuda.lookup(table, *given, VOCAB, out, order, depth)
 
 
-def test_arrays_that_do_not_fit_are_refused(device: cuda.Device) -> None:
+def test_arrays_that_do_not_fit_are_refused(device: cuda.LookupDevice) -> None:
     _, runs = kernellab.random_runs(np.random.default_rng(0), [0], 4, VOCAB)
     table = cuda_upload.upload(ops.level_table(runs, 3, 4), device)
     empty = device.empty

@@ -17,7 +17,7 @@ from kernellab import Chain
 
 @pytest.mark.parametrize("seed", range(30))
 def test_a_damaged_index_leads_to_no_foreign_row(
-    device: cuda.Device, seed: int, monkeypatch: pytest.MonkeyPatch
+    device: cuda.LookupDevice, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With random slots uploaded, the process survives and only rows whose key matches are used."""
     rng = np.random.default_rng(seed)
@@ -73,7 +73,7 @@ def unigrams(tokens: list[int]) -> np.ndarray:
     return ops.encode(np.array(tokens, np.uint32)[:, None], np.ones((len(tokens), 1, 224), np.float32), 0, 1)
 
 
-def test_a_row_id_past_its_segment_is_a_miss(device: cuda.Device) -> None:
+def test_a_row_id_past_its_segment_is_a_miss(device: cuda.LookupDevice) -> None:
     index = lab.direct_run(
         [unigrams([1, 2, 3]), unigrams([5])], [layout.EMPTY_SLOT, 0, 1, 2, layout.EMPTY_SLOT, 3, 16]
     )
@@ -81,7 +81,9 @@ def test_a_row_id_past_its_segment_is_a_miss(device: cuda.Device) -> None:
     assert lab.run(table, [[1, 2, 3, 5, 6]])[1].tolist() == [1, 1, 1, 0, 0]
 
 
-def test_a_token_past_a_direct_index_is_a_miss(device: cuda.Device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_token_past_a_direct_index_is_a_miss(
+    device: cuda.LookupDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of two neighbouring indexes of 32 slots, slot 37 of the first would be slot 5 of the second."""
     rows = unigrams([37])
     monkeypatch.setattr(ops, "check_places", lambda table: None)
@@ -97,7 +99,9 @@ def test_a_token_past_a_direct_index_is_a_miss(device: cuda.Device, monkeypatch:
     assert device.read(order).tolist() == [0]
 
 
-def test_keys_of_two_words_are_compared_whole(device: cuda.Device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_of_two_words_are_compared_whole(
+    device: cuda.LookupDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An index whose every slot has the fingerprint of (2, 3, 4, 5), over a row of (1, 3, 4, 5)."""
     there, asked = np.array([[1, 3, 4, 5]], np.uint32), np.array([[2, 3, 4, 5]], np.uint32)
     rows = ops.encode(there, np.ones((1, 4, 4), np.float32), 2, 4)
@@ -112,7 +116,9 @@ def test_keys_of_two_words_are_compared_whole(device: cuda.Device, monkeypatch: 
 
 
 @pytest.mark.parametrize("salt", [layout.PLAIN_SALT, 0x9D39247E33776D41])
-def test_a_search_ends_at_the_reach(device: cuda.Device, salt: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_search_ends_at_the_reach(
+    device: cuda.LookupDevice, salt: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As on the CPU, an n-gram is found in the last slot of the reach and not in the slot after it."""
     # All other slots hold the fingerprint of an n-gram that is not stored.
     monkeypatch.setattr(ops, "check_places", lambda table: None)

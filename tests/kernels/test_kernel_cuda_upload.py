@@ -14,7 +14,7 @@ from cudalab import VOCAB
 from hmi_kernels.lookup import cuda, cuda_upload, layout, ops
 
 
-def test_a_damaged_row_is_not_uploaded(device: cuda.Device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_damaged_row_is_not_uploaded(device: cuda.LookupDevice, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(5)
     monkeypatch.setattr(cuda_upload, "CHUNK_BYTES", 1 << 12)  # several chunks a segment
     ngrams = np.unique(rng.integers(0, VOCAB, (2000, 4)), axis=0).astype(np.uint32)

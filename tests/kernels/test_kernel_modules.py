@@ -75,7 +75,7 @@ def run(one: Case, launcher: ops.Launcher) -> torch.Tensor:
     ranks = -(-int(words[:, ops.RANK].max(initial=0)) // ops.EVEN) * ops.EVEN
     scratch = torch.full((len(one.x), max(ranks, 1)), torch.nan, device=there)
     kinds = {dtype: kind for kind, dtype in KINDS.items()}
-    x, y = (ops.Matrix(z.data_ptr(), kinds[z.dtype], z.stride(0), z.shape[1]) for z in (one.x, one.y))
+    x, y = (ops.DeviceMatrix(z.data_ptr(), kinds[z.dtype], z.stride(0), z.shape[1]) for z in (one.x, one.y))
     at = pieces.data_ptr(), len(pieces)
     ops.add(launcher, changes.data_ptr(), at, x, y, one.weights, (scratch.data_ptr(), ranks))
     return one.y

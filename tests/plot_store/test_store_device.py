@@ -20,7 +20,9 @@ from plot_store.reading.device import DeviceReader
 OLD = Path(__file__).parent / "formats" / "format-1.plot"
 
 
-def look(on: DeviceReader, device: cuda.Device, batch: list[list[int]], **options: Any) -> tuple[Any, Any]:
+def look(
+    on: DeviceReader, device: cuda.LookupDevice, batch: list[list[int]], **options: Any
+) -> tuple[Any, Any]:
     tokens, offsets = lab.ragged(batch)
     return on.lookup(put(device, tokens), put(device, offsets), **options)
 
@@ -28,7 +30,7 @@ def look(on: DeviceReader, device: cuda.Device, batch: list[list[int]], **option
 @pytest.mark.parametrize("counts", [(200, 40, 8), (60, 8), (300, 200, 60, 30, 9)])
 @pytest.mark.parametrize("backoff", ["order", "version"])
 def test_answers_what_the_reader_answers(
-    store: Store, device: cuda.Device, counts: tuple[int, ...], backoff: str
+    store: Store, device: cuda.LookupDevice, counts: tuple[int, ...], backoff: str
 ) -> None:
     n = len(counts)
     for depth, dtype in enumerate(["int8", "fp16", "fp32"]):
@@ -49,7 +51,7 @@ def test_answers_what_the_reader_answers(
 
 
 def test_rows_of_format_1_have_no_checks_and_are_copied_all_the_same(
-    store: Store, device: cuda.Device
+    store: Store, device: cuda.LookupDevice
 ) -> None:
     store.import_archive(OLD)
     lab.put(store, "r/a", lab.content(3, (40, 20, 5), dim=5), dtype="fp16", extend=True)
@@ -60,7 +62,9 @@ def test_rows_of_format_1_have_no_checks_and_are_copied_all_the_same(
         assert np.array_equal(device.read(look(on, device, batch)[0]), expected)
 
 
-def test_a_device_reader_keeps_its_copy_and_closes_with_its_reader(store: Store, device: cuda.Device) -> None:
+def test_a_device_reader_keeps_its_copy_and_closes_with_its_reader(
+    store: Store, device: cuda.LookupDevice
+) -> None:
     lab.put(store, "r", lab.content(1))
     batch = lab.texts(2)
     reader = store.reader("r")
@@ -82,7 +86,7 @@ def test_a_device_reader_keeps_its_copy_and_closes_with_its_reader(store: Store,
         reader.on_device(device)
 
 
-def test_what_is_refused(store: Store, device: cuda.Device) -> None:
+def test_what_is_refused(store: Store, device: cuda.LookupDevice) -> None:
     lab.put(store, "r", lab.content(1))
     with store.reader("r") as reader, reader.on_device(device) as on:
         with pytest.raises(Invalid, match="token id"):
@@ -106,7 +110,9 @@ def test_no_room_and_no_device(store: Store, library: ctypes.CDLL, monkeypatch: 
             reader.on_device(4095)
 
 
-def test_a_damaged_row_is_named_and_not_copied(store: Store, device: cuda.Device, tmp_path: Path) -> None:
+def test_a_damaged_row_is_named_and_not_copied(
+    store: Store, device: cuda.LookupDevice, tmp_path: Path
+) -> None:
     version = lab.put(store, "r", lab.content(1))
     name = next(s.name for s in version.segments if s.kind == "rows" and s.order == 3)
     path = tmp_path / "plots" / "segments" / name

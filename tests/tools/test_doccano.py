@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hmi.cli.preannotations import doccano_row
+from hmi.cli.models.preannotations import doccano_row
 from hmi.training.data.batch_texts import BatchText
 from hmi.training.data.rows import read_labelled_file
 from tests.tools.lab import check_entities, check_labels, check_sets, read, written

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hmi.cli.preannotations import Controls, label_studio_task
+from hmi.cli.models.preannotations import Controls, label_studio_task
 from hmi.jobs.checks import inspect_file
 from hmi.training.data.batch_texts import BatchText
 from hmi.training.data.reading import Reading

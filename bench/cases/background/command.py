@@ -5,9 +5,9 @@ from __future__ import annotations
 import click
 
 from bench.harness.rows import MEASURED_HERE, shown
-from hmi.cli.base import FolderCommand, as_json, pass_session
-from hmi.cli.output import notes
-from hmi.cli.session import Session
+from hmi.cli.framework.base import FolderCommand, as_json, pass_session
+from hmi.cli.framework.output import notes
+from hmi.cli.framework.session import CliSession
 
 
 @click.command(cls=FolderCommand)
@@ -18,7 +18,7 @@ from hmi.cli.session import Session
 @click.option("--quick", is_flag=True, help="One short pair: shows that the benchmark works.")
 @as_json
 @pass_session
-def background(session: Session, seconds: float, pairs: int, quick: bool, as_json: bool) -> None:
+def background(session: CliSession, seconds: float, pairs: int, quick: bool, as_json: bool) -> None:
     """A server's p50, p99 and throughput without a background job, beside a paced one, and beside one that
     only has the lowest priority."""
     session.not_remote(MEASURED_HERE)

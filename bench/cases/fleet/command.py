@@ -5,9 +5,9 @@ from __future__ import annotations
 import click
 
 from bench.harness.rows import MEASURED_HERE, shown
-from hmi.cli.base import FolderCommand, as_json, pass_session
-from hmi.cli.output import notes
-from hmi.cli.session import Session
+from hmi.cli.framework.base import FolderCommand, as_json, pass_session
+from hmi.cli.framework.output import notes
+from hmi.cli.framework.session import CliSession
 
 
 @click.command(cls=FolderCommand)
@@ -18,7 +18,7 @@ from hmi.cli.session import Session
 @click.option("--quick", is_flag=True, help="A few tenants and one start: shows that the benchmark works.")
 @as_json
 @pass_session
-def fleet(session: Session, count: int, starts: int, quick: bool, as_json: bool) -> None:
+def fleet(session: CliSession, count: int, starts: int, quick: bool, as_json: bool) -> None:
     """Size on disk, time until ready and memory of a server with many tenants.
 
     --data names a folder that keeps the tenants for later runs; 10,000 take 4 GB. Their models have random

@@ -21,11 +21,11 @@ from bench.harness.load import client
 from bench.harness.report import Row
 from bench.harness.server import hmi, running
 from hmi.core import JobRecord, now
-from hmi.stores import job_table
 from hmi.stores.layout import Layout, folder_bytes
-from hmi.stores.registry_database import RegistryDatabase
-from hmi.stores.sealed import RegistryTxn
-from hmi.stores.table import Table
+from hmi.stores.records import job_table
+from hmi.stores.records.registry_database import RegistryDatabase
+from hmi.stores.records.sealed import RegistryTxn
+from hmi.stores.records.table import RecordTable
 
 SETTLED_S = 20.0
 """The server's first housekeeping, which reads all records, has ended after about this time."""
@@ -69,7 +69,7 @@ def run(plan: Plan, data: Path | None, report: Callable[[str], None]) -> Iterato
 
 def write_jobs(home: homes.Home) -> None:
     """Write the record of each model's ended job, in one transaction."""
-    database, table, at = RegistryDatabase.open(Layout(home.data).registry), Table(), now()
+    database, table, at = RegistryDatabase.open(Layout(home.data).registry), RecordTable(), now()
 
     def write(txn: RegistryTxn) -> None:
         for i in range(home.tenants):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import click
 
 from bench.harness.rows import MEASURED_HERE, shown
-from hmi.cli.base import FolderCommand, as_json, pass_session
-from hmi.cli.output import notes
-from hmi.cli.session import Session
+from hmi.cli.framework.base import FolderCommand, as_json, pass_session
+from hmi.cli.framework.output import notes
+from hmi.cli.framework.session import CliSession
 
 
 @click.command(cls=FolderCommand)
@@ -21,7 +21,7 @@ from hmi.cli.session import Session
 @as_json
 @pass_session
 def floods(
-    session: Session,
+    session: CliSession,
     only: tuple[str, ...],
     seconds: float,
     rounds: int,

@@ -5,10 +5,10 @@ from __future__ import annotations
 import click
 
 from bench.harness.rows import MEASURED_HERE, shown
-from hmi.cli.base import FolderCommand, as_json, pass_session
-from hmi.cli.options import Whole
-from hmi.cli.output import notes
-from hmi.cli.session import Session
+from hmi.cli.framework.base import FolderCommand, as_json, pass_session
+from hmi.cli.framework.options import Whole
+from hmi.cli.framework.output import notes
+from hmi.cli.framework.session import CliSession
 
 
 @click.command(cls=FolderCommand)
@@ -22,7 +22,7 @@ from hmi.cli.session import Session
 @as_json
 @pass_session
 def path(
-    session: Session, runs: int, quick: bool, peers: bool, modules: bool, split: int | None, as_json: bool
+    session: CliSession, runs: int, quick: bool, peers: bool, modules: bool, split: int | None, as_json: bool
 ) -> None:
     """Speed-up from looking the lower layers up, on the default root with one thread."""
     session.not_remote(MEASURED_HERE)

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from hmi.model.encoder import Encoder
+from hmi.model.network.encoder import Encoder
 
 Batch = list[list[int]]
 Run = Callable[[Batch], object]

@@ -20,8 +20,8 @@ from hmi.core import ModuleSpec
 from hmi.execution.fused.weights import fused_layers
 from hmi.execution.packed import run_classified, run_rows
 from hmi.execution.precision import Precision, available
-from hmi.model.encoder import EncoderLayer
-from hmi.model.prepacked import PackedLinear
+from hmi.model.network.encoder import EncoderLayer
+from hmi.model.network.prepacked import PackedLinear
 from hmi.modulespec import Kind
 
 TENANTS = 64

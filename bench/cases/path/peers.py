@@ -13,7 +13,7 @@ from bench.cases.path.encoders import Batch, Run, peers
 from bench.cases.path.run import Bench, ours, some_length, tenants_of
 from bench.harness.report import Row, in_turn, rotating, seconds
 from hmi.errors import InvalidInput
-from hmi.model.source import DEFAULT_PACKAGE, find_source
+from hmi.model.sources.source import DEFAULT_PACKAGE, find_source
 
 CASES: tuple[tuple[str, int | None, int], ...] = (
     ("128_tokens_batch_1", 128, 1),

@@ -23,14 +23,14 @@ from hmi.execution.base import Executor
 from hmi.execution.choose import executor_for
 from hmi.execution.packed import PackedExecutor, run_classified, run_rows
 from hmi.execution.precision import available
-from hmi.jobs.plots import schema_of
-from hmi.model.encoder import Encoder
-from hmi.model.locality import apply_locality, shipped_locality
-from hmi.model.lower import LocalLower
-from hmi.model.modules import TenantModule, new_module
-from hmi.model.root import Root, RootInfo, split_encoder
-from hmi.model.source import DEFAULT_PACKAGE, find_source, load_encoder
-from hmi.model.tokenizer import Tokenizer
+from hmi.jobs.plot.write_plot import schema_of
+from hmi.model.network.encoder import Encoder
+from hmi.model.sources.locality import apply_locality, shipped_locality
+from hmi.model.sources.lower import LocalLower
+from hmi.model.sources.root import Root, RootInfo, split_encoder
+from hmi.model.sources.source import DEFAULT_PACKAGE, find_source, load_encoder
+from hmi.model.tenant.modules import TenantModule, new_module
+from hmi.model.text.tokenizer import Tokenizer
 from hmi.modulespec import Kind
 from plot_store import Reader, Store
 

@@ -7,11 +7,11 @@ from pathlib import Path
 import click
 
 from bench.harness.rows import MEASURED_HERE, shown
-from hmi.cli.base import FolderCommand, as_json, pass_session
-from hmi.cli.options import FILE
-from hmi.cli.output import notes
-from hmi.cli.progress import job_bar
-from hmi.cli.session import Session
+from hmi.cli.framework.base import FolderCommand, as_json, pass_session
+from hmi.cli.framework.options import FILE
+from hmi.cli.framework.output import notes
+from hmi.cli.framework.progress import job_bar
+from hmi.cli.framework.session import CliSession
 
 
 @click.command(cls=FolderCommand)
@@ -20,7 +20,7 @@ from hmi.cli.session import Session
 @click.option("--quick", is_flag=True, help="A PLOT of 60 documents: shows that it works, not how fast.")
 @as_json
 @pass_session
-def plot(session: Session, corpus: Path, root: str | None, quick: bool, as_json: bool) -> None:
+def plot(session: CliSession, corpus: Path, root: str | None, quick: bool, as_json: bool) -> None:
     """Build PLOTs of a real corpus with the real jobs; measure hits and times on held-out documents."""
     session.not_remote(MEASURED_HERE)
     from bench.cases.plot.run import Plan, run

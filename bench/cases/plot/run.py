@@ -19,14 +19,14 @@ from numpy.typing import NDArray
 
 from bench.harness.page_cache import drop_folder
 from bench.harness.report import Row, seconds
-from hmi.api.local import LocalCalls
+from hmi.api.process.local import LocalCalls
 from hmi.config import Settings
 from hmi.core import Progress
 from hmi.errors import HmiError, InvalidInput
-from hmi.model.source import DEFAULT_PACKAGE
-from hmi.model.tokenizer import Tokenizer
+from hmi.model.sources.source import DEFAULT_PACKAGE
+from hmi.model.text.tokenizer import Tokenizer
 from hmi.stores.layout import Layout
-from hmi.stores.plots import open_plots
+from hmi.stores.plot.plots import open_plots
 from hmi.training.data.corpus import read_documents
 from plot_store import Reader, Store
 

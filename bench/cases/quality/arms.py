@@ -10,10 +10,16 @@ import torch
 
 from bench.cases.quality.models import Encoders
 from hmi.core import ModuleSpec, Task
-from hmi.model.lexical import lexical_buckets
-from hmi.model.modules import new_module
-from hmi.training.backbones import Backbone, EncoderBackbone, FrozenBackbone, ModuleBackbone, UpperBackbone
-from hmi.training.recipe import RECIPE, Recipe
+from hmi.model.tenant.modules import new_module
+from hmi.model.text.lexical import lexical_buckets
+from hmi.training.fit.backbones import (
+    Backbone,
+    EncoderBackbone,
+    FrozenBackbone,
+    ModuleBackbone,
+    UpperBackbone,
+)
+from hmi.training.plans.recipe import RECIPE, Recipe
 
 ArmInput = Literal["ids", "lower", "last", "plot"]
 """What an arm's backbone reads.

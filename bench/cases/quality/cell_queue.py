@@ -27,9 +27,9 @@ from bench.cases.quality.setting import Setting, opened
 from bench.cases.quality.tasks import SPLIT_SEED, TRAIN, TaskRows, load, named
 from hmi.errors import HmiError
 from hmi.model.memory import keep_freed_memory
-from hmi.model.root import Root
-from hmi.training.recipe import HELD_OUT
-from hmi.training.row_keys import hold_out
+from hmi.model.sources.root import Root
+from hmi.training.plans.recipe import HELD_OUT
+from hmi.training.tasks.row_keys import hold_out
 
 SAY_S = 1.0
 """A process tells of its progress at most this often."""

@@ -18,18 +18,18 @@ from bench.cases.quality.models import Encoders
 from bench.cases.quality.runs import Runs, RunSpec
 from bench.cases.quality.tables import best_rate
 from bench.cases.quality.tasks import QualityTask, TaskRows
-from hmi.model.artefact import Artefact
 from hmi.model.tasks import TaskKind
-from hmi.training.backbones import Examples
+from hmi.model.tenant.artefact import Artefact
+from hmi.training.data.golds import SoftLabel, SoftTags
 from hmi.training.data.rows import Row
-from hmi.training.early_stopping import train_to_best
-from hmi.training.golds import SoftLabel, SoftTags
-from hmi.training.objectives import learn_task
-from hmi.training.plan import plan_training
-from hmi.training.recipe import HELD_OUT
-from hmi.training.scoring import headline
-from hmi.training.splits import Split, judge, split_bags, task_targets
-from hmi.training.trainer import Trainer
+from hmi.training.fit.backbones import Examples
+from hmi.training.fit.early_stopping import train_to_best
+from hmi.training.fit.plan import plan_training
+from hmi.training.fit.trainer import Trainer
+from hmi.training.plans.recipe import HELD_OUT
+from hmi.training.tasks.objectives import learn_task
+from hmi.training.tasks.scoring import headline
+from hmi.training.tasks.splits import Split, judge, split_bags, task_targets
 
 RECIPE_VERSION = 3
 """A part of every run's key. Raise it when the recipe changes, so that old runs are not reused."""

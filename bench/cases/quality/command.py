@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from bench.harness.rows import FOLDER, MEASURED_HERE, OUT, quick, shown
-from hmi.cli.base import FolderCommand, as_json, pass_session
-from hmi.cli.output import notes, print_json, print_table
-from hmi.cli.progress import job_bar
-from hmi.cli.session import Session
+from hmi.cli.framework.base import FolderCommand, as_json, pass_session
+from hmi.cli.framework.output import notes, print_json, print_table
+from hmi.cli.framework.progress import job_bar
+from hmi.cli.framework.session import CliSession
 from hmi.core import ModuleSpec
 from hmi.errors import InvalidInput
 
@@ -126,7 +126,7 @@ of_the_rows = _adding(
 @as_json
 @pass_session
 def quality(
-    session: Session,
+    session: CliSession,
     sets: Path,
     out: Path,
     modules: tuple[str, ...],
@@ -191,7 +191,7 @@ def quality(
 @as_json
 @pass_session
 def tenants(
-    session: Session,
+    session: CliSession,
     sets: Path,
     out: Path,
     arm: str,
@@ -226,7 +226,7 @@ def tenants(
     )
 
 
-def setting_of(session: Session, chosen: Mapping[str, Any]) -> Setting:
+def setting_of(session: CliSession, chosen: Mapping[str, Any]) -> Setting:
     from bench.cases.quality.setting import Amount, Setting
 
     alpha = chosen["alpha"]
@@ -237,7 +237,7 @@ def setting_of(session: Session, chosen: Mapping[str, Any]) -> Setting:
 
 
 @contextmanager
-def models_of(session: Session, chosen: Mapping[str, Any], *, plots: bool) -> Iterator[Encoders]:
+def models_of(session: CliSession, chosen: Mapping[str, Any], *, plots: bool) -> Iterator[Encoders]:
     """Open the root and the PLOTs. Those that are missing are created first."""
     from bench.cases.quality import setting as made
     from bench.cases.quality.tasks import named
@@ -311,7 +311,7 @@ def steps_shown() -> Callable[[str, int, int], None]:
 )
 @as_json
 @pass_session
-def steps(session: Session, sets: Path, corpora: Path, megabytes: float, rows: int, as_json: bool) -> None:
+def steps(session: CliSession, sets: Path, corpora: Path, megabytes: float, rows: int, as_json: bool) -> None:
     """CPU time and peak memory of a root import, a PLOT build, and tenants with and without a teacher."""
     session.not_remote(MEASURED_HERE)
     from bench.cases.quality import steps as measured

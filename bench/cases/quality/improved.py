@@ -1,9 +1,9 @@
 """The columns of a second version: what the job `improve` makes of a tenant's rows, without any option.
 
 A column trains the first version, as the service does, then a second one on a pool of texts that teachers
-answered, and publishes the second only if the rows say so (`hmi.training.choosing`). Test is scored once for
-each version. Other columns leave out parts of the pool or a teacher, and one trains a dedicated copy on the
-same texts, which tells what of a gain comes from them.
+answered, and publishes the second only if the rows say so (`hmi.training.second.choosing`). Test is scored
+once for each version. Other columns leave out parts of the pool or a teacher, and one trains a dedicated copy
+on the same texts, which tells what of a gain comes from them.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from bench.cases.quality.cells import Problem, problem, train_once
 from bench.cases.quality.lesson import OWN, Lesson
 from bench.cases.quality.tasks import TaskRows
 from hmi.core import ModuleSpec
-from hmi.training.choosing import Version, compare, cross_validated, least_rows, rule_of
 from hmi.training.data.rows import Row
-from hmi.training.defaults import default_module
-from hmi.training.headline import headline
-from hmi.training.improving import EPOCHS
-from hmi.training.objectives import objective_of
-from hmi.training.plan import plan_training
-from hmi.training.probing import probe_with
-from hmi.training.recipe import HELD_OUT
-from hmi.training.row_keys import hold_out
-from hmi.training.splits import merged_outputs
-from hmi.training.teacher import TAGGING_TEACHER_LR, TEACHER_LR
-from hmi.training.teachers import TextLesson
+from hmi.training.fit.plan import plan_training
+from hmi.training.plans.defaults import default_module
+from hmi.training.plans.recipe import HELD_OUT
+from hmi.training.second.choosing import Version, compare, cross_validated, least_rows, rule_of
+from hmi.training.second.probing import probe_with
+from hmi.training.second.second_version import EPOCHS
+from hmi.training.second.teacher import TAGGING_TEACHER_LR, TEACHER_LR
+from hmi.training.second.teachers import TextLesson
+from hmi.training.tasks.headline import headline
+from hmi.training.tasks.objectives import objective_of
+from hmi.training.tasks.row_keys import hold_out
+from hmi.training.tasks.splits import merged_outputs
 
 Learner = Literal["module", "dedicated", "contrasted", "frozen"]
 """The thing that is trained.

@@ -10,11 +10,11 @@ import click
 
 from bench.cases.quality.command import RUNS, SMALL, of_a_setting, of_the_rows, setting_of, steps_shown
 from bench.harness.rows import MEASURED_HERE, quick
-from hmi.cli.base import FolderCommand, as_json, pass_session
-from hmi.cli.options import Number
-from hmi.cli.output import notes, print_json, print_table
-from hmi.cli.progress import job_bar
-from hmi.cli.session import Session
+from hmi.cli.framework.base import FolderCommand, as_json, pass_session
+from hmi.cli.framework.options import Number
+from hmi.cli.framework.output import notes, print_json, print_table
+from hmi.cli.framework.progress import job_bar
+from hmi.cli.framework.session import CliSession
 
 
 @click.command("improved", cls=FolderCommand)
@@ -56,7 +56,7 @@ from hmi.cli.session import Session
 @as_json
 @pass_session
 def improved(
-    session: Session, sets: Path, out: Path, seeds: int, rows: int, dev: bool, as_json: bool, **chosen: Any
+    session: CliSession, sets: Path, out: Path, seeds: int, rows: int, dev: bool, as_json: bool, **chosen: Any
 ) -> None:
     """Train what a tenant gets without any option, and what each part of it adds.
 
@@ -72,7 +72,7 @@ def improved(
     from bench.cases.quality.tasks import TRAIN, named
     from bench.harness.report import result
     from hmi.model.files import write_json
-    from hmi.model.root import load_root
+    from hmi.model.sources.root import load_root
 
     names = chosen["columns"] or [c.name for c in columns(chosen["teachers"], few=rows < TRAIN)]
     cells = list(dict.fromkeys(map(Cell.parse, chosen["cells"]))) or [

@@ -16,7 +16,7 @@ from bench.cases.quality.run import content_of
 from bench.cases.quality.runs import Runs, RunSpec
 from bench.cases.quality.tasks import TRAIN, named
 from hmi.errors import InvalidInput
-from hmi.model.root import Root
+from hmi.model.sources.root import Root
 
 LEAST_ROWS = 20
 IMPROVED_VERSION = 3

@@ -15,19 +15,33 @@ from bench.cases.quality.cells import Report
 from bench.cases.quality.models import Encoders
 from bench.cases.quality.setting import CORPUS_OF, GENERAL
 from bench.cases.quality.tasks import QualityTask, TaskRows
-from hmi.model.source import find_source, load_encoder
+from hmi.model.sources.source import find_source, load_encoder
 from hmi.model.tasks import TaskKind
-from hmi.model.tokenizer import Tokenizer
+from hmi.model.text.tokenizer import Tokenizer
 from hmi.training.data.passages import sample_corpus
 from hmi.training.data.rows import Row
-from hmi.training.headline import headline
-from hmi.training.improving import Pool, hears_larger, is_probe, make_pool, plan_of, teacher_from
-from hmi.training.objectives import learn_task, objective_of
-from hmi.training.pool import draw_pool
-from hmi.training.probing import can_probe
-from hmi.training.recipe import Recipe
-from hmi.training.said import Said, mix, mixed_golds, store_said, stored_said, weigh
-from hmi.training.teachers import TeacherSource, TextLesson
+from hmi.training.plans.recipe import Recipe
+from hmi.training.second.pool import draw_pool
+from hmi.training.second.probing import can_probe
+from hmi.training.second.second_version import (
+    UnlabelledPool,
+    hears_larger,
+    is_probe,
+    make_pool,
+    plan_of,
+    teacher_from,
+)
+from hmi.training.second.teacher_outputs import (
+    TeacherOutputs,
+    mix,
+    mixed_golds,
+    store_said,
+    stored_said,
+    weigh,
+)
+from hmi.training.second.teachers import TeacherSource, TextLesson
+from hmi.training.tasks.headline import headline
+from hmi.training.tasks.objectives import learn_task, objective_of
 
 OWN = "own"
 """The name of the root's source among teachers."""
@@ -58,7 +72,7 @@ class Lesson:
         return learn_task(self.task.kind, [row.label for row in self.rows.train], paired=self.paired)
 
     @cached_property
-    def pool(self) -> Pool:
+    def pool(self) -> UnlabelledPool:
         """The pool of the service, less texts that are test rows."""
         words = self.models.root.tokenizer, self.models.source.embeddings.word.weight
         passages = sample_of(self.corpora, CORPUS_OF.get(self.task.domain, GENERAL))
@@ -71,7 +85,7 @@ class Lesson:
         return found.without(self.rows.test)
 
     @cached_property
-    def said(self) -> dict[str, Said]:
+    def said(self) -> dict[str, TeacherOutputs]:
         """Each teacher's answers to the whole pool, then to the test rows. A task has one teacher from each
         source, of seed 0."""
         texts = [*self.pool.texts, *self.rows.test]
@@ -79,7 +93,7 @@ class Lesson:
         larger = self.larger if hears_larger(self.kind, self.all_rows) else ()
         return {name: self._said(name, lesson) for name in (OWN, *larger)}
 
-    def _said(self, name: str, lesson: TextLesson) -> Said:
+    def _said(self, name: str, lesson: TextLesson) -> TeacherOutputs:
         path = self._path(name, lesson)
         found = stored_said(path, self.kind)
         if found is None:
@@ -141,7 +155,7 @@ class Lesson:
                 about["teachers"][one.name]["test"] = self._tested([one], [1.0])
         return [Row(self.pool.texts[i].text, gold) for i, gold in zip(which, golds, strict=True)], about
 
-    def _tested(self, said: Sequence[Said], weights: Sequence[float]) -> float:
+    def _tested(self, said: Sequence[TeacherOutputs], weights: Sequence[float]) -> float:
         """The test score of a mixture of teachers."""
         answers = [one.texts[len(self.pool.texts) :] for one in said]
         task, merged = mix(said, weights, answers)

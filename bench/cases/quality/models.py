@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from bench.cases.quality.tasks import QualityTask
-from hmi.model.batching import Encoded, length_grouped, pad_ids
-from hmi.model.encoder import Encoder
-from hmi.model.root import Root
-from hmi.training.features import features_of
-from hmi.training.precision import arithmetic
+from hmi.model.network.encoder import Encoder
+from hmi.model.sources.root import Root
+from hmi.model.text.batching import Encoded, length_grouped, pad_ids
+from hmi.training.fit.features import features_of
+from hmi.training.fit.precision import arithmetic
 from plot_store import Reader
 
 AT_ONCE = 32

@@ -13,7 +13,7 @@ from bench.cases.quality.tables import OWN, Table, markdown
 from bench.cases.quality.tenants import by_number, columns_of
 from bench.harness.report import result
 from hmi.model.files import write_bytes
-from hmi.training.defaults import default_module
+from hmi.training.plans.defaults import default_module
 
 NUMBERS = (10, 30, 100, 300, 500, 1_000, 3_000, 10_000)
 

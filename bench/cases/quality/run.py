@@ -22,9 +22,9 @@ from bench.cases.quality.taught import with_texts
 from hmi.core import ModuleSpec
 from hmi.errors import InvalidInput
 from hmi.model.memory import keep_freed_memory
-from hmi.model.root import Root
-from hmi.training.defaults import default_module
-from hmi.training.recipe import Recipe
+from hmi.model.sources.root import Root
+from hmi.training.plans.defaults import default_module
+from hmi.training.plans.recipe import Recipe
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,13 @@ from typing import Any
 
 from bench.cases.quality.models import Encoders
 from bench.cases.quality.tasks import QualityTask
-from hmi.api.local import LocalCalls
+from hmi.api.process.local import LocalCalls
 from hmi.config import Settings
 from hmi.core import Progress
 from hmi.errors import HmiError, InvalidInput
-from hmi.model.root import load_root
-from hmi.model.source import DEFAULT_PACKAGE, find_source, load_encoder
-from hmi.stores.plots import open_plots
+from hmi.model.sources.root import load_root
+from hmi.model.sources.source import DEFAULT_PACKAGE, find_source, load_encoder
+from hmi.stores.plot.plots import open_plots
 from plot_store import Reader
 
 ROOT = "quality"

@@ -13,10 +13,10 @@ from typing import Any
 from bench.cases.quality.setting import Say, Show, ended
 from bench.cases.quality.tasks import QualityTask, load, named, unlabelled
 from bench.harness.report import Row as Figure
-from hmi.api.local import LocalCalls
+from hmi.api.process.local import LocalCalls
 from hmi.config import Settings
 from hmi.errors import InvalidInput
-from hmi.model.source import DEFAULT_PACKAGE
+from hmi.model.sources.source import DEFAULT_PACKAGE
 from hmi.training.data.rows import Row
 
 ROOT, DOMAIN, TENANT = "steps", "steps/cs", "steps"

@@ -14,12 +14,12 @@ from bench.cases.quality.models import Encoders
 from bench.cases.quality.tasks import QualityTask, TaskRows
 from hmi.model.files import write_json
 from hmi.training.data.rows import Row
-from hmi.training.objectives import learn_task
-from hmi.training.recipe import Recipe
-from hmi.training.reports import PhaseReport
-from hmi.training.splits import Split
-from hmi.training.teacher import Lesson, gold_from_json, gold_to_json, lesson_texts, usable
-from hmi.training.teachers import teach
+from hmi.training.fit.reports import PhaseReport
+from hmi.training.plans.recipe import Recipe
+from hmi.training.second.teacher import Lesson, gold_from_json, gold_to_json, lesson_texts, usable
+from hmi.training.second.teachers import teach
+from hmi.training.tasks.objectives import learn_task
+from hmi.training.tasks.splits import Split
 
 
 def with_texts(

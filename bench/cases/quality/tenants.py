@@ -23,9 +23,9 @@ from bench.cases.quality.runs import Runs, RunSpec
 from bench.cases.quality.tasks import QualityTask, load, named
 from hmi.errors import InvalidInput
 from hmi.model.memory import keep_freed_memory
-from hmi.training.backbones import Examples
-from hmi.training.recipe import HELD_OUT
-from hmi.training.splits import Split
+from hmi.training.fit.backbones import Examples
+from hmi.training.plans.recipe import HELD_OUT
+from hmi.training.tasks.splits import Split
 
 TEST = 300
 

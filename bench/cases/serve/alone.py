@@ -18,11 +18,11 @@ from hmi.core import ModelVersion
 from hmi.execution.base import Executor
 from hmi.execution.batch import BatchKey, Rows
 from hmi.execution.packed import PackedExecutor
-from hmi.model.artefact import Artefact
-from hmi.model.batching import Encoded
-from hmi.model.heads import Head, head_from
-from hmi.model.modules import TenantModule, module_from
-from hmi.model.root import Root, load_root
+from hmi.model.sources.root import Root, load_root
+from hmi.model.tenant.artefact import Artefact
+from hmi.model.tenant.heads import Head, head_from
+from hmi.model.tenant.modules import TenantModule, module_from
+from hmi.model.text.batching import Encoded
 from hmi.stores.layout import Layout
 from plot_store import Reader
 

@@ -10,9 +10,9 @@ from typing import Any
 import click
 
 from bench.harness.rows import FOLDER, MEASURED_HERE, progress, shown
-from hmi.cli.base import FolderCommand, as_json, pass_session
-from hmi.cli.options import FILE
-from hmi.cli.session import Session
+from hmi.cli.framework.base import FolderCommand, as_json, pass_session
+from hmi.cli.framework.options import FILE
+from hmi.cli.framework.session import CliSession
 
 
 @click.command(cls=FolderCommand)
@@ -39,7 +39,7 @@ from hmi.cli.session import Session
 @as_json
 @pass_session
 def serve(
-    session: Session, only: tuple[str, ...], quick: bool, trace: Path | None, as_json: bool, **wanted: Any
+    session: CliSession, only: tuple[str, ...], quick: bool, trace: Path | None, as_json: bool, **wanted: Any
 ) -> None:
     """Serve up to 10,000 tenants: throughput, cold starts, memory, isolation.
 

@@ -12,18 +12,18 @@ from typing import Any
 
 from hmi_kernels.encoder import fits
 
-from hmi.api.building import build_engine
-from hmi.api.inference import InferenceEngine
-from hmi.api.server_lock import owning
+from hmi.api.infer.inference import InferenceEngine
+from hmi.api.process.building import build_engine
+from hmi.api.process.lock import owning
 from hmi.config import Settings
 from hmi.core import ModelId, ModelVersion
 from hmi.engine import TextRequest, TextResult
-from hmi.engine.bundles import Bundles
+from hmi.engine.admit.bundles import Bundles
 from hmi.errors import Unavailable
 from hmi.execution.choose import REFERENCE
 from hmi.manager import Manager
 from hmi.metrics import Metrics
-from hmi.stores.adapter_pool import AdapterPool
+from hmi.stores.tensors.adapter_pool import AdapterPool
 
 CHOICE_POLLS, POLL_S = 2_400, 0.05
 """The number of looks at whether the root's executor is chosen, and the seconds between them. Their product

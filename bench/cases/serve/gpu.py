@@ -17,7 +17,7 @@ from bench.harness.report import Row
 from hmi.execution import trace
 from hmi.execution.cuda import CudaExecutor
 from hmi.execution.cuda.graphs import RECURS
-from hmi.model.modules import TenantModule
+from hmi.model.tenant.modules import TenantModule
 
 OVER_DEDICATED, OVERLAPS, FLAT, MODULES = 3.0, 1.25, 0.95, 1.05
 """The goals: throughput over dedicated models (Table 6: 2.31), the gain of both overlaps together (Table 6:

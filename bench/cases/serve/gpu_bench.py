@@ -27,10 +27,10 @@ from hmi.execution.batch import BatchKey, Rows
 from hmi.execution.cuda import CudaExecutor, Device
 from hmi.execution.cuda.choose import sound_executor
 from hmi.execution.cuda.layout import Packed
-from hmi.jobs.ngrams import ragged
-from hmi.model.encoder import EncoderLayer
-from hmi.model.modules import LowRank, TenantModule, sizes_of
-from hmi.model.shape import EncoderShape
+from hmi.jobs.plot.ngrams import ragged
+from hmi.model.network.encoder import EncoderLayer
+from hmi.model.network.shape import EncoderShape
+from hmi.model.tenant.modules import LowRankLayer, TenantModule, sizes_of
 from hmi.modulespec import SITES
 from plot_store import NgramCounter, Reader, Schema, Store
 
@@ -127,7 +127,7 @@ class Bench:
     def tenants(self, count: int) -> list[TenantModule]:
         """Prepare one module for each tenant, with its own copy in pinned memory and on the device."""
         layers = range(self.sizes.upper)
-        sites = {f"{i}-{site}": LowRank(*both) for i in layers for site, both in self.common.items()}
+        sites = {f"{i}-{site}": LowRankLayer(*both) for i in layers for site, both in self.common.items()}
         while len(self.modules) < count:
             module = TenantModule(sites).eval().requires_grad_(False)
             if self.modules:

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from hmi_kernels.lookup.cuda import Device as LookupDevice
+from hmi_kernels.lookup.cuda import LookupDevice
 from numpy.typing import NDArray
 
 from bench.cases.serve.gpu_bench import Bench
@@ -25,9 +25,9 @@ from bench.harness.report import Row, seconds
 from hmi.execution import trace
 from hmi.execution.batch import BatchKey, Rows
 from hmi.execution.cuda import CudaExecutor, Device
-from hmi.execution.cuda.device import Event
-from hmi.model.modules import TenantModule
-from hmi.model.shape import EncoderShape
+from hmi.execution.cuda.device import StreamEvent
+from hmi.model.network.shape import EncoderShape
+from hmi.model.tenant.modules import TenantModule
 from plot_store import Reader, Schema, Store
 
 PEAK_SIZE, COPY_BYTES = 8192, 1 << 30
@@ -167,7 +167,7 @@ def _batch_s(executor: CudaExecutor, rows: Rows, modules: Sequence[TenantModule 
     """Seconds of a batch while others wait on the device."""
     packed = [None if m is None else executor.packed(m) for m in modules]
 
-    def work() -> Event:
+    def work() -> StreamEvent:
         for _ in range(IN_A_ROW):
             ((_, there),) = executor.start(KEY, rows, packed)
         return there
@@ -192,7 +192,7 @@ def _peak(executor: CudaExecutor, device: Device, runs: int) -> float:
     a, b = (device.put(torch.randn(n, n, generator=g).to(executor.dtype)) for _ in range(2))
     stream = device.compute()
 
-    def work() -> Event:
+    def work() -> StreamEvent:
         for _ in range(IN_A_ROW):
             stream.work("product", (n, n), executor.dtype, lambda: a @ b)
         return stream.record()
@@ -205,7 +205,7 @@ def _bandwidth(device: Device, runs: int) -> float:
     there = [device.empty((COPY_BYTES // 4,), torch.float32) for _ in range(2)]
     stream = device.compute()
 
-    def work() -> Event:
+    def work() -> StreamEvent:
         for _ in range(IN_A_ROW):
             stream.copy(there[0], there[1], "copy")
         return stream.record()
@@ -213,7 +213,7 @@ def _bandwidth(device: Device, runs: int) -> float:
     return 2.0 * COPY_BYTES * IN_A_ROW / _timed(work, runs)
 
 
-def _timed(work: Callable[[], Event], runs: int) -> float:
+def _timed(work: Callable[[], StreamEvent], runs: int) -> float:
     """The median seconds until what `work` enqueues has run, after one run that does not count."""
 
     def once() -> float:
@@ -229,7 +229,7 @@ Spans = list[tuple[float, float]]
 """Stretches of a device's time: begin and end in microseconds."""
 
 
-def device_spans(collected: trace.Trace, name: str) -> Spans:
+def device_spans(collected: trace.ChromeTrace, name: str) -> Spans:
     """The device's spans whose names begin with the word `name`, from a collected timeline."""
     events = collected.events()
     tracks = {e["tid"]: e["args"]["name"] for e in events if e["ph"] == "M"}

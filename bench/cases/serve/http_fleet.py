@@ -18,7 +18,7 @@ from bench.harness.home import Home
 from bench.harness.load import Client, Seen, Target, client
 from bench.harness.report import Row
 from bench.harness.server import NO_JOBS, Arm, Server, hmi, running
-from hmi.api.auth import has_admin_key
+from hmi.api.access.auth import has_admin_key
 from hmi.config import Settings
 from hmi.errors import Unavailable
 from hmi.execution.precision import available

@@ -20,7 +20,7 @@ import torch
 from bench.cases.path.encoders import exported, quantised
 from bench.harness.server import ONE_THREAD, Arm
 from hmi.errors import Unavailable
-from hmi.model.source import DEFAULT_PACKAGE, find_source, load_encoder
+from hmi.model.sources.source import DEFAULT_PACKAGE, find_source, load_encoder
 
 HERE = Path(__file__).parent
 NAMES = {"mask": "attention_mask", "rows": "last_hidden_state"}

@@ -19,7 +19,7 @@ from bench.cases.serve.plan import Plan, Report
 from bench.harness.home import LABELS, ROOT, Ground, Home, Model, mixed_spec, publish_at_once, put_model
 from bench.harness.report import Row
 from hmi.engine import TextRequest, TextResult
-from hmi.engine.bundles import Bundles
+from hmi.engine.admit.bundles import Bundles
 from hmi.errors import HmiError, NotFound
 
 POOL = 48 << 20

@@ -41,13 +41,13 @@ from hmi.errors import InvalidInput
 from hmi.execution.choose import executor_for
 from hmi.execution.packed import run_classified
 from hmi.manager import Manager
-from hmi.model.encoder import Encoder
-from hmi.model.interchange import write_adapter_config
-from hmi.model.modules import module_from, new_module
-from hmi.model.root import Root, load_root
-from hmi.model.source import find_source, load_encoder
+from hmi.model.network.encoder import Encoder
+from hmi.model.sources.root import Root, load_root
+from hmi.model.sources.source import find_source, load_encoder
+from hmi.model.tenant.interchange import write_adapter_config
+from hmi.model.tenant.modules import module_from, new_module
 from hmi.stores.layout import Layout
-from hmi.stores.plot_meta import PlotMeta
+from hmi.stores.plot.plot_meta import PlotMeta
 from plot_store import Reader
 
 TENANTS, BATCH, LENGTH = 1_000, 64, 128

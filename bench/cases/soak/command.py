@@ -5,9 +5,9 @@ from __future__ import annotations
 import click
 
 from bench.harness.rows import MEASURED_HERE, shown
-from hmi.cli.base import FolderCommand, as_json, pass_session
-from hmi.cli.output import notes
-from hmi.cli.session import Session
+from hmi.cli.framework.base import FolderCommand, as_json, pass_session
+from hmi.cli.framework.output import notes
+from hmi.cli.framework.session import CliSession
 
 
 @click.command(cls=FolderCommand)
@@ -16,7 +16,7 @@ from hmi.cli.session import Session
 @click.option("--quick", is_flag=True, help="A few tenants and seconds: shows that the benchmark works.")
 @as_json
 @pass_session
-def soak(session: Session, minutes: float, tenants: int, quick: bool, as_json: bool) -> None:
+def soak(session: CliSession, minutes: float, tenants: int, quick: bool, as_json: bool) -> None:
     """A server under mixed load for half an hour: wrong and lost answers, memory, p99 by minute."""
     session.not_remote(MEASURED_HERE)
     from bench.cases.soak import run as measured

@@ -11,9 +11,9 @@ import click
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
 from bench.harness.rows import FOLDER, MEASURED_HERE, shown
-from hmi.cli.base import FolderCommand, as_json, pass_session
-from hmi.cli.output import notes
-from hmi.cli.session import Session
+from hmi.cli.framework.base import FolderCommand, as_json, pass_session
+from hmi.cli.framework.output import notes
+from hmi.cli.framework.session import CliSession
 
 
 @click.command("stages", cls=FolderCommand)
@@ -30,7 +30,7 @@ from hmi.cli.session import Session
 @as_json
 @pass_session
 def stages(
-    session: Session,
+    session: CliSession,
     sets: Path,
     only: tuple[str, ...],
     tasks: tuple[str, ...],

@@ -17,23 +17,23 @@ from bench.cases.quality.setting import ended
 from bench.cases.stages.plan import SECTIONS, Plan, Report
 from bench.cases.stages.tasks import TaskRows, load
 from bench.harness.report import Row as Figure
-from hmi.api.local import LocalCalls
+from hmi.api.process.local import LocalCalls
 from hmi.config import Settings
 from hmi.core import ModelId, now
 from hmi.errors import InvalidInput, NotFound
-from hmi.jobs.train_ramps import divided
+from hmi.jobs.model.train_ramps import hold_out_texts
 from hmi.manager import Manager
-from hmi.model.artefact import Artefact
 from hmi.model.files import write_json
-from hmi.model.root import load_root
+from hmi.model.sources.root import load_root
 from hmi.model.tasks import task_of_version
+from hmi.model.tenant.artefact import Artefact
 from hmi.stores.layout import Layout
 from hmi.training.data.rows import Row
-from hmi.training.features import dev_examples
-from hmi.training.ramps import Texts, train_ramps
-from hmi.training.row_keys import joined_keys
-from hmi.training.splits import encoded_split
-from hmi.training.trainer import reading_trainer
+from hmi.training.fit.features import dev_examples
+from hmi.training.fit.trainer import reading_trainer
+from hmi.training.for_stages.ramps import RampTexts, train_ramps
+from hmi.training.tasks.row_keys import joined_keys
+from hmi.training.tasks.splits import encoded_split
 
 LARGE, SMALL = "large", "small"
 """A tenant's models on the measured root and on the small level's."""
@@ -182,12 +182,12 @@ class _Making:
         assert version.module is not None, "all models are trained"
         root = load_root(Layout(self.home.data).root(version.root, version.root_version))
         stored, reads = manager.adapters.get(version.artefact), task_of_version(version)
-        parts = divided(list(task.unlabelled), joined_keys([]))
+        parts = hold_out_texts(list(task.unlabelled), joined_keys([]))
         with manager.plots.reader(version.plot_version) as reader:
             trainer = reading_trainer(root, version.module, reads, Artefact.split(stored))
             windows, most = version.rules.windows, version.max_length
             fit, held = (
-                Texts(split, dev_examples(root, reader, split, trainer.plan.lexical))
+                RampTexts(split, dev_examples(root, reader, split, trainer.plan.lexical))
                 for some in (parts.fit, parts.held)
                 for split in [encoded_split(some, root.tokenizer, most, windows=windows)]
             )

@@ -16,11 +16,12 @@ from hmi.core import ModelId
 from hmi.engine import TextRequest, TextResult
 from hmi.execution.base import Hook
 from hmi.execution.batch import BatchKey
-from hmi.stages import OFF, Batch, Effect, RoundRobin, Setting, Shape
+from hmi.stages.base import OFF, Effect, Setting, Shape, StageBatch
 from hmi.stages.early_exit.control import Begun
-from hmi.stages.early_exit.costs import Measured
-from hmi.stages.early_exit.hook import Asked, ExitHook
-from hmi.stages.early_exit.state import Ended, ModelState
+from hmi.stages.early_exit.costs import ExitCosts
+from hmi.stages.early_exit.hook import AskedText, ExitHook
+from hmi.stages.early_exit.state import AnsweredText, ModelState
+from hmi.stages.planner import RoundRobin
 
 TEXTS: Final = 12
 """Texts that each model is asked, in random order."""
@@ -38,7 +39,7 @@ Decision = tuple[ModelId, str, int]
 class Unbounded(ModelState):
     """A state that lets every text leave that asks."""
 
-    def leave(self, one: Ended, ramp: int) -> bool:
+    def leave(self, one: AnsweredText, ramp: int) -> bool:
         return True
 
 
@@ -50,7 +51,7 @@ class Forced:
 
     def __init__(self) -> None:
         self._states: dict[ModelId, ModelState] = {}
-        self._measured: dict[tuple[BatchKey, int], Measured] = {}
+        self._measured: dict[tuple[BatchKey, int], ExitCosts] = {}
 
     def settings(self, key: BatchKey) -> Sequence[Setting]:
         return (OFF, FORCED)
@@ -58,9 +59,9 @@ class Forced:
     def effect(self, setting: Setting, shape: Shape) -> Effect:
         return Effect(rows=(1.0,) * shape.layers)
 
-    def hooks(self, setting: Setting, batch: Batch) -> Sequence[Hook]:
+    def hooks(self, setting: Setting, batch: StageBatch) -> Sequence[Hook]:
         known = batch.key, batch.layers
-        measured = self._measured.setdefault(known, Measured(*known))
+        measured = self._measured.setdefault(known, ExitCosts(*known))
         asked = []
         for index, text in enumerate(batch.texts):
             thresholds = tuple(float(text.id.endswith(f"{AT}{site}")) for site in text.version.ramps)
@@ -68,7 +69,9 @@ class Forced:
                 if text.model not in self._states:
                     self._states[text.model] = Unbounded(text, 0.99, measured)
                 state = self._states[text.model]
-                asked.append(Asked(index, text, state, Begun(thresholds, False, state.control.account.count)))
+                asked.append(
+                    AskedText(index, text, state, Begun(thresholds, False, state.control.account.count))
+                )
         return [ExitHook(batch, asked, measured)] if asked else []
 
 

@@ -18,14 +18,14 @@ from bench.cases.stages.plan import Plan, Report
 from bench.harness.report import Row
 from hmi.core import ModelId, ModelRecord, Objective
 from hmi.engine import Engine, TextRequest, TextResult
-from hmi.engine.bundles import Bundles, Upper
+from hmi.engine.admit.bundles import Bundles, Upper
 from hmi.execution.batch import BatchKey
 from hmi.execution.choose import Chosen
 from hmi.metrics import Metrics
-from hmi.stages import Planner, RoundRobin
 from hmi.stages.cascade.stage import CascadeInside
 from hmi.stages.early_exit.report import ExitReport
 from hmi.stages.early_exit.stage import EarlyExit
+from hmi.stages.planner import Planner, RoundRobin
 from hmi.stages.planning.cost import Cost
 from hmi.stages.planning.profile import READS, cost_of
 from hmi.stages.planning.profile import Lab as StageLab

@@ -14,7 +14,7 @@ from bench.cases.stages.lab import in_order, opened
 from bench.cases.stages.plan import Plan, Report
 from bench.harness.report import Row
 from hmi.engine import Engine, TextRequest
-from hmi.stages import RoundRobin
+from hmi.stages.planner import RoundRobin
 
 ALONE: Final = 50
 """Texts of each task that are asked alone, so that their bits depend on no batch."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from hmi.errors import InvalidInput
-from hmi.model.source import DEFAULT_PACKAGE
+from hmi.model.sources.source import DEFAULT_PACKAGE
 
 SECTIONS = ("exits", "cascade", "throughput", "isolation", "tokens", "planner", "overhead", "shards")
 """The modules of this folder that have `measure(plan, home, report) -> Iterator[Row]`."""

@@ -28,11 +28,11 @@ from bench.cases.stages.plan import Plan, Report
 from bench.cases.stages.traffic import Outcome, Traffic, offered
 from bench.harness.report import Row
 from hmi.execution.batch import BatchKey
-from hmi.stages import Candidate, Measured, Planner, RoundRobin, Stage
-from hmi.stages import Plan as Chosen
+from hmi.stages.base import Stage
 from hmi.stages.cascade.stage import CascadeInside
 from hmi.stages.early_exit.stage import EarlyExit
-from hmi.stages.planner import Waiting
+from hmi.stages.planner import BatchCost, Candidate, Planner, RoundRobin, Waiting
+from hmi.stages.planner import Plan as Chosen
 from hmi.stages.planning.cost import Cost
 from hmi.stages.planning.group import Price
 from hmi.stages.planning.pareto import ParetoPlanner
@@ -91,7 +91,7 @@ class Timed(ParetoPlanner):
         self.plans += 1
         return plan
 
-    def learn(self, plan: Chosen, measured: Measured) -> None:
+    def learn(self, plan: Chosen, measured: BatchCost) -> None:
         begun = time.thread_time()
         super().learn(plan, measured)
         self.spent_s += time.thread_time() - begun

@@ -13,10 +13,11 @@ from bench.cases.stages.lab import Lab, requests_of
 from hmi.core import ModelId
 from hmi.execution.base import Hook, Output
 from hmi.execution.batch import BatchKey, Left, Rows
-from hmi.model.calibration import Floats
-from hmi.stages import OFF, Batch, Effect, RoundRobin, Setting, Shape
+from hmi.model.tenant.calibration import Floats
+from hmi.stages.base import OFF, Effect, Setting, Shape, StageBatch
 from hmi.stages.early_exit.rule import exit_index, of_labels
 from hmi.stages.early_exit.thresholds import Window, allowed_errors, tune
+from hmi.stages.planner import RoundRobin
 
 RECORD = Setting("record")
 
@@ -85,13 +86,13 @@ class Recording:
     def effect(self, setting: Setting, shape: Shape) -> Effect:
         return Effect(rows=(1.0,) * shape.layers)
 
-    def hooks(self, setting: Setting, batch: Batch) -> Sequence[Hook]:
+    def hooks(self, setting: Setting, batch: StageBatch) -> Sequence[Hook]:
         return [_Recorder(batch, self.found)]
 
 
 @dataclass(frozen=True)
 class _Recorder(Hook):
-    batch: Batch
+    batch: StageBatch
     found: dict[str, Record]
     mine: dict[int, Record] = field(default_factory=dict)
 

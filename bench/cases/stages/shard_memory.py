@@ -66,10 +66,10 @@ async def _served(
     from hmi.config import Settings
     from hmi.core import ModelId
     from hmi.engine import Engine, TextRequest
-    from hmi.engine.bundles import Bundles
+    from hmi.engine.admit.bundles import Bundles
     from hmi.manager import Manager
     from hmi.metrics import Metrics
-    from hmi.stages import RoundRobin
+    from hmi.stages.planner import RoundRobin
 
     settings = replace(
         Settings.from_env(None, data=data), root_bytes=root_bytes, io_bytes_per_s=io_bytes_per_s

@@ -16,13 +16,13 @@ from bench.cases.stages.home import SMALL, Home, named
 from bench.cases.stages.plan import Plan, Report
 from bench.cases.stages.shards_served import Measured, rows
 from bench.harness.report import Row
-from hmi.api.local import LocalCalls
+from hmi.api.process.local import LocalCalls
 from hmi.config import Settings
 from hmi.core import ModelId
-from hmi.engine.bundles import Bundles
+from hmi.engine.admit.bundles import Bundles
 from hmi.errors import NotFound
 from hmi.execution.packed import PackedExecutor, run_rows
-from hmi.jobs.shard_answers import asked
+from hmi.jobs.root.shard_answers import retrieve_batches
 from hmi.stages.elastic_shards.making import make_shards
 from hmi.stages.elastic_shards.store import ShardStore, open_shards
 from hmi.stages.elastic_shards.weights import ShardWeights, uniform
@@ -64,7 +64,7 @@ def measure(plan: Plan, home: Home, report: Report) -> Iterator[Row]:
             yield from _about(store, layer_s, disk)
             task = next(task for task in home.tasks if task.name == plan.tasks[0])
             model = bundles.record(ModelId(named(task.name), "large"))
-            scored = asked(bundles, model, [row.text for row in task.stream[:SCORED]])
+            scored = retrieve_batches(bundles, model, [row.text for row in task.stream[:SCORED]])
             report.did(SCORED)
             served = Measured(home, folder, model, scored)
         small = None if plan.small is None else home.model(home.tasks[0], SMALL)

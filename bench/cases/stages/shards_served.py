@@ -13,13 +13,13 @@ from bench.cases.stages.plan import Report
 from bench.cases.stages.shard_memory import Served, measured
 from bench.harness.report import Row
 from hmi.core import ModelId, ModelRecord, Objective, ShardsRecord, now
-from hmi.jobs.shard_answers import Asked
-from hmi.jobs.shard_root import shard_bytes
+from hmi.jobs.root.shard_answers import RetrievedTexts
+from hmi.jobs.root.shard_root import shard_bytes
 from hmi.stages.early_exit.evidence import Audits, upper_bound
 from hmi.stages.elastic_shards.fidelity import ERROR, Fidelity, write_fidelity
 from hmi.stages.elastic_shards.store import ShardStore, open_shards
 from hmi.stages.elastic_shards.weights import ShardWeights, uniform
-from hmi.stores.registry import Registry
+from hmi.stores.records.registry import Registry
 
 AGREEMENT: Final = 0.9
 """The fraction of answers that must equal the full model's, which the measured model allows under load."""
@@ -29,7 +29,7 @@ REPEATS: Final = 3
 FIRST_GOAL, MEMORY_GOAL = 0.25, 0.5
 
 
-def judge(folder: Path, store: ShardStore, record: ModelRecord, texts: Asked) -> Fidelity:
+def judge(folder: Path, store: ShardStore, record: ModelRecord, texts: RetrievedTexts) -> Fidelity:
     """Measure the agreement of the bits for one model, and keep it for the shards of `folder`."""
     found = dict[int, Audits]()
     answers = {}
@@ -51,7 +51,7 @@ class Measured:
     home: Home
     folder: Path
     record: ModelRecord
-    texts: Asked
+    texts: RetrievedTexts
     warm: str = ""
     """A model of another root that answers before memory is measured."""
 

@@ -17,7 +17,8 @@ from bench.harness.report import Row
 from hmi.core import ModelId, ModelVersion, Objective
 from hmi.execution.base import Hook
 from hmi.execution.batch import BatchKey
-from hmi.stages import OFF, Batch, Effect, RoundRobin, Setting, Shape
+from hmi.stages.base import OFF, Effect, Setting, Shape, StageBatch
+from hmi.stages.planner import RoundRobin
 from hmi.stages.token_adaptation.allowed import allowed
 from hmi.stages.token_adaptation.forced import forced_hooks
 from hmi.stages.token_adaptation.settings import schedule
@@ -43,7 +44,7 @@ class Adapted:
         rows = schedule(self._gamma, shape.layers) if self._gamma < 0 else (1.0,) * shape.layers
         return Effect(rows=rows)
 
-    def hooks(self, setting: Setting, batch: Batch) -> Sequence[Hook]:
+    def hooks(self, setting: Setting, batch: StageBatch) -> Sequence[Hook]:
         return forced_hooks(self._gamma, batch)
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import click
 
 from bench.harness.rows import MEASURED_HERE, shown
-from hmi.cli.base import FolderCommand, as_json, pass_session
-from hmi.cli.options import FILE
-from hmi.cli.output import notes
-from hmi.cli.session import Session
+from hmi.cli.framework.base import FolderCommand, as_json, pass_session
+from hmi.cli.framework.options import FILE
+from hmi.cli.framework.output import notes
+from hmi.cli.framework.session import CliSession
 
 
 @click.command(cls=FolderCommand)
@@ -33,7 +33,7 @@ from hmi.cli.session import Session
 @as_json
 @pass_session
 def store(
-    session: Session,
+    session: CliSession,
     keys: int | None,
     quick: bool,
     dims: tuple[int, ...],

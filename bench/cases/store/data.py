@@ -13,8 +13,8 @@ from hmi_kernels.lookup.layout import pack_keys, roles, unpack_keys
 from numpy.typing import NDArray
 
 from hmi.errors import InvalidInput
-from hmi.model.source import DEFAULT_PACKAGE, find_source
-from hmi.model.tokenizer import Tokenizer
+from hmi.model.sources.source import DEFAULT_PACKAGE, find_source
+from hmi.model.text.tokenizer import Tokenizer
 from hmi.training.data.corpus import read_documents
 
 LENGTH = 128

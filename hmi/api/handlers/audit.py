@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-from hmi.api.loop import OFF_LOOP_ROWS
-from hmi.api.route import Call, Reply
-from hmi.api.schemas_audit import AuditLine, AuditPage, AuditQuery
+from hmi.api.http.in_thread import OFF_LOOP_ROWS
+from hmi.api.http.route import Reply, RouteCall
+from hmi.api.schemas.audit import AuditLine, AuditPage, AuditQuery
 from hmi.errors import InvalidInput
 from hmi.record import time_text
 from hmi.stores.audit.reading import Line, read_page
@@ -15,7 +15,7 @@ HIDDEN = ("key", "address", "forwarded")
 """Fields that a tenant does not see in lines about it that others have caused."""
 
 
-async def list_audit(call: Call) -> Reply:
+async def list_audit(call: RouteCall) -> Reply:
     """List lines of the audit log, oldest first: for a tenant's key those about the tenant."""
     query: AuditQuery = call.query
     own, tenant = call.caller.tenant, call.caller.only(query.tenant)
@@ -27,7 +27,7 @@ async def list_audit(call: Call) -> Reply:
     page = await asyncio.to_thread(
         read_page, call.services.audit.log.folder, query.after, since, wanted, query.limit
     )
-    lines = [AuditLine.model_validate(_shown(line, own)) for line in page.lines]
+    lines = [AuditLine.model_validate(_visible_line(line, own)) for line in page.lines]
     return Reply(
         AuditPage(lines=lines, position=page.position, more=page.more), large=len(lines) > OFF_LOOP_ROWS
     )
@@ -40,7 +40,7 @@ def _since(query: AuditQuery) -> str | None:
         raise InvalidInput("since is outside the years 1 to 9999", field="since") from error
 
 
-def _shown(line: Line, own: str | None) -> Line:
+def _visible_line(line: Line, own: str | None) -> Line:
     """Return the line as its reader may see it. own: the key ids of the tenant that reads; None for an
     administrator.
     """

@@ -5,25 +5,25 @@ from __future__ import annotations
 import asyncio
 
 from hmi.api.handlers.models import accepted
-from hmi.api.route import Call, Reply
-from hmi.api.schemas_backups import BackupList, BackupQuery, BackupView, CreateBackup
-from hmi.backup.collection import Entry
+from hmi.api.http.route import Reply, RouteCall
+from hmi.api.schemas.backups import BackupList, BackupQuery, BackupView, CreateBackup
+from hmi.backup.collection import BackupEntry
 from hmi.manager.backups import begin_backup, configured_backups
 
 
-async def list_backups(call: Call) -> Reply:
+async def list_backups(call: RouteCall) -> Reply:
     query: BackupQuery = call.query
     found = await asyncio.to_thread(configured_backups, call.services.manager, query.folder or "")
     return Reply(BackupList(backups=[backup_view(entry) for entry in found]))
 
 
-async def create_backup(call: Call) -> Reply:
+async def create_backup(call: RouteCall) -> Reply:
     body: CreateBackup = call.body
     manager, folder = call.services.manager, body.folder or ""
     return accepted(await asyncio.to_thread(begin_backup, manager, folder, reread=body.reread))
 
 
-def backup_view(entry: Entry) -> BackupView:
+def backup_view(entry: BackupEntry) -> BackupView:
     manifest = entry.manifest
     if manifest is None:
         fields = dict.fromkeys(("created", "files", "bytes", "new_bytes", "seconds"))

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 
-from hmi.api.cascades import cascade_view
 from hmi.api.handlers.models import accepted, job_limit
-from hmi.api.route import Call, Reply
-from hmi.api.schemas import NoBody
-from hmi.api.schemas_manage import ProfileCascade
+from hmi.api.http.route import Reply, RouteCall
+from hmi.api.schemas.manage import ProfileCascade
+from hmi.api.schemas.shared import NoBody
+from hmi.api.views.cascades import cascade_view
 
 
-async def profile_cascade(call: Call) -> Reply:
+async def profile_cascade(call: RouteCall) -> Reply:
     body: ProfileCascade = call.body
     job = await asyncio.to_thread(
         call.services.manager.profile_cascade,
@@ -25,7 +25,7 @@ async def profile_cascade(call: Call) -> Reply:
     return accepted(job)
 
 
-async def show_cascade(call: Call) -> Reply:
+async def show_cascade(call: RouteCall) -> Reply:
     info = await asyncio.to_thread(call.services.manager.cascade, str(call.model()))
     artefact, small = info.model.live.artefact, info.cascade.small_artefact or ""
     agreement = info.model.objective.agreement
@@ -34,6 +34,6 @@ async def show_cascade(call: Call) -> Reply:
     return Reply(await asyncio.to_thread(cascade_view, info, report))
 
 
-async def delete_cascade(call: Call) -> Reply:
+async def delete_cascade(call: RouteCall) -> Reply:
     await asyncio.to_thread(call.services.manager.delete_cascade, str(call.model()))
     return Reply(NoBody())

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import get_args
 
-from hmi.api.route import Call, Reply
-from hmi.api.schemas_check import CheckFile, CheckView, LineProblem, SampleEntity
+from hmi.api.http.route import Reply, RouteCall
+from hmi.api.schemas.check import CheckFile, CheckView, LineProblem, SampleEntity
 from hmi.core import Task
 from hmi.errors import InvalidInput
 from hmi.jobs.checks import Checked, inspect_file
@@ -18,7 +18,7 @@ SHOWN_LABELS = 500
 CHECKABLE = tuple(task for task in get_args(Task) if task != "embedding")
 
 
-async def check(call: Call) -> Reply:
+async def check(call: RouteCall) -> Reply:
     """Show what a job would make of the file: format, rows, labels, and errors with their lines."""
     body: CheckFile = call.body
     if body.corpus and body.task is not None:

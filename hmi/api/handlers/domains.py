@@ -5,26 +5,26 @@ from __future__ import annotations
 import asyncio
 
 from hmi.api.handlers.models import accepted
-from hmi.api.route import Call, Reply
-from hmi.api.schemas import NoBody
-from hmi.api.schemas_domain import ChangeDomain, DomainList, DomainView, GrowDomain
-from hmi.api.schemas_manage import CreateDomain, RollbackDomain, UpdateDomain
-from hmi.api.views import domain_view
+from hmi.api.http.route import Reply, RouteCall
+from hmi.api.schemas.domains import ChangeDomain, DomainList, DomainView, GrowDomain
+from hmi.api.schemas.manage import CreateDomain, RollbackDomain, UpdateDomain
+from hmi.api.schemas.shared import NoBody
+from hmi.api.views.records import domain_view
 from hmi.core import DomainId
 
 
-async def list_domains(call: Call) -> Reply:
+async def list_domains(call: RouteCall) -> Reply:
     def domains() -> DomainList:
         return DomainList(domains=[domain_view(d) for d in call.services.manager.domains()])
 
     return Reply(await asyncio.to_thread(domains), large=True)
 
 
-async def show_domain(call: Call) -> Reply:
+async def show_domain(call: RouteCall) -> Reply:
     return Reply(await asyncio.to_thread(_view, call))
 
 
-async def create_domain(call: Call) -> Reply:
+async def create_domain(call: RouteCall) -> Reply:
     body: CreateDomain = call.body
     job = await asyncio.to_thread(
         call.services.manager.create_domain,
@@ -37,7 +37,7 @@ async def create_domain(call: Call) -> Reply:
     return accepted(job)
 
 
-async def update_domain(call: Call) -> Reply:
+async def update_domain(call: RouteCall) -> Reply:
     body: UpdateDomain = call.body
     job = await asyncio.to_thread(
         call.services.manager.update_domain,
@@ -50,14 +50,14 @@ async def update_domain(call: Call) -> Reply:
     return accepted(job)
 
 
-async def change_domain(call: Call) -> Reply:
+async def change_domain(call: RouteCall) -> Reply:
     body: ChangeDomain = call.body
     manager = call.services.manager
     row = await asyncio.to_thread(manager.set_domain, str(call.domain()), record_misses=body.record_misses)
     return Reply(domain_view(row))
 
 
-async def grow_domain(call: Call) -> Reply:
+async def grow_domain(call: RouteCall) -> Reply:
     body: GrowDomain = call.body
     manager = call.services.manager
     return accepted(
@@ -65,16 +65,16 @@ async def grow_domain(call: Call) -> Reply:
     )
 
 
-async def rollback_domain(call: Call) -> Reply:
+async def rollback_domain(call: RouteCall) -> Reply:
     body: RollbackDomain = call.body
     row = await asyncio.to_thread(call.services.manager.rollback_domain, str(call.domain()), body.version)
     return Reply(domain_view(row))
 
 
-async def delete_domain(call: Call) -> Reply:
+async def delete_domain(call: RouteCall) -> Reply:
     await asyncio.to_thread(call.services.manager.delete_domain, str(call.domain()))
     return Reply(NoBody())
 
 
-def _view(call: Call) -> DomainView:
+def _view(call: RouteCall) -> DomainView:
     return domain_view(call.services.manager.domain(str(call.domain())))

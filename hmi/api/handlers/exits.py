@@ -4,35 +4,35 @@ from __future__ import annotations
 
 import asyncio
 
-from hmi.api.exits import checked_labels
-from hmi.api.handlers.models import exits_of, shown
-from hmi.api.route import Call, Reply
-from hmi.api.schemas_exits import ChangeModel, ExitsView, Feedback, FeedbackTaken
+from hmi.api.handlers.models import exits_of, model_view_of
+from hmi.api.http.route import Reply, RouteCall
+from hmi.api.schemas.exits import ChangeModel, ExitsView, Feedback, FeedbackTaken
+from hmi.api.views.exits import checked_labels
 from hmi.errors import Unavailable
 
 
-async def change_model(call: Call) -> Reply:
+async def change_model(call: RouteCall) -> Reply:
     """Change a model's objective, the share of texts that it is to know, and its depth."""
     body: ChangeModel = call.body
     manager, model = call.services.manager, str(call.model())
     others = body.model_dump(include={"known_share", "depth"} & body.model_fields_set)
     record = await asyncio.to_thread(manager.set_objective, model, body.changed, others)
-    return Reply(shown(call, record))
+    return Reply(model_view_of(call, record))
 
 
-async def show_exits(call: Call) -> Reply:
+async def show_exits(call: RouteCall) -> Reply:
     return Reply(await asyncio.to_thread(_view, call))
 
 
-async def feedback(call: Call) -> Reply:
-    return Reply(await asyncio.to_thread(_taken, call))
+async def feedback(call: RouteCall) -> Reply:
+    return Reply(await asyncio.to_thread(_compare_labels, call))
 
 
-def _view(call: Call) -> ExitsView:
+def _view(call: RouteCall) -> ExitsView:
     return exits_of(call, call.services.manager.model(str(call.model())))
 
 
-def _taken(call: Call) -> FeedbackTaken:
+def _compare_labels(call: RouteCall) -> FeedbackTaken:
     """Compare labels with the answers that the engine remembers, of whichever version gave them."""
     body: Feedback = call.body
     exits, model = call.services.engine.exits, call.model()

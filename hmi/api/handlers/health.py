@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hmi.api.route import Call, Reply
-from hmi.api.schemas import Health
+from hmi.api.http.route import Reply, RouteCall
+from hmi.api.schemas.shared import Health
 
 if TYPE_CHECKING:
     from aiohttp import web
 else:
-    from hmi.api.late import web
+    from hmi.api.http.lazy_import import web
 
 
-async def healthz(call: Call) -> Reply:
+async def healthz(call: RouteCall) -> Reply:
     """Answer that the process is alive."""
     return Reply(Health(status="alive"))
 
 
-async def readyz(call: Call) -> Reply:
+async def readyz(call: RouteCall) -> Reply:
     """Answer whether inference is served.
 
     The answer is 503 while the server compiles, starts or drains, or while a part of the engine is down.
@@ -27,7 +27,7 @@ async def readyz(call: Call) -> Reply:
     return Reply(Health(status="ready"))
 
 
-async def metrics(call: Call) -> web.StreamResponse:
+async def metrics(call: RouteCall) -> web.StreamResponse:
     """Prometheus metrics: by tenant for administrators, summed over tenants for others."""
     assert call.request is not None
     services = call.services

@@ -5,20 +5,20 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from hmi.api.events import Events, stream
-from hmi.api.loop import OFF_LOOP_ROWS
-from hmi.api.route import Call, Reply
-from hmi.api.schemas import JobList, JobQuery, JobView
-from hmi.api.services import Services
-from hmi.api.views import job_view
+from hmi.api.http.events import Events, stream
+from hmi.api.http.in_thread import OFF_LOOP_ROWS
+from hmi.api.http.route import Reply, RouteCall
+from hmi.api.process.services import Services
+from hmi.api.schemas.shared import JobList, JobQuery, JobView
+from hmi.api.views.records import job_view
 from hmi.core import ENDED, JobRecord
 from hmi.manager import Manager
-from hmi.stores.job_table import no_job
+from hmi.stores.records.job_table import no_job
 
 if TYPE_CHECKING:
     from aiohttp import web
 else:
-    from hmi.api.late import web
+    from hmi.api.http.lazy_import import web
 
 POLL_S = 0.3
 """Interval at which a stream looks at its job."""
@@ -26,7 +26,7 @@ HEARTBEAT_S = 15.0
 """A stream that has sent nothing for this long sends a comment."""
 
 
-async def list_jobs(call: Call) -> Reply:
+async def list_jobs(call: RouteCall) -> Reply:
     """List jobs, newest first."""
     query: JobQuery = call.query
     tenant = call.caller.only(query.tenant)
@@ -34,11 +34,11 @@ async def list_jobs(call: Call) -> Reply:
     return Reply(found, large=len(found.jobs) > OFF_LOOP_ROWS)
 
 
-async def show_job(call: Call) -> Reply:
+async def show_job(call: RouteCall) -> Reply:
     return Reply(await asyncio.to_thread(_view, call))
 
 
-async def cancel_job(call: Call) -> Reply:
+async def cancel_job(call: RouteCall) -> Reply:
     """Ask a job to stop. 409 if it has ended."""
 
     def cancel() -> JobView:
@@ -49,9 +49,9 @@ async def cancel_job(call: Call) -> Reply:
     return Reply(await asyncio.to_thread(cancel))
 
 
-async def job_events(call: Call) -> web.StreamResponse:
+async def job_events(call: RouteCall) -> web.StreamResponse:
     """Follow a job by server-sent events: `progress` at each change and `end` once, or `error`."""
-    from hmi.api.dispatch import shape  # which loads the web server
+    from hmi.api.http.dispatch import shape  # which loads the web server
 
     request, services = call.request, call.services
     assert request is not None
@@ -62,7 +62,7 @@ async def job_events(call: Call) -> web.StreamResponse:
         )
 
 
-async def _follow(call: Call, events: Events, view: JobView) -> None:
+async def _follow(call: RouteCall, events: Events, view: JobView) -> None:
     sent, quiet = "", 0.0
     while call.services.phase != "draining":
         text = view.model_dump_json()
@@ -79,14 +79,14 @@ async def _follow(call: Call, events: Events, view: JobView) -> None:
         view = await asyncio.to_thread(_view_with_key, call)
 
 
-def _view_with_key(call: Call) -> JobView:
+def _view_with_key(call: RouteCall) -> JobView:
     """The job, if the caller may still see it: its key may have been revoked since the stream began."""
     assert call.request is not None
     call.services.auth.caller(call.request, "manage")
     return _view(call)
 
 
-def own_job(call: Call) -> JobRecord:
+def own_job(call: RouteCall) -> JobRecord:
     """The job in the path. Raises NotFound if it does not exist or the caller does not reach it."""
     job = call.opaque("job")
     record = call.services.manager.job(job)
@@ -95,12 +95,12 @@ def own_job(call: Call) -> JobRecord:
     return record
 
 
-def _view(call: Call) -> JobView:
+def _view(call: RouteCall) -> JobView:
     record = own_job(call)
-    return _shown(call.services.manager, record)
+    return _view_with_progress(call.services.manager, record)
 
 
-def _shown(manager: Manager, job: JobRecord) -> JobView:
+def _view_with_progress(manager: Manager, job: JobRecord) -> JobView:
     return job_view(job, manager.job_progress(job.job), manager.runner.read_pacing(job.job))
 
 
@@ -108,4 +108,4 @@ def _page(services: Services, query: JobQuery, tenant: str | None) -> JobList:
     manager = services.manager
     manager.runner.recover()  # so that every job in the state `running` has a process
     page, more = manager.registry.page_of_jobs(tenant, query.state, query.kind, query.after, query.limit)
-    return JobList(jobs=[_shown(manager, job) for job in page], next=more)
+    return JobList(jobs=[_view_with_progress(manager, job) for job in page], next=more)

@@ -7,14 +7,11 @@ import base64
 from contextlib import suppress
 from typing import Any
 
-from hmi.api import quotas
-from hmi.api.exits import exits_view
-from hmi.api.improving import improving_view
-from hmi.api.loop import OFF_LOOP_ROWS
-from hmi.api.route import Call, Reply
-from hmi.api.schemas import JobAccepted, NoBody
-from hmi.api.schemas_exits import ExitsView
-from hmi.api.schemas_manage import (
+from hmi.api.access import quotas
+from hmi.api.http.in_thread import OFF_LOOP_ROWS
+from hmi.api.http.route import Reply, RouteCall
+from hmi.api.schemas.exits import ExitsView
+from hmi.api.schemas.manage import (
     CreateModel,
     ImportModule,
     ModelList,
@@ -25,13 +22,16 @@ from hmi.api.schemas_manage import (
     TrainRamps,
     UpdateModel,
 )
-from hmi.api.views import model_view
+from hmi.api.schemas.shared import JobAccepted, NoBody
+from hmi.api.views.exits import exits_view
+from hmi.api.views.records import model_view
+from hmi.api.views.second_version import improving_view
 from hmi.core import DomainId, JobRecord, ModelId, ModelRecord
 from hmi.errors import NotFound
-from hmi.stores.job_table import LOOKED_AT
+from hmi.stores.records.job_table import LOOKED_AT
 
 
-async def create_model(call: Call) -> Reply:
+async def create_model(call: RouteCall) -> Reply:
     body: CreateModel = call.body
     model = ModelId.parse(body.model)
     call.caller.must_reach(model.tenant, f"tenant {model.tenant!r}")
@@ -40,12 +40,12 @@ async def create_model(call: Call) -> Reply:
         body.model,
         domain=str(DomainId.parse(body.domain)),
         task=body.task,
-        **_given(call, body),
+        **_training_arguments(call, body),
     )
     return accepted(job)
 
 
-def _given(call: Call, body: CreateModel | UpdateModel) -> dict[str, Any]:
+def _training_arguments(call: RouteCall, body: CreateModel | UpdateModel) -> dict[str, Any]:
     """The arguments that creating and updating a model have in common."""
     return {
         **{part: call.files.get(part) for part in ("data", "dev", "unlabelled")},
@@ -54,25 +54,28 @@ def _given(call: Call, body: CreateModel | UpdateModel) -> dict[str, Any]:
     }
 
 
-async def list_models(call: Call) -> Reply:
+async def list_models(call: RouteCall) -> Reply:
     query: ModelQuery = call.query
     found = await asyncio.to_thread(_page, call, query, call.caller.only(query.tenant))
     return Reply(found, large=len(found.models) > OFF_LOOP_ROWS)
 
 
-async def show_model(call: Call) -> Reply:
+async def show_model(call: RouteCall) -> Reply:
     return Reply(await asyncio.to_thread(_view, call))
 
 
-async def update_model(call: Call) -> Reply:
+async def update_model(call: RouteCall) -> Reply:
     body: UpdateModel = call.body
     job = await asyncio.to_thread(
-        call.services.manager.update_model, str(call.model()), publish=body.publish, **_given(call, body)
+        call.services.manager.update_model,
+        str(call.model()),
+        publish=body.publish,
+        **_training_arguments(call, body),
     )
     return accepted(job)
 
 
-async def train_ramps(call: Call) -> Reply:
+async def train_ramps(call: RouteCall) -> Reply:
     body: TrainRamps = call.body
     job = await asyncio.to_thread(
         call.services.manager.train_ramps,
@@ -86,7 +89,7 @@ async def train_ramps(call: Call) -> Reply:
     return accepted(job)
 
 
-async def import_module(call: Call) -> Reply:
+async def import_module(call: RouteCall) -> Reply:
     body: ImportModule = call.body
     model = ModelId.parse(body.model)
     call.caller.must_reach(model.tenant, f"tenant {model.tenant!r}")
@@ -102,17 +105,17 @@ async def import_module(call: Call) -> Reply:
     return accepted(job)
 
 
-async def export_module(call: Call) -> Reply:
+async def export_module(call: RouteCall) -> Reply:
     return Reply(await asyncio.to_thread(_exported, call), large=True)
 
 
-async def rollback_model(call: Call) -> Reply:
+async def rollback_model(call: RouteCall) -> Reply:
     body: RollbackModel = call.body
     record = await asyncio.to_thread(call.services.manager.rollback_model, str(call.model()), body.version)
-    return Reply(shown(call, record))
+    return Reply(model_view_of(call, record))
 
 
-async def delete_model(call: Call) -> Reply:
+async def delete_model(call: RouteCall) -> Reply:
     await asyncio.to_thread(call.services.manager.delete_model, str(call.model()))
     return Reply(NoBody())
 
@@ -122,18 +125,18 @@ def accepted(job: JobRecord) -> Reply:
     return Reply(JobAccepted(job=job.job), location=f"/manage/jobs/{job.job}")
 
 
-def job_limit(call: Call) -> int | None:
+def job_limit(call: RouteCall) -> int | None:
     """The most jobs that the caller's tenant may have; None, without limit, for an administrator."""
     return None if call.caller.tenant is None else quotas.TENANT_JOBS
 
 
-def shown(call: Call, record: ModelRecord) -> ModelView:
+def model_view_of(call: RouteCall, record: ModelRecord) -> ModelView:
     """A model with the state of its early exits, and of its background job."""
     exits = None if record.objective.agreement is None else exits_of(call, record)
     return model_view(record, exits, improving_view(record, call.services.manager.registry))
 
 
-def exits_of(call: Call, record: ModelRecord) -> ExitsView:
+def exits_of(call: RouteCall, record: ModelRecord) -> ExitsView:
     """The state of a model's early exits."""
     held = False
     with suppress(NotFound):  # it has no cascade
@@ -141,11 +144,11 @@ def exits_of(call: Call, record: ModelRecord) -> ExitsView:
     return exits_view(record, call.services.engine.exits, held=held)
 
 
-def _view(call: Call) -> ModelView:
-    return shown(call, call.services.manager.model(str(call.model())))
+def _view(call: RouteCall) -> ModelView:
+    return model_view_of(call, call.services.manager.model(str(call.model())))
 
 
-def _exported(call: Call) -> ModuleExport:
+def _exported(call: RouteCall) -> ModuleExport:
     made = call.services.manager.export_module(str(call.model()))
     files = {name: base64.b64encode(data).decode() for name, data in made.files.items()}
     return ModuleExport(
@@ -153,7 +156,7 @@ def _exported(call: Call) -> ModuleExport:
     )
 
 
-def _page(call: Call, query: ModelQuery, tenant: str | None) -> ModelList:
+def _page(call: RouteCall, query: ModelQuery, tenant: str | None) -> ModelList:
     """A page of models. At most LOOKED_AT records are read for it, so a filtered page may be short."""
     domain = None if query.domain is None else str(DomainId.parse(query.domain))
     page: list[ModelView] = []

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
-from hmi.api.overview import overview
-from hmi.api.route import Call, Reply
-from hmi.api.schemas_overview import OverviewQuery, OverviewView
+from hmi.api.http.route import Reply, RouteCall
+from hmi.api.schemas.overview import OverviewQuery, OverviewView
+from hmi.api.views.overview import overview
 
 
-async def show(call: Call) -> Reply:
+async def show(call: RouteCall) -> Reply:
     """Show the server at a glance, or a tenant's own part of it."""
     query: OverviewQuery = call.query
     minutes, reading = await call.services.minutes.last(query.minutes)

@@ -4,32 +4,32 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hmi.api.page_files import HEADERS, INDEX, page_files
-from hmi.api.route import Call
+from hmi.api.http.route import RouteCall
+from hmi.api.views.page_files import HEADERS, INDEX, page_files
 from hmi.errors import NotFound
 
 if TYPE_CHECKING:
     from aiohttp import web
 else:
-    from hmi.api.late import web
+    from hmi.api.http.lazy_import import web
 
 
-async def index(call: Call) -> web.StreamResponse:
+async def index(call: RouteCall) -> web.StreamResponse:
     """Answer with the page."""
     return _answer(call, INDEX)
 
 
-async def file(call: Call) -> web.StreamResponse:
+async def file(call: RouteCall) -> web.StreamResponse:
     """Answer with a file of the page."""
     return _answer(call, call.path["file"])
 
 
-async def dashboard(call: Call) -> web.StreamResponse:
+async def dashboard(call: RouteCall) -> web.StreamResponse:
     """Redirect to the page."""
     return web.Response(text="the page is at ./\n", status=308, headers={"Location": "./"})
 
 
-def _answer(call: Call, name: str) -> web.StreamResponse:
+def _answer(call: RouteCall, name: str) -> web.StreamResponse:
     """A file, or 304 if the client has the current one. Raises NotFound."""
     assert call.request is not None
     found = page_files().get(name)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 
 from hmi.api.handlers.models import accepted
-from hmi.api.route import Call, Reply
-from hmi.api.schemas import NoBody
-from hmi.api.schemas_manage import ChangeRoot, ImportRoot, RootList, ShardRoot
-from hmi.api.services import Services
-from hmi.api.views import root_view
+from hmi.api.http.route import Reply, RouteCall
+from hmi.api.process.services import Services
+from hmi.api.schemas.manage import ChangeRoot, ImportRoot, RootList, ShardRoot
+from hmi.api.schemas.shared import NoBody
+from hmi.api.views.records import root_view
 from hmi.core import Deleted
 from hmi.execution.machine import fingerprint
 
@@ -17,7 +17,7 @@ TEXTS = ("text", *(f"text-{n}" for n in range(1, 8)))
 """File parts with general text. The import samples several files evenly."""
 
 
-async def list_roots(call: Call) -> Reply:
+async def list_roots(call: RouteCall) -> Reply:
     return Reply(await asyncio.to_thread(_listed, call.services))
 
 
@@ -31,7 +31,7 @@ def _listed(services: Services) -> RootList:
     return RootList(roots=views)
 
 
-async def change_root(call: Call) -> Reply:
+async def change_root(call: RouteCall) -> Reply:
     body: ChangeRoot = call.body
     manager = call.services.manager
     await asyncio.to_thread(manager.root_shards.prioritise, call.root(), body.priority)
@@ -40,19 +40,19 @@ async def change_root(call: Call) -> Reply:
     return Reply(NoBody())
 
 
-async def shard_root(call: Call) -> Reply:
+async def shard_root(call: RouteCall) -> Reply:
     body: ShardRoot = call.body
     make = call.services.manager.root_shards.make
     job = await asyncio.to_thread(make, call.root(), call.files.get("text"), body.importance)
     return accepted(job)
 
 
-async def delete_root(call: Call) -> Reply:
+async def delete_root(call: RouteCall) -> Reply:
     await asyncio.to_thread(call.services.manager.delete_root, call.root())
     return Reply(NoBody())
 
 
-async def import_root(call: Call) -> Reply:
+async def import_root(call: RouteCall) -> Reply:
     body: ImportRoot = call.body
     texts = [call.files[part] for part in TEXTS if part in call.files]
     job = await asyncio.to_thread(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
-from hmi.api.route import Call, Reply
-from hmi.api.views import stats_view
+from hmi.api.http.route import Reply, RouteCall
+from hmi.api.views.records import stats_view
 
 
-async def stats(call: Call) -> Reply:
+async def stats(call: RouteCall) -> Reply:
     found = await asyncio.to_thread(call.services.manager.stats)
     return Reply(stats_view(found, call.services.metrics))

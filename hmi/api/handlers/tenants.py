@@ -6,9 +6,9 @@ import asyncio
 from typing import Any
 
 from hmi.api.handlers.keys import replace_key
-from hmi.api.loop import OFF_LOOP_ROWS
-from hmi.api.route import Call, Reply
-from hmi.api.schemas_tenants import (
+from hmi.api.http.in_thread import OFF_LOOP_ROWS
+from hmi.api.http.route import Reply, RouteCall
+from hmi.api.schemas.tenants import (
     ChangeTenant,
     CreateTenant,
     TenantCreated,
@@ -16,7 +16,7 @@ from hmi.api.schemas_tenants import (
     TenantList,
     UsageView,
 )
-from hmi.api.views import quota_view, tenant_details, tenant_view
+from hmi.api.views.records import quota_view, tenant_details, tenant_view
 from hmi.core import Limits, Scope
 from hmi.errors import Conflict, NotFound
 
@@ -24,7 +24,7 @@ DEFAULT_SCOPES: tuple[Scope, ...] = ("infer", "manage")
 """The scopes of a tenant's first key."""
 
 
-async def create_tenant(call: Call) -> Reply:
+async def create_tenant(call: RouteCall) -> Reply:
     """Create a tenant and its first key."""
     body: CreateTenant = call.body
     manager = call.services.manager
@@ -38,7 +38,7 @@ async def create_tenant(call: Call) -> Reply:
     return await asyncio.to_thread(create)
 
 
-async def create_tenant_again(call: Call, kept: dict[str, Any]) -> Reply:
+async def create_tenant_again(call: RouteCall, kept: dict[str, Any]) -> Reply:
     """Answer a repeated creation: revoke the key of the first answer, of which only the hash is
     stored, and issue a new one."""
     try:
@@ -51,7 +51,7 @@ async def create_tenant_again(call: Call, kept: dict[str, Any]) -> Reply:
     return _created(kept["tenant"], stored.key_id, key)
 
 
-async def list_tenants(call: Call) -> Reply:
+async def list_tenants(call: RouteCall) -> Reply:
     """List the tenants that the caller reaches: all, or its own."""
     registry, own = call.services.manager.registry, call.caller.tenant
 
@@ -63,7 +63,7 @@ async def list_tenants(call: Call) -> Reply:
     return Reply(listed, large=len(listed.tenants) > OFF_LOOP_ROWS)
 
 
-async def show_tenant(call: Call) -> Reply:
+async def show_tenant(call: RouteCall) -> Reply:
     """Show a tenant, and how much of its limits it has used."""
     tenant = call.tenant()
     registry = call.services.manager.registry
@@ -74,7 +74,7 @@ async def show_tenant(call: Call) -> Reply:
     return Reply(tenant_details(record, quota_view(limits, stored, rates)))
 
 
-async def change_tenant(call: Call) -> Reply:
+async def change_tenant(call: RouteCall) -> Reply:
     body: ChangeTenant = call.body
     limits = {} if body.limits is None else body.limits.model_dump(exclude_unset=True)
     # A limit that is given back to the server's default must show in the log, which leaves out null.
@@ -86,7 +86,7 @@ async def change_tenant(call: Call) -> Reply:
     return Reply(tenant_view(record))
 
 
-async def delete_tenant(call: Call) -> Reply:
+async def delete_tenant(call: RouteCall) -> Reply:
     tenant = call.tenant()
     removed = await asyncio.to_thread(call.services.manager.delete_tenant, tenant)
     call.services.metrics.usage.forget(tenant)
@@ -94,7 +94,7 @@ async def delete_tenant(call: Call) -> Reply:
     return Reply(TenantDeleted(tenant=tenant, removed=removed))
 
 
-async def usage(call: Call) -> Reply:
+async def usage(call: RouteCall) -> Reply:
     """Show what a tenant used since this server started, and what it stores."""
     tenant, registry = call.tenant(), call.services.manager.registry
     limits, stored = await asyncio.to_thread(

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 
 from hmi.api.handlers.models import accepted, job_limit
-from hmi.api.route import Call, Reply
-from hmi.api.schemas_manage import ProfileTokens
-from hmi.api.tokens import tokens_view
+from hmi.api.http.route import Reply, RouteCall
+from hmi.api.schemas.manage import ProfileTokens
+from hmi.api.views.tokens import tokens_view
 
 
-async def profile_tokens(call: Call) -> Reply:
+async def profile_tokens(call: RouteCall) -> Reply:
     body: ProfileTokens = call.body
     job = await asyncio.to_thread(
         call.services.manager.tokens.profile,
@@ -24,7 +24,7 @@ async def profile_tokens(call: Call) -> Reply:
     return accepted(job)
 
 
-async def show_tokens(call: Call) -> Reply:
+async def show_tokens(call: RouteCall) -> Reply:
     stage, model = call.services.engine.tokens, call.model()
     record = await asyncio.to_thread(call.services.manager.model, str(model))
     return Reply(tokens_view(record, None if stage is None else stage.audits(model, record.live.artefact)))

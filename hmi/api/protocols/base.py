@@ -1,9 +1,9 @@
 """The interface of a wire protocol of inference: calls that decode to asks and encode results, and its
 errors.
 
-A protocol knows neither the web server nor the engine; `hmi.api.handlers.infer` serves it. To add one,
-write a folder beside `native` with a `Dialect`, and add `infer.routes_of` that dialect to the route table.
-Calls of a protocol that ask no model, such as a model's metadata, are ordinary routes with `dialect=`.
+A protocol knows neither the web server nor the engine; `hmi.api.handlers.protocols.infer` serves it. To add
+one, write a folder beside `native` with a `Dialect`, and add `infer.routes_of` that dialect to the route
+table. Calls of a protocol that ask no model, such as a model's metadata, are ordinary routes with `dialect=`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from hmi.api.asks import Ask, AskResult
+from hmi.api.infer.asks import Ask, AskResult
 from hmi.core import ModelId, ModelRecord, ModelVersion
 
 JSON = "application/json"
@@ -20,7 +20,7 @@ UNNAMED = "application/octet-stream"
 """The media type of a body without a Content-Type (RFC 9110, section 8.3)."""
 
 
-class Models(Protocol):
+class ReachableModels(Protocol):
     """The models that a caller reaches. Each look-up takes microseconds."""
 
     def default(self) -> ModelId:
@@ -45,7 +45,7 @@ class Where:
     headers: Mapping[str, str] = field(default_factory=dict)
     """The headers, by name in lower case."""
     query: Mapping[str, str] = field(default_factory=dict)
-    models: Models | None = None
+    models: ReachableModels | None = None
     """The models that the caller may know of. None while a body is read, and in tests."""
 
 
@@ -152,7 +152,7 @@ class Dialect(Protocol):
 
     @property
     def statuses(self) -> Mapping[str, int]:
-        """The HTTP statuses that differ from those of `hmi.api.errors`, by the kind of the error."""
+        """The HTTP statuses that differ from those of `hmi.api.http.errors`, by the kind of the error."""
         ...
 
     def encode_error(self, failure: Failure) -> dict[str, Any]:

@@ -14,19 +14,19 @@ from typing import Any, NoReturn
 
 import grpc
 
-from hmi.api.audited import accessed, refuse
-from hmi.api.caller import NOBODY, Caller
-from hmi.api.errors import INTERNAL, Malformed, known
-from hmi.api.observed import HEADER as TRACE_HEADER
-from hmi.api.observed import Observed
-from hmi.api.rate_headers import rate_limits
+from hmi.api.access.audited import log_access, refuse
+from hmi.api.access.caller import NOBODY, Caller
+from hmi.api.body.shares import Holder, Shares
+from hmi.api.http.errors import INTERNAL, Malformed, known
+from hmi.api.http.observed import HEADER as TRACE_HEADER
+from hmi.api.http.observed import Observed
+from hmi.api.http.rate_headers import rate_limits
+from hmi.api.process.services import Services, Stopping, Unfinished
 from hmi.api.rpc.status import code_of, trailing_of
-from hmi.api.services import Services, Stopping, Unfinished
-from hmi.api.shares import Holder, Shares
 from hmi.core import Scope
 from hmi.errors import Forbidden, HmiError, Unauthorised
 from hmi.stores.layout import without_paths
-from hmi.telemetry.context import tell
+from hmi.telemetry.context import note_caller
 from hmi.telemetry.tracing import Value
 
 log = logging.getLogger("hmi.api")
@@ -91,7 +91,7 @@ class RpcCall:
         return ends if asked is None else min(asked, ends)
 
 
-class Gate:
+class AdmissionGate:
     """Lets calls in, and receives their messages. For one event loop."""
 
     def __init__(self, services: Services) -> None:
@@ -130,7 +130,7 @@ class Gate:
             if scope is not None:
                 services.admit()
                 call.caller = self._identified(call, scope)
-                tell(tenant=call.caller.tenant, key_id=call.caller.key_id)
+                note_caller(tenant=call.caller.tenant, key_id=call.caller.key_id)
             with (
                 services.places.loan(call.caller.tenant, 1 if scope else 0),
                 self._streams.loan(call.caller.tenant, 1) if stream else services.in_flight,
@@ -200,7 +200,7 @@ class Gate:
         except (Unauthorised, Forbidden) as error:
             refuse(audit, error, about)
             raise
-        accessed(audit, caller, about)
+        log_access(audit, caller, about)
         return caller
 
     def _limits(self, call: RpcCall) -> tuple[tuple[str, str], ...]:
@@ -212,7 +212,7 @@ class Gate:
 
     async def _abort(self, call: RpcCall, error: Exception) -> NoReturn:
         """End a call with the status of an error."""
-        ours, message = told(call, error)
+        ours, message = client_error(call, error)
         call.outcome = ours.kind
         trailing = (*trailing_of(ours), *self._limits(call), (REQUEST_ID, call.id))
         await call.context.abort(code_of(ours.kind), message, trailing)
@@ -226,7 +226,7 @@ def _initial(observed: Observed) -> tuple[tuple[str, str], ...]:
     return known if context.trace is None else (*known, (TRACE_HEADER, context.trace.traceresponse))
 
 
-def told(call: RpcCall, error: Exception) -> tuple[HmiError, str]:
+def client_error(call: RpcCall, error: Exception) -> tuple[HmiError, str]:
     """Return the error that the client gets, and its message. Errors of the server are logged."""
     services, ours = call.services, known(error)
     if ours is None:

@@ -9,14 +9,14 @@ from typing import Any
 from google.protobuf.message import DecodeError
 from pydantic import ValidationError
 
-from hmi.api.asks import AskResult
-from hmi.api.body import Reader
-from hmi.api.errors import Malformed, from_validation
+from hmi.api.body.request_body import LimitedBodyReader
+from hmi.api.http.errors import Malformed, from_validation
+from hmi.api.infer.asks import AskResult
 from hmi.api.protocols.oip.answering import outputs_made
 from hmi.api.protocols.oip.asking import Asked, rows_of
 from hmi.api.protocols.oip.schemas import ID_CHARS, MOST_TENSORS, Options
-from hmi.api.protocols.oip.tensors import Texts, check_count, checked_shape, text_of, texts_in
-from hmi.api.rpc.messages import MESSAGES, chosen
+from hmi.api.protocols.oip.tensors import BytesTensor, check_count, checked_shape, text_of, texts_in
+from hmi.api.rpc.messages import MESSAGES, parameter_value
 from hmi.errors import InvalidInput
 
 REFUSED = ("classification", "shared_memory_region")
@@ -31,7 +31,7 @@ def parsed(name: str, data: bytes) -> Any:
         raise Malformed(f"this is no message of the type {name}: check the client's service") from error
 
 
-def asked_of(request: Any, reader: Reader) -> Asked:
+def asked_of(request: Any, reader: LimitedBodyReader) -> Asked:
     """Read a ModelInferRequest. Raises InvalidInput and TooLarge that name the tensor or field."""
     for field in ("inputs", "outputs"):
         if len(getattr(request, field)) > MOST_TENSORS:
@@ -67,7 +67,7 @@ def response_of(result: AskResult, asked: Asked, version: str) -> Any:
     )
 
 
-def _texts(tensor: Any, raw: bytes | None, reader: Reader) -> Texts:
+def _texts(tensor: Any, raw: bytes | None, reader: LimitedBodyReader) -> BytesTensor:
     """An input tensor. raw: its elements, unless they are in its contents."""
     name = tensor.name[:200]
     _refuse(tensor)
@@ -79,11 +79,11 @@ def _texts(tensor: Any, raw: bytes | None, reader: Reader) -> Texts:
         given: Sequence[bytes] = tensor.contents.bytes_contents
         check_count(shape, len(given), name)
         reader.hold(count)
-        return Texts(name, shape, [text_of(each, f"{name}[{i}]") for i, each in enumerate(given)])
+        return BytesTensor(name, shape, [text_of(each, f"{name}[{i}]") for i, each in enumerate(given)])
     if 4 * count > len(raw):
         raise InvalidInput(f"{name} has {len(raw)} bytes, too few for its {count} texts", field=name)
     reader.hold(count)
-    return Texts(name, shape, texts_in(raw, count, name))
+    return BytesTensor(name, shape, texts_in(raw, count, name))
 
 
 def _refuse(tensor: Any) -> None:
@@ -94,7 +94,7 @@ def _refuse(tensor: Any) -> None:
 
 def _options(request: Any) -> Options:
     """The parameters of a request. Raises InvalidInput that names the parameter."""
-    given = {name: chosen(value) for name, value in request.parameters.items()}
+    given = {name: parameter_value(value) for name, value in request.parameters.items()}
     if not given:
         return Options()
     try:

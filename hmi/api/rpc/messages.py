@@ -184,7 +184,7 @@ MESSAGES: dict[str, Any] = {
 """The classes of all messages, by name."""
 
 
-def chosen(parameter: Any) -> Any:
+def parameter_value(parameter: Any) -> Any:
     """The value of an InferParameter or ModelRepositoryParameter; None if it has none."""
     which = parameter.WhichOneof(_CHOICE)
     return None if which is None else getattr(parameter, which)

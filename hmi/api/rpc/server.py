@@ -12,10 +12,10 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 import grpc
 
-from hmi.api.capacity import most_connections
-from hmi.api.rpc.admission import Gate
+from hmi.api.edge.capacity import most_connections
+from hmi.api.process.services import Services
+from hmi.api.rpc.admission import AdmissionGate
 from hmi.api.rpc.service import handlers
-from hmi.api.services import Services
 from hmi.config import Settings
 from hmi.errors import Conflict
 
@@ -32,7 +32,7 @@ class RpcServer:
     def __init__(self, services: Services) -> None:
         """Take the port of the settings. Raises Conflict if that is not possible."""
         settings = services.settings
-        self.gate = Gate(services)
+        self.gate = AdmissionGate(services)
         self._server = grpc.aio.server(
             handlers=(handlers(services, self.gate),),
             options=_options(settings),
@@ -105,10 +105,10 @@ def _certificate(settings: Settings) -> Any:
 def _stamps(settings: Settings) -> tuple[tuple[Path, int], ...]:
     """The files of the certificate, with the times of their last change."""
     files = (settings.tls_cert, settings.tls_key, settings.tls_client_ca)
-    return tuple((file, _changed(file)) for file in files if file is not None)
+    return tuple((file, _modified_ns(file)) for file in files if file is not None)
 
 
-def _changed(file: Path) -> int:
+def _modified_ns(file: Path) -> int:
     try:
         return file.stat().st_mtime_ns
     except OSError:  # it is being replaced

@@ -11,16 +11,16 @@ from typing import Any
 import grpc
 from google.protobuf.json_format import ParseDict
 
-from hmi.api.body import LIGHT_BYTES, Reader, most_values
-from hmi.api.handlers.infer import values_in
-from hmi.api.loop import OFF_LOOP_BYTES, OFF_LOOP_VALUES, off_loop
-from hmi.api.open_inference import Repository, server_metadata
+from hmi.api.body.request_body import LIGHT_BYTES, LimitedBodyReader, most_values
+from hmi.api.body.shares import Loan
+from hmi.api.handlers.protocols.infer import values_in
+from hmi.api.http.in_thread import OFF_LOOP_BYTES, OFF_LOOP_VALUES, off_loop
+from hmi.api.infer.open_inference import Repository, server_metadata
+from hmi.api.process.services import Services
 from hmi.api.protocols.oip.asking import Asked, ask_of
-from hmi.api.rpc.admission import Gate, Messages, RpcCall, told
+from hmi.api.rpc.admission import AdmissionGate, Messages, RpcCall, client_error
 from hmi.api.rpc.infer import asked_of, parsed, response_of
-from hmi.api.rpc.messages import MESSAGES, PACKAGE, chosen
-from hmi.api.services import Services
-from hmi.api.shares import Loan
+from hmi.api.rpc.messages import MESSAGES, PACKAGE, parameter_value
 from hmi.core import ModelId, Scope
 from hmi.errors import Unavailable
 
@@ -39,7 +39,7 @@ class Described:
     """Turns the request into the JSON form of the response."""
 
 
-def handlers(services: Services, gate: Gate) -> grpc.GenericRpcHandler:
+def handlers(services: Services, gate: AdmissionGate) -> grpc.GenericRpcHandler:
     """The handlers of all calls. Their messages pass through `gate`, so none is read before its caller may
     call."""
     # Every handler takes a stream: a handler of a single message would have read it before it runs.
@@ -52,7 +52,7 @@ def handlers(services: Services, gate: Gate) -> grpc.GenericRpcHandler:
     return grpc.method_handlers_generic_handler(NAME, methods)
 
 
-def _described(gate: Gate, name: str, call: Described) -> Callable[..., Any]:
+def _described(gate: AdmissionGate, name: str, call: Described) -> Callable[..., Any]:
     async def serve(messages: Messages, context: Any) -> bytes:
         async with gate.call(name, call.scope, context) as ours:
             request = parsed(call.request, await gate.message(ours, messages))
@@ -63,7 +63,7 @@ def _described(gate: Gate, name: str, call: Described) -> Callable[..., Any]:
     return serve
 
 
-def _infer(gate: Gate) -> Callable[..., Any]:
+def _infer(gate: AdmissionGate) -> Callable[..., Any]:
     async def serve(messages: Messages, context: Any) -> bytes:
         async with gate.call("ModelInfer", "infer", context) as call:
             data = await gate.message(call, messages)
@@ -74,7 +74,7 @@ def _infer(gate: Gate) -> Callable[..., Any]:
     return serve
 
 
-def _stream(gate: Gate, services: Services) -> Callable[..., Any]:
+def _stream(gate: AdmissionGate, services: Services) -> Callable[..., Any]:
     """The stream's messages are answered in their order, one at a time. An error of one ends no other."""
 
     async def serve(messages: Messages, context: Any) -> AsyncIterator[bytes]:
@@ -95,7 +95,7 @@ async def _streamed(call: RpcCall, data: bytes, id: str) -> bytes:
         call.services.admit()
         response.infer_response.CopyFrom(await _inferred(call, data, time.monotonic(), id))
     except Exception as error:  # the edge of the process: every error becomes an answer
-        ours, response.error_message = told(call, error)
+        ours, response.error_message = client_error(call, error)
         call.outcome = ours.kind
         response.infer_response.id = id
     return call.encoded(response)
@@ -126,7 +126,7 @@ async def _inferred(call: RpcCall, data: bytes, arrived: float, id: str) -> Any:
 def _read(data: bytes, services: Services, loan: Loan) -> tuple[Asked, str, str]:
     """A request, and the model and version that it names."""
     request = parsed("ModelInferRequest", data)
-    reader = Reader("inputs", most_values(max(services.settings.max_inputs, 16)), loan)
+    reader = LimitedBodyReader("inputs", most_values(max(services.settings.max_inputs, 16)), loan)
     return asked_of(request, reader), request.model_name, request.model_version
 
 
@@ -156,7 +156,7 @@ def _is(check: Callable[[], None]) -> bool:
     return True
 
 
-def _shown(show: Callable[[Repository, str, str], dict[str, Any]]) -> Answer:
+def _repository_answer(show: Callable[[Repository, str, str], dict[str, Any]]) -> Answer:
     """The answer by a method of `Repository` for the model that the request names."""
 
     async def answer(call: RpcCall, request: Any) -> dict[str, Any]:
@@ -173,7 +173,7 @@ async def _index(call: RpcCall, request: Any) -> dict[str, Any]:
 
 
 async def _load(call: RpcCall, request: Any) -> dict[str, Any]:
-    given = {name: chosen(value) for name, value in request.parameters.items()}
+    given = {name: parameter_value(value) for name, value in request.parameters.items()}
     Repository(call.services, call.caller).load(_model_in(request), given)
     return {"model_name": _model_in(request), "isLoaded": True}
 
@@ -201,9 +201,9 @@ DESCRIBED = dict(
         _call("ServerReady", None, _server_ready),
         _call("ServerMetadata", None, _server_metadata),
         _call("ModelReady", "infer", _model_ready),
-        _call("ModelMetadata", "infer", _shown(Repository.metadata)),
-        _call("ModelConfig", "infer", _shown(_config)),
-        _call("ModelStatistics", "infer", _shown(Repository.statistics)),
+        _call("ModelMetadata", "infer", _repository_answer(Repository.metadata)),
+        _call("ModelConfig", "infer", _repository_answer(_config)),
+        _call("ModelStatistics", "infer", _repository_answer(Repository.statistics)),
         _call("RepositoryIndex", "infer", _index),
         _call("RepositoryModelLoad", "infer", _load),
         _call("RepositoryModelUnload", "infer", _unload),

@@ -7,7 +7,7 @@ docs/design/0011-cuda-path.md has the decisions and the rules of order.
 
 from __future__ import annotations
 
-from hmi.execution.cuda.device import Device, Event, Stream
+from hmi.execution.cuda.device import Device, Stream, StreamEvent
 from hmi.execution.cuda.executor import CudaExecutor
 
-__all__ = ["CudaExecutor", "Device", "Event", "Stream"]
+__all__ = ["CudaExecutor", "Device", "Stream", "StreamEvent"]

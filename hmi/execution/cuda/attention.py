@@ -1,9 +1,9 @@
 """Attention inside each text of a packed batch, on a device.
 
 `Ragged` needs no padding. It works in bfloat16 on a GPU, for roots without relative positions. For all
-others, `Buckets` runs texts of similar length together, each padded to the longest text of its bucket. The
-host computes the places of all rows and uploads them with the batch, so that it never waits for the device.
-"""
+others, `BucketedAttention` runs texts of similar length together, each padded to the longest text of its
+bucket. The host computes the places of all rows and uploads them with the batch, so that it never waits for
+the device."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hmi.execution.cuda.upload import Ints, Upload
-from hmi.model.encoder import Attend
-from hmi.model.shape import EncoderShape
+from hmi.execution.cuda.upload import ArrayUpload, Ints
+from hmi.model.network.encoder import Attend
+from hmi.model.network.shape import EncoderShape
 
 try:
     from torch.nn.attention.varlen import varlen_attn
@@ -76,7 +76,7 @@ def ragged_on(like: Tensor, shape: EncoderShape) -> bool:
 class Ragged:
     """An `Attention` without padding, by torch's flash attention over texts of any lengths."""
 
-    def __init__(self, offsets: Sequence[int], upload: Upload, texts: int = 0, longest: int = 0) -> None:
+    def __init__(self, offsets: Sequence[int], upload: ArrayUpload, texts: int = 0, longest: int = 0) -> None:
         """offsets: the first row of each text, and the number of rows. texts, longest: at least so many
         texts, and at least so many rows in the longest, for batches that share a CUDA graph; the texts that
         the batch lacks are empty."""
@@ -106,7 +106,7 @@ class Ragged:
         return attend
 
 
-def _int32(numbers: Sequence[int], upload: Upload) -> Callable[[], Tensor]:
+def _int32(numbers: Sequence[int], upload: ArrayUpload) -> Callable[[], Tensor]:
     """Upload numbers as int32, two in each int64 of the upload; return a function that gives them on the
     device."""
     padded = np.zeros(len(numbers) + len(numbers) % 2, np.int32)
@@ -132,7 +132,7 @@ class Bucket:
 
 
 @dataclass(frozen=True)
-class Buckets:
+class BucketedAttention:
     """An `Attention` that runs texts of similar length together."""
 
     buckets: Sequence[Bucket]
@@ -144,7 +144,7 @@ class Buckets:
     """int64 [texts]: the position of each text in the concatenated buckets."""
 
     @classmethod
-    def of(cls, offsets: Sequence[int], upload: Upload) -> Buckets:
+    def of(cls, offsets: Sequence[int], upload: ArrayUpload) -> BucketedAttention:
         starts = np.asarray(offsets, np.int64)
         lengths = np.diff(starts)
         groups = _grouped(lengths)
@@ -153,7 +153,9 @@ class Buckets:
         return cls(buckets, in_order, *_inverses(starts, lengths, groups, upload))
 
     @classmethod
-    def padded(cls, offsets: Sequence[int], upload: Upload, shape: tuple[int, int], rows: int) -> Buckets:
+    def padded(
+        cls, offsets: Sequence[int], upload: ArrayUpload, shape: tuple[int, int], rows: int
+    ) -> BucketedAttention:
         """Put all texts into one bucket of the shape [texts, longest], for batches that share a CUDA graph.
 
         Texts that the batch lacks attend to its first row alone. Rows that it lacks, up to `rows`, get the
@@ -214,7 +216,7 @@ def _grouped(lengths: Ints) -> list[Ints]:
     return [np.flatnonzero(keys == key) for key in np.unique(keys)]
 
 
-def _bucket(starts: Ints, lengths: Ints, texts: Ints, upload: Upload) -> Bucket:
+def _bucket(starts: Ints, lengths: Ints, texts: Ints, upload: ArrayUpload) -> Bucket:
     mine = lengths[texts]
     longest = int(mine.max())
     rows = starts[texts][:, None] + np.minimum(np.arange(longest), mine[:, None] - 1)
@@ -223,7 +225,7 @@ def _bucket(starts: Ints, lengths: Ints, texts: Ints, upload: Upload) -> Bucket:
 
 
 def _inverses(
-    starts: Ints, lengths: Ints, groups: list[Ints], upload: Upload
+    starts: Ints, lengths: Ints, groups: list[Ints], upload: ArrayUpload
 ) -> tuple[Callable[[], Tensor], Callable[[], Tensor]]:
     """The position of each row and each text in the concatenated buckets."""
     by_row, by_text = np.empty(int(starts[-1]), np.int64), np.empty(len(lengths), np.int64)

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from hmi.execution.cuda.changes import activated, add_one
-from hmi.execution.cuda.layout import NOWHERE, Layout, LowRankPlace
+from hmi.execution.cuda.layout import NOWHERE, LowRankPlace, ModuleLayout
 from hmi.execution.cuda.slots import Entry, Slots
-from hmi.execution.cuda.upload import Ints, Upload
+from hmi.execution.cuda.upload import ArrayUpload, Ints
 from hmi.execution.segments import Segment
 
 MAX_WASTE = 0.25
@@ -24,11 +24,11 @@ MAX_WASTE = 0.25
 
 
 @dataclass(frozen=True)
-class Group:
+class SegmentGroup:
     """Segments of one layout and of similar length."""
 
     segments: list[Segment[Entry]]
-    layout: Layout
+    layout: ModuleLayout
     span: tuple[int, int] | None
     """The rows, if they follow one another in segments of equal length."""
     slots: Callable[[], Tensor]
@@ -41,10 +41,10 @@ class Group:
     """int64 [rows]: the place of each row in `padded`."""
 
 
-class Groups:
+class BatchedProducts:
     """A `Way` by batched products. A segment that is alone in its group runs alone."""
 
-    def __init__(self, segments: Sequence[Segment[Entry]], slots: Slots, upload: Upload) -> None:
+    def __init__(self, segments: Sequence[Segment[Entry]], slots: Slots, upload: ArrayUpload) -> None:
         self._memory, self._size = slots.memory, slots.size
         self._groups = [_group(some, upload) for some in _similar(segments)]
 
@@ -59,7 +59,7 @@ class Groups:
             else:
                 self._together(group, place, x, y)
 
-    def _together(self, group: Group, place: LowRankPlace, x: Tensor, y: Tensor) -> None:
+    def _together(self, group: SegmentGroup, place: LowRankPlace, x: Tensor, y: Tensor) -> None:
         count, chosen = len(group.segments), group.slots()
         even = group.span
         mine = x.index_select(0, group.padded()) if even is None else x[even[0] : even[1]]
@@ -88,7 +88,7 @@ class Groups:
 
 def _similar(segments: Sequence[Segment[Entry]]) -> list[list[Segment[Entry]]]:
     """Segments by layout, then by length, as far as padding to the longest wastes little."""
-    by_layout: dict[Layout, list[Segment[Entry]]] = {}
+    by_layout: dict[ModuleLayout, list[Segment[Entry]]] = {}
     for s in segments:
         by_layout.setdefault(s.module.layout, []).append(s)
     out: list[list[Segment[Entry]]] = []
@@ -106,7 +106,7 @@ def _similar(segments: Sequence[Segment[Entry]]) -> list[list[Segment[Entry]]]:
     return out
 
 
-def _group(segments: list[Segment[Entry]], upload: Upload) -> Group:
+def _group(segments: list[Segment[Entry]], upload: ArrayUpload) -> SegmentGroup:
     starts, ends = (np.array([getattr(s, end) for s in segments], np.int64) for end in ("start", "end"))
     lengths = ends - starts
     longest = int(lengths.max())
@@ -116,7 +116,7 @@ def _group(segments: list[Segment[Entry]], upload: Upload) -> Group:
     steps: Ints = np.arange(longest)
     padded = starts[:, None] + np.minimum(steps, lengths[:, None] - 1)
     valid = steps < lengths[:, None]
-    return Group(
+    return SegmentGroup(
         segments,
         segments[0].module.layout,
         span,

@@ -17,10 +17,10 @@ from torch import Tensor
 
 from hmi.execution.cuda.layout import NOWHERE, LowRankPlace, NormPlace
 from hmi.execution.cuda.slots import Entry
-from hmi.execution.cuda.upload import Ints, Upload
+from hmi.execution.cuda.upload import ArrayUpload, Ints
 from hmi.execution.segments import Segment
-from hmi.model.encoder import Delta, Norm
-from hmi.model.modules import NORM_EPS
+from hmi.model.network.encoder import Delta, Norm
+from hmi.model.tenant.modules import NORM_EPS
 from hmi.modulespec import SITES
 
 WayName = Literal["loop", "groups", "kernel"]
@@ -126,7 +126,7 @@ class NormTable:
         of_row: Ints,
         count: int,
         memory: Tensor,
-        upload: Upload,
+        upload: ArrayUpload,
         sites: Collection[str],
     ) -> None:
         """texts: the segments of a batch's texts. of_row: the text of each row. count: the table's texts."""

@@ -18,13 +18,13 @@ from hmi.execution.cuda.changes import WayName
 from hmi.execution.cuda.device import Device
 from hmi.execution.cuda.executor import SLOT_BYTES, CudaExecutor
 from hmi.execution.cuda.graphs import RECURS
-from hmi.execution.cuda.torch_device import CudaDevice
+from hmi.execution.cuda.torch_device import TorchDevice
 from hmi.execution.cuda.ways import Ways
 from hmi.execution.fastest import MIN_COSINE
 from hmi.execution.packed import PackedExecutor
-from hmi.model.modules import TenantModule, new_module
-from hmi.model.root import Root
-from hmi.model.shape import EncoderShape
+from hmi.model.network.shape import EncoderShape
+from hmi.model.sources.root import Root
+from hmi.model.tenant.modules import TenantModule, new_module
 
 log = logging.getLogger("hmi.execution")
 LENGTHS = (9, 40, 17, 64, 3, 25, 31, 12) * 2
@@ -79,7 +79,7 @@ def cuda_executor(
     try:
         kernels = kernels_for(root.info.name)
         found = sound_executor(
-            root.upper, root.info.shape, chosen, CudaDevice(kernels=kernels), slot_bytes, kernels
+            root.upper, root.info.shape, chosen, TorchDevice(kernels=kernels), slot_bytes, kernels
         )
     except Exception:
         log.exception("root %s runs on the CPU: the device could not be used", root.info.name)

@@ -17,7 +17,7 @@ Part = tuple[Tensor, Tensor, slice]
 """A source, a destination, and the elements to copy, which have the same places in both."""
 
 
-class Event(Protocol):
+class StreamEvent(Protocol):
     """A point in a stream's work."""
 
     def done(self) -> bool:
@@ -44,11 +44,11 @@ class Graph(Protocol):
 class Stream(Protocol):
     """A queue of work on the device."""
 
-    def record(self) -> Event:
+    def record(self) -> StreamEvent:
         """Return the point after all work so far."""
         ...
 
-    def wait(self, event: Event) -> None:
+    def wait(self, event: StreamEvent) -> None:
         """Let later work of this stream begin after `event`. The calling thread does not wait."""
         ...
 

@@ -12,21 +12,21 @@ from torch import Tensor, nn
 
 from hmi.execution.base import Hook
 from hmi.execution.batch import BatchKey, Left, Rows
-from hmi.execution.cuda.attention import Attention, Buckets, Ragged, ragged_on
+from hmi.execution.cuda.attention import Attention, BucketedAttention, Ragged, ragged_on
 from hmi.execution.cuda.changes import NormLoop, Way, delta, sites_at
-from hmi.execution.cuda.device import Device, Event, Stream
+from hmi.execution.cuda.device import Device, Stream, StreamEvent
 from hmi.execution.cuda.graphs import Captured, Graphs
 from hmi.execution.cuda.layers import DeviceLayer
 from hmi.execution.cuda.layout import Packed, lora_size, pack
 from hmi.execution.cuda.replayed import Replayed
 from hmi.execution.cuda.slots import Entry, Slots
-from hmi.execution.cuda.upload import Upload
+from hmi.execution.cuda.upload import ArrayUpload
 from hmi.execution.cuda.ways import Ways
-from hmi.execution.layers import Step, through
+from hmi.execution.layers import LayerRun, run_layers
 from hmi.execution.segments import Segment, segments_of
-from hmi.model.encoder import Delta
-from hmi.model.modules import TenantModule
-from hmi.model.shape import EncoderShape
+from hmi.model.network.encoder import Delta
+from hmi.model.network.shape import EncoderShape
+from hmi.model.tenant.modules import TenantModule
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 SLOT_RANK = 8
@@ -128,7 +128,7 @@ class CudaExecutor:
 
     def start(
         self, key: BatchKey, rows: Rows, packed: Sequence[Packed | None], hooks: Sequence[Hook] = ()
-    ) -> list[tuple[Left, Event]]:
+    ) -> list[tuple[Left, StreamEvent]]:
         """Enqueue a batch; returns what leaves, and when it will be in host memory.
 
         Waits only for slots that other batches hold while they are being enqueued.
@@ -149,10 +149,10 @@ class CudaExecutor:
             stream.copy(rows.x, x, "rows")
             if hooks:
                 stream.settle()
-            step: Step = _Step(self, stream, by_text, settled=bool(hooks))
+            step: LayerRun = _Step(self, stream, by_text, settled=bool(hooks))
             if captured is not None:
                 step = Replayed(self, stream, captured, by_text)
-            whole = through(len(self._layers), key, replace(rows, x=x), hooks, step)
+            whole = run_layers(len(self._layers), key, replace(rows, x=x), hooks, step)
             return [self._to_host(left, stream) for left in whole]
         finally:
             self.slots.release(entries.values(), stream.record())
@@ -173,7 +173,7 @@ class CudaExecutor:
             return (str(error).splitlines() or [type(error).__name__])[0]
         return None
 
-    def _to_host(self, left: Left, stream: Stream) -> tuple[Left, Event]:
+    def _to_host(self, left: Left, stream: Stream) -> tuple[Left, StreamEvent]:
         last, before = (self.device.pinned(tuple(z.shape), z.dtype) for z in (left.last, left.before))
         stream.copy(left.last, last, "results")
         stream.copy(left.before, before, "results")
@@ -191,7 +191,7 @@ class CudaExecutor:
 
 
 class _Step:
-    """One batch's `Step`."""
+    """One batch's `LayerRun`."""
 
     def __init__(
         self, executor: CudaExecutor, stream: Stream, entries: dict[int, Entry], *, settled: bool
@@ -199,9 +199,9 @@ class _Step:
         self._of, self._stream, self._entries, self._settled = executor, stream, entries, settled
 
     def begin(self, rows: Rows) -> None:
-        upload = Upload()
+        upload = ArrayUpload()
         alike = self._of.ragged and rows.size is None
-        self._attention: Attention = (Ragged if alike else Buckets.of)(rows.offsets, upload)
+        self._attention: Attention = (Ragged if alike else BucketedAttention.of)(rows.offsets, upload)
         texts = segments_of([self._entries.get(t) for t in rows.texts])
         self._texts, self._rows = texts, [s.rows(rows.offsets) for s in texts]
         self._used = list({id(s.module): s.module for s in texts}.values())

@@ -20,7 +20,7 @@ from hmi_kernels.modules import ops
 from torch import Tensor
 
 from hmi.execution.cuda.device import Device, Graph, Pool
-from hmi.execution.cuda.layout import Layout
+from hmi.execution.cuda.layout import ModuleLayout
 
 log = logging.getLogger("hmi.execution")
 MOST_ROWS = 16_384
@@ -47,7 +47,7 @@ a thread's part is too small is not captured."""
 
 
 @dataclass(frozen=True)
-class Shape:
+class GraphShape:
     """The properties of a batch that its graph depends on. A replay reads all others from the device's
     memory."""
 
@@ -66,7 +66,7 @@ class Shape:
 class Captured:
     """The memory and the graphs of a shape, on one compute thread."""
 
-    shape: Shape
+    shape: GraphShape
     x: tuple[Tensor, Tensor]
     """[rows, dim] each: layers read one and write the other, in turn."""
     pool: Pool
@@ -93,8 +93,8 @@ class Graphs:
         self._threads: WeakSet[_Threads] = WeakSet()
 
     def shape_of(
-        self, reads: str, offsets: Sequence[int], layouts: Iterable[Layout], kernels: bool
-    ) -> Shape | None:
+        self, reads: str, offsets: Sequence[int], layouts: Iterable[ModuleLayout], kernels: bool
+    ) -> GraphShape | None:
         """The shape that a batch is padded to; None: it runs operation by operation.
 
         kernels: whether there are kernels for low-rank changes, the only way that reads what changes from the
@@ -103,7 +103,7 @@ class Graphs:
         distinct = list(layouts)
         rank = max((layout.rank for layout in distinct), default=0)
         longest = max(b - a for a, b in pairwise(offsets))
-        shape = Shape(
+        shape = GraphShape(
             rows=_rounded(max(offsets[-1], LEAST)),
             texts=_rounded(len(offsets) - 1),
             longest=min(_rounded(max(longest, LEAST)), self._positions),
@@ -115,11 +115,11 @@ class Graphs:
         able = shape.rows <= MOST_ROWS and longest <= shape.longest and (kernels or not rank)
         return shape if self.on and even and able else None
 
-    def of(self, shape: Shape) -> Captured | None:
+    def of(self, shape: GraphShape) -> Captured | None:
         """The calling thread's memory of a shape that has recurred; None: it has not, or was refused."""
         return self._mine().of(shape)
 
-    def refuse(self, shape: Shape) -> None:
+    def refuse(self, shape: GraphShape) -> None:
         """Never try this shape again on this thread."""
         self._mine().refuse(shape)
 
@@ -148,10 +148,10 @@ class _Threads:
     def __init__(self, device: Device, dim: int, share: Callable[[], int]) -> None:
         self._device, self._dim, self._share = device, dim, share
         self._had = 0
-        self._seen: OrderedDict[Shape, int] = OrderedDict()
-        self._refused: set[Shape] = set()
+        self._seen: OrderedDict[GraphShape, int] = OrderedDict()
+        self._refused: set[GraphShape] = set()
         self._pool, self._measured = device.pool(), (0, 0)
-        self.captured: OrderedDict[Shape, Captured] = OrderedDict()
+        self.captured: OrderedDict[GraphShape, Captured] = OrderedDict()
 
     def bytes(self) -> int:
         """The bytes of all shapes, and of the pool that they share. Takes some time after a capture."""
@@ -160,7 +160,7 @@ class _Threads:
             self._measured = count, self._pool.bytes() if count else 0
         return self._measured[1] + sum(captured.bytes() for captured in every)
 
-    def of(self, shape: Shape) -> Captured | None:
+    def of(self, shape: GraphShape) -> Captured | None:
         if (share := self._share()) < self._had:  # another thread has begun
             self._drop(MOST_SHAPES, share)
         self._had = share
@@ -184,7 +184,7 @@ class _Threads:
         made = self.captured[shape] = Captured(shape, x, self._pool)
         return made
 
-    def refuse(self, shape: Shape) -> None:
+    def refuse(self, shape: GraphShape) -> None:
         self._refused.add(shape)
         self.captured.pop(shape, None)
 

@@ -7,9 +7,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hmi.execution.cuda.device import Device
-from hmi.model.encoder import EncoderLayer
-from hmi.model.relative import by_distance
-from hmi.model.shape import EncoderShape
+from hmi.model.network.encoder import EncoderLayer
+from hmi.model.network.relative import by_distance
+from hmi.model.network.shape import EncoderShape
 
 
 class Linear(nn.Module):

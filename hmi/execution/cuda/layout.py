@@ -16,8 +16,8 @@ from hmi_kernels.modules import ops
 from torch import Tensor
 
 from hmi.execution.cuda.device import Device
-from hmi.model.modules import LORA_SCALE, LowRank, NormShift, TenantModule, sizes_of
-from hmi.model.shape import EncoderShape
+from hmi.model.network.shape import EncoderShape
+from hmi.model.tenant.modules import LORA_SCALE, LowRankLayer, NormShift, TenantModule, sizes_of
 from hmi.modulespec import SITES
 
 ALIGN = 16
@@ -55,7 +55,7 @@ Place = LowRankPlace | NormPlace
 
 
 @dataclass(frozen=True, eq=False)
-class Layout:
+class ModuleLayout:
     """The places in a module. Modules of equal kind, sites and rank share one object."""
 
     layers: tuple[dict[str, Place], ...]
@@ -84,7 +84,7 @@ class Layout:
 class Packed:
     """A module in pinned host memory, as it lies in a slot."""
 
-    layout: Layout
+    layout: ModuleLayout
     data: Tensor
     """[layout.size] in the executor's dtype."""
 
@@ -126,14 +126,14 @@ def _sites(module: TenantModule, layer: int) -> list[_Site]:
     return found
 
 
-def _activation(change: LowRank) -> int:
+def _activation(change: LowRankLayer) -> int:
     if change.down_bias is None:
         return ops.NONE
     return ops.RELU if change.activation is F.relu else ops.SILU
 
 
 @lru_cache(maxsize=4096)
-def _layout(signature: tuple[tuple[_Site, ...], ...], shape: EncoderShape) -> Layout:
+def _layout(signature: tuple[tuple[_Site, ...], ...], shape: EncoderShape) -> ModuleLayout:
     at, layers, spans = 0, [], []
 
     def take(size: int) -> int:
@@ -160,14 +160,14 @@ def _layout(signature: tuple[tuple[_Site, ...], ...], shape: EncoderShape) -> La
             )
         layers.append(places)
         spans.append((begin, at))
-    return Layout(tuple(layers), tuple(spans))
+    return ModuleLayout(tuple(layers), tuple(spans))
 
 
-def _tensors(change: LowRank | NormShift | None, place: Place) -> list[tuple[int, Tensor]]:
+def _tensors(change: LowRankLayer | NormShift | None, place: Place) -> list[tuple[int, Tensor]]:
     if isinstance(place, NormPlace):
         assert isinstance(change, NormShift)
         return [(place.gain, change.gain.detach()), (place.bias, change.bias.detach())]
-    assert isinstance(change, LowRank)
+    assert isinstance(change, LowRankLayer)
     up = change.up.detach()
     if change.down_bias is None or change.up_bias is None:
         return [(place.down, change.down.detach()), (place.up, up.float() * LORA_SCALE)]

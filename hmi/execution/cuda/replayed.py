@@ -11,15 +11,15 @@ import torch
 from torch import Tensor
 
 from hmi.execution.batch import Rows
-from hmi.execution.cuda.attention import Attention, Buckets, Ragged
+from hmi.execution.cuda.attention import Attention, BucketedAttention, Ragged
 from hmi.execution.cuda.changes import NormTable, Way, delta
 from hmi.execution.cuda.device import Stream
 from hmi.execution.cuda.graphs import Captured
-from hmi.execution.cuda.segmented import Changed, Room, Segmented
+from hmi.execution.cuda.segmented import Changed, Segmented, TableSizes
 from hmi.execution.cuda.slots import Entry
-from hmi.execution.cuda.upload import Ints, Upload
+from hmi.execution.cuda.upload import ArrayUpload, Ints
 from hmi.execution.segments import Segment, segments_of
-from hmi.model.encoder import Delta
+from hmi.model.network.encoder import Delta
 
 if TYPE_CHECKING:
     from hmi.execution.cuda.executor import CudaExecutor
@@ -38,18 +38,18 @@ class Replayed:
 
     def begin(self, rows: Rows) -> None:
         """See `Step.begin`. The rows are in the shape's memory already."""
-        upload, shape, device = Upload(), self._captured.shape, self._of.device
+        upload, shape, device = ArrayUpload(), self._captured.shape, self._of.device
         size = shape.texts, shape.longest
         self._attention: Attention = (
             Ragged(rows.offsets, upload, *size)
             if self._of.ragged
-            else Buckets.padded(rows.offsets, upload, size, shape.rows)
+            else BucketedAttention.padded(rows.offsets, upload, size, shape.rows)
         )
         texts = segments_of([self._entries.get(t) for t in rows.texts])
         self._used = list({id(s.module): s.module for s in texts}.values())
         in_rows = [s.rows(rows.offsets) for s in texts]
         of_row = np.repeat(np.arange(len(rows.texts)), np.diff(rows.offsets))
-        room = Room.of(shape.rows, shape.texts, shape.rank)
+        room = TableSizes.of(shape.rows, shape.texts, shape.rank)
         changed = Changed(texts, self._of.slots, upload, room) if shape.rank else None
         self._of_rows = self._changes(in_rows, texts, of_row, shape.rows, changed, upload)
         each = np.arange(len(rows.texts))
@@ -104,7 +104,7 @@ class Replayed:
         of_row: Ints,
         rows: int,
         changed: Changed | None,
-        upload: Upload,
+        upload: ArrayUpload,
     ) -> Callable[[int], Delta]:
         """The changes of each layer, on the rows of `segments`; row i is of text of_row[i]."""
         shape, slots, ways = self._captured.shape, self._of.slots, self._of.ways
@@ -112,7 +112,7 @@ class Replayed:
         way: Way | None = None
         if changed is not None:
             assert ways.launcher is not None
-            room = Room.of(rows, shape.texts, shape.rank)
+            room = TableSizes.of(rows, shape.texts, shape.rank)
             way = Segmented(segments, changed, upload, ways.launcher, room)
         return lambda index: delta(shape.sites, way, norms, index)
 

@@ -14,9 +14,9 @@ import torch
 from hmi_kernels.modules import ops
 from torch import Tensor
 
-from hmi.execution.cuda.layout import Layout, LowRankPlace
+from hmi.execution.cuda.layout import LowRankPlace, ModuleLayout
 from hmi.execution.cuda.slots import Entry, Slots
-from hmi.execution.cuda.upload import Ints, Upload
+from hmi.execution.cuda.upload import ArrayUpload, Ints
 from hmi.execution.segments import Segment
 from hmi.modulespec import SITES
 
@@ -26,7 +26,7 @@ _INDEX = {site: i for i, site in enumerate(LOW_RANK)}
 
 
 @dataclass(frozen=True)
-class Room:
+class TableSizes:
     """The sizes of the uploaded tables, so large that all batches of one shape fit.
 
     A CUDA graph replays with tables of the sizes that it was captured with.
@@ -38,7 +38,7 @@ class Room:
     """The greatest rank that fits."""
 
     @classmethod
-    def of(cls, rows: int, segments: int, rank: int) -> Room:
+    def of(cls, rows: int, segments: int, rank: int) -> TableSizes:
         """Return the room for any batch of at most this many rows and segments."""
         return cls(segments, min(-(-rows // ops.ROWS) + segments, rows), rank)
 
@@ -63,7 +63,11 @@ class Changed:
     batch and over its texts' first rows share it."""
 
     def __init__(
-        self, segments: Sequence[Segment[Entry]], slots: Slots, upload: Upload, room: Room | None = None
+        self,
+        segments: Sequence[Segment[Entry]],
+        slots: Slots,
+        upload: ArrayUpload,
+        room: TableSizes | None = None,
     ) -> None:
         self.kind = KINDS[slots.memory.dtype]
         changes = _changes(segments, slots)
@@ -88,9 +92,9 @@ class Segmented:
         self,
         segments: Sequence[Segment[Entry]],
         changed: Changed,
-        upload: Upload,
+        upload: ArrayUpload,
         launcher: ops.Launcher,
-        room: Room | None = None,
+        room: TableSizes | None = None,
     ) -> None:
         self._launcher, self._changed = launcher, changed
         pieces = ops.pieces_of([(s.start, s.end) for s in segments])
@@ -113,10 +117,10 @@ class Segmented:
         )
 
 
-def _matrix(x: Tensor) -> ops.Matrix:
+def _matrix(x: Tensor) -> ops.DeviceMatrix:
     assert x.dim() == 2
     assert x.stride(1) == 1
-    return ops.Matrix(x.data_ptr(), KINDS[x.dtype], x.stride(0), x.shape[1])
+    return ops.DeviceMatrix(x.data_ptr(), KINDS[x.dtype], x.stride(0), x.shape[1])
 
 
 def _changes(segments: Sequence[Segment[Entry]], slots: Slots) -> Ints:
@@ -137,7 +141,7 @@ def _words_of(entry: Entry, slots: Slots) -> Ints:
 
 
 @lru_cache(maxsize=4096)
-def _words(layout: Layout, width: int) -> tuple[Ints, Ints]:
+def _words(layout: ModuleLayout, width: int) -> tuple[Ints, Ints]:
     """A layout's changes, [layers, sites, CHANGE_WORDS], of numbers of `width` bytes: bytes from the module's
     begin instead of addresses, 0 where there is nothing. And which of the words these are: 1 or 0."""
     out = np.full((len(layout.layers), len(LOW_RANK), ops.CHANGE_WORDS), -1, np.int64)

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from hmi.errors import Unavailable
-from hmi.execution.cuda.device import Device, Event
-from hmi.execution.cuda.layout import Layout, Packed
+from hmi.execution.cuda.device import Device, StreamEvent
+from hmi.execution.cuda.layout import ModuleLayout, Packed
 from hmi.execution.cuda.upload import Ints
 
 COMING = 4
@@ -30,24 +30,24 @@ COMING = 4
 class Entry:
     """A module on the device, in the slots first to first + count."""
 
-    layout: Layout
+    layout: ModuleLayout
     first: int
     count: int
     data: Tensor
     """[layout.size], a view of its slots."""
-    arrived: list[Event] = field(default_factory=list)
+    arrived: list[StreamEvent] = field(default_factory=list)
     """The event that ends each layer's copy, by layer."""
     pins: int = 0
     """The number of batches that are being enqueued and read the module. It is not evicted while there are
     any."""
-    readers: list[Event] = field(default_factory=list)
+    readers: list[StreamEvent] = field(default_factory=list)
     """The events that end the batches that read the module and may still run."""
 
     words: Ints | None = None
     """The module's changes with device addresses, int64 [layers, sites, CHANGE_WORDS]; made when a batch
     first uses the kernels (`hmi.execution.cuda.segmented`)."""
 
-    def read_until(self, event: Event) -> None:
+    def read_until(self, event: StreamEvent) -> None:
         """Note a batch that reads the module until `event`."""
         self.readers = [*(e for e in self.readers if not e.done()), event]
 
@@ -64,7 +64,7 @@ class Slots:
         """By the id of the packed module, the least recently used first."""
         self._owners: list[int | None] = [None] * count
         self._free = set(range(count))
-        self._unread: list[list[Event]] = [[] for _ in range(count)]
+        self._unread: list[list[StreamEvent]] = [[] for _ in range(count)]
         """The ends of the batches that read each slot, by slot."""
         self._coming: deque[frozenset[int]] = deque(maxlen=COMING)
         self._gone: deque[int] = deque()
@@ -123,7 +123,7 @@ class Slots:
         to measure what copies by layer save."""
         self._copies.record().wait()
 
-    def release(self, entries: Iterable[Entry], read: Event) -> None:
+    def release(self, entries: Iterable[Entry], read: StreamEvent) -> None:
         """Allow entries that `acquire` returned to be evicted again. The device may read them until the event
         `read`."""
         with self._changed:
@@ -240,7 +240,7 @@ class Slots:
             for _, entry in placed:
                 entry.arrived += [arrived] * len(some)
 
-    def _last_readers(self, entry: Entry) -> list[Event]:
+    def _last_readers(self, entry: Entry) -> list[StreamEvent]:
         """The ends of the batches that may still read these slots; they are waited for once."""
         events = []
         for slot in range(entry.first, entry.first + entry.count):
@@ -275,7 +275,7 @@ def doubled(layers: int) -> list[range]:
     return found
 
 
-def _span(layout: Layout, layers: range) -> slice:
+def _span(layout: ModuleLayout, layers: range) -> slice:
     """The elements of these layers, which are neighbours."""
     return slice(layout.spans[layers.start][0], layout.spans[layers.stop - 1][1])
 

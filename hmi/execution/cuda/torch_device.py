@@ -14,7 +14,7 @@ from hmi_kernels.modules import ops
 from torch import Tensor
 
 from hmi.execution import trace
-from hmi.execution.cuda.device import Event, Graph, Part, Pool, Stream
+from hmi.execution.cuda.device import Graph, Part, Pool, Stream, StreamEvent
 
 _THREAD = threading.local()
 """Each thread's compute streams, by device. All roots share them: torch has 32 streams of a priority, and
@@ -23,7 +23,7 @@ COMPUTE, COPIES = -1, 0
 """The priorities of streams that compute and of streams that copy. They differ, so that torch never hands out
 one stream for both."""
 _NOTHING = nullcontext()
-_FLYING: deque[tuple[Event, object]] = deque()
+_FLYING: deque[tuple[StreamEvent, object]] = deque()
 _FLYING_LOCK = threading.Lock()
 """What running copy kernels read, each with the event that ends its kernel, the oldest first.
 
@@ -33,7 +33,7 @@ kernels have run.
 """
 
 
-class CudaDevice:
+class TorchDevice:
     """A `Device` (`hmi.execution.cuda.device`) on a GPU, through torch."""
 
     def __init__(self, index: int = 0, *, kernels: ops.Launcher | None = None) -> None:
@@ -49,16 +49,16 @@ class CudaDevice:
         torch.backends.cuda.enable_cudnn_sdp(False)  # it plans for some 30 ms at each new shape of a batch
 
     def compute(self) -> Stream:
-        streams: dict[int, _Stream] = _THREAD.__dict__.setdefault("streams", {})
+        streams: dict[int, _TorchStream] = _THREAD.__dict__.setdefault("streams", {})
         found = streams.get(self._device.index)
         if found is None:
-            found = _Stream(self._device, threading.current_thread().name, COMPUTE)
+            found = _TorchStream(self._device, threading.current_thread().name, COMPUTE)
             streams[self._device.index] = found
         torch.cuda.set_stream(found.torch)
         return found
 
     def stream(self, name: str) -> Stream:
-        return _Stream(self._device, name, COPIES, self._kernels)
+        return _TorchStream(self._device, name, COPIES, self._kernels)
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=self._device)
@@ -73,13 +73,13 @@ class CudaDevice:
         return int(torch.cuda.get_device_properties(self._device).total_memory)
 
     def pool(self) -> Pool:
-        return _Pool()
+        return _TorchPool()
 
     def check(self) -> None:
         torch.zeros(1, device=self._device).item()
 
 
-class _Pool:
+class _TorchPool:
     def __init__(self) -> None:
         self.id = torch.cuda.graph_pool_handle()
 
@@ -89,7 +89,7 @@ class _Pool:
 
 
 @dataclass(frozen=True)
-class _Graph:
+class _TorchGraph:
     torch: torch.cuda.CUDAGraph
 
 
@@ -100,7 +100,7 @@ def _row(source: Tensor, to: Tensor, at: slice) -> tuple[int, int, int]:
     return source.data_ptr() + begin, to.data_ptr() + begin, size
 
 
-class _Event:
+class _TorchEvent:
     def __init__(self, event: torch.cuda.Event) -> None:
         self.torch = event
 
@@ -111,7 +111,7 @@ class _Event:
         self.torch.synchronize()  # releases the GIL
 
 
-class _Stream:
+class _TorchStream:
     def __init__(
         self, device: torch.device, name: str, priority: int, kernels: ops.Launcher | None = None
     ) -> None:
@@ -124,13 +124,13 @@ class _Stream:
         during the stream's capture, torch records an event there, and fails who takes pinned memory next."""
         return torch.cuda.Stream(self._device, priority=self._priority)
 
-    def record(self) -> Event:
+    def record(self) -> StreamEvent:
         event = torch.cuda.Event(blocking=True)  # the thread sleeps instead of spinning
         event.record(self.torch)
-        return _Event(event)
+        return _TorchEvent(event)
 
-    def wait(self, event: Event) -> None:
-        assert isinstance(event, _Event)
+    def wait(self, event: StreamEvent) -> None:
+        assert isinstance(event, _TorchEvent)
         self.torch.wait_event(event.torch)
 
     def copy(self, source: Tensor, to: Tensor, name: str) -> None:
@@ -166,7 +166,7 @@ class _Stream:
         return made
 
     def capture(self, name: str, make: Callable[[], object], pool: Pool) -> Graph:
-        assert isinstance(pool, _Pool)
+        assert isinstance(pool, _TorchPool)
         graph, side = torch.cuda.CUDAGraph(), self._captures
         side.wait_stream(self.torch)
         with torch.cuda.stream(side):
@@ -178,9 +178,9 @@ class _Stream:
             finally:
                 self._end(graph, pool)
         self.torch.wait_stream(side)
-        return _Graph(graph)
+        return _TorchGraph(graph)
 
-    def _end(self, graph: torch.cuda.CUDAGraph, pool: _Pool) -> None:
+    def _end(self, graph: torch.cuda.CUDAGraph, pool: _TorchPool) -> None:
         """End a capture, also one that has failed: torch would go on allocating for it."""
         try:
             graph.capture_end()
@@ -191,7 +191,7 @@ class _Stream:
             raise
 
     def replay(self, graph: Graph, name: str) -> None:
-        assert isinstance(graph, _Graph)
+        assert isinstance(graph, _TorchGraph)
         with self._current(), self._timed(name):
             graph.torch.replay()
 

@@ -20,7 +20,7 @@ from hmi_kernels.modules import ops
 from torch import Tensor
 
 from hmi.execution import trace
-from hmi.execution.cuda.device import Event, Graph, Part, Pool, Stream
+from hmi.execution.cuda.device import Graph, Part, Pool, Stream, StreamEvent
 from hmi.execution.cuda.twin_graphs import Recorded, Recording, spoil
 
 WEIGHTS = (0.01, 1.0, 100.0)
@@ -70,12 +70,12 @@ class _Stream:
     weight: float
     queue: deque[_Op] = field(default_factory=deque)
 
-    def record(self) -> Event:
+    def record(self) -> StreamEvent:
         event = _Event(self.twin)
         self.twin.enqueue(self, _Op("record", "", event=event))
         return event
 
-    def wait(self, event: Event) -> None:
+    def wait(self, event: StreamEvent) -> None:
         assert isinstance(event, _Event)
         self.twin.enqueue(self, _Op("wait", "", event=event))
 

@@ -14,7 +14,7 @@ from hmi.execution.cuda.device import Device, Stream
 Ints = NDArray[np.int64]
 
 
-class Upload:
+class ArrayUpload:
     """Collects arrays, then copies all of them at once."""
 
     def __init__(self) -> None:

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from hmi.execution.base import Hook
 from hmi.execution.batch import BatchKey, Left, Rows
 from hmi.execution.fused.weights import bytes_of, fused_layers, fused_module
-from hmi.execution.layers import through
+from hmi.execution.layers import run_layers
 from hmi.execution.precision import Precision
-from hmi.model.modules import TenantModule
-from hmi.model.shape import EncoderShape
+from hmi.model.network.shape import EncoderShape
+from hmi.model.tenant.modules import TenantModule
 
 
 class FusedExecutor:
@@ -47,8 +47,10 @@ class FusedExecutor:
         self, key: BatchKey, rows: Rows, modules: Sequence[TenantModule | None], hooks: Sequence[Hook] = ()
     ) -> Iterator[Left]:
         """See `Executor.run`."""
-        step = _Step(self._layers, [None if m is None else self._module(m) for m in modules], self._room())
-        return through(len(self._layers), key, rows, hooks, step)
+        step = _FusedStep(
+            self._layers, [None if m is None else self._module(m) for m in modules], self._room()
+        )
+        return run_layers(len(self._layers), key, rows, hooks, step)
 
     def prepare(self, module: TenantModule) -> int:
         """See `Executor.prepare`: a copy in the kernels' layout."""
@@ -68,7 +70,7 @@ class FusedExecutor:
         return room
 
 
-class _Step:
+class _FusedStep:
     """One batch's `Step`. Nothing stays in the room from one layer to the next."""
 
     def __init__(

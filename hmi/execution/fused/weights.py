@@ -11,10 +11,10 @@ from hmi_kernels.encoder import ops
 from torch import Tensor, nn
 
 from hmi.execution.precision import KINDS, Precision
-from hmi.model.encoder import EncoderLayer
-from hmi.model.modules import LORA_SCALE, LowRank, NormShift, TenantModule
-from hmi.model.relative import by_distance
-from hmi.model.shape import EncoderShape
+from hmi.model.network.encoder import EncoderLayer
+from hmi.model.network.relative import by_distance
+from hmi.model.network.shape import EncoderShape
+from hmi.model.tenant.modules import LORA_SCALE, LowRankLayer, NormShift, TenantModule
 from hmi.modulespec import SITES
 
 _ACTIVATIONS: dict[Callable[[Tensor], Tensor], int] = {F.relu: ops.RELU, F.silu: ops.SILU}
@@ -59,7 +59,7 @@ def bytes_of(module: ops.Module) -> int:
     return module.memory.nbytes
 
 
-def _change(change: LowRank | NormShift) -> ops.LowRank | ops.NormChange:
+def _change(change: LowRankLayer | NormShift) -> ops.LowRank | ops.NormChange:
     if isinstance(change, NormShift):
         return ops.NormChange(_floats(change.gain), _floats(change.bias))
     down, up = _floats(change.down), _floats(change.up)

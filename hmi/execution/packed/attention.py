@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hmi.model.encoder import Attend, heads_first
-from hmi.model.relative import relative_bias
+from hmi.model.network.encoder import Attend, heads_first
+from hmi.model.network.relative import relative_bias
 
 
 def attend_packed(offsets: Sequence[int], heads: int, size: Tensor | None = None) -> Attend:

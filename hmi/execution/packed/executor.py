@@ -1,7 +1,7 @@
 """The upper layers over the packed tokens of many tenants.
 
 No padding is computed between texts, and no text's rows depend on another text's. The reference is the padded
-form in `hmi.model.encoder`.
+form in `hmi.model.network.encoder`.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from torch import Tensor, nn
 
 from hmi.execution.base import Executor, Hook, Layers, Weights
 from hmi.execution.batch import BatchKey, Left, Rows
-from hmi.execution.layers import through
+from hmi.execution.layers import run_layers
 from hmi.execution.packed.attention import attend_first, attend_packed
 from hmi.execution.packed.segments import segment_delta
 from hmi.execution.segments import segments_of
-from hmi.model.encoder import Delta, EncoderLayer
-from hmi.model.modules import TenantModule, in_fp32
-from hmi.model.prepacked import PackedLinear, padded
-from hmi.model.shape import EncoderShape
+from hmi.model.network.encoder import Delta, EncoderLayer
+from hmi.model.network.prepacked import PackedLinear, padded
+from hmi.model.network.shape import EncoderShape
+from hmi.model.tenant.modules import TenantModule, in_fp32
 
 
 class InMemory:
@@ -87,11 +87,11 @@ class PackedExecutor:
         """See `Executor.run`."""
         forms = [None if m is None else self._form(m) for m in modules]
         with self._weights.batch() as layers:
-            step = _Step(layers, self._head, self._counted, forms)
-            yield from through(len(self._weights), key, rows, hooks, step)
+            step = _PackedStep(layers, self._head, self._counted, forms)
+            yield from run_layers(len(self._weights), key, rows, hooks, step)
 
 
-class _Step:
+class _PackedStep:
     """One batch's `Step`."""
 
     def __init__(

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from hmi.execution.segments import Segment
-from hmi.model.encoder import Delta, Norm
-from hmi.model.modules import TenantModule
+from hmi.model.network.encoder import Delta, Norm
+from hmi.model.tenant.modules import TenantModule
 
 
 def segment_delta(segments: Sequence[Segment[TenantModule]], layer: int) -> Delta:

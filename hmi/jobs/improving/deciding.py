@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from hmi.core import ModelVersion
-from hmi.jobs.comparing import HeldOutAnswers, seen_by, unseen
+from hmi.jobs.model.comparing import HeldOutAnswers, seen_by, unseen
+from hmi.jobs.model.tenant_training import TrainedModel
+from hmi.jobs.model.training_data import Data
 from hmi.jobs.runtime.context import JobContext
-from hmi.jobs.tenant_training import Made
-from hmi.jobs.training_data import Data
 from hmi.sizes import counted
-from hmi.training.choosing import Comparison, Rule, Version, compare, least_rows
+from hmi.training.second.choosing import Rule, Version, VersionComparison, compare, least_rows
 
 
 def rows_to_decide(ctx: JobContext, base: ModelVersion, data: Data) -> list[int]:
@@ -35,10 +35,12 @@ def _says_few(held_out: int, least: int) -> str:
     return f"{rows}: too few to tell a better version, which takes {least}"
 
 
-def decide(data: Data, which: list[int], old: HeldOutAnswers, made: Made, base: ModelVersion) -> Comparison:
+def decide(
+    data: Data, which: list[int], old: HeldOutAnswers, made: TrainedModel, base: ModelVersion
+) -> VersionComparison:
     """Compare a candidate with the `old` answers to all held-out rows, on the rows `which`."""
     golds = [data.dev[i].label for i in which]
-    return compare(golds, _on(old, which), _on(made.answers, which), data_seed(base))
+    return compare(golds, _merged_on(old, which), _merged_on(made.answers, which), data_seed(base))
 
 
 def data_seed(base: ModelVersion) -> int:
@@ -46,5 +48,5 @@ def data_seed(base: ModelVersion) -> int:
     return int(base.artefact[:8], 16)
 
 
-def _on(answers: HeldOutAnswers, which: list[int]) -> Version:
+def _merged_on(answers: HeldOutAnswers, which: list[int]) -> Version:
     return answers.task, [answers.merged[i] for i in which]

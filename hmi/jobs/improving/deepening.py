@@ -10,25 +10,25 @@ from hmi.core import ModelRecord, ModelVersion, ModuleSpec, RootRecord
 from hmi.errors import NotFound
 from hmi.jobs.improving.teaching import Trial, taught_by_several
 from hmi.jobs.improving.trying import options_of, starts_afresh
+from hmi.jobs.model.teaching import Taught
+from hmi.jobs.model.tenant_training import TrainedModel, TrainingRun, train_on_rows
+from hmi.jobs.model.training_data import Data
 from hmi.jobs.runtime.context import JobContext
 from hmi.jobs.specs import ImproveSpec
-from hmi.jobs.teaching import Taught
-from hmi.jobs.tenant_training import Course, Made, train_on_rows
-from hmi.jobs.training_data import Data
-from hmi.model.root import Root, load_root
-from hmi.training.recipe import Recipe
-from hmi.training.teacher import Lesson
+from hmi.model.sources.root import Root, load_root
+from hmi.training.plans.recipe import Recipe
+from hmi.training.second.teacher import Lesson
 
 
 @dataclass(frozen=True)
-class Candidate:
+class VersionCandidate:
     """A version that may be published, with what it stands on."""
 
     root: Root
     plot: str
     """The PLOT version that its features come from."""
     data: Data
-    made: Made
+    made: TrainedModel
 
 
 def deeper_root(
@@ -47,10 +47,10 @@ def deeper_root(
 
 def trained_deeper(
     trial: Trial, spec: ImproveSpec, base: ModelVersion, data: Data, record: RootRecord
-) -> Candidate:
+) -> VersionCandidate:
     """Train on the answers that the other trial has left in the job's folder, or ask the teachers now.
 
-    The end of the budget cuts the training short. Raises as the training of a version does, EnoughError.
+    The end of the budget cuts the training short. Raises as the training of a version does, StopTraining.
     """
     ctx = trial.ctx
     plot = _kept_plot(ctx, record)
@@ -64,10 +64,10 @@ def trained_deeper(
         trial.ledger.conclude()
         return found
 
-    course = Course(lambda trainer: None, teach, folder, enough=trial.ledger.enough)
+    course = TrainingRun(lambda trainer: None, teach, folder, enough=trial.ledger.enough)
     options = options_of(spec, ramps=bool(base.ramps))
     with trial.ledger.share(1):
-        return Candidate(root, plot, on, train_on_rows(ctx, options, course, root, plot, on))
+        return VersionCandidate(root, plot, on, train_on_rows(ctx, options, course, root, plot, on))
 
 
 def _kept_plot(ctx: JobContext, record: RootRecord) -> str:

@@ -10,26 +10,26 @@ from contextlib import nullcontext
 from dataclasses import replace
 
 from hmi.core import ModelVersion
-from hmi.jobs.comparing import HeldOutAnswers, answers_of_artefact
 from hmi.jobs.improving.deciding import data_seed
 from hmi.jobs.improving.teaching import Trial
-from hmi.jobs.improving.trying import Train, Ways
-from hmi.jobs.tenant_training import Made
-from hmi.jobs.training_data import Data
-from hmi.training.choosing import FOLDS, Comparison, Version, cross_validated
+from hmi.jobs.improving.trying import Train, TrainFunctions
+from hmi.jobs.model.comparing import HeldOutAnswers, answers_of_artefact
+from hmi.jobs.model.tenant_training import TrainedModel
+from hmi.jobs.model.training_data import Data
 from hmi.training.data.rows import Row
-from hmi.training.recipe import HELD_OUT
-from hmi.training.row_keys import hold_out
-from hmi.training.teacher import usable
+from hmi.training.plans.recipe import HELD_OUT
+from hmi.training.second.choosing import FOLDS, Version, VersionComparison, cross_validated
+from hmi.training.second.teacher import usable
+from hmi.training.tasks.row_keys import hold_out
 
 
 def decide_by_folds(
-    trial: Trial, base: ModelVersion, data: Data, rows: Sequence[Row], ways: Ways
-) -> Comparison:
+    trial: Trial, base: ModelVersion, data: Data, rows: Sequence[Row], ways: TrainFunctions
+) -> VersionComparison:
     """Compare two ways of training on these rows. A resumed job goes on from the folds' checkpoints.
 
     In the first fold it turns out which teachers the budget allows, since all folds, and the training that
-    may follow, need the same. Raises HmiError, EnoughError.
+    may follow, need the same. Raises HmiError, StopTraining.
     """
     ctx, ledger = trial.ctx, trial.ledger
     fold = 0
@@ -54,7 +54,7 @@ def decide_by_folds(
 
 
 def answers_of_made(
-    trial: Trial, base: ModelVersion, data: Data, made: Made, rows: Sequence[Row]
+    trial: Trial, base: ModelVersion, data: Data, made: TrainedModel, rows: Sequence[Row]
 ) -> HeldOutAnswers:
     """Run a version that is not published on some rows."""
     parts = data.module, made.task, made.artefact, made.max_length

@@ -13,7 +13,7 @@ from hmi.jobs.runtime.context import JobContext
 from hmi.jobs.runtime.folders import JobFolder, PinnedPlots, new_job_id
 from hmi.jobs.runtime.process import after_end
 from hmi.jobs.specs import FineTuneSpec, ImproveSpec
-from hmi.model.root import read_root_info
+from hmi.model.sources.root import read_root_info
 
 ROWS = ("data", "dev", "unlabelled")
 """The inputs that are handed over, as far as the job has them."""
@@ -28,7 +28,7 @@ def hand_over(ctx: JobContext, spec: FineTuneSpec, record: ModelRecord) -> str |
     """
     tidy_superseded(ctx, record.improvement)
     mine = next((v for v in record.versions if v.job == ctx.job.job), None)
-    if mine is None or mine.version != record.current or not wanted(ctx, spec):
+    if mine is None or mine.version != record.current or not may_improve(ctx, spec):
         return None
     if record.improvement is not None and record.improvement.version == mine.version:
         return record.improvement.job  # this job was killed after it had queued the other
@@ -39,7 +39,7 @@ def hand_over(ctx: JobContext, spec: FineTuneSpec, record: ModelRecord) -> str |
         return None
 
 
-def wanted(ctx: JobContext, spec: FineTuneSpec) -> bool:
+def may_improve(ctx: JobContext, spec: FineTuneSpec) -> bool:
     """Return whether the server and the model's options let a model be improved."""
     return ctx.settings.improve and spec.options.improve is not False
 

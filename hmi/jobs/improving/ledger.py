@@ -14,7 +14,7 @@ from hmi.core import Record, Tried
 from hmi.jobs.runtime.context import JobContext
 from hmi.model.files import write_json
 from hmi.stores.layout import read_json
-from hmi.training.early_stopping import EnoughError
+from hmi.training.fit.early_stopping import StopTraining
 
 SAVE_EVERY_S = 10.0
 """A killed process loses at most about this much of what it spent, besides the CPU seconds of its start."""
@@ -22,7 +22,7 @@ TEACHERS_SHARE = 0.6
 """The part of a training's share of the budget that teachers may take. The rest is for the model."""
 
 
-class _Kept(Record):
+class _LedgerContent(Record):
     """The content of the file."""
 
     cpu_s: float = 0.0
@@ -37,7 +37,7 @@ class Ledger:
     def __init__(self, ctx: JobContext, budget_s: float) -> None:
         """budget_s: the most CPU seconds of all attempts together."""
         self._path, self.budget_s = ctx.folder / "improve.json", budget_s
-        kept = _read(read_json(self._path))
+        kept = _parse_ledger(read_json(self._path))
         self._before, self.tried = kept.cpu_s, kept.tried
         self.left_out = kept.left_out
         """The larger teachers that the budget does not allow."""
@@ -98,7 +98,7 @@ class Ledger:
     def save(self) -> None:
         """Write the file. Raises StorageFull."""
         self._saved = time.monotonic()
-        kept = _Kept(
+        kept = _LedgerContent(
             cpu_s=round(self.spent_s, 3),
             tried=self.tried,
             left_out=self.left_out,
@@ -110,11 +110,11 @@ class Ledger:
         if time.monotonic() - self._saved > SAVE_EVERY_S:
             self.save()
         if self._bounded and self.enough():
-            raise EnoughError
+            raise StopTraining
 
 
-def _read(stored: Any) -> _Kept:
+def _parse_ledger(stored: Any) -> _LedgerContent:
     try:
-        return _Kept.model_validate(stored or {})
+        return _LedgerContent.model_validate(stored or {})
     except ValidationError:  # another release wrote it
-        return _Kept()
+        return _LedgerContent()

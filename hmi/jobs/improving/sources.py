@@ -8,13 +8,13 @@ from typing import TypeVar
 
 from hmi.config import Settings
 from hmi.errors import UnsupportedModel
+from hmi.jobs.model.teaching import source_of_root
 from hmi.jobs.runtime.context import JobContext
 from hmi.jobs.runtime.memory_room import left_for_me, most_bytes
-from hmi.jobs.teaching import source_of_root
-from hmi.model.root import Root
-from hmi.model.shape import EncoderShape, read_shape
-from hmi.model.source import Source, find_shape, find_source, must_be_fetched
-from hmi.training.footprint import teacher_bytes
+from hmi.model.network.shape import EncoderShape, read_shape
+from hmi.model.sources.root import Root
+from hmi.model.sources.source import Source, find_shape, find_source, must_be_fetched
+from hmi.training.second.footprint import teacher_bytes
 
 OWN = "the root's source"
 

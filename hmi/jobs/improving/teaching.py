@@ -15,22 +15,29 @@ from typing import Any
 from hmi.errors import InvalidData, UnsupportedModel
 from hmi.jobs.improving.ledger import Ledger
 from hmi.jobs.improving.sources import sources_of
+from hmi.jobs.model.teaching import Taught
+from hmi.jobs.plot.samples import draw_texts
 from hmi.jobs.runtime.context import JobContext
-from hmi.jobs.samples import draw_texts
-from hmi.jobs.teaching import Taught
 from hmi.model.files import write_json
 from hmi.model.memory import give_back_memory
-from hmi.model.root import Root
-from hmi.model.source import Source, load_encoder
-from hmi.model.tokenizer import Tokenizer
+from hmi.model.sources.root import Root
+from hmi.model.sources.source import Source, load_encoder
+from hmi.model.text.tokenizer import Tokenizer
 from hmi.training.data.rows import Row
-from hmi.training.early_stopping import EnoughError
-from hmi.training.improving import Pool, hears_larger, is_probe, make_pool, plan_of, teacher_from
-from hmi.training.recipe import Recipe
-from hmi.training.reports import PhaseReport
-from hmi.training.said import Said, mixed_golds, store_said, stored_said, weigh
-from hmi.training.teacher import Lesson, unlearnt_score
-from hmi.training.teachers import TeacherSource, TextLesson, expected_s
+from hmi.training.fit.early_stopping import StopTraining
+from hmi.training.fit.reports import PhaseReport
+from hmi.training.plans.recipe import Recipe
+from hmi.training.second.second_version import (
+    UnlabelledPool,
+    hears_larger,
+    is_probe,
+    make_pool,
+    plan_of,
+    teacher_from,
+)
+from hmi.training.second.teacher import Lesson, unlearnt_score
+from hmi.training.second.teacher_outputs import TeacherOutputs, mixed_golds, store_said, stored_said, weigh
+from hmi.training.second.teachers import TeacherSource, TextLesson, expected_s
 from plot_store import VersionInfo
 
 
@@ -51,7 +58,7 @@ def taught_by_several(trial: Trial, lesson: Lesson, recipe: Recipe, folder: Path
     from them.
 
     `lesson.texts` are the tenant's unlabelled texts. Raises Conflict (the root's source is gone), InvalidData
-    (diverged), EnoughError (the budget ended before the first teacher had answered).
+    (diverged), StopTraining (the budget ended before the first teacher had answered).
     """
     folder.mkdir(exist_ok=True)
     sources = sources_of(trial.ctx, trial.root, larger=hears_larger(lesson.task, trial.rows))
@@ -80,7 +87,7 @@ def taught_by_several(trial: Trial, lesson: Lesson, recipe: Recipe, folder: Path
 
 def _answers(
     trial: Trial, sources: Sequence[tuple[str, Source]], lesson: TextLesson, recipe: Recipe, folder: Path
-) -> Iterator[Said]:
+) -> Iterator[TeacherOutputs]:
     """Yield what each teacher says. When the budget or its share ends, those that have answered must do."""
     ctx, ledger = trial.ctx, trial.ledger
     for i, (name, source) in enumerate(sources):
@@ -90,17 +97,17 @@ def _answers(
         def report(phase: str, step: int, total: int, loss: float | None, larger: bool = i > 0) -> None:
             ctx.progress(step, total, phase=phase, loss=loss)
             if larger and ledger.share_left_s <= 0:
-                raise EnoughError
+                raise StopTraining
 
         path = folder / f"said-{i}-{source.sha256[:12]}.safetensors"
         found = stored_said(path, lesson.task)
         if found is None:
             try:
                 found = _answered(trial, name, source, lesson, recipe, report, larger=i > 0)
-            except (EnoughError, InvalidData, UnsupportedModel) as error:
+            except (StopTraining, InvalidData, UnsupportedModel) as error:
                 if i == 0:
                     raise
-                spent = isinstance(error, EnoughError)
+                spent = isinstance(error, StopTraining)
                 ctx.log(f"{name} is left out: {'its part of the budget is spent' if spent else error}")
                 ledger.leave_out(name)
                 continue
@@ -118,8 +125,8 @@ def _answered(
     report: PhaseReport,
     *,
     larger: bool,
-) -> Said:
-    """Tune one teacher and let it answer. Raises EnoughError (it would not fit), InvalidData (diverged),
+) -> TeacherOutputs:
+    """Tune one teacher and let it answer. Raises StopTraining (it would not fit), InvalidData (diverged),
     UnsupportedModel."""
     give_back_memory()  # of the pool, or of the teacher before
     tokenizer = Tokenizer(source.folder / "tokenizer.json")
@@ -133,17 +140,17 @@ def _answered(
 def _must_fit(
     ctx: JobContext, teacher: TeacherSource, lesson: TextLesson, recipe: Recipe, left_s: float
 ) -> None:
-    """Raise EnoughError if a teacher would take longer than is left, before it takes any of that."""
+    """Raise StopTraining if a teacher would take longer than is left, before it takes any of that."""
     if left_s < math.inf and (needs_s := expected_s(teacher, lesson, recipe)) > left_s:
         ctx.log(f"{teacher.name} needs up to {needs_s:.0f} CPU seconds, and {max(0, left_s):.0f} are left")
-        raise EnoughError
+        raise StopTraining
 
 
-def _pool(trial: Trial, lesson: Lesson, source: Source, recipe: Recipe, path: Path) -> Pool:
+def _pool(trial: Trial, lesson: Lesson, source: Source, recipe: Recipe, path: Path) -> UnlabelledPool:
     if path.exists():
         kept = json.loads(path.read_text(encoding="utf-8"))
         form = tuple if lesson.task.paired else lambda text: text
-        return Pool([Row(form(text), "") for text in kept["texts"]], kept["origin"])
+        return UnlabelledPool([Row(form(text), "") for text in kept["texts"]], kept["origin"])
     train, dev, seed = lesson.train.rows, lesson.dev.rows, recipe.seed
 
     def near(most: int) -> list[Row]:

@@ -7,21 +7,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hmi.core import ModelVersion
-from hmi.jobs.comparing import seen_by
 from hmi.jobs.improving.teaching import Trial, taught_by_several
+from hmi.jobs.model.comparing import seen_by
+from hmi.jobs.model.teaching import Taught, taught_rows
+from hmi.jobs.model.tenant_training import Start, Teach, TrainedModel, TrainingRun, train_on_rows
+from hmi.jobs.model.training_data import Data
 from hmi.jobs.options import FineTuneOptions
 from hmi.jobs.runtime.context import JobContext
 from hmi.jobs.specs import ImproveSpec
-from hmi.jobs.teaching import Taught, taught_rows
-from hmi.jobs.tenant_training import Course, Made, Start, Teach, train_on_rows
-from hmi.jobs.training_data import Data
-from hmi.model.artefact import Artefact
-from hmi.model.root import Root
-from hmi.training.improving import COPIES, EPOCHS
-from hmi.training.recipe import Recipe
-from hmi.training.row_keys import RowKeys
-from hmi.training.teacher import Lesson
-from hmi.training.trainer import Trainer
+from hmi.model.sources.root import Root
+from hmi.model.tenant.artefact import Artefact
+from hmi.training.fit.trainer import Trainer
+from hmi.training.plans.recipe import Recipe
+from hmi.training.second.second_version import COPIES, EPOCHS
+from hmi.training.second.teacher import Lesson
+from hmi.training.tasks.row_keys import RowKeys
 
 PARTS = {"given": "further texts", "corpus": "texts of the domain", "copies": "changed copies of rows"}
 """The parts of a pool, in words."""
@@ -35,7 +35,7 @@ NAME = "several teachers' answers to more texts"
 """The trial in words, before it is known which teachers and texts there are."""
 
 
-def name_of(made: Made) -> str:
+def name_of(made: TrainedModel) -> str:
     """Return the trial in words: the teachers with their weights, and the texts."""
     about = made.metrics["teacher"]
     teachers = " and ".join(f"{one['name']} (weight {one['weight']:g})" for one in about["teachers"])
@@ -43,12 +43,12 @@ def name_of(made: Made) -> str:
     return f"teachers tuned from {teachers}, on {texts}"
 
 
-Train = Callable[[Data, Path], Made]
+Train = Callable[[Data, Path], TrainedModel]
 """Trains a version on some rows, with its checkpoints in a folder."""
 
 
 @dataclass(frozen=True)
-class Ways:
+class TrainFunctions:
     """Two ways to train on some rows, with checkpoints in a folder: as the version was, and as is tried."""
 
     old: Train
@@ -57,10 +57,10 @@ class Ways:
     """It trains as `new` does. The end of the budget then only cuts the training short."""
 
 
-def ways_of(trial: Trial, spec: ImproveSpec, base: ModelVersion) -> Ways:
+def ways_of(trial: Trial, spec: ImproveSpec, base: ModelVersion) -> TrainFunctions:
     """The ways of a job. A resumed job goes on from the teachers' answers and the last epoch.
 
-    They raise NothingNewError, EnoughError (the budget was spent before there was anything to judge) and
+    They raise NothingNewError, StopTraining (the budget was spent before there was anything to judge) and
     HmiError.
     """
     ctx, ledger, start = trial.ctx, trial.ledger, start_of(trial.ctx, spec, base)
@@ -77,13 +77,13 @@ def ways_of(trial: Trial, spec: ImproveSpec, base: ModelVersion) -> Ways:
         return found
 
     def way(teach: Teach, enough: Callable[[], bool], options: FineTuneOptions) -> Train:
-        def train(on: Data, folder: Path) -> Made:
-            course = Course(start, teach, folder, enough=enough)
+        def train(on: Data, folder: Path) -> TrainedModel:
+            course = TrainingRun(start, teach, folder, enough=enough)
             return train_on_rows(ctx, options, course, trial.root, base.plot_version, on)
 
         return train
 
-    return Ways(
+    return TrainFunctions(
         way(taught_rows, lambda: False, spec.options.model_copy(update={"ramps": False})),
         way(teach, lambda: False, options_of(spec, ramps=False)),
         way(teach_at_last, ledger.enough, options_of(spec, ramps=bool(base.ramps))),

@@ -12,7 +12,7 @@ from hmi.jobs.runtime.discarding import orphaned_roots
 from hmi.jobs.runtime.folders import JobFolder
 from hmi.jobs.runtime.process import after_end
 from hmi.stores.layout import Layout, clear_leftovers
-from hmi.stores.registry import Registry
+from hmi.stores.records.registry import Registry
 
 HOUR_S = 3600.0
 

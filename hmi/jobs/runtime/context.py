@@ -13,11 +13,11 @@ from hmi.config import Settings
 from hmi.core import JobRecord, Progress, now
 from hmi.errors import JobCancelled, NotFound
 from hmi.jobs.runtime.folders import JobFolder, PinnedPlots
-from hmi.stores.adapter_store import LOWER_CURE, AdapterStore
 from hmi.stores.layout import Layout
-from hmi.stores.plots import open_plots
-from hmi.stores.registry import Registry
-from hmi.stores.samples import Samples
+from hmi.stores.plot.plots import open_plots
+from hmi.stores.records.registry import Registry
+from hmi.stores.tensors.adapter_store import LOWER_CURE, AdapterStore
+from hmi.stores.tensors.samples import Samples
 from plot_store import Store
 
 WRITE_EVERY_S = 0.2

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from hmi.core import JobRecord
 from hmi.stores.layout import Layout
-from hmi.stores.plots import open_plots, plot_errors
-from hmi.stores.registry import Registry
+from hmi.stores.plot.plots import open_plots, plot_errors
+from hmi.stores.records.registry import Registry
 
 
 def discard(registry: Registry, layout: Layout, record: JobRecord) -> None:

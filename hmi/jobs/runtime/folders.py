@@ -18,8 +18,8 @@ from pydantic import ConfigDict, ValidationError
 from hmi.core import Progress, Record
 from hmi.errors import InvalidInput
 from hmi.model.files import full_or, sync_folder, write_json
-from hmi.stores.job_table import check_job_id, job_id_at
 from hmi.stores.layout import read_json, try_lock
+from hmi.stores.records.job_table import check_job_id, job_id_at
 
 _INPUT = re.compile(r"[a-z0-9][a-z0-9.-]{0,63}")
 KEPT_AFTER_END = frozenset({"progress.json", "log.txt", "lock"})

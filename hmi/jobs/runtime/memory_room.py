@@ -21,7 +21,7 @@ from hmi.model.memory import memory_left, usable_memory
 from hmi.resident import resident
 from hmi.sizes import size
 from hmi.stores.layout import Layout
-from hmi.stores.registry import Registry
+from hmi.stores.records.registry import Registry
 
 SPARE_BYTES = 256 << 20
 """So much is left to other processes, which may grow, too."""
@@ -89,7 +89,11 @@ class MemoryRoom:
 
     def _room(self) -> int:
         running = self._running.values()
-        left = self._left() - SPARE_BYTES - sum(max(0, peak - _held(process)) for peak, process in running)
+        left = (
+            self._left()
+            - SPARE_BYTES
+            - sum(max(0, peak - _resident_bytes(process)) for peak, process in running)
+        )
         return min(left, self._most - sum(peak for peak, _ in running)) if self._most else left
 
     def _to_tell(self, jobs: Sequence[str]) -> Iterator[str]:
@@ -115,7 +119,7 @@ class MemoryRoom:
         return _Peak(0, 0, 0.0)
 
 
-def _held(process: int) -> int:
+def _resident_bytes(process: int) -> int:
     with suppress(OSError):  # it has ended
         return resident(process).all
     return 0

@@ -25,8 +25,8 @@ from hmi.jobs.runtime.context import Body, JobContext, JobStopped
 from hmi.jobs.runtime.discarding import discard
 from hmi.jobs.runtime.folders import JobFolder
 from hmi.stores.layout import Layout, open_layout, without_paths
-from hmi.stores.plots import as_hmi
-from hmi.stores.registry import Registry
+from hmi.stores.plot.plots import as_hmi
+from hmi.stores.records.registry import Registry
 from hmi.tenancy import default_limits
 from plot_store import PlotStoreError
 from plot_store.ground.holding import HOLDING

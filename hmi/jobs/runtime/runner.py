@@ -20,11 +20,11 @@ from hmi.jobs.runtime.memory_room import MemoryRoom
 from hmi.jobs.runtime.pacing import Pacer, in_background
 from hmi.jobs.runtime.process import after_end, put_back
 from hmi.jobs.runtime.starter import Process, Starter
-from hmi.jobs.runtime.turns import Turns
-from hmi.stores.failures import run_each, spared, tell
-from hmi.stores.job_table import asked_to_stop
+from hmi.jobs.runtime.turns import JobTurns
+from hmi.stores.failures import log_damaged, log_failure, run_each
 from hmi.stores.layout import Layout
-from hmi.stores.registry import Registry
+from hmi.stores.records.job_table import asked_to_stop
+from hmi.stores.records.registry import Registry
 
 log = logging.getLogger("hmi.jobs")
 POLL_S = 0.2
@@ -62,7 +62,7 @@ class JobRunner:
         self._children: dict[str, Process] = {}
         self._not_before: dict[str, float] = {}  # job -> the earliest time of another start
         self._cancelled_at: dict[str, float] = {}  # job -> when its cancellation was seen
-        self._turns, self._turns_behind = Turns(), Turns()
+        self._turns, self._turns_behind = JobTurns(), JobTurns()
         self._behind: dict[str, str] = {}  # background job among the children -> its tenant
         self._runs_behind = True
         self._memory = MemoryRoom(registry, self._layout, settings.background_bytes)
@@ -225,7 +225,7 @@ class JobRunner:
                     self._clean()
             except Exception as error:
                 # A full disk or a damaged record must not end supervision: the next round tries again.
-                tell(log, "a round of the jobs' supervisor failed; the next one follows", error)
+                log_failure(log, "a round of the jobs' supervisor failed; the next one follows", error)
                 self._stopping.wait(RECOVER_EVERY_S)
             self._wake.wait(POLL_S)
             self._wake.clear()
@@ -249,7 +249,7 @@ class JobRunner:
         return self._children.pop(job, None)
 
     def _tell_ended(self, job: str) -> None:
-        with spared(log, f"telling of job {job}"), suppress(NotFound):
+        with log_damaged(log, f"telling of job {job}"), suppress(NotFound):
             record = self._registry.job(job)
             if record.state in ENDED:
                 self.on_ended(record)
@@ -374,7 +374,7 @@ class JobRunner:
             self._put_back(job, crashed=True)
 
     def _put_back(self, job: str, *, crashed: bool) -> None:
-        with spared(log, f"job {job}"), suppress(NotFound), self._folder(job).try_lock() as free:
+        with log_damaged(log, f"job {job}"), suppress(NotFound), self._folder(job).try_lock() as free:
             if free:
                 put_back(self._registry, job, crashed=crashed)
         self._tidy(job)
@@ -382,7 +382,7 @@ class JobRunner:
     def _tidy(self, job: str) -> None:
         folder = self._folder(job)
         if folder.path.exists():
-            with spared(log, f"tidying after job {job}"), folder.try_lock() as free:
+            with log_damaged(log, f"tidying after job {job}"), folder.try_lock() as free:
                 if free:
                     after_end(self._registry, folder, job)
 

@@ -8,7 +8,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-class Turns:
+class JobTurns:
     """The tenants' turns, so that no tenant holds up others. Not thread-safe."""
 
     def __init__(self) -> None:

@@ -1,6 +1,6 @@
 """The tasks: what the head of each reads, and how its output becomes an answer.
 
-For the losses see `hmi.training.objectives`.
+For the losses see `hmi.training.tasks.objectives`.
 """
 
 from __future__ import annotations
@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from hmi.core import ModelVersion, Task, TaskRules
-from hmi.model.tasks.base import Answer, TaskKind
+from hmi.model.tasks.base import InputAnswer, TaskKind
 from hmi.model.tasks.embedding import Embedding
 from hmi.model.tasks.multilabel import MultiLabel
 from hmi.model.tasks.regression import Regression
 from hmi.model.tasks.sequence import Classification, Pair
 from hmi.model.tasks.words import Tagging
 
-__all__ = ["KINDS", "Answer", "TaskKind", "task_of", "task_of_version"]
+__all__ = ["KINDS", "InputAnswer", "TaskKind", "task_of", "task_of_version"]
 
 KINDS: Mapping[Task, type[TaskKind]] = {
     kind.name: kind for kind in (Classification, Pair, MultiLabel, Regression, Tagging, Embedding)

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from hmi.core import Task, TaskRules
-from hmi.model.answer import Answer as Answer
-from hmi.model.batching import Encoded
-from hmi.model.heads import Reads, reads_of
+from hmi.model.tenant.answer import InputAnswer as InputAnswer
+from hmi.model.tenant.heads import Reads, reads_of
+from hmi.model.text.batching import Encoded
 
 
 @dataclass(frozen=True)
@@ -59,12 +59,13 @@ class TaskKind(ABC):
         """
 
     @abstractmethod
-    def answer(self, merged: Tensor, *, scores: bool = False, temperature: float | None = None) -> Answer:
+    def answer(
+        self, merged: Tensor, *, scores: bool = False, temperature: float | None = None
+    ) -> InputAnswer:
         """The answer from an input's merged output. `scores` adds the probabilities of all labels.
 
-        temperature: calibrates the probabilities (`hmi.model.calibration`). It changes no label, tag or set
-        of labels, since these are decided without it. Values and vectors have no probabilities.
-        """
+        temperature: calibrates the probabilities (`hmi.model.tenant.calibration`). It changes no label, tag
+        or set of labels, since these are decided without it. Values and vectors have no probabilities."""
 
     def with_transitions(self, table: Tensor | None) -> Self:
         """A copy with a model's learnt table of transitions (`Transitions`). Only tagging uses one."""

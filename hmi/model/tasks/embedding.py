@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hmi.core import Task
-from hmi.model.batching import Encoded
-from hmi.model.tasks.base import Answer, TaskKind
+from hmi.model.tasks.base import InputAnswer, TaskKind
+from hmi.model.text.batching import Encoded
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,8 @@ class Embedding(TaskKind):
         (only,) = outputs
         return only
 
-    def answer(self, merged: Tensor, *, scores: bool = False, temperature: float | None = None) -> Answer:
+    def answer(
+        self, merged: Tensor, *, scores: bool = False, temperature: float | None = None
+    ) -> InputAnswer:
         vector = F.normalize(merged, dim=-1) if self.rules.normalise else merged
-        return Answer(embedding=vector.tolist())
+        return InputAnswer(embedding=vector.tolist())

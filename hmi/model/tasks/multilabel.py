@@ -9,8 +9,8 @@ from typing import ClassVar
 from torch import Tensor
 
 from hmi.core import Task
-from hmi.model.batching import Encoded
-from hmi.model.tasks.base import Answer, TaskKind, mean_output
+from hmi.model.tasks.base import InputAnswer, TaskKind, mean_output
+from hmi.model.text.batching import Encoded
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,9 @@ class MultiLabel(TaskKind):
     def merge(self, outputs: Sequence[Tensor], windows: Sequence[Encoded], words: int) -> Tensor:
         return mean_output(outputs)
 
-    def answer(self, merged: Tensor, *, scores: bool = False, temperature: float | None = None) -> Answer:
+    def answer(
+        self, merged: Tensor, *, scores: bool = False, temperature: float | None = None
+    ) -> InputAnswer:
         """See `TaskKind.answer`. With a temperature, a label that is given may have a probability below the
         threshold, and one that is not given may have one above it."""
         every = plain = dict(zip(self.labels, merged.sigmoid().tolist(), strict=True))
@@ -34,4 +36,4 @@ class MultiLabel(TaskKind):
             every = dict(zip(self.labels, (merged / temperature).sigmoid().tolist(), strict=True))
         given = [(name, every[name]) for name, p in plain.items() if p >= self.rules.threshold]
         given.sort(key=lambda pair: -plain[pair[0]])
-        return Answer(labels=given, scores=every if scores else None)
+        return InputAnswer(labels=given, scores=every if scores else None)

@@ -9,8 +9,8 @@ from typing import ClassVar
 from torch import Tensor
 
 from hmi.core import Task
-from hmi.model.batching import Encoded
-from hmi.model.tasks.base import Answer, TaskKind, mean_output
+from hmi.model.tasks.base import InputAnswer, TaskKind, mean_output
+from hmi.model.text.batching import Encoded
 
 
 @dataclass(frozen=True)
@@ -26,5 +26,7 @@ class Regression(TaskKind):
     def merge(self, outputs: Sequence[Tensor], windows: Sequence[Encoded], words: int) -> Tensor:
         return mean_output(outputs)
 
-    def answer(self, merged: Tensor, *, scores: bool = False, temperature: float | None = None) -> Answer:
-        return Answer(value=float(merged[0]) * self.rules.spread + self.rules.centre)
+    def answer(
+        self, merged: Tensor, *, scores: bool = False, temperature: float | None = None
+    ) -> InputAnswer:
+        return InputAnswer(value=float(merged[0]) * self.rules.spread + self.rules.centre)

@@ -9,8 +9,8 @@ from typing import ClassVar
 from torch import Tensor
 
 from hmi.core import Task
-from hmi.model.batching import Encoded
-from hmi.model.tasks.base import Answer, TaskKind, mean_output
+from hmi.model.tasks.base import InputAnswer, TaskKind, mean_output
+from hmi.model.text.batching import Encoded
 
 
 @dataclass(frozen=True)
@@ -26,13 +26,15 @@ class Classification(TaskKind):
     def merge(self, outputs: Sequence[Tensor], windows: Sequence[Encoded], words: int) -> Tensor:
         return mean_output(outputs)
 
-    def answer(self, merged: Tensor, *, scores: bool = False, temperature: float | None = None) -> Answer:
+    def answer(
+        self, merged: Tensor, *, scores: bool = False, temperature: float | None = None
+    ) -> InputAnswer:
         probabilities: list[float] = merged.softmax(-1).tolist()
         best = probabilities.index(max(probabilities))
         if temperature is not None:
             probabilities = (merged / temperature).softmax(-1).tolist()
         every = dict(zip(self.labels, probabilities, strict=True)) if scores else None
-        return Answer(label=self.labels[best], score=probabilities[best], scores=every)
+        return InputAnswer(label=self.labels[best], score=probabilities[best], scores=every)
 
 
 @dataclass(frozen=True)

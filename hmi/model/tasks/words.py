@@ -14,16 +14,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hmi.core import Task
-from hmi.model.answer import Aggregation
-from hmi.model.batching import Encoded
-from hmi.model.calibration import probabilities
-from hmi.model.entities import calibrated_score, entities_of
-from hmi.model.heads import outside_tag
-from hmi.model.splitting import SplitText
-from hmi.model.tag_schemes import from_bio, in_labels
-from hmi.model.tagging import Floats, best_path, marginals, rules
-from hmi.model.tasks.base import Answer, TaskKind
-from hmi.model.windows import central_pieces
+from hmi.model.tags.entities import calibrated_score, entities_of
+from hmi.model.tags.tag_schemes import from_bio, in_labels
+from hmi.model.tags.tagging import Floats, best_path, marginals, rules
+from hmi.model.tasks.base import InputAnswer, TaskKind
+from hmi.model.tenant.answer import Aggregation
+from hmi.model.tenant.calibration import probabilities
+from hmi.model.tenant.heads import outside_tag
+from hmi.model.text.batching import Encoded
+from hmi.model.text.splitting import SplitText
+from hmi.model.text.windows import central_pieces
 
 UNSEEN = -1e4
 """The log-probability, for a word that the model did not see, of every tag but the outside tag."""
@@ -98,8 +98,8 @@ class Tagging(TaskKind):
         return self if aggregation == self.aggregation else replace(self, aggregation=aggregation)
 
     def entities(
-        self, answer: Answer, text: str, split: SplitText, fitted: tuple[float, float] | None = None
-    ) -> Answer:
+        self, answer: InputAnswer, text: str, split: SplitText, fitted: tuple[float, float] | None = None
+    ) -> InputAnswer:
         """The same answer for a text that the caller has not split: with entities in place of tags.
 
         fitted: calibrates their scores (`calibrated_score`).
@@ -118,7 +118,9 @@ class Tagging(TaskKind):
             return pieces.logsumexp(0) - math.log(len(pieces))
         return pieces[int(pieces.max(-1).values.argmax())]
 
-    def answer(self, merged: Tensor, *, scores: bool = False, temperature: float | None = None) -> Answer:
+    def answer(
+        self, merged: Tensor, *, scores: bool = False, temperature: float | None = None
+    ) -> InputAnswer:
         """Decode the tags.
 
         A tag's probability is its marginal one over all paths. A temperature T calibrates each word's
@@ -136,7 +138,7 @@ class Tagging(TaskKind):
         tags = [outside_tag(self.labels)] * len(merged)
         for word, tag in zip(seen, path.tolist(), strict=True):
             tags[word] = self.labels[tag]
-        return Answer(tags=from_bio(_bridged(tags, seen), self.rules.scheme), tag_scores=sure.tolist())
+        return InputAnswer(tags=from_bio(_bridged(tags, seen), self.rules.scheme), tag_scores=sure.tolist())
 
     def decoded(self, merged: Tensor) -> Decoded:
         """The best path over the words that the model saw, so that its cost does not grow with words that

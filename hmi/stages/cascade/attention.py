@@ -16,10 +16,10 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from hmi.model.calibration import Floats
-from hmi.model.encoder import EncoderLayer
-from hmi.model.modules import LORA_SCALE, LowRank, TenantModule
-from hmi.model.relative import relative_bias
+from hmi.model.network.encoder import EncoderLayer
+from hmi.model.network.relative import relative_bias
+from hmi.model.tenant.calibration import Floats
+from hmi.model.tenant.modules import LORA_SCALE, LowRankLayer, TenantModule
 
 
 @dataclass(frozen=True)
@@ -66,13 +66,13 @@ def from_first(
     maps, first = maps_of(layer), x[0]
     query = torch.mv(maps.query, first) + maps.bias
     change = None if module is None else module.at(index, "q")
-    if isinstance(change, LowRank):
+    if isinstance(change, LowRankLayer):
         # In fp32: products of halves are slow on CPUs.
         query = query + torch.mv(change.up.float(), torch.mv(change.down.float(), first)) * LORA_SCALE
     by_head = query.view(heads, 1, -1)
     reading = (by_head @ maps.key.view(heads, -1, layer.dim)).squeeze(1)  # [heads, dim]
     change = None if module is None else module.at(index, "k")
-    if isinstance(change, LowRank):
+    if isinstance(change, LowRankLayer):
         up, down = change.up.float(), change.down.float()
         reading = reading + (by_head @ up.view(heads, -1, up.shape[1])).squeeze(1) @ down * LORA_SCALE
     scores = reading @ x.T * by_head.shape[-1] ** -0.5

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import expit
 
-from hmi.model.calibration import Floats, probabilities
+from hmi.model.tenant.calibration import Floats, probabilities
 from hmi.stages.draw import draw
 
 

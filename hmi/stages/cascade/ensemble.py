@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
-from hmi.model.calibration import Floats, probabilities
+from hmi.model.tenant.calibration import Floats, probabilities
 
 
 def combined(small: ArrayLike, large: ArrayLike, weight: float) -> Floats:

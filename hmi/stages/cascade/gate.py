@@ -20,7 +20,7 @@ from itertools import count
 
 from hmi.stages.early_exit.account import PHASES, Account, Count, Phase
 from hmi.stages.early_exit.drift import Alarm
-from hmi.stages.early_exit.evidence import Audits, Gate, granted, log_evidence, upper_bound
+from hmi.stages.early_exit.evidence import Audits, Gate, error_for_policy, log_evidence, upper_bound
 
 ERROR = 0.05
 """The probability with which the tolerated rate may be exceeded: that of all rounds of a model together, and
@@ -69,7 +69,7 @@ class Ticket:
         return self.version is not None
 
 
-class Trial:
+class StreamEvidence:
     """The evidence of one stream, for one round of policies after another. It holds no lock: one thread uses
     it."""
 
@@ -190,5 +190,5 @@ class Trial:
 
     def _begin(self, versions: int) -> None:
         loss, self.round = self.terms.loss, next(self._numbers)
-        self.gates = [Gate(loss, granted(self.terms.error, self.round)) for _ in range(versions)]
+        self.gates = [Gate(loss, error_for_policy(self.terms.error, self.round)) for _ in range(versions)]
         self.present, self.alarm = None, Alarm(loss)

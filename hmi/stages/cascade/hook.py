@@ -23,12 +23,12 @@ from torch import Tensor
 from hmi.core import Cascade, Offer
 from hmi.execution.base import Hook, Output
 from hmi.execution.batch import Left, Rows
-from hmi.model.calibration import Floats, probabilities
-from hmi.stages.base import Batch, Text
+from hmi.model.tenant.calibration import Floats, probabilities
+from hmi.stages.base import StageBatch, Text
 from hmi.stages.cascade.dispatch import Dispatcher, goes_on, share_large
 from hmi.stages.cascade.ensemble import combined
-from hmi.stages.cascade.pruning import kept
-from hmi.stages.cascade.standing import Begun, Standing
+from hmi.stages.cascade.pruning import kept_tokens
+from hmi.stages.cascade.standing import TextDecision, VersionEvidence
 from hmi.stages.owed import Owed
 
 SMALLEST = float(np.finfo(np.float32).tiny)
@@ -40,7 +40,7 @@ class Concern:
     """A text of the batch whose model has a cascade inside."""
 
     text: Text
-    standing: Standing
+    standing: VersionEvidence
     cascade: Cascade
 
 
@@ -49,7 +49,7 @@ class Decided:
     """A text at its site."""
 
     concern: Concern
-    begun: Begun
+    begun: TextDecision
     ramp: Tensor
     """The ramp's output on the large level's scale: divided by that one's temperature it is calibrated."""
     small: Floats
@@ -124,7 +124,7 @@ class InsideHook(Hook):
     """One batch's hook; see `Hook`."""
 
     def __init__(
-        self, batch: Batch, concerns: Mapping[int, Concern], owed: Owed[Decided] | None = None
+        self, batch: StageBatch, concerns: Mapping[int, Concern], owed: Owed[Decided] | None = None
     ) -> None:
         """concerns: by index of the text in the batch. owed: receives the audits of texts that have their
         answer if the batch fails; None: these are lost."""
@@ -161,7 +161,7 @@ class InsideHook(Hook):
         for text, output in zip(texts, outputs, strict=True):
             one = self._decided.get(text)
             if one is not None:
-                done[text] = _answered(one, output, last[text])
+                done[text] = _final_output(one, output, last[text])
                 del self._decided[text]
         return [done.get(text, output) for text, output in zip(texts, outputs, strict=True)]
 
@@ -220,8 +220,8 @@ class InsideHook(Hook):
 
 
 def shortened(text: Text, attention: Floats, scale: float) -> list[int]:
-    """The places of the tokens that a text keeps. attention [tokens]: of `Batch.attention`."""
-    stay: list[int] = np.flatnonzero(kept(attention, text.words, text.segments, scale)).tolist()
+    """The places of the tokens that a text keeps. attention [tokens]: of `StageBatch.attention`."""
+    stay: list[int] = np.flatnonzero(kept_tokens(attention, text.words, text.segments, scale)).tolist()
     return stay
 
 
@@ -240,7 +240,7 @@ def _left(layer: int, rows: Rows, leaving: Mapping[int, Decided]) -> Left:
     )
 
 
-def _answered(one: Decided, output: Output, shortened: Output) -> Output:
+def _final_output(one: Decided, output: Output, shortened: Output) -> Output:
     """The output to answer with. Reports the text if it is an audit.
 
     shortened: the output of the text without the words that would be dropped; else `output` itself.

@@ -20,11 +20,11 @@ from hmi.core import ModelId, Objective
 from hmi.stages.early_exit.account import Count
 from hmi.stages.early_exit.drift import Alarm
 from hmi.stages.early_exit.evidence import Audits, Gate
-from hmi.stores.failures import tell
+from hmi.stores.failures import log_failure
 
 if TYPE_CHECKING:
-    from hmi.stages.cascade.gate import Trial
-    from hmi.stages.cascade.watched import Profile, Watched
+    from hmi.stages.cascade.gate import StreamEvidence
+    from hmi.stages.cascade.watched import CascadeEvidence, EvidenceByAgreement
 
 log = logging.getLogger("hmi.stages")
 Key = tuple[ModelId, str, str]
@@ -43,7 +43,7 @@ def write(path: Path, states: Mapping[Key, State]) -> None:
         body = json.dumps([[str(model), *artefacts, s] for (model, *artefacts), s in states.items()]).encode()
         path.write_bytes(xxhash.xxh3_64_digest(body) + body)
     except Exception as error:
-        tell(log, "the evidence of cascades could not be written", error)
+        log_failure(log, "the evidence of cascades could not be written", error)
 
 
 def take(path: Path) -> dict[Key, State]:
@@ -57,11 +57,11 @@ def take(path: Path) -> dict[Key, State]:
     except FileNotFoundError:
         return {}
     except Exception as error:
-        tell(log, "the evidence of cascades is damaged and begins anew", error)
+        log_failure(log, "the evidence of cascades is damaged and begins anew", error)
         return {}
 
 
-def packed(profile: Profile) -> State:
+def packed(profile: EvidenceByAgreement) -> State:
     """The evidence of one cascade, the agreement used last at the end."""
     return {
         "cascade": _digest(profile),
@@ -70,9 +70,9 @@ def packed(profile: Profile) -> State:
     }
 
 
-def unpack(state: State | None, profile: Profile) -> None:
+def unpack(state: State | None, profile: EvidenceByAgreement) -> None:
     """Put evidence into a new profile, unless it is that of another cascade, or cannot be read."""
-    from hmi.stages.cascade.watched import Watched
+    from hmi.stages.cascade.watched import CascadeEvidence
 
     if state is None or state["cascade"] != _digest(profile):
         return
@@ -80,7 +80,7 @@ def unpack(state: State | None, profile: Profile) -> None:
         offers = profile.cascade.offers
         for one in state["found"]:
             objective = Objective.model_validate(one["objective"])
-            made = Watched(profile.cascade, objective, profile.numbers)
+            made = CascadeEvidence(profile.cascade, objective, profile.numbers)
             made.failed = [offers[i] for i in one["failed"]]
             made.offers = tuple(offers[i] for i in one["offers"])
             for name in COUNTS:
@@ -89,15 +89,15 @@ def unpack(state: State | None, profile: Profile) -> None:
             profile.found[one["agreement"]] = made
     except Exception as error:
         profile.found.clear()
-        tell(log, "the evidence of a cascade is damaged and begins anew", error)
+        log_failure(log, "the evidence of a cascade is damaged and begins anew", error)
     profile.numbers.given = max(profile.numbers.given, state["given"])
 
 
-def _digest(profile: Profile) -> str:
+def _digest(profile: EvidenceByAgreement) -> str:
     return xxhash.xxh3_64_hexdigest(profile.cascade.model_dump_json().encode())
 
 
-def _watched(agreement: float, one: Watched) -> State:
+def _watched(agreement: float, one: CascadeEvidence) -> State:
     offers, trial = one.cascade.offers, one.trial
     with one.lock:
         return {
@@ -117,7 +117,7 @@ def _watched(agreement: float, one: Watched) -> State:
         }
 
 
-def _restore(trial: Trial, state: State) -> None:
+def _restore(trial: StreamEvidence, state: State) -> None:
     """Put a state into a new trial. Raises ValueError if it has other phases."""
     account = trial.account
     counts = [Count(wrong, free) for wrong, free in state["counts"]]

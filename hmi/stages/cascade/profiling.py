@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hmi.core import Offer
-from hmi.model.calibration import Floats
+from hmi.model.tenant.calibration import Floats
 from hmi.stages.cascade.dispatch import Dispatcher, expected, latency_quantile, share_large
 from hmi.stages.cascade.ensemble import combined, weight_of
 
@@ -62,7 +62,7 @@ class Profiled:
 
 
 @dataclass(frozen=True)
-class Candidate:
+class DispatcherCandidate:
     """A dispatcher with its ensemble, and what they are expected to give."""
 
     dispatcher: Dispatcher
@@ -78,7 +78,7 @@ class Candidate:
     """The fraction of answers that equal the large level's."""
 
 
-def candidates(profiled: Profiled, slopes: Sequence[float] = SLOPES) -> list[Candidate]:
+def candidates(profiled: Profiled, slopes: Sequence[float] = SLOPES) -> list[DispatcherCandidate]:
     """Every candidate that is accurate and fast enough to be offered.
 
     For each slope, c falls from .95 in steps of .05 until the combined accuracy is surely below both levels'
@@ -95,7 +95,7 @@ def candidates(profiled: Profiled, slopes: Sequence[float] = SLOPES) -> list[Can
     return [c for c in found if c.tail_s <= MAX_TAIL * max(tails)]
 
 
-def candidate(profiled: Profiled, dispatcher: Dispatcher, weight: float | None = None) -> Candidate:
+def candidate(profiled: Profiled, dispatcher: Dispatcher, weight: float | None = None) -> DispatcherCandidate:
     """The expected performance of one dispatcher, over its draws.
 
     weight: of the large level in the ensemble; None: the one that belongs to the dispatcher on these texts.
@@ -109,10 +109,10 @@ def candidate(profiled: Profiled, dispatcher: Dispatcher, weight: float | None =
     whole = profiled.large if profiled.whole is None else profiled.whole
     said, first, last = (level.argmax(-1) for level in (whole, profiled.small, both))
     agreement = float((p * (last == said) + (1.0 - p) * (first == said)).mean())
-    return Candidate(dispatcher, weight, e.accuracy, e.seconds, tail_s, e.returned, agreement)
+    return DispatcherCandidate(dispatcher, weight, e.accuracy, e.seconds, tail_s, e.returned, agreement)
 
 
-def offered(profiled: Profiled, slopes: Sequence[float] = SLOPES) -> list[Candidate]:
+def offered(profiled: Profiled, slopes: Sequence[float] = SLOPES) -> list[DispatcherCandidate]:
     """The Pareto-optimal candidates in agreement, accuracy and time; the fastest first.
 
     Each dispatcher is a candidate with its ensemble, and without one (weight 1), which agrees more.
@@ -123,11 +123,11 @@ def offered(profiled: Profiled, slopes: Sequence[float] = SLOPES) -> list[Candid
     found = candidates(profiled, slopes)
     found += [candidate(profiled, c.dispatcher, 1.0) for c in found if c.weight != 1.0]
     found = [c for c in found if c.seconds < float(profiled.alone_s.mean())]
-    best = [one for one in found if not any(_beats(other, one) for other in found)]
+    best = [one for one in found if not any(_dominates(other, one) for other in found)]
     return sorted(best, key=lambda c: (c.seconds, -c.agreement, -c.accuracy))
 
 
-def _beats(one: Candidate, other: Candidate) -> bool:
+def _dominates(one: DispatcherCandidate, other: DispatcherCandidate) -> bool:
     """Return True if `one` is nowhere worse than `other`, and somewhere better."""
     ours, theirs = ((c.agreement, c.accuracy, -c.seconds) for c in (one, other))
     return ours != theirs and all(a >= b for a, b in zip(ours, theirs, strict=True))
@@ -185,7 +185,7 @@ def pruning_scale(accuracy_at: Callable[[float], float]) -> float:
     return found
 
 
-def _scan(profiled: Profiled, slope: float, least: float) -> Iterator[Candidate]:
+def _scan(profiled: Profiled, slope: float, least: float) -> Iterator[DispatcherCandidate]:
     for twentieth in TWENTIETHS:
         one = candidate(profiled, Dispatcher(twentieth / 20, slope))
         if one.accuracy < least:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from hmi.model.calibration import Floats
+from hmi.model.tenant.calibration import Floats
 
 Mask = NDArray[np.bool_]
 
@@ -24,7 +24,7 @@ def received(attention: ArrayLike) -> Floats:
     return out
 
 
-def kept(importance: ArrayLike, words: ArrayLike, segments: ArrayLike, scale: float) -> Mask:
+def kept_tokens(importance: ArrayLike, words: ArrayLike, segments: ArrayLike, scale: float) -> Mask:
     """Equation (5): the tokens that stay, bool [tokens], of one text or pair.
 
     importance [tokens]: of `received`. words int [tokens]: the index of each token's word within its segment,

@@ -2,7 +2,7 @@
 one.
 
 Going on costs only the layers that have not run. A cascade of two models on two roots is no stage
-(`hmi.engine.levels`).
+(`hmi.engine.adaptive.levels`).
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from pathlib import Path
 from hmi.core import CASCADE_TASKS, Cascade, ModelId
 from hmi.execution.base import Hook
 from hmi.execution.batch import BatchKey
-from hmi.stages.base import OFF, Batch, Effect, Setting, Shape, Text
+from hmi.stages.base import OFF, Effect, Setting, Shape, StageBatch, Text
 from hmi.stages.cascade.hook import Concern, Decided, InsideHook, lost
 from hmi.stages.cascade.report import CascadeReport
-from hmi.stages.cascade.standing import Standing
+from hmi.stages.cascade.standing import VersionEvidence
 from hmi.stages.cascade.watched import Evidence
 from hmi.stages.owed import Owed
 
@@ -25,7 +25,7 @@ MOST = 16_384
 """The models whose evidence is kept."""
 
 
-def inside(text: Text) -> Cascade | None:
+def inner_cascade(text: Text) -> Cascade | None:
     """The cascade that decides about a text, if its model has one inside. Exits leave such a text alone."""
     cascade, version = text.cascade, text.version
     if cascade is None or cascade.small is not None or text.objective.agreement is None:
@@ -57,7 +57,7 @@ class CascadeInside:
         """Batches are cut as without the stage: how many texts leave depends on the models in them."""
         return Effect(rows=(1.0,) * shape.layers)
 
-    def hooks(self, setting: Setting, batch: Batch) -> Sequence[Hook]:
+    def hooks(self, setting: Setting, batch: StageBatch) -> Sequence[Hook]:
         """See `Stage.hooks`."""
         if batch.key.exact:
             return []
@@ -82,8 +82,8 @@ class CascadeInside:
         self._evidence.forget(artefacts)
 
     def _concern(self, text: Text) -> Concern | None:
-        cascade = inside(text)
+        cascade = inner_cascade(text)
         if cascade is None:
             return None
         watched = self._evidence.of(text.model, text.version.artefact, cascade, text.objective)
-        return Concern(text, Standing(watched), cascade)
+        return Concern(text, VersionEvidence(watched), cascade)

@@ -12,7 +12,7 @@ import numpy as np
 
 from hmi.core import Cascade, CascadeState, ModelId, Objective, Offer
 from hmi.stages.cascade import kept
-from hmi.stages.cascade.gate import Terms, Ticket, Trial
+from hmi.stages.cascade.gate import StreamEvidence, Terms, Ticket
 from hmi.stages.cascade.kept import Key
 from hmi.stages.cascade.profiling import ladder
 from hmi.stages.cascade.report import CascadeReport
@@ -34,7 +34,7 @@ class Numbers(Iterator[int]):
 
 
 @dataclass
-class Watched:
+class CascadeEvidence:
     """The evidence and the counts of one cascade under one agreement. One thread at a time uses it; threads
     that share it hold `lock`."""
 
@@ -43,7 +43,7 @@ class Watched:
     """It must name an agreement."""
     numbers: Iterator[int] = field(default_factory=Numbers)
     """Numbers the cascade's rounds. All agreements share them, and with them one error."""
-    trial: Trial = field(init=False)
+    trial: StreamEvidence = field(init=False)
     offers: tuple[Offer, ...] = ()
     """The dispatchers that are tested or used, the most careful one first; (): the large level answers."""
     failed: list[Offer] = field(default_factory=list)
@@ -57,7 +57,7 @@ class Watched:
     def __post_init__(self) -> None:
         assert self.objective.agreement is not None
         self._choose()
-        self.trial = Trial(Terms.of(self.objective.agreement), self.numbers, len(self.offers))
+        self.trial = StreamEvidence(Terms.of(self.objective.agreement), self.numbers, len(self.offers))
 
     @property
     def offer(self) -> Offer | None:
@@ -125,11 +125,11 @@ class Watched:
 
 
 @dataclass(frozen=True)
-class Profile:
+class EvidenceByAgreement:
     """One model's cascade with its evidence by agreement, the one used last at the end."""
 
     cascade: Cascade
-    found: OrderedDict[float, Watched] = field(default_factory=OrderedDict)
+    found: OrderedDict[float, CascadeEvidence] = field(default_factory=OrderedDict)
     numbers: Numbers = field(default_factory=Numbers)
 
 
@@ -142,7 +142,7 @@ class Evidence:
         path: of the file that `close` writes, which is read here and deleted; None: nothing is kept.
         """
         self._most, self._lock, self._path = most, threading.Lock(), path
-        self._profiles: OrderedDict[Key, Profile] = OrderedDict()
+        self._profiles: OrderedDict[Key, EvidenceByAgreement] = OrderedDict()
         """The evidence, by model and the artefacts of both levels, since two tenants may have equal
         artefacts. The one used last is the last."""
         self._kept = {} if path is None else kept.take(path)
@@ -155,7 +155,7 @@ class Evidence:
                 states = {key: kept.packed(profile) for key, profile in self._profiles.items()}
                 kept.write(self._path, {**self._kept, **states})
 
-    def of(self, model: ModelId, artefact: str, cascade: Cascade, objective: Objective) -> Watched:
+    def of(self, model: ModelId, artefact: str, cascade: Cascade, objective: Objective) -> CascadeEvidence:
         """The evidence of a cascade under an objective, which must name an agreement.
 
         Another profile begins anew. Each agreement has evidence of its own, which is kept while another one
@@ -166,11 +166,11 @@ class Evidence:
         with self._lock:
             profile = self._profiles.get(key)
             if profile is None or profile.cascade != cascade:
-                profile = self._profiles[key] = Profile(cascade)
+                profile = self._profiles[key] = EvidenceByAgreement(cascade)
                 kept.unpack(self._kept.pop(key, None), profile)
             found = profile.found.get(agreement)
             if found is None:
-                found = profile.found[agreement] = Watched(cascade, objective, profile.numbers)
+                found = profile.found[agreement] = CascadeEvidence(cascade, objective, profile.numbers)
             profile.found.move_to_end(agreement)
             self._profiles.move_to_end(key)
             if len(profile.found) > MAX_AGREEMENTS:

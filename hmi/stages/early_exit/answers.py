@@ -14,9 +14,9 @@ import torch
 import xxhash
 from torch import Tensor
 
-from hmi.model.calibration import Floats
 from hmi.model.tasks import TaskKind
-from hmi.model.uncertainty import VALUE_TOLERANCE
+from hmi.model.tenant.calibration import Floats
+from hmi.model.tenant.uncertainty import VALUE_TOLERANCE
 from hmi.stages.early_exit import rule
 from hmi.stages.early_exit.report import Label
 
@@ -38,7 +38,7 @@ def uncertainty(task: TaskKind, outputs: Sequence[Tensor]) -> Floats:
     return rule.of_labels(numbers)
 
 
-def short(task: TaskKind, outputs: Sequence[Tensor]) -> list[int]:
+def short_forms(task: TaskKind, outputs: Sequence[Tensor]) -> list[int]:
     """The short form of each output's answer."""
     if task.name == "tagging":
         return [_of_tags(task.answer(output).tags or ()) for output in outputs]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hmi.model.calibration import Floats
+from hmi.model.tenant.calibration import Floats
 from hmi.stages.early_exit.account import AUDITED
 from hmi.stages.early_exit.ramps import Costs, saved_s
 from hmi.stages.early_exit.thresholds import Window, best, evaluate, tune
@@ -33,7 +33,7 @@ surest. They give up little, and their gates open sooner."""
 
 
 @dataclass(frozen=True)
-class Choice:
+class ThresholdChoice:
     """Thresholds for all ramps, 0 for those that are not in use."""
 
     thresholds: tuple[float, ...]
@@ -43,7 +43,7 @@ class Choice:
 
 def ladder(
     uncertainty: Floats, agrees: NDArray[np.bool_], costs: Costs, loss: float, most: int = MOST
-) -> tuple[Choice, ...]:
+) -> tuple[ThresholdChoice, ...]:
     """Policies for these records from careful to bold. They have the same ramps.
 
     The arrays are [texts, ramps]; `costs` has one time for each ramp. loss: the tolerated rate. () if no ramp
@@ -58,8 +58,8 @@ def ladder(
     found = [tune(window, allowed).thresholds.tolist() for allowed in errors]
     of = [dict(zip(active, thresholds, strict=True)) for thresholds in found]
     tuned = [tuple(each.get(ramp, 0.0) for ramp in range(len(costs.layer_s))) for each in of]
-    careful = [_surest(uncertainty, tuned[0], part) for part in PARTS]
-    return tuple(Choice(one, net_of(uncertainty, agrees, costs, one)) for one in (*careful, *tuned))
+    careful = [_thresholds_for_part(uncertainty, tuned[0], part) for part in PARTS]
+    return tuple(ThresholdChoice(one, net_of(uncertainty, agrees, costs, one)) for one in (*careful, *tuned))
 
 
 def ramps_of(
@@ -116,7 +116,7 @@ def _window(uncertainty: Floats, agrees: NDArray[np.bool_], costs: Costs, active
     return Window(uncertainty[:, of], agrees[:, of], np.array(saved_s(costs, of)))
 
 
-def _surest(uncertainty: Floats, thresholds: Sequence[float], part: float) -> tuple[float, ...]:
+def _thresholds_for_part(uncertainty: Floats, thresholds: Sequence[float], part: float) -> tuple[float, ...]:
     """Thresholds that let this part of the texts leave at each ramp that would leave there by itself."""
     low = [u[u < t] for u, t in zip(uncertainty.T, thresholds, strict=True)]
     return tuple(float(np.quantile(u, part)) if len(u) else 0.0 for u in low)

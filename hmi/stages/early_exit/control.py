@@ -22,13 +22,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from hmi.model.calibration import Floats
+from hmi.model.tenant.calibration import Floats
 from hmi.stages.early_exit import choice
 from hmi.stages.early_exit.account import Account, Count
 from hmi.stages.early_exit.choice import net_of
 from hmi.stages.early_exit.drift import Alarm
-from hmi.stages.early_exit.evidence import Audits, granted
-from hmi.stages.early_exit.ladder import Ladder, Thresholds
+from hmi.stages.early_exit.evidence import Audits, error_for_policy
+from hmi.stages.early_exit.ladder import PolicyTests, Thresholds
 from hmi.stages.early_exit.ramps import Costs
 from hmi.stages.early_exit.records import MAX_RECORDS, Records
 from hmi.stages.early_exit.report import State
@@ -63,7 +63,7 @@ ADVANCE_EVERY = 64
 
 
 @dataclass(frozen=True)
-class Terms:
+class ExitBounds:
     """The bounds that a tenant sets."""
 
     loss: float = 0.01
@@ -111,7 +111,12 @@ class Control:
     """The state of one version of one model. It holds no lock: one thread at a time uses it."""
 
     def __init__(
-        self, costs: Callable[[], Costs], terms: Terms, others: Sequence[Recorded] = (), *, ramps: int = 0
+        self,
+        costs: Callable[[], Costs],
+        terms: ExitBounds,
+        others: Sequence[Recorded] = (),
+        *,
+        ramps: int = 0,
     ) -> None:
         """costs: returns the present costs, with one time for each ramp: `layer_s` is that of the layers from
         the ramp to the next one. others: records of other models of the domain and the root, which fill the
@@ -129,7 +134,7 @@ class Control:
         """The audited ones among the texts that left, by ramp."""
         self.present: Policy | None = None
         """The policy in force, whose gate is open; None: no text may leave."""
-        self.tested: tuple[Ladder, ...] = ()
+        self.tested: tuple[PolicyTests, ...] = ()
         """The ladders under test, which have closed gates, the newest last."""
         self.wait = terms.window - sum(len(agrees) for _, agrees in others)
         """Records until the next review."""
@@ -256,7 +261,7 @@ class Control:
         if self.wait <= 0 and not self.off:
             self._review()
 
-    def obey(self, terms: Terms) -> None:
+    def obey(self, terms: ExitBounds) -> None:
         """Replace the terms. Policies that were tested under the former terms are dropped.
 
         The account, the records and the number of policies are kept. So a tenant that changes its terms and
@@ -335,7 +340,7 @@ class Control:
         least = max(WORTH * now, LEAST * costs.full_s)
         rungs = tuple(one.thresholds for one in found if one.net_s > least)
         if rungs:
-            ladder = Ladder(rungs, terms.loss, granted(terms.error, self.policies))
+            ladder = PolicyTests(rungs, terms.loss, error_for_policy(terms.error, self.policies))
             self.policies += 1
             self.tested = (*self.tested, ladder)[-LADDERS:]
         elif not (few or self.tested or self.present):

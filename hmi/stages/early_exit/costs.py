@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 
 from hmi.execution.batch import BatchKey
-from hmi.model.calibration import Floats
+from hmi.model.tenant.calibration import Floats
 from hmi.stages.early_exit.account import AUDITED
 from hmi.stages.early_exit.ramps import Costs
 
@@ -24,7 +24,7 @@ MEMORY = 8192
 """The texts that a mean is over: older ones count half, a quarter and so on."""
 
 
-class Measured:
+class ExitCosts:
     """The costs of batches of one key. Thread-safe."""
 
     def __init__(self, key: BatchKey, layers: int) -> None:

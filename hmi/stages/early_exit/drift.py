@@ -14,7 +14,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from hmi.model.calibration import Floats
+from hmi.model.tenant.calibration import Floats
 
 RUN_LENGTH = 10_000
 """The mean number of audits until a false alarm, at least, of a stream at exactly the tolerated rate."""

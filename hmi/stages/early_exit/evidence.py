@@ -77,7 +77,7 @@ def log_evidence(audits: Audits, loss: float) -> float:
     return float(above - below - x * np.log(loss) - (n - x) * np.log1p(-loss))
 
 
-def granted(error: float, policy: int) -> float:
+def error_for_policy(error: float, policy: int) -> float:
     """The error for a tenant's policy, counted from 0: error / ((policy + 1)(policy + 2)), in sum `error`.
 
     So the error bounds the probability that any of all the policies that the tenant ever tries is let through
@@ -97,7 +97,7 @@ class Gate:
     loss: float
     """The rate of disagreements that the tenant tolerates, above 0 and below 1."""
     error: float
-    """The probability with which the gate may open wrongly (`granted`)."""
+    """The probability with which the gate may open wrongly (`error_for_policy`)."""
     own: Audits = Audits()
     """The tenant's own audits of this policy, none of which chose it."""
     open: bool = False

@@ -15,17 +15,17 @@ from torch import Tensor
 
 from hmi.execution.base import Hook, Output
 from hmi.execution.batch import Left, Rows
-from hmi.stages.base import Batch, Text
-from hmi.stages.early_exit.answers import agreeing, short, uncertainty
+from hmi.stages.base import StageBatch, Text
+from hmi.stages.early_exit.answers import agreeing, short_forms, uncertainty
 from hmi.stages.early_exit.control import Begun
-from hmi.stages.early_exit.costs import Fixed, Measured
+from hmi.stages.early_exit.costs import ExitCosts, Fixed
 from hmi.stages.early_exit.rule import NEVER
-from hmi.stages.early_exit.state import Ended, ModelState
+from hmi.stages.early_exit.state import AnsweredText, ModelState
 from hmi.stages.owed import Owed
 
 
 @dataclass(eq=False, slots=True)
-class Asked:
+class AskedText:
     """A text of the batch whose ramps are asked."""
 
     index: int
@@ -65,11 +65,11 @@ class ExitHook(Hook):
 
     def __init__(
         self,
-        batch: Batch,
-        asked: Sequence[Asked],
-        measured: Measured,
+        batch: StageBatch,
+        asked: Sequence[AskedText],
+        measured: ExitCosts,
         took_s: float = 0.0,
-        owed: Owed[Asked] | None = None,
+        owed: Owed[AskedText] | None = None,
     ) -> None:
         """took_s: seconds that it took to begin with the texts. owed: receives the audits of texts that have
         left if the batch fails; None: these are lost."""
@@ -119,7 +119,7 @@ class ExitHook(Hook):
     def ended(self, texts: Sequence[int], outputs: list[Output]) -> list[Output]:
         if outputs:
             self._ran_to(self._batch.layers)
-        found: defaultdict[tuple[ModelState, bool], list[tuple[Asked, Tensor]]] = defaultdict(list)
+        found: defaultdict[tuple[ModelState, bool], list[tuple[AskedText, Tensor]]] = defaultdict(list)
         first = dict(zip(reversed(texts), reversed(outputs), strict=True))
         for index in dict.fromkeys(texts):
             one, output = self._open.get(index), first[index]
@@ -156,10 +156,10 @@ class ExitHook(Hook):
                 del self._open[text]
                 one.state.abandon(one.begun)
 
-    def _leaving(self, layer: int, rows: Rows, here: Sequence[Asked]) -> Left | None:
+    def _leaving(self, layer: int, rows: Rows, here: Sequence[AskedText]) -> Left | None:
         """Ask the ramps of these texts; returns those that leave."""
         outputs = self._batch.ramp(layer, rows, [one.index for one in here])
-        models: defaultdict[ModelState, list[tuple[Asked, Tensor]]] = defaultdict(list)
+        models: defaultdict[ModelState, list[tuple[AskedText, Tensor]]] = defaultdict(list)
         for one, output in zip(here, outputs, strict=True):
             if output is None:
                 continue
@@ -175,9 +175,9 @@ class ExitHook(Hook):
             wanted = [i for i, u in enumerate(sure) if u < group[i][0].begun.thresholds[ramp]]
             if not wanted:
                 continue
-            for i, answer in zip(wanted, short(task, [merged[i] for i in wanted]), strict=True):
+            for i, answer in zip(wanted, short_forms(task, [merged[i] for i in wanted]), strict=True):
                 one, output = group[i]
-                if not state.leave(Ended(one.begun, one.text.id, answer), ramp):
+                if not state.leave(AnsweredText(one.begun, one.text.id, answer), ramp):
                     continue
                 found[one.index] = output[: task.outputs] if task.name == "regression" else output, sure[i]
                 if not one.begun.recorded:
@@ -189,11 +189,13 @@ class ExitHook(Hook):
         nothing = rows.x[:0]
         return Left(texts, nothing, nothing, [0] * (len(texts) + 1), layer, "exit", outs, confidences)
 
-    def _end(self, state: ModelState, group: list[Asked], finals: list[Tensor], recorded: bool) -> None:
+    def _end(self, state: ModelState, group: list[AskedText], finals: list[Tensor], recorded: bool) -> None:
         """Take note of one model's texts that ran to the end, with their outputs."""
         task = group[0].text.task
-        answers = short(task, finals)
-        ended = [Ended(one.begun, one.text.id, answer) for one, answer in zip(group, answers, strict=True)]
+        answers = short_forms(task, finals)
+        ended = [
+            AnsweredText(one.begun, one.text.id, answer) for one, answer in zip(group, answers, strict=True)
+        ]
         if not recorded:
             self._settle(group)
             state.stayed(ended)
@@ -205,12 +207,12 @@ class ExitHook(Hook):
             of, ramps = [i for i, _, _ in every], [ramp for _, ramp, _ in every]
             outputs = [output for _, _, output in every]
             u[of, ramps] = uncertainty(task, outputs)
-            right[of, ramps] = agreeing(task, short(task, outputs), [answers[i] for i in of])
+            right[of, ramps] = agreeing(task, short_forms(task, outputs), [answers[i] for i in of])
             u[np.isnan(u)] = NEVER
         self._settle(group)
         state.record(ended, u, right)
 
-    def _settle(self, group: Sequence[Asked]) -> None:
+    def _settle(self, group: Sequence[AskedText]) -> None:
         """The state answers for these texts from here on."""
         for one in group:
             del self._open[one.index]

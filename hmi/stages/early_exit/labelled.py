@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from hmi.stages.early_exit.evidence import Audits, granted, upper_bound
-from hmi.stages.early_exit.report import Labelled
+from hmi.stages.early_exit.evidence import Audits, error_for_policy, upper_bound
+from hmi.stages.early_exit.report import LabelAgreement
 
 REMEMBERED = 4096
 """The answers of a model that are remembered."""
@@ -88,22 +88,22 @@ class Labels:
 
         Texts that leave are the easy ones, so on a stream that has not changed they are right more often.
         The bounds of both rates are Clopper and Pearson's. They are compared only at 32, 64, 128 … labels.
-        Comparison k gets `granted(ERROR, k)`, half for each bound, so all together err with at most ERROR,
-        also those after an alarm, which begin at 32 labels again.
+        Comparison k gets `error_for_policy(ERROR, k)`, half for each bound, so all together err with at most
+        ERROR, also those after an alarm, which begin at 32 labels again.
         """
         if self.early.seen + self.full.seen < self.due:
             return False
-        error = granted(ERROR, self.looks) / 2
+        error = error_for_policy(ERROR, self.looks) / 2
         self.looks += 1
         self.due *= 2
         right = Audits(self.early.seen, self.early.seen - self.early.disagreed)
         return 1.0 - upper_bound(right, error) > upper_bound(self.full, error) + loss
 
     @staticmethod
-    def report(counted: Audits) -> Labelled:
+    def report(counted: Audits) -> LabelAgreement:
         right = counted.seen - counted.disagreed
         low = 1.0 - upper_bound(counted, ERROR)
-        return Labelled(counted.seen, right, low, upper_bound(Audits(counted.seen, right), ERROR))
+        return LabelAgreement(counted.seen, right, low, upper_bound(Audits(counted.seen, right), ERROR))
 
 
 def _hash(id: str) -> np.uint64:

@@ -20,7 +20,7 @@ Thresholds = tuple[float, ...]
 
 
 @dataclass
-class Ladder:
+class PolicyTests:
     """Policies under test. They were chosen before the first audit that counts here."""
 
     rungs: tuple[Thresholds, ...]

@@ -17,7 +17,7 @@ Label = str | float | Sequence[str]
 
 
 @dataclass(frozen=True)
-class Labelled:
+class LabelAgreement:
     """Answers that were compared with labels that came later."""
 
     seen: int = 0
@@ -59,9 +59,9 @@ class ExitReport:
     saved: float
     """The fraction of the upper layers' time that exits have saved, less what the stage cost: `avoided` less
     what the ramps, and the stage besides, took. Of the texts that came while exits were not off."""
-    early: Labelled = Labelled()
+    early: LabelAgreement = LabelAgreement()
     """Answers of texts that left early."""
-    full: Labelled = Labelled()
+    full: LabelAgreement = LabelAgreement()
     """Answers of texts that went through all layers."""
     counted: int = 0
     """collecting: the records so far. testing: the audits of the thresholds under test so far."""

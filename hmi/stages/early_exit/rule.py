@@ -1,8 +1,8 @@
 """The exit rule: a text leaves at the first ramp that is less uncertain than the ramp's threshold.
 
-The uncertainty is a number in [0, 1], which `hmi.model.uncertainty` defines for each form of answer. The
-comparison is strict, so a threshold of 0 never lets a text leave. NaN is less than nothing, so a text whose
-outputs are no numbers goes on to the last layer, where it is reported.
+The uncertainty is a number in [0, 1], which `hmi.model.tenant.uncertainty` defines for each form of answer.
+The comparison is strict, so a threshold of 0 never lets a text leave. NaN is less than nothing, so a text
+whose outputs are no numbers goes on to the last layer, where it is reported.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from hmi.model.calibration import Floats
-from hmi.model.uncertainty import NEVER as NEVER
-from hmi.model.uncertainty import expected_error as expected_error
-from hmi.model.uncertainty import of_labels as of_labels
-from hmi.model.uncertainty import of_sets as of_sets
-from hmi.model.uncertainty import of_tags as of_tags
-from hmi.model.uncertainty import of_values as of_values
+from hmi.model.tenant.calibration import Floats
+from hmi.model.tenant.uncertainty import NEVER as NEVER
+from hmi.model.tenant.uncertainty import expected_error as expected_error
+from hmi.model.tenant.uncertainty import of_labels as of_labels
+from hmi.model.tenant.uncertainty import of_sets as of_sets
+from hmi.model.tenant.uncertainty import of_tags as of_tags
+from hmi.model.tenant.uncertainty import of_values as of_values
 
 
 def exit_index(uncertainty: ArrayLike, thresholds: ArrayLike) -> NDArray[np.int64]:

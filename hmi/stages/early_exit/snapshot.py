@@ -21,11 +21,11 @@ import xxhash
 from safetensors.numpy import load, save
 
 from hmi.stages.early_exit.account import Account, Count
-from hmi.stages.early_exit.control import Control, Policy, Terms
+from hmi.stages.early_exit.control import Control, ExitBounds, Policy
 from hmi.stages.early_exit.drift import Alarm
 from hmi.stages.early_exit.evidence import Audits
-from hmi.stages.early_exit.ladder import Ladder
-from hmi.stores.failures import tell
+from hmi.stages.early_exit.ladder import PolicyTests
+from hmi.stores.failures import log_failure
 
 log = logging.getLogger("hmi.stages")
 KEPT = 1024
@@ -45,7 +45,7 @@ def write(path: Path, control: Control, besides: dict[str, Any]) -> None:
         body = packed(control, besides)
         path.write_bytes(xxhash.xxh3_64_digest(body) + body)
     except Exception as error:
-        tell(log, "the state of a model's early exits could not be written", error)
+        log_failure(log, "the state of a model's early exits could not be written", error)
 
 
 def take(path: Path, control: Control) -> dict[str, Any] | None:
@@ -59,7 +59,7 @@ def take(path: Path, control: Control) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        tell(log, "the state of a model's early exits could not be read", error)
+        log_failure(log, "the state of a model's early exits could not be read", error)
         return None
     try:
         path.unlink()  # first, so that no two streams ever spend from one account
@@ -67,7 +67,7 @@ def take(path: Path, control: Control) -> dict[str, Any] | None:
             raise ValueError("the checksum is wrong")
         return unpack(data[8:], control)
     except Exception as error:
-        tell(log, "the state of a model's early exits is damaged and begins anew", error)
+        log_failure(log, "the state of a model's early exits is damaged and begins anew", error)
         return None
 
 
@@ -106,7 +106,7 @@ def unpack(data: bytes, control: Control) -> dict[str, Any] | None:
     present = None if state["present"] is None else _policy(state["present"])
     tested = tuple(_ladder(each) for each in state["tested"])
     counts = [Count(wrong, free) for wrong, free in state["counts"]]
-    wanted, terms = control.terms, Terms(**state["terms"])
+    wanted, terms = control.terms, ExitBounds(**state["terms"])
     numbers = {name: state[name] for name in ACCOUNT}
     account = Account(terms.loss, terms.error, **numbers, counts=counts)
     besides: dict[str, Any] = state["besides"]
@@ -129,5 +129,5 @@ def _policy(state: dict[str, Any]) -> Policy:
     return Policy(tuple(state["thresholds"]), Alarm(**{**alarm, "score": tuple(alarm["score"])}))
 
 
-def _ladder(state: dict[str, Any]) -> Ladder:
-    return Ladder(**{**state, "rungs": tuple(map(tuple, state["rungs"]))})
+def _ladder(state: dict[str, Any]) -> PolicyTests:
+    return PolicyTests(**{**state, "rungs": tuple(map(tuple, state["rungs"]))})

@@ -16,10 +16,10 @@ from typing import Final
 from hmi.core import ModelId
 from hmi.execution.base import Hook
 from hmi.execution.batch import BatchKey
-from hmi.stages.base import OFF, Batch, Effect, Setting, Shape, Text
-from hmi.stages.cascade.stage import inside
-from hmi.stages.early_exit.costs import Measured
-from hmi.stages.early_exit.hook import Asked, ExitHook
+from hmi.stages.base import OFF, Effect, Setting, Shape, StageBatch, Text
+from hmi.stages.cascade.stage import inner_cascade
+from hmi.stages.early_exit.costs import ExitCosts
+from hmi.stages.early_exit.hook import AskedText, ExitHook
 from hmi.stages.early_exit.report import ExitReport, Label, Totals
 from hmi.stages.early_exit.states import States
 from hmi.stages.owed import Owed
@@ -35,10 +35,10 @@ class EarlyExit:
     def __init__(self, folder: Path | None = None) -> None:
         """folder: of the states that are not in memory, also an earlier engine's; None: they are lost."""
         self._states = States(folder)
-        self._measured: dict[tuple[BatchKey, int], Measured] = {}
+        self._measured: dict[tuple[BatchKey, int], ExitCosts] = {}
         self._lock = threading.Lock()
         """For new entries of `_measured`."""
-        self.owed = Owed[Asked](lambda one: one.state.abandon(one.begun))
+        self.owed = Owed[AskedText](lambda one: one.state.abandon(one.begun))
         """The audits that failed batches have cut short."""
 
     def settings(self, key: BatchKey) -> Sequence[Setting]:
@@ -49,9 +49,9 @@ class EarlyExit:
         batch whose texts leave ends sooner."""
         return Effect(rows=(1.0,) * shape.layers)
 
-    def hooks(self, setting: Setting, batch: Batch) -> Sequence[Hook]:
+    def hooks(self, setting: Setting, batch: StageBatch) -> Sequence[Hook]:
         begun, measured = time.thread_time(), self._of(batch.key, batch.layers)
-        asked: list[Asked] = []
+        asked: list[AskedText] = []
         try:
             for index in () if batch.key.exact else self._awake(batch):
                 asked += self._asked(index, batch.texts[index], measured)
@@ -62,7 +62,7 @@ class EarlyExit:
             return [ExitHook(batch, asked, measured, time.thread_time() - begun, self.owed)]
         return []
 
-    def _awake(self, batch: Batch) -> list[int]:
+    def _awake(self, batch: StageBatch) -> list[int]:
         """The texts with an objective whose models are not off. A text is looked at only if it is one of
         these, since that costs more than all else that is done for a model that is off."""
         able = [i for i, objective in enumerate(batch.objectives) if objective.agreement is not None]
@@ -104,23 +104,23 @@ class EarlyExit:
         """Put the states of all models away. Called when no batch runs any more."""
         self._states.close()
 
-    def _asked(self, index: int, text: Text, measured: Measured) -> list[Asked]:
+    def _asked(self, index: int, text: Text, measured: ExitCosts) -> list[AskedText]:
         """The text, if it is concerned and a ramp is to be asked for it."""
         if (owed := self.owed.take(text.nonce)) is not None:
             return [replace(owed, index=index, text=text, outputs={}, again=True)]
-        ruled = inside(text) is not None  # its ramps obey the cascade
+        ruled = inner_cascade(text) is not None  # its ramps obey the cascade
         may = text.version.ramps and text.whole and text.early and text.task.name != "embedding"
         agreement = text.objective.agreement
         if ruled or not may or agreement is None:
             return []
         state = self._states.of(text, agreement, measured)
         begun = state.begin(text.nonce, agreement)
-        return [] if begun is None else [Asked(index, text, state, begun)]
+        return [] if begun is None else [AskedText(index, text, state, begun)]
 
-    def _of(self, key: BatchKey, layers: int) -> Measured:
+    def _of(self, key: BatchKey, layers: int) -> ExitCosts:
         of = key, layers
         found = self._measured.get(of)
         if found is not None:
             return found
         with self._lock:
-            return self._measured.setdefault(of, Measured(key, layers))
+            return self._measured.setdefault(of, ExitCosts(key, layers))

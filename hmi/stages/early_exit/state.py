@@ -10,14 +10,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple
 
-from hmi.model.calibration import Floats
+from hmi.model.tenant.calibration import Floats
 from hmi.stages.base import Text
 from hmi.stages.draw import draw
 from hmi.stages.early_exit import snapshot
 from hmi.stages.early_exit.account import AUDITED
 from hmi.stages.early_exit.answers import agrees, short_of
-from hmi.stages.early_exit.control import Begun, Bools, Control, Recorded, Terms
-from hmi.stages.early_exit.costs import Measured
+from hmi.stages.early_exit.control import Begun, Bools, Control, ExitBounds, Recorded
+from hmi.stages.early_exit.costs import ExitCosts
 from hmi.stages.early_exit.evidence import Audits, upper_bound
 from hmi.stages.early_exit.labelled import Answers, Labels
 from hmi.stages.early_exit.ramps import Costs
@@ -34,7 +34,7 @@ SMALL = 8192
 """The bytes of a state besides records and answers, about."""
 
 
-class Ended(NamedTuple):
+class AnsweredText(NamedTuple):
     """A text with its answer."""
 
     begun: Begun
@@ -55,7 +55,7 @@ class ModelState:
         self,
         text: Text,
         agreement: float,
-        measured: Measured,
+        measured: ExitCosts,
         others: Sequence[Recorded] = (),
         path: Path | None = None,
     ) -> None:
@@ -66,7 +66,7 @@ class ModelState:
         self.peers = text.task.name, text.version.root, text.version.root_version, self.sites
         """Models that have this in common may choose thresholds by each other's records."""
         self._measured, self._lock = measured, threading.Lock()
-        self.control = Control(self._costs, Terms(loss=1.0 - agreement), others, ramps=len(self.sites))
+        self.control = Control(self._costs, ExitBounds(loss=1.0 - agreement), others, ramps=len(self.sites))
         self.labels, self._answers = Labels(), Answers()
         self._sums = dict.fromkeys(SUMS, 0.0)
         """Sums over texts, in fractions of all upper layers' time: `saved` by exits, less what the stage
@@ -124,7 +124,7 @@ class ModelState:
         with self._lock:
             return self.control.skip(texts)
 
-    def leave(self, one: Ended, ramp: int) -> bool:
+    def leave(self, one: AnsweredText, ramp: int) -> bool:
         """Let a text leave with this ramp's answer, if the stream can afford it. Returns whether it does.
 
         None leaves once the state has been put away: what was written would not know of its early answer.
@@ -138,14 +138,14 @@ class ModelState:
                 self._ran([one], ramp)
             return True
 
-    def stayed(self, ended: Sequence[Ended]) -> None:
+    def stayed(self, ended: Sequence[AnsweredText]) -> None:
         """Take note of texts that ran to the end, and are not recorded."""
         with self._lock:
             for _ in ended:
                 self.control.stay()
             self._ended(ended)
 
-    def record(self, ended: Sequence[Ended], uncertainty: Floats, right: Bools) -> None:
+    def record(self, ended: Sequence[AnsweredText], uncertainty: Floats, right: Bools) -> None:
         """Take note of recorded texts: their uncertainty and agreement at each ramp [texts, ramps]."""
         with self._lock:
             left = [one.begun for one in reversed(ended)]
@@ -245,17 +245,17 @@ class ModelState:
         if agreement == self._former and now < self._until:
             return False
         self._former, self._until, self.agreement = self.agreement, now + SETTLES_S, agreement
-        self.control.obey(Terms(loss=1.0 - agreement))
+        self.control.obey(ExitBounds(loss=1.0 - agreement))
         return True
 
-    def _ended(self, ended: Sequence[Ended]) -> None:
+    def _ended(self, ended: Sequence[AnsweredText]) -> None:
         """Take note of texts that ran to the end."""
         for one in ended:
             if one.begun.left_at is None:
                 self._answers.add(one.id, one.short, early=False)
         self._ran(ended, len(self.sites))
 
-    def _ran(self, ended: Sequence[Ended], ramp: int) -> None:
+    def _ran(self, ended: Sequence[AnsweredText], ramp: int) -> None:
         """Count the time of texts. ramp: the one before which their layers ended; their number for all."""
         costs, before_s = self._measured.costs(self.sites)
         whole_s, avoided = before_s + costs.full_s, self._avoids(ramp)

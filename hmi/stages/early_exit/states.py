@@ -12,7 +12,7 @@ from pathlib import Path
 from hmi.core import ModelId
 from hmi.stages.base import Text
 from hmi.stages.early_exit.control import Recorded
-from hmi.stages.early_exit.costs import Measured
+from hmi.stages.early_exit.costs import ExitCosts
 from hmi.stages.early_exit.report import ExitReport, Totals
 from hmi.stages.early_exit.state import ModelState
 
@@ -54,7 +54,7 @@ class States:
                 self._held.move_to_end(key)
             return found
 
-    def of(self, text: Text, agreement: float, measured: Measured) -> ModelState:
+    def of(self, text: Text, agreement: float, measured: ExitCosts) -> ModelState:
         """The state of a text's model. agreement: the tenant's, for a new state."""
         key = text.version.artefact, text.model
         state = self.find(*key)
@@ -119,11 +119,11 @@ class States:
             state.put_away()
             self._left(state)
 
-    def _new(self, key: Key, text: Text, agreement: float, measured: Measured) -> ModelState:
+    def _new(self, key: Key, text: Text, agreement: float, measured: ExitCosts) -> ModelState:
         with self._lock:
             held = list(self._held.values())
         path = None if self._folder is None else self._folder / key[0] / str(key[1])
-        state = ModelState(text, agreement, measured, _others(text, held), path)
+        state = ModelState(text, agreement, measured, _peer_records(text, held), path)
         with self._lock:
             state.before = next((s for s, of in reversed(self._leaving.items()) if of == key), None)
             self._last.pop(key, None)
@@ -164,7 +164,7 @@ class States:
                     self._last.popitem(last=False)
 
 
-def _others(text: Text, held: Sequence[ModelState]) -> list[Recorded]:
+def _peer_records(text: Text, held: Sequence[ModelState]) -> list[Recorded]:
     """Records of other models for a new one's first window: its domain's first, then its root's."""
     version = text.version
     about = text.task.name, version.root, version.root_version, version.ramps

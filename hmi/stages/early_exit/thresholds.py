@@ -19,7 +19,7 @@ from math import comb, floor
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from hmi.model.calibration import Floats
+from hmi.model.tenant.calibration import Floats
 from hmi.stages.early_exit.rule import checked
 
 FIRST_STEP, SMALLEST_STEP = 0.1, 0.01
@@ -173,7 +173,7 @@ def _deals(
     ends = _ends(u[order], ~window.agrees[left[order], ramp], allowed, unit)
     last = ramp + 1 == window.uncertainty.shape[1]
     for end, errors in ends[-1:] if last else ends:
-        threshold, saved = _between(u[order], end), end * float(window.saved_s[ramp])
+        threshold, saved = _threshold_after(u[order], end), end * float(window.saved_s[ramp])
         for rest, more_s, more_errors in _deals(window, left[order[end:]], ramp + 1, allowed - errors, unit):
             yield [threshold, *rest], saved + more_s, errors + more_errors
 
@@ -194,7 +194,7 @@ def _ends(u: Floats, wrong: NDArray[np.bool_], allowed: int, unit: int) -> list[
     return list(zip(ends[last].tolist(), errors[last].tolist(), strict=True))
 
 
-def _between(u: Floats, end: int) -> float:
+def _threshold_after(u: Floats, end: int) -> float:
     """A threshold that lets the first `end` texts leave and no other: halfway to the next uncertainty.
 
     With no text beyond, it is the next number above the last, so nothing less certain than what was recorded

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from hmi.errors import UnsupportedModel
-from hmi.model.encoder import EncoderLayer
+from hmi.model.network.encoder import EncoderLayer
 from hmi.stages.elastic_shards.versions import FULL
 
 Floats = NDArray[np.float32]
@@ -36,7 +36,7 @@ the mean that it stands for depends on the weights' scale: `Gaussian.reach`."""
 
 
 @dataclass(frozen=True)
-class LayerWeights:
+class ShardedLayer:
     """The weights of one layer that are cut into shards, fp32."""
 
     qkv: Floats
@@ -49,7 +49,7 @@ class LayerWeights:
     """[dim, ffn]."""
 
     @classmethod
-    def of(cls, layer: nn.Module) -> LayerWeights:
+    def of(cls, layer: nn.Module) -> ShardedLayer:
         """Return views of a plain layer's weights."""
         assert isinstance(layer, EncoderLayer)
         weights = []
@@ -59,14 +59,14 @@ class LayerWeights:
         return cls(*weights)
 
     @classmethod
-    def empty(cls, dim: int, ffn: int) -> LayerWeights:
+    def empty(cls, dim: int, ffn: int) -> ShardedLayer:
         """Return uninitialised memory for a layer with `ffn` neurons."""
         sizes = ((3 * dim, dim), (dim, dim), (ffn, dim), (dim, ffn))
         return cls(*(np.empty(size, np.float32) for size in sizes))
 
 
 @dataclass(frozen=True)
-class Cut:
+class LayerCut:
     """The way in which one layer is cut into shards."""
 
     dim: int
@@ -76,12 +76,12 @@ class Cut:
     """[shards]: the neurons of each shard, ascending."""
 
     @classmethod
-    def plain(cls, dim: int, heads: int, ffn: int) -> Cut:
+    def plain(cls, dim: int, heads: int, ffn: int) -> LayerCut:
         """Cut in the order of the weights: shard i has head i and the i-th share of the neurons."""
         return cls.ordered(dim, range(heads), np.arange(ffn))
 
     @classmethod
-    def ordered(cls, dim: int, heads: Sequence[int], neurons: Indexes) -> Cut:
+    def ordered(cls, dim: int, heads: Sequence[int], neurons: Indexes) -> LayerCut:
         """Cut in this order. heads, neurons: every head and neuron once. Earlier releases could sort them."""
         shares = np.array_split(np.asarray(neurons, np.int64), len(heads))
         return cls(dim, tuple(map(int, heads)), tuple(np.sort(share) for share in shares))
@@ -97,7 +97,7 @@ class Cut:
         """The number of weights of a shard."""
         return self.dim * (4 * self.head_dim + 2 * len(self.neurons[shard]))
 
-    def weights_of(self, weights: LayerWeights, shard: int) -> Floats:
+    def weights_of(self, weights: ShardedLayer, shard: int) -> Floats:
         """Return a copy of a shard's weights, one after another in the order in which they are stored."""
         d, h, mine = self.dim, self.heads[shard] * self.head_dim, self.neurons[shard]
         rows = [weights.qkv[at + h : at + h + self.head_dim] for at in (0, d, 2 * d)]
@@ -108,10 +108,10 @@ class Cut:
 class LayerBuffer:
     """Memory for the weights of one layer, in the order of the layer's own heads and neurons."""
 
-    def __init__(self, cut: Cut, weights: LayerWeights | None = None) -> None:
+    def __init__(self, cut: LayerCut, weights: ShardedLayer | None = None) -> None:
         """weights: the memory of another buffer of the same size, which this one shares; None: memory of its
         own."""
-        self.weights = weights or LayerWeights.empty(cut.dim, sum(map(len, cut.neurons)))
+        self.weights = weights or ShardedLayer.empty(cut.dim, sum(map(len, cut.neurons)))
         self._destinations = [self._destination(cut, shard) for shard in range(len(cut))]
 
     def decode(self, shard: int, bits: int, blob: Bytes, pairs: Floats | None) -> None:
@@ -119,7 +119,7 @@ class LayerBuffer:
         `bits` is FULL. Raises ValueError if the blob is not a shard of this size. Releases the GIL."""
         self._destinations[shard].write(blob, bits, pairs)
 
-    def _destination(self, cut: Cut, shard: int) -> Any:
+    def _destination(self, cut: LayerCut, shard: int) -> Any:
         w, size = self.weights, cut.head_dim
         at = cut.heads[shard] * size
         blocks = [ops.Block(w.qkv[first + at : first + at + size]) for first in (0, cut.dim, 2 * cut.dim)]

@@ -26,8 +26,8 @@ from torch import Tensor, nn
 
 from hmi.model.checked import file_sha256
 from hmi.model.files import publish_folder, sync_folder, write_bytes, write_json, write_tensors
-from hmi.model.root import Root, load_root
-from hmi.stages.elastic_shards.codec import Bytes, Cut, LayerCodec, LayerWeights
+from hmi.model.sources.root import Root, load_root
+from hmi.stages.elastic_shards.codec import Bytes, LayerCodec, LayerCut, ShardedLayer
 from hmi.stages.elastic_shards.versions import VERSIONS
 from hmi.stores.layout import clear_leftovers
 
@@ -83,7 +83,7 @@ def _fill(folder: Path, root: Root, report: Callable[[int, int], None]) -> None:
     tensors: dict[str, Tensor] = {f"bias.{k}": v for k, v in root.bias.state_dict().items()}
     about: list[dict[str, Any]] = []
     for i, layer in enumerate(root.upper):
-        cut = Cut.plain(shape.dim, shape.heads, shape.ffn)
+        cut = LayerCut.plain(shape.dim, shape.heads, shape.ffn)
         made = _layer(folder / layer_file(i), layer, cut)
         rest = {k: v for k, v in layer.state_dict().items() if k not in SHARDED}
         tensors |= {f"layers.{i}.{k}": v for k, v in {**rest, **made.tensors, **_order_of(cut)}.items()}
@@ -123,9 +123,9 @@ class _Made:
     tensors: dict[str, Tensor]
 
 
-def _layer(path: Path, layer: nn.Module, cut: Cut) -> _Made:
+def _layer(path: Path, layer: nn.Module, cut: LayerCut) -> _Made:
     """Write the blobs of one layer."""
-    weights = LayerWeights.of(layer)
+    weights = ShardedLayer.of(layer)
     codec = LayerCodec([cut.weights_of(weights, shard) for shard in range(len(cut))])
     data, index, tables = bytearray(), {}, {}
     for bits in VERSIONS:
@@ -147,6 +147,6 @@ def _finite(reach: float) -> float:
     return min(reach, 1e9)  # JSON has no infinity
 
 
-def _order_of(cut: Cut) -> dict[str, Tensor]:
+def _order_of(cut: LayerCut) -> dict[str, Tensor]:
     neurons = np.concatenate(cut.neurons)
     return {"order.heads": torch.tensor(cut.heads), "order.neurons": torch.from_numpy(neurons)}

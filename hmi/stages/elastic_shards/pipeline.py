@@ -22,7 +22,7 @@ B_co = TypeVar("B_co", covariant=True)
 B = TypeVar("B")
 
 
-class Source(Protocol[B_co]):
+class ShardSource(Protocol[B_co]):
     """The shards on the disk."""
 
     def size(self, ref: Ref) -> int:
@@ -58,7 +58,7 @@ class Wait:
 
 
 @dataclass
-class Trace:
+class ShardTrace:
     """The reads and waits of one batch. The pipeline's thread and the batch's append to it."""
 
     begun: float
@@ -75,11 +75,11 @@ class Trace:
         return sum(wait.seconds for wait in self.waits)
 
 
-class Stream(Generic[B]):
+class ShardStream(Generic[B]):
     """The shards of one batch. Its thread takes layer after layer, and closes the stream when it ends."""
 
     def __init__(self, layers: Sequence[Sequence[Ref]], begun: float) -> None:
-        self.layers, self.trace = layers, Trace(begun)
+        self.layers, self.trace = layers, ShardTrace(begun)
         self.ready: dict[int, dict[Ref, B]] = {}
         self.error: Exception | None = None
         self.closed = False
@@ -96,7 +96,7 @@ class Pipeline(Generic[B]):
 
     def __init__(
         self,
-        source: Source[B],
+        source: ShardSource[B],
         *,
         budget: IoBudget | None = None,
         ahead: int | None = None,
@@ -108,7 +108,7 @@ class Pipeline(Generic[B]):
         self._source, self._clock, self._ahead = source, clock, ahead
         self._budget = budget or IoBudget(clock=clock)
         self._changed = threading.Condition()
-        self._jobs: deque[tuple[Stream[B], int]] = deque()
+        self._jobs: deque[tuple[ShardStream[B], int]] = deque()
         self._spawn = spawn or _spawn
         self._running = self._closed = False
         self._keep = keep
@@ -128,9 +128,9 @@ class Pipeline(Generic[B]):
         return sum(self._size(refs) for refs in layers)
 
     @contextmanager
-    def stream(self, layers: Sequence[Sequence[Ref]]) -> Iterator[Stream[B]]:
+    def stream(self, layers: Sequence[Sequence[Ref]]) -> Iterator[ShardStream[B]]:
         """Begin to read the layers' shards for one batch. What it does not take is not read any further."""
-        stream: Stream[B] = Stream(layers, self._clock.now())
+        stream: ShardStream[B] = ShardStream(layers, self._clock.now())
         with self._changed:
             if self._closed:
                 raise Unavailable("the root's shards are closed; send the request again", retry_after_s=1)
@@ -148,7 +148,7 @@ class Pipeline(Generic[B]):
                 stream.ready.clear()
                 self._changed.notify_all()
 
-    def take(self, stream: Stream[B], at: int) -> dict[Ref, B]:
+    def take(self, stream: ShardStream[B], at: int) -> dict[Ref, B]:
         """Return the shards of the stream's layer `at`; waits until they are read.
 
         Raises the error of their read, or Unavailable if the pipeline has been closed.

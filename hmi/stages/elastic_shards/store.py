@@ -14,11 +14,11 @@ import numpy as np
 from torch import Tensor
 
 from hmi.errors import Damaged, NotFound, Unavailable
-from hmi.model.artefact import tensors_below
 from hmi.model.checked import check_file
 from hmi.model.files import read_tensors
-from hmi.model.root import RootInfo, read_root_info
-from hmi.stages.elastic_shards.codec import Bytes, Cut, Dictionary, LayerBuffer
+from hmi.model.sources.root import RootInfo, read_root_info
+from hmi.model.tenant.artefact import tensors_below
+from hmi.stages.elastic_shards.codec import Bytes, Dictionary, LayerBuffer, LayerCut
 from hmi.stages.elastic_shards.making import FOLDER, FORMAT, HEADER, REST, check_of, hash_of, layer_file
 from hmi.stages.elastic_shards.versions import FULL, VERSIONS
 
@@ -41,7 +41,7 @@ class Place:
 class LayerAbout:
     """The facts about one layer's shards."""
 
-    cut: Cut
+    cut: LayerCut
     rest: dict[str, Tensor]
     """The tensors of the layer that are not cut: biases, LayerNorms and, if it has one, the relative table,
     under their names in the layer's `state_dict`."""
@@ -190,7 +190,7 @@ class ShardStore:
     def _about(self, layer: int, about: Any, tensors: dict[str, Tensor]) -> LayerAbout:
         mine = tensors_below(tensors, f"layers.{layer}")
         order, tables = tensors_below(mine, "order"), tensors_below(mine, "table")
-        cut = Cut.ordered(self.info.shape.dim, order["heads"].tolist(), order["neurons"].numpy())
+        cut = LayerCut.ordered(self.info.shape.dim, order["heads"].tolist(), order["neurons"].numpy())
         return LayerAbout(
             cut=cut,
             rest={k: v for k, v in mine.items() if not k.startswith(("order.", "table."))},

@@ -14,12 +14,12 @@ from torch import Tensor
 
 from hmi.execution import trace
 from hmi.execution.base import Layers
-from hmi.model.encoder import EncoderLayer
-from hmi.model.shape import EncoderShape
-from hmi.stages.elastic_shards.codec import Bytes, LayerBuffer, LayerWeights
+from hmi.model.network.encoder import EncoderLayer
+from hmi.model.network.shape import EncoderShape
+from hmi.stages.elastic_shards.codec import Bytes, LayerBuffer, ShardedLayer
 from hmi.stages.elastic_shards.io_budget import REAL, Clock, IoBudget
 from hmi.stages.elastic_shards.making import SHARDED
-from hmi.stages.elastic_shards.pipeline import Pipeline, Ref, Stream, Trace
+from hmi.stages.elastic_shards.pipeline import Pipeline, Ref, ShardStream, ShardTrace
 from hmi.stages.elastic_shards.store import ShardStore
 
 REORDER_ROWS: Final = 48
@@ -39,7 +39,7 @@ def uniform(store: ShardStore, bits: int) -> list[list[Ref]]:
 
 
 class Reads:
-    """The blobs of a store, as `pipeline.Source`."""
+    """The blobs of a store, as `pipeline.ShardSource`."""
 
     def __init__(self, store: ShardStore) -> None:
         self._store = store
@@ -76,7 +76,7 @@ class Workspace:
     def __init__(self, store: ShardStore, shape: EncoderShape) -> None:
         self._buffers: list[LayerBuffer] = []
         self._layers: list[ShardLayer] = []
-        shared: LayerWeights | None = None
+        shared: ShardedLayer | None = None
         for about in store.layers:
             buffer = LayerBuffer(about.cut, shared)
             shared = buffer.weights
@@ -120,7 +120,7 @@ class ShardWeights:
         self.pipeline = Pipeline(Reads(store), budget=budget, ahead=ahead, clock=clock, keep=keep)
         self._free: list[Workspace] = [] if beside is None else beside._free
         self._lock: threading.Lock = threading.Lock() if beside is None else beside._lock
-        self.traces: list[Trace] = []
+        self.traces: list[ShardTrace] = []
         """The traces of the latest batches, the oldest first."""
         if preload:
             self.pipeline.preload(preload)
@@ -156,7 +156,9 @@ class ShardWeights:
 class _Layers:
     """One batch's `Layers`."""
 
-    def __init__(self, pipeline: Pipeline[Bytes], stream: Stream[Bytes], space: Workspace, last: int) -> None:
+    def __init__(
+        self, pipeline: Pipeline[Bytes], stream: ShardStream[Bytes], space: Workspace, last: int
+    ) -> None:
         self._pipeline, self._stream, self._space, self._last = pipeline, stream, space, last
 
     def layer(self, index: int, rows: int) -> EncoderLayer:

@@ -49,7 +49,7 @@ class _Bin:
         self.slack += member.deadline - member.arrived
 
 
-class Expected:
+class RecentArrivals:
     """The recent arrivals of one batch key."""
 
     def __init__(self) -> None:

@@ -9,7 +9,7 @@ from collections import defaultdict, deque
 from collections.abc import Hashable, Iterator, Sequence
 from itertools import count
 
-from hmi.stages.planning.expected import Expected
+from hmi.stages.planning.expected import RecentArrivals
 from hmi.stages.planning.group import Group, GroupLimits, Member
 
 OPEN = 32
@@ -43,7 +43,7 @@ class Groups:
         self._by_key: dict[Hashable, dict[int, Group]] = {}
         self._open: dict[tuple[Hashable, bool], deque[Group]] = {}
         """The groups that may still take texts, the newest last, by key and share."""
-        self._expected: defaultdict[Hashable, Expected] = defaultdict(Expected)
+        self._expected: defaultdict[Hashable, RecentArrivals] = defaultdict(RecentArrivals)
         self._ids = count(1)
 
     def __len__(self) -> int:
@@ -59,7 +59,7 @@ class Groups:
         return tuple(self._by_key.get(key, {}).values())
 
     def expected(self, key: Hashable, now: float) -> Sequence[Group]:
-        """The groups of texts that are expected to arrive soon (`Expected`)."""
+        """The groups of texts that are expected to arrive soon (`RecentArrivals`)."""
         return self._expected[key].groups(key, now) if key in self._expected else ()
 
     def find(self, key: Hashable, id: int) -> Group | None:

@@ -43,7 +43,7 @@ class Option:
 
 
 @dataclass(frozen=True)
-class Job:
+class SchedulingJob:
     """One group. It is feasible under a setting if it is expected to end before its deadline, strictly."""
 
     deadline: float
@@ -61,7 +61,7 @@ class Choice:
     """A bound of the value that was lost to a limit of labels. 0: the choice is optimal."""
 
 
-def in_order(jobs: Sequence[Job]) -> list[int]:
+def in_order(jobs: Sequence[SchedulingJob]) -> list[int]:
     """Return the indexes of the jobs in the order of their deadlines."""
     return sorted(range(len(jobs)), key=lambda i: jobs[i].deadline)
 
@@ -80,7 +80,7 @@ class _Label:
     option: int | None = None
 
 
-def exact(start: Sequence[float], jobs: Sequence[Job], memory: float = math.inf) -> Choice:
+def exact(start: Sequence[float], jobs: Sequence[SchedulingJob], memory: float = math.inf) -> Choice:
     """Return an optimal choice in plain Python: the reference for `best`.
 
     start: the time at which each stream is free. memory: options that need more are not offered. A job is put
@@ -118,7 +118,9 @@ def _non_dominated(labels: Sequence[_Label]) -> list[_Label]:
     return kept
 
 
-def best(start: Sequence[float], jobs: Sequence[Job], memory: float = math.inf, limit: int = 0) -> Choice:
+def best(
+    start: Sequence[float], jobs: Sequence[SchedulingJob], memory: float = math.inf, limit: int = 0
+) -> Choice:
     """Return an optimal choice, or one within `Choice.lost` of the optimum if labels exceed the limit.
 
     limit: the labels that a front may have, 3 at least; 0: as many as WORK or SEVERAL_WORK allow. Beyond it,

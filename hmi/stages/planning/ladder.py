@@ -9,7 +9,7 @@ from itertools import product
 from math import prod
 
 from hmi.stages.base import OFF, Setting, Shape, Stage
-from hmi.stages.planner import Adaptive, Terms, Waiting
+from hmi.stages.planner import Adaptive, SettingEffect, Waiting
 from hmi.stages.planning.cost import Cost
 from hmi.stages.planning.group import Price
 
@@ -18,7 +18,7 @@ TYPICAL = 32
 
 
 @dataclass(frozen=True)
-class Step:
+class StageSettings:
     """One setting of each adaptive stage. The other stages run under the last of theirs."""
 
     settings: dict[str, Setting]
@@ -56,12 +56,14 @@ class Ladder:
         self._adaptive = [stage for stage in stages if isinstance(stage, Adaptive)]
         adaptive: list[Stage] = [stage for stage in stages if isinstance(stage, Adaptive)]
         others = {s.name: s.settings(shape.key)[-1] for s in stages if not isinstance(s, Adaptive)}
-        self.steps: list[Step] = []
+        self.steps: list[StageSettings] = []
         seconds = []
         for chosen in product(*(stage.settings(shape.key) for stage in adaptive)):
             pairs = list(zip(adaptive, chosen, strict=True))
             name = ", ".join(setting.name for setting in chosen if setting != OFF) or "off"
-            self.steps.append(Step({**others, **{stage.name: setting for stage, setting in pairs}}, name))
+            self.steps.append(
+                StageSettings({**others, **{stage.name: setting for stage, setting in pairs}}, name)
+            )
             rows = [stage.effect(setting, shape).rows for stage, setting in pairs if setting != OFF]
             seconds.append(cost.text_s(TYPICAL, _multiplied(rows, shape.layers), name))
         self.fixed = [cost.fixed_s(0, step.name) for step in self.steps]
@@ -98,7 +100,7 @@ class Ladder:
             values.append(text.utility * accuracy if accuracy >= least else -math.inf)
         return Price(tuple(values), tuple(seconds))
 
-    def _together(self, terms: Sequence[tuple[Terms, float]]) -> Effects:
+    def _together(self, terms: Sequence[tuple[SettingEffect, float]]) -> Effects:
         rows = _multiplied([each.rows for each, _ in terms], self.shape.layers)
         name = ", ".join(each.name for each, _ in terms if each.name != OFF.name) or OFF.name
         accuracy = prod(relative for _, relative in terms)
@@ -107,7 +109,7 @@ class Ladder:
         return Effects(name, sum(rows), squares, accuracy, shortest, whole)
 
 
-def _relative(terms: Terms, off: Terms) -> float:
+def _relative(terms: SettingEffect, off: SettingEffect) -> float:
     return terms.accuracy / off.accuracy if off.accuracy > 0 else 1.0
 
 

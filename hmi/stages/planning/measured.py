@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Sequence
 
-from hmi.stages.planner import Measured
+from hmi.stages.planner import BatchCost
 from hmi.stages.planning.cost import Correction
 
 TRIALS, ENOUGH = 12, 64
@@ -47,7 +47,9 @@ class OfKey:
                 del self._rests[step]
         return ratios
 
-    def learn(self, step: int, priced: Sequence[float], measured: Measured, faster: bool, now: float) -> None:
+    def learn(
+        self, step: int, priced: Sequence[float], measured: BatchCost, faster: bool, now: float
+    ) -> None:
         wall, cpu = self._steps.setdefault(step, (Correction(), Correction()))
         wall.ran(priced[step], measured.wall_s or measured.cpu_s)
         if not faster or priced[step] <= (1 - TOLD) * priced[0]:
@@ -87,7 +89,7 @@ class Ratios:
         key: Hashable,
         step: int,
         priced: Sequence[float],
-        measured: Measured,
+        measured: BatchCost,
         *,
         faster: bool,
         now: float,

@@ -14,7 +14,7 @@ import numpy as np
 from hmi.core import Cascade, Objective
 from hmi.execution.batch import BatchKey
 from hmi.stages.base import Shape, Stage
-from hmi.stages.planner import Candidate, Measured, Plan, Waiting
+from hmi.stages.planner import BatchCost, Candidate, Plan, Waiting
 from hmi.stages.planning.cost import Cost
 from hmi.stages.planning.expected import NEVER
 from hmi.stages.planning.group import Group, Price
@@ -84,7 +84,7 @@ def _merged(ready: Sequence[_Ready], coming: Sequence[_Ready]) -> Sequence[_Read
     return sorted([*ready, *coming], key=itemgetter(0)) if coming else ready
 
 
-def _chosen(ready: Sequence[_Ready], starts: Sequence[float]) -> list[tuple[Group, _Key, int]]:
+def _groups_to_run(ready: Sequence[_Ready], starts: Sequence[float]) -> list[tuple[Group, _Key, int]]:
     """The groups that are here and that the label program runs, in their order, each with its step."""
     # The order of true deadlines: the program is exact in no other. Those without one come last.
     ready = sorted(ready, key=lambda each: (each[2].deadline, each[0]))
@@ -189,7 +189,7 @@ class ParetoPlanner:
             plan = self._late(guess or ready[0])
         return plan
 
-    def learn(self, plan: Plan, measured: Measured) -> None:
+    def learn(self, plan: Plan, measured: BatchCost) -> None:
         """Correct the costs of the plan's step. Batches of texts that were not priced tell nothing."""
         if measured.priced_s:
             key = plan.candidate.key
@@ -244,9 +244,9 @@ class ParetoPlanner:
     ) -> Plan | None:
         """Plan the first group that the label program does not drop, beside those that are coming; None if
         it drops them all."""
-        chosen = _chosen([*ready, *coming], starts)
+        chosen = _groups_to_run([*ready, *coming], starts)
         if not chosen and coming:  # what is coming is worth more, but is not here yet
-            chosen = _chosen(ready, starts)
+            chosen = _groups_to_run(ready, starts)
         if not chosen:
             return None
         dropped = len(ready) - len(chosen)

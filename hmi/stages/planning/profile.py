@@ -18,11 +18,11 @@ from hmi.core import ModelId, ModelVersion, Objective, TokenPoint, now
 from hmi.execution.batch import BatchKey, Rows, offsets_of
 from hmi.execution.choose import Chosen
 from hmi.execution.machine import fingerprint
-from hmi.model.modules import TenantModule, new_module
-from hmi.model.shape import EncoderShape
+from hmi.model.network.shape import EncoderShape
 from hmi.model.tasks import task_of_version
+from hmi.model.tenant.modules import TenantModule, new_module
 from hmi.modulespec import ModuleSpec
-from hmi.stages.base import OFF, Batch, Setting, Shape, Stage, Text
+from hmi.stages.base import OFF, Setting, Shape, Stage, StageBatch, Text
 from hmi.stages.planning.cost import Cost, Sample, fit
 from hmi.stores.profiles import Reads, StageCost, StageProfile, StageProfiles, StageSample
 
@@ -43,7 +43,7 @@ Progress = Callable[[str, int, int], None]
 """Called before each step of a measurement with its name, the number of steps done, and of all steps."""
 
 
-class Ended(Exception):
+class MeasurementEnded(Exception):
     """The measurement was asked to end."""
 
 
@@ -131,7 +131,7 @@ class Lab:
         for _ in range(ROUNDS):
             for setting in settings:
                 if ended is not None and ended.is_set():
-                    raise Ended
+                    raise MeasurementEnded
                 seconds = self._run(reads, setting, x, lengths, texts)
                 best[setting.name] = min(best[setting.name], seconds)
         for told, least in best.items():
@@ -159,13 +159,13 @@ class Lab:
             hook.close()
         return seconds
 
-    def _batch(self, key: BatchKey, lengths: Sequence[int]) -> Batch:
+    def _batch(self, key: BatchKey, lengths: Sequence[int]) -> StageBatch:
         """Return a batch of texts whose model may use every setting, and none of which is an audit."""
         settings = [getattr(setting, "gamma", 0) for setting in self._all(key.reads)]
         points = tuple(TokenPoint(gamma=g, score=1.0, agreement=1.0, rows=1 << 20) for g in settings)
         version = _version(self.root, points)
         objective = Objective(agreement_under_load=0.6)
-        return Batch(
+        return StageBatch(
             key,
             self.executor.layers,
             [_text(version, objective, n) for n in lengths],

@@ -39,7 +39,7 @@ class _Standing:
         self.gammas = allowed(self.version, self.objective, self.cascade, self.audits)
 
 
-class Ledger:
+class AuditRecords:
     """The audits of all models, by model and artefact: another artefact begins anew. Thread-safe."""
 
     def __init__(self, most: int = MOST) -> None:

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from hmi.execution.base import Hook, Output
 from hmi.execution.batch import Left, Rows
-from hmi.model.calibration import Floats
-from hmi.stages.base import Batch, Text
-from hmi.stages.early_exit.answers import agreeing, short
-from hmi.stages.token_adaptation.audits import Ledger
+from hmi.model.tenant.calibration import Floats
+from hmi.stages.base import StageBatch, Text
+from hmi.stages.early_exit.answers import agreeing, short_forms
+from hmi.stages.token_adaptation.audits import AuditRecords
 from hmi.stages.token_adaptation.merging import COUNT, LOSE, START, Ints, merged
 from hmi.stages.token_adaptation.settings import merging, schedule
 
@@ -35,7 +35,7 @@ class Runs:
     """[layers, runs]"""
 
     @classmethod
-    def of(cls, batch: Batch, gammas: Mapping[int, int]) -> Runs:
+    def of(cls, batch: StageBatch, gammas: Mapping[int, int]) -> Runs:
         """The runs of the texts that have a γ below 0."""
         found, parts, by = [], [], []
         for text, gamma in sorted(gammas.items()):
@@ -79,7 +79,7 @@ class MergeHook(Hook):
     """One batch's hook; see `Hook`."""
 
     def __init__(
-        self, batch: Batch, gammas: Mapping[int, int], audited: Collection[int], ledger: Ledger
+        self, batch: StageBatch, gammas: Mapping[int, int], audited: Collection[int], ledger: AuditRecords
     ) -> None:
         """gammas: by text, each below 0; a text that would lose no row is not concerned. audited: those of
         these texts that also run unmerged."""
@@ -165,6 +165,6 @@ class MergeHook(Hook):
             return
         task, of = one.text.task, one.text
         outputs = [of.merged(output) if task.name == "tagging" else output for output in (adapted, plain)]
-        some, others = ([answer] for answer in short(task, outputs))
+        some, others = ([answer] for answer in short_forms(task, outputs))
         (same,) = agreeing(task, some, others)
         self._ledger.record(of.model, of.version.artefact, one.gamma, disagrees=not same)

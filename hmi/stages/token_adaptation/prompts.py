@@ -17,13 +17,13 @@ from torch import Tensor
 
 from hmi.execution.base import Hook
 from hmi.execution.batch import Left, Rows
-from hmi.stages.base import Batch
+from hmi.stages.base import StageBatch
 from hmi.stages.token_adaptation.settings import prompting
 
 Index = NDArray[np.int64]
 
 
-def prompt_hooks(counts: Mapping[int, int], batch: Batch) -> Sequence[Hook]:
+def prompt_hooks(counts: Mapping[int, int], batch: StageBatch) -> Sequence[Hook]:
     """Return the hook that gives these texts so many prompts; none if no model has such a set."""
     sets = {text: batch.prompts(text, count) for text, count in counts.items()}
     given = {text: prompts for text, prompts in sets.items() if prompts is not None}

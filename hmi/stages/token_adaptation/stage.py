@@ -11,11 +11,11 @@ from collections.abc import Collection, Mapping, Sequence
 from hmi.core import Cascade, ModelId, ModelVersion, Objective
 from hmi.execution.base import Hook
 from hmi.execution.batch import BatchKey
-from hmi.stages.base import OFF, Batch, Effect, Setting, Shape
+from hmi.stages.base import OFF, Effect, Setting, Shape, StageBatch
 from hmi.stages.early_exit.evidence import Audits
-from hmi.stages.planner import Terms, Waiting
+from hmi.stages.planner import SettingEffect, Waiting
 from hmi.stages.token_adaptation.allowed import boldest
-from hmi.stages.token_adaptation.audits import Ledger, audited
+from hmi.stages.token_adaptation.audits import AuditRecords, audited
 from hmi.stages.token_adaptation.hook import MergeHook
 from hmi.stages.token_adaptation.prompts import prompt_hooks
 from hmi.stages.token_adaptation.settings import (
@@ -34,7 +34,7 @@ class TokenAdaptation:
     name = "tokens"
 
     def __init__(self) -> None:
-        self._ledger = Ledger()
+        self._ledger = AuditRecords()
 
     def settings(self, key: BatchKey) -> Sequence[Setting]:
         return (OFF,) if key.exact or key.bits else (OFF, *PROMPT_SETTINGS, *MERGE_SETTINGS)
@@ -47,12 +47,12 @@ class TokenAdaptation:
             return Effect(rows=(1.0 + setting.gamma / TYPICAL,) * shape.layers)
         return Effect(rows=schedule(setting.gamma, shape.layers))
 
-    def terms(self, text: Waiting) -> Sequence[Terms]:
+    def terms(self, text: Waiting) -> Sequence[SettingEffect]:
         """See `hmi.stages.planner.Adaptive`."""
         gammas = self._ledger.allowed(text.model, text.version, text.objective, text.cascade)
         return terms_of(text, self.settings(text.key), gammas)
 
-    def hooks(self, setting: Setting, batch: Batch) -> Sequence[Hook]:
+    def hooks(self, setting: Setting, batch: StageBatch) -> Sequence[Hook]:
         """See `Stage.hooks`."""
         assert isinstance(setting, TokenSetting)
         if batch.key.exact or batch.key.bits:
@@ -83,7 +83,7 @@ class TokenAdaptation:
         """Drop the audits of deleted artefacts. models: those deleted; (): all that have them."""
         self._ledger.forget(artefacts, models)
 
-    def _gammas(self, level: int, batch: Batch) -> dict[int, int]:
+    def _gammas(self, level: int, batch: StageBatch) -> dict[int, int]:
         """The γ of each text that has one other than 0. A text of several windows is not merged: no audit
         could compare its answer, which is made of all windows."""
         found = {}

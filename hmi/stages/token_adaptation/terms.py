@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from hmi.stages.base import OFF, Setting
-from hmi.stages.planner import Terms, Waiting
+from hmi.stages.planner import SettingEffect, Waiting
 from hmi.stages.token_adaptation.allowed import boldest
 from hmi.stages.token_adaptation.settings import SHORTEST, TokenSetting, schedule
 
@@ -14,7 +14,7 @@ TYPICAL: Final = 32
 """The tokens of a text for which the cost of prompts is right. It is the same for texts of any length."""
 
 
-def terms_of(text: Waiting, settings: Sequence[Setting], allowed: Sequence[int]) -> list[Terms]:
+def terms_of(text: Waiting, settings: Sequence[Setting], allowed: Sequence[int]) -> list[SettingEffect]:
     """Return the terms of each setting. allowed: the γ other than 0 that the text's model may use now."""
     scores = {point.gamma: point.score for point in text.version.tokens}
     full = scores.get(0, 1.0)
@@ -26,10 +26,10 @@ def terms_of(text: Waiting, settings: Sequence[Setting], allowed: Sequence[int])
         if gamma < 0:
             # Merging that scored better than none on the profile's rows did so by chance.
             accuracy = min(scores[gamma], full)
-            found.append(Terms(schedule(gamma, text.layers), accuracy, names[gamma], SHORTEST, True))
+            found.append(SettingEffect(schedule(gamma, text.layers), accuracy, names[gamma], SHORTEST, True))
         elif gamma > 0:
             rows = (1.0 + gamma / TYPICAL,) * text.layers
-            found.append(Terms(rows, scores[gamma], names[gamma], SHORTEST))
+            found.append(SettingEffect(rows, scores[gamma], names[gamma], SHORTEST))
         else:
-            found.append(Terms((1.0,) * text.layers, full, OFF.name))
+            found.append(SettingEffect((1.0,) * text.layers, full, OFF.name))
     return found

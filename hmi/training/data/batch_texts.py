@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hmi.errors import InvalidData
-from hmi.training.data.columns import SYNONYMS, second_text
-from hmi.training.data.label_studio import data_of
+from hmi.training.data.meaning.columns import SYNONYMS, second_text
 from hmi.training.data.records import TextTable
-from hmi.training.data.span_forms import Form, NoText, form_of
 from hmi.training.data.tables import FIRST_RECORDS, file_lines, looks_like_csv, read_table
 from hmi.training.data.text_files import TextFile, Upload
+from hmi.training.data.tools.label_studio import data_of
+from hmi.training.data.tools.span_forms import NoText, SpanForm, form_of
 
 _NAMES = ("text", *SYNONYMS["text"])
 
@@ -112,7 +112,7 @@ def _texts(row: Mapping[str, Any], names: Sequence[str]) -> list[str]:
     return [text for text in found if isinstance(text, str) and text.strip()]
 
 
-def _text(record: Mapping[str, Any], names: Sequence[str], form: Form | None) -> str | tuple[str, str]:
+def _text(record: Mapping[str, Any], names: Sequence[str], form: SpanForm | None) -> str | tuple[str, str]:
     """The text of a record, or its pair of texts; a pair of which one is missing is no text. Where there are
     spans, their form tells the text. Raises ValueError."""
     row = _data(record)

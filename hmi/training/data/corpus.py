@@ -10,10 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hmi.errors import InvalidData
-from hmi.training.data.columns import NEEDED, listed
-from hmi.training.data.guessing import headless
-from hmi.training.data.label_studio import ANNOTATION_ID
-from hmi.training.data.marked_lines import is_fasttext, is_rasa
+from hmi.training.data.meaning.columns import NEEDED, listed
+from hmi.training.data.meaning.guessing import lacks_header
 from hmi.training.data.records import TableRecord
 from hmi.training.data.tables import (
     FIRST_RECORDS,
@@ -24,6 +22,8 @@ from hmi.training.data.tables import (
     read_table,
 )
 from hmi.training.data.text_files import MAX_EXPANDED_BYTES, TextFile, Upload
+from hmi.training.data.tools.label_studio import ANNOTATION_ID
+from hmi.training.data.tools.marked_lines import is_fasttext, is_rasa
 
 MIN_DOCUMENTS = 2
 NAMES = frozenset(name for names in NEEDED.values() for name in names)
@@ -68,19 +68,19 @@ def open_corpus(
         return _json(file)
     width = conll_width(head)
     if width:
-        raise _refused(
+        raise _corpus_error(
             file,
             f"looks like CoNLL ({width} columns, a token and its tag a line): give sentences, one a line",
         )
     rows = _rows_of(head)
     if rows:
-        raise _refused(file, f"looks like {rows}: {_TRAIN}. A corpus is text, one document a line")
+        raise _corpus_error(file, f"looks like {rows}: {_TRAIN}. A corpus is text, one document a line")
     columns = looks_like_csv(
         head, lambda names: {n.strip().casefold() for n in names} <= NAMES | {"id", "", "idx"}
     )
     if columns:
         found = f"looks like CSV with the columns {listed(columns)}"
-        raise _refused(
+        raise _corpus_error(
             file,
             f"{found}: a corpus is text, one document a line. Save the column of texts alone, or as "
             'JSON, one object a line: {"text": "…"}',
@@ -134,7 +134,7 @@ def _rows_of(lines: list[str]) -> str:
         return "rows of fastText (labels marked by `__label__`)"
     if is_rasa(used):
         return "rows of Rasa (examples of intents)"
-    return "rows of CSV without a header (texts, and labels that recur)" if headless(used) else ""
+    return "rows of CSV without a header (texts, and labels that recur)" if lacks_header(used) else ""
 
 
 def _is_list_of_texts(line: str) -> bool:
@@ -155,7 +155,7 @@ def _json(file: TextFile) -> Corpus:
     table = read_table(file, lambda _: True, conll="no")
     if "text" not in table.columns:
         found = listed(table.columns) or "none"
-        raise _refused(
+        raise _corpus_error(
             file,
             f"was read as {table.form}, and has no `text`: the columns are {found}. Rename the one "
             "that holds the texts, or give text, one document a line",
@@ -180,5 +180,5 @@ def _texts(file: TextFile, records: Iterator[TableRecord]) -> Iterator[str]:
             yield text.strip()
 
 
-def _refused(file: TextFile, why: str) -> InvalidData:
+def _corpus_error(file: TextFile, why: str) -> InvalidData:
     return InvalidData(f"{file.name} {why}", field=file.field)

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hmi.core import Task
-from hmi.model.reach import MAX_WINDOWS, reach
-from hmi.model.splitting import Splitter
+from hmi.model.text.reach import MAX_WINDOWS, reach
+from hmi.model.text.splitting import Splitter
 from hmi.sizes import counted
-from hmi.training.recipe import LongTexts, Recipe
+from hmi.training.plans.recipe import LongTexts, Recipe
 
 if TYPE_CHECKING:
-    from hmi.model.tokenizer import Text
+    from hmi.model.text.tokenizer import Text
 
 SPECIAL = 2
 """Tokens that mark the beginning and the end of a text."""

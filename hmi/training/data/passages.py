@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import xxhash
 
-from hmi.stores.samples import MAX_BYTES, MAX_PASSAGES
+from hmi.stores.tensors.samples import MAX_BYTES, MAX_PASSAGES
 
 MAX_CHARACTERS = 1_000
 """A passage has at most this many characters. Passages of English text then have up to 230 tokens."""

@@ -40,7 +40,7 @@ NO_ENCODINGS = frozenset({"idna", "punycode", "undefined", "unicode_escape", "ra
 """Codecs of Python that are no encodings of files. Those from bytes to bytes, such as zip, are none, too."""
 
 
-def _known(name: str) -> str:
+def _check_encoding(name: str) -> str:
     try:
         found = codecs.lookup(name)
         if not found._is_text_encoding or found.name in NO_ENCODINGS:
@@ -50,7 +50,7 @@ def _known(name: str) -> str:
     return name
 
 
-EncodingName = Annotated[str, Field(max_length=40), AfterValidator(_known)]
+EncodingName = Annotated[str, Field(max_length=40), AfterValidator(_check_encoding)]
 
 
 class Reading(Record):

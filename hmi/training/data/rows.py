@@ -11,15 +11,12 @@ from typing import TYPE_CHECKING, Any
 from hmi.core import Task
 from hmi.errors import InvalidData
 from hmi.sizes import counted
-from hmi.training.data.columns import EXAMPLES, Columns, listed, read_columns
-from hmi.training.data.conflicts import conflicts_of
-from hmi.training.data.decisions import FIELD as DECISION
-from hmi.training.data.decisions import Decisions, labels_of_rejected
-from hmi.training.data.export_rows import NO_LABEL
-from hmi.training.data.fields import MAX_ROW_CHARACTERS as MAX_ROW_CHARACTERS
-from hmi.training.data.fields import answer_of, input_of
-from hmi.training.data.label_studio import why_unread
-from hmi.training.data.misfits import (
+from hmi.training.data.golds import Gold
+from hmi.training.data.meaning.columns import EXAMPLES, Columns, listed, read_columns
+from hmi.training.data.meaning.conflicts import conflicts_of
+from hmi.training.data.meaning.fields import MAX_ROW_CHARACTERS as MAX_ROW_CHARACTERS
+from hmi.training.data.meaning.fields import answer_of, input_of
+from hmi.training.data.meaning.misfits import (
     choice_note,
     example,
     headless,
@@ -28,17 +25,20 @@ from hmi.training.data.misfits import (
     several_choices,
     wrong_form,
 )
-from hmi.training.data.naming import Naming, named_labels
+from hmi.training.data.meaning.naming import Naming, named_labels
+from hmi.training.data.meaning.tag_notes import tag_notes, tags_said
 from hmi.training.data.reading import AS_IT_IS, Reading
 from hmi.training.data.records import TableRecord, TextTable
-from hmi.training.data.spans import Spans
 from hmi.training.data.tables import FIRST_RECORDS, read_table
-from hmi.training.data.tag_notes import tag_notes, tags_said
 from hmi.training.data.text_files import TextFile, Upload
-from hmi.training.golds import Gold
+from hmi.training.data.tools.decisions import FIELD as DECISION
+from hmi.training.data.tools.decisions import Decisions, labels_of_rejected
+from hmi.training.data.tools.export_rows import NO_LABEL
+from hmi.training.data.tools.label_studio import why_unread
+from hmi.training.data.tools.spans import Spans
 
 if TYPE_CHECKING:
-    from hmi.model.tokenizer import Text
+    from hmi.model.text.tokenizer import Text
 
 MIN_ROWS = 4
 SHOWN = 5
@@ -82,8 +82,8 @@ class RowFile:
     lines: list[int] = field(default_factory=list)
     """The line of each row in `rows`."""
     patterns: tuple[str, ...] | None = None
-    """The patterns by which texts were split into words (hmi.model.splitting); None if the rows are words, or
-    need none."""
+    """The patterns by which texts were split into words (hmi.model.text.splitting); None if the rows are
+    words, or need none."""
 
 
 def read_labelled_rows(source: Upload, task: Task, field: str = "data") -> list[Row]:

@@ -12,17 +12,17 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from hmi.errors import InvalidData
-from hmi.training.data.chats import FIELD as CHAT
-from hmi.training.data.chats import row_of_chat
-from hmi.training.data.export_rows import Export
-from hmi.training.data.exports import export_of
-from hmi.training.data.marked_lines import marked_table
 from hmi.training.data.quotes import Quotes, quotes_of
 from hmi.training.data.records import Fits, TextTable
 from hmi.training.data.records import TableRecord as TableRecord
-from hmi.training.data.span_forms import record_of_pair
-from hmi.training.data.spans import Spans
 from hmi.training.data.text_files import TextFile
+from hmi.training.data.tools.chats import FIELD as CHAT
+from hmi.training.data.tools.chats import row_of_chat
+from hmi.training.data.tools.export_rows import Export
+from hmi.training.data.tools.exports import export_of
+from hmi.training.data.tools.marked_lines import marked_table
+from hmi.training.data.tools.span_forms import record_of_pair
+from hmi.training.data.tools.spans import Spans
 
 DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
 LARGEST_RECORD = 16 << 20

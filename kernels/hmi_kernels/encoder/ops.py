@@ -15,7 +15,7 @@ from hmi_kernels.encoder import product as of_matrix
 from hmi_kernels.encoder import room as of_room
 from hmi_kernels.encoder.first import GROUP
 from hmi_kernels.encoder.memory import LINE, Memory, Places, Record
-from hmi_kernels.encoder.pack import COLUMNS, Change, Floats, LowRank, Matrix, pack_change, pack_matrix
+from hmi_kernels.encoder.pack import COLUMNS, Floats, LowRank, Matrix, MatrixChange, pack_change, pack_matrix
 from hmi_kernels.encoder.tile import CHANGED_FIELDS, ROWS, STRIDE, lower, narrow, tile
 from hmi_kernels.jit import address_of
 
@@ -146,8 +146,8 @@ def pack_module(layer: Layer, layers: Sequence[Mapping[str, LowRank | NormChange
     """Bring a tenant's changes into the kernels' layout.
 
     layer: one of the layers that they change. layers: for each layer its changes by site; the sites are those
-    of `hmi.model.modules`. Raises ValueError if a change's sizes are not the layer's, since the kernels check
-    nothing; or if biases are missing, or are where the kernels read none.
+    of `hmi.model.tenant.modules`. Raises ValueError if a change's sizes are not the layer's, since the
+    kernels check nothing; or if biases are missing, or are where the kernels read none.
     """
     kind = layer.kind
     places, begins, columns = Places(), list[int](), 16
@@ -385,7 +385,7 @@ def _plan_ahead(layer: Layer, record: Record, begin: int, rest: int, places: Pla
         record[rate] = LINE * -(-size // (columns // 64) // LINE)
 
 
-def _put_change(record: Record, slot: int, change: Change, places: Places) -> None:
+def _put_change(record: Record, slot: int, change: MatrixChange, places: Places) -> None:
     places.point(record, slot + of_change.DOWN, change.down)
     record[slot + of_change.COLUMNS] = change.columns
     places.point(record, slot + of_change.DOWN_BIAS, change.down_bias)

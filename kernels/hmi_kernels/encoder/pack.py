@@ -80,7 +80,7 @@ class LowRank:
 
 
 @dataclass(frozen=True)
-class Change:
+class MatrixChange:
     """Low-rank changes of the equal parts of one matrix, in the kernels' layout."""
 
     down: Array
@@ -101,7 +101,7 @@ class Change:
         return self.columns + self.columns % 16
 
 
-def pack_change(kind: int, parts: Sequence[LowRank | None]) -> Change:
+def pack_change(kind: int, parts: Sequence[LowRank | None]) -> MatrixChange:
     """parts: q, k and v of a joint matrix, or one. Ranks may differ, and a part may be missing."""
     kind = FLOAT if kind == FLOAT else BFLOAT
     per_word = PER_WORD[kind]
@@ -122,4 +122,4 @@ def pack_change(kind: int, parts: Sequence[LowRank | None]) -> Change:
             bias, up_bias = np.pad(part.down_bias, (0, columns + columns % 16 - own)), part.up_bias
     numbers: Array = rounded(down) if kind == BFLOAT else down
     panel = np.ascontiguousarray(numbers.reshape(columns // 8, 8, -1, 2, per_word).swapaxes(1, 2))
-    return Change(panel, bias, given[0].activation, pack_matrix(kind, up.reshape(-1, rank), up_bias))
+    return MatrixChange(panel, bias, given[0].activation, pack_matrix(kind, up.reshape(-1, rank), up_bias))

@@ -1,7 +1,7 @@
 """The look-up on a CUDA device.
 
 The level table is uploaded once (cuda_upload.py); batches and answers stay on the device. The
-kernel, lookup.cu, runs on a `Device`: that of cuda_device.py or, in the tests, one that runs
+kernel, lookup.cu, runs on a `LookupDevice`: that of cuda_device.py or, in the tests, one that runs
 the same source on the CPU.
 """
 
@@ -19,7 +19,7 @@ TILE: Final = 8  # tokens per block, as in lookup.cu; the answer does not depend
 Array = Any  # an array in device memory, for which numpy has no type
 
 
-class Device(Protocol):
+class LookupDevice(Protocol):
     """Device memory and the compiled kernel. Arrays have shape, dtype and
     flags.c_contiguous, like numpy's."""
 
@@ -55,7 +55,7 @@ class Device(Protocol):
 class DeviceTable:
     """A level table in device memory. It does not need the files that it was read from."""
 
-    device: Device
+    device: LookupDevice
     n: int
     dim: int
     bytes: int  # of device memory, freed with this object
@@ -128,7 +128,7 @@ def _bad_offsets(total: int) -> str:
 
 
 def _array(
-    device: Device, array: Array, name: str, shape: tuple[int | None, ...], *dtypes: DTypeLike
+    device: LookupDevice, array: Array, name: str, shape: tuple[int | None, ...], *dtypes: DTypeLike
 ) -> Array:
     """The device's view of a caller's array. Raises ValueError unless it is C-contiguous with this shape
     (None: any length) and one of these types."""

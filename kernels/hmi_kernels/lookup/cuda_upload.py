@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hmi_kernels.lookup import ops
-from hmi_kernels.lookup.cuda import Array, Device, DeviceTable
+from hmi_kernels.lookup.cuda import Array, DeviceTable, LookupDevice
 from hmi_kernels.lookup.layout import MAX_N, Bytes, header_bytes, scales_at, stride
 from hmi_kernels.lookup.table import DamagedRow, IndexRun, Ints, LevelTable, RowsView, salt_word
 
@@ -47,7 +47,7 @@ class _Plan:
 
 
 def upload(
-    table: LevelTable, device: Device, soon: Callable[[Bytes], None] = lambda rows: None
+    table: LevelTable, device: LookupDevice, soon: Callable[[Bytes], None] = lambda rows: None
 ) -> DeviceTable:
     """Copy a table's indexes and rows to a device, and check every row that has not been checked yet.
 
@@ -130,7 +130,7 @@ def _level(run: IndexRun, table: LevelTable, slots: int, first: int) -> list[int
 
 
 def _fill(
-    table: LevelTable, plan: _Plan, device: Device, memory: Array, soon: Callable[[Bytes], None]
+    table: LevelTable, plan: _Plan, device: LookupDevice, memory: Array, soon: Callable[[Bytes], None]
 ) -> None:
     """Upload slots and rows, the rows of shared segments once."""
     done: set[int] = set()
@@ -168,6 +168,6 @@ def _checked(
         yield start, rows
 
 
-def _write(device: Device, memory: Array, at: int, host: NDArray[Any]) -> None:
+def _write(device: LookupDevice, memory: Array, at: int, host: NDArray[Any]) -> None:
     flat = host.reshape(-1).view(np.uint8)
     device.write(flat, memory[at : at + flat.size])

@@ -47,7 +47,7 @@ class Launcher(Protocol):
 
 
 @dataclass(frozen=True)
-class Matrix:
+class DeviceMatrix:
     """Rows in device memory."""
 
     address: int
@@ -70,8 +70,8 @@ def add(
     launcher: Launcher,
     changes: int,
     pieces: tuple[int, int],
-    x: Matrix,
-    y: Matrix,
+    x: DeviceMatrix,
+    y: DeviceMatrix,
     weights: int,
     scratch: tuple[int, int],
     stream: int | None = None,

@@ -8,7 +8,7 @@ import numpy as np
 
 from hmi_kernels.jit import reassociated
 
-EACH = 13  # the figures of one text of a pair; hmi.model.alignment names them
+EACH = 13  # the figures of one text of a pair; hmi.model.tenant.alignment names them
 VECTORS = 3  # the vectors of one text of a pair, likewise
 LOWEST = 3  # how many of a text's lowest best cosines are figures
 MOST = np.float32(4.0)  # standardised figures are cut at this, so that unusual pairs get no wild scores

@@ -14,7 +14,7 @@ from hmi_kernels.lookup.layout import header_bytes, row_checks, sum_checks
 
 from plot_store.care.archive_format import Packer, Unpacker
 from plot_store.catalogue import records
-from plot_store.segments.format import HEADER_BYTES, ROWS, Layout
+from plot_store.segments.format import HEADER_BYTES, ROWS, SegmentHeader
 
 SMALL = (0, 1, 2, 3, 5)
 LARGE = (0x7F, 0xFF, 0x7FFF, 0xFFFF, 1 << 20, 1 << 31, (1 << 32) - 1, 1 << 40, 1 << 62, (1 << 64) - 1)
@@ -93,7 +93,7 @@ def forged_segment(data: bytes) -> bytes:
     return whole + table + struct.pack("<Q", xxhash.xxh3_64_intdigest(table))
 
 
-def forged_rows(data: bytes, layout: Layout) -> bytes:
+def forged_rows(data: bytes, layout: SegmentHeader) -> bytes:
     """Rows whose checks match their present content."""
     if layout.kind != ROWS or len(data) != layout.file_bytes:
         return data

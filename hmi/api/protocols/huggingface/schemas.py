@@ -9,8 +9,8 @@ from pydantic import Discriminator, Field, RootModel, Tag
 from hmi.api.protocols.inputs import Text
 from hmi.api.protocols.results import Transform
 from hmi.api.protocols.tei.schemas import Direction
-from hmi.api.schemas import Answer, Request
-from hmi.model.answer import Aggregation
+from hmi.api.schemas.shared import Answer, Request
+from hmi.model.tenant.answer import Aggregation
 
 
 class TextPair(Request):

@@ -10,7 +10,7 @@ from hmi.api.protocols.base import Endpoint, Failure
 from hmi.api.protocols.native.decode import decode_mixed, decode_one
 from hmi.api.protocols.native.encode import encode_mixed, encode_one
 from hmi.api.protocols.native.schemas import InferAnswer, InferBody, MixedAnswer, MixedBody, count_members
-from hmi.api.schemas import ErrorAnswer
+from hmi.api.schemas.shared import ErrorAnswer
 
 
 @dataclass(frozen=True)

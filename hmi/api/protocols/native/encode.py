@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hmi.api.asks import AskResult
+from hmi.api.infer.asks import AskResult
 from hmi.api.protocols.base import Where
 from hmi.api.protocols.native.schemas import (
     EntityOutput,
@@ -19,8 +19,8 @@ from hmi.api.protocols.native.schemas import (
     WordOrder,
 )
 from hmi.engine import TextResult
-from hmi.engine.request import Provenance as EngineProvenance
-from hmi.engine.request import Word
+from hmi.engine.texts.request import AnswerProvenance as EngineProvenance
+from hmi.engine.texts.request import Word
 from plot_store import ORDER_NAMES
 
 

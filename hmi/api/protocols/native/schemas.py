@@ -6,9 +6,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from hmi.api.schemas import Answer, ModelName, Request
-from hmi.engine.request import Level, Priority
-from hmi.model.answer import Aggregation
+from hmi.api.schemas.shared import Answer, ModelName, Request
+from hmi.engine.texts.request import Level, Priority
+from hmi.model.tenant.answer import Aggregation
 
 Text = Annotated[str, Field(min_length=1)]
 MAX_WORDS = 10_000

@@ -6,16 +6,16 @@ import json
 from collections.abc import Callable, Sequence
 from itertools import chain
 
-from hmi.api.asks import AskResult
+from hmi.api.infer.asks import AskResult
 from hmi.api.protocols.oip.about import OUTPUTS
-from hmi.api.protocols.oip.tensors import Output
+from hmi.api.protocols.oip.tensors import ResultTensor
 from hmi.engine import TextResult
 from hmi.errors import Conflict
 
 Results = Sequence[TextResult]
 
 
-def outputs_made(result: AskResult, wanted: Sequence[str], version: str) -> list[Output]:
+def outputs_made(result: AskResult, wanted: Sequence[str], version: str) -> list[ResultTensor]:
     """The outputs of one ask: those in `wanted`, or, if there are none, all that the results have.
 
     version: the version that the request named; "" if it named none. Raises Conflict if another version
@@ -42,36 +42,38 @@ def _names(first: TextResult) -> Sequence[str]:
     return OUTPUTS["classification" if first.embedding is None else "embedding"]
 
 
-def _texts(of: Callable[[TextResult], str]) -> Callable[[str, Results], Output]:
-    return lambda name, results: Output(name, "BYTES", (len(results),), [of(each) for each in results])
+def _texts(of: Callable[[TextResult], str]) -> Callable[[str, Results], ResultTensor]:
+    return lambda name, results: ResultTensor(name, "BYTES", (len(results),), [of(each) for each in results])
 
 
-def _floats(of: Callable[[TextResult], float | None]) -> Callable[[str, Results], Output]:
-    return lambda name, results: Output(name, "FP32", (len(results),), [of(each) or 0.0 for each in results])
+def _floats(of: Callable[[TextResult], float | None]) -> Callable[[str, Results], ResultTensor]:
+    return lambda name, results: ResultTensor(
+        name, "FP32", (len(results),), [of(each) or 0.0 for each in results]
+    )
 
 
-def _flags(of: Callable[[TextResult], bool]) -> Callable[[str, Results], Output]:
-    return lambda name, results: Output(name, "BOOL", (len(results),), [of(each) for each in results])
+def _flags(of: Callable[[TextResult], bool]) -> Callable[[str, Results], ResultTensor]:
+    return lambda name, results: ResultTensor(name, "BOOL", (len(results),), [of(each) for each in results])
 
 
-def _json(of: Callable[[TextResult], object]) -> Callable[[str, Results], Output]:
+def _json(of: Callable[[TextResult], object]) -> Callable[[str, Results], ResultTensor]:
     return _texts(lambda each: json.dumps(of(each), ensure_ascii=False, separators=(",", ":")))
 
 
-def _matrix(of: Callable[[TextResult], Sequence[float]]) -> Callable[[str, Results], Output]:
-    def made(name: str, results: Results) -> Output:
+def _matrix(of: Callable[[TextResult], Sequence[float]]) -> Callable[[str, Results], ResultTensor]:
+    def made(name: str, results: Results) -> ResultTensor:
         rows = [of(each) for each in results]
-        return Output(name, "FP32", (len(rows), len(rows[0])), list(chain.from_iterable(rows)))
+        return ResultTensor(name, "FP32", (len(rows), len(rows[0])), list(chain.from_iterable(rows)))
 
     return made
 
 
-def _classes(name: str, results: Results) -> Output:
+def _classes(name: str, results: Results) -> ResultTensor:
     labels = list(results[0].scores or ())
-    return Output(name, "BYTES", (len(labels),), labels)
+    return ResultTensor(name, "BYTES", (len(labels),), labels)
 
 
-_MAKERS: dict[str, Callable[[str, Results], Output]] = {
+_MAKERS: dict[str, Callable[[str, Results], ResultTensor]] = {
     "LABEL": _texts(lambda each: each.label or ""),
     "SCORE": _floats(lambda each: each.score),
     "SCORES": _matrix(lambda each: list((each.scores or {}).values())),

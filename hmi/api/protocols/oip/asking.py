@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from pydantic_core import from_json
 
-from hmi.api.asks import Ask, Input
+from hmi.api.infer.asks import Ask, Input
 from hmi.api.protocols.oip.about import outputs_of
 from hmi.api.protocols.oip.schemas import Options
-from hmi.api.protocols.oip.tensors import Texts
+from hmi.api.protocols.oip.tensors import BytesTensor
 from hmi.core import ModelId, ModelRecord
 from hmi.errors import Conflict, InvalidInput, NotFound
 from hmi.sizes import counted
@@ -22,7 +22,7 @@ MAX_WORDS = 10_000
 
 
 @dataclass(frozen=True)
-class Rows:
+class InputRows:
     """The inputs of a request, one for each row of its tensors."""
 
     texts: Sequence[str | list[str]]
@@ -47,7 +47,7 @@ class Rows:
 class Asked:
     """A request to infer, from HTTP or gRPC."""
 
-    rows: Rows
+    rows: InputRows
     options: Options
     outputs: tuple[str, ...]
     """The names of the outputs that the caller wants; all outputs if it is empty."""
@@ -55,7 +55,7 @@ class Asked:
     """The caller's name of the request; "" if it has none."""
 
 
-def rows_of(tensors: Sequence[Texts], hold: Callable[[int], None]) -> Rows:
+def rows_of(tensors: Sequence[BytesTensor], hold: Callable[[int], None]) -> InputRows:
     """The rows of a request's input tensors.
 
     hold: `BodyReader.hold`, for words that JSON in TOKENS holds. Raises InvalidInput that names the tensor.
@@ -72,19 +72,19 @@ def rows_of(tensors: Sequence[Texts], hold: Callable[[int], None]) -> Rows:
     if TOKENS in given:
         if len(given) > 1:
             raise InvalidInput(f"{TOKENS} stands alone: leave the other inputs out", field=TOKENS)
-        return Rows(_words_of(given[TOKENS], hold))
+        return InputRows(_words_of(given[TOKENS], hold))
     if TEXT not in given:
         raise InvalidInput(f"{TEXT} is missing: send it beside {PAIR}", field=TEXT)
     texts = _column(given[TEXT])
     if PAIR not in given:
-        return Rows(texts)
+        return InputRows(texts)
     pairs = _column(given[PAIR])
     if len(pairs) != len(texts):
         raise InvalidInput(
             f"{PAIR} has {counted(len(pairs), 'row')} and {TEXT} has {len(texts)}: send as many of both",
             field=PAIR,
         )
-    return Rows(texts, pairs)
+    return InputRows(texts, pairs)
 
 
 def ask_of(asked: Asked, model: ModelId, record: ModelRecord, version: str) -> Ask:
@@ -139,7 +139,7 @@ def check_version(record: ModelRecord, version: str) -> None:
     )
 
 
-def _column(tensor: Texts) -> Sequence[str]:
+def _column(tensor: BytesTensor) -> Sequence[str]:
     """The texts of a tensor of one text a row. Raises InvalidInput."""
     if len(tensor.shape) == 2 and tensor.shape[1] != 1:
         raise InvalidInput(
@@ -149,7 +149,7 @@ def _column(tensor: Texts) -> Sequence[str]:
     return tensor.texts
 
 
-def _words_of(tensor: Texts, hold: Callable[[int], None]) -> list[list[str]]:
+def _words_of(tensor: BytesTensor, hold: Callable[[int], None]) -> list[list[str]]:
     """The words of each row of TOKENS. Raises InvalidInput that names the row."""
     if len(tensor.shape) == 1:
         hold(sum(1 + text.count(",") for text in tensor.texts))

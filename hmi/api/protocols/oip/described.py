@@ -8,7 +8,7 @@ from pydantic import Field
 
 from hmi.api.protocols.base import JSON, UNNAMED, BodyReader, RawBody, Where
 from hmi.api.protocols.oip.schemas import Open
-from hmi.api.schemas import Answer
+from hmi.api.schemas.shared import Answer
 
 
 class ServerMetadata(Answer):

@@ -9,8 +9,8 @@ from typing import Any
 
 from pydantic_core import to_json
 
-from hmi.api.asks import Ask, AskResult
-from hmi.api.errors import Malformed
+from hmi.api.http.errors import Malformed
+from hmi.api.infer.asks import Ask, AskResult
 from hmi.api.protocols.base import UNNAMED, BodyReader, Raw, Where
 from hmi.api.protocols.oip.answering import outputs_made
 from hmi.api.protocols.oip.asking import Asked, ask_of, rows_of
@@ -24,7 +24,7 @@ from hmi.api.protocols.oip.schemas import (
     RequestedOutput,
     count_members,
 )
-from hmi.api.protocols.oip.tensors import Output, Texts, check_count, checked_shape, texts_in
+from hmi.api.protocols.oip.tensors import BytesTensor, ResultTensor, check_count, checked_shape, texts_in
 from hmi.core import ModelId
 from hmi.errors import InvalidInput
 
@@ -106,7 +106,7 @@ def _json_size(where: Where, size: int) -> int:
     return int(given)
 
 
-def _texts(tensor: InputTensor, i: int, data: bytes, at: int, reader: BodyReader) -> Texts:
+def _texts(tensor: InputTensor, i: int, data: bytes, at: int, reader: BodyReader) -> BytesTensor:
     """An input tensor, whose elements are in the JSON or stand at `at` in the body."""
     name = tensor.name
     if tensor.parameters.shared_memory_region is not None:
@@ -121,7 +121,7 @@ def _texts(tensor: InputTensor, i: int, data: bytes, at: int, reader: BodyReader
             raise InvalidInput(f"{name} has both data and binary_data_size: send one of them", field=name)
         flat = _flat(tensor.data, f"inputs[{i}].data")
         check_count(shape, len(flat), name)
-        return Texts(name, shape, flat)
+        return BytesTensor(name, shape, flat)
     if size is None:
         raise InvalidInput(f"{name} has no data: send data, or binary_data_size and bytes", field=name)
     if at + size > len(data):
@@ -132,7 +132,7 @@ def _texts(tensor: InputTensor, i: int, data: bytes, at: int, reader: BodyReader
             field=name,
         )
     reader.hold(prod(shape))
-    return Texts(name, shape, texts_in(data[at : at + size], prod(shape), name))
+    return BytesTensor(name, shape, texts_in(data[at : at + size], prod(shape), name))
 
 
 def _flat(data: list[Any], place: str) -> list[str]:
@@ -167,7 +167,7 @@ def _binary(body: InferRequest) -> Callable[[str], bool]:
     return lambda name: wanted.get(name, otherwise)
 
 
-def _announced(output: Output, size: int) -> BinaryTensor:
+def _announced(output: ResultTensor, size: int) -> BinaryTensor:
     return BinaryTensor(
         name=output.name,
         datatype=output.datatype,
@@ -176,7 +176,7 @@ def _announced(output: Output, size: int) -> BinaryTensor:
     )
 
 
-def _in_json(output: Output) -> OutputTensor:
+def _in_json(output: ResultTensor) -> OutputTensor:
     # Not validated: a large list would be copied, and its numbers are right.
     return OutputTensor.model_construct(
         name=output.name, datatype=output.datatype, shape=list(output.shape), data=list(output.values)

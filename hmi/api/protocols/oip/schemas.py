@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from hmi.api.protocols.native.schemas import Parameters
-from hmi.api.schemas import Answer
+from hmi.api.schemas.shared import Answer
 
 LONGEST_MS = 3_600_000.0
 """The longest deadline."""

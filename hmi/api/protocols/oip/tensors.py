@@ -19,7 +19,7 @@ _FORMS: dict[str, str] = {"FP32": "<f4", "BOOL": "?"}
 
 
 @dataclass(frozen=True)
-class Texts:
+class BytesTensor:
     """An input tensor of the datatype BYTES."""
 
     name: str
@@ -29,7 +29,7 @@ class Texts:
 
 
 @dataclass(frozen=True)
-class Output:
+class ResultTensor:
     """An output tensor."""
 
     name: str

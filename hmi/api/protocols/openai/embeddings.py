@@ -9,12 +9,12 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
-from hmi.api.asks import Ask, AskResult
+from hmi.api.infer.asks import Ask, AskResult
 from hmi.api.protocols.base import Where
 from hmi.api.protocols.inputs import inputs_of, one_or_many
 from hmi.api.protocols.openai.names import model_named
 from hmi.api.protocols.results import check_dimensions, live_of
-from hmi.api.schemas import Answer, Request
+from hmi.api.schemas.shared import Answer, Request
 
 _WRONG = (
     "must be a text or a list of texts; tokens are not read, since those of another vocabulary mean nothing "

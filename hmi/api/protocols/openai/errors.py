@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import Field
 
 from hmi.api.protocols.base import Failure
-from hmi.api.schemas import Answer
+from hmi.api.schemas.shared import Answer
 
 STATUSES = {
     "invalid_input": 400,

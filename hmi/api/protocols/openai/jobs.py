@@ -10,7 +10,7 @@ from pydantic import Field, StringConstraints
 
 from hmi.api.protocols.openai.models import PAGE, Id
 from hmi.api.protocols.openai.names import seconds
-from hmi.api.schemas import Answer, JobId, Query, Request
+from hmi.api.schemas.shared import Answer, JobId, Query, Request
 from hmi.core import JobRecord, JobState, Progress, Task
 from hmi.jobs.options import FineTuneOptions
 

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field
 
 from hmi.api.protocols.openai.names import seconds
-from hmi.api.schemas import Answer, ModelName, Name, Query, Request
+from hmi.api.schemas.shared import Answer, ModelName, Name, Query, Request
 from hmi.core import ModelRecord
 from hmi.tenancy import FileRecord
 

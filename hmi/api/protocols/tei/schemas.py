@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Discriminator, Field, RootModel, Tag
 
 from hmi.api.protocols.inputs import Text, TextList, one_or_many
-from hmi.api.schemas import Answer, Request
+from hmi.api.schemas.shared import Answer, Request
 
 
 def _capital(value: Any) -> Any:

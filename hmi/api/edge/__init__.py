@@ -1,0 +1,1 @@
+"""Connections: which are accepted, how long they may last, and their certificate."""

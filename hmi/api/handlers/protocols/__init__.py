@@ -1,0 +1,1 @@
+"""The handlers of inference, and of what other servers' protocols ask beside it."""

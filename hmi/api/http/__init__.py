@@ -1,0 +1,1 @@
+"""A call, from its route to its reply."""

@@ -1,0 +1,1 @@
+"""Inference without HTTP: asks, their results, and what protocols share."""

@@ -1,0 +1,1 @@
+"""The server process: its start, its parts, its shutdown."""

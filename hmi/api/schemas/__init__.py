@@ -1,0 +1,1 @@
+"""The bodies, queries and answers of the calls."""

@@ -1,0 +1,62 @@
+"""Requests and answers about domains."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field
+
+from hmi.api.schemas.shared import Answer, Change, Request
+
+
+class ChangeDomain(Change):
+    """Changes to a domain. A field that is left out is not changed; at least one must be given."""
+
+    record_misses: bool | None = Field(
+        default=None,
+        description="true counts the n-grams of users' texts that the PLOT lacks; false stops and "
+        "deletes the counts.",
+    )
+
+
+class GrowDomain(Request):
+    min_count: int = Field(
+        default=5, ge=1, le=2**31, description="An n-gram is added if it was missed at least this often."
+    )
+
+
+class DomainVersionView(Answer):
+    """One published version of a domain's PLOT."""
+
+    version: str
+    created: str
+    entries: dict[str, int]
+    bytes: int
+    alpha: float | None = Field(
+        description="Percent of the corpus' trigram occurrences that it covers; given with a budget, too."
+    )
+    budget_bytes: int | None = Field(
+        description="The budget that it was built with; null if it was built with alpha."
+    )
+    report: dict[str, Any] = Field(description="Figures about the build.")
+
+
+class DomainView(Answer):
+    """A branch of a version tree. `entries` counts the current version's own n-grams, without its
+    ancestors'."""
+
+    domain: str
+    root: str
+    parent: str | None = Field(description="null for a root's own PLOT.")
+    children: list[str]
+    current: str
+    entries: dict[str, int] = Field(description="Distinct n-grams by order: trigrams, bigrams, unigrams.")
+    bytes: int = Field(description="Bytes on disk of all kept versions.")
+    alpha: float | None
+    models: int = Field(description="Models of which a kept version was fine-tuned on this domain.")
+    record_misses: bool = Field(description="Whether the n-grams that users' texts miss are recorded.")
+    versions: list[DomainVersionView] = Field(description="Newest first.")
+
+
+class DomainList(Answer):
+    domains: list[DomainView]

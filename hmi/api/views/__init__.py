@@ -1,0 +1,1 @@
+"""Answers made from the registry's records and the engine's state."""

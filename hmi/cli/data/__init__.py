@@ -1,0 +1,1 @@
+"""Commands about what models stand on: roots, domains, stores, files, jobs."""

@@ -1,0 +1,1 @@
+"""Commands about tenants' models, their rows and answers."""

@@ -1,0 +1,1 @@
+"""Commands about tenants and keys, and onboarding of many."""

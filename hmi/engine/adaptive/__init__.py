@@ -1,0 +1,1 @@
+"""What varies how a text is answered: levels of a cascade, the planner, shards."""

@@ -1,0 +1,1 @@
+"""The run of a batch: look-up, layers, heads, answers."""

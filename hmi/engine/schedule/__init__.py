@@ -1,0 +1,1 @@
+"""The queue: which texts run next, and in how large a batch."""

@@ -1,0 +1,1 @@
+"""The shapes of a text in the engine, without torch."""

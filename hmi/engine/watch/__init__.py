@@ -1,0 +1,1 @@
+"""What keeps the engine alive, and what it counts."""

@@ -1,0 +1,95 @@
+"""The job that trains a tenant's model: it checks the rows, looks up their PLOT features, trains
+module and head, and publishes the version."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hmi.core import Task, TaskRules
+from hmi.errors import InvalidInput, NotFound
+from hmi.jobs.improving.handing_over import hand_over
+from hmi.jobs.model import import_module
+from hmi.jobs.model import train_ramps as train_ramps_job
+from hmi.jobs.model.comparing import HeldOutAnswers, Verdict, judge_update
+from hmi.jobs.model.publishing import stored_version
+from hmi.jobs.model.results import published_result
+from hmi.jobs.model.starting import trained_before, warm_start
+from hmi.jobs.model.tenant_training import TrainedModel, TrainingRun, train_on_rows
+from hmi.jobs.model.training_data import Data, read_data
+from hmi.jobs.options import FineTuneOptions
+from hmi.jobs.runtime.context import JobContext
+from hmi.jobs.runtime.folders import PinnedPlots
+from hmi.jobs.specs import FineTuneSpec
+from hmi.model.memory import keep_freed_memory
+from hmi.model.sources.root import Root, load_root
+from hmi.model.tasks import KINDS
+from hmi.model.tasks.embedding import Embedding
+from hmi.model.tenant.artefact import Artefact
+from hmi.stores.plot.plot_meta import PlotMeta
+from plot_store import VersionInfo
+
+
+def run(ctx: JobContext) -> dict[str, Any]:
+    """Run the job."""
+    keep_freed_memory()
+    spec = FineTuneSpec.of(ctx.job)
+    ctx.registry.rooms.check_job(ctx.job)  # the tenant may have used up its room since the job was queued
+    if import_module.without_rows(ctx):
+        return import_module.run(ctx)
+    if spec.mode == "ramps":
+        return train_ramps_job.run(ctx)
+    if spec.mode == "tokens":
+        from hmi.jobs.stage import profile_tokens
+
+        return profile_tokens.run(ctx)
+    options, name = spec.options, _check_task_kind(spec.task)
+    # Rows are read first, so that their errors are reported at once.
+    data = None if name == "embedding" else read_data(ctx.input, name, options)
+    plot = _pinned_plot(ctx, spec.root or spec.domain)
+    root = load_root(ctx.layout.root(plot.ref.split("/")[0], PlotMeta.of(plot).root_version))
+    made = _embedding(root, options) if data is None else _trained(ctx, spec, root, plot.id, data)
+    verdict = Verdict()
+    if spec.mode == "update":
+        dev = [] if data is None else data.dev
+        verdict = judge_update(ctx, root, dev, made.answers, spec.publish or "if-better")
+    metrics = made.metrics if verdict.scores is None else {**made.metrics, "live": verdict.scores}
+    if verdict.remark is not None:
+        metrics = {**metrics, "warnings": [*metrics["warnings"], verdict.remark]}
+    before = [] if made.afresh or data is None else trained_before(ctx, spec)
+    version = stored_version(
+        ctx, spec, root, plot.id, data, made, before, metrics=metrics, held_back=verdict.held_back
+    )
+    record = ctx.registry.publish_model(spec.model_id, version, spec.options.depth)
+    result = published_result(record, ctx.job.job, spec.publish)
+    return result if data is None else {**result, "improving": hand_over(ctx, spec, record)}
+
+
+def _trained(ctx: JobContext, spec: FineTuneSpec, root: Root, plot: str, data: Data) -> TrainedModel:
+    course = TrainingRun(lambda trainer: warm_start(ctx, spec, root, trainer, data))
+    return train_on_rows(ctx, spec.options, course, root, plot, data)
+
+
+def _embedding(root: Root, options: FineTuneOptions) -> TrainedModel:
+    """An embedding model: the root's upper layers, pooled as the root's authors do. Nothing is trained."""
+    rules = TaskRules(pooling=root.info.pooling, normalise=root.info.normalise)
+    length = min(options.max_length, root.max_length)
+    return TrainedModel(HeldOutAnswers(Embedding((), rules), []), Artefact(), length, {"dim": root.dim})
+
+
+def _check_task_kind(value: str) -> Task:
+    if value not in KINDS:
+        raise InvalidInput(f"task {value!r} is unknown: use one of {', '.join(KINDS)}", field="task")
+    return value  # type: ignore[return-value]  # narrowed by the check above
+
+
+def _pinned_plot(ctx: JobContext, domain: str) -> VersionInfo:
+    """The PLOT version to train on. It is fixed at the job's first start, so that a resumed run
+    sees the same features."""
+    pinned = ctx.pinned().plot
+    if pinned is None:
+        refs = ctx.plots.refs()
+        if domain not in refs:
+            raise NotFound(f"domain {domain} does not exist: create it first", field="domain")
+        pinned = refs[domain].id
+        ctx.pin(PinnedPlots(plot=pinned))
+    return ctx.plots.version(pinned)

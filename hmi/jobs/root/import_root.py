@@ -1,0 +1,281 @@
+"""The job that imports a root: it loads the source, splits it, makes the lower layers local, writes
+the artefact and publishes the root's PLOT."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hmi.core import RootRecord, now
+from hmi.errors import Conflict, InvalidInput, UnsupportedModel
+from hmi.jobs.options import ImportRootOptions
+from hmi.jobs.plot.ngrams import choose, count_corpus
+from hmi.jobs.plot.write_plot import Wanted, in_chunks, write_version
+from hmi.jobs.root import repair_root
+from hmi.jobs.root.learn_locality import LocalParts, learn_locality
+from hmi.jobs.runtime.context import JobContext
+from hmi.jobs.specs import ImportRootSpec
+from hmi.model.memory import keep_freed_memory
+from hmi.model.network.encoder import Encoder
+from hmi.model.sources.locality import apply_locality, shipped_locality
+from hmi.model.sources.lower import LocalLower
+from hmi.model.sources.root import Root, RootInfo, load_root, read_root_info, save_root, split_encoder
+from hmi.model.sources.source import Source, find_source, load_encoder, read_pooling
+from hmi.model.text.batching import Encoded
+from hmi.model.text.tokenizer import Text, Tokenizer
+from hmi.stores.layout import Layout
+from hmi.stores.plot.plot_meta import PlotMeta
+from hmi.training.data.corpus import check_corpus, corpus_as_utf8, read_documents
+from hmi.training.root.fidelity import fidelity_report
+from plot_store import ORDER_NAMES
+
+Texts = dict[str, list[Encoded]]  # by kind
+Fidelity = tuple[dict[str, float], dict[str, dict[str, float]]]  # over all texts; by kind
+MAX_TEXTS = 40_000
+"""Locality is learnt from at most this many texts."""
+FIDELITY_TEXTS = 160
+"""An import measures fidelity on this many texts over all files, but on at most a third of each
+file's. `measure_root` takes this many of each file."""
+MIN_TEXTS = 100
+"""Learning locality takes at least this many texts."""
+PAIR_EVERY = 16
+"""One pair is added for every this many texts, so that the second segment's type vector is learnt."""
+_KIND = re.compile(r"text-([a-z][a-z0-9-]*)")
+
+
+def run(ctx: JobContext) -> dict[str, Any]:
+    """Run the job. If its spec names a damaged version, repair that root instead
+    (`hmi.jobs.root.repair_root`)."""
+    keep_freed_memory()
+    spec = ImportRootSpec.of(ctx.job)
+    source = find_source(spec.source)
+    given = sorted(ctx.input.glob("text-*"))
+    texts = [corpus_as_utf8(text, spec.options.encoding, ctx.folder / text.name) for text in given]
+    documents = sum(check_corpus(text) for text in texts)
+    if spec.repairs is not None:
+        return repair_root.run(
+            ctx, source, _source_record(source), lambda made: _write_artefact(ctx, made, source, spec, texts)
+        )
+    folder = ctx.layout.root(spec.name, ctx.job.job)
+    if not folder.exists():
+        _write_artefact(ctx, folder, source, spec, texts)
+    info = read_root_info(folder)
+    _publish_plot(ctx, folder, spec.alpha, texts, documents)
+    record = RootRecord(
+        name=info.name,
+        version=info.version,
+        created=info.created,
+        source={k: v for k, v in info.source.items() if k != "folder"},  # users see this record
+        dim=info.shape.dim,
+        layers=info.shape.layers,
+        split=info.split,
+        n=info.n,
+        fidelity=info.fidelity,
+        fidelity_by_kind=info.fidelity_by_kind,
+        bytes=sum(f.stat().st_size for f in folder.iterdir()),
+        job=ctx.job.job,
+    )
+    ctx.registry.put_root(record)
+    return {"root": info.name, "version": info.version, "fidelity": info.fidelity}
+
+
+def measure_root(
+    record: RootRecord, layout: Layout, texts: Sequence[Path], source: str | None = None
+) -> dict[str, dict[str, float]]:
+    """Measure a root's fidelity on some documents of each file. Returns it by file name, and for
+    their beginnings as `short`.
+
+    `source` names the source if it is not found by its recorded name. Raises Conflict (other
+    weights), UnsupportedModel, InvalidData, Damaged.
+    """
+    found = find_source(record.source["name"] if source is None else source)
+    if found.sha256 != record.source["sha256"]:
+        raise Conflict(
+            f"{found.name} has other weights than root {record.name} was made from: restore the original ones"
+        )
+    root = load_root(layout.root(record.name, record.version), with_lower=True)
+    assert root.lower is not None
+    kinds: Texts = {}
+    for path in texts:
+        check_corpus(path)
+        rng = random.Random(0)
+        lines = [_piece(d, rng) for d in read_documents(path)]
+        some = rng.sample(lines, min(len(lines), FIDELITY_TEXTS))
+        kinds[path.name] = root.tokenizer.encode(some, 256)
+    return fidelity_report((root.lower, root.upper, root.bias), load_encoder(found.folder), kinds)[1]
+
+
+def _source_record(source: Source) -> dict[str, str]:
+    """What a root records about its source. For a folder this includes the path, since the name
+    alone does not find it."""
+    where = {"folder": str(source.folder)} if source.kind == "folder" else {}
+    return {"kind": source.kind, "name": source.name, "sha256": source.sha256, **where}
+
+
+def _write_artefact(
+    ctx: JobContext, folder: Path, source: Source, spec: ImportRootSpec, paths: list[Path]
+) -> None:
+    teacher, tokenizer = load_encoder(source.folder), Tokenizer(source.folder / "tokenizer.json")
+    if tokenizer.pad_id != teacher.shape.pad:
+        raise UnsupportedModel(
+            f"padding is {tokenizer.pad_id} in tokenizer.json and {teacher.shape.pad} in config.json: "
+            "give a source whose files belong together",
+            field="source",
+        )
+    options = spec.options
+    split = teacher.shape.layers // 2 if spec.split is None else spec.split
+    if not 0 <= split < teacher.shape.layers:
+        raise InvalidInput(f"split {split} must lie between 0 and {teacher.shape.layers - 1}", field="split")
+    n = options.n if split else 1
+    parts = split_encoder(teacher, split, tokenizer.cls_id, n)
+    fidelity, by_kind = _make_local(ctx, source, teacher, tokenizer, parts, options, paths)
+    lower, upper, bias = parts
+    pooling, normalise = read_pooling(source.folder)
+    info = RootInfo(
+        name=spec.name,
+        version=ctx.job.job,
+        source=_source_record(source),
+        shape=teacher.shape,
+        split=split,
+        created=now(),
+        n=n,
+        fidelity=fidelity,
+        fidelity_by_kind=by_kind,
+        pooling=pooling,
+        normalise=normalise,
+    )
+    save_root(folder, Root(info, upper, bias, tokenizer, lower), source.folder / "tokenizer.json")
+
+
+def _make_local(
+    ctx: JobContext,
+    source: Source,
+    teacher: Encoder,
+    tokenizer: Tokenizer,
+    parts: LocalParts,
+    options: ImportRootOptions,
+    paths: list[Path],
+) -> Fidelity:
+    """Make `parts` local, with shipped weights or by learning from the texts. Returns their fidelity.
+
+    Without lower layers they are the source itself.
+    """
+    lower = parts[0]
+    if not lower.depth:
+        held_out = _sample_texts(tokenizer, paths, options.seed, 3 * FIDELITY_TEXTS)[1]
+        return _measure_fidelity(ctx, parts, teacher, held_out) if any(held_out.values()) else ({}, {})
+    found = shipped_locality(source.sha256, lower.depth, lower.n)
+    learns = found is None or options.distil or options.start == "shipped"
+    most = MAX_TEXTS if learns else 3 * FIDELITY_TEXTS
+    texts, held_out = _sample_texts(tokenizer, paths, options.seed, most)
+    if found is None or learns:
+        _check_learnable(source, lower, found, texts, paths, options)
+        learn_locality(ctx, teacher, parts, texts, options, found if options.start == "shipped" else None)
+        return _measure_fidelity(ctx, parts, teacher, held_out)
+    ctx.progress(0, 1, phase="locality weights")
+    about: dict[str, Any] = apply_locality(found, parts)
+    ctx.progress(1, 1, phase="locality weights")
+    if any(held_out.values()):
+        return about["fidelity"], _measure_fidelity(ctx, parts, teacher, held_out)[1]
+    return about["fidelity"], about.get("fidelity_by_kind", {})
+
+
+def _check_learnable(
+    source: Source,
+    lower: LocalLower,
+    shipped: Path | None,
+    texts: list[Encoded],
+    paths: list[Path],
+    options: ImportRootOptions,
+) -> None:
+    """Raise InvalidInput if there is nothing to start from, or too little text to learn from."""
+    missing = f"no locality weights ship for {source.name} split at {lower.depth} with n = {lower.n}"
+    if options.start == "shipped" and shipped is None:
+        raise InvalidInput(f"{missing}: leave start=shipped out", field="options.start")
+    if not paths:
+        missing = missing if shipped is None else "locality is learnt from text"
+        raise InvalidInput(f"{missing}: give unlabelled text (--text) to learn from", field="texts")
+    if len(texts) < MIN_TEXTS:
+        raise InvalidInput(
+            f"{len(texts)} usable texts are too few to learn locality: give at least "
+            f"{FIDELITY_TEXTS + MIN_TEXTS} lines",
+            field="texts",
+        )
+
+
+def _measure_fidelity(ctx: JobContext, parts: LocalParts, teacher: Encoder, held_out: Texts) -> Fidelity:
+    ctx.progress(0, 1, phase="fidelity")
+    found = fidelity_report(parts, teacher, {kind: texts for kind, texts in held_out.items() if texts})
+    ctx.progress(1, 1, phase="fidelity")
+    return found
+
+
+def _publish_plot(ctx: JobContext, folder: Path, alpha: float, texts: list[Path], documents: int) -> None:
+    """Publish the root's own PLOT: every token's unigram, the last fallback of every look-up, and
+    the n-grams of the text, if there is one."""
+    root = load_root(folder, with_lower=True)
+    assert root.lower is not None
+    counted = count_corpus(ctx, root.tokenizer, texts, documents, root.info.n)
+    vocabulary = np.arange(1, root.info.shape.vocab, dtype=np.uint32)[:, None]
+    wanted = [Wanted(1, len(vocabulary), in_chunks(vocabulary)), *choose(counted, alpha)]
+
+    def meta(stored: Mapping[int, int]) -> PlotMeta:
+        report = {
+            "alpha": alpha,
+            "tokens": counted.total(root.info.n),
+            **{f"stored_{ORDER_NAMES[order]}s": stored[order] for order in range(root.info.n, 1, -1)},
+        }
+        return PlotMeta(root.info.version, alpha=alpha, report=report)
+
+    write_version(ctx, root.info.name, root.lower, wanted, parent=None, onto=None, extend=False, meta=meta)
+
+
+def _sample_texts(
+    tokenizer: Tokenizer, paths: list[Path], seed: int, most: int
+) -> tuple[list[Encoded], Texts]:
+    """Sample the files evenly. Returns the shuffled texts to learn from, of at most 256 tokens, and
+    the held-out ones by kind.
+
+    At most `most` pieces are drawn in all; some pairs of them are added.
+    """
+    rng = random.Random(seed)
+    texts: list[Encoded] = []
+    held_out: Texts = {}
+    for path in paths:
+        lines = [_piece(d, rng) for d in read_documents(path)]
+        lines = rng.sample(lines, min(len(lines), most // len(paths)))
+        held = min(-(-FIDELITY_TEXTS // len(paths)), len(lines) // 3)
+        encoded = [
+            [e for e in tokenizer.encode(_some_paired(some), 256) if len(e) > 4]
+            for some in (lines[:held], lines[held:])
+        ]
+        held_out.setdefault(_kind_of(path), []).extend(encoded[0])
+        texts += encoded[1]
+    rng.shuffle(texts)
+    return texts, held_out
+
+
+def _some_paired(lines: list[str]) -> list[Text]:
+    pairs = zip(lines[::PAIR_EVERY], lines[1::PAIR_EVERY], strict=False)
+    return [*lines, *pairs]
+
+
+def _kind_of(path: Path) -> str:
+    found = _KIND.match(path.name)
+    return found[1] if found else "general"
+
+
+def _piece(document: str, rng: random.Random) -> str:
+    """A random run of words of a long document, so that training also sees texts that
+    start in mid-document."""
+    words = document.split()
+    if len(words) <= 60 or rng.random() < 0.3:
+        return document[:3000]
+    length = rng.choice((20, 40, 160))
+    start = rng.randrange(max(1, len(words) - length))
+    return " ".join(words[start : start + length])

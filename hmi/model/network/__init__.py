@@ -1,0 +1,1 @@
+"""The transformer: layers and their arithmetic."""

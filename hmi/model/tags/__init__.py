@@ -1,0 +1,1 @@
+"""Tags of words and the entities that they mark."""

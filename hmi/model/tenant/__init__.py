@@ -1,0 +1,1 @@
+"""What is a tenant's own: module, head, calibration, novelty."""

@@ -1,0 +1,1 @@
+"""Texts as tokens: tokenizer, pieces, windows, lexical features."""

@@ -1,0 +1,1 @@
+"""The PLOT store as HMI opens it, and the misses that it records."""

@@ -1,0 +1,56 @@
+"""The operations on all records of a registry at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from hmi.core import JobRecord, ModelRecord, RootRecord
+from hmi.stores.records import job_table, model_table
+from hmi.stores.records.registry_database import RegistryDatabase
+from hmi.stores.records.sealed import RegistryTxn
+from hmi.stores.records.table import MODEL, ROOT, RecordTable
+
+
+@dataclass(frozen=True)
+class RegistryContents:
+    """The records of one snapshot that refer to files outside the registry."""
+
+    roots: list[RootRecord]
+    models: list[ModelRecord]
+    jobs: list[JobRecord]
+    """Queued and running jobs."""
+
+
+class WholeRegistry:
+    """The part of `Registry` that treats it as a whole."""
+
+    def __init__(self, database: RegistryDatabase) -> None:
+        self._database, self._table = database, RecordTable()
+
+    def generation(self) -> int:
+        """A number that grows with each change. While it stays the same, cached reads are still valid."""
+        return self._database.generation()
+
+    def problems(self) -> list[str]:
+        """Check all records; returns one sentence for each that is damaged or lost."""
+        return self._database.problems()
+
+    def artefacts(self) -> set[str]:
+        """The artefacts that some version of a model uses. Raises Damaged."""
+        return self._database.read(model_table.artefacts)
+
+    def copy(self, folder: Path) -> RegistryContents:
+        """Write a copy of one snapshot into the empty `folder`, and return what that snapshot refers to.
+
+        Damaged records are copied, and not counted among the references. Raises Damaged, Unavailable.
+        """
+
+        def look(txn: RegistryTxn) -> RegistryContents:
+            return RegistryContents(
+                roots=self._table.all(txn, ROOT, RootRecord, tolerant=True),
+                models=self._table.all(txn, MODEL, ModelRecord, tolerant=True),
+                jobs=job_table.live_jobs(self._table, txn, tolerant=True),
+            )
+
+        return self._database.copy(folder, look)

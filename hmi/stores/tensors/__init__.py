@@ -1,0 +1,1 @@
+"""Tensors on the disk and in memory."""

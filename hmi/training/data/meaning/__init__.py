@@ -1,0 +1,1 @@
+"""Which column or field is the text, and which the label; what is wrong with a row."""

@@ -1,0 +1,1 @@
+"""What annotation tools write: exports, spans, chats, decisions."""

@@ -1,0 +1,1 @@
+"""Ramps and prompts: what stages need of a model."""

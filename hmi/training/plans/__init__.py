@@ -1,0 +1,1 @@
+"""How a model is trained: the recipe, its defaults, the plan for its rows."""

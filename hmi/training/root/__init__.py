@@ -1,0 +1,1 @@
+"""Training of a root: locality, pretraining, fidelity."""

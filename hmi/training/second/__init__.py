@@ -1,0 +1,1 @@
+"""Teachers and the texts that they label, for second versions."""

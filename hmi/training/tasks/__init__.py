@@ -1,0 +1,1 @@
+"""Golds, scores and what a head learns beside its weights."""
