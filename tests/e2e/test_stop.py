@@ -28,8 +28,8 @@ from tests.hmi.labs.api_world import made_folder
 LONGEST_S = 35.0
 SERVE = """
 import sys
-from hmi.api import app
-app.STALL_S = float(sys.argv.pop(1))
+from hmi.api.process import application
+application.STALL_S = float(sys.argv.pop(1))
 from hmi.cli import main
 main()
 """

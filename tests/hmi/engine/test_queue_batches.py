@@ -32,7 +32,7 @@ class Simulation:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 0.0
         clock = SimpleNamespace(monotonic=lambda: self.now)
-        for module in ("queue", "item"):
+        for module in ("schedule.queue", "texts.item"):
             monkeypatch.setattr(f"hmi.engine.{module}.time", clock)
         self.pace = Pace()
         self.queue = BatchQueue(1 << 40, self.pace)

@@ -42,7 +42,7 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 100.0
-        for module in ("queue", "item"):
+        for module in ("schedule.queue", "texts.item"):
             monkeypatch.setattr(f"hmi.engine.{module}.time", SimpleNamespace(monotonic=lambda: self.now))
 
 

@@ -81,7 +81,7 @@ compile._lookup()
 compile._text()
 before = known()
 assert before
-from hmi.engine import warming
+from hmi.engine.run import warming
 warming.compile_answers()
 print(len(known() - before))
 """

@@ -31,7 +31,7 @@ class Stream:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 0.0
         clock = SimpleNamespace(monotonic=lambda: self.now)
-        for module in ("queue", "item", "planning"):
+        for module in ("schedule.queue", "texts.item", "adaptive.planning"):
             monkeypatch.setattr(f"hmi.engine.{module}.time", clock)
         self.pace, self.coming, self.sent = Pace(), list[tuple[float, int, Item]](), 0
         self.planning = Planning(ParetoPlanner(cost_of=lambda key: COST, clock=lambda: self.now))
