@@ -76,7 +76,7 @@ def _explained(error: Exception) -> int:
 
     Any other error is our own bug and is raised again with its traceback.
     """
-    from hmi.api.http.errors import known
+    from hmi.api.protocols.errors import known
 
     explained = known(error)
     if explained is not None:

@@ -13,7 +13,7 @@ import pytest
 import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
-from hmi.api.http.errors import STATUS
+from hmi.api.protocols.errors import STATUS
 from hmi.api.rpc.status import code_of
 from tests.e2e.protocol_lab import EMBED, MOOD, OTHERS, PAIRS, TAGS, ProtocolServer
 from tests.e2e.test_oip_http import TEXTS, WORDS, decoded

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from hmi.api.access.audit import Audit, Fields
 from hmi.api.access.auth import ExpiredKey
 from hmi.api.access.caller import NOBODY, Caller
-from hmi.api.http.errors import known
 from hmi.api.http.route import Reply, Route, RouteCall
+from hmi.api.protocols.errors import known
 from hmi.core import ID_PATTERN
 from hmi.errors import Forbidden, HmiError, QuotaExceeded, StorageFull, Unauthorised
 from hmi.stores.audit.log import AuditLog
@@ -23,7 +23,7 @@ from hmi.stores.audit.log import AuditLog
 if TYPE_CHECKING:
     from aiohttp import web
 
-    from hmi.api.process.services import Services
+    from hmi.api.http.services import Services
 
 BEGUN, CHANGE, ACCESS, REFUSED, SERVER = "begun", "change", "access", "refused", "server"
 """Events: a change begins; its outcome; an administrator's call that changes nothing; a refused caller; the
@@ -39,9 +39,7 @@ def identify_caller(route: Route, request: web.Request, request_id: str, service
 
     Raises as `Auth.caller` and `Quotas.change`.
     """
-    from hmi.api.process.services import (
-        CALLER,  # here, since it loads a web server, which commands do not need
-    )
+    from hmi.api.http.services import CALLER  # here, since it loads a web server, which commands do not need
 
     if route.scope is None:
         return NOBODY

@@ -27,7 +27,7 @@ from hmi.tenancy import KEY_PREFIX
 if TYPE_CHECKING:
     from aiohttp import web
 else:
-    from hmi.api.http.lazy_import import web
+    from hmi.api.lazy_import import web
 
 log = logging.getLogger("hmi.api")
 PROXIES = frozenset({"forwarded", "via", "x-real-ip"})

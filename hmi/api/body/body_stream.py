@@ -6,13 +6,13 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
-from hmi.api.http.errors import Malformed
+from hmi.api.protocols.errors import Malformed
 from hmi.errors import HmiError
 
 if TYPE_CHECKING:
     from aiohttp import web
 else:
-    from hmi.api.http.lazy_import import web
+    from hmi.api.lazy_import import web
 
 LEAST_RATE = 1024
 """Bytes a second that a client must send on average, after the first `idle_s` seconds of waiting for it."""

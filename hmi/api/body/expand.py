@@ -11,7 +11,7 @@ from typing import BinaryIO, Literal
 
 import zstandard
 
-from hmi.api.http.errors import Malformed, over_limit
+from hmi.api.protocols.errors import Malformed, over_limit
 from hmi.errors import InvalidData
 
 CHUNK = 1 << 18

@@ -16,7 +16,7 @@ from typing import Any
 from pydantic_core import ErrorDetails
 
 from hmi.api.body.json_size import exact_census
-from hmi.api.http.errors import Malformed, pointer
+from hmi.api.protocols.errors import Malformed, pointer
 from hmi.errors import InvalidInput
 from hmi.words import HALF_A_PAIR, not_json
 

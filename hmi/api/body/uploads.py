@@ -20,7 +20,7 @@ from hmi.api.body.body_stream import Inflow
 from hmi.api.body.expand import decompressing, is_compressed
 from hmi.api.body.fair_threads import FairThreads
 from hmi.api.body.shares import Holder, Shares
-from hmi.api.http.errors import Malformed, UnsupportedMediaType, over_limit
+from hmi.api.protocols.errors import Malformed, UnsupportedMediaType, over_limit
 from hmi.config import Settings
 from hmi.core import check_name
 from hmi.errors import InvalidInput, NotFound
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import aiohttp
     from aiohttp import http
 else:
-    from hmi.api.http.lazy_import import aiohttp, http
+    from hmi.api.lazy_import import aiohttp, http
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -11,8 +11,8 @@ from typing import Any, Protocol, cast
 
 from aiohttp import web
 
-from hmi.api.http.errors import INTERNAL, Malformed, headers_of, status_of
 from hmi.api.protocols.base import Failure
+from hmi.api.protocols.errors import INTERNAL, Malformed, headers_of, status_of
 from hmi.api.protocols.native import NATIVE
 from hmi.config import Settings
 from hmi.errors import HmiError

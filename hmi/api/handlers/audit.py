@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from hmi.api.http.in_thread import OFF_LOOP_ROWS
 from hmi.api.http.route import Reply, RouteCall
+from hmi.api.in_thread import OFF_LOOP_ROWS
 from hmi.api.schemas.audit import AuditLine, AuditPage, AuditQuery
 from hmi.errors import InvalidInput
 from hmi.record import time_text

@@ -10,7 +10,7 @@ from hmi.api.schemas.shared import Health
 if TYPE_CHECKING:
     from aiohttp import web
 else:
-    from hmi.api.http.lazy_import import web
+    from hmi.api.lazy_import import web
 
 
 async def healthz(call: RouteCall) -> Reply:

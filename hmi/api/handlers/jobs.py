@@ -6,9 +6,9 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from hmi.api.http.events import Events, stream
-from hmi.api.http.in_thread import OFF_LOOP_ROWS
 from hmi.api.http.route import Reply, RouteCall
-from hmi.api.process.services import Services
+from hmi.api.http.services import Services
+from hmi.api.in_thread import OFF_LOOP_ROWS
 from hmi.api.schemas.shared import JobList, JobQuery, JobView
 from hmi.api.views.records import job_view
 from hmi.core import ENDED, JobRecord
@@ -18,7 +18,7 @@ from hmi.stores.records.job_table import no_job
 if TYPE_CHECKING:
     from aiohttp import web
 else:
-    from hmi.api.http.lazy_import import web
+    from hmi.api.lazy_import import web
 
 POLL_S = 0.3
 """Interval at which a stream looks at its job."""

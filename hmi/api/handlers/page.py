@@ -11,7 +11,7 @@ from hmi.errors import NotFound
 if TYPE_CHECKING:
     from aiohttp import web
 else:
-    from hmi.api.http.lazy_import import web
+    from hmi.api.lazy_import import web
 
 
 async def index(call: RouteCall) -> web.StreamResponse:

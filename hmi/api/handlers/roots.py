@@ -6,7 +6,7 @@ import asyncio
 
 from hmi.api.handlers.models import accepted
 from hmi.api.http.route import Reply, RouteCall
-from hmi.api.process.services import Services
+from hmi.api.http.services import Services
 from hmi.api.schemas.manage import ChangeRoot, ImportRoot, RootList, ShardRoot
 from hmi.api.schemas.shared import NoBody
 from hmi.api.views.records import root_view

@@ -6,8 +6,8 @@ import asyncio
 from typing import Any
 
 from hmi.api.handlers.keys import replace_key
-from hmi.api.http.in_thread import OFF_LOOP_ROWS
 from hmi.api.http.route import Reply, RouteCall
+from hmi.api.in_thread import OFF_LOOP_ROWS
 from hmi.api.schemas.tenants import (
     ChangeTenant,
     CreateTenant,

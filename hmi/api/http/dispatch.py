@@ -15,19 +15,19 @@ from aiohttp import web
 from pydantic_core import to_json
 
 from hmi.api.access.audited import audit_call, identify_caller, note_reply
-from hmi.api.body.request_body import parse_query, receive
 from hmi.api.body.shares import Loan
 from hmi.api.edge.connection import began, is_guest
-from hmi.api.http.errors import INTERNAL as INTERNAL_MESSAGE
-from hmi.api.http.errors import MethodNotAllowed, headers_of, known, status_of
 from hmi.api.http.idempotency import REPLAYED, KeyedRequest, exclusively, keyed_request
-from hmi.api.http.in_thread import off_loop
 from hmi.api.http.observed import HEADER as TRACE_HEADER
 from hmi.api.http.observed import Observed
 from hmi.api.http.plain import plain
+from hmi.api.http.request_body import parse_query, receive
 from hmi.api.http.route import Reply, Route, RouteCall
-from hmi.api.process.services import SERVICES, Services, Stopping
+from hmi.api.http.services import SERVICES, Services, Stopping
+from hmi.api.in_thread import off_loop
 from hmi.api.protocols.base import JSON, Dialect, Failure, Raw, is_below
+from hmi.api.protocols.errors import INTERNAL as INTERNAL_MESSAGE
+from hmi.api.protocols.errors import MethodNotAllowed, headers_of, known, status_of
 from hmi.api.protocols.native import NATIVE
 from hmi.errors import HmiError, NotFound, Unavailable
 from hmi.stores.layout import without_paths

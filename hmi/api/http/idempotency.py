@@ -15,7 +15,7 @@ from aiohttp import web
 
 from hmi.api.access.caller import Caller
 from hmi.api.http.route import Reply, Route
-from hmi.api.process.services import KeyLock, Services
+from hmi.api.http.services import KeyLock, Services
 from hmi.errors import InvalidInput
 
 HEADER = "Idempotency-Key"

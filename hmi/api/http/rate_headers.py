@@ -11,7 +11,7 @@ import math
 from aiohttp import web
 
 from hmi.api.access.rates import RATES, QuotaState, Rates
-from hmi.api.process.services import CALLER, SERVICES
+from hmi.api.http.services import CALLER, SERVICES
 
 
 async def add_rate_limits(request: web.BaseRequest, response: web.StreamResponse) -> None:

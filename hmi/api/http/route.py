@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 from pydantic import StringConstraints
 
 from hmi.api.access.caller import Caller
+from hmi.api.http.services import Services
 from hmi.api.infer.own_models import OwnModels
-from hmi.api.process.services import Services
 from hmi.api.protocols.base import JSON, Dialect, RawBody, Where
 from hmi.api.protocols.native import NATIVE
 from hmi.api.schemas.shared import DomainName, ModelName, Name, Query, VersionNumber
@@ -24,7 +24,7 @@ from hmi.errors import NotFound
 if TYPE_CHECKING:
     from aiohttp import web
 else:
-    from hmi.api.http.lazy_import import web
+    from hmi.api.lazy_import import web
 
 
 @dataclass

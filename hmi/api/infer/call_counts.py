@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
-from hmi.api.infer.asks import AskResult
+from hmi.api.protocols.asks import AskResult
 from hmi.core import ModelId
 
 MOST = 10_000

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Protocol
 
 from hmi.api.access.caller import Caller
 from hmi.api.access.rates import Rates
-from hmi.api.http.errors import over_limit
-from hmi.api.http.in_thread import off_loop
-from hmi.api.infer.asks import Ask, AskResult, Input, text_id
+from hmi.api.in_thread import off_loop
 from hmi.api.infer.call_counts import CallCounter
+from hmi.api.protocols.asks import Ask, AskResult, Input, text_id
+from hmi.api.protocols.errors import over_limit
 from hmi.config import Settings
 from hmi.core import Deleted, ModelId
 from hmi.engine import TextRequest, TextResult

@@ -13,9 +13,9 @@ from aiohttp import web
 from hmi.api.edge.connection import handler_settings
 from hmi.api.http.dispatch import DIALECTS, add_request_id, answer_errors, handler_of, no_answer_yet
 from hmi.api.http.rate_headers import add_rate_limits
+from hmi.api.http.services import SERVICES, Services, Unfinished
 from hmi.api.process import periodic
 from hmi.api.process.building import build_services
-from hmi.api.process.services import SERVICES, Services, Unfinished
 from hmi.api.routes.table import ROUTES, contract
 from hmi.config import Settings
 

@@ -14,12 +14,12 @@ from hmi.api.body.shares import Shares
 from hmi.api.body.uploads import Uploads
 from hmi.api.edge.capacity import most_connections
 from hmi.api.http.observed import job_spans
-from hmi.api.http.single_flight import SingleFlight
+from hmi.api.http.services import Services
 from hmi.api.infer.inference import Inference, InferenceEngine
-from hmi.api.process.services import Services
 from hmi.api.routes.table import INFER_PATHS
 from hmi.api.views.minutes import Minutes
 from hmi.api.views.scrape import CachedMetrics
+from hmi.api.views.single_flight import SingleFlight
 from hmi.config import Settings
 from hmi.core import JobState
 from hmi.manager import Manager

@@ -16,8 +16,8 @@ from urllib.parse import unquote
 from hmi.api.access.audited import note_reply, objects_of, recorded_locally
 from hmi.api.access.caller import ADMINISTRATOR
 from hmi.api.body.expand import decompress_to
-from hmi.api.body.request_body import parse, parse_query
 from hmi.api.http.plain import plain
+from hmi.api.http.request_body import parse, parse_query
 from hmi.api.http.route import Reply, Route, RouteCall
 from hmi.api.infer.inference import InferenceEngine, TokenAudits
 from hmi.api.process.building import build_engine, build_services

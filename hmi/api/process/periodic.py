@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from hmi.api.access.audited import log_server_event
-from hmi.api.process.services import Services
+from hmi.api.http.services import Services
 from hmi.stores.failures import log_failure
 
 log = logging.getLogger("hmi.api")

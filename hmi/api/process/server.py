@@ -19,12 +19,12 @@ from hmi.api.access.auth import check_binding
 from hmi.api.edge.drain import CUT_S, leave
 from hmi.api.edge.listener import Listener
 from hmi.api.edge.tls import Certificates, certificates_of
+from hmi.api.http.services import Services
 from hmi.api.process import notify
 from hmi.api.process.application import DRAIN_S, application, begin, drain
 from hmi.api.process.building import build_services
 from hmi.api.process.garbage import end_without_collections, short_collections
 from hmi.api.process.lock import announced, owning
-from hmi.api.process.services import Services
 from hmi.config import Settings
 from hmi.errors import Conflict, InvalidInput
 from hmi.execution.compiling import compile_all

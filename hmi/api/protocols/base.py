@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from hmi.api.infer.asks import Ask, AskResult
+from hmi.api.protocols.asks import Ask, AskResult
 from hmi.core import ModelId, ModelRecord, ModelVersion
 
 JSON = "application/json"
@@ -152,7 +152,7 @@ class Dialect(Protocol):
 
     @property
     def statuses(self) -> Mapping[str, int]:
-        """The HTTP statuses that differ from those of `hmi.api.http.errors`, by the kind of the error."""
+        """The HTTP statuses that differ from those of `hmi.api.protocols.errors`, by the kind of the error."""
         ...
 
     def encode_error(self, failure: Failure) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import Discriminator, Field, Tag
 
-from hmi.api.infer.asks import Input
+from hmi.api.protocols.asks import Input
 
 Text = Annotated[str, Field(min_length=1)]
 TextList = Annotated[list[Text], Field(min_length=1, fail_fast=True)]

@@ -10,7 +10,7 @@ from typing import Literal
 
 import numpy as np
 
-from hmi.api.infer.asks import AskResult
+from hmi.api.protocols.asks import AskResult
 from hmi.api.protocols.base import Where
 from hmi.core import ModelId, ModelVersion, Task
 from hmi.engine import TextResult

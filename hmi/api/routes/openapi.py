@@ -9,9 +9,9 @@ from pydantic import TypeAdapter
 from pydantic.json_schema import JsonSchemaMode
 
 import hmi
-from hmi.api.http.errors import RETRY_AFTER_S, status_of
 from hmi.api.http.route import OPAQUE_PATTERN, PARAMETERS, Route
 from hmi.api.protocols.base import JSON
+from hmi.api.protocols.errors import RETRY_AFTER_S, status_of
 
 REF = "#/components/schemas/{model}"
 SUMMARY = "A language model of its own for each of thousands of tenants, served from one machine."

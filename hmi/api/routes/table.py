@@ -52,7 +52,7 @@ from hmi.api.schemas.tenants import (
 if TYPE_CHECKING:
     from aiohttp import web
 else:
-    from hmi.api.http.lazy_import import web
+    from hmi.api.lazy_import import web
 
 CORPUS = {"corpus": True}
 TENANT, KEYS = "/manage/tenants/{tenant}", "/manage/tenants/{tenant}/keys"

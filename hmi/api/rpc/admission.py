@@ -17,11 +17,11 @@ import grpc
 from hmi.api.access.audited import log_access, refuse
 from hmi.api.access.caller import NOBODY, Caller
 from hmi.api.body.shares import Holder, Shares
-from hmi.api.http.errors import INTERNAL, Malformed, known
 from hmi.api.http.observed import HEADER as TRACE_HEADER
 from hmi.api.http.observed import Observed
 from hmi.api.http.rate_headers import rate_limits
-from hmi.api.process.services import Services, Stopping, Unfinished
+from hmi.api.http.services import Services, Stopping, Unfinished
+from hmi.api.protocols.errors import INTERNAL, Malformed, known
 from hmi.api.rpc.status import code_of, trailing_of
 from hmi.core import Scope
 from hmi.errors import Forbidden, HmiError, Unauthorised

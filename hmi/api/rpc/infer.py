@@ -9,9 +9,9 @@ from typing import Any
 from google.protobuf.message import DecodeError
 from pydantic import ValidationError
 
-from hmi.api.body.request_body import LimitedBodyReader
-from hmi.api.http.errors import Malformed, from_validation
-from hmi.api.infer.asks import AskResult
+from hmi.api.http.request_body import LimitedBodyReader
+from hmi.api.protocols.asks import AskResult
+from hmi.api.protocols.errors import Malformed, from_validation
 from hmi.api.protocols.oip.answering import outputs_made
 from hmi.api.protocols.oip.asking import Asked, rows_of
 from hmi.api.protocols.oip.schemas import ID_CHARS, MOST_TENSORS, Options

@@ -13,7 +13,7 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 import grpc
 
 from hmi.api.edge.capacity import most_connections
-from hmi.api.process.services import Services
+from hmi.api.http.services import Services
 from hmi.api.rpc.admission import AdmissionGate
 from hmi.api.rpc.service import handlers
 from hmi.config import Settings

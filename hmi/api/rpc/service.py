@@ -11,12 +11,12 @@ from typing import Any
 import grpc
 from google.protobuf.json_format import ParseDict
 
-from hmi.api.body.request_body import LIGHT_BYTES, LimitedBodyReader, most_values
 from hmi.api.body.shares import Loan
 from hmi.api.handlers.protocols.infer import values_in
-from hmi.api.http.in_thread import OFF_LOOP_BYTES, OFF_LOOP_VALUES, off_loop
-from hmi.api.infer.open_inference import Repository, server_metadata
-from hmi.api.process.services import Services
+from hmi.api.handlers.protocols.open_inference import Repository, server_metadata
+from hmi.api.http.request_body import LIGHT_BYTES, LimitedBodyReader, most_values
+from hmi.api.http.services import Services
+from hmi.api.in_thread import OFF_LOOP_BYTES, OFF_LOOP_VALUES, off_loop
 from hmi.api.protocols.oip.asking import Asked, ask_of
 from hmi.api.rpc.admission import AdmissionGate, Messages, RpcCall, client_error
 from hmi.api.rpc.infer import asked_of, parsed, response_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import grpc
 
-from hmi.api.http.errors import headers_of, status_of
+from hmi.api.protocols.errors import headers_of, status_of
 from hmi.api.protocols.native import NATIVE
 from hmi.errors import HmiError
 

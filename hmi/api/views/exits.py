@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from hmi.api.infer.asks import text_id
+from hmi.api.protocols.asks import text_id
 from hmi.api.schemas.exits import (
     CascadeBrief,
     ExitReportView,

@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import astuple, dataclass
 from itertools import chain
 
-from hmi.api.http.single_flight import SingleFlight
+from hmi.api.views.single_flight import SingleFlight
 from hmi.metrics.reading import FAILURES, REFUSALS, MetricsReading
 from hmi.stores.failures import log_failure
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import hmi
 from hmi.api.access.caller import Caller
-from hmi.api.process.services import Services
+from hmi.api.http.services import Services
 from hmi.api.schemas.overview import (
     CallerView,
     OverviewView,

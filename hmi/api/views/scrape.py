@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from hmi.api.http.single_flight import SingleFlight
+from hmi.api.views.single_flight import SingleFlight
 from hmi.metrics import Metrics
 
 SHOWN_S = 1.0

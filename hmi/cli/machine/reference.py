@@ -67,7 +67,7 @@ def _arguments(command: click.Command) -> list[str]:
 
 def errors() -> str:
     """Return the page of all kinds of errors."""
-    from hmi.api.http.errors import RETRY_AFTER_S, STATUS
+    from hmi.api.protocols.errors import RETRY_AFTER_S, STATUS
 
     about = _kinds()
     text = HEAD.format(title="Errors") + (
@@ -85,7 +85,7 @@ def errors() -> str:
 def _kinds() -> dict[str, str]:
     """The first sentence about each kind of error, from the classes and the tree in `hmi.errors`."""
     import hmi.errors
-    from hmi.api.http import errors as edge
+    from hmi.api.protocols import errors as edge
 
     found = {"internal": "A fault of the server: quote the request_id when you report it."}
     for line in (hmi.errors.__doc__ or "").splitlines():

@@ -17,9 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hmi.api.body import json_size as census_module
-from hmi.api.body import request_body as body_module
 from hmi.api.body.json_size import Census, census
 from hmi.api.body.shares import Shares
+from hmi.api.http import request_body as body_module
 from hmi.errors import QuotaExceeded, TooLarge, Unavailable
 from tests.hmi.labs.api_world import MODEL, World, read_answer, running, tenant
 from tests.hmi.labs.flood_lab import MIB, bomb, head, objects, post

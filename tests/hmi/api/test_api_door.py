@@ -25,7 +25,7 @@ from hmi.api.body.shares import Shares
 from hmi.api.edge import listener as door_module
 from hmi.api.edge.capacity import most_connections
 from hmi.api.edge.listener import _address
-from hmi.api.process.services import Services
+from hmi.api.http.services import Services
 from hmi.config import Settings
 from hmi.errors import DeadlineExceeded, InvalidInput
 from tests.hmi.labs.api_world import read_answer

@@ -29,7 +29,7 @@ import openai
 import pytest
 
 from bench.harness.server import free_port
-from hmi.api.process.services import Services
+from hmi.api.http.services import Services
 from hmi.api.rpc.server import RpcServer
 from hmi.core import now
 from hmi.manager.tenants import new_key

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from hmi.api.access import quotas
-from hmi.api.body import request_body as body_module
 from hmi.api.http import dispatch
+from hmi.api.http import request_body as body_module
 from hmi.metrics import Metrics
 from tests.hmi.labs.api_world import MODEL, World, rows, running, tenant
 from tests.hmi.labs.manager_lab import add_root

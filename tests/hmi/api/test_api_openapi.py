@@ -8,9 +8,9 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from hmi.api.http.errors import status_of
 from hmi.api.process.application import application
 from hmi.api.process.building import build_services
+from hmi.api.protocols.errors import status_of
 from hmi.api.routes.openapi import document, error_kinds
 from hmi.api.routes.table import ROUTES, openapi_text
 from hmi.config import Settings

@@ -12,8 +12,8 @@ import pytest
 from pydantic import BaseModel
 
 from hmi.api.handlers.protocols.infer import routes_of
-from hmi.api.infer.asks import Ask, AskResult, Input
 from hmi.api.process import application
+from hmi.api.protocols.asks import Ask, AskResult, Input
 from hmi.api.protocols.base import JSON, UNNAMED, BodyReader, Endpoint, Failure, Raw, RawBody, Where
 from hmi.api.routes.openapi import document
 from hmi.api.routes.table import ROUTES

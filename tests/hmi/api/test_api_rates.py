@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from hmi.api.access.buckets import SPARE, Buckets, Rate
 from hmi.api.access.caller import ADMINISTRATOR, Caller
 from hmi.api.access.rates import RATES, REQUESTS, TOKENS, Rates
-from hmi.api.infer.asks import Ask
 from hmi.api.infer.inference import Inference
+from hmi.api.protocols.asks import Ask
 from hmi.config import Settings
 from hmi.core import ModelId
 from hmi.engine import TextResult

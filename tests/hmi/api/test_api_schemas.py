@@ -11,9 +11,9 @@ import pytest
 from multidict import MultiDict
 
 from hmi.api.body import json_text
-from hmi.api.body.request_body import parse, parse_query
-from hmi.api.http.errors import STATUS, Malformed, known
+from hmi.api.http.request_body import parse, parse_query
 from hmi.api.http.route import Route
+from hmi.api.protocols.errors import STATUS, Malformed, known
 from hmi.api.protocols.native.schemas import InferBody, MixedBody, count_members
 from hmi.api.routes.table import ROUTES
 from hmi.api.schemas.manage import CreateModel, ModelQuery
@@ -68,7 +68,7 @@ def test_every_kind_has_a_status() -> None:
         kind = waiting.pop()
         waiting += kind.__subclasses__()
         # Error classes of a client have no kind of their own.
-        if kind.__module__ in ("hmi.errors", "hmi.api.http.errors"):
+        if kind.__module__ in ("hmi.errors", "hmi.api.protocols.errors"):
             kinds.add(kind.kind)
     assert kinds == set(STATUS)
     assert known(OSError(28, "No space left on device")).kind == "storage_full"  # type: ignore[union-attr]

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from hmi.api.access.caller import ADMINISTRATOR, Caller
-from hmi.api.infer.asks import Ask, Input
 from hmi.api.infer.inference import Inference
+from hmi.api.protocols.asks import Ask, Input
 from hmi.config import Settings
 from hmi.core import ModelId
 from hmi.engine import TextRequest, TextResult

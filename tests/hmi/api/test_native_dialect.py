@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 
-from hmi.api.body.request_body import parse
 from hmi.api.http.plain import plain
-from hmi.api.infer.asks import Ask, AskResult, Input
+from hmi.api.http.request_body import parse
+from hmi.api.protocols.asks import Ask, AskResult, Input
 from hmi.api.protocols.base import Dialect, Endpoint, Failure, Where
 from hmi.api.protocols.native import NATIVE
 from hmi.api.schemas.shared import ErrorAnswer

@@ -16,9 +16,9 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from bench.harness.server import free_port
 from hmi.api.body.shares import Shares
+from hmi.api.http.services import Services
 from hmi.api.process import server
 from hmi.api.process.application import build_services
-from hmi.api.process.services import Services
 from hmi.api.rpc import admission
 from hmi.api.rpc.server import RpcServer
 from hmi.config import Settings

@@ -15,9 +15,9 @@ import pytest
 from aiohttp import ClientResponse, FormData
 from aiohttp.test_utils import TestClient, TestServer
 
+from hmi.api.http.services import Services
 from hmi.api.process.application import application
 from hmi.api.process.building import build_services
-from hmi.api.process.services import Services
 from hmi.cli import main
 from hmi.config import Settings
 from hmi.core import ENDED

@@ -14,9 +14,9 @@ from aiohttp import web
 
 from hmi.api.edge.listener import Listener
 from hmi.api.edge.tls import certificates_of
+from hmi.api.http.services import Services
 from hmi.api.process.application import application
 from hmi.api.process.building import build_services
-from hmi.api.process.services import Services
 from hmi.config import Settings
 from tests.hmi.labs.api_world import read_answer
 from tests.hmi.labs.flood_lab import head

@@ -14,7 +14,7 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from hmi.api.http.errors import STATUS
+from hmi.api.protocols.errors import STATUS
 from scripts.grafana_dashboard import FILE, text
 from tests.hmi.labs.api_world import made_folder, running
 from tests.hmi.labs.promql import Expression, Reader

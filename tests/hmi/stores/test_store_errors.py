@@ -13,7 +13,7 @@ import pytest
 
 import plot_store
 from hmi import errors
-from hmi.api.http.errors import STATUS, known
+from hmi.api.protocols.errors import STATUS, known
 from hmi.config import Settings
 from hmi.core import DomainId
 from hmi.manager import Manager

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hmi.api.http.in_thread import OFF_LOOP_BYTES, OFF_LOOP_VALUES, off_loop
 from hmi.api.http.route import Handler, Reply, Route, RouteCall
-from hmi.api.infer.asks import AskResult
+from hmi.api.in_thread import OFF_LOOP_BYTES, OFF_LOOP_VALUES, off_loop
+from hmi.api.protocols.asks import AskResult
 from hmi.api.protocols.base import Dialect, Endpoint
 from hmi.telemetry.tracing import span
 

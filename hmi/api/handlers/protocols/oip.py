@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from hmi.api.http.in_thread import OFF_LOOP_ROWS
+from hmi.api.handlers.protocols.open_inference import Repository, server_metadata
 from hmi.api.http.route import Handler, Reply, RouteCall
-from hmi.api.infer.open_inference import Repository, server_metadata
+from hmi.api.in_thread import OFF_LOOP_ROWS
 from hmi.api.protocols.oip.described import (
     IndexRequest,
     LoadRequest,

@@ -13,7 +13,7 @@ from hmi.tenancy import FileRecord
 if TYPE_CHECKING:
     from aiohttp import web
 else:
-    from hmi.api.http.lazy_import import web
+    from hmi.api.lazy_import import web
 
 CHUNK_BYTES = 1 << 18
 """Bytes of a file's content that are read at a time."""

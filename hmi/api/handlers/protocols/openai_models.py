@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from hmi.api.http.in_thread import OFF_LOOP_ROWS
 from hmi.api.http.route import Reply, RouteCall
+from hmi.api.in_thread import OFF_LOOP_ROWS
 from hmi.api.protocols.openai.models import (
     Deleted,
     Generation,

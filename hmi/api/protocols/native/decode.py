@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from hmi.api.infer.asks import Ask, Input
+from hmi.api.protocols.asks import Ask, Input
 from hmi.api.protocols.base import Where
 from hmi.api.protocols.native.schemas import InferBody, MixedItem, TextInput, TokensInput
 from hmi.core import ModelId

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hmi.api.infer.asks import AskResult
+from hmi.api.protocols.asks import AskResult
 from hmi.api.protocols.base import Where
 from hmi.api.protocols.native.schemas import (
     EntityOutput,

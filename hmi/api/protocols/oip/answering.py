@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Sequence
 from itertools import chain
 
-from hmi.api.infer.asks import AskResult
+from hmi.api.protocols.asks import AskResult
 from hmi.api.protocols.oip.about import OUTPUTS
 from hmi.api.protocols.oip.tensors import ResultTensor
 from hmi.engine import TextResult

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from pydantic_core import from_json
 
-from hmi.api.infer.asks import Ask, Input
+from hmi.api.protocols.asks import Ask, Input
 from hmi.api.protocols.oip.about import outputs_of
 from hmi.api.protocols.oip.schemas import Options
 from hmi.api.protocols.oip.tensors import BytesTensor

@@ -9,9 +9,9 @@ from typing import Any
 
 from pydantic_core import to_json
 
-from hmi.api.http.errors import Malformed
-from hmi.api.infer.asks import Ask, AskResult
+from hmi.api.protocols.asks import Ask, AskResult
 from hmi.api.protocols.base import UNNAMED, BodyReader, Raw, Where
+from hmi.api.protocols.errors import Malformed
 from hmi.api.protocols.oip.answering import outputs_made
 from hmi.api.protocols.oip.asking import Asked, ask_of, rows_of
 from hmi.api.protocols.oip.schemas import (

@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
-from hmi.api.infer.asks import Ask, AskResult
+from hmi.api.protocols.asks import Ask, AskResult
 from hmi.api.protocols.base import Where
 from hmi.api.protocols.inputs import inputs_of, one_or_many
 from hmi.api.protocols.openai.names import model_named

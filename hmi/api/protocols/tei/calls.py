@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hmi.api.infer.asks import Ask, AskResult
+from hmi.api.protocols.asks import Ask, AskResult
 from hmi.api.protocols.base import Where
 from hmi.api.protocols.inputs import Pair, TextInputs, inputs_of
 from hmi.api.protocols.results import (

@@ -7,9 +7,9 @@ from typing import Any, NoReturn
 
 import hmi
 from hmi.api.access.caller import Caller
+from hmi.api.http.services import Services
 from hmi.api.infer.call_counts import VersionCalls
 from hmi.api.infer.own_models import OwnModels
-from hmi.api.process.services import Services
 from hmi.api.protocols.oip.about import config_of, index_of, metadata_of
 from hmi.api.protocols.oip.asking import check_version
 from hmi.core import ModelId, ModelRecord

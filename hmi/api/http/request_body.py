@@ -21,17 +21,17 @@ from hmi.api.body.json_size import Census, census
 from hmi.api.body.json_text import DEEPEST, malformed, refuse_repeated, too_deep
 from hmi.api.body.shares import Loan
 from hmi.api.body.uploads import MAX_SPEC_BYTES, Form
-from hmi.api.http.errors import Malformed, UnsupportedMediaType, from_validation, over_limit, pointer
 from hmi.api.http.route import Route, RouteCall
-from hmi.api.process.services import Services
+from hmi.api.http.services import Services
 from hmi.api.protocols.base import JSON, Where
+from hmi.api.protocols.errors import Malformed, UnsupportedMediaType, from_validation, over_limit, pointer
 from hmi.config import Settings
 from hmi.errors import InvalidInput, NotFound, TooLarge
 
 if TYPE_CHECKING:
     from aiohttp import web
 else:
-    from hmi.api.http.lazy_import import web
+    from hmi.api.lazy_import import web
 
 LIGHT = Census(1024, 256)
 """A body with no more values and members than this, and of no more bytes than LIGHT_BYTES, is parsed on

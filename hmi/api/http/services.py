@@ -17,10 +17,10 @@ from hmi.api.access.quotas import Quotas
 from hmi.api.body.memory_budget import Bodies
 from hmi.api.body.shares import Shares
 from hmi.api.body.uploads import Uploads
-from hmi.api.http.single_flight import SingleFlight
 from hmi.api.infer.inference import Inference, InferenceEngine
 from hmi.api.views.minutes import Minutes
 from hmi.api.views.scrape import CachedMetrics
+from hmi.api.views.single_flight import SingleFlight
 from hmi.config import Settings
 from hmi.core import now
 from hmi.engine.watch.in_flight import InFlight
@@ -32,7 +32,7 @@ from hmi.telemetry.tracing import Tracer
 if TYPE_CHECKING:
     from aiohttp import web
 else:
-    from hmi.api.http.lazy_import import web
+    from hmi.api.lazy_import import web
 
 log = logging.getLogger("hmi.api")
 Phase = Literal["compiling", "starting", "serving", "draining"]
