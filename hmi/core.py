@@ -9,8 +9,6 @@ from typing import Any, Literal
 from pydantic import Field
 
 from hmi.errors import InvalidInput
-from hmi.improvement import Improvement as Improvement
-from hmi.improvement import Tried as Tried
 from hmi.modulespec import Depth as Depth
 from hmi.modulespec import ModuleSpec as ModuleSpec
 from hmi.record import Record as Record
@@ -21,6 +19,48 @@ from hmi.tenancy import KeyRecord as KeyRecord
 from hmi.tenancy import Limits as Limits
 from hmi.tenancy import Scope as Scope
 from hmi.tenancy import TenantRecord as TenantRecord
+
+
+class Tried(Record):
+    """One thing that a job `improve` tried. Scores are on held-out rows that no version was trained on."""
+
+    name: str
+    """The trial, in words."""
+    before: float | None = Field(default=None, allow_inf_nan=False)
+    """The score of the version that answers. None: nothing was compared."""
+    after: float | None = Field(default=None, allow_inf_nan=False)
+    """The score of what was tried."""
+    rows: int = 0
+    """The number of held-out rows that decided."""
+    sure: float | None = Field(default=None, ge=0, le=1, allow_inf_nan=False)
+    """The share of resamples of these rows in which what was tried is better: by the score, or by the
+    likelihood of the right answers, whichever share is greater."""
+    cpu_s: float = Field(ge=0, allow_inf_nan=False)
+    """The CPU seconds that it took."""
+    why: str
+    """A sentence that says why it was taken or left, or why it stopped."""
+
+
+class Improvement(Record):
+    """The newest job `improve` of a model: what it is to improve, and how it ended."""
+
+    job: str
+    version: int
+    """The number of the version that it is to improve."""
+    queued: str
+    """RFC 3339 in UTC."""
+    ended: str | None = None
+    """RFC 3339 in UTC. A job that has not ended, that was cancelled or that failed has None."""
+    tried: tuple[Tried, ...] = ()
+    published: int | None = None
+    """The number of the version that the job published; None: it published none."""
+    gain: float | None = Field(default=None, allow_inf_nan=False)
+    """The published version's score on the held-out rows, less that of the version before."""
+    cpu_s: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    """The CPU seconds of all attempts at the job."""
+    why: str | None = None
+    """A sentence that says why the job stopped."""
+
 
 NAME_PATTERN = r"[a-z0-9][a-z0-9-]{0,62}"
 NAME_RULE = "1 to 63 lower-case letters (a-z), digits and hyphens, not beginning with a hyphen"

@@ -33,7 +33,7 @@ import numpy as np
 import torch
 from gpu_server import MINILM, asked, cpu_launcher, models_of
 from hmi_kernels.compile import compile_entry
-from hmi_kernels.lookup import cuda_device, cuda_upload, ops
+from hmi_kernels.lookup import cuda, cuda_upload, ops
 
 from bench.cases.serve import gpu, gpu_bench, gpu_limits
 from bench.cases.serve.isolation import TOLERANCE
@@ -145,7 +145,7 @@ def kernels(kit: Kit) -> Iterator[Row]:
 def lookup_device(kit: Kit) -> Any:
     """The device as look-ups know it."""
     if kit.real:
-        return cuda_device.CudaDevice()
+        return cuda.CudaDevice()
     import cuda_twin
 
     with tempfile.TemporaryDirectory() as folder:
@@ -327,6 +327,6 @@ def work(device: str, folder: Path, shared: Path, pipe: int, names: list[str]) -
 
 if __name__ == "__main__":
     if sys.argv[1] == "smallest":
-        lookups_equal(cuda_device.CudaDevice(), dims=(7,))
+        lookups_equal(cuda.CudaDevice(), dims=(7,))
     else:
         work(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4]), sys.argv[5:])

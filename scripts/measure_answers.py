@@ -30,7 +30,7 @@ from hmi.api.process.local import LocalCalls
 from hmi.config import Settings
 from hmi.core import ModelId
 from hmi.engine.admit.bundles import Bundles
-from hmi.jobs.stage.answering import Answering
+from hmi.jobs.stage.profile_tokens import Answering
 from hmi.model.tags.entities import groups_of
 from hmi.model.tags.tag_schemes import to_bio
 from hmi.model.tasks.words import Tagging

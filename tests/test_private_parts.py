@@ -290,7 +290,7 @@ PARTS = (
     Part(
         "torch",
         "mkldnn, _reorder_linear_weight, _linear_pointwise",
-        "hmi/model/network/prepacked.py, hmi/training/fit/frozen_products.py",
+        "hmi/model/network/prepacked.py, hmi/training/fit/quick_layers.py",
         "answers and trainings take about twice as long, or fail",
         reordered_weights,
     ),
@@ -304,7 +304,7 @@ PARTS = (
     Part(
         "torch",
         "torch.utils._python_dispatch, torch.utils._pytree, _schema",
-        "hmi/execution/cuda/twin_graphs.py",
+        "hmi/execution/cuda/twin.py",
         "nothing on a server: the tests of CUDA graphs without a GPU fail",
         dispatch,
     ),

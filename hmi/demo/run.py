@@ -1,25 +1,212 @@
-"""The demo from end to end: text, server, root, branches, tenants, requests, table."""
+"""The demo from end to end: text, server, root, branches, tenants, requests, table, an example call."""
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
+import json
 import os
+import platform
+import shlex
 import signal
-from dataclasses import dataclass, field
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
+from rich.table import Table
 
-from hmi.demo import baseline, onboard, show
+from hmi import __version__
+from hmi.core import now
+from hmi.demo import baseline, onboard
+from hmi.demo.baseline import Dedicated, mean_ratio, ratio
 from hmi.demo.client import DemoClient
 from hmi.demo.dataset import Amounts
-from hmi.demo.folder import TextFolder, read_folder
-from hmi.demo.measure import TenantResult, measure
-from hmi.demo.server import running
+from hmi.demo.folder import TenantFolder, TextFolder, read_folder, read_rows
+from hmi.demo.measure import TenantResult, inputs_of, measure
 from hmi.demo.steps import Steps
 from hmi.demo.texts import prepare
-from hmi.errors import Conflict
-from hmi.model.files import write_bytes
+from hmi.errors import Conflict, Unavailable
+from hmi.model.files import write_bytes, write_json
+
+_HOST = "127.0.0.1"
+_USUAL_PORT = 8080
+_READY_S = 300  # the first start of an installation compiles
+_DRAIN_S = 60
+_MOST_WORKERS = 8
+_PR_SET_PDEATHSIG = 1
+
+
+@contextmanager
+def _running(data: Path, log: Path, port: int | None, key: str | None) -> Iterator[DemoClient]:
+    """Run `hmi serve` on `data` while the context is open, then stop it with SIGTERM."""
+    port = port or _free_port()
+    workers = max(1, min(_MOST_WORKERS, os.cpu_count() or 1))
+    command = [
+        sys.executable,
+        "-m",
+        "hmi",
+        "serve",
+        "--data",
+        str(data),
+        "--host",
+        _HOST,
+        "--port",
+        str(port),
+    ]
+    command += ["--job-workers", str(workers)]
+    # The table is about first versions, and the demo is to end when they are ready.
+    env = {"HMI_IMPROVE": "false", **os.environ}
+    with log.open("ab") as sink:
+        # The server has a session of its own, so that Ctrl-C reaches only the demo, which stops the server.
+        child = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=sink,
+            stderr=subprocess.STDOUT,
+            env=env,
+            start_new_session=True,
+            preexec_fn=_die_with_parent if sys.platform == "linux" else None,
+        )
+    try:
+        client = DemoClient(_HOST, port, key)
+        _wait_ready(child, client, log)
+        yield client
+    finally:
+        _stop(child)
+
+
+def _wait_ready(child: subprocess.Popen[bytes], client: DemoClient, log: Path) -> None:
+    until = time.monotonic() + _READY_S
+    while not client.ready():
+        if child.poll() is not None:
+            raise Unavailable(f"the server ended at once: {_last_words(log)} (all of it: {log})")
+        if time.monotonic() > until:
+            raise Unavailable(f"the server was not ready within {_READY_S} s: see {log}")
+        time.sleep(0.2)
+
+
+def _stop(child: subprocess.Popen[bytes]) -> None:
+    child.terminate()
+    try:
+        child.wait(_DRAIN_S)
+    except (subprocess.TimeoutExpired, KeyboardInterrupt):
+        child.kill()
+        child.wait()
+
+
+def _free_port() -> int:
+    """Return the usual port if it is free, else any free port."""
+    for port in (_USUAL_PORT, 0):
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((_HOST, port))
+            except OSError:
+                continue
+            return int(probe.getsockname()[1])
+    raise Unavailable("no port of this machine is free: end a program that listens, or give --port")
+
+
+def _last_words(log: Path) -> str:
+    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    return " ".join(lines[-3:]) or "it logged nothing"
+
+
+def _die_with_parent() -> None:
+    """End this process when the demo dies, so that a killed demo leaves no server behind."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+_SHOWN_CHARACTERS = 160
+
+
+def _print_table(steps: Steps, rows: Sequence[TenantResult]) -> None:
+    """Print a line for each tenant. Hits are shares of tokens answered by trigrams, bigrams and unigrams."""
+    table = Table(title="Every tenant's test set, sent as requests")
+    for title in ("tenant.model", "domain", "task", "what it answers"):
+        table.add_column(title, overflow="fold")
+    for title in ("score", "tri/bi/uni %", "p50 ms", "p95 ms", "KB", "answered"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for row in rows:
+        hits = "/".join(f"{100 * row.hits[order]:.0f}" for order in ("trigram", "bigram", "unigram"))
+        score = f"{100 * row.value:.1f}{' F1' if row.task == 'tagging' else ''}"
+        table.add_row(
+            *(row.model, row.domain, row.task, row.about, score, hits),
+            *(f"{row.p50_ms:.1f}", f"{row.p95_ms:.1f}", f"{row.bytes / 1000:.0f}"),
+            f"{row.rows}/{row.rows + row.failed}",
+        )
+    steps.console.print(table)
+    for row in rows:
+        for error in row.errors:
+            steps.say(f"{row.model} did not answer: {error}")
+
+
+def _print_baseline(steps: Steps, rows: Sequence[TenantResult], dedicated: Sequence[Dedicated]) -> None:
+    """Print the tenants' scores, and their ratios to those of dedicated copies of the source model."""
+    table = Table(title="Against a dedicated copy, fully fine-tuned on the same rows with the same seed")
+    for title in ("tenant.model", "score", "dedicated", "ratio", "learning rate", "epoch", "MB of the copy"):
+        table.add_column(title, justify="left" if title == "tenant.model" else "right")
+    values = {row.model: row.value for row in rows}
+    for copy in dedicated:
+        table.add_row(
+            *(copy.model, f"{100 * values[copy.model]:.1f}", f"{100 * copy.test:.1f}"),
+            *(f"{ratio(values, copy):.3f}", f"{copy.lr:g}", str(copy.epoch), f"{copy.bytes / 1e6:.0f}"),
+        )
+    steps.console.print(table)
+    steps.say(f"mean ratio {mean_ratio(values, dedicated):.3f}")
+
+
+def _save(
+    path: Path, steps: Steps, rows: Sequence[TenantResult], dedicated: Sequence[Dedicated] = ()
+) -> None:
+    """Write all figures to `path`."""
+    values = {row.model: row.value for row in rows}
+    body: dict[str, Any] = {
+        "demo": __version__,
+        "date": now(),
+        "machine": {
+            "cpus": os.cpu_count(),
+            "processor": platform.machine(),
+            "python": platform.python_version(),
+        },
+        "steps_s": steps.times,
+        "tenants": [asdict(row) for row in rows],
+    }
+    if dedicated:
+        copies = [{**asdict(copy), "ratio": round(ratio(values, copy), 4)} for copy in dedicated]
+        body["baseline"] = {"mean_ratio": round(mean_ratio(values, dedicated), 4), "copies": copies}
+    write_json(path, body)
+
+
+def _print_try(steps: Steps, client: DemoClient, tenant: TenantFolder, keys: Path) -> None:
+    """Print the address, a curl command and its real answer."""
+    body = {"inputs": _short(inputs_of(read_rows(tenant.test)[0]))}
+    answer: Mapping[str, Any] = client.post(f"/infer/{tenant.id}", body)
+    data = shlex.quote(json.dumps(body, ensure_ascii=False))
+    steps.console.print(f"[bold]Serving on {client.address}[/bold]", highlight=False)
+    steps.say(f"the tenants' keys are in {keys}; calls from this machine need no key, such as")
+    steps.console.print(
+        f"curl -s {client.address}/infer/{tenant.id} -H 'Content-Type: application/json' -d {data}",
+        highlight=False,
+        markup=False,
+        soft_wrap=True,
+    )
+    steps.console.print(json.dumps(answer, ensure_ascii=False), highlight=False, markup=False, soft_wrap=True)
+
+
+def _short(row: dict[str, Any]) -> Any:
+    """Return an input that fits on a command line; a text is cut at a word."""
+    if set(row) == {"text"}:
+        text = str(row["text"])
+        return text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS].rsplit(" ", 1)[0]
+    return [row]
 
 
 @dataclass(frozen=True)
@@ -53,23 +240,23 @@ def run(options: DemoOptions, console: Console) -> int:
         mark = _claim(home, text)
         steps.say(f"{len(text.tenants)} tenants, {len(text.branches)} domains")
     keys = onboard.TenantKeyFile(home / "keys.json")
-    with running(options.data, home / "server.log", options.port, options.key) as client:
+    with _running(options.data, home / "server.log", options.port, options.key) as client:
         measured = _over_http(client, text, keys, steps)
-        show.print_table(steps, measured)
-        show.save(home / "result.json", steps, measured)
+        _print_table(steps, measured)
+        _save(home / "result.json", steps, measured)
         if options.baseline:
             with steps.step("Dedicated copies, fully fine-tuned"):
                 copies = baseline.train_dedicated(
                     baseline.choose(text.tenants), home / "baseline.json", mark, steps
                 )
-            show.print_baseline(steps, measured, copies)
-            show.save(home / "result.json", steps, measured, copies)
+            _print_baseline(steps, measured, copies)
+            _save(home / "result.json", steps, measured, copies)
         steps.say(f"all figures: {home / 'result.json'}")
         silent = [row.model for row in measured if row.failed or not row.rows]
         if silent:
             steps.say(f"not every request was answered: {', '.join(silent)}; see {home / 'server.log'}")
         else:
-            show.print_try(steps, client, text.tenants[0], home / "keys.json")
+            _print_try(steps, client, text.tenants[0], home / "keys.json")
         if not options.ci:
             _serve_on(steps)
     return 1 if silent else 0

@@ -1,4 +1,4 @@
-"""Run one job: `python -m hmi.jobs --data DIR JOB`. The job runner starts it (hmi/jobs/runtime/child.py)."""
+"""Run one job: `python -m hmi.jobs --data DIR JOB`. The job runner starts it (jobs/runtime/starter.py)."""
 
 from __future__ import annotations
 

@@ -19,7 +19,6 @@ from hmi.jobs.improving.deepening import VersionCandidate, deeper_root, trained_
 from hmi.jobs.improving.folding import decide_by_folds
 from hmi.jobs.improving.handing_over import may_improve
 from hmi.jobs.improving.ledger import Ledger
-from hmi.jobs.improving.publishing import held_back
 from hmi.jobs.improving.teaching import Trial
 from hmi.jobs.improving.trying import NAME, NothingNewError, name_of, rows_before, starts_afresh, ways_of
 from hmi.jobs.model.comparing import answers_of
@@ -33,6 +32,23 @@ from hmi.model.tasks import task_of_version
 from hmi.sizes import counted
 from hmi.training.fit.early_stopping import StopTraining
 from hmi.training.second.choosing import Rule, VersionComparison, least_rows, rule_of
+
+
+def held_back(ctx: JobContext, spec: ImproveSpec) -> str | None:
+    """Return why a better version is not to answer until its tenant says so, or None if it may.
+
+    A cascade holds for the versions that it was profiled with. The tenant would find it switched off without
+    having done anything.
+    """
+    for model in ctx.registry.models(spec.model_id.tenant, tolerant=True):
+        name, cascade = f"{model.tenant}.{model.name}", model.cascade
+        if cascade is not None and spec.model in (name, cascade.small):
+            return (
+                f"the cascade of {name} was profiled with version {spec.version}: publish this version, and "
+                "profile the cascade again"
+            )
+    return None
+
 
 CUT_SHORT = "; the budget ended its training early"
 UNJUDGED = ", and so few rows do not judge that"

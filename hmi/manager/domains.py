@@ -1,10 +1,11 @@
-"""Domains: branches of a root's version tree. The PLOT store holds their state; this module
-holds the rules."""
+"""Domains: branches of a root's version tree, and exports of them. The PLOT store holds their state; this
+module holds the rules.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -16,9 +17,48 @@ from hmi.jobs.options import BuildPlotOptions
 from hmi.jobs.specs import BuildPlotSpec
 from hmi.manager.parts import Parts, checked_alpha, checked_options
 from hmi.stores.plot.miss_files import SKETCH, sketch_bytes
-from hmi.stores.plot.plot_meta import PlotMeta, samples_of
+from hmi.stores.plot.plot_meta import PlotMeta, lowers_of, samples_of
 from hmi.stores.plot.plots import plot_errors
-from plot_store import VersionInfo
+from hmi.stores.tensors.adapter_store import LOWER_CURE
+from plot_store import Store, VersionInfo
+
+ByteProgress = Callable[[int, int], None]
+"""Called with (bytes done, bytes in all)."""
+
+
+def export_domain(parts: Parts, version: str, archive: Path, progress: ByteProgress) -> None:
+    """Write a version with all its ancestors to `archive`, and the lower layers of branches that were
+    pretrained further. Samples of corpora stay where they are, since they are texts.
+
+    Raises NotFound, Damaged, StorageFull, Unavailable.
+    """
+    with plot_errors():
+        lowers = lowers_of(parts.plots.chain(version))
+        for name, ref in lowers.items():
+            parts.lowers.check(name, f"domain {ref}'s lower layers", LOWER_CURE)
+        parts.plots.export(
+            version, archive, attached={n: parts.lowers.path(n) for n in lowers}, progress=progress
+        )
+
+
+def import_domain(
+    parts: Parts, archive: Path, name: str | None, progress: ByteProgress
+) -> tuple[VersionInfo, list[str]]:
+    """Import an export.
+
+    Returns the version, and the refs whose lower layers are neither in the export nor in this store
+    (earlier releases exported none). Such versions answer, but no build can extend them. Raises
+    plot_store's errors and Damaged, StorageFull.
+    """
+    lowers = lowers_of(Store.archived(archive))
+    for lower, content in Store.attached(archive):
+        # Lower layers come before the versions that need them; collection spares what was stored in
+        # the last hour.
+        if lower in lowers:
+            parts.lowers.take_over(lower, content)
+    version = parts.plots.import_archive(archive, ref=name, progress=progress)
+    return version, sorted(ref for lower, ref in lowers.items() if not parts.lowers.has(lower))
+
 
 SHOWN = 5
 DEFAULT_ALPHA = 50.0

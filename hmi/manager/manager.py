@@ -24,18 +24,15 @@ from hmi.core import (
 )
 from hmi.jobs.options import AS_IT_IS, Reading
 from hmi.jobs.runtime.runner import JobRunner
-from hmi.manager.archives import ByteProgress, export_domain, import_domain
 from hmi.manager.cascades import CascadeInfo, Cascades
 from hmi.manager.consistency import Consistency
-from hmi.manager.domains import DomainInfo, DomainOperations
+from hmi.manager.domains import ByteProgress, DomainInfo, DomainOperations, export_domain, import_domain
 from hmi.manager.exchange import Exchange, ModuleFiles
 from hmi.manager.maintenance import Maintenance
-from hmi.manager.models import ModelOperations
-from hmi.manager.objectives import set_objective
+from hmi.manager.models import ModelOperations, TokenProfiles, set_objective
 from hmi.manager.parts import Parts
 from hmi.manager.roots import RootOperations
 from hmi.manager.tenants import TENANT_SCOPES, TenantOperations
-from hmi.manager.tokens import TokenProfiles
 from hmi.stores.layout import open_layout
 from hmi.stores.plot.miss_files import MissFiles
 from hmi.stores.plot.miss_recorder import MissRecorder

@@ -1,20 +1,134 @@
-"""Tenants' models. Fine-tuning jobs create and update them; rollback and deletion take effect at once."""
+"""Tenants' models: jobs create and update them and profile their token adaptation; rollback, deletion and
+what a tenant sets for a model take effect at once.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
-from hmi.core import DomainId, JobRecord, ModelId, ModelRecord, ModelVersion, Task
+from hmi.core import Depth, DomainId, JobRecord, ModelId, ModelRecord, ModelVersion, Objective, Task
 from hmi.errors import Conflict, InvalidInput, NotFound
 from hmi.jobs.checks import checked_files, checked_texts
-from hmi.jobs.options import FineTuneOptions, Publish, Reading, reading_options
+from hmi.jobs.options import AS_IT_IS, FineTuneOptions, Publish, Reading, reading_options
 from hmi.jobs.specs import FineTuneSpec
-from hmi.manager.depth import root_for
 from hmi.manager.domains import DomainOperations
 from hmi.manager.parts import Parts, checked_options
+from hmi.stores.records.registry import Registry
+
+
+def _root_for(registry: Registry, depth: Depth, branch: DomainId, now: str, field: str) -> str:
+    """The root of a training's version: the domain's, or the one of the same source that computes all layers.
+
+    now: that of the weights that it starts from, or else the domain's. Raises InvalidInput, which names
+    `field`, if no root has the depth.
+    """
+    own = registry.root(branch.root)
+    if depth == "fast" and not own.split:
+        raise InvalidInput(
+            f"root {own.name} computes all layers: give full or auto, or name a domain of a root that looks "
+            "up its lower layers",
+            field=field,
+        )
+    if depth != "full":
+        return now if depth == "auto" else own.name
+    if not registry.root(now).split:
+        return now
+    found = registry.full_root(own.name)
+    if found is None:
+        source = own.source.get("name")
+        raise InvalidInput(
+            f"no root computes all layers of {source}: an administrator imports one "
+            f"(hmi root import {own.name}-full {source} --split 0)",
+            field=field,
+        )
+    return found.name
+
+
+class TokenProfiles:
+    """The operations on profiles of token adaptation.
+
+    A job trains prompts and publishes the live version again with a profile.
+    """
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+
+    def profile(
+        self,
+        model: str,
+        files: Mapping[str, Path | bytes],
+        *,
+        prompts: bool = True,
+        skip_bad_rows: int = 0,
+        reading: Reading = AS_IT_IS,
+        job_limit: int | None = None,
+    ) -> JobRecord:
+        """Publish the live version again with a profile of what merging does to its answers.
+
+        files: data (labelled rows, required), dev (the rows that are held out), unlabelled (further texts).
+        prompts: also train prompts on the rows of data that are not held out. Raises InvalidInput (no data,
+        an embedding), InvalidData, NotFound, Conflict (a job is at work on it), QuotaExceeded, StorageFull.
+        """
+        wanted = ModelId.parse(model)
+        live = self._parts.registry.model(wanted).live
+        if live.module is None:
+            raise InvalidInput(
+                "an embedding model has no profile of token adaptation: it has no answers to compare",
+                field="model",
+            )
+        if "data" not in files:
+            raise InvalidInput(
+                "data is missing: a profile is made of labelled rows; send them as a multipart part, as "
+                '{"path": …} below <data>/uploads, or name a file',
+                field="data",
+            )
+        checked_files(live.task, files, skip_bad_rows, reading)
+        spec = FineTuneSpec(
+            model=str(wanted),
+            domain=live.domain,
+            task=live.task,
+            mode="tokens",
+            options=reading_options(reading, skip_bad_rows),
+            version=live.version,
+            prompts=prompts,
+        )
+        return self._parts.runner.submit(
+            "fine_tune", spec.stored(), wanted.tenant, files, tenant_limit=job_limit
+        )
+
+
+def set_objective(
+    registry: Registry,
+    model: ModelId,
+    change: Callable[[Objective], Mapping[str, Any]],
+    others: Mapping[str, Any],
+) -> ModelRecord:
+    """See `Manager.set_objective`."""
+    if "depth" in others:
+        live = registry.model(model).live
+        _root_for(registry, others["depth"], DomainId.parse(live.domain), live.root, "depth")
+
+    def changed(record: ModelRecord) -> ModelRecord:
+        objective = Objective(**change(record.objective))
+        for field in ("agreement", "agreement_under_load"):
+            if getattr(objective, field) is not None and record.live.task == "embedding":
+                raise InvalidInput(
+                    f"objective.{field}: {model} is an embedding, which has neither early exits nor a "
+                    f"cascade, and whose tokens are not adapted: leave {field} out",
+                    field=f"objective.{field}",
+                )
+        if others.get("known_share") is not None and record.live.task == "embedding":
+            raise InvalidInput(
+                f"known_share: {model} is an embedding, which is not trained on texts of its own: leave "
+                "known_share out",
+                field="known_share",
+            )
+        return record.model_copy(update={**others, "objective": objective})
+
+    return registry.change_model(model, changed)
 
 
 def refuse_existing(parts: Parts, model: ModelId) -> None:
@@ -60,7 +174,7 @@ class ModelOperations:
         self._domains.current(branch)
         depth = checked_options(FineTuneOptions, options).depth or "auto"
         begun = self._begun_on(wanted, branch, options)
-        root = root_for(self._parts.registry, depth, branch, begun, "options.depth")
+        root = _root_for(self._parts.registry, depth, branch, begun, "options.depth")
         options = self._with_sibling(wanted, root, options)
         spec = _spec(wanted, branch, root, cast(Task, task), "create", options, asked)
         return submit_fine_tune(self._parts, spec, files, job_limit)
@@ -88,7 +202,7 @@ class ModelOperations:
         branch = DomainId.parse(live.domain)
         self._domains.current(branch)
         depth = checked_options(FineTuneOptions, options).depth or record.depth
-        root = root_for(self._parts.registry, depth, branch, live.root, "options.depth")
+        root = _root_for(self._parts.registry, depth, branch, live.root, "options.depth")
         if publish not in get_args(Publish):
             known = ", ".join(get_args(Publish))
             raise InvalidInput(f"publish {publish[:80]!r} is unknown: use one of {known}", field="publish")

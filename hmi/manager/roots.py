@@ -1,4 +1,4 @@
-"""Roots. A job imports them; they are deleted only if no domain or model uses them."""
+"""Roots and their shards. A job imports them; they are deleted only if no domain or model uses them."""
 
 from __future__ import annotations
 
@@ -6,20 +6,56 @@ import shutil
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from hmi.core import Deleted, DomainId, JobRecord, RootRecord, check_name
 from hmi.errors import Conflict, InvalidInput
 from hmi.jobs.checks import checked_corpus
 from hmi.jobs.options import ImportRootOptions
-from hmi.jobs.specs import ImportRootSpec
+from hmi.jobs.specs import ImportRootSpec, ShardRootSpec
 from hmi.manager.domains import DomainOperations
 from hmi.manager.parts import Parts, checked_alpha, checked_options
-from hmi.manager.root_shards import RootShards
 from hmi.stores.layout import Layout
 from hmi.stores.plot.plots import plot_errors
 from hmi.stores.profiles import Profiles
 from hmi.stores.records.registry import Registry
+
+
+class _RootShards:
+    """The operations on roots' shards.
+
+    A job makes and measures them. A root's priority says whether only they are kept in memory.
+    """
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+
+    def make(self, name: str, text: Path | bytes | None = None, importance: bool = False) -> JobRecord:
+        """Cut a root's upper layers into shards, on which it can run before it is loaded and within less
+        memory.
+
+        text: lines by which the agreement of the root's models with fewer bits is measured. importance: does
+        nothing; the job's record says so. Raises NotFound, Conflict (a job is at work on the root),
+        StorageFull.
+        """
+        self._parts.registry.root(name)
+        if text is not None:
+            checked_corpus(text, field="text")
+        inputs = {} if text is None else {"text": text}
+        spec = ShardRootSpec(name=name, importance=importance)
+        return self._parts.runner.submit("shard_root", spec.stored(), inputs=inputs)
+
+    def prioritise(self, name: str, priority: Literal["normal", "low"]) -> RootRecord:
+        """Set a root's priority: low keeps only shards of it in memory.
+
+        Raises NotFound, Conflict (it has no shards).
+        """
+        record = self._parts.registry.root(name)
+        if priority == "low" and record.shards is None:
+            raise Conflict(f"root {name!r} has no shards: make them first (hmi root shards {name})")
+        changed = record.model_copy(update={"priority": priority})
+        self._parts.registry.put_root(changed)
+        return changed
 
 
 class RootOperations:
@@ -27,7 +63,7 @@ class RootOperations:
 
     def __init__(self, parts: Parts, domains: DomainOperations) -> None:
         self._parts, self._domains = parts, domains
-        self.profiles, self.shards = Profiles(parts.layout), RootShards(parts)
+        self.profiles, self.shards = Profiles(parts.layout), _RootShards(parts)
 
     def import_root(
         self,

@@ -5,6 +5,7 @@ It consists of the catalogue, the mapped segments, and the versions that open re
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections import Counter
@@ -12,17 +13,49 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, TypeVar
 
-from plot_store.catalogue import creation, reserve
+from plot_store.catalogue import creation
 from plot_store.catalogue.catalogue import Catalogue, CatalogueTxn
 from plot_store.catalogue.probe import has_segments
 from plot_store.database.shared import Shared
 from plot_store.ground import files, limits
-from plot_store.ground.errors import Damaged, InUse
-from plot_store.ground.files import convert_os_errors
+from plot_store.ground.errors import Damaged, InUse, StoreFull
+from plot_store.ground.files import convert_os_errors, remove
 from plot_store.ground.host import check_host
 from plot_store.ground.limits import Limits
 from plot_store.ground.nouns import Schema, SegmentInfo
 from plot_store.segments.segment import MappedSegment, SegmentCache
+
+_MIN_BYTES: Final = 1 << 18
+_MAX_BYTES: Final = 1 << 26
+
+
+def _allocate(folder: Path) -> None:
+    """Create or enlarge the reserve of a catalogue's folder. Does nothing if the disk has no room."""
+    path = folder / "reserve"
+    with contextlib.suppress(OSError):
+        wanted = min(_MAX_BYTES, max(_MIN_BYTES, (folder / "data.mdb").stat().st_size))
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            if os.fstat(fd).st_size < wanted:
+                os.posix_fallocate(fd, 0, wanted)
+        finally:
+            os.close(fd)
+
+
+def write_freeing(catalogue: Catalogue, folder: Path, body: Callable[[CatalogueTxn], T]) -> T:
+    """Run `Catalogue.write` for a change that frees space; on a full disk, delete the reserve and retry.
+
+    The reserve is a file that makes room for the catalogue, so that `gc` works on a full disk: it deletes
+    records before files. LMDB writes a new copy of each changed page, so this takes at most the size of its
+    file. Raises as `Catalogue.write`.
+    """
+    try:
+        return catalogue.write(body)
+    except StoreFull:
+        if not remove(folder / "reserve"):
+            raise
+    return catalogue.write(body)
+
 
 CATALOGUE: Final = "catalogue"
 SEGMENTS: Final = "segments"
@@ -70,11 +103,11 @@ class Environment:
 
     def keep_reserve(self) -> None:
         """Allocate the reserve for `write_freeing`, unless the disk is full."""
-        reserve.allocate(self.path / CATALOGUE)
+        _allocate(self.path / CATALOGUE)
 
     def write_freeing(self, body: Callable[[CatalogueTxn], T]) -> T:
         """Run `Catalogue.write` for a change that frees space. It works on a full disk."""
-        return reserve.write_freeing(self.catalogue, self.path / CATALOGUE, body)
+        return write_freeing(self.catalogue, self.path / CATALOGUE, body)
 
     def check_room(self, need: int, doing: str) -> None:
         """Raises StoreFull if `need` further bytes exceed a limit or the disk. Also raises StoreIO."""

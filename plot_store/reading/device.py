@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any
 
 import numpy as np
-from hmi_kernels.lookup import cuda, cuda_device, cuda_upload, ops
+from hmi_kernels.lookup import cuda, cuda_upload, ops
 from hmi_kernels.lookup.layout import Bytes
 
 from plot_store.ground.errors import Closed, Invalid, StoreFull
@@ -96,16 +96,16 @@ def put_on_device(
     try:
         chosen = _cuda(device) if isinstance(device, int) else device
         return DeviceReader(cuda_upload.upload(table, chosen, _read_soon), schema.vocab, check_open)
-    except cuda_device.NoDevice as error:
+    except cuda.NoDevice as error:
         raise Invalid(str(error)) from error
     except cuda_upload.DeviceFull as error:
         raise StoreFull(str(error)) from error
 
 
 @functools.cache
-def _cuda(index: int) -> cuda_device.CudaDevice:
+def _cuda(index: int) -> cuda.CudaDevice:
     """Return the device with its compiled kernels, once per process. Errors are not cached."""
-    return cuda_device.CudaDevice(index)
+    return cuda.CudaDevice(index)
 
 
 def _read_soon(rows: Bytes) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from hmi.core import ModelId, ModelRecord, Objective
 from hmi.engine import Engine, TextRequest
 from hmi.stages.early_exit.control import Policy
-from hmi.stages.early_exit.drift import Alarm
+from hmi.stages.early_exit.evidence import Alarm
 from hmi.stages.early_exit.stage import EarlyExit
 from hmi.stages.early_exit.state import ModelState
 from hmi.stores.layout import Layout

@@ -22,7 +22,7 @@ from hmi.stages.cascade.gate import Terms
 from hmi.stages.cascade.watched import CascadeEvidence
 from hmi.stages.draw import draw
 from hmi.stages.early_exit.account import Phase
-from hmi.stages.early_exit.drift import Alarm
+from hmi.stages.early_exit.evidence import Alarm
 from tests.e2e.conftest import QUICK, ROOT_OPTIONS, ROOT_TEXT, Home, mood_rows
 from tests.tiny import random_texts
 

@@ -22,8 +22,8 @@ from hmi.stores.layout import Layout
 from hmi.training.data.rows import Row
 from hmi.training.fit.features import dev_examples
 from hmi.training.fit.trainer import reading_trainer
-from hmi.training.for_stages.ramp_report import ramp_outputs
 from hmi.training.for_stages.ramp_rows import ramp_rows
+from hmi.training.for_stages.ramps import ramp_outputs
 from hmi.training.tasks.splits import Split
 from tests.e2e.conftest import Home
 

@@ -17,7 +17,7 @@ from hmi.engine.run.novelty import note_similarity
 from hmi.engine.run.retrieval import retrieve
 from hmi.engine.texts.item import Item, Piece
 from hmi.engine.texts.sink import CallSink
-from hmi.jobs.stage.answering import Answering
+from hmi.jobs.stage.profile_tokens import Answering
 from hmi.model.tenant.answer import AGGREGATIONS
 from hmi.model.tenant.novelty import OwnTexts
 from hmi.model.tenant.novelty_threshold import threshold_of

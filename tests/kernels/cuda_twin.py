@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hmi_kernels.lookup import cuda, cuda_device, cuda_upload
+from hmi_kernels.lookup import cuda, cuda_upload
 
 FLAGS = """
 -std=c++17 -O1 -Wall -Werror -shared -fPIC -ffp-contract=off
@@ -44,8 +44,8 @@ def device(request: pytest.FixtureRequest) -> cuda.LookupDevice:
     if request.param == "twin":
         return Twin(request.getfixturevalue("library"))
     try:
-        return cuda_device.CudaDevice()
-    except cuda_device.NoDevice as error:
+        return cuda.CudaDevice()
+    except cuda.NoDevice as error:
         pytest.skip(str(error))
 
 
@@ -61,7 +61,7 @@ def compile_twin(folder: Path) -> ctypes.CDLL:
     defines = [f"-D{name}={value}" for name, value in CONSTANTS.items()]
     source = Path(__file__).with_name("cuda_twin.cpp")
     subprocess.run(
-        ["g++", *FLAGS.split(), *defines, f"-I{cuda_device.SOURCE.parent}", "-o", str(library), str(source)],
+        ["g++", *FLAGS.split(), *defines, f"-I{cuda.SOURCE.parent}", "-o", str(library), str(source)],
         check=True,
     )
     loaded = ctypes.CDLL(str(library))

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from cuda_twin import put
 from cudalab import VOCAB
-from hmi_kernels.lookup import cuda, cuda_device, cuda_upload, layout, ops, reference
+from hmi_kernels.lookup import cuda, cuda_upload, layout, ops, reference
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernellab import Steps
@@ -122,13 +122,13 @@ def test_an_answer_may_begin_anywhere(device: cuda.LookupDevice) -> None:
 def test_torch_tensors_and_foreign_streams() -> None:
     torch = pytest.importorskip("torch")
     try:
-        device = cuda_device.CudaDevice()
-    except cuda_device.NoDevice as error:
+        device = cuda.CudaDevice()
+    except cuda.NoDevice as error:
         pytest.skip(str(error))
     if not torch.cuda.is_available():
         pytest.skip("this torch has no CUDA")
-    with pytest.raises(cuda_device.NoDevice, match="choose 0"):
-        cuda_device.CudaDevice(4096)
+    with pytest.raises(cuda.NoDevice, match="choose 0"):
+        cuda.CudaDevice(4096)
     rng = np.random.default_rng(2)
     chain, runs = kernellab.random_runs(rng, [0, 1], 32, VOCAB)
     table = cuda_upload.upload(ops.level_table(runs, 3, 32), device)

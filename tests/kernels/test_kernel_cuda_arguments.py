@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from cuda_twin import put
 from cudalab import VOCAB
-from hmi_kernels.lookup import cuda, cuda_device, cuda_upload, layout, ops
+from hmi_kernels.lookup import cuda, cuda_upload, layout, ops
 
 
 @pytest.mark.parametrize("front", [False, True])
@@ -84,5 +84,5 @@ def test_arrays_that_do_not_fit_are_refused(device: cuda.LookupDevice) -> None:
 
 def test_without_cupy_the_cure_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cupy", None)
-    with pytest.raises(cuda_device.NoDevice, match=r"pip install hmi-server\[cuda\]"):
-        cuda_device.CudaDevice()
+    with pytest.raises(cuda.NoDevice, match=r"pip install hmi-server\[cuda\]"):
+        cuda.CudaDevice()

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from hmi_kernels.lookup import cuda_device
+from hmi_kernels.lookup import cuda
 from hmi_kernels.modules import device, ops
 
 CUPY_OPTIONS = "-ftz=true", "--device-as-default-execution-space"
@@ -36,7 +36,7 @@ class Code:
 
 CODES = [
     # Four columns at once.
-    Code(cuda_device.SOURCE, cuda_device.OPTIONS, (cuda_device.KERNEL,), "ld.v4.f32", "fma."),
+    Code(cuda.SOURCE, cuda.OPTIONS, (cuda.KERNEL,), "ld.v4.f32", "fma."),
     # Sums in registers: nothing spills to local memory.
     Code(device.SOURCE, device.OPTIONS, tuple(ops.THREADS), "mma.sync", ".local"),
 ]

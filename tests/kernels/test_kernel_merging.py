@@ -9,7 +9,7 @@ from hmi_kernels.rows.merging import SMALLEST
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hmi.stages.token_adaptation.merging import merged, merged_in_torch
+from hmi.stages.token_adaptation.hook import merged, merged_in_torch
 
 
 @st.composite

@@ -240,7 +240,7 @@ def test_a_writer_that_is_stopped_holds_others_for_a_time_only(
     store: Store, monkeypatch: pytest.MonkeyPatch, ending: signal.Signals
 ) -> None:
     version = lab.put(store, "r", {})
-    monkeypatch.setattr("plot_store.database.writer_lock.MAX_WAIT_S", 0.3)
+    monkeypatch.setattr("plot_store.database.database.MAX_WAIT_S", 0.3)
     stopped = subprocess.Popen(
         [sys.executable, "-c", STOPPED, str(store.path)],
         stdout=subprocess.PIPE,
@@ -252,7 +252,7 @@ def test_a_writer_that_is_stopped_holds_others_for_a_time_only(
         assert stopped.stdout.readline() == "inside\n"
         with pytest.raises(StoreIO, match=f"process {stopped.pid} holds the write lock.*kill -CONT"):
             store.tag("r", "new")
-        monkeypatch.setattr("plot_store.database.writer_lock.MAX_WAIT_S", 600.0)
+        monkeypatch.setattr("plot_store.database.database.MAX_WAIT_S", 600.0)
         with pytest.raises(StoreIO, match="in 1 s"):  # later ones wait less
             store.tag("r", "new")
         assert store.version("r") == version  # readers do not wait
@@ -281,7 +281,7 @@ def test_a_thread_that_hangs_in_a_transaction_holds_others_for_a_time_only(
     thread = threading.Thread(target=lambda: store._env().catalogue.write(slow))
     thread.start()
     assert inside.wait(60)
-    monkeypatch.setattr("plot_store.database.writer_lock.MAX_WAIT_S", 0.1)
+    monkeypatch.setattr("plot_store.database.database.MAX_WAIT_S", 0.1)
     with pytest.raises(StoreIO, match="another thread of this process"):
         store.tag("r", "new")
     monkeypatch.undo()

@@ -17,7 +17,7 @@ from torch import Tensor
 from bench.cases.path.run import Bench, Modules, some_length, tenants_of
 from bench.harness.report import Row, in_turn, median_ratio, seconds
 from hmi.core import ModuleSpec
-from hmi.execution.fused.weights import fused_layers
+from hmi.execution.fused import fused_layers
 from hmi.execution.packed import run_classified, run_rows
 from hmi.execution.precision import Precision, available
 from hmi.model.network.encoder import EncoderLayer

@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 
 import numpy as np
-from hmi_kernels.lookup.gather import gather
+from hmi_kernels.lookup.cpu_rows import gather
 from hmi_kernels.lookup.layout import DTYPES, Bytes, header_bytes, pack_keys, roles, scales_at, stride
 from numpy.typing import NDArray
 

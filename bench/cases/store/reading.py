@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 import numpy as np
-from hmi_kernels.lookup.gather import gather
+from hmi_kernels.lookup.cpu_rows import gather
 from numpy.typing import NDArray
 
 from bench.cases.store.chain import BATCH, OFFSETS, REFS, TEXTS_AT_ONCE, Chain, look_up, summed

@@ -8,10 +8,9 @@ from types import TracebackType
 from typing import Any, Self, Unpack, overload
 
 from hmi.client.aio import io
-from hmi.client.aio.files import AsyncFiles
 from hmi.client.aio.jobs import AsyncJobs
 from hmi.client.aio.models import AsyncModels
-from hmi.client.aio.resources import AsyncDomains, AsyncKeys, AsyncRoots, AsyncTenants
+from hmi.client.aio.resources import AsyncDomains, AsyncFiles, AsyncKeys, AsyncRoots, AsyncTenants
 from hmi.client.aio.session import AsyncSession
 from hmi.client.answers import AuditLine, Inference, Prediction, Stats, inference
 from hmi.client.batches import Batch, InferOptions, Input, batches, encoded, is_one, parameters

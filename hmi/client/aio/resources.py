@@ -1,16 +1,32 @@
-"""Roots, domains, tenants and keys."""
+"""Roots, domains, tenants, keys and files."""
 
 from __future__ import annotations
 
 import warnings
 from builtins import list as List  # the methods `list` hide the type
+from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any, Literal
 
 from hmi.client.aio.jobs import AsyncJob
 from hmi.client.aio.session import AsyncSession
-from hmi.client.answers import DeletedTenant, Domain, Key, NewKey, NewTenant, Root, RotatedKey, Tenant, Usage
+from hmi.client.answers import (
+    DeletedTenant,
+    Domain,
+    KeptFile,
+    Key,
+    NewKey,
+    NewTenant,
+    Root,
+    RotatedKey,
+    Tenant,
+    Usage,
+)
 from hmi.client.calls import change, checked, create, delete, domain_segment, fields, get, segment
-from hmi.client.uploads import Data, parts
+from hmi.client.rows import Source
+from hmi.client.uploads import Data, parts, upload
+
+_FILES = "/v1/files"
 
 
 class AsyncResource:
@@ -177,3 +193,33 @@ class AsyncKeys(AsyncResource):
 
     def _path(self, tenant: str) -> str:
         return f"/manage/tenants/{segment(tenant)}/keys"
+
+
+class AsyncFiles(AsyncResource):
+    """Files of rows that the server keeps for fine-tuning jobs, as OpenAI's protocol has them."""
+
+    async def upload(self, file: Source, *, once: str | None = None) -> KeptFile:
+        """Keep a file of rows: a path, rows, or a data frame. It belongs to the key's tenant."""
+        part = upload("file", file, self._session.config.compress)
+        call = replace(create(_FILES, {"purpose": "fine-tune"}, {"file": part}, once), form=True)
+        return checked(KeptFile.model_validate, await self._session.send(call))
+
+    async def list(self, *, tenant: str | None = None) -> AsyncIterator[KeptFile]:
+        """Yield files, newest first, page by page."""
+        after: str | None = None
+        more = True
+        while more:
+            page = await self._session.send(get(_FILES, after=after, tenant=tenant))
+            for file in page["data"]:
+                yield checked(KeptFile.model_validate, file)
+            after, more = page["last_id"], page["has_more"]
+
+    async def get(self, file: str) -> KeptFile:
+        return checked(KeptFile.model_validate, await self._session.send(get(f"{_FILES}/{segment(file)}")))
+
+    async def content(self, file: str) -> bytes:
+        """Return the content of a file, in memory as a whole."""
+        return await self._session.content(get(f"{_FILES}/{segment(file)}/content"))
+
+    async def delete(self, file: str) -> None:
+        await self._session.send(delete(f"{_FILES}/{segment(file)}"))

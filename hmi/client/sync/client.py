@@ -14,10 +14,9 @@ from hmi.client.calls import Call, checked, get, infer, segment
 from hmi.client.config import ClientSettings, Config, from_environment
 from hmi.client.errors import ApiError, TooLarge, Unavailable
 from hmi.client.sync import io
-from hmi.client.sync.files import Files
 from hmi.client.sync.jobs import Jobs
 from hmi.client.sync.models import Models
-from hmi.client.sync.resources import Domains, Keys, Roots, Tenants
+from hmi.client.sync.resources import Domains, Files, Keys, Roots, Tenants
 from hmi.client.sync.session import Session
 
 One = str | tuple[str, str] | Mapping[str, Any]

@@ -1,17 +1,33 @@
 # Made by scripts/sync_client.py of hmi/client/aio/resources.py: change that file.
-"""Roots, domains, tenants and keys."""
+"""Roots, domains, tenants, keys and files."""
 
 from __future__ import annotations
 
 import warnings
 from builtins import list as List  # the methods `list` hide the type
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, Literal
 
-from hmi.client.answers import DeletedTenant, Domain, Key, NewKey, NewTenant, Root, RotatedKey, Tenant, Usage
+from hmi.client.answers import (
+    DeletedTenant,
+    Domain,
+    KeptFile,
+    Key,
+    NewKey,
+    NewTenant,
+    Root,
+    RotatedKey,
+    Tenant,
+    Usage,
+)
 from hmi.client.calls import change, checked, create, delete, domain_segment, fields, get, segment
+from hmi.client.rows import Source
 from hmi.client.sync.jobs import Job
 from hmi.client.sync.session import Session
-from hmi.client.uploads import Data, parts
+from hmi.client.uploads import Data, parts, upload
+
+_FILES = "/v1/files"
 
 
 class Resource:
@@ -176,3 +192,33 @@ class Keys(Resource):
 
     def _path(self, tenant: str) -> str:
         return f"/manage/tenants/{segment(tenant)}/keys"
+
+
+class Files(Resource):
+    """Files of rows that the server keeps for fine-tuning jobs, as OpenAI's protocol has them."""
+
+    def upload(self, file: Source, *, once: str | None = None) -> KeptFile:
+        """Keep a file of rows: a path, rows, or a data frame. It belongs to the key's tenant."""
+        part = upload("file", file, self._session.config.compress)
+        call = replace(create(_FILES, {"purpose": "fine-tune"}, {"file": part}, once), form=True)
+        return checked(KeptFile.model_validate, self._session.send(call))
+
+    def list(self, *, tenant: str | None = None) -> Iterator[KeptFile]:
+        """Yield files, newest first, page by page."""
+        after: str | None = None
+        more = True
+        while more:
+            page = self._session.send(get(_FILES, after=after, tenant=tenant))
+            for file in page["data"]:
+                yield checked(KeptFile.model_validate, file)
+            after, more = page["last_id"], page["has_more"]
+
+    def get(self, file: str) -> KeptFile:
+        return checked(KeptFile.model_validate, self._session.send(get(f"{_FILES}/{segment(file)}")))
+
+    def content(self, file: str) -> bytes:
+        """Return the content of a file, in memory as a whole."""
+        return self._session.content(get(f"{_FILES}/{segment(file)}/content"))
+
+    def delete(self, file: str) -> None:
+        self._session.send(delete(f"{_FILES}/{segment(file)}"))

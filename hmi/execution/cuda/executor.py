@@ -2,31 +2,182 @@
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hmi.execution.base import Hook
 from hmi.execution.batch import BatchKey, Left, Rows
 from hmi.execution.cuda.attention import Attention, BucketedAttention, Ragged, ragged_on
-from hmi.execution.cuda.changes import NormLoop, Way, delta, sites_at
+from hmi.execution.cuda.changes import NormLoop, NormTable, Way, delta, sites_at
 from hmi.execution.cuda.device import Device, Stream, StreamEvent
 from hmi.execution.cuda.graphs import Captured, Graphs
-from hmi.execution.cuda.layers import DeviceLayer
 from hmi.execution.cuda.layout import Packed, lora_size, pack
-from hmi.execution.cuda.replayed import Replayed
+from hmi.execution.cuda.segmented import Changed, Segmented, TableSizes
 from hmi.execution.cuda.slots import Entry, Slots
-from hmi.execution.cuda.upload import ArrayUpload
+from hmi.execution.cuda.upload import ArrayUpload, Ints
 from hmi.execution.cuda.ways import Ways
 from hmi.execution.layers import LayerRun, run_layers
 from hmi.execution.segments import Segment, segments_of
-from hmi.model.network.encoder import Delta
+from hmi.model.network.encoder import Delta, EncoderLayer
+from hmi.model.network.relative import by_distance
 from hmi.model.network.shape import EncoderShape
 from hmi.model.tenant.modules import TenantModule
+
+log = logging.getLogger("hmi.execution")
+
+
+class Replayed:
+    """A `Step` by graphs. A layer that has none yet is captured, and runs in any case."""
+
+    def __init__(
+        self, executor: CudaExecutor, stream: Stream, captured: Captured, entries: Mapping[int, Entry]
+    ) -> None:
+        self._of, self._stream, self._captured, self._entries = executor, stream, captured, entries
+        self._able = True
+
+    def begin(self, rows: Rows) -> None:
+        """See `Step.begin`. The rows are in the shape's memory already."""
+        upload, shape, device = ArrayUpload(), self._captured.shape, self._of.device
+        size = shape.texts, shape.longest
+        self._attention: Attention = (
+            Ragged(rows.offsets, upload, *size)
+            if self._of.ragged
+            else BucketedAttention.padded(rows.offsets, upload, size, shape.rows)
+        )
+        texts = segments_of([self._entries.get(t) for t in rows.texts])
+        self._used = list({id(s.module): s.module for s in texts}.values())
+        in_rows = [s.rows(rows.offsets) for s in texts]
+        of_row = np.repeat(np.arange(len(rows.texts)), np.diff(rows.offsets))
+        room = TableSizes.of(shape.rows, shape.texts, shape.rank)
+        changed = Changed(texts, self._of.slots, upload, room) if shape.rank else None
+        self._of_rows = self._changes(in_rows, texts, of_row, shape.rows, changed, upload)
+        each = np.arange(len(rows.texts))
+        self._of_texts = self._changes(texts, texts, each, shape.texts, changed, upload)
+        self._firsts = upload.add(_filled(np.asarray(rows.offsets[:-1]), shape.texts))
+        if self._captured.indexes is None:
+            with torch.inference_mode(False):
+                self._captured.indexes = device.empty((upload.size,), torch.int64)
+        upload.send(device, self._stream, self._captured.indexes)
+
+    def layer(self, index: int, rows: Rows, first_only: bool) -> Tensor:
+        for event in {id(e): e for entry in self._used for e in [entry.arrived[index]]}.values():
+            self._stream.wait(event)
+        shape, name = self._captured.shape, f"layer {index + 1}"
+        x, out = self._captured.x[index % 2], self._captured.x[1 - index % 2]
+        out = out[: shape.texts if first_only else shape.rows]
+        make = self._layer(index, x[: shape.rows], out, first_only)
+        graph = self._captured.graphs.get(index)
+        if graph is None and self._able:
+            try:
+                graph = self._captured.graphs[index] = self._stream.capture(name, make, self._captured.pool)
+            except Exception:
+                self._able = False
+                self._of.graphs.refuse(shape)
+                log.warning("batches of the shape %s are not captured", shape, exc_info=True)
+        if graph is None:
+            self._stream.work(name, tuple(out.shape), out.dtype, make)
+        else:
+            self._stream.replay(graph, name)
+        return out
+
+    def _layer(self, index: int, x: Tensor, out: Tensor, first_only: bool) -> Callable[[], Tensor]:
+        """The work that is recorded: x -> out, both in the shape's memory."""
+        layer, heads, attention = self._of.layer(index), self._of.heads, self._attention
+        of_rows, of_texts, firsts = self._of_rows(index), self._of_texts(index), self._firsts
+
+        def queries(whole: Tensor) -> Tensor:
+            return whole.index_select(0, firsts())
+
+        def make() -> Tensor:
+            if not first_only:
+                return out.copy_(layer(x, attention.rows(heads), of_rows))
+            attend = attention.firsts(heads)
+            return out.copy_(layer(x, attend, of_rows, queries=queries, query_delta=of_texts))
+
+        return make
+
+    def _changes(
+        self,
+        segments: list[Segment[Entry]],
+        texts: list[Segment[Entry]],
+        of_row: Ints,
+        rows: int,
+        changed: Changed | None,
+        upload: ArrayUpload,
+    ) -> Callable[[int], Delta]:
+        """The changes of each layer, on the rows of `segments`; row i is of text of_row[i]."""
+        shape, slots, ways = self._captured.shape, self._of.slots, self._of.ways
+        norms = NormTable(texts, _filled(of_row, rows), shape.texts, slots.memory, upload, shape.sites)
+        way: Way | None = None
+        if changed is not None:
+            assert ways.launcher is not None
+            room = TableSizes.of(rows, shape.texts, shape.rank)
+            way = Segmented(segments, changed, upload, ways.launcher, room)
+        return lambda index: delta(shape.sites, way, norms, index)
+
+
+def _filled(array: Ints, size: int) -> Ints:
+    """The array, and zeros up to a size."""
+    out = np.zeros(size, np.int64)
+    out[: len(array)] = array
+    return out
+
+
+class Linear(nn.Module):
+    """x [..., in] of any float type -> [..., out] in the weights' dtype."""
+
+    def __init__(self, linear: nn.Module, dtype: torch.dtype, device: Device) -> None:
+        super().__init__()
+        assert isinstance(linear, nn.Linear), "layers are taken before they are packed otherwise"
+        self.weight = device.put(linear.weight.detach().to(dtype))
+        self.bias = device.put(linear.bias.detach().to(dtype))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x.to(self.weight.dtype), self.weight, self.bias)
+
+
+class DeviceLayer(EncoderLayer):
+    """A copy of a root's layer on a device. `relative` is by distance: [heads, 2 · positions - 1].
+
+    Products are in the executor's dtype, residuals and LayerNorms in fp32.
+    """
+
+    def __init__(self, layer: nn.Module, shape: EncoderShape, dtype: torch.dtype, device: Device) -> None:
+        nn.Module.__init__(self)
+        assert isinstance(layer, EncoderLayer)
+        self.dim = layer.dim
+        self.qkv, self.o = Linear(layer.qkv, dtype, device), Linear(layer.o, dtype, device)
+        self.fi, self.fo = Linear(layer.fi, dtype, device), Linear(layer.fo, dtype, device)
+        self.ln1, self.ln2 = _norm(layer.ln1, device), _norm(layer.ln2, device)
+        self.relative = None
+        if layer.relative is not None:
+            table = by_distance(layer.relative.detach(), shape.positions).to(dtype).contiguous()
+            self.relative = nn.Parameter(device.put(table), requires_grad=False)
+
+    def project(self, x: Tensor, xq: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        qkv, d = self.qkv, self.dim
+        assert isinstance(qkv, Linear)
+        if xq is None:
+            q, k, v = qkv(x).split(d, dim=-1)
+            return q, k, v
+        w, b = qkv.weight, qkv.bias
+        k, v = F.linear(x.to(w.dtype), w[d:], b[d:]).split(d, dim=-1)
+        return F.linear(xq.to(w.dtype), w[:d], b[:d]), k, v
+
+
+def _norm(norm: nn.LayerNorm, device: Device) -> nn.LayerNorm:
+    made = nn.LayerNorm(norm.normalized_shape, eps=norm.eps, device="meta")
+    made.weight = nn.Parameter(device.put(norm.weight.detach().float()), requires_grad=False)
+    made.bias = nn.Parameter(device.put(norm.bias.detach().float()), requires_grad=False)
+    return made
+
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 SLOT_RANK = 8

@@ -1,19 +1,19 @@
 """The job that trains a tenant's model: it checks the rows, looks up their PLOT features, trains
-module and head, and publishes the version."""
+module and head from the right start, and publishes the version.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
-from hmi.core import Task, TaskRules
+from hmi.core import ModelId, Task, TaskRules
 from hmi.errors import InvalidInput, NotFound
 from hmi.jobs.improving.handing_over import hand_over
 from hmi.jobs.model import import_module
 from hmi.jobs.model import train_ramps as train_ramps_job
-from hmi.jobs.model.comparing import HeldOutAnswers, Verdict, judge_update
+from hmi.jobs.model.comparing import HeldOutAnswers, Verdict, judge_update, seen_by
 from hmi.jobs.model.publishing import stored_version
 from hmi.jobs.model.results import published_result
-from hmi.jobs.model.starting import trained_before, warm_start
 from hmi.jobs.model.tenant_training import TrainedModel, TrainingRun, train_on_rows
 from hmi.jobs.model.training_data import Data, read_data
 from hmi.jobs.options import FineTuneOptions
@@ -22,11 +22,63 @@ from hmi.jobs.runtime.folders import PinnedPlots
 from hmi.jobs.specs import FineTuneSpec
 from hmi.model.memory import keep_freed_memory
 from hmi.model.sources.root import Root, load_root
-from hmi.model.tasks import KINDS
+from hmi.model.tasks import KINDS, task_of_version
 from hmi.model.tasks.embedding import Embedding
 from hmi.model.tenant.artefact import Artefact
 from hmi.stores.plot.plot_meta import PlotMeta
+from hmi.stores.tensors.adapter_store import DamagedArtefact
+from hmi.training.fit.trainer import Trainer
+from hmi.training.tasks.row_keys import RowKeys
 from plot_store import VersionInfo
+
+
+def _warm_start(ctx: JobContext, spec: FineTuneSpec, root: Root, trainer: Trainer, data: Data) -> str | None:
+    """Load the weights that training starts from.
+
+    An update continues from the live version if labels and module are the same; a new model from the
+    sibling in options.start; an import from its adapter. If the live version is damaged or stands on
+    another root, the update starts without it, and a remark on this is returned. Raises Damaged for a
+    damaged sibling.
+    """
+    mode, task, source = spec.mode, data.task, spec.source
+    if mode == "import":
+        trainer.start_from(import_module.start_state(ctx, root.info, task.name, task.labels))
+        return None
+    if source is None:
+        return None
+    live = ctx.registry.model(ModelId.parse(source, "options.start")).live
+    same = live.labels == task.labels and task_of_version(live).reads == task.reads
+    if mode == "create" and live.module != data.module:
+        raise InvalidInput(
+            f"{source} has another module: leave module out to take that module over", field="options.start"
+        )
+    if live.root != root.info.name:
+        return (
+            f"the live version stands on root {live.root}: this update on {root.info.name} was trained "
+            "afresh, on these rows alone"
+        )
+    if live.module != data.module or (mode == "update" and not same):
+        return None
+    try:
+        artefact = Artefact.split(ctx.adapters.get(live.artefact))
+    except DamagedArtefact as error:
+        ctx.log(error.message)
+        if mode != "update":
+            raise error.of(f"version {live.version} of {source}, which options.start names,") from error
+        return (
+            f"the live version {live.version} is damaged: this update was trained afresh, on these rows alone"
+        )
+    # If the labels or the task differ, only the module can be reused, not the head and its companions.
+    artefact = artefact if same else Artefact(artefact.module)
+    trainer.start_from(artefact.map(lambda value: value.float()))
+    return None
+
+
+def _trained_before(ctx: JobContext, spec: FineTuneSpec) -> list[RowKeys]:
+    """Row keys of the model that this one may continue from."""
+    if spec.source is None:
+        return []
+    return [seen_by(ctx, ctx.registry.model(ModelId.parse(spec.source, "options.start")).live)]
 
 
 def run(ctx: JobContext) -> dict[str, Any]:
@@ -55,7 +107,7 @@ def run(ctx: JobContext) -> dict[str, Any]:
     metrics = made.metrics if verdict.scores is None else {**made.metrics, "live": verdict.scores}
     if verdict.remark is not None:
         metrics = {**metrics, "warnings": [*metrics["warnings"], verdict.remark]}
-    before = [] if made.afresh or data is None else trained_before(ctx, spec)
+    before = [] if made.afresh or data is None else _trained_before(ctx, spec)
     version = stored_version(
         ctx, spec, root, plot.id, data, made, before, metrics=metrics, held_back=verdict.held_back
     )
@@ -65,7 +117,7 @@ def run(ctx: JobContext) -> dict[str, Any]:
 
 
 def _trained(ctx: JobContext, spec: FineTuneSpec, root: Root, plot: str, data: Data) -> TrainedModel:
-    course = TrainingRun(lambda trainer: warm_start(ctx, spec, root, trainer, data))
+    course = TrainingRun(lambda trainer: _warm_start(ctx, spec, root, trainer, data))
     return train_on_rows(ctx, spec.options, course, root, plot, data)
 
 

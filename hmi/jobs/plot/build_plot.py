@@ -1,24 +1,27 @@
 """The job that builds a domain's PLOT: it checks the corpus, pretrains the lower layers if asked,
-counts n-grams, computes their entries and publishes a version."""
+counts n-grams, computes their entries and publishes a version.
+
+A build has a budget of bytes or an alpha. It may instead grow a PLOT by the n-grams that the domain's texts
+missed most, from the sketch in the job's input.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from hmi.core import DomainId
-from hmi.errors import Conflict, NotFound
+from hmi.errors import Conflict, InvalidInput, NotFound
 from hmi.jobs.options import BuildPlotOptions
-from hmi.jobs.plot.budget import NgramChoice, check_budget, choose_within
 from hmi.jobs.plot.differences import Differences
-from hmi.jobs.plot.grow_plot import delete_misses, grow
 from hmi.jobs.plot.ngrams import choose, count_corpus
 from hmi.jobs.plot.samples import keep_sample
 from hmi.jobs.plot.write_plot import (
     Wanted,
     find_published,
+    in_chunks,
     missing,
     only_missing,
     schema_of,
@@ -32,11 +35,152 @@ from hmi.model.files import read_checkpoint, write_checkpoint
 from hmi.model.sources.lower import LocalLower
 from hmi.model.sources.root import Root, load_root, lower_from
 from hmi.model.text.batching import Encoded
+from hmi.stores.plot.miss_files import SKETCH, MissFiles, read_sketch
 from hmi.stores.plot.plot_meta import PlotMeta
 from hmi.stores.tensors.adapter_store import DamagedArtefact
 from hmi.training.data.corpus import check_corpus, corpus_as_utf8, open_corpus, read_documents
 from hmi.training.root.pretraining import PretrainPlan, pretrain_lower
-from plot_store import ORDER_NAMES, Among, CountedNgrams, Reader, Schema, VersionInfo, entry_bytes
+from plot_store import (
+    ORDER_NAMES,
+    Among,
+    CountedNgrams,
+    Reader,
+    Schema,
+    VersionInfo,
+    disk_bytes,
+    entries_within,
+    entry_bytes,
+)
+
+
+def _publish_grown(
+    ctx: JobContext,
+    domain: DomainId,
+    parent: VersionInfo,
+    lower_name: str | None,
+    lower: LocalLower,
+    min_count: int,
+) -> VersionInfo:
+    """Publish `parent` extended by the n-grams that were missed at least `min_count` times and are
+    not stored yet.
+
+    Raises Conflict if there are none, or if the domain has a newer version.
+    """
+    sketch = read_sketch(ctx.input / SKETCH)
+    ngrams, counts, _ = sketch.top(min_count=min_count)
+    wanted = [Wanted(sketch.n, len(ngrams), in_chunks(ngrams))]
+
+    def meta(stored: Mapping[int, int]) -> PlotMeta:
+        if not stored[sketch.n]:
+            raise Conflict(
+                f"the n-grams that {domain} missed often are all stored by now: there is nothing to grow by"
+            )
+        report = {
+            "missed_trigrams": sketch.seen,
+            "counted_trigrams": int(counts.sum()),
+            "stored_trigrams": stored[sketch.n],
+            "min_count": min_count,
+        }
+        return replace(PlotMeta.of(parent), report=report)
+
+    with ctx.plots.reader(parent.id) as reader:
+        missing = only_missing(wanted, reader, lower_name)
+        return write_version(
+            ctx, str(domain), lower, missing, parent=None, onto=parent.id, extend=True, meta=meta
+        )
+
+
+def _delete_misses(ctx: JobContext, domain: DomainId, epoch: str | None) -> None:
+    """Delete the recorded misses after the publication. A second call does nothing."""
+    files = MissFiles(ctx.layout.misses)
+    files.forget(str(domain), only_epoch=epoch)
+
+
+_FIELD: Final = "options.budget_bytes"
+_SHORTER_SHARE: Final = 0.8
+"""Share of a trigram PLOT's budget that bigrams get. Any share from 0.7 to 0.9 does about
+as well (docs/design/0006-alpha-and-storage.md)."""
+
+_Histogram = Mapping[int, int]  # number of occurrences -> number of n-grams that occur so often
+
+
+@dataclass(frozen=True)
+class _NgramChoice:
+    """The n-grams chosen for a PLOT. With its ancestors' entries they cover `alpha` percent of the
+    longest n-grams' occurrences."""
+
+    wanted: list[Wanted]
+    alpha: float
+
+
+def check_budget(budget: int, spent: int, schema: Schema) -> int:
+    """Return the bytes that remain of a budget of which `spent` are used. Raises InvalidInput if
+    they hold no entry."""
+    least = disk_bytes(schema, schema.n, 1)
+    if budget - spent >= least:
+        return budget - spent
+    if spent:
+        raise InvalidInput(
+            f"the domain's current version already takes {spent:,} of the budget's {budget:,} bytes: "
+            f"give at least {spent + least:,}, or an alpha",
+            field=_FIELD,
+        )
+    raise InvalidInput(
+        f"{budget:,} bytes hold no n-gram (an entry takes {entry_bytes(schema, schema.n):,}, and its "
+        f"files need room): give at least {least:,}, or alpha 0 for a branch without entries of its own",
+        field=_FIELD,
+    )
+
+
+def _choose_within(
+    counted: CountedNgrams, schema: Schema, room: int, min_count: int, among: Callable[[int], Among | None]
+) -> _NgramChoice:
+    """Choose the most frequent n-grams that fit in `room` bytes.
+
+    `among(order)` selects the n-grams that would take bytes; the others are stored already. The
+    counts are read once or twice for each order. Raises as `CountedNgrams.histogram`.
+    """
+    orders, n = range(2, schema.n + 1), schema.n
+    costing = {order: counted.histogram(order, among(order)) for order in orders}
+    available = {order: sum(k for c, k in costing[order].items() if c >= min_count) for order in orders}
+    numbers = split_budget(schema, room, available)
+    wanted = [
+        Wanted(order, numbers[order], counted.most_frequent(order, numbers[order], min_count, among(order)))
+        for order in orders
+    ]
+    bought = top_occurrences(costing[n], numbers[n])
+    shared = counted.total(n) - sum(count * ngrams for count, ngrams in costing[n].items())
+    return _NgramChoice(wanted, round(100 * (bought + shared) / max(1, counted.total(n)), 2))
+
+
+def split_budget(schema: Schema, room: int, available: Mapping[int, int]) -> dict[int, int]:
+    """The number of n-grams of each order, from 2 up, to store in `room` bytes; at most `available[order]`.
+
+    With n = 3, bigrams get SHORTER_SHARE and trigrams the rest. With a larger n, the rest of each
+    order is split again. Bytes that an order does not need go to the longer orders first, then to
+    the shorter ones.
+    """
+    taken, spent, up_to = dict.fromkeys(available, 0), 0, 0.0
+    for order in sorted(available):
+        longer = schema.n - order
+        up_to += _SHORTER_SHARE**longer * (1 - _SHORTER_SHARE if order > 2 else 1)
+        taken[order] = min(available[order], entries_within(schema, order, int(room * up_to) - spent))
+        spent += disk_bytes(schema, order, taken[order])
+    for order in sorted(available):
+        spent -= disk_bytes(schema, order, taken[order])
+        taken[order] = max(taken[order], min(available[order], entries_within(schema, order, room - spent)))
+        spent += disk_bytes(schema, order, taken[order])
+    return taken
+
+
+def top_occurrences(histogram: _Histogram, most: int) -> int:
+    """The total occurrences of the `most` most frequent n-grams."""
+    found = 0
+    for count in sorted(histogram, reverse=True):
+        taken = min(most, histogram[count])
+        found, most = found + count * taken, most - taken
+    return found
+
 
 PRETRAIN_TEXTS = 20_000
 """Further pretraining stops reading the corpus once it has this many texts."""
@@ -52,7 +196,7 @@ def run(ctx: JobContext) -> dict[str, Any]:
     if published is None:
         published = (_grow if spec.mode == "grow" else _build)(ctx, domain, spec)
     if spec.mode == "grow":
-        delete_misses(ctx, domain, spec.epoch)
+        _delete_misses(ctx, domain, spec.epoch)
     return {
         "domain": str(domain),
         "version": published.id,
@@ -144,12 +288,12 @@ def _choose(
     schema: Schema,
     room: int | None,
     stored_before: _Stored,
-) -> NgramChoice:
+) -> _NgramChoice:
     if room is None:
         assert spec.alpha is not None, "a build has an alpha or a budget"
-        return NgramChoice(choose(counted, spec.alpha, spec.options.min_count), spec.alpha)
+        return _NgramChoice(choose(counted, spec.alpha, spec.options.min_count), spec.alpha)
     ctx.progress(0, 1, phase="choosing n-grams")
-    choice = choose_within(counted, schema, room, spec.options.min_count, stored_before.candidates)
+    choice = _choose_within(counted, schema, room, spec.options.min_count, stored_before.candidates)
     ctx.progress(1, 1, phase="choosing n-grams")
     return choice
 
@@ -164,7 +308,7 @@ def _left_out(schema: Schema, differences: Differences) -> dict[str, int]:
 def _grow(ctx: JobContext, domain: DomainId, spec: BuildPlotSpec) -> VersionInfo:
     parent = _pinned_parent(ctx, domain, spec.mode)
     lower_name, lower = _lower_of(ctx, _root_of(ctx, domain), parent)
-    return grow(ctx, domain, parent, lower_name, lower, spec.min_count)
+    return _publish_grown(ctx, domain, parent, lower_name, lower, spec.min_count)
 
 
 def _root_of(ctx: JobContext, domain: DomainId) -> Root:

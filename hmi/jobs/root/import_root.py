@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch import nn
 
 from hmi.core import RootRecord, now
 from hmi.errors import Conflict, InvalidInput, UnsupportedModel
@@ -17,22 +18,138 @@ from hmi.jobs.options import ImportRootOptions
 from hmi.jobs.plot.ngrams import choose, count_corpus
 from hmi.jobs.plot.write_plot import Wanted, in_chunks, write_version
 from hmi.jobs.root import repair_root
-from hmi.jobs.root.learn_locality import LocalParts, learn_locality
 from hmi.jobs.runtime.context import JobContext
 from hmi.jobs.specs import ImportRootSpec
+from hmi.model.files import read_checkpoint, write_checkpoint
 from hmi.model.memory import keep_freed_memory
 from hmi.model.network.encoder import Encoder
 from hmi.model.sources.locality import apply_locality, shipped_locality
-from hmi.model.sources.lower import LocalLower
+from hmi.model.sources.lower import InputBias, LocalLower
 from hmi.model.sources.root import Root, RootInfo, load_root, read_root_info, save_root, split_encoder
 from hmi.model.sources.source import Source, find_source, load_encoder, read_pooling
+from hmi.model.tenant.artefact import tensors_below
 from hmi.model.text.batching import Encoded
 from hmi.model.text.tokenizer import Text, Tokenizer
 from hmi.stores.layout import Layout
 from hmi.stores.plot.plot_meta import PlotMeta
 from hmi.training.data.corpus import check_corpus, corpus_as_utf8, read_documents
+from hmi.training.fit.reports import StepReport
+from hmi.training.root.distillation import DistilPlan, distil_lower, start_local, train_upper
 from hmi.training.root.fidelity import fidelity_report
+from hmi.training.root.joint import train_jointly
+from hmi.training.root.phases import Keeper
 from plot_store import ORDER_NAMES
+
+_LocalParts = tuple[LocalLower, nn.ModuleList, InputBias]
+_PARTS = ("lower", "upper", "bias")
+
+
+def _learn_locality(
+    ctx: JobContext,
+    teacher: Encoder,
+    parts: _LocalParts,
+    texts: list[Encoded],
+    options: ImportRootOptions,
+    shipped: Path | None = None,
+) -> None:
+    """Train `parts` in place. A resumed job ends with the same bits as an uninterrupted one.
+
+    The phases are ridge regression, distillation of the lower layers, co-training of the upper ones, training
+    of both together. Each phase ends with a checkpoint; a long one also has checkpoints within it, so a
+    resumed job repeats a few minutes.
+
+    shipped: the locality weights to start from, instead of ridge regression. Raises Damaged (these),
+    StorageFull, JobCancelled, JobStopped.
+    """
+    phases = _phases(ctx, teacher, parts, texts, options, shipped)
+    for aside in ctx.folder.glob(".checkpoint-*.tmp"):  # of a process that died while it wrote one
+        aside.unlink()
+    names = list(phases)
+    done = next((i + 1 for i in reversed(range(len(names))) if _restored(ctx, names[i], parts)), 0)
+    for name in names[done:]:
+        phases[name]()
+        _finish(ctx, name, parts)
+
+
+def _phases(
+    ctx: JobContext,
+    teacher: Encoder,
+    parts: _LocalParts,
+    texts: list[Encoded],
+    options: ImportRootOptions,
+    shipped: Path | None,
+) -> dict[str, Callable[[], None]]:
+    """The phases to run, in order, by the name of the checkpoint at their end."""
+    lower, upper, bias = parts
+    plan = DistilPlan(
+        steps=options.steps,
+        upper_steps=options.upper_steps,
+        joint_steps=options.joint_steps,
+        seed=options.seed,
+    )
+
+    def within(phase: str) -> Keeper:
+        path = ctx.folder / f"checkpoint-within-{phase}.safetensors"
+        return Keeper(path, options.checkpoint_s, ctx.checkpointed)
+
+    def ridge() -> None:
+        ctx.progress(0, 1, phase="ridge regression")
+        start_local(lower, bias, teacher, texts, plan)
+
+    def distil() -> None:
+        report = _report(ctx, "distillation")
+        distil_lower(lower, bias, teacher, texts, plan, report, bf16=True, keeper=within("distilled"))
+
+    def cotrain() -> None:
+        report = _report(ctx, "co-training of the upper layers")
+        train_upper(lower, bias, upper, teacher, texts, plan, report, bf16=True, keeper=within("trained"))
+
+    def load() -> None:
+        assert shipped is not None
+        ctx.progress(0, 1, phase="locality weights")
+        apply_locality(shipped, parts)
+
+    def joint() -> None:
+        report = _report(ctx, "training of all layers together")
+        train_jointly(parts, teacher, texts, plan, report, bf16=True, keeper=within("joined"))
+
+    phases = {"ridge": ridge} if shipped is None else {"loaded": load}
+    if plan.steps:
+        phases["distilled"] = distil
+    if plan.upper_steps:
+        phases["trained"] = cotrain
+    if plan.joint_steps:
+        phases["joined"] = joint
+    return phases
+
+
+def _report(ctx: JobContext, phase: str) -> StepReport:
+    return lambda step, total, loss: ctx.progress(step, total, phase=phase, loss=loss)
+
+
+def _finish(ctx: JobContext, name: str, parts: _LocalParts) -> None:
+    """Write the checkpoint at a phase's end, and remove those before it."""
+    path = ctx.folder / f"checkpoint-{name}.safetensors"
+    state = {
+        f"{prefix}.{k}": v
+        for prefix, part in zip(_PARTS, parts, strict=True)
+        for k, v in part.state_dict().items()
+    }
+    write_checkpoint(path, state)
+    ctx.checkpointed()
+    for older in ctx.folder.glob("checkpoint-*.safetensors"):
+        if older != path:
+            older.unlink()
+
+
+def _restored(ctx: JobContext, name: str, parts: _LocalParts) -> bool:
+    found = read_checkpoint(ctx.folder / f"checkpoint-{name}.safetensors")
+    if found is None:
+        return False
+    for prefix, part in zip(_PARTS, parts, strict=True):
+        part.load_state_dict(tensors_below(found[0], prefix))
+    return True
+
 
 Texts = dict[str, list[Encoded]]  # by kind
 Fidelity = tuple[dict[str, float], dict[str, dict[str, float]]]  # over all texts; by kind
@@ -157,7 +274,7 @@ def _make_local(
     source: Source,
     teacher: Encoder,
     tokenizer: Tokenizer,
-    parts: LocalParts,
+    parts: _LocalParts,
     options: ImportRootOptions,
     paths: list[Path],
 ) -> Fidelity:
@@ -175,7 +292,7 @@ def _make_local(
     texts, held_out = _sample_texts(tokenizer, paths, options.seed, most)
     if found is None or learns:
         _check_learnable(source, lower, found, texts, paths, options)
-        learn_locality(ctx, teacher, parts, texts, options, found if options.start == "shipped" else None)
+        _learn_locality(ctx, teacher, parts, texts, options, found if options.start == "shipped" else None)
         return _measure_fidelity(ctx, parts, teacher, held_out)
     ctx.progress(0, 1, phase="locality weights")
     about: dict[str, Any] = apply_locality(found, parts)
@@ -208,7 +325,7 @@ def _check_learnable(
         )
 
 
-def _measure_fidelity(ctx: JobContext, parts: LocalParts, teacher: Encoder, held_out: Texts) -> Fidelity:
+def _measure_fidelity(ctx: JobContext, parts: _LocalParts, teacher: Encoder, held_out: Texts) -> Fidelity:
     ctx.progress(0, 1, phase="fidelity")
     found = fidelity_report(parts, teacher, {kind: texts for kind, texts in held_out.items() if texts})
     ctx.progress(1, 1, phase="fidelity")

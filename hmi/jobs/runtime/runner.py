@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from hmi.config import Settings
 from hmi.core import ENDED, JobKind, JobRecord, Pacing, Progress, now
@@ -20,11 +20,34 @@ from hmi.jobs.runtime.memory_room import MemoryRoom
 from hmi.jobs.runtime.pacing import Pacer, in_background
 from hmi.jobs.runtime.process import after_end, put_back
 from hmi.jobs.runtime.starter import Process, Starter
-from hmi.jobs.runtime.turns import JobTurns
 from hmi.stores.failures import log_damaged, log_failure, run_each
 from hmi.stores.layout import Layout
 from hmi.stores.records.job_table import asked_to_stop
 from hmi.stores.records.registry import Registry
+
+T = TypeVar("T")
+
+
+class JobTurns:
+    """The tenants' turns, so that no tenant holds up others. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._last: dict[str | None, int] = {}  # tenant -> its last turn
+        self._turn = 0
+
+    def first(self, waiting: Iterable[T], tenant_of: Callable[[T], str | None]) -> T:
+        """Return the first of those that wait whose tenant has waited longest for its turn."""
+        return min(waiting, key=lambda one: self._last.get(tenant_of(one), 0))
+
+    def took(self, tenant: str | None) -> None:
+        """Note that a job of this tenant has started."""
+        self._turn += 1
+        self._last[tenant] = self._turn
+
+    def lost(self, tenant: str | None) -> None:
+        """Note that the tenant's job was put back, so that it is the next one to start."""
+        self._last.pop(tenant, None)
+
 
 log = logging.getLogger("hmi.jobs")
 POLL_S = 0.2

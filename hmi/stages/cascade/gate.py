@@ -19,8 +19,7 @@ from dataclasses import dataclass
 from itertools import count
 
 from hmi.stages.early_exit.account import PHASES, Account, Count, Phase
-from hmi.stages.early_exit.drift import Alarm
-from hmi.stages.early_exit.evidence import Audits, Gate, error_for_policy, log_evidence, upper_bound
+from hmi.stages.early_exit.evidence import Alarm, Audits, Gate, error_for_policy, log_evidence, upper_bound
 
 ERROR = 0.05
 """The probability with which the tolerated rate may be exceeded: that of all rounds of a model together, and

@@ -1,21 +1,140 @@
-"""The evidence and counts of cascades: which offers of each are tested, and which is used."""
+"""The evidence and counts of cascades: which offers of each are tested, and which is used.
+
+An engine writes the evidence to one file when it stops, and the next one takes it over. The file is deleted
+when it is read, so that no two streams ever spend from one account. After a crash there is none, and all
+cascades begin anew: then the guarantee holds for the stream since, with an error of its own. Audits under way
+are written as if they had disagreed.
+"""
 
 from __future__ import annotations
 
+import json
+import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import xxhash
 
 from hmi.core import Cascade, CascadeState, ModelId, Objective, Offer
-from hmi.stages.cascade import kept
 from hmi.stages.cascade.gate import StreamEvidence, Terms, Ticket
-from hmi.stages.cascade.kept import Key
 from hmi.stages.cascade.profiling import ladder
 from hmi.stages.cascade.report import CascadeReport
+from hmi.stages.early_exit.account import Count
+from hmi.stages.early_exit.evidence import Alarm, Audits, Gate
+from hmi.stores.failures import log_failure
+
+if TYPE_CHECKING:
+    from hmi.stages.cascade.gate import StreamEvidence
+
+
+log = logging.getLogger("hmi.stages")
+_Key = tuple[ModelId, str, str]
+"""A model and the artefacts of both levels."""
+_State = dict[str, Any]
+"""The evidence of one cascade as JSON: numbers, strings, lists and objects."""
+_COUNTS = ("returned", "gone_on", "audited", "disagreed")
+PLAIN = ("present", "round", "alarms")
+"""The trial's fields that are numbers."""
+
+
+def _write_evidence(path: Path, states: Mapping[_Key, _State]) -> None:
+    """Write the states of all cascades. A failure is logged: they begin anew."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        body = json.dumps([[str(model), *artefacts, s] for (model, *artefacts), s in states.items()]).encode()
+        path.write_bytes(xxhash.xxh3_64_digest(body) + body)
+    except Exception as error:
+        log_failure(log, "the evidence of cascades could not be written", error)
+
+
+def _take_evidence(path: Path) -> dict[_Key, _State]:
+    """Read the states and delete the file; empty if there is none, or if it is damaged."""
+    try:
+        data = path.read_bytes()
+        path.unlink()
+        if xxhash.xxh3_64_digest(data[8:]) != data[:8]:
+            raise ValueError("the checksum is wrong")
+        return {(ModelId.parse(model), one, other): s for model, one, other, s in json.loads(data[8:])}
+    except FileNotFoundError:
+        return {}
+    except Exception as error:
+        log_failure(log, "the evidence of cascades is damaged and begins anew", error)
+        return {}
+
+
+def _packed_evidence(profile: EvidenceByAgreement) -> _State:
+    """The evidence of one cascade, the agreement used last at the end."""
+    return {
+        "cascade": _digest(profile),
+        "given": profile.numbers.given,
+        "found": [_watched(agreement, one) for agreement, one in profile.found.items()],
+    }
+
+
+def _unpack_evidence(state: _State | None, profile: EvidenceByAgreement) -> None:
+    """Put evidence into a new profile, unless it is that of another cascade, or cannot be read."""
+
+    if state is None or state["cascade"] != _digest(profile):
+        return
+    try:
+        offers = profile.cascade.offers
+        for one in state["found"]:
+            objective = Objective.model_validate(one["objective"])
+            made = CascadeEvidence(profile.cascade, objective, profile.numbers)
+            made.failed = [offers[i] for i in one["failed"]]
+            made.offers = tuple(offers[i] for i in one["offers"])
+            for name in _COUNTS:
+                setattr(made, name, one[name])
+            _restore(made.trial, one["trial"])
+            profile.found[one["agreement"]] = made
+    except Exception as error:
+        profile.found.clear()
+        log_failure(log, "the evidence of a cascade is damaged and begins anew", error)
+    profile.numbers.given = max(profile.numbers.given, state["given"])
+
+
+def _digest(profile: EvidenceByAgreement) -> str:
+    return xxhash.xxh3_64_hexdigest(profile.cascade.model_dump_json().encode())
+
+
+def _watched(agreement: float, one: CascadeEvidence) -> _State:
+    offers, trial = one.cascade.offers, one.trial
+    with one.lock:
+        return {
+            "agreement": agreement,
+            "objective": one.objective.model_dump(),
+            "offers": [offers.index(offer) for offer in one.offers],
+            "failed": [offers.index(offer) for offer in one.failed],
+            **{name: getattr(one, name) for name in _COUNTS},
+            "trial": {
+                **{name: getattr(trial, name) for name in PLAIN},
+                "texts": trial.account.texts,
+                "phase": trial.account.phase,
+                "counts": [(c.wrong + len(c.pending), c.free) for c in trial.account.counts],
+                "gates": [asdict(gate) for gate in trial.gates],
+                "alarm": asdict(trial.alarm),
+            },
+        }
+
+
+def _restore(trial: StreamEvidence, state: _State) -> None:
+    """Put a state into a new trial. Raises ValueError if it has other phases."""
+    account = trial.account
+    counts = [Count(wrong, free) for wrong, free in state["counts"]]
+    if len(counts) != len(account.phases):
+        raise ValueError("it has other phases")
+    account.texts, account.phase, account.counts = state["texts"], state["phase"], counts
+    account.advance(settled=True, ahead=False)
+    for name in PLAIN:
+        setattr(trial, name, state[name])
+    trial.gates = [Gate(**{**gate, "own": Audits(**gate["own"])}) for gate in state["gates"]]
+    trial.alarm = Alarm(**{**state["alarm"], "score": tuple(state["alarm"]["score"])})
+
 
 MAX_AGREEMENTS = 8
 """The agreements of one model whose evidence is kept. The one that was asked for longest ago begins anew."""
@@ -142,18 +261,18 @@ class Evidence:
         path: of the file that `close` writes, which is read here and deleted; None: nothing is kept.
         """
         self._most, self._lock, self._path = most, threading.Lock(), path
-        self._profiles: OrderedDict[Key, EvidenceByAgreement] = OrderedDict()
+        self._profiles: OrderedDict[_Key, EvidenceByAgreement] = OrderedDict()
         """The evidence, by model and the artefacts of both levels, since two tenants may have equal
         artefacts. The one used last is the last."""
-        self._kept = {} if path is None else kept.take(path)
+        self._kept = {} if path is None else _take_evidence(path)
         """That of the last engine, of cascades that no text has asked for since."""
 
     def close(self) -> None:
         """Write the evidence to its file."""
         with self._lock:
             if self._path is not None:
-                states = {key: kept.packed(profile) for key, profile in self._profiles.items()}
-                kept.write(self._path, {**self._kept, **states})
+                states = {key: _packed_evidence(profile) for key, profile in self._profiles.items()}
+                _write_evidence(self._path, {**self._kept, **states})
 
     def of(self, model: ModelId, artefact: str, cascade: Cascade, objective: Objective) -> CascadeEvidence:
         """The evidence of a cascade under an objective, which must name an agreement.
@@ -167,7 +286,7 @@ class Evidence:
             profile = self._profiles.get(key)
             if profile is None or profile.cascade != cascade:
                 profile = self._profiles[key] = EvidenceByAgreement(cascade)
-                kept.unpack(self._kept.pop(key, None), profile)
+                _unpack_evidence(self._kept.pop(key, None), profile)
             found = profile.found.get(agreement)
             if found is None:
                 found = profile.found[agreement] = CascadeEvidence(cascade, objective, profile.numbers)

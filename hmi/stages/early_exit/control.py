@@ -1,7 +1,7 @@
 """The control of one model's exits: it gets records of texts, and decides which thresholds are in force.
 
 1. While nothing may leave, every text runs to the end, and is recorded at every ramp. A window of records
-   gives a ladder: policies, each with its ramps and their thresholds, from careful to bold (`choice.ladder`).
+   gives a ladder: policies, each with its ramps and their thresholds, from careful to bold (`ladder_of`).
 2. Later records test all policies of the ladder, which do not change meanwhile. The gate of a policy opens
    once its records suffice and the gates of all more careful policies are open. The boldest policy with an
    open gate is in force.
@@ -20,19 +20,63 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from hmi.model.tenant.calibration import Floats
-from hmi.stages.early_exit import choice
 from hmi.stages.early_exit.account import Account, Count
-from hmi.stages.early_exit.choice import net_of
-from hmi.stages.early_exit.drift import Alarm
-from hmi.stages.early_exit.evidence import Audits, error_for_policy
+from hmi.stages.early_exit.evidence import Alarm, Audits, error_for_policy
 from hmi.stages.early_exit.ladder import PolicyTests, Thresholds
 from hmi.stages.early_exit.ramps import Costs
-from hmi.stages.early_exit.records import MAX_RECORDS, Records
 from hmi.stages.early_exit.report import State
 from hmi.stages.early_exit.rule import errs
+from hmi.stages.early_exit.thresholds import ladder_of, net_of, ramps_of
+
+_MAX_RECORDS = 4096
+"""Older records are dropped."""
+_FIRST = 128
+"""The records that there is memory for at first; it doubles when they are full."""
+
+
+class Records:
+    """The newest MAX_RECORDS records, of 5 bytes for each ramp.
+
+    A record is a text that ran to the end, with what each ramp would have answered.
+    """
+
+    def __init__(self, ramps: int) -> None:
+        self._uncertainty = np.empty((_FIRST, ramps), np.float32)
+        self._agrees = np.empty((_FIRST, ramps), np.bool_)
+        self._added = 0
+
+    def __len__(self) -> int:
+        return min(self._added, _MAX_RECORDS)
+
+    def add(self, uncertainty: ArrayLike, agrees: ArrayLike) -> None:
+        """Add a record: both are [ramps]."""
+        if self._added == len(self._agrees) < _MAX_RECORDS:
+            self._uncertainty = np.concatenate([self._uncertainty, np.empty_like(self._uncertainty)])
+            self._agrees = np.concatenate([self._agrees, np.empty_like(self._agrees)])
+        at = self._added % _MAX_RECORDS
+        self._uncertainty[at], self._agrees[at] = uncertainty, agrees
+        self._added += 1
+
+    def fill(self, uncertainty: NDArray[np.float32], agrees: NDArray[np.bool_]) -> None:
+        """Put what `newest` gave into new records, at once."""
+        self._added = len(agrees)
+        size = max(_FIRST, 1 << (self._added - 1).bit_length())
+        self._uncertainty = np.resize(uncertainty[::-1], (size, uncertainty.shape[1]))
+        self._agrees = np.resize(agrees[::-1], (size, agrees.shape[1]))
+
+    @property
+    def nbytes(self) -> int:
+        """The memory that they take."""
+        return self._uncertainty.nbytes + self._agrees.nbytes
+
+    def newest(self, count: int = _MAX_RECORDS) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+        """Copies of the newest records, the newest first: [at most count, ramps] twice."""
+        rows = (self._added - 1 - np.arange(min(count, len(self)))) % _MAX_RECORDS
+        return self._uncertainty[rows], self._agrees[rows]
+
 
 Bools = NDArray[np.bool_]
 Recorded = tuple[Floats, Bools]
@@ -75,7 +119,7 @@ class ExitBounds:
     @property
     def window(self) -> int:
         """The number of records before the first review, and from each to the next."""
-        return round(min(MAX_RECORDS, max(LEAST_WINDOW, WINDOW / self.loss)))  # 1 - .99 is no round .01
+        return round(min(_MAX_RECORDS, max(LEAST_WINDOW, WINDOW / self.loss)))  # 1 - .99 is no round .01
 
 
 @dataclass(frozen=True)
@@ -285,7 +329,7 @@ class Control:
     @property
     def _settled(self) -> bool:
         """True if a policy is in force and SETTLED windows have passed in search of bolder ones."""
-        return self.present is not None and self.windows >= min(SETTLED, MAX_RECORDS // self.terms.window)
+        return self.present is not None and self.windows >= min(SETTLED, _MAX_RECORDS // self.terms.window)
 
     @staticmethod
     def _ended(begun: Begun, *, wrong: bool) -> None:
@@ -333,10 +377,10 @@ class Control:
         )
         if self.windows < self.due and (self.tested or self.present):
             return
-        self.due = min(2 * self.windows, self.windows + MAX_RECORDS // terms.window)
+        self.due = min(2 * self.windows, self.windows + _MAX_RECORDS // terms.window)
         # After an alarm the older half of the records may be of the texts that rang it.
-        u, agrees = self._window(max(terms.window, len(self.records) // 2) if self.alarms else MAX_RECORDS)
-        found = choice.ladder(u, agrees, costs, terms.loss)
+        u, agrees = self._window(max(terms.window, len(self.records) // 2) if self.alarms else _MAX_RECORDS)
+        found = ladder_of(u, agrees, costs, terms.loss)
         least = max(WORTH * now, LEAST * costs.full_s)
         rungs = tuple(one.thresholds for one in found if one.net_s > least)
         if rungs:
@@ -345,7 +389,7 @@ class Control:
             self.tested = (*self.tested, ladder)[-LADDERS:]
         elif not (few or self.tested or self.present):
             self.fruitless += 1
-            hopeless = not choice.ramps_of(u, agrees, costs, int(len(agrees) * terms.loss))
+            hopeless = not ramps_of(u, agrees, costs, int(len(agrees) * terms.loss))
             self.off = hopeless or self.fruitless >= FRUITLESS
             self.asleep = 0
 

@@ -1,27 +1,149 @@
-"""The state of one model's exits: its control, its answers and their labels, behind one lock."""
+"""The state of one model's exits: its control, its answers and their labels, behind one lock.
+
+It is written to a small file when it is put away, and read at the model's next text. A file is deleted when
+it is read. So after a crash there is none, and the model begins anew: what was counted since the last file is
+lost, and with it the account that the guarantee rests on. Then the guarantee holds for the stream since the
+crash, with an error of its own. Audits under way are written as if they had disagreed. Texts that have no
+answer yet are not counted: they run to the end. Files are not synced, since compute threads write them: after
+a power cut one may be damaged, and then its model begins anew, too.
+"""
 
 from __future__ import annotations
 
+import json
+import logging
 import math
 import threading
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
+import xxhash
+from safetensors.numpy import load, save
 
 from hmi.model.tenant.calibration import Floats
 from hmi.stages.base import Text
 from hmi.stages.draw import draw
-from hmi.stages.early_exit import snapshot
-from hmi.stages.early_exit.account import AUDITED
+from hmi.stages.early_exit.account import AUDITED, Account, Count
 from hmi.stages.early_exit.answers import agrees, short_of
-from hmi.stages.early_exit.control import Begun, Bools, Control, ExitBounds, Recorded
+from hmi.stages.early_exit.control import Begun, Bools, Control, ExitBounds, Policy, Recorded
 from hmi.stages.early_exit.costs import ExitCosts
-from hmi.stages.early_exit.evidence import Audits, upper_bound
+from hmi.stages.early_exit.evidence import Alarm, Audits, upper_bound
 from hmi.stages.early_exit.labelled import Answers, Labels
+from hmi.stages.early_exit.ladder import PolicyTests
 from hmi.stages.early_exit.ramps import Costs
 from hmi.stages.early_exit.report import ExitReport, Label, Totals
+from hmi.stores.failures import log_failure
+
+log = logging.getLogger("hmi.stages")
+_KEPT = 1024
+"""The newest records that are written."""
+_ACCOUNT = ("texts", "phase", "used")
+_PLAIN = ("wait", "windows", "due", "policies", "alarms", "fruitless", "off", "skipped", "asleep")
+"""The control's fields that are numbers."""
+
+
+def _write_snapshot(path: Path, control: Control, besides: dict[str, Any]) -> None:
+    """Write the control's state, and what JSON can hold besides.
+
+    A failure is logged: the model begins anew.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        body = _packed_control(control, besides)
+        path.write_bytes(xxhash.xxh3_64_digest(body) + body)
+    except Exception as error:
+        log_failure(log, "the state of a model's early exits could not be written", error)
+
+
+def _take_snapshot(path: Path, control: Control) -> dict[str, Any] | None:
+    """Put the state in this file into a new control, and delete the file. Returns what it held besides; None
+    if there is no file.
+
+    A damaged file, or one of other ramps, is deleted too, and the control stays new.
+    """
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        log_failure(log, "the state of a model's early exits could not be read", error)
+        return None
+    try:
+        path.unlink()  # first, so that no two streams ever spend from one account
+        if xxhash.xxh3_64_digest(data[8:]) != data[:8]:
+            raise ValueError("the checksum is wrong")
+        return _unpack_control(data[8:], control)
+    except Exception as error:
+        log_failure(log, "the state of a model's early exits is damaged and begins anew", error)
+        return None
+
+
+def _packed_control(control: Control, besides: dict[str, Any]) -> bytes:
+    """The control's state as bytes, with what JSON can hold besides."""
+    account = control.account
+    state = {
+        "besides": besides,
+        "terms": asdict(control.terms),
+        "ramps": control.ramps,
+        **{name: getattr(account, name) for name in _ACCOUNT},
+        "texts": account.texts - account.waiting,
+        "phases": [asdict(phase) for phase in account.phases],
+        "counts": [(c.wrong + len(c.pending), c.free) for c in account.counts],
+        "audits": asdict(control.audits),
+        "left_at": sorted(control.left_at.items()),
+        "checked_at": sorted(control.checked_at.items()),
+        "present": None if control.present is None else asdict(control.present),
+        "tested": [asdict(ladder) for ladder in control.tested],
+        **{name: getattr(control, name) for name in _PLAIN},
+    }
+    u, agrees = control.records.newest(_KEPT)
+    text = np.frombuffer(json.dumps(state).encode(), np.uint8)
+    return save({"uncertainty": u, "agrees": agrees, "state": text})
+
+
+def _unpack_control(data: bytes, control: Control) -> dict[str, Any] | None:
+    """Put a state into a new control, unless it is one of other ramps. Returns what it held besides.
+
+    If it is one of other terms, the control obeys its own (`Control.obey`).
+    """
+    tensors = load(data)
+    state: dict[str, Any] = json.loads(tensors["state"].tobytes())
+    if state["ramps"] != control.ramps:
+        return None
+    present = None if state["present"] is None else _policy(state["present"])
+    tested = tuple(_ladder(each) for each in state["tested"])
+    counts = [Count(wrong, free) for wrong, free in state["counts"]]
+    wanted, terms = control.terms, ExitBounds(**state["terms"])
+    numbers = {name: state[name] for name in _ACCOUNT}
+    account = Account(terms.loss, terms.error, **numbers, counts=counts)
+    besides: dict[str, Any] = state["besides"]
+    if state["phases"] != [asdict(phase) for phase in account.phases] or terms.error != wanted.error:
+        return None
+    control.terms, control.account, control.audits = terms, account, Audits(**state["audits"])
+    control.left_at = Counter(dict(state["left_at"]))
+    control.checked_at = Counter(dict(state["checked_at"]))
+    control.present, control.tested = present, tested
+    for name in _PLAIN:
+        setattr(control, name, state.get(name, getattr(control, name)))
+    control.records.fill(tensors["uncertainty"], tensors["agrees"])
+    if terms != wanted:
+        control.obey(wanted)
+    return besides
+
+
+def _policy(state: dict[str, Any]) -> Policy:
+    alarm = state["alarm"]
+    return Policy(tuple(state["thresholds"]), Alarm(**{**alarm, "score": tuple(alarm["score"])}))
+
+
+def _ladder(state: dict[str, Any]) -> PolicyTests:
+    return PolicyTests(**{**state, "rungs": tuple(map(tuple, state["rungs"]))})
+
 
 AUDIT = "audit"
 """The purpose of the draw that decides whether a text is audited."""
@@ -102,7 +224,7 @@ class ModelState:
         with self._lock:
             if not self._gone and self.read and self._path is not None:
                 besides = {**self._sums, "labels": asdict(self.labels)}
-                snapshot.write(self._path, self.control, besides)
+                _write_snapshot(self._path, self.control, besides)
             elif not self._gone and self.before is not None:
                 self.before.put_away()
             self._gone = True
@@ -229,7 +351,7 @@ class ModelState:
         if self.before is not None:
             self.before.put_away()
             self.before = None
-        found = None if self._path is None else snapshot.take(self._path, self.control)
+        found = None if self._path is None else _take_snapshot(self._path, self.control)
         if found is not None:
             if "timed" in found:  # an earlier version wrote seconds
                 self._sums = {name: found[name] for name in SUMS}

@@ -7,6 +7,7 @@ A text is concerned if its model's version has a profile, and its tenant has set
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from typing import Final
 
 from hmi.core import Cascade, ModelId, ModelVersion, Objective
 from hmi.execution.base import Hook
@@ -25,7 +26,30 @@ from hmi.stages.token_adaptation.settings import (
     TokenSetting,
     schedule,
 )
-from hmi.stages.token_adaptation.terms import TYPICAL, terms_of
+
+_TYPICAL: Final = 32
+"""The tokens of a text for which the cost of prompts is right. It is the same for texts of any length."""
+
+
+def _terms_of(text: Waiting, settings: Sequence[Setting], allowed: Sequence[int]) -> list[SettingEffect]:
+    """Return the terms of each setting. allowed: the γ other than 0 that the text's model may use now."""
+    scores = {point.gamma: point.score for point in text.version.tokens}
+    full = scores.get(0, 1.0)
+    names = {each.gamma: each.name for each in settings if isinstance(each, TokenSetting)}
+    found = []
+    for setting in settings:
+        level = setting.gamma if isinstance(setting, TokenSetting) else 0
+        gamma = boldest(tuple(allowed), level) if level else 0
+        if gamma < 0:
+            # Merging that scored better than none on the profile's rows did so by chance.
+            accuracy = min(scores[gamma], full)
+            found.append(SettingEffect(schedule(gamma, text.layers), accuracy, names[gamma], SHORTEST, True))
+        elif gamma > 0:
+            rows = (1.0 + gamma / _TYPICAL,) * text.layers
+            found.append(SettingEffect(rows, scores[gamma], names[gamma], SHORTEST))
+        else:
+            found.append(SettingEffect((1.0,) * text.layers, full, OFF.name))
+    return found
 
 
 class TokenAdaptation:
@@ -44,13 +68,13 @@ class TokenAdaptation:
         models: see `ModelVersion.tokens`."""
         assert isinstance(setting, TokenSetting)
         if setting.gamma > 0:
-            return Effect(rows=(1.0 + setting.gamma / TYPICAL,) * shape.layers)
+            return Effect(rows=(1.0 + setting.gamma / _TYPICAL,) * shape.layers)
         return Effect(rows=schedule(setting.gamma, shape.layers))
 
     def terms(self, text: Waiting) -> Sequence[SettingEffect]:
         """See `hmi.stages.planner.Adaptive`."""
         gammas = self._ledger.allowed(text.model, text.version, text.objective, text.cascade)
-        return terms_of(text, self.settings(text.key), gammas)
+        return _terms_of(text, self.settings(text.key), gammas)
 
     def hooks(self, setting: Setting, batch: StageBatch) -> Sequence[Hook]:
         """See `Stage.hooks`."""

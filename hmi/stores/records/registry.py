@@ -36,7 +36,7 @@ from hmi.stores.records import (
     once_table,
     tenant_room,
 )
-from hmi.stores.records.key_ring import KeyRing
+from hmi.stores.records.key_table import KeyRing
 from hmi.stores.records.registry_database import FIRST_MAP, RegistryDatabase
 from hmi.stores.records.rooms import Rooms
 from hmi.stores.records.sealed import RegistryTxn

@@ -7,12 +7,11 @@ import itertools
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from hmi.errors import InvalidData
-from hmi.training.data.quotes import Quotes, quotes_of
 from hmi.training.data.records import Fits, TextTable
 from hmi.training.data.records import TableRecord as TableRecord
 from hmi.training.data.text_files import TextFile
@@ -23,6 +22,66 @@ from hmi.training.data.tools.exports import export_of
 from hmi.training.data.tools.marked_lines import marked_table
 from hmi.training.data.tools.span_forms import record_of_pair
 from hmi.training.data.tools.spans import Spans
+
+
+@dataclass(frozen=True)
+class _Quotes:
+    """The first line, by number, of each kind that tells how quotes are used."""
+
+    unpaired: int | None = None
+    """Has quotes that do not pair within the line."""
+    other: tuple[int, int] | None = None
+    """Split at each tab, it has another number of cells than the header: (line, its cells)."""
+    doubled: int | None = None
+    """Has a cell that is quoted as in CSV, with a quote inside it doubled."""
+
+    @property
+    def literal(self) -> bool:
+        """Whether quotes can only be ordinary characters."""
+        return self.unpaired is not None and self.other is None and self.doubled is None
+
+    def against(self) -> str:
+        """The evidence against literal quotes, for an error; "" if there is none."""
+        if self.doubled is not None:
+            return f"line {self.doubled} quotes a cell as CSV does"
+        return (
+            ""
+            if self.other is None
+            else f"line {self.other[0]} has {self.other[1]} cells when split at each tab"
+        )
+
+
+def _quotes_of(lines: Iterable[tuple[int, str]], width: int) -> _Quotes:
+    """Examine numbered `lines`: those below the header, which has `width` cells."""
+    unpaired = other = doubled = None
+    for number, line in lines:
+        cells = line.split("\t")
+        if other is None and len(cells) != width and any(cells):
+            other = number, len(cells)
+        if '"' not in line:
+            continue
+        if unpaired is None and not _pairs(line):
+            unpaired = number
+        if doubled is None and any(map(_is_quoted, cells)):
+            doubled = number
+        if None not in (unpaired, other or doubled):
+            break  # no later line can change `literal`
+    return _Quotes(unpaired, other, doubled)
+
+
+def _pairs(line: str) -> bool:
+    try:
+        return len(list(csv.reader([line], delimiter="\t", strict=True))) == 1
+    except csv.Error:
+        return False
+
+
+def _is_quoted(cell: str) -> bool:
+    inner = cell[1:-1]
+    return (
+        len(cell) > 3 and cell[0] == cell[-1] == '"' and '""' in inner and '"' not in inner.replace('""', "")
+    )
+
 
 DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
 LARGEST_RECORD = 16 << 20
@@ -254,10 +313,10 @@ def _csv(file: TextFile, header: tuple[int, str], fits: Fits) -> TextTable:
     delimiter, columns = fitting[0] if fitting else max(ways, key=lambda way: len(way[1]))
     name = DELIMITERS.get(delimiter, f"“{delimiter}”")
     form = f"CSV with {name}" if len(columns) > 1 else "CSV of one column"
-    quotes = Quotes()
+    quotes = _Quotes()
     if delimiter == "\t":
         below = ((number, line) for number, line in _numbered(file) if number > skipped)
-        quotes = quotes_of(below, len(columns))
+        quotes = _quotes_of(below, len(columns))
         form += ", double quotes taken literally" * quotes.literal
     return TextTable(form, tuple(columns), _csv_records(file, delimiter, columns, skipped, quotes))
 
@@ -273,13 +332,13 @@ def _csv_without_header(file: TextFile, head: list[tuple[int, str]]) -> TextTabl
     delimiter = max(DELIMITERS, key=most)
     columns = [str(i + 1) for i in range(most(delimiter)[1])]
     form = f"CSV with {DELIMITERS[delimiter]}, without a header"
-    quotes = quotes_of(_numbered(file), len(columns)) if delimiter == "\t" else Quotes()
+    quotes = _quotes_of(_numbered(file), len(columns)) if delimiter == "\t" else _Quotes()
     form += ", double quotes taken literally" * quotes.literal
     return TextTable(form, tuple(columns), _csv_records(file, delimiter, columns, 0, quotes))
 
 
 def _csv_records(
-    file: TextFile, delimiter: str, columns: list[str], header: int, quotes: Quotes
+    file: TextFile, delimiter: str, columns: list[str], header: int, quotes: _Quotes
 ) -> Iterator[TableRecord]:
     lines = (f"{line}\n" for line in itertools.islice(file.lines(), header, None))
     if quotes.literal:

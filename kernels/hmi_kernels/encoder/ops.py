@@ -14,8 +14,19 @@ from hmi_kernels.encoder import layer as of_layer
 from hmi_kernels.encoder import product as of_matrix
 from hmi_kernels.encoder import room as of_room
 from hmi_kernels.encoder.first import GROUP
-from hmi_kernels.encoder.memory import LINE, Memory, Places, Record
-from hmi_kernels.encoder.pack import COLUMNS, Floats, LowRank, Matrix, MatrixChange, pack_change, pack_matrix
+from hmi_kernels.encoder.pack import (
+    COLUMNS,
+    LINE,
+    Floats,
+    LowRank,
+    Matrix,
+    MatrixChange,
+    Memory,
+    Places,
+    Record,
+    pack_change,
+    pack_matrix,
+)
 from hmi_kernels.encoder.tile import CHANGED_FIELDS, ROWS, STRIDE, lower, narrow, tile
 from hmi_kernels.jit import address_of
 

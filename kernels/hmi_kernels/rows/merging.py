@@ -1,4 +1,4 @@
-"""The numba body that merges similar rows of packed texts; `hmi.stages.token_adaptation.merging` is the
+"""The numba body that merges similar rows of packed texts; `hmi.stages.token_adaptation.hook` is the
 reference."""
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from hmi.api.access import quotas
 from hmi.core import Limits
 from hmi.manager.tenants import new_key
 from hmi.record import time_text
-from hmi.stores.records import key_ring
+from hmi.stores.records import key_table
 from hmi.stores.records.registry import Registry
 from hmi.stores.records.sealed import RegistryTxn
 from tests.hmi.api.test_inference import Counting
@@ -157,7 +157,7 @@ async def test_expired_keys_make_room_and_are_tidied_up(
         assert [k.expired for k in registry.keys("acme")] == [False, False]
         later(hours=4)
         assert registry.key_ring.drop_expired() == 0, "its holder still learns why it fails"
-        monkeypatch.setattr(key_ring, "KEPT_DAYS", -1)
+        monkeypatch.setattr(key_table, "KEPT_DAYS", -1)
         assert registry.key_ring.drop_expired() == 1
         _, body, _ = await world.call("GET", "/manage/tenants", key=made["key"])
         assert "unknown" in body["error"]["message"]
@@ -171,7 +171,7 @@ async def test_a_servers_last_administrator_may_expire_without_opening_it(
         _, admin = tenants.create_key(None, ["admin"], expires=datetime.now(UTC) + timedelta(days=1))
         assert await works(world, admin)
         later(days=2)
-        monkeypatch.setattr(key_ring, "KEPT_DAYS", -9)
+        monkeypatch.setattr(key_table, "KEPT_DAYS", -9)
         assert world.services.manager.registry.key_ring.drop_expired() == 0
         assert not await works(world, admin)
         assert (await world.call("GET", "/manage/tenants"))[0] == 401, "nobody is the administrator"

@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from hmi.cli.models.chart import reliability_svg
+from hmi.cli.models.report import reliability_svg
 from tests.hmi.labs.api_world import hmi, running
 from tests.tiny import random_texts
 

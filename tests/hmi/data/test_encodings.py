@@ -9,9 +9,8 @@ import pytest
 from hmi.errors import InvalidData
 from hmi.jobs.checks import inspect_file
 from hmi.jobs.options import Reading
-from hmi.training.data.encodings import encoding_of
 from hmi.training.data.rows import read_labelled_file
-from hmi.training.data.text_files import CHUNK
+from hmi.training.data.text_files import CHUNK, encoding_of
 from tests.hmi.labs.api_world import hmi
 
 TEXTS = {

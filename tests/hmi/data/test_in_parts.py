@@ -14,8 +14,8 @@ from hmi.model.sources.root import Root
 from hmi.model.text.batching import in_parts
 from hmi.training.fit import trainer
 from hmi.training.plans.recipe import RECIPE
-from hmi.training.second import contrasting
-from hmi.training.second.contrasting import Embedder
+from hmi.training.second import probing
+from hmi.training.second.probing import Embedder
 from hmi.training.second.teachers import TeacherSource
 from hmi.training.tasks.objectives import OBJECTIVES
 from hmi.training.tasks.objectives.base import IGNORE, SoftTarget
@@ -97,12 +97,12 @@ def test_contrasting_in_two_passes_has_the_gradients_of_one(
     monkeypatch.setattr(
         "hmi.training.fit.precision.native_bf16", lambda: False
     )  # it would round off the difference
-    monkeypatch.setattr(contrasting, "RECIPE", replace(RECIPE, dropout=dropout))
+    monkeypatch.setattr(probing, "RECIPE", replace(RECIPE, dropout=dropout))
     rows = mood(1, 12)
     targets = torch.tensor([int(row.label == "good") for row in rows])
     gradients = list[Any]()
     for most in (10_000, 20):
-        monkeypatch.setattr(contrasting, "STEP_TOKENS", most)
+        monkeypatch.setattr(probing, "STEP_TOKENS", most)
         embed = Embedder(sources[0], 32)
         trained = embed._backbone.trained
         assert trained is not None

@@ -10,8 +10,7 @@ import pytest
 
 from hmi.training.data.passages import MAX_CHARACTERS, MIN_CHARACTERS, passages, sample_corpus, sentences
 from hmi.training.data.rows import Row
-from hmi.training.second.pool import draw_pool
-from hmi.training.second.pool_marks import learn_marking
+from hmi.training.second.pool import draw_pool, learn_marking
 
 SUBJECTS = {
     "birds": "heron plover osprey nest wing feather migration chick beak moult",

@@ -16,7 +16,7 @@ from hmi.errors import InvalidData
 from hmi.jobs.checks import Checked, inspect_file
 from hmi.jobs.model.training_data import read_data
 from hmi.jobs.options import FineTuneOptions
-from hmi.jobs.stage.token_rows import read_parts
+from hmi.jobs.stage.profile_tokens import read_parts
 from hmi.model.tags.entities import entities_of
 from hmi.model.tasks.words import Tagging
 from hmi.model.text.splitting import Splitter

@@ -14,8 +14,7 @@ from hmi.core import ModuleSpec
 from hmi.engine.admit.bundles import TaskPart
 from hmi.errors import Damaged
 from hmi.execution import BatchKey, Executor, Left, Rows
-from hmi.execution.fused import FusedExecutor
-from hmi.execution.fused.weights import fused_layers, fused_module
+from hmi.execution.fused import FusedExecutor, fused_layers, fused_module
 from hmi.execution.packed import PackedExecutor, run_rows
 from hmi.execution.precision import Precision, available
 from hmi.model.network.encoder import EncoderLayer

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hmi.cli.machine.profile_stages import table
+from hmi.cli.machine.profile import table
 from hmi.execution.batch import BatchKey, Rows
 from hmi.execution.choose import Chosen, executor_for
 from hmi.execution.machine import fingerprint

@@ -13,8 +13,7 @@ from hmi.core import JobRecord, ModelId, TenantRecord, now
 from hmi.jobs.runtime import memory_room
 from hmi.jobs.runtime.folders import JobFolder, new_job_id
 from hmi.jobs.runtime.memory_room import MemoryRoom
-from hmi.jobs.runtime.runner import JobRunner
-from hmi.jobs.runtime.turns import JobTurns
+from hmi.jobs.runtime.runner import JobRunner, JobTurns
 from hmi.manager.tenants import new_key
 from tests.hmi.labs.runner_bodies import version_by
 from tests.hmi.labs.runner_lab import Lab

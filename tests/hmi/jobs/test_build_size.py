@@ -10,7 +10,7 @@ import pytest
 
 from hmi.core import JobRecord
 from hmi.errors import InvalidInput
-from hmi.jobs.plot.budget import check_budget, split_budget, top_occurrences
+from hmi.jobs.plot.build_plot import check_budget, split_budget, top_occurrences
 from hmi.jobs.plot.ngrams import ragged
 from hmi.manager import Manager
 from hmi.model.sources.root import load_root

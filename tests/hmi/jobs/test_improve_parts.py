@@ -14,12 +14,12 @@ import torch
 from hmi.config import Settings
 from hmi.jobs.improving import sources
 from hmi.jobs.improving.ledger import TEACHERS_SHARE, Ledger
+from hmi.jobs.improving.sources import teacher_bytes
 from hmi.jobs.runtime import memory_room
 from hmi.model.network.shape import EncoderShape, read_shape
 from hmi.model.sources.root import Root
 from hmi.model.sources.source import find_shape, find_source
 from hmi.training.data.rows import Row
-from hmi.training.second.footprint import teacher_bytes
 from hmi.training.second.second_version import COPIES, PoolPlan, make_pool, plan_of
 from tests.tiny import write_tiny_mpnet
 

@@ -20,10 +20,10 @@ from hmi.config import Settings
 from hmi.core import Pacing
 from hmi.jobs.runtime import pacing
 from hmi.jobs.runtime.board import Board, read_pacing
-from hmi.jobs.runtime.child import Child
 from hmi.jobs.runtime.folders import JobFolder
 from hmi.jobs.runtime.pacing import Pacer
 from hmi.jobs.runtime.runner import JobRunner
+from hmi.jobs.runtime.starter import Child
 from hmi.stores.layout import wait_lock
 from plot_store.ground.holding import HOLDING, Holding
 from tests.hmi.labs.runner_lab import BODIES, Lab, gone

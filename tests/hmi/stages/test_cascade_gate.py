@@ -10,8 +10,7 @@ from hmi.core import MAX_AGREEMENT, MIN_AGREEMENT, Objective
 from hmi.stages.cascade.gate import StreamEvidence, Terms
 from hmi.stages.early_exit.account import Phase
 from hmi.stages.early_exit.control import ExitBounds as ExitTerms
-from hmi.stages.early_exit.drift import Alarm
-from hmi.stages.early_exit.evidence import most_disagreements
+from hmi.stages.early_exit.evidence import Alarm, most_disagreements
 
 TERMS = Terms(loss=0.05, phases=(Phase(0.25, 1.0),))
 

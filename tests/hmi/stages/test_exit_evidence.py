@@ -15,15 +15,17 @@ from hypothesis import strategies as st
 from scipy.stats import beta
 
 from hmi.stages.early_exit.account import PHASES, Account
-from hmi.stages.early_exit.drift import HIGHEST, Alarm, rates_above
 from hmi.stages.early_exit.evidence import (
+    HIGHEST,
     PARTS,
     STRENGTHS,
+    Alarm,
     Audits,
     Gate,
     error_for_policy,
     log_evidence,
     most_disagreements,
+    rates_above,
     upper_bound,
 )
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hmi.stages.early_exit.choice import MOST, ladder
 from hmi.stages.early_exit.evidence import Gate, least_audits
 from hmi.stages.early_exit.ladder import PolicyTests
 from hmi.stages.early_exit.ramps import Costs
 from hmi.stages.early_exit.rule import errs, exit_index
+from hmi.stages.early_exit.thresholds import MOST, ladder_of
 
 LOSS, ERROR = 0.01, 0.05
 COSTS = Costs((2e-3, 1e-3, 1e-3), (1e-5,) * 3)
@@ -23,7 +23,7 @@ def records(texts: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 def test_the_policies_of_a_ladder_let_more_texts_leave_with_each_step_within_the_tolerated_errors() -> None:
     u, agrees = records(2048, 0)
-    found = ladder(u, agrees, COSTS, LOSS)
+    found = ladder_of(u, agrees, COSTS, LOSS)
     index = [exit_index(u, one.thresholds) for one in found]
     left = [int((i < 3).sum()) for i in index]
     wrong = [int((~agrees[np.flatnonzero(i < 3), i[i < 3]]).sum()) for i in index]
@@ -37,7 +37,7 @@ def test_the_policies_of_a_ladder_let_more_texts_leave_with_each_step_within_the
 
 
 def test_ramps_that_cost_more_than_they_save_have_no_ladder() -> None:
-    assert ladder(*records(512, 0), Costs((1e-3,) * 3, (1e-2,) * 3), LOSS) == ()
+    assert ladder_of(*records(512, 0), Costs((1e-3,) * 3, (1e-2,) * 3), LOSS) == ()
 
 
 def test_a_gate_opens_once_its_own_audits_suffice_and_those_before_it_are_open() -> None:

@@ -15,12 +15,12 @@ from hmi.execution.batch import BatchKey, Rows
 from hmi.stages.base import StageBatch
 from hmi.stages.early_exit import control as control_module
 from hmi.stages.early_exit.account import AUDITED
-from hmi.stages.early_exit.choice import ladder, net_of
 from hmi.stages.early_exit.control import Control, ExitBounds
 from hmi.stages.early_exit.costs import ExitCosts
 from hmi.stages.early_exit.hook import ExitHook
 from hmi.stages.early_exit.ramps import Costs
 from hmi.stages.early_exit.stage import ON, EarlyExit
+from hmi.stages.early_exit.thresholds import ladder_of, net_of
 
 TERMS = ExitBounds()
 LAYERS = (1e-3, 1e-3)
@@ -101,7 +101,7 @@ def test_what_a_policy_saves_is_net_of_everything_that_a_text_pays() -> None:
         free = sum(costs.ramp_s[: at + 1]) + sum(costs.layer_s[:at])
         spent += AUDITED * (sum(costs.ramp_s) + costs.full_s) + (1 - AUDITED) * free + costs.fixed_s
     assert net_of(u, agrees, costs, thresholds) == pytest.approx(costs.full_s - spent / 4)
-    assert ladder(u, agrees, costs, 0.01)[-1].net_s >= net_of(u, agrees, costs, thresholds) - 1e-12
+    assert ladder_of(u, agrees, costs, 0.01)[-1].net_s >= net_of(u, agrees, costs, thresholds) - 1e-12
 
 
 def test_measured_costs_hold_what_the_stage_takes_besides_ramps() -> None:

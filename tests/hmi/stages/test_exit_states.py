@@ -16,11 +16,10 @@ from hmi.core import ModelId, Objective
 from hmi.execution.batch import BatchKey
 from hmi.model.tasks import task_of
 from hmi.stages.base import Text
-from hmi.stages.early_exit import snapshot, state, states
+from hmi.stages.early_exit import state, states
 from hmi.stages.early_exit.control import Policy
 from hmi.stages.early_exit.costs import ExitCosts
-from hmi.stages.early_exit.drift import Alarm
-from hmi.stages.early_exit.evidence import Audits, error_for_policy
+from hmi.stages.early_exit.evidence import Alarm, Audits, error_for_policy
 from hmi.stages.early_exit.labelled import FIRST_LOOK, REMEMBERED, Answers, Labels
 from hmi.stages.early_exit.report import ExitReport
 from hmi.stages.early_exit.state import AnsweredText, ModelState
@@ -239,8 +238,8 @@ def test_what_exits_saved_and_late_labels_survive_a_restart(tmp_path: Path) -> N
 
 
 def waits(monkeypatch: pytest.MonkeyPatch, name: str) -> tuple[threading.Event, threading.Event]:
-    """Lets the next `snapshot.<name>` wait: events "it began" and "it may go on"."""
-    began, may, real = threading.Event(), threading.Event(), getattr(snapshot, name)
+    """Lets the next `state.<name>` wait: events "it began" and "it may go on"."""
+    began, may, real = threading.Event(), threading.Event(), getattr(state, name)
 
     def slow(path: Path, *args: Any) -> Any:
         if path.name == "acme.mood":
@@ -248,7 +247,7 @@ def waits(monkeypatch: pytest.MonkeyPatch, name: str) -> tuple[threading.Event, 
             assert may.wait(30)
         return real(path, *args)
 
-    monkeypatch.setattr(snapshot, name, slow)
+    monkeypatch.setattr(state, name, slow)
     return began, may
 
 
@@ -262,7 +261,7 @@ def test_a_slow_disk_holds_up_only_the_model_whose_file_it_is(
     if name == "take":
         served(of(held, other), 1)  # puts the first one away
         monkeypatch.setattr(states, "MAX_BYTES", 1 << 20)
-    began, may = waits(monkeypatch, name)
+    began, may = waits(monkeypatch, f"_{name}_snapshot")
     with ThreadPoolExecutor(2) as threads:
         try:
             slow: Callable[[], None] = lambda: served(of(held, one if name == "take" else other), 1)  # noqa: E731

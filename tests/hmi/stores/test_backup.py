@@ -15,10 +15,9 @@ import pytest
 from hmi.backup import claims
 from hmi.backup.collection import entries, listed, newest, prune, verify
 from hmi.backup.contents import PARTS, SNAPSHOTS, How, how
-from hmi.backup.create import create
+from hmi.backup.create import create, snapshot
 from hmi.backup.manifest import Manifest, dump_files, files_of, manifest_of
 from hmi.backup.restore import restore
-from hmi.backup.snapshot import snapshot
 from hmi.backup.target import Target, open_target, read_bytes
 from hmi.config import Settings
 from hmi.core import now

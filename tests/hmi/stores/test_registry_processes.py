@@ -79,7 +79,7 @@ def test_a_writer_killed_in_a_transaction_leaves_nothing_and_blocks_nobody(
 def test_a_writer_that_is_stopped_holds_others_for_a_time_only(
     registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: signal.Signals
 ) -> None:
-    monkeypatch.setattr("plot_store.database.writer_lock.MAX_WAIT_S", 0.3)
+    monkeypatch.setattr("plot_store.database.database.MAX_WAIT_S", 0.3)
     script = (
         "import os, signal, sys; from pathlib import Path; from hmi.stores.records.registry_database import "
         "RegistryDatabase\n"

@@ -16,9 +16,16 @@ from hmi.model.tasks.sequence import Classification
 from hmi.model.tenant.uncertainty import VALUE_TOLERANCE, expected_error, of_values
 from hmi.model.text.batching import Encoded
 from hmi.training.data.rows import Row
-from hmi.training.for_stages.ramp_report import Judged, judge_ramp, ramp_outputs
 from hmi.training.for_stages.ramp_rows import RampRows
-from hmi.training.for_stages.ramps import LinearFit, fitted, minimised, ramps_by_default
+from hmi.training.for_stages.ramps import (
+    Judged,
+    LinearFit,
+    fitted,
+    judge_ramp,
+    minimised,
+    ramp_outputs,
+    ramps_by_default,
+)
 from hmi.training.tasks.splits import Split
 
 DIM = 12

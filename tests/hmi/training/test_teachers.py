@@ -23,9 +23,8 @@ from hmi.training.fit.backbones import UpperBackbone
 from hmi.training.fit.early_stopping import History
 from hmi.training.plans.defaults import choose_epochs
 from hmi.training.plans.recipe import Recipe
-from hmi.training.second import contrasting, probing, teachers
-from hmi.training.second.contrasting import Embedder, contrast_loss
-from hmi.training.second.probing import can_probe, fitted, probe_with
+from hmi.training.second import probing, teachers
+from hmi.training.second.probing import Embedder, can_probe, contrast_loss, fitted, probe_with
 from hmi.training.second.second_version import FEW, FEW_PAIRS, hears_larger, is_probe, teacher_from
 from hmi.training.second.teacher_outputs import (
     TeacherOutputs,
@@ -212,7 +211,7 @@ def test_all_teachers_of_a_tenant_are_of_one_kind() -> None:
 def test_a_contrast_that_diverges_says_so(
     sources: list[TeacherSource], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(contrasting, "LR", 1e30)
+    monkeypatch.setattr(probing, "LR", 1e30)
     with pytest.raises(InvalidData, match="diverged"):
         probe_with(sources[0], lesson_of("classification", mood), 0, lambda *_: None)
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from hmi.core import TaskRules
-from hmi.jobs.stage.token_rows import hold_out_rows
+from hmi.jobs.stage.profile_tokens import hold_out_rows
 from hmi.model.tasks import KINDS, TaskKind
 from hmi.model.tenant.modules import TenantModule
 from hmi.model.text.batching import Encoded

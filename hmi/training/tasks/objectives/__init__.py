@@ -10,9 +10,12 @@ from hmi.errors import InvalidInput
 from hmi.model.tasks import TaskKind
 from hmi.training.data.golds import Gold
 from hmi.training.tasks.objectives.base import IGNORE, TaskObjective
-from hmi.training.tasks.objectives.multilabel import MultiLabelObjective
-from hmi.training.tasks.objectives.regression import RegressionObjective
-from hmi.training.tasks.objectives.sequence import ClassificationObjective, PairObjective
+from hmi.training.tasks.objectives.texts import (
+    ClassificationObjective,
+    MultiLabelObjective,
+    PairObjective,
+    RegressionObjective,
+)
 from hmi.training.tasks.objectives.words import TaggingObjective
 
 __all__ = ["IGNORE", "OBJECTIVES", "TaskObjective", "learn_task", "objective_of"]
