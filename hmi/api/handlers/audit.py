@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from hmi.api.http.route import Reply, RouteCall
+from hmi.api.http.call import Reply, RouteCall
 from hmi.api.in_thread import OFF_LOOP_ROWS
 from hmi.api.schemas.audit import AuditLine, AuditPage, AuditQuery
 from hmi.errors import InvalidInput
@@ -25,7 +25,7 @@ async def list_audit(call: RouteCall) -> Reply:
         return tenant is None or line.get("tenant") == tenant
 
     page = await asyncio.to_thread(
-        read_page, call.services.audit.log.folder, query.after, since, wanted, query.limit
+        read_page, call.services.access.audit.log.folder, query.after, since, wanted, query.limit
     )
     lines = [AuditLine.model_validate(_visible_line(line, own)) for line in page.lines]
     return Reply(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from hmi.api.handlers.models import accepted
-from hmi.api.http.route import Reply, RouteCall
+from hmi.api.http.call import Reply, RouteCall
 from hmi.api.schemas.backups import BackupList, BackupQuery, BackupView, CreateBackup
 from hmi.backup.collection import BackupEntry
 from hmi.manager.backups import begin_backup, configured_backups

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import get_args
 
-from hmi.api.http.route import Reply, RouteCall
+from hmi.api.http.call import Reply, RouteCall
 from hmi.api.schemas.check import CheckFile, CheckView, LineProblem, SampleEntity
 from hmi.core import Task
 from hmi.errors import InvalidInput

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from hmi.api.handlers.models import accepted
-from hmi.api.http.route import Reply, RouteCall
+from hmi.api.http.call import Reply, RouteCall
 from hmi.api.schemas.domains import ChangeDomain, DomainList, DomainView, GrowDomain
 from hmi.api.schemas.manage import CreateDomain, RollbackDomain, UpdateDomain
 from hmi.api.schemas.shared import NoBody

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from hmi.api.handlers.models import exits_of, model_view_of
-from hmi.api.http.route import Reply, RouteCall
+from hmi.api.http.call import Reply, RouteCall
 from hmi.api.schemas.exits import ChangeModel, ExitsView, Feedback, FeedbackTaken
 from hmi.api.views.exits import checked_labels
 from hmi.errors import Unavailable

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hmi.api.http.route import Reply, RouteCall
+from hmi.api.http.call import Reply, RouteCall
 from hmi.api.schemas.shared import Health
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ async def readyz(call: RouteCall) -> Reply:
 
     The answer is 503 while the server compiles, starts or drains, or while a part of the engine is down.
     """
-    call.services.check_ready()
+    call.services.lifecycle.check_ready()
     return Reply(Health(status="ready"))
 
 
@@ -31,6 +31,10 @@ async def metrics(call: RouteCall) -> web.StreamResponse:
     """Prometheus metrics: by tenant for administrators, summed over tenants for others."""
     assert call.request is not None
     services = call.services
-    shown = services.scrape.whole if services.auth.is_admin(call.request) else services.scrape.summed
+    shown = (
+        services.monitoring.scrape.whole
+        if services.access.auth.is_admin(call.request)
+        else services.monitoring.scrape.summed
+    )
     text = await shown.get()
     return web.Response(body=text, headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from hmi.api.http.call import Reply, RouteCall
 from hmi.api.http.events import Events, stream
-from hmi.api.http.route import Reply, RouteCall
 from hmi.api.http.services import Services
 from hmi.api.in_thread import OFF_LOOP_ROWS
 from hmi.api.schemas.shared import JobList, JobQuery, JobView
@@ -56,7 +56,7 @@ async def job_events(call: RouteCall) -> web.StreamResponse:
     request, services = call.request, call.services
     assert request is not None
     first = await asyncio.to_thread(_view, call)
-    with services.quotas.stream(call.caller.tenant):
+    with services.access.quotas.stream(call.caller.tenant):
         return await stream(
             request, lambda events: _follow(call, events, first), lambda e: shape(request, e)[0]
         )
@@ -64,7 +64,7 @@ async def job_events(call: RouteCall) -> web.StreamResponse:
 
 async def _follow(call: RouteCall, events: Events, view: JobView) -> None:
     sent, quiet = "", 0.0
-    while call.services.phase != "draining":
+    while call.services.lifecycle.phase != "draining":
         text = view.model_dump_json()
         if text != sent:
             await events.send("end" if view.state in ENDED else "progress", text)
@@ -82,7 +82,7 @@ async def _follow(call: RouteCall, events: Events, view: JobView) -> None:
 def _view_with_key(call: RouteCall) -> JobView:
     """The job, if the caller may still see it: its key may have been revoked since the stream began."""
     assert call.request is not None
-    call.services.auth.caller(call.request, "manage")
+    call.services.access.auth.caller(call.request, "manage")
     return _view(call)
 
 

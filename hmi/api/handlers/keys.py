@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any
 
 from hmi.api.access import quotas
-from hmi.api.http.route import Reply, RouteCall
+from hmi.api.http.call import Reply, RouteCall
 from hmi.api.schemas.shared import NoBody
 from hmi.api.schemas.tenants import CreateKey, KeyCreated, KeyList, KeyRotated, RotateKey
 from hmi.api.views.records import key_view

@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 from hmi.api.access import quotas
-from hmi.api.http.route import Reply, RouteCall
+from hmi.api.http.call import Reply, RouteCall
 from hmi.api.in_thread import OFF_LOOP_ROWS
 from hmi.api.schemas.exits import ExitsView
 from hmi.api.schemas.manage import (

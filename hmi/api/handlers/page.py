@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hmi.api.http.route import RouteCall
+from hmi.api.http.call import RouteCall
 from hmi.api.views.page_files import HEADERS, INDEX, page_files
 from hmi.errors import NotFound
 

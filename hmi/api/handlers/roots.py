@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from hmi.api.handlers.models import accepted
-from hmi.api.http.route import Reply, RouteCall
+from hmi.api.http.call import Reply, RouteCall
 from hmi.api.http.services import Services
 from hmi.api.schemas.manage import ChangeRoot, ImportRoot, RootList, ShardRoot
 from hmi.api.schemas.shared import NoBody
@@ -23,7 +23,7 @@ async def list_roots(call: RouteCall) -> Reply:
 
 def _listed(services: Services) -> RootList:
     manager, here = services.manager, fingerprint()
-    running = {root: (name, fault) for root, name, _, fault in services.metrics.executors()}
+    running = {root: (name, fault) for root, name, _, fault in services.monitoring.metrics.executors()}
     views = []
     for root in manager.registry.roots():
         profile = manager.profiles.get(root.name, root.version, here)

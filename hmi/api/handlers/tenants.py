@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 from hmi.api.handlers.keys import replace_key
-from hmi.api.http.route import Reply, RouteCall
+from hmi.api.http.call import Reply, RouteCall
 from hmi.api.in_thread import OFF_LOOP_ROWS
 from hmi.api.schemas.tenants import (
     ChangeTenant,
@@ -89,8 +89,8 @@ async def change_tenant(call: RouteCall) -> Reply:
 async def delete_tenant(call: RouteCall) -> Reply:
     tenant = call.tenant()
     removed = await asyncio.to_thread(call.services.manager.delete_tenant, tenant)
-    call.services.metrics.usage.forget(tenant)
-    call.services.minutes.forget(tenant)
+    call.services.monitoring.metrics.usage.forget(tenant)
+    call.services.monitoring.minutes.forget(tenant)
     return Reply(TenantDeleted(tenant=tenant, removed=removed))
 
 
@@ -100,10 +100,10 @@ async def usage(call: RouteCall) -> Reply:
     limits, stored = await asyncio.to_thread(
         lambda: (registry.rooms.limits(tenant), registry.rooms.stored(tenant))
     )
-    use = call.services.metrics.usage.of(tenant)
+    use = call.services.monitoring.metrics.usage.of(tenant)
     view = UsageView(
         tenant=tenant,
-        since=call.services.started,
+        since=call.services.lifecycle.started,
         requests=use.requests,
         inputs=use.inputs,
         deep_inputs=use.deep,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from hmi.api.handlers.models import accepted, job_limit
-from hmi.api.http.route import Reply, RouteCall
+from hmi.api.http.call import Reply, RouteCall
 from hmi.api.schemas.manage import ProfileTokens
 from hmi.api.views.tokens import tokens_view
 

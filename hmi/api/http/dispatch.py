@@ -14,16 +14,18 @@ from typing import Any
 from aiohttp import web
 from pydantic_core import to_json
 
-from hmi.api.access.audited import audit_call, identify_caller, note_reply
 from hmi.api.body.shares import Loan
 from hmi.api.edge.connection import began, is_guest
-from hmi.api.http.idempotency import REPLAYED, KeyedRequest, exclusively, keyed_request
+from hmi.api.http.audited import audit_call, identify_caller, note_reply
+from hmi.api.http.call import Reply, RouteCall
+from hmi.api.http.idempotency import REPLAYED, KeyedRequest, keyed_request
+from hmi.api.http.lifecycle import Stopping
 from hmi.api.http.observed import HEADER as TRACE_HEADER
 from hmi.api.http.observed import Observed
 from hmi.api.http.plain import plain
 from hmi.api.http.request_body import parse_query, receive
-from hmi.api.http.route import Reply, Route, RouteCall
-from hmi.api.http.services import SERVICES, Services, Stopping
+from hmi.api.http.route import Route
+from hmi.api.http.services import SERVICES, Services
 from hmi.api.in_thread import off_loop
 from hmi.api.protocols.base import JSON, Dialect, Failure, Raw, is_below
 from hmi.api.protocols.errors import INTERNAL as INTERNAL_MESSAGE
@@ -58,15 +60,15 @@ def handler_of(route: Route) -> AioHandler:
             return await _serve(route, request, services)
         if is_guest(request):
             raise Unavailable("overloaded: all connections are in use; try again shortly")
-        services.admit()
+        services.lifecycle.admit()
         if route.cancellable:
-            with services.in_flight:
+            with services.lifecycle.in_flight:
                 return await _serve(route, request, services)
         # A call that may change something is finished even if its client disconnects.
         work = asyncio.create_task(_serve(route, request, services))
-        services.in_flight.until_done(work)
-        services.working.add(work)
-        work.add_done_callback(services.working.discard)
+        services.lifecycle.in_flight.until_done(work)
+        services.lifecycle.working.add(work)
+        work.add_done_callback(services.lifecycle.working.discard)
         try:
             return await asyncio.shield(work)
         finally:
@@ -89,7 +91,7 @@ async def answer_errors(request: web.Request, handler: AioHandler) -> web.Stream
     route = resource.canonical if resource is not None else "unknown"
     response: web.StreamResponse | None = None
     request[OBSERVED] = observed = Observed(
-        request.headers, request[REQUEST_ID], request.method, route, services.tracer
+        request.headers, request[REQUEST_ID], request.method, route, services.monitoring.tracer
     )
     try:
         response = await handler(request)
@@ -101,7 +103,7 @@ async def answer_errors(request: web.Request, handler: AioHandler) -> web.Stream
         response = _error(request, error)
         return response
     finally:
-        services.metrics.request(route, request[OUTCOME], time.monotonic() - arrived)
+        services.monitoring.metrics.request(route, request[OUTCOME], time.monotonic() - arrived)
         observed.end_http(request[OUTCOME], response, log=services.settings.access_log)
 
 
@@ -118,7 +120,7 @@ async def add_request_id(request: web.BaseRequest, response: web.StreamResponse)
     if observed is not None and observed.context.trace is not None:
         response.headers[TRACE_HEADER] = observed.context.trace.traceresponse
     response.headers.setdefault("X-Content-Type-Options", "nosniff")
-    if isinstance(request, web.Request) and request.app[SERVICES].phase == "draining":
+    if isinstance(request, web.Request) and request.app[SERVICES].lifecycle.phase == "draining":
         # aiohttp chose the Connection header before this signal, so it is set here, too. The
         # client has to connect again.
         response.force_close()
@@ -127,7 +129,7 @@ async def add_request_id(request: web.BaseRequest, response: web.StreamResponse)
 
 async def _serve(route: Route, request: web.Request, services: Services) -> web.StreamResponse:
     arrived = time.monotonic()
-    caller = identify_caller(route, request, request[REQUEST_ID], services)
+    caller = identify_caller(route, request, request[REQUEST_ID], services.access)
     note_caller(tenant=caller.tenant, model=request.match_info.get("model"), key_id=caller.key_id)
     call = RouteCall(services, caller, request.match_info, arrived, request, id=request[REQUEST_ID])
     async with audit_call(route, call, request):
@@ -135,31 +137,31 @@ async def _serve(route: Route, request: web.Request, services: Services) -> web.
         # Reserved before any of the body is read, so that no tenant takes more than its share of the server.
         holder = call.holder()
         note_caller(tenant=holder)
-        places = services.places.loan(holder, 1 if route.scope else 0)
-        with places, services.bodies.shares.loan(holder) as loan:
+        places = services.intake.places.loan(holder, 1 if route.scope else 0)
+        with places, services.intake.bodies.shares.loan(holder) as loan:
             try:
                 return await _run(route, call, request, loan)
             finally:
-                services.bodies.finished(loan)
+                services.intake.bodies.finished(loan)
 
 
 async def _run(route: Route, call: RouteCall, request: web.Request, loan: Loan) -> web.StreamResponse:
     services = call.services
-    with services.reading(request):
+    with services.lifecycle.reading(request):
         received = await receive(route, call, request, loan)
     try:
         call.body, call.files, call.size = received.body, received.files, received.size
         call.file_names = {} if received.form is None else received.form.file_names
-        keyed = keyed_request(route, request, call.caller, received.digest)
+        keyed = keyed_request(request, call.caller, received.digest) if route.creates else None
         if keyed is None:
             return await _answer(route, await _run_handler(route, call))
-        async with exclusively(keyed, services):
-            kept = await keyed.kept(services)
+        async with services.keyed.exclusively(keyed):
+            kept = await services.keyed.of(keyed)
             if kept is not None:
                 return await _replay(route, call, keyed, kept)
             reply, body = await _reply_and_body(await _run_handler(route, call))
             assert isinstance(reply, Reply)
-            await keyed.keep(services, reply, body)
+            await services.keyed.store(keyed, reply.location, body, reply.keep)
             return await _response(route, reply, body)
     finally:
         received.discard()
@@ -194,7 +196,7 @@ async def _replay(
         assert route.again is not None
         reply = await route.again(call, kept["keep"])
         body = plain(reply.body)
-        await keyed.keep(call.services, reply, body)
+        await call.services.keyed.store(keyed, reply.location, body, reply.keep)
     response = await _response(route, reply, body)
     response.headers[REPLAYED] = "true"
     return response
@@ -228,7 +230,7 @@ def shape(request: web.Request, error: Exception) -> tuple[dict[str, Any], int, 
     dialect = _dialect(request)
     status = status_of(ours.kind, dialect)
     if status >= 500 and ours.kind != "internal" and not isinstance(ours, Stopping):
-        limited_log = request.app[SERVICES].limited_log
+        limited_log = request.app[SERVICES].monitoring.limited_log
         limited_log.warning(ours.kind, "request %s: %s: %s", request[REQUEST_ID], ours.kind, ours.message)
     # The log names files, but a caller must not learn where they lie.
     message = without_paths(ours.message, request.app[SERVICES].settings.data)

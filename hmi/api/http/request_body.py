@@ -21,8 +21,9 @@ from hmi.api.body.json_size import Census, census
 from hmi.api.body.json_text import DEEPEST, malformed, refuse_repeated, too_deep
 from hmi.api.body.shares import Loan
 from hmi.api.body.uploads import MAX_SPEC_BYTES, Form
-from hmi.api.http.route import Route, RouteCall
-from hmi.api.http.services import Services
+from hmi.api.http.call import RouteCall
+from hmi.api.http.route import Route
+from hmi.api.http.services import Intake
 from hmi.api.protocols.base import JSON, Where
 from hmi.api.protocols.errors import Malformed, UnsupportedMediaType, from_validation, over_limit, pointer
 from hmi.config import Settings
@@ -136,24 +137,24 @@ async def receive(route: Route, call: RouteCall, request: web.Request, loan: Loa
     """
     if route.body is None:
         return Received(None, {}, None, "")
-    services, tenant = call.services, call.caller.tenant
+    intake, tenant = call.services.intake, call.caller.tenant
     encoding = _encoding(request)
     if route.files and request.content_type == "multipart/form-data":
         if encoding != "identity":
             raise UnsupportedMediaType(
                 "a multipart body cannot be compressed as a whole: compress the files in it instead"
             )
-        return await _multipart(route, request, services, tenant, loan)
+        return await _multipart(route, request, intake, tenant, loan)
     with _told_how_to_send_files(route):
         _check_media(route, request)
-        limit = _limit(route, services.settings)
-        sent = await _read(request, limit, services, loan)
-        body, digest, size = await _parsed(route, call.where, sent, encoding, limit, services, loan)
+        limit = _limit(route, intake.settings)
+        sent = await _read(request, limit, intake, loan)
+        body, digest, size = await _parsed(route, call.where, sent, encoding, limit, intake, loan)
         if not route.files:
             return Received(body, {}, None, digest, size)
-        form = services.uploads.form(loan.holder)
+        form = intake.uploads.form(loan.holder)
         try:
-            files = await _named_files(route, body, services, form, tenant)
+            files = await _named_files(route, body, intake, form, tenant)
         except BaseException:
             form.discard()
             raise
@@ -192,18 +193,18 @@ def parse_query(route: Route, query: Mapping[str, str]) -> Any:
 
 
 async def _multipart(
-    route: Route, request: web.Request, services: Services, tenant: str | None, loan: Loan
+    route: Route, request: web.Request, intake: Intake, tenant: str | None, loan: Loan
 ) -> Received:
     loan.cover(2 * MAX_SPEC_BYTES)
-    inflow = _inflow(request, services, loan)
-    form = await services.uploads.receive(inflow, tuple(route.files), loan.holder, route.fields)
+    inflow = _inflow(request, intake, loan)
+    form = await intake.uploads.receive(inflow, tuple(route.files), loan.holder, route.fields)
     try:
-        limit = _limit(route, services.settings)
-        body, _, _ = await _parsed(route, Where(), form.spec, "identity", limit, services, loan)
+        limit = _limit(route, intake.settings)
+        body, _, _ = await _parsed(route, Where(), form.spec, "identity", limit, intake, loan)
         for name in route.files:
             if getattr(body, name, None) is not None and name in form.files:
                 raise InvalidInput(f"{name} is both a part and a path: give one of them", field=name)
-        named = await _named_files(route, body, services, form, tenant, form.files)
+        named = await _named_files(route, body, intake, form, tenant, form.files)
     except BaseException:
         form.discard()
         raise
@@ -213,7 +214,7 @@ async def _multipart(
 async def _named_files(
     route: Route,
     body: Any,
-    services: Services,
+    intake: Intake,
     form: Form,
     tenant: str | None,
     given: Mapping[str, Path] | None = None,
@@ -226,7 +227,7 @@ async def _named_files(
     for name, required in route.files.items():
         ref = getattr(body, name, None)
         if ref is not None:
-            files[name] = await services.uploads.copy_named(tenant, ref.path, name, form)
+            files[name] = await intake.uploads.copy_named(tenant, ref.path, name, form)
         if required and name not in files:
             by_path = "" if route.form else ', or as {"path": …} below <data>/uploads'
             raise InvalidInput(f"{name} is missing: send it as a multipart part{by_path}", field=name)
@@ -263,15 +264,15 @@ def _limit(route: Route, settings: Settings) -> BodyLimit:
     return BodyLimit(MAX_SPEC_BYTES, "send less in a request, and large data as files")
 
 
-def _inflow(request: web.Request, services: Services, loan: Loan) -> Inflow:
-    return Inflow(request, services.settings.body_idle_s, partial(services.bodies.rest, loan.holder))
+def _inflow(request: web.Request, intake: Intake, loan: Loan) -> Inflow:
+    return Inflow(request, intake.settings.body_idle_s, partial(intake.bodies.rest, loan.holder))
 
 
-async def _read(request: web.Request, limit: BodyLimit, services: Services, loan: Loan) -> bytes:
+async def _read(request: web.Request, limit: BodyLimit, intake: Intake, loan: Loan) -> bytes:
     """Read the body as it was sent. If its length is known, its memory is reserved before any of it is
     read."""
     _check_size(request.content_length or 0, limit, loan)
-    inflow = _inflow(request, services, loan)
+    inflow = _inflow(request, intake, loan)
     await inflow.begin()
     # One block of the body's full length. A growing block would fragment the heap, and a list of chunks
     # could be one of single bytes. The kernel allocates pages when they are first written to, so bytes
@@ -294,19 +295,13 @@ def _check_size(size: int, limit: BodyLimit, loan: Loan) -> None:
 
 
 async def _parsed(
-    route: Route,
-    where: Where,
-    sent: bytes,
-    encoding: Encoding,
-    limit: BodyLimit,
-    services: Services,
-    loan: Loan,
+    route: Route, where: Where, sent: bytes, encoding: Encoding, limit: BodyLimit, intake: Intake, loan: Loan
 ) -> tuple[Any, str, int]:
     """Decompress, count, parse and check a body.
 
     Returns (an instance of `route.body`, or what `route.raw` reads; SHA-256; bytes after decompression).
     """
-    inputs = max(services.settings.max_inputs, 16) if _is_inference(route) else 16
+    inputs = max(intake.settings.max_inputs, 16) if _is_inference(route) else 16
     reader = LimitedBodyReader(route.inputs_field, most_values(inputs), loan)
     if not _is_inference(route):
         reader = replace(reader, cure=limit.cure)
@@ -322,7 +317,7 @@ async def _parsed(
 
     if encoding == "identity" and len(sent) <= LIGHT_BYTES and census(sent, LIGHT).within(LIGHT):
         return work()
-    return await services.bodies.work(loan.holder, work)
+    return await intake.bodies.work(loan.holder, work)
 
 
 def most_values(inputs: int) -> Census:

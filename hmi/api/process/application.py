@@ -12,8 +12,9 @@ from aiohttp import web
 
 from hmi.api.edge.connection import handler_settings
 from hmi.api.http.dispatch import DIALECTS, add_request_id, answer_errors, handler_of, no_answer_yet
+from hmi.api.http.lifecycle import Unfinished
 from hmi.api.http.rate_headers import add_rate_limits
-from hmi.api.http.services import SERVICES, Services, Unfinished
+from hmi.api.http.services import SERVICES, Services
 from hmi.api.process import periodic
 from hmi.api.process.building import build_services
 from hmi.api.routes.table import ROUTES, contract
@@ -61,9 +62,9 @@ async def drain(services: Services) -> None:
 
     A second call does nothing.
     """
-    if services.phase == "draining":
+    if services.lifecycle.phase == "draining":
         return
-    services.phase = "draining"
+    services.lifecycle.phase = "draining"
     jobs = asyncio.create_task(asyncio.to_thread(services.manager.runner.stop))
     answered = await _wait_for_answers(services)
     await services.engine.stop(drain=answered)
@@ -78,19 +79,19 @@ async def _wait_for_answers(services: Services) -> bool:
     began = time.monotonic()
     # For each request, by id: the bytes of its body so far, and when the last of them arrived.
     seen: dict[int, tuple[int, float]] = {}
-    while services.in_flight.count and (waited := time.monotonic() - began) < DRAIN_S:
+    while services.lifecycle.in_flight.count and (waited := time.monotonic() - began) < DRAIN_S:
         with suppress(TimeoutError):
-            await asyncio.wait_for(services.in_flight.none(), min(CHECK_S, DRAIN_S - waited))
-        for request_id, request in services.receiving.items():
+            await asyncio.wait_for(services.lifecycle.in_flight.none(), min(CHECK_S, DRAIN_S - waited))
+        for request_id, request in services.lifecycle.receiving.items():
             size, at = request.content.total_bytes, time.monotonic()
             if size != seen.get(request_id, (-1, 0.0))[0]:
                 seen[request_id] = size, at
             elif at - seen[request_id][1] >= STALL_S:
                 _give_up(request)
-    for request in services.receiving.values():
+    for request in services.lifecycle.receiving.values():
         _give_up(request)
     await asyncio.sleep(0)
-    unanswered = services.in_flight.count
+    unanswered = services.lifecycle.in_flight.count
     if unanswered:
         log.warning("stopping with %d requests unanswered after %d s", unanswered, DRAIN_S)
     return not unanswered
@@ -105,25 +106,24 @@ def _give_up(request: web.Request) -> None:
 
 async def begin(services: Services) -> None:
     """Start the services, and serve."""
-    services.phase = "starting"
+    services.lifecycle.phase = "starting"
     await asyncio.to_thread(contract)
-    await asyncio.to_thread(services.uploads.clear)
+    await asyncio.to_thread(services.intake.uploads.clear)
     await services.engine.start()
     services.manager.runner.pacer.watch()
     await asyncio.to_thread(services.manager.runner.start)
-    services.minutes.start()
-    services.chores = asyncio.create_task(periodic.run(services))
-    services.phase = "serving"
+    services.monitoring.minutes.start()
+    services.lifecycle.periodic = asyncio.create_task(periodic.run(services))
+    services.lifecycle.phase = "serving"
 
 
 async def _end(app: web.Application) -> None:
     """Drain and close the services."""
     services = app[SERVICES]
     await drain(services)
-    await services.minutes.stop()
+    await services.monitoring.minutes.stop()
     await periodic.end(services)
-    services.bodies.close()
-    services.uploads.close()
+    services.intake.close()
     await asyncio.to_thread(services.manager.close)
-    if services.tracer is not None:
-        await asyncio.to_thread(services.tracer.close)
+    if services.monitoring.tracer is not None:
+        await asyncio.to_thread(services.monitoring.tracer.close)

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, get_args
 
 from hmi.api.access.audit import Audit
 from hmi.api.access.auth import Auth, is_loopback
+from hmi.api.access.limited_log import LimitedLog
+from hmi.api.access.quotas import Quotas
 from hmi.api.access.rates import Rates
 from hmi.api.body.memory_budget import Bodies
 from hmi.api.body.shares import Shares
 from hmi.api.body.uploads import Uploads
 from hmi.api.edge.capacity import most_connections
+from hmi.api.http.idempotency import KeyedAnswers
+from hmi.api.http.lifecycle import Lifecycle
 from hmi.api.http.observed import job_spans
-from hmi.api.http.services import Services
+from hmi.api.http.services import Access, Intake, Monitoring, Services
 from hmi.api.infer.inference import Inference, InferenceEngine
 from hmi.api.routes.table import INFER_PATHS
 from hmi.api.views.minutes import Minutes
@@ -33,6 +38,7 @@ from hmi.telemetry.tracing import tracer_of
 if TYPE_CHECKING:
     from hmi.engine.admit.bundles import Bundles
 
+log = logging.getLogger("hmi.api")
 COUNTS_S = 5.0
 """Age up to which the numbers of roots, domains, tenants and models are shown again."""
 
@@ -78,22 +84,33 @@ def build_services(
     tracer = tracer_of(settings)
     if tracer is not None:
         manager.runner.on_ended = job_spans(tracer)
-    rates = Rates(TenantCache(manager.registry).limits, settings.tenant_burst_s)
+    rates = Rates(TenantCache(registry).limits, settings.tenant_burst_s)
     return Services(
         settings=settings,
         manager=manager,
         engine=engine,
         inference=Inference(engine, settings, rates=rates, answering=manager.runner.pacer),
-        metrics=metrics,
-        auth=Auth(manager.registry, is_loopback(settings.host)),
-        uploads=Uploads(settings),
-        bodies=Bodies(settings.body_bytes),
-        places=Shares(most_connections(settings), "requests"),
-        scrape=CachedMetrics(metrics),
-        audit=Audit(AuditLog(Layout(settings.data).audit)),
-        tracer=tracer,
-        minutes=Minutes(partial(read, metrics, INFER_PATHS)),
-        counts=SingleFlight(partial(_counts, manager), COUNTS_S),
+        access=Access(
+            auth=Auth(registry, is_loopback(settings.host)),
+            audit=Audit(AuditLog(Layout(settings.data).audit)),
+            quotas=Quotas(),
+        ),
+        intake=Intake(
+            settings=settings,
+            uploads=Uploads(settings),
+            bodies=Bodies(settings.body_bytes),
+            places=Shares(most_connections(settings), "requests"),
+        ),
+        monitoring=Monitoring(
+            metrics=metrics,
+            scrape=CachedMetrics(metrics),
+            minutes=Minutes(partial(read, metrics, INFER_PATHS)),
+            counts=SingleFlight(partial(_counts, manager), COUNTS_S),
+            limited_log=LimitedLog(log),
+            tracer=tracer,
+        ),
+        lifecycle=Lifecycle(engine),
+        keyed=KeyedAnswers(registry),
     )
 
 

@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
-from hmi.api.access.audited import note_reply, objects_of, recorded_locally
 from hmi.api.access.caller import ADMINISTRATOR
 from hmi.api.body.expand import decompress_to
+from hmi.api.http.audited import note_reply, objects_of, recorded_locally
+from hmi.api.http.call import Reply, RouteCall
 from hmi.api.http.plain import plain
 from hmi.api.http.request_body import parse, parse_query
-from hmi.api.http.route import Reply, Route, RouteCall
+from hmi.api.http.route import Route
 from hmi.api.infer.inference import InferenceEngine, TokenAudits
 from hmi.api.process.building import build_engine, build_services
 from hmi.api.routes.table import ROUTES
@@ -88,7 +89,7 @@ class LocalCalls:
         self.services = build_services(settings, EngineAtStart)
 
     def close(self) -> None:
-        self.services.audit.log.close()
+        self.services.access.audit.log.close()
         self.services.manager.close()
 
     def request(
@@ -110,7 +111,7 @@ class LocalCalls:
         call.query = parse_query(route, query or {})
         if route.body is not None:
             call.body = parse(route.body, json.dumps({} if body is None else body).encode())
-        form = self.services.uploads.form(None) if files else None
+        form = self.services.intake.uploads.form(None) if files else None
         try:
             if form is not None:
                 call.files = {n: self._copy(n, f, form.folder) for n, f in (files or {}).items()}
@@ -127,7 +128,7 @@ class LocalCalls:
         self, what: str, objects: Mapping[str, Any] | None = None
     ) -> AbstractContextManager[dict[str, Any]]:
         """Context manager: the block changes the data folder. See `audited.recorded_locally`."""
-        return recorded_locally(self.services.audit.log, what, objects)
+        return recorded_locally(self.services.access.audit.log, what, objects)
 
     @contextmanager
     def _recorded(self, route: Route, call: RouteCall) -> Iterator[None]:
@@ -136,7 +137,9 @@ class LocalCalls:
             yield
             return
         about, what = objects_of(call), f"{route.method} {route.path}"
-        with recorded_locally(self.services.audit.log, what, about["object"], about["tenant"]) as named:
+        with recorded_locally(
+            self.services.access.audit.log, what, about["object"], about["tenant"]
+        ) as named:
             yield
             named |= call.noted
 

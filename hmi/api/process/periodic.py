@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from hmi.api.access.audited import log_server_event
+from hmi.api.http.audited import log_server_event
 from hmi.api.http.services import Services
 from hmi.stores.failures import log_failure
 
@@ -23,10 +23,10 @@ OLD_S = 3600.0
 
 async def run(services: Services) -> None:
     """Do the chores, forever."""
-    log_server_event(services.audit, "started")
+    log_server_event(services.access.audit, "started")
     keys_at, old_at = time.monotonic() + KEYS_S, 0.0
     while True:
-        services.audit.sum_up()
+        services.access.audit.sum_up()
         at = time.monotonic()
         if at >= old_at:
             old_at = at + OLD_S
@@ -39,13 +39,13 @@ async def run(services: Services) -> None:
 
 async def end(services: Services) -> None:
     """Do the chores for the last time, and close the audit log."""
-    if services.chores is not None:
-        services.chores.cancel()
+    if services.lifecycle.periodic is not None:
+        services.lifecycle.periodic.cancel()
         with suppress(asyncio.CancelledError):
-            await services.chores
+            await services.lifecycle.periodic
         await _store_used(services)
-        log_server_event(services.audit, "stopped")
-    await services.audit.close()
+        log_server_event(services.access.audit, "stopped")
+    await services.access.audit.close()
 
 
 async def _store_used(services: Services) -> None:
@@ -54,7 +54,7 @@ async def _store_used(services: Services) -> None:
 
 def _drop_old(services: Services) -> None:
     if services.settings.audit_days:
-        services.audit.log.drop_old(services.settings.audit_days)
+        services.access.audit.log.drop_old(services.settings.audit_days)
 
 
 async def _run_logged(what: str, work: Callable[[], object]) -> None:

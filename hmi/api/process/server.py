@@ -89,12 +89,12 @@ async def _serve(
     # shields what must be finished.
     app = application(services, begun=False)
     runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=CUT_S)
-    services.phase = "compiling"
+    services.lifecycle.phase = "compiling"
     await runner.setup()
     assert runner.server is not None
     door = Listener(listener, runner.server, services.settings, certificates)
     try:
-        async with notify.watched(), short_collections(lambda: not services.in_flight.count):
+        async with notify.watched(), short_collections(lambda: not services.lifecycle.in_flight.count):
             door.open()  # health calls are answered from here on
             if rpc is not None:
                 await rpc.start()
@@ -112,7 +112,7 @@ async def _serve(
             await drain(services)
             closing = [leave(runner.server, listener, door.stop, until)]
             await asyncio.gather(*closing, *([] if rpc is None else [rpc.stop()]))
-            log.info("stopped: %d requests got 503 meanwhile", services.refused)
+            log.info("stopped: %d requests got 503 meanwhile", services.lifecycle.refused)
     finally:
         if watching is not None:
             watching.cancel()
@@ -151,7 +151,7 @@ def greeting(services: Services, url: str) -> str:
     port = services.settings.grpc_port
     where = f"serving {services.settings.data} on {url}{f' and gRPC on port {port}' if port else ''}"
     where += " (Ctrl-C or SIGTERM stops it)"
-    if services.auth.open():
+    if services.access.auth.open():
         return (
             f"{where}, WITHOUT an administrator's key: loopback only, and every program on this machine "
             "may do everything. 'hmi key create --admin' makes one"

@@ -152,7 +152,7 @@ class Dialect(Protocol):
 
     @property
     def statuses(self) -> Mapping[str, int]:
-        """The HTTP statuses that differ from those of `hmi.api.protocols.errors`, by the kind of the error."""
+        """The HTTP statuses that differ from those of `hmi.api.protocols.errors`, by the error's kind."""
         ...
 
     def encode_error(self, failure: Failure) -> dict[str, Any]:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from hmi.api.handlers import check, domains, health, jobs, keys, overview, page, roots, stats, tenants
 from hmi.api.handlers.protocols import infer, tei
-from hmi.api.http.route import Instead, Route, RouteCall
+from hmi.api.http.call import RouteCall
+from hmi.api.http.route import Instead, Route
 from hmi.api.protocols.huggingface import HUGGINGFACE, from_hub_client
 from hmi.api.protocols.native import NATIVE
 from hmi.api.routes.audit import AUDIT

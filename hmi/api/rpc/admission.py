@@ -14,13 +14,14 @@ from typing import Any, NoReturn
 
 import grpc
 
-from hmi.api.access.audited import log_access, refuse
 from hmi.api.access.caller import NOBODY, Caller
 from hmi.api.body.shares import Holder, Shares
+from hmi.api.http.audited import log_access, refuse
+from hmi.api.http.lifecycle import Stopping, Unfinished
 from hmi.api.http.observed import HEADER as TRACE_HEADER
 from hmi.api.http.observed import Observed
 from hmi.api.http.rate_headers import rate_limits
-from hmi.api.http.services import Services, Stopping, Unfinished
+from hmi.api.http.services import Services
 from hmi.api.protocols.errors import INTERNAL, Malformed, known
 from hmi.api.rpc.status import code_of, trailing_of
 from hmi.core import Scope
@@ -125,15 +126,15 @@ class AdmissionGate:
             services, context, metadata, method, given if _SAFE_ID.fullmatch(given) else uuid.uuid4().hex
         )
         # Its context stays current for the rest of this task, which serves this call alone.
-        observed = Observed(metadata, call.id, "grpc", method, services.tracer if scope else None)
+        observed = Observed(metadata, call.id, "grpc", method, services.monitoring.tracer if scope else None)
         try:
             if scope is not None:
-                services.admit()
+                services.lifecycle.admit()
                 call.caller = self._identified(call, scope)
                 note_caller(tenant=call.caller.tenant, key_id=call.caller.key_id)
             with (
-                services.places.loan(call.caller.tenant, 1 if scope else 0),
-                self._streams.loan(call.caller.tenant, 1) if stream else services.in_flight,
+                services.intake.places.loan(call.caller.tenant, 1 if scope else 0),
+                self._streams.loan(call.caller.tenant, 1) if stream else services.lifecycle.in_flight,
             ):
                 await context.send_initial_metadata(_initial(observed))
                 yield call
@@ -146,7 +147,9 @@ class AdmissionGate:
         except Exception as error:  # the edge of the process: every error becomes a status
             await self._abort(call, error)
         finally:
-            services.metrics.request(f"grpc {method}", call.outcome, time.monotonic() - call.arrived)
+            services.monitoring.metrics.request(
+                f"grpc {method}", call.outcome, time.monotonic() - call.arrived
+            )
             call.end(observed)
 
     async def message(self, call: RpcCall, messages: Messages) -> bytes:
@@ -192,11 +195,11 @@ class AdmissionGate:
 
     def _identified(self, call: RpcCall, scope: Scope) -> Caller:
         """The caller of a call. Writes a refusal, and an administrator's call, to the audit log."""
-        audit, peer = self._services.audit, str(call.context.peer()).partition(":")[2]
+        audit, peer = self._services.access.audit, str(call.context.peer()).partition(":")[2]
         address = peer.rpartition(":")[0].strip("[]")
         about = {"request": call.id, "call": f"grpc {call.method}", "address": address or "local"}
         try:
-            caller = self._services.auth.caller_no_browser(call.metadata, scope)
+            caller = self._services.access.auth.caller_no_browser(call.metadata, scope)
         except (Unauthorised, Forbidden) as error:
             refuse(audit, error, about)
             raise
@@ -233,7 +236,9 @@ def client_error(call: RpcCall, error: Exception) -> tuple[HmiError, str]:
         log.error("request %s: %s failed", call.id, call.method, exc_info=error)
         ours = HmiError(INTERNAL)
     elif code_of(ours.kind) in _OF_SERVER and not isinstance(ours, Stopping):
-        services.limited_log.warning(ours.kind, "request %s: %s: %s", call.id, ours.kind, ours.message)
+        services.monitoring.limited_log.warning(
+            ours.kind, "request %s: %s: %s", call.id, ours.kind, ours.message
+        )
     # The log names files, but a caller must not learn where they lie.
     return ours, without_paths(ours.message, services.settings.data)
 

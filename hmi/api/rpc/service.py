@@ -81,7 +81,7 @@ def _stream(gate: AdmissionGate, services: Services) -> Callable[..., Any]:
         async with gate.call("ModelStreamInfer", "infer", context, stream=True) as call:
             number = 0
             while (data := await gate.next_message(messages)) is not None:
-                with services.in_flight:
+                with services.lifecycle.in_flight:
                     yield await _streamed(call, data, f"{call.id}.{number}")
                 number += 1
 
@@ -92,7 +92,7 @@ async def _streamed(call: RpcCall, data: bytes, id: str) -> bytes:
     """The response to one message of a stream."""
     response = MESSAGES["ModelStreamInferResponse"]()
     try:
-        call.services.admit()
+        call.services.lifecycle.admit()
         response.infer_response.CopyFrom(await _inferred(call, data, time.monotonic(), id))
     except Exception as error:  # the edge of the process: every error becomes an answer
         ours, response.error_message = client_error(call, error)
@@ -104,7 +104,7 @@ async def _streamed(call: RpcCall, data: bytes, id: str) -> bytes:
 async def _inferred(call: RpcCall, data: bytes, arrived: float, id: str) -> Any:
     """The ModelInferResponse to one request. Raises what `Inference.answer` and `ask_of` raise."""
     services, holder = call.services, call.caller.tenant
-    with services.bodies.shares.loan(holder) as loan:
+    with services.intake.bodies.shares.loan(holder) as loan:
         loan.cover(2 * len(data))  # for the message, and for the texts in it
         try:
 
@@ -112,7 +112,7 @@ async def _inferred(call: RpcCall, data: bytes, arrived: float, id: str) -> Any:
                 return _read(data, services, loan)
 
             light = len(data) <= LIGHT_BYTES
-            asked, name, version = read() if light else await services.bodies.work(holder, read)
+            asked, name, version = read() if light else await services.intake.bodies.work(holder, read)
             model = ModelId.parse(name, "model_name")
             ask = ask_of(asked, model, Repository(services, call.caller).record(name), version)
             ask = replace(ask, deadline_ms=call.deadline_ms(ask.deadline_ms, arrived))
@@ -120,7 +120,7 @@ async def _inferred(call: RpcCall, data: bytes, arrived: float, id: str) -> Any:
             (result,) = await services.inference.answer([ask], call.caller, arrived, id=id, large=large)
             return await off_loop(values_in([result]) > OFF_LOOP_VALUES, response_of, result, asked, version)
         finally:
-            services.bodies.finished(loan)
+            services.intake.bodies.finished(loan)
 
 
 def _read(data: bytes, services: Services, loan: Loan) -> tuple[Asked, str, str]:
@@ -135,7 +135,7 @@ async def _server_live(call: RpcCall, request: Any) -> dict[str, Any]:
 
 
 async def _server_ready(call: RpcCall, request: Any) -> dict[str, Any]:
-    return {"ready": _is(call.services.check_ready)}
+    return {"ready": _is(call.services.lifecycle.check_ready)}
 
 
 async def _server_metadata(call: RpcCall, request: Any) -> dict[str, Any]:

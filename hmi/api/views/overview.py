@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import hmi
 from hmi.api.access.caller import Caller
-from hmi.api.http.services import Services
 from hmi.api.schemas.overview import (
     CallerView,
     OverviewView,
@@ -28,8 +28,22 @@ Stretch = Sequence[Minute]
 """Neighbouring minutes, shown as one point."""
 
 
+@dataclass(frozen=True)
+class ServerStatus:
+    """What the overview tells of the process itself."""
+
+    phase: str
+    ready: bool
+    """Whether it answers calls to infer."""
+    started: str
+    """When it started, in RFC 3339 UTC."""
+    keyless: bool
+    """Whether calls need no key."""
+    pool_limit_bytes: int
+
+
 def overview(
-    services: Services,
+    server: ServerStatus,
     caller: Caller,
     counts: dict[str, int],
     jobs: dict[str, int] | None,
@@ -40,15 +54,15 @@ def overview(
     whole = caller.tenant is None
     stretches = _stretches(minutes)
     return OverviewView(
-        caller=CallerView(tenant=caller.tenant, scopes=sorted(caller.scopes), keyless=services.auth.open()),
+        caller=CallerView(tenant=caller.tenant, scopes=sorted(caller.scopes), keyless=server.keyless),
         version=hmi.__version__,
-        phase="draining" if services.phase == "draining" else "serving",
-        ready=services.phase == "serving" and services.engine.ready(),
-        started=services.started,
+        phase="draining" if server.phase == "draining" else "serving",
+        ready=server.ready,
+        started=server.started,
         counts=counts,
         since_start=_since_start(reading, caller.tenant),
         queue=_queue(reading) if whole else None,
-        pool=_pool(reading, services.metrics.pool_limit_bytes) if whole else None,
+        pool=_pool(reading, server.pool_limit_bytes) if whole else None,
         memory_bytes=memory_by_tier() if whole else None,
         jobs=jobs,
         plot_lookups=dict(reading.orders) if whole else None,

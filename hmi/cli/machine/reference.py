@@ -157,7 +157,7 @@ def metrics() -> str:
     with tempfile.TemporaryDirectory() as folder:
         services = build_services(Settings(data=Path(folder)))
         try:
-            found = dict(_families(services.metrics.registry))
+            found = dict(_families(services.monitoring.metrics.registry))
         finally:
             services.manager.close()
     return text + "".join(found[name] for name in sorted(found) if name.startswith("hmi_"))

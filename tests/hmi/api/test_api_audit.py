@@ -32,7 +32,7 @@ async def lines_of(world: World, key: str | None = None, **query: Any) -> list[d
     """The lines that a caller sees."""
     page: dict[str, Any] = {"more": True, "position": None}
     found: list[dict[str, Any]] = []
-    await world.services.audit.settled()
+    await world.services.access.audit.settled()
     while page["more"]:
         asked = query if page["position"] is None else {**query, "after": page["position"]}
         status, page, _ = await world.call("GET", "/manage/audit", params=asked, key=key)
@@ -151,7 +151,7 @@ async def test_an_administrators_calls_are_summed_up(tmp_path: Path, monkeypatch
             assert (await world.call("POST", "/infer/acme.m", {"inputs": "a"}, key=acme))[0] == 200
         await world.call("GET", "/manage/tenants")
         monkeypatch.setattr(audit_module, "REPEATED_S", 0.0)
-        world.services.audit.sum_up()
+        world.services.access.audit.sum_up()
         access = events(await lines_of(world), "access")
     infers = [line for line in access if line["call"] == "POST /infer/{model}"]
     assert [line["repeated"] for line in infers] == [None, 29]

@@ -231,7 +231,7 @@ async def test_a_tenant_holds_its_own_share_of_bodies_only(tmp_path: Path) -> No
         unfinished = [
             await opened(world, post("/infer/acme.m", keys[0], b"{", declared=MIB)) for _ in range(2)
         ]
-        shares = world.services.bodies.shares
+        shares = world.services.intake.bodies.shares
         await until(lambda: shares.used >= 4 * MIB)
         status, body, answer = await world.call(
             "POST", "/infer/acme.m", data=large, headers=JSON, key=keys[0]
@@ -246,7 +246,7 @@ async def test_a_tenant_holds_its_own_share_of_bodies_only(tmp_path: Path) -> No
             writer.transport.abort()
         await until(lambda: not shares.used)
         assert (await world.call("POST", "/infer/acme.m", data=large, headers=JSON, key=keys[0]))[0] == 413
-        assert world.services.places.used == 0
+        assert world.services.intake.places.used == 0
 
 
 async def test_a_body_may_be_slow_but_must_come(tmp_path: Path) -> None:
@@ -268,7 +268,7 @@ async def test_a_body_may_be_slow_but_must_come(tmp_path: Path) -> None:
         lines = ("Content-Type: application/json", "Transfer-Encoding: chunked")
         whole = head("/infer/acme.m", key, *lines) + b"%x\r\n%s\r\n" % (len(data), data)
         assert (await raw(world, whole + b"0\r\n\r\n"))[0] == 404
-        assert world.services.bodies.shares.used == 0
+        assert world.services.intake.bodies.shares.used == 0
 
 
 async def test_the_key_is_checked_before_the_body_is_sent(tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ async def test_a_client_that_goes_at_once_is_not_waited_for(tmp_path: Path) -> N
                 )
         assert (await ask(port))[0] == 200, "and whoever came before has been let in"
         # What is left would hold up a stop until the stop's limit.
-        await until(lambda: not door._count() and not services.in_flight.count, 20)
+        await until(lambda: not door._count() and not services.lifecycle.in_flight.count, 20)
 
 
 async def test_half_sent_heads_hold_nothing(tmp_path: Path) -> None:
@@ -110,7 +110,7 @@ async def test_answered_connections_give_way_and_those_at_work_do_not(tmp_path: 
 
 async def test_when_all_are_at_work_guests_are_answered(tmp_path: Path) -> None:
     async with serving(tmp_path, max_connections=2) as (services, door, port):
-        services.places = Shares(100, "requests")
+        services.intake.places = Shares(100, "requests")
         engine = Held(services)
         at_work = [
             asyncio.create_task(ask(port, post("/infer/acme.m", None, b'{"inputs": "a"}'))) for _ in range(2)
@@ -131,7 +131,7 @@ async def test_when_all_are_at_work_guests_are_answered(tmp_path: Path) -> None:
 
 async def test_guests_that_say_nothing_do_not_close_the_door(tmp_path: Path) -> None:
     async with serving(tmp_path, max_connections=2, head_s=3600) as (services, door, port):
-        services.places = Shares(100, "requests")
+        services.intake.places = Shares(100, "requests")
         engine = Held(services)
         at_work = [
             asyncio.create_task(ask(port, post("/infer/acme.m", None, b'{"inputs": "a"}'))) for _ in range(2)

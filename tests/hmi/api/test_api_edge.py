@@ -218,7 +218,7 @@ async def test_idempotency(tmp_path: Path) -> None:
         assert (await world.call("POST", "/manage/tenants", {"tenant": "acme"}, headers=again))[0] == 201
         bad = {"Idempotency-Key": "x" * 256}
         assert (await world.call("POST", "/manage/tenants", {"tenant": "b"}, headers=bad))[0] == 422
-        assert not world.services.same_key
+        assert not world.services.keyed.in_use
 
 
 async def test_readiness_says_what_is_down(tmp_path: Path) -> None:

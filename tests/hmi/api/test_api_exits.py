@@ -85,7 +85,7 @@ async def test_from_an_objective_to_late_labels(folder: Path, capsys: pytest.Cap
         assert (view["state"], view["report"]["counted"], view["report"]["texts"]) == ("collecting", 5, 5)
         assert view["says"].startswith("collecting: 5 of the 128 texts ")
         assert view["report"]["full"]["seen"] == 3
-        assert b'hmi_exit_models{state="collecting"} 1.0' in world.services.metrics.render()
+        assert b'hmi_exit_models{state="collecting"} 1.0' in world.services.monitoring.metrics.render()
 
         bad = [{"id": early, "label": "finance"}, {"id": early, "index": 3, "label": "sports"}]
         status, told, _ = await world.call("POST", f"{MODEL}/feedback", {"items": bad})

@@ -66,7 +66,7 @@ async def test_a_proxy_in_front_needs_keys(tmp_path: Path) -> None:
 async def test_metrics_name_tenants_to_administrators_only(tmp_path: Path) -> None:
     async with running(tmp_path) as world:
         acme = await tenant(world)
-        usage = world.services.metrics.usage
+        usage = world.services.monitoring.metrics.usage
         usage.add("acme", requests=2, tokens=5, compute_ms=1000)
         usage.add("zeta", requests=3, tokens=7, compute_ms=500)
 
@@ -84,7 +84,7 @@ async def test_metrics_name_tenants_to_administrators_only(tmp_path: Path) -> No
             assert "hmi_tenant_requests_total 5.0" in text
             assert "hmi_tenant_compute_seconds_total 1.5" in text
             assert "hmi_request_seconds_bucket{" in text
-        assert isinstance(world.services.metrics, Metrics)
+        assert isinstance(world.services.monitoring.metrics, Metrics)
 
 
 async def test_metrics_answer_beside_a_damaged_count_of_jobs(tmp_path: Path) -> None:

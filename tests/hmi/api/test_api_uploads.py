@@ -98,7 +98,7 @@ async def test_a_tenant_has_its_share_of_places_and_of_the_disk(
     async with running(tmp_path, **settings) as world:
         acme, zeta = await tenant(world), await tenant(world, "zeta")
         slow = [await begun(world, acme) for _ in range(2)]
-        uploads = world.services.uploads
+        uploads = world.services.intake.uploads
         while uploads._space.used < 80 * KIB:
             for writer in slow:
                 writer.write(b"x")  # this makes the server write what it has received

@@ -14,8 +14,10 @@ async def test_a_tenant_sees_its_own_part(tmp_path: Path) -> None:
     async with running(tmp_path) as world:
         acme = await tenant(world)
         await tenant(world, "globex")
-        world.services.metrics.usage.add("acme", requests=2, inputs=3, tokens=9, compute_ms=1.5)
-        world.services.metrics.usage.add("globex", requests=1, inputs=50, tokens=99, compute_ms=9.0)
+        world.services.monitoring.metrics.usage.add("acme", requests=2, inputs=3, tokens=9, compute_ms=1.5)
+        world.services.monitoring.metrics.usage.add(
+            "globex", requests=1, inputs=50, tokens=99, compute_ms=9.0
+        )
         status, whole, _ = await world.call("GET", "/manage/overview")
         assert status == 200
         assert [t["tenant"] for t in whole["tenants"]] == ["globex", "acme"]

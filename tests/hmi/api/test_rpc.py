@@ -50,18 +50,18 @@ async def port(tmp_path: Path) -> AsyncIterator[Port]:
     services = build_services(Settings(data=tmp_path, grpc_port=free_port()))
     rpc = RpcServer(services)
     await rpc.start()
-    services.phase = "serving"
+    services.lifecycle.phase = "serving"
     try:
         async with grpc.aio.insecure_channel(rpc.address) as channel:
             yield Port(services, rpc, channel)
     finally:
         await rpc.stop()
         services.manager.close()
-        services.bodies.close()
+        services.intake.bodies.close()
 
 
 async def test_health_calls_are_answered_while_others_are_refused(port: Port) -> None:
-    port.services.phase = "compiling"
+    port.services.lifecycle.phase = "compiling"
     ready = port.channel.unary_unary(f"{SERVICE}/ServerReady")
     assert await ready(b"") == b"", "false is not written"
     assert await port.channel.unary_unary(f"{SERVICE}/ServerLive")(b"") == b"\x08\x01"
@@ -88,7 +88,7 @@ async def test_a_key_is_checked_before_a_message_is_read(port: Port) -> None:
 
 async def test_a_call_has_an_access_line_and_a_span(port: Port, caplog: pytest.LogCaptureFixture) -> None:
     exporter = InMemorySpanExporter()
-    port.services.tracer = tracer = OtlpTracer(1.0, exporter)
+    port.services.monitoring.tracer = tracer = OtlpTracer(1.0, exporter)
     port.services.settings = replace(port.services.settings, access_log=True)
     port.services.manager.create_tenant("acme")
     _, key = port.services.manager.create_key("acme", ("infer",))
@@ -135,8 +135,8 @@ async def test_a_message_that_does_not_come(port: Port) -> None:
         "INVALID_ARGUMENT",
         "no message has come for 1 seconds: send it sooner, or end the call",
     )
-    assert not port.services.in_flight.count
-    assert not port.services.places.used
+    assert not port.services.lifecycle.in_flight.count
+    assert not port.services.intake.places.used
 
 
 async def test_a_caller_sends_few_messages_at_a_time(port: Port, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,7 +153,7 @@ async def test_a_caller_sends_few_messages_at_a_time(port: Port, monkeypatch: py
     slow[0].cancel()
     assert (await port.status(waiting))[0] == "NOT_FOUND"
     slow[1].cancel()
-    await until(lambda: not port.services.in_flight.count)
+    await until(lambda: not port.services.lifecycle.in_flight.count)
 
 
 async def test_a_caller_has_few_streams(port: Port, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,7 +180,7 @@ async def test_the_end(port: Port, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (code, trailing["retry-after"]) == ("UNAVAILABLE", "2")
     assert message == "the server is stopping and no message has come: call again in a few seconds"
     assert await stream.code() == grpc.StatusCode.UNAVAILABLE
-    assert not port.services.in_flight.count
+    assert not port.services.lifecycle.in_flight.count
 
 
 async def test_an_error_of_ours_is_internal(port: Port, caplog: pytest.LogCaptureFixture) -> None:

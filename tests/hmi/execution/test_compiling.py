@@ -117,7 +117,7 @@ async def test_a_server_that_compiles_says_so_and_can_be_stopped(
     for path in ("/readyz", "/manage/roots"):
         assert told[path][:2] == (503, True)
         assert "the server is compiling" in told[path][2]
-    assert (ended, services.phase) == ([True], "draining")
+    assert (ended, services.lifecycle.phase) == ([True], "draining")
 
 
 async def test_a_server_without_its_kernels_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -136,7 +136,7 @@ async def test_a_longest_wait_refuses_calls_and_a_drain_answers_those_accepted(
             late = asyncio.create_task(infer(world, deadline_ms=50))
             await until(lambda: begun.is_set() and sum(1 for _ in engine._queue._waiting) >= 11)
             assert (await late)[0] == 504
-            assert b"hmi_deadline_misses_total 1.0" in world.services.metrics.render()
+            assert b"hmi_deadline_misses_total 1.0" in world.services.monitoring.metrics.render()
             with monkeypatch.context() as patch:
                 patch.setattr(engine._queue._pace, "seconds", lambda kind, work: 0.3)
                 assert (await infer(world))[0] == 429, "a quarter of the longest wait is one tenant's"

@@ -110,7 +110,7 @@ async def test_a_server_is_asked(tmp_path: Path, capsys: pytest.CaptureFixture[s
             "time": ["ok"],
             "release": ["ok"],
         }
-        services.phase = "draining"
+        services.lifecycle.phase = "draining"
         assert "is not ready" in await asyncio.to_thread(hmi, capsys, "doctor", "--url", url, code=1)
     assert "no answer from" in await asyncio.to_thread(hmi, capsys, "doctor", "--url", url, code=1)
 

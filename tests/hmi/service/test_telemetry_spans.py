@@ -81,7 +81,7 @@ async def folder(
 def using(world: World, sample: float = 1.0) -> tuple[OtlpTracer, InMemorySpanExporter]:
     """Let a server keep its spans in memory."""
     exporter = InMemorySpanExporter()
-    world.services.tracer = tracer = OtlpTracer(sample, exporter)
+    world.services.monitoring.tracer = tracer = OtlpTracer(sample, exporter)
     return tracer, exporter
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hmi.api.http.route import Handler, Reply, Route, RouteCall
+from hmi.api.http.call import Reply, RouteCall
+from hmi.api.http.route import Handler, Route
 from hmi.api.in_thread import OFF_LOOP_BYTES, OFF_LOOP_VALUES, off_loop
 from hmi.api.protocols.asks import AskResult
 from hmi.api.protocols.base import Dialect, Endpoint

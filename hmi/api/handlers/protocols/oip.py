@@ -7,7 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from hmi.api.handlers.protocols.open_inference import Repository, server_metadata
-from hmi.api.http.route import Handler, Reply, RouteCall
+from hmi.api.http.call import Reply, RouteCall
+from hmi.api.http.route import Handler
 from hmi.api.in_thread import OFF_LOOP_ROWS
 from hmi.api.protocols.oip.described import (
     IndexRequest,
@@ -32,7 +33,7 @@ async def live(call: RouteCall) -> Reply:
 
 
 async def ready(call: RouteCall) -> Reply:
-    call.services.check_ready()
+    call.services.lifecycle.check_ready()
     return Reply(ServerReady())
 
 

@@ -58,7 +58,7 @@ class Repository:
     def check_model_ready(self, model: str, version: str = "") -> None:
         """Raise Unavailable unless the model answers."""
         self.record(model, version)
-        self.services.check_ready()
+        self.services.lifecycle.check_ready()
 
     def metadata(self, model: str, version: str = "") -> dict[str, Any]:
         return metadata_of(self.record(model, version))

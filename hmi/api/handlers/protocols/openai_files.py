@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from hmi.api.http.route import Reply, RouteCall
+from hmi.api.http.call import Reply, RouteCall
 from hmi.api.protocols.openai.models import Deleted, FileForm, OpenAIFileList, OpenAIFileQuery, file_of
 from hmi.stores.records.file_table import no_file
 from hmi.tenancy import FileRecord

@@ -12,7 +12,7 @@ from typing import Any
 from hmi.api.handlers.jobs import own_job
 from hmi.api.handlers.models import job_limit
 from hmi.api.handlers.protocols.openai_files import own_file
-from hmi.api.http.route import Reply, RouteCall
+from hmi.api.http.call import Reply, RouteCall
 from hmi.api.protocols.openai.jobs import (
     CheckpointList,
     CreateFineTuning,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from hmi.api.http.route import Reply, RouteCall
+from hmi.api.http.call import Reply, RouteCall
 from hmi.api.in_thread import OFF_LOOP_ROWS
 from hmi.api.protocols.openai.models import (
     Deleted,

@@ -8,7 +8,8 @@ import hmi
 from hmi.api.edge.capacity import most_connections
 from hmi.api.handlers import health
 from hmi.api.handlers.protocols import infer
-from hmi.api.http.route import Reply, Route, RouteCall
+from hmi.api.http.call import Reply, RouteCall
+from hmi.api.http.route import Route
 from hmi.api.protocols.tei import TEI
 from hmi.api.protocols.tei.calls import HEADERS, model_of
 from hmi.api.protocols.tei.schemas import Info

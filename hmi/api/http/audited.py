@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 from hmi.api.access.audit import Audit, Fields
 from hmi.api.access.auth import ExpiredKey
 from hmi.api.access.caller import NOBODY, Caller
-from hmi.api.http.route import Reply, Route, RouteCall
+from hmi.api.http.call import Reply, RouteCall
+from hmi.api.http.route import Route
 from hmi.api.protocols.errors import known
 from hmi.core import ID_PATTERN
 from hmi.errors import Forbidden, HmiError, QuotaExceeded, StorageFull, Unauthorised
@@ -23,7 +24,7 @@ from hmi.stores.audit.log import AuditLog
 if TYPE_CHECKING:
     from aiohttp import web
 
-    from hmi.api.http.services import Services
+    from hmi.api.http.services import Access
 
 BEGUN, CHANGE, ACCESS, REFUSED, SERVER = "begun", "change", "access", "refused", "server"
 """Events: a change begins; its outcome; an administrator's call that changes nothing; a refused caller; the
@@ -34,7 +35,7 @@ _NAME = re.compile(r"[a-z0-9./-]{1,200}")
 _ADDRESSES = re.compile(r"[0-9A-Fa-f:.,\[\] ]{1,100}")
 
 
-def identify_caller(route: Route, request: web.Request, request_id: str, services: Services) -> Caller:
+def identify_caller(route: Route, request: web.Request, request_id: str, access: Access) -> Caller:
     """Return the caller of a request, and count a change towards its quota. Writes a refusal to the log.
 
     Raises as `Auth.caller` and `Quotas.change`.
@@ -45,12 +46,12 @@ def identify_caller(route: Route, request: web.Request, request_id: str, service
         return NOBODY
     caller: Caller | None = None
     try:
-        caller = services.auth.caller(request, route.scope)
+        caller = access.auth.caller(request, route.scope)
         if route.changes:
-            services.quotas.change(caller.tenant)
+            access.quotas.change(caller.tenant)
     except (Unauthorised, Forbidden, QuotaExceeded) as error:
         about = {"request": request_id, "call": _call(route), **_place(request)}
-        refuse(services.audit, error, about, caller)
+        refuse(access.audit, error, about, caller)
         raise
     if route.scope == "infer":
         request[CALLER] = caller
@@ -78,7 +79,7 @@ def log_access(audit: Audit, caller: Caller, about: Mapping[str, Any]) -> None:
 async def audit_call(route: Route, call: RouteCall, request: web.Request) -> AsyncIterator[None]:
     """Context manager: a call runs in the block. A change is written before it begins, and its outcome, which
     is durable at the end of the block, after it. Raises StorageFull before the block."""
-    audit = call.services.audit
+    audit = call.services.access.audit
     fields = {"request": call.id, **_actor(call.caller), "call": _call(route), **_place(request)}
     fields |= objects_of(call)
     if not route.changes:
