@@ -24,6 +24,7 @@ from hmi.engine.admit.one_large_call import Lines
 from hmi.engine.run.accounts import Accounts
 from hmi.engine.run.compute import Compute
 from hmi.engine.run.early import EarlyAnswers
+from hmi.engine.run.isolate import audit_again, by_model, fail
 from hmi.engine.run.running import Cut, Held, Ran, Runner
 from hmi.engine.run.side_batches import Hosts, MainBatch
 from hmi.engine.run.warming import compile_answers
@@ -35,7 +36,6 @@ from hmi.engine.texts.item import Item, artefacts_of, work_in
 from hmi.engine.texts.request import TextRequest, TextResult
 from hmi.engine.texts.sink import CallSink
 from hmi.engine.watch.in_flight import InFlight
-from hmi.engine.watch.isolate import audit_again, by_model, fail
 from hmi.engine.watch.supervisor import Broken, Supervisor
 from hmi.engine.watch.tracing import add_spans
 from hmi.errors import DeadlineExceeded, Unavailable

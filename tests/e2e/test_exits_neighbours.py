@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from hmi.engine import TextRequest
-from hmi.engine.schedule.pace import TEXT_WORK, work_of
-from hmi.engine.texts.item import Item
+from hmi.engine.texts.item import TEXT_WORK, Item, work_of
 from hmi.metrics import Metrics
 from tests.e2e.conftest import Home
 from tests.e2e.exits_lab import plant, ramped, requests, state_of

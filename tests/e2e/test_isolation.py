@@ -19,9 +19,9 @@ from hmi.engine import TextRequest, TextResult
 from hmi.engine.admit.bundles import Bundle
 from hmi.engine.admit.cache import IdleCache
 from hmi.engine.run.running import Cut
-from hmi.engine.schedule.pace import Pace, work_of
+from hmi.engine.schedule.pace import Pace
 from hmi.engine.schedule.queue import BatchQueue
-from hmi.engine.texts.item import Piece, work_in
+from hmi.engine.texts.item import Piece, work_in, work_of
 from hmi.errors import Damaged, DeadlineExceeded, InvalidInput, QuotaExceeded, Unavailable
 from hmi.execution.packed import PackedExecutor
 from hmi.model.text.batching import Encoded

@@ -14,7 +14,7 @@ import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
 from hmi.api.protocols.errors import STATUS
-from hmi.api.rpc.status import code_of
+from hmi.api.rpc.admission import code_of
 from tests.e2e.protocol_lab import EMBED, MOOD, OTHERS, PAIRS, TAGS, ProtocolServer
 from tests.e2e.test_oip_http import TEXTS, WORDS, decoded
 

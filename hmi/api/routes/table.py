@@ -8,18 +8,31 @@ from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING
 
-from hmi.api.handlers import check, domains, health, jobs, keys, overview, page, roots, stats, tenants
+from hmi.api.handlers import (
+    audit,
+    backups,
+    check,
+    domains,
+    health,
+    jobs,
+    keys,
+    overview,
+    page,
+    roots,
+    stats,
+    tenants,
+)
 from hmi.api.handlers.protocols import infer, tei
 from hmi.api.http.call import RouteCall
 from hmi.api.http.route import Instead, Route
 from hmi.api.protocols.huggingface import HUGGINGFACE, from_hub_client
 from hmi.api.protocols.native import NATIVE
-from hmi.api.routes.audit import AUDIT
-from hmi.api.routes.backups import BACKUPS
 from hmi.api.routes.models import CASCADES, MODELS
 from hmi.api.routes.oip import OIP_ROUTES
 from hmi.api.routes.openai import OPENAI_ROUTES
 from hmi.api.routes.openapi import document
+from hmi.api.schemas.audit import AuditPage, AuditQuery
+from hmi.api.schemas.backups import BackupList, BackupQuery, CreateBackup
 from hmi.api.schemas.check import CheckFile, CheckView
 from hmi.api.schemas.domains import ChangeDomain, DomainList, DomainView, GrowDomain
 from hmi.api.schemas.manage import (
@@ -54,6 +67,47 @@ if TYPE_CHECKING:
     from aiohttp import web
 else:
     from hmi.api.lazy_import import web
+
+
+BACKUPS = (
+    Route(
+        "GET",
+        "/manage/backups",
+        backups.list_backups,
+        "List the backups at the configured place.",
+        BackupList,
+        "admin",
+        query=BackupQuery,
+        kinds=("conflict",),
+    ),
+    Route(
+        "POST",
+        "/manage/backups",
+        backups.create_backup,
+        "Back up the data folder to the configured place.",
+        JobAccepted,
+        "admin",
+        202,
+        body=CreateBackup,
+        creates=True,
+        kinds=("conflict",),
+    ),
+)
+
+
+AUDIT = (
+    Route(
+        "GET",
+        "/manage/audit",
+        audit.list_audit,
+        "List lines of the audit log, oldest first.",
+        AuditPage,
+        "manage",
+        query=AuditQuery,
+        kinds=("not_found",),
+    ),
+)
+
 
 CORPUS = {"corpus": True}
 TENANT, KEYS = "/manage/tenants/{tenant}", "/manage/tenants/{tenant}/keys"

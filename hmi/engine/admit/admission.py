@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -18,7 +18,6 @@ from typing import NamedTuple
 from hmi.core import ModelId
 from hmi.engine.admit.bundles import Bundle
 from hmi.engine.admit.loading import ModelLoader
-from hmi.engine.admit.recent import Recent
 from hmi.engine.schedule.turns import Turns
 from hmi.engine.schedule.waiting_budget import WaitingBudget
 from hmi.engine.texts.request import TextRequest
@@ -30,6 +29,33 @@ from hmi.model.text.reach import reach
 from hmi.model.text.splitting import SplitText, splitter_of
 from hmi.model.text.tokenizer import Text
 from hmi.model.text.windows import encode_texts, words_read
+
+RECENT_S = 1.0
+"""A tenant that sent something within this many seconds is expected to send more at any moment."""
+
+
+class Recent:
+    """The time at which each tenant last sent something. Entries expire after RECENT_S."""
+
+    def __init__(self) -> None:
+        self._sent: dict[str, float] = {}
+        """`time.monotonic()` by tenant, the latest last."""
+
+    def sent(self, tenant: str) -> None:
+        self._sent.pop(tenant, None)
+        self._sent[tenant] = time.monotonic()
+        self._forget()
+
+    def other_than(self, tenants: Container[str]) -> bool:
+        """Return whether a tenant that is not among `tenants` sent something lately."""
+        self._forget()
+        return any(tenant not in tenants for tenant in self._sent)
+
+    def _forget(self) -> None:
+        since = time.monotonic() - RECENT_S
+        while self._sent and (first := next(iter(self._sent.items())))[1] < since:
+            del self._sent[first[0]]
+
 
 TURN_S = 0.003
 """Length of a turn, in seconds. The text that is tokenised when this time is up is the turn's last."""

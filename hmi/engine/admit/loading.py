@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from hmi.core import ModelId, ModelRecord, ModelVersion
 from hmi.engine.admit.bundles import Bundle, Bundles, Key, Part, TaskPart, Upper
-from hmi.engine.watch.isolate import public_error
+from hmi.engine.texts.sink import public_error
 from hmi.engine.watch.threads import in_thread
 from hmi.errors import HmiError
 from hmi.execution.base import Executor

@@ -14,8 +14,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, KeysView, Sequence
 from itertools import count
 
-from hmi.engine.schedule.pace import work_of
-from hmi.engine.texts.item import Item, Kind, Piece
+from hmi.engine.texts.item import Item, Kind, Piece, work_of
 from hmi.engine.texts.request import PRIORITIES
 from hmi.stages.planning.group import Group, GroupLimits, Member, Price
 from hmi.stages.planning.groups import Groups

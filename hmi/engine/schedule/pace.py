@@ -8,27 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
-# The three costs below are fitted to the compiled executors: docs/design/0010-queue.md has the figures.
 BATCH_WORK = 38.0
-"""The fixed cost of a batch, in tokens."""
-TEXT_WORK = 3.0
-"""The fixed cost of a window: its look-up, its part of the answer."""
-MODULE_WORK = 4.0
-"""The cost of each module in a batch: its own products and its head."""
+"""The fixed cost of a batch, in tokens. It is fitted as `hmi.engine.texts.item.TEXT_WORK` is."""
 FIRST_S = 2e-4
 """Seconds per token, assumed until a batch of the kind has run."""
 DECAY = 0.8
 """The weight of earlier batches decays by this factor with each new batch."""
 MAX_OVERRUN = 4.0
 """A batch counts as at most this many times its predicted time: beyond that, something else held it up."""
-
-
-def work_of(tokens: int, dim: int) -> float:
-    """Return the work of one window, without its module's. The unit is one token of a very short window.
-
-    A layer's linear maps take 24 · dim² operations a token, its attention 4 · dim for each pair of tokens.
-    """
-    return TEXT_WORK + tokens * (1 + tokens / (6 * dim))
 
 
 class Pace:

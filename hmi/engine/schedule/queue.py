@@ -15,10 +15,10 @@ from dataclasses import replace
 
 from hmi.engine.schedule.backlog import STEP_S, Backlog, Backlogs, by_tenant, left_of
 from hmi.engine.schedule.limits import BatchLimits
-from hmi.engine.schedule.pace import BATCH_WORK, MODULE_WORK, TEXT_WORK, Pace
+from hmi.engine.schedule.pace import BATCH_WORK, Pace
 from hmi.engine.schedule.turns import Turns
 from hmi.engine.schedule.waiting_budget import ROOM_SHARE, WaitingBudget
-from hmi.engine.texts.item import Item, Kind, Piece
+from hmi.engine.texts.item import MODULE_WORK, TEXT_WORK, Item, Kind, Piece
 from hmi.errors import DeadlineExceeded, copy_of
 from hmi.execution.batch import BatchKey
 from hmi.stages.planner import Candidate

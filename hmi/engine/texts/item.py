@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hmi.core import Objective
-from hmi.engine.schedule.pace import MODULE_WORK, work_of
 from hmi.engine.texts.request import TextRequest
 from hmi.engine.texts.sink import Sink
 from hmi.execution.batch import BatchKey
@@ -30,6 +29,11 @@ if TYPE_CHECKING:  # a scheduler asks little of a bundle, which holds all that c
 
 Kind = tuple[BatchKey, bool]
 """A batch key, and whether its texts are in groups. Only texts of one kind share a batch."""
+# The two costs below are fitted to the compiled executors: docs/design/0010-queue.md has the figures.
+TEXT_WORK = 3.0
+"""The fixed cost of a window: its look-up, its part of the answer."""
+MODULE_WORK = 4.0
+"""The cost of each module in a batch: its own products and its head."""
 FULL = Objective()
 """The objective of texts that insist on the full model: no stage may change their answers."""
 _ADDING = threading.Lock()
@@ -192,6 +196,14 @@ class Piece:
     @cached_property
     def work(self) -> float:
         return work_of(len(self.window), self.item.bundle.root.dim)
+
+
+def work_of(tokens: int, dim: int) -> float:
+    """Return the work of one window, without its module's. The unit is one token of a very short window.
+
+    A layer's linear maps take 24 · dim² operations a token, its attention 4 · dim for each pair of tokens.
+    """
+    return TEXT_WORK + tokens * (1 + tokens / (6 * dim))
 
 
 def work_in(pieces: Sequence[Piece]) -> float:

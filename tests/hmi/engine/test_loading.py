@@ -12,10 +12,10 @@ from unittest.mock import Mock
 import pytest
 
 from hmi.core import ModelId
+from hmi.engine.admit.admission import Recent
 from hmi.engine.admit.bundles import Bundles, Part
 from hmi.engine.admit.cache import IdleCache
 from hmi.engine.admit.loading import ROOM_S, ModelLoader
-from hmi.engine.admit.recent import Recent
 from hmi.errors import Damaged
 from hmi.stores.tensors.adapter_pool import AdapterPool, Size
 from hmi.stores.tensors.adapter_store import DamagedArtefact
@@ -117,7 +117,7 @@ def test_tenants_that_sent_something_are_forgotten_without_being_asked_about(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = 0.0
-    monkeypatch.setattr("hmi.engine.admit.recent.time.monotonic", lambda: now)
+    monkeypatch.setattr("hmi.engine.admit.admission.time.monotonic", lambda: now)
     recent = Recent()
     for i in range(1000):
         recent.sent(f"tenant {i}")

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from hmi.engine.schedule.backlog import Backlog
 from hmi.engine.schedule.limits import BatchLimits
-from hmi.engine.schedule.pace import BATCH_WORK, MODULE_WORK, Pace
+from hmi.engine.schedule.pace import BATCH_WORK, Pace
 from hmi.engine.schedule.queue import BatchQueue
-from hmi.engine.texts.item import Item, Piece
+from hmi.engine.texts.item import MODULE_WORK, Item, Piece
 from hmi.engine.texts.request import PRIORITIES, Priority
 from hmi.errors import DeadlineExceeded, QuotaExceeded, Unavailable
 from tests.hmi.engine.test_queue_model import Told, item

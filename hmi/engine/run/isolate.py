@@ -7,15 +7,15 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from hmi.core import ModelId, ModelVersion
+from hmi.core import ModelId
 from hmi.engine.run.retrieval import Failed
 from hmi.engine.run.running import Cut
 from hmi.engine.texts.item import Piece
+from hmi.engine.texts.sink import public_error, version_name
 from hmi.engine.watch.supervisor import Broken
 from hmi.errors import copy_of
 from hmi.stages.owed import Owed
 from hmi.stores.failures import log_failure
-from hmi.stores.tensors.adapter_store import DamagedArtefact
 
 log = logging.getLogger("hmi.engine")
 
@@ -30,14 +30,9 @@ def fail(failed: Failed) -> None:
         if item.sink.wanted:
             model, version = item.request.model, item.bundle.version
             item.sink.fail(copy_of(public_error(error, model, version)))
-            first.setdefault(_name_of(model, version), error)
+            first.setdefault(version_name(model, version), error)
     for name, error in first.items():
         log_failure(log, f"texts for {name} failed", error)
-
-
-def public_error(error: Exception, model: ModelId, version: ModelVersion) -> Exception:
-    """The error as the model's tenant may see it: it names the model's version, not an artefact's hash."""
-    return error.of(_name_of(model, version)) if isinstance(error, DamagedArtefact) else error
 
 
 def by_model(pieces: Sequence[Piece]) -> list[list[Piece]]:
@@ -70,7 +65,3 @@ async def audit_again(owed: Sequence[Owed[Any]], batch: Cut, run: Callable[[Cut]
     finally:
         for audits in owed:
             audits.give_up(piece.item.nonce for piece in due)
-
-
-def _name_of(model: ModelId, version: ModelVersion) -> str:
-    return f"version {version.version} of model {model}"
