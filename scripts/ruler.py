@@ -277,18 +277,22 @@ def block_of(calls: list[Json], size: int) -> list[Json]:
 
 
 def paired(old: Server, new: Server, block: list[Json], pairs: int) -> Json:
-    """Send the block to both servers in turn: ratios of CPU time and latency, new to old."""
-    sides, took = {"old": old, "new": new}, {"old": [0.0], "new": [0.0]}
+    """Send each call of the block to both servers, in alternating order, so that both meet the same machine:
+    ratios of CPU time and latency, new to old."""
+    sides = {"old": old, "new": new}
+    took: dict[str, list[float]] = {"old": [], "new": []}
     cpu: dict[str, list[float]] = {"old": [], "new": []}
-    for number in range(-1, pairs):  # the first round warms both
-        for name in sorted(sides, reverse=number % 2 == 0):
-            begun = sides[name].cpu_s()
-            times = [sides[name].call(one)[1] for one in block]
-            if number >= 0:
-                cpu[name].append(sides[name].cpu_s() - begun)
-                took[name] += times
+    for number in range(-2, pairs):  # the first rounds warm both, and let them measure their executors
+        begun = {name: server.cpu_s() for name, server in sides.items()}
+        for place, one in enumerate(block, number):
+            for name in sorted(sides, reverse=place % 2 == 0):
+                seconds = sides[name].call(one)[1]
+                took[name] += [seconds] if number >= 0 else []
+        if number >= 0:
+            for name, server in sides.items():
+                cpu[name].append(server.cpu_s() - begun[name])
     ratios = [after / before for before, after in zip(cpu["old"], cpu["new"], strict=True)]
-    points = {name: quantiles(times[1:], n=100) for name, times in took.items()}
+    points = {name: quantiles(times, n=100) for name, times in took.items()}
     return {
         "pairs": pairs,
         "calls": len(block),

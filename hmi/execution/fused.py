@@ -142,7 +142,7 @@ class FusedExecutor:
 
 
 class _FusedStep:
-    """One batch's `Step`. Nothing stays in the room from one layer to the next."""
+    """One batch's `LayerRun`. Nothing stays in the room from one layer to the next."""
 
     def __init__(
         self, layers: Sequence[ops.Layer], modules: Sequence[ops.Module | None], room: ops.Room

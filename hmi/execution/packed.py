@@ -170,7 +170,7 @@ class PackedExecutor:
 
 
 class _PackedStep:
-    """One batch's `Step`."""
+    """One batch's `LayerRun`."""
 
     def __init__(
         self, layers: Layers, head: int, counted: bool, modules: Sequence[TenantModule | None]

@@ -141,7 +141,7 @@ def test_dropping_files_says_why_where_it_cannot(tmp_path: Path) -> None:
 
 
 def test_every_section_measures_its_rows(tmp_path: Path) -> None:
-    plan = Plan(keys=6000, dims=(32,), runs=3, long_runs=2, phase_s=0.05, phases=1)
+    plan, real = Plan(keys=6000, dims=(32,), runs=3, long_runs=2, phase_s=0.05, phases=1), os.fsync
     rows = {row.id: row for row in run(plan, tmp_path, print)}
     assert not list(tmp_path.iterdir())
     goals = [
@@ -162,6 +162,7 @@ def test_every_section_measures_its_rows(tmp_path: Path) -> None:
         assert rows[name].goal is not None, name
     assert rows["torn_reads"].value == 0
     assert rows["publish_syncs_after_seal"].value == 1
+    assert os.fsync is real
     unmeasured = [row for row in rows.values() if row.value is None]
     assert all(row.why for row in unmeasured)
     assert len(rows) > 30

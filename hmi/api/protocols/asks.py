@@ -48,7 +48,7 @@ class Ask:
     scores: bool = False
     """Return the probability of every label."""
     raw: bool = False
-    """Return the head's outputs, too (`Answer.outputs`)."""
+    """Return the head's outputs, too (`InputAnswer.outputs`)."""
     normalise: bool | None = None
     """Embeddings are scaled to length 1 if true, and left as they are if false. With None the root's
     convention holds.

@@ -268,7 +268,7 @@ class ModelLoader:
         try:
             found: V = await asyncio.shield(loading)
         finally:
-            del loading  # its error's traceback refers to this frame: see `together`
+            del loading  # its error's traceback refers to this frame: see `await_all`
         return found
 
     def _begin(self, key: Key, load: Callable[[], V], threads: ThreadPoolExecutor) -> asyncio.Future[V]:

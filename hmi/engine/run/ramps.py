@@ -46,7 +46,7 @@ class BatchTexts(Sequence[Text]):
 def ramps_of(
     key: BatchKey, pieces: Sequence[Piece], parts: Sequence[TaskPart]
 ) -> Callable[[int, Rows, Sequence[int]], list[Tensor | None]]:
-    """Return `Batch.ramp` of a batch.
+    """Return `StageBatch.ramp` of a batch.
 
     A ramp reads the rows that enter its layer as the model's head reads those of the last layer: it is that
     head's `reads` over other rows, without queries. A model's lexical scores are added, as they are to the
@@ -79,7 +79,7 @@ def ramps_of(
 def attention_of(
     pieces: Sequence[Piece], parts: Sequence[TaskPart]
 ) -> Callable[[int, Rows, Sequence[int]], list[Floats]]:
-    """Return `Batch.attention` of a batch."""
+    """Return `StageBatch.attention` of a batch."""
     root = pieces[0].bundle.root
 
     def attention(layer: int, rows: Rows, texts: Sequence[int]) -> list[Floats]:
@@ -93,7 +93,7 @@ def attention_of(
 
 
 def prompts_of(pieces: Sequence[Piece], parts: Sequence[TaskPart]) -> Callable[[int, int], Tensor | None]:
-    """Return `Batch.prompts` of a batch."""
+    """Return `StageBatch.prompts` of a batch."""
 
     def prompts(text: int, count: int) -> Tensor | None:
         found, piece = parts[text].prompts.get(count), pieces[text]
@@ -104,7 +104,7 @@ def prompts_of(pieces: Sequence[Piece], parts: Sequence[TaskPart]) -> Callable[[
 
 
 def stretches_of(pieces: Sequence[Piece]) -> Callable[[int], Sequence[Stretch]]:
-    """Return `Batch.stretches` of a batch."""
+    """Return `StageBatch.stretches` of a batch."""
 
     def stretches(text: int) -> Sequence[Stretch]:
         words, found, first = [*pieces[text].window.words, None], list[Stretch](), 0

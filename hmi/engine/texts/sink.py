@@ -28,6 +28,16 @@ class Sink(Protocol):
         ...
 
 
+class UnreadSink:
+    """A sink of texts whose answers are read from the run itself."""
+
+    wanted = True
+
+    def done(self, result: TextResult) -> None: ...
+
+    def fail(self, error: Exception) -> None: ...
+
+
 class CallSink:
     """The answers of one call, which its caller awaits: a sink for each text."""
 

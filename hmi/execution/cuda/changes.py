@@ -1,7 +1,7 @@
 """Tenants' changes to the packed rows of a batch, in one of three ways; `Loop` is the reference.
 
-A way is made for one batch. `Loop` runs tenant by tenant, `batched.Groups` runs one product for all tenants
-of a layout, `segmented.Segmented` runs a kernel over all segments.
+A way is made for one batch. `Loop` runs tenant by tenant, `ways.` runs one product for all tenants of
+a layout, `segmented.Segmented` runs a kernel over all segments.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ log = logging.getLogger("hmi.execution")
 
 
 class Replayed:
-    """A `Step` by graphs. A layer that has none yet is captured, and runs in any case."""
+    """A `LayerRun` by graphs. A layer that has none yet is captured, and runs in any case."""
 
     def __init__(
         self, executor: CudaExecutor, stream: Stream, captured: Captured, entries: Mapping[int, Entry]
@@ -43,7 +43,7 @@ class Replayed:
         self._able = True
 
     def begin(self, rows: Rows) -> None:
-        """See `Step.begin`. The rows are in the shape's memory already."""
+        """See `LayerRun.begin`. The rows are in the shape's memory already."""
         upload, shape, device = ArrayUpload(), self._captured.shape, self._of.device
         size = shape.texts, shape.longest
         self._attention: Attention = (

@@ -16,6 +16,7 @@ from hmi.engine.run.heads import inference_outputs
 from hmi.engine.run.retrieval import Retrieved, retrieve
 from hmi.engine.texts.item import Item, Piece
 from hmi.engine.texts.request import TextRequest
+from hmi.engine.texts.sink import UnreadSink
 from hmi.execution import Rows
 from hmi.execution.base import Output, Weights
 from hmi.execution.packed import PackedExecutor
@@ -51,16 +52,6 @@ def _label(output: Output) -> int:
     return int(output.argmax()) if isinstance(output, Tensor) else -1
 
 
-class _ShardSink:
-    """A sink that nobody waits for."""
-
-    wanted = True
-
-    def done(self, result: object) -> None: ...
-
-    def fail(self, error: Exception) -> None: ...
-
-
 def retrieve_batches(bundles: Bundles, record: ModelRecord, texts: Sequence[Text]) -> RetrievedTexts:
     """Retrieve texts for a model, sorted by length. Texts of several windows count by their first."""
     level = Level(bundles, record)
@@ -68,7 +59,7 @@ def retrieve_batches(bundles: Bundles, record: ModelRecord, texts: Sequence[Text
     encoded = encode_texts(bundle.root.tokenizer, texts, version.max_length, windows=version.rules.windows)
     order = sorted(range(len(texts)), key=lambda i: len(encoded[i][0]))
     pieces = [
-        Piece(Item(TextRequest(bundle.model, texts[i]), bundle, encoded[i][:1], _ShardSink()), 0)
+        Piece(Item(TextRequest(bundle.model, texts[i]), bundle, encoded[i][:1], UnreadSink()), 0)
         for i in order
     ]
     batches, at, tokens = [], 0, 0

@@ -19,6 +19,7 @@ from hmi.engine.admit.bundles import Bundle, Bundles
 from hmi.engine.run.running import Held, Runner
 from hmi.engine.texts.item import Item, Piece
 from hmi.engine.texts.request import TextRequest, TextResult
+from hmi.engine.texts.sink import UnreadSink
 from hmi.errors import Conflict, InvalidData
 from hmi.execution.machine import fingerprint
 from hmi.jobs.model.cascade_levels import check_levels, small_level
@@ -121,23 +122,13 @@ class Level:
         begun, version, bundle = time.thread_time(), self.version, self.bundle
         length, windows = version.max_length, version.rules.windows
         (encoded,) = encode_texts(bundle.root.tokenizer, [row.text], length, windows=windows)
-        item = Item(TextRequest(bundle.model, row.text, scores=True), bundle, encoded, _CascadeSink())
+        item = Item(TextRequest(bundle.model, row.text, scores=True), bundle, encoded, UnreadSink())
         held = Held([Piece(item, i) for i in range(len(encoded))], {version.artefact: self.part}, [])
         ran = self._runner.run(held, self._plan)
         seconds = time.thread_time() - begun
         for _, error in ran.failed:
             raise error
         return ran.answers[0][1], seconds
-
-
-class _CascadeSink:
-    """A sink whose answers are read from the run itself."""
-
-    wanted = True
-
-    def done(self, result: TextResult) -> None: ...
-
-    def fail(self, error: Exception) -> None: ...
 
 
 def profiled(

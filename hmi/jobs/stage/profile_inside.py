@@ -19,6 +19,7 @@ from hmi.engine.admit.bundles import Bundle, TaskPart
 from hmi.engine.run.running import Held, Runner
 from hmi.engine.texts.item import Item, Piece
 from hmi.engine.texts.request import TextRequest, TextResult
+from hmi.engine.texts.sink import UnreadSink
 from hmi.errors import InvalidInput
 from hmi.execution import BatchKey, Hook, Left, Rows
 from hmi.execution.base import Output
@@ -278,20 +279,8 @@ def _encoded(bundle: Bundle, row: Row) -> list[Encoded]:
     return encode_texts(bundle.root.tokenizer, [text], length, windows=windows)[0]
 
 
-class _InsideSink:
-    """A sink whose answers are read from the run itself."""
-
-    wanted = True
-
-    def done(self, result: TextResult) -> None: ...
-
-    def fail(self, error: Exception) -> None: ...
-
-
 def _answer(bundle: Bundle, part: TaskPart, row: Row, watch: RampReader) -> TextResult:
-    item = Item(
-        TextRequest(bundle.model, row.text, scores=True), bundle, _encoded(bundle, row), _InsideSink()
-    )
+    item = Item(TextRequest(bundle.model, row.text, scores=True), bundle, _encoded(bundle, row), UnreadSink())
     held = Held([Piece(item, i) for i in range(len(item.windows))], {bundle.version.artefact: part}, [])
     layers = bundle.executor.layers
     plan = Plan(Candidate(0.0, 0.0, bundle.model.tenant, bundle.key, layers), {watch.name: ON})

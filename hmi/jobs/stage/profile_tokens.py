@@ -20,7 +20,8 @@ from hmi.core import ModelId, ModelVersion, TokenPoint
 from hmi.engine.admit.bundles import Bundle, Bundles, TaskPart
 from hmi.engine.run.running import Held, Runner
 from hmi.engine.texts.item import Item, Piece
-from hmi.engine.texts.request import TextRequest, TextResult
+from hmi.engine.texts.request import TextRequest
+from hmi.engine.texts.sink import UnreadSink
 from hmi.errors import InvalidData
 from hmi.execution import BatchKey, Hook, Left, Rows
 from hmi.execution.base import Output
@@ -258,7 +259,7 @@ class Answering:
             [split.encoded[i] for i in windows],
             TextRequest(self.bundle.model, split.rows[row].text),
         )
-        item = Item(request, self.bundle, encoded, _Unread())
+        item = Item(request, self.bundle, encoded, UnreadSink())
         return [Piece(item, i) for i in range(len(encoded))]
 
 
@@ -270,16 +271,6 @@ def _batches(windows: Sequence[Sequence[int]]) -> Iterator[list[int]]:
         if count >= _BATCH or row == len(windows) - 1:
             yield rows
             rows, count = [], 0
-
-
-class _Unread:
-    """A sink whose answers are read from the run itself."""
-
-    wanted = True
-
-    def done(self, result: TextResult) -> None: ...
-
-    def fail(self, error: Exception) -> None: ...
 
 
 def run(ctx: JobContext) -> dict[str, Any]:

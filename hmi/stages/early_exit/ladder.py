@@ -28,7 +28,7 @@ class PolicyTests:
     loss: float
     """The rate of disagreements that the tenant tolerates."""
     error: float
-    """The probability with which any gate may open wrongly (`evidence.granted`)."""
+    """The probability with which any gate may open wrongly (`evidence.error_for_policy`)."""
     seen: int = 0
     """The audits so far."""
     wrong: list[int] = field(default_factory=list)

@@ -30,7 +30,7 @@ class TrainPlan:
     paired: bool = False
     """Whether rows are pairs of texts. Regression may have either."""
     weights: tuple[float, ...] | None = None
-    """Weights of the head's outputs in the loss (`Objective.weights`); None: all equal."""
+    """Weights of the head's outputs in the loss (`TaskObjective.weights`); None: all equal."""
     bf16: bool = False
     """Compute matrix products in bf16 if the CPU does so natively."""
     lexical: int = 0

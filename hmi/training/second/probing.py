@@ -250,7 +250,11 @@ def fitted(
     """Fit a probe: it minimises strength · the sum of the rows' losses + ‖map‖² / 2. The bias has no penalty.
 
     rows [rows, dim]; labels int64 [rows], of at least two kinds; weights: that of each label, None for 1.
+
+    Raises InvalidData if a row is not finite.
     """
+    if not np.isfinite(rows).all():
+        raise diverged("an embedding is not finite")
     from scipy.optimize import minimize  # imported here, since it takes a part of a second
 
     known, own = np.unique(labels, return_inverse=True)

@@ -103,7 +103,7 @@ def score_tags(gold: list[list[str]], got: list[list[str]], scheme: Scheme | Non
 def tag_parts(
     gold: list[list[str]], got: list[list[str]], scheme: Scheme | None = None
 ) -> NDArray[np.float64]:
-    """Each row's share in the headline score of `score_tags`, [rows, 2] (`Objective.parts`)."""
+    """Each row's share in the headline score of `score_tags`, [rows, 2] (`TaskObjective.parts`)."""
     pairs = list(zip(gold, got, strict=True))
     in_bio = _in_bio(gold, got, scheme)
     if in_bio is None:

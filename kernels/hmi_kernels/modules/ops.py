@@ -78,8 +78,8 @@ def add(
 ) -> None:
     """y += each segment's change of x. Enqueues two kernels and does not wait.
 
-    changes: the address of a `Change` for each segment. pieces: address and number. weights: the kind of all
-    weights. scratch: the address of float [rows, ranks], and its ranks: at least the greatest rank of any
+    changes: the address of a `Change` (modules.cu) for each segment. pieces: address and number. weights: the
+    kind of all weights. scratch: the address of float [rows, ranks], and its ranks: at least the greatest rank of any
     change, and a multiple of `EVEN`. No row is in two pieces.
     """
     h, ranks = scratch
