@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from scripts.house import figures, table
+from scripts.house import CLOSURES, closure, figures, read, table
 from scripts.ruler_calls import Calls, Differences, bare, rows_of, surface_differences
 
 REPO = Path(__file__).resolve().parents[1]
@@ -161,3 +161,9 @@ def test_ids_of_requests_are_left_out_and_packed_embeddings_are_numbers() -> Non
         "embedding": "AAAAPw==",
     }
     assert bare(answer) == {"models": [{"id": "acme.intent"}], "embedding": [0.5]}
+
+
+def test_the_queue_needs_little_of_the_house() -> None:
+    known = {file.module: file for file in read(REPO) if file.part not in ("tests", "scripts")}
+    found = closure(CLOSURES["the queue"], known, deep=False)
+    assert 0 < len(found) <= 60, sorted(file.path for file in found)

@@ -16,7 +16,6 @@ from typing import Any, TypeVar
 
 from hmi.core import ModelId, ModelRecord, ModelVersion
 from hmi.engine.admit.bundles import Bundle, Bundles, Key, Part, TaskPart, Upper
-from hmi.engine.texts.sink import public_error
 from hmi.engine.watch.threads import in_thread
 from hmi.errors import HmiError
 from hmi.execution.base import Executor
@@ -310,3 +309,13 @@ def _bundle(
         record.known_share,
         bits,
     )
+
+
+def public_error(error: Exception, model: ModelId, version: ModelVersion) -> Exception:
+    """The error as the model's tenant may see it: it names the model's version, not an artefact's hash."""
+    return error.of(version_name(model, version)) if isinstance(error, DamagedArtefact) else error
+
+
+def version_name(model: ModelId, version: ModelVersion) -> str:
+    """The name of a version in errors and in the log."""
+    return f"version {version.version} of model {model}"

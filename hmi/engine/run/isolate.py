@@ -8,10 +8,10 @@ from dataclasses import replace
 from typing import Any
 
 from hmi.core import ModelId
+from hmi.engine.admit.loading import public_error, version_name
 from hmi.engine.run.retrieval import Failed
 from hmi.engine.run.running import Cut
 from hmi.engine.texts.item import Piece
-from hmi.engine.texts.sink import public_error, version_name
 from hmi.engine.watch.supervisor import Broken
 from hmi.errors import copy_of
 from hmi.stages.owed import Owed

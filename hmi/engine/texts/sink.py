@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Protocol
 
-from hmi.core import ModelId, ModelVersion
 from hmi.engine.texts.request import TextResult
-from hmi.stores.tensors.adapter_store import DamagedArtefact
 
 
 class Sink(Protocol):
@@ -110,13 +108,3 @@ class TextSink:
     def fail(self, error: Exception) -> None:
         if self.wanted:
             self._answers.fail(error)
-
-
-def public_error(error: Exception, model: ModelId, version: ModelVersion) -> Exception:
-    """The error as the model's tenant may see it: it names the model's version, not an artefact's hash."""
-    return error.of(version_name(model, version)) if isinstance(error, DamagedArtefact) else error
-
-
-def version_name(model: ModelId, version: ModelVersion) -> str:
-    """The name of a version in errors and in the log."""
-    return f"version {version.version} of model {model}"
