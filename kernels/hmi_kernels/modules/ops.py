@@ -79,8 +79,8 @@ def add(
     """y += each segment's change of x. Enqueues two kernels and does not wait.
 
     changes: the address of a `Change` (modules.cu) for each segment. pieces: address and number. weights: the
-    kind of all weights. scratch: the address of float [rows, ranks], and its ranks: at least the greatest rank
-    of any change, and a multiple of `EVEN`. No row is in two pieces.
+    kind of all weights. scratch: the address of float [rows, ranks], and its ranks: at least the greatest
+    rank of any change, and a multiple of `EVEN`. No row is in two pieces.
     """
     h, ranks = scratch
     assert ranks % EVEN == 0
