@@ -1,1 +1,1 @@
-"""What can be measured: a file or a folder a case."""
+"""The benchmarks. Each case is a folder with its command; `python -m bench CASE` runs it."""

@@ -1,1 +1,2 @@
-"""What the cases share: rows of figures, data folders, servers, loads."""
+"""The parts that several cases use: data folders with many tenants, servers, senders of calls, and tables of
+figures."""

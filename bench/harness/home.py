@@ -68,7 +68,7 @@ TRIES = 1_000
 
 @dataclass(frozen=True)
 class Contents:
-    """What a home has."""
+    """The contents of a data folder that `build` makes: root, text and number of tenants."""
 
     tenants: int
     corpus: Path | None = None

@@ -1,4 +1,4 @@
-"""The answer about a file that was checked without a training."""
+"""The answer of a call that reads a file of training rows as a job would, and trains nothing."""
 
 from __future__ import annotations
 

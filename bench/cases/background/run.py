@@ -1,4 +1,8 @@
-"""Runs the phases: each load without the background job and with it, on one server for each column."""
+"""Measures what a background job costs the calls that are answered beside it.
+
+Each load runs in pairs of phases, without the job and with it. Each setting of `COLUMNS` has a server of its
+own.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
-"""Answers under churn. Each is checked against its own model's answer, computed alone; the goal is none
-wrong."""
+"""Checks that no tenant gets an answer of another's model while models change and are evicted.
+
+Each answer of the engine is compared with that of the same model and text, computed alone. The goal is that
+none is wrong.
+"""
 
 from __future__ import annotations
 

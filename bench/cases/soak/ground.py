@@ -1,4 +1,5 @@
-"""What a soak stands on: its sizes, its calls, its models, and the answers that each version must give."""
+"""The parts that the phases of the soak share: its sizes, its HTTP calls, its data folder with models, and
+the right answer of each version of a model to each text."""
 
 from __future__ import annotations
 

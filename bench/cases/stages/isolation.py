@@ -1,4 +1,8 @@
-"""Tenants of several tasks in the same batches, each text leaving where it is told to, beside each alone."""
+"""Checks that early exits in shared batches change no other text's answer.
+
+Models of several tasks share batches, and each text leaves before a layer that its id names. Its answer is
+compared with the answer to that text alone.
+"""
 
 from __future__ import annotations
 

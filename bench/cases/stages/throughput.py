@@ -1,4 +1,5 @@
-"""Throughput under saturation with exits beside none, also where no exit pays."""
+"""Measures texts a second of a saturated engine with early exits and without them, also for tasks in which no
+exit saves time."""
 
 from __future__ import annotations
 

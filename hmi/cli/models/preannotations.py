@@ -1,5 +1,5 @@
-"""Answers of a model in the forms that annotation tools read, so that people correct labels instead of giving
-them.
+"""Writes a model's answers as the annotation tools Label Studio and doccano read them, as suggestions that
+people correct.
 
 Label Studio reads tasks with `predictions`. Its offsets count code points, as its own tests of emoji show.
 doccano reads rows with `label`. Its offsets count UTF-16 units, as browsers do (doccano's issue 2290). Some

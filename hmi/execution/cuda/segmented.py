@@ -1,6 +1,7 @@
-"""Low-rank changes by kernels: two launches for each site of a layer, whatever the batch's segments are.
+"""Adds tenants' low-rank changes to a batch on a CUDA device: two kernel launches for each site of a layer.
 
-The segments may have any rank and length. The kernels read each module where it lies in its slots.
+A batch may have any number of segments (neighbouring texts that share a module), of any length and rank. The
+kernels read each module from its slots in device memory.
 """
 
 from __future__ import annotations

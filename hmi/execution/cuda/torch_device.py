@@ -1,4 +1,5 @@
-"""A CUDA device through torch."""
+"""Implements the interface `Device` (`hmi.execution.cuda.device`) with torch: streams, events, memory
+pools and graphs of a CUDA device."""
 
 from __future__ import annotations
 
