@@ -1,4 +1,4 @@
-"""The error tree. Each error has a stable `kind` for clients; `hmi.api.protocols.errors` maps it to HTTP.
+"""The error tree. Each error has a stable `kind` for clients; only `protocols.errors` maps it to HTTP.
 
 HmiError
 ├── InvalidInput            invalid_input          a value is impossible; `field` names it

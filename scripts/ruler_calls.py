@@ -22,7 +22,7 @@ from typing import Any
 Json = Any
 VOLATILE = frozenset((
     "timing", "request_id", "since", "started", "points", "compute_ms", "last_used", "us_per_token",
-    "measured_at", "planner", "anonymous", "files", "limit_bytes", "registry", "audit", "disk_bytes",
+    "measured_at", "planner", "anonymous", "files", "limit_bytes", "registry", "audit",
 ))  # fmt: skip
 """Fields that differ from run to run: left out of every answer when it is compared, at any depth."""
 REQUEST = re.compile(r"[0-9a-f]{32}(\.\d+)?")

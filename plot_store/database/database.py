@@ -54,7 +54,7 @@ class _WriterLock:
     def held(self) -> Iterator[None]:
         """Hold the lock in the block. Raises StoreIO if it is not acquired within MAX_WAIT_S.
 
-        After such a failure, the wait is RETRY_WAIT_S until an attempt succeeds.
+        After such a failure, the wait is _RETRY_WAIT_S until an attempt succeeds.
         """
         wait_s = min(_RETRY_WAIT_S, MAX_WAIT_S) if self._hung else MAX_WAIT_S
         end = time.monotonic() + wait_s

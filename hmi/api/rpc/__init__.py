@@ -2,5 +2,5 @@
 define it. Only this package imports grpc and protobuf, and only a server with `grpc_port` imports it.
 
 `messages` has the messages of the wire, `infer` their tensors, `service` the calls, `admission` what each
-call must pass, `status` the form of errors, and `server` the port.
+call must pass and the form of its errors, and `server` the port.
 """

@@ -62,10 +62,10 @@ def code_of(kind: str) -> grpc.StatusCode:
 def trailing_of(error: HmiError) -> tuple[tuple[str, str], ...]:
     """The trailing metadata of an error."""
     retry = headers_of(status_of(error.kind, NATIVE), error.details).get("Retry-After")
-    known: tuple[tuple[str, str], ...] = ((KIND, error.kind),)
+    own: tuple[tuple[str, str], ...] = ((KIND, error.kind),)
     if retry is None:
-        return known
-    return (*known, (RETRY, retry), (PUSHBACK, str(int(retry) * 1000)))
+        return own
+    return (*own, (RETRY, retry), (PUSHBACK, str(int(retry) * 1000)))
 
 
 log = logging.getLogger("hmi.api")

@@ -1,6 +1,6 @@
 """Tenants' changes to the packed rows of a batch, in one of three ways; `Loop` is the reference.
 
-A way is made for one batch. `Loop` runs tenant by tenant, `ways.` runs one product for all tenants of
+A way is made for one batch. `Loop` runs tenant by tenant, `ways` has one product for all tenants of
 a layout, `segmented.Segmented` runs a kernel over all segments.
 """
 

@@ -156,7 +156,7 @@ def _choose_within(
 def split_budget(schema: Schema, room: int, available: Mapping[int, int]) -> dict[int, int]:
     """The number of n-grams of each order, from 2 up, to store in `room` bytes; at most `available[order]`.
 
-    With n = 3, bigrams get SHORTER_SHARE and trigrams the rest. With a larger n, the rest of each
+    With n = 3, bigrams get _SHORTER_SHARE and trigrams the rest. With a larger n, the rest of each
     order is split again. Bytes that an order does not need go to the longer orders first, then to
     the shorter ones.
     """

@@ -42,14 +42,14 @@ class Child:
         if bodies is not None:
             command += ["--bodies", bodies]
         command += ["--background", str(settings.background_nice)] if background else []
-        with folder.log.open("ab") as log:
+        with folder.log.open("ab") as sink:
             # In a group of its own, so that Ctrl-C in the terminal reaches only this process. Not in a new
             # session: Linux divides the processor among sessions first, whatever their processes' priority.
             self._process = subprocess.Popen(
                 command,
                 stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=log,
+                stdout=sink,
+                stderr=sink,
                 env=_environment(settings),
                 process_group=0,
             )

@@ -38,7 +38,7 @@ _FIRST = 128
 
 
 class Records:
-    """The newest MAX_RECORDS records, of 5 bytes for each ramp.
+    """The newest _MAX_RECORDS records, of 5 bytes for each ramp.
 
     A record is a text that ran to the end, with what each ramp would have answered.
     """

@@ -64,7 +64,7 @@ class KeyRing:
         return {**stored, **lately}
 
     def store_used(self) -> None:
-        """Store when keys were last used, each at most once in COARSE_S. What a killed process had not
+        """Store when keys were last used, each at most once in _COARSE_S. What a killed process had not
         stored is lost."""
         with self._storing:
             used, self._used = self._used, {}

@@ -21,6 +21,7 @@ from scipy.special import log_softmax
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
+from hmi.errors import InvalidData
 from hmi.model.tags.tagging import Floats
 from hmi.model.tasks.sequence import Classification
 from hmi.model.text.batching import READ_TOKENS, STEP_TOKENS, in_parts, length_grouped
@@ -40,7 +41,7 @@ from hmi.training.tasks.objectives import objective_of
 _BATCH, LR, _WARM_UP = 16, 2e-5, 0.1
 """These are SetFit's."""
 _LEAST_STEPS, _PASSES = 60, 6
-"""Each row is seen PASSES times, or more often if these are fewer than LEAST_STEPS batches. Twice as many
+"""Each row is seen _PASSES times, or more often if these are fewer than _LEAST_STEPS batches. Twice as many
 steps gained nothing on dev (docs/design/0024-better-by-itself.md)."""
 _AT_ONCE = 64
 """Texts that are embedded at once."""
@@ -100,6 +101,8 @@ class Embedder:
         for batch in length_grouped(examples.lengths, _AT_ONCE, None):
             for rows in in_parts(batch, examples.lengths, READ_TOKENS):
                 out[rows] = self._means(examples, rows, 0.0).numpy()
+        if not np.isfinite(out).all():
+            raise InvalidData(f"{self._source.name} cannot teach these rows: an embedding is not finite")
         return out
 
     def _contrasted(self, examples: Examples, batch: Sequence[int], targets: Tensor) -> float:
@@ -153,7 +156,7 @@ def contrast_loss(embedded: Tensor, labels: Tensor) -> Tensor:
 
 
 def _batches(count: int, steps: int, rng: random.Random) -> Iterator[list[int]]:
-    """Yield `steps` batches of BATCH row indices. Every row comes equally often."""
+    """Yield `steps` batches of _BATCH row indices. Every row comes equally often."""
     left: list[int] = []
     for _ in range(steps):
         while len(left) < min(_BATCH, count):
@@ -250,11 +253,7 @@ def fitted(
     """Fit a probe: it minimises strength · the sum of the rows' losses + ‖map‖² / 2. The bias has no penalty.
 
     rows [rows, dim]; labels int64 [rows], of at least two kinds; weights: that of each label, None for 1.
-
-    Raises InvalidData if a row is not finite.
     """
-    if not np.isfinite(rows).all():
-        raise diverged("an embedding is not finite")
     from scipy.optimize import minimize  # imported here, since it takes a part of a second
 
     known, own = np.unique(labels, return_inverse=True)

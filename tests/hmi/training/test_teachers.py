@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -214,6 +215,15 @@ def test_a_contrast_that_diverges_says_so(
     monkeypatch.setattr(probing, "LR", 1e30)
     with pytest.raises(InvalidData, match="diverged"):
         probe_with(sources[0], lesson_of("classification", mood), 0, lambda *_: None)
+
+
+def test_an_embedding_that_is_no_number_ends_the_lesson(
+    sources: list[TeacherSource], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    embed = Embedder(sources[0], 32)
+    monkeypatch.setattr(embed, "_means", lambda examples, rows, dropout: torch.full((len(rows), 1), math.nan))
+    with pytest.raises(InvalidData, match="not finite"):
+        embed(mood(1, 3))
 
 
 def test_a_pair_is_embedded_by_what_its_texts_differ_and_share(sources: list[TeacherSource]) -> None:

@@ -52,15 +52,15 @@ class OpenAIError(Answer):
 
 def _error(failure: Failure) -> dict[str, Any]:
     """An `OpenAIError` as JSON values."""
-    field = failure.details.get("field")
+    about = failure.details.get("field")
     code = _CODES.get(failure.kind, failure.kind)
-    if failure.kind == "not_found" and field == "model":
+    if failure.kind == "not_found" and about == "model":
         code = "model_not_found"
     return {
         "error": {
             "message": failure.message,
             "type": _TYPES.get(failure.kind, "invalid_request_error"),
-            "param": field,
+            "param": about,
             "code": code,
         }
     }
