@@ -48,11 +48,15 @@ class TaskKind(ABC):
     @property
     @abstractmethod
     def outputs(self) -> int:
-        """The number of the head's outputs."""
+        """The number of the head's outputs: where a task has labels, one for each, in their order.
+
+        Ramps, teachers and protocols rely on this.
+        """
 
     @abstractmethod
     def merge(self, outputs: Sequence[Tensor], windows: Sequence[Encoded], words: int) -> Tensor:
-        """Merge the head's outputs for the windows of one input.
+        """Merge the head's outputs for the windows of one input. Except in tagging, a single window's output
+        must come back as it is: stages leave this call out for it.
 
         outputs: one tensor [outputs] for each window, in tagging [T_i, outputs]. words: the number of words
         of the input; only tagging uses it.

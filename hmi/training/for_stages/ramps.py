@@ -297,7 +297,7 @@ def _values(z: Tensor, full: Tensor) -> Tensor:
 
 
 LOSSES: dict[str, Loss] = {"multilabel": _soft_sets, "regression": _values}
-"""The hard labels, by task. All other tasks have soft labels."""
+"""The losses of ramps, by task. All other tasks compare distributions over labels."""
 
 
 @dataclass(frozen=True)
