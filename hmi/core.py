@@ -104,7 +104,7 @@ def check_name(value: str, field: str) -> str:
 
 @dataclass(frozen=True, order=True)
 class ModelId:
-    """The name of a model, `tenant.model`."""
+    """The name of a model, `tenant.model`. It never changes: jobs, cascades and stages' evidence hold it."""
 
     tenant: str
     name: str

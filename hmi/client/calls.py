@@ -79,7 +79,10 @@ def create(
 
 
 def change(path: str, body: Any, method: str = "PATCH") -> Call:
-    """Return a call that sets what `body` says: sent twice, it does the same as once."""
+    """Return a call that sets what `body` says: sent twice, it does the same as once.
+
+    One that would not, such as `feedback`, is a `Call` that is not repeatable.
+    """
     return Call(method, path, body, repeatable=True)
 
 

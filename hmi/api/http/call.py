@@ -103,7 +103,7 @@ class Reply:
     location: str | None = None
     """The path of the job that the call started."""
     keep: dict[str, Any] | None = None
-    """What an Idempotency-Key stores instead of a body that must not be stored. `Route.again` gets it
-    back."""
+    """Stored under an Idempotency-Key in place of a body that must not be stored. `Route.again` makes the
+    answer to a repeated request from it."""
     large: bool = False
     """Render the body in a thread instead of on the event loop."""

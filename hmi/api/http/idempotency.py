@@ -81,7 +81,7 @@ class KeyedAnswers:
                 del self._locks[keyed.name]
 
     async def of(self, keyed: KeyedRequest) -> dict[str, Any] | None:
-        """What the first request stored: its `location`, `body` and `keep`; None if this is the first.
+        """Return the stored `location`, `body` and `keep` of the first request, or None if this is the first.
 
         Raises InvalidInput if the first request had another body.
         """

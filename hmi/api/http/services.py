@@ -41,7 +41,7 @@ class Access:
 
 @dataclass
 class Intake:
-    """What bounds the requests that are being received."""
+    """The limits on requests that are being received: memory, places, uploaded files."""
 
     settings: Settings
     uploads: Uploads

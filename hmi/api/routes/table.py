@@ -1,4 +1,5 @@
-"""The route table: the only list of the server's calls. The OpenAPI document is generated from it."""
+"""The route table: `ROUTES` lists every call of the server; calls about models and of protocols are made in
+files beside it. The OpenAPI document is generated from it."""
 
 from __future__ import annotations
 

@@ -30,15 +30,15 @@ Stretch = Sequence[Minute]
 
 @dataclass(frozen=True)
 class ServerStatus:
-    """What the overview tells of the process itself."""
+    """The state of the server process, for the overview."""
 
     phase: str
     ready: bool
-    """Whether it answers calls to infer."""
+    """True if the server answers calls to infer."""
     started: str
     """When it started, in RFC 3339 UTC."""
     keyless: bool
-    """Whether calls need no key."""
+    """True if calls need no key."""
     pool_limit_bytes: int
 
 

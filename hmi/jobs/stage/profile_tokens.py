@@ -58,7 +58,8 @@ _MOST_FIT = 1_000
 _MOST_JUDGING = 600
 """At most this many rows judge each epoch of their training."""
 _MOST_LABELLED, _MOST_UNLABELLED = 2_000, 2_000
-"""At most so many texts are answered under each γ. Of more rows, those with the smallest keys are used."""
+"""The most labelled and unlabelled texts that are answered under each γ. Of more, those with the smallest
+keys are used."""
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ class _Quotes:
 
     @property
     def literal(self) -> bool:
-        """Whether quotes can only be ordinary characters."""
+        """True if the table can only be read with quotes as ordinary characters."""
         return self.unpaired is not None and self.other is None and self.doubled is None
 
     def against(self) -> str:

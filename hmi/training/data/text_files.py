@@ -97,7 +97,7 @@ def encoding_of(head: bytes, given: str | None = None) -> _Encoding:
 
 
 def _is_damaged(head: bytes) -> bool:
-    """Whether a beginning with zero bytes is UTF-8 but for these few."""
+    """True if the beginning of a file is UTF-8 once its few zero bytes are left out."""
     rest = head.replace(b"\0", b"")
     try:
         text = codecs.getincrementaldecoder("utf-8")().decode(rest)
@@ -164,7 +164,7 @@ def _codec_of(sample: bytes, readings: Sequence[str]) -> str | None:
 
 
 def _is_of_a_language(text: str) -> bool:
-    """Whether one language writes all letters of a text; for other scripts than Latin, True."""
+    """True if one language has all letters of a text beyond ASCII, or if one of them is not Latin."""
     found = _letters(text)
     latin = all(unicodedata.name(letter, "").startswith("LATIN") for letter in found)
     return not latin or any(found <= letters for letters in (*_WEST, *_EAST))
