@@ -22,7 +22,7 @@ from hmi.stages.planner import Planner
 from tests.tiny import random_texts
 
 if TYPE_CHECKING:
-    from tests.e2e.protocol_lab import ProtocolServer
+    from tests.e2e.protocols.protocol_lab import ProtocolServer
 
 QUICK = {"epochs": 3, "lr": 0.01, "module": {"kind": "lora", "rank": 4}}
 CORPUS = random_texts(250, seed=5)
@@ -122,7 +122,7 @@ def home(tiny_source: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 @pytest.fixture(scope="session")
 def pair(home: Home, tiny_source: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
     """See `levels_lab.two_roots`."""
-    from tests.e2e.levels_lab import two_roots  # which imports this file
+    from tests.e2e.stages.levels_lab import two_roots  # which imports this file
 
     yield from two_roots(home, tiny_source, tmp_path_factory.mktemp("levels") / "data")
 
@@ -130,7 +130,7 @@ def pair(home: Home, tiny_source: Path, tmp_path_factory: pytest.TempPathFactory
 @pytest.fixture(scope="session")
 def protocol_server(home: Home, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProtocolServer]:
     """See `protocol_lab.ProtocolServer`."""
-    from tests.e2e.protocol_lab import protocol_server_on  # which imports this file
+    from tests.e2e.protocols.protocol_lab import protocol_server_on  # which imports this file
 
     with protocol_server_on(home, tmp_path_factory.mktemp("protocols") / "data") as server:
         yield server
@@ -139,6 +139,6 @@ def protocol_server(home: Home, tmp_path_factory: pytest.TempPathFactory) -> Ite
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """See `levels_lab.few`."""
-    from tests.e2e.levels_lab import few
+    from tests.e2e.stages.levels_lab import few
 
     few(monkeypatch)
