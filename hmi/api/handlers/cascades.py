@@ -6,7 +6,7 @@ import asyncio
 
 from hmi.api.handlers.models import accepted, job_limit
 from hmi.api.http.call import Reply, RouteCall
-from hmi.api.schemas.manage import ProfileCascade
+from hmi.api.schemas.cascades import ProfileCascade
 from hmi.api.schemas.shared import NoBody
 from hmi.api.views.cascades import cascade_view
 

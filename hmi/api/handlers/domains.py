@@ -6,8 +6,15 @@ import asyncio
 
 from hmi.api.handlers.models import accepted
 from hmi.api.http.call import Reply, RouteCall
-from hmi.api.schemas.domains import ChangeDomain, DomainList, DomainView, GrowDomain
-from hmi.api.schemas.manage import CreateDomain, RollbackDomain, UpdateDomain
+from hmi.api.schemas.domains import (
+    ChangeDomain,
+    CreateDomain,
+    DomainList,
+    DomainView,
+    GrowDomain,
+    RollbackDomain,
+    UpdateDomain,
+)
 from hmi.api.schemas.shared import NoBody
 from hmi.api.views.records import domain_view
 from hmi.core import DomainId

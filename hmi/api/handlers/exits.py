@@ -1,23 +1,28 @@
-"""The calls about a model's objective, its early exits, and labels that come later."""
+"""The calls about a model's early exits and their ramps, and labels that come later."""
 
 from __future__ import annotations
 
 import asyncio
 
-from hmi.api.handlers.models import exits_of, model_view_of
+from hmi.api.handlers.models import accepted, exits_of, job_limit
 from hmi.api.http.call import Reply, RouteCall
-from hmi.api.schemas.exits import ChangeModel, ExitsView, Feedback, FeedbackTaken
+from hmi.api.schemas.exits import ExitsView, Feedback, FeedbackTaken, TrainRamps
 from hmi.api.views.exits import checked_labels
 from hmi.errors import Unavailable
 
 
-async def change_model(call: RouteCall) -> Reply:
-    """Change a model's objective, the share of texts that it is to know, and its depth."""
-    body: ChangeModel = call.body
-    manager, model = call.services.manager, str(call.model())
-    others = body.model_dump(include={"known_share", "depth"} & body.model_fields_set)
-    record = await asyncio.to_thread(manager.set_objective, model, body.changed, others)
-    return Reply(model_view_of(call, record))
+async def train_ramps(call: RouteCall) -> Reply:
+    body: TrainRamps = call.body
+    job = await asyncio.to_thread(
+        call.services.manager.train_ramps,
+        str(call.model()),
+        data=call.files.get("data"),
+        unlabelled=call.files.get("unlabelled"),
+        skip_bad_rows=body.skip_bad_rows,
+        reading=body.options,
+        job_limit=job_limit(call),
+    )
+    return accepted(job)
 
 
 async def show_exits(call: RouteCall) -> Reply:

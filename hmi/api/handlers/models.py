@@ -1,4 +1,4 @@
-"""The calls about tenants' models: create, list, show, update, import, export, roll back, delete."""
+"""The calls about tenants' models: create, list, show, change, update, import, export, roll back, delete."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from hmi.api.access import quotas
 from hmi.api.http.call import Reply, RouteCall
 from hmi.api.in_thread import OFF_LOOP_ROWS
 from hmi.api.schemas.exits import ExitsView
-from hmi.api.schemas.manage import (
+from hmi.api.schemas.models import (
+    ChangeModel,
     CreateModel,
     ImportModule,
     ModelList,
@@ -19,7 +20,6 @@ from hmi.api.schemas.manage import (
     ModelView,
     ModuleExport,
     RollbackModel,
-    TrainRamps,
     UpdateModel,
 )
 from hmi.api.schemas.shared import JobAccepted, NoBody
@@ -64,6 +64,15 @@ async def show_model(call: RouteCall) -> Reply:
     return Reply(await asyncio.to_thread(_view, call))
 
 
+async def change_model(call: RouteCall) -> Reply:
+    """Change a model's objective, the share of texts that it is to know, and its depth."""
+    body: ChangeModel = call.body
+    manager, model = call.services.manager, str(call.model())
+    others = body.model_dump(include={"known_share", "depth"} & body.model_fields_set)
+    record = await asyncio.to_thread(manager.set_objective, model, body.changed, others)
+    return Reply(model_view_of(call, record))
+
+
 async def update_model(call: RouteCall) -> Reply:
     body: UpdateModel = call.body
     job = await asyncio.to_thread(
@@ -71,20 +80,6 @@ async def update_model(call: RouteCall) -> Reply:
         str(call.model()),
         publish=body.publish,
         **_training_arguments(call, body),
-    )
-    return accepted(job)
-
-
-async def train_ramps(call: RouteCall) -> Reply:
-    body: TrainRamps = call.body
-    job = await asyncio.to_thread(
-        call.services.manager.train_ramps,
-        str(call.model()),
-        data=call.files.get("data"),
-        unlabelled=call.files.get("unlabelled"),
-        skip_bad_rows=body.skip_bad_rows,
-        reading=body.options,
-        job_limit=job_limit(call),
     )
     return accepted(job)
 

@@ -1,4 +1,4 @@
-"""The call for the overview of the server."""
+"""The calls for the server at a glance, and for what it stores and holds in memory."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from hmi.api.http.call import Reply, RouteCall
 from hmi.api.http.services import Services
 from hmi.api.schemas.overview import OverviewQuery, OverviewView
 from hmi.api.views.overview import ServerStatus, overview
+from hmi.api.views.records import stats_view
 
 
 async def show(call: RouteCall) -> Reply:
@@ -23,6 +24,11 @@ async def show(call: RouteCall) -> Reply:
         return overview(_status(call.services), call.caller, {**counts, **own}, jobs, minutes, reading)
 
     return Reply(await asyncio.to_thread(made))
+
+
+async def stats(call: RouteCall) -> Reply:
+    found = await asyncio.to_thread(call.services.manager.stats)
+    return Reply(stats_view(found, call.services.monitoring.metrics))
 
 
 def _status(services: Services) -> ServerStatus:

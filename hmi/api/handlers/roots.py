@@ -7,7 +7,7 @@ import asyncio
 from hmi.api.handlers.models import accepted
 from hmi.api.http.call import Reply, RouteCall
 from hmi.api.http.services import Services
-from hmi.api.schemas.manage import ChangeRoot, ImportRoot, RootList, ShardRoot
+from hmi.api.schemas.roots import ChangeRoot, ImportRoot, RootList, ShardRoot
 from hmi.api.schemas.shared import NoBody
 from hmi.api.views.records import root_view
 from hmi.core import Deleted

@@ -6,7 +6,7 @@ import asyncio
 
 from hmi.api.handlers.models import accepted, job_limit
 from hmi.api.http.call import Reply, RouteCall
-from hmi.api.schemas.manage import ProfileTokens
+from hmi.api.schemas.tokens import ProfileTokens
 from hmi.api.views.tokens import tokens_view
 
 

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 from hmi.api.handlers import cascades, exits, models, tokens
 from hmi.api.http.route import Route
-from hmi.api.schemas.exits import ChangeModel, ExitsView, Feedback, FeedbackTaken
-from hmi.api.schemas.manage import (
-    CascadeView,
+from hmi.api.schemas.cascades import CascadeView, ProfileCascade
+from hmi.api.schemas.exits import ExitsView, Feedback, FeedbackTaken, TrainRamps
+from hmi.api.schemas.models import (
+    ChangeModel,
     CreateModel,
     ImportModule,
     ModelList,
     ModelQuery,
     ModelView,
     ModuleExport,
-    ProfileCascade,
-    ProfileTokens,
     RollbackModel,
-    TrainRamps,
     UpdateModel,
 )
 from hmi.api.schemas.shared import JobAccepted, NoBody
-from hmi.api.schemas.tokens import TokensView
+from hmi.api.schemas.tokens import ProfileTokens, TokensView
 
 DATA = {"data": False, "dev": False, "unlabelled": False}
 """File parts of a model's rows. None is required here: an embedding model needs no data, and the manager
@@ -102,7 +100,7 @@ MODELS = (
     Route(
         "POST",
         f"{MODEL}/ramps",
-        models.train_ramps,
+        exits.train_ramps,
         "Train ramps, by which texts may leave early.",
         JobAccepted,
         "manage",
@@ -139,7 +137,7 @@ MODELS = (
     Route(
         "PATCH",
         MODEL,
-        exits.change_model,
+        models.change_model,
         "Set or remove the bounds for a model's answers.",
         ModelView,
         "manage",

@@ -20,7 +20,6 @@ from hmi.api.handlers import (
     overview,
     page,
     roots,
-    stats,
     tenants,
 )
 from hmi.api.handlers.protocols import infer, tei
@@ -35,19 +34,18 @@ from hmi.api.routes.openapi import document
 from hmi.api.schemas.audit import AuditPage, AuditQuery
 from hmi.api.schemas.backups import BackupList, BackupQuery, CreateBackup
 from hmi.api.schemas.check import CheckFile, CheckView
-from hmi.api.schemas.domains import ChangeDomain, DomainList, DomainView, GrowDomain
-from hmi.api.schemas.manage import (
-    ChangeRoot,
+from hmi.api.schemas.domains import (
+    ChangeDomain,
     CreateDomain,
-    ImportRoot,
+    DomainList,
+    DomainView,
+    GrowDomain,
     RollbackDomain,
-    RootList,
-    ShardRoot,
     UpdateDomain,
 )
-from hmi.api.schemas.overview import OverviewQuery, OverviewView
+from hmi.api.schemas.overview import OverviewQuery, OverviewView, StatsView
+from hmi.api.schemas.roots import ChangeRoot, ImportRoot, RootList, ShardRoot
 from hmi.api.schemas.shared import Health, JobAccepted, JobList, JobQuery, JobView, NoBody
-from hmi.api.schemas.stats import StatsView
 from hmi.api.schemas.tenants import (
     ChangeTenant,
     CreateKey,
@@ -344,7 +342,7 @@ JOBS = (
         kinds=("quota_exceeded",),
     ),
     Route("DELETE", JOB, jobs.cancel_job, "Cancel a job.", JobView, "manage", kinds=("conflict",)),
-    Route("GET", "/manage/stats", stats.stats, "What is kept, by tier.", StatsView, "admin"),
+    Route("GET", "/manage/stats", overview.stats, "What is kept, by tier.", StatsView, "admin"),
     Route(
         "GET",
         "/manage/overview",

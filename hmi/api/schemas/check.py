@@ -6,8 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from hmi.api.schemas.manage import READING, PathRef
-from hmi.api.schemas.shared import Answer, Request
+from hmi.api.schemas.shared import READING, Answer, PathRef, Request
 from hmi.core import Task
 from hmi.jobs.options import Reading
 

@@ -6,7 +6,8 @@ from typing import Any
 
 from pydantic import Field
 
-from hmi.api.schemas.shared import Answer, Change, Request
+from hmi.api.schemas.shared import Alpha, Answer, Change, DomainName, PathRef, Request
+from hmi.jobs.options import BuildPlotOptions
 
 
 class ChangeDomain(Change):
@@ -60,3 +61,26 @@ class DomainView(Answer):
 
 class DomainList(Answer):
     domains: list[DomainView]
+
+
+class CreateDomain(Request):
+    domain: DomainName
+    alpha: Alpha | None = Field(default=None, description="Default 50, unless options.budget_bytes is given.")
+    pretrain: bool = Field(default=False, description="Continue pretraining the lower layers on the corpus.")
+    corpus: PathRef | None = Field(
+        default=None, description="The corpus, unless it is sent as a multipart part."
+    )
+    options: BuildPlotOptions = BuildPlotOptions()
+
+
+class UpdateDomain(Request):
+    alpha: Alpha | None = Field(
+        default=None, description="Default: the alpha or the budget of the current version."
+    )
+    pretrain: bool = False
+    corpus: PathRef | None = None
+    options: BuildPlotOptions = BuildPlotOptions()
+
+
+class RollbackDomain(Request):
+    version: str = Field(min_length=1, max_length=128, description="One of the domain's versions.")

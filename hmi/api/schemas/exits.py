@@ -1,26 +1,15 @@
-"""Bodies and answers about a model's objective, its early exits and its cascade, and labels sent later."""
+"""Requests and answers about a model's early exits, and labels that come later."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Discriminator,
-    Field,
-    StringConstraints,
-    Tag,
-    field_validator,
-    model_validator,
-)
+from pydantic import Discriminator, Field, StringConstraints, Tag
 
-from hmi.api.schemas.shared import Answer, Request
-from hmi.core import MAX_AGREEMENT, MAX_KNOWN_SHARE, MIN_AGREEMENT, MIN_KNOWN_SHARE, Depth, Objective
-from hmi.modulespec import DEPTH
+from hmi.api.schemas.shared import READING, Answer, PathRef, Request
+from hmi.core import Objective
+from hmi.jobs.options import Reading
 
-MIN_MEAN_MS = 0.1
-"""The least mean time that an objective may ask for. The fastest answer takes several times as long."""
 MOST_ITEMS = 1000
 """Labels in one call of feedback."""
 MAX_LABELS = 10_000
@@ -30,82 +19,17 @@ ExitState = Literal[
 ]
 
 
-def _changes_something(body: BaseModel) -> None:
-    if not body.model_fields_set:
-        raise ValueError(f"changes nothing: give one or more of {', '.join(type(body).model_fields)}")
-
-
-class ChangeObjective(Request):
-    """Bounds for a model's answers. A field that is left out does not change; null removes the bound."""
-
-    model_config = ConfigDict(json_schema_extra={"minProperties": 1})
-
-    agreement: float | None = Field(
+class TrainRamps(Request):
+    data: PathRef | None = Field(default=None, description="Rows. Their answers are ignored.")
+    unlabelled: PathRef | None = Field(
         default=None,
-        ge=MIN_AGREEMENT,
-        le=MAX_AGREEMENT,
-        description="The fraction of answers that must equal the full model's (with a cascade: the large "
-        "level's), such as 0.99. Without it every text goes through the full model.",
+        description="Texts without answers. Ramps learn the model's own answers; texts that the model was "
+        "not trained on are worth most. At least one of data and unlabelled is required.",
     )
-    deadline_ms: float | None = Field(
-        default=None,
-        ge=MIN_MEAN_MS,
-        le=3_600_000,
-        description="The mean time that an answer may take, for the choice among a cascade's dispatchers.",
+    skip_bad_rows: int = Field(
+        default=0, ge=0, le=1_000_000, description="Leave out up to this many bad rows of each file."
     )
-
-    agreement_under_load: float | None = Field(
-        default=None,
-        ge=MIN_AGREEMENT,
-        le=MAX_AGREEMENT,
-        description="The fraction of answers that must equal the full model's while the server is loaded, "
-        "such as 0.97. Without it no text loses tokens. It counts what early exits are allowed, too.",
-    )
-
-    @field_validator("deadline_ms", mode="before")
-    @classmethod
-    def _can_be_met(cls, value: Any) -> Any:
-        if isinstance(value, int | float) and value < MIN_MEAN_MS:
-            raise ValueError(
-                f"is {value:g}, and no answer takes less than {MIN_MEAN_MS:g} ms: give the mean time in "
-                "milliseconds, such as 20, or null for no bound"
-            )
-        return value
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        _changes_something(self)
-        return self
-
-
-class ChangeModel(Request):
-    """Changes to a model (RFC 7396): a field that is left out does not change; null removes the value."""
-
-    model_config = ConfigDict(json_schema_extra={"minProperties": 1})
-
-    objective: ChangeObjective | None = Field(default=None, description="Null removes all bounds.")
-    known_share: float | None = Field(
-        default=None,
-        ge=MIN_KNOWN_SHARE,
-        le=MAX_KNOWN_SHARE,
-        description="The share of its own texts that the model is to know, such as 0.97. Of others, and of "
-        "foreign texts, it says that it does not know (`known` in answers). Null: it never says so.",
-    )
-
-    depth: Depth = Field(default="auto", description=DEPTH)
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        _changes_something(self)
-        return self
-
-    def changed(self, old: Objective) -> dict[str, Any]:
-        """The fields of the new objective."""
-        if "objective" not in self.model_fields_set:
-            return dict(old)
-        return (
-            {} if self.objective is None else {**dict(old), **self.objective.model_dump(exclude_unset=True)}
-        )
+    options: Reading = READING
 
 
 def _label_kind(value: Any) -> str | None:
@@ -243,16 +167,3 @@ class ExitsView(Answer):
     report: ExitReportView | None = Field(
         description="Null while no text of this version was concerned since the server started."
     )
-
-
-class CascadeBrief(Answer):
-    """A model's profiled cascade, in short."""
-
-    small: str | None = Field(
-        description="The model that is asked first; null if a ramp of the same model answers first."
-    )
-    site: int | None = Field(description="That ramp; null if the levels are two models.")
-    version: int = Field(description="The version of the model that the profile holds for.")
-    small_version: int | None
-    rows: int = Field(description="The labelled rows of the profile.")
-    offers: int = Field(description="The number of dispatchers to choose from.")

@@ -99,3 +99,20 @@ class OverviewView(Answer):
     )
     points: list[PointView] = Field(description="Oldest first; at most 120.")
     tenants: list[TenantUseView] = Field(description="The 20 tenants with the most compute, busiest first.")
+
+
+class StatsView(Answer):
+    """What is stored on disk and held in memory, by tier."""
+
+    counts: dict[str, int] = Field(description="Roots, domains, tenants, models and their versions, jobs.")
+    plot_entries: dict[str, int] = Field(
+        description="N-grams that the domains' current versions store, by order."
+    )
+    plot_lookups: dict[str, dict[str, int]] = Field(
+        description="Tokens looked up since this server started, by domain and by order of the n-gram found."
+    )
+    disk_bytes: dict[str, int] = Field(description="Bytes on disk, by kind of artefact.")
+    memory_bytes: dict[str, int] = Field(
+        description="Bytes of the adapters that the adapter pool holds in memory; and resident bytes of the "
+        "process: its own (anonymous), and of mapped files such as PLOTs."
+    )

@@ -20,6 +20,7 @@ from hmi.core import (
     Pacing,
     Progress,
 )
+from hmi.jobs.options import Reading
 from hmi.words import LEVEL_PATTERN
 
 Name = Annotated[str, StringConstraints(pattern=f"^{NAME_PATTERN}$")]
@@ -145,3 +146,16 @@ class NoBody(Answer):
     """An empty answer: the call succeeded."""
 
     done: Literal[True] = True
+
+
+class PathRef(Request):
+    """A file that is already on the server."""
+
+    path: str = Field(
+        min_length=1,
+        max_length=1024,
+        description="Relative to <data>/uploads/<tenant>; for administrators, to <data>/uploads.",
+    )
+
+
+READING = Field(default=Reading(), description="How to read the files, as the options of a training say.")

@@ -6,8 +6,9 @@ from typing import Literal
 
 from pydantic import Field
 
-from hmi.api.schemas.shared import Answer
+from hmi.api.schemas.shared import READING, Answer, PathRef, Request
 from hmi.core import Objective
+from hmi.jobs.options import Reading
 
 TokenState = Literal["not profiled", "no objective", "nothing allowed", "allowed"]
 
@@ -66,3 +67,25 @@ class TokensView(Answer):
     unseen: bool = Field(description="Whether the model was trained on none of these texts.")
     points: list[TokenPointView]
     prompts: list[PromptsView]
+
+
+class ProfileTokens(Request):
+    data: PathRef | None = Field(
+        default=None,
+        description="Labelled rows, required. Those that the model was not trained on make the profile; "
+        "prompts are trained on the others.",
+    )
+    dev: PathRef | None = Field(
+        default=None, description="Labelled rows that make the profile; prompts are then trained on all data."
+    )
+    unlabelled: PathRef | None = Field(
+        default=None, description="Further texts, by which the agreement is known better."
+    )
+    prompts: bool = Field(
+        default=True,
+        description="Also train prompts, which takes most of the time. Else those of the version stay.",
+    )
+    skip_bad_rows: int = Field(
+        default=0, ge=0, le=1_000_000, description="Leave out up to this many bad rows of each file."
+    )
+    options: Reading = READING

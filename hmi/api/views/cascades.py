@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hmi.api.schemas.manage import CascadeTraffic, CascadeView
+from hmi.api.schemas.cascades import CascadeTraffic, CascadeView
 from hmi.core import Offer
 from hmi.jobs.model.cascade_levels import CURE
 from hmi.manager.cascades import CascadeInfo

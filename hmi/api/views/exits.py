@@ -6,15 +6,8 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from hmi.api.protocols.asks import text_id
-from hmi.api.schemas.exits import (
-    CascadeBrief,
-    ExitReportView,
-    ExitState,
-    ExitsView,
-    LabelledView,
-    LateLabel,
-    SiteView,
-)
+from hmi.api.schemas.cascades import CascadeBrief
+from hmi.api.schemas.exits import ExitReportView, ExitState, ExitsView, LabelledView, LateLabel, SiteView
 from hmi.core import Cascade, ModelId, ModelRecord
 from hmi.errors import InvalidInput
 

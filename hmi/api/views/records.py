@@ -8,10 +8,11 @@ from typing import Any
 from hmi.api.access.rates import QuotaState
 from hmi.api.schemas.domains import DomainVersionView, DomainView
 from hmi.api.schemas.exits import ExitsView
-from hmi.api.schemas.manage import ExecutionView, ExecutorTimes, ModelView, RootView, ShardsView
+from hmi.api.schemas.models import ModelView
+from hmi.api.schemas.overview import StatsView
+from hmi.api.schemas.roots import ExecutionView, ExecutorTimes, RootView, ShardsView
 from hmi.api.schemas.second_version import ImprovingView
 from hmi.api.schemas.shared import JobView
-from hmi.api.schemas.stats import StatsView
 from hmi.api.schemas.tenants import (
     KeyView,
     LimitsView,

@@ -16,7 +16,7 @@ from hmi.api.http.route import Route
 from hmi.api.protocols.errors import STATUS, Malformed, known
 from hmi.api.protocols.native.schemas import InferBody, MixedBody, count_members
 from hmi.api.routes.table import ROUTES
-from hmi.api.schemas.manage import CreateModel, ModelQuery
+from hmi.api.schemas.models import CreateModel, ModelQuery
 from hmi.api.schemas.tenants import CreateTenant
 from hmi.errors import HmiError, InvalidInput
 from hmi.metrics import Metrics
