@@ -1,4 +1,4 @@
-"""Embeddings of the default root against those of its source; skipped where the weights are not installed."""
+"""Embeddings of roots with shipped weights against those of their source; skipped where the weights are not installed."""
 
 from __future__ import annotations
 
@@ -23,14 +23,15 @@ TEXTS = [
 ]
 
 
-def test_the_default_roots_embeddings_are_near_the_sources() -> None:
+@pytest.mark.parametrize("split", [1, 2, 3])
+def test_the_embeddings_of_a_root_with_shipped_weights_are_near_the_sources(split: int) -> None:
     try:
         source = find_source(DEFAULT_PACKAGE)
     except UnsupportedModel:
         pytest.skip(f"{DEFAULT_PACKAGE} is not installed")
     encoder, tokenizer = load_encoder(source.folder), Tokenizer(source.folder / "tokenizer.json")
-    lower, upper, bias = parts = split_encoder(encoder, 3, tokenizer.cls_id)
-    shipped = shipped_locality(source.sha256, 3)
+    lower, upper, bias = parts = split_encoder(encoder, split, tokenizer.cls_id)
+    shipped = shipped_locality(source.sha256, split)
     assert shipped is not None
     apply_locality(shipped, parts)
     task = task_of("embedding")
