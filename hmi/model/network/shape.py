@@ -3,20 +3,89 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, cast
 
 from hmi.errors import UnsupportedModel
 
-Kind = Literal["bert", "mpnet"]
-KINDS: dict[str, dict[str, str]] = {
-    "bert": {"hidden_act": "gelu", "position_embedding_type": "absolute"},
-    "mpnet": {"hidden_act": "gelu"},
+Kind = Literal["bert", "mpnet", "roberta", "xlm-roberta", "camembert", "distilbert"]
+
+
+@dataclass(frozen=True)
+class Family:
+    """How an architecture's published files say what an `Encoder` is. The defaults are BERT's."""
+
+    must: Mapping[str, str] = field(
+        default_factory=lambda: {"hidden_act": "gelu", "position_embedding_type": "absolute"}
+    )
+    """The values that these fields of `config.json` must have, if present."""
+    sizes: Mapping[str, str] = field(
+        default_factory=lambda: {
+            "dim": "hidden_size",
+            "heads": "num_attention_heads",
+            "layers": "num_hidden_layers",
+            "ffn": "intermediate_size",
+        }
+    )
+    """The fields of `config.json`, by those of `EncoderShape`."""
+    types: bool = True
+    """Whether it tells the texts of a pair by token types. RoBERTa has one type, which is every token's."""
+    first_position: int = 0
+    """The position of a text's first token. Where that is 2, padding has position 1, and 0 is unused."""
+    buckets: int = 0
+    """The number of buckets of relative attention, unless the configuration has another; 0: it has none."""
+    pad: int = 0
+    """The id of padding, unless the configuration has another."""
+    layers: str = "encoder.layer"
+    """The name of the layers in the file of weights, without the architecture's own."""
+    qkv: tuple[str, str, str] = ("attention.self.query", "attention.self.key", "attention.self.value")
+    parts: Mapping[str, str] = field(
+        default_factory=lambda: {
+            "o": "attention.output.dense",
+            "ln1": "attention.output.LayerNorm",
+            "fi": "intermediate.dense",
+            "fo": "output.dense",
+            "ln2": "output.LayerNorm",
+        }
+    )
+    """The names of a layer's other parts, by the attribute of `EncoderLayer`."""
+
+
+_BERT = Family()
+_ROBERTA = Family(types=False, first_position=2, pad=1)
+FAMILIES: dict[str, Family] = {
+    "bert": _BERT,
+    "roberta": _ROBERTA,
+    "xlm-roberta": _ROBERTA,
+    "camembert": _ROBERTA,
+    "mpnet": Family(
+        must={"hidden_act": "gelu"},
+        types=False,
+        first_position=2,
+        buckets=32,
+        pad=1,
+        qkv=("attention.attn.q", "attention.attn.k", "attention.attn.v"),
+        parts={**_BERT.parts, "o": "attention.attn.o", "ln1": "attention.LayerNorm"},
+    ),
+    "distilbert": Family(
+        must={"activation": "gelu"},
+        sizes={"dim": "dim", "heads": "n_heads", "layers": "n_layers", "ffn": "hidden_dim"},
+        types=False,
+        layers="transformer.layer",
+        qkv=("attention.q_lin", "attention.k_lin", "attention.v_lin"),
+        parts={
+            "o": "attention.out_lin",
+            "ln1": "sa_layer_norm",
+            "fi": "ffn.lin1",
+            "fo": "ffn.lin2",
+            "ln2": "output_layer_norm",
+        },
+    ),
 }
-"""The supported architectures, and the values that these fields of `config.json` must have, if present."""
-MPNET_FIRST_POSITION = 2
-"""The position of MPNet's first token. Padding has position 1; 0 is unused."""
+"""The supported architectures, by `model_type`: encoders with post-LayerNorm layers, GELU, and a learnt
+vector for each position."""
 
 
 @dataclass(frozen=True)
@@ -61,12 +130,13 @@ def read_shape(folder: Path) -> EncoderShape:
 
 def _checked_kind(config: dict[str, Any]) -> Kind:
     kind = config.get("model_type")
-    if kind not in KINDS:
-        known = " or ".join(map(repr, KINDS))
+    if kind not in FAMILIES:
+        known = ", ".join(map(repr, FAMILIES))
         raise UnsupportedModel(
-            f"config.json has model_type = {kind!r}; roots of this version need {known}", field="source"
+            f"config.json has model_type = {kind!r}; roots of this version need one of {known}",
+            field="source",
         )
-    for name, value in KINDS[kind].items():
+    for name, value in FAMILIES[kind].must.items():
         found = config.get(name, value)
         if found != value:
             raise UnsupportedModel(
@@ -76,17 +146,16 @@ def _checked_kind(config: dict[str, Any]) -> Kind:
 
 
 def _shape(config: dict[str, Any], kind: Kind) -> EncoderShape:
-    positions = int(config["max_position_embeddings"])
+    family = FAMILIES[kind]
+    pad = config.get("pad_token_id")
+    buckets = family.buckets and int(config.get("relative_attention_num_buckets", family.buckets))
     return EncoderShape(
         vocab=int(config["vocab_size"]),
-        dim=int(config["hidden_size"]),
-        heads=int(config["num_attention_heads"]),
-        layers=int(config["num_hidden_layers"]),
-        ffn=int(config["intermediate_size"]),
-        positions=positions if kind == "bert" else positions - MPNET_FIRST_POSITION,
-        types=int(config["type_vocab_size"]) if kind == "bert" else 0,
+        **{ours: int(config[theirs]) for ours, theirs in family.sizes.items()},
+        positions=int(config["max_position_embeddings"]) - family.first_position,
+        types=int(config["type_vocab_size"]) if family.types else 0,
         eps=float(config.get("layer_norm_eps", 1e-12)),
         kind=kind,
-        buckets=0 if kind == "bert" else int(config.get("relative_attention_num_buckets", 32)),
-        pad=int(config.get("pad_token_id") or 0) if kind == "bert" else int(config.get("pad_token_id", 1)),
+        buckets=buckets,
+        pad=family.pad if pad is None else int(pad),
     )

@@ -16,7 +16,7 @@ from torch import Tensor
 from hmi.errors import UnsupportedModel
 from hmi.model.checked import file_sha256
 from hmi.model.network.encoder import Encoder, EncoderLayer
-from hmi.model.network.shape import EncoderShape, read_shape
+from hmi.model.network.shape import FAMILIES, EncoderShape, read_shape
 from hmi.model.sources.pieces import IN_PIECES, OPTIONAL_FILES, REQUIRED_FILES, assembled, is_assembled
 
 Pooling = Literal["mean", "cls"]
@@ -203,43 +203,27 @@ def _fill(encoder: Encoder, w: dict[str, Tensor], shape: EncoderShape) -> None:
     e.word.weight.copy_(w["embeddings.word_embeddings.weight"])
     if shape.pad:
         e.word.weight[[0, shape.pad]] = e.word.weight[[shape.pad, 0]]
-    # MPNet's first two rows are not positions of tokens. The rest is one row for each, as in BERT.
+    # The rows before the first token's, of MPNet and RoBERTa, are those of no token.
     e.position.weight.copy_(w["embeddings.position_embeddings.weight"][-shape.positions :])
+    types = w.get("embeddings.token_type_embeddings.weight")
     if e.token_type is not None:
         e.token_type.weight.copy_(w["embeddings.token_type_embeddings.weight"])
+    elif types is not None:  # RoBERTa has one type, which is every token's
+        e.position.weight.add_(types[0])
     e.ln.weight.copy_(w["embeddings.LayerNorm.weight"])
     e.ln.bias.copy_(w["embeddings.LayerNorm.bias"])
-    names = _NAMES[shape.kind]
+    family = FAMILIES[shape.kind]
     for i, layer in enumerate(encoder.layers):
         assert isinstance(layer, EncoderLayer)
-        p = f"encoder.layer.{i}."
+        p = f"{family.layers}.{i}."
         for part in ("weight", "bias"):
-            qkv = [w[f"{p}{name}.{part}"] for name in names.qkv]
+            qkv = [w[f"{p}{name}.{part}"] for name in family.qkv]
             getattr(layer.qkv, part).copy_(torch.cat(qkv))
-            for ours, theirs in names.others.items():
+            for ours, theirs in family.parts.items():
                 getattr(getattr(layer, ours), part).copy_(w[f"{p}{theirs}.{part}"])
         if layer.relative is not None:
             layer.relative.copy_(w["encoder.relative_attention_bias.weight"])
 
 
-@dataclass(frozen=True)
-class _Names:
-    """The names of a layer's parts in an architecture's files."""
-
-    qkv: tuple[str, str, str]
-    others: dict[str, str]
-    """By the attribute of `EncoderLayer`."""
-
-
-_PREFIX = re.compile(r"^(bert|mpnet)\.")
-_FFN = {"fi": "intermediate.dense", "fo": "output.dense", "ln2": "output.LayerNorm"}
-_NAMES = {
-    "bert": _Names(
-        ("attention.self.query", "attention.self.key", "attention.self.value"),
-        {"o": "attention.output.dense", "ln1": "attention.output.LayerNorm", **_FFN},
-    ),
-    "mpnet": _Names(
-        ("attention.attn.q", "attention.attn.k", "attention.attn.v"),
-        {"o": "attention.attn.o", "ln1": "attention.LayerNorm", **_FFN},
-    ),
-}
+_PREFIX = re.compile(rf"^({'|'.join(FAMILIES)})\.")
+"""What checkpoints with a head have before the names of the encoder's weights."""

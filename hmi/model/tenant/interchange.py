@@ -165,7 +165,7 @@ def check_base(full: Mapping[str, Any], shape: EncoderShape) -> str:
 def check_kind(shape: EncoderShape) -> None:
     if shape.kind != "bert":
         raise InvalidInput(
-            f"the root is of kind {shape.kind!r}, which adapters does not have: use a model on a BERT root",
+            f"the root is of kind {shape.kind!r}, whose modules are not converted: use a BERT root",
             field="domain",
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from pathlib import Path
@@ -120,6 +121,10 @@ SPECIALS = {"[CLS]": ("[MASK]", "[PAD]"), "<s>": ("<mask>", "<pad>")}
 """The supported tokens at the start of a text, each with the mask and padding tokens that go with it."""
 
 
+MARKS = {"ByteLevel": "Ġ", "Metaspace": "▁"}
+"""What stands for the space before a word in the tokens of such a pre-tokenizer; BERT's have no mark."""
+
+
 class Tokenizer:
     """The tokenizer of a `tokenizer.json`. Thread-safe. Raises UnsupportedModel if the file does not fit.
 
@@ -137,6 +142,8 @@ class Tokenizer:
         self._fast.no_padding()
         self._fast.no_truncation()
         self._beginnings = beginnings_of(self._fast)
+        before = json.dumps(json.loads(self._fast.to_str())["pre_tokenizer"])
+        self._mark = next((mark for name, mark in MARKS.items() if f'"{name}"' in before), "")
         empty = self._fast.encode("").tokens
         if len(empty) != 2 or empty[0] not in SPECIALS:
             known = " or ".join(SPECIALS)
@@ -212,14 +219,19 @@ class Tokenizer:
         words = [i for i, t in enumerate(short) if isinstance(t, list)]
         out: dict[int, Encoded] = {}
         for at, pretokenised in ((singles, False), (words, True)):
-            batch = (
-                self._fast.encode_batch([short[i] for i in at], is_pretokenized=pretokenised) if at else []
-            )
+            given = [self._spaced(short[i]) for i in at]
+            batch = self._fast.encode_batch(given, is_pretokenized=pretokenised) if at else []
             for i, e in zip(at, batch, strict=True):
                 if not self._enough(e, short[i], whole[i], max_length):
                     e = self._longer(whole[i], max_length)
                 out[i] = self._cut(e, max_length)
         return [out[i] for i in range(len(short))]
+
+    def _spaced(self, text: Text) -> Text:
+        """Words as they stand in a text: all but the first after a space, where that changes their tokens."""
+        if self._mark != MARKS["ByteLevel"] or not isinstance(text, list):
+            return text
+        return [word if not i or word[:1].isspace() else f" {word}" for i, word in enumerate(text)]
 
     def _longer(self, text: Text, max_length: int) -> Encoding:
         """Tokenise longer and longer prefixes of a text until one gives enough tokens."""
@@ -264,15 +276,21 @@ class Tokenizer:
                 spans[word] = min(first, start), max(last, end)
         return spans
 
+    def ids_of(self, words: Sequence[str]) -> list[list[int]]:
+        """The ids of each word as it stands after another one, at most five."""
+        texts = self.encode([["a", word] for word in words], 8)
+        return [[i for i, at in zip(text.ids, text.words, strict=True) if at == 1][:5] for text in texts]
+
     def whole_words(self) -> dict[int, str]:
         """The tokens that are whole words of letters, by id, in the order of the ids."""
+        mark = self._mark
         tokens = sorted(
-            (self._ours(i), token) for token, i in self._fast.get_vocab().items() if token.isalpha()
+            (self._ours(i), token.removeprefix(mark))
+            for token, i in self._fast.get_vocab().items()
+            if token.startswith(mark) and token.removeprefix(mark).isalpha()
         )
-        alone = self.encode([[token] for _, token in tokens], 4)
-        return {
-            i: token for (i, token), encoded in zip(tokens, alone, strict=True) if encoded.ids[1:-1] == [i]
-        }
+        alone = self.ids_of([token for _, token in tokens])
+        return {i: token for (i, token), ids in zip(tokens, alone, strict=True) if ids == [i]}
 
     def _cut(self, e: Encoding, limit: int) -> Encoded:
         ids = [self._ours(i) for i in e.ids] if self.pad_id else e.ids

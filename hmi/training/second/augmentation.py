@@ -75,8 +75,7 @@ def similar_words(rows: Iterable[Row], tokenizer: Tokenizer, vectors: Tensor) ->
     vectors: the source's word embeddings [vocab, dim].
     """
     words = sorted({piece for row in rows for text in _pieces(row.text) for piece in text if _is_word(piece)})
-    ids = [encoded.ids[1:-1] for encoded in tokenizer.encode([[word] for word in words], 4)]
-    whole = tokenizer.whole_words()
+    ids, whole = tokenizer.ids_of(words), tokenizer.whole_words()
     single = [(word, of[0]) for word, of in zip(words, ids, strict=True) if len(of) == 1 and of[0] in whole]
     if not single:
         return {}

@@ -6,6 +6,7 @@ import asyncio
 import json
 import random
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,17 +25,19 @@ from hmi.stores.layout import Layout
 from tests.e2e.conftest import CORPUS, QUICK, ROOT_OPTIONS, ROOT_TEXT, Home, mood_rows, pair_rows, tag_rows
 from tests.e2e.engine.test_kinds import figures
 from tests.hmi.labs.api_world import hmi
+from tests.hmi.model.test_families import write_source
 
 MOOD, PAIRS, TAGS, VECTORS = (ModelId("acme", name) for name in ("mood", "pairs", "tags", "vectors"))
 
 
-@pytest.fixture(scope="module")
-def deep(tiny_source: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
-    settings = Settings(data=tmp_path_factory.mktemp("deep") / "data", improve=False)
+@contextmanager
+def home_of(source: Path, data: Path) -> Iterator[Home]:
+    """A root without lower layers of this source, and a model of each kind on it."""
+    settings = Settings(data=data, improve=False)
     manager = Manager(settings)
     manager.runner.starter.many = 1
     deep = Home(manager, settings, CORPUS[:30])
-    deep.run(manager.import_root("deep", str(tiny_source), split=0))
+    deep.run(manager.import_root("deep", str(source), split=0))
     deep.run(manager.create_domain("deep/news", "\n".join(CORPUS).encode()))
     manager.create_tenant("acme")
     create: Callable[..., Any] = manager.create_model
@@ -50,7 +53,23 @@ def deep(tiny_source: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     manager.close()
 
 
+@pytest.fixture(scope="module")
+def deep(tiny_source: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
+    with home_of(tiny_source, tmp_path_factory.mktemp("deep") / "data") as made:
+        yield made
+
+
+@pytest.mark.parametrize("family", ["roberta", "xlm-roberta"])
+async def test_roots_of_other_families_answer_too(family: str, tmp_path: Path) -> None:
+    with home_of(write_source(family, tmp_path / family), tmp_path / "data") as home:
+        await answers_are_equal(home)
+
+
 async def test_every_kind_answers_the_same_alone_batched_and_exact(deep: Home) -> None:
+    await answers_are_equal(deep)
+
+
+async def answers_are_equal(deep: Home) -> None:
     inputs: list[tuple[ModelId, Text]] = []
     for line in deep.covered[:8]:
         inputs += [(MOOD, line), (PAIRS, (line, "bank acid")), (TAGS, line.split()), (VECTORS, line)]

@@ -1,4 +1,4 @@
-"""Embeddings of roots with shipped weights against those of their source; skipped where the weights are not installed."""
+"""Embeddings of roots with shipped weights against their source's; skipped where it is not installed."""
 
 from __future__ import annotations
 
