@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 TOP_TENANTS = 20
 """Tenants with metrics of their own; all others are summed."""
+OTHERS = "_other"
+"""The name under which these others are summed."""
 RECENT_S = 30.0
 """The busiest tenants are those with the most compute lately: what is this old counts half."""
 
@@ -76,7 +78,7 @@ class Usage:
         other: Counter[str] = Counter()
         for fields in rows.values():
             other.update(fields)
-        return {**result, "_other": _use_of(other)} if rows else result
+        return {**result, OTHERS: _use_of(other)} if rows else result
 
     def all(self) -> dict[str, dict[str, float]]:
         """The fields of `TenantUse` that are not 0, of every tenant that was active since the start."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hmi.config.settings import DEVICES, MIB, PRECISIONS, STAGES, Settings, bounds
+from hmi.config.settings import MIB, STAGES, Settings
 from hmi.config.values import PREFIX
 
-__all__ = ["DEVICES", "MIB", "PRECISIONS", "PREFIX", "STAGES", "Settings", "bounds"]
+__all__ = ["MIB", "PREFIX", "STAGES", "Settings"]

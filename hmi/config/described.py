@@ -113,7 +113,7 @@ def _texts() -> dict[str, str]:
 
 
 def _range(name: str, unit: str) -> str:
-    least, most = bounds(name)
-    if most >= ENDLESS:
-        return f"from {amount(least, unit)}"
-    return f"{amount(least, unit)} to {amount(most, unit)}"
+    within = bounds(name)
+    if within.most >= ENDLESS:
+        return f"from {amount(within.least, unit)}"
+    return f"{amount(within.least, unit)} to {amount(within.most, unit)}"

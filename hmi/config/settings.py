@@ -1,72 +1,34 @@
 """Settings of one process: their names, defaults, meaning and bounds. `hmi.config.sources` reads them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 from hmi.errors import InvalidInput
 
 MIB = 1 << 20
-PRECISIONS = ("auto", "fp32", "bf16", "int8")
-DEVICES = ("auto", "cpu", "cuda")
 STAGES = ("exits", "cascades", "tokens", "shards")
 """The execution stages that a server may run, by the names that `Settings.stages` gives them."""
-LOG_FORMATS = ("text", "json")
-LOG_LEVELS = ("debug", "info", "warning", "error")
-TRACES = ("off", "otlp")
-BACKGROUND_JOBS = ("auto", "all")
-_CHOICES: dict[str, tuple[str, ...]] = {
-    "precision": PRECISIONS,
-    "device": DEVICES,
-    "log_format": LOG_FORMATS,
-    "log_level": LOG_LEVELS,
-    "trace": TRACES,
-    "background_jobs": BACKGROUND_JOBS,
-}
-"""The values of the settings that are one of a few words."""
-_MIN: dict[str, float] = {
-    "port": 0,
-    "grpc_port": 0,
-    "job_workers": 0,
-    "background_nice": 0,
-    "background_percent": 0,
-    "background_bytes": 0,
-    "pool_bytes": 0,
-    "plot_max_bytes": 0,
-    "plot_min_free_bytes": 0,
-    "compact_segments": 0,
-    "compact_small_bytes": 1 << 14,
-    "max_connections": 0,
-    "max_address_connections": 0,
-    "max_uploads": 2,
-    "upload_bytes": 0,
-    "root_bytes": 0,
-    "io_bytes_per_s": 0,
-    "trace_sample": 0,
-    "tenant_requests_per_s": 0,
-    "tenant_tokens_per_s": 0,
-    "tenant_models": 0,
-    "tenant_bytes": 0,
-    "audit_days": 0,
-}
-_MAX: dict[str, float] = {
-    "port": 65535,
-    "grpc_port": 65535,
-    "job_workers": 64,
-    "background_nice": 19,
-    "background_percent": 100,
-    "streams": 1024,
-    "trace_sample": 1,
-}
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """The smallest and the largest value of a number."""
+
+    least: float = 1
+    most: float = 1 << 50
+
+
+Natural = Annotated[int, Bounds(0)]
+"""A whole number that may be 0, which often means that there is no limit."""
 
 
 @dataclass(frozen=True)
 class Settings:
     """Settings of a server or command. Sizes are in bytes. Raises InvalidInput that names a wrong value.
 
+    A field's type holds the values that are possible. Numbers without `Bounds` have those of `Bounds()`.
     `hmi settings` and docs/settings.md show the text under each field. After a change run
     `python -m hmi settings --markdown --out docs/settings.md`.
     """
@@ -76,12 +38,12 @@ class Settings:
     host: str = "127.0.0.1"
     """The address to listen on. Before the server listens on any address other than loopback, it needs an
     administrator's key."""
-    port: int = 8080
+    port: Annotated[int, Bounds(0, 65535)] = 8080
     """The port to listen on; 0 = any free port."""
-    grpc_port: int = 0
+    grpc_port: Annotated[int, Bounds(0, 65535)] = 0
     """The port for gRPC (Open Inference Protocol), on the same address; 0 = no gRPC. Needs the extra
     `grpc`."""
-    job_workers: int = 1
+    job_workers: Annotated[int, Bounds(0, 64)] = 1
     """The number of jobs that run at once; 0 = start none, and leave them to another process."""
     improve: bool = True
     """After a model was trained on rows, a job of low priority tries what may make it better, and publishes
@@ -95,24 +57,24 @@ class Settings:
     commas between them. One that is not on this machine is left out, and so is a hub id, since such a job
     downloads nothing. Empty: the root's source alone. A teacher of 110 million parameters takes up to 3 GB of
     memory."""
-    streams: int = 1
+    streams: Annotated[int, Bounds(1, 1024)] = 1
     """The number of batches that are computed at a time, one thread each. As many short batches of other
     tenants may run beside them, on threads of their own."""
-    background_jobs: str = "auto"
+    background_jobs: Literal["auto", "all"] = "auto"
     """The jobs that give way to requests: `auto`, those that nobody waits for; or `all`. Such a job has a low
     priority, and is paused while texts are answered."""
-    background_nice: int = 19
+    background_nice: Annotated[int, Bounds(0, 19)] = 19
     """The nice value of such a job: 0, the priority of the server, to 19, the lowest."""
-    background_percent: int = 1
+    background_percent: Annotated[int, Bounds(0, 100)] = 1
     """Percent of the time that such a job runs even while texts are answered, so that it ends at some time;
     0 = none, 100 = it is never paused."""
-    background_bytes: int = 0
+    background_bytes: Natural = 0
     """Memory that jobs `improve` may take together; 0 = what the machine, or the server's cgroup, has left. A
     job that does not fit waits, and `hmi job show` says so. After an hour it does without larger teachers."""
-    precision: str = "auto"
+    precision: Literal["auto", "fp32", "bf16", "int8"] = "auto"
     """Numbers that the upper layers multiply: `fp32`; `bf16` or `int8`, where the processor can; or `auto`,
     the fastest of fp32 and bf16 on this machine (`hmi profile`). Requests with `exact` always run in fp32."""
-    device: str = "auto"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the upper layers run: `cpu`; `cuda`, a CUDA device; or `auto`, a CUDA device if torch finds one
     and it agrees with the CPU. With a device, set `streams` to 2: one batch is then retrieved while another
     is computed."""
@@ -122,10 +84,10 @@ class Settings:
     """The execution stages that may spend less on a text: `auto`, all of them, each only for models that it
     was profiled for and whose objective allows it; `none`; or a list of `exits`, `cascades`, `tokens` and
     `shards` with commas between them. Answers without a stage are those of the full model."""
-    root_bytes: int = 0
+    root_bytes: Natural = 0
     """Memory for the upper layers of roots. A root that does not fit runs on its shards (`hmi root shards`),
     which are read as they are needed; what fits stays in memory. 0 = no limit."""
-    io_bytes_per_s: int = 0
+    io_bytes_per_s: Natural = 0
     """The most bytes a second that are read from the disk for roots, shards and modules together; 0 = no
     limit."""
     batch_ms: int = 20
@@ -139,7 +101,7 @@ class Settings:
     it, and gets `quota_exceeded` beyond that."""
     queue_s: int = 30
     """The same limit as a time: the most seconds of work that may be waiting, by the engine's prediction."""
-    pool_bytes: int = 0
+    pool_bytes: Natural = 0
     """Memory for the modules of recently used models, about 500 kB each. Other modules are read from the disk
     when needed. A model whose module is larger than this gets `too_large`. 0 = a quarter of the memory that
     the process may use."""
@@ -161,17 +123,17 @@ class Settings:
     idle_s: int = 75
     """A connection is closed after this time without a request, or if the client does not read its answer for
     this time."""
-    max_connections: int = 0
+    max_connections: Natural = 0
     """The most open connections; 0 = half of the files that the process may open, at most 4096."""
-    max_address_connections: int = 0
+    max_address_connections: Natural = 0
     """The most open connections from one address other than this machine's own; 0 = half of
     `HMI_MAX_CONNECTIONS`."""
     max_upload_bytes: int = 256 * MIB
     """The largest size of one uploaded file, after decompression."""
-    max_uploads: int = 32
+    max_uploads: Annotated[int, Bounds(2)] = 32
     """The most requests with files that are in flight at once. A tenant may have as many as it leaves free
     for others."""
-    upload_bytes: int = 0
+    upload_bytes: Natural = 0
     """Disk space for the files of requests in flight, both as sent and decompressed. A tenant may hold as
     much of it as it leaves free for others. 0 = 16 times `max_upload_bytes`."""
     default_model: str = ""
@@ -181,18 +143,18 @@ class Settings:
     """The most files that a tenant may keep for later jobs (`/v1/files`)."""
     files_bytes: int = 1024 * MIB
     """The most bytes that the files of one tenant may take together."""
-    plot_max_bytes: int = 0
+    plot_max_bytes: Natural = 0
     """The largest size of the PLOT store; 0 = no limit."""
-    plot_min_free_bytes: int = 256 * MIB
+    plot_min_free_bytes: Natural = 256 * MIB
     """Free disk space that the PLOT store leaves untouched."""
     plot_keep_versions: int = 8
     """The number of each domain's newest versions that garbage collection keeps."""
     corpus_samples: bool = True
     """A domain keeps a random sample of its corpus's text (at most 8 MB), from which models of all tenants on
     it may learn. The option `sample` of a build overrides this setting."""
-    compact_segments: int = 8
+    compact_segments: Natural = 8
     """The server merges a domain's small segments when one order of n-grams has more than this; 0 = never."""
-    compact_small_bytes: int = 32 * MIB
+    compact_small_bytes: Annotated[int, Bounds(1 << 14)] = 32 * MIB
     """A segment below this size counts as small."""
     tls_cert: Path | None = None
     """A PEM file with the server's certificate and those that lead to its authority. With it the server
@@ -202,33 +164,33 @@ class Settings:
     tls_client_ca: Path | None = None
     """A PEM file with authorities. With it, only clients with a certificate of theirs can connect. Needs
     `tls_cert`."""
-    log_format: str = "text"
+    log_format: Literal["text", "json"] = "text"
     """The form of the server's log: `text`, or `json` with one object a line."""
-    log_level: str = "info"
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
     """The least severe lines of the log: `debug`, `info`, `warning` or `error`."""
     access_log: bool = False
     """Write one line to the log for each request: its method, route, status, time, bytes and key's id."""
-    trace: str = "off"
+    trace: Literal["off", "otlp"] = "off"
     """The receiver of the spans of requests and jobs: `off` for none, or `otlp` for an OpenTelemetry
     collector, by OTLP over HTTP.
     Needs the extra `otel`; the variables OTEL_EXPORTER_OTLP_ENDPOINT and so on name the collector."""
-    trace_sample: float = 1.0
+    trace_sample: Annotated[float, Bounds(0, 1)] = 1.0
     """The fraction of requests that are traced, of those that do not bring a decision in `traceparent`."""
-    tenant_requests_per_s: int = 0
+    tenant_requests_per_s: Natural = 0
     """Calls to infer a second that a tenant may make in the long run, unless it has a limit of its own
     (`hmi tenant set`); 0 = no limit."""
-    tenant_tokens_per_s: int = 0
+    tenant_tokens_per_s: Natural = 0
     """Tokens a second that a tenant may send in the long run, unless it has a limit of its own; 0 = no
     limit."""
     tenant_burst_s: int = 10
     """A tenant that has sent nothing for this many seconds may send as much at once as its limits allow in
     this time."""
-    tenant_models: int = 0
+    tenant_models: Natural = 0
     """The most models of a tenant, unless it has a limit of its own; 0 = no limit."""
-    tenant_bytes: int = 0
+    tenant_bytes: Natural = 0
     """The most bytes that a tenant's models and files may take on the disk, unless it has a limit of its
     own; 0 = no limit."""
-    audit_days: int = 365
+    audit_days: Natural = 365
     """Days for which the audit log is kept; 0 = forever."""
     backup_location: str = ""
     """The place for backups that are asked for over HTTP: a folder, or a URL such as `s3://bucket/hmi`, which
@@ -255,7 +217,7 @@ class Settings:
         return self.stages == "auto" or stage in self.stages.split(",")
 
     @classmethod
-    def from_env(cls, environ: Mapping[str, str] | None = None, **overrides: Any) -> Settings:
+    def from_env(cls, environ: Mapping[str, str] | None = None, **overrides: Any) -> "Settings":
         """Read the file that HMI_CONFIG names, and HMI_DATA, HMI_PORT, …; `overrides` that are not None win.
 
         Raises InvalidInput.
@@ -267,9 +229,10 @@ class Settings:
 
 NEEDED = {"tls_cert": "tls_key", "tls_key": "tls_cert", "tls_client_ca": "tls_cert"}
 """Settings that need another one."""
+_TYPES: Mapping[str, Any] = {field.name: field.type for field in fields(Settings)}
 DEFAULTS: Mapping[str, Any] = {field.name: field.default for field in fields(Settings)}
 """The default of each setting, in the order of the class."""
-PATHS = frozenset(field.name for field in fields(Settings) if str(field.type).startswith("Path"))
+PATHS = frozenset(field.name for field in fields(Settings) if Path in (field.type, *get_args(field.type)))
 """The settings that name files or folders."""
 
 
@@ -286,7 +249,7 @@ def checked(name: str, value: Any) -> Any:
         return None if value is None else Path(value).expanduser().absolute()
     if name == "host" and not value:
         raise InvalidInput("host is empty: give an address such as 127.0.0.1", field="host")
-    choices = _CHOICES.get(name, ())
+    choices = get_args(_TYPES[name]) if get_origin(_TYPES[name]) is Literal else ()
     if choices and value not in choices:
         known = f"{', '.join(choices[:-1])} or {choices[-1]}"
         raise InvalidInput(f"{name} = {value!r} is unknown: use {known}", field=name)
@@ -323,9 +286,9 @@ def _stages(given: str) -> str:
     return ",".join(dict.fromkeys(names))
 
 
-def bounds(name: str) -> tuple[float, float]:
+def bounds(name: str) -> Bounds:
     """The smallest and the largest value of a numeric setting."""
-    return _MIN.get(name, 1), _MAX.get(name, 1 << 50)
+    return next((part for part in get_args(_TYPES[name]) if isinstance(part, Bounds)), Bounds())
 
 
 def _check_number(name: str, value: Any) -> None:
@@ -334,9 +297,10 @@ def _check_number(name: str, value: Any) -> None:
         if not isinstance(value, bool):
             raise InvalidInput(f"{name} = {value!r} is impossible: give true or false", field=name)
         return
-    least, most = bounds(name)
+    within = bounds(name)
     allowed, what = ((int,), "whole number") if isinstance(default, int) else ((int, float), "number")
-    if isinstance(value, bool) or not isinstance(value, allowed) or not least <= value <= most:
+    if isinstance(value, bool) or not isinstance(value, allowed) or not within.least <= value <= within.most:
         raise InvalidInput(
-            f"{name} = {value!r} is impossible: give a {what} from {least} to {most}", field=name
+            f"{name} = {value!r} is impossible: give a {what} from {within.least} to {within.most}",
+            field=name,
         )

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-from hmi.demo.client import DemoClient
+from hmi.client import Client, Prediction
 from hmi.demo.dataset import Row
 from hmi.demo.folder import TenantFolder, read_rows
 from hmi.demo.onboard import TenantKeyFile
@@ -55,9 +55,11 @@ class TenantResult:
 
 
 def measure(
-    client: DemoClient, tenants: Sequence[TenantFolder], keys: TenantKeyFile, steps: Steps
+    client: Client, tenants: Sequence[TenantFolder], keys: TenantKeyFile, steps: Steps
 ) -> list[TenantResult]:
     """Send every test row as its own request, tenants mixed, CONCURRENCY at a time."""
+    at, limit = client.config.url, client.config.timeout_s
+    clients = {t.tenant: Client(at, keys[t.tenant], timeout_s=limit) for t in tenants}
     requests = [(t, row) for t in tenants for row in read_rows(t.test)]
     random.Random(0).shuffle(requests)
     collected: dict[str, TenantAnswers] = defaultdict(TenantAnswers)
@@ -66,14 +68,14 @@ def measure(
     try:
         with steps.bar() as bar:
             task = bar.add_task("requests", total=len(requests))
-            for tenant, answer in pool.map(lambda r: (r[0], _ask(client, keys, *r)), requests):
+            for tenant, answer in pool.map(lambda r: (r[0], _ask(clients[r[0].tenant], *r)), requests):
                 _collect(collected[tenant.id], answer)
                 bar.advance(task)
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
     elapsed = time.monotonic() - start
     steps.say(f"{len(requests)} requests, {len(requests) / elapsed:.0f} a second, {CONCURRENCY} at a time")
-    sizes = {view["model"]: view["bytes"] for view in client.get("/manage/models?limit=1000")["models"]}
+    sizes = {model.model: model.bytes for model in client.models.list()}
     return [_measurement_of(t, collected[t.id], sizes.get(t.id, 0)) for t in tenants]
 
 
@@ -85,22 +87,21 @@ def inputs_of(row: Row) -> dict[str, Any]:
 @dataclass(frozen=True)
 class _Answer:
     gold: Any
-    output: dict[str, Any] | None
+    output: Prediction | None
     plot: dict[str, int]
     time_ms: float
     error: str = ""
 
 
-def _ask(client: DemoClient, keys: TenantKeyFile, tenant: TenantFolder, row: Row) -> _Answer:
-    body = {"inputs": [inputs_of(row)], "parameters": {"return": ["provenance"]}}
+def _ask(client: Client, tenant: TenantFolder, row: Row) -> _Answer:
     gold = row["tags"] if tenant.task == "tagging" else str(row["label"])
     start = time.perf_counter()
     try:
-        answer = client.post(f"/infer/{tenant.id}", body, key=keys[tenant.tenant])
+        answer = client.call(tenant.id, [inputs_of(row)], returns=["provenance"])
     except HmiError as error:
         return _Answer(gold, None, {}, 0.0, f"{error.kind}: {error.message}")
     time_ms = 1000 * (time.perf_counter() - start)
-    return _Answer(gold, answer["outputs"][0], (answer.get("provenance") or {}).get("plot", {}), time_ms)
+    return _Answer(gold, answer.predictions[0], (answer.provenance or {}).get("plot", {}), time_ms)
 
 
 def _collect(answers: TenantAnswers, answer: _Answer) -> None:
@@ -108,7 +109,7 @@ def _collect(answers: TenantAnswers, answer: _Answer) -> None:
         answers.errors.append(answer.error)
         return
     answers.gold.append(answer.gold)
-    answers.got.append(answer.output.get("tags") or answer.output.get("label"))
+    answers.got.append(answer.output.tags or answer.output.label)
     answers.times_ms.append(answer.time_ms)
     answers.hits.update(answer.plot)
 

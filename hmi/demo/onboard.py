@@ -8,7 +8,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from hmi.demo.client import DemoClient
+from hmi.client import Client, JobStatus
+from hmi.client.answers import JobState
 from hmi.demo.folder import ROOT, TenantFolder, TextFolder
 from hmi.demo.steps import Steps, follow, succeeded
 from hmi.errors import Conflict
@@ -20,6 +21,8 @@ ALPHA = 50.0
 
 Bigrams fill in for the rest at little loss.
 """
+
+_UNFINISHED: tuple[JobState, ...] = ("running", "queued")
 
 
 class TenantKeyFile:
@@ -45,48 +48,41 @@ class TenantKeyFile:
         aside.replace(self._path)
 
 
-def import_root(client: DemoClient, text: TextFolder, steps: Steps) -> None:
+def import_root(client: Client, text: TextFolder, steps: Steps) -> None:
     """Import the default root, with its own PLOT built from the general text."""
-    if any(root["root"] == ROOT_NAME for root in client.get("/manage/roots")["roots"]):
+    if any(root.root == ROOT_NAME for root in client.roots.list()):
         steps.say(f"{ROOT_NAME} is there already")
         return
-    spec = {"root": ROOT_NAME, "source": DEFAULT_PACKAGE, "alpha": ALPHA}
     job = (
         _unfinished_job(client, ROOT_NAME)
-        or client.post("/manage/roots", spec, files={"text": text.root_text})["job"]
+        or client.roots.create(ROOT_NAME, DEFAULT_PACKAGE, text=text.root_text, alpha=ALPHA).id
     )
-    follow(
-        client, {job: ROOT_NAME}, steps, lambda what, view: steps.say(_root_summary(succeeded(what, view)))
-    )
+    follow(client, {job: ROOT_NAME}, steps, lambda what, end: steps.say(_root_summary(succeeded(what, end))))
 
 
-def create_branches(client: DemoClient, text: TextFolder, steps: Steps) -> None:
+def create_branches(client: Client, text: TextFolder, steps: Steps) -> None:
     """Create a branch of the root for each corpus, all at the same time."""
-    have = {view["domain"] for view in client.get("/manage/domains")["domains"]}
+    have = {branch.domain for branch in client.domains.list()}
     jobs: dict[str, str] = {}
     for name, corpus in text.branches.items():
         domain = domain_name(name)
         if domain in have:
             steps.say(f"{domain} is there already")
             continue
-        spec = {"domain": domain, "alpha": ALPHA}
-        job = (
-            _unfinished_job(client, domain)
-            or client.post("/manage/domains", spec, files={"corpus": corpus})["job"]
-        )
+        job = _unfinished_job(client, domain) or client.domains.create(domain, corpus, alpha=ALPHA).id
         jobs[job] = domain
-    follow(client, jobs, steps, lambda what, view: steps.say(_branch_summary(what, succeeded(what, view))))
+    follow(client, jobs, steps, lambda what, end: steps.say(_branch_summary(what, succeeded(what, end))))
 
 
 def create_tenants(
-    client: DemoClient, tenants: Iterable[TenantFolder], keys: TenantKeyFile, steps: Steps
+    client: Client, tenants: Iterable[TenantFolder], keys: TenantKeyFile, steps: Steps
 ) -> None:
     """Create the tenants and their keys, then a model for each.
 
     A model that fails is reported and left out.
     """
     jobs: dict[str, str] = {}
-    have = {view["model"] for view in client.get("/manage/models?limit=1000")["models"]}
+    have = {model.model for model in client.models.list()}
     for tenant in tenants:
         _ensure_key(client, tenant.tenant, keys)
         if tenant.id in have:
@@ -96,12 +92,12 @@ def create_tenants(
 
     to_go = list(jobs.values())
 
-    def ended(what: str, view: dict[str, Any]) -> None:
+    def ended(what: str, end: JobStatus) -> None:
         to_go.remove(what)
-        if view["state"] == "succeeded":
-            said = f"{what}: {_metrics(view['result']['metrics'])} on its dev rows"
+        if end.state == "succeeded":
+            said = f"{what}: {_metrics((end.result or {})['metrics'])} on its dev rows"
         else:
-            said = f"{what} {view['state']}: {(view.get('error') or {}).get('message', '')}"
+            said = f"{what} {end.state}: {(end.error or {}).get('message', '')}"
         steps.say(f"{said}; {len(to_go)} to go")
 
     follow(client, jobs, steps, ended)
@@ -112,31 +108,31 @@ def domain_name(name: str) -> str:
     return ROOT_NAME if name == ROOT else f"{ROOT_NAME}/{name}"
 
 
-def _ensure_key(client: DemoClient, tenant: str, keys: TenantKeyFile) -> None:
+def _ensure_key(client: Client, tenant: str, keys: TenantKeyFile) -> None:
     if tenant in keys:
         return
     try:
-        keys.add(tenant, client.post("/manage/tenants", {"tenant": tenant})["key"])
+        keys.add(tenant, client.tenants.create(tenant).key)
     except Conflict:
         # An earlier run created the tenant but ended before it stored the key, so create another key.
-        keys.add(tenant, client.post(f"/manage/tenants/{tenant}/keys", {})["key"])
+        keys.add(tenant, client.keys.create(tenant).key)
 
 
-def _create_model(client: DemoClient, tenant: TenantFolder) -> str:
-    spec = {"model": tenant.id, "domain": domain_name(tenant.domain), "task": tenant.task}
-    if tenant.options:
-        spec["options"] = tenant.options  # type: ignore[assignment]
-    files = {"data": tenant.train, **({"dev": tenant.dev} if tenant.dev else {})}
-    return str(client.post("/manage/models", spec, files=files)["job"])
+def _create_model(client: Client, tenant: TenantFolder) -> str:
+    return client.models.create(
+        tenant.id,
+        tenant.train,
+        domain=domain_name(tenant.domain),
+        task=tenant.task,
+        dev=tenant.dev,
+        options=tenant.options or None,
+    ).id
 
 
-def _unfinished_job(client: DemoClient, target: str) -> str | None:
+def _unfinished_job(client: Client, target: str) -> str | None:
     """Return the unfinished job of an earlier run that creates `target`, or None."""
-    for state in ("running", "queued"):
-        for view in client.get(f"/manage/jobs?state={state}&limit=1000")["jobs"]:
-            if view["target"] == target:
-                return str(view["job"])
-    return None
+    unfinished = (job for state in _UNFINISHED for job in client.jobs.list(state=state))
+    return next((job.job for job in unfinished if job.target == target), None)
 
 
 def _root_summary(result: Mapping[str, Any]) -> str:

@@ -23,10 +23,11 @@ from rich.console import Console
 from rich.table import Table
 
 from hmi import __version__
+from hmi.client import Client
+from hmi.client.errors import Unreachable
 from hmi.core import now
 from hmi.demo import baseline, onboard
 from hmi.demo.baseline import Dedicated, mean_ratio, ratio
-from hmi.demo.client import DemoClient
 from hmi.demo.dataset import Amounts
 from hmi.demo.folder import TenantFolder, TextFolder, read_folder, read_rows
 from hmi.demo.measure import TenantResult, inputs_of, measure
@@ -39,12 +40,13 @@ _HOST = "127.0.0.1"
 _USUAL_PORT = 8080
 _READY_S = 300  # the first start of an installation compiles
 _DRAIN_S = 60
+_TIMEOUT_S = 120
 _MOST_WORKERS = 8
 _PR_SET_PDEATHSIG = 1
 
 
 @contextmanager
-def _running(data: Path, log: Path, port: int | None, key: str | None) -> Iterator[DemoClient]:
+def _running(data: Path, log: Path, port: int | None, key: str | None) -> Iterator[Client]:
     """Run `hmi serve` on `data` while the context is open, then stop it with SIGTERM."""
     port = port or _free_port()
     workers = max(1, min(_MOST_WORKERS, os.cpu_count() or 1))
@@ -75,14 +77,16 @@ def _running(data: Path, log: Path, port: int | None, key: str | None) -> Iterat
             preexec_fn=_die_with_parent if sys.platform == "linux" else None,
         )
     try:
-        client = DemoClient(_HOST, port, key)
+        client = Client(f"http://{_HOST}:{port}", key, timeout_s=_TIMEOUT_S, compress=None)
         _wait_ready(child, client, log)
         yield client
+    except Unreachable as error:
+        raise Unavailable(f"{client.config.url} does not answer ({error.__cause__}): see {log}") from error
     finally:
         _stop(child)
 
 
-def _wait_ready(child: subprocess.Popen[bytes], client: DemoClient, log: Path) -> None:
+def _wait_ready(child: subprocess.Popen[bytes], client: Client, log: Path) -> None:
     until = time.monotonic() + _READY_S
     while not client.ready():
         if child.poll() is not None:
@@ -185,15 +189,15 @@ def _save(
     write_json(path, body)
 
 
-def _print_try(steps: Steps, client: DemoClient, tenant: TenantFolder, keys: Path) -> None:
+def _print_try(steps: Steps, client: Client, tenant: TenantFolder, keys: Path) -> None:
     """Print the address, a curl command and its real answer."""
     body = {"inputs": _short(inputs_of(read_rows(tenant.test)[0]))}
-    answer: Mapping[str, Any] = client.post(f"/infer/{tenant.id}", body)
+    answer: Mapping[str, Any] = client.request("POST", f"/infer/{tenant.id}", body)
     data = shlex.quote(json.dumps(body, ensure_ascii=False))
-    steps.console.print(f"[bold]Serving on {client.address}[/bold]", highlight=False)
+    steps.console.print(f"[bold]Serving on {client.config.url}[/bold]", highlight=False)
     steps.say(f"the tenants' keys are in {keys}; calls from this machine need no key, such as")
     steps.console.print(
-        f"curl -s {client.address}/infer/{tenant.id} -H 'Content-Type: application/json' -d {data}",
+        f"curl -s {client.config.url}/infer/{tenant.id} -H 'Content-Type: application/json' -d {data}",
         highlight=False,
         markup=False,
         soft_wrap=True,
@@ -263,7 +267,7 @@ def run(options: DemoOptions, console: Console) -> int:
 
 
 def _over_http(
-    client: DemoClient, text: TextFolder, keys: onboard.TenantKeyFile, steps: Steps
+    client: Client, text: TextFolder, keys: onboard.TenantKeyFile, steps: Steps
 ) -> list[TenantResult]:
     with steps.step("Root model and its PLOT"):
         onboard.import_root(client, text, steps)

@@ -18,11 +18,10 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from hmi.demo.client import DemoClient
+from hmi.client import Client, JobStatus
 from hmi.errors import Unavailable
 
 _POLL_S = 0.5
-_ENDED = ("succeeded", "failed", "cancelled")
 
 
 @dataclass
@@ -58,34 +57,33 @@ class Steps:
 
 
 def follow(
-    client: DemoClient, jobs: dict[str, str], steps: Steps, ended: Callable[[str, dict[str, Any]], None]
+    client: Client, jobs: dict[str, str], steps: Steps, ended: Callable[[str, JobStatus], None]
 ) -> None:
     """Follow jobs (by id, what each creates) until all have ended.
 
-    `ended` gets each final view as it comes.
+    `ended` gets each last status as it comes.
     """
     with steps.bar() as bar:
         rows = {job: bar.add_task(what, total=None) for job, what in jobs.items()}
         open_jobs = dict(jobs)
         while open_jobs:
             for job, what in list(open_jobs.items()):
-                view = client.get(f"/manage/jobs/{job}")
-                progress = view["progress"]
-                label = f"{what} {progress['phase'] or view['state']}"
+                status = client.jobs.get(job)
+                progress = status.progress
+                label = f"{what} {progress.phase or status.state}"
                 bar.update(
-                    rows[job], description=label, completed=progress["step"], total=progress["total"] or None
+                    rows[job], description=label, completed=progress.step, total=progress.total or None
                 )
-                if view["state"] in _ENDED:
+                if status.done:
                     bar.remove_task(rows[job])
                     del open_jobs[job]
-                    ended(what, view)
+                    ended(what, status)
             time.sleep(_POLL_S if open_jobs else 0)
 
 
-def succeeded(what: str, view: dict[str, Any]) -> dict[str, Any]:
+def succeeded(what: str, status: JobStatus) -> dict[str, Any]:
     """Return the result of a job. Raises Unavailable with the job's reason if it did not succeed."""
-    if view["state"] != "succeeded":
-        reason = (view.get("error") or {}).get("message", view["state"])
+    if status.state != "succeeded":
+        reason = (status.error or {}).get("message", status.state)
         raise Unavailable(f"{what} could not be made: {reason}")
-    result: dict[str, Any] = view["result"] or {}
-    return result
+    return status.result or {}

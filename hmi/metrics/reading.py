@@ -8,15 +8,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
+from math import inf, isinf
 
 from prometheus_client.core import Metric
 
 from hmi.metrics import SECONDS, Metrics
 
 NAMES = ("hmi_requests_total", "hmi_request_seconds_bucket", "hmi_plot_lookups_total")
-REFUSALS = frozenset({"quota_exceeded", "unavailable", "deadline_exceeded"})
+REFUSALS = ("quota_exceeded", "unavailable", "deadline_exceeded")
 """Outcomes of calls that were not answered for want of time or room."""
-FAILURES = frozenset({"internal", "damaged"})
+FAILURES = ("internal", "damaged")
 """Outcomes that are the server's fault."""
 
 
@@ -82,13 +84,24 @@ def _buckets(metric: Metric | None, routes: frozenset[str]) -> list[int]:
 
 
 def quantile_ms(buckets: Sequence[int], share: float) -> float | None:
-    """The time that this share of the calls stayed below, in ms; None without calls.
+    """Return the time in ms that this share of the calls stayed below, by `quantile`; None without calls."""
+    seconds = quantile(list(zip((*SECONDS, inf), accumulate(buckets), strict=True)), share)
+    return None if seconds is None else 1e3 * seconds
 
-    Within a bucket, times are taken as evenly spread. Beyond the last bound, the bound is returned.
+
+def quantile(upto: Sequence[tuple[float, float]], share: float) -> float | None:
+    """Return what this share of a histogram's observations stayed below, as Prometheus estimates it.
+
+    upto: each bucket's upper bound, with the number of observations up to it. Within a bucket, observations
+    are taken as evenly spread. Beyond the last finite bound, the bound is returned. Without observations,
+    returns None.
     """
-    wanted, below, lower = share * sum(buckets), 0, 0.0
-    for count, upper in zip(buckets, SECONDS, strict=False):
-        if count and below + count >= wanted:
-            return 1e3 * (lower + (upper - lower) * (wanted - below) / count)
-        below, lower = below + count, upper
-    return 1e3 * SECONDS[-1] if sum(buckets) else None
+    if not upto or upto[-1][1] <= 0:
+        return None
+    wanted = share * upto[-1][1]
+    lower = below = 0.0
+    for upper, count in upto:
+        if count >= wanted:
+            return lower if isinf(upper) else lower + (upper - lower) * (wanted - below) / (count - below)
+        lower, below = upper, count
+    return lower

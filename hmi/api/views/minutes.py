@@ -180,7 +180,7 @@ def _differences(
             yield name, tuple(now.get(field, 0.0) - then.get(field, 0.0) for field in FIELDS)
 
 
-def _grown(before: Mapping[str, int], after: Mapping[str, int], kinds: frozenset[str]) -> int:
+def _grown(before: Mapping[str, int], after: Mapping[str, int], kinds: Iterable[str]) -> int:
     return sum(after.get(kind, 0) - before.get(kind, 0) for kind in kinds)
 
 

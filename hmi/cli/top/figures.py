@@ -5,13 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from hmi.cli.top.scrape import Between, Scrape, between
-
-TENANTS = 20
-"""The most tenants shown."""
-REFUSALS = ("quota_exceeded", "unavailable", "deadline_exceeded")
-"""Outcomes of calls that a busy server refuses or drops."""
-OTHERS = "_other"
-"""The name under which all tenants are summed that the server does not list by name."""
+from hmi.metrics.reading import REFUSALS
+from hmi.usage import OTHERS, TOP_TENANTS
 
 
 @dataclass(frozen=True)
@@ -276,7 +271,7 @@ def _tenants(span: Between) -> list[TenantFigures]:
     busy.sort(
         key=lambda tenant: (tenant.tenant == OTHERS, -tenant.compute_share, -tenant.calls_s, tenant.tenant)
     )
-    own = [tenant for tenant in busy if tenant.tenant != OTHERS][:TENANTS]
+    own = [tenant for tenant in busy if tenant.tenant != OTHERS][:TOP_TENANTS]
     return own + [tenant for tenant in busy if tenant.tenant == OTHERS]
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from prometheus_client.parser import text_string_to_metric_families
+
+from hmi.metrics.reading import quantile
 
 Labels = Mapping[str, str]
 
@@ -87,26 +88,10 @@ class Between:
         return total / count if count and total is not None else None
 
     def quantile(self, q: float, name: str, **labels: str) -> float | None:
-        """The q-quantile of what a histogram observed, as Prometheus estimates it: even within a bucket.
-
-        None if nothing was observed.
-        """
+        """The q-quantile of what a histogram observed; None if nothing was observed."""
         before = self.before.by(f"{name}_bucket", "le", **labels)
         after = self.after.by(f"{name}_bucket", "le", **labels)
-        bounds = sorted((float(le), count - before.get(le, 0.0)) for le, count in after.items())
-        if not bounds or bounds[-1][1] <= 0:
-            return None
-        wanted = q * bounds[-1][1]
-        lower = below = 0.0
-        for upper, count in bounds:
-            if count >= wanted:
-                return (
-                    lower
-                    if math.isinf(upper)
-                    else lower + (upper - lower) * (wanted - below) / (count - below)
-                )
-            lower, below = upper, count
-        return lower
+        return quantile(sorted((float(le), count - before.get(le, 0.0)) for le, count in after.items()), q)
 
     def _grown(self, after: float, before: float | None) -> float:
         # A deleted tenant leaves the sums, so a counter may also shrink.

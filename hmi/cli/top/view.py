@@ -7,7 +7,8 @@ from rich.table import Table
 from rich.text import Text
 
 from hmi.cli.framework.output import PLAIN_WIDTH, size
-from hmi.cli.top.figures import OTHERS, Figures, TenantFigures
+from hmi.cli.top.figures import Figures, TenantFigures
+from hmi.usage import OTHERS
 
 BAR = 8
 """Cells of a bar."""

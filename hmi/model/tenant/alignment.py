@@ -19,7 +19,7 @@ row of the match), and the mean of the rows weighted by rarity times (1 - best c
 different, as decomposable attention does (Parikh et al., 2016), but nothing of the comparison is learnt.
 
 A linear map of the standardised figures, their squares and the vectors gives scores, which are added to the
-head's. `hmi.training.tasks.alignment` fits it. The design and measurements are in docs/design/0027-pairs.md.
+head's. `hmi.training.fit.alignment` fits it. The design and measurements are in docs/design/0027-pairs.md.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Torch's optimisers without the seconds that they take to start, and their state for checkpoints.
+"""Torch's optimisers without the seconds that they take to start, their state for checkpoints, and the
+linear map that one of them finds.
 
 Methods of `torch.optim.Optimizer` are wrapped so that torch's compiler leaves them alone; the first call of
 one imports that compiler. Nothing is compiled here, so these classes have the methods without the wrapper.
@@ -6,7 +7,8 @@ one imports that compiler. Nothing is compiled here, so these classes have the m
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from inspect import unwrap
 
 import torch
@@ -31,6 +33,40 @@ class AdamW(_Plain, torch.optim.AdamW):
 
 class LBFGS(_Plain, torch.optim.LBFGS):
     """`torch.optim.LBFGS`."""
+
+
+@dataclass(frozen=True)
+class LinearFit:
+    """A linear map of features, and the penalty that it was fitted with. Half of it, times the sum of the
+    squared weights, was added to the loss."""
+
+    weight: Tensor
+    bias: Tensor
+    penalty: float
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return x @ self.weight.T + self.bias
+
+
+def minimised(
+    loss: Callable[[Tensor], Tensor], x: Tensor, start: LinearFit, steps: int, change: float = 1e-9
+) -> LinearFit:
+    """Return the map with the least loss and penalty, by at most so many steps of L-BFGS from `start`.
+
+    loss: outputs [rows, outputs] -> a scalar. change: a step that changes less is the last one.
+    """
+    weight, bias = (t.clone().requires_grad_(True) for t in (start.weight, start.bias))
+    optimiser = LBFGS([weight, bias], max_iter=steps, line_search_fn="strong_wolfe", tolerance_change=change)
+
+    def step() -> Tensor:
+        optimiser.zero_grad()
+        value = loss(x @ weight.T + bias) + start.penalty / 2 * weight.square().sum()
+        value.backward()
+        return value
+
+    with torch.enable_grad():
+        optimiser.step(step)  # type: ignore[no-untyped-call]
+    return LinearFit(weight.detach(), bias.detach(), start.penalty)
 
 
 def optimiser_tensors(optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:

@@ -25,12 +25,12 @@ from hmi.model.tenant.modules import new_module
 from hmi.model.tenant.stored_dtype import StoredDtype, int8_of
 from hmi.model.text.batching import READ_TOKENS, STEP_TOKENS, in_parts, length_grouped
 from hmi.model.text.lexical import Lexical, aligned_in, not_aligned
+from hmi.training.fit.alignment import fit_alignment
 from hmi.training.fit.backbones import Backbone, Examples, ModuleBackbone, PromptBackbone
 from hmi.training.fit.optimisers import AdamW, load_optimiser, optimiser_tensors
 from hmi.training.fit.plan import TrainPlan, plan_reading
 from hmi.training.fit.precision import arithmetic
 from hmi.training.fit.reports import StepReport
-from hmi.training.tasks.alignment import fit_alignment
 from hmi.training.tasks.objectives import OBJECTIVES
 from hmi.training.tasks.transitions import Transitions
 

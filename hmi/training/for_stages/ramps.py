@@ -37,7 +37,7 @@ from hmi.model.tenant.uncertainty import (
 )
 from hmi.model.text.windows import first_pieces
 from hmi.training.fit.backbones import Examples, ModuleBackbone
-from hmi.training.fit.optimisers import LBFGS
+from hmi.training.fit.optimisers import LinearFit, minimised
 from hmi.training.fit.trainer import Trainer, diverged
 from hmi.training.for_stages.ramp_rows import RampRows, ramp_rows, row_numbers
 from hmi.training.tasks.splits import Split
@@ -138,8 +138,8 @@ HELD_SHARE = 3
 PENALTIES = (1e-1, 3e-2, 1e-2, 3e-3, 1e-3, 3e-4)
 """Penalties of the squared weights over standardised features, tried from the largest on until the loss on
 held-out texts rises."""
-STEPS = 60
-"""The most steps of L-BFGS for a penalty."""
+STEPS, CHANGE = 60, 1e-7
+"""The most steps of L-BFGS for a penalty, and the change at which it ends before."""
 FLAT = 1e-3
 """A feature whose standard deviation is below this is not used."""
 FEW_ROWS, FEW_OUTPUTS = 60_000, 64
@@ -300,18 +300,6 @@ LOSSES: dict[str, Loss] = {"multilabel": _soft_sets, "regression": _values}
 """The losses of ramps, by task. All other tasks compare distributions over labels."""
 
 
-@dataclass(frozen=True)
-class LinearFit:
-    """A linear map of standardised features, and the penalty that it was fitted with."""
-
-    weight: Tensor
-    bias: Tensor
-    penalty: float
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return x @ self.weight.T + self.bias
-
-
 def _best(
     loss: Callable[[Tensor], Tensor], judge: Callable[[Tensor], Tensor], x: Tensor, held: Tensor, bias: Tensor
 ) -> LinearFit:
@@ -322,27 +310,12 @@ def _best(
     best, least = LinearFit(torch.zeros(len(bias), x.shape[1]), bias, 0.0), torch.inf
     now = best
     for penalty in PENALTIES if len(held) else PENALTIES[len(PENALTIES) // 2 :][:1]:
-        now = minimised(loss, x, replace(now, penalty=penalty))
+        now = minimised(loss, x, replace(now, penalty=penalty), STEPS, CHANGE)
         value = judge(now(held)).item() if len(held) else 0.0
         if not value < least:
             break
         best, least = now, value
     return best
-
-
-def minimised(loss: Callable[[Tensor], Tensor], x: Tensor, start: LinearFit) -> LinearFit:
-    """The map with the least loss and penalty, by L-BFGS from `start`."""
-    weight, bias = (t.clone().requires_grad_(True) for t in (start.weight, start.bias))
-    optimiser = LBFGS([weight, bias], max_iter=STEPS, line_search_fn="strong_wolfe", tolerance_change=1e-7)
-
-    def step() -> Tensor:
-        optimiser.zero_grad()
-        value = loss(x @ weight.T + bias) + start.penalty / 2 * weight.square().sum()
-        value.backward()
-        return value
-
-    optimiser.step(step)  # type: ignore[no-untyped-call]
-    return LinearFit(weight.detach(), bias.detach(), start.penalty)
 
 
 def _with_error(found: LinearFit, x: Tensor, seen: RampRows, held: Tensor, kept: RampRows) -> LinearFit:
@@ -355,7 +328,7 @@ def _with_error(found: LinearFit, x: Tensor, seen: RampRows, held: Tensor, kept:
     off = torch.empty_like(wanted)
     for half in (0, 1):
         mine, other = halves == half, halves != half
-        fit = minimised(partial(_values, full=wanted[other]), x[other], found)
+        fit = minimised(partial(_values, full=wanted[other]), x[other], found, STEPS, CHANGE)
         off[mine] = (fit(x[mine]) - wanted[mine]).abs()
     held_off = (found(held) - (kept.outputs - kept.offsets)).abs()
     start = off.mean().clamp(min=1e-3).expm1().log()[None]  # softplus of it is the mean error

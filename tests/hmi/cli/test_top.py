@@ -20,12 +20,12 @@ from rich.console import Console
 
 from hmi.api.views.scrape import totals
 from hmi.cli.framework.client import HttpClient
-from hmi.cli.top.figures import OTHERS, figures
+from hmi.cli.top.figures import figures
 from hmi.cli.top.scrape import Scrape, between
 from hmi.cli.top.view import view
 from hmi.engine.schedule.waiting import WaitingTexts
 from hmi.metrics import Metrics
-from hmi.usage import TOP_TENANTS
+from hmi.usage import OTHERS, TOP_TENANTS
 from tests.hmi.engine.test_queue_model import item
 from tests.hmi.labs.api_world import hmi
 from tests.hmi.labs.server_lab import PYTHON, REPO, ready, serving

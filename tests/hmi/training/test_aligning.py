@@ -16,10 +16,10 @@ from hmi.model.tasks import task_of
 from hmi.model.tenant.alignment import FIGURES, aligned_size
 from hmi.model.text.batching import pad_ids
 from hmi.training.data.rows import Row
+from hmi.training.fit import alignment
+from hmi.training.fit.alignment import FOLDS, fit_alignment
 from hmi.training.fit.backbones import Examples
 from hmi.training.fit.trainer import reading_trainer, tenant_trainer
-from hmi.training.tasks import alignment
-from hmi.training.tasks.alignment import FOLDS, fit_alignment
 from hmi.training.tasks.splits import Split, split_bags
 from tests.hmi.training.test_training import MODULE, PLAN, quiet
 from tests.tiny import random_texts

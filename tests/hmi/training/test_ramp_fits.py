@@ -16,13 +16,14 @@ from hmi.model.tasks.sequence import Classification
 from hmi.model.tenant.uncertainty import VALUE_TOLERANCE, expected_error, of_values
 from hmi.model.text.batching import Encoded
 from hmi.training.data.rows import Row
+from hmi.training.fit.optimisers import LinearFit, minimised
 from hmi.training.for_stages.ramp_rows import RampRows
 from hmi.training.for_stages.ramps import (
+    CHANGE,
+    STEPS,
     Judged,
-    LinearFit,
     fitted,
     judge_ramp,
-    minimised,
     ramp_outputs,
     ramps_by_default,
 )
@@ -81,7 +82,7 @@ def test_the_fit_is_the_minimum() -> None:
     def loss(z: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.cross_entropy(z, seen.outputs.softmax(-1))
 
-    found = minimised(loss, x, LinearFit(torch.zeros(3, DIM), torch.zeros(3), penalty))
+    found = minimised(loss, x, LinearFit(torch.zeros(3, DIM), torch.zeros(3), penalty), STEPS, CHANGE)
     weight, bias = found.weight.requires_grad_(True), found.bias.requires_grad_(True)
     (loss(x @ weight.T + bias) + penalty / 2 * weight.square().sum()).backward()
     assert weight.grad is not None

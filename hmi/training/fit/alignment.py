@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from hmi.model.tenant.alignment import FIGURES, KINDS, Alignment
+from hmi.training.fit.optimisers import LinearFit, minimised
 
 FOLDS = 5
 MOST_ROWS = 4_000
@@ -51,10 +52,13 @@ def fit_alignment(
     unit = _units(known[:, FIGURES:] - centre)
     x = torch.cat([alignment.terms(known[:, :FIGURES]), (known[:, FIGURES:] - centre) * unit], dim=-1)
     penalty, scores = _held_out(x, wanted, outputs, loss)
-    found, bias = _fitted(x, wanted, outputs, loss, penalty)
-    if bool(torch.isfinite(found).all() and torch.isfinite(scores).all()):
-        alignment.weight, alignment.vectors = found[:, : 2 * FIGURES], found[:, 2 * FIGURES :] * unit
-        alignment.bias = bias - alignment.vectors @ centre
+    fit = _fitted(x, wanted, outputs, loss, penalty)
+    if bool(torch.isfinite(fit.weight).all() and torch.isfinite(scores).all()):
+        alignment.weight, alignment.vectors = (
+            fit.weight[:, : 2 * FIGURES],
+            fit.weight[:, 2 * FIGURES :] * unit,
+        )
+        alignment.bias = fit.bias - alignment.vectors @ centre
     else:
         scores = torch.zeros_like(scores)
     rest = [range(at, min(at + AT_ONCE, len(targets))) for at in range(count, len(targets), AT_ONCE)]
@@ -76,8 +80,8 @@ def _held_out(x: Tensor, targets: Targets, outputs: int, loss: Loss) -> tuple[fl
         scores = torch.zeros(len(x), outputs)
         for part in range(min(FOLDS, len(x)) if len(x) > 1 else 0):
             others = [i for i in range(len(x)) if i % FOLDS != part]
-            weight, bias = _fitted(x[others], [targets[i] for i in others], outputs, loss, penalty)
-            scores[fold == part] = x[fold == part] @ weight.T + bias
+            fit = _fitted(x[others], [targets[i] for i in others], outputs, loss, penalty)
+            scores[fold == part] = fit(x[fold == part])
         value = float(loss(scores, targets))
         if best is None or value < best[0]:
             best = value, penalty, scores
@@ -85,18 +89,7 @@ def _held_out(x: Tensor, targets: Targets, outputs: int, loss: Loss) -> tuple[fl
     return best[1:]
 
 
-def _fitted(x: Tensor, targets: Targets, outputs: int, loss: Loss, penalty: float) -> tuple[Tensor, Tensor]:
-    """The linear map [outputs, size] and its bias [outputs] with the least loss and penalty."""
-    weight = torch.zeros(outputs, x.shape[1], requires_grad=True)
-    bias = torch.zeros(outputs, requires_grad=True)
-    optimiser = torch.optim.LBFGS([weight, bias], max_iter=STEPS, line_search_fn="strong_wolfe")
-
-    def closure() -> Tensor:
-        optimiser.zero_grad()
-        value = loss(x @ weight.T + bias, targets) + penalty * weight.square().sum()
-        value.backward()
-        return value
-
-    with torch.enable_grad():
-        optimiser.step(closure)
-    return weight.detach(), bias.detach()
+def _fitted(x: Tensor, targets: Targets, outputs: int, loss: Loss, penalty: float) -> LinearFit:
+    """The linear map with the least loss and penalty."""
+    start = LinearFit(torch.zeros(outputs, x.shape[1]), torch.zeros(outputs), 2 * penalty)
+    return minimised(lambda scores: loss(scores, targets), x, start, STEPS)
