@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -55,22 +56,11 @@ def problem(task: QualityTask, rows: TaskRows, arm: Arm, models: Encoders) -> Pr
     """
     golds = [row.label for row in rows.train if not isinstance(row.label, SoftLabel | SoftTags)]
     kind = learn_task(task.kind, golds, paired=isinstance(rows.train[0].text, tuple))
-    splits = {name: _split(part, models, task.length) for name, part in vars(rows).items()}
+    splits = {name: split_of(part, models, task.length) for name, part in vars(rows).items()}
     examples = {
         name: _examples(task, kind, split, arm, models, name == "train") for name, split in splits.items()
     }
     return Problem(task, kind, splits, examples)
-
-
-@dataclass(frozen=True)
-class Budget:
-    """The number of seeds to run, and whether to score the test rows.
-
-    Test is not scored while something is being chosen.
-    """
-
-    seeds: int = 3
-    test: bool = True
 
 
 @dataclass
@@ -84,26 +74,24 @@ class Run:
 
 
 def fill(
-    task: QualityTask,
     arm: Arm,
-    about: RunSpec,
+    cell: RunSpec,
     make: Callable[[], Problem],
     models: Encoders,
-    budget: Budget,
+    seeds: int,
+    test: bool,
     kept: Runs,
     report: Report,
 ) -> Iterator[tuple[RunSpec, Any]]:
     """Do the unfinished runs of this cell, and yield each as it is stored.
 
-    `about` identifies the cell, besides its task.
+    `cell` identifies the cell. `make` is called once, and only if anything is left to do. `test` tells
+    whether to score test.
     """
-    cell = {"task": task.name, **about}
-    made: list[Problem] = []
+    made = cache(make)
 
     def train(lr: float, seed: int) -> Run:
-        if not made:
-            made.append(make())
-        return train_once(made[0], arm, models, lr, seed, report)
+        return train_once(made(), arm, models, lr, seed, report)
 
     best: Run | None = None
     searched: dict[float, Any] = {}
@@ -117,14 +105,12 @@ def fill(
             yield spec, run.result
             best = run if best is None or run.result["dev"] > best.result["dev"] else best
     lr = best_rate({rate: result["dev"] for rate, result in searched.items()})
-    for seed in range(budget.seeds):
-        spec = {**cell, "lr": lr, "seed": seed, **({"test": True} if budget.test else {})}
+    for seed in range(seeds):
+        spec = {**cell, "lr": lr, "seed": seed, **({"test": True} if test else {})}
         if kept.get(spec) is not None:
             continue
         run = best if seed == 0 and best is not None and best.lr == lr else train(lr, seed)
-        result = run.result
-        if budget.test:
-            result = {**result, "test": tested(made[0], run)}
+        result = {**run.result, "test": tested(made(), run)} if test else run.result
         kept.put(spec, result)
         yield spec, result
 
@@ -176,7 +162,8 @@ def _evaluate(p: Problem, trainer: Trainer, name: str) -> dict[str, Any]:
     return judge(trainer.reading(p.kind), p.splits[name], trainer.predict(p.examples[name]))
 
 
-def _split(rows: list[Row], models: Encoders, length: int) -> Split:
+def split_of(rows: list[Row], models: Encoders, length: int) -> Split:
+    """Tokenise rows, at most `length` tokens of each."""
     return Split(rows, models.root.tokenizer.encode([row.text for row in rows], length))
 
 
