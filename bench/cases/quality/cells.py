@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,6 +23,7 @@ from bench.cases.quality.tables import best_rate
 from bench.cases.quality.tasks import QualityTask, TaskRows
 from hmi.model.tasks import TaskKind
 from hmi.model.tenant.artefact import Artefact
+from hmi.resident import peak_resident
 from hmi.training.data.golds import SoftLabel, SoftTags
 from hmi.training.data.rows import Row
 from hmi.training.fit.backbones import Examples
@@ -130,9 +133,20 @@ def next_rate(rates: Sequence[float], dev: Mapping[float, float]) -> float | Non
     return None
 
 
+def reset_peak() -> None:
+    """Let the peak of this process's resident memory begin anew, where the system can do that."""
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+
+
 def train_once(p: Problem, arm: Arm, models: Encoders, lr: float, seed: int, report: Report) -> Run:
-    """Train once and keep the epoch that is best on dev."""
+    """Train once and keep the epoch that is best on dev.
+
+    The result's `peak_bytes` is the process's peak in this training, with what the process held before. None
+    if it is unknown.
+    """
     begun = time.process_time()
+    reset_peak()
     plan = plan_training(arm.recipe(lr, seed), p.kind, len(p.examples["train"]))
     trainer = Trainer(arm.backbone(models, seed), models.root.dim, plan, p.examples["train"])
     what = f"{p.task.name}, {arm.name}, lr {lr:g}, seed {seed}"
@@ -147,6 +161,7 @@ def train_once(p: Problem, arm: Arm, models: Encoders, lr: float, seed: int, rep
         "dev": best.score,
         "dev_by_epoch": list(history.scores),
         "cpu_s": round(time.process_time() - begun, 1),
+        "peak_bytes": peak_resident(),
         "parameters": sum(v.numel() for v in best.artefact.joined().values()),
     }
     return Run(lr, result, trainer, best.artefact)

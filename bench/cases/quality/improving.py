@@ -122,7 +122,8 @@ def summary(plan: ImprovedPlan, root: Root) -> list[dict[str, Any]]:
 
     `first` is the first version; `by_default` and `by_depth` are the published one. `published` names that of
     each seed (3: the one that computes all layers), `worse` counts the seeds in which it scored under the
-    first by more than one standard error of a score on that many test rows.
+    first by more than one standard error of a score on that many test rows. `*_s` are CPU seconds, `*_mb` the
+    greatest peak of resident memory, which older runs lack.
     """
     kept, out = Runs(plan.runs), []
     for lesson in dict.fromkeys(cell.lesson for cell in plan.cells):
@@ -168,6 +169,8 @@ def _figures(
     }
     for name, seen in versions.items():
         found[f"{name}_s"] = round(statistics.mean(one["cpu_s"] for one in seen))
+        if peaks := [one["peak_bytes"] for one in seen if one.get("peak_bytes")]:
+            found[f"{name}_mb"] = round(max(peaks) / 1e6)
     return found
 
 
