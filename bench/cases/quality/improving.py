@@ -14,7 +14,7 @@ from bench.cases.quality.improved import Improved, columns
 from bench.cases.quality.lesson import OWN
 from bench.cases.quality.models import content_of, source_of
 from bench.cases.quality.runs import Runs, RunSpec
-from bench.cases.quality.tables import Score, Scored, standard_error
+from bench.cases.quality.tables import Score, Scored, standard_error, written
 from bench.cases.quality.tasks import TRAIN, named
 from hmi.errors import InvalidInput
 from hmi.model.sources.root import Root
@@ -147,9 +147,10 @@ def _figures(
     column: Improved, runs: Sequence[Mapping[str, Any]], own: float | None, of: Scored
 ) -> dict[str, Any]:
     def shown(name: str, values: Sequence[float]) -> dict[str, Any]:
-        mean, error = statistics.mean(values), standard_error(values)
-        ratio = {} if own is None else {f"{name} ÷": round(100 * mean / own, 3)}
-        return {name: f"{100 * mean:.1f}" + ("" if error is None else f" ± {100 * error:.1f}"), **ratio}
+        scores = [100 * value for value in values]
+        mean = statistics.mean(scores)
+        ratio = {} if own is None else {f"{name} ÷": round(mean / own, 3)}
+        return {name: written(mean, standard_error(scores)), **ratio}
 
     if not column.chooses:
         return shown(column.name, [run[of] for run in runs])

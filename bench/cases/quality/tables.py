@@ -44,7 +44,7 @@ class Score:
         return cls(statistics.mean(values), standard_error(values), len(values), lr, 100 * dev[lr])
 
     def __str__(self) -> str:
-        return f"{self.mean:.1f}" if self.error is None else f"{self.mean:.1f} ± {self.error:.1f}"
+        return written(self.mean, self.error)
 
 
 @dataclass(frozen=True)
@@ -133,6 +133,11 @@ def _cell(found: Table, task: str, arm: str) -> str:
         return "–"
     ratio = found.ratio(task, arm)
     return str(score) if ratio is None or arm == OWN else f"{score} ({ratio:.3f})"
+
+
+def written(mean: float, error: float | None) -> str:
+    """Return a mean with its standard error, if there is one."""
+    return f"{mean:.1f}" if error is None else f"{mean:.1f} ± {error:.1f}"
 
 
 def standard_error(values: Collection[float]) -> float | None:
