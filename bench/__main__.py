@@ -9,8 +9,7 @@ from bench.cases.fleet.command import fleet
 from bench.cases.floods.command import floods
 from bench.cases.path.command import path
 from bench.cases.plot.command import plot
-from bench.cases.quality.command import quality, steps, tenants
-from bench.cases.quality.improved_command import improved
+from bench.cases.quality.command import improved, quality, steps, tenants
 from bench.cases.serve.command import serve
 from bench.cases.soak.command import soak
 from bench.cases.stages.command import stages

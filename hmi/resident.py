@@ -27,3 +27,13 @@ def resident(pid: int | None = None) -> Resident:
     _, pages, shared = map(int, statm.split()[:3])
     size = os.sysconf("SC_PAGE_SIZE")
     return Resident((pages - shared) * size, shared * size)
+
+
+def peak_resident() -> int | None:
+    """Return the largest resident size of this process in bytes, from /proc; `getrusage` may report the
+    parent's. None if it is unknown."""
+    try:
+        lines = Path("/proc/self/status").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM:")), None)

@@ -5,19 +5,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import click
 
 from hmi.cli.framework.output import notes, print_json, print_table
 
 if TYPE_CHECKING:
     from bench.harness.report import Row
 
-MEASURED_HERE = "a benchmark measures this machine: leave --url out"
-FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
-OUT = click.Path(file_okay=False, path_type=Path)
 COLUMNS = {
     "id": "row",
     "value": "value",
@@ -59,16 +53,3 @@ def progress(steps: int) -> Iterator[Callable[[str], None]]:
     """Yield a function to call as each of `steps` steps begins: it prints the step's number and name."""
     numbers = itertools.count(1)
     yield lambda what: notes.print(f"{next(numbers)}/{steps} {what}")
-
-
-def quick(**defaults: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Return the option --quick, which gives a command's options these defaults."""
-
-    def change(context: click.Context, _parameter: click.Parameter, value: bool) -> None:
-        if value:
-            context.default_map = defaults
-
-    about = "Small sizes: shows that the benchmark works."
-    return click.option(
-        "--quick", is_flag=True, is_eager=True, expose_value=False, callback=change, help=about
-    )

@@ -92,55 +92,26 @@ PLOT_ONLY = Arm(
 """The upper layers with all weights fine-tuned, on the PLOT."""
 
 
-def adapter_only(module: ModuleSpec) -> Arm:
-    """An arm with a tenant's module in the source's upper layers, above its true lower layers."""
-    backbone = _module(module, of_source=True)
-    return Arm("adapter_only", "lower", MODULE_LRS, backbone, module)
+def hbert(module: ModuleSpec) -> Arm:
+    """An arm with a tenant's module in the root's upper layers on the PLOT, as the service trains it."""
+    return Arm("hbert", "plot", MODULE_LRS, _module(module, of_source=False), module, served=True)
 
 
-def hbert(module: ModuleSpec, *, served: bool = True) -> Arm:
-    """An arm with a tenant's module in the root's upper layers on the PLOT.
-
-    `served` adds what the service adds by default.
-    """
-    backbone = _module(module, of_source=False)
-    return Arm("hbert" if served else "hbert_plain", "plot", MODULE_LRS, backbone, module, served=served)
-
-
-def hbert_plain(module: ModuleSpec) -> Arm:
-    """An arm with a tenant's module on the PLOT, and nothing else."""
-    return hbert(module, served=False)
-
-
-def taught(module: ModuleSpec) -> Arm:
-    """The served arm with a teacher and unlabelled texts."""
-    return replace(hbert(module), name="taught", unlabelled=True)
-
-
-def varied(module: ModuleSpec) -> Arm:
-    """The served arm with a teacher and changed copies of the rows."""
-    return replace(hbert(module), name="varied", variants=VARIANTS)
-
-
-def taught_varied(module: ModuleSpec) -> Arm:
-    """The served arm with a teacher, unlabelled texts and changed copies."""
-    return replace(taught(module), name="taught_varied", variants=VARIANTS)
-
-
-MADE_OF_A_MODULE: dict[str, Callable[[ModuleSpec], Arm]] = {
-    "hbert": hbert,
-    "varied": varied,
-    "taught": taught,
-    "taught_varied": taught_varied,
-    "adapter_only": adapter_only,
-    "hbert_plain": hbert_plain,
-}
-
-
-def columns(module: ModuleSpec) -> list[Arm]:
+def columns(module: ModuleSpec, adapter: ModuleSpec | None = None) -> list[Arm]:
     """Return the arms in the order of the tables.
 
-    `module` is that of the served arms. On the true lower layers LoRA is the best kind for pairs too.
+    `module` is that of the arms on the PLOT, `adapter` that in the source's upper layers, above its true
+    lower layers. There LoRA, the default, is the best kind for pairs too.
     """
-    served = [hbert(module), varied(module), taught(module), taught_varied(module)]
-    return [DEDICATED, *served, PLOT_ONLY, adapter_only(ModuleSpec()), SHARED, hbert_plain(module)]
+    adapter, own = adapter or ModuleSpec(), hbert(module)
+    return [
+        DEDICATED,
+        own,
+        replace(own, name="varied", variants=VARIANTS),
+        replace(own, name="taught", unlabelled=True),
+        replace(own, name="taught_varied", unlabelled=True, variants=VARIANTS),
+        PLOT_ONLY,
+        Arm("adapter_only", "lower", MODULE_LRS, _module(adapter, of_source=True), adapter),
+        SHARED,
+        replace(own, name="hbert_plain", served=False),
+    ]

@@ -10,8 +10,8 @@ import queue
 import random
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import closing, suppress
-from dataclasses import dataclass, field, replace
+from contextlib import suppress
+from dataclasses import replace
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Any
@@ -42,67 +42,43 @@ def run(
 ) -> Iterator[tuple[RunSpec, Any]]:
     """Run the cells that are not done yet. Yields each run as it is stored.
 
-    folder: the root's. Cells of one lesson run one after the other, since they share what teachers say.
-    Raises HmiError, also if a process died.
+    folder: the root's. Cells of one lesson run one after the other, in one process, since they share what
+    teachers say. A lesson begins while CPU seconds are left. Raises HmiError, also if a process died.
     """
     kept = Runs(plan.runs)
     lessons: dict[tuple[str, int, int], list[Cell]] = {}
     for cell in plan.cells:
         if kept.get(plan.spec(cell, root)) is None:
             lessons.setdefault(cell.lesson, []).append(cell)
-    with closing(_Workers(plan, setting, folder, list(lessons.values()))) as workers:
-        for cell, told in workers.told():
+    waiting, running = list(lessons.values()), list[SpawnProcess]()
+    # What processes tell: a cell with its result, with the arguments of a report, or with an HmiError.
+    tell, spent = CONTEXT.Queue(), CONTEXT.Value("d", 0.0)
+    try:
+        while True:
+            while waiting and len(running) < plan.at_once and spent.value < plan.cpu_s:
+                args = (plan, setting, folder, waiting.pop(0), tell, spent)
+                running.append(CONTEXT.Process(target=_work, args=args, daemon=True))
+                running[-1].start()
+            if not running and tell.empty():
+                return
+            try:
+                cell, told = tell.get(timeout=0.2)
+            except queue.Empty:
+                for one in running:
+                    if one.exitcode:
+                        raise HmiError(f"a process that ran cells died (exit code {one.exitcode})") from None
+                running = [one for one in running if one.is_alive()]
+                continue
+            if isinstance(told, HmiError):
+                raise told
             if isinstance(told, tuple):
                 report(*told)
                 continue
             spec = plan.spec(cell, root)
             kept.put(spec, told)
             yield spec, told
-
-
-@dataclass
-class _Workers:
-    """The processes that work on lessons, one lesson each."""
-
-    plan: ImprovedPlan
-    setting: Setting
-    folder: Path
-    waiting: list[list[Cell]]
-    running: list[SpawnProcess] = field(default_factory=list)
-    tell: Any = field(default_factory=CONTEXT.Queue)
-    spent: Any = field(default_factory=lambda: CONTEXT.Value("d", 0.0))
-    """CPU seconds of all processes so far."""
-
-    def told(self) -> Iterator[tuple[Cell, Any]]:
-        """Yield what the processes tell: a cell with its result, or with the arguments of a report. Raises
-        HmiError."""
-        while self._fill() or not self.tell.empty():
-            try:
-                cell, told = self.tell.get(timeout=0.2)
-            except queue.Empty:
-                self._forget_ended()
-                continue
-            if isinstance(told, HmiError):
-                raise told
-            yield cell, told
-
-    def _fill(self) -> bool:
-        """Start processes for lessons that wait, while CPU seconds are left. Returns whether any run."""
-        while self.waiting and len(self.running) < self.plan.at_once and self.spent.value < self.plan.cpu_s:
-            args = (self.plan, self.setting, self.folder, self.waiting.pop(0), self.tell, self.spent)
-            self.running.append(CONTEXT.Process(target=_work, args=args, daemon=True))
-            self.running[-1].start()
-        return bool(self.running)
-
-    def _forget_ended(self) -> None:
-        for one in self.running:
-            if one.exitcode:
-                raise HmiError(f"a process that ran cells died (exit code {one.exitcode})")
-        self.running = [one for one in self.running if one.is_alive()]
-
-    def close(self) -> None:
-        """End all processes at once."""
-        for one in self.running:
+    finally:
+        for one in running:
             one.kill()
 
 

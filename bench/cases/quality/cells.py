@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,6 +23,7 @@ from bench.cases.quality.tables import best_rate
 from bench.cases.quality.tasks import QualityTask, TaskRows
 from hmi.model.tasks import TaskKind
 from hmi.model.tenant.artefact import Artefact
+from hmi.resident import peak_resident
 from hmi.training.data.golds import SoftLabel, SoftTags
 from hmi.training.data.rows import Row
 from hmi.training.fit.backbones import Examples
@@ -55,22 +59,11 @@ def problem(task: QualityTask, rows: TaskRows, arm: Arm, models: Encoders) -> Pr
     """
     golds = [row.label for row in rows.train if not isinstance(row.label, SoftLabel | SoftTags)]
     kind = learn_task(task.kind, golds, paired=isinstance(rows.train[0].text, tuple))
-    splits = {name: _split(part, models, task.length) for name, part in vars(rows).items()}
+    splits = {name: split_of(part, models, task.length) for name, part in vars(rows).items()}
     examples = {
         name: _examples(task, kind, split, arm, models, name == "train") for name, split in splits.items()
     }
     return Problem(task, kind, splits, examples)
-
-
-@dataclass(frozen=True)
-class Budget:
-    """The number of seeds to run, and whether to score the test rows.
-
-    Test is not scored while something is being chosen.
-    """
-
-    seeds: int = 3
-    test: bool = True
 
 
 @dataclass
@@ -84,26 +77,24 @@ class Run:
 
 
 def fill(
-    task: QualityTask,
     arm: Arm,
-    about: RunSpec,
+    cell: RunSpec,
     make: Callable[[], Problem],
     models: Encoders,
-    budget: Budget,
+    seeds: int,
+    test: bool,
     kept: Runs,
     report: Report,
 ) -> Iterator[tuple[RunSpec, Any]]:
     """Do the unfinished runs of this cell, and yield each as it is stored.
 
-    `about` identifies the cell, besides its task.
+    `cell` identifies the cell. `make` is called once, and only if anything is left to do. `test` tells
+    whether to score test.
     """
-    cell = {"task": task.name, **about}
-    made: list[Problem] = []
+    made = cache(make)
 
     def train(lr: float, seed: int) -> Run:
-        if not made:
-            made.append(make())
-        return train_once(made[0], arm, models, lr, seed, report)
+        return train_once(made(), arm, models, lr, seed, report)
 
     best: Run | None = None
     searched: dict[float, Any] = {}
@@ -117,14 +108,12 @@ def fill(
             yield spec, run.result
             best = run if best is None or run.result["dev"] > best.result["dev"] else best
     lr = best_rate({rate: result["dev"] for rate, result in searched.items()})
-    for seed in range(budget.seeds):
-        spec = {**cell, "lr": lr, "seed": seed, **({"test": True} if budget.test else {})}
+    for seed in range(seeds):
+        spec = {**cell, "lr": lr, "seed": seed, **({"test": True} if test else {})}
         if kept.get(spec) is not None:
             continue
         run = best if seed == 0 and best is not None and best.lr == lr else train(lr, seed)
-        result = run.result
-        if budget.test:
-            result = {**result, "test": tested(made[0], run)}
+        result = {**run.result, "test": tested(made(), run)} if test else run.result
         kept.put(spec, result)
         yield spec, result
 
@@ -144,9 +133,20 @@ def next_rate(rates: Sequence[float], dev: Mapping[float, float]) -> float | Non
     return None
 
 
+def reset_peak() -> None:
+    """Let the peak of this process's resident memory begin anew, where the system can do that."""
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+
+
 def train_once(p: Problem, arm: Arm, models: Encoders, lr: float, seed: int, report: Report) -> Run:
-    """Train once and keep the epoch that is best on dev."""
+    """Train once and keep the epoch that is best on dev.
+
+    The result's `peak_bytes` is the process's peak in this training, with what the process held before. None
+    if it is unknown.
+    """
     begun = time.process_time()
+    reset_peak()
     plan = plan_training(arm.recipe(lr, seed), p.kind, len(p.examples["train"]))
     trainer = Trainer(arm.backbone(models, seed), models.root.dim, plan, p.examples["train"])
     what = f"{p.task.name}, {arm.name}, lr {lr:g}, seed {seed}"
@@ -161,6 +161,7 @@ def train_once(p: Problem, arm: Arm, models: Encoders, lr: float, seed: int, rep
         "dev": best.score,
         "dev_by_epoch": list(history.scores),
         "cpu_s": round(time.process_time() - begun, 1),
+        "peak_bytes": peak_resident(),
         "parameters": sum(v.numel() for v in best.artefact.joined().values()),
     }
     return Run(lr, result, trainer, best.artefact)
@@ -176,7 +177,8 @@ def _evaluate(p: Problem, trainer: Trainer, name: str) -> dict[str, Any]:
     return judge(trainer.reading(p.kind), p.splits[name], trainer.predict(p.examples[name]))
 
 
-def _split(rows: list[Row], models: Encoders, length: int) -> Split:
+def split_of(rows: list[Row], models: Encoders, length: int) -> Split:
+    """Tokenise rows, at most `length` tokens of each."""
     return Split(rows, models.root.tokenizer.encode([row.text for row in rows], length))
 
 

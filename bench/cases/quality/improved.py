@@ -67,24 +67,20 @@ def columns(larger: Sequence[str], *, few: bool) -> list[Improved]:
     few: whether a tenant has few rows. Then the columns include what others would train on the same rows,
     with the same ones held out. (`bench quality --rows` gives as many held-out rows as training rows.)
     """
-    found = [
+    plain: list[Learner] = ["contrasted", "frozen"]
+    beside = [
+        Improved("dedicated_plain", (), learner="dedicated"),
+        *(Improved(name, (), learner=name) for name in plain),
+    ]
+    return [
         Improved("by_default"),
         Improved("copies_only", ("copies",)),
         Improved("corpus_only", ("corpus",)),
         Improved("own_teacher", teachers=(OWN,)),
+        *([Improved("larger_teacher", teachers=tuple(larger))] if larger else []),
+        Improved("dedicated_taught", learner="dedicated"),
+        *(beside if few else [Improved(BY_DEPTH)]),
     ]
-    if larger:
-        found.append(Improved("larger_teacher", teachers=tuple(larger)))
-    found.append(Improved("dedicated_taught", learner="dedicated"))
-    if not few:
-        found.append(Improved(BY_DEPTH))
-    if few:
-        found += [
-            Improved("dedicated_plain", (), learner="dedicated"),
-            Improved("contrasted", (), learner="contrasted"),
-            Improved("frozen", (), learner="frozen"),
-        ]
-    return found
 
 
 def result_of(lesson: Lesson, column: Improved, seed: int, test: bool) -> dict[str, Any]:
@@ -114,11 +110,9 @@ def _deeper(lesson: Lesson, texts: Sequence[Row], winner: _Trained, seed: int, t
     arm = replace(hbert(ModuleSpec()), epochs=EPOCHS)
     deep = _trained(replace(lesson, models=full), arm, texts, seed, test)
     found = compare([row.label for row in lesson.rows.dev], winner.dev, deep.dev, 0)
-    figures: dict[str, Any] = {"deep": deep.figures, "deep_sure": found.sure}
-    figures["deep_gain"] = round(found.gain, 4)
+    figures = {"deep": deep.figures, "deep_sure": found.sure, "deep_gain": round(found.gain, 4)}
     if found.better and found.rows >= HELD_OUT.enough:
-        figures |= {name: deep.figures[name] for name in deep.figures if name in ("dev", "test")}
-        figures["published"] = 3
+        figures |= {**deep.scores, "published": 3}
     return figures
 
 
@@ -129,6 +123,10 @@ class _Trained:
     figures: dict[str, Any]
     dev: Version
     test: Version
+
+    @property
+    def scores(self) -> dict[str, float]:
+        return {name: self.figures[name] for name in ("dev", "test") if name in self.figures}
 
 
 def _trained(lesson: Lesson, arm: Arm, texts: Sequence[Row], seed: int, test: bool) -> _Trained:
@@ -184,7 +182,7 @@ def _chosen(lesson: Lesson, arm: Arm, first: _Trained, second: _Trained, seed: i
     passes = found.passes(rule) and len(everything) >= least_rows(rule)
     published = second if passes else first
     return {
-        **{name: published.figures[name] for name in ("dev", "test") if name in published.figures},
+        **published.scores,
         "first": first.figures,
         "second": second.figures,
         "sure": found.sure,

@@ -12,8 +12,9 @@ from typing import Any
 from bench.cases.quality.cells import RECIPE_VERSION
 from bench.cases.quality.improved import Improved, columns
 from bench.cases.quality.lesson import OWN
-from bench.cases.quality.run import content_of
+from bench.cases.quality.models import content_of, source_of
 from bench.cases.quality.runs import Runs, RunSpec
+from bench.cases.quality.tables import Score, Scored, standard_error, written
 from bench.cases.quality.tasks import TRAIN, named
 from hmi.errors import InvalidInput
 from hmi.model.sources.root import Root
@@ -74,6 +75,11 @@ class ImprovedPlan:
     """The CPU seconds of all cells together. A cell that would go beyond is given up."""
     at_once: int = 1
 
+    @property
+    def part(self) -> Scored:
+        """The part of the rows that is scored."""
+        return "test" if self.test else "dev"
+
     def spec(self, cell: Cell, root: Root) -> RunSpec:
         """The key of a cell's run."""
         found: RunSpec = {
@@ -111,65 +117,62 @@ def column_of(plan: ImprovedPlan, cell: Cell) -> Improved:
     return known[cell.column]
 
 
-def source_of(root: Root) -> str:
-    """The beginning of the hash of the root's source, by which runs name it."""
-    return root.info.source.get("sha256", "")[:12]
-
-
 def summary(plan: ImprovedPlan, root: Root) -> list[dict[str, Any]]:
     """Return a row for each lesson with finished runs: scores from 0 to 100, means over seeds.
 
     `first` is the first version; `by_default` and `by_depth` are the published one. `published` names that of
     each seed (3: the one that computes all layers), `worse` counts the seeds in which it scored under the
-    first by more than one standard error of a score on that many test rows.
+    first by more than one standard error of a score on that many test rows. `*_s` are CPU seconds, `*_mb` the
+    greatest peak of resident memory, which older runs lack.
     """
     kept, out = Runs(plan.runs), []
-    found = kept.all()
-    lessons = {cell.lesson: [c for c in plan.cells if c.lesson == cell.lesson] for cell in plan.cells}
-    for (task, count, draw), cells in lessons.items():
-        row: dict[str, Any] = {"task": task, "rows": count, "draw": draw}
-        own = _dedicated(found, cells[0], plan, root)
+    for lesson in dict.fromkeys(cell.lesson for cell in plan.cells):
+        cells = [cell for cell in plan.cells if cell.lesson == lesson]
+        row: dict[str, Any] = dict(zip(("task", "rows", "draw"), lesson, strict=True))
+        own = _dedicated(kept.all(), cells[0], plan, root)
         if own is not None:
             row["dedicated"] = round(own, 1)
-        runs: dict[str, list[Any]] = {}
+        runs: dict[Improved, list[Any]] = {}
         for cell in cells:
             if (result := kept.get(plan.spec(cell, root))) is not None:
-                runs.setdefault(cell.column, []).append(result)
-        for name, results in runs.items():
-            column = next(column_of(plan, cell) for cell in cells if cell.column == name)
-            row |= _figures(column, results, own, "test" if plan.test else "dev")
+                runs.setdefault(column_of(plan, cell), []).append(result)
+        for column, results in runs.items():
+            row |= _figures(column, results, own, plan.part)
         if runs:
             out.append(row)
     return out
 
 
 def _figures(
-    column: Improved, runs: Sequence[Mapping[str, Any]], own: float | None, of: str
+    column: Improved, runs: Sequence[Mapping[str, Any]], own: float | None, of: Scored
 ) -> dict[str, Any]:
     def shown(name: str, values: Sequence[float]) -> dict[str, Any]:
-        mean = 100 * statistics.mean(values)
-        error = 100 * statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
+        scores = [100 * value for value in values]
+        mean = statistics.mean(scores)
         ratio = {} if own is None else {f"{name} ÷": round(mean / own, 3)}
-        return {name: f"{mean:.1f}" + ("" if error is None else f" ± {error:.1f}"), **ratio}
+        return {name: written(mean, standard_error(scores)), **ratio}
 
     if not column.chooses:
         return shown(column.name, [run[of] for run in runs])
-    first = [run["first"] for run in runs]
-    versions = {name: [run[name][of] for run in runs] for name in ("second", "deep") if "deep" in runs[0]}
-    teachers = runs[0]["teachers"]
-    return {
-        **shown("first", [run[of] for run in first]),
-        **{key: value for name, seen in versions.items() for key, value in shown(name, seen).items()},
+    versions = {name: [run[name] for run in runs] for name in ("first", "second", "deep") if name in runs[0]}
+    teachers = runs[0]["teachers"].values()
+    found: dict[str, Any] = {}
+    for name, seen in versions.items():
+        if name != "second" or "deep" in versions:
+            found |= shown(name, [one[of] for one in seen])
+    found |= {
         **shown(column.name, [run[of] for run in runs]),
         "sure": " ".join(f"{run['sure']:.2f}" for run in runs),
         "published": " ".join(str(run["published"]) for run in runs),
         "worse": sum(run[of] < run["first"][of] - _noise(run["first"][of], run) for run in runs),
-        "weights": " ".join(f"{teacher['weight']:.2f}" for teacher in teachers.values()),
-        "first_s": round(statistics.mean(run["cpu_s"] for run in first)),
-        "teachers_s": round(sum(teacher["cpu_s"] for teacher in teachers.values())),
-        "second_s": round(statistics.mean(run["second"]["cpu_s"] for run in runs)),
-        **({"deep_s": round(statistics.mean(run["deep"]["cpu_s"] for run in runs))} if versions else {}),
+        "weights": " ".join(f"{teacher['weight']:.2f}" for teacher in teachers),
+        "teachers_s": round(sum(teacher["cpu_s"] for teacher in teachers)),
     }
+    for name, seen in versions.items():
+        found[f"{name}_s"] = round(statistics.mean(one["cpu_s"] for one in seen))
+        if peaks := [one["peak_bytes"] for one in seen if one.get("peak_bytes")]:
+            found[f"{name}_mb"] = round(max(peaks) / 1e6)
+    return found
 
 
 def _noise(score: float, run: Mapping[str, Any]) -> float:
@@ -181,33 +184,24 @@ def _dedicated(
 ) -> float | None:
     """The mean score of the dedicated copies of the root's source at their best rate.
 
-    They are runs of `bench quality` by the present recipe, or with few rows those of the column here. If
-    a task has none, the teacher from the root's source stands for them, with one seed and the service's rate.
-    Of a source with at most 6 layers it is such a copy.
+    They are runs of `bench quality` by the present recipe, or with few rows those of the column here. If a
+    task has none, the teacher from the root's source stands for them, with one seed and the service's rate,
+    if it was tuned on all labels and scored. Of a source with at most 6 layers it is such a copy.
     """
-    of, dev, scores = "test" if plan.test else "dev", dict[float, float](), list[tuple[float, float]]()
     arm = "dedicated" if cell.rows >= TRAIN else "dedicated_plain"
-    wanted = {"task": cell.task, "arm": arm, "recipe": RECIPE_VERSION, "source": source_of(root)}
-    for spec, result in found:
-        same = spec.get("rows", TRAIN) == cell.rows and spec.get("draw", 0) == cell.draw
-        if wanted.items() <= spec.items() and same and of in result:
-            scores.append((spec["lr"], result[of]))
-            dev[spec["lr"]] = max(result["dev"], dev.get(spec["lr"], 0.0))
-    if not scores:
-        return _own_teacher(found, cell, plan, root)
-    best = max(dev, key=lambda rate: dev[rate])
-    return 100 * statistics.mean(score for rate, score in scores if rate == best)
-
-
-def _own_teacher(
-    found: Sequence[tuple[RunSpec, Any]], cell: Cell, plan: ImprovedPlan, root: Root
-) -> float | None:
-    """The score of the teacher from the root's source, if it was tuned on the labels and scored."""
+    of_task = {"task": cell.task, "recipe": RECIPE_VERSION, "source": source_of(root)}
+    same = [(spec, result) for spec, result in found if of_task.items() <= spec.items()]
+    copies = [
+        (spec, result)
+        for spec, result in same
+        if (spec["arm"], spec.get("rows", TRAIN), spec.get("draw", 0)) == (arm, cell.rows, cell.draw)
+    ]
+    if (score := Score.of(copies, plan.part)) is not None:
+        return score.mean
     of = "test" if plan.test else "score"
-    wanted = {"task": cell.task, "recipe": RECIPE_VERSION, "source": source_of(root)}
-    for spec, result in found:
-        if cell.rows >= TRAIN and wanted.items() <= spec.items() and "rows" not in spec:
-            score = result.get("teachers", {}).get(OWN, {}).get(of)
-            if score is not None and spec.get("improved") == IMPROVED_VERSION:
-                return 100 * float(score)
+    for spec, result in same:
+        if cell.rows >= TRAIN and "rows" not in spec and spec.get("improved") == IMPROVED_VERSION:
+            taught = result.get("teachers", {}).get(OWN, {}).get(of)
+            if taught is not None:
+                return 100 * float(taught)
     return None

@@ -6,18 +6,19 @@ import gzip
 import hashlib
 import json
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
-from bench.cases.quality.cells import Report
+from bench.cases.quality.cells import Report, reset_peak
 from bench.cases.quality.models import Encoders
 from bench.cases.quality.setting import CORPUS_OF, GENERAL
 from bench.cases.quality.tasks import QualityTask, TaskRows
 from hmi.model.sources.source import find_source, load_encoder
 from hmi.model.tasks import TaskKind
 from hmi.model.text.tokenizer import Tokenizer
+from hmi.resident import peak_resident
 from hmi.training.data.passages import sample_corpus
 from hmi.training.data.rows import Row
 from hmi.training.plans.recipe import Recipe
@@ -62,6 +63,8 @@ class Lesson:
     report: Report
     count: int = 0
     """The number of all training rows of the tenant, if `rows` are a part of them; else 0."""
+    peaks: dict[str, int | None] = field(default_factory=dict, init=False)
+    """The peak of resident memory in bytes while a teacher was made. Those read from `kept` have none."""
 
     @property
     def paired(self) -> bool:
@@ -97,7 +100,9 @@ class Lesson:
         path = self._path(name, lesson)
         found = stored_said(path, self.kind)
         if found is None:
+            reset_peak()
             found = teacher_from(self.source(name), lesson, Recipe(), self.all_rows, self.teaching)
+            self.peaks[name] = peak_resident()
             path.parent.mkdir(parents=True, exist_ok=True)
             store_said(path, found)
         return found
@@ -149,6 +154,8 @@ class Lesson:
             },
             "mixture": round(score, 4),
         }
+        for name in about["teachers"].keys() & self.peaks:
+            about["teachers"][name]["peak_bytes"] = self.peaks[name]
         if test:
             about["mixture_test"] = self._tested(said, weights)
             for one in said:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -59,3 +60,13 @@ class Encoders:
             for i, states in zip(rows, hidden, strict=True):
                 out[i] = states[: len(texts[i])].half()
         return out
+
+
+def source_of(root: Root) -> str:
+    """Return the beginning of the hash of the root's source, by which runs name it."""
+    return root.info.source.get("sha256", "")[:12]
+
+
+def content_of(root: Root) -> str:
+    """Return a hash of the root's weights, which is the same for every import of them."""
+    return hashlib.sha256("".join(sorted(root.info.files.values())).encode()).hexdigest()[:12]

@@ -21,23 +21,17 @@ def ratios_svg(found: Table) -> str:
     """
     arms = [arm for arm in found.arms if arm != OWN and found.mean_ratio(arm) is not None]
     tasks = [task for task in found.tasks if any(found.ratio(task, arm) is not None for arm in arms)]
-    says = f'<text x="{LEFT}" y="14">share of a dedicated model\'s score (dashed: all of it)</text>'
     names, y = _names(arms)
-    parts = [says, names]
-    top = y
+    parts = [_text(LEFT, 14, "share of a dedicated model's score (dashed: all of it)"), names]
+    one, top = _x(1.0), y - 10
     for task in tasks:
-        parts.append(
-            f'<text x="{LEFT - 8}" y="{y + BAR * len(arms) / 2 + 4}" text-anchor="end">{escape(task)}</text>'
-        )
+        parts.append(_text(LEFT - 8, y + BAR * len(arms) / 2 + 4, task, ' text-anchor="end"'))
         for i, arm in enumerate(arms):
             ratio = found.ratio(task, arm)
             if ratio is not None:
                 parts.append(_bar(y + i * BAR, ratio, COLOURS[i % len(COLOURS)]))
         y += len(arms) * BAR + ROW - BAR
-    one = _x(1.0)
-    parts.append(
-        f'<line x1="{one}" y1="{top - 10}" x2="{one}" y2="{y}" stroke="black" stroke-dasharray="4"/>'
-    )
+    parts.append(f'<line x1="{one}" y1="{top}" x2="{one}" y2="{y}" stroke="black" stroke-dasharray="4"/>')
     return _svg(parts, y + 10)
 
 
@@ -55,8 +49,8 @@ def lines_svg(title: str, lines: Mapping[str, Mapping[int, float]]) -> str:
         across = LEFT + WIDE * (math.log(n) - first) / (last - first)
         return round(across, 1), round(50 + tall * (high - value) / (high - low), 1)
 
-    parts = [f'<text x="{LEFT}" y="14">{escape(title)}</text>', _names(list(lines))[0]]
-    parts += [f'<text x="{at(n, low)[0]}" y="{70 + tall}" text-anchor="middle">{n}</text>' for n in numbers]
+    parts = [_text(LEFT, 14, title), _names(list(lines))[0]]
+    parts += [_text(at(n, low)[0], 70 + tall, str(n), ' text-anchor="middle"') for n in numbers]
     for i, line in enumerate(lines.values()):
         points = [at(n, value) for n, value in sorted(line.items())]
         colour = COLOURS[i % len(COLOURS)]
@@ -64,7 +58,7 @@ def lines_svg(title: str, lines: Mapping[str, Mapping[int, float]]) -> str:
         parts.append(f'<polyline points="{joined}" fill="none" stroke="{colour}" stroke-width="2"/>')
         for (x, y), (_, value) in zip(points, sorted(line.items()), strict=True):
             parts.append(f'<circle cx="{x}" cy="{y}" r="3" fill="{colour}"/>')
-            parts.append(f'<text x="{x + 5}" y="{y - 5}" font-size="10">{value:.1f}</text>')
+            parts.append(_text(x + 5, y - 5, f"{value:.1f}", ' font-size="10"'))
     return _svg(parts, 90 + tall)
 
 
@@ -86,17 +80,19 @@ def _names(arms: list[str]) -> tuple[str, int]:
         if x + wide > LEFT + WIDE + 60 and x > LEFT:
             x, y = LEFT, y + 16
         parts.append(f'<rect x="{x}" y="{y}" width="10" height="10" fill="{COLOURS[i % len(COLOURS)]}"/>')
-        parts.append(f'<text x="{x + 14}" y="{y + 9}">{escape(arm)}</text>')
+        parts.append(_text(x + 14, y + 9, arm))
         x += wide
     return "".join(parts), y + 28
 
 
 def _bar(y: float, ratio: float, colour: str) -> str:
     width = max(1.0, _x(ratio) - LEFT)
-    return (
-        f'<rect x="{LEFT}" y="{y}" width="{width:.1f}" height="{BAR - 3}" fill="{colour}"/>'
-        f'<text x="{LEFT + 4}" y="{y + 10}" font-size="10" fill="white">{ratio:.3f}</text>'
-    )
+    bar = f'<rect x="{LEFT}" y="{y}" width="{width:.1f}" height="{BAR - 3}" fill="{colour}"/>'
+    return bar + _text(LEFT + 4, y + 10, f"{ratio:.3f}", ' font-size="10" fill="white"')
+
+
+def _text(x: float, y: float, says: str, style: str = "") -> str:
+    return f'<text x="{x}" y="{y}"{style}>{escape(says, quote=False)}</text>'
 
 
 def _x(ratio: float) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,20 +11,26 @@ from bench.cases.quality.runs import Runs
 from bench.cases.quality.tables import OWN, Table, markdown
 from bench.cases.quality.tenants import by_number, columns_of
 from bench.harness.report import result
-from hmi.model.files import write_bytes
+from hmi.model.files import write_bytes, write_json
 from hmi.training.plans.defaults import default_module
 
 NUMBERS = (10, 30, 100, 300, 500, 1_000, 3_000, 10_000)
 
 
-def write(folder: Path, found: Table, plan: Plan, name: str = "quality") -> None:
+def write(folder: Path, found: Table, plan: Plan) -> None:
     """Write `quality.json`, `quality.md` and, if a dedicated copy was run, `quality.svg` to `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
-    whole = {**result(name, []), "plan": _plan(plan), "table": as_json(found)}
-    write_bytes(folder / f"{name}.json", (json.dumps(whole, indent=1) + "\n").encode())
-    write_bytes(folder / f"{name}.md", markdown(found).encode())
+    about = {
+        "seeds": plan.seeds,
+        "rows": plan.rows,
+        "plot": plan.plot,
+        "modules": [title(module) for module in plan.modules]
+        or {"pairs": title(default_module(paired=True)), "other tasks": title(default_module(paired=False))},
+    }
+    write_json(folder / "quality.json", {**result("quality", []), "plan": about, "table": as_json(found)})
+    write_bytes(folder / "quality.md", markdown(found).encode())
     if any(found.mean_ratio(arm) is not None for arm in found.arms if arm != OWN):
-        write_bytes(folder / f"{name}.svg", ratios_svg(found).encode())
+        write_bytes(folder / "quality.svg", ratios_svg(found).encode())
 
 
 def write_tenants(folder: Path, runs: Path) -> dict[str, Any]:
@@ -47,7 +52,7 @@ def write_tenants(folder: Path, runs: Path) -> dict[str, Any]:
             {"arm": name, "tenants": len(spent), **scores, "cpu_s": spent[len(spent) // 2], "cpu_s_p90": slow}
         )
     found = {**result("tenants", []), "rows": rows}
-    write_bytes(folder / "tenants.json", (json.dumps(found, indent=1) + "\n").encode())
+    write_json(folder / "tenants.json", found)
     if lines:
         title = "mean test score of the first n tenants"
         write_bytes(folder / "tenants.svg", lines_svg(title, lines).encode())
@@ -60,14 +65,4 @@ def as_json(found: Table) -> dict[str, Any]:
         "scores": {task: {arm: vars(s) for arm, s in cells.items()} for task, cells in found.scores.items()},
         "ratio": {t: {a: found.ratio(t, a) for a in found.arms} for t in found.tasks},
         "mean_ratio": {arm: found.mean_ratio(arm) for arm in found.arms},
-    }
-
-
-def _plan(plan: Plan) -> dict[str, Any]:
-    return {
-        "seeds": plan.budget.seeds,
-        "rows": plan.rows,
-        "plot": plan.plot,
-        "modules": [title(module) for module in plan.modules]
-        or {"pairs": title(default_module(paired=True)), "other tasks": title(default_module(paired=False))},
     }

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import gc
-import hashlib
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from bench.cases.quality.arms import MADE_OF_A_MODULE, Arm, columns
-from bench.cases.quality.cells import RECIPE_VERSION, Budget, Problem, Report, fill, problem
-from bench.cases.quality.models import Encoders
+from bench.cases.quality.arms import Arm, columns
+from bench.cases.quality.cells import RECIPE_VERSION, Problem, Report, fill, problem
+from bench.cases.quality.models import Encoders, content_of, source_of
 from bench.cases.quality.runs import Runs, RunSpec
 from bench.cases.quality.tables import Scored, Table, table, with_best
 from bench.cases.quality.tasks import TRAIN, UNLABELLED, QualityTask, TaskRows, load, named, unlabelled
@@ -42,7 +41,9 @@ class Plan:
     arms: tuple[str, ...] = ()
     modules: tuple[ModuleSpec, ...] = ()
     """The modules of the served arms. () takes the service's default, which depends on the task."""
-    budget: Budget = field(default_factory=Budget)
+    seeds: int = 3
+    test: bool = True
+    """Whether test is scored. Set it to False while something is being chosen."""
     rows: int = TRAIN
     lrs: tuple[float, ...] = ()
     plot: str = ""
@@ -60,7 +61,8 @@ def run(plan: Plan, models: Encoders, report: Report) -> Iterator[tuple[RunSpec,
         rows = replace(rows, train=rows.train[: plan.rows], dev=rows.dev[: plan.rows])
         for arm in chosen_arms(plan, task):
             make = partial(_problem, plan, task, rows, arm, models, report)
-            yield from fill(task, arm, about(plan, arm, models.root), make, models, plan.budget, kept, report)
+            cell = {"task": task.name, **about(plan, arm, models.root)}
+            yield from fill(arm, cell, make, models, plan.seeds, plan.test, kept, report)
             gc.collect()
 
 
@@ -88,12 +90,11 @@ def chosen_arms(plan: Plan, task: QualityTask | None = None) -> list[Arm]:
     for name in plan.arms:
         if name not in known:
             raise InvalidInput(f"arm {name!r} is unknown: use one of {', '.join(known)}", field="arm")
+    made = [{arm.name: arm for arm in columns(module, module)} for module in plan.modules] or [known]
     out = []
     for name, arm in known.items():
-        if plan.arms and name not in plan.arms:
-            continue
-        make = MADE_OF_A_MODULE.get(name)
-        out += [arm] if make is None or not plan.modules else [make(module) for module in plan.modules]
+        if not plan.arms or name in plan.arms:
+            out += [arm] if arm.module is None else [arms[name] for arms in made]
     return [replace(arm, lrs=tuple(sorted(plan.lrs))) if plan.lrs else arm for arm in out]
 
 
@@ -102,11 +103,7 @@ def about(plan: Plan, arm: Arm, root: Root) -> RunSpec:
 
     This is the arm, the recipe and the source, and what the arm uses of the root, the PLOT and the plan.
     """
-    found: RunSpec = {
-        "arm": arm.name,
-        "recipe": RECIPE_VERSION,
-        "source": root.info.source.get("sha256", "")[:12],
-    }
+    found: RunSpec = {"arm": arm.name, "recipe": RECIPE_VERSION, "source": source_of(root)}
     if arm.reads == "plot":
         found |= {"root": content_of(root), "plot": plan.plot}
     if arm.module is not None:
@@ -128,7 +125,7 @@ def scores(plan: Plan, root: Root) -> Table:
         arms = chosen_arms(plan, task)
         titles = [f"{arm.name} {title(arm.module)}" if several and arm.module else arm.name for arm in arms]
         cells[task.name] = {name: about(plan, arm, root) for name, arm in zip(titles, arms, strict=True)}
-    scored: Scored = "test" if plan.budget.test else "dev"
+    scored: Scored = "test" if plan.test else "dev"
     found = table(Runs(plan.runs).all(), cells, scored)
     return with_best(found, [name for name, spec in next(iter(cells.values())).items() if spec.get("served")])
 
@@ -136,8 +133,3 @@ def scores(plan: Plan, root: Root) -> Table:
 def title(module: ModuleSpec) -> str:
     sites = "" if module.sites is None else " " + ",".join(module.sites)
     return f"{module.kind} {module.rank}{sites}"
-
-
-def content_of(root: Root) -> str:
-    """Return a hash of the root's weights, which is the same for every import of them."""
-    return hashlib.sha256("".join(sorted(root.info.files.values())).encode()).hexdigest()[:12]

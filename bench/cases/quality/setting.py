@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -95,22 +95,31 @@ def prepare(setting: Setting, tasks: list[QualityTask], say: Say, show: Show, *,
 
     full: also import a root of the same source that computes all layers.
     """
-    calls = LocalCalls(Settings.from_env(None, data=setting.data))
-    try:
-        folder = setting.data / "roots" / _ensured_root(calls, setting, say, show)
-        if full and FULL not in _roots(calls):
+    wanted = setting.root or ROOT
+    with closing(LocalCalls(Settings.from_env(None, data=setting.data))) as calls:
+        if setting.root is None and ROOT not in _roots(calls):
+            say("importing the default root")
+            done(calls, "/manage/roots", {"root": ROOT, "source": DEFAULT_PACKAGE}, show)
+        roots = _roots(calls)
+        if wanted not in roots:
+            raise InvalidInput(
+                f"no root {wanted!r} in this folder: import it first (hmi root import)", field="root"
+            )
+        folder = setting.data / "roots" / wanted / roots[wanted]
+        if full and FULL not in roots:
             say("importing a root that computes all layers")
             source = load_root(folder).info.source["name"]
-            job = calls.request("POST", "/manage/roots", {"root": FULL, "source": source, "split": 0})["job"]
-            ended(calls, job, show)
+            done(calls, "/manage/roots", {"root": FULL, "source": source, "split": 0}, show)
         have = {domain["domain"] for domain in calls.request("GET", "/manage/domains")["domains"]}
         for corpus, branch, amount in dict.fromkeys(b for task in tasks for b in setting.branches(task)):
-            if branch not in have:
-                say(f"building {branch}")
-                _build(calls, setting.corpora / f"{corpus}.txt.gz", branch, amount, show)
+            file = setting.corpora / f"{corpus}.txt.gz"
+            if branch in have:
+                continue
+            if not file.is_file():
+                raise InvalidInput(f"{file} is not there: name the folder of the corpora", field="corpora")
+            say(f"building {branch}")
+            done(calls, "/manage/domains", {"domain": branch, **amount.body()}, show, {"corpus": file})
         return folder
-    finally:
-        calls.close()
 
 
 @contextmanager
@@ -128,34 +137,16 @@ def opened(setting: Setting, folder: Path) -> Iterator[Encoders]:
         yield Encoders(source, root, plot_of, full[-1] if full else None)
 
 
-def _ensured_root(calls: LocalCalls, setting: Setting, say: Say, show: Show) -> str:
-    """Return `name/version` of the root, importing it if necessary."""
-
-    wanted = setting.root or ROOT
-    if setting.root is None and ROOT not in _roots(calls):
-        say("importing the default root")
-        ended(
-            calls,
-            calls.request("POST", "/manage/roots", {"root": ROOT, "source": DEFAULT_PACKAGE})["job"],
-            show,
-        )
-    if wanted not in _roots(calls):
-        raise InvalidInput(
-            f"no root {wanted!r} in this folder: import it first (hmi root import)", field="root"
-        )
-    return f"{wanted}/{_roots(calls)[wanted]}"
-
-
 def _roots(calls: LocalCalls) -> dict[str, str]:
     """The versions of the roots, by name."""
     return {root["root"]: root["version"] for root in calls.request("GET", "/manage/roots")["roots"]}
 
 
-def _build(calls: LocalCalls, corpus: Path, branch: str, amount: Amount, show: Show) -> None:
-    if not corpus.is_file():
-        raise InvalidInput(f"{corpus} is not there: name the folder of the corpora", field="corpora")
-    body = {"domain": branch, **amount.body()}
-    ended(calls, calls.request("POST", "/manage/domains", body, {"corpus": corpus})["job"], show)
+def done(
+    calls: LocalCalls, path: str, body: dict[str, Any], show: Show, files: dict[str, Path] | None = None
+) -> dict[str, Any]:
+    """Queue a job (`POST path`), run it to its end and return its view. Raises as `ended`."""
+    return ended(calls, calls.request("POST", path, body, files)["job"], show)
 
 
 def ended(calls: LocalCalls, job: str, show: Show) -> dict[str, Any]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from bench.cases.quality.setting import Say, Show, ended
+from bench.cases.quality.setting import Say, Show, done
 from bench.cases.quality.tasks import QualityTask, load, named, unlabelled
 from bench.harness.report import Row as Figure
 from hmi.api.process.local import LocalCalls
@@ -21,78 +22,65 @@ from hmi.training.data.rows import Row
 
 ROOT, DOMAIN, TENANT = "steps", "steps/cs", "steps"
 CORPUS = "cs.txt.gz"
+TASKS = ("clinc_work", "sick", "bc5cdr")
+"""The sets on which a tenant is trained without and with a teacher."""
 
 
 @dataclass(frozen=True)
 class Steps:
     """The texts, sets and sizes of a run.
 
-    `sets` and `corpora` are folders as for `bench quality`. `megabytes` of text make the PLOT. One tenant
-    with `rows` rows is trained for each of `tasks`.
+    `sets` and `corpora` are folders as for `bench quality`. `megabytes` of text make the PLOT. A tenant has
+    `rows` rows.
     """
 
     sets: Path
     corpora: Path
-    megabytes: float = 2.0
-    rows: int = 1_000
-    tasks: tuple[str, ...] = ("clinc_work", "sick", "bc5cdr")
-    teachers: bool = True
+    megabytes: float
+    rows: int
+    say: Say
+    show: Show
 
+    def run(self) -> Iterator[Figure]:
+        """Run the steps in a new data folder; yield their CPU seconds and peak memory. Raises HmiError."""
+        if not (self.corpora / CORPUS).is_file():
+            raise InvalidInput(
+                f"{self.corpora / CORPUS} is not there: name the folder of the corpora", field="corpora"
+            )
+        with TemporaryDirectory(prefix="hmi-steps-") as name:
+            folder = Path(name)
+            with closing(LocalCalls(Settings.from_env(None, data=folder / "data"))) as calls:
+                self.say("importing the default root")
+                body = {"root": ROOT, "source": DEFAULT_PACKAGE}
+                yield from _figures("root_import", done(calls, "/manage/roots", body, self.show))
+                yield from self._plot(calls, folder)
+                calls.request("POST", "/manage/tenants", {"tenant": TENANT})
+                for task in named(TASKS):
+                    for taught in (False, True):
+                        yield from self._tenant(calls, task, folder, taught)
 
-def run(plan: Steps, say: Say, show: Show) -> Iterator[Figure]:
-    """Run the steps in a new data folder; yield their CPU seconds and peak memory. Raises HmiError."""
-    if not (plan.corpora / CORPUS).is_file():
-        raise InvalidInput(
-            f"{plan.corpora / CORPUS} is not there: name the folder of the corpora", field="corpora"
-        )
-    with TemporaryDirectory(prefix="hmi-steps-") as folder:
-        calls = LocalCalls(Settings.from_env(None, data=Path(folder) / "data"))
-        try:
-            yield from _root(calls, say, show)
-            yield from _plot(calls, plan, Path(folder), say, show)
-            calls.request("POST", "/manage/tenants", {"tenant": TENANT})
-            for task in named(plan.tasks):
-                for taught in (False, True) if plan.teachers else (False,):
-                    yield from _tenant(calls, plan, task, Path(folder), taught, say, show)
-        finally:
-            calls.close()
+    def _plot(self, calls: LocalCalls, folder: Path) -> Iterator[Figure]:
+        text = folder / "text.txt"
+        with gzip.open(self.corpora / CORPUS, "rb") as corpus:
+            text.write_bytes(b"".join(corpus.readlines(int(self.megabytes * 1e6))))
+        self.say(f"building a PLOT of {self.megabytes:g} MB of text")
+        view = done(calls, "/manage/domains", {"domain": DOMAIN, "alpha": 50}, self.show, {"corpus": text})
+        yield from _figures(f"plot_build_{self.megabytes:g}mb", view, text.stat().st_size / 1e6)
 
-
-def _root(calls: LocalCalls, say: Say, show: Show) -> Iterator[Figure]:
-    say("importing the default root")
-    job = calls.request("POST", "/manage/roots", {"root": ROOT, "source": DEFAULT_PACKAGE})["job"]
-    yield from _figures("root_import", ended(calls, job, show))
-
-
-def _plot(calls: LocalCalls, plan: Steps, folder: Path, say: Say, show: Show) -> Iterator[Figure]:
-    text, wanted = folder / "text.txt", plan.megabytes * 1e6
-    with gzip.open(plan.corpora / CORPUS, "rb") as corpus:
-        text.write_bytes(b"".join(_first(corpus, wanted)))
-    say(f"building a PLOT of {plan.megabytes:g} MB of text")
-    job = calls.request("POST", "/manage/domains", {"domain": DOMAIN, "alpha": 50}, {"corpus": text})["job"]
-    yield from _figures(
-        f"plot_build_{plan.megabytes:g}mb", ended(calls, job, show), text.stat().st_size / 1e6
-    )
-
-
-def _tenant(
-    calls: LocalCalls, plan: Steps, task: QualityTask, folder: Path, taught: bool, say: Say, show: Show
-) -> Iterator[Figure]:
-    name = f"{task.name}_taught" if taught else task.name
-    rows = load(task, plan.sets)
-    files = {"data": rows.train[: plan.rows], "dev": rows.dev[: plan.rows // 5]}
-    if taught:
-        files["unlabelled"] = unlabelled(task, plan.sets, plan.rows)
-    paths = {part: folder / f"{name}-{part}.jsonl" for part in files}
-    for part, path in paths.items():
-        path.write_text(
-            "".join(json.dumps(_as_row(row, task)) + "\n" for row in files[part]), encoding="utf-8"
-        )
-    say(f"training {name} on {len(files['data'])} rows")
-    model, options = f"{TENANT}.{name.replace('_', '-')}", {"max_length": task.length}
-    body = {"model": model, "domain": DOMAIN, "task": task.kind, "options": options}
-    view = ended(calls, calls.request("POST", "/manage/models", body, paths)["job"], show)
-    yield from _figures(f"tenant_{name}", view, len(files["data"]) / 1e3)
+    def _tenant(self, calls: LocalCalls, task: QualityTask, folder: Path, taught: bool) -> Iterator[Figure]:
+        name = f"{task.name}_taught" if taught else task.name
+        rows = load(task, self.sets)
+        files = {"data": rows.train[: self.rows], "dev": rows.dev[: self.rows // 5]}
+        if taught:
+            files["unlabelled"] = unlabelled(task, self.sets, self.rows)
+        paths = {part: folder / f"{name}-{part}.jsonl" for part in files}
+        for part, path in paths.items():
+            path.write_text("".join(json.dumps(_as_row(row)) + "\n" for row in files[part]), encoding="utf-8")
+        self.say(f"training {name} on {len(files['data'])} rows")
+        model, options = f"{TENANT}.{name.replace('_', '-')}", {"max_length": task.length}
+        body = {"model": model, "domain": DOMAIN, "task": task.kind, "options": options}
+        view = done(calls, "/manage/models", body, self.show, paths)
+        yield from _figures(f"tenant_{name}", view, len(files["data"]) / 1e3)
 
 
 def _figures(name: str, view: dict[str, Any], size: float | None = None) -> Iterator[Figure]:
@@ -100,27 +88,18 @@ def _figures(name: str, view: dict[str, Any], size: float | None = None) -> Iter
     seconds, peak = view["cost"]["cpu_ms"] / 1e3, view["cost"]["peak_bytes"]
     yield Figure(f"{name}_cpu", round(seconds, 1), "s", runs=1)
     if size is not None:
-        yield Figure(
-            f"{name}_cpu_each", round(seconds / size, 1), "s/MB" if "plot" in name else "s/1000 rows", runs=1
-        )
+        unit = "s/MB" if "plot" in name else "s/1000 rows"
+        yield Figure(f"{name}_cpu_each", round(seconds / size, 1), unit, runs=1)
     why = None if peak is not None else "this system does not measure it"
     yield Figure(f"{name}_peak", None if peak is None else round(peak / 1e6), "MB", runs=1, why=why)
 
 
-def _as_row(row: Row, task: QualityTask) -> dict[str, Any]:
-    if task.kind == "tagging":
-        return {"tokens": row.text, "tags": row.label} if row.label else {"tokens": row.text}
-    answer = {"label": row.label} if row.label else {}
-    if isinstance(row.text, tuple):
-        return {"text": row.text[0], "text_pair": row.text[1], **answer}
-    return {"text": row.text, **answer}
-
-
-def _first(lines: Iterable[bytes], wanted: float) -> Iterator[bytes]:
-    """Yield whole lines of at most this many bytes together."""
-    taken = 0
-    for line in lines:
-        if taken >= wanted:
-            return
-        taken += len(line)
-        yield line
+def _as_row(row: Row) -> dict[str, Any]:
+    """Return the JSON object of a row: a list of words is tagged, a tuple is a pair."""
+    if isinstance(row.text, list):
+        return {"tokens": row.text, **({"tags": row.label} if row.label else {})}
+    texts = row.text if isinstance(row.text, tuple) else (row.text,)
+    return {
+        **dict(zip(("text", "text_pair"), texts, strict=False)),
+        **({"label": row.label} if row.label else {}),
+    }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -27,6 +27,24 @@ class Score:
     lr: float
     dev: float
     """The first seed's score on dev."""
+
+    @classmethod
+    def of(cls, runs: Sequence[tuple[RunSpec, Any]], part: Scored) -> Score | None:
+        """Return the score of a cell's runs, or None if none was scored on this part.
+
+        Only runs at one learning rate count: the one that was best on dev with the first seed that there is.
+        """
+        found = [(spec, result) for spec, result in runs if part in result]
+        if not found:
+            return None
+        first = min(spec["seed"] for spec, _ in found)
+        dev = {spec["lr"]: result["dev"] for spec, result in found if spec["seed"] == first}
+        lr = best_rate(dev)
+        values = {spec["seed"]: 100 * result[part] for spec, result in found if spec["lr"] == lr}.values()
+        return cls(statistics.mean(values), standard_error(values), len(values), lr, 100 * dev[lr])
+
+    def __str__(self) -> str:
+        return written(self.mean, self.error)
 
 
 @dataclass(frozen=True)
@@ -54,23 +72,16 @@ def table(
     """Return the cells that have scores.
 
     `cells` gives, by task and column, the fields of the runs' specs besides task, rate and seed. Each task
-    has the same columns. Only runs at one learning rate count: the one that was best on dev with the first
-    seed.
+    has the same columns.
     """
-    scores: dict[str, dict[str, Score]] = {task: {} for task in cells}
-    columns = tuple(next(iter(cells.values()), ()))
-    for task in cells:
-        for title, wanted in cells[task].items():
-            found = [(s, r) for s, r in runs if _fits(s, {"task": task, **wanted}) and of in r]
-            if not found:
-                continue
-            dev = {s["lr"]: r["dev"] for s, r in found if s["seed"] == 0}
-            lr = best_rate(dev)
-            values = list({s["seed"]: 100 * r[of] for s, r in found if s["lr"] == lr}.values())
-            scores[task][title] = Score(
-                statistics.mean(values), _error(values), len(values), lr, 100 * dev[lr]
-            )
-    return Table(tuple(cells), columns, scores)
+    scores: dict[str, dict[str, Score]] = {}
+    for task, columns in cells.items():
+        found = {
+            title: Score.of([run for run in runs if _fits(run[0], {"task": task, **wanted})], of)
+            for title, wanted in columns.items()
+        }
+        scores[task] = {title: score for title, score in found.items() if score is not None}
+    return Table(tuple(cells), tuple(next(iter(cells.values()), ())), scores)
 
 
 def with_best(found: Table, among: Sequence[str]) -> Table:
@@ -121,9 +132,14 @@ def _cell(found: Table, task: str, arm: str) -> str:
     if score is None:
         return "–"
     ratio = found.ratio(task, arm)
-    shown = f"{score.mean:.1f}" if score.error is None else f"{score.mean:.1f} ± {score.error:.1f}"
-    return shown if ratio is None or arm == OWN else f"{shown} ({ratio:.3f})"
+    return str(score) if ratio is None or arm == OWN else f"{score} ({ratio:.3f})"
 
 
-def _error(values: list[float]) -> float | None:
+def written(mean: float, error: float | None) -> str:
+    """Return a mean with its standard error, if there is one."""
+    return f"{mean:.1f}" if error is None else f"{mean:.1f} ± {error:.1f}"
+
+
+def standard_error(values: Collection[float]) -> float | None:
+    """Return the standard error of the mean, or None for one value."""
     return statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None

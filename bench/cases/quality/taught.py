@@ -8,9 +8,9 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from bench.cases.quality.cells import RECIPE_VERSION
+from bench.cases.quality.cells import RECIPE_VERSION, split_of
 from bench.cases.quality.lesson import TUNING
-from bench.cases.quality.models import Encoders
+from bench.cases.quality.models import Encoders, source_of
 from bench.cases.quality.tasks import QualityTask, TaskRows
 from hmi.model.files import write_json
 from hmi.training.data.rows import Row
@@ -19,7 +19,6 @@ from hmi.training.plans.recipe import Recipe
 from hmi.training.second.teacher import Lesson, gold_from_json, gold_to_json, lesson_texts, usable
 from hmi.training.second.teachers import teach
 from hmi.training.tasks.objectives import learn_task
-from hmi.training.tasks.splits import Split
 
 
 def with_texts(
@@ -35,9 +34,13 @@ def with_texts(
 
     A task has one teacher, of seed 0. The folder `kept` stores its labels.
     """
-    lesson = _lesson(task, rows, unlabelled, models)
+    kind = learn_task(
+        task.kind, [row.label for row in rows.train], paired=isinstance(rows.train[0].text, tuple)
+    )
+    train, dev = (split_of(part, models, task.length) for part in (rows.train, rows.dev))
+    lesson = Lesson(kind, train, dev, unlabelled, task.length)
     texts = usable(lesson_texts(lesson, recipe, models.source, models.root), rows.test, 0)
-    source = models.root.info.source["sha256"][:12]
+    source = source_of(models.root)
     digest = hashlib.sha256(json.dumps([row.text for row in texts]).encode()).hexdigest()[:12]
     path = kept / f"{task.name}-{source}-{RECIPE_VERSION}-{TUNING}-{len(rows.train)}-{digest}.json"
     if not path.exists():
@@ -47,21 +50,5 @@ def with_texts(
         )
         write_json(path, {"dev": score, "said": [gold_to_json(gold) for gold in said]})
     said = json.loads(path.read_text())["said"]
-    return replace(
-        rows,
-        train=[
-            *rows.train,
-            *(Row(t.text, gold_from_json(answer)) for t, answer in zip(texts, said, strict=True)),
-        ],
-    )
-
-
-def _lesson(task: QualityTask, rows: TaskRows, texts: list[Row], models: Encoders) -> Lesson:
-    kind = learn_task(
-        task.kind, [row.label for row in rows.train], paired=isinstance(rows.train[0].text, tuple)
-    )
-
-    def split(part: list[Row]) -> Split:
-        return Split(part, models.root.tokenizer.encode([row.text for row in part], task.length))
-
-    return Lesson(kind, split(rows.train), split(rows.dev), texts, task.length)
+    answered = [Row(text.text, gold_from_json(gold)) for text, gold in zip(texts, said, strict=True)]
+    return replace(rows, train=[*rows.train, *answered])

@@ -20,7 +20,7 @@ from bench.cases.quality.arms import Arm
 from bench.cases.quality.cells import Problem, Report, problem, tested, train_once
 from bench.cases.quality.models import Encoders
 from bench.cases.quality.runs import Runs, RunSpec
-from bench.cases.quality.tasks import QualityTask, load, named
+from bench.cases.quality.tasks import load, named
 from hmi.errors import InvalidInput
 from hmi.model.memory import keep_freed_memory
 from hmi.training.fit.backbones import Examples
@@ -64,7 +64,9 @@ def run(
             spec = {**about, "task": task.name, "tenant": tenant, "rows": plan.rows, "lr": lr}
             if kept.get(spec) is not None:
                 continue
-            whole = _whole(task, plan, arm, models) if whole is None else whole
+            if whole is None:
+                rows = load(task, plan.sets)
+                whole = problem(task, replace(rows, dev=[], test=rows.test[:TEST]), arm, models)
             mine = _subset(whole, tenant, plan.rows)
             trained = train_once(mine, arm, models, lr, 0, report)
             result = {**trained.result, "test": tested(mine, trained)}
@@ -98,11 +100,6 @@ def by_number(results: Mapping[int, Any], numbers: Sequence[int]) -> dict[int, f
         for n in numbers
         if all(i in results for i in range(n))
     }
-
-
-def _whole(task: QualityTask, plan: TenantsPlan, arm: Arm, models: Encoders) -> Problem:
-    rows = load(task, plan.sets)
-    return problem(task, replace(rows, dev=[], test=rows.test[:TEST]), arm, models)
 
 
 def _subset(whole: Problem, tenant: int, rows: int) -> Problem:

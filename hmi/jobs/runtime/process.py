@@ -24,6 +24,7 @@ from hmi.jobs.runtime.board import Board, read_pacing
 from hmi.jobs.runtime.context import Body, JobContext, JobStopped
 from hmi.jobs.runtime.discarding import discard
 from hmi.jobs.runtime.folders import JobFolder
+from hmi.resident import peak_resident
 from hmi.stores.layout import Layout, open_layout, without_paths
 from hmi.stores.plot.plots import as_hmi
 from hmi.stores.records.registry import Registry
@@ -183,16 +184,6 @@ def _cost(folder: JobFolder) -> JobCost:
     pacing = read_pacing(folder.board)
     return JobCost(
         cpu_ms=round(time.process_time() * 1000),
-        peak_bytes=_peak_bytes(),
+        peak_bytes=peak_resident(),
         paused_ms=0 if pacing is None else pacing.paused_ms,
     )
-
-
-def _peak_bytes() -> int | None:
-    """The largest resident size of this process, from /proc; `getrusage` may report the parent's.
-    None if it is unknown."""
-    try:
-        lines = Path("/proc/self/status").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return None
-    return next((int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM:")), None)
