@@ -17,6 +17,7 @@ from bench.cases.serve import http_calls, http_flat, http_models
 from bench.cases.serve.http_fleet import Fleet, body, executor_in, guard, target
 from bench.cases.serve.plan import OVER_HTTP, Plan
 from bench.cases.serve.run import run, steps
+from bench.cases.serve.traffic import Rates
 from bench.harness.home import Home
 from bench.harness.load import Client, Target, client
 from bench.harness.report import quantile
@@ -169,8 +170,9 @@ def test_calls_are_timed_on_a_server(quick: Plan, home: Home, server: Server, se
 
 def test_rates_are_measured_on_a_server(quick: Plan, home: Home, server: Server, sender: Client) -> None:
     server.go_on()
-    rates = http_flat.rates(quick, home, server, sender, "uniform", "uniform", lambda _: None)
-    rows = {row.id: row for row in http_flat.rows("uniform", rates)}
+    rates = Rates("http_flat_uniform")
+    http_flat.measured(quick, home, server, sender, "uniform", rates, lambda _: None)
+    rows = {row.id: row for row in rates.rows()}
     assert rows["http_flat_uniform_16_over_1"].value > 0
     assert rows["http_flat_uniform_16_over_1_by_cpu"].goal == 0.95
 
