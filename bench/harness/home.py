@@ -11,7 +11,7 @@ import hashlib
 import importlib.metadata
 import json
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -24,7 +24,7 @@ from torch import Tensor
 
 from hmi.api.process.local import LocalCalls
 from hmi.config import Settings
-from hmi.core import KeyRecord, ModelId, ModelVersion, ModuleSpec, Scope, TenantRecord, now
+from hmi.core import KeyRecord, ModelId, ModelVersion, ModuleSpec, Progress, Scope, TenantRecord, now
 from hmi.errors import HmiError, InvalidInput, StorageFull
 from hmi.manager import Manager
 from hmi.model.files import write_json
@@ -153,14 +153,18 @@ def build(wanted: Contents, folder: Path) -> Home:
 
 
 def ended(
-    calls: LocalCalls, path: str, body: dict[str, Any], files: Mapping[str, Path] | None = None
+    calls: LocalCalls,
+    path: str,
+    body: dict[str, Any],
+    files: Mapping[str, Path] | None = None,
+    show: Callable[[Progress], object] = lambda _: None,
 ) -> dict[str, Any]:
     """Queue a job, such as a training (`POST path`), run it to its end and return its view.
 
-    Raises HmiError if the job does not succeed.
+    show: gets the job's progress. Raises HmiError if the job does not succeed.
     """
     job = calls.request("POST", path, body, files)["job"]
-    calls.run(job, lambda _: None)
+    calls.run(job, show)
     view: dict[str, Any] = calls.request("GET", f"/manage/jobs/{job}")
     if view["state"] != "succeeded":
         raise HmiError(f"job {job} {view['state']}: {(view['error'] or {}).get('message', 'see its log')}")
@@ -312,6 +316,11 @@ def _add_tenant(table: RecordTable, txn: RegistryTxn, tenant: str) -> None:
     key_table.put_key(table, txn, key)
 
 
+def real_length(draw: np.random.Generator) -> int:
+    """Draw the tokens of a text."""
+    return int(np.clip(draw.lognormal(MEAN_LOG, SPREAD_LOG), LEAST, MOST))
+
+
 class Texts:
     """Draws texts of a given number of tokens, cut from real text at its words.
 
@@ -329,14 +338,11 @@ class Texts:
 
     def of(self, tokens: int | None, count: int) -> list[str]:
         """Return `count` texts of exactly `tokens` tokens, [CLS] and [SEP] included; None: real lengths."""
-        return [self._one(self._real() if tokens is None else tokens) for _ in range(count)]
+        return [self._one(real_length(self._draw) if tokens is None else tokens) for _ in range(count)]
 
     def tokens(self, text: str) -> int:
         """Return the tokens of a text, at most MOST."""
         return len(self._tokenizer.encode([text], MOST)[0])
-
-    def _real(self) -> int:
-        return int(np.clip(self._draw.lognormal(MEAN_LOG, SPREAD_LOG), LEAST, MOST))
 
     def _one(self, tokens: int) -> str:
         for _ in range(TRIES):

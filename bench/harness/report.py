@@ -98,9 +98,9 @@ def rotating(work: Callable[[int], T], count: int, start: int = 0) -> Callable[[
     return lambda: work(next(turn) % count)
 
 
-def median_ms(work: Callable[[], object], runs: int) -> float:
-    """Return the median CPU milliseconds of `work`."""
-    return statistics.median(in_turn({"": partial(seconds, work)}, runs)[""]) * 1e3
+def median_seconds(work: Callable[[], object], runs: int) -> float:
+    """Return the median CPU seconds of `work`."""
+    return statistics.median(in_turn({"": partial(seconds, work)}, runs)[""])
 
 
 def seconds(work: Callable[[], object], clock: Clock = time.process_time) -> float:
