@@ -12,8 +12,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
+
+import torch
+
+from bench.cases.serve.engine import by_callers, serving
+from hmi.core import ModelId
+from hmi.engine import TextRequest
 
 CALLERS = 8
 
@@ -33,13 +39,19 @@ class Served:
 
 
 def measured(
-    data: Path, model: str, texts: Sequence[str], warm: str = "", root_bytes: int = 0, io_bytes_per_s: int = 0
+    data: Path,
+    model: ModelId,
+    texts: Sequence[str],
+    *,
+    warm: ModelId | None = None,
+    root_bytes: int = 0,
+    io_bytes_per_s: int = 0,
 ) -> Served:
     """Ask a model in a new process with these settings.
 
     warm: a model of another root that answers first, so that the growth of memory is the root's own.
     """
-    given = [str(data), model, warm, str(root_bytes), str(io_bytes_per_s)]
+    given = map(str, (data, model, warm or "", root_bytes, io_bytes_per_s))
     lines = "\n".join(" ".join(text.split()) for text in texts)
     done = subprocess.run(
         [sys.executable, "-m", __name__, *given], input=lines, capture_output=True, text=True, check=True
@@ -48,64 +60,29 @@ def measured(
 
 
 def main() -> None:
-    import torch
-
-    data, model, warm, root_bytes, io_bytes_per_s = sys.argv[1:]
-    texts = sys.stdin.read().splitlines()
+    data, model, warm, *limits = sys.argv[1:]
     torch.set_num_threads(1)
-    print(
-        json.dumps(
-            asdict(asyncio.run(_served(Path(data), model, warm, texts, int(root_bytes), int(io_bytes_per_s))))
-        )
-    )
+    texts, first = sys.stdin.read().splitlines(), ModelId.parse(warm) if warm else None
+    served = asyncio.run(_served(Path(data), ModelId.parse(model), first, texts, *map(int, limits)))
+    print(json.dumps(asdict(served)))
 
 
 async def _served(
-    data: Path, model: str, warm: str, texts: list[str], root_bytes: int, io_bytes_per_s: int
+    data: Path, model: ModelId, warm: ModelId | None, texts: list[str], root_bytes: int, io_bytes_per_s: int
 ) -> Served:
-    from hmi.config import Settings
-    from hmi.core import ModelId
-    from hmi.engine import Engine, TextRequest
-    from hmi.engine.admit.bundles import Bundles
-    from hmi.manager import Manager
-    from hmi.metrics import Metrics
-    from hmi.stages.planner import RoundRobin
-
-    settings = replace(
-        Settings.from_env(None, data=data), root_bytes=root_bytes, io_bytes_per_s=io_bytes_per_s
-    )
-    manager, asked = Manager(settings), ModelId.parse(model)
-    stores = manager.registry, manager.plots, manager.adapters, manager.lowers
-    bundles = Bundles(data, *stores, "fp32", root_bytes=root_bytes, io_bytes_per_s=io_bytes_per_s)
-    engine = Engine(bundles, settings, Metrics(), None, RoundRobin())
-    await engine.start()
-    if warm:
-        await engine.infer([TextRequest(ModelId.parse(warm), texts[0])])
-        for upper in bundles._uppers.values():
+    limits = {"root_bytes": root_bytes, "io_bytes_per_s": io_bytes_per_s}
+    async with serving(data, warm, precision="fp32", stages="shards", **limits) as engine:
+        Path("/proc/self/clear_refs").write_text("5")  # the peak begins now
+        before, begun = _memory("VmRSS"), time.perf_counter()
+        await engine.ask(model, texts[0])
+        first_s = time.perf_counter() - begun
+        for upper in engine.bundles._uppers.values():
             await asyncio.to_thread(upper.executor.settle)
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins now
-    before = _memory("VmRSS")
-    begun = time.perf_counter()
-    await engine.infer([TextRequest(asked, texts[0])])
-    first_s = time.perf_counter() - begun
-    for upper in bundles._uppers.values():
-        await asyncio.to_thread(upper.executor.settle)
-    line, found = iter(enumerate(texts)), dict[int, tuple[str, str]]()
-
-    async def caller() -> None:
-        for i, text in line:
-            (result,) = await engine.infer([TextRequest(asked, text, provenance=True)])
-            assert result.provenance is not None
-            found[i] = str(result.label), result.provenance.stages.get("shards", "")
-
-    begun = time.perf_counter()
-    await asyncio.gather(*(caller() for _ in range(CALLERS)))
-    took = time.perf_counter() - begun
-    grown = _memory("VmHWM") - before
-    await engine.stop()
-    manager.close()
-    answers = [found[i] for i in range(len(texts))]
-    return Served(first_s, len(texts) / took, grown, [a for a, _ in answers], [s for _, s in answers])
+        requests, begun = [TextRequest(model, text, provenance=True) for text in texts], time.perf_counter()
+        found = await by_callers(CALLERS, requests, lambda request: engine.engine.infer([request]))
+        took, grown = time.perf_counter() - begun, _memory("VmHWM") - before
+    stages = [one.provenance.stages.get("shards", "") for (one,) in found if one.provenance is not None]
+    return Served(first_s, len(texts) / took, grown, [str(one.label) for (one,) in found], stages)
 
 
 def _memory(field: str) -> int:
