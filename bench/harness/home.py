@@ -11,7 +11,7 @@ import hashlib
 import importlib.metadata
 import json
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -146,8 +146,7 @@ def build(wanted: Contents, folder: Path) -> Home:
             body = {"root": ROOT, "source": wanted.source, "options": options}
             ended(calls, "/manage/roots", body, {"text": home.corpus})
         models = [Model(tenant_of(i), seed=i) for i in range(done, wanted.tenants)]
-        for _ in write_tenants(manager, Ground.of(manager, ROOT), models):
-            pass
+        write_tenants(manager, Ground.of(manager, ROOT), models)
     write_json(known, {**about, "tenants": home.tenants})
     return home
 
@@ -157,7 +156,7 @@ def ended(
     path: str,
     body: dict[str, Any],
     files: Mapping[str, Path] | None = None,
-    show: Callable[[Progress], object] = lambda _: None,
+    show: Callable[[Progress], None] = lambda _: None,
 ) -> dict[str, Any]:
     """Queue a job, such as a training (`POST path`), run it to its end and return its view.
 
@@ -239,8 +238,8 @@ def mixed_spec(i: int) -> ModuleSpec:
     return ModuleSpec(kind=kinds[i % len(kinds)], rank=RANKS[i // len(kinds) % len(RANKS)])
 
 
-def write_tenants(manager: Manager, ground: Ground, models: Sequence[Model]) -> Iterator[int]:
-    """Store the models with their tenants and keys. Yields how many are stored.
+def write_tenants(manager: Manager, ground: Ground, models: Sequence[Model]) -> None:
+    """Store the models with their tenants and keys.
 
     In one call, a tenant may have several `models` only if they are versions of one model, in their order. A
     model that exists already does not change. Raises StorageFull.
@@ -250,20 +249,24 @@ def write_tenants(manager: Manager, ground: Ground, models: Sequence[Model]) -> 
             some = models[at : at + AT_ONCE]
             versions = writers.map(lambda m: put_model(manager, ground, m), some)
             publish_at_once(manager, [(m.id, version) for m, version in zip(some, versions, strict=True)])
-            yield at + len(some)
 
 
 def publish_at_once(manager: Manager, versions: Sequence[tuple[ModelId, ModelVersion]]) -> None:
     """Publish versions in one transaction, with the tenants and keys that are missing."""
-    database, table = RegistryDatabase.open(Layout(manager.settings.data).registry), RecordTable()
 
-    def body(txn: RegistryTxn) -> None:
+    def body(table: RecordTable, txn: RegistryTxn) -> None:
         for model, version in versions:
             _add_tenant(table, txn, model.tenant)
             model_table.publish_model(table, txn, model, version)
 
+    in_one_transaction(manager.settings.data, body)
+
+
+def in_one_transaction(data: Path, body: Callable[[RecordTable, RegistryTxn], None]) -> None:
+    """Change the registry of a data folder."""
+    database = RegistryDatabase.open(Layout(data).registry)
     try:
-        database.write(body)
+        database.write(lambda txn: body(RecordTable(), txn))
     finally:
         database.release()
 

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import IO, Any
 
 from bench.harness.report import quantile
 from hmi.errors import HmiError
@@ -65,8 +65,9 @@ class Client:
     targets, bodies: a request is a pair of their indices. An empty body makes it a GET.
     """
 
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self._process = process
+    def __init__(self, given: IO[str], told: IO[str]) -> None:
+        """given, told: the process's input and output."""
+        self._given, self._told = given, told
 
     def closed(
         self,
@@ -117,14 +118,12 @@ class Client:
 
     def _begin(self, port: int, targets: Sequence[Target], bodies: Sequence[str], **how: Any) -> None:
         where = {"port": port, "targets": [[t.path, t.key] for t in targets], "bodies": bodies}
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps({**where, **how}) + "\n")
-        self._process.stdin.flush()
+        self._given.write(json.dumps({**where, **how}) + "\n")
+        self._given.flush()
 
     def end(self) -> Seen:
         """Return what was seen by the command that runs. Raises HmiError if its process has ended."""
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
+        line = self._told.readline()
         if not line:
             raise HmiError("the client process ended: its error is above")
         return Seen(**json.loads(line))
@@ -133,10 +132,19 @@ class Client:
 @contextmanager
 def client() -> Iterator[Client]:
     """Run a client process while the context is open."""
-    command = [sys.executable, "-m", "bench.harness.sender"]
+    with child("bench.harness.sender") as pipes:
+        yield Client(*pipes)
+
+
+@contextmanager
+def child(module: str, *arguments: str) -> Iterator[tuple[IO[str], IO[str]]]:
+    """Run a module as a process while the context is open. Yields its input and its output."""
+    command = [sys.executable, "-m", module, *arguments]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdin is not None
+    assert process.stdout is not None
     try:
-        yield Client(process)
+        yield process.stdin, process.stdout
     finally:
         process.kill()
         process.communicate()

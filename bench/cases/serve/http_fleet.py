@@ -6,15 +6,16 @@ import json
 import os
 import re
 import shutil
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bench.cases.serve import http_models
-from bench.cases.serve.plan import Plan
-from bench.harness.home import Home
+from bench.cases.serve.plan import QUICK, Plan
+from bench.harness.home import Home, build
 from bench.harness.load import Client, Seen, Target, client
 from bench.harness.report import Row
 from bench.harness.server import NO_JOBS, Arm, Server, hmi, running
@@ -94,6 +95,21 @@ def fleet(plan: Plan, home: Home, folder: Path, missing: list[Row]) -> Iterator[
             except Unavailable as error:
                 missing.append(_absent(arm.name, error))
         yield Fleet(servers, sender, home, chosen[0])
+
+
+@contextmanager
+def tenants(count: int, data: Path | None = None, *, guarded: bool = True) -> Iterator[tuple[Home, Path]]:
+    """Make a home, and yield it with a temporary folder.
+
+    data: a folder that keeps the home for later runs; None: it is in the temporary one. guarded: see `guard`.
+    Raises StorageFull.
+    """
+    with tempfile.TemporaryDirectory(prefix="hmi-bench-") as given:
+        folder = Path(given)
+        home = build(replace(QUICK, tenants=count), (data or folder) / "bench-serve")
+        if guarded:
+            guard(home)
+        yield home, folder
 
 
 def guard(home: Home) -> None:

@@ -14,6 +14,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -70,7 +71,7 @@ def main() -> None:
 async def _served(
     data: Path, model: ModelId, warm: ModelId | None, texts: list[str], root_bytes: int, io_bytes_per_s: int
 ) -> Served:
-    limits = {"root_bytes": root_bytes, "io_bytes_per_s": io_bytes_per_s}
+    limits: dict[str, Any] = {"root_bytes": root_bytes, "io_bytes_per_s": io_bytes_per_s}
     async with serving(data, warm, precision="fp32", stages="shards", **limits) as engine:
         Path("/proc/self/clear_refs").write_text("5")  # the peak begins now
         before, begun = _memory("VmRSS"), time.perf_counter()
