@@ -20,7 +20,7 @@ from bench.harness.report import Row as Figure
 from hmi.api.process.local import LocalCalls
 from hmi.config import Settings
 from hmi.core import ModelId, now
-from hmi.errors import InvalidInput, NotFound
+from hmi.errors import InvalidInput
 from hmi.jobs.model.train_ramps import hold_out_texts
 from hmi.manager import Manager
 from hmi.model.files import write_json
@@ -222,11 +222,7 @@ class _Making:
             run_job(self.calls, f"/manage/models/{model}/cascade", body, data=_lines(task.profiled))
 
     def _has(self, model: ModelId) -> bool:
-        try:
-            self.manager.registry.model(model)
-        except NotFound:
-            return False
-        return True
+        return model in {ModelId(one.tenant, one.name) for one in self.manager.registry.models()}
 
     def _copy(self, task: TaskRows, name: str, of: str) -> ModelId:
         """Publish the live version of one of a task's models under another name."""

@@ -1,26 +1,36 @@
 """Elastic shards: a cold root's first answer, and a root under a limit of half its size.
 
+Each root is served by an engine in a process of its own, which reads texts from its input, one a line, and
+prints a JSON object: `bench.cases.stages.shards DATA MODEL WARM ROOT_BYTES IO_BYTES_PER_S`.
+
 Plans of submodels were measured here, too, until commit c0096136 (docs/design/0014-elastic-shards.md).
 """
 
 from __future__ import annotations
 
+import asyncio
+import json
 import statistics
+import subprocess
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
+from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Final
+from pathlib import Path
+from typing import Any, Final
 
 import torch
 
+from bench.cases.serve.engine import by_callers, serving
 from bench.cases.stages.home import SMALL, Home, run_job
 from bench.cases.stages.plan import Plan, Report
-from bench.cases.stages.shard_memory import Served, measured
 from bench.harness.report import Row
 from hmi.api.process.local import LocalCalls
 from hmi.config import Settings
 from hmi.core import ModelId, Objective
+from hmi.engine import TextRequest
 from hmi.execution.packed import PackedExecutor, run_rows
 from hmi.stages.elastic_shards.store import ShardStore, open_shards
 from hmi.stages.elastic_shards.weights import ShardWeights, uniform
@@ -40,7 +50,22 @@ AGREEMENT: Final = 0.9
 """The fraction of answers that must equal the full model's, which the measured model allows under load."""
 TEXTS, FEW = 150, 20
 REPEATS: Final = 3
+CALLERS: Final = 8
 FIRST_GOAL, MEMORY_GOAL = 0.25, 0.5
+
+
+@dataclass(frozen=True)
+class Served:
+    """The figures of one process."""
+
+    first_s: float
+    """Seconds from the first request, of a root that is not in memory, to its answer."""
+    texts_per_s: float
+    grown_bytes: int
+    """The growth of the process's memory from before the root was loaded to its peak."""
+    labels: list[str]
+    stages: list[str]
+    """The texts' setting of shards; empty for those that ran on exact weights."""
 
 
 def measure(plan: Plan, home: Home, report: Report) -> Iterator[Row]:
@@ -110,3 +135,60 @@ def _allow(registry: Registry, model: ModelId, agreement: float | None) -> None:
     registry.change_model(
         model, lambda r: r.model_copy(update={"objective": Objective(agreement_under_load=agreement)})
     )
+
+
+def measured(
+    data: Path,
+    model: ModelId,
+    texts: Sequence[str],
+    *,
+    warm: ModelId | None = None,
+    root_bytes: int = 0,
+    io_bytes_per_s: int = 0,
+) -> Served:
+    """Ask a model in a new process with these settings.
+
+    warm: a model of another root that answers first, so that the growth of memory is the root's own.
+    """
+    given = map(str, (data, model, warm or "", root_bytes, io_bytes_per_s))
+    lines = "\n".join(" ".join(text.split()) for text in texts)
+    done = subprocess.run(
+        [sys.executable, "-m", __name__, *given], input=lines, capture_output=True, text=True, check=True
+    )
+    return Served(**json.loads(done.stdout.splitlines()[-1]))
+
+
+def main() -> None:
+    data, model, warm, *limits = sys.argv[1:]
+    torch.set_num_threads(1)
+    texts, first = sys.stdin.read().splitlines(), ModelId.parse(warm) if warm else None
+    served = asyncio.run(_served(Path(data), ModelId.parse(model), first, texts, *map(int, limits)))
+    print(json.dumps(asdict(served)))
+
+
+async def _served(
+    data: Path, model: ModelId, warm: ModelId | None, texts: list[str], root_bytes: int, io_bytes_per_s: int
+) -> Served:
+    limits: dict[str, Any] = {"root_bytes": root_bytes, "io_bytes_per_s": io_bytes_per_s}
+    async with serving(data, warm, precision="fp32", stages="shards", **limits) as engine:
+        Path("/proc/self/clear_refs").write_text("5")  # the peak begins now
+        before, begun = _memory("VmRSS"), time.perf_counter()
+        await engine.ask(model, texts[0])
+        first_s = time.perf_counter() - begun
+        for upper in engine.bundles._uppers.values():
+            await asyncio.to_thread(upper.executor.settle)
+        requests, begun = [TextRequest(model, text, provenance=True) for text in texts], time.perf_counter()
+        found = await by_callers(CALLERS, requests, lambda request: engine.engine.infer([request]))
+        took, grown = time.perf_counter() - begun, _memory("VmHWM") - before
+    stages = [one.provenance.stages.get("shards", "") for (one,) in found if one.provenance is not None]
+    return Served(first_s, len(texts) / took, grown, [str(one.label) for (one,) in found], stages)
+
+
+def _memory(field: str) -> int:
+    """The bytes that /proc says of this process."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(field))
+
+
+if __name__ == "__main__":
+    main()
