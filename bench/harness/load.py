@@ -5,12 +5,13 @@ The requests are sent by a process of its own, `bench.harness.sender`.
 
 from __future__ import annotations
 
+import itertools
 import json
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import IO, Any
 
 from bench.harness.report import quantile
@@ -59,66 +60,66 @@ class Seen:
         return quantile(self.ms, share)
 
 
-class Client:
-    """A client process. One command runs at a time.
+@dataclass(frozen=True)
+class Requests:
+    """The requests of a command to the server on `port`: each target with each body. An empty body: a GET."""
 
-    targets, bodies: a request is a pair of their indices. An empty body makes it a GET.
-    """
+    port: int
+    targets: Sequence[Target]
+    bodies: Sequence[str]
+
+
+Turn = Sequence[tuple[int, int]]
+"""Requests in turn, by the indices of their targets and bodies."""
+
+
+class Client:
+    """A client process. One command runs at a time."""
 
     def __init__(self, given: IO[str], told: IO[str]) -> None:
         """given, told: the process's input and output."""
         self._given, self._told = given, told
 
-    def closed(
-        self,
-        port: int,
-        targets: Sequence[Target],
-        bodies: Sequence[str],
-        turn: Sequence[tuple[int, int]],
-        **how: Any,
-    ) -> Seen:
+    def closed(self, requests: Requests, turn: Turn | None = None, **how: Any) -> Seen:
         """Let callers each send one request at a time, and return what was seen: see `begin_closed`."""
-        self.begin_closed(port, targets, bodies, turn, **how)
+        self.begin_closed(requests, turn, **how)
         return self.end()
 
     def begin_closed(
         self,
-        port: int,
-        targets: Sequence[Target],
-        bodies: Sequence[str],
-        turn: Sequence[tuple[int, int]],
+        requests: Requests,
+        turn: Turn | None = None,
         *,
-        seconds: float,
+        seconds: float = 0.0,
         callers: int = 1,
         least: int = 1,
         think_s: float = 0.0,
     ) -> None:
         """Let `callers` each begin to send one request at a time. `end` waits for what they saw.
 
-        turn: pairs (target, body), used again and again. least: at least this many requests are sent, however
+        turn: used again and again; None: all requests. least: at least this many requests are sent, however
         long that takes. think_s: if it is not 0, each request has a connection of its own, and a caller
         pauses so long between two.
         """
+        if turn is None:
+            turn = list(itertools.product(range(len(requests.targets)), range(len(requests.bodies))))
         how = {"turn": turn, "seconds": seconds, "callers": callers, "least": least}
-        self._begin(port, targets, bodies, **how, think_s=think_s, timeout_s=TIMEOUT_S)
+        self._begin(requests, **how, think_s=think_s, timeout_s=TIMEOUT_S)
 
     def opened(
         self,
-        port: int,
-        targets: Sequence[Target],
-        bodies: Sequence[str],
+        requests: Requests,
         arrivals: Sequence[tuple[float, int, int]],
         *,
         connections: int = CONNECTIONS,
         grace_s: float = GRACE_S,
     ) -> Seen:
         """Send each request at its time. `arrivals` are (second, target, body) in order of time."""
-        self._begin(port, targets, bodies, arrivals=arrivals, connections=connections, grace=grace_s)
+        self._begin(requests, arrivals=arrivals, connections=connections, grace=grace_s)
         return self.end()
 
-    def _begin(self, port: int, targets: Sequence[Target], bodies: Sequence[str], **how: Any) -> None:
-        where = {"port": port, "targets": [[t.path, t.key] for t in targets], "bodies": bodies}
-        self._given.write(json.dumps({**where, **how}) + "\n")
+    def _begin(self, requests: Requests, **how: Any) -> None:
+        self._given.write(json.dumps({**asdict(requests), **how}) + "\n")
         self._given.flush()
 
     def end(self) -> Seen:

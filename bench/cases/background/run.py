@@ -18,7 +18,7 @@ import numpy as np
 from bench.cases.background.beside import Beside, training
 from bench.cases.serve.http_fleet import copied, target, tenants, wait_chosen
 from bench.harness.home import Home
-from bench.harness.load import Client, Seen, client
+from bench.harness.load import Client, Requests, Seen, client
 from bench.harness.server import Server, hmi, running
 
 SATURATED = "saturated"
@@ -121,16 +121,16 @@ class _Caller:
 
     def _send(self, server: Server, share: float | None, draw: np.random.Generator) -> Seen:
         targets = [target(server.arm, self.home, i) for i in range(self.plan.tenants)]
-        where, seconds = (server.port, targets, self.bodies), self.plan.seconds
+        requests, seconds = Requests(server.port, targets, self.bodies), self.plan.seconds
         count = 4 * len(self.bodies)
         if share is not None:
             rate = self.capacity * share
             count = max(LEAST_CALLS, round(rate * seconds))
         calls = [(i % len(targets), body) for i, body in enumerate(draw.integers(TEXTS, size=count).tolist())]
         if share is None:
-            return self.client.closed(*where, calls, seconds=seconds, callers=self.plan.callers)
+            return self.client.closed(requests, calls, seconds=seconds, callers=self.plan.callers)
         at = np.sort(draw.uniform(0.0, count / rate, count)).tolist()
-        return self.client.opened(*where, [(at[i], *call) for i, call in enumerate(calls)])
+        return self.client.opened(requests, [(at[i], *call) for i, call in enumerate(calls)])
 
 
 def _measured(

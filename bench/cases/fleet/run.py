@@ -15,7 +15,7 @@ from pathlib import Path
 
 from bench.cases.serve.http_fleet import body, target, tenants
 from bench.harness.home import Home, in_one_transaction
-from bench.harness.load import client
+from bench.harness.load import Requests, client
 from bench.harness.report import Row
 from bench.harness.server import hmi, running
 from hmi.core import JobRecord, now
@@ -81,8 +81,8 @@ def _start(home: Home, folder: Path, settled_s: float) -> dict[tuple[str, str], 
         began = time.monotonic()
         server = stack.enter_context(running(hmi(home.data), folder))
         ready_s, cpu_s, ready = time.monotonic() - began, server.cpu_s(), server.memory()
-        first = ([target(server.arm, home, 0)], [body(server.arm, ["a first text"])], [(0, 0)])
-        seen = sender.closed(server.port, *first, seconds=0.0)
+        first = Requests(server.port, [target(server.arm, home, 0)], [body(server.arm, ["a first text"])])
+        seen = sender.closed(first)
         time.sleep(settled_s)
         return {
             ("ready", "s"): ready_s,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from bench.cases.floods.kinds import FLOODS, SENTENCE, Flood
 from bench.cases.serve.http_fleet import body, copied, target, tenants
-from bench.harness.load import Client, Seen, Target, child, client
+from bench.harness.load import Client, Requests, Seen, Target, child, client
 from bench.harness.report import Row, known
 from bench.harness.server import Server, hmi, running
 
@@ -70,7 +70,8 @@ class Watch:
         text = body(self.server.arm, [SENTENCE])
         calls = ((self.quiet, text), (Target("/healthz"), ""))
         for sender, (to, sent) in zip(self.clients, calls, strict=True):
-            sender.begin_closed(self.server.port, [to], [sent], [(0, 0)], seconds=seconds, think_s=THINK_S)
+            request = Requests(self.server.port, [to], [sent])
+            sender.begin_closed(request, seconds=seconds, think_s=THINK_S)
         while time.monotonic() < until:
             memory.append(self.server.memory().anonymous)
             time.sleep(THINK_S)

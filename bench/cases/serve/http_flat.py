@@ -11,7 +11,7 @@ from bench.cases.serve.http_fleet import body, guard, target, wait_chosen
 from bench.cases.serve.plan import Plan, Report
 from bench.cases.serve.traffic import MEMORY_SHARE, POOLS, QUIET_S, SHAPES, TEXTS, Rates, Shape
 from bench.harness.home import Home
-from bench.harness.load import Client, Target, client
+from bench.harness.load import Client, Requests, Target, client
 from bench.harness.report import Row
 from bench.harness.server import NO_JOBS, Server, hmi, running
 from hmi.errors import HmiError
@@ -66,14 +66,13 @@ def measured(
         _ask_each(server, sender, [targets[i] for i in warmed])
         time.sleep(0.0 if plan.quick else QUIET_S)
         pairs = [(tenant, i % TEXTS) for i, tenant in enumerate(tenants)]
-        before, how = server.cpu_s(), {"seconds": plan.seconds, "callers": plan.callers}
-        seen = sender.closed(server.port, targets, bodies, pairs, **how)
+        requests, before = Requests(server.port, targets, bodies), server.cpu_s()
+        seen = sender.closed(requests, pairs, seconds=plan.seconds, callers=plan.callers)
         rates.add(count, seen.a_second, seen.a_second, len(seen.ms) / (server.cpu_s() - before))
         if seen.failed:
             raise HmiError(f"{server.arm.name} answered with {seen.failed} (status: count): no rate")
 
 
 def _ask_each(server: Server, sender: Client, targets: list[Target]) -> None:
-    pairs = [(i, 0) for i in range(len(targets))]
-    warm = [body(server.arm, ["warm"])]
-    sender.closed(server.port, targets, warm, pairs, seconds=0.0, callers=16, least=len(targets))
+    requests = Requests(server.port, targets, [body(server.arm, ["warm"])])
+    sender.closed(requests, callers=16, least=len(targets))
