@@ -106,9 +106,10 @@ def rotating(work: Callable[[int], T], count: int, start: int = 0) -> Callable[[
     return lambda: work(next(turn) % count)
 
 
-def median_seconds(work: Callable[[], object], runs: int) -> float:
-    """Return the median CPU seconds of `work`."""
-    return statistics.median(in_turn({"": partial(seconds, work)}, runs)[""])
+def median_seconds(work: Callable[[], object], runs: int, clock: Clock = time.process_time) -> float:
+    """Return the median seconds of `work`, by default of this process's CPU time, after a run that does not
+    count."""
+    return statistics.median(in_turn({"": partial(seconds, work, clock)}, runs)[""])
 
 
 def seconds(work: Callable[[], object], clock: Clock = time.process_time) -> float:

@@ -26,7 +26,7 @@ import torch
 from bench.cases.serve.engine import by_callers, serving
 from bench.cases.stages.home import SMALL, Home, run_job
 from bench.cases.stages.plan import Plan, Report
-from bench.harness.report import Row
+from bench.harness.report import Row, median_seconds
 from hmi.api.process.local import LocalCalls
 from hmi.config import Settings
 from hmi.core import ModelId, Objective
@@ -106,13 +106,11 @@ def seconds_of_a_layer(store: ShardStore) -> float:
     shape, x = store.info.shape, torch.randn(ROWS, store.info.shape.dim)
     refs = uniform(store, 6)[:TIMED]
     weights = ShardWeights(store, refs, [ref for layer in refs for ref in layer])
-    executor, times, offsets = PackedExecutor(weights, shape), list[float](), list(range(0, ROWS + 1, 32))
-    for _ in range(1 + BATCHES):
-        begun = time.perf_counter()
-        run_rows(executor, x, offsets, [None] * (len(offsets) - 1))
-        times.append(time.perf_counter() - begun)
+    executor, offsets = PackedExecutor(weights, shape), list(range(0, ROWS + 1, 32))
+    work = partial(run_rows, executor, x, offsets, [None] * (len(offsets) - 1))
+    took = median_seconds(work, BATCHES, time.perf_counter)
     weights.pipeline.close()
-    return min(times[1:]) / len(refs)
+    return took / len(refs)
 
 
 def _limited(full: Served, some: Served, exact: Served, half: int) -> Iterator[Row]:
