@@ -57,8 +57,7 @@ def build_home(device: str, work: Path) -> None:
         plan = Plan(tenants=1, corpus=work / "corpus.txt", source=str(source), learn=True)
         data = build(plan, work / "home").data
         with closing(Manager(Settings(data=data, job_workers=0))) as manager:
-            for _ in write_tenants(manager, Ground.of(manager, ROOT), models_of(device)):
-                pass
+            write_tenants(manager, Ground.of(manager, ROOT), models_of(device))
     except BaseException:
         error = traceback.format_exc()[-3000:]
     (work / "built.tmp").write_text(json.dumps(error))

@@ -11,7 +11,7 @@ import hashlib
 import importlib.metadata
 import json
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -24,7 +24,7 @@ from torch import Tensor
 
 from hmi.api.process.local import LocalCalls
 from hmi.config import Settings
-from hmi.core import KeyRecord, ModelId, ModelVersion, ModuleSpec, Scope, TenantRecord, now
+from hmi.core import KeyRecord, ModelId, ModelVersion, ModuleSpec, Progress, Scope, TenantRecord, now
 from hmi.errors import HmiError, InvalidInput, StorageFull
 from hmi.manager import Manager
 from hmi.model.files import write_json
@@ -146,21 +146,24 @@ def build(wanted: Contents, folder: Path) -> Home:
             body = {"root": ROOT, "source": wanted.source, "options": options}
             ended(calls, "/manage/roots", body, {"text": home.corpus})
         models = [Model(tenant_of(i), seed=i) for i in range(done, wanted.tenants)]
-        for _ in write_tenants(manager, Ground.of(manager, ROOT), models):
-            pass
+        write_tenants(manager, Ground.of(manager, ROOT), models)
     write_json(known, {**about, "tenants": home.tenants})
     return home
 
 
 def ended(
-    calls: LocalCalls, path: str, body: dict[str, Any], files: Mapping[str, Path] | None = None
+    calls: LocalCalls,
+    path: str,
+    body: dict[str, Any],
+    files: Mapping[str, Path] | None = None,
+    show: Callable[[Progress], None] = lambda _: None,
 ) -> dict[str, Any]:
     """Queue a job, such as a training (`POST path`), run it to its end and return its view.
 
-    Raises HmiError if the job does not succeed.
+    show: gets the job's progress. Raises HmiError if the job does not succeed.
     """
     job = calls.request("POST", path, body, files)["job"]
-    calls.run(job, lambda _: None)
+    calls.run(job, show)
     view: dict[str, Any] = calls.request("GET", f"/manage/jobs/{job}")
     if view["state"] != "succeeded":
         raise HmiError(f"job {job} {view['state']}: {(view['error'] or {}).get('message', 'see its log')}")
@@ -235,8 +238,8 @@ def mixed_spec(i: int) -> ModuleSpec:
     return ModuleSpec(kind=kinds[i % len(kinds)], rank=RANKS[i // len(kinds) % len(RANKS)])
 
 
-def write_tenants(manager: Manager, ground: Ground, models: Sequence[Model]) -> Iterator[int]:
-    """Store the models with their tenants and keys. Yields how many are stored.
+def write_tenants(manager: Manager, ground: Ground, models: Sequence[Model]) -> None:
+    """Store the models with their tenants and keys.
 
     In one call, a tenant may have several `models` only if they are versions of one model, in their order. A
     model that exists already does not change. Raises StorageFull.
@@ -246,20 +249,24 @@ def write_tenants(manager: Manager, ground: Ground, models: Sequence[Model]) -> 
             some = models[at : at + AT_ONCE]
             versions = writers.map(lambda m: put_model(manager, ground, m), some)
             publish_at_once(manager, [(m.id, version) for m, version in zip(some, versions, strict=True)])
-            yield at + len(some)
 
 
 def publish_at_once(manager: Manager, versions: Sequence[tuple[ModelId, ModelVersion]]) -> None:
     """Publish versions in one transaction, with the tenants and keys that are missing."""
-    database, table = RegistryDatabase.open(Layout(manager.settings.data).registry), RecordTable()
 
-    def body(txn: RegistryTxn) -> None:
+    def body(table: RecordTable, txn: RegistryTxn) -> None:
         for model, version in versions:
             _add_tenant(table, txn, model.tenant)
             model_table.publish_model(table, txn, model, version)
 
+    in_one_transaction(manager.settings.data, body)
+
+
+def in_one_transaction(data: Path, body: Callable[[RecordTable, RegistryTxn], None]) -> None:
+    """Change the registry of a data folder."""
+    database = RegistryDatabase.open(Layout(data).registry)
     try:
-        database.write(body)
+        database.write(lambda txn: body(RecordTable(), txn))
     finally:
         database.release()
 
@@ -312,6 +319,11 @@ def _add_tenant(table: RecordTable, txn: RegistryTxn, tenant: str) -> None:
     key_table.put_key(table, txn, key)
 
 
+def real_length(draw: np.random.Generator) -> int:
+    """Draw the tokens of a text."""
+    return int(np.clip(draw.lognormal(MEAN_LOG, SPREAD_LOG), LEAST, MOST))
+
+
 class Texts:
     """Draws texts of a given number of tokens, cut from real text at its words.
 
@@ -329,14 +341,11 @@ class Texts:
 
     def of(self, tokens: int | None, count: int) -> list[str]:
         """Return `count` texts of exactly `tokens` tokens, [CLS] and [SEP] included; None: real lengths."""
-        return [self._one(self._real() if tokens is None else tokens) for _ in range(count)]
+        return [self._one(real_length(self._draw) if tokens is None else tokens) for _ in range(count)]
 
     def tokens(self, text: str) -> int:
         """Return the tokens of a text, at most MOST."""
         return len(self._tokenizer.encode([text], MOST)[0])
-
-    def _real(self) -> int:
-        return int(np.clip(self._draw.lognormal(MEAN_LOG, SPREAD_LOG), LEAST, MOST))
 
     def _one(self, tokens: int) -> str:
         for _ in range(TRIES):

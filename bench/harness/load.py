@@ -5,13 +5,14 @@ The requests are sent by a process of its own, `bench.harness.sender`.
 
 from __future__ import annotations
 
+import itertools
 import json
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import asdict, dataclass
+from typing import IO, Any
 
 from bench.harness.report import quantile
 from hmi.errors import HmiError
@@ -59,72 +60,71 @@ class Seen:
         return quantile(self.ms, share)
 
 
+@dataclass(frozen=True)
+class Requests:
+    """The requests of a command to the server on `port`: each target with each body. An empty body: a GET."""
+
+    port: int
+    targets: Sequence[Target]
+    bodies: Sequence[str]
+
+
+Turn = Sequence[tuple[int, int]]
+"""Requests in turn, by the indices of their targets and bodies."""
+
+
 class Client:
-    """A client process. One command runs at a time.
+    """A client process. One command runs at a time."""
 
-    targets, bodies: a request is a pair of their indices. An empty body makes it a GET.
-    """
+    def __init__(self, given: IO[str], told: IO[str]) -> None:
+        """given, told: the process's input and output."""
+        self._given, self._told = given, told
 
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self._process = process
-
-    def closed(
-        self,
-        port: int,
-        targets: Sequence[Target],
-        bodies: Sequence[str],
-        turn: Sequence[tuple[int, int]],
-        **how: Any,
-    ) -> Seen:
+    def closed(self, requests: Requests, turn: Turn | None = None, **how: Any) -> Seen:
         """Let callers each send one request at a time, and return what was seen: see `begin_closed`."""
-        self.begin_closed(port, targets, bodies, turn, **how)
+        self.begin_closed(requests, turn, **how)
         return self.end()
 
     def begin_closed(
         self,
-        port: int,
-        targets: Sequence[Target],
-        bodies: Sequence[str],
-        turn: Sequence[tuple[int, int]],
+        requests: Requests,
+        turn: Turn | None = None,
         *,
-        seconds: float,
+        seconds: float = 0.0,
         callers: int = 1,
         least: int = 1,
         think_s: float = 0.0,
     ) -> None:
         """Let `callers` each begin to send one request at a time. `end` waits for what they saw.
 
-        turn: pairs (target, body), used again and again. least: at least this many requests are sent, however
+        turn: used again and again; None: all requests. least: at least this many requests are sent, however
         long that takes. think_s: if it is not 0, each request has a connection of its own, and a caller
         pauses so long between two.
         """
+        if turn is None:
+            turn = list(itertools.product(range(len(requests.targets)), range(len(requests.bodies))))
         how = {"turn": turn, "seconds": seconds, "callers": callers, "least": least}
-        self._begin(port, targets, bodies, **how, think_s=think_s, timeout_s=TIMEOUT_S)
+        self._begin(requests, **how, think_s=think_s, timeout_s=TIMEOUT_S)
 
     def opened(
         self,
-        port: int,
-        targets: Sequence[Target],
-        bodies: Sequence[str],
+        requests: Requests,
         arrivals: Sequence[tuple[float, int, int]],
         *,
         connections: int = CONNECTIONS,
         grace_s: float = GRACE_S,
     ) -> Seen:
         """Send each request at its time. `arrivals` are (second, target, body) in order of time."""
-        self._begin(port, targets, bodies, arrivals=arrivals, connections=connections, grace=grace_s)
+        self._begin(requests, arrivals=arrivals, connections=connections, grace=grace_s)
         return self.end()
 
-    def _begin(self, port: int, targets: Sequence[Target], bodies: Sequence[str], **how: Any) -> None:
-        where = {"port": port, "targets": [[t.path, t.key] for t in targets], "bodies": bodies}
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps({**where, **how}) + "\n")
-        self._process.stdin.flush()
+    def _begin(self, requests: Requests, **how: Any) -> None:
+        self._given.write(json.dumps({**asdict(requests), **how}) + "\n")
+        self._given.flush()
 
     def end(self) -> Seen:
         """Return what was seen by the command that runs. Raises HmiError if its process has ended."""
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
+        line = self._told.readline()
         if not line:
             raise HmiError("the client process ended: its error is above")
         return Seen(**json.loads(line))
@@ -133,10 +133,19 @@ class Client:
 @contextmanager
 def client() -> Iterator[Client]:
     """Run a client process while the context is open."""
-    command = [sys.executable, "-m", "bench.harness.sender"]
+    with child("bench.harness.sender") as pipes:
+        yield Client(*pipes)
+
+
+@contextmanager
+def child(module: str, *arguments: str) -> Iterator[tuple[IO[str], IO[str]]]:
+    """Run a module as a process while the context is open. Yields its input and its output."""
+    command = [sys.executable, "-m", module, *arguments]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdin is not None
+    assert process.stdout is not None
     try:
-        yield Client(process)
+        yield process.stdin, process.stdout
     finally:
         process.kill()
         process.communicate()

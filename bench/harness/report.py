@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import itertools
 import os
-import platform
 import statistics
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -18,7 +17,8 @@ import numpy as np
 import torch
 
 from hmi.core import now
-from hmi.errors import HmiError
+from hmi.errors import HmiError, InvalidInput
+from hmi.execution.machine import fingerprint
 
 Clock = Callable[[], float]
 T = TypeVar("T")
@@ -54,6 +54,14 @@ class Row:
         if self.value is None or goal is None:
             return None
         return self.value >= goal if self.at_least else self.value <= goal
+
+
+def known(wanted: Sequence[str], every: Iterable[str]) -> Sequence[str]:
+    """Return the names that --only gives. Raises InvalidInput that names an unknown one and `every` name."""
+    unknown = sorted({*wanted} - {*every})
+    if unknown:
+        raise InvalidInput(f"there is no {unknown[0]!r}: use some of {', '.join(every)}", field="only")
+    return wanted
 
 
 def in_turn(works: Mapping[str, Callable[[], float]], turns: int) -> dict[str, list[float]]:
@@ -98,9 +106,10 @@ def rotating(work: Callable[[int], T], count: int, start: int = 0) -> Callable[[
     return lambda: work(next(turn) % count)
 
 
-def median_ms(work: Callable[[], object], runs: int) -> float:
-    """Return the median CPU milliseconds of `work`."""
-    return statistics.median(in_turn({"": partial(seconds, work)}, runs)[""]) * 1e3
+def median_seconds(work: Callable[[], object], runs: int, clock: Clock = time.process_time) -> float:
+    """Return the median seconds of `work`, by default of this process's CPU time, after a run that does not
+    count."""
+    return statistics.median(in_turn({"": partial(seconds, work, clock)}, runs)[""])
 
 
 def seconds(work: Callable[[], object], clock: Clock = time.process_time) -> float:
@@ -122,7 +131,7 @@ def result(bench: str, rows: list[Row]) -> dict[str, Any]:
     return {
         "bench": bench,
         "machine": {
-            "cpu": _cpu_name(),
+            "cpu": fingerprint()["processor"],
             "cores": os.cpu_count(),
             "load": round(os.getloadavg()[0], 2),
             "torch": torch.__version__,
@@ -134,14 +143,6 @@ def result(bench: str, rows: list[Row]) -> dict[str, Any]:
             {**asdict(r), "value": _short(r.value), "ok": r.ok, "stretch_ok": r.stretch_ok} for r in rows
         ],
     }
-
-
-def _cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
 
 
 def _commit() -> str | None:

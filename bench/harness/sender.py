@@ -81,13 +81,13 @@ class Requests:
     """The requests of a command: every target (a path and a key) with every body. An empty body: a GET."""
 
     def __init__(self, command: dict[str, Any]) -> None:
-        self._targets: list[tuple[str, str]] = command["targets"]
+        self._targets: list[dict[str, str]] = command["targets"]
         self._bodies: list[bytes] = [body.encode() for body in command["bodies"]]
 
     def of(self, target: int, body: int) -> bytes:
-        (path, key), sent = self._targets[target], self._bodies[body]
-        head = f"{'POST' if sent else 'GET'} {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n"
-        head += f"Authorization: Bearer {key}\r\n" if key else ""
+        to, sent = self._targets[target], self._bodies[body]
+        head = f"{'POST' if sent else 'GET'} {to['path']} HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+        head += f"Authorization: Bearer {to['key']}\r\n" if to["key"] else ""
         head += f"Content-Type: application/json\r\nContent-Length: {len(sent)}\r\n" if sent else ""
         return f"{head}\r\n".encode() + sent
 

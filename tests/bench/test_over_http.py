@@ -10,6 +10,7 @@ from bench.cases.background import figures
 from bench.cases.background import run as background
 from bench.cases.fleet import run as fleet
 from bench.cases.floods import run as floods
+from bench.cases.serve import http_fleet
 from bench.cases.soak import ground
 from bench.cases.soak import run as soak
 from bench.harness.report import Row
@@ -22,7 +23,7 @@ def _by_id(rows: list[Row]) -> dict[str, float]:
 
 
 def test_a_flood_is_measured_beside_the_control(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(floods, "QUICK", tiny_plan(tmp_path))
+    monkeypatch.setattr(http_fleet, "QUICK", tiny_plan(tmp_path))
     monkeypatch.setattr(floods, "SETTLE_S", 0.2)
     found = _by_id([*floods.run(floods.Plan(("short",), 1.0, 1, True), lambda _: None)])
     for name in ("short", "machine_short"):
@@ -32,7 +33,7 @@ def test_a_flood_is_measured_beside_the_control(tmp_path: Path, monkeypatch: pyt
 
 
 def test_the_start_of_a_server_of_many_tenants(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fleet, "QUICK", tiny_plan(tmp_path))
+    monkeypatch.setattr(http_fleet, "QUICK", tiny_plan(tmp_path))
     plan, reports = fleet.Plan(tenants=3, starts=1, settled_s=0.1), []
     found = _by_id([*fleet.run(plan, tmp_path / "kept", reports.append)])
     assert found["ready"] > 0 < found["first_answer"]
@@ -42,7 +43,7 @@ def test_the_start_of_a_server_of_many_tenants(tmp_path: Path, monkeypatch: pyte
 
 
 def test_a_soak_finds_no_wrong_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ground, "QUICK", tiny_plan(tmp_path))
+    monkeypatch.setattr(http_fleet, "QUICK", tiny_plan(tmp_path))
     plan = ground.Plan(0.05, 0.5, 3, 2.0, 0.5, texts=3, flood_s=3.0)
     rows = {row.id: row for row in soak.run(plan, lambda _: None)}
     assert rows["answers_checked"].value
@@ -53,7 +54,7 @@ def test_a_soak_finds_no_wrong_answer(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_each_load_is_measured_with_and_without_the_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(background, "QUICK", tiny_plan(tmp_path))
+    monkeypatch.setattr(http_fleet, "QUICK", tiny_plan(tmp_path))
     plan = background.Plan(0.3, 1, (0.3,), 4, 2, 400, 0.1, quick=True)
     capacity, pairs = background.run(plan, lambda _: None)
     found = _by_id([*figures.rows(capacity, pairs)])

@@ -17,8 +17,9 @@ from bench.cases.serve import http_calls, http_flat, http_models
 from bench.cases.serve.http_fleet import Fleet, body, executor_in, guard, target
 from bench.cases.serve.plan import OVER_HTTP, Plan
 from bench.cases.serve.run import run, steps
+from bench.cases.serve.traffic import Rates
 from bench.harness.home import Home
-from bench.harness.load import Client, Target, client
+from bench.harness.load import Client, Requests, Target, client
 from bench.harness.report import quantile
 from bench.harness.server import NO_JOBS, Server, free_port, hmi, running
 from hmi.errors import HmiError, Unavailable
@@ -62,7 +63,7 @@ def test_latency_of_open_load_counts_from_the_time_at_which_it_was_to_be_sent(
     slow: int, sender: Client
 ) -> None:
     arrivals = [(0.0, 0, 0)] * 5
-    seen = sender.opened(slow, [Target("/200")], ["{}"], arrivals, connections=1, grace_s=30.0)
+    seen = sender.opened(Requests(slow, [Target("/200")], ["{}"]), arrivals, connections=1, grace_s=30.0)
     assert seen.failed == {}
     for place, ms in enumerate(sorted(seen.ms), start=1):
         assert ms >= place * SLOW_S * 1e3
@@ -70,7 +71,7 @@ def test_latency_of_open_load_counts_from_the_time_at_which_it_was_to_be_sent(
 
 def test_a_request_that_fails_counts_with_the_time_until_the_end(slow: int, sender: Client) -> None:
     targets, arrivals = [Target("/200"), Target("/503")], [(0.0, 0, 0), (0.0, 1, 0)]
-    seen = sender.opened(slow, targets, ["{}"], arrivals, connections=2, grace_s=0.5)
+    seen = sender.opened(Requests(slow, targets, ["{}"]), arrivals, connections=2, grace_s=0.5)
     assert seen.failed == {"503": 1}
     assert seen.in_time == 1
     assert max(seen.ms) >= 500
@@ -78,7 +79,7 @@ def test_a_request_that_fails_counts_with_the_time_until_the_end(slow: int, send
 
 
 def test_callers_wait_for_their_answers_and_late_ones_are_no_throughput(slow: int, sender: Client) -> None:
-    seen = sender.closed(slow, [Target("/200")], ["{}"], [(0, 0)], seconds=0.0, callers=3, least=7)
+    seen = sender.closed(Requests(slow, [Target("/200")], ["{}"]), callers=3, least=7)
     assert len(seen.ms) >= 7
     assert min(seen.ms) >= SLOW_S * 1e3
     assert seen.in_time == 7
@@ -89,11 +90,11 @@ def test_callers_wait_for_their_answers_and_late_ones_are_no_throughput(slow: in
 def test_a_caller_may_take_a_connection_for_each_request_and_counts_refused_ones(
     slow: int, sender: Client
 ) -> None:
-    fresh = {"seconds": 0.0, "least": 3, "think_s": 0.001}
-    seen = sender.closed(slow, [Target("/200")], [""], [(0, 0)], **fresh)
+    fresh = {"least": 3, "think_s": 0.001}
+    seen = sender.closed(Requests(slow, [Target("/200")], [""]), **fresh)
     assert (len(seen.ms), seen.in_time) == (3, 3)
     nobody = free_port()
-    assert sender.closed(nobody, [Target("/200")], [""], [(0, 0)], **fresh).failed == {"0": 3}
+    assert sender.closed(Requests(nobody, [Target("/200")], [""]), **fresh).failed == {"0": 3}
 
 
 @pytest.mark.skipif(importlib.util.find_spec("onnx") is not None, reason="onnx is installed")
@@ -160,8 +161,8 @@ def test_calls_are_timed_on_a_server(quick: Plan, home: Home, server: Server, se
     assert ratios["http_16_texts_of_110_default_over_litserve_int8"].ok
     before = http_calls.stages(server)
     server.go_on()
-    call = ([target(server.arm, home, 0)], [body(server.arm, ["a text"])], [(0, 0)])
-    sender.closed(server.port, *call, seconds=0.0, least=3)
+    call = Requests(server.port, [target(server.arm, home, 0)], [body(server.arm, ["a text"])])
+    sender.closed(call, least=3)
     after = http_calls.stages(server)
     assert after["calls"] - before["calls"] == 3
     assert after["compute"] > before["compute"]
@@ -169,8 +170,9 @@ def test_calls_are_timed_on_a_server(quick: Plan, home: Home, server: Server, se
 
 def test_rates_are_measured_on_a_server(quick: Plan, home: Home, server: Server, sender: Client) -> None:
     server.go_on()
-    rates = http_flat.rates(quick, home, server, sender, "uniform", "uniform", lambda _: None)
-    rows = {row.id: row for row in http_flat.rows("uniform", rates)}
+    rates = Rates("http_flat_uniform")
+    http_flat.measured(quick, home, server, sender, "uniform", rates, lambda _: None)
+    rows = {row.id: row for row in rates.rows()}
     assert rows["http_flat_uniform_16_over_1"].value > 0
     assert rows["http_flat_uniform_16_over_1_by_cpu"].goal == 0.95
 

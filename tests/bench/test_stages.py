@@ -76,7 +76,7 @@ def plan(tmp_path_factory: pytest.TempPathFactory) -> Plan:
 def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Jobs run in this process, as their own would run them, and no figure is measured twice. Each process
     would spend seconds on imports."""
-    monkeypatch.setattr("bench.cases.stages.shards_served.REPEATS", 1)
+    monkeypatch.setattr("bench.cases.stages.shards.REPEATS", 1)
 
     def run(calls: LocalCalls, job: str, on_progress: object) -> None:
         with monkeypatch.context() as signals:

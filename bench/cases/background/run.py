@@ -7,20 +7,18 @@ own.
 from __future__ import annotations
 
 import json
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
 from bench.cases.background.beside import Beside, training
-from bench.cases.serve.http_fleet import copied, guard, target, wait_chosen
-from bench.cases.serve.plan import QUICK
-from bench.harness import home as homes
-from bench.harness.load import Client, Seen, client
+from bench.cases.serve.http_fleet import copied, target, tenants, wait_chosen
+from bench.harness.home import Home
+from bench.harness.load import Client, Requests, Seen, client
 from bench.harness.server import Server, hmi, running
 
 SATURATED = "saturated"
@@ -89,11 +87,8 @@ def run(plan: Plan, report: Report) -> tuple[float, Found]:
 
     Raises HmiError if a server does not start or a job ends early, StorageFull.
     """
-    with tempfile.TemporaryDirectory(prefix="hmi-bench-background-") as given:
-        folder = Path(given)
-        report(f"a root and {plan.tenants} tenants with a model each")
-        home = homes.build(replace(QUICK, tenants=plan.tenants), folder / "home")
-        guard(home)
+    report(f"a root and {plan.tenants} tenants with a model each")
+    with tenants(plan.tenants) as (home, folder):
         texts = home.texts()
         with client() as sender, ExitStack() as stack:
             caller = _Caller(
@@ -108,7 +103,7 @@ class _Caller:
     """Sends the calls of all tenants."""
 
     plan: Plan
-    home: homes.Home
+    home: Home
     client: Client
     bodies: list[str]
     capacity: float = 0.0
@@ -126,16 +121,16 @@ class _Caller:
 
     def _send(self, server: Server, share: float | None, draw: np.random.Generator) -> Seen:
         targets = [target(server.arm, self.home, i) for i in range(self.plan.tenants)]
-        where, seconds = (server.port, targets, self.bodies), self.plan.seconds
+        requests, seconds = Requests(server.port, targets, self.bodies), self.plan.seconds
         count = 4 * len(self.bodies)
         if share is not None:
             rate = self.capacity * share
             count = max(LEAST_CALLS, round(rate * seconds))
         calls = [(i % len(targets), body) for i, body in enumerate(draw.integers(TEXTS, size=count).tolist())]
         if share is None:
-            return self.client.closed(*where, calls, seconds=seconds, callers=self.plan.callers)
+            return self.client.closed(requests, calls, seconds=seconds, callers=self.plan.callers)
         at = np.sort(draw.uniform(0.0, count / rate, count)).tolist()
-        return self.client.opened(*where, [(at[i], *call) for i, call in enumerate(calls)])
+        return self.client.opened(requests, [(at[i], *call) for i, call in enumerate(calls)])
 
 
 def _measured(

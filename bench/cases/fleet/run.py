@@ -7,23 +7,20 @@ of the size that training gives. Each has the record of an ended job, as if it h
 from __future__ import annotations
 
 import statistics
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
-from bench.cases.serve.http_fleet import body, guard, target
-from bench.cases.serve.plan import QUICK
-from bench.harness import home as homes
-from bench.harness.load import client
+from bench.cases.serve.http_fleet import body, target, tenants
+from bench.harness.home import Home, in_one_transaction
+from bench.harness.load import Requests, client
 from bench.harness.report import Row
 from bench.harness.server import hmi, running
 from hmi.core import JobRecord, now
 from hmi.stores.layout import Layout, folder_bytes
 from hmi.stores.records import job_table
-from hmi.stores.records.registry_database import RegistryDatabase
 from hmi.stores.records.sealed import RegistryTxn
 from hmi.stores.records.table import RecordTable
 
@@ -47,12 +44,9 @@ def run(plan: Plan, data: Path | None, report: Callable[[str], None]) -> Iterato
     data: a folder that keeps the tenants for later runs; None: a temporary one. Raises StorageFull;
     Unavailable if a server does not start.
     """
-    with tempfile.TemporaryDirectory(prefix="hmi-bench-fleet-") as given:
-        folder = Path(given)
-        report(f"{plan.tenants} tenants with a model each")
-        began = time.monotonic()
-        home = homes.build(replace(QUICK, tenants=plan.tenants), (data or folder) / "bench-serve")
-        guard(home)
+    report(f"{plan.tenants} tenants with a model each")
+    began = time.monotonic()
+    with tenants(plan.tenants, data) as (home, folder):
         write_jobs(home)
         yield Row("writing", round(time.monotonic() - began, 1), "s", peer=f"{home.tenants} tenants")
         layout = Layout(home.data)
@@ -67,31 +61,28 @@ def run(plan: Plan, data: Path | None, report: Callable[[str], None]) -> Iterato
             yield Row(name, round(middle, 3), unit, runs=plan.starts)
 
 
-def write_jobs(home: homes.Home) -> None:
+def write_jobs(home: Home) -> None:
     """Write the record of each model's ended job, in one transaction."""
-    database, table, at = RegistryDatabase.open(Layout(home.data).registry), RecordTable(), now()
+    at = now()
 
-    def write(txn: RegistryTxn) -> None:
+    def write(table: RecordTable, txn: RegistryTxn) -> None:
         for i in range(home.tenants):
             model = home.model(i)
             fields = {"created": at, "started": at, "ended": at, "spec": {"model": str(model)}}
             job = {"job": f"{model.tenant}-1", "kind": "fine_tune", "state": "succeeded", **fields}
             job_table.put_job(table, txn, JobRecord.model_validate({**job, "tenant": model.tenant}))
 
-    try:
-        database.write(write)
-    finally:
-        database.release()
+    in_one_transaction(home.data, write)
 
 
-def _start(home: homes.Home, folder: Path, settled_s: float) -> dict[tuple[str, str], float]:
+def _start(home: Home, folder: Path, settled_s: float) -> dict[tuple[str, str], float]:
     """Start a server, ask a model that is not in memory, and stop it. Returns figures by name and unit."""
     with client() as sender, ExitStack() as stack:
         began = time.monotonic()
         server = stack.enter_context(running(hmi(home.data), folder))
         ready_s, cpu_s, ready = time.monotonic() - began, server.cpu_s(), server.memory()
-        first = ([target(server.arm, home, 0)], [body(server.arm, ["a first text"])], [(0, 0)])
-        seen = sender.closed(server.port, *first, seconds=0.0)
+        first = Requests(server.port, [target(server.arm, home, 0)], [body(server.arm, ["a first text"])])
+        seen = sender.closed(first)
         time.sleep(settled_s)
         return {
             ("ready", "s"): ready_s,

@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 import statistics
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 
 from bench.cases.floods.kinds import FLOODS, SENTENCE, Flood
-from bench.cases.serve.http_fleet import body, copied, guard, target
-from bench.cases.serve.plan import QUICK
-from bench.harness import home as homes
-from bench.harness.load import Client, Seen, Target, client
-from bench.harness.report import Row
+from bench.cases.serve.http_fleet import body, copied, target, tenants
+from bench.harness.load import Client, Requests, Seen, Target, child, client
+from bench.harness.report import Row, known
 from bench.harness.server import Server, hmi, running
-from hmi.errors import InvalidInput
 
 QUIET, FLOODER = 0, 1
 """The tenants. Each has the model `m`."""
@@ -49,11 +42,7 @@ class Plan:
     control: bool = False
 
     def floods(self) -> dict[str, Flood]:
-        unknown = sorted({*self.only} - {*FLOODS})
-        if unknown:
-            raise InvalidInput(
-                f"there is no flood {unknown[0]!r}: use one of {', '.join(FLOODS)}", field="only"
-            )
+        known(self.only, FLOODS)
         return {name: flood for name, flood in FLOODS.items() if not self.only or name in self.only}
 
 
@@ -81,7 +70,8 @@ class Watch:
         text = body(self.server.arm, [SENTENCE])
         calls = ((self.quiet, text), (Target("/healthz"), ""))
         for sender, (to, sent) in zip(self.clients, calls, strict=True):
-            sender.begin_closed(self.server.port, [to], [sent], [(0, 0)], seconds=seconds, think_s=THINK_S)
+            request = Requests(self.server.port, [to], [sent])
+            sender.begin_closed(request, seconds=seconds, think_s=THINK_S)
         while time.monotonic() < until:
             memory.append(self.server.memory().anonymous)
             time.sleep(THINK_S)
@@ -92,11 +82,8 @@ class Watch:
 def run(plan: Plan, report: Callable[[str], None]) -> Iterator[Row]:
     """Measure. `report` gets a line as each step begins. Raises InvalidInput for an unknown flood."""
     floods = plan.floods()
-    with tempfile.TemporaryDirectory(prefix="hmi-bench-floods-") as given:
-        folder = Path(given)
-        report("two tenants with a model each")
-        home = homes.build(replace(QUICK, tenants=2), folder / "home")
-        guard(home)
+    report("two tenants with a model each")
+    with tenants(2) as (home, folder):
         copy = copied(home, folder / "copy") if plan.control else None
         for name, flood in floods.items():
             with ExitStack() as stack:
@@ -141,19 +128,8 @@ def _rows(name: str, what: str, turns: list[tuple[Watched, Watched]]) -> Iterato
 @contextmanager
 def flooding(name: str, server: Server, key: str) -> Iterator[None]:
     """Flood the server with the tenant's key while the context is open."""
-    child = subprocess.Popen(
-        [sys.executable, "-m", "bench.cases.floods.clients", name, str(server.port)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert child.stdin is not None
-    assert child.stdout is not None
-    try:
-        child.stdin.write(f"{key}\n")
-        child.stdin.flush()
-        assert child.stdout.readline() == "ready\n", "the flood's process says when it begins"
+    with child("bench.cases.floods.clients", name, str(server.port)) as (given, told):
+        given.write(f"{key}\n")
+        given.flush()
+        assert told.readline() == "ready\n", "the flood's process says when it begins"
         yield
-    finally:
-        child.kill()
-        child.communicate()

@@ -83,9 +83,7 @@ def _onnx_runtime(model: Path, folder: Path) -> Iterator[Peer]:
     if found is None:
         return
     ort, quantization = found
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = options.inter_op_num_threads = 1
-    options.log_severity_level = 3
+    options = one_thread(ort)
     small = folder / "full-int8.onnx"
     quantised(quantization, model, small)
     precisions: list[tuple[Precision, Path]] = [("fp32", model), ("int8", small)]
@@ -96,6 +94,14 @@ def _onnx_runtime(model: Path, folder: Path) -> Iterator[Peer]:
             return session.run(None, {"input_ids": ids, "mask": mask})
 
         yield from _modes("ONNX Runtime", precision, one)
+
+
+def one_thread(runtime: Any) -> Any:
+    """Return ONNX Runtime's options of a session on one thread that logs errors alone."""
+    options = runtime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.log_severity_level = 3
+    return options
 
 
 def quantised(quantization: Any, model: Path, to: Path) -> None:

@@ -14,7 +14,8 @@ import torch.nn.functional as F
 from hmi_kernels.encoder import ops
 from torch import Tensor
 
-from bench.cases.path.run import Bench, Modules, some_length, tenants_of
+from bench.cases.path.run import Bench, Modules, tenants_of
+from bench.harness.home import real_length
 from bench.harness.report import Row, in_turn, median_ratio, seconds
 from hmi.core import ModuleSpec
 from hmi.execution.fused import fused_layers
@@ -27,7 +28,7 @@ from hmi.modulespec import Kind
 TENANTS = 64
 KINDS: tuple[Kind, ...] = ("lora", "sequential")
 CASES: tuple[tuple[str, int | None], ...] = (("128_tokens", 128), ("real_lengths", None), ("14_tokens", 14))
-"""(name, tokens of a text). None: drawn by `some_length`."""
+"""(name, tokens of a text). None: drawn by `real_length`."""
 GOAL = 1.05
 """The most that a batch of 64 texts may cost with a module of its own for each text, over none."""
 GOAL_RATE = 0.7
@@ -57,7 +58,7 @@ def _costs(b: Bench, precision: Precision, kind: Kind, runs: int) -> Iterator[Ro
     tenants, executor = tenants_of(b, TENANTS, ModuleSpec(kind=kind)), b.executors[precision]
     draw = np.random.default_rng(1)
     for case, length in CASES:
-        lengths = [length or some_length(draw) for _ in tenants]
+        lengths = [length or real_length(draw) for _ in tenants]
         offsets = [0, *accumulate(lengths)]
         x = torch.randn(offsets[-1], b.root.dim, generator=torch.Generator().manual_seed(0))
         arms: dict[str, Modules] = {"no": [None] * TENANTS, "1": tenants[:1] * TENANTS, "64": tenants}

@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from bench.cases.path.encoders import Batch, Run, peers
-from bench.cases.path.run import Bench, ours, some_length, tenants_of
+from bench.cases.path.run import Bench, ours, tenants_of
+from bench.harness.home import real_length
 from bench.harness.report import Row, in_turn, rotating, seconds
 from hmi.errors import InvalidInput
 from hmi.model.sources.source import DEFAULT_PACKAGE, find_source
@@ -23,7 +24,7 @@ CASES: tuple[tuple[str, int | None, int], ...] = (
     ("14_tokens_batch_1", 14, 1),
     ("14_tokens_batch_16", 14, 16),
 )
-"""(name, tokens of a text, texts). None for the tokens: drawn by `some_length`."""
+"""(name, tokens of a text, texts). None for the tokens: drawn by `real_length`."""
 GOALS = {"fp32": 1.9, "bf16": 1.7, "int8": 1.7}
 """The least ratio of the fastest peer's time to HMI's, at equal precision."""
 GOAL_ANY = 1.5
@@ -89,7 +90,7 @@ def _batch(b: Bench, length: int | None, size: int, draw: np.random.Generator) -
     flat, (first, last) = b.texts[:, 1:-1].reshape(-1), b.texts[0, [0, -1]]
     batch = []
     for _ in range(size):
-        inner = (length or some_length(draw)) - 2
+        inner = (length or real_length(draw)) - 2
         at = draw.integers(0, len(flat) - inner)
         batch.append([int(first), *flat[at : at + inner].tolist(), int(last)])
     return batch

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import copy
-import importlib.metadata
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import get_args
 
@@ -17,7 +17,8 @@ from torch import Tensor
 
 from bench.cases.path.encoders import Batch, Run
 from bench.cases.store.data import Texts, distinct, trigrams
-from bench.harness.report import Row, median_ms, paired_ratio
+from bench.harness.home import installed_text
+from bench.harness.report import Row, median_seconds, paired_ratio
 from hmi.core import ModuleSpec
 from hmi.execution.base import Executor
 from hmi.execution.choose import executor_for
@@ -36,7 +37,8 @@ from plot_store import Reader, Store
 
 LENGTH = 128
 TEXTS = 64
-WORDS_OF_TEXT = 40_000
+WORDS = 40_000
+"""More than enough for these texts."""
 
 Modules = list[TenantModule | None]
 
@@ -104,9 +106,9 @@ def measure(b: Bench, _folder: Path, runs: int, report: Callable[[str], None]) -
         name = f"module_{kind.replace('+', '_and_')}_over_none_batch_16"
         yield Row(name, value, "x", runs=runs, peer="no module")
     report("look-up")
-    share = median_ms(_look_up(b, 16), runs) / median_ms(many, runs)
+    share = median_seconds(_look_up(b, 16), runs) / median_seconds(many, runs)
     yield Row("lookup_share_of_batch_16", share, "of the time", 0.03, False, runs)
-    microseconds = median_ms(_look_up(b, 1), runs * 20) * 1e3
+    microseconds = median_seconds(_look_up(b, 1), runs * 20) * 1e6
     yield Row("lookup_one_text_of_128", microseconds, "µs", 60.0, False, runs * 20)
 
 
@@ -127,22 +129,12 @@ def _prepare(folder: Path, wanted: int | None) -> Bench:
         own = replace(root, upper=copy.deepcopy(root.upper))  # an executor prepares the layers in place
         executors[precision] = executor_for(own, precision, wait=True)
     default = executor_for(root, wait=True).precision
-    ids = [i for e in tokenizer.encode([_some_text()], 1 << 30) for i in e.ids[1:-1]]
-    body = LENGTH - 2
+    body, words = LENGTH - 2, islice((w for text in installed_text() for w in text.split()), WORDS)
+    ids = tokenizer.encode([" ".join(words)], 1 << 30)[0].ids[1:-1]
     texts = [[tokenizer.cls_id, *ids[i * body : (i + 1) * body], tokenizer.sep_id] for i in range(TEXTS)]
     assert len(texts[-1]) == LENGTH, "too little text"
     found = np.array(texts, np.int32)
     return Bench(teacher, root, executors, default, _plot(folder, lower, found), found)
-
-
-def _some_text() -> str:
-    """Return English prose that every installation has: the descriptions of the installed packages."""
-    words: list[str] = []
-    for package in importlib.metadata.distributions():
-        words += str(package.metadata.json.get("description", "")).split()
-        if len(words) > WORDS_OF_TEXT:
-            break
-    return " ".join(words)
 
 
 def _plot(folder: Path, lower: LocalLower, texts: Texts) -> Reader:
@@ -155,11 +147,6 @@ def _plot(folder: Path, lower: LocalLower, texts: Texts) -> Reader:
             writer.add(n, some, lower.entries(torch.from_numpy(some.astype(np.int64))).numpy())
         writer.publish()
     return store.reader("bench")
-
-
-def some_length(draw: np.random.Generator) -> int:
-    """Draw the tokens of a text as in sentences of scientific prose, 56 on average."""
-    return int(np.clip(draw.lognormal(3.9, 0.45), 8, LENGTH))
 
 
 def tenants_of(b: Bench, count: int, spec: ModuleSpec | None = None) -> Modules:

@@ -7,7 +7,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,12 +17,13 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from bench.harness.home import ended
 from bench.harness.page_cache import drop_folder
 from bench.harness.report import Row, seconds
 from hmi.api.process.local import LocalCalls
 from hmi.config import Settings
 from hmi.core import Progress
-from hmi.errors import HmiError, InvalidInput
+from hmi.errors import InvalidInput, NotFound
 from hmi.model.sources.source import DEFAULT_PACKAGE
 from hmi.model.text.tokenizer import Tokenizer
 from hmi.stores.layout import Layout
@@ -115,8 +116,7 @@ class Lab:
             names = ", ".join(have) or "(none)"
             raise InvalidInput(f"no root {name!r} in this folder: --root takes one of: {names}", field="root")
         report("importing the default root")
-        body = {"root": ROOT, "source": DEFAULT_PACKAGE}
-        self._run(self._calls.request("POST", "/manage/roots", body)["job"])
+        self._run("/manage/roots", {"root": ROOT, "source": DEFAULT_PACKAGE})
         return ROOT
 
     def build(self, root: str, documents: list[str], alpha: float) -> Built:
@@ -125,17 +125,17 @@ class Lab:
         with tempfile.TemporaryDirectory(dir=self._settings.data) as folder:
             corpus = Path(folder) / "corpus.txt"
             corpus.write_text("\n".join(documents), encoding="utf-8")
+            self._made.append(domain)
             body = {"domain": domain, "alpha": alpha}
-            job = self._calls.request("POST", "/manage/domains", body, {"corpus": corpus})["job"]
-        self._made.append(domain)
-        result, spent = self._run(job)
+            result, spent = self._run("/manage/domains", body, {"corpus": corpus})
         with self.store() as store:
             return Built(domain, result, store.version(domain).bytes, spent)
 
     def remove_built(self) -> None:
         """Remove the branches that were built here."""
         for domain in self._made:
-            self._calls.request("DELETE", f"/manage/domains/{domain.replace('/', '.')}")
+            with suppress(NotFound):  # its job failed
+                self._calls.request("DELETE", f"/manage/domains/{domain.replace('/', '.')}")
 
     def store(self) -> Store:
         return open_plots(Layout(self._settings.data).plots)
@@ -147,7 +147,9 @@ class Lab:
     def _roots(self) -> dict[str, dict[str, Any]]:
         return {root["root"]: root for root in self._calls.request("GET", "/manage/roots")["roots"]}
 
-    def _run(self, job: str) -> tuple[dict[str, Any], dict[str, float]]:
+    def _run(
+        self, path: str, body: dict[str, Any], files: dict[str, Path] | None = None
+    ) -> tuple[dict[str, Any], dict[str, float]]:
         """Run a job. Returns its result and its seconds by phase. Raises HmiError."""
         begun = {"starting": time.monotonic()}
 
@@ -156,13 +158,9 @@ class Lab:
                 begun.setdefault(progress.phase, time.monotonic())
             self._show(progress)
 
-        self._calls.run(job, saw)
+        view = ended(self._calls, path, body, files, saw)
         ends = [*begun.values(), time.monotonic()][1:]
         spent = {phase: end - start for (phase, start), end in zip(begun.items(), ends, strict=True)}
-        view: dict[str, Any] = self._calls.request("GET", f"/manage/jobs/{job}")
-        if view["state"] != "succeeded":
-            why = (view["error"] or {}).get("message", "see its log")
-            raise HmiError(f"job {job} {view['state']}: {why}")
         return view["result"], spent
 
 

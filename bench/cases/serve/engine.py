@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from hmi_kernels.encoder import fits
 
@@ -25,6 +25,8 @@ from hmi.manager import Manager
 from hmi.metrics import Metrics
 from hmi.stores.tensors.adapter_pool import AdapterPool
 
+T = TypeVar("T")
+U = TypeVar("U")
 CHOICE_POLLS, POLL_S = 2_400, 0.05
 """The number of looks at whether the root's executor is chosen, and the seconds between them. Their product
 is the longest wait. Looks are counted, so a pause of the process does not end the wait."""
@@ -51,21 +53,27 @@ class Serving:
 
     async def ask_each(self, models: Iterable[ModelId], text: str, at_once: int = 32) -> None:
         """Ask each model the same text, some at once."""
-        waiting = iter(models)
+        await by_callers(at_once, models, lambda model: self.ask(model, text))
 
-        async def some() -> None:
-            for model in waiting:
-                await self.ask(model, text)
 
-        await asyncio.gather(*(some() for _ in range(at_once)))
+async def by_callers(callers: int, items: Iterable[T], work: Callable[[T], Awaitable[U]]) -> list[U]:
+    """Let callers each do the work of one item after another, and return the results in the items' order."""
+    waiting, found = iter(enumerate(items)), dict[int, U]()
+
+    async def caller() -> None:
+        for i, item in waiting:
+            found[i] = await work(item)
+
+    await asyncio.gather(*(caller() for _ in range(callers)))
+    return [found[i] for i in range(len(found))]
 
 
 @asynccontextmanager
 async def serving(
-    data: Path, first: ModelId, bundles_of: Callable[..., Bundles] = Bundles, **settings: Any
+    data: Path, first: ModelId | None, bundles_of: Callable[..., Bundles] = Bundles, **settings: Any
 ) -> AsyncIterator[Serving]:
-    """Run an engine on `data`. Before the context opens, `first` is asked until the root's executor is
-    chosen.
+    """Run an engine on `data`. Before the context opens, `first`, if it is given, is asked until its
+    root's executor is chosen.
 
     Raises Conflict if a server or another benchmark runs on the folder.
     """
@@ -82,8 +90,9 @@ async def serving(
         await engine.start()
         try:
             found = Serving(engine, manager, made[0], metrics)
-            await found.ask(first, "first")
-            await chosen(made[0], manager.registry.model(first).live)
+            if first is not None:
+                await found.ask(first, "first")
+                await chosen(made[0], manager.registry.model(first).live)
             yield found
         finally:
             await engine.stop()
@@ -122,10 +131,6 @@ class Load:
     seconds: float
     cpu_s: float
     """CPU seconds of this process."""
-
-    @property
-    def a_second(self) -> float:
-        return self.answers / self.seconds
 
 
 async def load(serving: Serving, asks: Sequence[Ask], callers: int, seconds: float, a_call: int = 1) -> Load:

@@ -23,6 +23,7 @@ from hmi_kernels.modules import ops
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from bench.harness.report import in_turn, median_ratio
 from hmi.execution.batch import BatchKey, Rows
 from hmi.execution.cuda import CudaExecutor, Device
 from hmi.execution.cuda.choose import sound_executor
@@ -244,9 +245,6 @@ def on_threads(bench: Bench, work: Callable[[int], None], threads: int) -> float
 
 
 def compared(runs: int, above: Callable[[], float], below: Callable[[], float]) -> tuple[float, float]:
-    """The medians of above / below, and of above, over interleaved runs, after one of each that does not
-    count."""
-    above()
-    below()
-    seen = [(above(), below()) for _ in range(runs)]
-    return statistics.median(a / b for a, b in seen), statistics.median(a for a, _ in seen)
+    """The medians of above / below, and of above, over runs that take turns."""
+    seen = in_turn({"above": above, "below": below}, runs)
+    return median_ratio(seen, "above", "below"), statistics.median(seen["above"])

@@ -21,7 +21,7 @@ from hmi_kernels.lookup.cuda import LookupDevice
 from numpy.typing import NDArray
 
 from bench.cases.serve.gpu_bench import Bench
-from bench.harness.report import Row, seconds
+from bench.harness.report import Row, median_seconds
 from hmi.execution import trace
 from hmi.execution.batch import BatchKey, Rows
 from hmi.execution.cuda import CudaExecutor, Device
@@ -80,8 +80,7 @@ def lookups(device: Device, there: LookupDevice, runs: int) -> Iterator[Row]:
         with reader.on_device(there) as found:
             given = [_put(there, a) for a in (tokens.astype(np.int32), offsets)]
             out = there.empty((len(tokens), LOOKUP_DIM), np.uint16)
-            work = partial(found.lookup, *given, out=out)
-            took = statistics.median([seconds(work, time.perf_counter) for _ in range(1 + runs)][1:])
+            took = median_seconds(partial(found.lookup, *given, out=out), runs, time.perf_counter)
     rate, copied = len(tokens) * (4 + 3 * LOOKUP_DIM) / took, _bandwidth(device, runs)
     yield Row("gpu_copy_gb_per_s", round(copied / 1e9, 1), "GB/s", runs=runs)
     yield Row("gpu_lookup_gb_per_s", round(rate / 1e9, 1), "GB/s", runs=runs)
@@ -215,14 +214,7 @@ def _bandwidth(device: Device, runs: int) -> float:
 
 def _timed(work: Callable[[], StreamEvent], runs: int) -> float:
     """The median seconds until what `work` enqueues has run, after one run that does not count."""
-
-    def once() -> float:
-        begun = time.perf_counter()
-        work().wait()
-        return time.perf_counter() - begun
-
-    once()
-    return statistics.median(once() for _ in range(runs))
+    return median_seconds(lambda: work().wait(), runs, time.perf_counter)
 
 
 Spans = list[tuple[float, float]]

@@ -58,15 +58,13 @@ class Measured:
     seen: list[Seen] = field(default_factory=list)
     cpu_ms: list[float] = field(default_factory=list)
 
-    @property
-    def p50(self) -> list[float]:
-        return [seen.at(0.5) for seen in self.seen]
-
-    @property
-    def a_second(self) -> list[float]:
-        return [seen.a_second for seen in self.seen]
+    def figures(self, case: Case) -> dict[str, list[float]]:
+        """The values of each of UNITS. Only several callers have a rate."""
+        found = {"p50": [seen.at(0.5) for seen in self.seen], "cpu": self.cpu_ms}
+        return found if case.callers == 1 else {**found, "a_second": [s.a_second for s in self.seen]}
 
 
+UNITS = {"p50": "ms", "cpu": "ms of CPU a call", "a_second": "texts/s"}
 Arms = dict[str, Measured]
 
 
@@ -109,10 +107,8 @@ def times(case: Case, arms: Arms, runs: int) -> Iterator[Row]:
     """Yield each arm's times: medians of the rounds."""
     for name, m in arms.items():
         at = f"http_{case.name}_{slug(name)}"
-        if case.callers > 1:
-            yield Row(f"{at}_a_second", round(statistics.median(m.a_second), 1), "texts/s", runs=runs)
-        yield Row(f"{at}_p50", round(statistics.median(m.p50), 2), "ms", runs=runs)
-        yield Row(f"{at}_cpu", round(statistics.median(m.cpu_ms), 2), "ms of CPU a call", runs=runs)
+        for figure, values in m.figures(case).items():
+            yield Row(f"{at}_{figure}", round(statistics.median(values), 2), UNITS[figure], runs=runs)
         failures = sum(seen.failures for seen in m.seen)
         if failures:
             yield Row(f"{at}_failed", failures, "calls", 0, False, runs)
@@ -127,25 +123,13 @@ def ratios(case: Case, arms: Arms, runs: int, chosen: str) -> Iterator[Row]:
             continue
         named = "default" if ours == DEFAULT else precision
         against = f"LitServe {precision}" + (f", HMI: {chosen}" if ours == DEFAULT else "")
-        at, mine = f"http_{case.name}_{named}_over_litserve_{precision}", arms[ours]
-        yield _ratio(
-            at, mine.p50, [min(one) for one in zip(*(p.p50 for p in peers), strict=True)], against, case.goal
-        )
-        yield _ratio(
-            f"{at}_cpu",
-            mine.cpu_ms,
-            [min(one) for one in zip(*(p.cpu_ms for p in peers), strict=True)],
-            against,
-        )
-        if case.callers > 1:
-            best = [max(one) for one in zip(*(p.a_second for p in peers), strict=True)]
-            yield _ratio(f"{at}_a_second", mine.a_second, best, against)
-
-
-def _ratio(name: str, ours: list[float], best: list[float], against: str, goal: float | None = None) -> Row:
-    """The median of the rounds' ratios."""
-    value = statistics.median(o / b for o, b in zip(ours, best, strict=True))
-    return Row(name, round(value, 3), "x", goal, False, len(ours), against)
+        for figure, mine in arms[ours].figures(case).items():
+            name = f"http_{case.name}_{named}_over_litserve_{precision}"
+            name, goal = (name, case.goal) if figure == "p50" else (f"{name}_{figure}", None)
+            each = zip(*(peer.figures(case)[figure] for peer in peers), strict=True)
+            best = map(max if figure == "a_second" else min, each)
+            value = statistics.median(own / other for own, other in zip(mine, best, strict=True))
+            yield Row(name, round(value, 3), "x", goal, False, runs, against)
 
 
 def _own_work(plan: Plan, found: Fleet, report: Report) -> Iterator[Row]:

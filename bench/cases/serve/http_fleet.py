@@ -6,16 +6,17 @@ import json
 import os
 import re
 import shutil
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bench.cases.serve import http_models
-from bench.cases.serve.plan import Plan
-from bench.harness.home import Home
-from bench.harness.load import Client, Seen, Target, client
+from bench.cases.serve.plan import QUICK, Plan
+from bench.harness.home import Home, build
+from bench.harness.load import Client, Requests, Seen, Target, client
 from bench.harness.report import Row
 from bench.harness.server import NO_JOBS, Arm, Server, hmi, running
 from hmi.api.access.auth import has_admin_key
@@ -61,12 +62,11 @@ class Fleet:
         self, server: Server, bodies: Sequence[str], seconds: float, callers: int = 1
     ) -> tuple[Seen, float]:
         """Send the bodies again and again for one tenant. Returns what was seen, and CPU seconds a call."""
-        targets, turn = [target(server.arm, self.home, 0)], [(0, i) for i in range(len(bodies))]
-        where = (server.port, targets, bodies, turn)
+        requests = Requests(server.port, [target(server.arm, self.home, 0)], bodies)
         with server.awake():
-            self.client.closed(*where, seconds=0.0, callers=callers, least=max(WARM_CALLS, callers))
+            self.client.closed(requests, callers=callers, least=max(WARM_CALLS, callers))
             before = server.cpu_s()
-            seen = self.client.closed(*where, seconds=seconds, callers=callers, least=LEAST_CALLS)
+            seen = self.client.closed(requests, seconds=seconds, callers=callers, least=LEAST_CALLS)
             return seen, (server.cpu_s() - before) / len(seen.ms)
 
 
@@ -94,6 +94,21 @@ def fleet(plan: Plan, home: Home, folder: Path, missing: list[Row]) -> Iterator[
             except Unavailable as error:
                 missing.append(_absent(arm.name, error))
         yield Fleet(servers, sender, home, chosen[0])
+
+
+@contextmanager
+def tenants(count: int, data: Path | None = None, *, guarded: bool = True) -> Iterator[tuple[Home, Path]]:
+    """Make a home, and yield it with a temporary folder.
+
+    data: a folder that keeps the home for later runs; None: it is in the temporary one. guarded: see `guard`.
+    Raises StorageFull.
+    """
+    with tempfile.TemporaryDirectory(prefix="hmi-bench-") as given:
+        folder = Path(given)
+        home = build(replace(QUICK, tenants=count), (data or folder) / "bench-serve")
+        if guarded:
+            guard(home)
+        yield home, folder
 
 
 def guard(home: Home) -> None:
@@ -129,8 +144,7 @@ def wait_chosen(server: Server, sender: Client, home: Home, quick: bool = False)
 
     A quick run does not wait.
     """
-    first = ([target(server.arm, home, 0)], [body(server.arm, ["first"])], [(0, 0)])
-    sender.closed(server.port, *first, seconds=0.0)
+    sender.closed(Requests(server.port, [target(server.arm, home, 0)], [body(server.arm, ["first"])]))
     until = time.monotonic() + (0.0 if quick else CHOICE_S)
     while time.monotonic() < until:
         if found := executor_in(server.get("/metrics")):

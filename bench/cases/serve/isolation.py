@@ -79,9 +79,7 @@ class Check:
                     )
                 await self.churn.keep_up(lambda: self.answers)
 
-        async with asyncio.TaskGroup() as callers:
-            for i in range(CALLERS):
-                callers.create_task(caller(i))
+        await asyncio.gather(*map(caller, range(CALLERS)))
 
     async def _call(self, draw: np.random.Generator) -> None:
         """Ask some models some texts in one call, and check the answers."""

@@ -14,11 +14,10 @@ import shutil
 import statistics
 import tempfile
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -29,12 +28,12 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file
 from torch import Tensor
 
-from bench.cases.path.encoders import exported
+from bench.cases.path.encoders import exported, one_thread
 from bench.cases.serve.plan import Plan, Report
 from bench.cases.serve.traffic import tenants_in_turn
 from bench.harness.home import ROOT, Ground, Home, Model, tensors_of
 from bench.harness.page_cache import drop_cached
-from bench.harness.report import Clock, Row, seconds
+from bench.harness.report import Clock, Row, in_turn, rotating, seconds
 from hmi.config import Settings
 from hmi.core import ModuleSpec
 from hmi.errors import InvalidInput
@@ -97,17 +96,19 @@ def measure(plan: Plan, home: Home, report: Report) -> Iterator[Row]:
 
 
 def _measured(runs: int, tenants: int, ids: NDArray[np.int64], ours: Run, peers: list[Peer]) -> Iterator[Row]:
-    ratios: dict[str, list[float]] = {peer.name: [] for peer in peers}
     draw = np.random.default_rng(0)
-    for turn in range(runs + 1):
-        batch = ids[draw.permutation(len(ids))[:BATCH]]
-        asked = tenants_in_turn("uniform", tenants, BATCH, seed=turn).tolist()
-        for peer in (peers[i] for i in draw.permutation(len(peers))):
-            ours(batch, asked)  # so that it finds the processor's caches as in service
-            mine = seconds(partial(ours, batch, asked), peer.clock)
-            ratio = seconds(partial(peer.run, batch, asked), peer.clock) / mine
-            if turn:  # the first turn warms up
-                ratios[peer.name].append(ratio)
+    turns = range(runs + 1)  # the first one warms up
+    batches = [ids[draw.permutation(len(ids))[:BATCH]] for _ in turns]
+    asked = [tenants_in_turn("uniform", tenants, BATCH, seed=turn).tolist() for turn in turns]
+
+    def over_ours(peer: Peer, turn: int) -> float:
+        given = batches[turn], asked[turn]
+        ours(*given)  # so that it finds the processor's caches as in service
+        mine = seconds(partial(ours, *given), peer.clock)
+        return seconds(partial(peer.run, *given), peer.clock) / mine
+
+    works = {peer.name: rotating(partial(over_ours, peer), len(turns)) for peer in peers}
+    ratios = in_turn(works, runs)
     for peer in peers:
         how = "by the clock" if peer.clock is time.perf_counter else "CPU time"
         value = round(statistics.median(ratios[peer.name]), 2)
@@ -160,31 +161,20 @@ def _dedicated(teacher: Encoder, folder: Path) -> Iterator[Peer]:
     model = exported(teacher, folder / "model.onnx")
     if model is None:
         return
-    options = runtime.SessionOptions()
-    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options, ready = one_thread(runtime), one_thread(runtime)
     # A deployed model is optimised once, when it is stored: a load then takes the least time.
     options.optimized_model_filepath = str(folder / "optimised.onnx")
     runtime.InferenceSession(str(model), options)
-    ready = runtime.SessionOptions()
-    ready.intra_op_num_threads = ready.inter_op_num_threads = 1
     ready.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_DISABLE_ALL
     files = _copies(folder / "optimised.onnx")
 
     def peer(name: str, from_disk: bool, goal: float | None, clock: Clock) -> Peer:
-        models = OrderedDict[int, Any]()
-
+        @lru_cache(FILES)
         def of(tenant: int) -> Any:
-            if tenant not in models:
-                if len(models) >= FILES:
-                    models.popitem(last=False)
-                path = files[tenant % FILES]
-                if from_disk:
-                    drop_cached(path)
-                models[tenant] = runtime.InferenceSession(
-                    str(path), ready, providers=["CPUExecutionProvider"]
-                )
-            models.move_to_end(tenant)
-            return models[tenant]
+            path = files[tenant % FILES]
+            if from_disk:
+                drop_cached(path)
+            return runtime.InferenceSession(str(path), ready, providers=["CPUExecutionProvider"])
 
         def run(ids: NDArray[np.int64], tenants: list[int]) -> object:
             """Answer the texts of each tenant together."""

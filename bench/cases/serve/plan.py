@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.harness.home import Contents
-from hmi.errors import InvalidInput
 
 IN_PROCESS = ("flat", "cold", "pieces", "memory", "isolation", "peers")
 OVER_HTTP = ("http_calls", "http_flat")
@@ -71,11 +70,3 @@ QUICK = Plan(
     quick=True,
     sections=tuple(name for name in IN_PROCESS if name not in ON_REQUEST),
 )
-
-
-def checked(sections: tuple[str, ...]) -> tuple[str, ...]:
-    """Return `sections`. Raises InvalidInput that names an unknown one."""
-    unknown = sorted(set(sections) - set(SECTIONS))
-    if unknown:
-        raise InvalidInput(f"unknown section {unknown[0]!r}: use some of {', '.join(SECTIONS)}", field="only")
-    return sections

@@ -10,14 +10,14 @@ from typing import Any
 
 import torch
 
-from bench.cases.serve.plan import SECTIONS, Plan, Report, checked
+from bench.cases.serve.plan import SECTIONS, Plan, Report
 from bench.harness.home import build
-from bench.harness.report import Row
+from bench.harness.report import Row, known
 
 
 def steps(plan: Plan) -> int:
     """Return how many times `run` calls its `report`. Raises InvalidInput for an unknown section."""
-    counts: list[int] = [_module(section).steps(plan) for section in checked(plan.sections)]
+    counts: list[int] = [_module(section).steps(plan) for section in known(plan.sections, SECTIONS)]
     return 1 + sum(counts)
 
 
@@ -27,7 +27,7 @@ def run(plan: Plan, data: Path | None, report: Report) -> Iterator[Row]:
     data: a folder that keeps the home for later runs; None: a temporary one. Raises InvalidInput,
     StorageFull.
     """
-    checked(plan.sections)
+    known(plan.sections, SECTIONS)
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(prefix="hmi-bench-serve-") as folder:
         report(f"a data folder with {plan.tenants} tenants")

@@ -6,16 +6,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, closing
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
 
 from bench.cases.serve.churn import VARIANTS
-from bench.cases.serve.plan import QUICK
-from bench.harness import home as homes
-from bench.harness.home import Ground, Model, mixed_spec, publish_at_once, put_model
+from bench.harness.home import ROOT, Ground, Home, Model, mixed_spec, tenant_of, write_tenants
 from hmi.config import Settings
 from hmi.manager import Manager
 
@@ -119,7 +116,7 @@ class Standing:
 class Soil:
     """Models with two versions each, and the scores of both by model, version and text."""
 
-    home: homes.Home
+    home: Home
     texts: list[str]
     right: dict[tuple[int, int, int], dict[str, float]] = field(default_factory=dict)
     standing: list[Standing] = field(default_factory=list)
@@ -140,19 +137,14 @@ class Soil:
         return None
 
 
-def build(plan: Plan, folder: Path) -> homes.Home:
-    """Make a data folder with a model of two versions for each tenant. Raises StorageFull."""
-    home = homes.build(replace(QUICK, tenants=plan.tenants), folder)
+def add_versions(home: Home) -> None:
+    """Give each tenant's model a second version. Raises StorageFull."""
     with closing(Manager(Settings(data=home.data))) as manager:
-        ground = Ground.of(manager, homes.ROOT)
-        second = [
-            Model(homes.tenant_of(i), 1_000_000 + i, mixed_spec(i), VARIANTS) for i in range(plan.tenants)
-        ]
-        publish_at_once(manager, [(model.id, put_model(manager, ground, model)) for model in second])
-    return home
+        second = [Model(tenant_of(i), 1_000_000 + i, mixed_spec(i), VARIANTS) for i in range(home.tenants)]
+        write_tenants(manager, Ground.of(manager, ROOT), second)
 
 
-async def learn(http: Http, plan: Plan, home: homes.Home) -> Soil:
+async def learn(http: Http, plan: Plan, home: Home) -> Soil:
     """Ask every version of every model every text, one at a time, and keep the answers."""
     soil = Soil(home, home.texts().of(None, plan.texts))
     for model in range(plan.tenants):

@@ -7,17 +7,16 @@ import math
 import os
 import random
 import statistics
-import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from bench.cases.serve.http_fleet import tenants
 from bench.cases.soak.clients import Patient, hostile
-from bench.cases.soak.ground import Plan, Seen, build, connected, learn
+from bench.cases.soak.ground import Plan, Seen, add_versions, connected, learn
 from bench.harness.home import Home
 from bench.harness.report import Row
 from bench.harness.server import Server, hmi, running
@@ -35,10 +34,10 @@ def run(plan: Plan, report: Report) -> list[Row]:
 
     Raises HmiError if the server does not start, StorageFull.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        report(f"{plan.tenants} tenants with a model of two versions each")
-        home = build(plan, Path(folder))
-        with running(hmi(home.data), Path(folder)) as server:
+    report(f"{plan.tenants} tenants with a model of two versions each")
+    with tenants(plan.tenants, guarded=False) as (home, folder):
+        add_versions(home)
+        with running(hmi(home.data), folder) as server:
             return asyncio.run(_soak(plan, server, home, report))
 
 

@@ -13,14 +13,14 @@ from typing import Any
 
 import torch
 
-from bench.cases.quality.setting import ended
 from bench.cases.stages.plan import SECTIONS, Plan, Report
 from bench.cases.stages.tasks import TaskRows, load
+from bench.harness.home import ended
 from bench.harness.report import Row as Figure
 from hmi.api.process.local import LocalCalls
 from hmi.config import Settings
 from hmi.core import ModelId, now
-from hmi.errors import InvalidInput, NotFound
+from hmi.errors import InvalidInput
 from hmi.jobs.model.train_ramps import hold_out_texts
 from hmi.manager import Manager
 from hmi.model.files import write_json
@@ -131,7 +131,7 @@ class _Making:
                 f"the folder has no root {root!r}: import it first (hmi root import)", field="small"
             )
         self.report.say(f"importing {self.plan.source} as the root {root}")
-        self._run("/manage/roots", {"root": root, "source": self.plan.source})
+        run_job(self.calls, "/manage/roots", {"root": root, "source": self.plan.source})
 
     def domain(self, root: str, task: TaskRows) -> None:
         """Build the PLOT of the texts that the models are trained on. The streams are not among them."""
@@ -141,7 +141,7 @@ class _Making:
             return
         self.report.say(f"building the domain {domain}")
         texts = [" ".join(str(row.text).split()) for row in (*task.labelled, *task.unlabelled)]
-        self._run("/manage/domains", {"domain": domain}, corpus="\n".join(texts))
+        run_job(self.calls, "/manage/domains", {"domain": domain}, corpus="\n".join(texts))
 
     def model(self, name: str, root: str, task: TaskRows) -> None:
         model, labelled, unlabelled = self.home.model(task, name), len(task.labelled), len(task.unlabelled)
@@ -162,14 +162,14 @@ class _Making:
             "task": "classification",
             "options": {**self.plan.training, "ramps": False, "improve": False},
         }
-        self._run("/manage/models", body, data=_lines(task.labelled))
+        run_job(self.calls, "/manage/models", body, data=_lines(task.labelled))
 
     def ramps(self, task: TaskRows) -> None:
         """Train the ramps of the task's large model on texts that it was not trained on."""
         model = self.home.model(task)
         if not self.manager.registry.model(model).live.ramps:
             self.report.say(f"training the ramps of {model}")
-            self._run(f"/manage/models/{model}/ramps", {}, unlabelled=_lines(task.unlabelled))
+            run_job(self.calls, f"/manage/models/{model}/ramps", {}, unlabelled=_lines(task.unlabelled))
 
     def shuffled(self, task: TaskRows) -> None:
         """Publish the large model with ramps that are trained as the job trains them, but with the answers
@@ -211,7 +211,7 @@ class _Making:
         files = {"data": _lines([*task.labelled, *task.profiled])}
         if task.unlabelled:
             files["unlabelled"] = _lines(task.unlabelled[:AGREEING])
-        self._run(f"/manage/models/{model}/tokens", {"prompts": of == SMALL}, **files)
+        run_job(self.calls, f"/manage/models/{model}/tokens", {"prompts": of == SMALL}, **files)
 
     def cascade(self, task: TaskRows, name: str, small: ModelId | None, of: str = LARGE) -> None:
         """Publish a model under another name, and profile a cascade for it."""
@@ -219,14 +219,10 @@ class _Making:
         if self.manager.registry.model(model).cascade is None:
             self.report.say(f"profiling the cascade of {model}")
             body = {} if small is None else {"small": str(small)}
-            self._run(f"/manage/models/{model}/cascade", body, data=_lines(task.profiled))
+            run_job(self.calls, f"/manage/models/{model}/cascade", body, data=_lines(task.profiled))
 
     def _has(self, model: ModelId) -> bool:
-        try:
-            self.manager.registry.model(model)
-        except NotFound:
-            return False
-        return True
+        return model in {ModelId(one.tenant, one.name) for one in self.manager.registry.models()}
 
     def _copy(self, task: TaskRows, name: str, of: str) -> ModelId:
         """Publish the live version of one of a task's models under another name."""
@@ -236,14 +232,15 @@ class _Making:
             registry.publish_model(model, live.model_copy(update={"version": 0, "job": f"{name}-{live.job}"}))
         return model
 
-    def _run(self, path: str, body: dict[str, Any], **contents: str) -> None:
-        """Run a job with files of these contents."""
-        with TemporaryDirectory(prefix="hmi-bench-stages-") as folder:
-            files = {}
-            for name, content in contents.items():
-                files[name] = Path(folder) / (f"{name}.txt" if name == "corpus" else f"{name}.jsonl")
-                files[name].write_text(content)
-            ended(self.calls, self.calls.request("POST", path, body, files)["job"], lambda progress: None)
+
+def run_job(calls: LocalCalls, path: str, body: dict[str, Any], **contents: str) -> None:
+    """Run a job with files of these contents. Raises HmiError if it does not succeed."""
+    with TemporaryDirectory(prefix="hmi-bench-stages-") as folder:
+        files = {}
+        for name, content in contents.items():
+            files[name] = Path(folder) / (f"{name}.txt" if name in ("corpus", "text") else f"{name}.jsonl")
+            files[name].write_text(content)
+        ended(calls, path, body, files)
 
 
 def _lines(rows: Sequence[Row]) -> str:

@@ -13,14 +13,14 @@ from typing import Final
 import numpy as np
 
 from bench.cases.stages.home import LARGE, SHUFFLED, Home
-from bench.cases.stages.lab import opened
+from bench.cases.stages.lab import Switched, opened
 from bench.cases.stages.plan import Plan, Report
 from bench.harness.report import Row
 from hmi.core import ModelId
 from hmi.engine import TextRequest, TextResult
 from hmi.execution.base import Hook
 from hmi.execution.batch import BatchKey
-from hmi.stages.base import OFF, Effect, Setting, Shape, StageBatch
+from hmi.stages.base import Setting, StageBatch
 from hmi.stages.early_exit.control import Begun
 from hmi.stages.early_exit.costs import ExitCosts
 from hmi.stages.early_exit.hook import AskedText, ExitHook
@@ -33,7 +33,6 @@ TEXTS_A_CALL: Final = 16
 TOLERANCE: Final = 1e-6
 """Largest difference between a score and the same text's alone: a head or a ramp of several texts may round
 the last bit in another way (`bench.cases.serve.isolation`)."""
-FORCED: Final = Setting("forced")
 AT: Final = "@"
 
 Decision = tuple[ModelId, str, int]
@@ -47,21 +46,14 @@ class Unbounded(ModelState):
         return True
 
 
-class Forced:
+class Forced(Switched):
     """A stage of exits whose gates are open by construction: a text whose id ends with `@2` leaves before
     layer 2, if its model has a ramp there. All else is the server's."""
 
-    name = "forced-exit"
-
     def __init__(self) -> None:
+        super().__init__("forced-exit")
         self._states: dict[ModelId, ModelState] = {}
         self._measured: dict[tuple[BatchKey, int], ExitCosts] = {}
-
-    def settings(self, key: BatchKey) -> Sequence[Setting]:
-        return (OFF, FORCED)
-
-    def effect(self, setting: Setting, shape: Shape) -> Effect:
-        return Effect(rows=(1.0,) * shape.layers)
 
     def hooks(self, setting: Setting, batch: StageBatch) -> Sequence[Hook]:
         known = batch.key, batch.layers
@@ -115,9 +107,7 @@ async def _measured(plan: Plan, home: Home, report: Report) -> list[Row]:
                 answers += len(some)
                 report.did(len(some))
 
-        async with asyncio.TaskGroup() as callers:
-            for seed in range(max(1, plan.callers // TEXTS_A_CALL)):
-                callers.create_task(caller(seed))
+        await asyncio.gather(*map(caller, range(max(1, plan.callers // TEXTS_A_CALL))))
     about = f"{len(models)} models of {len(home.tasks)} tasks"
     return [
         Row("isolation_answers", answers, "answers", peer=about),

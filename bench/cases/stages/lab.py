@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
 
-from bench.cases.serve.engine import Serving, chosen, serving
+from bench.cases.serve.engine import Serving, by_callers, chosen, serving
 from bench.cases.stages.arrivals import Seconds
 from bench.cases.stages.home import LARGE, Home
 from bench.cases.stages.plan import Plan, Report
@@ -22,6 +22,7 @@ from hmi.engine.admit.bundles import Bundles, Upper
 from hmi.execution.batch import BatchKey
 from hmi.execution.choose import Chosen
 from hmi.metrics import Metrics
+from hmi.stages.base import OFF, Effect, Setting, Shape
 from hmi.stages.cascade.stage import CascadeInside
 from hmi.stages.early_exit.report import ExitReport
 from hmi.stages.early_exit.stage import EarlyExit
@@ -75,6 +76,19 @@ class Asked:
         return len(self.answers) / self.seconds
 
 
+class Switched:
+    """A stage with one setting beside off. A subclass adds its hooks."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self._setting = name, Setting(name)
+
+    def settings(self, key: BatchKey) -> Sequence[Setting]:
+        return (OFF, self._setting)
+
+    def effect(self, setting: Setting, shape: Shape) -> Effect:
+        return Effect(rows=(1.0,) * shape.layers)
+
+
 class Shared(Bundles):
     """Bundles that several engines use: they stay open when an engine stops."""
 
@@ -118,34 +132,20 @@ class Lab:
     async def closed(self, engine: Engine, requests: Sequence[TextRequest]) -> Asked:
         """Let the plan's callers ask the requests in their order. Each waits for its answer before it asks
         the next."""
-        waiting, found = iter(enumerate(requests)), dict[int, Answered]()
-
-        async def caller() -> None:
-            for i, request in waiting:
-                found[i] = await _answered(engine, request, asyncio.get_running_loop().time())
-
-        return await self._timed(found, [caller() for _ in range(self.plan.callers)])
+        now = asyncio.get_running_loop().time
+        asks = by_callers(self.plan.callers, requests, lambda request: _answered(engine, request, now()))
+        return await self._timed(asks)
 
     async def paced(self, engine: Engine, requests: Sequence[TextRequest], arrivals: Seconds) -> Asked:
         """Ask each request at its time, whether others are answered or not, and wait for the last answer."""
-        loop, found = asyncio.get_running_loop(), dict[int, Answered]()
-        begun = loop.time()
+        return await self._timed(at_times(arrivals, lambda i, due: _answered(engine, requests[i], due)))
 
-        async def one(i: int) -> None:
-            due = begun + float(arrivals[i])
-            await asyncio.sleep(due - loop.time())
-            found[i] = await _answered(engine, requests[i], due)
-
-        return await self._timed(found, [one(i) for i in range(len(requests))])
-
-    async def _timed(self, found: dict[int, Answered], work: Sequence[Coroutine[Any, Any, None]]) -> Asked:
+    async def _timed(self, asks: Awaitable[list[Answered]]) -> Asked:
         begun, cpu = time.monotonic(), time.process_time()
-        async with asyncio.TaskGroup() as tasks:
-            for one in work:
-                tasks.create_task(one)
+        answers = await asks
         seconds, cpu = time.monotonic() - begun, time.process_time() - cpu
-        self.report.did(len(found))
-        return Asked([found[i] for i in sorted(found)], seconds, cpu)
+        self.report.did(len(answers))
+        return Asked(answers, seconds, cpu)
 
     async def rate(self, model: ModelId, texts: Sequence[str]) -> float:
         """The texts a second of paced streams: LOAD of what an engine without stages answers."""
@@ -221,6 +221,22 @@ async def opened(plan: Plan, home: Home, report: Report, models: Sequence[ModelI
             yield lab
         finally:
             found.bundles.end()
+
+
+async def at_times(arrivals: Seconds, work: Callable[[int, float], Awaitable[T]]) -> list[T]:
+    """Begin each work at its arrival, whether others have ended or not, and return the results in order.
+
+    work: gets its index, and the event loop's time at which it is due.
+    """
+    loop = asyncio.get_running_loop()
+    begun = loop.time()
+
+    async def one(i: int) -> T:
+        due = begun + float(arrivals[i])
+        await asyncio.sleep(due - loop.time())
+        return await work(i, due)
+
+    return await asyncio.gather(*map(one, range(len(arrivals))))
 
 
 def requests_of(model: ModelId, texts: Sequence[str], name: str, first: int = 0) -> list[TextRequest]:

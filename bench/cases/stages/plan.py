@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from bench.harness.report import known
 from hmi.errors import InvalidInput
 from hmi.model.sources.source import DEFAULT_PACKAGE
 
@@ -83,11 +84,7 @@ class Plan:
 
     def __post_init__(self) -> None:
         """Raises InvalidInput for an unknown section, and for a stream that is too short for its parts."""
-        unknown = sorted(set(self.sections) - set(SECTIONS))
-        if unknown:
-            raise InvalidInput(
-                f"unknown section {unknown[0]!r}: use some of {', '.join(SECTIONS)}", field="only"
-            )
+        known(self.sections, SECTIONS)
         least = max(self.drift_at, self.cascade_warm + self.golds)
         if self.texts <= least:
             raise InvalidInput(f"{self.texts} texts are too few: use more than {least}", field="texts")

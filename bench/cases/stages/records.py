@@ -9,17 +9,15 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bench.cases.stages.lab import Lab, requests_of
+from bench.cases.stages.lab import Lab, Switched, requests_of
 from hmi.core import ModelId
 from hmi.execution.base import Hook, Output
-from hmi.execution.batch import BatchKey, Left, Rows
+from hmi.execution.batch import Left, Rows
 from hmi.model.tenant.calibration import Floats
-from hmi.stages.base import OFF, Effect, Setting, Shape, StageBatch
+from hmi.stages.base import Setting, StageBatch
 from hmi.stages.early_exit.rule import exit_index, of_labels
 from hmi.stages.early_exit.thresholds import Window, allowed_errors, tune
 from hmi.stages.planner import RoundRobin
-
-RECORD = Setting("record")
 
 
 @dataclass(frozen=True)
@@ -73,18 +71,12 @@ class Record:
     agrees: list[bool] = field(default_factory=list)
 
 
-@dataclass
-class Recording:
+class Recording(Switched):
     """The stage. `found` has a record for each request's id."""
 
-    name: str = "record"
-    found: dict[str, Record] = field(default_factory=dict)
-
-    def settings(self, key: BatchKey) -> Sequence[Setting]:
-        return (OFF, RECORD)
-
-    def effect(self, setting: Setting, shape: Shape) -> Effect:
-        return Effect(rows=(1.0,) * shape.layers)
+    def __init__(self) -> None:
+        super().__init__("record")
+        self.found: dict[str, Record] = {}
 
     def hooks(self, setting: Setting, batch: StageBatch) -> Sequence[Hook]:
         return [_Recorder(batch, self.found)]

@@ -11,13 +11,12 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from bench.cases.stages.home import ADAPTED, SMALL_ADAPTED, Home
-from bench.cases.stages.lab import Answered, Lab, in_order, opened, requests_of
+from bench.cases.stages.lab import Answered, Lab, Switched, in_order, opened, requests_of
 from bench.cases.stages.plan import Plan, Report
 from bench.harness.report import Row
 from hmi.core import ModelId, ModelVersion, Objective
 from hmi.execution.base import Hook
-from hmi.execution.batch import BatchKey
-from hmi.stages.base import OFF, Effect, Setting, Shape, StageBatch
+from hmi.stages.base import Effect, Setting, Shape, StageBatch
 from hmi.stages.planner import RoundRobin
 from hmi.stages.token_adaptation.allowed import allowed
 from hmi.stages.token_adaptation.forced import forced_hooks
@@ -29,20 +28,16 @@ AGREEMENT: Final = 0.85
 """The fraction of answers that must equal the full model's under a γ that a model may use."""
 
 
-class Adapted:
+class Adapted(Switched):
     """A stage that runs every text under one γ, whatever its model's profile allows."""
 
-    name = "tokens"
-
     def __init__(self, gamma: int) -> None:
-        self._gamma, self._setting = gamma, Setting(f"gamma {gamma}")
-
-    def settings(self, key: BatchKey) -> Sequence[Setting]:
-        return (OFF, self._setting)
+        super().__init__("tokens")
+        self._gamma = gamma
 
     def effect(self, setting: Setting, shape: Shape) -> Effect:
-        rows = schedule(self._gamma, shape.layers) if self._gamma < 0 else (1.0,) * shape.layers
-        return Effect(rows=rows)
+        merging = self._gamma < 0
+        return Effect(rows=schedule(self._gamma, shape.layers)) if merging else super().effect(setting, shape)
 
     def hooks(self, setting: Setting, batch: StageBatch) -> Sequence[Hook]:
         return forced_hooks(self._gamma, batch)

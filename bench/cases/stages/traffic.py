@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 
 from bench.cases.stages.arrivals import Seconds, per_second, piecewise
-from bench.cases.stages.lab import Lab
+from bench.cases.stages.lab import Lab, at_times
 from hmi.engine import Engine, TextRequest, TextResult
 from hmi.errors import HmiError
 
@@ -118,17 +118,12 @@ class Traffic:
 
 async def offered(engine: Engine, asks: Sequence[Ask], arrivals: Seconds) -> list[Outcome]:
     """Ask each request at its time, whether others are answered or not. Returns after the last has ended."""
-    loop, found = asyncio.get_running_loop(), dict[int, Outcome]()
-    begun = loop.time()
+    loop = asyncio.get_running_loop()
 
-    async def one(i: int) -> None:
-        due, result = begun + float(arrivals[i]), None
-        await asyncio.sleep(due - loop.time())
+    async def one(i: int, due: float) -> Outcome:
+        result = None
         with suppress(HmiError):  # it is dropped, or too late
             (result,) = await engine.infer([replace(asks[i].request, deadline=due + asks[i].deadline_s)])
-        found[i] = Outcome(asks[i], loop.time() - due, result)
+        return Outcome(asks[i], loop.time() - due, result)
 
-    async with asyncio.TaskGroup() as tasks:
-        for i in range(len(asks)):
-            tasks.create_task(one(i))
-    return [found[i] for i in range(len(asks))]
+    return await at_times(arrivals, one)

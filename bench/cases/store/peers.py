@@ -21,9 +21,8 @@ from numpy.typing import NDArray
 
 from bench.cases.store.chain import BATCH, SCALES, Chain, look_up, summed
 from bench.cases.store.data import LENGTH, trigrams
-from bench.cases.store.reading import median_seconds
 from bench.cases.store.writing import build_rows
-from bench.harness.report import Row, in_turn, paired_ratio, rotating, seconds
+from bench.harness.report import Row, in_turn, median_seconds, paired_ratio, rotating, seconds
 from hmi.errors import Unavailable
 from plot_store.ground.files import folder_bytes
 
@@ -247,5 +246,5 @@ def fastest(peer: Peer, batches: list[Keys]) -> tuple[str, Gather]:
 
 
 def _speed(name: str, chain: Chain, work: Callable[[int], object], runs: int) -> Row:
-    took = median_seconds(work, len(chain.tables.batches), runs)
+    took = median_seconds(rotating(work, len(chain.tables.batches)), runs)
     return Row(f"{name}_lookups_d{chain.dim}", round(BATCH / took), "/s", runs=runs)

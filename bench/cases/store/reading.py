@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from bench.cases.store.chain import BATCH, OFFSETS, REFS, TEXTS_AT_ONCE, Chain, look_up, summed
 from bench.cases.store.data import LENGTH
 from bench.harness.page_cache import drop_folder
-from bench.harness.report import Row, in_turn, median_ratio, paired_ratio, rotating, seconds
+from bench.harness.report import Row, in_turn, median_ratio, median_seconds, paired_ratio, rotating, seconds
 from plot_store import Reader
 
 GATHER = "a prefetching gather of one trigram row a token"
@@ -27,29 +27,23 @@ def measure(chain: Chain, runs: int) -> Iterator[Row]:
     hits, count = t.batches, len(t.batches)
     plain = copying(chain)
     first = first_use(chain)
-    cases = [
-        ("depth_1_hits", chain.shallow, hits, 1.5, 1.25),
-        ("depth_4_hits", chain.deep, hits, 1.9, 1.5),
-        ("depth_4_natural", chain.deep, t.natural_batches, 2.2, 1.8),
-    ]
-    for name, reader, batches, goal, stretch in cases:
+    for name, reader, batches, goals, one_text_goals in (
+        ("depth_1_hits", chain.shallow, hits, (1.5, 1.25), (40.0, 30.0)),
+        ("depth_4_hits", chain.deep, hits, (1.9, 1.5), None),
+        ("depth_4_natural", chain.deep, t.natural_batches, (2.2, 1.8), (60.0, 45.0)),
+    ):
         work = look_up(reader, batches)
         for i in range(len(batches)):  # checks rows that have not been looked up yet
             work(i)
         value = paired_ratio(rotating(work, len(batches)), rotating(plain, count, count // 2), runs)
         peer = f"{GATHER}; {served(reader, batches)}"
-        yield Row(f"fused_over_gather_{name}_d{dim}", value, "x", goal, False, runs, peer, stretch=stretch)
-    nanoseconds = 1e9 * median_seconds(plain, count, runs) / BATCH
-    yield Row(f"gather_one_row_d{dim}", nanoseconds, "ns", runs=runs)
+        row = f"fused_over_gather_{name}_d{dim}"
+        yield Row(row, value, "x", goals[0], False, runs, peer, stretch=goals[1])
+        if one_text_goals is not None:
+            goal, stretch = one_text_goals if dim == 384 else (None, None)  # the goals were set at d = 384
+            took = one_text(reader, batches, runs)
+            yield Row(f"one_text_{name}_d{dim}", took, "µs", goal, False, runs, stretch=stretch)
     yield Row(f"first_use_over_later_d{dim}", first, "x", peer="the same look-ups again")
-    for name, reader, batches, goal, stretch in (
-        ("depth_1_hits", chain.shallow, hits, 40.0, 30.0),
-        ("depth_4_natural", chain.deep, t.natural_batches, 60.0, 45.0),
-    ):
-        # The goals were set at d = 384.
-        goals = (goal, stretch) if dim == 384 else (None, None)
-        took = one_text(reader, batches, runs)
-        yield Row(f"one_text_{name}_d{dim}", took, "µs", goals[0], False, runs, stretch=goals[1])
 
 
 def copying(chain: Chain) -> Callable[[int], None]:
@@ -108,12 +102,7 @@ def one_text(reader: Reader, batches: NDArray[np.int32], runs: int) -> float:
         for text in texts[i]:
             reader.lookup(text, offsets, out=out)
 
-    return 1e6 * median_seconds(sixteen, len(batches), runs) / TEXTS_AT_ONCE
-
-
-def median_seconds(work: Callable[[int], object], count: int, runs: int) -> float:
-    """Return the median CPU seconds of `work` over `count` batches in turn."""
-    return statistics.median(in_turn({"": partial(seconds, rotating(work, count))}, runs)[""])
+    return 1e6 * median_seconds(rotating(sixteen, len(batches)), runs) / TEXTS_AT_ONCE
 
 
 def cold(chain: Chain, runs: int) -> Iterator[Row]:

@@ -11,8 +11,8 @@ from pathlib import Path
 from bench.cases.store import live, peers, reading, writing
 from bench.cases.store.chain import Chain, Tables, choose
 from bench.cases.store.data import corpus_sample, zipf_sample
-from bench.harness.report import Row
-from hmi.errors import InvalidInput, StorageFull
+from bench.harness.report import Row, known
+from hmi.errors import StorageFull
 from hmi.model.memory import memory_left
 
 SECTIONS = ("lookup", "peers", "cold", "index", "bulk", "publish", "live")
@@ -48,9 +48,7 @@ def run(plan: Plan, data: Path | None, report: Callable[[str], None]) -> Iterato
 
     `report` gets a line as each step begins. Raises InvalidInput, StorageFull.
     """
-    unknown = sorted(set(plan.sections) - set(SECTIONS))
-    if unknown:
-        raise InvalidInput(f"unknown section {unknown[0]!r}: use some of {', '.join(SECTIONS)}", field="only")
+    known(plan.sections, SECTIONS)
     if data is not None:
         data.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="bench-store-", dir=data) as folder:
