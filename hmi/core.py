@@ -16,8 +16,8 @@ from hmi.record import now as now
 from hmi.tenancy import MAX_WEIGHT as MAX_WEIGHT
 from hmi.tenancy import MIN_WEIGHT as MIN_WEIGHT
 from hmi.tenancy import KeyRecord as KeyRecord
-from hmi.tenancy import Limits as Limits
 from hmi.tenancy import Scope as Scope
+from hmi.tenancy import TenantLimits as TenantLimits
 from hmi.tenancy import TenantRecord as TenantRecord
 
 
@@ -121,7 +121,7 @@ class ModelId:
 
 
 @dataclass(frozen=True)
-class Deleted:
+class DeletedParts:
     """The objects that a deletion took out of use. Other models may still use some of the artefacts."""
 
     artefacts: frozenset[str] = frozenset()

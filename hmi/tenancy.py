@@ -20,7 +20,7 @@ MAX_REQUESTS_PER_S, MAX_TOKENS_PER_S = 1e6, 1e9
 MAX_MODELS, MAX_BYTES = 1_000_000, 1 << 50
 
 
-class Limits(Record):
+class TenantLimits(Record):
     """The limits of one tenant. None: the server's default holds. 0: there is no limit."""
 
     requests_per_s: float | None = Field(default=None, ge=0, le=MAX_REQUESTS_PER_S, allow_inf_nan=False)
@@ -32,7 +32,7 @@ class Limits(Record):
     bytes: int | None = Field(default=None, ge=0, le=MAX_BYTES)
     """The bytes of all versions of all models, and of stored files."""
 
-    def over(self, defaults: Limits) -> Limits:
+    def over(self, defaults: TenantLimits) -> TenantLimits:
         """Return the limits that hold: these, and `defaults` where these are None.
 
         In the result, as in `defaults`, None means that there is no limit.
@@ -43,14 +43,14 @@ class Limits(Record):
         return defaults.model_copy(update={name: v or None for name, v in own.items() if v is not None})
 
 
-NAMES = tuple(Limits.model_fields)
+NAMES = tuple(TenantLimits.model_fields)
 """The names of the limits."""
-NO_LIMITS = Limits()
+NO_LIMITS = TenantLimits()
 
 
-def default_limits(settings: Settings) -> Limits:
+def default_limits(settings: Settings) -> TenantLimits:
     """Return the limits of tenants that have none of their own. None: there is no limit."""
-    return Limits(**{name: getattr(settings, f"tenant_{name}") or None for name in NAMES})
+    return TenantLimits(**{name: getattr(settings, f"tenant_{name}") or None for name in NAMES})
 
 
 class TenantRecord(Record):
@@ -58,7 +58,7 @@ class TenantRecord(Record):
     created: str
     weight: float = 1.0
     """The tenant's share of compute beside other tenants that wait: twice the weight, twice the time."""
-    limits: Limits = NO_LIMITS
+    limits: TenantLimits = NO_LIMITS
 
 
 class KeyRecord(Record):

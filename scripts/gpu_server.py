@@ -21,8 +21,8 @@ from typing import Any
 import aiohttp
 import numpy as np
 
-from bench.cases.serve.plan import Plan
-from bench.harness.home import LABELS, ROOT, Ground, Model, build, key_of, mixed_spec, write_tenants
+from bench.cases.serve.plan import ServePlan
+from bench.harness.home import LABELS, ROOT, Ground, HomeModel, build, key_of, mixed_spec, write_tenants
 from hmi.config import Settings
 from hmi.execution.cuda import choose
 from hmi.execution.cuda.choose import sound_executor
@@ -41,8 +41,8 @@ def cpu_launcher() -> Any:
     return CpuLauncher()
 
 
-def models_of(device: str) -> list[Model]:
-    return [Model(f"x{i:05}", i, mixed_spec(i)) for i in range(300 if device == "cuda" else 12)]
+def models_of(device: str) -> list[HomeModel]:
+    return [HomeModel(f"x{i:05}", i, mixed_spec(i)) for i in range(300 if device == "cuda" else 12)]
 
 
 def build_home(device: str, work: Path) -> None:
@@ -54,7 +54,7 @@ def build_home(device: str, work: Path) -> None:
             work / "source", shape=replace(MINILM, vocab=1000) if device == "cuda" else TINY
         )
         (work / "corpus.txt").write_text("\n".join(random_texts(200, seed=1)))
-        plan = Plan(tenants=1, corpus=work / "corpus.txt", source=str(source), learn=True)
+        plan = ServePlan(tenants=1, corpus=work / "corpus.txt", source=str(source), learn=True)
         data = build(plan, work / "home").data
         with closing(Manager(Settings(data=data, job_workers=0))) as manager:
             write_tenants(manager, Ground.of(manager, ROOT), models_of(device))
@@ -64,13 +64,13 @@ def build_home(device: str, work: Path) -> None:
     (work / "built.tmp").rename(work / "built.json")
 
 
-async def asked(port: int, models: list[Model]) -> tuple[np.ndarray, np.ndarray]:
+async def asked(port: int, models: list[HomeModel]) -> tuple[np.ndarray, np.ndarray]:
     """The scores of every model, asked alone and all at once: [models, texts · labels] each."""
     texts = random_texts(TEXTS_A_CALL, seed=9)
     every = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(f"http://127.0.0.1:{port}", connector=every) as http:
 
-        async def ask(model: Model) -> list[float]:
+        async def ask(model: HomeModel) -> list[float]:
             headers = {"Authorization": f"Bearer {key_of(model.tenant)}"}
             body = {"inputs": texts, "parameters": {"return": ["scores"]}}
             async with http.post(f"/infer/{model.id}", json=body, headers=headers) as answer:

@@ -14,10 +14,10 @@ from hmi.cli.framework.base import FolderCommand, as_json, pass_session
 from hmi.cli.framework.session import CliSession
 
 if TYPE_CHECKING:
-    from bench.harness.report import Row
+    from bench.harness.report import Figure
 
 MEASURED_HERE = "a benchmark measures this machine: leave --url out"
-Rows: TypeAlias = "Iterable[Row]"
+Rows: TypeAlias = "Iterable[Figure]"
 """The figures that a case yields."""
 Option = Callable[[Callable[..., Any]], Callable[..., Any]]
 FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)

@@ -104,10 +104,10 @@ class Home:
         """The key of tenant `i`."""
         return key_of(tenant_of(i))
 
-    def texts(self) -> Texts:
+    def texts(self) -> DrawnTexts:
         """Texts of the corpus by length, of the root's tokenizer."""
         (root,) = (Layout(self.data).roots / ROOT).glob("*/tokenizer.json")
-        return Texts(root, self.corpus)
+        return DrawnTexts(root, self.corpus)
 
 
 def tenant_of(i: int) -> str:
@@ -145,7 +145,7 @@ def build(wanted: Contents, folder: Path) -> Home:
             options = {"steps": 2, "upper_steps": 1} if wanted.learn else {}
             body = {"root": ROOT, "source": wanted.source, "options": options}
             ended(calls, "/manage/roots", body, {"text": home.corpus})
-        models = [Model(tenant_of(i), seed=i) for i in range(done, wanted.tenants)]
+        models = [HomeModel(tenant_of(i), seed=i) for i in range(done, wanted.tenants)]
         write_tenants(manager, Ground.of(manager, ROOT), models)
     write_json(known, {**about, "tenants": home.tenants})
     return home
@@ -199,7 +199,7 @@ def _check_disk(folder: Path, need: int) -> None:
 
 
 @dataclass(frozen=True)
-class Model:
+class HomeModel:
     """One version of a tenant's model, before it is stored."""
 
     tenant: str
@@ -238,7 +238,7 @@ def mixed_spec(i: int) -> ModuleSpec:
     return ModuleSpec(kind=kinds[i % len(kinds)], rank=RANKS[i // len(kinds) % len(RANKS)])
 
 
-def write_tenants(manager: Manager, ground: Ground, models: Sequence[Model]) -> None:
+def write_tenants(manager: Manager, ground: Ground, models: Sequence[HomeModel]) -> None:
     """Store the models with their tenants and keys.
 
     In one call, a tenant may have several `models` only if they are versions of one model, in their order. A
@@ -271,7 +271,7 @@ def in_one_transaction(data: Path, body: Callable[[RecordTable, RegistryTxn], No
         database.release()
 
 
-def put_model(manager: Manager, ground: Ground, model: Model) -> ModelVersion:
+def put_model(manager: Manager, ground: Ground, model: HomeModel) -> ModelVersion:
     """Store a model's artefact and return the record of its version. Raises StorageFull."""
     artefact, size = manager.adapters.put(tensors_of(ground, model).joined())
     return ModelVersion(
@@ -292,7 +292,7 @@ def put_model(manager: Manager, ground: Ground, model: Model) -> ModelVersion:
     )
 
 
-def tensors_of(ground: Ground, model: Model) -> Artefact:
+def tensors_of(ground: Ground, model: HomeModel) -> Artefact:
     """Return a model's tensors in fp16, which are stored: a module and the head of a classification."""
     g, dim = torch.Generator().manual_seed(model.seed), ground.info.shape.dim
     with torch.random.fork_rng(devices=[]):
@@ -324,7 +324,7 @@ def real_length(draw: np.random.Generator) -> int:
     return int(np.clip(draw.lognormal(MEAN_LOG, SPREAD_LOG), LEAST, MOST))
 
 
-class Texts:
+class DrawnTexts:
     """Draws texts of a given number of tokens, cut from real text at its words.
 
     Two with the same seed draw the same texts.

@@ -26,7 +26,7 @@ TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True)
-class Target:
+class RequestTarget:
     """The target of a request: its path, and its key ("" for none)."""
 
     path: str
@@ -34,7 +34,7 @@ class Target:
 
 
 @dataclass(frozen=True)
-class Seen:
+class LoadFigures:
     """The client's measurements: milliseconds of each request, and how many requests failed.
 
     `in_time` counts the good answers within `seconds`.
@@ -61,11 +61,11 @@ class Seen:
 
 
 @dataclass(frozen=True)
-class Requests:
+class LoadRequests:
     """The requests of a command to the server on `port`: each target with each body. An empty body: a GET."""
 
     port: int
-    targets: Sequence[Target]
+    targets: Sequence[RequestTarget]
     bodies: Sequence[str]
 
 
@@ -73,21 +73,21 @@ Turn = Sequence[tuple[int, int]]
 """Requests in turn, by the indices of their targets and bodies."""
 
 
-class Client:
+class LoadClient:
     """A client process. One command runs at a time."""
 
     def __init__(self, given: IO[str], told: IO[str]) -> None:
         """given, told: the process's input and output."""
         self._given, self._told = given, told
 
-    def closed(self, requests: Requests, turn: Turn | None = None, **how: Any) -> Seen:
+    def closed(self, requests: LoadRequests, turn: Turn | None = None, **how: Any) -> LoadFigures:
         """Let callers each send one request at a time, and return what was seen: see `begin_closed`."""
         self.begin_closed(requests, turn, **how)
         return self.end()
 
     def begin_closed(
         self,
-        requests: Requests,
+        requests: LoadRequests,
         turn: Turn | None = None,
         *,
         seconds: float = 0.0,
@@ -108,33 +108,33 @@ class Client:
 
     def opened(
         self,
-        requests: Requests,
+        requests: LoadRequests,
         arrivals: Sequence[tuple[float, int, int]],
         *,
         connections: int = CONNECTIONS,
         grace_s: float = GRACE_S,
-    ) -> Seen:
+    ) -> LoadFigures:
         """Send each request at its time. `arrivals` are (second, target, body) in order of time."""
         self._begin(requests, arrivals=arrivals, connections=connections, grace=grace_s)
         return self.end()
 
-    def _begin(self, requests: Requests, **how: Any) -> None:
+    def _begin(self, requests: LoadRequests, **how: Any) -> None:
         self._given.write(json.dumps({**asdict(requests), **how}) + "\n")
         self._given.flush()
 
-    def end(self) -> Seen:
+    def end(self) -> LoadFigures:
         """Return what was seen by the command that runs. Raises HmiError if its process has ended."""
         line = self._told.readline()
         if not line:
             raise HmiError("the client process ended: its error is above")
-        return Seen(**json.loads(line))
+        return LoadFigures(**json.loads(line))
 
 
 @contextmanager
-def client() -> Iterator[Client]:
+def client() -> Iterator[LoadClient]:
     """Run a client process while the context is open."""
     with child("bench.harness.sender") as pipes:
-        yield Client(*pipes)
+        yield LoadClient(*pipes)
 
 
 @contextmanager

@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Row:
+class Figure:
     """One figure of a benchmark.
 
     `ok` is None if the figure has no goal, or could not be measured; `why` then gives the reason. `at_least`
@@ -126,7 +126,7 @@ def quantile(ms: Sequence[float], share: float) -> float:
     return sorted(ms)[min(len(ms) - 1, int(share * len(ms)))]
 
 
-def result(bench: str, rows: list[Row]) -> dict[str, Any]:
+def result(bench: str, rows: list[Figure]) -> dict[str, Any]:
     """Return the JSON object that `bench` prints, its values with five digits."""
     return {
         "bench": bench,

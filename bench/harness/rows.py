@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from hmi.cli.framework.output import notes, print_json, print_table
 
 if TYPE_CHECKING:
-    from bench.harness.report import Row
+    from bench.harness.report import Figure
 
 COLUMNS = {
     "id": "row",
@@ -26,11 +26,11 @@ COLUMNS = {
 
 
 @contextmanager
-def shown(bench: str, as_json: bool) -> Iterator[list[Row]]:
+def shown(bench: str, as_json: bool) -> Iterator[list[Figure]]:
     """Yield a list for the rows, and show them at the end, even after an error or Ctrl-C."""
     from bench.harness.report import result
 
-    rows: list[Row] = []
+    rows: list[Figure] = []
     try:
         yield rows
     finally:

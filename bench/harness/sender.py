@@ -22,7 +22,7 @@ _LOST = 0
 """The status of a request whose connection was lost, or that was not answered in time."""
 
 
-class Connection(asyncio.Protocol):
+class HttpConnection(asyncio.Protocol):
     """One connection, which carries one request at a time."""
 
     def __init__(self) -> None:
@@ -32,7 +32,7 @@ class Connection(asyncio.Protocol):
         self.open = True
 
     @classmethod
-    async def to(cls, port: int) -> Connection:
+    async def to(cls, port: int) -> HttpConnection:
         """Connect to a port of loopback. Raises OSError."""
         _, connection = await asyncio.get_running_loop().create_connection(cls, "127.0.0.1", port)
         return connection
@@ -77,7 +77,7 @@ class Connection(asyncio.Protocol):
             self._waiting.set_result(status)
 
 
-class Requests:
+class SentRequests:
     """The requests of a command: every target (a path and a key) with every body. An empty body: a GET."""
 
     def __init__(self, command: dict[str, Any]) -> None:
@@ -92,7 +92,7 @@ class Requests:
         return f"{head}\r\n".encode() + sent
 
 
-class Answers:
+class AnswerTimes:
     """Times in milliseconds, in the order of the answers, and how many requests failed by status."""
 
     def __init__(self) -> None:
@@ -119,14 +119,14 @@ async def closed(command: dict[str, Any]) -> dict[str, Any]:
     slow ones are not missing. `think_s`: if it is given, each request has a connection of its own, whose
     making counts, and a caller pauses for so long between two; a connection that is refused or lost fails.
     """
-    loop, answers = asyncio.get_running_loop(), Answers()
-    requests, turn, port = Requests(command), command["turn"], command["port"]
+    loop, answers = asyncio.get_running_loop(), AnswerTimes()
+    requests, turn, port = SentRequests(command), command["turn"], command["port"]
     least, think_s, at, in_time = command["least"], command["think_s"], 0, 0
-    kept = [None if think_s else await Connection.to(port) for _ in range(command["callers"])]
+    kept = [None if think_s else await HttpConnection.to(port) for _ in range(command["callers"])]
     began = loop.time()
     until, last = began + command["seconds"], began
 
-    async def caller(connection: Connection | None) -> None:
+    async def caller(connection: HttpConnection | None) -> None:
         nonlocal at, last, in_time
         while at < least or loop.time() < until:
             request, at = requests.of(*turn[at % len(turn)]), at + 1
@@ -141,7 +141,7 @@ async def closed(command: dict[str, Any]) -> dict[str, Any]:
             if connection is None:
                 await asyncio.sleep(think_s)
             elif not connection.open:
-                connection = await Connection.to(port)
+                connection = await HttpConnection.to(port)
         if connection is not None:
             connection.close()
 
@@ -155,7 +155,7 @@ async def _once(port: int, request: bytes, timeout_s: float) -> int:
     connection = None
     try:
         async with asyncio.timeout(timeout_s):
-            connection = await Connection.to(port)
+            connection = await HttpConnection.to(port)
             return await connection.send(request)
     except (TimeoutError, OSError):
         return _LOST
@@ -171,8 +171,8 @@ async def opened(command: dict[str, Any]) -> dict[str, Any]:
     request had to wait for one of `connections`. A request that fails, or is not answered `grace` seconds
     after the last arrival, counts with the time until then.
     """
-    loop, answers, requests = asyncio.get_running_loop(), Answers(), Requests(command)
-    idle: deque[Connection] = deque()
+    loop, answers, requests = asyncio.get_running_loop(), AnswerTimes(), SentRequests(command)
+    idle: deque[HttpConnection] = deque()
     places, waiting = asyncio.Semaphore(command["connections"]), set()
     arrivals = command["arrivals"]
     began = loop.time() + 0.05
@@ -184,7 +184,7 @@ async def opened(command: dict[str, Any]) -> dict[str, Any]:
             async with asyncio.timeout_at(end), places:
                 while idle and not idle[-1].open:
                     idle.pop()
-                connection = idle.pop() if idle else await Connection.to(command["port"])
+                connection = idle.pop() if idle else await HttpConnection.to(command["port"])
                 status = await connection.send(request)
                 if connection.open:
                     idle.append(connection)

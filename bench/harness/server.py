@@ -30,7 +30,7 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 
 @dataclass(frozen=True)
-class Arm:
+class ServerArm:
     """One server in one mode. `{port}` in `command` stands for its port."""
 
     name: str
@@ -42,17 +42,17 @@ class Arm:
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
-def hmi(data: Path, *options: str, name: str = "HMI", **environment: str) -> Arm:
+def hmi(data: Path, *options: str, name: str = "HMI", **environment: str) -> ServerArm:
     """`hmi serve` on a data folder. Only one server at a time can run on a folder."""
     command = (sys.executable, "-m", "hmi", "serve", "--data", str(data), "--port", "{port}", *options)
-    return Arm(name, command, environment=environment)
+    return ServerArm(name, command, environment=environment)
 
 
 @dataclass(frozen=True)
 class Server:
     """A running server of `arm`. `pid` is its first process, and the number of its process group."""
 
-    arm: Arm
+    arm: ServerArm
     port: int
     pid: int
 
@@ -106,7 +106,7 @@ class Server:
 
 
 @contextmanager
-def running(arm: Arm, folder: Path, descriptors: int | None = None) -> Iterator[Server]:
+def running(arm: ServerArm, folder: Path, descriptors: int | None = None) -> Iterator[Server]:
     """Run a server while the context is open. Yields when it is ready. Raises Unavailable.
 
     `folder` gets its log. `descriptors` limits its open files. Use it on the main thread: SIGTERM ends this

@@ -13,7 +13,7 @@ from functools import partial
 import torch
 
 from hmi.config import Settings
-from hmi.core import Deleted, ModelId
+from hmi.core import DeletedParts, ModelId
 from hmi.engine.adaptive.levels import Admitted, Levels
 from hmi.engine.adaptive.planners import planner_of
 from hmi.engine.adaptive.planning import Planning
@@ -156,7 +156,7 @@ class Engine:
             await asyncio.to_thread(stage.close if stage is not None else lambda: None)
         await asyncio.to_thread(self._loader.close)
 
-    def forget(self, gone: Deleted) -> None:
+    def forget(self, gone: DeletedParts) -> None:
         """Free the memory of what has been deleted, except what requests in flight use. For any thread."""
         self._loader.forget(gone.artefacts, gone.roots, gone.plots)
         for stage in (self.exits, self.tokens):

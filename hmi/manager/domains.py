@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from hmi.core import Deleted, DomainId, JobRecord
+from hmi.core import DeletedParts, DomainId, JobRecord
 from hmi.errors import Conflict, InvalidInput, NotFound
 from hmi.jobs.checks import checked_corpus
 from hmi.jobs.options import BuildPlotOptions
@@ -219,7 +219,7 @@ class DomainOperations:
         samples: set[str] = set()
         self._parts.registry.while_unused(str(branch), act)
         self._parts.samples.remove(samples)
-        self._parts.tell_deleted(Deleted(plots=frozenset(versions)))
+        self._parts.tell_deleted(DeletedParts(plots=frozenset(versions)))
 
     def current(self, branch: DomainId) -> VersionInfo:
         """The version that the next fine-tuning uses. Raises NotFound."""

@@ -9,17 +9,17 @@ from typing import Any
 
 from hmi.config import Settings
 from hmi.core import (
-    Deleted,
+    DeletedParts,
     JobRecord,
     JobState,
     KeyRecord,
-    Limits,
     ModelId,
     ModelRecord,
     Objective,
     Progress,
     Scope,
     Task,
+    TenantLimits,
     TenantRecord,
 )
 from hmi.jobs.options import AS_IT_IS, Reading
@@ -62,7 +62,7 @@ class Manager:
             samples = Samples(layout.samples)
             self._undo = undo.pop_all()
         self.misses = MissRecorder(MissFiles(layout.misses))
-        self.on_deleted: Callable[[Deleted], None] = lambda deleted: None
+        self.on_deleted: Callable[[DeletedParts], None] = lambda deleted: None
         """Called after each deletion, on its thread: a server lets its engine give back the memory."""
         self._parts = Parts(
             *(settings, layout, registry, plots, adapters, lowers, samples, runner, self.misses),
@@ -190,7 +190,7 @@ class Manager:
     # Tenants and keys
 
     def create_tenant(
-        self, name: str, *, weight: float = 1.0, limits: Limits = NO_LIMITS
+        self, name: str, *, weight: float = 1.0, limits: TenantLimits = NO_LIMITS
     ) -> tuple[TenantRecord, str]:
         """Create a tenant. Returns it with its first key in plain text, which is not stored.
         Raises InvalidInput, Conflict."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from hmi.config import Settings
-from hmi.core import Deleted, ModelId, ModelRecord
+from hmi.core import DeletedParts, ModelId, ModelRecord
 from hmi.errors import InvalidInput
 from hmi.jobs.options import checked_options as checked_options
 from hmi.jobs.runtime.runner import JobRunner
@@ -34,14 +34,14 @@ class Parts:
     samples: Samples
     runner: JobRunner
     misses: MissRecorder
-    tell_deleted: Callable[[Deleted], None]
+    tell_deleted: Callable[[DeletedParts], None]
     """Called after each deletion of a tenant, model, domain or root."""
 
     def deleted_models(self, models: Iterable[ModelRecord]) -> None:
         """Tell that these models have been deleted."""
         gone = list(models)
         self.tell_deleted(
-            Deleted(
+            DeletedParts(
                 artefacts=frozenset(v.artefact for m in gone for v in m.versions),
                 models=frozenset(ModelId(m.tenant, m.name) for m in gone),
             )

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
-from hmi.core import Deleted, DomainId, JobRecord, RootRecord, check_name
+from hmi.core import DeletedParts, DomainId, JobRecord, RootRecord, check_name
 from hmi.errors import Conflict, InvalidInput
 from hmi.jobs.checks import checked_corpus
 from hmi.jobs.options import ImportRootOptions
@@ -136,7 +136,7 @@ class RootOperations:
         self._parts.registry.root(name)
         self._domains.drop(DomainId((name,)))
         self._parts.registry.delete_root(name)
-        self._parts.tell_deleted(Deleted(roots=frozenset([name])))
+        self._parts.tell_deleted(DeletedParts(roots=frozenset([name])))
         with suppress(FileNotFoundError):
             shutil.rmtree(self._parts.layout.roots / name)
         self.profiles.drop(name)

@@ -11,7 +11,7 @@ from typing import Any, get_args
 
 from pydantic import ValidationError
 
-from hmi.core import MAX_WEIGHT, MIN_WEIGHT, KeyRecord, Limits, Scope, TenantRecord, check_name, now
+from hmi.core import MAX_WEIGHT, MIN_WEIGHT, KeyRecord, Scope, TenantLimits, TenantRecord, check_name, now
 from hmi.errors import InvalidInput
 from hmi.manager.files import FileOperations
 from hmi.manager.parts import Parts
@@ -45,7 +45,9 @@ class TenantOperations:
         self._parts = parts
         self.files = FileOperations(parts)
 
-    def create(self, name: str, weight: float = 1.0, limits: Limits = NO_LIMITS) -> tuple[TenantRecord, str]:
+    def create(
+        self, name: str, weight: float = 1.0, limits: TenantLimits = NO_LIMITS
+    ) -> tuple[TenantRecord, str]:
         record = TenantRecord(
             tenant=check_name(name, "tenant"), created=now(), weight=_checked(weight), limits=limits
         )
@@ -151,14 +153,14 @@ def _checked(weight: float) -> float:
     return weight
 
 
-def _change_limits(old: Limits, changes: Mapping[str, Any]) -> Limits:
+def _change_limits(old: TenantLimits, changes: Mapping[str, Any]) -> TenantLimits:
     """Return the limits with these changes. Raises InvalidInput, which names the limit."""
     try:
-        return Limits.model_validate({**old.model_dump(), **changes})
+        return TenantLimits.model_validate({**old.model_dump(), **changes})
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(["limits", *map(str, first["loc"])])
-        raise InvalidInput(f"{field}: {explain(first, Limits)}", field=field) from error
+        raise InvalidInput(f"{field}: {explain(first, TenantLimits)}", field=field) from error
 
 
 def checked_expiry(expires: datetime) -> str:

@@ -6,12 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bench.cases.serve.plan import QUICK, Plan
+from bench.cases.serve.plan import QUICK, ServePlan
 from bench.harness.home import Home, build
 from tests.tiny import random_texts, write_tiny_source
 
 
-def tiny_plan(folder: Path, **changes: Any) -> Plan:
+def tiny_plan(folder: Path, **changes: Any) -> ServePlan:
     """The quick plan with these changes, on a tiny root that learns its locality from a tiny corpus."""
     corpus = folder / "corpus.txt"
     corpus.write_text("\n".join(random_texts(300, seed=3, low=8)))
@@ -19,7 +19,7 @@ def tiny_plan(folder: Path, **changes: Any) -> Plan:
     return replace(QUICK, seconds=0.05, corpus=corpus, source=source, learn=True, **changes)
 
 
-def tiny_home(plan: Plan) -> Home:
+def tiny_home(plan: ServePlan) -> Home:
     """The home of a `tiny_plan`, made beside its corpus."""
     assert plan.corpus is not None
     return build(plan, plan.corpus.parent / "data" / "bench-serve")

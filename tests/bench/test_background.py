@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from bench.cases.background import figures
-from bench.cases.background.run import SATURATED, Found, Pairs, Phase
-from bench.harness.load import Seen
+from bench.cases.background.run import SATURATED, Found, Pairs, PhaseFigures
+from bench.harness.load import LoadFigures
 
 
-def phase(ms: float, job_cpu: float = 0.0, calls: int = 100) -> Phase:
-    seen = Seen([ms] * (calls - 2) + [3 * ms] * 2, {}, 1.0, calls)
-    return Phase(seen, calls * ms / 2e3, job_cpu)
+def phase(ms: float, job_cpu: float = 0.0, calls: int = 100) -> PhaseFigures:
+    seen = LoadFigures([ms] * (calls - 2) + [3 * ms] * 2, {}, 1.0, calls)
+    return PhaseFigures(seen, calls * ms / 2e3, job_cpu)
 
 
 FOUND: Found = {

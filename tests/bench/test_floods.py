@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from bench.cases.floods.kinds import BODY_BYTES, FLOODS, FULL_BYTES, MOST_BYTES, TEXT_BYTES
-from bench.cases.floods.run import Plan, Watch, flooding
-from bench.harness.load import Target, client
+from bench.cases.floods.run import FloodPlan, FloodWatch, flooding
+from bench.harness.load import RequestTarget, client
 from bench.harness.server import hmi, running
 from hmi.config import Settings
 from hmi.errors import InvalidInput
@@ -39,13 +39,13 @@ def test_a_floods_bodies_are_within_the_servers_limits_or_meant_not_to_be(name: 
 
 def test_an_unknown_flood_is_named_with_those_there_are() -> None:
     with pytest.raises(InvalidInput, match=r"'rain'.*openapi"):
-        Plan(only=("rain",)).floods()
+        FloodPlan(only=("rain",)).floods()
 
 
 def test_a_flood_reaches_the_server_while_the_quiet_tenant_is_watched(tmp_path: Path) -> None:
     with running(hmi(tmp_path / "data"), tmp_path, 300) as server, client() as one, client() as two:
         with flooding("openapi", server, "none"):
-            seen = Watch(server, Target("/infer/none.m", "none"), (one, two)).phase(1.0)
+            seen = FloodWatch(server, RequestTarget("/infer/none.m", "none"), (one, two)).phase(1.0)
         scraped = server.get("/metrics")
     # The quiet tenant's model does not exist: its requests fail, which the report must show.
     assert seen.quiet.failures == len(seen.quiet.ms) > 0

@@ -16,7 +16,7 @@ from bench.cases.quality.cell_queue import small
 from bench.cases.quality.cells import RECIPE_VERSION
 from bench.cases.quality.improved import _rate
 from bench.cases.quality.improving import Cell, ImprovedPlan, check, summary
-from bench.cases.quality.runs import Runs
+from bench.cases.quality.runs import RunFile
 from bench.cases.quality.tasks import TaskRows
 from hmi.errors import HmiError, InvalidInput
 from hmi.model.tasks.sequence import Pair
@@ -34,7 +34,7 @@ def plan(folder: Path, *cells: str, **more: Any) -> ImprovedPlan:
 
 def done(its: ImprovedPlan, *results: Any) -> None:
     """Store a result for each cell, in order."""
-    runs = Runs(its.runs)
+    runs = RunFile(its.runs)
     for cell, result in zip(its.cells, results, strict=True):
         runs.put(its.spec(cell, ROOT), result)
 
@@ -56,7 +56,7 @@ def chosen(test: float, first: float, published: int) -> dict[str, Any]:
 def test_the_table_has_both_versions_beside_dedicated_copies_and_counts_the_worse(tmp_path: Path) -> None:
     its = plan(tmp_path, "sst2:2000:0:by_default", "sst2:2000:1:by_default", "sst2:2000:0:own_teacher")
     done(its, chosen(0.84, 0.80, 2), chosen(0.78, 0.80, 2), {"dev": 0.8, "test": 0.82})
-    runs = Runs(its.runs)
+    runs = RunFile(its.runs)
     for rate, dev, test, source in (
         (1e-4, 0.9, 0.9, "a" * 12),
         (2e-4, 0.8, 0.5, "a" * 12),

@@ -13,11 +13,11 @@ from bench.cases.floods import run as floods
 from bench.cases.serve import http_fleet
 from bench.cases.soak import ground
 from bench.cases.soak import run as soak
-from bench.harness.report import Row
+from bench.harness.report import Figure
 from tests.bench.lab import tiny_plan
 
 
-def _by_id(rows: list[Row]) -> dict[str, float]:
+def _by_id(rows: list[Figure]) -> dict[str, float]:
     found = {row.id: row.value for row in rows}
     return {name: value for name, value in found.items() if value is not None}
 
@@ -25,7 +25,7 @@ def _by_id(rows: list[Row]) -> dict[str, float]:
 def test_a_flood_is_measured_beside_the_control(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_fleet, "QUICK", tiny_plan(tmp_path))
     monkeypatch.setattr(floods, "SETTLE_S", 0.2)
-    found = _by_id([*floods.run(floods.Plan(("short",), 1.0, 1, True), lambda _: None)])
+    found = _by_id([*floods.run(floods.FloodPlan(("short",), 1.0, 1, True), lambda _: None)])
     for name in ("short", "machine_short"):
         assert found[f"{name}_failed"] == 0
         assert found[f"{name}_p99"] >= found[f"{name}_p50"] > 0
@@ -34,7 +34,7 @@ def test_a_flood_is_measured_beside_the_control(tmp_path: Path, monkeypatch: pyt
 
 def test_the_start_of_a_server_of_many_tenants(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_fleet, "QUICK", tiny_plan(tmp_path))
-    plan, reports = fleet.Plan(tenants=3, starts=1, settled_s=0.1), []
+    plan, reports = fleet.FleetPlan(tenants=3, starts=1, settled_s=0.1), []
     found = _by_id([*fleet.run(plan, tmp_path / "kept", reports.append)])
     assert found["ready"] > 0 < found["first_answer"]
     assert found["ready_memory"] > found["ready_own_memory"] > 0
@@ -44,7 +44,7 @@ def test_the_start_of_a_server_of_many_tenants(tmp_path: Path, monkeypatch: pyte
 
 def test_a_soak_finds_no_wrong_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_fleet, "QUICK", tiny_plan(tmp_path))
-    plan = ground.Plan(0.05, 0.5, 3, 2.0, 0.5, texts=3, flood_s=3.0)
+    plan = ground.SoakPlan(0.05, 0.5, 3, 2.0, 0.5, texts=3, flood_s=3.0)
     rows = {row.id: row for row in soak.run(plan, lambda _: None)}
     assert rows["answers_checked"].value
     assert [rows[name].value for name in ("wrong", "lost")] == [0, 0], (rows["wrong"].why, rows["lost"].why)
@@ -55,7 +55,7 @@ def test_each_load_is_measured_with_and_without_the_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(http_fleet, "QUICK", tiny_plan(tmp_path))
-    plan = background.Plan(0.3, 1, (0.3,), 4, 2, 400, 0.1, quick=True)
+    plan = background.BackgroundPlan(0.3, 1, (0.3,), 4, 2, 400, 0.1, quick=True)
     capacity, pairs = background.run(plan, lambda _: None)
     found = _by_id([*figures.rows(capacity, pairs)])
     for name in ("30_paced", "saturated_nice_only"):

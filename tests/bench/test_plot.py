@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.cases.plot.run import Plan, run, split
+from bench.cases.plot.run import PlotPlan, run, split
 from hmi.api.process.local import LocalCalls
 from hmi.config import Settings
 from hmi.errors import InvalidInput
@@ -45,7 +45,7 @@ def test_the_jobs_build_and_held_out_text_is_looked_up(tmp_path: Path) -> None:
         raise
     local.close()
     corpus = corpus_of(tmp_path, random_texts(100, low=130, high=160))
-    plan = Plan(corpus, (40.0,), root="tiny")
+    plan = PlotPlan(corpus, (40.0,), root="tiny")
     rows = {row.id: row for row in run(plan, data, print, lambda _: None)}
     assert rows["documents"].value == len(split(corpus, None)[0])
     assert rows["stored_trigrams_alpha_40"].value

@@ -14,9 +14,9 @@ from bench.cases.quality import tasks, tenants
 from bench.cases.quality.arms import hbert
 from bench.cases.quality.cells import next_rate
 from bench.cases.quality.plots import lines_svg, ratios_svg
-from bench.cases.quality.run import Plan, chosen_arms, title
-from bench.cases.quality.runs import Runs
-from bench.cases.quality.setting import Amount, Setting
+from bench.cases.quality.run import QualityPlan, chosen_arms, title
+from bench.cases.quality.runs import RunFile
+from bench.cases.quality.setting import Amount, PlotSetting
 from bench.cases.quality.tables import BEST, best_rate, markdown, table, with_best
 from bench.cases.quality.tasks import TASKS, named, unlabelled
 from bench.cases.quality.tenants import TenantsPlan, by_number, columns_of
@@ -26,32 +26,32 @@ from hmi.errors import Damaged, InvalidInput
 
 def test_a_run_is_there_after_a_restart_and_the_last_of_equal_ones_counts(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "runs.jsonl"
-    first = Runs(path)
+    first = RunFile(path)
     assert first.get({"task": "a", "lr": 0.1}) is None
     first.put({"task": "a", "lr": 0.1}, {"dev": 0.5})
     first.put({"task": "b"}, {"dev": 0.7})
     first.put({"lr": 0.1, "task": "a"}, {"dev": 0.6})
-    again = Runs(path)
+    again = RunFile(path)
     assert again.get({"task": "a", "lr": 0.1}) == {"dev": 0.6}
     assert sorted(spec["task"] for spec, _ in again.all()) == ["a", "b"]
 
 
 def test_a_line_that_was_cut_off_is_written_over(tmp_path: Path) -> None:
     path = tmp_path / "runs.jsonl"
-    Runs(path).put({"task": "a"}, 1)
+    RunFile(path).put({"task": "a"}, 1)
     with path.open("ab") as file:
         file.write(b'{"spec": {"task": "b"}, "res')
-    ledger = Runs(path)
+    ledger = RunFile(path)
     assert ledger.get({"task": "b"}) is None
     ledger.put({"task": "c"}, 3)
-    assert [result for _, result in Runs(path).all()] == [1, 3]
+    assert [result for _, result in RunFile(path).all()] == [1, 3]
 
 
 def test_a_whole_line_that_is_no_run_is_named(tmp_path: Path) -> None:
     path = tmp_path / "runs.jsonl"
     path.write_text('{"spec": {}, "result": 1}\n{"spec": {}}\n', encoding="utf-8")
     with pytest.raises(Damaged, match="line 2"):
-        Runs(path)
+        RunFile(path)
 
 
 def test_the_table_has_means_errors_and_ratios_of_test_scores_at_the_rate_that_dev_chose() -> None:
@@ -99,11 +99,11 @@ def test_the_best_column_has_what_was_best_on_dev_not_on_test() -> None:
 
 
 def test_a_column_has_the_services_module_for_the_task_or_the_named_ones(tmp_path: Path) -> None:
-    def modules(plan: Plan, name: str) -> list[str]:
+    def modules(plan: QualityPlan, name: str) -> list[str]:
         (task,) = named([name])
         return [title(arm.module) for arm in chosen_arms(plan, task) if arm.module]
 
-    plan = Plan(tmp_path, tmp_path, arms=("hbert", "shared"))
+    plan = QualityPlan(tmp_path, tmp_path, arms=("hbert", "shared"))
     assert (modules(plan, "sick"), modules(plan, "sst2")) == (["sequential 79"], ["lora 8"])
     two = replace(plan, modules=(ModuleSpec(), ModuleSpec(kind="ln")))
     assert modules(two, "sick") == modules(two, "sst2") == ["lora 8", "ln 1"]
@@ -159,7 +159,7 @@ def test_scores_by_number_of_tenants_need_all_of_them() -> None:
 
 
 def test_a_setting_names_its_plots_by_what_they_are_made_of(tmp_path: Path) -> None:
-    setting = Setting(tmp_path, tmp_path, Amount(megabytes=70), Amount(alpha=12.5))
+    setting = PlotSetting(tmp_path, tmp_path, Amount(megabytes=70), Amount(alpha=12.5))
     biomedical, captions = named(["bc5cdr", "sick"])
     assert setting.branch(captions) == "quality/general-b70"
     assert setting.branch(biomedical) == "quality/general-b70/biomedical-a12-5"

@@ -16,8 +16,8 @@ from bench.cases.serve import engine
 from bench.cases.serve.churn import ANSWERS_A_CHANGE, Span
 from bench.cases.serve.engine import serving
 from bench.cases.serve.isolation import checked, prepared
-from bench.cases.serve.memory import Samples
-from bench.cases.serve.plan import Plan
+from bench.cases.serve.memory import MemorySamples
+from bench.cases.serve.plan import ServePlan
 from bench.cases.serve.run import run, steps
 from bench.cases.serve.traffic import tenants_in_turn
 from bench.harness.home import Home, build, mixed_spec
@@ -30,18 +30,18 @@ from tests.bench.lab import tiny_home, tiny_plan
 
 
 @pytest.fixture(scope="module")
-def quick(tmp_path_factory: pytest.TempPathFactory) -> Plan:
+def quick(tmp_path_factory: pytest.TempPathFactory) -> ServePlan:
     """The quick plan on a tiny root."""
     sections = ("flat", "cold", "pieces", "memory", "isolation")
     return tiny_plan(tmp_path_factory.mktemp("bench-serve"), tenants=16, answers=64, sections=sections)
 
 
 @pytest.fixture(scope="module")
-def home(quick: Plan) -> Home:
+def home(quick: ServePlan) -> Home:
     return tiny_home(quick)
 
 
-def test_the_quick_run_measures_every_section(quick: Plan, home: Home) -> None:
+def test_the_quick_run_measures_every_section(quick: ServePlan, home: Home) -> None:
     reports: list[str] = []
     rows = {row.id: row for row in run(quick, home.folder.parent, reports.append)}
     assert len(reports) == steps(quick)
@@ -59,7 +59,7 @@ def test_the_quick_run_measures_every_section(quick: Plan, home: Home) -> None:
     assert rows["ready_s"].value > 0
 
 
-def test_the_home_has_tenants_with_models_that_all_differ(quick: Plan, home: Home) -> None:
+def test_the_home_has_tenants_with_models_that_all_differ(quick: ServePlan, home: Home) -> None:
     manager = Manager(Settings(data=home.data, job_workers=0))
     try:
         records = [manager.registry.model(home.model(i)) for i in range(quick.tenants)]
@@ -137,7 +137,7 @@ class MixedUp(Bundles):
         return super().load_task_part(given)
 
 
-def test_the_check_finds_modules_that_are_mixed_up_under_load(quick: Plan, home: Home) -> None:
+def test_the_check_finds_modules_that_are_mixed_up_under_load(quick: ServePlan, home: Home) -> None:
     plan, reports = replace(quick, answers=300), list[str]()
     right, mixed = (
         asyncio.run(checked(plan, home, reports.append, bundles, pool=250_000))
@@ -151,7 +151,7 @@ def test_the_check_finds_modules_that_are_mixed_up_under_load(quick: Plan, home:
     assert ", 0 wrong" not in reports[-1]
 
 
-def test_there_are_as_many_changes_as_the_answers_ask_for(quick: Plan, home: Home) -> None:
+def test_there_are_as_many_changes_as_the_answers_ask_for(quick: ServePlan, home: Home) -> None:
     async def changed() -> Counter[str]:
         async with serving(home.data, home.model(0)) as engine:
             churn = prepared(engine, 2, home.texts().of(14, 2)).churn
@@ -173,11 +173,11 @@ def test_there_are_as_many_changes_as_the_answers_ask_for(quick: Plan, home: Hom
 
 
 def test_growth_compares_the_end_with_the_beginning_after_the_warm_up() -> None:
-    samples = Samples(at=[float(i) for i in range(20)], bytes=[1] * 5 + [100] * 10 + [110] * 5)
+    samples = MemorySamples(at=[float(i) for i in range(20)], bytes=[1] * 5 + [100] * 10 + [110] * 5)
     assert samples.growth(5.0) == pytest.approx(1.10)
 
 
-def test_an_unknown_section_is_named_with_those_there_are(quick: Plan) -> None:
+def test_an_unknown_section_is_named_with_those_there_are(quick: ServePlan) -> None:
     with pytest.raises(InvalidInput, match=r"'rain'.*isolation"):
         steps(replace(quick, sections=("rain",)))
 

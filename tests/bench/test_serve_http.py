@@ -15,11 +15,11 @@ import pytest
 
 from bench.cases.serve import http_calls, http_flat, http_models
 from bench.cases.serve.http_fleet import Fleet, body, executor_in, guard, target
-from bench.cases.serve.plan import OVER_HTTP, Plan
+from bench.cases.serve.plan import OVER_HTTP, ServePlan
 from bench.cases.serve.run import run, steps
-from bench.cases.serve.traffic import Rates
+from bench.cases.serve.traffic import Throughputs
 from bench.harness.home import Home
-from bench.harness.load import Client, Requests, Target, client
+from bench.harness.load import LoadClient, LoadRequests, RequestTarget, client
 from bench.harness.report import quantile
 from bench.harness.server import NO_JOBS, Server, free_port, hmi, running
 from hmi.errors import HmiError, Unavailable
@@ -54,32 +54,36 @@ def slow() -> Iterator[int]:
 
 
 @pytest.fixture(scope="module")
-def sender() -> Iterator[Client]:
+def sender() -> Iterator[LoadClient]:
     with client() as found:
         yield found
 
 
 def test_latency_of_open_load_counts_from_the_time_at_which_it_was_to_be_sent(
-    slow: int, sender: Client
+    slow: int, sender: LoadClient
 ) -> None:
     arrivals = [(0.0, 0, 0)] * 5
-    seen = sender.opened(Requests(slow, [Target("/200")], ["{}"]), arrivals, connections=1, grace_s=30.0)
+    seen = sender.opened(
+        LoadRequests(slow, [RequestTarget("/200")], ["{}"]), arrivals, connections=1, grace_s=30.0
+    )
     assert seen.failed == {}
     for place, ms in enumerate(sorted(seen.ms), start=1):
         assert ms >= place * SLOW_S * 1e3
 
 
-def test_a_request_that_fails_counts_with_the_time_until_the_end(slow: int, sender: Client) -> None:
-    targets, arrivals = [Target("/200"), Target("/503")], [(0.0, 0, 0), (0.0, 1, 0)]
-    seen = sender.opened(Requests(slow, targets, ["{}"]), arrivals, connections=2, grace_s=0.5)
+def test_a_request_that_fails_counts_with_the_time_until_the_end(slow: int, sender: LoadClient) -> None:
+    targets, arrivals = [RequestTarget("/200"), RequestTarget("/503")], [(0.0, 0, 0), (0.0, 1, 0)]
+    seen = sender.opened(LoadRequests(slow, targets, ["{}"]), arrivals, connections=2, grace_s=0.5)
     assert seen.failed == {"503": 1}
     assert seen.in_time == 1
     assert max(seen.ms) >= 500
     assert seen.failures == 1
 
 
-def test_callers_wait_for_their_answers_and_late_ones_are_no_throughput(slow: int, sender: Client) -> None:
-    seen = sender.closed(Requests(slow, [Target("/200")], ["{}"]), callers=3, least=7)
+def test_callers_wait_for_their_answers_and_late_ones_are_no_throughput(
+    slow: int, sender: LoadClient
+) -> None:
+    seen = sender.closed(LoadRequests(slow, [RequestTarget("/200")], ["{}"]), callers=3, least=7)
     assert len(seen.ms) >= 7
     assert min(seen.ms) >= SLOW_S * 1e3
     assert seen.in_time == 7
@@ -88,13 +92,13 @@ def test_callers_wait_for_their_answers_and_late_ones_are_no_throughput(slow: in
 
 
 def test_a_caller_may_take_a_connection_for_each_request_and_counts_refused_ones(
-    slow: int, sender: Client
+    slow: int, sender: LoadClient
 ) -> None:
     fresh = {"least": 3, "think_s": 0.001}
-    seen = sender.closed(Requests(slow, [Target("/200")], [""]), **fresh)
+    seen = sender.closed(LoadRequests(slow, [RequestTarget("/200")], [""]), **fresh)
     assert (len(seen.ms), seen.in_time) == (3, 3)
     nobody = free_port()
-    assert sender.closed(Requests(nobody, [Target("/200")], [""]), **fresh).failed == {"0": 3}
+    assert sender.closed(LoadRequests(nobody, [RequestTarget("/200")], [""]), **fresh).failed == {"0": 3}
 
 
 @pytest.mark.skipif(importlib.util.find_spec("onnx") is not None, reason="onnx is installed")
@@ -104,18 +108,18 @@ def test_a_missing_peer_is_named(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def quick(tmp_path_factory: pytest.TempPathFactory) -> Plan:
+def quick(tmp_path_factory: pytest.TempPathFactory) -> ServePlan:
     """The quick plan on a tiny root, without a section."""
     return tiny_plan(tmp_path_factory.mktemp("bench-http"))
 
 
 @pytest.fixture(scope="module")
-def home(quick: Plan) -> Home:
+def home(quick: ServePlan) -> Home:
     return tiny_home(quick)
 
 
 @pytest.mark.slow
-def test_the_quick_run_measures_every_section_over_http(quick: Plan, home: Home) -> None:
+def test_the_quick_run_measures_every_section_over_http(quick: ServePlan, home: Home) -> None:
     plan, reports = replace(quick, sections=OVER_HTTP), []
     rows = {row.id: row for row in run(plan, home.folder.parent, reports.append)}
     assert len(reports) == steps(plan)
@@ -144,7 +148,9 @@ def test_the_server_checks_keys_and_a_halted_one_takes_no_time(server: Server, h
     assert sum(server.threads_cpu_s().values()) > 0
 
 
-def test_calls_are_timed_on_a_server(quick: Plan, home: Home, server: Server, sender: Client) -> None:
+def test_calls_are_timed_on_a_server(
+    quick: ServePlan, home: Home, server: Server, sender: LoadClient
+) -> None:
     fleet, reports = Fleet([server], sender, home, "none"), []
     case = http_calls.CASES[2]
     arms = http_calls.measured(quick, case, fleet, reports.append)
@@ -154,23 +160,25 @@ def test_calls_are_timed_on_a_server(quick: Plan, home: Home, server: Server, se
     assert "http_16_texts_of_110_hmi_failed" not in rows
     assert list(http_calls.ratios(case, arms, quick.runs, "none")) == []  # no peer
     seen = arms["HMI"].seen[0]
-    slower = http_calls.Measured([replace(seen, ms=[ms * 4 for ms in seen.ms])], [1.0])
+    slower = http_calls.ArmValues([replace(seen, ms=[ms * 4 for ms in seen.ms])], [1.0])
     beside = {**arms, "LitServe int8": slower}
     ratios = {row.id: row for row in http_calls.ratios(case, beside, quick.runs, "none")}
     assert ratios["http_16_texts_of_110_default_over_litserve_int8"].value == 0.25
     assert ratios["http_16_texts_of_110_default_over_litserve_int8"].ok
     before = http_calls.stages(server)
     server.go_on()
-    call = Requests(server.port, [target(server.arm, home, 0)], [body(server.arm, ["a text"])])
+    call = LoadRequests(server.port, [target(server.arm, home, 0)], [body(server.arm, ["a text"])])
     sender.closed(call, least=3)
     after = http_calls.stages(server)
     assert after["calls"] - before["calls"] == 3
     assert after["compute"] > before["compute"]
 
 
-def test_rates_are_measured_on_a_server(quick: Plan, home: Home, server: Server, sender: Client) -> None:
+def test_rates_are_measured_on_a_server(
+    quick: ServePlan, home: Home, server: Server, sender: LoadClient
+) -> None:
     server.go_on()
-    rates = Rates("http_flat_uniform")
+    rates = Throughputs("http_flat_uniform")
     http_flat.measured(quick, home, server, sender, "uniform", rates, lambda _: None)
     rows = {row.id: row for row in rates.rows()}
     assert rows["http_flat_uniform_16_over_1"].value > 0

@@ -5,17 +5,17 @@ from __future__ import annotations
 import os
 import socket
 
-from bench.cases.soak.ground import Plan, Seen
+from bench.cases.soak.ground import ClientFigures, SoakPlan
 from bench.cases.soak.run import MIB, connections_of, memory_rows
 
 
 def test_growth_counts_from_the_settled_load_and_stands_beside_the_most_connections() -> None:
     times = [float(at) for at in range(0, 1800, 5)]
-    seen = Seen(
+    seen = ClientFigures(
         memory=[(at, (300 if at < 180 else 400 if at < 900 else 410) * MIB) for at in times],
         connections=[(at, 70 if at == 100 else 500 if at == 900 else 20) for at in times],
     )
-    found = {row.id: row for row in memory_rows(Plan(), seen, begun=0.0)}
+    found = {row.id: row for row in memory_rows(SoakPlan(), seen, begun=0.0)}
     assert {name: row.value for name, row in found.items()} == {
         "memory_settled": 400.0,
         "memory_at_the_end": 410.0,

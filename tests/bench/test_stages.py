@@ -16,10 +16,10 @@ from bench.__main__ import bench
 from bench.cases.stages.arrivals import poisson, read_trace, traced
 from bench.cases.stages.exits import mixed, static
 from bench.cases.stages.home import measured
-from bench.cases.stages.plan import QUICK, SECTIONS, Plan
-from bench.cases.stages.records import Records
+from bench.cases.stages.plan import QUICK, SECTIONS, StagesPlan
+from bench.cases.stages.records import RampRecords
 from bench.cases.stages.tasks import drifted, load
-from bench.harness.report import Row
+from bench.harness.report import Figure
 from hmi.api.process.local import LocalCalls
 from hmi.errors import InvalidInput
 from hmi.jobs.bodies import find_bodies
@@ -64,12 +64,12 @@ def write_trace(folder: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def plan(tmp_path_factory: pytest.TempPathFactory) -> Plan:
+def plan(tmp_path_factory: pytest.TempPathFactory) -> StagesPlan:
     folder = tmp_path_factory.mktemp("bench-stages")
     write_set(folder / "sets" / "first_set", seed=0)
     write_trace(folder / "traces")
     sizes = {**QUICK, "tasks": ("first_set",), "root": "tiny", "training": TRAINING}
-    return Plan(folder / "sets", folder / "traces", **sizes)
+    return StagesPlan(folder / "sets", folder / "traces", **sizes)
 
 
 @pytest.fixture
@@ -87,9 +87,9 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("in_process")
-def test_all_sections_measure(plan: Plan, folder: Path) -> None:
+def test_all_sections_measure(plan: StagesPlan, folder: Path) -> None:
     told = Told()
-    found: dict[str, Row] = {row.id: row for row in measured(plan, folder, told)}
+    found: dict[str, Figure] = {row.id: row for row in measured(plan, folder, told)}
     for stream in ("stationary", "drift"):
         assert found[f"first_set_{stream}_agreement"].runs == plan.texts
         assert found[f"first_set_{stream}_without_stages_unlike_recorded"].value == 0
@@ -108,7 +108,7 @@ def test_all_sections_measure(plan: Plan, folder: Path) -> None:
     assert told.texts > 10 * plan.texts
 
 
-def test_unknown_sections_and_sets_are_named(plan: Plan) -> None:
+def test_unknown_sections_and_sets_are_named(plan: StagesPlan) -> None:
     said = CliRunner().invoke(bench, ["stages", "--sets", str(plan.sets), "--only", "rain"], obj=None)
     assert said.exit_code != 0
     with pytest.raises(InvalidInput, match="use more than 40"):
@@ -117,7 +117,7 @@ def test_unknown_sections_and_sets_are_named(plan: Plan) -> None:
         load("second_set", plan)
 
 
-def test_no_row_is_in_two_parts_and_drift_changes_texts(plan: Plan) -> None:
+def test_no_row_is_in_two_parts_and_drift_changes_texts(plan: StagesPlan) -> None:
     rows = load("first_set", plan)
     parts = [
         {str(row.text) for row in part}
@@ -130,7 +130,7 @@ def test_no_row_is_in_two_parts_and_drift_changes_texts(plan: Plan) -> None:
     assert sum(a != b for a, b in zip(moved, parts[3], strict=True)) > 37
 
 
-def test_arrivals_have_the_rate_asked_for_and_the_trace_its_bursts(plan: Plan) -> None:
+def test_arrivals_have_the_rate_asked_for_and_the_trace_its_bursts(plan: StagesPlan) -> None:
     stamps = read_trace(plan.traces)
     assert stamps is not None
     assert len(stamps) == 200
@@ -149,12 +149,12 @@ def recorded(texts: int, wrong: float, sure: float, seed: int) -> tuple[np.ndarr
     return uncertainty, ~((uncertainty < 0.5) & (rng.random((texts, 1)) < wrong))
 
 
-def test_static_thresholds_fail_once_ramps_err_at_the_same_confidence(plan: Plan) -> None:
+def test_static_thresholds_fail_once_ramps_err_at_the_same_confidence(plan: StagesPlan) -> None:
     (sound, a), (broken, b) = recorded(2_100, 0.001, 0.6, 0), recorded(900, 0.2, 0.6, 1)
-    records = Records((2,), 4, np.concatenate([sound, broken]), np.concatenate([a, b]), ["a"] * 3_000)
+    records = RampRecords((2,), 4, np.concatenate([sound, broken]), np.concatenate([a, b]), ["a"] * 3_000)
     misled = records.misled(512, 0.01)
     assert all(records.uncertainty[i, 0] < 0.5 and not records.agrees[i, 0] for i in np.flatnonzero(misled))
-    rows = {row.id: row for row in static("x_drift", Plan(plan.sets), records)}
+    rows = {row.id: row for row in static("x_drift", StagesPlan(plan.sets), records)}
     assert rows["x_drift_static_agreement_after_drift"].value == pytest.approx(1 - 0.6 * 0.2, abs=0.03)
     assert rows["x_drift_static_agreement"].ok is False
 

@@ -17,15 +17,15 @@ from bench.__main__ import bench
 from bench.cases.store import data
 from bench.cases.store.chain import BATCH, SCALES, TEXTS_AT_ONCE, Chain, choose, summed
 from bench.cases.store.peers import PEERS, keys_of
-from bench.cases.store.run import SECTIONS, Plan, run
+from bench.cases.store.run import SECTIONS, StorePlan, run
 from bench.harness.page_cache import drop_folder
-from bench.harness.report import Row, in_turn, paired_ratio, result, rotating
+from bench.harness.report import Figure, in_turn, paired_ratio, result, rotating
 from hmi.errors import InvalidInput, Unavailable
 
 
 def test_a_row_says_which_goals_it_reaches() -> None:
     def reached(value: float | None, at_least: bool) -> tuple[bool | None, bool | None]:
-        row = Row("r", value, "x", 2.0, at_least, stretch=3.0 if at_least else 1.0)
+        row = Figure("r", value, "x", 2.0, at_least, stretch=3.0 if at_least else 1.0)
         return row.ok, row.stretch_ok
 
     assert reached(2.5, True) == (True, False)
@@ -33,7 +33,7 @@ def test_a_row_says_which_goals_it_reaches() -> None:
     assert reached(1.5, False) == (True, False)
     assert reached(2.5, False) == (False, False)
     assert reached(None, True) == (None, None)
-    told = result("b", [Row("r", 2.5, "x", 2.0, stretch=3.0)])["rows"][0]
+    told = result("b", [Figure("r", 2.5, "x", 2.0, stretch=3.0)])["rows"][0]
     assert (told["ok"], told["stretch_ok"], told["stretch"]) == (True, False, 3.0)
 
 
@@ -141,7 +141,7 @@ def test_dropping_files_says_why_where_it_cannot(tmp_path: Path) -> None:
 
 
 def test_every_section_measures_its_rows(tmp_path: Path) -> None:
-    plan, real = Plan(keys=6000, dims=(32,), runs=3, long_runs=2, phase_s=0.05, phases=1), os.fsync
+    plan, real = StorePlan(keys=6000, dims=(32,), runs=3, long_runs=2, phase_s=0.05, phases=1), os.fsync
     rows = {row.id: row for row in run(plan, tmp_path, print)}
     assert not list(tmp_path.iterdir())
     goals = [

@@ -18,7 +18,11 @@ def background(session: CliSession, seconds: float, pairs: int, quick: bool) -> 
     """A server's p50, p99 and throughput without a background job, beside a paced one, and beside one that
     only has the lowest priority."""
     from bench.cases.background.figures import rows
-    from bench.cases.background.run import Plan, run
+    from bench.cases.background.run import BackgroundPlan, run
 
-    plan = Plan(0.5, 1, (0.4,), 4, 2, 400, 0.3, quick=True) if quick else Plan(seconds, pairs)
+    plan = (
+        BackgroundPlan(0.5, 1, (0.4,), 4, 2, 400, 0.3, quick=True)
+        if quick
+        else BackgroundPlan(seconds, pairs)
+    )
     return rows(*run(plan, notes.print))

@@ -7,18 +7,18 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from bench.cases.background.run import COLUMNS, SATURATED, Found, Pairs, Phase
-from bench.harness.report import Row, quantile
+from bench.cases.background.run import COLUMNS, SATURATED, Found, Pairs, PhaseFigures
+from bench.harness.report import Figure, quantile
 
 GOAL = 1.05
 """The most by which a paced job may lengthen p99, and shorten the throughput."""
 DRAWS = 1_000
-Figure = Callable[[Sequence[Phase]], float]
+Statistic = Callable[[Sequence[PhaseFigures]], float]
 
 
-def rows(capacity: float, found: Found) -> Iterator[Row]:
+def rows(capacity: float, found: Found) -> Iterator[Figure]:
     """The figures as rows. The goals are those of the paced job."""
-    yield Row("background_capacity", round(capacity, 1), "calls/s")
+    yield Figure("background_capacity", round(capacity, 1), "calls/s")
     for (load, column), pairs in found.items():
         name = f"background_{load.replace('%', '')}_{column.replace(' ', '_')}"
         goal = GOAL if column == next(iter(COLUMNS)) else None
@@ -29,17 +29,17 @@ def rows(capacity: float, found: Found) -> Iterator[Row]:
             why = f"95% of resampled pairs: {low:.3f} to {high:.3f}"
             judged = None if label in ("p50", "cpu") else goal
             ratio = round(beside / without, 3)
-            yield Row(f"{name}_{label}_over_none", ratio, "x", judged, False, count, peer, why=why)
+            yield Figure(f"{name}_{label}_over_none", ratio, "x", judged, False, count, peer, why=why)
             unit = "ms a call" if label in ("call", "cpu") else "ms"
-            yield Row(f"{name}_{label}", round(beside, 3), unit, runs=count)
-            yield Row(f"{name}_{label}_none", round(without, 3), unit, runs=count)
+            yield Figure(f"{name}_{label}", round(beside, 3), unit, runs=count)
+            yield Figure(f"{name}_{label}_none", round(without, 3), unit, runs=count)
         job_cpu = statistics.mean(phase.job_cpu for phase in pairs.beside)
-        yield Row(f"{name}_job_cpu", round(job_cpu, 3), "CPU s a second", runs=count)
+        yield Figure(f"{name}_job_cpu", round(job_cpu, 3), "CPU s a second", runs=count)
         failed = sum(phase.seen.failures for phase in (*pairs.without, *pairs.beside))
-        yield Row(f"{name}_failed", failed, "calls", 0, False, count)
+        yield Figure(f"{name}_failed", failed, "calls", 0, False, count)
 
 
-def _figures(load: str) -> dict[str, Figure]:
+def _figures(load: str) -> dict[str, Statistic]:
     """The figures of a load. Waiting callers have no latency of their own: their throughput counts."""
     if load == SATURATED:
         return {"call": _ms_a_call, "cpu": _cpu_ms}
@@ -50,21 +50,21 @@ def _figures(load: str) -> dict[str, Figure]:
     }
 
 
-def _ms(phases: Sequence[Phase]) -> list[float]:
+def _ms(phases: Sequence[PhaseFigures]) -> list[float]:
     return [ms for phase in phases for ms in phase.seen.ms]
 
 
-def _cpu_ms(phases: Sequence[Phase]) -> float:
+def _cpu_ms(phases: Sequence[PhaseFigures]) -> float:
     """The server's CPU milliseconds a call. Other programs change it less than times."""
     return 1e3 * sum(phase.server_cpu_s for phase in phases) / len(_ms(phases))
 
 
-def _ms_a_call(phases: Sequence[Phase]) -> float:
+def _ms_a_call(phases: Sequence[PhaseFigures]) -> float:
     """Milliseconds for one answer, so that a larger figure is worse, as for the others."""
     return 1e3 / statistics.mean(phase.seen.a_second for phase in phases)
 
 
-def _interval(pairs: Pairs, figure: Figure) -> tuple[float, float]:
+def _interval(pairs: Pairs, figure: Statistic) -> tuple[float, float]:
     """The middle 95% of the ratio over resampled pairs."""
     draw, count = np.random.default_rng(0), len(pairs.beside)
     ratios = []

@@ -18,7 +18,7 @@ import numpy as np
 from bench.cases.background.beside import Beside, training
 from bench.cases.serve.http_fleet import copied, target, tenants, wait_chosen
 from bench.harness.home import Home
-from bench.harness.load import Client, Requests, Seen, client
+from bench.harness.load import LoadClient, LoadFigures, LoadRequests, client
 from bench.harness.server import Server, hmi, running
 
 SATURATED = "saturated"
@@ -33,7 +33,7 @@ Report = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Plan:
+class BackgroundPlan:
     """The sizes of a run. The defaults give figures."""
 
     seconds: float = 6.0
@@ -59,10 +59,10 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Phase:
+class PhaseFigures:
     """The figures of one phase, and the CPU time that it took."""
 
-    seen: Seen
+    seen: LoadFigures
     server_cpu_s: float
     """The server's, for all calls together, without its job."""
     job_cpu: float
@@ -73,15 +73,15 @@ class Phase:
 class Pairs:
     """The phases of one load and column, without the job and with it, pair by pair."""
 
-    without: list[Phase] = field(default_factory=list)
-    beside: list[Phase] = field(default_factory=list)
+    without: list[PhaseFigures] = field(default_factory=list)
+    beside: list[PhaseFigures] = field(default_factory=list)
 
 
 Found = dict[tuple[str, str], Pairs]
 """The pairs by load and column."""
 
 
-def run(plan: Plan, report: Report) -> tuple[float, Found]:
+def run(plan: BackgroundPlan, report: Report) -> tuple[float, Found]:
     """Measure. `report` gets a line as each step begins. Returns the capacity in calls a second, and the
     pairs.
 
@@ -102,26 +102,26 @@ def run(plan: Plan, report: Report) -> tuple[float, Found]:
 class _Caller:
     """Sends the calls of all tenants."""
 
-    plan: Plan
+    plan: BackgroundPlan
     home: Home
-    client: Client
+    client: LoadClient
     bodies: list[str]
     capacity: float = 0.0
     """Calls a second."""
     seed: int = 0
 
-    def phase(self, server: Server, share: float | None, beside: Beside | None) -> Phase:
+    def phase(self, server: Server, share: float | None, beside: Beside | None) -> PhaseFigures:
         """Send the calls of one phase after a pause, at a share of the capacity; None: saturated."""
         time.sleep(self.plan.settle_s)
         self.seed += 1
         its_before, before, began = beside.cpu_s() if beside else 0.0, server.cpu_s(), time.monotonic()
         seen = self._send(server, share, np.random.default_rng(self.seed))
         its = (beside.cpu_s() if beside else 0.0) - its_before
-        return Phase(seen, server.cpu_s() - before, its / (time.monotonic() - began))
+        return PhaseFigures(seen, server.cpu_s() - before, its / (time.monotonic() - began))
 
-    def _send(self, server: Server, share: float | None, draw: np.random.Generator) -> Seen:
+    def _send(self, server: Server, share: float | None, draw: np.random.Generator) -> LoadFigures:
         targets = [target(server.arm, self.home, i) for i in range(self.plan.tenants)]
-        requests, seconds = Requests(server.port, targets, self.bodies), self.plan.seconds
+        requests, seconds = LoadRequests(server.port, targets, self.bodies), self.plan.seconds
         count = 4 * len(self.bodies)
         if share is not None:
             rate = self.capacity * share

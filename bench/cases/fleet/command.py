@@ -20,6 +20,6 @@ def fleet(session: CliSession, count: int, starts: int, quick: bool) -> Rows:
     --data names a folder that keeps the tenants for later runs; 10,000 take 4 GB. Their models have random
     weights, since training them is not what this measures.
     """
-    from bench.cases.fleet.run import Plan, run
+    from bench.cases.fleet.run import FleetPlan, run
 
-    return run(Plan(4, 1, 1.0) if quick else Plan(count, starts), session.data, notes.print)
+    return run(FleetPlan(4, 1, 1.0) if quick else FleetPlan(count, starts), session.data, notes.print)

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from bench.cases.serve.http_fleet import body, target, tenants
 from bench.harness.home import Home, in_one_transaction
-from bench.harness.load import Requests, client
-from bench.harness.report import Row
+from bench.harness.load import LoadRequests, client
+from bench.harness.report import Figure
 from bench.harness.server import hmi, running
 from hmi.core import JobRecord, now
 from hmi.stores.layout import Layout, folder_bytes
@@ -30,7 +30,7 @@ MIB = 1 << 20
 
 
 @dataclass(frozen=True)
-class Plan:
+class FleetPlan:
     """The sizes of a run."""
 
     tenants: int = 10_000
@@ -38,7 +38,7 @@ class Plan:
     settled_s: float = SETTLED_S
 
 
-def run(plan: Plan, data: Path | None, report: Callable[[str], None]) -> Iterator[Row]:
+def run(plan: FleetPlan, data: Path | None, report: Callable[[str], None]) -> Iterator[Figure]:
     """Write the tenants that the folder lacks, and start servers on it. Times of starts are medians.
 
     data: a folder that keeps the tenants for later runs; None: a temporary one. Raises StorageFull;
@@ -48,17 +48,17 @@ def run(plan: Plan, data: Path | None, report: Callable[[str], None]) -> Iterato
     began = time.monotonic()
     with tenants(plan.tenants, data) as (home, folder):
         write_jobs(home)
-        yield Row("writing", round(time.monotonic() - began, 1), "s", peer=f"{home.tenants} tenants")
+        yield Figure("writing", round(time.monotonic() - began, 1), "s", peer=f"{home.tenants} tenants")
         layout = Layout(home.data)
         for name, part in (("registry", layout.registry), ("adapters", layout.adapters)):
-            yield Row(name, round(folder_bytes(part) / MIB, 1), "MiB")
+            yield Figure(name, round(folder_bytes(part) / MIB, 1), "MiB")
         starts = []
         for i in range(plan.starts):
             report(f"start {i + 1} of {plan.starts}")
             starts.append(_start(home, folder, plan.settled_s))
         for name, unit in starts[0]:
             middle = statistics.median(start[name, unit] for start in starts)
-            yield Row(name, round(middle, 3), unit, runs=plan.starts)
+            yield Figure(name, round(middle, 3), unit, runs=plan.starts)
 
 
 def write_jobs(home: Home) -> None:
@@ -81,7 +81,7 @@ def _start(home: Home, folder: Path, settled_s: float) -> dict[tuple[str, str], 
         began = time.monotonic()
         server = stack.enter_context(running(hmi(home.data), folder))
         ready_s, cpu_s, ready = time.monotonic() - began, server.cpu_s(), server.memory()
-        first = Requests(server.port, [target(server.arm, home, 0)], [body(server.arm, ["a first text"])])
+        first = LoadRequests(server.port, [target(server.arm, home, 0)], [body(server.arm, ["a first text"])])
         seen = sender.closed(first)
         time.sleep(settled_s)
         return {

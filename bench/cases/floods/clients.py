@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 
-from bench.cases.floods.kinds import FLOODS, Flood, Request
+from bench.cases.floods.kinds import FLOODS, Flood, FloodRequest
 
 PAUSE_S = 0.05
 """Seconds between a failed connection and the next, so that a refused client does not loop."""
@@ -33,7 +33,7 @@ def main() -> None:
     sys.stdin.read()  # the parent process closes it
 
 
-def _for_ever(flood: Flood, request: Request, port: int, key: str) -> None:
+def _for_ever(flood: Flood, request: FloodRequest, port: int, key: str) -> None:
     while True:
         with contextlib.suppress(OSError, http.client.HTTPException):
             with socket.create_connection(("127.0.0.1", port), timeout=120) as connection:
@@ -41,7 +41,7 @@ def _for_ever(flood: Flood, request: Request, port: int, key: str) -> None:
         time.sleep(PAUSE_S)
 
 
-def _send(flood: Flood, request: Request, key: str, connection: socket.socket) -> None:
+def _send(flood: Flood, request: FloodRequest, key: str, connection: socket.socket) -> None:
     head = request.head(key)
     if flood.half_sent:
         connection.sendall(head[: len(head) // 2])

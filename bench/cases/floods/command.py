@@ -20,7 +20,9 @@ def floods(
     session: CliSession, only: tuple[str, ...], seconds: float, rounds: int, control: bool, quick: bool
 ) -> Rows:
     """Latency of a quiet tenant while another tenant, or a client without a key, floods the server."""
-    from bench.cases.floods.run import Plan, run
+    from bench.cases.floods.run import FloodPlan, run
 
-    plan = Plan(only or ("short",), 1.0, 1, control) if quick else Plan(only, seconds, rounds, control)
+    plan = (
+        FloodPlan(only or ("short",), 1.0, 1, control) if quick else FloodPlan(only, seconds, rounds, control)
+    )
     return run(plan, notes.print)

@@ -23,7 +23,7 @@ SENTENCE = "The committee could not agree on what the second report had said abo
 
 
 @dataclass(frozen=True)
-class Request:
+class FloodRequest:
     """A request that can be sent repeatedly; its `body` is built once."""
 
     path: str
@@ -48,16 +48,16 @@ class Flood:
     """
 
     what: str
-    make: Callable[[], Request]
+    make: Callable[[], FloodRequest]
     clients: int = 4
     unfinished: bool = False
     half_sent: bool = False
     descriptors: int | None = None
 
 
-def _infer(inputs: list[str], **parameters: object) -> Request:
+def _infer(inputs: list[str], **parameters: object) -> FloodRequest:
     body = json.dumps({"inputs": inputs, "parameters": parameters} if parameters else {"inputs": inputs})
-    return Request(INFER, body.encode())
+    return FloodRequest(INFER, body.encode())
 
 
 def short_texts(count: int) -> list[str]:
@@ -66,25 +66,25 @@ def short_texts(count: int) -> list[str]:
     return [" ".join(draw.choices(words, k=12)) for _ in range(count)]
 
 
-def _objects(size: int) -> Request:
-    return Request(INFER, b'{"inputs": [' + b",".join([b'{"text":"a"}'] * (size // 13)) + b"]}")
+def _objects(size: int) -> FloodRequest:
+    return FloodRequest(INFER, b'{"inputs": [' + b",".join([b'{"text":"a"}'] * (size // 13)) + b"]}")
 
 
-def _bomb() -> Request:
+def _bomb() -> FloodRequest:
     squeeze = zlib.compressobj(9, zlib.DEFLATED, 31)
     zeros = bytes(1 << 20)
     packed = b"".join(squeeze.compress(zeros) for _ in range(1024)) + squeeze.flush()
-    return Request(INFER, packed, {"Content-Encoding": "gzip"}, keyed=False)
+    return FloodRequest(INFER, packed, {"Content-Encoding": "gzip"}, keyed=False)
 
 
-def _texts(text: str, size: int) -> Request:
+def _texts(text: str, size: int) -> FloodRequest:
     """Repeat `text` up to texts of the greatest allowed size, `size` bytes in all."""
     one = (text * (TEXT_BYTES // len(text.encode()) + 1)).encode()[: TEXT_BYTES - 4].decode(errors="ignore")
     body = json.dumps({"inputs": [one] * (size // TEXT_BYTES)}, ensure_ascii=False)
-    return Request(INFER, body.encode())
+    return FloodRequest(INFER, body.encode())
 
 
-def _large(size: int) -> dict[str, tuple[str, Callable[[], Request]]]:
+def _large(size: int) -> dict[str, tuple[str, Callable[[], FloodRequest]]]:
     """Return the floods of large bodies of one size: what their bodies hold, by name."""
     texts = {
         "spaces": ("spaces", " " * 99 + "a"),
@@ -119,10 +119,10 @@ FLOODS: dict[str, Flood] = {
     "bombs": Flood("1 MB of gzip that expands to 1 GiB, no key", _bomb),
     "headers": Flood(
         "400 headers sent half, at 300 descriptors",
-        lambda: Request("/healthz"),
+        lambda: FloodRequest("/healthz"),
         400,
         half_sent=True,
         descriptors=300,
     ),
-    "openapi": Flood("/openapi.json, no key", lambda: Request("/openapi.json", keyed=False)),
+    "openapi": Flood("/openapi.json, no key", lambda: FloodRequest("/openapi.json", keyed=False)),
 }

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from bench.cases.floods.kinds import FLOODS, SENTENCE, Flood
 from bench.cases.serve.http_fleet import body, copied, target, tenants
-from bench.harness.load import Client, Requests, Seen, Target, child, client
-from bench.harness.report import Row, known
+from bench.harness.load import LoadClient, LoadFigures, LoadRequests, RequestTarget, child, client
+from bench.harness.report import Figure, known
 from bench.harness.server import Server, hmi, running
 
 QUIET, FLOODER = 0, 1
@@ -29,7 +29,7 @@ MIB = 1 << 20
 
 
 @dataclass(frozen=True)
-class Plan:
+class FloodPlan:
     """The measurements of a run: `seconds` alone and `seconds` under each flood, `rounds` times.
 
     `control`: each flood also goes to a second server, in turn. What the quiet tenant notices of that is the
@@ -50,27 +50,27 @@ class Plan:
 class Watched:
     """The measurements of one phase."""
 
-    quiet: Seen
-    health: Seen
+    quiet: LoadFigures
+    health: LoadFigures
     memory: float
     """The most of the server's own memory that was seen, in MiB, mapped files left out."""
 
 
 @dataclass(frozen=True)
-class Watch:
+class FloodWatch:
     """Watches a server: the quiet tenant's texts, health calls and the server's memory, at once."""
 
     server: Server
-    quiet: Target
-    clients: tuple[Client, Client]
+    quiet: RequestTarget
+    clients: tuple[LoadClient, LoadClient]
 
     def phase(self, seconds: float) -> Watched:
         """Send short texts one after another, call /healthz and read the server's memory for `seconds`."""
         until, memory = time.monotonic() + seconds, [self.server.memory().anonymous]
         text = body(self.server.arm, [SENTENCE])
-        calls = ((self.quiet, text), (Target("/healthz"), ""))
+        calls = ((self.quiet, text), (RequestTarget("/healthz"), ""))
         for sender, (to, sent) in zip(self.clients, calls, strict=True):
-            request = Requests(self.server.port, [to], [sent])
+            request = LoadRequests(self.server.port, [to], [sent])
             sender.begin_closed(request, seconds=seconds, think_s=THINK_S)
         while time.monotonic() < until:
             memory.append(self.server.memory().anonymous)
@@ -79,7 +79,7 @@ class Watch:
         return Watched(quiet, health, max(memory) / MIB)
 
 
-def run(plan: Plan, report: Callable[[str], None]) -> Iterator[Row]:
+def run(plan: FloodPlan, report: Callable[[str], None]) -> Iterator[Figure]:
     """Measure. `report` gets a line as each step begins. Raises InvalidInput for an unknown flood."""
     floods = plan.floods()
     report("two tenants with a model each")
@@ -92,7 +92,7 @@ def run(plan: Plan, report: Callable[[str], None]) -> Iterator[Row]:
                 flooded = {"": server}
                 if copy is not None:
                     flooded["machine_"] = stack.enter_context(running(hmi(copy, name="control"), folder))
-                watch = Watch(server, target(server.arm, home, QUIET), (one, two))
+                watch = FloodWatch(server, target(server.arm, home, QUIET), (one, two))
                 watch.phase(1.0)
                 turns: dict[str, list[tuple[Watched, Watched]]] = {prefix: [] for prefix in flooded}
                 for turn in range(plan.rounds):
@@ -107,12 +107,12 @@ def run(plan: Plan, report: Callable[[str], None]) -> Iterator[Row]:
                 yield from _rows(f"{prefix}{name}", flood.what, seen)
 
 
-def _rows(name: str, what: str, turns: list[tuple[Watched, Watched]]) -> Iterator[Row]:
+def _rows(name: str, what: str, turns: list[tuple[Watched, Watched]]) -> Iterator[Figure]:
     answers = sum(len(u.quiet.ms) - u.quiet.failures for _, u in turns)
 
-    def row(measure: str, values: list[float], unit: str, goal: float | None = None) -> Row:
+    def row(measure: str, values: list[float], unit: str, goal: float | None = None) -> Figure:
         value = round(statistics.median(values), 2)
-        return Row(f"{name}_{measure}", value, unit, goal, False, answers, f"alone; {what}")
+        return Figure(f"{name}_{measure}", value, unit, goal, False, answers, f"alone; {what}")
 
     for label, share, goal in (("p50", 0.5, GOAL_P50), ("p99", 0.99, GOAL_P99)):
         yield row(f"{label}_over_alone", [u.quiet.at(share) / a.quiet.at(share) for a, u in turns], "x", goal)

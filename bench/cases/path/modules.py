@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from hmi_kernels.encoder import ops
 from torch import Tensor
 
-from bench.cases.path.run import Bench, Modules, tenants_of
+from bench.cases.path.run import Modules, PathBench, tenants_of
 from bench.harness.home import real_length
-from bench.harness.report import Row, in_turn, median_ratio, seconds
+from bench.harness.report import Figure, in_turn, median_ratio, seconds
 from hmi.core import ModuleSpec
 from hmi.execution.fused import fused_layers
 from hmi.execution.packed import run_classified, run_rows
@@ -40,7 +40,7 @@ ROWS, TILE_ROWS = 2048, 128
 blocks do."""
 
 
-def measure(b: Bench, _folder: Path, runs: int, report: Callable[[str], None]) -> Iterator[Row]:
+def measure(b: PathBench, _folder: Path, runs: int, report: Callable[[str], None]) -> Iterator[Figure]:
     """Yield the cost of modules over none, and the layers' share of the best product, by precision.
 
     The arms of a row run in turn. Each figure is the median of the turns' ratios of CPU time.
@@ -54,7 +54,7 @@ def measure(b: Bench, _folder: Path, runs: int, report: Callable[[str], None]) -
         yield from _rates(b, precision, runs)
 
 
-def _costs(b: Bench, precision: Precision, kind: Kind, runs: int) -> Iterator[Row]:
+def _costs(b: PathBench, precision: Precision, kind: Kind, runs: int) -> Iterator[Figure]:
     tenants, executor = tenants_of(b, TENANTS, ModuleSpec(kind=kind)), b.executors[precision]
     draw = np.random.default_rng(1)
     for case, length in CASES:
@@ -70,10 +70,10 @@ def _costs(b: Bench, precision: Precision, kind: Kind, runs: int) -> Iterator[Ro
         for name in ("1", "64"):
             goal = GOAL if name == "64" else None
             row = f"{kind}_{precision}_{name}_tenants_over_none_{case}"
-            yield Row(row, median_ratio(times, name, "no"), "x", goal, False, runs, "no module")
+            yield Figure(row, median_ratio(times, name, "no"), "x", goal, False, runs, "no module")
 
 
-def _rates(b: Bench, precision: Precision, runs: int) -> Iterator[Row]:
+def _rates(b: PathBench, precision: Precision, runs: int) -> Iterator[Figure]:
     shape, layers, executor = b.root.info.shape, len(b.root.upper), b.executors[precision]
     offsets = [LENGTH * i for i in range(TEXTS + 1)]
     x = torch.randn(offsets[-1], shape.dim, generator=torch.Generator().manual_seed(0))
@@ -93,10 +93,10 @@ def _rates(b: Bench, precision: Precision, runs: int) -> Iterator[Row]:
     rates = {name: [work[name] / t / 1e9 for t in took] for name, took in times.items()}
     peak = {name: statistics.median(values) for name, values in rates.items()}
     for name, value in peak.items():
-        yield Row(f"{precision}_{name}", round(value), "GFLOP/s", runs=runs)
+        yield Figure(f"{precision}_{name}", round(value), "GFLOP/s", runs=runs)
     best = max(set(peak) - {"layers"}, key=peak.__getitem__)
     share = median_ratio(rates, "layers", best)
-    yield Row(f"{precision}_layers_over_best_product", share, "x", GOAL_RATE, True, runs, best)
+    yield Figure(f"{precision}_layers_over_best_product", share, "x", GOAL_RATE, True, runs, best)
 
 
 def _torch_products(precision: Precision, size_in: int, size_out: int) -> dict[str, Callable[[], Tensor]]:

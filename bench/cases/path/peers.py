@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 
 from bench.cases.path.encoders import Batch, Run, peers
-from bench.cases.path.run import Bench, ours, tenants_of
+from bench.cases.path.run import PathBench, ours, tenants_of
 from bench.harness.home import real_length
-from bench.harness.report import Row, in_turn, rotating, seconds
+from bench.harness.report import Figure, in_turn, rotating, seconds
 from hmi.errors import InvalidInput
 from hmi.model.sources.source import DEFAULT_PACKAGE, find_source
 
@@ -33,7 +33,7 @@ REPEATS = 3
 """Runs in a row that are timed."""
 
 
-def measure(b: Bench, folder: Path, runs: int, report: Callable[[str], None]) -> Iterator[Row]:
+def measure(b: PathBench, folder: Path, runs: int, report: Callable[[str], None]) -> Iterator[Figure]:
     """Yield the median CPU time a token of the best engine over HMI's.
 
     All of them run in turn on the same texts, each a few times in a row.
@@ -66,9 +66,9 @@ def measure(b: Bench, folder: Path, runs: int, report: Callable[[str], None]) ->
                     goal = (GOAL_ANY if p == "default" else GOALS[p]) if judged else None
                     best = min(theirs, key=median.__getitem__)
                     name = f"best_{'' if p == 'default' else f'{p}_'}peer_over_hplm_{p}_{rows}_{case}"
-                    yield Row(name, median[best] / median[mine], "x", goal, True, runs, best)
+                    yield Figure(name, median[best] / median[mine], "x", goal, True, runs, best)
         default = 1e6 * median[f"cls {b.default}"]
-        yield Row(f"hplm_default_{case}", default, "µs a token", runs=runs, peer=b.default)
+        yield Figure(f"hplm_default_{case}", default, "µs a token", runs=runs, peer=b.default)
 
 
 def _in_service(work: Run, batches: list[Batch]) -> Callable[[int], float]:
@@ -86,7 +86,7 @@ def _in_service(work: Run, batches: list[Batch]) -> Callable[[int], float]:
     return timed
 
 
-def _batch(b: Bench, length: int | None, size: int, draw: np.random.Generator) -> Batch:
+def _batch(b: PathBench, length: int | None, size: int, draw: np.random.Generator) -> Batch:
     flat, (first, last) = b.texts[:, 1:-1].reshape(-1), b.texts[0, [0, -1]]
     batch = []
     for _ in range(size):

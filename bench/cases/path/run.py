@@ -18,7 +18,7 @@ from torch import Tensor
 from bench.cases.path.encoders import Batch, Run
 from bench.cases.store.data import Texts, distinct, trigrams
 from bench.harness.home import installed_text
-from bench.harness.report import Row, median_seconds, paired_ratio
+from bench.harness.report import Figure, median_seconds, paired_ratio
 from hmi.core import ModuleSpec
 from hmi.execution.base import Executor
 from hmi.execution.choose import executor_for
@@ -44,7 +44,7 @@ Modules = list[TenantModule | None]
 
 
 @dataclass(frozen=True)
-class Bench:
+class PathBench:
     """The default root, its source model, texts of LENGTH tokens, and a PLOT that covers these texts."""
 
     teacher: Encoder
@@ -57,12 +57,12 @@ class Bench:
     texts: Texts
 
 
-Measure = Callable[[Bench, Path, int, Callable[[str], None]], Iterator[Row]]
+Measure = Callable[[PathBench, Path, int, Callable[[str], None]], Iterator[Figure]]
 
 
 def run(
     runs: int, report: Callable[[str], None], measures: Sequence[Measure], split: int | None
-) -> Iterator[Row]:
+) -> Iterator[Figure]:
     """Prepare the bench and run `measures` on it.
 
     `report` gets a line as each step begins. split: the layers that are looked up; None: half.
@@ -76,7 +76,7 @@ def run(
                 yield from wanted(bench, Path(folder), runs, report)
 
 
-def measure(b: Bench, _folder: Path, runs: int, report: Callable[[str], None]) -> Iterator[Row]:
+def measure(b: PathBench, _folder: Path, runs: int, report: Callable[[str], None]) -> Iterator[Figure]:
     """Yield the full encoder's time over the path's, the cost of modules, and that of the look-up."""
     # Packed torch in fp32, as the full encoder runs, and the executor that a server here takes.
     packed, default = PackedExecutor(b.root.upper, b.root.info.shape), b.executors[b.default]
@@ -93,26 +93,26 @@ def measure(b: Bench, _folder: Path, runs: int, report: Callable[[str], None]) -
         for name, modules, cls_only, goal in cases:
             half = partial(ours(b, packed, modules, cls_only=cls_only), some)
             value = paired_ratio(_full(b, size), half, runs)
-            yield Row(f"full_over_{name}_batch_{size}", value, "x", goal, True, runs, peer)
+            yield Figure(f"full_over_{name}_batch_{size}", value, "x", goal, True, runs, peer)
     report("16 tenants in one batch")
     many = partial(ours(b, default, tenants_of(b, 16)), batch)
     value = paired_ratio(many, partial(ours(b, default, tenants_of(b, 1) * 16), batch), runs)
-    yield Row("sixteen_tenants_over_one", value, "x", 1.15, False, runs, "one tenant's batch of 16")
+    yield Figure("sixteen_tenants_over_one", value, "x", 1.15, False, runs, "one tenant's batch of 16")
     none = partial(ours(b, default, [None] * 16, cls_only=True), batch)
     for kind in get_args(Kind):
         report(f"modules of kind {kind}")
         tenants = tenants_of(b, 16, ModuleSpec(kind=kind))
         value = paired_ratio(partial(ours(b, default, tenants, cls_only=True), batch), none, runs)
         name = f"module_{kind.replace('+', '_and_')}_over_none_batch_16"
-        yield Row(name, value, "x", runs=runs, peer="no module")
+        yield Figure(name, value, "x", runs=runs, peer="no module")
     report("look-up")
     share = median_seconds(_look_up(b, 16), runs) / median_seconds(many, runs)
-    yield Row("lookup_share_of_batch_16", share, "of the time", 0.03, False, runs)
+    yield Figure("lookup_share_of_batch_16", share, "of the time", 0.03, False, runs)
     microseconds = median_seconds(_look_up(b, 1), runs * 20) * 1e6
-    yield Row("lookup_one_text_of_128", microseconds, "µs", 60.0, False, runs * 20)
+    yield Figure("lookup_one_text_of_128", microseconds, "µs", 60.0, False, runs * 20)
 
 
-def _prepare(folder: Path, wanted: int | None) -> Bench:
+def _prepare(folder: Path, wanted: int | None) -> PathBench:
     source = find_source(DEFAULT_PACKAGE)
     teacher, tokenizer = load_encoder(source.folder), Tokenizer(source.folder / "tokenizer.json")
     split = teacher.shape.layers // 2 if wanted is None else wanted
@@ -134,7 +134,7 @@ def _prepare(folder: Path, wanted: int | None) -> Bench:
     texts = [[tokenizer.cls_id, *ids[i * body : (i + 1) * body], tokenizer.sep_id] for i in range(TEXTS)]
     assert len(texts[-1]) == LENGTH, "too little text"
     found = np.array(texts, np.int32)
-    return Bench(teacher, root, executors, default, _plot(folder, lower, found), found)
+    return PathBench(teacher, root, executors, default, _plot(folder, lower, found), found)
 
 
 def _plot(folder: Path, lower: LocalLower, texts: Texts) -> Reader:
@@ -149,27 +149,27 @@ def _plot(folder: Path, lower: LocalLower, texts: Texts) -> Reader:
     return store.reader("bench")
 
 
-def tenants_of(b: Bench, count: int, spec: ModuleSpec | None = None) -> Modules:
+def tenants_of(b: PathBench, count: int, spec: ModuleSpec | None = None) -> Modules:
     spec = spec or ModuleSpec()
     return [
         new_module(spec, b.root.info.shape, len(b.root.upper)).requires_grad_(False) for _ in range(count)
     ]
 
 
-def _full(b: Bench, size: int) -> Callable[[], Tensor]:
+def _full(b: PathBench, size: int) -> Callable[[], Tensor]:
     ids = torch.from_numpy(b.texts[:size].astype(np.int64))
     mask = torch.ones_like(ids, dtype=torch.bool)
     return lambda: b.teacher(ids, mask)
 
 
-def _look_up(b: Bench, size: int) -> Callable[[], object]:
+def _look_up(b: PathBench, size: int) -> Callable[[], object]:
     tokens = b.texts[:size].reshape(-1).copy()
     offsets = np.arange(size + 1, dtype=np.int64) * LENGTH
     out = np.empty((len(tokens), b.root.dim), np.float32)
     return lambda: b.reader.lookup(tokens, offsets, out=out)
 
 
-def ours(b: Bench, executor: Executor, tenants: Modules, *, cls_only: bool = False) -> Run:
+def ours(b: PathBench, executor: Executor, tenants: Modules, *, cls_only: bool = False) -> Run:
     """Return HMI's run, from the token ids of a text for each tenant to the states after the last layer."""
     run = run_classified if cls_only else run_rows
 

@@ -22,9 +22,9 @@ from hmi.cli.framework.session import CliSession
 )
 def plot(session: CliSession, corpus: Path, root: str | None, quick: bool) -> Rows:
     """Build PLOTs of a real corpus with the real jobs; measure hits and times on held-out documents."""
-    from bench.cases.plot.run import Plan, run
+    from bench.cases.plot.run import PlotPlan, run
 
     session.may_start_jobs()
-    plan = Plan(corpus, (50.0,), 60, root) if quick else Plan(corpus, root=root)
+    plan = PlotPlan(corpus, (50.0,), 60, root) if quick else PlotPlan(corpus, root=root)
     with job_bar() as bar:
         yield from run(plan, session.data, notes.print, bar.show)

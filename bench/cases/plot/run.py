@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from bench.harness.home import ended
 from bench.harness.page_cache import drop_folder
-from bench.harness.report import Row, seconds
+from bench.harness.report import Figure, seconds
 from hmi.api.process.local import LocalCalls
 from hmi.config import Settings
 from hmi.core import Progress
@@ -42,7 +42,7 @@ Texts = list[NDArray[np.int32]]
 
 
 @dataclass(frozen=True)
-class Plan:
+class PlotPlan:
     """The builds of a run."""
 
     corpus: Path
@@ -55,8 +55,8 @@ class Plan:
 
 
 def run(
-    plan: Plan, data: Path | None, report: Callable[[str], None], show: Callable[[Progress], None]
-) -> Iterator[Row]:
+    plan: PlotPlan, data: Path | None, report: Callable[[str], None], show: Callable[[Progress], None]
+) -> Iterator[Figure]:
     """Build PLOTs and measure them in `data` (None: a temporary folder), then remove them.
 
     `report` gets a line as each step begins, `show` the progress of the current job. Raises HmiError.
@@ -65,7 +65,7 @@ def run(
     with tempfile.TemporaryDirectory(prefix="bench-plot-") as folder:
         settings = Settings.from_env(None, data=data or Path(folder))
         with closing(LocalCalls(settings)) as calls:
-            lab = Lab(calls, settings, show)
+            lab = JobLab(calls, settings, show)
             try:
                 yield from _measured(plan, lab, documents, report)
             finally:
@@ -73,10 +73,10 @@ def run(
 
 
 def _measured(
-    plan: Plan, lab: Lab, documents: tuple[list[str], list[str]], report: Callable[[str], None]
-) -> Iterator[Row]:
+    plan: PlotPlan, lab: JobLab, documents: tuple[list[str], list[str]], report: Callable[[str], None]
+) -> Iterator[Figure]:
     built, left_out = documents
-    yield Row("documents", len(built), "texts", peer=plan.corpus.name)
+    yield Figure("documents", len(built), "texts", peer=plan.corpus.name)
     root = lab.root(plan.root, report)
     texts = [np.array(e.ids, np.int32) for e in lab.tokenizer(root).encode(left_out, 512)]
     for alpha in plan.alphas:
@@ -91,7 +91,7 @@ def _measured(
 
 
 @dataclass(frozen=True)
-class Built:
+class PlotBuild:
     """A finished build of a PLOT. `spent` is seconds by phase; those before the first are `starting`."""
 
     domain: str
@@ -100,7 +100,7 @@ class Built:
     spent: dict[str, float]
 
 
-class Lab:
+class JobLab:
     """A data folder in which jobs run as in a server: each in its own process."""
 
     def __init__(self, calls: LocalCalls, settings: Settings, show: Callable[[Progress], None]) -> None:
@@ -119,7 +119,7 @@ class Lab:
         self._run("/manage/roots", {"root": ROOT, "source": DEFAULT_PACKAGE})
         return ROOT
 
-    def build(self, root: str, documents: list[str], alpha: float) -> Built:
+    def build(self, root: str, documents: list[str], alpha: float) -> PlotBuild:
         """Build a new branch of a root from these documents. Raises HmiError."""
         domain = f"{root}/{ROOT}-{alpha:g}-{secrets.token_hex(3)}".replace(".", "-")
         with tempfile.TemporaryDirectory(dir=self._settings.data) as folder:
@@ -129,7 +129,7 @@ class Lab:
             body = {"domain": domain, "alpha": alpha}
             result, spent = self._run("/manage/domains", body, {"corpus": corpus})
         with self.store() as store:
-            return Built(domain, result, store.version(domain).bytes, spent)
+            return PlotBuild(domain, result, store.version(domain).bytes, spent)
 
     def remove_built(self) -> None:
         """Remove the branches that were built here."""
@@ -184,32 +184,32 @@ def split(corpus: Path, most: int | None) -> tuple[list[str], list[str]]:
     return built, left_out
 
 
-def _of_the_build(built: Built, suffix: str) -> Iterator[Row]:
+def _of_the_build(built: PlotBuild, suffix: str) -> Iterator[Figure]:
     result, spent = built.result, built.spent
     for name in ("tokens", "distinct_trigrams", "distinct_bigrams", "stored_trigrams", "stored_bigrams"):
         if name in result:
-            yield Row(f"{name}_{suffix}", result[name], "")
+            yield Figure(f"{name}_{suffix}", result[name], "")
     counting = spent.get("counting n-grams", 0.0) + spent.get("merging counts", 0.0)
     if counting:
         peer = "tokenising included"
-        yield Row(f"counting_{suffix}", round(result["tokens"] / counting), "tokens/s", peer=peer)
+        yield Figure(f"counting_{suffix}", round(result["tokens"] / counting), "tokens/s", peer=peer)
     if "representations" in spent:
         rows = (result["stored_trigrams"] + result["stored_bigrams"]) / spent["representations"]
-        yield Row(f"representations_{suffix}", rows, "rows/s", peer="lower layers, encoding, writing")
-    yield Row(f"build_{suffix}", sum(spent.values()), "s")
-    yield Row(f"size_{suffix}", built.bytes / 1e6, "MB")
+        yield Figure(f"representations_{suffix}", rows, "rows/s", peer="lower layers, encoding, writing")
+    yield Figure(f"build_{suffix}", sum(spent.values()), "s")
+    yield Figure(f"size_{suffix}", built.bytes / 1e6, "MB")
 
 
-def _hits(store: Store, domain: str, texts: Texts, suffix: str) -> Iterator[Row]:
+def _hits(store: Store, domain: str, texts: Texts, suffix: str) -> Iterator[Figure]:
     """Yield the percent of the held-out tokens that each order answered; the unigrams are the root's."""
     tokens, offsets = np.concatenate(texts), np.cumsum([0, *map(len, texts)], dtype=np.int64)
     with store.reader(domain) as reader:
         counts = reader.lookup(tokens, offsets)[1].counts()
     for name, count in counts.items():
-        yield Row(f"{name}_hits_{suffix}", 100 * count / len(tokens), "%", runs=len(texts))
+        yield Figure(f"{name}_hits_{suffix}", 100 * count / len(tokens), "%", runs=len(texts))
 
 
-def _times(store: Store, domain: str, texts: Texts, suffix: str) -> Iterator[Row]:
+def _times(store: Store, domain: str, texts: Texts, suffix: str) -> Iterator[Figure]:
     """Yield the time to look up a held-out text of LENGTH tokens.
 
     Once with its rows in memory, once with the file cache dropped before each text.
@@ -217,23 +217,23 @@ def _times(store: Store, domain: str, texts: Texts, suffix: str) -> Iterator[Row
     whole = [np.ascontiguousarray(text[:LENGTH]) for text in texts if len(text) >= LENGTH]
     if not whole:
         few = f"no held-out document has {LENGTH} tokens"
-        yield Row(f"one_text_warm_{suffix}", None, "µs", why=few)
+        yield Figure(f"one_text_warm_{suffix}", None, "µs", why=few)
         return
     with store.reader(domain) as reader:
         for text in whole:
             _look_up(reader, text)
         warm = [seconds(partial(_look_up, reader, text)) for text in whole]
-    yield Row(f"one_text_warm_{suffix}", 1e6 * statistics.median(warm), "µs", runs=len(warm))
+    yield Figure(f"one_text_warm_{suffix}", 1e6 * statistics.median(warm), "µs", runs=len(warm))
     cold: list[float] = []
     for text in whole[:COLD_TEXTS]:
         why = drop_folder(store.path / "segments")
         if why is not None:
-            yield Row(f"one_text_cold_{suffix}", None, "ms", why=why)
+            yield Figure(f"one_text_cold_{suffix}", None, "ms", why=why)
             return
         with store.reader(domain) as reader:
             cold.append(seconds(partial(_look_up, reader, text, prefetch=True), time.perf_counter))
     peer = "a reader just opened: indexes in memory, rows not; wall time"
-    yield Row(f"one_text_cold_{suffix}", 1e3 * statistics.median(cold), "ms", runs=len(cold), peer=peer)
+    yield Figure(f"one_text_cold_{suffix}", 1e3 * statistics.median(cold), "ms", runs=len(cold), peer=peer)
 
 
 def _look_up(reader: Reader, text: NDArray[np.int32], *, prefetch: bool = False) -> None:

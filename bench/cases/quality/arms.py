@@ -34,7 +34,7 @@ MODULE_LRS = (5e-4, 1e-3, 2e-3, 4e-3, 8e-3)
 
 
 @dataclass(frozen=True)
-class Arm:
+class Column:
     """A column of the tables.
 
     `backbone(models, seed)` creates what is trained. `lrs` are ascending.
@@ -79,11 +79,11 @@ def _module(spec: ModuleSpec, *, of_source: bool) -> Callable[[Encoders, int], B
     return backbone
 
 
-SHARED = Arm("shared", "last", (1e-3, 3e-3, 1e-2, 3e-2), lambda _, __: FrozenBackbone())
+SHARED = Column("shared", "last", (1e-3, 3e-3, 1e-2, 3e-2), lambda _, __: FrozenBackbone())
 """A frozen encoder and a head."""
-DEDICATED = Arm("dedicated", "ids", (3e-5, 6e-5, 1.2e-4, 2.4e-4), lambda m, _: EncoderBackbone(m.source))
+DEDICATED = Column("dedicated", "ids", (3e-5, 6e-5, 1.2e-4, 2.4e-4), lambda m, _: EncoderBackbone(m.source))
 """A copy of the source model with all weights fine-tuned."""
-PLOT_ONLY = Arm(
+PLOT_ONLY = Column(
     "plot_only",
     "plot",
     (3e-5, 6e-5, 1.2e-4, 2.4e-4),
@@ -92,12 +92,12 @@ PLOT_ONLY = Arm(
 """The upper layers with all weights fine-tuned, on the PLOT."""
 
 
-def hbert(module: ModuleSpec) -> Arm:
+def hbert(module: ModuleSpec) -> Column:
     """An arm with a tenant's module in the root's upper layers on the PLOT, as the service trains it."""
-    return Arm("hbert", "plot", MODULE_LRS, _module(module, of_source=False), module, served=True)
+    return Column("hbert", "plot", MODULE_LRS, _module(module, of_source=False), module, served=True)
 
 
-def columns(module: ModuleSpec, adapter: ModuleSpec | None = None) -> list[Arm]:
+def columns(module: ModuleSpec, adapter: ModuleSpec | None = None) -> list[Column]:
     """Return the arms in the order of the tables.
 
     `module` is that of the arms on the PLOT, `adapter` that in the source's upper layers, above its true
@@ -111,7 +111,7 @@ def columns(module: ModuleSpec, adapter: ModuleSpec | None = None) -> list[Arm]:
         replace(own, name="taught", unlabelled=True),
         replace(own, name="taught_varied", unlabelled=True, variants=VARIANTS),
         PLOT_ONLY,
-        Arm("adapter_only", "lower", MODULE_LRS, _module(adapter, of_source=True), adapter),
+        Column("adapter_only", "lower", MODULE_LRS, _module(adapter, of_source=True), adapter),
         SHARED,
         replace(own, name="hbert_plain", served=False),
     ]

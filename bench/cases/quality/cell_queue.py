@@ -21,9 +21,9 @@ import torch
 from bench.cases.quality.cells import Report
 from bench.cases.quality.improved import result_of
 from bench.cases.quality.improving import Cell, ImprovedPlan, column_of
-from bench.cases.quality.lesson import Lesson
-from bench.cases.quality.runs import Runs, RunSpec
-from bench.cases.quality.setting import Setting, opened
+from bench.cases.quality.lesson import TaskLesson
+from bench.cases.quality.runs import RunFile, RunSpec
+from bench.cases.quality.setting import PlotSetting, opened
 from bench.cases.quality.tasks import SPLIT_SEED, TRAIN, TaskRows, load, named
 from hmi.errors import HmiError
 from hmi.model.memory import keep_freed_memory
@@ -38,14 +38,14 @@ CONTEXT = multiprocessing.get_context("spawn")
 
 
 def run(
-    plan: ImprovedPlan, setting: Setting, folder: Path, root: Root, report: Report
+    plan: ImprovedPlan, setting: PlotSetting, folder: Path, root: Root, report: Report
 ) -> Iterator[tuple[RunSpec, Any]]:
     """Run the cells that are not done yet. Yields each run as it is stored.
 
     folder: the root's. Cells of one lesson run one after the other, in one process, since they share what
     teachers say. A lesson begins while CPU seconds are left. Raises HmiError, also if a process died.
     """
-    kept = Runs(plan.runs)
+    kept = RunFile(plan.runs)
     lessons: dict[tuple[str, int, int], list[Cell]] = {}
     for cell in plan.cells:
         if kept.get(plan.spec(cell, root)) is None:
@@ -87,7 +87,7 @@ class _EndError(Exception):
 
 
 def _work(
-    plan: ImprovedPlan, setting: Setting, folder: Path, cells: Sequence[Cell], tell: Any, spent: Any
+    plan: ImprovedPlan, setting: PlotSetting, folder: Path, cells: Sequence[Cell], tell: Any, spent: Any
 ) -> None:
     """Run the cells of one lesson in this process, and tell each result."""
     torch.set_num_threads(1)
@@ -114,7 +114,7 @@ def _work(
             rows = small(load(task, plan.sets), cells[0].rows, cells[0].draw)
             with opened(setting, folder) as models:
                 kept = plan.runs.parent / "taught"
-                lesson = Lesson(task, rows, models, plan.corpora, plan.larger, kept, report)
+                lesson = TaskLesson(task, rows, models, plan.corpora, plan.larger, kept, report)
                 for cell in cells:
                     column = column_of(plan, cell)
                     if column.learner in ("contrasted", "frozen") and not lesson.can_be_probed:

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bench.cases.quality.arms import Arm
+from bench.cases.quality.arms import Column
 from bench.cases.quality.models import Encoders
-from bench.cases.quality.runs import Runs, RunSpec
+from bench.cases.quality.runs import RunFile, RunSpec
 from bench.cases.quality.tables import best_rate
 from bench.cases.quality.tasks import QualityTask, TaskRows
 from hmi.model.tasks import TaskKind
@@ -52,7 +52,7 @@ class Problem:
     examples: dict[str, Examples]
 
 
-def problem(task: QualityTask, rows: TaskRows, arm: Arm, models: Encoders) -> Problem:
+def problem(task: QualityTask, rows: TaskRows, arm: Column, models: Encoders) -> Problem:
     """Tokenise a task's rows and compute their features.
 
     Labels that only dev or test has cannot be predicted and count as errors there.
@@ -77,13 +77,13 @@ class Run:
 
 
 def fill(
-    arm: Arm,
+    arm: Column,
     cell: RunSpec,
     make: Callable[[], Problem],
     models: Encoders,
     seeds: int,
     test: bool,
-    kept: Runs,
+    kept: RunFile,
     report: Report,
 ) -> Iterator[tuple[RunSpec, Any]]:
     """Do the unfinished runs of this cell, and yield each as it is stored.
@@ -139,7 +139,7 @@ def reset_peak() -> None:
         Path("/proc/self/clear_refs").write_text("5")
 
 
-def train_once(p: Problem, arm: Arm, models: Encoders, lr: float, seed: int, report: Report) -> Run:
+def train_once(p: Problem, arm: Column, models: Encoders, lr: float, seed: int, report: Report) -> Run:
     """Train once and keep the epoch that is best on dev.
 
     The result's `peak_bytes` is the process's peak in this training, with what the process held before. None
@@ -183,7 +183,7 @@ def split_of(rows: list[Row], models: Encoders, length: int) -> Split:
 
 
 def _examples(
-    task: QualityTask, kind: TaskKind, split: Split, arm: Arm, models: Encoders, train: bool
+    task: QualityTask, kind: TaskKind, split: Split, arm: Column, models: Encoders, train: bool
 ) -> Examples:
     features = models.features(arm.reads, task, split.encoded)
 

@@ -22,7 +22,7 @@ from hmi.errors import InvalidInput
 
 if TYPE_CHECKING:
     from bench.cases.quality.models import Encoders
-    from bench.cases.quality.setting import Setting
+    from bench.cases.quality.setting import PlotSetting
 
 RUNS = "runs.jsonl"
 OUT = click.Path(file_okay=False, path_type=Path)
@@ -107,7 +107,7 @@ def quality(session: CliSession, sets: Path, out: Path, dev: bool, as_json: bool
     from bench.cases.quality.tables import markdown
 
     of_the_plan = ("tasks", "arms", "modules", "seeds", "rows", "lrs", "texts")
-    plan = measured.Plan(
+    plan = measured.QualityPlan(
         sets,
         out / RUNS,
         test=not dev,
@@ -145,7 +145,7 @@ def tenants(
     from bench.cases.quality.results import write_tenants
 
     plan = many.TenantsPlan(sets, out / "tenants.jsonl", chosen["tasks"], chosen["tenants"], chosen["rows"])
-    main = measured.Plan(sets, out, arms=(arm,), plot=setting_of(session, chosen).key)
+    main = measured.QualityPlan(sets, out, arms=(arm,), plot=setting_of(session, chosen).key)
     (column,) = measured.chosen_arms(main)
     with models_of(session, chosen, plots=column.reads == "plot") as models:
         about = measured.about(main, column, models.root)
@@ -166,11 +166,11 @@ def tenants(
 )
 def steps(session: CliSession, **sizes: Any) -> Rows:
     """CPU time and peak memory of a root import, a PLOT build, and tenants with and without a teacher."""
-    from bench.cases.quality.steps import Steps
+    from bench.cases.quality.steps import StepSizes
 
     session.may_start_jobs()
     with job_bar() as bar:
-        yield from Steps(**sizes, say=notes.print, show=bar.show).run()
+        yield from StepSizes(**sizes, say=notes.print, show=bar.show).run()
 
 
 @table_command(
@@ -250,18 +250,18 @@ def improved(
     print_json(table) if as_json else _print_rows(table)
 
 
-def setting_of(session: CliSession, chosen: Mapping[str, Any]) -> Setting:
-    from bench.cases.quality.setting import Amount, Setting
+def setting_of(session: CliSession, chosen: Mapping[str, Any]) -> PlotSetting:
+    from bench.cases.quality.setting import Amount, PlotSetting
 
     alpha = chosen["alpha"]
     size = {"megabytes": chosen["budget"]} if alpha is None else {"alpha": alpha}
     domain = None if chosen["no_domain"] else Amount(**size, pretrain=chosen["pretrain"])
     general = Amount(megabytes=chosen["general"])
-    return Setting(session.settings().data, chosen["corpora"], general, domain, chosen["root"])
+    return PlotSetting(session.settings().data, chosen["corpora"], general, domain, chosen["root"])
 
 
 def _prepared(
-    session: CliSession, setting: Setting, tasks: Sequence[str] | None, *, full: bool = False
+    session: CliSession, setting: PlotSetting, tasks: Sequence[str] | None, *, full: bool = False
 ) -> Path:
     """Return the root's folder. The root and the PLOTs that are missing are created first.
 

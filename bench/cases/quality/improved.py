@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
-from bench.cases.quality.arms import DEDICATED, Arm, hbert
+from bench.cases.quality.arms import DEDICATED, Column, hbert
 from bench.cases.quality.cells import Problem, problem, train_once
-from bench.cases.quality.lesson import OWN, Lesson
+from bench.cases.quality.lesson import OWN, TaskLesson
 from bench.cases.quality.tasks import TaskRows
 from hmi.core import ModuleSpec
 from hmi.training.data.rows import Row
@@ -83,7 +83,7 @@ def columns(larger: Sequence[str], *, few: bool) -> list[Improved]:
     ]
 
 
-def result_of(lesson: Lesson, column: Improved, seed: int, test: bool) -> dict[str, Any]:
+def result_of(lesson: TaskLesson, column: Improved, seed: int, test: bool) -> dict[str, Any]:
     """Train a column once. The rate is the service's default, so it is not searched for.
 
     test: whether test is scored.
@@ -102,7 +102,9 @@ def result_of(lesson: Lesson, column: Improved, seed: int, test: bool) -> dict[s
     return result
 
 
-def _deeper(lesson: Lesson, texts: Sequence[Row], winner: _Trained, seed: int, test: bool) -> dict[str, Any]:
+def _deeper(
+    lesson: TaskLesson, texts: Sequence[Row], winner: _Trained, seed: int, test: bool
+) -> dict[str, Any]:
     """The figures of the version that computes all layers, and of the one that is published beside it: it
     must be better with confidence."""
     full = lesson.models.full
@@ -129,7 +131,7 @@ class _Trained:
         return {name: self.figures[name] for name in ("dev", "test") if name in self.figures}
 
 
-def _trained(lesson: Lesson, arm: Arm, texts: Sequence[Row], seed: int, test: bool) -> _Trained:
+def _trained(lesson: TaskLesson, arm: Column, texts: Sequence[Row], seed: int, test: bool) -> _Trained:
     """Train on the rows and these texts. `test`: whether to score test."""
     rows = lesson.rows
     p = problem(lesson.task, replace(rows, train=[*rows.train, *texts]), arm, lesson.models)
@@ -147,7 +149,7 @@ def _trained(lesson: Lesson, arm: Arm, texts: Sequence[Row], seed: int, test: bo
     return _Trained(figures, answers["dev"], answers["test"])
 
 
-def _probed(lesson: Lesson, learner: Learner, seed: int, test: bool) -> dict[str, Any]:
+def _probed(lesson: TaskLesson, learner: Learner, seed: int, test: bool) -> dict[str, Any]:
     """The figures of a logistic regression. For test it learns from the held-out rows too."""
     rows, begun = lesson.rows, time.process_time()
 
@@ -162,7 +164,7 @@ def _probed(lesson: Lesson, learner: Learner, seed: int, test: bool) -> dict[str
     return {**figures, "cpu_s": round(time.process_time() - begun, 1)}
 
 
-def _rate(p: Problem, arm: Arm) -> float:
+def _rate(p: Problem, arm: Column) -> float:
     """The service's learning rate for these rows."""
     if arm.module is None:
         return TAGGING_TEACHER_LR if p.kind.name == "tagging" else TEACHER_LR
@@ -170,7 +172,7 @@ def _rate(p: Problem, arm: Arm) -> float:
     return plan_training(recipe, p.kind, len(p.examples["train"])).lr
 
 
-def _chosen(lesson: Lesson, arm: Arm, first: _Trained, second: _Trained, seed: int) -> dict[str, Any]:
+def _chosen(lesson: TaskLesson, arm: Column, first: _Trained, second: _Trained, seed: int) -> dict[str, Any]:
     """The figures of the version that the rule chooses, beside those of both."""
     rows = lesson.rows
     everything = [*rows.train, *rows.dev]
@@ -196,7 +198,9 @@ def _chosen(lesson: Lesson, arm: Arm, first: _Trained, second: _Trained, seed: i
     }
 
 
-def _fold(lesson: Lesson, arm: Arm, seed: int, train: list[Row], held: list[Row]) -> tuple[Version, Version]:
+def _fold(
+    lesson: TaskLesson, arm: Column, seed: int, train: list[Row], held: list[Row]
+) -> tuple[Version, Version]:
     """Train both versions on a part of the rows, as the service would, and let them answer the rest."""
     own, dev = hold_out(train, HELD_OUT)
     part = replace(lesson, rows=TaskRows(own, dev, held), count=lesson.all_rows)

@@ -13,7 +13,7 @@ from bench.cases.quality.cells import RECIPE_VERSION
 from bench.cases.quality.improved import Improved, columns
 from bench.cases.quality.lesson import OWN
 from bench.cases.quality.models import content_of, source_of
-from bench.cases.quality.runs import Runs, RunSpec
+from bench.cases.quality.runs import RunFile, RunSpec
 from bench.cases.quality.tables import Score, Scored, standard_error, written
 from bench.cases.quality.tasks import TRAIN, named
 from hmi.errors import InvalidInput
@@ -125,7 +125,7 @@ def summary(plan: ImprovedPlan, root: Root) -> list[dict[str, Any]]:
     first by more than one standard error of a score on that many test rows. `*_s` are CPU seconds, `*_mb` the
     greatest peak of resident memory, which older runs lack.
     """
-    kept, out = Runs(plan.runs), []
+    kept, out = RunFile(plan.runs), []
     for lesson in dict.fromkeys(cell.lesson for cell in plan.cells):
         cells = [cell for cell in plan.cells if cell.lesson == lesson]
         row: dict[str, Any] = dict(zip(("task", "rows", "draw"), lesson, strict=True))

@@ -51,7 +51,7 @@ TUNING = "2"
 
 
 @dataclass
-class Lesson:
+class TaskLesson:
     """One task's rows, pool and teachers, each made when it is first needed. Teachers' answers are kept."""
 
     task: QualityTask

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from html import escape
 
-from bench.cases.quality.tables import OWN, Table
+from bench.cases.quality.tables import OWN, ScoreTable
 
 ROW, BAR, LEFT, WIDE = 22, 14, 150, 520
 LEAST = 0.5
@@ -14,7 +14,7 @@ LEAST = 0.5
 COLOURS = ("#1f77b4", "#ff7f0e", "#2ca02c", "#9467bd", "#8c564b", "#e377c2", "#17becf", "#bcbd22", "#7f7f7f")
 
 
-def ratios_svg(found: Table) -> str:
+def ratios_svg(found: ScoreTable) -> str:
     """Return a plot with a bar for each task and column: its score divided by a dedicated copy's.
 
     A dashed line marks the dedicated copy.

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from bench.cases.quality.plots import lines_svg, ratios_svg
-from bench.cases.quality.run import Plan, title
-from bench.cases.quality.runs import Runs
-from bench.cases.quality.tables import OWN, Table, markdown
+from bench.cases.quality.run import QualityPlan, title
+from bench.cases.quality.runs import RunFile
+from bench.cases.quality.tables import OWN, ScoreTable, markdown
 from bench.cases.quality.tenants import by_number, columns_of
 from bench.harness.report import result
 from hmi.model.files import write_bytes, write_json
@@ -17,7 +17,7 @@ from hmi.training.plans.defaults import default_module
 NUMBERS = (10, 30, 100, 300, 500, 1_000, 3_000, 10_000)
 
 
-def write(folder: Path, found: Table, plan: Plan) -> None:
+def write(folder: Path, found: ScoreTable, plan: QualityPlan) -> None:
     """Write `quality.json`, `quality.md` and, if a dedicated copy was run, `quality.svg` to `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     about = {
@@ -39,7 +39,7 @@ def write_tenants(folder: Path, runs: Path) -> dict[str, Any]:
     They hold scores by number of tenants and CPU seconds of one tenant.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    columns = columns_of(Runs(runs).all())
+    columns = columns_of(RunFile(runs).all())
     most = 1 + max((tenant for found in columns.values() for tenant in found), default=0)
     numbers = [n for n in NUMBERS if n <= most]
     lines = {name: line for name, found in columns.items() if (line := by_number(found, numbers))}
@@ -59,7 +59,7 @@ def write_tenants(folder: Path, runs: Path) -> dict[str, Any]:
     return found
 
 
-def as_json(found: Table) -> dict[str, Any]:
+def as_json(found: ScoreTable) -> dict[str, Any]:
     """Return scores and ratios by task and column."""
     return {
         "scores": {task: {arm: vars(s) for arm, s in cells.items()} for task, cells in found.scores.items()},

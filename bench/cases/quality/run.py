@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
-from bench.cases.quality.arms import Arm, columns
+from bench.cases.quality.arms import Column, columns
 from bench.cases.quality.cells import RECIPE_VERSION, Problem, Report, fill, problem
 from bench.cases.quality.models import Encoders, content_of, source_of
-from bench.cases.quality.runs import Runs, RunSpec
-from bench.cases.quality.tables import Scored, Table, table, with_best
+from bench.cases.quality.runs import RunFile, RunSpec
+from bench.cases.quality.tables import Scored, ScoreTable, table, with_best
 from bench.cases.quality.tasks import TRAIN, UNLABELLED, QualityTask, TaskRows, load, named, unlabelled
 from bench.cases.quality.taught import with_texts
 from hmi.core import ModuleSpec
@@ -27,7 +27,7 @@ from hmi.training.plans.recipe import Recipe
 
 
 @dataclass(frozen=True)
-class Plan:
+class QualityPlan:
     """The cells of a run.
 
     `sets` is the folder of labelled sets, `runs` the file of finished runs. Empty `tasks` or `arms` mean all.
@@ -51,11 +51,11 @@ class Plan:
     """The greatest number of unlabelled texts for an arm with a teacher."""
 
 
-def run(plan: Plan, models: Encoders, report: Report) -> Iterator[tuple[RunSpec, Any]]:
+def run(plan: QualityPlan, models: Encoders, report: Report) -> Iterator[tuple[RunSpec, Any]]:
     """Fill the table cell by cell, yielding each run as it is stored. Raises HmiError."""
     torch.set_num_threads(1)
     keep_freed_memory()
-    kept = Runs(plan.runs)
+    kept = RunFile(plan.runs)
     for task in named(plan.tasks):
         rows = load(task, plan.sets)
         rows = replace(rows, train=rows.train[: plan.rows], dev=rows.dev[: plan.rows])
@@ -67,7 +67,7 @@ def run(plan: Plan, models: Encoders, report: Report) -> Iterator[tuple[RunSpec,
 
 
 def _problem(
-    plan: Plan, task: QualityTask, rows: TaskRows, arm: Arm, models: Encoders, report: Report
+    plan: QualityPlan, task: QualityTask, rows: TaskRows, arm: Column, models: Encoders, report: Report
 ) -> Problem:
     if arm.unlabelled or arm.variants:
 
@@ -80,7 +80,7 @@ def _problem(
     return problem(task, rows, arm, models)
 
 
-def chosen_arms(plan: Plan, task: QualityTask | None = None) -> list[Arm]:
+def chosen_arms(plan: QualityPlan, task: QualityTask | None = None) -> list[Column]:
     """Return the requested arms for a task (None: a task with one text a row).
 
     An arm with a module is returned once for each module. Raises InvalidInput.
@@ -98,7 +98,7 @@ def chosen_arms(plan: Plan, task: QualityTask | None = None) -> list[Arm]:
     return [replace(arm, lrs=tuple(sorted(plan.lrs))) if plan.lrs else arm for arm in out]
 
 
-def about(plan: Plan, arm: Arm, root: Root) -> RunSpec:
+def about(plan: QualityPlan, arm: Column, root: Root) -> RunSpec:
     """Return what identifies a column's runs.
 
     This is the arm, the recipe and the source, and what the arm uses of the root, the PLOT and the plan.
@@ -117,7 +117,7 @@ def about(plan: Plan, arm: Arm, root: Root) -> RunSpec:
     return found
 
 
-def scores(plan: Plan, root: Root) -> Table:
+def scores(plan: QualityPlan, root: Root) -> ScoreTable:
     """Return the table of the plan's finished runs."""
     several = len(plan.modules) > 1
     cells = {}
@@ -126,7 +126,7 @@ def scores(plan: Plan, root: Root) -> Table:
         titles = [f"{arm.name} {title(arm.module)}" if several and arm.module else arm.name for arm in arms]
         cells[task.name] = {name: about(plan, arm, root) for name, arm in zip(titles, arms, strict=True)}
     scored: Scored = "test" if plan.test else "dev"
-    found = table(Runs(plan.runs).all(), cells, scored)
+    found = table(RunFile(plan.runs).all(), cells, scored)
     return with_best(found, [name for name, spec in next(iter(cells.values())).items() if spec.get("served")])
 
 

@@ -12,7 +12,7 @@ from hmi.errors import Damaged
 RunSpec = dict[str, Any]
 
 
-class Runs:
+class RunFile:
     """A file of lines {"spec": …, "result": …}.
 
     Of equal specs the last one counts. Only one process may write it.

@@ -56,7 +56,7 @@ class Amount:
 
 
 @dataclass(frozen=True)
-class Setting:
+class PlotSetting:
     """The PLOTs that tasks use: a branch of general text, and on it a branch for each domain.
 
     Without `domain` every task uses the general branch. `root` is an existing root; None imports the default
@@ -90,7 +90,9 @@ class Setting:
         return self.branches(task)[-1][1]
 
 
-def prepare(setting: Setting, tasks: list[QualityTask], say: Say, show: Show, *, full: bool = False) -> Path:
+def prepare(
+    setting: PlotSetting, tasks: list[QualityTask], say: Say, show: Show, *, full: bool = False
+) -> Path:
     """Import the root and build the domains that are missing. Returns the root's folder. Raises HmiError.
 
     full: also import a root of the same source that computes all layers.
@@ -123,7 +125,7 @@ def prepare(setting: Setting, tasks: list[QualityTask], say: Say, show: Show, *,
 
 
 @contextmanager
-def opened(setting: Setting, folder: Path) -> Iterator[Encoders]:
+def opened(setting: PlotSetting, folder: Path) -> Iterator[Encoders]:
     """Open the root in this folder, its source, and the PLOTs that `prepare` built."""
     root = load_root(folder)
     source = load_encoder(find_source(root.info.source["name"]).folder).eval().requires_grad_(False)

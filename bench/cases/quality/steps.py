@@ -13,7 +13,7 @@ from typing import Any
 
 from bench.cases.quality.setting import Say, Show, done
 from bench.cases.quality.tasks import QualityTask, load, named, unlabelled
-from bench.harness.report import Row as Figure
+from bench.harness.report import Figure
 from hmi.api.process.local import LocalCalls
 from hmi.config import Settings
 from hmi.errors import InvalidInput
@@ -27,7 +27,7 @@ TASKS = ("clinc_work", "sick", "bc5cdr")
 
 
 @dataclass(frozen=True)
-class Steps:
+class StepSizes:
     """The texts, sets and sizes of a run.
 
     `sets` and `corpora` are folders as for `bench quality`. `megabytes` of text make the PLOT. A tenant has

@@ -48,7 +48,7 @@ class Score:
 
 
 @dataclass(frozen=True)
-class Table:
+class ScoreTable:
     """scores[task][arm], and the arms in the order of display."""
 
     tasks: tuple[str, ...]
@@ -68,7 +68,7 @@ class Table:
 
 def table(
     runs: Sequence[tuple[RunSpec, Any]], cells: Mapping[str, Mapping[str, RunSpec]], of: Scored = "test"
-) -> Table:
+) -> ScoreTable:
     """Return the cells that have scores.
 
     `cells` gives, by task and column, the fields of the runs' specs besides task, rate and seed. Each task
@@ -81,10 +81,10 @@ def table(
             for title, wanted in columns.items()
         }
         scores[task] = {title: score for title, score in found.items() if score is not None}
-    return Table(tuple(cells), tuple(next(iter(cells.values()), ())), scores)
+    return ScoreTable(tuple(cells), tuple(next(iter(cells.values()), ())), scores)
 
 
-def with_best(found: Table, among: Sequence[str]) -> Table:
+def with_best(found: ScoreTable, among: Sequence[str]) -> ScoreTable:
     """Return the table with the column `BEST`: of the columns in `among`, the one that was best on dev.
 
     Of equal ones the first counts. With fewer than two columns that have scores, the table is returned
@@ -115,7 +115,7 @@ def _fits(spec: RunSpec, wanted: RunSpec) -> bool:
     return {k: v for k, v in spec.items() if k not in free} == wanted
 
 
-def markdown(found: Table) -> str:
+def markdown(found: ScoreTable) -> str:
     """Return a table with a row for each task, and the mean ratios in the last row."""
     lines = ["| task | " + " | ".join(found.arms) + " |", "|---" * (len(found.arms) + 1) + "|"]
     for task in found.tasks:
@@ -127,7 +127,7 @@ def markdown(found: Table) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _cell(found: Table, task: str, arm: str) -> str:
+def _cell(found: ScoreTable, task: str, arm: str) -> str:
     score = found.scores[task].get(arm)
     if score is None:
         return "–"

@@ -16,10 +16,10 @@ from typing import Any
 
 import torch
 
-from bench.cases.quality.arms import Arm
+from bench.cases.quality.arms import Column
 from bench.cases.quality.cells import Problem, Report, problem, tested, train_once
 from bench.cases.quality.models import Encoders
-from bench.cases.quality.runs import Runs, RunSpec
+from bench.cases.quality.runs import RunFile, RunSpec
 from bench.cases.quality.tasks import load, named
 from hmi.errors import InvalidInput
 from hmi.model.memory import keep_freed_memory
@@ -43,7 +43,7 @@ class TenantsPlan:
 
 
 def run(
-    plan: TenantsPlan, arm: Arm, lr: float, about: RunSpec, models: Encoders, report: Report
+    plan: TenantsPlan, arm: Column, lr: float, about: RunSpec, models: Encoders, report: Report
 ) -> Iterator[tuple[RunSpec, Any]]:
     """Train the tenants that are not finished, task by task, and yield each run as it is stored.
 
@@ -57,7 +57,7 @@ def run(
         raise InvalidInput("this table has no tasks of pairs: name other tasks", field="task")
     torch.set_num_threads(1)
     keep_freed_memory()
-    kept = Runs(plan.runs)
+    kept = RunFile(plan.runs)
     for place, task in enumerate(tasks):
         whole: Problem | None = None
         for tenant in range(place, plan.tenants, len(tasks)):

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 import numpy as np
 
 from bench.cases.serve.engine import Serving, serving
-from bench.cases.serve.plan import Plan, Report
+from bench.cases.serve.plan import Report, ServePlan
 from bench.harness.home import Home
 from bench.harness.page_cache import drop_cached
-from bench.harness.report import Row
+from bench.harness.report import Figure
 from bench.harness.server import hmi, running
 from hmi.core import ModelId
 
@@ -25,19 +25,19 @@ KINDS = ("page_cache", "disk")
 """The place of a cold tenant's module file at the tenant's first text."""
 
 
-def steps(plan: Plan) -> int:
+def steps(plan: ServePlan) -> int:
     return 2
 
 
-def measure(plan: Plan, home: Home, report: Report) -> Iterator[Row]:
+def measure(plan: ServePlan, home: Home, report: Report) -> Iterator[Figure]:
     """Yield the seconds from start to readiness, and a cold answer's time beyond a warm one's."""
     report(f"starts of a server with {home.tenants} tenants")
     starts = [_seconds_to_ready(home) for _ in range(1 if plan.runs == 1 else STARTS)]
-    yield Row("ready_s", round(statistics.median(starts), 2), "s", READY_GOAL_S, False, len(starts))
+    yield Figure("ready_s", round(statistics.median(starts), 2), "s", READY_GOAL_S, False, len(starts))
     report("cold tenants' first answers")
     for kind, extra in asyncio.run(_extra_ms(plan, home)).items():
         for name, value in (("median", statistics.median(extra)), ("p95", float(np.percentile(extra, 95)))):
-            yield Row(
+            yield Figure(
                 f"cold_{kind}_over_warm_{name}",
                 round(value, 2),
                 "ms",
@@ -54,7 +54,7 @@ def _seconds_to_ready(home: Home) -> float:
         return time.monotonic() - begun
 
 
-async def _extra_ms(plan: Plan, home: Home) -> dict[str, list[float]]:
+async def _extra_ms(plan: ServePlan, home: Home) -> dict[str, list[float]]:
     """By kind, each cold tenant's first answer minus the median of its next ones, in milliseconds."""
     text, found = home.texts().of(None, 1)[0], {kind: list[float]() for kind in KINDS}
     async with serving(home.data, home.model(0)) as engine:

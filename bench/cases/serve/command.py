@@ -39,9 +39,9 @@ def serve(session: CliSession, quick: bool, trace: Path | None, **wanted: Any) -
     from dataclasses import replace
 
     from bench.cases.serve import run as measured
-    from bench.cases.serve.plan import QUICK, Plan
+    from bench.cases.serve.plan import QUICK, ServePlan
 
-    plan = replace(QUICK if quick else Plan(), **given(wanted))
+    plan = replace(QUICK if quick else ServePlan(), **given(wanted))
     with progress(measured.steps(plan)) as report, _traced(trace):
         yield from measured.run(plan, session.data, report)
 

@@ -114,7 +114,7 @@ async def chosen(bundles: Bundles, version: ModelVersion) -> None:
 
 
 @dataclass(frozen=True)
-class Ask:
+class TokenAsk:
     """One text of `tokens` tokens for one model."""
 
     model: ModelId
@@ -133,7 +133,9 @@ class Load:
     """CPU seconds of this process."""
 
 
-async def load(serving: Serving, asks: Sequence[Ask], callers: int, seconds: float, a_call: int = 1) -> Load:
+async def load(
+    serving: Serving, asks: Sequence[TokenAsk], callers: int, seconds: float, a_call: int = 1
+) -> Load:
     """Let `callers` ask in turn for `seconds`, or until the first answer, and count what is answered by then.
 
     Each call has `a_call` of the asks. After the last ask the first one follows.

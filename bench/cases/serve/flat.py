@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 
-from bench.cases.serve.engine import Ask, Serving, load, serving
-from bench.cases.serve.plan import Plan, Report
-from bench.cases.serve.traffic import MEMORY_SHARE, POOLS, QUIET_S, SHAPES, TEXTS, Rates
+from bench.cases.serve.engine import Serving, TokenAsk, load, serving
+from bench.cases.serve.plan import Report, ServePlan
+from bench.cases.serve.traffic import MEMORY_SHARE, POOLS, QUIET_S, SHAPES, TEXTS, Throughputs
 from bench.harness.home import Home
-from bench.harness.report import Row
+from bench.harness.report import Figure
 from hmi.config import Settings
 from hmi.model.memory import memory_left
 from hmi.resident import resident
@@ -20,24 +20,24 @@ SAMPLED = 100
 """Modules whose memory is measured before all of them are loaded."""
 
 
-def steps(plan: Plan) -> int:
+def steps(plan: ServePlan) -> int:
     return len(POOLS) * (1 + len(LENGTHS) * len(SHAPES) * plan.runs)
 
 
-def measure(plan: Plan, home: Home, report: Report) -> Iterator[Row]:
+def measure(plan: ServePlan, home: Home, report: Report) -> Iterator[Figure]:
     """Yield ratios to one tenant's throughput: by the clock, and by this process's CPU time a token."""
     for pool in POOLS:
         report(f"flat, {pool}: starting")
         found = asyncio.run(_of_pool(plan, home, pool, report))
         if not found:
-            yield Row(f"flat_{pool}", None, "x", why="all modules do not fit in this machine's memory")
+            yield Figure(f"flat_{pool}", None, "x", why="all modules do not fit in this machine's memory")
         for rates in found:
             yield from rates.rows()
 
 
-async def _of_pool(plan: Plan, home: Home, pool: str, report: Report) -> list[Rates]:
+async def _of_pool(plan: ServePlan, home: Home, pool: str, report: Report) -> list[Throughputs]:
     """Measure all kinds of texts and traffic with one size of pool. Returns none if not all modules fit."""
-    texts, found = home.texts(), list[Rates]()
+    texts, found = home.texts(), list[Throughputs]()
     whole = 1 << 40  # larger than any machine's memory: nothing is evicted
     size = Settings().pool_bytes if pool == "default_pool" else whole
     async with serving(home.data, home.model(0), pool_bytes=size) as engine:
@@ -46,11 +46,11 @@ async def _of_pool(plan: Plan, home: Home, pool: str, report: Report) -> list[Ra
         for lengths, tokens in LENGTHS.items():
             some = [(text, texts.tokens(text)) for text in texts.of(tokens, TEXTS)]
             for shape in SHAPES:
-                rates = Rates(f"flat_{pool}_{lengths}_{shape}")
+                rates = Throughputs(f"flat_{pool}_{lengths}_{shape}")
                 for count, tenants, warmed in rates.turns(plan, shape, ASKS, report):
                     await engine.ask_each(map(home.model, warmed), "warm")
                     await asyncio.sleep(0.0 if plan.quick else QUIET_S)
-                    asks = [Ask(home.model(t), *some[i % TEXTS]) for i, t in enumerate(tenants)]
+                    asks = [TokenAsk(home.model(t), *some[i % TEXTS]) for i, t in enumerate(tenants)]
                     seen = await load(engine, asks, plan.callers, plan.seconds)
                     tokens_s, tokens_cpu_s = seen.tokens / seen.seconds, seen.tokens / seen.cpu_s
                     rates.add(count, seen.answers / seen.seconds, tokens_s, tokens_cpu_s)

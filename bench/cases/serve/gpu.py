@@ -11,9 +11,18 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from bench.cases.serve.gpu_bench import FULL, KEY, Bench, Pipeline, compared, layers_of, on_threads, one_pass
+from bench.cases.serve.gpu_bench import (
+    FULL,
+    KEY,
+    GpuBench,
+    OverlapScheme,
+    compared,
+    layers_of,
+    on_threads,
+    one_pass,
+)
 from bench.cases.serve.gpu_limits import batch_of, batch_s, covered, device_spans, overlap
-from bench.harness.report import Row
+from bench.harness.report import Figure
 from hmi.execution import trace
 from hmi.execution.cuda import CudaExecutor
 from hmi.execution.cuda.graphs import RECURS
@@ -23,24 +32,24 @@ OVER_DEDICATED, OVERLAPS, FLAT, MODULES = 3.0, 1.25, 0.95, 1.05
 """The goals: throughput over dedicated models (Table 6: 2.31), the gain of both overlaps together (Table 6:
 1.2), the throughput of many tenants over one's, and the time of a batch with modules over without."""
 ABLATION = {
-    "no_pipelined_retrieval": Pipeline(threads=1),
-    "no_pipelined_swap": Pipeline(layer_by_layer=False),
-    "neither": Pipeline(threads=1, layer_by_layer=False),
+    "no_pipelined_retrieval": OverlapScheme(threads=1),
+    "no_pipelined_swap": OverlapScheme(layer_by_layer=False),
+    "neither": OverlapScheme(threads=1, layer_by_layer=False),
 }
-ONE_AT_A_TIME = Pipeline(threads=1, ahead=False)
+ONE_AT_A_TIME = OverlapScheme(threads=1, ahead=False)
 
 
-def ablation(bench: Bench) -> Iterator[Row]:
+def ablation(bench: GpuBench) -> Iterator[Figure]:
     """Each way of overlapping left out (Table 6), with more tenants than the slots hold."""
     sizes, many = bench.sizes, bench.swapped()
     full = partial(one_pass, bench, many, FULL)
     for name, pipeline in ABLATION.items():
         value, _ = compared(sizes.runs, full, partial(one_pass, bench, many, pipeline))
         goal = OVERLAPS if name == "neither" else None
-        yield Row(f"gpu_full_over_{name}", round(value, 3), "x", goal, runs=sizes.runs, peer=name)
+        yield Figure(f"gpu_full_over_{name}", round(value, 3), "x", goal, runs=sizes.runs, peer=name)
 
 
-def dedicated(bench: Bench) -> Iterator[Row]:
+def dedicated(bench: GpuBench) -> Iterator[Figure]:
     """Compare with a whole model for each of some tenants. These models run one after another."""
     sizes, count = bench.sizes, bench.sizes.dedicated
     few = bench.tenants(count)
@@ -51,7 +60,7 @@ def dedicated(bench: Bench) -> Iterator[Row]:
         try:
             one = made(bench)
         except Exception as error:  # another release of transformers, or none
-            yield Row(name, None, "x", OVER_DEDICATED, peer=peer, why=f"{type(error).__name__}: {error}")
+            yield Figure(name, None, "x", OVER_DEDICATED, peer=peer, why=f"{type(error).__name__}: {error}")
             continue
 
         def each(one: Callable[[int], None] = one) -> float:
@@ -65,7 +74,7 @@ def dedicated(bench: Bench) -> Iterator[Row]:
 
         on_threads(bench, partial(_warmed, one, count), FULL.threads)
         value, _ = compared(sizes.runs, lambda: one_pass(bench, few, FULL), each)
-        yield Row(name, round(value, 3), "x", OVER_DEDICATED, runs=sizes.runs, peer=peer)
+        yield Figure(name, round(value, 3), "x", OVER_DEDICATED, runs=sizes.runs, peer=peer)
 
 
 def _warmed(one: Callable[[int], None], count: int, thread: int) -> None:
@@ -74,7 +83,7 @@ def _warmed(one: Callable[[int], None], count: int, thread: int) -> None:
         one(i % count)
 
 
-def _own(bench: Bench) -> Callable[[int], None]:
+def _own(bench: GpuBench) -> Callable[[int], None]:
     """A function that lets the i-th dedicated model answer a text, by HMI's own executor in its best mode."""
     sizes, shape = bench.sizes, bench.sizes.shape
     layers = layers_of(shape, shape.layers)
@@ -91,7 +100,7 @@ def _own(bench: Bench) -> Callable[[int], None]:
     return answer
 
 
-def _transformers(bench: Bench) -> Callable[[int], None]:
+def _transformers(bench: GpuBench) -> Callable[[int], None]:
     """The same by the models of transformers in their default mode. Raises ImportError."""
     from transformers import BertConfig, BertModel
 
@@ -120,19 +129,21 @@ def _transformers(bench: Bench) -> Callable[[int], None]:
     return answer
 
 
-def flat(bench: Bench) -> Iterator[Row]:
+def flat(bench: GpuBench) -> Iterator[Figure]:
     """Compare the throughput of many tenants with one's."""
     sizes, one = bench.sizes, partial(one_pass, bench, bench.tenants(1), FULL)
     for count in sizes.tenants:
         many = bench.tenants(count)
         value, texts = compared(sizes.runs, partial(one_pass, bench, many, FULL), one)
-        yield Row(f"gpu_{count}_tenants_texts_per_s", round(texts, 1), "texts/s", runs=sizes.runs)
+        yield Figure(f"gpu_{count}_tenants_texts_per_s", round(texts, 1), "texts/s", runs=sizes.runs)
         if count > 1:
             peer = "1 tenant"
-            yield Row(f"gpu_{count}_tenants_over_one", round(value, 3), "x", FLAT, runs=sizes.runs, peer=peer)
+            yield Figure(
+                f"gpu_{count}_tenants_over_one", round(value, 3), "x", FLAT, runs=sizes.runs, peer=peer
+            )
 
 
-def modules(bench: Bench) -> Iterator[Row]:
+def modules(bench: GpuBench) -> Iterator[Figure]:
     """Measure the cost of a batch's modules when all of them are already on the device."""
     few, sizes = bench.tenants(bench.sizes.crowd), bench.sizes
     rows = batch_of(bench.executor, sizes.crowd, sizes.length, sizes.shape.dim)
@@ -144,11 +155,11 @@ def modules(bench: Bench) -> Iterator[Row]:
         without()
     value, _ = compared(sizes.runs, with_them, without)
     peer = f"no modules, {sizes.crowd} texts, copies of rows and results included"
-    yield Row("gpu_modules_over_none", round(value, 3), "x", MODULES, False, sizes.runs, peer)
-    yield Row("gpu_slots_mb", round(bench.executor.slots.bytes / 1e6, 1), "MB")
+    yield Figure("gpu_modules_over_none", round(value, 3), "x", MODULES, False, sizes.runs, peer)
+    yield Figure("gpu_slots_mb", round(bench.executor.slots.bytes / 1e6, 1), "MB")
 
 
-def timeline(bench: Bench, file: Path | None = None) -> Iterator[Row]:
+def timeline(bench: GpuBench, file: Path | None = None) -> Iterator[Figure]:
     """The share of the copies' time in which layers compute, with one batch at a time and with two.
 
     With one batch, whose modules are asked for after its look-up, the layers are those of the same batch: the
@@ -163,8 +174,8 @@ def timeline(bench: Bench, file: Path | None = None) -> Iterator[Row]:
             one_pass(bench, many, pipeline)
         copies, layers = device_spans(collected, "modules"), device_spans(collected, "layer")
         share = overlap(copies, layers) / max(covered(copies), 1e-12)
-        yield Row(f"gpu_copies_under_layers_of_{name}", round(share, 3), "of their time")
-        yield Row(
+        yield Figure(f"gpu_copies_under_layers_of_{name}", round(share, 3), "of their time")
+        yield Figure(
             f"gpu_copies_over_layers_of_{name}", round(covered(copies) / covered(layers), 3), "of the time"
         )
     if file is not None:

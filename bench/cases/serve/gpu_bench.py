@@ -81,7 +81,7 @@ TINY = Sizes(
 
 
 @dataclass(frozen=True)
-class Pipeline:
+class OverlapScheme:
     """One way of overlapping: Figure 10's schemes."""
 
     threads: int = 2
@@ -92,11 +92,11 @@ class Pipeline:
     """True: a batch's modules are prefetched before its look-up. False: after it."""
 
 
-FULL = Pipeline()
+FULL = OverlapScheme()
 
 
 @contextmanager
-def opened(device: Device, sizes: Sizes, precision: str, launcher: ops.Launcher | None) -> Iterator[Bench]:
+def opened(device: Device, sizes: Sizes, precision: str, launcher: ops.Launcher | None) -> Iterator[GpuBench]:
     """Prepare an executor on `device`, a PLOT and a batch's tokens. launcher: the kernels of modules."""
     with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
         bench = _prepare(Path(folder), device, sizes, precision, launcher)
@@ -106,7 +106,7 @@ def opened(device: Device, sizes: Sizes, precision: str, launcher: ops.Launcher 
 
 
 @dataclass
-class Bench:
+class GpuBench:
     """The objects that all parts of a run use."""
 
     sizes: Sizes
@@ -155,7 +155,7 @@ class Bench:
 
 def _prepare(
     folder: Path, device: Device, sizes: Sizes, precision: str, launcher: ops.Launcher | None
-) -> Bench:
+) -> GpuBench:
     shape, g = sizes.shape, torch.Generator().manual_seed(0)
     rng = np.random.default_rng(0)
     tokens = rng.integers(1, shape.vocab, sizes.texts * sizes.length).astype(np.int32)
@@ -169,7 +169,7 @@ def _prepare(
         common[site] = 0.02 * down, 0.02 * up
     layers = layers_of(shape, sizes.upper)
     executor = sound_executor(layers, shape, precision, device, sizes.slot_bytes, launcher)
-    return Bench(sizes, device, precision, executor, _plot(folder, sizes, tokens), tokens, common)
+    return GpuBench(sizes, device, precision, executor, _plot(folder, sizes, tokens), tokens, common)
 
 
 def layers_of(shape: EncoderShape, count: int) -> nn.ModuleList:
@@ -196,7 +196,7 @@ def _plot(folder: Path, sizes: Sizes, tokens: NDArray[np.int32]) -> Reader:
     return store.reader("bench")
 
 
-def _batches(bench: Bench, tenants: Sequence[TenantModule]) -> list[list[TenantModule]]:
+def _batches(bench: GpuBench, tenants: Sequence[TenantModule]) -> list[list[TenantModule]]:
     """Return the tenants of each batch, in turn: with many tenants each batch and pass brings new ones."""
     texts, batches = bench.sizes.texts, bench.sizes.batches
     begin = next(bench.passes) * batches
@@ -205,7 +205,7 @@ def _batches(bench: Bench, tenants: Sequence[TenantModule]) -> list[list[TenantM
     ]
 
 
-def one_pass(bench: Bench, tenants: Sequence[TenantModule], pipeline: Pipeline) -> float:
+def one_pass(bench: GpuBench, tenants: Sequence[TenantModule], pipeline: OverlapScheme) -> float:
     """Texts a second over all batches."""
     batches = _batches(bench, tenants)
 
@@ -216,7 +216,7 @@ def one_pass(bench: Bench, tenants: Sequence[TenantModule], pipeline: Pipeline) 
     return len(batches) * bench.sizes.texts / on_threads(bench, work, pipeline.threads)
 
 
-def _batch(bench: Bench, modules: list[TenantModule], pipeline: Pipeline) -> None:
+def _batch(bench: GpuBench, modules: list[TenantModule], pipeline: OverlapScheme) -> None:
     executor, sizes = bench.executor, bench.sizes
     if pipeline.layer_by_layer and pipeline.ahead:
         executor.prefetch(modules)
@@ -231,7 +231,7 @@ def _batch(bench: Bench, modules: list[TenantModule], pipeline: Pipeline) -> Non
         pass
 
 
-def on_threads(bench: Bench, work: Callable[[int], None], threads: int) -> float:
+def on_threads(bench: GpuBench, work: Callable[[int], None], threads: int) -> float:
     """Seconds of `work(0)` to `work(threads - 1)`, each on a thread. Raises what they raise."""
 
     def run(i: int) -> None:

@@ -20,8 +20,8 @@ import torch
 from hmi_kernels.lookup.cuda import LookupDevice
 from numpy.typing import NDArray
 
-from bench.cases.serve.gpu_bench import Bench
-from bench.harness.report import Row, median_seconds
+from bench.cases.serve.gpu_bench import GpuBench
+from bench.harness.report import Figure, median_seconds
 from hmi.execution import trace
 from hmi.execution.batch import BatchKey, Rows
 from hmi.execution.cuda import CudaExecutor, Device
@@ -50,7 +50,7 @@ def batch_of(executor: CudaExecutor, texts: int, length: int, dim: int) -> Rows:
     return Rows.packed(rows, list(range(0, texts * length + 1, length)))
 
 
-def limits(bench: Bench) -> Iterator[Row]:
+def limits(bench: GpuBench) -> Iterator[Figure]:
     """The figures: layers over matrix products, modules over memory, graphs over launches one by one."""
     executor, device, sizes, runs = bench.executor, bench.device, bench.sizes, bench.sizes.runs
     first, none = bench.tenants(1)[0], [None] * sizes.texts
@@ -58,15 +58,15 @@ def limits(bench: Bench) -> Iterator[Row]:
     plain, peak = _batch_s(executor, rows, none, runs), _peak(executor, device, runs)
     work = _operations(executor.shape, len(rows.x), sizes.length) * executor.layers
     layers = round(work / _layers_s(executor, rows, none) / peak, 3)
-    yield Row("gpu_layers_over_matmul_peak", layers, "x", GOAL, runs=IN_A_ROW, peer="a large product")
+    yield Figure("gpu_layers_over_matmul_peak", layers, "x", GOAL, runs=IN_A_ROW, peer="a large product")
     peer = "a large product; ours with the copies from and to the host"
-    yield Row("gpu_batch_over_matmul_peak", round(work / plain / peak, 3), "x", runs=runs, peer=peer)
+    yield Figure("gpu_batch_over_matmul_peak", round(work / plain / peak, 3), "x", runs=runs, peer=peer)
     if executor.ways.launcher is not None:
         yield _modules(bench, rows, plain)
     yield from _graphs(executor, first if executor.ways.launcher else None, runs)
 
 
-def lookups(device: Device, there: LookupDevice, runs: int) -> Iterator[Row]:
+def lookups(device: Device, there: LookupDevice, runs: int) -> Iterator[Figure]:
     """The bytes a second of a large look-up, beside those of a copy within the device's memory.
 
     there: the same device as look-ups know it. Counted are the least bytes that must move: each token's id,
@@ -82,10 +82,10 @@ def lookups(device: Device, there: LookupDevice, runs: int) -> Iterator[Row]:
             out = there.empty((len(tokens), LOOKUP_DIM), np.uint16)
             took = median_seconds(partial(found.lookup, *given, out=out), runs, time.perf_counter)
     rate, copied = len(tokens) * (4 + 3 * LOOKUP_DIM) / took, _bandwidth(device, runs)
-    yield Row("gpu_copy_gb_per_s", round(copied / 1e9, 1), "GB/s", runs=runs)
-    yield Row("gpu_lookup_gb_per_s", round(rate / 1e9, 1), "GB/s", runs=runs)
+    yield Figure("gpu_copy_gb_per_s", round(copied / 1e9, 1), "GB/s", runs=runs)
+    yield Figure("gpu_lookup_gb_per_s", round(rate / 1e9, 1), "GB/s", runs=runs)
     share, peer = round(rate / copied, 3), "a copy on the device"
-    yield Row("gpu_lookup_over_bandwidth", share, "x", LOOKUP_GOAL, runs=runs, peer=peer)
+    yield Figure("gpu_lookup_over_bandwidth", share, "x", LOOKUP_GOAL, runs=runs, peer=peer)
 
 
 @contextmanager
@@ -118,7 +118,7 @@ def _layers_s(executor: CudaExecutor, rows: Rows, none: Sequence[None]) -> float
     return covered(device_spans(seen, "layer")) / 1e6 / IN_A_ROW
 
 
-def _modules(bench: Bench, rows: Rows, plain: float) -> Row:
+def _modules(bench: GpuBench, rows: Rows, plain: float) -> Figure:
     """The bytes a second that modules move in the time that they add to a batch, beside those of a copy."""
     name, peer, executor, runs = (
         "gpu_modules_over_bandwidth",
@@ -129,12 +129,12 @@ def _modules(bench: Bench, rows: Rows, plain: float) -> Row:
     modules = bench.tenants(bench.sizes.texts)
     added = _batch_s(executor, rows, modules, runs) - plain
     if added < plain / 20:
-        return Row(name, None, "x", peer=peer, why="the modules add too little time for a difference")
+        return Figure(name, None, "x", peer=peer, why="the modules add too little time for a difference")
     moved = sum(executor.prepare(m) for m in modules) + _rows_bytes(executor, len(rows.x))
-    return Row(name, round(moved / added / _bandwidth(bench.device, runs), 3), "x", runs=runs, peer=peer)
+    return Figure(name, round(moved / added / _bandwidth(bench.device, runs), 3), "x", runs=runs, peer=peer)
 
 
-def _graphs(executor: CudaExecutor, module: TenantModule | None, runs: int) -> Iterator[Row]:
+def _graphs(executor: CudaExecutor, module: TenantModule | None, runs: int) -> Iterator[Figure]:
     """One short text, where launches take longest beside the work, with graphs and without."""
     rows, was = batch_of(executor, 1, SHORT, executor.shape.dim), executor.graphs.on
     took = {}
@@ -143,11 +143,11 @@ def _graphs(executor: CudaExecutor, module: TenantModule | None, runs: int) -> I
         each = [batch_s(executor, KEY, rows, [module]) for _ in range(IN_A_ROW + runs)]
         took[on] = statistics.median(each[IN_A_ROW:])
     executor.graphs.on = was
-    yield Row("gpu_short_text_ms", round(1e3 * took[True], 4), "ms", runs=runs)
+    yield Figure("gpu_short_text_ms", round(1e3 * took[True], 4), "ms", runs=runs)
     ratio = round(took[False] / took[True], 3)
-    yield Row("gpu_short_text_graphs_over_none", ratio, "x", runs=runs, peer="no graphs")
+    yield Figure("gpu_short_text_graphs_over_none", ratio, "x", runs=runs, peer="no graphs")
     shapes, held = executor.graphs.held()
-    yield Row("gpu_graphs_mb", round(held / 1e6, 6), "MB", peer=f"{shapes} shapes")
+    yield Figure("gpu_graphs_mb", round(held / 1e6, 6), "MB", peer=f"{shapes} shapes")
 
 
 def _operations(shape: EncoderShape, rows: int, length: int) -> float:

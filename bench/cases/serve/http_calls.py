@@ -13,10 +13,10 @@ from pathlib import Path
 import numpy as np
 
 from bench.cases.serve.http_fleet import DEFAULT, PRECISIONS, Fleet, body, fleet, guard, slug
-from bench.cases.serve.plan import Plan, Report
+from bench.cases.serve.plan import Report, ServePlan
 from bench.harness.home import Home
-from bench.harness.load import Seen
-from bench.harness.report import Row
+from bench.harness.load import LoadFigures
+from bench.harness.report import Figure
 from bench.harness.server import Server
 
 BODIES = 32
@@ -52,10 +52,10 @@ CASES = (
 
 
 @dataclass
-class Measured:
+class ArmValues:
     """One arm in one case: a value for each round."""
 
-    seen: list[Seen] = field(default_factory=list)
+    seen: list[LoadFigures] = field(default_factory=list)
     cpu_ms: list[float] = field(default_factory=list)
 
     def figures(self, case: Case) -> dict[str, list[float]]:
@@ -65,18 +65,18 @@ class Measured:
 
 
 UNITS = {"p50": "ms", "cpu": "ms of CPU a call", "a_second": "texts/s"}
-Arms = dict[str, Measured]
+Arms = dict[str, ArmValues]
 
 
-def steps(plan: Plan) -> int:
+def steps(plan: ServePlan) -> int:
     return 1 + (len(CASES) + 1) * plan.runs
 
 
-def measure(plan: Plan, home: Home, report: Report) -> Iterator[Row]:
+def measure(plan: ServePlan, home: Home, report: Report) -> Iterator[Figure]:
     """Yield each arm's times, and HMI's divided by LitServe's: medians of the rounds' ratios."""
     report("http: starting the servers")
     guard(home)
-    missing: list[Row] = []
+    missing: list[Figure] = []
     with tempfile.TemporaryDirectory(prefix="hmi-bench-http-") as folder:
         with fleet(plan, home, Path(folder), missing) as found:
             yield from missing
@@ -87,11 +87,11 @@ def measure(plan: Plan, home: Home, report: Report) -> Iterator[Row]:
             yield from _own_work(plan, found, report)
 
 
-def measured(plan: Plan, case: Case, found: Fleet, report: Report) -> Arms:
+def measured(plan: ServePlan, case: Case, found: Fleet, report: Report) -> Arms:
     """Measure all arms in turn, each round in another order."""
     texts, draw = found.home.texts(), np.random.default_rng(3)
     calls = [texts.of(case.tokens, case.texts) for _ in range(BODIES * case.callers)]
-    arms: Arms = {server.arm.name: Measured() for server in found.servers}
+    arms: Arms = {server.arm.name: ArmValues() for server in found.servers}
     for turn in range(plan.runs):
         report(f"http, {case.name}: {turn + 1} of {plan.runs}")
         for i in draw.permutation(len(found.servers)):
@@ -103,18 +103,18 @@ def measured(plan: Plan, case: Case, found: Fleet, report: Report) -> Arms:
     return arms
 
 
-def times(case: Case, arms: Arms, runs: int) -> Iterator[Row]:
+def times(case: Case, arms: Arms, runs: int) -> Iterator[Figure]:
     """Yield each arm's times: medians of the rounds."""
     for name, m in arms.items():
         at = f"http_{case.name}_{slug(name)}"
         for figure, values in m.figures(case).items():
-            yield Row(f"{at}_{figure}", round(statistics.median(values), 2), UNITS[figure], runs=runs)
+            yield Figure(f"{at}_{figure}", round(statistics.median(values), 2), UNITS[figure], runs=runs)
         failures = sum(seen.failures for seen in m.seen)
         if failures:
-            yield Row(f"{at}_failed", failures, "calls", 0, False, runs)
+            yield Figure(f"{at}_failed", failures, "calls", 0, False, runs)
 
 
-def ratios(case: Case, arms: Arms, runs: int, chosen: str) -> Iterator[Row]:
+def ratios(case: Case, arms: Arms, runs: int, chosen: str) -> Iterator[Figure]:
     """Yield HMI ÷ the faster mode of LitServe: in the default precision, and at equal precision."""
     pairs = [(DEFAULT, "int8")] + [(f"HMI {p}", p) for p in PRECISIONS]
     for ours, precision in pairs:
@@ -129,10 +129,10 @@ def ratios(case: Case, arms: Arms, runs: int, chosen: str) -> Iterator[Row]:
             each = zip(*(peer.figures(case)[figure] for peer in peers), strict=True)
             best = map(max if figure == "a_second" else min, each)
             value = statistics.median(own / other for own, other in zip(mine, best, strict=True))
-            yield Row(name, round(value, 3), "x", goal, False, runs, against)
+            yield Figure(name, round(value, 3), "x", goal, False, runs, against)
 
 
-def _own_work(plan: Plan, found: Fleet, report: Report) -> Iterator[Row]:
+def _own_work(plan: ServePlan, found: Fleet, report: Report) -> Iterator[Figure]:
     """Yield what the server does beside retrieval and the executor, divided by the executor's time.
 
     Two ways: the process's CPU time, and that of all threads but the one that computes. The first subtracts
@@ -161,7 +161,7 @@ def _own_work(plan: Plan, found: Fleet, report: Report) -> Iterator[Row]:
         why = "the machine was busy: the executor took longer by the clock than the process's CPU time"
         shown, reason = (value, None) if value > 0 else (None, why)
         unit = "of the executor's time"
-        yield Row(f"http_{name}_{how}_of_compute", shown, unit, goal, False, plan.runs, why=reason)
+        yield Figure(f"http_{name}_{how}_of_compute", shown, unit, goal, False, plan.runs, why=reason)
 
 
 def stages(server: Server) -> dict[str, float]:

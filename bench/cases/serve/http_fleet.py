@@ -14,11 +14,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bench.cases.serve import http_models
-from bench.cases.serve.plan import QUICK, Plan
+from bench.cases.serve.plan import QUICK, ServePlan
 from bench.harness.home import Home, build
-from bench.harness.load import Client, Requests, Seen, Target, client
-from bench.harness.report import Row
-from bench.harness.server import NO_JOBS, Arm, Server, hmi, running
+from bench.harness.load import LoadClient, LoadFigures, LoadRequests, RequestTarget, client
+from bench.harness.report import Figure
+from bench.harness.server import NO_JOBS, Server, ServerArm, hmi, running
 from hmi.api.access.auth import has_admin_key
 from hmi.config import Settings
 from hmi.errors import Unavailable
@@ -37,12 +37,16 @@ PRECISIONS = ("fp32", "int8")
 """The precisions that the peers have on a CPU."""
 
 
-def target(arm: Arm, home: Home, tenant: int) -> Target:
+def target(arm: ServerArm, home: Home, tenant: int) -> RequestTarget:
     """Return the path and the key of one of the home's tenants."""
-    return Target(arm.path) if arm.path else Target(f"/infer/{home.model(tenant)}", home.key(tenant))
+    return (
+        RequestTarget(arm.path)
+        if arm.path
+        else RequestTarget(f"/infer/{home.model(tenant)}", home.key(tenant))
+    )
 
 
-def body(arm: Arm, texts: Sequence[str]) -> str:
+def body(arm: ServerArm, texts: Sequence[str]) -> str:
     """Return the body of a call."""
     if arm.name.startswith("infinity"):
         return json.dumps({"model": "peer", "input": texts, "encoding_format": "base64"})
@@ -54,15 +58,15 @@ class Fleet:
     """The running servers and the client. `chosen` is HMI's executor in its default precision."""
 
     servers: Sequence[Server]
-    client: Client
+    client: LoadClient
     home: Home
     chosen: str
 
     def load(
         self, server: Server, bodies: Sequence[str], seconds: float, callers: int = 1
-    ) -> tuple[Seen, float]:
+    ) -> tuple[LoadFigures, float]:
         """Send the bodies again and again for one tenant. Returns what was seen, and CPU seconds a call."""
-        requests = Requests(server.port, [target(server.arm, self.home, 0)], bodies)
+        requests = LoadRequests(server.port, [target(server.arm, self.home, 0)], bodies)
         with server.awake():
             self.client.closed(requests, callers=callers, least=max(WARM_CALLS, callers))
             before = server.cpu_s()
@@ -71,7 +75,7 @@ class Fleet:
 
 
 @contextmanager
-def fleet(plan: Plan, home: Home, folder: Path, missing: list[Row]) -> Iterator[Fleet]:
+def fleet(plan: ServePlan, home: Home, folder: Path, missing: list[Figure]) -> Iterator[Fleet]:
     """Start HMI in each precision of this machine, and the peers. `missing` gets a row for each absent peer.
 
     A quick plan starts HMI in its default precision alone.
@@ -118,9 +122,9 @@ def guard(home: Home) -> None:
             manager.create_key(None, ("admin",))
 
 
-def _absent(name: str, error: Exception) -> Row:
+def _absent(name: str, error: Exception) -> Figure:
     """Return a row that says why a peer was not measured."""
-    return Row(f"http_{slug(name)}_absent", None, "", why=str(error))
+    return Figure(f"http_{slug(name)}_absent", None, "", why=str(error))
 
 
 def slug(name: str) -> str:
@@ -139,12 +143,12 @@ def copied(home: Home, to: Path) -> Path:
     return to
 
 
-def wait_chosen(server: Server, sender: Client, home: Home, quick: bool = False) -> str:
+def wait_chosen(server: Server, sender: LoadClient, home: Home, quick: bool = False) -> str:
     """Ask the server, and wait until it has measured its executors. Returns the one that it chose.
 
     A quick run does not wait.
     """
-    sender.closed(Requests(server.port, [target(server.arm, home, 0)], [body(server.arm, ["first"])]))
+    sender.closed(LoadRequests(server.port, [target(server.arm, home, 0)], [body(server.arm, ["first"])]))
     until = time.monotonic() + (0.0 if quick else CHOICE_S)
     while time.monotonic() < until:
         if found := executor_in(server.get("/metrics")):
@@ -162,7 +166,7 @@ def executor_in(metrics: str) -> str:
     return found[1] if on_device or "hmi_executor_token_seconds{" in metrics else ""
 
 
-def _peers(packages: Path | None, models: Path, missing: list[Row]) -> list[Arm]:
+def _peers(packages: Path | None, models: Path, missing: list[Figure]) -> list[ServerArm]:
     try:
         http_models.write(packages, models)
     except Unavailable as error:

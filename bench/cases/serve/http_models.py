@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from bench.cases.path.encoders import exported, quantised
-from bench.harness.server import ONE_THREAD, Arm
+from bench.harness.server import ONE_THREAD, ServerArm
 from hmi.errors import Unavailable
 from hmi.model.sources.source import DEFAULT_PACKAGE, find_source, load_encoder
 
@@ -39,7 +39,7 @@ def write(packages: Path | None, folder: Path) -> None:
             raise Unavailable(f"the peers' models were not written: {done.stderr.strip()[-300:]}")
 
 
-def litserve(folder: Path, precision: str, packages: Path | None, batching: bool = False) -> Arm:
+def litserve(folder: Path, precision: str, packages: Path | None, batching: bool = False) -> ServerArm:
     """LitServe over ONNX Runtime. `batching`: waiting calls run as one batch, which is faster with many
     callers and slower with one."""
     name = f"LitServe {precision}, batching" if batching else f"LitServe {precision}"
@@ -49,14 +49,14 @@ def litserve(folder: Path, precision: str, packages: Path | None, batching: bool
     )
     script = (sys.executable, "-P", str(HERE / "litserve_peer.py"), "--port", "{port}")
     command = (*script, "--model", str(model), "--tokenizer", str(tokenizer), *(BATCHING if batching else ()))
-    return Arm(name, command, "/health", "/predict", _environment(packages))
+    return ServerArm(name, command, "/health", "/predict", _environment(packages))
 
 
-def infinity(folder: Path, precision: str, packages: Path | None) -> Arm:
+def infinity(folder: Path, precision: str, packages: Path | None) -> ServerArm:
     """infinity over ONNX Runtime, which answers embeddings of the same model."""
     script = (sys.executable, "-P", str(HERE / "infinity_peer.py"))
     command = (*script, str(folder / f"infinity-{precision}"), "{port}")
-    return Arm(f"infinity {precision}", command, "/health", "/embeddings", _environment(packages))
+    return ServerArm(f"infinity {precision}", command, "/health", "/embeddings", _environment(packages))
 
 
 def _environment(packages: Path | None) -> dict[str, str]:

@@ -18,9 +18,9 @@ import numpy as np
 from bench.cases.serve.alone import Alone, alone
 from bench.cases.serve.churn import VARIANTS, Churn
 from bench.cases.serve.engine import Serving, serving
-from bench.cases.serve.plan import Plan, Report
-from bench.harness.home import LABELS, ROOT, Ground, Home, Model, mixed_spec, publish_at_once, put_model
-from bench.harness.report import Row
+from bench.cases.serve.plan import Report, ServePlan
+from bench.harness.home import LABELS, ROOT, Ground, Home, HomeModel, mixed_spec, publish_at_once, put_model
+from bench.harness.report import Figure
 from hmi.engine import TextRequest, TextResult
 from hmi.engine.admit.bundles import Bundles
 from hmi.errors import HmiError, NotFound
@@ -131,36 +131,40 @@ class Result:
     """CPU seconds of this process while it asked."""
 
 
-def steps(plan: Plan) -> int:
+def steps(plan: ServePlan) -> int:
     return 2 + PARTS
 
 
-def measure(plan: Plan, home: Home, report: Report) -> Iterator[Row]:
+def measure(plan: ServePlan, home: Home, report: Report) -> Iterator[Figure]:
     """Yield the number of wrong answers, and figures that show that the check would have found one."""
     result = asyncio.run(checked(plan, home, report))
     seen, reference = result.check, result.check.reference
-    yield Row("answers_checked", seen.answers, "answers", peer=reference.name)
-    yield Row("answers_wrong", seen.wrong, "answers", 0, False, seen.answers)
+    yield Figure("answers_checked", seen.answers, "answers", peer=reference.name)
+    yield Figure("answers_wrong", seen.wrong, "answers", 0, False, seen.answers)
     off = float(f"{seen.off:.2g}")
-    yield Row("largest_difference_to_alone", off, "of a score", ALONE_TOLERANCE, False, seen.answers)
-    yield Row("calls_to_deleted_models", seen.gone, "calls")
+    yield Figure("largest_difference_to_alone", off, "of a score", ALONE_TOLERANCE, False, seen.answers)
+    yield Figure("calls_to_deleted_models", seen.gone, "calls")
     why = "; ".join(seen.errors) or None
-    yield Row("calls_with_other_errors", seen.errors.total(), "calls", 0, False, why=why)
+    yield Figure("calls_with_other_errors", seen.errors.total(), "calls", 0, False, why=why)
     for name, count in sorted(seen.churn.done.items()):
-        yield Row("changes_" + name.replace(" ", "_"), count, "changes")
-    yield Row("evictions_under_churn", result.evictions, "evictions")
-    yield Row("loads_an_answer", round(result.loads / seen.answers, 4), "loads", runs=seen.answers)
-    yield Row("cpu_an_answer", round(1e3 * result.cpu_s / seen.answers, 4), "ms", runs=seen.answers)
-    yield Row("models_in_the_pool", round(result.held, 3), "of all", runs=plan.mixed)
+        yield Figure("changes_" + name.replace(" ", "_"), count, "changes")
+    yield Figure("evictions_under_churn", result.evictions, "evictions")
+    yield Figure("loads_an_answer", round(result.loads / seen.answers, 4), "loads", runs=seen.answers)
+    yield Figure("cpu_an_answer", round(1e3 * result.cpu_s / seen.answers, 4), "ms", runs=seen.answers)
+    yield Figure("models_in_the_pool", round(result.held, 3), "of all", runs=plan.mixed)
     off, goal = float(f"{reference.difference:.2g}"), TOLERANCE[reference.name.rpartition(" ")[2]]
     compared, peer = reference.executor[..., 0].size, "packed torch in fp32"
-    yield Row("alone_beside_fp32_reference", off, "of a score", goal, False, compared, peer)
+    yield Figure("alone_beside_fp32_reference", off, "of a score", goal, False, compared, peer)
     for name, least in (("models", reference.nearest()), ("texts", reference.nearest_texts())):
-        yield Row(f"nearest_two_{name}", float(f"{least:.2g}"), "of a score", 10 * ALONE_TOLERANCE)
+        yield Figure(f"nearest_two_{name}", float(f"{least:.2g}"), "of a score", 10 * ALONE_TOLERANCE)
 
 
 async def checked(
-    plan: Plan, home: Home, report: Report, bundles_of: Callable[..., Bundles] = Bundles, pool: int = POOL
+    plan: ServePlan,
+    home: Home,
+    report: Report,
+    bundles_of: Callable[..., Bundles] = Bundles,
+    pool: int = POOL,
 ) -> Result:
     """Ask models while they change, and check each answer.
 
@@ -184,7 +188,7 @@ def prepared(engine: Serving, count: int, texts: list[str]) -> Check:
     for i in range(count):
         tenant, seeds = f"x{i:05}", range(VARIANTS * i, VARIANTS * (i + 1))
         both = [
-            Model(tenant, 1_000_000 + seed, mixed_spec(seed), variant or VARIANTS)
+            HomeModel(tenant, 1_000_000 + seed, mixed_spec(seed), variant or VARIANTS)
             for variant, seed in enumerate(seeds)
         ]
         with suppress(NotFound):

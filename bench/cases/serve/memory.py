@@ -11,9 +11,9 @@ from itertools import cycle
 import numpy as np
 
 from bench.cases.serve.engine import Serving, serving
-from bench.cases.serve.plan import Plan, Report
+from bench.cases.serve.plan import Report, ServePlan
 from bench.harness.home import Home
-from bench.harness.report import Row
+from bench.harness.report import Figure
 from hmi.engine import TextRequest
 from hmi.resident import resident
 
@@ -37,7 +37,7 @@ LENGTHS: tuple[int | None, ...] = (14, None, 128)
 
 
 @dataclass
-class Samples:
+class MemorySamples:
     """The process's memory over time, or over cycles."""
 
     at: list[float] = field(default_factory=list)
@@ -56,30 +56,30 @@ class Samples:
         return statistics.median(late[-some:]) / statistics.median(late[:some])
 
 
-def steps(plan: Plan) -> int:
+def steps(plan: ServePlan) -> int:
     return 3
 
 
-def measure(plan: Plan, home: Home, report: Report) -> Iterator[Row]:
+def measure(plan: ServePlan, home: Home, report: Report) -> Iterator[Figure]:
     """Yield a tenant's bytes by tier, then the growth of memory over cycles and over time."""
     report("memory: a tenant by tier")
     yield from asyncio.run(_tiers(home))
     report(f"memory: {plan.cycles} loads and evictions")
     cycles, evicted = asyncio.run(_cycles(plan, home))
     grown, pooled = cycles.growth(min(WARM_CYCLES, plan.cycles / 2)), max(cycles.pool) / SMALL_POOL
-    yield Row("rss_growth_over_cycles", round(grown, 4), "x", GOAL, False, plan.cycles)
-    yield Row("evictions", evicted, "evictions", runs=plan.cycles)
-    yield Row("pool_most_over_limit", round(pooled, 4), "x", 1.0, False, len(cycles.pool))
+    yield Figure("rss_growth_over_cycles", round(grown, 4), "x", GOAL, False, plan.cycles)
+    yield Figure("evictions", evicted, "evictions", runs=plan.cycles)
+    yield Figure("pool_most_over_limit", round(pooled, 4), "x", 1.0, False, len(cycles.pool))
     report(f"memory: {plan.minutes:g} minutes of mixed load")
     mixed = asyncio.run(_mixed(plan, home))
     grown, runs = mixed.growth(min(WARM_S, 20 * plan.minutes)), len(mixed.bytes)
-    yield Row(
+    yield Figure(
         "rss_growth_over_mixed_load", round(grown, 4), "x", GOAL, False, runs, f"{plan.minutes:g} minutes"
     )
-    yield Row("rss_under_mixed_load", round(max(mixed.bytes) / 1e6), "MB", runs=runs)
+    yield Figure("rss_under_mixed_load", round(max(mixed.bytes) / 1e6), "MB", runs=runs)
 
 
-async def _tiers(home: Home) -> list[Row]:
+async def _tiers(home: Home) -> list[Figure]:
     """Load modules into a pool that holds them all, and divide the growth of memory by their number."""
     count = min(COUNTED, home.tenants // 2)
     async with serving(home.data, home.model(0), pool_bytes=1 << 40) as engine:
@@ -96,16 +96,18 @@ async def _tiers(home: Home) -> list[Row]:
         "private": (after.anonymous - before.anonymous) / count,
         "pool_account": pooled / count,
     }
-    return [Row(f"tenant_bytes_{name}", round(value), "bytes", runs=count) for name, value in tiers.items()]
+    return [
+        Figure(f"tenant_bytes_{name}", round(value), "bytes", runs=count) for name, value in tiers.items()
+    ]
 
 
-async def _cycles(plan: Plan, home: Home) -> tuple[Samples, int]:
+async def _cycles(plan: ServePlan, home: Home) -> tuple[MemorySamples, int]:
     """Ask tenants in turn with a small pool. Returns samples by cycle, and the number of evictions.
 
     The warm-up asks all of them, since a tenant's first text takes memory for good (pages of the registry,
     its usage), which would look like a leak.
     """
-    samples, text = Samples(), home.texts().of(14, 1)[0]
+    samples, text = MemorySamples(), home.texts().of(14, 1)[0]
     turn = cycle(range(min(home.tenants, WARM_CYCLES)))
     every = max(1, min(EVERY, plan.cycles // 20))
     async with serving(home.data, home.model(0), pool_bytes=SMALL_POOL) as engine:
@@ -115,9 +117,9 @@ async def _cycles(plan: Plan, home: Home) -> tuple[Samples, int]:
         return samples, engine.pool.evictions
 
 
-async def _mixed(plan: Plan, home: Home) -> Samples:
+async def _mixed(plan: ServePlan, home: Home) -> MemorySamples:
     """Ask all tenants texts of mixed lengths, some of them exactly. Returns samples by second."""
-    texts, samples = home.texts(), Samples()
+    texts, samples = home.texts(), MemorySamples()
     some = [text for length in LENGTHS for text in texts.of(length, MIXED_TEXTS)]
     loop = asyncio.get_running_loop()
     async with serving(home.data, home.model(0), pool_bytes=MIXED_POOL) as engine:

@@ -29,11 +29,11 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from bench.cases.path.encoders import exported, one_thread
-from bench.cases.serve.plan import Plan, Report
+from bench.cases.serve.plan import Report, ServePlan
 from bench.cases.serve.traffic import tenants_in_turn
-from bench.harness.home import ROOT, Ground, Home, Model, tensors_of
+from bench.harness.home import ROOT, Ground, Home, HomeModel, tensors_of
 from bench.harness.page_cache import drop_cached
-from bench.harness.report import Clock, Row, in_turn, rotating, seconds
+from bench.harness.report import Clock, Figure, in_turn, rotating, seconds
 from hmi.config import Settings
 from hmi.core import ModuleSpec
 from hmi.errors import InvalidInput
@@ -59,7 +59,7 @@ Run = Callable[[NDArray[np.int64], list[int]], object]
 
 
 @dataclass(frozen=True)
-class Peer:
+class ServePeer:
     """One other way to serve the tenants."""
 
     name: str
@@ -69,12 +69,12 @@ class Peer:
     """A peer that waits for the disk is timed by the clock, the others by their CPU time."""
 
 
-def steps(plan: Plan) -> int:
+def steps(plan: ServePlan) -> int:
     return 2
 
 
 @torch.inference_mode()
-def measure(plan: Plan, home: Home, report: Report) -> Iterator[Row]:
+def measure(plan: ServePlan, home: Home, report: Report) -> Iterator[Figure]:
     """Yield each peer's time of a batch divided by HMI's."""
     report("peers: models")
     with closing(Manager(Settings(data=home.data, job_workers=0))) as manager:
@@ -82,11 +82,11 @@ def measure(plan: Plan, home: Home, report: Report) -> Iterator[Row]:
         root = load_root(Layout(home.data).root(ROOT, PlotMeta.of(ground.plot).root_version))
         with manager.plots.reader(ground.plot.id) as reader, tempfile.TemporaryDirectory() as folder:
             teacher, tenants = load_encoder(source), min(TENANTS, plan.tenants)
-            peers = [Peer("full_depth", _full_depth(ground, root, teacher), 1.9)]
+            peers = [ServePeer("full_depth", _full_depth(ground, root, teacher), 1.9)]
             peers += _dedicated(teacher, Path(folder))
             split = _batch_split(source, ground)
             if split is not None:
-                peers.append(Peer("adapters_batch_split", split, 1.9))
+                peers.append(ServePeer("adapters_batch_split", split, 1.9))
             # Made last, since it prepares the layers in place, from which the peers are made.
             ours = _ours(ground, root, reader, tenants)
             report(f"peers: {', '.join(peer.name for peer in peers)}")
@@ -95,13 +95,15 @@ def measure(plan: Plan, home: Home, report: Report) -> Iterator[Row]:
             yield from _measured(plan.runs, tenants, np.array([text.ids for text in texts]), ours, peers)
 
 
-def _measured(runs: int, tenants: int, ids: NDArray[np.int64], ours: Run, peers: list[Peer]) -> Iterator[Row]:
+def _measured(
+    runs: int, tenants: int, ids: NDArray[np.int64], ours: Run, peers: list[ServePeer]
+) -> Iterator[Figure]:
     draw = np.random.default_rng(0)
     turns = range(runs + 1)  # the first one warms up
     batches = [ids[draw.permutation(len(ids))[:BATCH]] for _ in turns]
     asked = [tenants_in_turn("uniform", tenants, BATCH, seed=turn).tolist() for turn in turns]
 
-    def over_ours(peer: Peer, turn: int) -> float:
+    def over_ours(peer: ServePeer, turn: int) -> float:
         given = batches[turn], asked[turn]
         ours(*given)  # so that it finds the processor's caches as in service
         mine = seconds(partial(ours, *given), peer.clock)
@@ -112,12 +114,12 @@ def _measured(runs: int, tenants: int, ids: NDArray[np.int64], ours: Run, peers:
     for peer in peers:
         how = "by the clock" if peer.clock is time.perf_counter else "CPU time"
         value = round(statistics.median(ratios[peer.name]), 2)
-        yield Row(f"{peer.name}_over_hplm", value, "x", peer.goal, True, runs, f"{how}; {tenants} tenants")
+        yield Figure(f"{peer.name}_over_hplm", value, "x", peer.goal, True, runs, f"{how}; {tenants} tenants")
 
 
 def _ours(ground: Ground, root: Root, reader: Reader, tenants: int) -> Run:
     """HMI's path: look-up, upper layers with each tenant's module. All modules have run once."""
-    modules = [module_from(tensors_of(ground, Model(f"p{i}", i, SPEC)).module) for i in range(tenants)]
+    modules = [module_from(tensors_of(ground, HomeModel(f"p{i}", i, SPEC)).module) for i in range(tenants)]
     executor = executor_for(root, "fp32", wait=True)
 
     def run(ids: NDArray[np.int64], tenants: list[int]) -> Tensor:
@@ -148,7 +150,7 @@ def _full_depth(ground: Ground, root: Root, teacher: Encoder) -> Run:
     return run
 
 
-def _dedicated(teacher: Encoder, folder: Path) -> Iterator[Peer]:
+def _dedicated(teacher: Encoder, folder: Path) -> Iterator[ServePeer]:
     """A whole ONNX Runtime model for each tenant, the least recently used swapped out.
 
     A model takes as much memory as some 60 modules, so only FILES have their place there. The peer that reads
@@ -168,7 +170,7 @@ def _dedicated(teacher: Encoder, folder: Path) -> Iterator[Peer]:
     ready.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_DISABLE_ALL
     files = _copies(folder / "optimised.onnx")
 
-    def peer(name: str, from_disk: bool, goal: float | None, clock: Clock) -> Peer:
+    def peer(name: str, from_disk: bool, goal: float | None, clock: Clock) -> ServePeer:
         @lru_cache(FILES)
         def of(tenant: int) -> Any:
             path = files[tenant % FILES]
@@ -181,7 +183,7 @@ def _dedicated(teacher: Encoder, folder: Path) -> Iterator[Peer]:
             given = [(tenant, ids[np.equal(tenants, tenant)]) for tenant in dict.fromkeys(tenants)]
             return [of(t).run(None, {"input_ids": some, "mask": np.ones_like(some)}) for t, some in given]
 
-        return Peer(name, run, goal, clock)
+        return ServePeer(name, run, goal, clock)
 
     yield peer("dedicated_onnx_runtime_from_disk", True, 10.0, time.perf_counter)
     yield peer("dedicated_onnx_runtime_from_page_cache", False, None, time.process_time)

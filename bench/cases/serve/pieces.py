@@ -8,11 +8,11 @@ import threading
 import time
 from collections.abc import Iterator
 
-from bench.cases.serve.engine import Ask, Serving, load, serving
-from bench.cases.serve.plan import Plan, Report
+from bench.cases.serve.engine import Serving, TokenAsk, load, serving
+from bench.cases.serve.plan import Report, ServePlan
 from bench.cases.serve.traffic import tenants_in_turn
 from bench.harness.home import Home
-from bench.harness.report import Row
+from bench.harness.report import Figure
 
 CASES: tuple[tuple[str, int | None, int], ...] = (
     ("128_tokens", 128, 1),
@@ -35,31 +35,31 @@ Spent = dict[str, float]
 """COUNTS of one repetition, and CPU seconds: of the process (cpu_s), of its compute threads (batch_s)."""
 
 
-def steps(plan: Plan) -> int:
+def steps(plan: ServePlan) -> int:
     return len(CASES)
 
 
-def measure(plan: Plan, home: Home, report: Report) -> Iterator[Row]:
+def measure(plan: ServePlan, home: Home, report: Report) -> Iterator[Figure]:
     """Yield shares of the time under load by 64 tenants, and the mean size of batches."""
     for name, tokens, a_call in CASES:
         report(f"pieces: {name}")
         found = asyncio.run(_repeated(plan, home, tokens, a_call))
         share = statistics.median(s["retrieve_s"] / (s["retrieve_s"] + s["compute_s"]) for s in found)
         own = statistics.median(1 - s["batch_s"] / s["cpu_s"] for s in found)
-        yield Row(f"retrieval_share_{name}", round(share, 4), "of a batch's time", runs=len(found))
-        yield Row(f"engine_own_share_{name}", round(own, 4), "of CPU", OWN_GOAL, False, len(found))
+        yield Figure(f"retrieval_share_{name}", round(share, 4), "of a batch's time", runs=len(found))
+        yield Figure(f"engine_own_share_{name}", round(own, 4), "of CPU", OWN_GOAL, False, len(found))
         batches = sum(s["batches"] for s in found)
         for what in ("texts", "tokens"):
             mean = sum(s[what] for s in found) / batches
-            yield Row(f"{what}_of_a_batch_{name}", round(mean, 1), what, runs=int(batches))
+            yield Figure(f"{what}_of_a_batch_{name}", round(mean, 1), what, runs=int(batches))
 
 
-async def _repeated(plan: Plan, home: Home, tokens: int | None, a_call: int) -> list[Spent]:
+async def _repeated(plan: ServePlan, home: Home, tokens: int | None, a_call: int) -> list[Spent]:
     texts = home.texts()
     some = [(text, texts.tokens(text)) for text in texts.of(tokens, TEXTS)]
     count, callers = min(TENANTS, home.tenants), max(1, plan.callers // a_call)
     tenants = tenants_in_turn("uniform", count, ASKS, seed=0).tolist()
-    asks = [Ask(home.model(t), *some[i % TEXTS]) for i, t in enumerate(tenants)]
+    asks = [TokenAsk(home.model(t), *some[i % TEXTS]) for i, t in enumerate(tenants)]
     found = []
     async with serving(home.data, home.model(0)) as engine:
         await engine.ask_each(map(home.model, range(count)), "warm")

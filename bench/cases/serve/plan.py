@@ -24,7 +24,7 @@ Report = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Plan(Contents):
+class ServePlan(Contents):
     """The sizes of a run. The defaults give figures; QUICK shows that the benchmark works."""
 
     tenants: int = 10_000
@@ -57,7 +57,7 @@ class Plan(Contents):
         return tuple(n for n in (1, 16, 100, 1_000, 10_000) if n <= self.tenants)
 
 
-QUICK = Plan(
+QUICK = ServePlan(
     tenants=16,
     runs=1,
     seconds=0.15,

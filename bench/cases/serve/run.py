@@ -10,18 +10,18 @@ from typing import Any
 
 import torch
 
-from bench.cases.serve.plan import SECTIONS, Plan, Report
+from bench.cases.serve.plan import SECTIONS, Report, ServePlan
 from bench.harness.home import build
-from bench.harness.report import Row, known
+from bench.harness.report import Figure, known
 
 
-def steps(plan: Plan) -> int:
+def steps(plan: ServePlan) -> int:
     """Return how many times `run` calls its `report`. Raises InvalidInput for an unknown section."""
     counts: list[int] = [_module(section).steps(plan) for section in known(plan.sections, SECTIONS)]
     return 1 + sum(counts)
 
 
-def run(plan: Plan, data: Path | None, report: Report) -> Iterator[Row]:
+def run(plan: ServePlan, data: Path | None, report: Report) -> Iterator[Figure]:
     """Measure the plan's sections, in the order of SECTIONS.
 
     data: a folder that keeps the home for later runs; None: a temporary one. Raises InvalidInput,
@@ -33,7 +33,7 @@ def run(plan: Plan, data: Path | None, report: Report) -> Iterator[Row]:
         report(f"a data folder with {plan.tenants} tenants")
         kept = Path(folder) if data is None else data / "bench-serve"
         home = build(plan, kept)
-        yield Row("tenants", home.tenants, "tenants", peer=f"text: {home.text_source}")
+        yield Figure("tenants", home.tenants, "tenants", peer=f"text: {home.text_source}")
         for section in (name for name in SECTIONS if name in plan.sections):
             yield from _module(section).measure(plan, home, report)
 

@@ -10,8 +10,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.cases.serve.plan import Plan, Report
-from bench.harness.report import Row
+from bench.cases.serve.plan import Report, ServePlan
+from bench.harness.report import Figure
 
 Shape = Literal["uniform", "zipf"]
 SHAPES: tuple[Shape, ...] = ("uniform", "zipf")
@@ -39,7 +39,7 @@ def tenants_in_turn(shape: Shape, tenants: int, count: int, seed: int) -> NDArra
     return draw.choice(tenants, count, p=weights / weights.sum())
 
 
-class Rates:
+class Throughputs:
     """Throughput by number of tenants, in turns."""
 
     def __init__(self, name: str) -> None:
@@ -48,7 +48,7 @@ class Rates:
         self._found = defaultdict[int, list[tuple[float, float, float]]](list)
 
     def turns(
-        self, plan: Plan, shape: Shape, asks: int, report: Report
+        self, plan: ServePlan, shape: Shape, asks: int, report: Report
     ) -> Iterator[tuple[int, list[int], Iterable[int]]]:
         """Yield a number of tenants, the tenants of `asks` texts, and those to be asked before these.
 
@@ -65,13 +65,13 @@ class Rates:
         """Add a measurement: texts a second; work, of which ratios are, a second and a CPU second."""
         self._found[count].append((texts_s, work_s, work_cpu_s))
 
-    def rows(self) -> Iterator[Row]:
+    def rows(self) -> Iterator[Figure]:
         """Yield one tenant's rate, and the ratios of larger numbers of tenants to it."""
         one = self._found[1]
         first = statistics.median(texts_s for texts_s, _, _ in one)
-        yield Row(f"{self._name}_1", round(first, 1), "texts/s", runs=len(one))
+        yield Figure(f"{self._name}_1", round(first, 1), "texts/s", runs=len(one))
         for count, found in sorted(self._found.items()):
             for i, how in ((1, ""), (2, "_by_cpu")) if count > 1 else ():
                 ratio = statistics.median(f[i] / o[i] for f, o in zip(found, one, strict=True))
                 name, runs = f"{self._name}_{count}_over_1{how}", len(one)
-                yield Row(name, round(ratio, 3), "x", FLAT_GOAL, True, runs, "one tenant")
+                yield Figure(name, round(ratio, 3), "x", FLAT_GOAL, True, runs, "one tenant")

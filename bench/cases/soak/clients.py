@@ -15,7 +15,7 @@ from typing import Any
 import aiohttp
 
 from bench.cases.serve.churn import VARIANTS
-from bench.cases.soak.ground import LOST, Http, NotOk, Plan, Seen, Soil, asking
+from bench.cases.soak.ground import LOST, ClientFigures, Http, NotOk, SoakPlan, Soil, asking
 from bench.harness.home import ROOT
 
 TEXTS_A_CALL = (1, 1, 1, 2, 4)
@@ -34,8 +34,8 @@ class Patient:
 
     http: Http
     soil: Soil
-    plan: Plan
-    seen: Seen
+    plan: SoakPlan
+    seen: ClientFigures
     draw: random.Random
     """Everything random of these callers follows from it."""
 
@@ -145,7 +145,7 @@ class Patient:
 
 
 @asynccontextmanager
-async def hostile(http: Http, plan: Plan, seen: Seen, soil: Soil) -> AsyncIterator[None]:
+async def hostile(http: Http, plan: SoakPlan, seen: ClientFigures, soil: Soil) -> AsyncIterator[None]:
     """Context manager: hostile clients call the server while the block runs. They use tenant 0."""
     path, key, body = f"/infer/{soil.path(0)}", soil.home.key(0), json.dumps(asking(soil.texts[:4])).encode()
     head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
@@ -165,7 +165,7 @@ async def hostile(http: Http, plan: Plan, seen: Seen, soil: Soil) -> AsyncIterat
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _slow(port: int, request: bytes, seen: Seen) -> None:
+async def _slow(port: int, request: bytes, seen: ClientFigures) -> None:
     """Send a request byte by byte."""
     while True:
         with suppress(*LOST, EOFError):
@@ -181,7 +181,7 @@ async def _slow(port: int, request: bytes, seen: Seen) -> None:
                 writer.close()
 
 
-async def _gone(port: int, request: bytes, seen: Seen) -> None:
+async def _gone(port: int, request: bytes, seen: ClientFigures) -> None:
     """Send a part of a request or the whole, and leave."""
     draw = random.Random(0)
     while True:
@@ -195,7 +195,7 @@ async def _gone(port: int, request: bytes, seen: Seen) -> None:
             seen.hostile["gone"] += 1
 
 
-async def _floods(http: Http, plan: Plan, seen: Seen, soil: Soil) -> None:
+async def _floods(http: Http, plan: SoakPlan, seen: ClientFigures, soil: Soil) -> None:
     """Send as many large calls as get through, for a sixth of the time."""
     body, path, key = asking(soil.texts[:FLOOD_TEXTS]), f"/infer/{soil.path(0)}", soil.home.key(0)
 

@@ -17,7 +17,9 @@ from hmi.cli.framework.session import CliSession
 def soak(session: CliSession, minutes: float, tenants: int, quick: bool) -> Rows:
     """A server under mixed load for half an hour: wrong and lost answers, memory, p99 by minute."""
     from bench.cases.soak import run as measured
-    from bench.cases.soak.ground import Plan
+    from bench.cases.soak.ground import SoakPlan
 
-    plan = Plan(0.1, 0.5, 4, 3.0, 1.0, texts=4, flood_s=6.0) if quick else Plan(minutes, tenants=tenants)
+    plan = (
+        SoakPlan(0.1, 0.5, 4, 3.0, 1.0, texts=4, flood_s=6.0) if quick else SoakPlan(minutes, tenants=tenants)
+    )
     return measured.run(plan, notes.print)

@@ -12,7 +12,7 @@ from typing import Any
 import aiohttp
 
 from bench.cases.serve.churn import VARIANTS
-from bench.harness.home import ROOT, Ground, Home, Model, mixed_spec, tenant_of, write_tenants
+from bench.harness.home import ROOT, Ground, Home, HomeModel, mixed_spec, tenant_of, write_tenants
 from hmi.config import Settings
 from hmi.manager import Manager
 
@@ -25,7 +25,7 @@ TIMEOUT_S = 120.0
 
 
 @dataclass(frozen=True)
-class Plan:
+class SoakPlan:
     """The sizes of a run. The defaults give figures."""
 
     minutes: float = 30.0
@@ -48,7 +48,7 @@ class Plan:
 
 
 @dataclass
-class Seen:
+class ClientFigures:
     """The counts and times that the clients saw."""
 
     answers: int = 0
@@ -140,11 +140,13 @@ class Soil:
 def add_versions(home: Home) -> None:
     """Give each tenant's model a second version. Raises StorageFull."""
     with closing(Manager(Settings(data=home.data))) as manager:
-        second = [Model(tenant_of(i), 1_000_000 + i, mixed_spec(i), VARIANTS) for i in range(home.tenants)]
+        second = [
+            HomeModel(tenant_of(i), 1_000_000 + i, mixed_spec(i), VARIANTS) for i in range(home.tenants)
+        ]
         write_tenants(manager, Ground.of(manager, ROOT), second)
 
 
-async def learn(http: Http, plan: Plan, home: Home) -> Soil:
+async def learn(http: Http, plan: SoakPlan, home: Home) -> Soil:
     """Ask every version of every model every text, one at a time, and keep the answers."""
     soil = Soil(home, home.texts().of(None, plan.texts))
     for model in range(plan.tenants):

@@ -16,9 +16,9 @@ import numpy as np
 
 from bench.cases.serve.http_fleet import tenants
 from bench.cases.soak.clients import Patient, hostile
-from bench.cases.soak.ground import Plan, Seen, add_versions, connected, learn
+from bench.cases.soak.ground import ClientFigures, SoakPlan, add_versions, connected, learn
 from bench.harness.home import Home
-from bench.harness.report import Row
+from bench.harness.report import Figure
 from bench.harness.server import Server, hmi, running
 
 GOAL_GROWTH = 0.03
@@ -29,7 +29,7 @@ MIB = 1 << 20
 Report = Callable[[str], None]
 
 
-def run(plan: Plan, report: Report) -> list[Row]:
+def run(plan: SoakPlan, report: Report) -> list[Figure]:
     """Soak a server. `report` gets a line as each step begins, and one a minute.
 
     Raises HmiError if the server does not start, StorageFull.
@@ -41,8 +41,8 @@ def run(plan: Plan, report: Report) -> list[Row]:
             return asyncio.run(_soak(plan, server, home, report))
 
 
-async def _soak(plan: Plan, server: Server, home: Home, report: Report) -> list[Row]:
-    seen = Seen()
+async def _soak(plan: SoakPlan, server: Server, home: Home, report: Report) -> list[Figure]:
+    seen = ClientFigures()
     async with connected(server.port) as http:
         report("the answers of each version, alone")
         patient = Patient(http, await learn(http, plan, home), plan, seen, random.Random(0))
@@ -73,7 +73,7 @@ async def _others(patient: Patient, server: Server) -> AsyncIterator[None]:
             task.cancel()
 
 
-async def _watch(seen: Seen, server: Server) -> None:
+async def _watch(seen: ClientFigures, server: Server) -> None:
     while True:
         seen.memory.append((time.monotonic(), server.memory().anonymous))
         seen.connections.append((time.monotonic(), connections_of(server.pid)))
@@ -89,7 +89,7 @@ def connections_of(pid: int) -> int:
     return count
 
 
-async def _report_minutes(begun: float, plan: Plan, seen: Seen, report: Report) -> None:
+async def _report_minutes(begun: float, plan: SoakPlan, seen: ClientFigures, report: Report) -> None:
     minute = 0
     while True:
         minute += 1
@@ -102,29 +102,29 @@ async def _report_minutes(begun: float, plan: Plan, seen: Seen, report: Report) 
         )
 
 
-def _counts(plan: Plan, seen: Seen, capacity: float) -> Iterator[Row]:
-    yield Row("capacity", round(capacity, 1), "calls/s")
-    yield Row("load", round(plan.share * capacity, 1), "calls/s")
-    yield Row("answers_checked", seen.answers, "answers")
+def _counts(plan: SoakPlan, seen: ClientFigures, capacity: float) -> Iterator[Figure]:
+    yield Figure("capacity", round(capacity, 1), "calls/s")
+    yield Figure("load", round(plan.share * capacity, 1), "calls/s")
+    yield Figure("answers_checked", seen.answers, "answers")
     for name, found in (("wrong", seen.wrong), ("lost", seen.lost)):
-        yield Row(name, len(found), "answers", 0, False, seen.answers, why="; ".join(found[:5]) or None)
+        yield Figure(name, len(found), "answers", 0, False, seen.answers, why="; ".join(found[:5]) or None)
     why = ", ".join(f"{what}: {count}" for what, count in seen.refused.most_common(8))
-    yield Row("refused", seen.refused.total(), "calls", 0, False, why=why or None)
+    yield Figure("refused", seen.refused.total(), "calls", 0, False, why=why or None)
     for what, counts in (("changes", seen.changes), ("hostile", seen.hostile)):
         for name, count in sorted(counts.items()):
-            yield Row(f"{what}_{name.replace(': ', '_').replace(' ', '_')}", count, "calls")
+            yield Figure(f"{what}_{name.replace(': ', '_').replace(' ', '_')}", count, "calls")
 
 
-def _times(seen: Seen, begun: float) -> Iterator[Row]:
+def _times(seen: ClientFigures, begun: float) -> Iterator[Figure]:
     every = [ms for _, ms in seen.late]
     for percent in (50, 99, 99.9):
-        yield Row(f"p{percent:g}", round(float(np.percentile(every, percent)), 1), "ms", runs=len(every))
+        yield Figure(f"p{percent:g}", round(float(np.percentile(every, percent)), 1), "ms", runs=len(every))
     for minute in range(int((seen.late[-1][0] - begun) // 60) + 1):
         some = _between(seen.late, begun + 60 * minute, begun + 60 * minute + 60)
-        yield Row(f"p99_minute_{minute + 1}", round(_p99(some), 1), "ms", runs=len(some))
+        yield Figure(f"p99_minute_{minute + 1}", round(_p99(some), 1), "ms", runs=len(some))
 
 
-def memory_rows(plan: Plan, seen: Seen, begun: float) -> Iterator[Row]:
+def memory_rows(plan: SoakPlan, seen: ClientFigures, begun: float) -> Iterator[Figure]:
     """Yield the memory in the minute after the load has settled, in the last minute, and the growth.
 
     The memory of calls under way stays with the process for the next ones. So it also grows when there are
@@ -133,12 +133,14 @@ def memory_rows(plan: Plan, seen: Seen, begun: float) -> Iterator[Row]:
     start = begun + min(plan.settle_s, 30 * plan.minutes)
     first = statistics.median(_between(seen.memory, start, start + 60))
     last = statistics.median(_between(seen.memory, seen.memory[-1][0] - 60))
-    yield Row("memory_settled", round(first / MIB, 1), "MiB")
-    yield Row("memory_at_the_end", round(last / MIB, 1), "MiB")
+    yield Figure("memory_settled", round(first / MIB, 1), "MiB")
+    yield Figure("memory_at_the_end", round(last / MIB, 1), "MiB")
     before = [count for at, count in seen.connections if at < start + 60]
-    yield Row("most_connections_at_first", max(before), "connections")
-    yield Row("most_connections_later", max(_between(seen.connections, start + 60), default=0), "connections")
-    yield Row("memory_growth", round(last / first - 1, 4), "of it", GOAL_GROWTH, False)
+    yield Figure("most_connections_at_first", max(before), "connections")
+    yield Figure(
+        "most_connections_later", max(_between(seen.connections, start + 60), default=0), "connections"
+    )
+    yield Figure("memory_growth", round(last / first - 1, 4), "of it", GOAL_GROWTH, False)
 
 
 def _between(series: Sequence[tuple[float, Any]], since: float, until: float = math.inf) -> list[Any]:

@@ -11,11 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.cases.stages.arrivals import poisson
-from bench.cases.stages.home import INSIDE, LARGE, SMALL, TWO, Home
-from bench.cases.stages.lab import Answered, Lab, changes, in_order, opened, requests_of, seconds_of
-from bench.cases.stages.plan import Plan, Report
-from bench.cases.stages.tasks import TaskRows
-from bench.harness.report import Row
+from bench.cases.stages.home import INSIDE, LARGE, SMALL, TWO, TaskHome
+from bench.cases.stages.lab import Answered, EngineLab, changes, in_order, opened, requests_of, seconds_of
+from bench.cases.stages.plan import ProgressReport, StagesPlan
+from bench.cases.stages.tasks import StageRows
+from bench.harness.report import Figure
 from hmi.core import ModelId
 from hmi.engine import Engine
 from hmi.stages.cascade.report import CascadeReport
@@ -26,7 +26,7 @@ MEAN_GOAL, LOSS_GOAL, RETURNED_GOAL = -0.21, -0.01, 0.49
 
 
 @dataclass
-class Arm:
+class CascadeArm:
     """The answers and times of one arm."""
 
     model: ModelId
@@ -44,15 +44,15 @@ class Arm:
         return np.array([answer.label == label for answer, label in zip(self.answers, gold, strict=True)])
 
 
-def measure(plan: Plan, home: Home, report: Report) -> Iterator[Row]:
+def measure(plan: StagesPlan, home: TaskHome, report: ProgressReport) -> Iterator[Figure]:
     if plan.small is None:
         why = "no second root: name one with --small"
-        yield Row("cascade_of_two_roots", None, "of large's", why=why)
+        yield Figure("cascade_of_two_roots", None, "of large's", why=why)
     for task in home.tasks:
         yield from asyncio.run(_task(plan, home, task, report))
 
 
-async def _task(plan: Plan, home: Home, task: TaskRows, report: Report) -> list[Row]:
+async def _task(plan: StagesPlan, home: TaskHome, task: StageRows, report: ProgressReport) -> list[Figure]:
     two = plan.small is not None
     models = {name: home.model(task, name) for name in (LARGE, INSIDE, *([TWO] if two else []))}
     opens = [home.model(task, name) for name in (LARGE, *([SMALL] if two else []))]
@@ -62,7 +62,7 @@ async def _task(plan: Plan, home: Home, task: TaskRows, report: Report) -> list[
             lab.agree(model, None if name == LARGE else AGREEMENT)
         report.say(f"cascade: {task.name}")
         async with lab.pair() as (plain, staged):
-            arms = {name: Arm(m, plain if name == LARGE else staged) for name, m in models.items()}
+            arms = {name: CascadeArm(m, plain if name == LARGE else staged) for name, m in models.items()}
             await _ask(lab, arms, task.asked[: plan.cascade_warm + plan.golds])
             for arm in arms.values():
                 record = lab.record(arm.model)
@@ -72,7 +72,7 @@ async def _task(plan: Plan, home: Home, task: TaskRows, report: Report) -> list[
         return list(_figures(task.name, lab.depth(models[LARGE]), arms, gold))
 
 
-async def _ask(lab: Lab, arms: Mapping[str, Arm], texts: Sequence[str]) -> None:
+async def _ask(lab: EngineLab, arms: Mapping[str, CascadeArm], texts: Sequence[str]) -> None:
     """Open the gates with the first texts, then let all arms answer the others, chunk by chunk in turn."""
     plan, large = lab.plan, arms[LARGE]
     rate = await lab.rate(large.model, texts)
@@ -88,24 +88,24 @@ async def _ask(lab: Lab, arms: Mapping[str, Arm], texts: Sequence[str]) -> None:
             arm.cpu_s += asked.cpu_s
 
 
-def _figures(task: str, layers: int, arms: Mapping[str, Arm], gold: Sequence[str]) -> Iterator[Row]:
+def _figures(task: str, layers: int, arms: Mapping[str, CascadeArm], gold: Sequence[str]) -> Iterator[Figure]:
     """Each arm's accuracy, latency and share of early answers, beside the large level's."""
     large, count = arms[LARGE], len(gold)
     full = large.right(gold)
-    yield Row(f"{task}_large_accuracy", round(float(full.mean()), 4), "of texts", runs=count)
+    yield Figure(f"{task}_large_accuracy", round(float(full.mean()), 4), "of texts", runs=count)
     for name, arm in arms.items():
         if name == LARGE:
             continue
         label, right = f"{task}_{name}", arm.right(gold)
         loss = round(float(right.mean() - full.mean()), 4)
-        yield Row(f"{label}_accuracy_change", loss, "of texts", LOSS_GOAL, runs=count)
+        yield Figure(f"{label}_accuracy_change", loss, "of texts", LOSS_GOAL, runs=count)
         same = np.mean([a.label == b.label for a, b in zip(arm.answers, large.answers, strict=True)])
-        yield Row(f"{label}_agreement", round(float(same), 4), "of answers", AGREEMENT, runs=count)
+        yield Figure(f"{label}_agreement", round(float(same), 4), "of answers", AGREEMENT, runs=count)
         yield from changes(label, seconds_of(large.answers), seconds_of(arm.answers), {"mean": MEAN_GOAL})
-        yield Row(f"{label}_cpu_change", round(arm.cpu_s / large.cpu_s - 1, 4), "of large's")
+        yield Figure(f"{label}_cpu_change", round(arm.cpu_s / large.cpu_s - 1, 4), "of large's")
         early = np.array([_early(answer, layers) for answer in arm.answers])
         share, state = round(float(early.mean()), 4), _state(arm, layers)
-        yield Row(f"{label}_answered_early", share, "of texts", RETURNED_GOAL, runs=count, peer=state)
+        yield Figure(f"{label}_answered_early", share, "of texts", RETURNED_GOAL, runs=count, peer=state)
 
 
 def _early(answer: Answered, layers: int) -> bool:
@@ -113,7 +113,7 @@ def _early(answer: Answered, layers: int) -> bool:
     return answer.level == "small" or (answer.level is None and answer.layers < layers)
 
 
-def _state(arm: Arm, layers: int) -> str:
+def _state(arm: CascadeArm, layers: int) -> str:
     """The state of an arm's cascade at the end, and when it first answered early."""
     found, answers = arm.report, [*arm.warm, *arm.answers]
     if found is None:

@@ -36,9 +36,9 @@ def stages(session: CliSession, sets: Path, quick: bool, **wanted: Any) -> Rows:
     """
     session.may_start_jobs()
     from bench.cases.stages.home import measured
-    from bench.cases.stages.plan import QUICK, Plan
+    from bench.cases.stages.plan import QUICK, StagesPlan
 
-    plan = Plan(sets, **{**(QUICK if quick else {}), **given(wanted)})
+    plan = StagesPlan(sets, **{**(QUICK if quick else {}), **given(wanted)})
     with _progress() as report:
         yield from measured(plan, session.settings().data, report)
 

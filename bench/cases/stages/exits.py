@@ -11,12 +11,12 @@ from typing import Final
 import numpy as np
 
 from bench.cases.stages.arrivals import Seconds, poisson, read_trace, traced
-from bench.cases.stages.home import SHUFFLED, Home
-from bench.cases.stages.lab import Answered, Lab, changes, in_order, opened, requests_of, seconds_of
-from bench.cases.stages.plan import Plan, Report
-from bench.cases.stages.records import Records, recorded
-from bench.cases.stages.tasks import TaskRows, drifted
-from bench.harness.report import Row
+from bench.cases.stages.home import SHUFFLED, TaskHome
+from bench.cases.stages.lab import Answered, EngineLab, changes, in_order, opened, requests_of, seconds_of
+from bench.cases.stages.plan import ProgressReport, StagesPlan
+from bench.cases.stages.records import RampRecords, recorded
+from bench.cases.stages.tasks import StageRows, drifted
+from bench.harness.report import Figure
 from hmi.core import ModelId
 from hmi.stages.early_exit.report import ExitReport
 
@@ -35,7 +35,7 @@ PACES: Final = ("poisson", "bursty")
 
 
 @dataclass
-class Streamed:
+class StreamedAnswers:
     """The answers of two arms to one stream."""
 
     staged: list[Answered] = field(default_factory=list)
@@ -50,12 +50,12 @@ class Streamed:
     """The stage's report at the end; None if the stage is off."""
 
 
-def measure(plan: Plan, home: Home, report: Report) -> Iterator[Row]:
+def measure(plan: StagesPlan, home: TaskHome, report: ProgressReport) -> Iterator[Figure]:
     for task in home.tasks:
         yield from asyncio.run(_task(plan, home, task, report))
 
 
-async def _task(plan: Plan, home: Home, task: TaskRows, report: Report) -> list[Row]:
+async def _task(plan: StagesPlan, home: TaskHome, task: StageRows, report: ProgressReport) -> list[Figure]:
     model, shuffled, still = home.model(task), home.model(task, SHUFFLED), task.asked
     async with opened(plan, home, report, [model]) as lab:
         report.say(f"exits: {task.name}, records of every ramp")
@@ -66,7 +66,7 @@ async def _task(plan: Plan, home: Home, task: TaskRows, report: Report) -> list[
         known = {"stationary": records, "drift": await recorded(lab, model, moved)}
         rate, stamps = await lab.rate(model, still), read_trace(plan.traces)
         lab.agree(model, AGREEMENT)
-        rows = [Row(f"{task.name}_arrivals", round(rate, 1), "texts a second")]
+        rows = [Figure(f"{task.name}_arrivals", round(rate, 1), "texts a second")]
         for name, texts in (("stationary", still), ("drift", moved)):
             report.say(f"exits: {task.name}, {name} stream of {len(texts)} texts")
             found = await _streamed(lab, model, texts, rate, stamps)
@@ -78,7 +78,7 @@ async def _task(plan: Plan, home: Home, task: TaskRows, report: Report) -> list[
             asked = await lab.closed(staged, requests_of(shuffled, still, "shuffled"))
         share = np.mean([answer.layers < lab.depth(model) for answer in asked.answers])
     name, left = f"{task.name}_shuffled_ramps_left", round(float(share), 4)
-    return [*rows, Row(name, left, "of texts", SHUFFLED_GOAL, False, len(still))]
+    return [*rows, Figure(name, left, "of texts", SHUFFLED_GOAL, False, len(still))]
 
 
 def mixed(texts: Sequence[str], hard: Sequence[str]) -> list[str]:
@@ -87,30 +87,30 @@ def mixed(texts: Sequence[str], hard: Sequence[str]) -> list[str]:
     return [draw.choice(hard) if hard and draw.random() < HARD else text for text in texts]
 
 
-def _misled(plan: Plan, records: Records) -> np.ndarray:
+def _misled(plan: StagesPlan, records: RampRecords) -> np.ndarray:
     """[texts]: those behind the window that static thresholds would let leave with another answer."""
     seen = min(WINDOW, plan.warm)
     return records.misled(seen, 1 - AGREEMENT) & (np.arange(len(records.labels)) >= seen)
 
 
-def static(name: str, plan: Plan, records: Records) -> Iterator[Row]:
+def static(name: str, plan: StagesPlan, records: RampRecords) -> Iterator[Figure]:
     """The agreement that thresholds would have that were tuned on the window: on the rest of the stream, and
     from the drift on. No text is asked."""
     wrong, seen = _misled(plan, records), min(WINDOW, plan.warm)
     for part, since, goal in (("", seen, AGREEMENT), ("_after_drift", plan.drift_at, None)):
         if part == "" or name.endswith("drift"):
             agreement = round(1 - float(wrong[since:].mean()), 5)
-            yield Row(
+            yield Figure(
                 f"{name}_static_agreement{part}", agreement, "of answers", goal, runs=len(wrong) - since
             )
 
 
 async def _streamed(
-    lab: Lab, model: ModelId, texts: Sequence[str], rate: float, stamps: Seconds | None
-) -> Streamed:
+    lab: EngineLab, model: ModelId, texts: Sequence[str], rate: float, stamps: Seconds | None
+) -> StreamedAnswers:
     """Ask a stream. The first `plan.warm` texts go to the arm with stages alone, as fast as it answers; of
     the others each chunk goes to both, with the same arrivals."""
-    plan, found, requests = lab.plan, Streamed(), requests_of(model, texts, "stream")
+    plan, found, requests = lab.plan, StreamedAnswers(), requests_of(model, texts, "stream")
     async with lab.pair() as (plain, staged):
         await lab.closed(plain, requests[: plan.callers])  # loads the model
         found.staged += (await lab.closed(staged, requests[: plan.warm])).answers
@@ -128,26 +128,28 @@ async def _streamed(
     return found
 
 
-def _figures(name: str, plan: Plan, found: Streamed, records: Records) -> Iterator[Row]:
+def _figures(name: str, plan: StagesPlan, found: StreamedAnswers, records: RampRecords) -> Iterator[Figure]:
     """Agreement with the full model over the whole stream, who left, and changes of latency and CPU."""
     texts, layers = len(found.staged), np.array([answer.layers for answer in found.staged])
     wrong = sum(a.label != full for a, full in zip(found.staged, records.labels, strict=True))
     about = f"{wrong} other answers"
-    yield Row(f"{name}_agreement", round(1 - wrong / texts, 5), "of answers", AGREEMENT, True, texts, about)
+    yield Figure(
+        f"{name}_agreement", round(1 - wrong / texts, 5), "of answers", AGREEMENT, True, texts, about
+    )
     plain = sum(a.label != full for a, full in zip(found.plain, records.labels[plan.warm :], strict=True))
-    yield Row(f"{name}_without_stages_unlike_recorded", plain, "answers", 0, False, len(found.plain))
+    yield Figure(f"{name}_without_stages_unlike_recorded", plain, "answers", 0, False, len(found.plain))
     early = layers < records.layers
     if early.any():
         first = int(early.argmax())
-        yield Row(f"{name}_first_left", first, "text")
-        yield Row(f"{name}_left_since_first", round(float(early[first:].mean()), 4), "of texts")
+        yield Figure(f"{name}_first_left", first, "text")
+        yield Figure(f"{name}_left_since_first", round(float(early[first:].mean()), 4), "of texts")
     else:
-        yield Row(f"{name}_first_left", None, "text", why="no text left early")
+        yield Figure(f"{name}_first_left", None, "text", why="no text left early")
     if found.report is not None:
         state = f"{found.report.state}, sites {list(found.report.sites)}, {found.report.alarms} alarms"
-        yield Row(f"{name}_audits", found.report.audits, "texts", peer=state)
+        yield Figure(f"{name}_audits", found.report.audits, "texts", peer=state)
     cpu = found.cpu_s["staged"] / found.cpu_s["plain"] - 1
-    yield Row(f"{name}_cpu_change", round(cpu, 4), "of none's", runs=len(found.plain))
+    yield Figure(f"{name}_cpu_change", round(cpu, 4), "of none's", runs=len(found.plain))
     base, mine = seconds_of(found.plain), seconds_of(found.staged[plan.warm :])
     yield from changes(name, base, mine, GOALS if name.endswith("stationary") else {})
     for pace in PACES:

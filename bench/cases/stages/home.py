@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 
-from bench.cases.stages.plan import SECTIONS, Plan, Report
-from bench.cases.stages.tasks import TaskRows, load
+from bench.cases.stages.plan import SECTIONS, ProgressReport, StagesPlan
+from bench.cases.stages.tasks import StageRows, load
 from bench.harness.home import ended
-from bench.harness.report import Row as Figure
+from bench.harness.report import Figure
 from hmi.api.process.local import LocalCalls
 from hmi.config import Settings
 from hmi.core import ModelId, now
@@ -53,13 +53,13 @@ FORMAT = 1
 
 
 @dataclass(frozen=True)
-class Home:
+class TaskHome:
     """A data folder with a tenant for each task. No server runs on it."""
 
     data: Path
-    tasks: tuple[TaskRows, ...]
+    tasks: tuple[StageRows, ...]
 
-    def model(self, task: TaskRows, name: str = LARGE) -> ModelId:
+    def model(self, task: StageRows, name: str = LARGE) -> ModelId:
         return ModelId(named(task.name), name)
 
 
@@ -68,7 +68,7 @@ def named(task: str) -> str:
     return task.replace("_", "-")
 
 
-def measured(plan: Plan, data: Path, report: Report) -> Iterator[Figure]:
+def measured(plan: StagesPlan, data: Path, report: ProgressReport) -> Iterator[Figure]:
     """Measure the plan's sections, in the order of SECTIONS.
 
     data: the data folder, which receives what it lacks of roots, domains and models. Raises InvalidInput,
@@ -82,13 +82,13 @@ def measured(plan: Plan, data: Path, report: Report) -> Iterator[Figure]:
             yield from module.measure(plan, home, report)
 
 
-def build(plan: Plan, data: Path, report: Report) -> Home:
+def build(plan: StagesPlan, data: Path, report: ProgressReport) -> TaskHome:
     """Make what the folder lacks of the plan's roots, domains and models.
 
     Raises InvalidInput if the folder has models of these names that were trained on other rows, HmiError if
     a job fails.
     """
-    home = Home(data, tuple(load(name, plan) for name in plan.tasks))
+    home = TaskHome(data, tuple(load(name, plan) for name in plan.tasks))
     with closing(LocalCalls(Settings.from_env(None, data=data))) as calls:
         making = _Making(calls, plan, home, report)
         roots = {LARGE: plan.root} if plan.small is None else {LARGE: plan.root, SMALL: plan.small}
@@ -115,9 +115,9 @@ class _Making:
     """Makes the parts of a home that it lacks. Each method makes one."""
 
     calls: LocalCalls
-    plan: Plan
-    home: Home
-    report: Report
+    plan: StagesPlan
+    home: TaskHome
+    report: ProgressReport
 
     @property
     def manager(self) -> Manager:
@@ -133,7 +133,7 @@ class _Making:
         self.report.say(f"importing {self.plan.source} as the root {root}")
         run_job(self.calls, "/manage/roots", {"root": root, "source": self.plan.source})
 
-    def domain(self, root: str, task: TaskRows) -> None:
+    def domain(self, root: str, task: StageRows) -> None:
         """Build the PLOT of the texts that the models are trained on. The streams are not among them."""
         domain = f"{root}/{named(task.name)}"
         known = self.calls.request("GET", "/manage/domains")["domains"]
@@ -143,7 +143,7 @@ class _Making:
         texts = [" ".join(str(row.text).split()) for row in (*task.labelled, *task.unlabelled)]
         run_job(self.calls, "/manage/domains", {"domain": domain}, corpus="\n".join(texts))
 
-    def model(self, name: str, root: str, task: TaskRows) -> None:
+    def model(self, name: str, root: str, task: StageRows) -> None:
         model, labelled, unlabelled = self.home.model(task, name), len(task.labelled), len(task.unlabelled)
         about = {"format": FORMAT, "root": root, "labelled": labelled, "unlabelled": unlabelled}
         kept = self.home.data / f"bench-stages-{model}.json"
@@ -164,14 +164,14 @@ class _Making:
         }
         run_job(self.calls, "/manage/models", body, data=_lines(task.labelled))
 
-    def ramps(self, task: TaskRows) -> None:
+    def ramps(self, task: StageRows) -> None:
         """Train the ramps of the task's large model on texts that it was not trained on."""
         model = self.home.model(task)
         if not self.manager.registry.model(model).live.ramps:
             self.report.say(f"training the ramps of {model}")
             run_job(self.calls, f"/manage/models/{model}/ramps", {}, unlabelled=_lines(task.unlabelled))
 
-    def shuffled(self, task: TaskRows) -> None:
+    def shuffled(self, task: StageRows) -> None:
         """Publish the large model with ramps that are trained as the job trains them, but with the answers
         shuffled among the texts. A control: almost no text may leave by them."""
         name, manager = self.home.model(task, SHUFFLED), self.manager
@@ -199,7 +199,7 @@ class _Making:
         changed |= {"version": 0, "job": f"{SHUFFLED}-{version.job}"}
         manager.registry.publish_model(name, version.model_copy(update=changed))
 
-    def tokens(self, task: TaskRows, name: str, of: str) -> None:
+    def tokens(self, task: StageRows, name: str, of: str) -> None:
         """Publish a model under another name, and profile its token adaptation.
 
         Prompts are trained for the small root only, since they take most of the time on a deep one.
@@ -213,7 +213,7 @@ class _Making:
             files["unlabelled"] = _lines(task.unlabelled[:AGREEING])
         run_job(self.calls, f"/manage/models/{model}/tokens", {"prompts": of == SMALL}, **files)
 
-    def cascade(self, task: TaskRows, name: str, small: ModelId | None, of: str = LARGE) -> None:
+    def cascade(self, task: StageRows, name: str, small: ModelId | None, of: str = LARGE) -> None:
         """Publish a model under another name, and profile a cascade for it."""
         model = self._copy(task, name, of)
         if self.manager.registry.model(model).cascade is None:
@@ -224,7 +224,7 @@ class _Making:
     def _has(self, model: ModelId) -> bool:
         return model in {ModelId(one.tenant, one.name) for one in self.manager.registry.models()}
 
-    def _copy(self, task: TaskRows, name: str, of: str) -> ModelId:
+    def _copy(self, task: StageRows, name: str, of: str) -> ModelId:
         """Publish the live version of one of a task's models under another name."""
         model, registry = self.home.model(task, name), self.manager.registry
         if not self._has(model):

@@ -12,10 +12,10 @@ from typing import Final
 
 import numpy as np
 
-from bench.cases.stages.home import LARGE, SHUFFLED, Home
+from bench.cases.stages.home import LARGE, SHUFFLED, TaskHome
 from bench.cases.stages.lab import Switched, opened
-from bench.cases.stages.plan import Plan, Report
-from bench.harness.report import Row
+from bench.cases.stages.plan import ProgressReport, StagesPlan
+from bench.harness.report import Figure
 from hmi.core import ModelId
 from hmi.engine import TextRequest, TextResult
 from hmi.execution.base import Hook
@@ -71,11 +71,11 @@ class Forced(Switched):
         return [ExitHook(batch, asked, measured)] if asked else []
 
 
-def measure(plan: Plan, home: Home, report: Report) -> Iterator[Row]:
+def measure(plan: StagesPlan, home: TaskHome, report: ProgressReport) -> Iterator[Figure]:
     yield from asyncio.run(_measured(plan, home, report))
 
 
-async def _measured(plan: Plan, home: Home, report: Report) -> list[Row]:
+async def _measured(plan: StagesPlan, home: TaskHome, report: ProgressReport) -> list[Figure]:
     """Ask decisions at random, in calls of several, from several callers at once, and compare each answer
     with that of its own model and text, alone, at the same site."""
     models = {home.model(task, name): task for task in home.tasks for name in (LARGE, SHUFFLED)}
@@ -110,10 +110,10 @@ async def _measured(plan: Plan, home: Home, report: Report) -> list[Row]:
         await asyncio.gather(*map(caller, range(max(1, plan.callers // TEXTS_A_CALL))))
     about = f"{len(models)} models of {len(home.tasks)} tasks"
     return [
-        Row("isolation_answers", answers, "answers", peer=about),
-        Row("isolation_left_early", round(early / answers, 4), "of texts", runs=answers),
-        Row("isolation_wrong", wrong, "answers", 0, False, answers),
-        Row("isolation_largest_difference", float(f"{largest:.2g}"), "of a score", TOLERANCE, False),
+        Figure("isolation_answers", answers, "answers", peer=about),
+        Figure("isolation_left_early", round(early / answers, 4), "of texts", runs=answers),
+        Figure("isolation_wrong", wrong, "answers", 0, False, answers),
+        Figure("isolation_largest_difference", float(f"{largest:.2g}"), "of a score", TOLERANCE, False),
     ]
 
 

@@ -13,9 +13,9 @@ import numpy as np
 
 from bench.cases.serve.engine import Serving, by_callers, chosen, serving
 from bench.cases.stages.arrivals import Seconds
-from bench.cases.stages.home import LARGE, Home
-from bench.cases.stages.plan import Plan, Report
-from bench.harness.report import Row
+from bench.cases.stages.home import LARGE, TaskHome
+from bench.cases.stages.plan import ProgressReport, StagesPlan
+from bench.harness.report import Figure
 from hmi.core import ModelId, ModelRecord, Objective
 from hmi.engine import Engine, TextRequest, TextResult
 from hmi.engine.admit.bundles import Bundles, Upper
@@ -28,8 +28,7 @@ from hmi.stages.early_exit.report import ExitReport
 from hmi.stages.early_exit.stage import EarlyExit
 from hmi.stages.planner import Planner, RoundRobin
 from hmi.stages.planning.cost import Cost
-from hmi.stages.planning.profile import READS, cost_of
-from hmi.stages.planning.profile import Lab as StageLab
+from hmi.stages.planning.profile import READS, Lab, cost_of
 from hmi.stages.token_adaptation.stage import TokenAdaptation
 from hmi.stores.layout import Layout
 from hmi.stores.profiles import StageProfiles
@@ -62,7 +61,7 @@ class Answered:
 
 
 @dataclass(frozen=True)
-class Asked:
+class AnsweredRun:
     """The answers of one run, in the requests' order."""
 
     answers: list[Answered]
@@ -89,7 +88,7 @@ class Switched:
         return Effect(rows=(1.0,) * shape.layers)
 
 
-class Shared(Bundles):
+class SharedBundles(Bundles):
     """Bundles that several engines use: they stay open when an engine stops."""
 
     def close(self) -> None:
@@ -100,13 +99,13 @@ class Shared(Bundles):
 
 
 @dataclass(frozen=True)
-class Lab:
+class EngineLab:
     """A home whose roots are in memory. Engines that it starts share them, and nothing else."""
 
     serving: Serving
-    plan: Plan
-    home: Home
-    report: Report
+    plan: StagesPlan
+    home: TaskHome
+    report: ProgressReport
 
     @asynccontextmanager
     async def engine(self, planner: Planner | None = None, **settings: Any) -> AsyncIterator[Engine]:
@@ -129,23 +128,23 @@ class Lab:
         async with self.engine(RoundRobin()) as plain, self.engine(stages) as staged:
             yield plain, staged
 
-    async def closed(self, engine: Engine, requests: Sequence[TextRequest]) -> Asked:
+    async def closed(self, engine: Engine, requests: Sequence[TextRequest]) -> AnsweredRun:
         """Let the plan's callers ask the requests in their order. Each waits for its answer before it asks
         the next."""
         now = asyncio.get_running_loop().time
         asks = by_callers(self.plan.callers, requests, lambda request: _answered(engine, request, now()))
         return await self._timed(asks)
 
-    async def paced(self, engine: Engine, requests: Sequence[TextRequest], arrivals: Seconds) -> Asked:
+    async def paced(self, engine: Engine, requests: Sequence[TextRequest], arrivals: Seconds) -> AnsweredRun:
         """Ask each request at its time, whether others are answered or not, and wait for the last answer."""
         return await self._timed(at_times(arrivals, lambda i, due: _answered(engine, requests[i], due)))
 
-    async def _timed(self, asks: Awaitable[list[Answered]]) -> Asked:
+    async def _timed(self, asks: Awaitable[list[Answered]]) -> AnsweredRun:
         begun, cpu = time.monotonic(), time.process_time()
         answers = await asks
         seconds, cpu = time.monotonic() - begun, time.process_time() - cpu
         self.report.did(len(answers))
-        return Asked(answers, seconds, cpu)
+        return AnsweredRun(answers, seconds, cpu)
 
     async def rate(self, model: ModelId, texts: Sequence[str]) -> float:
         """The texts a second of paced streams: LOAD of what an engine without stages answers."""
@@ -197,7 +196,7 @@ class Lab:
         assert isinstance(upper.executor, Chosen), "as for each root of a server"
         root, kept = (live.root, live.root_version), StageProfiles(Layout(self.home.data))
         upper.executor.settle()
-        lab = StageLab(TokenAdaptation(), upper.executor, root, upper.root.info.shape, upper.root.max_length)
+        lab = Lab(TokenAdaptation(), upper.executor, root, upper.root.info.shape, upper.root.max_length)
         found = lab.known(kept)
         if found is None:
             found = lab.measure()
@@ -207,12 +206,14 @@ class Lab:
 
 
 @asynccontextmanager
-async def opened(plan: Plan, home: Home, report: Report, models: Sequence[ModelId]) -> AsyncIterator[Lab]:
+async def opened(
+    plan: StagesPlan, home: TaskHome, report: ProgressReport, models: Sequence[ModelId]
+) -> AsyncIterator[EngineLab]:
     """Open a home. Before the context opens, each of `models` has answered, its root's executor is chosen,
     and its objective allows no stage. Raises Conflict if a server or another benchmark runs on the folder."""
-    async with serving(home.data, models[0], Shared) as found:
-        assert isinstance(found.bundles, Shared)
-        lab = Lab(found, plan, home, report)
+    async with serving(home.data, models[0], SharedBundles) as found:
+        assert isinstance(found.bundles, SharedBundles)
+        lab = EngineLab(found, plan, home, report)
         try:
             for model in models:
                 lab.agree(model, None)
@@ -256,13 +257,15 @@ def seconds_of(answers: Sequence[Answered]) -> Seconds:
     return np.array([answer.seconds for answer in answers])
 
 
-def changes(name: str, base: Seconds, mine: Seconds, goals: Mapping[str, float]) -> Iterator[Row]:
+def changes(name: str, base: Seconds, mine: Seconds, goals: Mapping[str, float]) -> Iterator[Figure]:
     """The changes of the latency's median, 95th percentile and mean. goals: the most, for some of these."""
     for figure, of in FIGURES.items():
         a, b = of(base), of(mine)
         about = f"{1e3 * a:.1f} -> {1e3 * b:.1f} ms"
         change = round(b / a - 1, 4)
-        yield Row(f"{name}_{figure}_change", change, "of none's", goals.get(figure), False, len(mine), about)
+        yield Figure(
+            f"{name}_{figure}_change", change, "of none's", goals.get(figure), False, len(mine), about
+        )
 
 
 async def _answered(engine: Engine, request: TextRequest, since: float) -> Answered:

@@ -9,10 +9,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 
-from bench.cases.stages.home import Home
+from bench.cases.stages.home import TaskHome
 from bench.cases.stages.lab import in_order, opened
-from bench.cases.stages.plan import Plan, Report
-from bench.harness.report import Row
+from bench.cases.stages.plan import ProgressReport, StagesPlan
+from bench.harness.report import Figure
 from hmi.engine import Engine, TextRequest
 from hmi.stages.planner import RoundRobin
 
@@ -23,11 +23,11 @@ EACH: Final = 100
 CPU_GOAL: Final = 1.01
 
 
-def measure(plan: Plan, home: Home, report: Report) -> Iterator[Row]:
+def measure(plan: StagesPlan, home: TaskHome, report: ProgressReport) -> Iterator[Figure]:
     yield from asyncio.run(_measured(plan, home, report))
 
 
-async def _measured(plan: Plan, home: Home, report: Report) -> list[Row]:
+async def _measured(plan: StagesPlan, home: TaskHome, report: ProgressReport) -> list[Figure]:
     """Compare engines that should do the same: the bits of answers, and CPU time under load.
 
     The servers' folders are empty, so they find no profile of settings.
@@ -58,8 +58,8 @@ async def _measured(plan: Plan, home: Home, report: Report) -> list[Row]:
         label, median = f"overhead_{name}", round(statistics.median(each), 4)
         about, spread = "bits of every score", f"{min(each):.3f} to {max(each):.3f}"
         rows += [
-            Row(f"{label}_answers_that_differ", differ[name], "answers", 0, False, len(alone), about),
-            Row(f"{label}_cpu", median, "of none's", CPU_GOAL, False, plan.runs, spread),
+            Figure(f"{label}_answers_that_differ", differ[name], "answers", 0, False, len(alone), about),
+            Figure(f"{label}_cpu", median, "of none's", CPU_GOAL, False, plan.runs, spread),
         ]
     return rows
 

@@ -16,7 +16,7 @@ TASKS = ("mag_fields", "pubmed_sections", "subj", "sci_cite")
 """Sets of at least 9,000 rows with short texts, none of which the deep root's distillation has read."""
 
 
-class Report(Protocol):
+class ProgressReport(Protocol):
     """Receives the progress of a run."""
 
     def say(self, what: str) -> None:
@@ -29,7 +29,7 @@ class Report(Protocol):
 
 
 @dataclass(frozen=True)
-class Plan:
+class StagesPlan:
     """The sizes of a run. The defaults give figures."""
 
     sets: Path

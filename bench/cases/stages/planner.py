@@ -22,17 +22,16 @@ import numpy as np
 
 from bench.cases.stages import cascade, tokens
 from bench.cases.stages.arrivals import read_trace
-from bench.cases.stages.home import ADAPTED, ALL, SMALL, Home
-from bench.cases.stages.lab import Lab, opened
-from bench.cases.stages.plan import Plan, Report
-from bench.cases.stages.traffic import Outcome, Traffic, offered
-from bench.harness.report import Row
+from bench.cases.stages.home import ADAPTED, ALL, SMALL, TaskHome
+from bench.cases.stages.lab import EngineLab, opened
+from bench.cases.stages.plan import ProgressReport, StagesPlan
+from bench.cases.stages.traffic import RateTraffic, RequestEnd, offered
+from bench.harness.report import Figure
 from hmi.execution.batch import BatchKey
 from hmi.stages.base import Stage
 from hmi.stages.cascade.stage import CascadeInside
 from hmi.stages.early_exit.stage import EarlyExit
-from hmi.stages.planner import BatchCost, Candidate, Planner, RoundRobin, Waiting
-from hmi.stages.planner import Plan as Chosen
+from hmi.stages.planner import BatchCost, Candidate, Plan, Planner, RoundRobin, Waiting
 from hmi.stages.planning.cost import Cost
 from hmi.stages.planning.group import Price
 from hmi.stages.planning.pareto import ParetoPlanner
@@ -84,14 +83,14 @@ class Timed(ParetoPlanner):
         self.spent_s += time.thread_time() - begun
         return price
 
-    def plan(self, candidates: Sequence[Candidate], now: float) -> Chosen:
+    def plan(self, candidates: Sequence[Candidate], now: float) -> Plan:
         begun = time.thread_time()
         plan = super().plan(candidates, now)
         self.spent_s += time.thread_time() - begun
         self.plans += 1
         return plan
 
-    def learn(self, plan: Chosen, measured: BatchCost) -> None:
+    def learn(self, plan: Plan, measured: BatchCost) -> None:
         begun = time.thread_time()
         super().learn(plan, measured)
         self.spent_s += time.thread_time() - begun
@@ -99,23 +98,23 @@ class Timed(ParetoPlanner):
 
 
 @dataclass(frozen=True)
-class Arm:
+class PlannerArm:
     """A planner, and the name of the models that it is asked."""
 
     planner: Planner
     model: str = ADAPTED
 
 
-Runs = Mapping[str, list[list[Outcome]]]
+Runs = Mapping[str, list[list[RequestEnd]]]
 """[replays] for each arm, by its name."""
 
 
-def measure(plan: Plan, home: Home, report: Report) -> Iterator[Row]:
+def measure(plan: StagesPlan, home: TaskHome, report: ProgressReport) -> Iterator[Figure]:
     for trace in ("poisson", *([] if plan.traces is None else ["bursty"])):
         yield from asyncio.run(_measured(trace, plan, home, report))
 
 
-async def _measured(trace: str, plan: Plan, home: Home, report: Report) -> list[Row]:
+async def _measured(trace: str, plan: StagesPlan, home: TaskHome, report: ProgressReport) -> list[Figure]:
     models = [home.model(task, name) for task in home.tasks for name in (ADAPTED, ALL)]
     small = [home.model(task, SMALL) for task in home.tasks if plan.small is not None]
     async with opened(plan, home, report, [*models, *small]) as lab:
@@ -130,10 +129,10 @@ async def _measured(trace: str, plan: Plan, home: Home, report: Report) -> list[
         paid = [name for name in (EXITS, CASCADES) if utility[name] > utility[NONE]]
         setting = max((NONE, *(each.name for each in MERGE_SETTINGS)), key=utility.__getitem__)
         stages = [stage for name, stage in _gated().items() if name in paid]
-        together = Arm(Fixed(setting, stages, cost_of), ALL if CASCADES in paid else ADAPTED)
+        together = PlannerArm(Fixed(setting, stages, cost_of), ALL if CASCADES in paid else ADAPTED)
         single, timed = max(NONE, EXITS, CASCADES, TOKENS, key=utility.__getitem__), _planner(cost_of)
         arms = {name: arm for name, arm in _alone(cost_of).items() if name in (TODAY, NONE, single)}
-        arms |= {TOGETHER: together, PLANNER: Arm(timed, ALL)}
+        arms |= {TOGETHER: together, PLANNER: PlannerArm(timed, ALL)}
         second = await _replayed(lab, trace, arms, 0)
     tuned = f"{TOGETHER}: {', '.join(paid) or 'no gates'}, {setting}"
     return [
@@ -152,19 +151,19 @@ def _gated() -> dict[str, Stage]:
     return {EXITS: EarlyExit(), CASCADES: CascadeInside()}
 
 
-def _alone(cost_of: CostOf) -> dict[str, Arm]:
+def _alone(cost_of: CostOf) -> dict[str, PlannerArm]:
     """The arms with at most one stage. Each has stages of its own, which learn from its answers alone."""
     return {
-        TODAY: Arm(RoundRobin()),
-        NONE: Arm(Fixed(NONE, [], cost_of)),
-        EXITS: Arm(Fixed(NONE, [EarlyExit()], cost_of)),
-        CASCADES: Arm(Fixed(NONE, [CascadeInside()], cost_of), ALL),
-        **{each.name: Arm(Fixed(each.name, [], cost_of)) for each in MERGE_SETTINGS},
-        TOKENS: Arm(ParetoPlanner([TokenAdaptation()], cost_of)),
+        TODAY: PlannerArm(RoundRobin()),
+        NONE: PlannerArm(Fixed(NONE, [], cost_of)),
+        EXITS: PlannerArm(Fixed(NONE, [EarlyExit()], cost_of)),
+        CASCADES: PlannerArm(Fixed(NONE, [CascadeInside()], cost_of), ALL),
+        **{each.name: PlannerArm(Fixed(each.name, [], cost_of)) for each in MERGE_SETTINGS},
+        TOKENS: PlannerArm(ParetoPlanner([TokenAdaptation()], cost_of)),
     }
 
 
-async def _replayed(lab: Lab, trace: str, arms: Mapping[str, Arm], seed: int) -> Runs:
+async def _replayed(lab: EngineLab, trace: str, arms: Mapping[str, PlannerArm], seed: int) -> Runs:
     """Offer each replay to all arms in turn, in an order that changes, after texts at full speed by which
     gates may open.
 
@@ -172,7 +171,7 @@ async def _replayed(lab: Lab, trace: str, arms: Mapping[str, Arm], seed: int) ->
     """
     lab.report.say(f"planner, {trace}: {', '.join(arms)}")
     stamps = read_trace(lab.plan.traces) if trace == "bursty" else None
-    found: dict[str, list[list[Outcome]]] = {name: [] for name in arms}
+    found: dict[str, list[list[RequestEnd]]] = {name: [] for name in arms}
     async with AsyncExitStack() as stack:
         plain, *engines = [
             await stack.enter_async_context(lab.engine(planner, batch_ms=BATCH_MS))
@@ -183,7 +182,7 @@ async def _replayed(lab: Lab, trace: str, arms: Mapping[str, Arm], seed: int) ->
             await lab.closed(engine, lab.in_turn(lab.plan.planner_warm, "warm", arm.model))
         for replay in range(seed, seed + lab.plan.replays):
             capacity = (await lab.closed(plain, lab.in_turn(CAPACITY_TEXTS, "capacity"))).rate
-            traffic = Traffic(lab, capacity)
+            traffic = RateTraffic(lab, capacity)
             arrivals = traffic.arrivals(stamps, replay)
             first = replay % len(asked)
             for (name, arm), engine in asked[first:] + asked[:first]:
@@ -193,11 +192,11 @@ async def _replayed(lab: Lab, trace: str, arms: Mapping[str, Arm], seed: int) ->
     return found
 
 
-def _utility(outcomes: Sequence[Outcome]) -> float:
+def _utility(outcomes: Sequence[RequestEnd]) -> float:
     return sum(outcome.earned for outcome in outcomes)
 
 
-def figures(label: str, runs: Runs, mine: str, about: str = "") -> Iterator[Row]:
+def figures(label: str, runs: Runs, mine: str, about: str = "") -> Iterator[Figure]:
     """Each arm's utility, answers, accuracy and latencies; and the utility of one arm, divided by each
     other's: the median of the replays."""
     for name, replays in runs.items():
@@ -207,24 +206,24 @@ def figures(label: str, runs: Runs, mine: str, about: str = "") -> Iterator[Row]
         answered, texts = [outcome for outcome in outcomes if outcome.result is not None], len(outcomes)
         share = _utility(outcomes) / sum(outcome.ask.request.utility for outcome in outcomes)
         arm = f"{label}_{name}"
-        yield Row(f"{arm}_utility", round(share, 4), "of all", runs=texts)
-        yield Row(f"{arm}_answered", round(len(answered) / texts, 4), "of texts", runs=texts)
+        yield Figure(f"{arm}_utility", round(share, 4), "of all", runs=texts)
+        yield Figure(f"{arm}_answered", round(len(answered) / texts, 4), "of texts", runs=texts)
         if answered:
             right = round(sum(outcome.right for outcome in answered) / len(answered), 4)
-            yield Row(f"{arm}_accuracy", right, "of answered", runs=len(answered))
+            yield Figure(f"{arm}_accuracy", right, "of answered", runs=len(answered))
             for part in (50, 95):
                 ms = 1e3 * float(np.percentile([outcome.seconds for outcome in answered], part))
-                yield Row(f"{arm}_p{part}", round(ms, 1), "ms", runs=len(answered))
+                yield Figure(f"{arm}_p{part}", round(ms, 1), "ms", runs=len(answered))
         if name != mine:
             pairs = zip(runs[mine], replays, strict=True)
             ratios = [_utility(a) / max(_utility(b), 1e-9) for a, b in pairs]
             spread = f"{min(ratios):.3f} to {max(ratios):.3f}" + (f"; {about}" if name == TOGETHER else "")
             ratio, goal = round(statistics.median(ratios), 4), GOALS.get(name, 1.0)
-            yield Row(f"{label}_{mine}_against_{name}", ratio, "of its", goal, True, len(ratios), spread)
+            yield Figure(f"{label}_{mine}_against_{name}", ratio, "of its", goal, True, len(ratios), spread)
 
 
-def _cost(trace: str, timed: Timed) -> Row:
+def _cost(trace: str, timed: Timed) -> Figure:
     share = round(timed.spent_s / max(timed.batches_s, 1e-9), 5)
     each = 1e6 * timed.spent_s / max(1, timed.plans)
     about = f"{each:.0f} µs for a plan and the prices and lessons it needs"
-    return Row(f"planner_{trace}_cost", share, "of batches' CPU", SHARE_GOAL, False, timed.plans, about)
+    return Figure(f"planner_{trace}_cost", share, "of batches' CPU", SHARE_GOAL, False, timed.plans, about)

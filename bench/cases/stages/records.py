@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bench.cases.stages.lab import Lab, Switched, requests_of
+from bench.cases.stages.lab import EngineLab, Switched, requests_of
 from hmi.core import ModelId
 from hmi.execution.base import Hook, Output
 from hmi.execution.batch import Left, Rows
@@ -21,7 +21,7 @@ from hmi.stages.planner import RoundRobin
 
 
 @dataclass(frozen=True)
-class Records:
+class RampRecords:
     """The records of one model's texts, in their order."""
 
     sites: tuple[int, ...]
@@ -49,7 +49,7 @@ class Records:
         return ~right
 
 
-async def recorded(lab: Lab, model: ModelId, texts: Sequence[str]) -> Records:
+async def recorded(lab: EngineLab, model: ModelId, texts: Sequence[str]) -> RampRecords:
     """Ask a model all texts, as fast as it answers, and record them."""
     stage = Recording()
     async with lab.engine(RoundRobin([stage])) as engine:
@@ -58,11 +58,13 @@ async def recorded(lab: Lab, model: ModelId, texts: Sequence[str]) -> Records:
     rows = [stage.found[f"record-{i}"] for i in range(len(texts))]
     uncertainty = np.array([row.uncertainty for row in rows]).reshape(len(texts), len(sites))
     agrees = np.array([row.agrees for row in rows], np.bool_).reshape(len(texts), len(sites))
-    return Records(sites, lab.depth(model), uncertainty, agrees, [answer.label for answer in asked.answers])
+    return RampRecords(
+        sites, lab.depth(model), uncertainty, agrees, [answer.label for answer in asked.answers]
+    )
 
 
 @dataclass
-class Record:
+class RampRecord:
     """One text's outputs at its ramps, and whether they agree with the last layer's."""
 
     outputs: list[Tensor] = field(default_factory=list)
@@ -76,7 +78,7 @@ class Recording(Switched):
 
     def __init__(self) -> None:
         super().__init__("record")
-        self.found: dict[str, Record] = {}
+        self.found: dict[str, RampRecord] = {}
 
     def hooks(self, setting: Setting, batch: StageBatch) -> Sequence[Hook]:
         return [_Recorder(batch, self.found)]
@@ -85,8 +87,8 @@ class Recording(Switched):
 @dataclass(frozen=True)
 class _Recorder(Hook):
     batch: StageBatch
-    found: dict[str, Record]
-    mine: dict[int, Record] = field(default_factory=dict)
+    found: dict[str, RampRecord]
+    mine: dict[int, RampRecord] = field(default_factory=dict)
 
     @property
     def at(self) -> frozenset[int]:
@@ -95,12 +97,12 @@ class _Recorder(Hook):
     def __call__(self, layer: int, rows: Rows) -> tuple[Rows, Left | None]:
         for text, output in zip(rows.texts, self.batch.ramp(layer, rows, rows.texts), strict=True):
             if output is not None:
-                self.mine.setdefault(text, Record()).outputs.append(output)
+                self.mine.setdefault(text, RampRecord()).outputs.append(output)
         return rows, None
 
     def ended(self, texts: Sequence[int], outputs: list[Output]) -> list[Output]:
         for text, output in zip(texts, outputs, strict=True):
-            record = self.mine.setdefault(text, Record())
+            record = self.mine.setdefault(text, RampRecord())
             if isinstance(output, Tensor):
                 record.uncertainty = [float(of_labels(ramp.numpy())) for ramp in record.outputs]
                 record.agrees = [bool(ramp.argmax() == output.argmax()) for ramp in record.outputs]

@@ -24,9 +24,9 @@ from typing import Any, Final
 import torch
 
 from bench.cases.serve.engine import by_callers, serving
-from bench.cases.stages.home import SMALL, Home, run_job
-from bench.cases.stages.plan import Plan, Report
-from bench.harness.report import Row, median_seconds
+from bench.cases.stages.home import SMALL, TaskHome, run_job
+from bench.cases.stages.plan import ProgressReport, StagesPlan
+from bench.harness.report import Figure, median_seconds
 from hmi.api.process.local import LocalCalls
 from hmi.config import Settings
 from hmi.core import ModelId, Objective
@@ -68,7 +68,7 @@ class Served:
     """The texts' setting of shards; empty for those that ran on exact weights."""
 
 
-def measure(plan: Plan, home: Home, report: Report) -> Iterator[Row]:
+def measure(plan: StagesPlan, home: TaskHome, report: ProgressReport) -> Iterator[Figure]:
     """Make the root's shards by their job, and ask a model behind an emulated disk and without it."""
     task = home.tasks[-1]  # the job measures the models that were published last
     model, texts = home.model(task), task.asked[:TEXTS]
@@ -81,7 +81,7 @@ def measure(plan: Plan, home: Home, report: Report) -> Iterator[Row]:
             layer = sum(store.size(0, s, 32) for s in range(store.shards))
             disk, half = layer / (SKEW * seconds_of_a_layer(store)), store.full_bytes // 2
         peer = f"a full layer takes {SKEW:.2f} times its computation"
-        yield Row("shards_disk", round(disk / 1e6, 1), "MB/s", peer=peer)
+        yield Figure("shards_disk", round(disk / 1e6, 1), "MB/s", peer=peer)
         for name, io in (("bucket", int(disk)), ("plain", 0)):
             report.say(f"shards: the first answer of a cold root, {name} disk")
             first: dict[float | None, list[float]] = {None: [], AGREEMENT: []}
@@ -91,7 +91,7 @@ def measure(plan: Plan, home: Home, report: Report) -> Iterator[Row]:
                     seconds.append(measured(home.data, model, texts[:1], io_bytes_per_s=io).first_s)
             whole, early = statistics.median(first[None]), statistics.median(first[AGREEMENT])
             peer, label = f"{early:.2f} s, full load {whole:.2f} s", f"shards_cold_first_{name}"
-            yield Row(label, round(early / whole, 3), "of a full load", FIRST_GOAL, False, REPEATS, peer)
+            yield Figure(label, round(early / whole, 3), "of a full load", FIRST_GOAL, False, REPEATS, peer)
         report.say("shards: half of the memory")
         warm = None if plan.small is None else home.model(home.tasks[0], SMALL)
         served = partial(measured, home.data, model, warm=warm)
@@ -113,7 +113,7 @@ def seconds_of_a_layer(store: ShardStore) -> float:
     return took / len(refs)
 
 
-def _limited(full: Served, some: Served, exact: Served, half: int) -> Iterator[Row]:
+def _limited(full: Served, some: Served, exact: Served, half: int) -> Iterator[Figure]:
     """Compare processes without a limit, with one of half, and with one for a model that allows no other
     answers."""
     for name, one, goal in (("half", some, AGREEMENT), ("half_exact", exact, 1.0)):
@@ -121,12 +121,12 @@ def _limited(full: Served, some: Served, exact: Served, half: int) -> Iterator[R
         grown = [f"{size >> 20} MiB" for size in (one.grown_bytes, full.grown_bytes, half)]
         peer = f"the process grows by {grown[0]}, in full by {grown[1]}; the limit is {grown[2]}"
         share = round(one.grown_bytes / full.grown_bytes, 3)
-        yield Row(f"shards_{name}_memory", share, "of full", MEMORY_GOAL, False, peer=peer)
+        yield Figure(f"shards_{name}_memory", share, "of full", MEMORY_GOAL, False, peer=peer)
         speed = round(one.texts_per_s / full.texts_per_s, 3)
         peer = f"{one.texts_per_s:.1f} texts/s on {bits}"
-        yield Row(f"shards_{name}_texts", speed, "of full", runs=count, peer=peer)
+        yield Figure(f"shards_{name}_texts", speed, "of full", runs=count, peer=peer)
         same = statistics.mean(a == b for a, b in zip(one.labels, full.labels, strict=False))
-        yield Row(f"shards_{name}_agreement", round(same, 4), "of answers", goal, True, count)
+        yield Figure(f"shards_{name}_agreement", round(same, 4), "of answers", goal, True, count)
 
 
 def _allow(registry: Registry, model: ModelId, agreement: float | None) -> None:

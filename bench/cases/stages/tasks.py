@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.cases.stages.plan import Plan
+from bench.cases.stages.plan import StagesPlan
 from hmi.errors import InvalidInput
 from hmi.training.data.rows import Row, read_labelled_rows
 
@@ -18,7 +18,7 @@ WORD = re.compile(r"\w{3,}")
 
 
 @dataclass(frozen=True)
-class TaskRows:
+class StageRows:
     """The rows of one task, in a fixed order. No row is in two parts."""
 
     name: str
@@ -37,7 +37,7 @@ class TaskRows:
         return [str(row.text) for row in self.stream]
 
 
-def load(name: str, plan: Plan) -> TaskRows:
+def load(name: str, plan: StagesPlan) -> StageRows:
     """Read a set and divide its rows. The stream has the test rows too, which no training sees.
 
     Raises InvalidInput if the set is missing or has too few rows, InvalidData if it is no classification.
@@ -62,7 +62,7 @@ def load(name: str, plan: Plan) -> TaskRows:
         )
     known = {row.label for row in train[:a]}
     stream = [row for row in stream if row.label in known]
-    return TaskRows(name, train[:a], train[a:b], train[b:c], stream[: plan.texts])
+    return StageRows(name, train[:a], train[a:b], train[b:c], stream[: plan.texts])
 
 
 def _rows(folder: Path, part: str) -> list[Row]:

@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from typing import Final
 
 from bench.cases.stages.exits import AGREEMENT
-from bench.cases.stages.home import LARGE, SHUFFLED, Home
+from bench.cases.stages.home import LARGE, SHUFFLED, TaskHome
 from bench.cases.stages.lab import in_order, opened, requests_of
-from bench.cases.stages.plan import Plan, Report
-from bench.cases.stages.tasks import TaskRows
-from bench.harness.report import Row
+from bench.cases.stages.plan import ProgressReport, StagesPlan
+from bench.cases.stages.tasks import StageRows
+from bench.harness.report import Figure
 
 EACH: Final = 200
 """Texts of one repetition, at most."""
@@ -21,13 +21,15 @@ GOAL: Final = 0.99
 """Of the rate without stages, for each task: an exit that does not pay must end switched off."""
 
 
-def measure(plan: Plan, home: Home, report: Report) -> Iterator[Row]:
+def measure(plan: StagesPlan, home: TaskHome, report: ProgressReport) -> Iterator[Figure]:
     for task in home.tasks:
         yield from asyncio.run(_measured(plan, home, task, LARGE, report))
     yield from asyncio.run(_measured(plan, home, home.tasks[0], SHUFFLED, report))
 
 
-async def _measured(plan: Plan, home: Home, task: TaskRows, name: str, report: Report) -> list[Row]:
+async def _measured(
+    plan: StagesPlan, home: TaskHome, task: StageRows, name: str, report: ProgressReport
+) -> list[Figure]:
     """Answers a second with exits, once the stage has seen `plan.saturated` texts, divided by those without.
 
     The stream is asked again from its beginning when it has ended.
@@ -53,7 +55,7 @@ async def _measured(plan: Plan, home: Home, task: TaskRows, name: str, report: R
     state = "no stage" if about is None else f"{about.state}, sites {list(about.sites)}"
     ratio, share = round(statistics.median(ratios), 4), round(left / (plan.runs * each), 4)
     return [
-        Row(f"{label}_throughput", ratio, "of none's", GOAL, runs=plan.runs, peer=state),
-        Row(f"{label}_throughput_cpu", round(statistics.median(cpus), 4), "of none's", runs=plan.runs),
-        Row(f"{label}_throughput_left", share, "of texts", runs=plan.runs * each),
+        Figure(f"{label}_throughput", ratio, "of none's", GOAL, runs=plan.runs, peer=state),
+        Figure(f"{label}_throughput_cpu", round(statistics.median(cpus), 4), "of none's", runs=plan.runs),
+        Figure(f"{label}_throughput_left", share, "of texts", runs=plan.runs * each),
     ]

@@ -10,10 +10,10 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Final
 
-from bench.cases.stages.home import ADAPTED, SMALL_ADAPTED, Home
-from bench.cases.stages.lab import Answered, Lab, Switched, in_order, opened, requests_of
-from bench.cases.stages.plan import Plan, Report
-from bench.harness.report import Row
+from bench.cases.stages.home import ADAPTED, SMALL_ADAPTED, TaskHome
+from bench.cases.stages.lab import Answered, EngineLab, Switched, in_order, opened, requests_of
+from bench.cases.stages.plan import ProgressReport, StagesPlan
+from bench.harness.report import Figure
 from hmi.core import ModelId, ModelVersion, Objective
 from hmi.execution.base import Hook
 from hmi.stages.base import Effect, Setting, Shape, StageBatch
@@ -44,7 +44,7 @@ class Adapted(Switched):
 
 
 @dataclass
-class Found:
+class GammaRun:
     """The answers under one γ, and the CPU time of each chunk of texts."""
 
     answers: list[Answered] = field(default_factory=list)
@@ -55,13 +55,13 @@ class Found:
         return statistics.mean(a.label == b for a, b in zip(self.answers, labels, strict=True))
 
 
-def measure(plan: Plan, home: Home, report: Report) -> Iterator[Row]:
+def measure(plan: StagesPlan, home: TaskHome, report: ProgressReport) -> Iterator[Figure]:
     for name in (ADAPTED, *([] if plan.small is None else [SMALL_ADAPTED])):
         yield from asyncio.run(_root(plan, home, name, report))
 
 
-async def _root(plan: Plan, home: Home, name: str, report: Report) -> list[Row]:
-    models, rows = {home.model(task, name): task for task in home.tasks}, list[Row]()
+async def _root(plan: StagesPlan, home: TaskHome, name: str, report: ProgressReport) -> list[Figure]:
+    models, rows = {home.model(task, name): task for task in home.tasks}, list[Figure]()
     async with opened(plan, home, report, list(models)) as lab:
         for model, task in models.items():
             version = lab.record(model).live
@@ -73,10 +73,10 @@ async def _root(plan: Plan, home: Home, name: str, report: Report) -> list[Row]:
     return rows
 
 
-async def _asked(lab: Lab, model: ModelId, texts: Sequence[str]) -> dict[int, Found]:
+async def _asked(lab: EngineLab, model: ModelId, texts: Sequence[str]) -> dict[int, GammaRun]:
     """The answers by γ, of which γ = 0 comes first. Chunk by chunk each γ has its turn."""
     gammas = [point.gamma for point in lab.record(model).live.tokens]
-    found = {gamma: Found() for gamma in (0, *(g for g in gammas if g))}
+    found = {gamma: GammaRun() for gamma in (0, *(g for g in gammas if g))}
     async with AsyncExitStack() as stack:
         engines = {
             gamma: await stack.enter_async_context(lab.engine(RoundRobin([Adapted(gamma)] if gamma else [])))
@@ -92,22 +92,22 @@ async def _asked(lab: Lab, model: ModelId, texts: Sequence[str]) -> dict[int, Fo
 
 
 def figures(
-    name: str, version: ModelVersion, found: Mapping[int, Found], golds: Sequence[str]
-) -> Iterator[Row]:
+    name: str, version: ModelVersion, found: Mapping[int, GammaRun], golds: Sequence[str]
+) -> Iterator[Figure]:
     """A γ that the model may use must agree, and merging must save time."""
     plain, count = found[0], len(golds)
     labels = [answer.label for answer in plain.answers]
     may = allowed(version, Objective(agreement_under_load=AGREEMENT))
     offered = "the profile offers " + (", ".join(map(str, may)) or "none")
-    yield Row(f"{name}_accuracy", round(plain.same(golds), 4), "of texts", runs=count, peer=offered)
+    yield Figure(f"{name}_accuracy", round(plain.same(golds), 4), "of texts", runs=count, peer=offered)
     for gamma, one in found.items():
         if gamma:
             label = f"{name}_gamma_{gamma}"
             change = round(one.same(golds) - plain.same(golds), 4)
-            yield Row(f"{label}_accuracy_change", change, "of texts", runs=count)
+            yield Figure(f"{label}_accuracy_change", change, "of texts", runs=count)
             goal = AGREEMENT if gamma in may and gamma < 0 else None
-            yield Row(f"{label}_agreement", round(one.same(labels), 4), "of answers", goal, runs=count)
+            yield Figure(f"{label}_agreement", round(one.same(labels), 4), "of answers", goal, runs=count)
             ratios = [a / b for a, b in zip(one.cpu_s, plain.cpu_s, strict=True)]
             spread = f"{min(ratios):.3f} to {max(ratios):.3f}"
             ratio, goal = round(statistics.median(ratios), 4), 1.0 if gamma < 0 else None
-            yield Row(f"{label}_cpu", ratio, "of γ = 0's", goal, False, len(ratios), spread)
+            yield Figure(f"{label}_cpu", ratio, "of γ = 0's", goal, False, len(ratios), spread)

@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 
 from bench.cases.stages.arrivals import Seconds, per_second, piecewise
-from bench.cases.stages.lab import Lab, at_times
+from bench.cases.stages.lab import EngineLab, at_times
 from hmi.engine import Engine, TextRequest, TextResult
 from hmi.errors import HmiError
 
@@ -43,7 +43,7 @@ are of one second there; the utility. The fourth task has the types of the harde
 
 
 @dataclass(frozen=True)
-class Ask:
+class TimedAsk:
     """One request that is to be asked."""
 
     request: TextRequest
@@ -54,10 +54,10 @@ class Ask:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RequestEnd:
     """The end of one request."""
 
-    ask: Ask
+    ask: TimedAsk
     seconds: float
     """From its arrival to its answer or its error."""
     result: TextResult | None
@@ -74,10 +74,10 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Traffic:
+class RateTraffic:
     """The requests of one run after another, at rates in proportion to a capacity."""
 
-    lab: Lab
+    lab: EngineLab
     capacity: float
     """Texts a second without stages, by closed callers."""
 
@@ -99,7 +99,7 @@ class Traffic:
             rates = counts[at] * (LOW + HIGH) / 2 / counts.mean()
         return piecewise(PRESSURE * self.capacity * rates, self.interval_s, seed)
 
-    def asks(self, count: int, seed: int, name: str, model: str) -> list[Ask]:
+    def asks(self, count: int, seed: int, name: str, model: str) -> list[TimedAsk]:
         """Draw [count] requests: each of a random type, with a random text of its task's stream.
 
         name: part of their ids, by which draws within stages are made. model: the name of the models.
@@ -112,18 +112,18 @@ class Traffic:
             row = task.stream[int(draw.integers(len(task.stream)))]
             to, id = home.model(task, model), f"{name}-{seed}-{i}"
             request = TextRequest(to, str(row.text), provenance=True, id=id, utility=utility)
-            found.append(Ask(request, str(row.label), deadline * self.interval_s))
+            found.append(TimedAsk(request, str(row.label), deadline * self.interval_s))
         return found
 
 
-async def offered(engine: Engine, asks: Sequence[Ask], arrivals: Seconds) -> list[Outcome]:
+async def offered(engine: Engine, asks: Sequence[TimedAsk], arrivals: Seconds) -> list[RequestEnd]:
     """Ask each request at its time, whether others are answered or not. Returns after the last has ended."""
     loop = asyncio.get_running_loop()
 
-    async def one(i: int, due: float) -> Outcome:
+    async def one(i: int, due: float) -> RequestEnd:
         result = None
         with suppress(HmiError):  # it is dropped, or too late
             (result,) = await engine.infer([replace(asks[i].request, deadline=due + asks[i].deadline_s)])
-        return Outcome(asks[i], loop.time() - due, result)
+        return RequestEnd(asks[i], loop.time() - due, result)
 
     return await at_times(arrivals, one)

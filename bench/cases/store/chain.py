@@ -12,7 +12,17 @@ from hmi_kernels.lookup.cpu_rows import gather
 from hmi_kernels.lookup.layout import DTYPES, Bytes, header_bytes, pack_keys, roles, scales_at, stride
 from numpy.typing import NDArray
 
-from bench.cases.store.data import LENGTH, VOCAB, Ngrams, Sample, Texts, Vectors, bigrams, distinct, trigrams
+from bench.cases.store.data import (
+    LENGTH,
+    VOCAB,
+    Ngrams,
+    RandomVectors,
+    SourceTexts,
+    Texts,
+    bigrams,
+    distinct,
+    trigrams,
+)
 from plot_store import Reader, Schema, Store, VersionInfo
 from plot_store.segments import format as fmt
 
@@ -62,7 +72,7 @@ class Tables:
         return rows
 
 
-def choose(sample: Sample, seed: int = 3) -> Tables:
+def choose(sample: SourceTexts, seed: int = 3) -> Tables:
     """Return tables with all trigrams of the root's text and the more frequent of the other n-grams."""
     keys = distinct(trigrams(sample.parts[0]))
     root = {
@@ -90,7 +100,7 @@ class Chain:
     def __init__(self, folder: Path, tables: Tables, dim: int) -> None:
         self.tables, self.dim, self.folder = tables, dim, folder
         self.store = Store.open(folder, create=True)
-        vectors, schema = Vectors(dim), Schema(dim=dim, vocab=VOCAB)
+        vectors, schema = RandomVectors(dim), Schema(dim=dim, vocab=VOCAB)
         for ref, ngrams in zip(REFS, tables.versions, strict=True):
             with self.store.writer(ref, schema=schema, build=f"bench-{ref.replace('/', '-')}") as writer:
                 for order, wanted in ngrams.items():

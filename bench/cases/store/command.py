@@ -37,5 +37,5 @@ def store(session: CliSession, quick: bool, **wanted: Any) -> Rows:
     """
     from bench.cases.store import run as measured
 
-    plan = measured.QUICK if quick else measured.Plan()
+    plan = measured.QUICK if quick else measured.StorePlan()
     return measured.run(replace(plan, **given(wanted)), session.data, notes.print)

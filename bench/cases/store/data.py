@@ -46,7 +46,7 @@ Ngrams = NDArray[np.uint32]
 
 
 @dataclass(frozen=True)
-class Sample:
+class SourceTexts:
     """Texts of one source.
 
     The root is built from `parts[0]`, its branches from the others; `unseen` is held out.
@@ -57,7 +57,7 @@ class Sample:
     unseen: Texts
 
 
-def zipf_sample(keys: int, seed: int = 7) -> Sample:
+def zipf_sample(keys: int, seed: int = 7) -> SourceTexts:
     """Return synthetic text whose root has `keys` distinct trigrams, or at most a text's more."""
     rng = np.random.default_rng(seed)
     texts = zipf_texts(max(8, keys * TOKENS_A_KEY // LENGTH), 0, rng)
@@ -65,7 +65,7 @@ def zipf_sample(keys: int, seed: int = 7) -> Sample:
         texts = np.concatenate([texts, zipf_texts(max(8, len(texts) // 4), 0, rng)])
     root = reaching(texts, keys)
     branches = [zipf_texts(max(8, len(root) // BRANCH_SHARE), topic, rng) for topic in range(1, DEPTH)]
-    return Sample("Zipf", (root, *branches), zipf_texts(512, DEPTH - 1, rng))
+    return SourceTexts("Zipf", (root, *branches), zipf_texts(512, DEPTH - 1, rng))
 
 
 def zipf_texts(count: int, topic: int, rng: np.random.Generator) -> Texts:
@@ -86,7 +86,7 @@ def zipf_texts(count: int, topic: int, rng: np.random.Generator) -> Texts:
     return np.ascontiguousarray(texts.T.astype(np.int32))
 
 
-def corpus_sample(path: Path, keys: int) -> Sample:
+def corpus_sample(path: Path, keys: int) -> SourceTexts:
     """Return real text, one document a line, tokenised by the default root.
 
     The root has `keys` distinct trigrams, or those of six tenths of the corpus if these are fewer. Raises
@@ -105,7 +105,7 @@ def corpus_sample(path: Path, keys: int) -> Sample:
         raise InvalidInput(
             f"{path} has too little text to measure with: give some 100,000 words", field="corpus"
         )
-    return Sample(path.name, (reaching(parts[0], keys), *parts[1:DEPTH]), parts[DEPTH])
+    return SourceTexts(path.name, (reaching(parts[0], keys), *parts[1:DEPTH]), parts[DEPTH])
 
 
 def reaching(texts: Texts, keys: int) -> Texts:
@@ -146,7 +146,7 @@ def distinct(ngrams: Ngrams, most: int | None = None) -> Ngrams:
     return unpack_keys(keys[order[:most], None], ngrams.shape[1])
 
 
-class Vectors:
+class RandomVectors:
     """Random vectors for any number of n-grams, drawn once.
 
     Their int8 codes are as incompressible as real ones.

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from bench.cases.store.data import LENGTH, distinct, trigrams
-from bench.harness.report import Row, in_turn, median_ratio
+from bench.harness.report import Figure, in_turn, median_ratio
 from hmi.errors import HmiError
 from plot_store import Reader, Schema, Store
 
@@ -26,7 +26,7 @@ START_S = 60.0
 TEXT = np.random.default_rng(1).integers(1, VOCAB, LENGTH).astype(np.int32)
 
 
-def measure(folder: Path, phase_s: float, phases: int) -> Iterator[Row]:
+def measure(folder: Path, phase_s: float, phases: int) -> Iterator[Figure]:
     """Yield the ratio of a read beside publications to a read alone, in phases that take turns.
 
     A read asks which version is current, opens it if it is new, and looks up one text.
@@ -36,7 +36,7 @@ def measure(folder: Path, phase_s: float, phases: int) -> Iterator[Row]:
     child = context.Process(target=publisher, args=(str(folder), publishing, ended), daemon=True)
     with Store.open(folder, create=True) as store:
         _publish(store, 1)
-        watch = _Watch(store)
+        watch = _RefWatch(store)
         child.start()
         try:
             _await_publication(store, publishing, child)
@@ -52,12 +52,12 @@ def measure(folder: Path, phase_s: float, phases: int) -> Iterator[Row]:
                 child.kill()
             watch.close()
     peer = "the same reader, nothing published meanwhile"
-    yield Row("reader_publishing_over_idle", ratio, "x", 1.1, False, phases, peer, stretch=1.05)
+    yield Figure("reader_publishing_over_idle", ratio, "x", 1.1, False, phases, peer, stretch=1.05)
     about = f"{watch.versions:,} versions seen in {watch.reads:,} reads"
-    yield Row("torn_reads", watch.torn, "reads", 0, False, watch.reads, about, stretch=0)
+    yield Figure("torn_reads", watch.torn, "reads", 0, False, watch.reads, about, stretch=0)
 
 
-class _Watch:
+class _RefWatch:
     """A reader that follows the ref and checks each answer against the version it must be of."""
 
     def __init__(self, store: Store) -> None:
@@ -133,7 +133,7 @@ def _await_publication(store: Store, publishing: Event, child: SpawnProcess) -> 
     publishing.clear()
 
 
-def _while(publishing: Event, watch: _Watch, seconds: float) -> float:
+def _while(publishing: Event, watch: _RefWatch, seconds: float) -> float:
     publishing.set()
     try:
         return watch.phase(seconds)

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from bench.cases.store.chain import BATCH, SCALES, Chain, look_up, summed
 from bench.cases.store.data import LENGTH, trigrams
 from bench.cases.store.writing import build_rows
-from bench.harness.report import Row, in_turn, median_seconds, paired_ratio, rotating, seconds
+from bench.harness.report import Figure, in_turn, median_seconds, paired_ratio, rotating, seconds
 from hmi.errors import Unavailable
 from plot_store.ground.files import folder_bytes
 
@@ -35,7 +35,7 @@ WARM = 24
 """Batches that a mode is timed with."""
 
 
-class Peer(Protocol):
+class StorePeer(Protocol):
     """A key-value store in a folder. Rows are put once, in the order of their keys; `finish` syncs them."""
 
     name: str
@@ -164,7 +164,7 @@ class MemmapDict:
         del self._mapped
 
 
-PEERS: tuple[Callable[[Path, int, int], Peer], ...] = (Lmdb, RocksDb, MemmapDict)
+PEERS: tuple[Callable[[Path, int, int], StorePeer], ...] = (Lmdb, RocksDb, MemmapDict)
 
 
 def _joined(values: Sequence[Any], row_bytes: int) -> Bytes:
@@ -172,7 +172,7 @@ def _joined(values: Sequence[Any], row_bytes: int) -> Bytes:
     return np.frombuffer(b"".join(values), np.uint8).reshape(-1, row_bytes)
 
 
-def measure(chain: Chain, folder: Path, runs: int) -> Iterator[Row]:
+def measure(chain: Chain, folder: Path, runs: int) -> Iterator[Figure]:
     """Measure each peer in turn, deleting its files before the next is built."""
     root, dim = chain.tables.root, chain.dim
     ours = build_rows(folder / "ours", root, dim)
@@ -182,21 +182,21 @@ def measure(chain: Chain, folder: Path, runs: int) -> Iterator[Row]:
         try:
             peer = make(at, len(root), SCALES + chain.rows().vectors_bytes)
         except Unavailable as error:
-            yield Row(f"{slug}_d{dim}", None, "x", why=error.message)
+            yield Figure(f"{slug}_d{dim}", None, "x", why=error.message)
             continue
         about = f"{peer.name}, given quantised rows; ours quantises float32, too"
         try:
             spent = fill(peer, chain)
             yield from _compared(peer, slug, chain, runs)
-            yield Row(f"{slug}_build_time_over_ours_d{dim}", spent / ours.seconds, "x", runs=1, peer=about)
+            yield Figure(f"{slug}_build_time_over_ours_d{dim}", spent / ours.seconds, "x", runs=1, peer=about)
             size = folder_bytes(at) / ours.bytes
-            yield Row(f"{slug}_bytes_over_ours_d{dim}", size, "x", runs=1, peer=about)
+            yield Figure(f"{slug}_bytes_over_ours_d{dim}", size, "x", runs=1, peer=about)
         finally:
             peer.close()
             shutil.rmtree(at)
 
 
-def fill(peer: Peer, chain: Chain) -> float:
+def fill(peer: StorePeer, chain: Chain) -> float:
     """Put every trigram row of the root into the peer, sorted by key. Returns the peer's own wall seconds."""
     numbers = pack_keys(chain.tables.root)[:, 0]
     order, rows, spent = np.argsort(numbers), chain.rows(), 0.0
@@ -213,7 +213,7 @@ def keys_of(numbers: NDArray[np.uint64]) -> Keys:
     return [raw[i : i + 8] for i in range(0, len(raw), 8)]
 
 
-def _compared(peer: Peer, slug: str, chain: Chain, runs: int) -> Iterator[Row]:
+def _compared(peer: StorePeer, slug: str, chain: Chain, runs: int) -> Iterator[Figure]:
     """Compare the peer's fastest mode with the fused look-up: for the rows alone, and for a look-up's sum."""
     t, dim, count = chain.tables, chain.dim, len(chain.tables.batches)
     batches = [keys_of(pack_keys(trigrams(tokens.reshape(-1, LENGTH)))[:, 0]) for tokens in t.batches]
@@ -224,13 +224,13 @@ def _compared(peer: Peer, slug: str, chain: Chain, runs: int) -> Iterator[Row]:
     sums = paired_ratio(rotating(lambda i: summed(read(batches[i]), dim), count), fused, runs)
     goal, stretch = (8.0, 10.0) if isinstance(peer, Lmdb) else (None, None)
     about = f"{peer.name} ({name}), rows gathered only, over the fused look-up, rows summed"
-    yield Row(f"{slug}_rows_over_fused_d{dim}", rows, "x", goal, True, runs, about, stretch=stretch)
+    yield Figure(f"{slug}_rows_over_fused_d{dim}", rows, "x", goal, True, runs, about, stretch=stretch)
     about = f"{peer.name} ({name}) and numpy for the sum"
-    yield Row(f"{slug}_sums_over_fused_d{dim}", sums, "x", runs=runs, peer=about)
+    yield Figure(f"{slug}_sums_over_fused_d{dim}", sums, "x", runs=runs, peer=about)
     yield _speed(slug, chain, lambda i: read(batches[i]), runs)
 
 
-def fastest(peer: Peer, batches: list[Keys]) -> tuple[str, Gather]:
+def fastest(peer: StorePeer, batches: list[Keys]) -> tuple[str, Gather]:
     """Return a peer's fastest mode, by the median of some batches after all have warmed its caches."""
     modes = peer.modes()
     for read in modes.values():
@@ -245,6 +245,6 @@ def fastest(peer: Peer, batches: list[Keys]) -> tuple[str, Gather]:
     return best, modes[best]
 
 
-def _speed(name: str, chain: Chain, work: Callable[[int], object], runs: int) -> Row:
+def _speed(name: str, chain: Chain, work: Callable[[int], object], runs: int) -> Figure:
     took = median_seconds(rotating(work, len(chain.tables.batches)), runs)
-    return Row(f"{name}_lookups_d{chain.dim}", round(BATCH / took), "/s", runs=runs)
+    return Figure(f"{name}_lookups_d{chain.dim}", round(BATCH / took), "/s", runs=runs)

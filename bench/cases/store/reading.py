@@ -15,13 +15,21 @@ from numpy.typing import NDArray
 from bench.cases.store.chain import BATCH, OFFSETS, REFS, TEXTS_AT_ONCE, Chain, look_up, summed
 from bench.cases.store.data import LENGTH
 from bench.harness.page_cache import drop_folder
-from bench.harness.report import Row, in_turn, median_ratio, median_seconds, paired_ratio, rotating, seconds
+from bench.harness.report import (
+    Figure,
+    in_turn,
+    median_ratio,
+    median_seconds,
+    paired_ratio,
+    rotating,
+    seconds,
+)
 from plot_store import Reader
 
 GATHER = "a prefetching gather of one trigram row a token"
 
 
-def measure(chain: Chain, runs: int) -> Iterator[Row]:
+def measure(chain: Chain, runs: int) -> Iterator[Figure]:
     """Yield the look-up rows of one chain. Every row has been read and checked once before it is timed."""
     t, dim = chain.tables, chain.dim
     hits, count = t.batches, len(t.batches)
@@ -38,12 +46,12 @@ def measure(chain: Chain, runs: int) -> Iterator[Row]:
         value = paired_ratio(rotating(work, len(batches)), rotating(plain, count, count // 2), runs)
         peer = f"{GATHER}; {served(reader, batches)}"
         row = f"fused_over_gather_{name}_d{dim}"
-        yield Row(row, value, "x", goals[0], False, runs, peer, stretch=goals[1])
+        yield Figure(row, value, "x", goals[0], False, runs, peer, stretch=goals[1])
         if one_text_goals is not None:
             goal, stretch = one_text_goals if dim == 384 else (None, None)  # the goals were set at d = 384
             took = one_text(reader, batches, runs)
-            yield Row(f"one_text_{name}_d{dim}", took, "µs", goal, False, runs, stretch=stretch)
-    yield Row(f"first_use_over_later_d{dim}", first, "x", peer="the same look-ups again")
+            yield Figure(f"one_text_{name}_d{dim}", took, "µs", goal, False, runs, stretch=stretch)
+    yield Figure(f"first_use_over_later_d{dim}", first, "x", peer="the same look-ups again")
 
 
 def copying(chain: Chain) -> Callable[[int], None]:
@@ -105,7 +113,7 @@ def one_text(reader: Reader, batches: NDArray[np.int32], runs: int) -> float:
     return 1e6 * median_seconds(rotating(sixteen, len(batches)), runs) / TEXTS_AT_ONCE
 
 
-def cold(chain: Chain, runs: int) -> Iterator[Row]:
+def cold(chain: Chain, runs: int) -> Iterator[Figure]:
     """Time two ways to read a batch from the disk, with its pages dropped before each.
 
     This closes the chain's readers for good.
@@ -114,14 +122,14 @@ def cold(chain: Chain, runs: int) -> Iterator[Row]:
     name = f"default_faults_over_cold_lookup_d{chain.dim}"
     why = drop_folder(chain.folder / "segments")
     if why is not None:
-        yield Row(name, None, "x", 10.0, why=why, stretch=20.0)
+        yield Figure(name, None, "x", 10.0, why=why, stretch=20.0)
         return
     ways = {"faults": partial(_default_faults, chain), "lookup": partial(_cold_lookup, chain)}
     count = len(chain.tables.batches)
     times = in_turn({way: rotating(read, count) for way, read in ways.items()}, runs)
     peer = f"a default memory map, {BATCH} rows gathered; wall time"
-    yield Row(name, median_ratio(times, "faults", "lookup"), "x", 10.0, True, runs, peer, stretch=20.0)
-    yield Row(f"cold_lookup_d{chain.dim}", 1e3 * statistics.median(times["lookup"]), "ms", runs=runs)
+    yield Figure(name, median_ratio(times, "faults", "lookup"), "x", 10.0, True, runs, peer, stretch=20.0)
+    yield Figure(f"cold_lookup_d{chain.dim}", 1e3 * statistics.median(times["lookup"]), "ms", runs=runs)
 
 
 def _default_faults(chain: Chain, batch: int) -> float:

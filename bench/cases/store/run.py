@@ -11,7 +11,7 @@ from pathlib import Path
 from bench.cases.store import live, peers, reading, writing
 from bench.cases.store.chain import Chain, Tables, choose
 from bench.cases.store.data import corpus_sample, zipf_sample
-from bench.harness.report import Row, known
+from bench.harness.report import Figure, known
 from hmi.errors import StorageFull
 from hmi.model.memory import memory_left
 
@@ -25,7 +25,7 @@ MEMORY_SHARE = 0.8
 
 
 @dataclass(frozen=True)
-class Plan:
+class StorePlan:
     """The measurements of a run, and how often each is repeated."""
 
     keys: int = 1_000_000
@@ -40,10 +40,10 @@ class Plan:
     corpus: Path | None = None
 
 
-QUICK = Plan(keys=20_000, dims=(384,), runs=15, long_runs=2, phase_s=0.15, phases=2)
+QUICK = StorePlan(keys=20_000, dims=(384,), runs=15, long_runs=2, phase_s=0.15, phases=2)
 
 
-def run(plan: Plan, data: Path | None, report: Callable[[str], None]) -> Iterator[Row]:
+def run(plan: StorePlan, data: Path | None, report: Callable[[str], None]) -> Iterator[Figure]:
     """Measure in a new folder below `data` (None: the system's temporary folder), then remove it.
 
     `report` gets a line as each step begins. Raises InvalidInput, StorageFull.
@@ -55,11 +55,11 @@ def run(plan: Plan, data: Path | None, report: Callable[[str], None]) -> Iterato
         yield from _measured(plan, Path(folder), report)
 
 
-def _measured(plan: Plan, folder: Path, report: Callable[[str], None]) -> Iterator[Row]:
+def _measured(plan: StorePlan, folder: Path, report: Callable[[str], None]) -> Iterator[Figure]:
     report("texts and their n-grams")
     sample = zipf_sample(plan.keys) if plan.corpus is None else corpus_sample(plan.corpus, plan.keys)
     tables = choose(sample)
-    yield Row("trigrams_stored", len(tables.root), "keys", peer=f"text: {sample.source}")
+    yield Figure("trigrams_stored", len(tables.root), "keys", peer=f"text: {sample.source}")
     if "index" in plan.sections:
         report("index build")
         yield from writing.index(tables.root, plan.long_runs)
@@ -81,12 +81,12 @@ def _measured(plan: Plan, folder: Path, report: Callable[[str], None]) -> Iterat
 
 
 def _of_a_chain(
-    plan: Plan, folder: Path, tables: Tables, dim: int, report: Callable[[str], None]
-) -> Iterator[Row]:
+    plan: StorePlan, folder: Path, tables: Tables, dim: int, report: Callable[[str], None]
+) -> Iterator[Figure]:
     report(f"building a chain of four versions, d = {dim}")
     room = MEMORY_SHARE * memory_left()
     chain = Chain(folder, tables, dim)
-    measures: dict[str, Callable[[], Iterator[Row]]] = {
+    measures: dict[str, Callable[[], Iterator[Figure]]] = {
         "lookup": lambda: reading.measure(chain, plan.runs),
         "peers": lambda: peers.measure(chain, folder.parent / "peers", max(5, plan.runs // 4)),
         "cold": lambda: reading.cold(chain, max(3, plan.long_runs * 3)),
@@ -95,7 +95,7 @@ def _of_a_chain(
         for section in (s for s in COPIES if s in plan.sections):
             report(f"{section}, d = {dim}")
             if COPIES[section] * tables.bytes(dim) > room:
-                yield Row(f"{section}_d{dim}", None, "x", why="the rows do not fit in free memory")
+                yield Figure(f"{section}_d{dim}", None, "x", why="the rows do not fit in free memory")
             else:
                 yield from measures[section]()
     finally:

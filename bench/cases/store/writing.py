@@ -17,8 +17,8 @@ import numpy as np
 from hmi_kernels.lookup import ops
 from hmi_kernels.lookup.layout import pack_keys, roles
 
-from bench.cases.store.data import VOCAB, Ngrams, Vectors
-from bench.harness.report import Row, in_turn, median_ratio, seconds
+from bench.cases.store.data import VOCAB, Ngrams, RandomVectors
+from bench.harness.report import Figure, in_turn, median_ratio, seconds
 from plot_store import Schema, Store
 from plot_store.catalogue.catalogue import Catalogue
 
@@ -30,7 +30,7 @@ UPDATES = 5
 
 
 @dataclass(frozen=True)
-class Built:
+class BulkBuild:
     """One bulk build: its time, its bytes on disk, and the bytes written to make it."""
 
     seconds: float
@@ -39,7 +39,7 @@ class Built:
     """None if the system does not count them."""
 
 
-def index(trigrams: Ngrams, runs: int) -> Iterator[Row]:
+def index(trigrams: Ngrams, runs: int) -> Iterator[Figure]:
     """Yield the keys indexed a second and the estimated cost of 10^8 keys.
 
     The estimate extrapolates from a tenth of the keys and all of them.
@@ -50,15 +50,15 @@ def index(trigrams: Ngrams, runs: int) -> Iterator[Row]:
     size = {name: build()[0].nbytes for name, build in builds.items()}
     times = in_turn({name: partial(seconds, build) for name, build in builds.items()}, runs)
     took = {name: statistics.median(values) for name, values in times.items()}
-    yield Row("index_build", round(len(keys) / took["all"]), "keys/s", 10e6, True, runs, stretch=15e6)
+    yield Figure("index_build", round(len(keys) / took["all"]), "keys/s", 10e6, True, runs, stretch=15e6)
     more = HUNDRED_MILLION / (len(keys) - len(few))
     slope = f"by the slope from {len(few):,} to {len(keys):,} keys"
     gigabytes = (size["all"] - size["few"]) * more / 1e9
-    yield Row("index_at_1e8_keys", gigabytes, "GB", 1.1, False, runs, slope, stretch=1.0)
-    yield Row("index_build_at_1e8_keys", (took["all"] - took["few"]) * more, "s", runs=runs, peer=slope)
+    yield Figure("index_at_1e8_keys", gigabytes, "GB", 1.1, False, runs, slope, stretch=1.0)
+    yield Figure("index_build_at_1e8_keys", (took["all"] - took["few"]) * more, "s", runs=runs, peer=slope)
 
 
-def bulk(folder: Path, trigrams: Ngrams, dim: int, runs: int) -> Iterator[Row]:
+def bulk(folder: Path, trigrams: Ngrams, dim: int, runs: int) -> Iterator[Figure]:
     """Yield the space of a bulk build, and its time over that of writing as many bytes to one file."""
     folder.mkdir(parents=True)
     built = build_rows(folder / "build", trigrams, dim)
@@ -69,22 +69,22 @@ def bulk(folder: Path, trigrams: Ngrams, dim: int, runs: int) -> Iterator[Row]:
     ratio = median_ratio(in_turn(works, runs), "ours", "flat")
     shutil.rmtree(folder)
     peer = "one flat file of the same bytes, written and synced; wall time"
-    yield Row(f"bulk_build_over_flat_write_d{dim}", ratio, "x", 1.3, False, runs, peer, stretch=1.15)
+    yield Figure(f"bulk_build_over_flat_write_d{dim}", ratio, "x", 1.3, False, runs, peer, stretch=1.15)
     written = None if built.written is None else built.written / built.bytes
     why = "this system does not count a process's writes" if written is None else None
     peer = "the version's own bytes"
-    yield Row(f"bulk_build_bytes_written_d{dim}", written, "x", 1.05, False, 1, peer, why)
+    yield Figure(f"bulk_build_bytes_written_d{dim}", written, "x", 1.05, False, 1, peer, why)
     space = built.bytes / (len(trigrams) * roles(3, 3) * (dim * np.dtype(np.int8).itemsize + 4))
     peer = "int8 vectors and fp32 scales alone; keys, index, checks and padding are ours"
-    yield Row(f"space_over_vectors_and_scales_d{dim}", space, "x", 1.06, False, 1, peer, stretch=1.03)
+    yield Figure(f"space_over_vectors_and_scales_d{dim}", space, "x", 1.06, False, 1, peer, stretch=1.03)
 
 
-def build_rows(folder: Path, trigrams: Ngrams, dim: int) -> Built:
+def build_rows(folder: Path, trigrams: Ngrams, dim: int) -> BulkBuild:
     """Build one version of these trigrams in a new store, then delete it.
 
     It is timed from the first row to the publication.
     """
-    blocks = list(Vectors(dim).blocks(trigrams))
+    blocks = list(RandomVectors(dim).blocks(trigrams))
     try:
         with Store.open(folder, create=True) as store:
             before, begun = _written(), time.perf_counter()
@@ -94,7 +94,7 @@ def build_rows(folder: Path, trigrams: Ngrams, dim: int) -> Built:
                 version = writer.publish()
             took, after = time.perf_counter() - begun, _written()
             written = after - before if before is not None and after is not None else None
-            return Built(took, version.bytes, written)
+            return BulkBuild(took, version.bytes, written)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -121,10 +121,10 @@ def _written() -> int | None:
     return next((int(line.split()[1]) for line in lines if line.startswith("write_bytes:")), None)
 
 
-def publications(folder: Path, dim: int = 384) -> Iterator[Row]:
+def publications(folder: Path, dim: int = 384) -> Iterator[Figure]:
     """Yield the syncs of publishing a small update, sealed beforehand and not; of UPDATES the most."""
     most = {"after_seal": 0, "without_seal": 0}
-    vectors, schema = Vectors(dim), Schema(dim=dim, vocab=VOCAB)
+    vectors, schema = RandomVectors(dim), Schema(dim=dim, vocab=VOCAB)
     draw = np.random.default_rng(0)
     with Store.open(folder, create=True) as store:
         for update in range(UPDATES):
@@ -139,8 +139,8 @@ def publications(folder: Path, dim: int = 384) -> Iterator[Row]:
                         writer.publish()
                 most[name] = max(most[name], len(counted))
     peer = "fsyncs, and LMDB commits as one each"
-    yield Row("publish_syncs_after_seal", most["after_seal"], "syncs", 2, False, UPDATES, peer, stretch=1)
-    yield Row("publish_syncs_without_seal", most["without_seal"], "syncs", runs=UPDATES, peer=peer)
+    yield Figure("publish_syncs_after_seal", most["after_seal"], "syncs", 2, False, UPDATES, peer, stretch=1)
+    yield Figure("publish_syncs_without_seal", most["without_seal"], "syncs", runs=UPDATES, peer=peer)
 
 
 @contextmanager

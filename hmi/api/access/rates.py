@@ -17,7 +17,7 @@ from typing import NamedTuple
 from hmi.api.access.buckets import Buckets, Rate
 from hmi.engine import TextRequest, TextResult
 from hmi.errors import DeadlineExceeded, QuotaExceeded
-from hmi.tenancy import NO_LIMITS, Limits
+from hmi.tenancy import NO_LIMITS, TenantLimits
 
 REQUESTS, TOKENS = "requests_per_s", "tokens_per_s"
 RATES = {REQUESTS: "requests", TOKENS: "tokens"}
@@ -57,12 +57,12 @@ class QuotaState:
 class Rates:
     """The rates of all tenants. Used on the event loop's thread only."""
 
-    limits_of: Callable[[str], Limits] = lambda tenant: NO_LIMITS
+    limits_of: Callable[[str], TenantLimits] = lambda tenant: NO_LIMITS
     burst_s: float = 10.0
     """A bucket holds what flows in this time."""
     buckets: dict[str, Buckets] = field(default_factory=lambda: {name: Buckets() for name in RATES})
 
-    _known: dict[str, tuple[Limits, dict[str, Rate]]] = field(default_factory=dict)
+    _known: dict[str, tuple[TenantLimits, dict[str, Rate]]] = field(default_factory=dict)
     """The rates of tenants, as made from these limits."""
 
     @contextmanager

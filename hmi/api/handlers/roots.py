@@ -10,7 +10,7 @@ from hmi.api.http.services import Services
 from hmi.api.schemas.roots import ChangeRoot, ImportRoot, RootList, ShardRoot
 from hmi.api.schemas.shared import NoBody
 from hmi.api.views.records import root_view
-from hmi.core import Deleted
+from hmi.core import DeletedParts
 from hmi.execution.machine import fingerprint
 
 TEXTS = ("text", *(f"text-{n}" for n in range(1, 8)))
@@ -36,7 +36,7 @@ async def change_root(call: RouteCall) -> Reply:
     manager = call.services.manager
     await asyncio.to_thread(manager.root_shards.prioritise, call.root(), body.priority)
     # It is loaded again, in its new form.
-    call.services.engine.forget(Deleted(roots=frozenset([call.root()])))
+    call.services.engine.forget(DeletedParts(roots=frozenset([call.root()])))
     return Reply(NoBody())
 
 

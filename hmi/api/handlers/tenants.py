@@ -17,7 +17,7 @@ from hmi.api.schemas.tenants import (
     UsageView,
 )
 from hmi.api.views.records import quota_view, tenant_details, tenant_view
-from hmi.core import Limits, Scope
+from hmi.core import Scope, TenantLimits
 from hmi.errors import Conflict, NotFound
 
 DEFAULT_SCOPES: tuple[Scope, ...] = ("infer", "manage")
@@ -30,7 +30,7 @@ async def create_tenant(call: RouteCall) -> Reply:
     manager = call.services.manager
 
     def create() -> Reply:
-        limits = Limits(**body.limits.model_dump())
+        limits = TenantLimits(**body.limits.model_dump())
         record, key = manager.create_tenant(body.tenant, weight=body.weight, limits=limits)
         (stored,) = manager.registry.keys(record.tenant)
         return _created(record.tenant, stored.key_id, key)

@@ -16,7 +16,7 @@ from hmi.api.infer.call_counts import CallCounter
 from hmi.api.protocols.asks import Ask, AskResult, Input, text_id
 from hmi.api.protocols.errors import over_limit
 from hmi.config import Settings
-from hmi.core import Deleted, ModelId
+from hmi.core import DeletedParts, ModelId
 from hmi.engine import TextRequest, TextResult
 from hmi.engine.texts.request import AnswerProvenance
 from hmi.errors import InvalidInput
@@ -48,7 +48,7 @@ class InferenceEngine(Protocol):
         """Answer all requests, in their order, or raise."""
         ...
 
-    def forget(self, gone: Deleted) -> None:
+    def forget(self, gone: DeletedParts) -> None:
         """Give back the memory of what has been deleted. May be called on any thread."""
         ...
 

@@ -24,7 +24,7 @@ from hmi.api.infer.inference import InferenceEngine, TokenAudits
 from hmi.api.process.building import build_engine, build_services
 from hmi.api.routes.table import ROUTES
 from hmi.config import Settings
-from hmi.core import Deleted, ModelId, Progress
+from hmi.core import DeletedParts, ModelId, Progress
 from hmi.engine import TextRequest, TextResult
 from hmi.errors import Conflict, InvalidInput, NotFound
 from hmi.execution.compiling import compile_all
@@ -56,7 +56,7 @@ class EngineAtStart:
         assert self._engine is not None, "start it first"
         return await self._engine.infer(requests)
 
-    def forget(self, gone: Deleted) -> None:
+    def forget(self, gone: DeletedParts) -> None:
         if self._engine is not None:
             self._engine.forget(gone)
 

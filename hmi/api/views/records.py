@@ -24,7 +24,16 @@ from hmi.api.schemas.tenants import (
 )
 from hmi.api.views.exits import cascade_brief
 from hmi.api.views.tokens import tokens_brief
-from hmi.core import JobRecord, KeyRecord, Limits, ModelRecord, Pacing, Progress, RootRecord, TenantRecord
+from hmi.core import (
+    JobRecord,
+    KeyRecord,
+    ModelRecord,
+    Pacing,
+    Progress,
+    RootRecord,
+    TenantLimits,
+    TenantRecord,
+)
 from hmi.execution.fastest import fastest, precision_of
 from hmi.manager import DomainInfo
 from hmi.metrics import Metrics, memory_by_tier
@@ -114,7 +123,7 @@ def _tenant_fields(tenant: TenantRecord) -> dict[str, Any]:
     return {"tenant": tenant.tenant, "created": tenant.created, "weight": tenant.weight, "limits": limits}
 
 
-def quota_view(limits: Limits, stored: Stored, rates: Sequence[QuotaState]) -> QuotaView:
+def quota_view(limits: TenantLimits, stored: Stored, rates: Sequence[QuotaState]) -> QuotaView:
     """The limits that hold for a tenant, with what it has used of them."""
     states = {
         state.quota: RateState(

@@ -5,7 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from hmi.core import Depth, JobRecord, Limits, ModelId, ModelRecord, ModelVersion, TenantRecord, check_name
+from hmi.core import (
+    Depth,
+    JobRecord,
+    ModelId,
+    ModelRecord,
+    ModelVersion,
+    TenantLimits,
+    TenantRecord,
+    check_name,
+)
 from hmi.errors import Conflict, JobCancelled, NotFound
 from hmi.stores.records import improvements
 from hmi.stores.records.job_table import cancel_for_model
@@ -53,7 +62,7 @@ def publish_model(
     txn: RegistryTxn,
     model: ModelId,
     version: ModelVersion,
-    defaults: Limits = NO_LIMITS,
+    defaults: TenantLimits = NO_LIMITS,
     depth: Depth | None = None,
 ) -> ModelRecord:
     """Add a version and let it answer, unless it is held back. Idempotent for each job.

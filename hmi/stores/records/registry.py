@@ -17,11 +17,11 @@ from hmi.core import (
     JobRecord,
     JobState,
     KeyRecord,
-    Limits,
     ModelId,
     ModelRecord,
     ModelVersion,
     RootRecord,
+    TenantLimits,
     TenantRecord,
     check_name,
 )
@@ -55,7 +55,7 @@ class Registry(WholeRegistry):
     Reads are consistent snapshots of a memory map and take microseconds.
     """
 
-    def __init__(self, database: RegistryDatabase, defaults: Limits = NO_LIMITS) -> None:
+    def __init__(self, database: RegistryDatabase, defaults: TenantLimits = NO_LIMITS) -> None:
         """`defaults` are the limits of tenants that have none of their own."""
         super().__init__(database)
         self.defaults = defaults
@@ -64,7 +64,12 @@ class Registry(WholeRegistry):
 
     @classmethod
     def open(
-        cls, path: Path, *, first_map: int = FIRST_MAP, defaults: Limits = NO_LIMITS, checked: bool = False
+        cls,
+        path: Path,
+        *,
+        first_map: int = FIRST_MAP,
+        defaults: TenantLimits = NO_LIMITS,
+        checked: bool = False,
     ) -> Registry:
         """Open the registry in the folder `path`, creating it if needed. checked: see
         `RegistryDatabase.open`. Raises Damaged, StorageFull."""

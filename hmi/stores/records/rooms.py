@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hmi.core import JobRecord, Limits, ModelId
+from hmi.core import JobRecord, ModelId, TenantLimits
 from hmi.stores.records import improvements
 from hmi.stores.records.model_table import get_model, get_tenant
 from hmi.stores.records.registry_database import RegistryDatabase
@@ -15,14 +15,14 @@ from hmi.tenancy import NO_LIMITS
 class Rooms:
     """The limits on what tenants store, and what they do store. Thread-safe."""
 
-    def __init__(self, database: RegistryDatabase, table: RecordTable, defaults: Limits) -> None:
+    def __init__(self, database: RegistryDatabase, table: RecordTable, defaults: TenantLimits) -> None:
         self._database, self._table, self._defaults = database, table, defaults
 
-    def limits(self, tenant: str) -> Limits:
+    def limits(self, tenant: str) -> TenantLimits:
         """The limits that hold for a tenant; None: there is no limit. Raises NotFound."""
         return self._database.read(lambda t: self.limits_in(t, tenant))
 
-    def limits_in(self, txn: RegistryTxn, tenant: str | None) -> Limits:
+    def limits_in(self, txn: RegistryTxn, tenant: str | None) -> TenantLimits:
         """The same in a transaction. tenant: None: the administrator, who has no limits."""
         if tenant is None:
             return NO_LIMITS

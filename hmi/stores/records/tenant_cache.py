@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hmi.core import Limits, TenantRecord
+from hmi.core import TenantLimits, TenantRecord
 from hmi.errors import HmiError
 from hmi.stores.records.registry import Registry
 
@@ -20,7 +20,7 @@ class TenantCache:
         self._registry = registry
         self._generation = -1
         self._known: dict[str, TenantRecord] = {}
-        self._limits: dict[str, Limits] = {}
+        self._limits: dict[str, TenantLimits] = {}
 
     def record(self, tenant: str) -> TenantRecord | None:
         """The tenant's record; None if the tenant was deleted or its record is damaged."""
@@ -39,7 +39,7 @@ class TenantCache:
         record = self.record(tenant)
         return 1.0 if record is None else record.weight
 
-    def limits(self, tenant: str) -> Limits:
+    def limits(self, tenant: str) -> TenantLimits:
         """The limits that hold for a tenant; the defaults if it was deleted or its record is damaged.
 
         The same object is returned as long as nothing changes.

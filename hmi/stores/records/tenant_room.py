@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from hmi.core import JobRecord, JobState, Limits, ModelId, ModelRecord
+from hmi.core import JobRecord, JobState, ModelId, ModelRecord, TenantLimits
 from hmi.errors import QuotaExceeded
 from hmi.stores.records import background
 from hmi.stores.records.job_table import live_jobs, target_of
@@ -54,7 +54,7 @@ def stored_by(table: RecordTable, txn: RegistryTxn, tenant: str) -> Stored:
 
 
 def check_publication(
-    table: RecordTable, txn: RegistryTxn, limits: Limits, new: ModelRecord, old: ModelRecord | None
+    table: RecordTable, txn: RegistryTxn, limits: TenantLimits, new: ModelRecord, old: ModelRecord | None
 ) -> None:
     """Raise QuotaExceeded if replacing `old` (None: no such model yet) by `new` would exceed the limits."""
     if limits.models is None and limits.bytes is None:
@@ -66,7 +66,7 @@ def check_publication(
     _check_bytes(new.tenant, stored.own_bytes, more, limits)
 
 
-def check_job(table: RecordTable, txn: RegistryTxn, limits: Limits, job: JobRecord) -> None:
+def check_job(table: RecordTable, txn: RegistryTxn, limits: TenantLimits, job: JobRecord) -> None:
     """Raise QuotaExceeded for a fine-tuning job whose result could not be published, or a job `improve` whose
     rows find no room beside what the tenant stores.
 
@@ -91,13 +91,15 @@ def check_job(table: RecordTable, txn: RegistryTxn, limits: Limits, job: JobReco
     _check_bytes(job.tenant, stored.own_bytes, 1, limits)
 
 
-def check_file(table: RecordTable, txn: RegistryTxn, limits: Limits, file: FileRecord) -> None:
+def check_file(table: RecordTable, txn: RegistryTxn, limits: TenantLimits, file: FileRecord) -> None:
     """Raise QuotaExceeded if keeping this file would exceed the tenant's limit."""
     if file.tenant is not None and limits.bytes is not None:
         _check_bytes(file.tenant, stored_by(table, txn, file.tenant).own_bytes, file.bytes, limits)
 
 
-def _check_rows(table: RecordTable, txn: RegistryTxn, limits: Limits, job: JobRecord, tenant: str) -> None:
+def _check_rows(
+    table: RecordTable, txn: RegistryTxn, limits: TenantLimits, job: JobRecord, tenant: str
+) -> None:
     """Raise QuotaExceeded if the rows of a job `improve` and one byte more find no room."""
     have = stored_by(table, txn, tenant).bytes
     known = txn.get(JOB + job.job) is not None  # then its rows are counted already
@@ -115,7 +117,7 @@ def _rows_of(job: JobRecord) -> int:
     return int(job.spec.get("row_bytes", 0))
 
 
-def _check_models(tenant: str, have: int, limits: Limits) -> None:
+def _check_models(tenant: str, have: int, limits: TenantLimits) -> None:
     if limits.models is not None and have >= limits.models:
         raise QuotaExceeded(
             f"tenant {tenant} has {have} models, those in the making included, and may have "
@@ -124,7 +126,7 @@ def _check_models(tenant: str, have: int, limits: Limits) -> None:
         )
 
 
-def _check_bytes(tenant: str, have: int, more: int, limits: Limits) -> None:
+def _check_bytes(tenant: str, have: int, more: int, limits: TenantLimits) -> None:
     if limits.bytes is not None and more > 0 and have + more > limits.bytes:
         raise QuotaExceeded(
             f"tenant {tenant} stores {have} bytes, and with this more than the {limits.bytes} that it may "

@@ -11,7 +11,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from hmi.core import Deleted, ModelId
+from hmi.core import DeletedParts, ModelId
 from hmi.engine import Engine, TextRequest, TextResult
 from hmi.engine.run.ramps import BatchTexts
 from hmi.engine.run.running import Held, Runner
@@ -303,7 +303,7 @@ async def test_a_stopped_engines_state_is_taken_over_once_and_a_damaged_one_begi
             report = engine.exits.report(artefact) if engine.exits else None
             assert report is not None
             assert (report.texts, report.state) == (1, "collecting")
-            engine.forget(Deleted(artefacts=frozenset([artefact])))
+            engine.forget(DeletedParts(artefacts=frozenset([artefact])))
         assert not (folder / artefact).exists()
 
 
@@ -319,7 +319,7 @@ async def test_a_forgotten_artefact_begins_anew_and_batches_are_cut_as_without_t
             assert measured.known
             shape = Shape(key, n)
             assert exits.effect(ON, shape).work == 1.0, "although texts leave: other models' texts may not"
-            engine.forget(Deleted(artefacts=frozenset([artefact])))
+            engine.forget(DeletedParts(artefacts=frozenset([artefact])))
             assert exits.report(artefact) is None
             await engine.infer(requests(MOOD, home.covered[:4]))
             report = exits.report(artefact)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from hmi.core import Deleted, ModelId, Objective
+from hmi.core import DeletedParts, ModelId, Objective
 from hmi.engine import TextRequest, TextResult
 from hmi.engine.adaptive.levels import Admitted
 from hmi.errors import Unavailable
@@ -180,7 +180,7 @@ async def test_deleted_artefacts_leave_no_evidence(pair: Home) -> None:
     async with running(pair) as engine:
         for gone in (live.artefact, made.small_artefact):
             await engine.infer(ask([0]))
-            engine.forget(Deleted(artefacts=frozenset(["another"])))
+            engine.forget(DeletedParts(artefacts=frozenset(["another"])))
             assert engine.cascade_report(*about) is not None
-            engine.forget(Deleted(artefacts=frozenset([str(gone)])))
+            engine.forget(DeletedParts(artefacts=frozenset([str(gone)])))
             assert engine.cascade_report(*about) is None

@@ -14,7 +14,7 @@ import pytest
 
 from hmi import tenancy
 from hmi.api.access import quotas
-from hmi.core import Limits
+from hmi.core import TenantLimits
 from hmi.manager.tenants import new_key
 from hmi.record import time_text
 from hmi.stores.records import key_table
@@ -203,8 +203,11 @@ def test_records_of_the_release_before_are_read(tmp_path: Path) -> None:
     for name, body in records.items():
         opened._database.write(partial(RegistryTxn.put, key=name, value=body.encode()))
     opened.close()
-    with closing(Registry.open(tmp_path / "registry", defaults=Limits(models=5))) as registry:
-        assert (registry.tenant("acme").weight, registry.rooms.limits("acme")) == (2.0, Limits(models=5))
+    with closing(Registry.open(tmp_path / "registry", defaults=TenantLimits(models=5))) as registry:
+        assert (registry.tenant("acme").weight, registry.rooms.limits("acme")) == (
+            2.0,
+            TenantLimits(models=5),
+        )
         assert registry.rooms.stored("acme").models == 1
         assert [(k.expires, k.label, k.expired) for k in registry.keys("acme")] == [(None, "", False)] * 2
         (admin,) = registry.keys(None)

@@ -22,7 +22,7 @@ from hmi.config import Settings
 from hmi.core import ModelId
 from hmi.engine import TextResult
 from hmi.errors import DeadlineExceeded, InvalidInput, QuotaExceeded, Unavailable
-from hmi.tenancy import Limits
+from hmi.tenancy import TenantLimits
 from tests.hmi.api.test_inference import Counting, texts
 
 ACME = Caller("acme", frozenset({"infer"}))
@@ -43,13 +43,13 @@ class Clock:
 class Room:
     """Inference with limits, on a clock of its own."""
 
-    limits: dict[str, Limits]
+    limits: dict[str, TenantLimits]
     clock: Clock = field(default_factory=Clock)
     echo: Counting = field(default_factory=Counting)
 
     def __post_init__(self) -> None:
         buckets = {name: Buckets(self.clock) for name in RATES}
-        self.rates = Rates(lambda tenant: self.limits.get(tenant, Limits()), 10.0, buckets)
+        self.rates = Rates(lambda tenant: self.limits.get(tenant, TenantLimits()), 10.0, buckets)
         self.inference = Inference(self.echo, Settings(data=Path("none")), rates=self.rates)
 
     async def ask(self, *asks: tuple[ModelId, str], caller: Caller = ACME) -> None:
@@ -71,7 +71,7 @@ async def refused(room: Room, *asks: tuple[ModelId, str], caller: Caller = ACME)
 
 
 async def test_a_tenant_may_send_a_burst_and_then_its_rate() -> None:
-    room = Room({"acme": Limits(requests_per_s=0.5)})
+    room = Room({"acme": TenantLimits(requests_per_s=0.5)})
     for _ in range(5):  # what flows in ten seconds
         await room.ask((TOPIC, "a"))
     assert await refused(room, (TOPIC, "a")) == {"quota": REQUESTS, "limit": 0.5, "retry_after_s": 2}
@@ -85,7 +85,7 @@ async def test_a_tenant_may_send_a_burst_and_then_its_rate() -> None:
 
 
 async def test_waiting_as_told_is_always_enough() -> None:
-    room = Room({"acme": Limits(requests_per_s=3.3, tokens_per_s=7.7)})
+    room = Room({"acme": TenantLimits(requests_per_s=3.3, tokens_per_s=7.7)})
     refusals = 0
     for length in (1, 40, 200, 3, 77, 5000, 1):
         for _ in range(4):
@@ -99,7 +99,7 @@ async def test_waiting_as_told_is_always_enough() -> None:
 
 
 async def test_real_tokens_replace_the_estimate_and_may_leave_a_debt() -> None:
-    room = Room({"acme": Limits(tokens_per_s=10)})
+    room = Room({"acme": TenantLimits(tokens_per_s=10)})
     assert room.left(TOKENS) == 100
     await room.ask((TOPIC, "x" * 130))  # estimated as 35 tokens, but the engine counts 130
     assert room.left(TOKENS) == -30
@@ -111,7 +111,7 @@ async def test_real_tokens_replace_the_estimate_and_may_leave_a_debt() -> None:
 
 
 async def test_a_call_over_several_tenants_is_charged_to_each_and_refused_as_a_whole() -> None:
-    room = Room({"acme": Limits(requests_per_s=1), "zeta": Limits(requests_per_s=0.2)})
+    room = Room({"acme": TenantLimits(requests_per_s=1), "zeta": TenantLimits(requests_per_s=0.2)})
     asks = [(TOPIC, "a"), (TOPIC, "b"), (OTHER, "c")]
     await room.ask(*asks, caller=ADMINISTRATOR)
     assert (room.left(REQUESTS), room.left(REQUESTS, "zeta")) == (8, 1)
@@ -134,7 +134,7 @@ async def test_a_call_over_several_tenants_is_charged_to_each_and_refused_as_a_w
     ],
 )
 async def test_a_call_is_charged_if_its_work_may_have_been_done(error: BaseException, kept: bool) -> None:
-    room = Room({"acme": Limits(requests_per_s=1, tokens_per_s=10)})
+    room = Room({"acme": TenantLimits(requests_per_s=1, tokens_per_s=10)})
 
     async def fail(_: object) -> Sequence[TextResult]:
         raise error
@@ -147,7 +147,7 @@ async def test_a_call_is_charged_if_its_work_may_have_been_done(error: BaseExcep
 
 @pytest.mark.parametrize("per_s", [5e-324, 1e-300, 1e-6])
 async def test_a_rate_next_to_nothing_has_a_wait_that_clients_can_use(per_s: float) -> None:
-    room = Room({"acme": Limits(requests_per_s=per_s)})
+    room = Room({"acme": TenantLimits(requests_per_s=per_s)})
     await room.ask((TOPIC, "a"))
     with pytest.raises(QuotaExceeded) as caught:
         await room.ask((TOPIC, "b"))
@@ -155,13 +155,13 @@ async def test_a_rate_next_to_nothing_has_a_wait_that_clients_can_use(per_s: flo
 
 
 async def test_limits_hold_from_the_next_call_on() -> None:
-    room = Room({"acme": Limits(requests_per_s=0.1)})
+    room = Room({"acme": TenantLimits(requests_per_s=0.1)})
     await room.ask((TOPIC, "a"))
     await refused(room, (TOPIC, "a"))
-    room.limits["acme"] = Limits(requests_per_s=100)
+    room.limits["acme"] = TenantLimits(requests_per_s=100)
     room.clock.at += 0.1
     await room.ask((TOPIC, "a"))
-    room.limits["acme"] = Limits()
+    room.limits["acme"] = TenantLimits()
     await room.ask((TOPIC, "a"))
     assert room.rates.states("acme") == []
 

@@ -24,7 +24,7 @@ from hmi.api.rpc.server import RpcServer
 from hmi.config import Settings
 from hmi.errors import Conflict, InvalidInput
 from hmi.telemetry.otlp import OtlpTracer
-from hmi.tenancy import Limits
+from hmi.tenancy import TenantLimits
 from tests.waiting import until
 
 SERVICE = "/inference.GRPCInferenceService"
@@ -115,7 +115,7 @@ def access_lines(caplog: pytest.LogCaptureFixture) -> list[Any]:
 
 
 async def test_a_tenant_with_limits_learns_what_is_left(port: Port) -> None:
-    port.services.manager.create_tenant("acme", limits=Limits(requests_per_s=20))
+    port.services.manager.create_tenant("acme", limits=TenantLimits(requests_per_s=20))
     _, key = port.services.manager.create_key("acme", ("infer",))
     metadata = (("authorization", f"Bearer {key}"),)
     asked = port.channel.unary_unary(f"{SERVICE}/RepositoryIndex")(b"", metadata=metadata)
