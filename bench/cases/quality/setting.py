@@ -10,10 +10,11 @@ from typing import Any
 
 from bench.cases.quality.models import Encoders
 from bench.cases.quality.tasks import QualityTask
+from bench.harness.home import ended
 from hmi.api.process.local import LocalCalls
 from hmi.config import Settings
 from hmi.core import Progress
-from hmi.errors import HmiError, InvalidInput
+from hmi.errors import InvalidInput
 from hmi.model.sources.root import load_root
 from hmi.model.sources.source import DEFAULT_PACKAGE, find_source, load_encoder
 from hmi.stores.plot.plots import open_plots
@@ -101,7 +102,7 @@ def prepare(
     with closing(LocalCalls(Settings.from_env(None, data=setting.data))) as calls:
         if setting.root is None and ROOT not in _roots(calls):
             say("importing the default root")
-            done(calls, "/manage/roots", {"root": ROOT, "source": DEFAULT_PACKAGE}, show)
+            ended(calls, "/manage/roots", {"root": ROOT, "source": DEFAULT_PACKAGE}, show=show)
         roots = _roots(calls)
         if wanted not in roots:
             raise InvalidInput(
@@ -111,7 +112,7 @@ def prepare(
         if full and FULL not in roots:
             say("importing a root that computes all layers")
             source = load_root(folder).info.source["name"]
-            done(calls, "/manage/roots", {"root": FULL, "source": source, "split": 0}, show)
+            ended(calls, "/manage/roots", {"root": FULL, "source": source, "split": 0}, show=show)
         have = {domain["domain"] for domain in calls.request("GET", "/manage/domains")["domains"]}
         for corpus, branch, amount in dict.fromkeys(b for task in tasks for b in setting.branches(task)):
             file = setting.corpora / f"{corpus}.txt.gz"
@@ -120,7 +121,7 @@ def prepare(
             if not file.is_file():
                 raise InvalidInput(f"{file} is not there: name the folder of the corpora", field="corpora")
             say(f"building {branch}")
-            done(calls, "/manage/domains", {"domain": branch, **amount.body()}, show, {"corpus": file})
+            ended(calls, "/manage/domains", {"domain": branch, **amount.body()}, {"corpus": file}, show)
         return folder
 
 
@@ -142,19 +143,3 @@ def opened(setting: PlotSetting, folder: Path) -> Iterator[Encoders]:
 def _roots(calls: LocalCalls) -> dict[str, str]:
     """The versions of the roots, by name."""
     return {root["root"]: root["version"] for root in calls.request("GET", "/manage/roots")["roots"]}
-
-
-def done(
-    calls: LocalCalls, path: str, body: dict[str, Any], show: Show, files: dict[str, Path] | None = None
-) -> dict[str, Any]:
-    """Queue a job (`POST path`), run it to its end and return its view. Raises as `ended`."""
-    return ended(calls, calls.request("POST", path, body, files)["job"], show)
-
-
-def ended(calls: LocalCalls, job: str, show: Show) -> dict[str, Any]:
-    """Run a queued job to its end and return its view. Raises HmiError if it did not succeed."""
-    calls.run(job, show)
-    view: dict[str, Any] = calls.request("GET", f"/manage/jobs/{job}")
-    if view["state"] != "succeeded":
-        raise HmiError(f"job {job} {view['state']}: {(view['error'] or {}).get('message', 'see its log')}")
-    return view

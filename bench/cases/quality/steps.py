@@ -11,8 +11,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from bench.cases.quality.setting import Say, Show, done
+from bench.cases.quality.setting import Say, Show
 from bench.cases.quality.tasks import QualityTask, load, named, unlabelled
+from bench.harness.home import ended
 from bench.harness.report import Figure
 from hmi.api.process.local import LocalCalls
 from hmi.config import Settings
@@ -52,7 +53,7 @@ class StepSizes:
             with closing(LocalCalls(Settings.from_env(None, data=folder / "data"))) as calls:
                 self.say("importing the default root")
                 body = {"root": ROOT, "source": DEFAULT_PACKAGE}
-                yield from _figures("root_import", done(calls, "/manage/roots", body, self.show))
+                yield from _figures("root_import", ended(calls, "/manage/roots", body, show=self.show))
                 yield from self._plot(calls, folder)
                 calls.request("POST", "/manage/tenants", {"tenant": TENANT})
                 for task in named(TASKS):
@@ -64,7 +65,7 @@ class StepSizes:
         with gzip.open(self.corpora / CORPUS, "rb") as corpus:
             text.write_bytes(b"".join(corpus.readlines(int(self.megabytes * 1e6))))
         self.say(f"building a PLOT of {self.megabytes:g} MB of text")
-        view = done(calls, "/manage/domains", {"domain": DOMAIN, "alpha": 50}, self.show, {"corpus": text})
+        view = ended(calls, "/manage/domains", {"domain": DOMAIN, "alpha": 50}, {"corpus": text}, self.show)
         yield from _figures(f"plot_build_{self.megabytes:g}mb", view, text.stat().st_size / 1e6)
 
     def _tenant(self, calls: LocalCalls, task: QualityTask, folder: Path, taught: bool) -> Iterator[Figure]:
@@ -79,7 +80,7 @@ class StepSizes:
         self.say(f"training {name} on {len(files['data'])} rows")
         model, options = f"{TENANT}.{name.replace('_', '-')}", {"max_length": task.length}
         body = {"model": model, "domain": DOMAIN, "task": task.kind, "options": options}
-        view = done(calls, "/manage/models", body, self.show, paths)
+        view = ended(calls, "/manage/models", body, paths, self.show)
         yield from _figures(f"tenant_{name}", view, len(files["data"]) / 1e3)
 
 

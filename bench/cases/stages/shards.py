@@ -32,6 +32,7 @@ from hmi.config import Settings
 from hmi.core import ModelId, Objective
 from hmi.engine import TextRequest
 from hmi.execution.packed import PackedExecutor, run_rows
+from hmi.resident import peak_resident, resident
 from hmi.stages.elastic_shards.store import ShardStore, open_shards
 from hmi.stages.elastic_shards.weights import ShardWeights, uniform
 from hmi.stores.layout import Layout
@@ -170,22 +171,16 @@ async def _served(
     limits: dict[str, Any] = {"root_bytes": root_bytes, "io_bytes_per_s": io_bytes_per_s}
     async with serving(data, warm, precision="fp32", stages="shards", **limits) as engine:
         Path("/proc/self/clear_refs").write_text("5")  # the peak begins now
-        before, begun = _memory("VmRSS"), time.perf_counter()
+        before, begun = resident().all, time.perf_counter()
         await engine.ask(model, texts[0])
         first_s = time.perf_counter() - begun
         for upper in engine.bundles._uppers.values():
             await asyncio.to_thread(upper.executor.settle)
         requests, begun = [TextRequest(model, text, provenance=True) for text in texts], time.perf_counter()
         found = await by_callers(CALLERS, requests, lambda request: engine.engine.infer([request]))
-        took, grown = time.perf_counter() - begun, _memory("VmHWM") - before
+        took, grown = time.perf_counter() - begun, (peak_resident() or 0) - before
     stages = [one.provenance.stages.get("shards", "") for (one,) in found if one.provenance is not None]
     return Served(first_s, len(texts) / took, grown, [str(one.label) for (one,) in found], stages)
-
-
-def _memory(field: str) -> int:
-    """The bytes that /proc says of this process."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(field))
 
 
 if __name__ == "__main__":
