@@ -37,7 +37,7 @@ from hmi_kernels.lookup import cuda, cuda_upload, ops
 
 from bench.cases.serve import gpu, gpu_bench, gpu_limits
 from bench.cases.serve.isolation import TOLERANCE
-from bench.harness.report import FigureRow
+from bench.harness.report import Figure
 from bench.harness.server import ServerArm, running
 from hmi.execution.cuda import Device, choose
 from hmi.execution.cuda.choose import kernels_for, sound_executor
@@ -100,13 +100,13 @@ def made_by(executor: Any) -> str:
     return f"{executor.ways.name}, graphs {'on' if executor.graphs.on else 'off'}"
 
 
-def card(kit: Kit) -> Iterator[FigureRow]:
+def card(kit: Kit) -> Iterator[Figure]:
     """The card, its driver, and the versions of packages; what `hmi doctor` says of them."""
     if kit.real:
         about = torch.cuda.get_device_properties(0)
         kit.note(f"{about.name}, compute capability {about.major}.{about.minor}")
-        yield FigureRow("card_memory_gb", round(about.total_memory / 1e9, 1), "GB")
-        yield FigureRow("card_multiprocessors", about.multi_processor_count, "")
+        yield Figure("card_memory_gb", round(about.total_memory / 1e9, 1), "GB")
+        yield Figure("card_multiprocessors", about.multi_processor_count, "")
     else:
         kit.note("the device is the twin")
     for name in PACKAGES:
@@ -126,15 +126,15 @@ def card(kit: Kit) -> Iterator[FigureRow]:
         kit.note(f"driver and clocks: {told.stdout.strip()}")
 
 
-def kernels(kit: Kit) -> Iterator[FigureRow]:
+def kernels(kit: Kit) -> Iterator[Figure]:
     """Every kernel against its reference, and whole executors of both shapes."""
     import test_kernel_modules
 
-    yield FigureRow("lookup_kernel_cases", lookups_equal(lookup_device(kit), dims=(7, 36)), "cases, bit for bit")
+    yield Figure("lookup_kernel_cases", lookups_equal(lookup_device(kit), dims=(7, 36)), "cases, bit for bit")
     launcher = kernels_for("bench") if kit.real else cpu_launcher()
     for kinds in test_kernel_modules.ON_DEVICES:
         test_kernel_modules.check_on("cuda" if kit.real else "cpu", kinds, launcher)
-    yield FigureRow("modules_kernel_cases", len(test_kernel_modules.ON_DEVICES), "cases")
+    yield Figure("modules_kernel_cases", len(test_kernel_modules.ON_DEVICES), "cases")
     for shape in (MINILM, MPNET_BASE) if kit.real else SMALL:
         device = kit.new_device()
         layers = gpu_bench.layers_of(shape, shape.layers // 2)
@@ -169,12 +169,12 @@ def lookups_equal(device: Any, dims: tuple[int, ...]) -> int:
     return count
 
 
-def sanitizer(kit: Kit) -> Iterator[FigureRow]:
+def sanitizer(kit: Kit) -> Iterator[Figure]:
     """The smallest look-ups under compute-sanitizer, which refuses some machines."""
     name, tool = "sanitizer_errors", shutil.which("compute-sanitizer")
     if not kit.real or tool is None:
         why = "compute-sanitizer is not installed" if kit.real else "the twin has guard pages of its own"
-        yield FigureRow(name, None, "errors", 0, False, why=why)
+        yield Figure(name, None, "errors", 0, False, why=why)
         return
     command = [tool, "--tool", "memcheck", sys.executable, __file__, "smallest"]
     with (kit.folder / "sanitizer.txt").open("w+") as out:
@@ -183,16 +183,16 @@ def sanitizer(kit: Kit) -> Iterator[FigureRow]:
             child.wait(SANITIZER_S)
         except subprocess.TimeoutExpired:
             os.killpg(child.pid, signal.SIGKILL)
-            yield FigureRow(name, None, "errors", 0, False, why=f"it ran longer than {SANITIZER_S:.0f} s")
+            yield Figure(name, None, "errors", 0, False, why=f"it ran longer than {SANITIZER_S:.0f} s")
             return
         out.seek(0)
         told = out.read()
     found = re.search(r"ERROR SUMMARY: (\d+) error", told)
     why = None if found else told.strip()[-300:]
-    yield FigureRow(name, int(found[1]) if found else None, "errors", 0, False, why=why)
+    yield Figure(name, int(found[1]) if found else None, "errors", 0, False, why=why)
 
 
-def tests(kit: Kit) -> Iterator[FigureRow]:
+def tests(kit: Kit) -> Iterator[Figure]:
     """The tests marked `gpu`."""
     where = ["tests/kernels/test_kernel_cuda.py", "tests/kernels/test_kernel_modules.py"]
     if kit.real:
@@ -206,12 +206,12 @@ def tests(kit: Kit) -> Iterator[FigureRow]:
     if not counts:
         raise RuntimeError(f"pytest: {last}")
     kit.note(f"pytest: {last}")
-    yield FigureRow("tests_passed", counts.get("passed", 0), "tests", 1 if kit.real else None)
-    yield FigureRow("tests_skipped", counts.get("skipped", 0), "tests")
-    yield FigureRow("tests_failed", counts.get("failed", 0) + counts.get("error", 0), "tests", 0, False)
+    yield Figure("tests_passed", counts.get("passed", 0), "tests", 1 if kit.real else None)
+    yield Figure("tests_skipped", counts.get("skipped", 0), "tests")
+    yield Figure("tests_failed", counts.get("failed", 0) + counts.get("error", 0), "tests", 0, False)
 
 
-def server(kit: Kit) -> Iterator[FigureRow]:
+def server(kit: Kit) -> Iterator[Figure]:
     """A server on the device: tenants of mixed kinds and ranks, each asked alone and all at once."""
     while not (built := kit.work / "built.json").exists():
         time.sleep(0.1)
@@ -229,7 +229,7 @@ def server(kit: Kit) -> Iterator[FigureRow]:
     arm = ServerArm("server", command, "/readyz", environment={"HMI_STREAMS": "2"})
     begun = time.monotonic()
     with running(arm, kit.folder) as serving:
-        yield FigureRow("server_ready_s", round(time.monotonic() - begun, 2), "s")
+        yield Figure("server_ready_s", round(time.monotonic() - begun, 2), "s")
         first, together = asyncio.run(asked(serving.port, models))
         found = re.search(r'hmi_executor\{[^}]*executor="([^"]+)"[^}]*\} 1', serving.get("/metrics"))
     executor = found[1] if found else "none"
@@ -237,33 +237,33 @@ def server(kit: Kit) -> Iterator[FigureRow]:
     apart = np.abs(together[:, None] - first[None]).max(-1)
     own, precision, count = apart.diagonal().copy(), executor.rpartition(" ")[2], len(models)
     np.fill_diagonal(apart, np.inf)
-    yield FigureRow("server_on_device", int(executor.startswith("cuda ")), "", 1)
-    yield FigureRow("server_answers", together.size, "scores of as many tenants at once", runs=count)
+    yield Figure("server_on_device", int(executor.startswith("cuda ")), "", 1)
+    yield Figure("server_answers", together.size, "scores of as many tenants at once", runs=count)
     off = float(f"{own.max():.2g}")
-    yield FigureRow("server_batched_less_alone", off, "of a score", TOLERANCE.get(precision, 0.05), False, count)
+    yield Figure("server_batched_less_alone", off, "of a score", TOLERANCE.get(precision, 0.05), False, count)
     # Rounding may bring an answer nearer to a very similar tenant's, so another's must be much nearer.
     others = int((apart.min(1) < own / 4).sum())
-    yield FigureRow("server_answers_of_another_tenant", others, "tenants", 0, False, count)
-    yield FigureRow("server_nearest_two_tenants", float(f"{apart.min():.2g}"), "of a score", runs=count)
+    yield Figure("server_answers_of_another_tenant", others, "tenants", 0, False, count)
+    yield Figure("server_nearest_two_tenants", float(f"{apart.min():.2g}"), "of a score", runs=count)
 
 
-def overlaps(kit: Kit) -> Iterator[FigureRow]:
+def overlaps(kit: Kit) -> Iterator[Figure]:
     """A timeline of what the device does at the same time."""
     yield from gpu.timeline(kit.bench, kit.folder / "timeline.json")
 
 
-def throughput(kit: Kit) -> Iterator[FigureRow]:
+def throughput(kit: Kit) -> Iterator[Figure]:
     """Many tenants beside one, and beside dedicated models."""
     yield from gpu.dedicated(kit.bench)
     yield from gpu.flat(kit.bench)
 
 
-def ablation(kit: Kit) -> Iterator[FigureRow]:
+def ablation(kit: Kit) -> Iterator[Figure]:
     """The paper's table 6."""
     yield from gpu.ablation(kit.bench)
 
 
-def limits(kit: Kit) -> Iterator[FigureRow]:
+def limits(kit: Kit) -> Iterator[Figure]:
     """Look-up, layers and modules beside what the device can do."""
     if not kit.real:
         gpu_limits.LOOKUP_TOKENS, gpu_limits.LOOKUP_ENTRIES, gpu_limits.COPY_BYTES = 300, 64, 1 << 12
@@ -273,7 +273,7 @@ def limits(kit: Kit) -> Iterator[FigureRow]:
     yield from gpu_limits.limits(kit.bench)
 
 
-STEPS: dict[str, Callable[[Kit], Iterator[FigureRow]]] = {
+STEPS: dict[str, Callable[[Kit], Iterator[Figure]]] = {
     "card": card,
     "kernels": kernels,
     "tests": tests,

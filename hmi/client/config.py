@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Literal, TypedDict
 from urllib.parse import urlsplit
@@ -73,6 +74,20 @@ class Config:
     @property
     def secure(self) -> bool:
         return self.url.lower().startswith("https:")
+
+    @property
+    def on_loopback(self) -> bool:
+        """Whether the server's address is this machine's own."""
+        return _is_loopback(urlsplit(self.url).hostname)
+
+
+def _is_loopback(host: str | None) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ip_address(host or "").is_loopback
+    except ValueError:
+        return False
 
 
 def from_environment(

@@ -27,7 +27,9 @@ def connection_settings(config: Config) -> dict[str, Any]:
     # Reading certificates takes tens of milliseconds, which an address without TLS need not spend.
     verify: ssl.SSLContext | bool = _trust(config) if config.secure else False
     limits = httpx.Limits(max_connections=100, max_keepalive_connections=32, keepalive_expiry=30.0)
-    return {"headers": headers, "verify": verify, "limits": limits, "follow_redirects": False}
+    settings = {"headers": headers, "verify": verify, "limits": limits, "follow_redirects": False}
+    # No proxy of the environment reaches this machine's own loopback address.
+    return {**settings, "trust_env": not config.on_loopback}
 
 
 def _trust(config: Config) -> ssl.SSLContext:

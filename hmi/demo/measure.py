@@ -8,6 +8,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -59,14 +60,16 @@ def measure(
 ) -> list[TenantResult]:
     """Send every test row as its own request, tenants mixed, CONCURRENCY at a time."""
     at, limit = client.config.url, client.config.timeout_s
-    clients = {t.tenant: Client(at, keys[t.tenant], timeout_s=limit) for t in tenants}
     requests = [(t, row) for t in tenants for row in read_rows(t.test)]
     random.Random(0).shuffle(requests)
     collected: dict[str, TenantAnswers] = defaultdict(TenantAnswers)
     start = time.monotonic()
     pool = ThreadPoolExecutor(CONCURRENCY)
     try:
-        with steps.bar() as bar:
+        with steps.bar() as bar, ExitStack() as opened:
+            clients = {
+                t.tenant: opened.enter_context(Client(at, keys[t.tenant], timeout_s=limit)) for t in tenants
+            }
             task = bar.add_task("requests", total=len(requests))
             for tenant, answer in pool.map(lambda r: (r[0], _ask(clients[r[0].tenant], *r)), requests):
                 _collect(collected[tenant.id], answer)

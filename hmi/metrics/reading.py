@@ -85,6 +85,8 @@ def _buckets(metric: Metric | None, routes: frozenset[str]) -> list[int]:
 
 def quantile_ms(buckets: Sequence[int], share: float) -> float | None:
     """Return the time in ms that this share of the calls stayed below, by `quantile`; None without calls."""
+    if not buckets:
+        return None
     seconds = quantile(list(zip((*SECONDS, inf), accumulate(buckets), strict=True)), share)
     return None if seconds is None else 1e3 * seconds
 

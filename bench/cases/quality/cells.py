@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -133,10 +132,13 @@ def next_rate(rates: Sequence[float], dev: Mapping[float, float]) -> float | Non
     return None
 
 
-def reset_peak() -> None:
-    """Let the peak of this process's resident memory begin anew, where the system can do that."""
-    with suppress(OSError):
+def reset_peak() -> bool:
+    """Let the peak of this process's resident memory begin anew. Returns False if the system cannot."""
+    try:
         Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return False
+    return True
 
 
 def train_once(p: Problem, arm: Column, models: Encoders, lr: float, seed: int, report: Report) -> Run:
@@ -146,7 +148,7 @@ def train_once(p: Problem, arm: Column, models: Encoders, lr: float, seed: int, 
     if it is unknown.
     """
     begun = time.process_time()
-    reset_peak()
+    anew = reset_peak()
     plan = plan_training(arm.recipe(lr, seed), p.kind, len(p.examples["train"]))
     trainer = Trainer(arm.backbone(models, seed), models.root.dim, plan, p.examples["train"])
     what = f"{p.task.name}, {arm.name}, lr {lr:g}, seed {seed}"
@@ -161,7 +163,7 @@ def train_once(p: Problem, arm: Column, models: Encoders, lr: float, seed: int, 
         "dev": best.score,
         "dev_by_epoch": list(history.scores),
         "cpu_s": round(time.process_time() - begun, 1),
-        "peak_bytes": peak_resident(),
+        "peak_bytes": peak_resident() if anew else None,
         "parameters": sum(v.numel() for v in best.artefact.joined().values()),
     }
     return Run(lr, result, trainer, best.artefact)

@@ -100,9 +100,9 @@ class TaskLesson:
         path = self._path(name, lesson)
         found = stored_said(path, self.kind)
         if found is None:
-            reset_peak()
+            anew = reset_peak()
             found = teacher_from(self.source(name), lesson, Recipe(), self.all_rows, self.teaching)
-            self.peaks[name] = peak_resident()
+            self.peaks[name] = peak_resident() if anew else None
             path.parent.mkdir(parents=True, exist_ok=True)
             store_said(path, found)
         return found

@@ -17,8 +17,12 @@ Kind = Literal["bert", "mpnet", "roberta", "xlm-roberta", "camembert", "distilbe
 class Family:
     """How an architecture's published files say what an `Encoder` is. The defaults are BERT's."""
 
-    must: Mapping[str, str] = field(
-        default_factory=lambda: {"hidden_act": "gelu", "position_embedding_type": "absolute"}
+    must: Mapping[str, object] = field(
+        default_factory=lambda: {
+            "hidden_act": "gelu",
+            "position_embedding_type": "absolute",
+            "is_decoder": False,
+        }
     )
     """The values that these fields of `config.json` must have, if present."""
     sizes: Mapping[str, str] = field(
@@ -30,16 +34,17 @@ class Family:
         }
     )
     """The fields of `config.json`, by those of `EncoderShape`."""
-    types: bool = True
-    """Whether it tells the texts of a pair by token types. RoBERTa has one type, which is every token's."""
-    first_position: int = 0
-    """The position of a text's first token. Where that is 2, padding has position 1, and 0 is unused."""
+    token_types: Literal["two", "one", "none"] = "two"
+    """Two token types tell the texts of a pair. RoBERTa has one, which is every token's."""
+    before: int | None = 0
+    """The rows of position vectors before that of a text's first token. None: those up to the row with the
+    number of padding's id, as in RoBERTa."""
     buckets: int = 0
     """The number of buckets of relative attention, unless the configuration has another; 0: it has none."""
     pad: int = 0
     """The id of padding, unless the configuration has another."""
-    layers: str = "encoder.layer"
-    """The name of the layers in the file of weights, without the architecture's own."""
+    prefix: str = "encoder.layer"
+    """What stands before a layer's number in the file of weights."""
     qkv: tuple[str, str, str] = ("attention.self.query", "attention.self.key", "attention.self.value")
     parts: Mapping[str, str] = field(
         default_factory=lambda: {
@@ -52,9 +57,13 @@ class Family:
     )
     """The names of a layer's other parts, by the attribute of `EncoderLayer`."""
 
+    def first_position(self, pad: int) -> int:
+        """The row of the position vectors that a text's first token has."""
+        return pad + 1 if self.before is None else self.before
+
 
 _BERT = Family()
-_ROBERTA = Family(types=False, first_position=2, pad=1)
+_ROBERTA = Family(token_types="one", before=None, pad=1)
 FAMILIES: dict[str, Family] = {
     "bert": _BERT,
     "roberta": _ROBERTA,
@@ -62,18 +71,18 @@ FAMILIES: dict[str, Family] = {
     "camembert": _ROBERTA,
     "mpnet": Family(
         must={"hidden_act": "gelu"},
-        types=False,
-        first_position=2,
+        token_types="none",
+        before=2,
         buckets=32,
         pad=1,
         qkv=("attention.attn.q", "attention.attn.k", "attention.attn.v"),
         parts={**_BERT.parts, "o": "attention.attn.o", "ln1": "attention.LayerNorm"},
     ),
     "distilbert": Family(
-        must={"activation": "gelu"},
+        must={"activation": "gelu", "layer_norm_eps": 1e-12},
         sizes={"dim": "dim", "heads": "n_heads", "layers": "n_layers", "ffn": "hidden_dim"},
-        types=False,
-        layers="transformer.layer",
+        token_types="none",
+        prefix="transformer.layer",
         qkv=("attention.q_lin", "attention.k_lin", "attention.v_lin"),
         parts={
             "o": "attention.out_lin",
@@ -130,7 +139,7 @@ def read_shape(folder: Path) -> EncoderShape:
 
 def _checked_kind(config: dict[str, Any]) -> Kind:
     kind = config.get("model_type")
-    if kind not in FAMILIES:
+    if not isinstance(kind, str) or kind not in FAMILIES:
         known = ", ".join(map(repr, FAMILIES))
         raise UnsupportedModel(
             f"config.json has model_type = {kind!r}; roots of this version need one of {known}",
@@ -147,15 +156,16 @@ def _checked_kind(config: dict[str, Any]) -> Kind:
 
 def _shape(config: dict[str, Any], kind: Kind) -> EncoderShape:
     family = FAMILIES[kind]
-    pad = config.get("pad_token_id")
+    given = config.get("pad_token_id")
+    pad = family.pad if given is None else int(given)
     buckets = family.buckets and int(config.get("relative_attention_num_buckets", family.buckets))
     return EncoderShape(
         vocab=int(config["vocab_size"]),
         **{ours: int(config[theirs]) for ours, theirs in family.sizes.items()},
-        positions=int(config["max_position_embeddings"]) - family.first_position,
-        types=int(config["type_vocab_size"]) if family.types else 0,
+        positions=int(config["max_position_embeddings"]) - family.first_position(pad),
+        types=int(config["type_vocab_size"]) if family.token_types == "two" else 0,
         eps=float(config.get("layer_norm_eps", 1e-12)),
         kind=kind,
         buckets=buckets,
-        pad=family.pad if pad is None else int(pad),
+        pad=pad,
     )

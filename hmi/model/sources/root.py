@@ -23,9 +23,9 @@ from hmi.model.text.batching import Encoded
 from hmi.model.text.tokenizer import Tokenizer
 
 FORMAT = 4
-"""The newest format of `root.json`, that of roots without lower layers. Others have format 3, which earlier
-releases read. 2 had no checksum of the file itself. 1 also had trigrams and BERT only, and no fidelity by
-kind of text."""
+"""The newest format of `root.json`: of roots without lower layers, and of others than BERT and MPNet, whose
+words earlier releases tokenise otherwise. Roots that those read have format 3. 2 had no checksum of the file
+itself. 1 also had trigrams and BERT only, and no fidelity by kind of text."""
 SERVED = ("tokenizer.json", "upper.safetensors")
 """The files that are read for serving."""
 FILES = (*SERVED, "lower.safetensors")
@@ -127,7 +127,8 @@ def save_root(folder: Path, root: Root, tokenizer_file: Path) -> None:
 
 def write_root_info(folder: Path, info: RootInfo) -> None:
     """Write `root.json`. Raises StorageFull."""
-    about = {"format": 3 if info.split else FORMAT, **asdict(info)}
+    old = info.split and info.shape.kind in ("bert", "mpnet")
+    about = {"format": 3 if old else FORMAT, **asdict(info)}
     write_json(folder / "root.json", {**about, "check": _check_of(about)})
 
 

@@ -98,7 +98,7 @@ def load_encoder(folder: Path) -> Encoder:
         encoder = Encoder(shape)
         with torch.no_grad():
             _fill(encoder, tensors, shape)
-    except (KeyError, RuntimeError, SafetensorError) as error:
+    except (KeyError, IndexError, RuntimeError, SafetensorError) as error:
         raise UnsupportedModel(
             f"model.safetensors in {folder} does not hold the weights that config.json promises: {error}",
             field="source",
@@ -203,19 +203,18 @@ def _fill(encoder: Encoder, w: dict[str, Tensor], shape: EncoderShape) -> None:
     e.word.weight.copy_(w["embeddings.word_embeddings.weight"])
     if shape.pad:
         e.word.weight[[0, shape.pad]] = e.word.weight[[shape.pad, 0]]
-    # The rows before the first token's, of MPNet and RoBERTa, are those of no token.
-    e.position.weight.copy_(w["embeddings.position_embeddings.weight"][-shape.positions :])
-    types = w.get("embeddings.token_type_embeddings.weight")
-    if e.token_type is not None:
+    family = FAMILIES[shape.kind]
+    first = family.first_position(shape.pad)
+    e.position.weight.copy_(w["embeddings.position_embeddings.weight"][first:])
+    if family.token_types == "one":
+        e.position.weight.add_(w["embeddings.token_type_embeddings.weight"][0])
+    elif e.token_type is not None:
         e.token_type.weight.copy_(w["embeddings.token_type_embeddings.weight"])
-    elif types is not None:  # RoBERTa has one type, which is every token's
-        e.position.weight.add_(types[0])
     e.ln.weight.copy_(w["embeddings.LayerNorm.weight"])
     e.ln.bias.copy_(w["embeddings.LayerNorm.bias"])
-    family = FAMILIES[shape.kind]
     for i, layer in enumerate(encoder.layers):
         assert isinstance(layer, EncoderLayer)
-        p = f"{family.layers}.{i}."
+        p = f"{family.prefix}.{i}."
         for part in ("weight", "bias"):
             qkv = [w[f"{p}{name}.{part}"] for name in family.qkv]
             getattr(layer.qkv, part).copy_(torch.cat(qkv))

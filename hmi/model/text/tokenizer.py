@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from pathlib import Path
 
-from tokenizers import Encoding
+from tokenizers import Encoding, decoders
 from tokenizers import Tokenizer as FastTokenizer
 
 from hmi.errors import UnsupportedModel
@@ -122,7 +122,9 @@ SPECIALS = {"[CLS]": ("[MASK]", "[PAD]"), "<s>": ("<mask>", "<pad>")}
 
 
 MARKS = {"ByteLevel": "Ġ", "Metaspace": "▁"}
-"""What stands for the space before a word in the tokens of such a pre-tokenizer; BERT's have no mark."""
+"""The sign that a pre-tokenizer puts for the space before a word. BERT's puts none."""
+
+_BYTES = decoders.ByteLevel()
 
 
 class Tokenizer:
@@ -219,7 +221,7 @@ class Tokenizer:
         words = [i for i, t in enumerate(short) if isinstance(t, list)]
         out: dict[int, Encoded] = {}
         for at, pretokenised in ((singles, False), (words, True)):
-            given = [self._spaced(short[i]) for i in at]
+            given = [self._after_spaces(short[i]) for i in at]
             batch = self._fast.encode_batch(given, is_pretokenized=pretokenised) if at else []
             for i, e in zip(at, batch, strict=True):
                 if not self._enough(e, short[i], whole[i], max_length):
@@ -227,8 +229,11 @@ class Tokenizer:
                 out[i] = self._cut(e, max_length)
         return [out[i] for i in range(len(short))]
 
-    def _spaced(self, text: Text) -> Text:
-        """Words as they stand in a text: all but the first after a space, where that changes their tokens."""
+    def _after_spaces(self, text: Text) -> Text:
+        """Words as they stand in a text: all but the first after a space, where that changes their tokens.
+
+        A mark such as a comma gets a space before it, too, unlike in most texts.
+        """
         if self._mark != MARKS["ByteLevel"] or not isinstance(text, list):
             return text
         return [word if not i or word[:1].isspace() else f" {word}" for i, word in enumerate(text)]
@@ -266,7 +271,8 @@ class Tokenizer:
         """Return the place of each word of a text: its start and its end, exclusive, in Unicode code points.
 
         Words have the indices of `Encoded.words`. Those that begin far beyond the first `max_length` tokens
-        are left out, so the cost depends on the tokens kept.
+        are left out, so the cost depends on the tokens kept. So are those of white space alone, which
+        RoBERTa's tokenizers make.
         """
         e = self._fast.encode(self._beginning(text, max_length), add_special_tokens=False)
         spans: dict[int, tuple[int, int]] = {}
@@ -274,23 +280,33 @@ class Tokenizer:
             if word is not None:
                 first, last = spans.get(word, (start, end))
                 spans[word] = min(first, start), max(last, end)
+        for word, (start, end) in list(spans.items()):
+            inside = text[start:end].strip()
+            start += len(text[start:end]) - len(text[start:end].lstrip())
+            spans[word] = start, start + len(inside)
+            if not inside:
+                del spans[word]
         return spans
 
     def ids_of(self, words: Sequence[str]) -> list[list[int]]:
-        """The ids of each word as it stands after another one, at most five."""
+        """Return each word's ids as it stands after another word, at most five ids a word."""
         texts = self.encode([["a", word] for word in words], 8)
         return [[i for i, at in zip(text.ids, text.words, strict=True) if at == 1][:5] for text in texts]
 
     def whole_words(self) -> dict[int, str]:
         """The tokens that are whole words of letters, by id, in the order of the ids."""
-        mark = self._mark
-        tokens = sorted(
-            (self._ours(i), token.removeprefix(mark))
-            for token, i in self._fast.get_vocab().items()
-            if token.startswith(mark) and token.removeprefix(mark).isalpha()
-        )
-        alone = self.ids_of([token for _, token in tokens])
-        return {i: token for (i, token), ids in zip(tokens, alone, strict=True) if ids == [i]}
+        found = sorted((self._ours(i), self._word(token)) for token, i in self._fast.get_vocab().items())
+        words = [(i, word) for i, word in found if word.isalpha()]
+        alone = self.ids_of([word for _, word in words])
+        return {i: word for (i, word), ids in zip(words, alone, strict=True) if ids == [i]}
+
+    def _word(self, token: str) -> str:
+        """The word that a token of the vocabulary begins, without the space before; "" if it begins none."""
+        if not token.startswith(self._mark):
+            return ""
+        if self._mark == MARKS["ByteLevel"]:  # its tokens are bytes, written as letters
+            return str(_BYTES.decode([token])).removeprefix(" ")
+        return token.removeprefix(self._mark)
 
     def _cut(self, e: Encoding, limit: int) -> Encoded:
         ids = [self._ours(i) for i in e.ids] if self.pad_id else e.ids

@@ -61,8 +61,8 @@ def tokenizer_of(kind: str) -> FastTokenizer:
     return made
 
 
-def write_source(kind: str, folder: Path) -> Path:
-    """A random model of a family, as transformers writes it."""
+def write_source(kind: str, folder: Path, head: bool = False, **others: Any) -> Path:
+    """A random model of a family, with a head or without, as transformers writes it. others: settings."""
     transformers = pytest.importorskip("transformers", reason="the [adapters] extra is not installed")
     fast = tokenizer_of(kind)
     sizes: dict[str, Any] = {"vocab_size": fast.get_vocab_size(), "max_position_embeddings": 66}
@@ -77,7 +77,8 @@ def write_source(kind: str, folder: Path) -> Path:
         }
         sizes |= {"type_vocab_size": 1, "layer_norm_eps": 1e-5, "pad_token_id": 1}
     torch.manual_seed(0)
-    made = transformers.AutoModel.from_config(transformers.AutoConfig.for_model(kind, **sizes)).eval()
+    of = transformers.AutoModelForSequenceClassification if head else transformers.AutoModel
+    made = of.from_config(transformers.AutoConfig.for_model(kind, **sizes | others)).eval()
     with torch.no_grad():
         for weights in made.parameters():
             weights.add_(torch.randn_like(weights) * 0.2)
@@ -92,19 +93,56 @@ def source(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def test_hidden_states_equal_transformers(source: Path) -> None:
+    states_are_equal(source)
+    assert find_source(str(source)).kind == "folder"
+
+
+@pytest.mark.parametrize(
+    ("kind", "others"),
+    [
+        ("roberta", {"head": True}),
+        ("roberta", {"pad_token_id": 3}),
+        ("xlm-roberta", {"head": True, "pad_token_id": 4}),
+        ("distilbert", {"head": True}),
+        ("distilbert", {"sinusoidal_pos_embds": True}),
+    ],
+)
+def test_heads_paddings_and_positions_of_other_forms(
+    kind: str, others: dict[str, Any], tmp_path: Path
+) -> None:
+    states_are_equal(write_source(kind, tmp_path / kind, **others), others.get("pad_token_id"))
+
+
+def states_are_equal(source: Path, padding: int | None = None) -> None:
     transformers = pytest.importorskip("transformers", reason="the [adapters] extra is not installed")
     theirs = transformers.AutoModel.from_pretrained(source).eval()
     tokenizer, ours = Tokenizer(source / "tokenizer.json"), load_encoder(source)
-    texts = tokenizer.encode([*random_texts(3, 1, 8, 12), "good film", ("bad", "plot")], 64)
-    ids = pad_ids([text.ids for text in texts])
-    mask, pad = ids > 0, tokenizer.pad_id
-    given = torch.where(ids == pad, 0, torch.where(ids == 0, pad, ids)) if pad else ids
+    texts = tokenizer.encode([*random_texts(3, 1, 8, 12), "good film", ("bad", "plot")], 60)
+    rows = [[tokenizer._ours(i) for i in text.ids] for text in texts]  # as the source has them
+    pad = tokenizer.pad_id if padding is None else padding
+    ids = pad_ids([[{0: pad, pad: 0}.get(i, i) for i in row] for row in rows])
+    mask = pad_ids([[1] * len(row) for row in rows]) > 0
+    given = torch.full(ids.shape, pad)
+    for i, row in enumerate(rows):
+        given[i, : len(row)] = torch.tensor(row)
     with torch.no_grad():
         want = theirs(given, attention_mask=mask.long(), output_hidden_states=True).hidden_states
         for layer in range(5):
             found = ours(ids, mask, upto=layer)
             torch.testing.assert_close(found[mask], want[layer][mask], atol=1e-5, rtol=1e-5)
-    assert find_source(str(source)).kind == "folder"
+
+
+@pytest.mark.parametrize(
+    "others", [{"max_position_embeddings": 64}, {"max_position_embeddings": 68}, {"pad_token_id": 10_000}]
+)
+def test_weights_that_do_not_fit_the_configuration_are_refused(
+    others: dict[str, int], tmp_path: Path
+) -> None:
+    source = write_source("roberta", tmp_path / "roberta")
+    config = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps(config | others))
+    with pytest.raises(UnsupportedModel, match="does not hold the weights"):
+        load_encoder(source)
 
 
 def test_words_have_the_tokens_that_they_have_in_a_text(source: Path) -> None:
@@ -136,17 +174,33 @@ def test_whole_words_and_changed_copies(source: Path) -> None:
     assert len(copies) == 4
 
 
-def test_the_places_of_words_leave_spaces_out(source: Path) -> None:
+@pytest.mark.parametrize("text", [TEXT, "good  film", " good\nfilm ", "the\t bad plot"])
+def test_the_places_of_words_leave_spaces_out(source: Path, text: str) -> None:
     tokenizer = Tokenizer(source / "tokenizer.json")
-    spans = tokenizer.word_spans(TEXT, 64)
-    words = [TEXT[start:end] for start, end in spans.values()]
-    assert words[0] == "good"
-    assert all(word == word.strip() for word in words)
-    assert "".join(words) == TEXT.replace(" ", "")
+    words = [text[start:end] for start, end in tokenizer.word_spans(text, 64).values()]
+    assert words[0] in ("good", "the")
+    assert all(word and word == word.strip() for word in words)
+    assert "".join(words) == "".join(text.split())
 
 
-@pytest.mark.parametrize("kind", ["electra", "llama", None])
-def test_other_families_are_refused_by_name(kind: str | None, tmp_path: Path) -> None:
+def test_whole_words_of_bytes_are_read_as_letters(tmp_path: Path) -> None:
+    made = FastTokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    specials = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+    signs = pre_tokenizers.ByteLevel.alphabet()
+    texts = ["el país está aquí y größe für dich país aquí größe für"] * 20
+    made.train_from_iterator(
+        texts, trainers.BpeTrainer(vocab_size=400, special_tokens=specials, initial_alphabet=signs)
+    )
+    made.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0), add_prefix_space=False)
+    made.save(str(tmp_path / "tokenizer.json"))
+    assert {"país", "aquí", "größe", "für"} <= set(
+        Tokenizer(tmp_path / "tokenizer.json").whole_words().values()
+    )
+
+
+@pytest.mark.parametrize("kind", ["electra", "llama", None, ["roberta"]])
+def test_other_families_are_refused_by_name(kind: object, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
     with pytest.raises(UnsupportedModel, match="roberta") as raised:
         read_shape(tmp_path)
