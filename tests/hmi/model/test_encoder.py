@@ -54,8 +54,8 @@ def test_weights_that_break_off_are_refused(tmp_path: Path) -> None:
 def test_another_architecture_is_refused_by_name(tmp_path: Path) -> None:
     folder = write_tiny_source(tmp_path / "m")
     text = (folder / "config.json").read_text()
-    (folder / "config.json").write_text(text.replace('"bert"', '"roberta"'))
-    with pytest.raises(UnsupportedModel, match="model_type = 'roberta'"):
+    (folder / "config.json").write_text(text.replace('"bert"', '"electra"'))
+    with pytest.raises(UnsupportedModel, match="model_type = 'electra'"):
         find_source(str(folder))
 
 
