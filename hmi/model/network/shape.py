@@ -120,7 +120,18 @@ class EncoderShape:
 
 
 def read_shape(folder: Path) -> EncoderShape:
-    """Read `folder/config.json`. Raises UnsupportedModel, which names the field that does not fit."""
+    """The shape of the encoder in a folder. Raises UnsupportedModel, which names the field that does not
+    fit."""
+    config = read_config(folder)
+    kind = _checked_kind(config)
+    try:
+        return _shape(config, kind)
+    except KeyError as error:
+        raise UnsupportedModel(f"config.json lacks {error.args[0]}", field="source") from error
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The content of `folder/config.json`. Raises UnsupportedModel."""
     path = folder / "config.json"
     if not path.is_file():
         raise UnsupportedModel(
@@ -130,11 +141,7 @@ def read_shape(folder: Path) -> EncoderShape:
         config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise UnsupportedModel(f"{path} is not JSON ({error})", field="source") from error
-    kind = _checked_kind(config)
-    try:
-        return _shape(config, kind)
-    except KeyError as error:
-        raise UnsupportedModel(f"config.json lacks {error.args[0]}", field="source") from error
+    return config
 
 
 def _checked_kind(config: dict[str, Any]) -> Kind:
@@ -169,3 +176,81 @@ def _shape(config: dict[str, Any], kind: Kind) -> EncoderShape:
         buckets=buckets,
         pad=pad,
     )
+
+
+DECODERS = ("llama", "qwen2", "qwen3")
+"""The supported architectures of language models, by `model_type`: decoders with RMSNorm before each block,
+rotary positions, grouped keys and values, and SwiGLU."""
+
+
+@dataclass(frozen=True)
+class DecoderShape:
+    """The sizes of a language model: a decoder of the shape of Llama.
+
+    Ids in HMI are the source's plus one, since 0 means "no token" everywhere in HMI.
+    """
+
+    vocab: int
+    """The number of ids, one more than the source's."""
+    dim: int
+    heads: int
+    kv_heads: int
+    """The number of heads of keys and values. Each serves heads / kv_heads heads of queries."""
+    head_dim: int
+    layers: int
+    ffn: int
+    positions: int
+    """The number of tokens of the longest text."""
+    eps: float
+    """Of the RMSNorms."""
+    base: float
+    """Of the rotary positions' wavelengths."""
+    tied: bool
+    """Whether the words' vectors also score the next token."""
+    qkv_bias: bool = False
+    qk_norm: bool = False
+    """Whether each head's queries and keys pass an RMSNorm, as in Qwen3."""
+    kind: str = "llama"
+
+
+def read_decoder_shape(config: Mapping[str, Any]) -> DecoderShape:
+    """The shape that the content of a `config.json` describes. Raises UnsupportedModel, which names the field
+    that does not fit."""
+    kind = config.get("model_type")
+    if kind not in DECODERS:
+        raise UnsupportedModel(f"config.json has model_type = {kind!r}, not one of {', '.join(DECODERS)}")
+    must: dict[str, object] = {"hidden_act": "silu", "mlp_bias": False, "use_sliding_window": False}
+    if kind != "qwen2":  # then the output projection would have a bias, too
+        must["attention_bias"] = False
+    for name, value in must.items():
+        found = config.get(name, value)
+        if found != value:
+            raise UnsupportedModel(
+                f"config.json has {name} = {found!r}; generative roots need {value!r}", field="source"
+            )
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if rope.get("rope_type", rope.get("type", "default")) != "default":
+        raise UnsupportedModel(
+            f"config.json has scaled rotary positions ({rope}): generative roots need plain ones",
+            field="source",
+        )
+    try:
+        dim, heads = int(config["hidden_size"]), int(config["num_attention_heads"])
+        return DecoderShape(
+            vocab=int(config["vocab_size"]) + 1,
+            dim=dim,
+            heads=heads,
+            kv_heads=int(config.get("num_key_value_heads") or heads),
+            head_dim=int(config.get("head_dim") or dim // heads),
+            layers=int(config["num_hidden_layers"]),
+            ffn=int(config["intermediate_size"]),
+            positions=int(config["max_position_embeddings"]),
+            eps=float(config["rms_norm_eps"]),
+            base=float(rope.get("rope_theta") or config.get("rope_theta") or 10_000.0),
+            tied=bool(config.get("tie_word_embeddings", False)),
+            qkv_bias=kind == "qwen2",
+            qk_norm=kind == "qwen3",
+            kind=kind,
+        )
+    except KeyError as error:
+        raise UnsupportedModel(f"config.json lacks {error.args[0]}", field="source") from error

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import json
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -16,7 +18,14 @@ from torch import Tensor
 from hmi.errors import UnsupportedModel
 from hmi.model.checked import file_sha256
 from hmi.model.network.encoder import Encoder, EncoderLayer
-from hmi.model.network.shape import FAMILIES, EncoderShape, read_shape
+from hmi.model.network.shape import (
+    DECODERS,
+    FAMILIES,
+    EncoderShape,
+    read_config,
+    read_decoder_shape,
+    read_shape,
+)
 from hmi.model.sources.pieces import IN_PIECES, OPTIONAL_FILES, REQUIRED_FILES, assembled, is_assembled
 
 Pooling = Literal["mean", "cls"]
@@ -37,16 +46,42 @@ class Source:
     """How it was found: "folder", "package" or "hub"."""
     sha256: str
     """Of its weights."""
+    gguf: Path | None = None
+    """The file that holds all of it, if it is a language model in one file."""
+
+    @property
+    def generates(self) -> bool:
+        """Whether it is a language model, which predicts the next token, rather than an encoder."""
+        return self.gguf is not None or read_config(self.folder).get("model_type") in DECODERS
 
 
 def find_source(source: str) -> Source:
     """Find a model by local folder, package name or hub id (`owner/name`), in this order.
 
-    A package may be split into pieces (`hmi.model.sources.pieces`); then its first use needs the network
-    unless all of them are installed. A hub id needs `huggingface_hub` and the network. Raises
-    UnsupportedModel."""
+    A folder may also be the path of a GGUF file, or hold one. A package may be split into pieces
+    (`hmi.model.sources.pieces`); then its first use needs the network unless all of them are installed. A hub
+    id needs `huggingface_hub` and the network. Raises UnsupportedModel."""
     folder, kind = _located(source)
-    return _checked(folder, folder.name if kind == "folder" else source, kind)
+    name = folder.name if kind == "folder" else source
+    gguf = gguf_in(folder)
+    if gguf is not None:
+        return Source(gguf.parent, name, kind, file_sha256(gguf), gguf)
+    return _checked(folder, name, kind)
+
+
+def gguf_in(path: Path) -> Path | None:
+    """The GGUF file that `path` is or, unless it also has a `config.json`, holds. None if there is none.
+
+    Raises UnsupportedModel (several)."""
+    if path.suffix == ".gguf":
+        return path
+    found = [] if (path / "config.json").is_file() else sorted(path.glob("*.gguf"))
+    if len(found) > 1:
+        raise UnsupportedModel(
+            f"{path} holds {len(found)} GGUF files, such as {found[0].name}: give the path of one",
+            field="source",
+        )
+    return found[0] if found else None
 
 
 def find_shape(source: str) -> EncoderShape:
@@ -57,7 +92,7 @@ def find_shape(source: str) -> EncoderShape:
 def _located(source: str) -> tuple[Path, str]:
     """The folder of a model, and how it was found."""
     folder = Path(source)
-    if is_folder(folder):
+    if is_folder(folder) or (folder.suffix == ".gguf" and is_file(folder)):
         return folder.resolve(), "folder"
     packaged = _package_folder(source) or assembled(source)
     if packaged is not None:
@@ -80,21 +115,29 @@ def is_folder(path: Path) -> bool:
         return False
 
 
+def is_file(path: Path) -> bool:
+    """The same for a file."""
+    try:
+        return path.is_file()
+    except (OSError, ValueError):
+        return False
+
+
 def must_be_fetched(source: str) -> bool:
     """Return whether `find_source` may download `source`. Then it is too slow to be called in a request."""
-    if is_folder(Path(source)):
+    if is_folder(Path(source)) or is_file(Path(source)):
         return False
     return _is_hub_id(source) or (source in IN_PIECES and not is_assembled(source))
 
 
 def load_encoder(folder: Path) -> Encoder:
-    """Load `folder/model.safetensors` in fp32, with the ids of padding and 0 swapped if padding is not 0.
+    """Load an encoder in fp32, with the ids of padding and 0 swapped if padding is not 0.
 
     Raises UnsupportedModel.
     """
     shape = read_shape(folder)
     try:
-        tensors = _read(folder / "model.safetensors")
+        tensors = {_PREFIX.sub("", name): value for name, value in read_weights(folder)}
         encoder = Encoder(shape)
         with torch.no_grad():
             _fill(encoder, tensors, shape)
@@ -128,9 +171,26 @@ def read_pooling(folder: Path) -> tuple[Pooling, bool]:
     return known[modes[0]], any(str(module.get("type", "")).endswith("Normalize") for module in modules)
 
 
+def weight_files(folder: Path) -> list[Path]:
+    """The files of a model's weights: `model.safetensors`, or those that its index names. May not exist.
+
+    Raises UnsupportedModel (an index that is none)."""
+    index = folder / "model.safetensors.index.json"
+    if not index.is_file():
+        return [folder / "model.safetensors"]
+    try:
+        names = {str(name) for name in json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()}
+        if not names or any(Path(name).name != name for name in names):
+            raise ValueError("it names no file, or one elsewhere")
+    except (ValueError, KeyError, AttributeError) as error:
+        raise UnsupportedModel(f"{index} cannot be used ({error})", field="source") from error
+    return [folder / name for name in sorted(names)]
+
+
 def _checked(folder: Path, name: str, kind: str) -> Source:
-    weights = folder / "model.safetensors"
-    if not weights.is_file():
+    weights = weight_files(folder)
+    missing = [path.name for path in weights if not path.is_file()]
+    if missing:
         pickles = [p for p in PICKLES if (folder / p).exists()]
         if pickles:
             raise UnsupportedModel(
@@ -138,15 +198,19 @@ def _checked(folder: Path, name: str, kind: str) -> Source:
                 "convert it to model.safetensors first",
                 field="source",
             )
-        raise UnsupportedModel(
-            f"no model.safetensors in {folder}: give a folder with weights", field="source"
-        )
+        raise UnsupportedModel(f"no {missing[0]} in {folder}: give a folder with weights", field="source")
     if not (folder / "tokenizer.json").is_file():
         raise UnsupportedModel(
             f"no tokenizer.json in {folder}: save the fast tokenizer there", field="source"
         )
-    read_shape(folder)
-    return Source(folder, name, kind, file_sha256(weights))
+    config = read_config(folder)
+    if config.get("model_type") in DECODERS:
+        read_decoder_shape(config)
+    else:
+        read_shape(folder)
+    hashes = [file_sha256(path) for path in weights]
+    joined = hashes[0] if len(hashes) == 1 else hashlib.sha256("".join(hashes).encode()).hexdigest()
+    return Source(folder, name, kind, joined)
 
 
 def _package_folder(name: str) -> Path | None:
@@ -166,8 +230,10 @@ def _package_folder(name: str) -> Path | None:
         return None
     for location in spec.submodule_search_locations:
         for config in sorted(Path(location).glob("**/config.json")):
-            if (config.parent / "model.safetensors").is_file():
+            if weight_files(config.parent)[0].is_file():
                 return config.parent
+        for gguf in sorted(Path(location).glob("**/*.gguf")):
+            return gguf
     return None
 
 
@@ -193,9 +259,12 @@ def _hub_folder(name: str) -> Path:
     return Path(path)
 
 
-def _read(path: Path) -> dict[str, Tensor]:
-    with safe_open(path, "pt") as file:
-        return {_PREFIX.sub("", key): file.get_tensor(key).float() for key in file.keys()}  # noqa: SIM118 — not a dict
+def read_weights(folder: Path) -> Iterator[tuple[str, Tensor]]:
+    """Each tensor of a folder in fp32, with its name. Raises SafetensorError."""
+    for path in weight_files(folder):
+        with safe_open(path, "pt") as file:
+            for key in file.keys():  # noqa: SIM118 — not a dict
+                yield key, file.get_tensor(key).float()
 
 
 def _fill(encoder: Encoder, w: dict[str, Tensor], shape: EncoderShape) -> None:

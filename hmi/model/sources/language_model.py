@@ -1,0 +1,132 @@
+"""Language models as published: their weights, tokenizer and chat template, from a folder or a GGUF file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from tokenizers import Tokenizer as FastTokenizer
+from torch import Tensor
+
+from hmi.errors import UnsupportedModel
+from hmi.model.network.decoder import Decoder, DecoderLayer
+from hmi.model.network.shape import read_config, read_decoder_shape
+from hmi.model.sources.gguf import open_gguf
+from hmi.model.sources.source import Source, read_weights
+from hmi.model.text.generative import GenerativeTokenizer
+
+
+@dataclass(frozen=True)
+class LanguageModel:
+    """A language model in memory, in fp32."""
+
+    decoder: Decoder
+    tokenizer: GenerativeTokenizer
+
+
+def load_language_model(source: Source) -> LanguageModel:
+    """Load a source that generates. Raises UnsupportedModel."""
+    weights: Iterable[tuple[str, Tensor]]
+    try:
+        if source.gguf is not None:
+            file = open_gguf(source.gguf)
+            config, weights, fast, template = file.config, file.tensors(), file.tokenizer(), file.template()
+        else:
+            config, weights = read_config(source.folder), read_weights(source.folder)
+            fast, template = _tokenizer(source.folder)
+        decoder = Decoder(read_decoder_shape(config))
+        with torch.no_grad():
+            _fill(decoder, weights)
+    except (KeyError, RuntimeError, SafetensorError) as error:
+        raise UnsupportedModel(
+            f"{source.name} does not hold the weights that its configuration promises: {error}",
+            field="source",
+        ) from error
+    tokenizer = GenerativeTokenizer(fast, *_ends(config, fast, source.name), template)
+    return LanguageModel(decoder.eval().requires_grad_(False), tokenizer)
+
+
+def _tokenizer(folder: Path) -> tuple[FastTokenizer, str | None]:
+    """The tokenizer and the chat template of a Hugging Face folder."""
+    try:
+        fast = FastTokenizer.from_file(str(folder / "tokenizer.json"))
+    except Exception as error:  # the library raises a bare Exception
+        raise UnsupportedModel(f"tokenizer.json is not readable: {error}", field="source") from error
+    own = folder / "chat_template.jinja"
+    if own.is_file():
+        return fast, own.read_text(encoding="utf-8")
+    settings = folder / "tokenizer_config.json"
+    try:
+        found = (
+            json.loads(settings.read_text(encoding="utf-8")).get("chat_template")
+            if settings.is_file()
+            else None
+        )
+    except (ValueError, AttributeError) as error:
+        raise UnsupportedModel(
+            f"tokenizer_config.json is no JSON object ({error})", field="source"
+        ) from error
+    if isinstance(found, list):  # several named templates
+        found = {str(each.get("name")): each.get("template") for each in found}.get("default")
+    return fast, found
+
+
+def _ends(config: dict[str, Any], fast: FastTokenizer, name: str) -> tuple[int, tuple[int, ...]]:
+    """The source's ids of the begin token and of the tokens that end a text."""
+    eos = config.get("eos_token_id")
+    ends = tuple(int(i) for i in (eos if isinstance(eos, list) else [eos]) if i is not None)
+    begin = config.get("bos_token_id")
+    begin = ends[0] if begin is None and ends else begin
+    if begin is None or any(fast.id_to_token(i) is None for i in (int(begin), *ends)):
+        raise UnsupportedModel(
+            f"{name} names no token at the beginning of a text (bos_token_id) that its tokenizer has",
+            field="source",
+        )
+    return int(begin), ends
+
+
+def _fill(decoder: Decoder, weights: Iterable[tuple[str, Tensor]]) -> None:
+    """Copy each tensor into its place. Raises KeyError for one without a place or a place without one."""
+    places = _places(decoder)
+    left = set(places)
+    for name, value in weights:
+        if name.endswith("rotary_emb.inv_freq") or (decoder.shape.tied and name == "lm_head.weight"):
+            continue
+        places[name].copy_(value)
+        left.discard(name)
+    if left:
+        raise KeyError(min(left))
+
+
+def _places(decoder: Decoder) -> dict[str, Tensor]:
+    """Where the tensors of a Hugging Face checkpoint go."""
+    found = {"model.embed_tokens.weight": decoder.word.weight[1:], "model.norm.weight": decoder.norm.weight}
+    decoder.word.weight[0] = 0
+    if decoder.scores is not None:
+        decoder.scores.weight[0] = 0
+        found["lm_head.weight"] = decoder.scores.weight[1:]
+    for i, layer in enumerate(decoder.layers):
+        assert isinstance(layer, DecoderLayer)
+        p = f"model.layers.{i}."
+        names = ("q_proj", "k_proj", "v_proj")
+        for part, whole in layer.qkv.named_parameters():
+            for name, rows in zip(names, whole.split(layer.sizes), strict=True):
+                found[f"{p}self_attn.{name}.{part}"] = rows
+        gate, value = layer.fi.weight.chunk(2)
+        found |= {
+            f"{p}input_layernorm.weight": layer.ln1.weight,
+            f"{p}self_attn.o_proj.weight": layer.o.weight,
+            f"{p}post_attention_layernorm.weight": layer.ln2.weight,
+            f"{p}mlp.gate_proj.weight": gate,
+            f"{p}mlp.up_proj.weight": value,
+            f"{p}mlp.down_proj.weight": layer.fo.weight,
+        }
+        if layer.q_norm is not None and layer.k_norm is not None:
+            found[f"{p}self_attn.q_norm.weight"] = layer.q_norm.weight
+            found[f"{p}self_attn.k_norm.weight"] = layer.k_norm.weight
+    return found

@@ -1,0 +1,105 @@
+"""The tokenizer of a language model: texts and chats to ids, and ids to text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, NoReturn
+
+from tokenizers import Tokenizer as FastTokenizer
+
+from hmi.errors import InvalidInput
+from hmi.model.text.batching import Encoded
+
+
+class GenerativeTokenizer:
+    """Ids are the source's plus one, since 0 means "no token" in HMI. Thread-safe.
+
+    Every text begins with the begin token: the state that it has at position 0, where other tokens put
+    attention of which they have no use, is the same in every text.
+    """
+
+    def __init__(
+        self, fast: FastTokenizer, begin: int, ends: Sequence[int], template: str | None = None
+    ) -> None:
+        """begin, ends: the source's ids of the token before a text and of those after it. template: in
+        Jinja."""
+        fast.no_padding()
+        fast.no_truncation()
+        self.fast, self.template = fast, template
+        self.begin, self.ends = begin + 1, tuple(i + 1 for i in ends)
+        special = [t.content for t in fast.get_added_tokens_decoder().values() if t.special and t.content]
+        self._special = re.compile("|".join(map(re.escape, special))) if special else None
+        self._plain: FastTokenizer | None = None
+        """A copy to which special tokens are plain characters, made when a text first has one."""
+
+    def encode(self, texts: Sequence[str], max_length: int, *, specials: bool = False) -> list[Encoded]:
+        """Tokenise texts, and cut each to `max_length` tokens, the begin token included.
+
+        The names of special tokens in a text are plain characters, unless `specials` is set, as for a chat.
+        """
+        out = []
+        for text in texts:
+            ids = [self.begin, *self._ids(text, specials)]
+            if ids[1:2] == [self.begin]:
+                del ids[0]
+            kept = ids[:max_length]
+            out.append(Encoded(kept, [0] * len(kept), [None] * len(kept), len(kept) < len(ids)))
+        return out
+
+    def _ids(self, text: str, specials: bool) -> list[int]:
+        if specials or self._special is None or not self._special.search(text):
+            return [i + 1 for i in self.fast.encode(text, add_special_tokens=False).ids]
+        if self._plain is None:
+            plain = FastTokenizer.from_str(self.fast.to_str())
+            plain.encode_special_tokens = True
+            self._plain = plain
+        return [i + 1 for i in self._plain.encode(text, add_special_tokens=False).ids]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of ids, without special tokens."""
+        return str(self.fast.decode([i - 1 for i in ids if i], skip_special_tokens=True))
+
+    def chat(self, messages: Sequence[Mapping[str, Any]], *, answer: bool = True) -> str:
+        """Write a chat as one text, by the model's template. To be encoded with `specials`.
+
+        answer: whether the text ends where the assistant begins to answer. Raises InvalidInput: the model has
+        no template, the template refuses the chat, or a message holds the name of a special token.
+        """
+        # Chats are rare where texts are classified, and this import takes a tenth of a second.
+        from jinja2.exceptions import TemplateError
+        from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+        if self.template is None:
+            raise InvalidInput("the root has no chat template: give a prompt instead", field="messages")
+        for i, message in enumerate(messages):
+            found = self._special and self._special.search(str(message.get("content", "")))
+            if found:
+                raise InvalidInput(
+                    f"messages[{i}] holds the name of a special token, {found[0]}: leave it out",
+                    field=f"messages[{i}].content",
+                )
+
+        def refuse(message: str) -> NoReturn:
+            raise TemplateError(message)
+
+        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+        environment.globals |= {
+            "raise_exception": refuse,
+            "strftime_now": lambda form: datetime.now().strftime(form),
+        }
+        names = {
+            "bos_token": self._token(self.begin),
+            "eos_token": self._token(self.ends[0]) if self.ends else "",
+        }
+        try:
+            template = environment.from_string(self.template)
+            return template.render(messages=messages, add_generation_prompt=answer, **names)
+        except TemplateError as error:
+            raise InvalidInput(
+                f"the root's chat template refuses this chat: {error}", field="messages"
+            ) from error
+
+    def _token(self, our_id: int) -> str:
+        return str(self.fast.id_to_token(our_id - 1))
