@@ -187,6 +187,8 @@ class RootRecord(Record):
     split: int
     n: int = 3
     """The number of tokens of the longest n-grams of its PLOTs."""
+    generates: bool = False
+    """Whether it is a language model, which predicts the next token, rather than an encoder."""
     fidelity: dict[str, float]
     fidelity_by_kind: dict[str, dict[str, float]] = Field(default_factory=dict)
     bytes: int

@@ -58,7 +58,8 @@ def tiny_root(tiny_source: Path, teacher: Encoder) -> Root:
         lower.fold += torch.randn(lower.fold.shape, generator=g) * 0.05
     for module in (lower, upper, bias):
         module.eval().requires_grad_(False)
-    info = RootInfo("tiny", "v1", {"kind": "folder", "name": "tiny", "sha256": ""}, teacher.shape, 2, "")
+    source = {"kind": "folder", "name": "tiny", "sha256": ""}
+    info = RootInfo(name="tiny", version="v1", source=source, shape=teacher.shape, split=2, created="")
     return Root(info, upper, bias, tokenizer, lower)
 
 

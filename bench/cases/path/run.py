@@ -123,7 +123,8 @@ def _prepare(folder: Path, wanted: int | None) -> PathBench:
     lower, upper, bias = parts
     for part in parts:
         part.eval().requires_grad_(False)
-    root = Root(RootInfo("bench", "0", {}, teacher.shape, split, ""), upper, bias, tokenizer)
+    info = RootInfo(name="bench", version="0", source={}, shape=teacher.shape, split=split, created="")
+    root = Root(info, upper, bias, tokenizer)
     executors: dict[str, Executor] = {}
     for precision in available():
         own = replace(root, upper=copy.deepcopy(root.upper))  # an executor prepares the layers in place

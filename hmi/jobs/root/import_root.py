@@ -4,7 +4,6 @@ the artefact and publishes the root's PLOT."""
 from __future__ import annotations
 
 import random
-import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,14 +17,26 @@ from hmi.jobs.options import ImportRootOptions
 from hmi.jobs.plot.ngrams import choose, count_corpus
 from hmi.jobs.plot.write_plot import Wanted, in_chunks, write_version
 from hmi.jobs.root import repair_root
+from hmi.jobs.root.import_language_model import write_language_model
+from hmi.jobs.root.sampling import (
+    FIDELITY_TEXTS,
+    LENGTH,
+    MAX_TEXTS,
+    Fidelity,
+    Texts,
+    check_learnable,
+    piece_of,
+    sample_texts,
+)
 from hmi.jobs.runtime.context import JobContext
 from hmi.jobs.specs import ImportRootSpec
 from hmi.model.files import read_checkpoint, write_checkpoint
 from hmi.model.memory import keep_freed_memory
 from hmi.model.network.encoder import Encoder
+from hmi.model.sources.generative_root import load_for_building
 from hmi.model.sources.locality import apply_locality, shipped_locality
 from hmi.model.sources.lower import InputBias, LocalLower
-from hmi.model.sources.root import Root, RootInfo, load_root, read_root_info, save_root, split_encoder
+from hmi.model.sources.root import Root, RootInfo, load_root, read_any_info, save_root, split_encoder
 from hmi.model.sources.source import Source, find_source, load_encoder, read_pooling
 from hmi.model.tenant.artefact import tensors_below
 from hmi.model.text.batching import Encoded
@@ -151,18 +162,8 @@ def _restored(ctx: JobContext, name: str, parts: _LocalParts) -> bool:
     return True
 
 
-Texts = dict[str, list[Encoded]]  # by kind
-Fidelity = tuple[dict[str, float], dict[str, dict[str, float]]]  # over all texts; by kind
-MAX_TEXTS = 40_000
-"""Locality is learnt from at most this many texts."""
-FIDELITY_TEXTS = 160
-"""An import measures fidelity on this many texts over all files, but on at most a third of each
-file's. `measure_root` takes this many of each file."""
-MIN_TEXTS = 100
-"""Learning locality takes at least this many texts."""
 PAIR_EVERY = 16
 """One pair is added for every this many texts, so that the second segment's type vector is learnt."""
-_KIND = re.compile(r"text-([a-z][a-z0-9-]*)")
 
 
 def run(ctx: JobContext) -> dict[str, Any]:
@@ -176,12 +177,12 @@ def run(ctx: JobContext) -> dict[str, Any]:
     documents = sum(check_corpus(text) for text in texts)
     if spec.repairs is not None:
         return repair_root.run(
-            ctx, source, _source_record(source), lambda made: _write_artefact(ctx, made, source, spec, texts)
+            ctx, source, _source_record(source), lambda made: _write(ctx, made, source, spec, texts)
         )
     folder = ctx.layout.root(spec.name, ctx.job.job)
     if not folder.exists():
-        _write_artefact(ctx, folder, source, spec, texts)
-    info = read_root_info(folder)
+        _write(ctx, folder, source, spec, texts)
+    info = read_any_info(folder)
     _publish_plot(ctx, folder, spec.alpha, texts, documents)
     record = RootRecord(
         name=info.name,
@@ -190,6 +191,7 @@ def run(ctx: JobContext) -> dict[str, Any]:
         source={k: v for k, v in info.source.items() if k != "folder"},  # users see this record
         dim=info.shape.dim,
         layers=info.shape.layers,
+        generates=source.generates,
         split=info.split,
         n=info.n,
         fidelity=info.fidelity,
@@ -221,9 +223,9 @@ def measure_root(
     for path in texts:
         check_corpus(path)
         rng = random.Random(0)
-        lines = [_piece(d, rng) for d in read_documents(path)]
+        lines = [piece_of(d, rng) for d in read_documents(path)]
         some = rng.sample(lines, min(len(lines), FIDELITY_TEXTS))
-        kinds[path.name] = root.tokenizer.encode(some, 256)
+        kinds[path.name] = root.tokenizer.encode(some, LENGTH)
     return fidelity_report((root.lower, root.upper, root.bias), load_encoder(found.folder), kinds)[1]
 
 
@@ -232,6 +234,14 @@ def _source_record(source: Source) -> dict[str, str]:
     alone does not find it."""
     where = {"folder": str(source.folder)} if source.kind == "folder" else {}
     return {"kind": source.kind, "name": source.name, "sha256": source.sha256, **where}
+
+
+def _write(ctx: JobContext, folder: Path, source: Source, spec: ImportRootSpec, paths: list[Path]) -> None:
+    """Write the artefact of an encoder's or a language model's root."""
+    if source.generates:
+        write_language_model(ctx, folder, source, _source_record(source), spec, paths)
+    else:
+        _write_artefact(ctx, folder, source, spec, paths)
 
 
 def _write_artefact(
@@ -283,13 +293,17 @@ def _make_local(
     Without lower layers they are the source itself.
     """
     lower = parts[0]
+
+    def encode(lines: list[str]) -> list[Encoded]:
+        return tokenizer.encode(_some_paired(lines), LENGTH)
+
     if not lower.depth:
-        held_out = _sample_texts(tokenizer, paths, options.seed, 3 * FIDELITY_TEXTS)[1]
+        held_out = sample_texts(encode, paths, options.seed, 3 * FIDELITY_TEXTS)[1]
         return _measure_fidelity(ctx, parts, teacher, held_out) if any(held_out.values()) else ({}, {})
     found = shipped_locality(source.sha256, lower.depth, lower.n)
     learns = found is None or options.distil or options.start == "shipped"
     most = MAX_TEXTS if learns else 3 * FIDELITY_TEXTS
-    texts, held_out = _sample_texts(tokenizer, paths, options.seed, most)
+    texts, held_out = sample_texts(encode, paths, options.seed, most)
     if found is None or learns:
         _check_learnable(source, lower, found, texts, paths, options)
         _learn_locality(ctx, teacher, parts, texts, options, found if options.start == "shipped" else None)
@@ -314,15 +328,7 @@ def _check_learnable(
     missing = f"no locality weights ship for {source.name} split at {lower.depth} with n = {lower.n}"
     if options.start == "shipped" and shipped is None:
         raise InvalidInput(f"{missing}: leave start=shipped out", field="options.start")
-    if not paths:
-        missing = missing if shipped is None else "locality is learnt from text"
-        raise InvalidInput(f"{missing}: give unlabelled text (--text) to learn from", field="texts")
-    if len(texts) < MIN_TEXTS:
-        raise InvalidInput(
-            f"{len(texts)} usable texts are too few to learn locality: give at least "
-            f"{FIDELITY_TEXTS + MIN_TEXTS} lines",
-            field="texts",
-        )
+    check_learnable(missing if shipped is None else "locality is learnt from text", texts, paths)
 
 
 def _measure_fidelity(ctx: JobContext, parts: _LocalParts, teacher: Encoder, held_out: Texts) -> Fidelity:
@@ -335,7 +341,7 @@ def _measure_fidelity(ctx: JobContext, parts: _LocalParts, teacher: Encoder, hel
 def _publish_plot(ctx: JobContext, folder: Path, alpha: float, texts: list[Path], documents: int) -> None:
     """Publish the root's own PLOT: every token's unigram, the last fallback of every look-up, and
     the n-grams of the text, if there is one."""
-    root = load_root(folder, with_lower=True)
+    root = load_for_building(folder)
     assert root.lower is not None
     counted = count_corpus(ctx, root.tokenizer, texts, documents, root.info.n)
     vocabulary = np.arange(1, root.info.shape.vocab, dtype=np.uint32)[:, None]
@@ -352,47 +358,6 @@ def _publish_plot(ctx: JobContext, folder: Path, alpha: float, texts: list[Path]
     write_version(ctx, root.info.name, root.lower, wanted, parent=None, onto=None, extend=False, meta=meta)
 
 
-def _sample_texts(
-    tokenizer: Tokenizer, paths: list[Path], seed: int, most: int
-) -> tuple[list[Encoded], Texts]:
-    """Sample the files evenly. Returns the shuffled texts to learn from, of at most 256 tokens, and
-    the held-out ones by kind.
-
-    At most `most` pieces are drawn in all; some pairs of them are added.
-    """
-    rng = random.Random(seed)
-    texts: list[Encoded] = []
-    held_out: Texts = {}
-    for path in paths:
-        lines = [_piece(d, rng) for d in read_documents(path)]
-        lines = rng.sample(lines, min(len(lines), most // len(paths)))
-        held = min(-(-FIDELITY_TEXTS // len(paths)), len(lines) // 3)
-        encoded = [
-            [e for e in tokenizer.encode(_some_paired(some), 256) if len(e) > 4]
-            for some in (lines[:held], lines[held:])
-        ]
-        held_out.setdefault(_kind_of(path), []).extend(encoded[0])
-        texts += encoded[1]
-    rng.shuffle(texts)
-    return texts, held_out
-
-
 def _some_paired(lines: list[str]) -> list[Text]:
     pairs = zip(lines[::PAIR_EVERY], lines[1::PAIR_EVERY], strict=False)
     return [*lines, *pairs]
-
-
-def _kind_of(path: Path) -> str:
-    found = _KIND.match(path.name)
-    return found[1] if found else "general"
-
-
-def _piece(document: str, rng: random.Random) -> str:
-    """A random run of words of a long document, so that training also sees texts that
-    start in mid-document."""
-    words = document.split()
-    if len(words) <= 60 or rng.random() < 0.3:
-        return document[:3000]
-    length = rng.choice((20, 40, 160))
-    start = rng.randrange(max(1, len(words) - length))
-    return " ".join(words[start : start + length])

@@ -20,7 +20,15 @@ from hmi.jobs.specs import ImportRootSpec
 from hmi.model.checked import file_sha256
 from hmi.model.files import sync_folder, write_json
 from hmi.model.network.shape import read_shape
-from hmi.model.sources.root import FILES, NewerRoot, RootInfo, read_root_info, verify_root, write_root_info
+from hmi.model.sources.root import (
+    FILES,
+    AnyRootInfo,
+    NewerRoot,
+    RootInfo,
+    read_any_info,
+    verify_root,
+    write_root_info,
+)
 from hmi.model.sources.source import Source, read_pooling
 from hmi.stores.layout import read_json
 
@@ -32,7 +40,7 @@ TOKENIZER = "tokenizer.json"
 class Before:
     """The state of a root's files before the repair."""
 
-    info: RootInfo | None
+    info: AnyRootInfo | None
     """From root.json; None if that is damaged."""
     raw: bytes
     """The bytes of a damaged root.json."""
@@ -76,12 +84,12 @@ def run(
         for name, replacement in replacements.items():
             replacement.replace(folder / name)
         sync_folder(folder)
-        _write_info(folder, record, before.info, source, about)
+        _write_info(folder, record, before.info, source, about, made)
     problems = verify_root(folder)
     if problems:
         raise Damaged(f"root {record.name} was repaired and is damaged again: check the disk ({problems[0]})")
     shutil.rmtree(made, ignore_errors=True)
-    fidelity = read_root_info(folder).fidelity
+    fidelity = read_any_info(folder).fidelity
     return {
         "root": record.name,
         "version": record.version,
@@ -93,7 +101,7 @@ def run(
 def _inspect(folder: Path) -> Before:
     info, raw = None, b""
     try:
-        info = read_root_info(folder)
+        info = read_any_info(folder)
     except NewerRoot:
         raise
     except Damaged:
@@ -107,7 +115,8 @@ def _replacements(
 ) -> dict[str, Path]:
     """Make the files that replace the bad ones, in the folder `made`. Raises Conflict."""
     bad = before.bad
-    if set(bad) <= {TOKENIZER} and (not bad or before.had(TOKENIZER, file_sha256(source.folder / TOKENIZER))):
+    copied = not source.generates and set(bad) <= {TOKENIZER}
+    if copied and (not bad or before.had(TOKENIZER, file_sha256(source.folder / TOKENIZER))):
         made.mkdir(exist_ok=True)
         for name in bad:
             shutil.copyfile(source.folder / name, made / name)
@@ -126,7 +135,7 @@ def _check_same(record: RootRecord, before: Before, made: Path) -> None:
     sound = [name for name in FILES if name not in before.bad]
     # Without a hash of a file, the other files and the root's fidelity must be the same.
     alike = all(new[name] == before.found[name] for name in sound) and (
-        read_root_info(made).fidelity == record.fidelity
+        read_any_info(made).fidelity == record.fidelity
     )
     for name in before.bad:
         had = before.had(name, new[name])
@@ -139,13 +148,22 @@ def _check_same(record: RootRecord, before: Before, made: Path) -> None:
 
 
 def _write_info(
-    folder: Path, record: RootRecord, info: RootInfo | None, source: Source, about: dict[str, str]
+    folder: Path,
+    record: RootRecord,
+    info: AnyRootInfo | None,
+    source: Source,
+    about: dict[str, str],
+    made: Path,
 ) -> None:
     """Write root.json again if it is damaged or lacks a hash (earlier releases wrote none)."""
     files = {name: file_sha256(folder / name) for name in FILES}
     if info is not None:
         if info.files != files:
             write_root_info(folder, replace(info, files=files))
+        return
+    if source.generates:
+        new = read_any_info(made)
+        write_root_info(folder, replace(new, version=record.version, created=record.created, files=files))
         return
     pooling, normalise = read_pooling(source.folder)
     info = RootInfo(

@@ -77,7 +77,7 @@ def _tokenizer(folder: Path) -> tuple[FastTokenizer, str | None]:
 
 
 def _ends(config: dict[str, Any], fast: FastTokenizer, name: str) -> tuple[int, tuple[int, ...]]:
-    """The source's ids of the begin token and of the tokens that end a text."""
+    """Our ids of the begin token and of the tokens that end a text."""
     eos = config.get("eos_token_id")
     ends = tuple(int(i) for i in (eos if isinstance(eos, list) else [eos]) if i is not None)
     begin = config.get("bos_token_id")
@@ -87,7 +87,7 @@ def _ends(config: dict[str, Any], fast: FastTokenizer, name: str) -> tuple[int, 
             f"{name} names no token at the beginning of a text (bos_token_id) that its tokenizer has",
             field="source",
         )
-    return int(begin), ends
+    return int(begin) + 1, tuple(i + 1 for i in ends)
 
 
 def _fill(decoder: Decoder, weights: Iterable[tuple[str, Tensor]]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,16 +16,16 @@ from hmi.errors import Damaged, Unavailable, UnsupportedModel
 from hmi.model.checked import ROOT_CURE, check_file, file_sha256
 from hmi.model.files import publish_folder, read_tensors, write_json, write_tensors
 from hmi.model.network.encoder import Encoder, EncoderLayer
-from hmi.model.network.shape import EncoderShape
+from hmi.model.network.shape import DecoderShape, EncoderShape
 from hmi.model.sources.lower import InputBias, LocalLower
 from hmi.model.sources.source import Pooling
 from hmi.model.text.batching import Encoded
 from hmi.model.text.tokenizer import Tokenizer
 
-FORMAT = 4
-"""The newest format of `root.json`: of roots without lower layers, and of others than BERT and MPNet, whose
-words earlier releases tokenise otherwise. Roots that those read have format 3. 2 had no checksum of the file
-itself. 1 also had trigrams and BERT only, and no fidelity by kind of text."""
+FORMAT = 5
+"""The newest format of `root.json`: of language models. 4: of encoders without lower layers, and of others
+than BERT and MPNet, whose words earlier releases tokenise otherwise. Roots that those read have format 3. 2
+had no checksum of the file itself. 1 also had trigrams and BERT only, and no fidelity by kind of text."""
 SERVED = ("tokenizer.json", "upper.safetensors")
 """The files that are read for serving."""
 FILES = (*SERVED, "lower.safetensors")
@@ -36,15 +36,15 @@ class NewerRoot(Damaged):
     """The root was written by a newer release. It is not damaged, but this release cannot read it."""
 
 
-@dataclass(frozen=True)
-class RootInfo:
-    """The content of `root.json`."""
+@dataclass(frozen=True, kw_only=True)
+class AnyRootInfo:
+    """What `root.json` says of every root."""
 
     name: str
     version: str
     source: dict[str, str]
     """The source model: its name, kind and `sha256`."""
-    shape: EncoderShape
+    shape: EncoderShape | DecoderShape
     split: int
     """The number of lower layers. 0: all are upper layers, and the PLOT holds word embeddings."""
     created: str
@@ -54,17 +54,37 @@ class RootInfo:
     """Errors against the source model, over all text (`hmi.training.root.fidelity`)."""
     fidelity_by_kind: dict[str, dict[str, float]] = field(default_factory=dict)
     """The same for each kind of text: general, short, a domain's."""
-    pooling: Pooling = "mean"
-    """The state or states that the source makes embeddings from: the mean of all, or the first."""
-    normalise: bool = True
-    """Whether the source scales embeddings to length 1."""
     files: dict[str, str] = field(default_factory=dict)
     """The SHA-256 of each file, by name."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class RootInfo(AnyRootInfo):
+    """The content of `root.json` of an encoder."""
+
+    shape: EncoderShape
+    pooling: Pooling = "mean"
+    """The state or states that the source makes embeddings from: the mean of all, or the first."""
+    normalise: bool = True
+    """Whether the source scales embeddings to length 1."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerativeRootInfo(AnyRootInfo):
+    """The content of `root.json` of a language model."""
+
+    shape: DecoderShape
+    begin: int
+    """The id of the token before a text."""
+    ends: list[int]
+    """The ids of the tokens after a text."""
+    template: str | None = None
+    """The Jinja template by which a chat becomes a text."""
+
+
 @dataclass
 class Root:
-    """A root in memory. `lower` is None if the root was loaded for serving, where a PLOT replaces it."""
+    """An encoder's root in memory. `lower` is None if it was loaded for serving, where a PLOT replaces it."""
 
     info: RootInfo
     upper: nn.ModuleList
@@ -113,26 +133,54 @@ def split_encoder(
 def save_root(folder: Path, root: Root, tokenizer_file: Path) -> None:
     """Publish `root`, with its lower layers, as `folder`. Raises StorageFull, and then
     leaves nothing behind."""
+    assert root.lower is not None
+    save_files(
+        folder, root.info, root.lower, _upper_state(root), lambda path: shutil.copyfile(tokenizer_file, path)
+    )
+
+
+def save_files(
+    folder: Path,
+    info: AnyRootInfo,
+    lower: nn.Module,
+    upper: Mapping[str, Tensor],
+    tokenizer: Callable[[Path], object],
+) -> None:
+    """Publish a root's files as `folder`; `tokenizer` writes the tokenizer's. Raises StorageFull, and then
+    leaves nothing behind."""
 
     def fill(aside: Path) -> None:
-        assert root.lower is not None
-        write_tensors(aside / "lower.safetensors", root.lower.state_dict())
-        write_tensors(aside / "upper.safetensors", _upper_state(root))
-        shutil.copyfile(tokenizer_file, aside / "tokenizer.json")
+        write_tensors(aside / "lower.safetensors", lower.state_dict())
+        write_tensors(aside / "upper.safetensors", upper)
+        tokenizer(aside / "tokenizer.json")
         files = {p.name: file_sha256(p) for p in sorted(aside.iterdir())}
-        write_root_info(aside, replace(root.info, files=files))
+        write_root_info(aside, replace(info, files=files))
 
     publish_folder(folder, fill)
 
 
-def write_root_info(folder: Path, info: RootInfo) -> None:
+def write_root_info(folder: Path, info: AnyRootInfo) -> None:
     """Write `root.json`. Raises StorageFull."""
-    old = info.split and info.shape.kind in ("bert", "mpnet")
-    about = {"format": 3 if old else FORMAT, **asdict(info)}
+    form = FORMAT
+    if isinstance(info, RootInfo):
+        form = 3 if info.split and info.shape.kind in ("bert", "mpnet") else 4
+    about = {"format": form, **asdict(info)}
     write_json(folder / "root.json", {**about, "check": _check_of(about)})
 
 
 def read_root_info(folder: Path) -> RootInfo:
+    """Read `root.json` of an encoder. Raises as `read_any_info`; UnsupportedModel for a language model."""
+    info = read_any_info(folder)
+    if not isinstance(info, RootInfo):
+        raise UnsupportedModel(
+            f"root {info.name} is a language model, whose tenants this release does not serve yet: use an "
+            "encoder's root",
+            field="root",
+        )
+    return info
+
+
+def read_any_info(folder: Path) -> AnyRootInfo:
     """Read `root.json`. Raises Damaged (NewerRoot for a newer format), and Unavailable on read errors."""
     whose = f"root.json of root {folder.parent.name}"
     try:
@@ -144,7 +192,8 @@ def read_root_info(folder: Path) -> RootInfo:
         check = raw.pop("check", None)
         if check != (_check_of(raw) if raw["format"] > 2 or check is not None else None):
             raise Damaged(f"{whose} fails its checksum: {ROOT_CURE}")
-        del raw["format"]
+        if raw.pop("format") == FORMAT:
+            return GenerativeRootInfo(**{**raw, "shape": DecoderShape(**raw["shape"])})
         return RootInfo(**{**raw, "shape": EncoderShape(**raw["shape"])})
     except FileNotFoundError as error:
         raise Damaged(f"{whose} is missing: {ROOT_CURE}") from error
@@ -160,7 +209,7 @@ def verify_root(folder: Path) -> list[str]:
     """Check every byte of a root's files. Returns a sentence for each problem. Raises Unavailable."""
     problems = []
     try:
-        info = read_root_info(folder)
+        info = read_any_info(folder)
     except Damaged as error:
         return [error.message]
     for name in sorted({*info.files, *FILES}):
@@ -171,6 +220,12 @@ def verify_root(folder: Path) -> list[str]:
     return problems
 
 
+def check_files(folder: Path, info: AnyRootInfo, *, with_lower: bool) -> None:
+    """Check the files that are read for serving, or all, by their hashes. Raises Damaged, Unavailable."""
+    for name in FILES if with_lower else SERVED:
+        check_file(folder / name, info.files.get(name), f"root {info.name}", cure=ROOT_CURE)
+
+
 def load_root(folder: Path, *, with_lower: bool = False) -> Root:
     """Load a root for serving, or `with_lower` for building. Each file read is checked against its hash.
 
@@ -178,8 +233,7 @@ def load_root(folder: Path, *, with_lower: bool = False) -> Root:
     it.
     """
     info = read_root_info(folder)
-    for name in FILES if with_lower else SERVED:
-        check_file(folder / name, info.files.get(name), f"root {info.name}", cure=ROOT_CURE)
+    check_files(folder, info, with_lower=with_lower)
     try:
         tokenizer = Tokenizer(folder / "tokenizer.json")
     except UnsupportedModel as error:
@@ -187,8 +241,8 @@ def load_root(folder: Path, *, with_lower: bool = False) -> Root:
     upper = nn.ModuleList(EncoderLayer(info.shape) for _ in range(info.shape.layers - info.split))
     bias = InputBias(info.shape, info.split)
     state = read_tensors(folder / "upper.safetensors")
-    _load(upper, state, "upper.")
-    _load(bias, state, "bias.")
+    load_part(upper, state, "upper.")
+    load_part(bias, state, "bias.")
     root = Root(info, upper.eval(), bias, tokenizer)
     if with_lower:
         root.lower = lower_from(read_tensors(folder / "lower.safetensors"), info, tokenizer.cls_id)
@@ -201,7 +255,7 @@ def lower_from(state: Mapping[str, Tensor], info: RootInfo, cls_id: int) -> Loca
     """Rebuild the lower layers of a root or of a further pretrained branch from their
     tensors. Raises Damaged."""
     lower = LocalLower(info.shape, info.split, cls_id, info.n)
-    _load(lower, state, "")
+    load_part(lower, state, "")
     return lower.eval().requires_grad_(False)
 
 
@@ -215,7 +269,8 @@ def _upper_state(root: Root) -> dict[str, Tensor]:
     return {**upper, **{f"bias.{k}": v for k, v in root.bias.state_dict().items()}}
 
 
-def _load(module: nn.Module, state: Mapping[str, Tensor], prefix: str) -> None:
+def load_part(module: nn.Module, state: Mapping[str, Tensor], prefix: str) -> None:
+    """Load the tensors whose names begin with `prefix`. Raises Damaged if they do not fit."""
     part = {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
     try:
         module.load_state_dict(part)

@@ -23,12 +23,11 @@ class GenerativeTokenizer:
     def __init__(
         self, fast: FastTokenizer, begin: int, ends: Sequence[int], template: str | None = None
     ) -> None:
-        """begin, ends: the source's ids of the token before a text and of those after it. template: in
-        Jinja."""
+        """begin, ends: our ids of the token before a text and of those after it. template: in Jinja."""
         fast.no_padding()
         fast.no_truncation()
         self.fast, self.template = fast, template
-        self.begin, self.ends = begin + 1, tuple(i + 1 for i in ends)
+        self.begin, self.ends = begin, tuple(ends)
         special = [t.content for t in fast.get_added_tokens_decoder().values() if t.special and t.content]
         self._special = re.compile("|".join(map(re.escape, special))) if special else None
         self._plain: FastTokenizer | None = None

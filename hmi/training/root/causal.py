@@ -1,0 +1,97 @@
+"""Makes the lower layers of a language model local, and measures how far that takes it from its source.
+
+| measure                | of what                                                                           |
+|------------------------|-----------------------------------------------------------------------------------|
+| `split_relative_error` | squared error of rows over the states' variance there, without a text's first ones |
+| `kl`                   | mean of KL(source's next token, root's) over all tokens, in nats                  |
+| `perplexity_ratio`     | the root's perplexity over the source's                                           |
+| `source_perplexity`    | the source's own                                                                  |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hmi.model.network.decoder import Decoder
+from hmi.model.sources.causal import CausalLower
+from hmi.model.sources.generative_root import UpperDecoder
+from hmi.model.text.batching import Encoded, pad_ids
+
+SHRINK = 0.03
+"""The penalty of ridge regression, as a share of the mean variance of a state's numbers."""
+AT_ONCE = 16
+
+
+def batches(texts: Sequence[Encoded]) -> Iterator[Tensor]:
+    """The ids of texts, AT_ONCE in a batch: int64 [B, T] padded with 0."""
+    for start in range(0, len(texts), AT_ONCE):
+        yield pad_ids([text.ids for text in texts[start : start + AT_ONCE]])
+
+
+@torch.no_grad()
+def fit_folds(lower: CausalLower, teacher: Decoder, texts: Sequence[Encoded]) -> None:
+    """Fit each order's matrix and bias to the teacher's states at the split, by ridge regression towards the
+    n-gram's own state."""
+    d = lower.shape.dim
+    for order in range(1, lower.n + 1):
+        gram, cross = (torch.zeros(d + 1, d + 1, dtype=torch.float64) for _ in range(2))
+        for ids in batches(texts):
+            # Tokens with fewer before them are looked up by shorter n-grams.
+            keep = (ids > 0) & (torch.arange(ids.shape[1]) >= order)
+            rows, columns = keep.nonzero(as_tuple=True)
+            ngrams = torch.stack([ids[rows, columns - order + 1 + i] for i in range(order)], dim=1)
+            x = F.pad(lower.states(ngrams), (0, 1), value=1.0).double()
+            y = teacher(ids, upto=lower.depth)[keep].double()
+            gram += x.T @ x
+            cross += x.T @ F.pad(y - x[:, :-1], (0, 1))
+        count, mean = gram[-1, -1], gram[-1, :-1] / gram[-1, -1]
+        left = cross[-1, :-1] / count
+        centred = gram[:-1, :-1] - count * torch.outer(mean, mean)
+        penalty = SHRINK * centred.diagonal().mean() * torch.eye(d, dtype=torch.float64)
+        change = torch.linalg.solve(centred + penalty, cross[:-1, :-1] - count * torch.outer(mean, left))
+        lower.fold[order - 1] = torch.eye(d) + change.float()
+        lower.shift[order - 1] = (left - mean @ change).float()
+
+
+@torch.inference_mode()
+def measure_causal(
+    lower: CausalLower, upper: UpperDecoder, teacher: Decoder, texts: Sequence[Encoded]
+) -> dict[str, float]:
+    """All measures, rounded to four places, with every n-gram computed."""
+    wrong = spread = kl = ours = theirs = 0.0
+    count = 0
+    for ids in batches(texts):
+        rows, true = lower(ids), teacher(ids, upto=lower.depth)
+        late = (ids > 0) & (torch.arange(ids.shape[1]) >= lower.n)
+        wrong += float((rows - true)[late].square().sum())
+        spread += float((true[late] - true[late].mean(0)).square().sum())
+        asked = ids[:, 1:] > 0
+        wanted = ids[:, 1:][asked] - 1
+        got = upper.logits(upper(rows))[:, :-1][asked][:, 1:].log_softmax(-1)
+        want = teacher.logits(teacher(ids))[:, :-1][asked][:, 1:].log_softmax(-1)
+        kl += float((want.exp() * (want - got)).sum())
+        ours += float(F.nll_loss(got, wanted, reduction="sum"))
+        theirs += float(F.nll_loss(want, wanted, reduction="sum"))
+        count += len(wanted)
+    found = {
+        "split_relative_error": wrong / max(spread, 1e-12),
+        "kl": kl / count,
+        "perplexity_ratio": float(torch.tensor((ours - theirs) / count).exp()),
+        "source_perplexity": float(torch.tensor(theirs / count).exp()),
+    }
+    return {name: round(value, 4) for name, value in found.items()}
+
+
+def causal_fidelity(
+    parts: tuple[CausalLower, UpperDecoder], teacher: Decoder, texts: Mapping[str, Sequence[Encoded]]
+) -> tuple[dict[str, float], dict[str, dict[str, float]]]:
+    """The measures over all texts, and by kind."""
+    lower, upper = parts
+    by_kind = {kind: measure_causal(lower, upper, teacher, some) for kind, some in texts.items()}
+    if len(by_kind) == 1:
+        return by_kind[next(iter(by_kind))], by_kind
+    return measure_causal(lower, upper, teacher, [t for some in texts.values() for t in some]), by_kind
