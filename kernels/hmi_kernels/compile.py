@@ -14,7 +14,7 @@ import numpy as np
 
 from hmi_kernels import jit
 from hmi_kernels.lookup import ops
-from hmi_kernels.lookup.layout import EMPTY_SLOT
+from hmi_kernels.lookup.layout import EMPTY_SLOT, Window
 
 
 def _encoder() -> None:
@@ -24,14 +24,15 @@ def _encoder() -> None:
 def _lookup() -> None:
     """Look-ups in empty indexes, with arrays of the types that a reader of a store passes.
 
-    Stores of trigrams have kernels of their own; those of all other n share the rest.
+    Stores of trigrams have kernels of their own, and those of causal windows; all others share the rest.
     """
     slots = np.full(8, EMPTY_SLOT, np.uint64)
     slots.flags.writeable = False  # a store's indexes are files that are mapped for reading
     dim, dtype = 64, 0
     tokens, offsets = np.zeros(1, np.int32), np.array([0, 1], np.int64)
-    for n in (3, 5):
-        table = ops.level_table([ops.IndexRun(n, 0, dtype, slots, 1, False, ())], n, dim)
+    windows: tuple[tuple[int, Window], ...] = (3, "centred"), (5, "centred"), (3, "causal")
+    for n, window in windows:
+        table = ops.level_table([ops.IndexRun(n, 0, dtype, slots, 1, False, ())], n, dim, window=window)
         ops.candidates(table, tokens, offsets)
         out = np.empty((1, dim), np.float32)
         ops.lookup(table, tokens, offsets, 1, out, np.empty(1, np.int8), np.empty(1, np.int16))

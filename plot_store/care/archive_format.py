@@ -24,10 +24,9 @@ import zstandard
 from plot_store.catalogue import records
 from plot_store.catalogue.version_tree import MAX_DEPTH
 from plot_store.ground.errors import Damaged, FormatTooNew
-from plot_store.ground.nouns import SegmentInfo, VersionInfo
+from plot_store.ground.nouns import FORMATS, NEWEST_FORMAT, SegmentInfo, VersionInfo
 
 MAGIC: Final = b"PLOTARC\0"
-FORMAT: Final = 3  # follows the segments' format; since 3 with attachments, otherwise the frame of format 1
 CHUNK: Final = 1 << 20
 MAX_PACKED: Final = CHUNK + (1 << 14)
 MAX_MANIFEST: Final = 1 << 27
@@ -59,7 +58,8 @@ class Packer:
         if attachments:
             manifest["attachments"] = list(attachments)
         body = records.dump(manifest)
-        return self._counted(_HEAD.pack(MAGIC, FORMAT, len(body), xxhash.xxh3_64_intdigest(body)) + body)
+        written = versions[0].schema.format  # since 3 with attachments, otherwise the frame of format 1
+        return self._counted(_HEAD.pack(MAGIC, written, len(body), xxhash.xxh3_64_intdigest(body)) + body)
 
     def chunk(self, raw: bytes) -> bytes:
         """Compress at most CHUNK bytes of an attachment or segment."""
@@ -90,9 +90,10 @@ class Unpacker:
         magic, version, size, checksum = _HEAD.unpack(self._read(_HEAD.size))
         if magic != MAGIC:
             raise Damaged("this file is not an export of a PLOT store: pass a file that `export` wrote")
-        if version > FORMAT:
+        if version > NEWEST_FORMAT:
             raise FormatTooNew(
-                f"the export has format {version}, this release reads up to {FORMAT}: upgrade the release"
+                f"the export has format {version}, this release reads up to {NEWEST_FORMAT}: upgrade the "
+                "release"
             )
         if size > MAX_MANIFEST:
             raise Damaged(f"the export's manifest claims {size} bytes: {CURE}")
@@ -104,7 +105,10 @@ class Unpacker:
             listed, self.attachments = manifest["versions"], manifest.get("attachments", [])
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise Damaged(f"the export's manifest is malformed ({error}): {CURE}") from error
-        return _checked_chain(listed)
+        versions = _checked_chain(listed)
+        if (needed := versions[0].schema.format) > max(version, FORMATS["centred"]):
+            raise Damaged(f"the export has format {version}, but its versions need {needed}: {CURE}")
+        return versions
 
     def chunks(self, name: str, size: int) -> Iterator[bytes]:
         """Yield the raw bytes of the next attachment or segment, which has `size` bytes."""
@@ -153,7 +157,7 @@ def _checked_chain(listed: Any) -> list[VersionInfo]:
     parents = [version.parent for version in versions]
     if parents != [*(version.id for version in versions[1:]), None]:
         raise Damaged(f"the export's versions are not one chain that ends at a root: {CURE}")
-    shapes = {(v.schema.dim, v.schema.vocab, v.schema.n) for v in versions}
+    shapes = {version.schema.shape for version in versions}
     if len(shapes) != 1 or len({v.ref for v in versions}) != len(versions):
-        raise Damaged(f"the export's versions differ in n, dim or vocab, or share a ref: {CURE}")
+        raise Damaged(f"the export's versions differ in n, dim, vocab or window, or share a ref: {CURE}")
     return versions

@@ -169,7 +169,7 @@ def _check_rows(segment: MappedSegment, schema: Schema) -> None:
         ids = layout.unpack_keys(keys, order)
         if not np.array_equal(layout.pack_keys(ids), keys) or int(ids.max(initial=0)) >= schema.vocab:
             raise Damaged(f"rows from {start} on hold keys that are not n-grams")
-        scales = layout.row_scales(rows, schema.n, order)
+        scales = layout.row_scales(rows, schema.n, order, schema.window)
         if not (np.isfinite(scales) & (scales >= 0)).all():
             raise Damaged(f"rows from {start} on hold impossible scales")
         if not (sound := segment.sound(rows)).all():
@@ -183,7 +183,8 @@ def _check_index(opened: dict[str, MappedSegment], info: SegmentInfo, version: V
     used = sum(int((piece != np.uint64(layout.EMPTY_SLOT)).sum()) for piece in pieces)
     if used != info.count:
         raise Damaged(f"the index holds {used} n-grams, the manifest says {info.count}")
-    table = ops.level_table([run], version.schema.n, version.schema.dim)
+    n, dim, _, window = version.schema.shape
+    table = ops.level_table([run], n, dim, window=window)
     newest = 0
     for ordinal, view in enumerate(run.segments):
         base, (count, stride) = view.rows.ctypes.data, view.rows.shape

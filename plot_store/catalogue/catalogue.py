@@ -18,6 +18,7 @@ from plot_store.database.database import Database
 from plot_store.database.lmdb_errors import DatabaseLabel
 from plot_store.ground.errors import Damaged, FormatTooNew, NotFound
 from plot_store.ground.files import io_error
+from plot_store.ground.nouns import NEWEST_FORMAT
 
 FORMAT: Final = 3
 FIRST_MAP: Final = 1 << 26
@@ -102,13 +103,13 @@ class Catalogue:
         found = self.read(lambda txn: txn.get("format"))
         older = found is not None and found["format"] < FORMAT and not read_only
         if (found is None and create) or older:
-            found = self.write(_stamp)
+            found = self.write(stamp)
         if found is None:
             raise Damaged(f"the catalogue has no format record: {CURE}")
-        if found["format"] > FORMAT:
+        if found["format"] > NEWEST_FORMAT:
             raise FormatTooNew(
-                f"the store has format {found['format']}, this release reads up to {FORMAT}: upgrade the "
-                "release"
+                f"the store has format {found['format']}, this release reads up to {NEWEST_FORMAT}: upgrade "
+                "the release"
             )
 
     def read(self, body: Callable[[CatalogueTxn], T]) -> T:
@@ -142,11 +143,11 @@ class Catalogue:
         self._database.close()
 
 
-def _stamp(txn: CatalogueTxn) -> dict[str, Any]:
-    """Record this release's format, so that older releases refuse the store. Returns the record."""
+def stamp(txn: CatalogueTxn, least: int = FORMAT) -> dict[str, Any]:
+    """Record that a store has at least this format, so that older releases refuse it. Returns the record."""
     found = txn.get("format") or {"format": 0, "created": time.time()}
-    if found["format"] < FORMAT:
-        found = {**found, "format": FORMAT}
+    if found["format"] < least:
+        found = {**found, "format": least}
         txn.put("format", found)
     assert isinstance(found, dict)
     return found

@@ -132,9 +132,15 @@ def version_id(version: VersionInfo) -> str:
     return "v" + xxhash.xxh3_128_hexdigest(dump(fields))
 
 
-def version_fields(version: VersionInfo) -> dict[str, Any]:
-    """Return the manifest as JSON values."""
-    return asdict(version)
+def version_fields(record: VersionInfo | BuildRecord) -> dict[str, Any]:
+    """Return a manifest, or the record of a build, as JSON values.
+
+    A centred window is not named, so that such records stay as older releases write and read them.
+    """
+    fields = asdict(record)
+    if record.schema.window == "centred":
+        del fields["schema"]["window"]
+    return fields
 
 
 def parse_version(raw: Any) -> VersionInfo:

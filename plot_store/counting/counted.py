@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import numpy as np
 import xxhash
-from hmi_kernels.lookup.layout import words
+from hmi_kernels.lookup.layout import Window, words
 from numpy.typing import NDArray
 
 from plot_store.counting.key_counts import KeyCounts
@@ -29,7 +29,7 @@ from plot_store.ground.errors import Invalid
 from plot_store.ground.files import TEMPORARY, convert_os_errors, remove, sync_folder, write_temporary
 
 SEAL: Final = "counted.json"
-FORMAT: Final = 1
+FORMATS: Final[dict[int, Window]] = {1: "centred", 2: "causal"}  # of the record, by the window counted in
 _OURS: Final = re.compile(
     rf"{re.escape(SEAL)}|\d-(of-2-to-)?\d+{re.escape(SUFFIX)}|[0-9a-f]{{32}}{re.escape(TEMPORARY)}"
 )
@@ -68,8 +68,8 @@ class _Cut:
 class CountedNgrams:
     """The counts of one corpus, read-only. Selections are streamed; memory does not grow with the corpus."""
 
-    def __init__(self, folder: Path, n: int, tables: dict[int, OrderCounts]) -> None:
-        self.folder, self.n = folder, n
+    def __init__(self, folder: Path, n: int, tables: dict[int, OrderCounts], window: Window) -> None:
+        self.folder, self.n, self.window = folder, n, window
         self._tables = tables
 
     @classmethod
@@ -85,24 +85,26 @@ class CountedNgrams:
         if not raw or xxhash.xxh3_64_hexdigest(body).encode() != check:
             return None
         record = json.loads(body)
-        if record["format"] != FORMAT:
+        if record["format"] not in FORMATS:
             return None
         tables = {
             t["order"]: OrderCounts(t["order"], _int_keys(t["histogram"]), _int_keys(t["files"]))
             for t in record["tables"]
         }
         complete = all((folder / name).exists() for table in tables.values() for name in table.files.values())
-        return cls(folder, record["n"], tables) if complete else None
+        return cls(folder, record["n"], tables, FORMATS[record["format"]]) if complete else None
 
     @classmethod
-    def seal(cls, folder: Path, n: int, tables: Sequence[OrderCounts]) -> CountedNgrams:
+    def seal(cls, folder: Path, n: int, tables: Sequence[OrderCounts], window: Window) -> CountedNgrams:
         """Write the record that makes synced tables a complete count, durably. Raises StoreFull, StoreIO."""
-        body = json.dumps({"format": FORMAT, "n": n, "tables": [asdict(table) for table in tables]}).encode()
+        written = next(number for number, counted in FORMATS.items() if counted == window)
+        record = {"format": written, "n": n, "tables": [asdict(table) for table in tables]}
+        body = json.dumps(record).encode()
         path = write_temporary(folder, [body, b"\n", xxhash.xxh3_64_hexdigest(body).encode()])
         with convert_os_errors(f"sealing {folder}"):
             path.replace(folder / SEAL)
             sync_folder(folder)
-        return cls(folder, n, {table.order: table for table in tables})
+        return cls(folder, n, {table.order: table for table in tables}, window)
 
     @staticmethod
     def clear(folder: Path) -> None:

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Final
 
 import numpy as np
-from hmi_kernels.lookup.layout import MAX_N, words
+from hmi_kernels.lookup.layout import MAX_N, Window, words
 from numpy.typing import NDArray
 
 from plot_store.counting.counted import CountedNgrams, TableWriter
@@ -24,7 +24,7 @@ from plot_store.counting.windows import Keys, Strip, check_texts, starts_of
 from plot_store.ground.arguments import check_number, check_path
 from plot_store.ground.errors import Closed, Invalid
 from plot_store.ground.files import convert_os_errors
-from plot_store.ground.nouns import Progress
+from plot_store.ground.nouns import Progress, check_window
 
 MEMORY_BYTES: Final = 256 << 20
 MIN_MEMORY_BYTES: Final = 1 << 20
@@ -35,19 +35,25 @@ SLICE_TOKENS: Final = 1 << 18  # tokens that are cut into n-grams at a time
 class NgramCounter:
     """Counts n-grams of several orders, in files in `folder` and about `memory_bytes` of memory.
 
-    For order n it counts every window centred on a token, with 0 outside the text; for lower orders, runs of
-    tokens inside a text. A token of id 0 is never a centre, and never in an n-gram of a lower order. Not
-    thread-safe. Close it, or use it as a context manager; `finish` also closes it.
+    For order n it counts every window centred on a token, with 0 outside the text; for lower orders, and for
+    order n in a causal window, runs of tokens inside a text. A token of id 0 is never a centre, and never in
+    such a run. Not thread-safe. Close it, or use it as a context manager; `finish` also closes it.
     """
 
     def __init__(
-        self, n: int, orders: Iterable[int], folder: str | Path, memory_bytes: int = MEMORY_BYTES
+        self,
+        n: int,
+        orders: Iterable[int],
+        folder: str | Path,
+        memory_bytes: int = MEMORY_BYTES,
+        *,
+        window: Window = "centred",
     ) -> None:
         """Create the folder, or delete an earlier count in it.
 
         Raises Invalid (also if the folder holds other files), StoreIO.
         """
-        self.n, self.orders = n, _checked(n, orders)
+        self.n, self.orders, self.window = n, _checked(n, orders), check_window(window)
         cure = f"that is too little; pass at least {MIN_MEMORY_BYTES}"
         check_number("memory_bytes", memory_bytes, cure, least=MIN_MEMORY_BYTES, whole=True)
         self.folder = check_path("folder", folder)
@@ -100,7 +106,7 @@ class NgramCounter:
                     writer.add(part)
                 tables.append(writer.close())
                 _remove(runs)
-            return CountedNgrams.seal(self.folder, self.n, tables)
+            return CountedNgrams.seal(self.folder, self.n, tables, self.window)
 
     def close(self) -> None:
         """Wait for the background work and free the buffers. Idempotent."""
@@ -109,13 +115,14 @@ class NgramCounter:
         self._runs.clear()
 
     def _cut(self, tokens: NDArray[np.int32], offsets: NDArray[np.int64], begin: int, end: int) -> None:
-        """Count the windows centred on tokens[begin:end], and the shorter n-grams that begin there."""
+        """Count the windows centred on tokens[begin:end], and the runs that begin there."""
         for order, builder in self._runs.items():
+            centred = order == self.n and self.window == "centred"
             # The cut may be inside a text, so the windows at its ends need the neighbouring tokens.
-            low = max(begin - self.n + 1, 0) if order == self.n else begin
+            low = max(begin - self.n + 1, 0) if centred else begin
             high = min(end + order - 1, tokens.size)
             strip = self._strip(tokens, offsets, low, high)
-            if order == self.n:
+            if centred:
                 chosen = np.zeros(high - low, np.bool_)
                 chosen[begin - low : end - low] = True
                 builder.add(strip.windows(order, chosen))

@@ -12,14 +12,14 @@ from collections.abc import Mapping
 from typing import Final
 
 import numpy as np
-from hmi_kernels.lookup.layout import MAX_N, words
+from hmi_kernels.lookup.layout import MAX_N, Window, words
 from numpy.typing import NDArray
 
 from plot_store.counting.key_counts import KeyCounts, combined, count_keys, empty
 from plot_store.counting.windows import Strip, pack, starts_of, unpack
 from plot_store.ground.arguments import check_number
 from plot_store.ground.errors import Damaged, Invalid
-from plot_store.ground.nouns import Hits
+from plot_store.ground.nouns import Hits, check_window
 
 CAPACITY: Final = 1 << 16
 BUFFER_TOKENS: Final = 1 << 18  # tokens that are buffered before they are sorted and counted
@@ -29,15 +29,16 @@ Arrays = dict[str, NDArray[np.generic]]
 class MissSketch:
     """Counts the most frequent windows of `n` tokens whose own n-gram was not stored. Thread-safe.
 
+    Causal windows that begin before their text, or contain id 0, are not counted.
     It takes (8 × words + 8) bytes for each of `capacity` n-grams and 6 bytes for each of BUFFER_TOKENS
     tokens, and about ten times the latter while they are sorted.
     """
 
-    def __init__(self, n: int, capacity: int = CAPACITY) -> None:
+    def __init__(self, n: int, capacity: int = CAPACITY, *, window: Window = "centred") -> None:
         """Raises Invalid."""
         check_number("n", n, f"use 1..{MAX_N}", least=1, most=MAX_N, whole=True)
         check_number("capacity", capacity, "use 1 or more", least=1, whole=True)
-        self.n, self.capacity = n, capacity
+        self.n, self.capacity, self.window = n, capacity, check_window(window)
         self._kept = empty(words(n))
         self._error = self._seen = 0
         self._tokens = np.empty(BUFFER_TOKENS, np.int32)
@@ -83,10 +84,11 @@ class MissSketch:
         return unpack(kept.keys[first], self.n), kept.counts[first], error
 
     def merge(self, other: MissSketch) -> None:
-        """Add another sketch's counts; the errors add up. Raises Invalid if its n differs."""
-        if other.n != self.n:
+        """Add another sketch's counts; the errors add up. Raises Invalid if its n or window differs."""
+        if (other.n, other.window) != (self.n, self.window):
             raise Invalid(
-                f"a sketch of {other.n}-grams cannot be merged into one of {self.n}-grams: keep them apart"
+                f"a sketch of {other.window} {other.n}-grams cannot be merged into one of {self.window} "
+                f"{self.n}-grams: keep them apart"
             )
         with other._lock:
             other._flush()
@@ -98,10 +100,14 @@ class MissSketch:
             self._keep(kept)
 
     def to_arrays(self) -> Arrays:
-        """Return the sketch as named arrays: ngrams uint32 [m, n], counts int64 [m], figures int64 [4]."""
+        """Return the sketch as named arrays: ngrams uint32 [m, n], counts int64 [m], figures int64 [4].
+
+        A causal sketch has a fifth figure, 1, for which older releases refuse it.
+        """
         with self._lock:
             self._flush()
-            figures = np.array([self.n, self.capacity, self._error, self._seen], np.int64)
+            causal = [1] if self.window == "causal" else []
+            figures = np.array([self.n, self.capacity, self._error, self._seen, *causal], np.int64)
             return {
                 "ngrams": unpack(self._kept.keys, self.n),
                 "counts": self._kept.counts.copy(),
@@ -113,8 +119,10 @@ class MissSketch:
         """Restore a sketch from `to_arrays`. Raises Damaged for anything else."""
         try:
             ngrams, counts, figures = (np.asarray(arrays[name]) for name in ("ngrams", "counts", "figures"))
-            n, capacity, error, seen = map(int, figures)
-            sketch = cls(n, capacity)
+            n, capacity, error, seen, *causal = map(int, figures)
+            if causal not in ([], [1]):
+                raise ValueError("a fifth figure other than 1")
+            sketch = cls(n, capacity, window="causal" if causal else "centred")
         except (KeyError, ValueError, TypeError, Invalid) as wrong:
             raise Damaged(
                 "these arrays are not a miss sketch: delete them, and counting starts over"
@@ -141,7 +149,9 @@ class MissSketch:
         self, tokens: NDArray[np.int32], missed: NDArray[np.bool_], starts: NDArray[np.bool_]
     ) -> None:
         """Count a batch's missed windows. The caller must hold the lock."""
-        fresh = count_keys(Strip(tokens, starts, self.n).windows(self.n, missed))
+        strip = Strip(tokens, starts, self.n)
+        cut = strip.grams if self.window == "causal" else strip.windows
+        fresh = count_keys(cut(self.n, missed))
         self._seen += int(fresh.counts.sum())
         self._keep(fresh)
 

@@ -69,10 +69,16 @@ class Strip:
             )
         return keys
 
-    def grams(self, order: int) -> Keys:
-        """Return the keys of all runs of `order` ids inside a text, without those that contain 0."""
+    def grams(self, order: int, last: NDArray[np.bool_] | None = None) -> Keys:
+        """Return the keys of all runs of `order` ids inside a text, without those that contain 0.
+
+        last: bool [m], the tokens that a run may end with (None: every token).
+        """
         count = max(0, self._ids.size - order + 1)
         inside = self._text[:count] == self._text[order - 1 : order - 1 + count]
+        if last is not None:
+            begin = self._margin - order + 1  # of the run that ends with the first token
+            inside[begin : begin + last.size] &= last
         columns = [self._ids[column : column + count] for column in range(order)]
         for column in columns:
             inside &= column > 0

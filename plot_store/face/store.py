@@ -16,7 +16,7 @@ from plot_store.care.compact import MAX_SEGMENTS, compact
 from plot_store.care.scrub import ScrubProgress, scrub
 from plot_store.care.snapshot import Snapshot, snapshot
 from plot_store.catalogue import records, tags, version_tree
-from plot_store.catalogue.catalogue import FORMAT, CatalogueTxn
+from plot_store.catalogue.catalogue import CatalogueTxn
 from plot_store.catalogue.records import RefRecord
 from plot_store.environment import pins
 from plot_store.environment.environment import Environment, acquire, release
@@ -386,13 +386,17 @@ class Store(_Branches):
         environment = self._env()
         refs = self.refs()
         versions = environment.catalogue.read(lambda txn: len(txn.keys(version_tree.VERSION)))
+        record = environment.catalogue.read(lambda txn: txn.get("format"))
+        assert record is not None  # it was read when the store was opened
         current = {version.id: version for version in refs.values()}
         entries: Counter[int] = Counter({3: 0, 2: 0, 1: 0})
         for version in current.values():
             entries.update(version.entries)
         segments = sum(names.is_segment(file.name) for file in environment.folder.iterdir())
         size = folder_bytes(environment.path)
-        return StoreInfo(str(environment.path), FORMAT, size, segments, len(refs), versions, dict(entries))
+        return StoreInfo(
+            str(environment.path), record["format"], size, segments, len(refs), versions, dict(entries)
+        )
 
     def close(self) -> None:
         """Release the environment. Open readers keep working. Idempotent."""

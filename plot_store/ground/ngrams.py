@@ -38,7 +38,7 @@ def check_ngrams(order: int, ngrams: NDArray[np.uint32], schema: Schema) -> NDAr
 
 def check_rows(order: int, count: int, rows: NDArray[np.float32], schema: Schema) -> NDArray[np.float32]:
     """Return floats [count, roles, dim] as contiguous float32. Raises Invalid for another shape or type."""
-    array, shape = _as_array("rows", rows), (count, roles(schema.n, order), schema.dim)
+    array, shape = _as_array("rows", rows), (count, roles(schema.n, order, schema.window), schema.dim)
     if array.shape != shape or array.dtype.kind != "f":
         raise Invalid(
             f"representations of order {order} must be floats of shape {shape}, not "

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import numpy as np
-from hmi_kernels.lookup.layout import DTYPES, ID_LIMIT, MAX_N
+from hmi_kernels.lookup.layout import DTYPES, ID_LIMIT, MAX_N, Window
 from numpy.typing import NDArray
 
 from plot_store.ground.errors import Invalid
@@ -16,7 +16,17 @@ DType = Literal["int8", "fp16", "fp32"]
 Kind = Literal["rows", "index"]
 Progress = Callable[[int, int], None]  # (done, total), in bytes; in entries for counting
 MAX_DIM = 1 << 16
+# The format of a window's segments and archives, and of a store that has had such a version.
+FORMATS: Final[dict[Window, int]] = {"centred": 3, "causal": 4}
+NEWEST_FORMAT: Final = max(FORMATS.values())
 ORDER_NAMES = ("miss", "unigram", "bigram", "trigram", "4gram", "5gram")  # indexed by order
+
+
+def check_window(window: Window) -> Window:
+    """Return a window's name. Raises Invalid for another value."""
+    if not isinstance(window, str) or window not in FORMATS:
+        raise Invalid(f"window {window!r} is unknown: use one of {', '.join(FORMATS)}")
+    return window
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +37,7 @@ class Schema:
     dim: int
     dtype: DType = "int8"
     vocab: int  # token ids are 0..vocab-1; 0 means "no neighbour"
+    window: Window = "centred"  # the n tokens around a token, or those that end with it
 
     def __post_init__(self) -> None:
         for name, value in (("n", self.n), ("dim", self.dim), ("vocab", self.vocab)):
@@ -42,6 +53,18 @@ class Schema:
             raise Invalid(
                 f"vocab = {self.vocab} is outside 1..{ID_LIMIT}: pass the tokenizer's vocabulary size"
             )
+
+        check_window(self.window)
+
+    @property
+    def shape(self) -> tuple[int, int, int, Window]:
+        """What all versions of a chain have in common: n, dim, vocab and window."""
+        return self.n, self.dim, self.vocab, self.window
+
+    @property
+    def format(self) -> int:
+        """The number of the oldest format that can hold such entries, of those that are written."""
+        return FORMATS[self.window]
 
     @property
     def code(self) -> int:

@@ -61,8 +61,10 @@ def diff(environment: Environment, a: str, b: str, samples: int) -> DiffReport:
             chains.append([open_entries(environment, version) for version in reader.chain])
         old, new = chains
         mine, yours = old[0].schema, new[0].schema
-        if (mine.n, mine.dim, mine.vocab) != (yours.n, yours.dim, yours.vocab):
-            raise Invalid(f"{a} and {b} differ in n, dim or vocabulary, so their entries cannot be compared")
+        if mine.shape != yours.shape:
+            raise Invalid(
+                f"{a} and {b} differ in n, dim, vocabulary or window, so their entries cannot be compared"
+            )
         orders = {order: _compare(old, new, order, samples) for order in mine.orders}
         return DiffReport(old[0].version.id, new[0].version.id, orders)
 
@@ -121,7 +123,7 @@ def _same(old: OwnEntries, new: OwnEntries, order: int, one: Bytes, two: Bytes) 
     """Return whether rows of `old` and `new` for the same n-grams hold equal vectors: bool [m]."""
     if old.schema.dtype == new.schema.dtype:
         return np.asarray((one == two).all(axis=1))
-    n, dim = old.schema.n, old.schema.dim
-    left = layout.decode(one, n, order, dim, old.schema.code)
-    right = layout.decode(two, n, order, dim, new.schema.code)
+    n, dim, _, window = old.schema.shape
+    left = layout.decode(one, n, order, dim, old.schema.code, window)
+    right = layout.decode(two, n, order, dim, new.schema.code, window)
     return np.asarray((left == right).all(axis=(1, 2)))

@@ -55,7 +55,8 @@ class OwnEntries:
 
     def table(self, indexes: Sequence[CoveringIndex]) -> ops.LevelTable:
         """Return a table that finds the newest row of an n-gram in these indexes, given oldest first."""
-        return ops.level_table([index.view for index in reversed(indexes)], self.schema.n, self.schema.dim)
+        views, schema = [index.view for index in reversed(indexes)], self.schema
+        return ops.level_table(views, schema.n, schema.dim, window=schema.window)
 
     def pieces(self, order: int, names: Sequence[str], table: ops.LevelTable) -> Iterator[tuple[int, Bytes]]:
         """Yield (bytes read, rows uint8 [m, stride]) of these segments, without rows that newer ones replace.
@@ -76,7 +77,8 @@ class OwnEntries:
 
     def rows_at(self, order: int, addresses: Ints) -> Bytes:
         """Copy and check the rows at addresses int64 [m]. Returns uint8 [m, stride]. Raises Damaged."""
-        stride = layout.stride(self.schema.n, order, self.schema.dim, self.schema.code)
+        schema = self.schema
+        stride = layout.stride(schema.n, order, schema.dim, schema.code, schema.window)
         rows = np.empty((len(addresses), stride), np.uint8)
         for segment in self.opened.values():
             if segment.info.kind == "rows" and segment.info.order == order:

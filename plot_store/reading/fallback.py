@@ -21,12 +21,19 @@ def fallbacks(reader: Reader, order: int, ngrams: Ngrams) -> tuple[Floats, NDArr
     uint32 [m, order] -> (float32 [m, roles, dim], depth int16 [m]). If a version has the entry, the result
     is that entry and the version's depth. Otherwise it is the fill from shorter n-grams, as in back-off
     "order", with depth -1: for each token the mean over the longest stored n-grams inside this one, or
-    zeros. Raises Invalid, Closed, Damaged.
+    zeros. In a causal window that is the longest stored end of the n-gram. Raises Invalid, Closed, Damaged.
     """
     ids = check_ngrams(order, ngrams, reader.version.schema)
     rows, depths = reader.get(order, ids)
     absent = np.flatnonzero(depths < 0)
-    if absent.size:
+    if reader.version.schema.window == "causal":
+        for shorter in range(order - 1, 0, -1):
+            entries, found = reader.get(shorter, ids[absent, -shorter:])
+            # Id 0 is no token, and a look-up takes no n-gram that leads across it.
+            found[(ids[absent, -shorter:-1] == 0).any(axis=1)] = -1
+            rows[absent[found >= 0]] = entries[found >= 0]
+            absent = absent[found < 0]
+    elif absent.size:
         rows[absent] = _fill(reader, ids[absent]).reshape(absent.size, *rows.shape[1:])
     return rows, depths
 
@@ -64,7 +71,7 @@ def differences(reader: Reader, order: int, ngrams: Ngrams, rows: Floats) -> tup
     """
     given, depths = fallbacks(reader, order, ngrams)
     schema = reader.version.schema
-    assert rows.shape == (len(ngrams), roles(schema.n, order), schema.dim)
+    assert rows.shape == (len(ngrams), roles(schema.n, order, schema.window), schema.dim)
     away = np.sqrt(np.square(rows - given).sum(axis=(1, 2)))
     length = np.sqrt(np.square(rows).sum(axis=(1, 2)))
     return away / np.where(length > 0, length, np.float32(1)), depths

@@ -61,7 +61,7 @@ def map_chain(
         runs.extend(index_run(opened, info, version, depth) for info in newest_first)
         segments += opened.values()
     schema = chain[0].schema
-    table = ops.level_table(runs, schema.n, schema.dim, steps)
+    table = ops.level_table(runs, schema.n, schema.dim, steps, schema.window)
     return MappedChain(table, ReadAhead(table), tuple(segments)), ""
 
 

@@ -61,7 +61,8 @@ class Reader:
         """Look up a ragged batch: text t is tokens[offsets[t]:offsets[t + 1]].
 
         tokens int32 [total], offsets int64 [texts + 1] -> (float32 [total, dim], Hits). Row i depends only
-        on the tokens of its own text that are less than n places away. `out`, if given, is filled and
+        on the tokens of its own text that are less than n places away, in a causal window on none after its
+        own. `out`, if given, is filled and
         returned; a uint16 array takes the bits of bfloat16. Raises Invalid, Closed, Damaged; the content of
         `out` is then unspecified.
         """
@@ -134,12 +135,12 @@ class Reader:
         Raises Invalid, Closed, Damaged.
         """
         table, ids = self._asked(order, ngrams)
-        n, dim = table.n, table.dim
+        n, dim, window = table.n, table.dim, table.window
         try:
             addresses, levels = ops.find(table, order, ids)
         except ops.DamagedRow as error:
             raise damaged(self._open(), error) from error
-        vectors = np.zeros((len(ids), layout.roles(n, order), dim), np.float32)
+        vectors = np.zeros((len(ids), layout.roles(n, order, window), dim), np.float32)
         depths = np.full(len(ids), -1, np.int16)
         for level, run in enumerate(table.runs):
             for rows in [view.rows for view in run.segments] if run.order == order else ():
@@ -148,7 +149,7 @@ class Reader:
                     (levels == level) & (addresses >= start) & (addresses < start + rows.nbytes)
                 )
                 picked = rows[(addresses[here] - start) // rows.shape[1]]
-                vectors[here] = layout.decode(picked, n, order, dim, run.dtype)
+                vectors[here] = layout.decode(picked, n, order, dim, run.dtype, window)
                 depths[here] = run.depth
         return vectors, depths
 

@@ -11,7 +11,7 @@ pointers into the file.
 
 Format 2 added windows of any width n, a check in every row, and the direct index. Format 3 added a
 check that detects damage in several words, the salt of an index, and the bound on its probes. Formats 1
-and 2 are still read.
+and 2 are still read. Format 4 is format 3 for causal windows, and is written only for these.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 import xxhash
-from hmi_kernels.lookup.layout import DTYPES, MAX_N, roles, stride
+from hmi_kernels.lookup.layout import DTYPES, MAX_N, Window, roles, stride
 
 from plot_store.ground.errors import Damaged, FormatTooNew
-from plot_store.ground.nouns import MAX_DIM, Schema
+from plot_store.ground.nouns import FORMATS, MAX_DIM, NEWEST_FORMAT, Schema
 
 MAGIC: Final = b"PLOTSEG\0"
 FORMAT: Final = 3
@@ -67,6 +67,11 @@ class SegmentHeader:
     file_bytes: int = 0
 
     @property
+    def window(self) -> Window:
+        """The window of the entries, which the format tells."""
+        return "causal" if self.format == FORMATS["causal"] else "centred"
+
+    @property
     def suffix(self) -> str:
         """The file name's suffix: "rows" or "index"."""
         return _KINDS[self.kind]
@@ -74,7 +79,9 @@ class SegmentHeader:
 
 def rows_layout(schema: Schema, order: int, count: int) -> SegmentHeader:
     """Return the independent fields of a rows segment, for `layout_of`."""
-    return SegmentHeader(ROWS, order, schema.code, schema.dim, schema.vocab, count, n=schema.n)
+    return SegmentHeader(
+        ROWS, order, schema.code, schema.dim, schema.vocab, count, n=schema.n, format=schema.format
+    )
 
 
 def _round_up(value: int, multiple: int) -> int:
@@ -83,7 +90,7 @@ def _round_up(value: int, multiple: int) -> int:
 
 def layout_of(base: SegmentHeader) -> SegmentHeader:
     """Return the layout with its derived sizes and offsets filled in."""
-    row = stride(base.n, base.order, base.dim, base.dtype)
+    row = stride(base.n, base.order, base.dim, base.dtype, base.window)
     data_at = _round_up(HEADER_BYTES + COVER_BYTES * base.covers, PAGE)
     data_bytes = base.count * row if base.kind == ROWS else base.cap * 8
     checks_at = _round_up(data_at + data_bytes, 8)
@@ -106,7 +113,7 @@ def header(layout: SegmentHeader) -> bytes:
         layout.format,
         layout.kind,
         layout.order,
-        roles(layout.n, layout.order),
+        roles(layout.n, layout.order, layout.window),
         layout.dtype,
         layout.n,
         layout.dim,
@@ -155,16 +162,17 @@ def parse(raw: bytes, name: str) -> SegmentHeader:
         file_bytes,
         salt,
     ) = _HEADER.unpack_from(raw)
-    if version > FORMAT:
+    if version > NEWEST_FORMAT:
         raise FormatTooNew(
-            f"segment {name} has format {version}, this release reads up to {FORMAT}: upgrade the release"
+            f"segment {name} has format {version}, this release reads up to {NEWEST_FORMAT}: upgrade "
+            "the release"
         )
     if _SUM.unpack_from(raw, HEADER_BYTES - _SUM.size)[0] != xxhash.xxh3_64_intdigest(
         raw[: HEADER_BYTES - _SUM.size]
     ):
         raise Damaged(f"segment {name} has a damaged header: {_CURE}")
     base = SegmentHeader(kind, order, dtype, dim, vocab, count, shift, cap, covers, n, version, salt)
-    if not _possible(base) or vectors != roles(n, order) or block != BLOCK:
+    if not _possible(base) or vectors != roles(n, order, base.window) or block != BLOCK:
         raise Damaged(f"segment {name} has an impossible header: {_CURE}")
     layout = layout_of(base)
     stated = (row, data_at, data_bytes, checks_at, file_bytes)
@@ -179,7 +187,7 @@ def _possible(base: SegmentHeader) -> bool:
     if base.format == 1:
         known = base.kind in (ROWS, INDEX) and base.n == 3
     else:
-        known = base.format in (2, FORMAT) and base.kind in _KINDS and 1 <= base.n <= MAX_N
+        known = base.format in (2, *FORMATS.values()) and base.kind in _KINDS and 1 <= base.n <= MAX_N
     if not known or not 1 <= base.order <= base.n or base.dtype not in DTYPES.values():
         return False
     if not 0 < base.dim <= MAX_DIM or base.covers > MAX_COVERS or base.count >= 1 << 40 or base.shift > 32:

@@ -161,9 +161,10 @@ class MappedSegment:
 
     def sound(self, rows: Bytes) -> NDArray[np.bool_]:
         """Return which of these rows of the segment, uint8 [m, stride], pass their check: bool [m]."""
-        if self.layout.format == 1:
+        layout = self.layout
+        if layout.format == 1:
             return np.ones(len(rows), np.bool_)
-        return check_rows(rows, self.layout.n, self.layout.order, old=self.layout.format == 2)
+        return check_rows(rows, layout.n, layout.order, layout.window, old=layout.format == 2)
 
     @property
     def slots(self) -> Keys:
@@ -228,16 +229,7 @@ def _check_header(fd: int, size: int, info: SegmentInfo, schema: Schema) -> fmt.
 
 def check_agreement(layout: fmt.SegmentHeader, info: SegmentInfo, schema: Schema) -> None:
     """Raises Damaged unless a file's header agrees with the manifest."""
-    expected = (
-        info.kind,
-        info.order,
-        info.count,
-        info.bytes,
-        schema.n,
-        schema.dim,
-        schema.vocab,
-        schema.code,
-    )
+    expected = (info.kind, info.order, info.count, info.bytes, *schema.shape, schema.code)
     found = (
         layout.suffix,
         layout.order,
@@ -246,6 +238,7 @@ def check_agreement(layout: fmt.SegmentHeader, info: SegmentInfo, schema: Schema
         layout.n,
         layout.dim,
         layout.vocab,
+        layout.window,
         layout.dtype,
     )
     if expected != found:

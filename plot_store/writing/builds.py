@@ -172,10 +172,10 @@ def _check_schema(schema: Schema, ancestor: VersionInfo | None, base: VersionInf
         raise Invalid(
             f"an extending build must keep the schema {base.schema}: pass it, or build without extend"
         )
-    if ancestor is not None:
-        above = ancestor.schema
-        if (above.dim, above.vocab, above.n) != (schema.dim, schema.vocab, schema.n):
-            raise Invalid(f"a branch needs its parent's n, dim and vocab ({above}): only dtype may differ")
+    if ancestor is not None and ancestor.schema.shape != schema.shape:
+        raise Invalid(
+            f"a branch needs its parent's n, dim, vocab and window ({ancestor.schema}): only dtype may differ"
+        )
 
 
 def _present(environment: Environment, segments: tuple[SegmentInfo, ...]) -> tuple[SegmentInfo, ...]:

@@ -126,6 +126,7 @@ def _write_index(
         built.slots.size,
         len(covered),
         schema.n,
+        format=schema.format,
         salt=built.salt,
     )
     return write_segment(environment.folder, base, built.slots.data, covers)

@@ -55,7 +55,7 @@ class SegmentWriter:
         if spare is not None:
             return spare
         schema = self._record.schema
-        stride = layout.stride(schema.n, order, schema.dim, schema.code)
+        stride = layout.stride(schema.n, order, schema.dim, schema.code, schema.window)
         return np.empty((max(1, (segment_bytes - 2 * fmt.PAGE) // stride), stride), np.uint8)
 
     def submit(self, order: int, rows: Bytes) -> None:

@@ -15,7 +15,7 @@ FILE_BYTES: Final = 16 << 10
 
 def entry_bytes(schema: Schema, order: int) -> int:
     """Return the bytes of one entry, including its slot in an index."""
-    return stride(schema.n, order, schema.dim, schema.code) + SLOT_BYTES
+    return stride(schema.n, order, schema.dim, schema.code, schema.window) + SLOT_BYTES
 
 
 def disk_bytes(schema: Schema, order: int, entries: int) -> int:

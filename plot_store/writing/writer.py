@@ -111,7 +111,9 @@ class Writer:
         for start, place in self._places(order, ids.shape[0]):
             end = start + len(place)
             try:
-                ops.encode(ids[start:end], vectors[start:end], schema.code, schema.n, out=place)
+                ops.encode(
+                    ids[start:end], vectors[start:end], schema.code, schema.n, schema.window, out=place
+                )
             except ValueError as error:
                 raise Invalid(f"{error}: look at the model that computed it, or use a wider dtype") from error
 

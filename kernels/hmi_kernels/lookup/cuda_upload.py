@@ -17,7 +17,7 @@ from hmi_kernels.lookup.table import DamagedRow, IndexRun, Ints, LevelTable, Row
 ALIGN: Final = 256  # of arrays in device memory: whole memory transactions, and aligned vector loads
 CHUNK_BYTES: Final = 64 << 20  # rows checked and uploaded together
 # The sizes of the structs of lookup.cu, in fields of 8 bytes.
-TABLE_WORDS, STEP_WORDS, LEVEL_WORDS, SEGMENT_WORDS = 6 + MAX_N, 3, 13, 2
+TABLE_WORDS, STEP_WORDS, LEVEL_WORDS, SEGMENT_WORDS = 7 + MAX_N, 3, 13, 2
 
 
 class DeviceFull(MemoryError):
@@ -106,7 +106,8 @@ def _structs(table: LevelTable, plan: _Plan, base: int) -> Ints:
             segments += [base + plan.at[_identity(view.rows)], view.rows.shape[0]]
     steps = base + 8 * TABLE_WORDS
     level_at = steps + 8 * table.steps.size
-    head = [table.n, table.dim, len(table.steps), steps, level_at, level_at + 8 * len(levels)]
+    kind = [table.n, table.dim, len(table.steps), table.window == "causal"]
+    head = [*kind, steps, level_at, level_at + 8 * len(levels)]
     positions = [*table.positions.tolist(), *[0] * (MAX_N - table.n)]
     return np.array([*head, *positions, *table.steps.ravel().tolist(), *levels, *segments], np.int64)
 
@@ -121,9 +122,9 @@ def _level(run: IndexRun, table: LevelTable, slots: int, first: int) -> list[int
         run.direct,
         run.dtype,
         run.depth,
-        stride(table.n, run.order, table.dim, run.dtype),
+        stride(table.n, run.order, table.dim, run.dtype, table.window),
         scales_at(run.order),
-        header_bytes(table.n, run.order),
+        header_bytes(table.n, run.order, table.window),
         salt_word(run),
         min(run.reach, run.slots.size),
     ]
@@ -140,14 +141,14 @@ def _fill(
         for view in run.segments:
             at = plan.at[_identity(view.rows)]
             if at not in done:
-                for start, rows in _checked(view, table.n, run.order, segment, soon):
+                for start, rows in _checked(view, table, run.order, segment, soon):
                     _write(device, memory, at + start * rows.shape[1], rows)
                 done.add(at)
             segment += 1
 
 
 def _checked(
-    view: RowsView, n: int, order: int, segment: int, soon: Callable[[Bytes], None]
+    view: RowsView, table: LevelTable, order: int, segment: int, soon: Callable[[Bytes], None]
 ) -> Iterator[tuple[int, Bytes]]:
     """Yield a segment's rows in chunks, each with the index of its first row. Rows not
     checked yet are checked.
@@ -162,7 +163,8 @@ def _checked(
         words = view.verified[start // 64 : (start + step) // 64]
         seen = np.unpackbits(words.view(np.uint8), bitorder="little")[: len(rows)].astype(np.bool_)
         if not seen.all():
-            bad = ~seen & ~ops.check_rows(rows, n, order) & ~ops.check_rows(rows, n, order, old=True)
+            kind = rows, table.n, order, table.window
+            bad = ~seen & ~ops.check_rows(*kind) & ~ops.check_rows(*kind, old=True)
             if bad.any():
                 raise DamagedRow(segment, start + int(bad.argmax()))
         yield start, rows

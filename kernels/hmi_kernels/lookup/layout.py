@@ -1,7 +1,8 @@
 """The memory layout of an n-gram's entry: the contract between the store's files and the kernels.
 
-Windows are n = 1..5 tokens wide. An entry ("row") of order k <= n has a vector for each place s = 0..n-k of
-the k-gram in the window and each of its ids j = 0..k-1; that vector's role is s * k + j. A row is:
+Windows are n = 1..5 tokens wide. An entry ("row") of order k <= n of a centred window has a vector for each
+place s = 0..n-k of the k-gram in the window and each of its ids j = 0..k-1; that vector's role is s * k + j.
+A causal window ends with its token, and an entry has one vector, which is that of its last id. A row is:
 
     offset      type          content
     0           u64 * words   the packed key (`pack_keys`)
@@ -17,7 +18,7 @@ y); of a unigram left, centre, right.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,17 +51,18 @@ TOO_LARGE: Final = {0: 2.0**124, 1: 65520.0, 2: 2.0**124}
 
 Keys = NDArray[np.uint64]  # [m, words]
 Bytes = NDArray[np.uint8]
+Window = Literal["centred", "causal"]  # the n tokens around a token, or those that end with it
 
 
 def before(n: int) -> int:
-    """The number of tokens before a window's centre, which is also the position of the centre."""
+    """The number of tokens before a centred window's centre, which is also the position of the centre."""
     return (n - 1) // 2
 
 
-def roles(n: int, order: int) -> int:
+def roles(n: int, order: int, window: Window = "centred") -> int:
     """The number of vectors of a row."""
     assert 1 <= order <= n <= MAX_N
-    return order * (n - order + 1)
+    return 1 if window == "causal" else order * (n - order + 1)
 
 
 def words(order: int) -> int:
@@ -77,14 +79,15 @@ def scales_at(order: int) -> int:
     return 8 * words(order)
 
 
-def header_bytes(n: int, order: int) -> int:
+def header_bytes(n: int, order: int, window: Window = "centred") -> int:
     """The number of bytes before a row's vectors. The last 8 of them are the check."""
-    return _up(scales_at(order) + 4 * roles(n, order) + 8)
+    return _up(scales_at(order) + 4 * roles(n, order, window) + 8)
 
 
-def stride(n: int, order: int, dim: int, dtype: int) -> int:
+def stride(n: int, order: int, dim: int, dtype: int, window: Window = "centred") -> int:
     """The number of bytes of a row."""
-    return _up(header_bytes(n, order) + roles(n, order) * dim * NUMPY_TYPES[dtype].itemsize)
+    body = roles(n, order, window) * dim * NUMPY_TYPES[dtype].itemsize
+    return _up(header_bytes(n, order, window) + body)
 
 
 def pack_keys(ngrams: NDArray[np.uint32]) -> Keys:
@@ -116,10 +119,11 @@ def row_keys(rows: Bytes, order: int) -> Keys:
     return np.ascontiguousarray(rows[:, : scales_at(order)]).view("<u8").astype(np.uint64)
 
 
-def row_scales(rows: Bytes, n: int, order: int) -> NDArray[np.float32]:
+def row_scales(rows: Bytes, n: int, order: int, window: Window = "centred") -> NDArray[np.float32]:
     """The scales of uint8 [m, stride] rows, float32 [m, roles] (a copy)."""
     start = scales_at(order)
-    return np.ascontiguousarray(rows[:, start : start + 4 * roles(n, order)]).view("<f4").astype(np.float32)
+    end = start + 4 * roles(n, order, window)
+    return np.ascontiguousarray(rows[:, start:end]).view("<f4").astype(np.float32)
 
 
 def folded(a: NDArray[np.uint64], b: NDArray[np.uint64]) -> NDArray[np.uint64]:
@@ -136,7 +140,7 @@ def halves(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return np.asarray((words & np.uint64((1 << 32) - 1)) * (words >> np.uint64(32)), np.uint64)
 
 
-def row_checks(rows: Bytes, n: int, order: int) -> NDArray[np.uint64]:
+def row_checks(rows: Bytes, n: int, order: int, window: Window = "centred") -> NDArray[np.uint64]:
     """The right checks of rows uint8 [m, stride], uint64 [m]: the slow, plain definition.
 
     Over a row's u64 words w_j, with 0 in place of the check, let A be the sum of halves(w_j + a_j) and B
@@ -145,7 +149,7 @@ def row_checks(rows: Bytes, n: int, order: int) -> NDArray[np.uint64]:
     of one half changes a product depends on the other half, so damage in one word cancels damage in another
     with a probability of 2**-32 in one sum, and 2**-64 in both.
     """
-    row_words = _without_checks(rows, n, order)
+    row_words = _without_checks(rows, header_bytes(n, order, window))
     j = np.arange(row_words.shape[1], dtype=np.uint64)
     (key_a, a), (key_b, b) = (
         (np.uint64(key), np.uint64(key) + j * np.uint64(step))
@@ -162,22 +166,27 @@ def sum_checks(rows: Bytes, n: int, order: int) -> NDArray[np.uint64]:
     Damage in one word is always found. Damage in two words may cancel out, as when both lose their highest
     bit.
     """
-    row_words = _without_checks(rows, n, order)
+    row_words = _without_checks(rows, header_bytes(n, order))
     odd = np.arange(row_words.shape[1], dtype=np.uint64) * np.uint64(2) + np.uint64(1)
     total = (row_words * (odd * np.uint64(CHECK_FACTOR))).sum(axis=1, dtype=np.uint64)
     return np.asarray(total + np.uint64(rows.shape[1]), np.uint64)
 
 
-def _without_checks(rows: Bytes, n: int, order: int) -> NDArray[np.uint64]:
-    """A copy of the words of rows uint8 [m, stride], with 0 in place of their checks."""
+def _without_checks(rows: Bytes, header: int) -> NDArray[np.uint64]:
+    """A copy of the words of rows uint8 [m, stride], with 0 in place of their checks.
+
+    header: their `header_bytes`.
+    """
     row_words = np.ascontiguousarray(rows).view("<u8").astype(np.uint64)
-    row_words[:, header_bytes(n, order) // 8 - 1] = 0
+    row_words[:, header // 8 - 1] = 0
     return row_words
 
 
-def decode(rows: Bytes, n: int, order: int, dim: int, dtype: int) -> NDArray[np.float32]:
+def decode(
+    rows: Bytes, n: int, order: int, dim: int, dtype: int, window: Window = "centred"
+) -> NDArray[np.float32]:
     """Rows uint8 [m, stride] -> vectors float32 [m, roles, dim], in plain numpy."""
-    kind, count, start = NUMPY_TYPES[dtype], roles(n, order), header_bytes(n, order)
+    kind, count, start = NUMPY_TYPES[dtype], roles(n, order, window), header_bytes(n, order, window)
     body = np.ascontiguousarray(rows[:, start : start + count * dim * kind.itemsize])
     vectors: NDArray[np.float32] = body.view(kind).astype(np.float32).reshape(rows.shape[0], count, dim)
-    return np.asarray(vectors * row_scales(rows, n, order)[:, :, None], np.float32)
+    return np.asarray(vectors * row_scales(rows, n, order, window)[:, :, None], np.float32)

@@ -44,6 +44,7 @@ struct Step {
 };
 struct Table {
     i64 n, dim, steps;
+    i64 causal;  // a window ends with its token, and only that position is filled; else it is centred
     const Step* step;
     const Level* level;
     const Segment* segment;
@@ -84,11 +85,12 @@ struct Tile {
 
 // --- cut ---------------------------------------------------------------------------------------------------------
 
-__device__ int before(int n) { return (n - 1) / 2; }
+// The position of a window's own token.
+__device__ int before(const Table& table) { return (int)(table.causal ? table.n - 1 : (table.n - 1) / 2); }
 
 // A block's windows are those around the tokens origin, origin + 1, ... Token i of the tile is position p of window
 // i + n - 1 - p; the window around it is i + n - 1 - before.
-__device__ i64 origin(i64 tile, int n) { return tile * TILE + before(n) - (n - 1); }
+__device__ i64 origin(const Table& table, i64 tile) { return tile * TILE + before(table) - (table.n - 1); }
 
 // The text of a token: the last one that begins at or before it. In 0..texts-1 even if the offsets are wrong.
 __device__ i64 text_of(const Batch& batch, i64 token) {
@@ -103,7 +105,7 @@ __device__ i64 text_of(const Batch& batch, i64 token) {
 
 __device__ void cut_window(const Table& table, const Batch& batch, i64 tile, int w, Tile& shared) {
     const int n = (int)table.n;
-    const i64 token = origin(tile, n) + w, first = tile * TILE, last = first + TILE;
+    const i64 token = origin(table, tile) + w, first = tile * TILE, last = first + TILE;
     shared.text[w] = -1;
     shared.inside[w] = 0;
     shared.filled[w] = (1u << n) - 1;  // so that an unused window wants no n-grams
@@ -116,12 +118,12 @@ __device__ void cut_window(const Table& table, const Batch& batch, i64 tile, int
     const i64 hi = batch.offsets[text + 1] < batch.total ? batch.offsets[text + 1] : batch.total;
     if (hi <= first || lo >= last) return;  // its text has no token in this tile
     shared.text[w] = (int)text;
-    shared.filled[w] = 0;
+    shared.filled[w] = table.causal ? (1u << (n - 1)) - 1 : 0;
     for (int p = 0; p < n; p++) {
-        const i64 at = token + p - before(n);
+        const i64 at = token + p - before(table);
         const u32 id = at >= lo && at < hi ? (u32)batch.tokens[at] : 0;
         shared.ids[w][p] = id;
-        if (id != 0 || p == before(n)) shared.inside[w] |= 1u << p;
+        if (id != 0 || p == before(table)) shared.inside[w] |= 1u << p;
     }
 }
 
@@ -209,9 +211,10 @@ __device__ Found seek(const Table& table, const Step& step, const Key& key) {
 
 // Whether a window wants the n-gram of this order at this place: it lies inside the text and covers an unfilled
 // position.
-__device__ bool is_wanted(const Tile& shared, int w, u32 filled, int place, int order, int n) {
+__device__ bool is_wanted(const Table& table, const Tile& shared, int w, u32 filled, int place, int order) {
     const u32 mask = ((1u << order) - 1) << place;
-    const bool inside = order == n || (shared.inside[w] & mask) == mask;  // a whole window may contain zeros
+    const bool whole = order == table.n && !table.causal;  // a whole centred window may contain zeros
+    const bool inside = whole || (shared.inside[w] & mask) == mask;
     return inside && (mask & ~filled) != 0;
 }
 
@@ -221,7 +224,7 @@ __device__ void seek_gram(const Table& table, const Step& step, int g, Tile& sha
     const int n = (int)table.n, order = (int)step.order, windows = TILE + n - 1;
     for (int place = 0; place <= n - order; place++) {
         const int w = g - place;
-        if (w >= 0 && w < windows && is_wanted(shared, w, shared.filled[w], place, order, n)) {
+        if (w >= 0 && w < windows && is_wanted(table, shared, w, shared.filled[w], place, order)) {
             shared.found[g] = seek(table, step, pack_key(shared.ids[w] + place, order));
             return;
         }
@@ -236,11 +239,11 @@ __device__ void fill_window(const Table& table, const Step& step, int w, Tile& s
     const u32 was = shared.filled[w];
     for (int place = 0; place <= n - order; place++) {
         const Found& found = shared.found[w + place];
-        if (!is_wanted(shared, w, was, place, order, n) || !found.row) continue;
+        if (!is_wanted(table, shared, w, was, place, order) || !found.row) continue;
         const Level& level = table.level[found.level];
         const float* scales = (const float*)(found.row + level.scales);
         for (int j = 0; j < order; j++) {
-            const int p = place + j, role = place * order + j;
+            const int p = place + j, role = table.causal ? 0 : place * order + j;
             if (was >> p & 1) continue;
             const u8* vector = found.row + level.header + role * (table.dim << level.kind);
             shared.terms[w][p][shared.count[w][p]++] = {vector, scales[role], (int)level.kind};
@@ -314,7 +317,7 @@ __device__ void store(const Batch& batch, i64 at, const float* sum) {
 // Sum WIDE columns of token i of the tile over all windows of its text that contain it.
 template <int WIDE>
 __device__ void add_columns(const Table& table, const Batch& batch, i64 tile, int i, i64 column, const Tile& shared) {
-    const int n = (int)table.n, text = shared.text[i + n - 1 - before(n)];
+    const int n = (int)table.n, text = shared.text[i + n - 1 - before(table)];
     float sum[WIDE] = {};
     for (int k = 0; k < n; k++) {
         const int p = (int)table.position[k], w = i + n - 1 - p;
@@ -332,8 +335,8 @@ __device__ void add_tile(const Table& table, const Batch& batch, i64 tile, int t
         add_columns<WIDE>(table, batch, tile, (int)(work / parts), work % parts * WIDE, shared);
     const int n = (int)table.n;
     for (i64 i = thread; i < live; i += threads) {
-        batch.order[tile * TILE + i] = (signed char)shared.order[i + n - 1 - before(n)];
-        batch.depth[tile * TILE + i] = (short)shared.depth[i + n - 1 - before(n)];
+        batch.order[tile * TILE + i] = (signed char)shared.order[i + n - 1 - before(table)];
+        batch.depth[tile * TILE + i] = (short)shared.depth[i + n - 1 - before(table)];
     }
 }
 

@@ -18,6 +18,7 @@ from hmi_kernels.lookup.layout import (
     REACH,
     Bytes,
     Keys,
+    Window,
     header_bytes,
     pack_keys,
     roles,
@@ -28,12 +29,23 @@ from hmi_kernels.lookup.layout import (
 from hmi_kernels.lookup.table import DamagedRow, IndexRun, Ints, LevelTable, RowsView, level_table
 
 if TYPE_CHECKING:
-    from hmi_kernels.lookup import cpu, cpu_any, cpu_batch, cpu_build, cpu_index, cpu_ring, cpu_rows, cpu_seek
+    from hmi_kernels.lookup import (
+        cpu,
+        cpu_any,
+        cpu_batch,
+        cpu_build,
+        cpu_causal,
+        cpu_index,
+        cpu_ring,
+        cpu_rows,
+        cpu_seek,
+    )
 else:
     cpu = Later("lookup.cpu")
     cpu_any = Later("lookup.cpu_any")
     cpu_batch = Later("lookup.cpu_batch")
     cpu_build = Later("lookup.cpu_build")
+    cpu_causal = Later("lookup.cpu_causal")
     cpu_index = Later("lookup.cpu_index")
     cpu_ring = Later("lookup.cpu_ring")
     cpu_rows = Later("lookup.cpu_rows")
@@ -74,7 +86,7 @@ def lookup(
     order: NDArray[np.int8],
     depth: NDArray[np.int16],
 ) -> None:
-    """Look up a ragged batch of texts and sum the vectors of each token.
+    """Look up a ragged batch of texts: the sum of each token's vectors, in a causal window its one vector.
 
     tokens int32 [total]; text i is tokens[offsets[i]:offsets[i + 1]], offsets int64 [texts + 1].
 
@@ -92,7 +104,22 @@ def lookup(
     assert all(array.flags.c_contiguous for array in (tokens, offsets, out, order, depth))
     half, rows = out.dtype == np.uint16, out.view(np.uint8)
     scratch = np.empty(cpu_ring.SCRATCH_WORDS + table.dim, np.int64)
-    if table.plain:
+    if table.window == "causal":
+        state = cpu_causal.lookup(
+            table.fields,
+            table.steps,
+            table.probes,
+            table.n,
+            tokens,
+            offsets,
+            vocab,
+            rows,
+            half,
+            order,
+            depth,
+            scratch,
+        )
+    elif table.plain:
         state = cpu.lookup(table.fields, tokens, offsets, vocab, rows, half, order, depth, scratch)
     else:
         steps, positions = table.steps, table.positions
@@ -188,7 +215,12 @@ def candidates(table: LevelTable, tokens: NDArray[np.int32], offsets: NDArray[np
     time. Raises ValueError as `lookup` does.
     """
     _refuse(cpu_batch.checked(tokens, offsets, ID_LIMIT), tokens, ID_LIMIT)
-    rows: Ints = cpu_any.candidates(table.fields, table.steps, table.positions, tokens, offsets)
+    fields, steps = table.fields, table.steps
+    rows: Ints
+    if table.window == "causal":
+        rows = cpu_causal.candidates(fields, steps, table.probes, table.n, tokens, offsets)
+    else:
+        rows = cpu_any.candidates(fields, steps, table.positions, tokens, offsets)
     return rows
 
 
@@ -236,7 +268,13 @@ def _numbering(segment_keys: Sequence[Keys]) -> tuple[int, Ints]:
 
 
 def encode(
-    ngrams: NDArray[np.uint32], vectors: Floats, dtype: int, n: int, *, out: Bytes | None = None
+    ngrams: NDArray[np.uint32],
+    vectors: Floats,
+    dtype: int,
+    n: int,
+    window: Window = "centred",
+    *,
+    out: Bytes | None = None,
 ) -> Bytes:
     """Encode n-grams uint32 [m, order] and their vectors float32 [m, roles, dim] as rows uint8 [m, stride].
 
@@ -245,21 +283,25 @@ def encode(
     """
     m, order = ngrams.shape
     dim = vectors.shape[2]
-    assert vectors.shape[:2] == (m, roles(n, order))
+    assert vectors.shape[:2] == (m, roles(n, order, window))
     assert dtype in DTYPES.values()
-    rows = np.empty((m, stride(n, order, dim, dtype)), np.uint8) if out is None else out
-    assert rows.shape == (m, stride(n, order, dim, dtype))
+    shape = (m, stride(n, order, dim, dtype, window))
+    rows = np.empty(shape, np.uint8) if out is None else out
+    assert rows.shape == shape
     assert rows.flags.c_contiguous
     solid = np.ascontiguousarray(vectors, np.float32)
-    header, scales = header_bytes(n, order), scales_at(order)
+    header, scales = header_bytes(n, order, window), scales_at(order)
     if not cpu_rows.encode(pack_keys(ngrams), solid, solid.view(np.uint32), dtype, scales, header, rows):
         raise ValueError("a representation is infinite, NaN or too large for its storage type")
     return rows
 
 
-def check_rows(rows: Bytes, n: int, order: int, *, old: bool = False) -> NDArray[np.bool_]:
+def check_rows(
+    rows: Bytes, n: int, order: int, window: Window = "centred", *, old: bool = False
+) -> NDArray[np.bool_]:
     """Return whether each of the rows, uint8 [m, stride], passes its check: bool [m]. old: the check of
     format 2."""
     sound = np.empty(len(rows), np.bool_)
-    cpu_rows.check_rows(np.ascontiguousarray(rows).view(np.uint64), header_bytes(n, order), old, sound)
+    header = header_bytes(n, order, window)
+    cpu_rows.check_rows(np.ascontiguousarray(rows).view(np.uint64), header, old, sound)
     return sound

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from hmi_kernels.lookup.layout import NUMPY_TYPES, before
+from hmi_kernels.lookup.layout import NUMPY_TYPES, Window, before
 
 Vectors = NDArray[np.float32]
 Entries = Mapping[tuple[int, ...], Vectors]
@@ -106,26 +106,55 @@ def mean(vectors: Sequence[Vectors]) -> Vectors:
 
 
 def lookup(
-    chain: Sequence[Entries], texts: Sequence[Sequence[int]], dim: int, n: int = 3, steps: Steps | None = None
+    chain: Sequence[Entries],
+    texts: Sequence[Sequence[int]],
+    dim: int,
+    n: int = 3,
+    steps: Steps | None = None,
+    window: Window = "centred",
 ) -> tuple[Vectors, list[int], list[int]]:
     """Look up texts: vectors float32 [sum of lengths, dim], and each token's order and
     depth, as `ops.lookup`."""
-    out: list[Vectors] = []
-    orders: list[int] = []
-    depths: list[int] = []
-    for text in texts:
-        padded = [0] * before(n) + list(text) + [0] * (n - 1 - before(n))
-        cut = [window(chain, tuple(padded[i : i + n]), dim, steps) for i in range(len(text))]
-        for i in range(len(text)):
-            total = np.zeros(dim, np.float32)
-            for p in positions(n):
-                t = i + before(n) - p  # the window whose position p is token i
-                if 0 <= t < len(text):
-                    total = total + cut[t][0][p]
-            out.append(total)
-        orders += [order for _, order, _ in cut]
-        depths += [depth for _, _, depth in cut]
-    return (np.stack(out) if out else np.zeros((0, dim), np.float32)), orders, depths
+    plan = default_steps(n) if steps is None else steps
+    rows = _causal if window == "causal" else _centred
+    tokens = [token for text in texts for token in rows(chain, text, dim, n, plan)]
+    out = [vector for vector, _, _ in tokens]
+    stacked = np.stack(out) if out else np.zeros((0, dim), np.float32)
+    return stacked, [order for _, order, _ in tokens], [depth for _, _, depth in tokens]
+
+
+Token = tuple[Vectors, int, int]  # float32 [dim], order, depth
+
+
+def _centred(chain: Sequence[Entries], text: Sequence[int], dim: int, n: int, steps: Steps) -> list[Token]:
+    """The tokens of a text, from the centred windows that contain them."""
+    padded = [0] * before(n) + list(text) + [0] * (n - 1 - before(n))
+    cut = [window(chain, tuple(padded[i : i + n]), dim, steps) for i in range(len(text))]
+    found: list[Token] = []
+    for i in range(len(text)):
+        total = np.zeros(dim, np.float32)
+        for p in positions(n):
+            t = i + before(n) - p  # the window whose position p is token i
+            if 0 <= t < len(text):
+                total = total + cut[t][0][p]
+        found.append((total, *cut[i][1:]))
+    return found
+
+
+def _causal(chain: Sequence[Entries], text: Sequence[int], dim: int, n: int, steps: Steps) -> list[Token]:
+    """The tokens of a text, each from the first n-gram found that ends with it."""
+    return [_last(chain, tuple(text[max(0, end - n) : end]), dim, steps) for end in range(1, len(text) + 1)]
+
+
+def _last(chain: Sequence[Entries], ids: tuple[int, ...], dim: int, steps: Steps) -> Token:
+    """The last of these ids, which are one causal window without what lies outside the text."""
+    for order, depth in steps:
+        ngram = ids[-order:]
+        if len(ngram) == order and 0 not in ngram[:-1]:  # id 0 is no token, and nothing leads across it
+            rows, at = find(chain, ngram, depth)
+            if rows is not None:
+                return rows[0] + np.float32(0), order, at if order > 1 else -1
+    return np.zeros(dim, np.float32), 0, -1
 
 
 def positions(n: int) -> list[int]:

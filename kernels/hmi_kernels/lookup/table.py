@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hmi_kernels.later import Later
-from hmi_kernels.lookup.layout import MAX_N, PLAIN_SALT, REACH, Bytes, Keys, header_bytes, stride
+from hmi_kernels.lookup.layout import MAX_N, PLAIN_SALT, REACH, Bytes, Keys, Window, header_bytes, stride
 from hmi_kernels.lookup.reference import default_steps, positions
 
 if TYPE_CHECKING:
@@ -59,18 +59,21 @@ class LevelTable:
 
     n: int
     dim: int
+    window: Window
     runs: tuple[IndexRun, ...]  # one per level, in the levels' order
     levels: Ints  # [levels, LEVEL_COLUMNS]
     segs: Ints  # [segments, SEGMENT_COLUMNS]: the runs' segments, one run after the other
     steps: Ints  # [steps, 3]: order, first level, end level of each step of the back-off
     headers: Ints  # [n + 1]: bytes of a row's header by order
-    positions: Ints  # [n]: the positions of a window, in the order in which their vectors are added
+    # [n]: the positions of a centred window, in the order in which their vectors are added
+    positions: Ints
     bounds: Ints  # [n + 2]: the levels of order k are bounds[n - k] : bounds[n - k + 1]
     orders: Ints  # [n + 1, ORDER_COLUMNS]: by order, its levels and their filters
+    probes: Ints  # [steps, ORDER_COLUMNS]: the same by step of the back-off
     filters: tuple[Keys, ...]
     zeros: Bytes  # the vector that the kernels add where nothing was found
     fields: Ints  # [TABLE_FIELDS]: what is passed to the kernels
-    plain: bool  # n = 3 and the default steps: cpu.py can serve it
+    plain: bool  # a centred window, n = 3 and the default steps: cpu.py can serve it
 
 
 class DamagedRow(Exception):
@@ -83,7 +86,11 @@ class DamagedRow(Exception):
 
 
 def level_table(
-    runs: Sequence[IndexRun], n: int, dim: int, steps: Sequence[tuple[int, int | None]] | None = None
+    runs: Sequence[IndexRun],
+    n: int,
+    dim: int,
+    steps: Sequence[tuple[int, int | None]] | None = None,
+    window: Window = "centred",
 ) -> LevelTable:
     """Build the level table of a chain.
 
@@ -96,7 +103,7 @@ def level_table(
     levels = np.zeros((len(ordered), cpu_index.LEVEL_COLUMNS), np.int64)
     segs: list[tuple[int, int, int]] = []
     for i, run in enumerate(ordered):
-        _check_run(run, n, dim)
+        _check_run(run, stride(n, run.order, dim, run.dtype, window))
         levels[i] = (
             run.slots.ctypes.data,
             run.slots.size,
@@ -107,7 +114,7 @@ def level_table(
             run.depth,
             run.direct,
             run.order,
-            stride(n, run.order, dim, run.dtype),
+            stride(n, run.order, dim, run.dtype, window),
             salt_word(run),
             min(run.reach, run.slots.size),
         )
@@ -117,26 +124,29 @@ def level_table(
     table = np.array(segs, np.int64).reshape(-1, cpu_index.SEGMENT_COLUMNS)
     bounds = np.searchsorted([-run.order for run in ordered], range(-n, 1)).astype(np.int64)
     orders, filters = _filters(ordered, n, bounds)
-    headers = np.array([0, *(header_bytes(n, order) for order in range(1, n + 1))], np.int64)
+    headers = np.array([0, *(header_bytes(n, order, window) for order in range(1, n + 1))], np.int64)
+    found = np.array([_step(ordered, *step) for step in asked], np.int64).reshape(-1, 3)
     zeros = np.zeros(64 + 4 * dim, np.uint8)
     parts = (levels, table, orders, headers, zeros)
     return LevelTable(
         n=n,
         dim=dim,
+        window=window,
         runs=tuple(ordered),
         levels=levels,
         segs=table,
-        steps=np.array([_step(ordered, *step) for step in asked], np.int64).reshape(-1, 3),
+        steps=found,
         headers=headers,
         positions=np.array(positions(n), np.int64),
         bounds=bounds,
         orders=orders,
+        probes=_probes(found, orders),
         filters=filters,
         zeros=zeros,
         fields=np.array(
             [*(part.ctypes.data for part in parts), dim, any(run.dtype for run in runs)], np.int64
         ),
-        plain=n == 3 and list(asked) == default_steps(n),
+        plain=window == "centred" and n == 3 and list(asked) == default_steps(n),
     )
 
 
@@ -171,6 +181,16 @@ def _filters(runs: Sequence[IndexRun], n: int, bounds: Ints) -> tuple[Ints, tupl
     return orders, tuple(filters)
 
 
+def _probes(steps: Ints, orders: Ints) -> Ints:
+    """`LevelTable.probes`: a step that has not all levels of its order does without filters."""
+    probes = orders[steps[:, 0]]
+    bounds = [cpu_index.FIRST, cpu_index.END]
+    some = (probes[:, bounds] != steps[:, 1:]).any(axis=1)
+    probes[:, bounds] = steps[:, 1:]
+    probes[np.ix_(some, [cpu_index.GROUPS, cpu_index.LAST_WORDS])] = 0
+    return probes
+
+
 def _is_filtered(run: IndexRun) -> bool:
     return not run.direct and run.slots.size <= FILTER_SLOTS
 
@@ -193,8 +213,7 @@ def _aligned(groups: int, lanes: int) -> Keys:
     return room[skip : skip + groups * lanes].reshape(groups, lanes)
 
 
-def _check_run(run: IndexRun, n: int, dim: int) -> None:
-    assert 1 <= run.order <= n
+def _check_run(run: IndexRun, row_bytes: int) -> None:
     assert run.order == 1 or not run.direct
     assert run.slots.dtype == np.uint64
     assert run.slots.flags.c_contiguous
@@ -203,7 +222,7 @@ def _check_run(run: IndexRun, n: int, dim: int) -> None:
     for view in run.segments:
         assert view.rows.dtype == np.uint8
         assert view.rows.flags.c_contiguous
-        assert view.rows.shape[1] == stride(n, run.order, dim, run.dtype)
+        assert view.rows.shape[1] == row_bytes
         assert view.verified.dtype == np.uint64
         assert view.verified.flags.c_contiguous
         assert view.verified.flags.writeable
