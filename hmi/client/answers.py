@@ -230,6 +230,7 @@ class Root(Answer):
     layers: int
     split: int
     n: int
+    generates: bool = False
     fidelity: dict[str, float] = {}
     fidelity_by_kind: dict[str, dict[str, float]] = {}
     bytes: int

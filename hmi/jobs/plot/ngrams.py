@@ -8,6 +8,7 @@ The counts are kept on disk, in the job's folder.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Final
 
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 
 from hmi.jobs.plot.write_plot import Wanted
 from hmi.jobs.runtime.context import JobContext
+from hmi.model.text.generative import GenerativeTokenizer
 from hmi.model.text.tokenizer import Tokenizer
 from hmi.training.data.corpus import read_documents
 from plot_store import CountedNgrams, NgramCounter
@@ -33,17 +35,23 @@ tokens[offsets[i]:offsets[i + 1]]."""
 
 
 def count_corpus(
-    ctx: JobContext, tokenizer: Tokenizer, corpora: Sequence[Path], documents: int, n: int = N
+    ctx: JobContext,
+    tokenizer: Tokenizer | GenerativeTokenizer,
+    corpora: Sequence[Path],
+    documents: int,
+    n: int = N,
 ) -> CountedNgrams:
-    """Count the n-grams of all corpora together. Finished counts of an earlier attempt at the job are reused.
+    """Count the n-grams of all corpora together, in the windows of the tokenizer's models.
 
-    Raises as `read_documents` and as `NgramCounter`, JobCancelled, JobStopped.
+    Finished counts of an earlier attempt at the job are reused. Raises as `read_documents` and as
+    `NgramCounter`, JobCancelled, JobStopped.
     """
     folder = ctx.folder / "counts"
     found = CountedNgrams.open(folder)
     if found is not None:
         return found
-    with NgramCounter(n, range(min(2, n), n + 1), folder) as counter:
+    orders = range(min(2, n), n + 1)
+    with NgramCounter(n, orders, folder, window=tokenizer.window) as counter:
         done = 0
         for tokens, offsets in (batch for corpus in corpora for batch in tokenised(tokenizer, corpus)):
             counter.add(tokens, offsets)
@@ -69,18 +77,12 @@ def choose(counted: CountedNgrams, alpha: float, min_count: int = 1) -> list[Wan
     ]
 
 
-def tokenised(tokenizer: Tokenizer, corpus: Path) -> Iterator[Ragged]:
+def tokenised(tokenizer: Tokenizer | GenerativeTokenizer, corpus: Path) -> Iterator[Ragged]:
     """Tokenise a corpus in batches, without cutting. A document of more than LONGEST_PIECE
     characters becomes several texts."""
-    batch: list[str] = []
-    for document in read_documents(corpus):
-        for piece in pieces(document):
-            batch.append(piece)
-            if len(batch) == TOKENISE_AT_ONCE:
-                yield ragged([e.ids for e in tokenizer.encode(batch, UNCUT)])
-                batch = []
-    if batch:
-        yield ragged([e.ids for e in tokenizer.encode(batch, UNCUT)])
+    every = (piece for document in read_documents(corpus) for piece in pieces(document))
+    while batch := list(islice(every, TOKENISE_AT_ONCE)):
+        yield ragged([e.ids[tokenizer.first_counted :] for e in tokenizer.encode(batch, UNCUT)])
 
 
 def ragged(texts: Sequence[Sequence[int]]) -> Ragged:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from hmi.errors import Conflict
 from hmi.jobs.plot.differences import Decide, Differences, StoreAll
 from hmi.jobs.runtime.context import JobContext
+from hmi.model.sources.causal import CausalLower
 from hmi.model.sources.lower import LocalLower
 from hmi.stores.plot.plot_meta import PlotMeta
 from plot_store import AS_OPENED, Reader, Schema, VersionInfo, Writer
@@ -50,7 +51,7 @@ class Wanted:
 def write_version(
     ctx: JobContext,
     ref: str,
-    lower: LocalLower,
+    lower: LocalLower | CausalLower,
     wanted: Sequence[Wanted],
     *,
     parent: str | None,
@@ -99,14 +100,21 @@ def find_published(ctx: JobContext, ref: str) -> VersionInfo | None:
     return next((v for v in ctx.plots.history(ref) if v.build == ctx.job.job), None)
 
 
-def schema_of(lower: LocalLower) -> Schema:
+def schema_of(lower: LocalLower | CausalLower) -> Schema:
     """The schema of entries that these lower layers compute."""
     shape = lower.shape
-    return Schema(n=lower.n, dim=shape.dim, dtype=STORAGE if lower.depth else WORDS, vocab=shape.vocab)
+    dtype: Literal["int8", "fp16"] = STORAGE if lower.depth else WORDS
+    return Schema(n=lower.n, dim=shape.dim, dtype=dtype, vocab=shape.vocab, window=lower.window)
 
 
 def _write_order(
-    ctx: JobContext, writer: Writer, lower: LocalLower, want: Wanted, decide: Decide, done: int, total: int
+    ctx: JobContext,
+    writer: Writer,
+    lower: LocalLower | CausalLower,
+    want: Wanted,
+    decide: Decide,
+    done: int,
+    total: int,
 ) -> int:
     """Write one order. Returns its number of n-grams in the version, with those of earlier attempts."""
     compute = _compute(lower)
@@ -137,7 +145,7 @@ def _write_batch(writer: Writer, ngrams: Ngrams, compute: Compute, decide: Decid
     return int(kept.sum())
 
 
-def _compute(lower: LocalLower) -> Compute:
+def _compute(lower: LocalLower | CausalLower) -> Compute:
     @torch.inference_mode()
     def compute(ngrams: Ngrams) -> NDArray[np.float32]:
         rows: NDArray[np.float32] = lower.ngram_entries(torch.from_numpy(ngrams.astype(np.int64))).numpy()

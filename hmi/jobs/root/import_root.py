@@ -33,10 +33,12 @@ from hmi.jobs.specs import ImportRootSpec
 from hmi.model.files import read_checkpoint, write_checkpoint
 from hmi.model.memory import keep_freed_memory
 from hmi.model.network.encoder import Encoder
-from hmi.model.sources.generative_root import load_for_building
+from hmi.model.sources.causal import CausalLower
+from hmi.model.sources.generative_root import GenerativeRoot, load_for_building
+from hmi.model.sources.language_model import load_language_model
 from hmi.model.sources.locality import apply_locality, shipped_locality
 from hmi.model.sources.lower import InputBias, LocalLower
-from hmi.model.sources.root import Root, RootInfo, load_root, read_any_info, save_root, split_encoder
+from hmi.model.sources.root import Root, RootInfo, read_any_info, save_root, split_encoder
 from hmi.model.sources.source import Source, find_source, load_encoder, read_pooling
 from hmi.model.tenant.artefact import tensors_below
 from hmi.model.text.batching import Encoded
@@ -45,6 +47,7 @@ from hmi.stores.layout import Layout
 from hmi.stores.plot.plot_meta import PlotMeta
 from hmi.training.data.corpus import check_corpus, corpus_as_utf8, read_documents
 from hmi.training.fit.reports import StepReport
+from hmi.training.root.causal import causal_fidelity
 from hmi.training.root.distillation import DistilPlan, distil_lower, start_local, train_upper
 from hmi.training.root.fidelity import fidelity_report
 from hmi.training.root.joint import train_jointly
@@ -206,8 +209,8 @@ def run(ctx: JobContext) -> dict[str, Any]:
 def measure_root(
     record: RootRecord, layout: Layout, texts: Sequence[Path], source: str | None = None
 ) -> dict[str, dict[str, float]]:
-    """Measure a root's fidelity on some documents of each file. Returns it by file name, and for
-    their beginnings as `short`.
+    """Measure a root's fidelity on some documents of each file. Returns it by file name, and, for an
+    encoder, for their beginnings as `short`.
 
     `source` names the source if it is not found by its recorded name. Raises Conflict (other
     weights), UnsupportedModel, InvalidData, Damaged.
@@ -217,7 +220,7 @@ def measure_root(
         raise Conflict(
             f"{found.name} has other weights than root {record.name} was made from: restore the original ones"
         )
-    root = load_root(layout.root(record.name, record.version), with_lower=True)
+    root = load_for_building(layout.root(record.name, record.version))
     assert root.lower is not None
     kinds: Texts = {}
     for path in texts:
@@ -226,6 +229,10 @@ def measure_root(
         lines = [piece_of(d, rng) for d in read_documents(path)]
         some = rng.sample(lines, min(len(lines), FIDELITY_TEXTS))
         kinds[path.name] = root.tokenizer.encode(some, LENGTH)
+    if isinstance(root, GenerativeRoot):
+        assert isinstance(root.lower, CausalLower)
+        return causal_fidelity((root.lower, root.upper), load_language_model(found).decoder, kinds)[1]
+    assert isinstance(root.lower, LocalLower)
     return fidelity_report((root.lower, root.upper, root.bias), load_encoder(found.folder), kinds)[1]
 
 

@@ -13,6 +13,8 @@ Sources: HMI section 7.6, docs/design/0033-generation.md.
 
 from __future__ import annotations
 
+from typing import Final
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -24,6 +26,8 @@ from hmi.model.sources.lower import unique_rows
 
 class CausalLower(nn.Module):
     """The first `depth` layers, applied to single n-grams of at most n tokens."""
+
+    window: Final = "causal"
 
     def __init__(self, shape: DecoderShape, depth: int, begin: int, n: int = 3) -> None:
         super().__init__()

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import torch
@@ -64,6 +65,7 @@ class Cover:
 class LocalLower(nn.Module):
     """The lower layers, applied to single windows of n tokens."""
 
+    window: Final = "centred"
     slot_keys: Tensor
     slot_values: Tensor
 

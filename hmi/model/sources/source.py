@@ -92,7 +92,7 @@ def find_shape(source: str) -> EncoderShape:
 def _located(source: str) -> tuple[Path, str]:
     """The folder of a model, and how it was found."""
     folder = Path(source)
-    if is_folder(folder) or (folder.suffix == ".gguf" and is_file(folder)):
+    if is_local(folder):
         return folder.resolve(), "folder"
     packaged = _package_folder(source) or assembled(source)
     if packaged is not None:
@@ -115,17 +115,14 @@ def is_folder(path: Path) -> bool:
         return False
 
 
-def is_file(path: Path) -> bool:
-    """The same for a file."""
-    try:
-        return path.is_file()
-    except (OSError, ValueError):
-        return False
+def is_local(path: Path) -> bool:
+    """Return whether the path is a folder or a GGUF file."""
+    return is_folder(path) or (path.suffix == ".gguf" and path.is_file())
 
 
 def must_be_fetched(source: str) -> bool:
     """Return whether `find_source` may download `source`. Then it is too slow to be called in a request."""
-    if is_folder(Path(source)) or is_file(Path(source)):
+    if is_local(Path(source)):
         return False
     return _is_hub_id(source) or (source in IN_PIECES and not is_assembled(source))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 from tokenizers import Tokenizer as FastTokenizer
 
@@ -19,6 +19,10 @@ class GenerativeTokenizer:
     Every text begins with the begin token: the state that it has at position 0, where other tokens put
     attention of which they have no use, is the same in every text.
     """
+
+    window: Final = "causal"
+    first_counted: Final = 1
+    """The index of the first token that n-grams have: the begin token is in none."""
 
     def __init__(
         self, fast: FastTokenizer, begin: int, ends: Sequence[int], template: str | None = None

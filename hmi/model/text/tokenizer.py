@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from pathlib import Path
+from typing import Final
 
 from tokenizers import Encoding, decoders
 from tokenizers import Tokenizer as FastTokenizer
@@ -133,6 +134,9 @@ class Tokenizer:
     In HMI padding has id 0, which PLOTs use for "no neighbour". If the source's padding has another id,
     `pad_id`, the ids 0 and `pad_id` are swapped.
     """
+
+    window: Final = "centred"
+    first_counted: Final = 0
 
     def __init__(self, path: Path) -> None:
         try:

@@ -102,7 +102,7 @@ class MissFiles:
             if sketch is None:
                 continue
             if whole is None:
-                whole = MissSketch(sketch.n, sketch.capacity)
+                whole = MissSketch(sketch.n, sketch.capacity, window=sketch.window)
             whole.merge(sketch)
         return whole
 

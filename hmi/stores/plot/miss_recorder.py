@@ -21,7 +21,7 @@ from hmi.errors import Damaged, HmiError
 from hmi.stores.failures import log_failure
 from hmi.stores.layout import try_lock
 from hmi.stores.plot.miss_files import Epochs, MissFiles
-from plot_store import Hits, MissSketch, VersionInfo
+from plot_store import Hits, MissSketch, Schema, VersionInfo
 
 FLUSH_S: Final = 10.0
 """Seconds between two flushes."""
@@ -109,7 +109,7 @@ class MissRecorder:
         epoch = self._epochs.get(version.ref)
         if epoch is not None:
             key = (version.ref, version.id, epoch)
-            while not self._add(key, version.schema.n, tokens, offsets, hits):
+            while not self._add(key, version.schema, tokens, offsets, hits):
                 pass  # a flush has just taken the sketch
 
     def refresh(self) -> None:
@@ -132,12 +132,12 @@ class MissRecorder:
             self._write_out()
 
     def _add(
-        self, key: _Key, n: int, tokens: NDArray[np.int32], offsets: NDArray[np.int64], hits: Hits
+        self, key: _Key, schema: Schema, tokens: NDArray[np.int32], offsets: NDArray[np.int64], hits: Hits
     ) -> bool:
         with self._lock:
             part = self._parts.get(key)
             if part is None:
-                part = self._parts[key] = _Part(MissSketch(n))
+                part = self._parts[key] = _Part(MissSketch(schema.n, window=schema.window))
                 if len(self._parts) > MAX_SKETCHES:
                     self._wake.set()
         with part.lock:

@@ -1,11 +1,11 @@
 """Makes the lower layers of a language model local, and measures how far that takes it from its source.
 
-| measure                | of what                                                                           |
-|------------------------|-----------------------------------------------------------------------------------|
-| `split_relative_error` | squared error of rows over the states' variance there, without a text's first ones |
-| `kl`                   | mean of KL(source's next token, root's) over all tokens, in nats                  |
-| `perplexity_ratio`     | the root's perplexity over the source's                                           |
-| `source_perplexity`    | the source's own                                                                  |
+| measure                | of what                                                                         |
+|------------------------|---------------------------------------------------------------------------------|
+| `split_relative_error` | squared error of rows over the states' variance, without a text's first tokens  |
+| `kl`                   | mean of KL(source's next token, root's) over all tokens, in nats                |
+| `perplexity_ratio`     | the root's perplexity over the source's                                         |
+| `source_perplexity`    | the source's own                                                                |
 """
 
 from __future__ import annotations
