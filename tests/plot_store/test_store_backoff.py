@@ -42,7 +42,8 @@ def test_named_plans_equal_the_oracle(store: Store, n: int, backoff: str, window
     names = ["5gram", "4gram", "trigram", "bigram", "unigram", "miss"]
     assert list(counts) == names[5 - n :]
     assert sum(counts.values()) == 500
-    assert counts[names[5 - n]] > 80
+    # An id 0 ends causal n-grams: a third of the runs of five has none before its end.
+    assert counts[names[5 - n]] > (100 if window == "centred" else 25)
     lab.check(store)
 
 

@@ -201,6 +201,7 @@ def test_a_header_that_lies_is_refused(store: Store) -> None:
         {"shift": 60},
         {"vocab": 7},
         {"format": 0},
+        {"format": 4},
         {"salt": 2},
         {"salt": 1 << 63},
     ]
@@ -216,8 +217,8 @@ def test_a_header_that_lies_is_refused(store: Store) -> None:
                     store.reader("r")
                 refused += 1
         assert refused >= len(lies) - 2
-        replace(path, resealed(good, format=4))
-        with pytest.raises(FormatTooNew, match="format 4, this release reads up to 3: upgrade"):
+        replace(path, resealed(good, format=5))
+        with pytest.raises(FormatTooNew, match="format 5, this release reads up to 4: upgrade"):
             store.reader("r")
         replace(path, good)
 
