@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from cuda_twin import put
 from hmi_kernels.lookup import cuda, ops, reference
+from hmi_kernels.lookup.layout import Window
 from kernellab import MULTIPLIER, Chain, Steps, ragged, view
 
 VOCAB = 7
@@ -33,11 +34,16 @@ def run(
 
 
 def same_as_reference(
-    table: cuda.DeviceTable, chain: Chain, texts: Sequence[Sequence[int]], steps: Steps, half: bool
+    table: cuda.DeviceTable,
+    chain: Chain,
+    texts: Sequence[Sequence[int]],
+    steps: Steps,
+    half: bool,
+    window: Window = "centred",
 ) -> None:
     """Assert that the device's answer is the reference's: vectors bit for bit, orders and depths."""
     bits, order, depth = run(table, texts, half)
-    expected, orders, depths = reference.lookup(chain, texts, table.dim, table.n, steps)
+    expected, orders, depths = reference.lookup(chain, texts, table.dim, table.n, steps, window)
     wanted = reference.bfloat16(expected) if half else expected.view(np.uint32)
     assert np.array_equal(bits, wanted)
     assert order.tolist() == orders

@@ -50,14 +50,20 @@ def index_run(
 
 
 def random_rows(
-    rng: np.random.Generator, n: int, order: int, dtype: int, dim: int, vocab: int
+    rng: np.random.Generator,
+    n: int,
+    order: int,
+    dtype: int,
+    dim: int,
+    vocab: int,
+    window: layout.Window = "centred",
 ) -> tuple[layout.Bytes, dict[tuple[int, ...], np.ndarray]]:
     """Up to 60 rows of random n-grams, some of them twice, and the vectors by n-gram."""
     ngrams = rng.integers(0, vocab, (int(rng.integers(1, 60)), order)).astype(np.uint32)
-    vectors = rng.standard_normal((len(ngrams), layout.roles(n, order), dim)).astype(np.float32)
+    vectors = rng.standard_normal((len(ngrams), layout.roles(n, order, window), dim)).astype(np.float32)
     stored = reference.stored(vectors, dtype)
     meaning = {tuple(map(int, gram)): rows for gram, rows in zip(ngrams, stored, strict=True)}
-    return ops.encode(ngrams, vectors, dtype, n), meaning
+    return ops.encode(ngrams, vectors, dtype, n, window), meaning
 
 
 def split_run(
@@ -71,7 +77,12 @@ def split_run(
 
 
 def random_runs(
-    rng: np.random.Generator, dtypes: Sequence[int], dim: int, vocab: int, n: int = 3
+    rng: np.random.Generator,
+    dtypes: Sequence[int],
+    dim: int,
+    vocab: int,
+    n: int = 3,
+    window: layout.Window = "centred",
 ) -> tuple[Chain, list[ops.IndexRun]]:
     """Versions, nearest first, one for each storage type, with up to two indexes of each order."""
     chain: Chain = []
@@ -81,7 +92,7 @@ def random_runs(
         made: list[ops.IndexRun] = []  # this version's, oldest first
         for order in range(1, n + 1):
             for _ in range(int(rng.integers(0, 3))):
-                rows, meaning = random_rows(rng, n, order, dtype, dim, vocab)
+                rows, meaning = random_rows(rng, n, order, dtype, dim, vocab, window)
                 made.append(split_run(rng, rows, order, dtype, depth=depth, vocab=vocab))
                 entries.update(meaning)
         chain.append(entries)
@@ -90,11 +101,17 @@ def random_runs(
 
 
 def random_chain(
-    rng: np.random.Generator, dtypes: Sequence[int], dim: int, vocab: int, n: int = 3, steps: Steps = None
+    rng: np.random.Generator,
+    dtypes: Sequence[int],
+    dim: int,
+    vocab: int,
+    n: int = 3,
+    steps: Steps = None,
+    window: layout.Window = "centred",
 ) -> tuple[Chain, ops.LevelTable]:
     """The versions of `random_runs`, as dictionaries for the reference and as a table for the kernels."""
-    chain, runs = random_runs(rng, dtypes, dim, vocab, n)
-    return chain, ops.level_table(runs, n, dim, steps)
+    chain, runs = random_runs(rng, dtypes, dim, vocab, n, window)
+    return chain, ops.level_table(runs, n, dim, steps, window)
 
 
 def ragged(texts: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:

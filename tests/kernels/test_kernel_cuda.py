@@ -20,6 +20,7 @@ from kernellab import Steps
 cases = given(
     seed=st.integers(0, 1 << 30),
     n=st.integers(1, 5),
+    window=st.sampled_from(["centred", "causal"]),
     dtypes=st.lists(st.sampled_from([0, 1, 2]), min_size=1, max_size=4),
     dim=st.sampled_from([1, 4, 5, 32, 66]),
     lengths=st.lists(st.integers(0, 30), min_size=0, max_size=8),
@@ -37,6 +38,7 @@ def test_equals_the_reference(
     library: ctypes.CDLL,
     seed: int,
     n: int,
+    window: layout.Window,
     dtypes: list[int],
     dim: int,
     lengths: list[int],
@@ -49,25 +51,27 @@ def test_equals_the_reference(
     rng = np.random.default_rng(seed)
     twin = cuda_twin.Twin(library, threads, backwards)
     twin.blocks = blocks
-    chain, runs = kernellab.random_runs(rng, dtypes, dim, VOCAB, n)
+    chain, runs = kernellab.random_runs(rng, dtypes, dim, VOCAB, n, window)
     steps = None if steps is None else [(order, depth) for order, depth in steps if order <= n]
-    table = cuda_upload.upload(ops.level_table(runs, n, dim, steps), twin)
-    lab.same_as_reference(table, chain, lab.random_texts(rng, lengths), steps, half)
+    table = cuda_upload.upload(ops.level_table(runs, n, dim, steps, window), twin)
+    lab.same_as_reference(table, chain, lab.random_texts(rng, lengths), steps, half, window)
 
 
+@pytest.mark.parametrize("window", ["centred", "causal"])
 @pytest.mark.parametrize("half", [False, True])
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 5])
 @pytest.mark.parametrize("dtype", [0, 1, 2])
 def test_every_width_and_type_on_each_device(
-    device: cuda.LookupDevice, dtype: int, n: int, half: bool
+    device: cuda.LookupDevice, dtype: int, n: int, half: bool, window: layout.Window
 ) -> None:
     rng = np.random.default_rng(n)
     for dim in (7, 36):
-        chain, runs = kernellab.random_runs(rng, [dtype, 2, dtype], dim, VOCAB, n)
+        chain, runs = kernellab.random_runs(rng, [dtype, 2, dtype], dim, VOCAB, n, window)
         for steps in (None, [(n, 0), (max(1, n - 1), None), (1, 1), (1, 0)]):
-            table = cuda_upload.upload(ops.level_table(runs, n, dim, steps), device)
-            lab.same_as_reference(table, chain, lab.random_texts(rng, (40, 0, 1, 2, 3, 9)), steps, half)
-    lab.same_as_reference(table, chain, [], steps, half)
+            table = cuda_upload.upload(ops.level_table(runs, n, dim, steps, window), device)
+            texts = lab.random_texts(rng, (40, 0, 1, 2, 3, 9))
+            lab.same_as_reference(table, chain, texts, steps, half, window)
+    lab.same_as_reference(table, chain, [], steps, half, window)
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 5])

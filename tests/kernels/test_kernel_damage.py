@@ -133,11 +133,11 @@ def test_any_damage_within_a_word_is_found(seed: int, shape: tuple[int, int]) ->
     assert (layout.row_checks(rows, *shape) != words[:, layout.header_bytes(*shape) // 8 - 1]).all()
 
 
-def flip_a_bit_and_look_up(n: int, seed: int) -> bool:
+def flip_a_bit_and_look_up(n: int, seed: int, window: layout.Window = "centred") -> bool:
     """A text over a damaged chain either raises and names the row, or does not need it.
     Returns whether it raised."""
     rng = np.random.default_rng(seed)
-    _, table = lab.random_chain(rng, [0, 1], 8, 5, n)
+    _, table = lab.random_chain(rng, [0, 1], 8, 5, n, window=window)
     texts = [rng.integers(0, 5, 60).tolist()]
     views = [view for run in table.runs for view in run.segments]
     if not views:
@@ -158,9 +158,9 @@ def flip_a_bit_and_look_up(n: int, seed: int) -> bool:
     return False
 
 
-@pytest.mark.parametrize("n", [3, 5])
-def test_a_flipped_bit_is_an_error_or_was_never_read(n: int) -> None:
-    assert 0 < sum(flip_a_bit_and_look_up(n, seed) for seed in range(30)) < 30
+@pytest.mark.parametrize(("n", "window"), [(3, "centred"), (5, "centred"), (3, "causal"), (5, "causal")])
+def test_a_flipped_bit_is_an_error_or_was_never_read(n: int, window: layout.Window) -> None:
+    assert 0 < sum(flip_a_bit_and_look_up(n, seed, window) for seed in range(30)) < 30
 
 
 @pytest.mark.slow

@@ -153,10 +153,11 @@ def test_a_damaged_index_never_leads_to_a_wrong_row(seed: int, order: int, direc
         lab.lookup(table, [ngrams[:, 0].tolist()], layout.ID_LIMIT)  # the fused look-up survives it, too
 
 
-def test_candidates_are_the_rows_of_a_look_up_and_no_row_is_read() -> None:
+@pytest.mark.parametrize("window", ["centred", "causal"])
+def test_candidates_are_the_rows_of_a_look_up_and_no_row_is_read(window: layout.Window) -> None:
     """With zeros in all rows, the addresses are the same."""
     rng = np.random.default_rng(7)
-    _, table = lab.random_chain(rng, [0, 2, 1], 8, 6)
+    _, table = lab.random_chain(rng, [0, 2, 1], 8, 6, window=window)
     texts = [rng.integers(0, 6, k).tolist() for k in (30, 0, 1, 300)]
     tokens, offsets = lab.ragged(texts)
     before = ops.candidates(table, tokens, offsets)

@@ -43,27 +43,34 @@ def test_two_word_keys_hold_the_last_three_ids_first() -> None:
     assert int.from_bytes(rows[0, 8:16].tobytes(), "little") == (1 << 21) | 2
 
 
+def test_a_causal_entry_has_one_vector() -> None:
+    assert {layout.roles(n, order, "causal") for n, order in SHAPES} == {1}
+    assert {layout.stride(n, order, 384, 0, "causal") for n, order in SHAPES} == {32 + 384}
+
+
+@pytest.mark.parametrize("window", ["centred", "causal"])
 @pytest.mark.parametrize("dtype", layout.DTYPES.values())
 @pytest.mark.parametrize(("n", "order"), SHAPES)
 @pytest.mark.parametrize("dim", [1, 7, 384])
-def test_encode_decode_is_the_reference(dtype: int, n: int, order: int, dim: int) -> None:
+def test_encode_decode_is_the_reference(
+    dtype: int, n: int, order: int, dim: int, window: layout.Window
+) -> None:
     rng = np.random.default_rng(dim)
-    vectors = (rng.standard_normal((9, layout.roles(n, order), dim)) * 10.0 ** rng.integers(-6, 4)).astype(
-        np.float32
-    )
+    shape = (9, layout.roles(n, order, window), dim)
+    vectors = (rng.standard_normal(shape) * 10.0 ** rng.integers(-6, 4)).astype(np.float32)
     vectors[0] = 0
     vectors[1, 0, 0] = 6e-8  # a subnormal half
     ngrams = rng.integers(0, layout.ID_LIMIT, (9, order)).astype(np.uint32)
-    rows = ops.encode(ngrams, vectors, dtype, n)
-    assert rows.shape == (9, layout.stride(n, order, dim, dtype))
-    assert layout.header_bytes(n, order) % 16 == rows.shape[1] % 16 == 0
+    rows = ops.encode(ngrams, vectors, dtype, n, window)
+    assert rows.shape == (9, layout.stride(n, order, dim, dtype, window))
+    assert layout.header_bytes(n, order, window) % 16 == rows.shape[1] % 16 == 0
     assert np.array_equal(layout.row_keys(rows, order), layout.pack_keys(ngrams))
-    assert np.array_equal(layout.decode(rows, n, order, dim, dtype), reference.stored(vectors, dtype))
-    check_at = layout.header_bytes(n, order) - 8
+    assert np.array_equal(layout.decode(rows, n, order, dim, dtype, window), reference.stored(vectors, dtype))
+    check_at = layout.header_bytes(n, order, window) - 8
     assert np.array_equal(
-        rows[:, check_at : check_at + 8].copy().view("<u8")[:, 0], layout.row_checks(rows, n, order)
+        rows[:, check_at : check_at + 8].copy().view("<u8")[:, 0], layout.row_checks(rows, n, order, window)
     )
-    assert ops.check_rows(rows, n, order).all()
+    assert ops.check_rows(rows, n, order, window).all()
 
 
 def test_vectors_that_are_a_view_encode_alike() -> None:

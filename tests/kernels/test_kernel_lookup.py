@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
+
 import kernellab as lab
 import numpy as np
 import pytest
-from hmi_kernels.lookup import ops, reference
+from hmi_kernels.lookup import layout, ops, reference
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 dtypes = st.lists(st.sampled_from([0, 1, 2]), min_size=1, max_size=4)
 dims = st.sampled_from([1, 5, 32, 65])
+windows = st.sampled_from(["centred", "causal"])
 lengths = st.lists(st.integers(0, 40), min_size=0, max_size=12)
 
 
@@ -25,7 +28,7 @@ def agree(
 ) -> None:
     """Assert that the kernel's answer, in both output types, is the reference's, also on rows
     that were verified before."""
-    expected, orders, depths = reference.lookup(chain, texts, table.dim, table.n, steps)
+    expected, orders, depths = reference.lookup(chain, texts, table.dim, table.n, steps, table.window)
     for _ in range(2):
         out, order, depth = lab.lookup(table, texts, vocab)
         assert same_bits(out, expected)
@@ -48,10 +51,11 @@ def test_trigrams_equal_the_reference(
     agree(chain, table, [rng.integers(0, vocab, n).tolist() for n in lengths], vocab)
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=240, deadline=None)
 @given(
     seed=st.integers(0, 1 << 30),
     n=st.integers(1, 5),
+    window=windows,
     dtypes=dtypes,
     dim=dims,
     vocab=st.integers(2, 5),
@@ -59,7 +63,14 @@ def test_trigrams_equal_the_reference(
     plan=st.sampled_from(["default", "version", "random"]),
 )
 def test_every_window_and_plan_equals_the_reference(
-    seed: int, n: int, dtypes: list[int], dim: int, vocab: int, lengths: list[int], plan: str
+    seed: int,
+    n: int,
+    window: layout.Window,
+    dtypes: list[int],
+    dim: int,
+    vocab: int,
+    lengths: list[int],
+    plan: str,
 ) -> None:
     rng = np.random.default_rng(seed)
     steps: list[tuple[int, int | None]] | None = None
@@ -71,7 +82,7 @@ def test_every_window_and_plan_equals_the_reference(
             (int(rng.integers(1, n + 1)), anywhere[rng.integers(len(anywhere))])
             for _ in range(rng.integers(6))
         ]
-    chain, table = lab.random_chain(rng, dtypes, dim, vocab, n, steps)
+    chain, table = lab.random_chain(rng, dtypes, dim, vocab, n, steps, window)
     agree(chain, table, [rng.integers(0, vocab, k).tolist() for k in lengths], vocab, steps)
 
 
@@ -89,11 +100,12 @@ def test_the_general_body_equals_the_fast_one() -> None:
         assert np.array_equal(a, b)
 
 
+@pytest.mark.parametrize("window", ["centred", "causal"])
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 5])
 @pytest.mark.parametrize("dtype", [0, 1, 2])
-def test_long_batches_cross_blocks_alike(dtype: int, n: int) -> None:
+def test_long_batches_cross_blocks_alike(dtype: int, n: int, window: layout.Window) -> None:
     rng = np.random.default_rng(dtype)
-    _, table = lab.random_chain(rng, [dtype, dtype], 16, 8, n)
+    _, table = lab.random_chain(rng, [dtype, dtype], 16, 8, n, window=window)
     texts = [rng.integers(0, 8, n).tolist() for n in (700, 1, 255, 256, 257, 3, 0, 2)]
     together = lab.lookup(table, texts, 8)
     alone = [lab.lookup(table, [text], 8) for text in texts]
@@ -131,6 +143,35 @@ def test_a_row_of_every_placement_lies_where_its_role_says() -> None:
     assert (vectors[:, 0].tolist(), order) == ([0, 2, 3, 0], 2)
     vectors, _, _ = reference.window([{(7, 7): rows}], (7, 7, 7, 7), 1)
     assert vectors[:, 0].tolist() == [0, (1 + 2) / 2, (3 + 4) / 2, 5]
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 5])
+def test_a_causal_row_is_that_of_the_last_tokens_and_of_none_after(n: int) -> None:
+    """With every n-gram stored, a token's order is the number of tokens up to it, at most n. No later token
+    changes its row, and none that is n or more before it."""
+    rng, runs = np.random.default_rng(n), []
+    for order in range(1, n + 1):
+        ngrams = np.array(list(itertools.product(range(1, 4), repeat=order)), np.uint32)
+        vectors = rng.standard_normal((len(ngrams), 1, 70)).astype(np.float32)
+        runs.append(lab.index_run([ops.encode(ngrams, vectors, 0, n, "causal")], order, 0))
+    table = ops.level_table(runs, n, 70, window="causal")
+    text = rng.integers(1, 4, 12).tolist()
+    before, order, _ = lab.lookup(table, [text, text[:2], text], 4)
+    alone = [min(n, i + 1) for i in range(12)]
+    assert order.tolist() == [*alone, *alone[:2], *alone]
+    for j in range(12):
+        changed = [*text[:j], text[j] % 3 + 1, *text[j + 1 :]]
+        after = lab.lookup(table, [changed, text[:2], text], 4)[0]
+        moved = np.flatnonzero((after != before).any(axis=1)).tolist()
+        assert moved == list(range(j, min(j + n, 12)))  # nothing in the other texts
+        assert np.array_equal(lab.lookup(table, [text[: j + 1]], 4)[0], before[: j + 1])
+
+
+def test_no_causal_ngram_leads_across_an_id_0() -> None:
+    grams = [np.array(g, np.uint32) for g in ([[0], [1]], [[0, 1], [1, 0], [1, 1]], [[1, 0, 1], [1, 1, 0]])]
+    rows = [ops.encode(g, np.ones((len(g), 1, 8), np.float32), 2, 3, "causal") for g in grams]
+    table = ops.level_table([lab.index_run([r], k + 1, 2) for k, r in enumerate(rows)], 3, 8, window="causal")
+    assert lab.lookup(table, [[1, 1, 0, 1, 0]], 2)[1].tolist() == [1, 2, 3, 1, 2]
 
 
 @pytest.mark.parametrize(

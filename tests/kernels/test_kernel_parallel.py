@@ -8,6 +8,7 @@ import kernellab as lab
 import numpy as np
 import pytest
 from hmi_kernels.lookup import ops, parallel
+from hmi_kernels.lookup.layout import Window
 
 
 def spread(
@@ -21,11 +22,11 @@ def spread(
     return out, order, depth
 
 
-@pytest.mark.parametrize("n", [3, 4])
+@pytest.mark.parametrize(("n", "window"), [(3, "centred"), (4, "centred"), (3, "causal")])
 @pytest.mark.parametrize("parts", [1, 2, 7, 100])
-def test_threads_give_the_same_bits(n: int, parts: int) -> None:
+def test_threads_give_the_same_bits(n: int, window: Window, parts: int) -> None:
     rng = np.random.default_rng(parts)
-    _, table = lab.random_chain(rng, [0, 1, 2], 65, 9, n)
+    _, table = lab.random_chain(rng, [0, 1, 2], 65, 9, n, window=window)
     texts = [rng.integers(0, 9, k).tolist() for k in (0, 700, 1, 0, 0, 300, 5, 5, 5, 90, 0)]
     for several, one in zip(spread(table, texts, 9, parts), lab.lookup(table, texts, 9), strict=True):
         assert np.array_equal(several, one)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 from hmi_kernels.lookup import reference
-from hmi_kernels.lookup.layout import DTYPES, roles
+from hmi_kernels.lookup.layout import DTYPES, Window, roles
 
 from plot_store import ANY, Hits, Reader, Schema, Store, VersionInfo
 
@@ -30,11 +30,19 @@ def scratch() -> Iterator[Path]:
         yield Path(folder)
 
 
-def schema(dtype: str = "int8", dim: int = DIM, vocab: int = VOCAB, n: int = 3) -> Schema:
-    return Schema(n=n, dim=dim, vocab=vocab, dtype=dtype)  # type: ignore[arg-type]
+def schema(
+    dtype: str = "int8", dim: int = DIM, vocab: int = VOCAB, n: int = 3, window: Window = "centred"
+) -> Schema:
+    return Schema(n=n, dim=dim, vocab=vocab, dtype=dtype, window=window)  # type: ignore[arg-type]
 
 
-def content(seed: int, counts: Sequence[int] = (200, 40, 8), dim: int = DIM, vocab: int = VOCAB) -> Content:
+def content(
+    seed: int,
+    counts: Sequence[int] = (200, 40, 8),
+    dim: int = DIM,
+    vocab: int = VOCAB,
+    window: Window = "centred",
+) -> Content:
     """Random distinct n-grams and vectors: {order: (uint32 [m, order], float32 [m, roles, dim])}.
 
     `counts` says how many n-grams of each order to draw, longest first; its length is n, the width of
@@ -46,7 +54,8 @@ def content(seed: int, counts: Sequence[int] = (200, 40, 8), dim: int = DIM, voc
     for order, count in zip(range(n, 0, -1), counts, strict=True):
         ngrams = np.unique(rng.integers(0, vocab, (count, order)), axis=0).astype(np.uint32)
         rng.shuffle(ngrams)
-        made[order] = (ngrams, rng.standard_normal((len(ngrams), roles(n, order), dim)).astype(np.float32))
+        shape = (len(ngrams), roles(n, order, window), dim)
+        made[order] = (ngrams, rng.standard_normal(shape).astype(np.float32))
     return made
 
 
@@ -68,6 +77,7 @@ def put(
     build: str = "",
     n: int = 3,
     vocab: int = VOCAB,
+    window: Window = "centred",
     **options: object,
 ) -> VersionInfo:
     """Publish content as the next version of a ref."""
@@ -76,7 +86,7 @@ def put(
     options.setdefault("segment_bytes", 1 << 15)
     with store.writer(
         ref,
-        schema=schema(dtype, dim, vocab, n),
+        schema=schema(dtype, dim, vocab, n, window),
         build=build or f"b-{os.urandom(6).hex()}",
         **options,  # type: ignore[arg-type]
     ) as writer:
@@ -107,7 +117,8 @@ def same_as(
 ) -> None:
     """Assert that the reader's answer is the oracle's, bit for bit."""
     out, hits = look(reader, batch)
-    expected, orders, depths = reference.lookup(chain, batch, out.shape[1], reader.version.schema.n, steps)
+    schema = reader.version.schema
+    expected, orders, depths = reference.lookup(chain, batch, schema.dim, schema.n, steps, schema.window)
     assert np.array_equal(out, expected)
     assert hits.order.tolist() == orders
     assert hits.depth.tolist() == depths

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hmi_kernels.lookup.layout import Window
 
 from plot_store.counting import runs
 from plot_store.counting.counted import Among, CountedNgrams
@@ -22,16 +23,17 @@ Text = list[int]
 Ngram = tuple[int, ...]
 
 
-def slow_counts(texts: list[Text], order: int, n: int) -> Counter[Ngram]:
+def slow_counts(texts: list[Text], order: int, n: int, window: Window = "centred") -> Counter[Ngram]:
     """The counts as the counter's docstring defines them, one token at a time."""
     counts: Counter[Ngram] = Counter()
     before = (n - 1) // 2
     for text in texts:
         padded = [0] * before + text + [0] * n
         for i in range(len(text)):
-            if order == n and text[i]:
+            centred = order == n and window == "centred"
+            if centred and text[i]:
                 counts[tuple(padded[i : i + n])] += 1
-            elif order < n and i + order <= len(text) and all(text[i : i + order]):
+            elif not centred and i + order <= len(text) and all(text[i : i + order]):
                 counts[tuple(text[i : i + order])] += 1
     return counts
 
@@ -60,9 +62,14 @@ def feed(counter: NgramCounter, texts: list[Text], at_once: int) -> None:
 
 
 def count(
-    folder: Path, texts: list[Text], n: int = 3, at_once: int = 7, memory: int = MIN_MEMORY_BYTES
+    folder: Path,
+    texts: list[Text],
+    n: int = 3,
+    at_once: int = 7,
+    memory: int = MIN_MEMORY_BYTES,
+    window: Window = "centred",
 ) -> CountedNgrams:
-    with NgramCounter(n, range(1, n + 1), folder, memory) as counter:
+    with NgramCounter(n, range(1, n + 1), folder, memory, window=window) as counter:
         feed(counter, texts, at_once)
         return counter.finish()
 
@@ -80,14 +87,15 @@ def small_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("plot_store.counting.counter.BLOCK_ENTRIES", 16)
 
 
+@pytest.mark.parametrize("window", ["centred", "causal"])
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 5])
 @pytest.mark.parametrize("at_once", [1, 10, 1000])
 @pytest.mark.usefixtures("small_buffers")
-def test_counts_equal_a_counter(tmp_path: Path, n: int, at_once: int) -> None:
+def test_counts_equal_a_counter(tmp_path: Path, n: int, at_once: int, window: Window) -> None:
     texts = [*random_texts(n), [0, 0], [], [5, 0, 6], [2**20 - 1] * 6]
-    counted = count(tmp_path, texts, n, at_once)
+    counted = count(tmp_path, texts, n, at_once, window=window)
     for order in range(1, n + 1):
-        wanted = slow_counts(texts, order, n)
+        wanted = slow_counts(texts, order, n, window)
         assert (counted.total(order), counted.distinct(order)) == (wanted.total(), len(wanted))
         assert given(counted, order, 100) == slow_choice(wanted, 100)
 
@@ -124,12 +132,14 @@ def test_an_empty_corpus_has_no_ngrams(tmp_path: Path) -> None:
     assert (counted.total(3), counted.chosen(3, 100), given(counted, 3, 100)) == (0, 0, [])
 
 
-def test_finished_counts_are_found_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("window", ["centred", "causal"])
+def test_finished_counts_are_found_again(tmp_path: Path, window: Window) -> None:
     assert CountedNgrams.open(tmp_path / "none") is None
     texts = random_texts(5)
-    first = count(tmp_path, texts)
+    first = count(tmp_path, texts, window=window)
     again = CountedNgrams.open(tmp_path)
     assert again is not None
+    assert again.window == first.window == window
     assert (again.n, given(again, 3, 70)) == (3, given(first, 3, 70))
     (tmp_path / "counted.json").write_bytes(
         (tmp_path / "counted.json").read_bytes().replace(b'"n": 3', b'"n": 2')
@@ -170,16 +180,19 @@ def test_memory_is_bounded_whatever_the_corpus(tmp_path: Path) -> None:
     assert threading.active_count() == before
 
 
+@pytest.mark.parametrize("window", ["centred", "causal"])
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 5])
 @pytest.mark.parametrize("at_once", [1, 2, 7, 64])
-def test_a_text_is_cut_anywhere_and_nothing_is_lost_or_doubled(tmp_path: Path, n: int, at_once: int) -> None:
+def test_a_text_is_cut_anywhere_and_nothing_is_lost_or_doubled(
+    tmp_path: Path, n: int, at_once: int, window: Window
+) -> None:
     texts = [*random_texts(n, 20, longest=60), [], [5], [], [1, 2], [3] * 70]
-    with NgramCounter(n, range(1, n + 1), tmp_path) as counter:
+    with NgramCounter(n, range(1, n + 1), tmp_path, window=window) as counter:
         counter._slice_tokens = at_once
         feed(counter, texts, 1000)
         counted = counter.finish()
     for order in range(1, n + 1):
-        wanted = slow_counts(texts, order, n)
+        wanted = slow_counts(texts, order, n, window)
         assert counted.total(order) == wanted.total()
         assert given(counted, order, 100) == slow_choice(wanted, 100)
 

@@ -20,7 +20,7 @@ from hmi_kernels.lookup.layout import DTYPES, header_bytes
 
 from plot_store import Damaged, FormatTooNew, Store, StoreIO
 from plot_store.care import check
-from plot_store.catalogue.catalogue import FORMAT
+from plot_store.ground.nouns import NEWEST_FORMAT
 from plot_store.segments import format as fmt
 from plot_store.segments.segment import MappedSegment, open_segment
 
@@ -43,10 +43,13 @@ def stored(made: lab.Content) -> list[list[int]]:
     return [ngram.tolist() for ngrams, _ in made.values() for ngram in ngrams]
 
 
+@pytest.mark.parametrize("window", ["centred", "causal"])
 @pytest.mark.parametrize("counts", [(60, 20, 5), (40, 9), (60, 30, 20, 9, 4)], ids=["n3", "n2", "n5"])
-def test_every_bit_flip_is_found_and_no_wrong_vector_is_given(store: Store, counts: tuple[int, ...]) -> None:
-    made = lab.content(1, counts)
-    version = lab.put(store, "r", made, n=len(counts))
+def test_every_bit_flip_is_found_and_no_wrong_vector_is_given(
+    store: Store, counts: tuple[int, ...], window: layout.Window
+) -> None:
+    made = lab.content(1, counts, window=window)
+    version = lab.put(store, "r", made, n=len(counts), window=window)
     batch = stored(made) + lab.texts(7)
     with store.reader("r") as reader:
         lab.same_as(reader, [lab.entries(made)], batch)
@@ -198,6 +201,7 @@ def test_a_header_that_lies_is_refused(store: Store) -> None:
         {"shift": 60},
         {"vocab": 7},
         {"format": 0},
+        {"format": 4},
         {"salt": 2},
         {"salt": 1 << 63},
     ]
@@ -213,8 +217,8 @@ def test_a_header_that_lies_is_refused(store: Store) -> None:
                     store.reader("r")
                 refused += 1
         assert refused >= len(lies) - 2
-        replace(path, resealed(good, format=4))
-        with pytest.raises(FormatTooNew, match="format 4, this release reads up to 3: upgrade"):
+        replace(path, resealed(good, format=5))
+        with pytest.raises(FormatTooNew, match="format 5, this release reads up to 4: upgrade"):
             store.reader("r")
         replace(path, good)
 
@@ -275,7 +279,9 @@ def test_a_newer_store_is_refused(tmp_path: Path) -> None:
     Store.open(tmp_path / "s", create=True).close()
     record(tmp_path / "s", "format", {"format": 7})
     for options in ({}, {"create": True}, {"read_only": True}):
-        with pytest.raises(FormatTooNew, match=f"format 7, this release reads up to {FORMAT}: upgrade"):
+        with pytest.raises(
+            FormatTooNew, match=f"format 7, this release reads up to {NEWEST_FORMAT}: upgrade"
+        ):
             Store.open(tmp_path / "s", **options)
 
 

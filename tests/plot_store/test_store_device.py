@@ -13,6 +13,7 @@ import plotlab as lab
 import pytest
 from cuda_twin import put
 from hmi_kernels.lookup import cuda
+from hmi_kernels.lookup.layout import Window
 
 from plot_store import Closed, Damaged, Invalid, Store, StoreFull
 from plot_store.reading.device import DeviceReader
@@ -29,12 +30,14 @@ def look(
 
 @pytest.mark.parametrize("counts", [(200, 40, 8), (60, 8), (300, 200, 60, 30, 9)])
 @pytest.mark.parametrize("backoff", ["order", "version"])
+@pytest.mark.parametrize("window", ["centred", "causal"])
 def test_answers_what_the_reader_answers(
-    store: Store, device: cuda.LookupDevice, counts: tuple[int, ...], backoff: str
+    store: Store, device: cuda.LookupDevice, counts: tuple[int, ...], backoff: str, window: Window
 ) -> None:
     n = len(counts)
     for depth, dtype in enumerate(["int8", "fp16", "fp32"]):
-        lab.put(store, "/".join(["r", "a", "b"][: depth + 1]), lab.content(depth, counts), dtype=dtype, n=n)
+        made, ref = lab.content(depth, counts, window=window), "/".join(["r", "a", "b"][: depth + 1])
+        lab.put(store, ref, made, dtype=dtype, n=n, window=window)
     batch = lab.texts(1)
     with store.reader("r/a/b", backoff=backoff) as reader, reader.on_device(device) as on:
         out, hits = lab.look(reader, batch)

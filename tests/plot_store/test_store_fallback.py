@@ -58,6 +58,25 @@ def test_fallbacks_are_what_the_oracle_fills_a_window_with(store: Store, n: int)
     assert {(n, 0), (n, -1)} <= seen, "both stored and absent n-grams were asked for"
 
 
+@pytest.mark.parametrize("n", WIDTHS)
+def test_a_causal_fallback_is_the_row_of_the_last_token(store: Store, n: int) -> None:
+    chain: list[lab.Entries] = []
+    for depth, dtype in enumerate(("int8", "fp16")):
+        made = lab.content(10 * n + depth, WIDTHS[n], vocab=FEW, window="causal")
+        lab.put(store, "/".join("rb"[: depth + 1]), made, dtype=dtype, n=n, vocab=FEW, window="causal")
+        chain.insert(0, lab.entries(made, dtype))
+    with store.reader("r/b") as reader:
+        for order in range(1, n + 1):
+            ngrams = np.random.default_rng(order).integers(0, FEW, (300, order)).astype(np.uint32)
+            ngrams = ngrams[(ngrams[:, :-1] > 0).all(axis=1)]
+            given, depths = fallbacks(reader, order, ngrams)
+            wanted, orders, _ = reference.lookup(chain, ngrams.tolist(), lab.DIM, n, window="causal")
+            assert np.array_equal(given[:, 0], wanted[order - 1 :: order])
+            assert ((depths >= 0) == (np.array(orders[order - 1 :: order]) == order)).all()
+            away, _ = differences(reader, order, ngrams, given * np.float32(1.25))
+            np.testing.assert_allclose(away[given.any(axis=(1, 2))], 0.2, rtol=1e-5)
+
+
 def test_a_difference_is_relative_to_the_entry(store: Store) -> None:
     content = lab.content(1, (30, 9, 5))
     lab.put(store, "r", content, dtype="fp32")

@@ -12,16 +12,18 @@ import numpy as np
 import plotlab as lab
 import pytest
 from formats.make import WIDTHS, fixed
-from hmi_kernels.lookup.layout import header_bytes
+from hmi_kernels.lookup.layout import Window, header_bytes
 
-from plot_store import Damaged, Store
+from plot_store import Damaged, Invalid, Store
+from plot_store.catalogue.records import version_fields
 from plot_store.segments import format as fmt
 from plot_store.writing.indexing import MAX_RUNS
 
 OLD = Path(__file__).parent / "formats"
-FILES = ["format-1", *(f"format-{number}{end}" for number in (2, 3) for end in sorted(WIDTHS))]
+FILES = ["format-1", *(f"format-{number}{end}" for number in (2, 3, 4) for end in sorted(WIDTHS))]
 
-DIGESTS = """
+DIGESTS: dict[Window, str] = {
+    "centred": """
 3 int8 547eebd1 f60cc671 b2b71692 9fc3cb94 599a5185 48396bff
 3 fp16 45c354d3 13e6d375 7ee2ca6b 04e111ed 749999fa 2d05a5af
 3 fp32 a914ade3 0c467011 0fd5e083 98ed4b22 1b88efea 5c9985e5
@@ -29,9 +31,18 @@ DIGESTS = """
 2 int8 ff66ca71 0f7dc2e3 eb4af154 b1c2bdb5
 4 fp16 b35d3bb3 8dc9e055 3a1220a5 a42ec123 49d50596 fae6593b daf77c0b fd9cdae8
 5 int8 9ff5ec68 076c08d6 f57ea861 dc3f63b0 f78bca50 163df313 2064a3bf f0feaee0 6bc67b6e 45c36dae
-"""
+""",
+    "causal": """
+3 int8 c4b5b834 753661b3 f462df36 474418dd f0a8bae7 a8abc142
+5 fp16 daf097ef 7c78a4f5 c02f32e2 8f5280fb 3a15ec4b c0db13ab 43d410ee 348b188f ca4d24f5 68ab9c5a
+""",
+}
 """n, dtype, and how the segments' names begin; a name is the digest of the segment's bytes."""
-WRITTEN = {(int(n), dtype): names for n, dtype, *names in map(str.split, DIGESTS.strip().splitlines())}
+WRITTEN = {
+    (int(n), dtype, window): names
+    for window, lines in DIGESTS.items()
+    for n, dtype, *names in map(str.split, lines.strip().splitlines())
+}
 
 
 @pytest.mark.parametrize("stem", FILES)
@@ -41,11 +52,13 @@ def test_can_read_old(store: Store, stem: str) -> None:
     n = WIDTHS[found[2]]
     version = store.import_archive(OLD / f"{stem}.plot")
     assert (version.ref, version.meta) == ("r/a", {"written": f"by format {found[1]}"})
-    chain = [lab.entries(fixed(n), "fp16"), lab.entries(fixed(n), "int8")]
+    assert version.schema.window == ("causal" if found[1] == "4" else "centred")
+    made = fixed(n, version.schema.window)
+    chain = [lab.entries(made, "fp16"), lab.entries(made, "int8")]
     with store.reader("r/a") as reader:
         assert {s.layout.format for s in reader._mapped.segments} == {int(found[1])}  # type: ignore[union-attr]
         lab.same_as(reader, chain, [[0, 7, 3], [10, 6, 2, 9], [5], [0, 7, 3, 10, 6, 2, 9, 5]])
-        for order, (ngrams, _) in fixed(n).items():
+        for order, (ngrams, _) in made.items():
             assert reader.contains(order, ngrams).all()
     lab.check(store)
 
@@ -124,10 +137,40 @@ def test_a_damaged_vector_of_format_1_is_not_given_a_check(store: Store) -> None
         store.compact("r/a", max_segments=1)
 
 
-@pytest.mark.parametrize(("n", "dtype"), WRITTEN, ids=str)
-def test_writes_the_same_bytes(store: Store, n: int, dtype: str) -> None:
-    version = lab.put(store, "r", fixed(n), dtype=dtype, n=n)
-    assert [s.name[:8] for s in version.segments] == WRITTEN[n, dtype]
+@pytest.mark.parametrize(("n", "dtype", "window"), WRITTEN, ids=str)
+def test_writes_the_same_bytes(store: Store, n: int, dtype: str, window: Window) -> None:
+    version = lab.put(store, "r", fixed(n, window), dtype=dtype, n=n, window=window)
+    assert [s.name[:8] for s in version.segments] == WRITTEN[n, dtype, window]
+
+
+def test_only_what_has_a_causal_version_has_its_format(store: Store, tmp_path: Path) -> None:
+    """Releases up to format 3 read the rest as before, and refuse the store, segments and exports that they
+    would misread."""
+    centred = lab.put(store, "r", fixed())
+    store.export("r", tmp_path / "r.plot")
+    assert "window" not in version_fields(centred)["schema"]
+    assert store.info().format == (tmp_path / "r.plot").read_bytes()[8] == 3
+    causal = lab.put(store, "c", fixed(3, "causal"), window="causal")
+    store.export("c", tmp_path / "c.plot")
+    assert version_fields(causal)["schema"]["window"] == "causal"
+    assert store.info().format == (tmp_path / "c.plot").read_bytes()[8] == 4
+    for number, version in ((3, centred), (4, causal)):
+        for info in version.segments:
+            assert (store.path / "segments" / info.name).read_bytes()[8] == number
+    raw = bytearray((tmp_path / "c.plot").read_bytes())
+    raw[8] = 3
+    (tmp_path / "c.plot").write_bytes(raw)
+    with pytest.raises(Damaged, match="has format 3, but its versions need 4"):
+        store.import_archive(tmp_path / "c.plot")
+    with Store.open(tmp_path / "other", create=True) as other:
+        other.import_archive(tmp_path / "r.plot")
+        assert other.info().format == 3
+    with pytest.raises(Invalid, match="n, dim, vocab and window"):
+        lab.put(store, "r/c", fixed(3, "causal"), window="causal")
+    with pytest.raises(Invalid, match="or window"):
+        store.diff("r", "c")
+    with pytest.raises(Invalid, match="use one of centred, causal"):
+        lab.schema(window="both")  # type: ignore[arg-type]
 
 
 def test_a_row_is_as_the_document_says(store: Store) -> None:

@@ -11,18 +11,19 @@ import numpy as np
 import plotlab as lab
 import pytest
 from hmi_kernels.lookup import reference
-from hmi_kernels.lookup.layout import DTYPES
+from hmi_kernels.lookup.layout import DTYPES, Window
 
 from plot_store import Closed, Invalid, Store
 from plot_store.writing.indexing import MAX_RUNS
 
 
+@pytest.mark.parametrize("window", ["centred", "causal"])
 @pytest.mark.parametrize("dtypes", [["int8"], ["fp16"], ["fp32"], ["int8"] * 4, ["fp16", "int8", "fp32"]])
-def test_chain_equals_the_oracle(store: Store, dtypes: list[str]) -> None:
+def test_chain_equals_the_oracle(store: Store, dtypes: list[str], window: Window) -> None:
     chain: list[lab.Entries] = []
     for depth, dtype in enumerate(dtypes):
-        made = lab.content(depth, (150, 30, 5))
-        lab.put(store, "/".join(["r", "a", "b", "c"][: depth + 1]), made, dtype=dtype)
+        made = lab.content(depth, (150, 30, 5), window=window)
+        lab.put(store, "/".join(["r", "a", "b", "c"][: depth + 1]), made, dtype=dtype, window=window)
         chain.insert(0, lab.entries(made, dtype))
     with store.reader("/".join(["r", "a", "b", "c"][: len(dtypes)])) as reader:
         assert [v.schema.dtype for v in reader.chain] == dtypes[::-1]

@@ -8,6 +8,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from hmi_kernels.lookup.layout import Window
 
 from plot_store import Hits
 from plot_store.counting.misses import BUFFER_TOKENS, MissSketch
@@ -26,15 +27,17 @@ def batch(rng: random.Random, n: int, texts: int = 8, ids: int = 9, stored: floa
     return tokens, offsets, Hits(order, np.zeros(tokens.size, np.int16))
 
 
-def slow_misses(batches: list[Batch], n: int) -> Counter[Ngram]:
+def slow_misses(batches: list[Batch], n: int, window: Window = "centred") -> Counter[Ngram]:
     found: Counter[Ngram] = Counter()
-    before = (n - 1) // 2
+    before = n - 1 if window == "causal" else (n - 1) // 2
     for tokens, offsets, hits in batches:
         for begin, end in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True):
             padded = [0] * before + tokens[begin:end].tolist() + [0] * n
             for i in range(end - begin):
-                if hits.order[begin + i] < n and tokens[begin + i]:
-                    found[tuple(padded[i : i + n])] += 1
+                missed = tuple(padded[i : i + n])
+                counted = all(missed) if window == "causal" else tokens[begin + i]
+                if hits.order[begin + i] < n and counted:
+                    found[missed] += 1
     return found
 
 
@@ -43,14 +46,15 @@ def kept(sketch: MissSketch, k: int | None = None, min_count: int = 1) -> dict[N
     return {tuple(map(int, g)): int(c) for g, c in zip(ngrams, counts, strict=True)}
 
 
+@pytest.mark.parametrize("window", ["centred", "causal"])
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 5])
-def test_with_room_enough_every_miss_is_counted(n: int) -> None:
+def test_with_room_enough_every_miss_is_counted(n: int, window: Window) -> None:
     rng = random.Random(n)
     batches = [batch(rng, n) for _ in range(60)]
-    sketch = MissSketch(n, 100_000)
+    sketch = MissSketch(n, 100_000, window=window)
     for one in batches:
         sketch.add(*one)
-    wanted = slow_misses(batches, n)
+    wanted = slow_misses(batches, n, window)
     assert kept(sketch) == dict(wanted)
     assert (sketch.seen, sketch.top()[2]) == (wanted.total(), 0)
 
@@ -89,6 +93,8 @@ def test_a_merge_keeps_the_bounds() -> None:
     bounded(whole, slow_misses([one for part in parts for one in part], 3))
     with pytest.raises(Invalid, match="keep them apart"):
         whole.merge(MissSketch(2))
+    with pytest.raises(Invalid, match="causal 3-grams cannot be merged into one of centred"):
+        whole.merge(MissSketch(3, window="causal"))
 
 
 def test_top_is_sorted_and_cut() -> None:
@@ -116,17 +122,19 @@ def test_batches_larger_than_what_may_wait() -> None:
     assert kept(sketch) == dict(wanted)
 
 
-def test_a_sketch_comes_back_from_its_arrays() -> None:
+@pytest.mark.parametrize("window", ["centred", "causal"])
+def test_a_sketch_comes_back_from_its_arrays(window: Window) -> None:
     rng = random.Random(2)
     batches = [batch(rng, 4) for _ in range(80)]
-    sketch = MissSketch(4, 25)
+    sketch = MissSketch(4, 25, window=window)
     for one in batches[:40]:
         sketch.add(*one)
     again = MissSketch.from_arrays(sketch.to_arrays())
+    assert again.window == window
     assert (kept(again), again.seen, again.top()[2]) == (kept(sketch), sketch.seen, sketch.top()[2])
     for one in batches[40:]:
         again.add(*one)
-    bounded(again, slow_misses(batches, 4))
+    bounded(again, slow_misses(batches, 4, window))
 
 
 def test_foreign_arrays_are_refused() -> None:
@@ -135,6 +143,7 @@ def test_foreign_arrays_are_refused() -> None:
         {},
         {**good, "figures": np.zeros(2, np.int64)},
         {**good, "figures": np.array([9, 1, 0, 0])},
+        {**good, "figures": np.array([3, 1, 0, 0, 2])},
         {**good, "counts": np.zeros(3, np.int64)},
         {**good, "ngrams": np.zeros((0, 2), np.uint32)},
         {**good, "ngrams": np.zeros((0, 3), np.float32)},

@@ -39,8 +39,8 @@ from hmi_kernels.lookup.cpu_rows import add_vector, store_bfloat
 from hmi_kernels.lookup.cpu_seek import confirm
 from hmi_kernels.lookup.layout import WORD_IDS
 
-BLOCK = 128  # tokens: enough cache misses in flight, and the rows still fit the second-level cache
-AHEAD = 6  # tokens whose vectors are prefetched ahead of the one that is written
+BLOCK = 256  # tokens: enough cache misses in flight, and the rows still fit the second-level cache
+AHEAD = 10  # tokens whose vectors are prefetched ahead of the one that is written
 
 
 @compiled

@@ -108,7 +108,8 @@ def wrong_texts(reader: Reader, chain: list[plain.Entries], seed: int) -> list[s
     tokens, offsets = play.some_text(seed)
     texts = [tokens[a:b].tolist() for a, b in pairwise(offsets)]
     out, hits = reader.lookup(tokens, offsets)
-    expected, orders, depths = reference.lookup(chain, texts, plain.DIM, reader.version.schema.n)
+    n, _, _, window = reader.version.schema.shape
+    expected, orders, depths = reference.lookup(chain, texts, plain.DIM, n, window=window)
     if not np.array_equal(out, expected):
         return [f"a look-up is wrong at tokens {np.flatnonzero((out != expected).any(axis=1)).tolist()}"]
     if hits.order.tolist() != orders or hits.depth.tolist() != depths:

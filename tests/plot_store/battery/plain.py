@@ -14,13 +14,13 @@ from typing import Final, NamedTuple
 
 import numpy as np
 from hmi_kernels.lookup import reference
-from hmi_kernels.lookup.layout import DTYPES
+from hmi_kernels.lookup.layout import DTYPES, Window, roles
 
 from plot_store import Schema
 
 DIM, VOCAB = 8, 9
 TYPES: Final = ("int8", "fp16", "fp32")
-WINDOWS: Final = {"q": 5, "d": 2}  # roots whose n is not 3
+WINDOWS: Final = {"q": 5, "d": 2, "c": 4}  # roots whose n is not 3
 Entries = dict[tuple[int, ...], np.ndarray]
 Content = dict[int, tuple[np.ndarray, np.ndarray]]
 
@@ -43,20 +43,23 @@ def schema_of(ref: str) -> Schema:
     """The schema of a ref: fixed, so that a build can be extended; a branch may have
     another type than its parent."""
     dtype = TYPES[sum(map(ord, ref)) % 3]
-    return Schema(n=WINDOWS.get(ref.partition("/")[0], 3), dim=DIM, vocab=VOCAB, dtype=dtype)  # type: ignore[arg-type]
+    root = ref.partition("/")[0]
+    window: Window = "causal" if root == "c" else "centred"
+    return Schema(n=WINDOWS.get(root, 3), dim=DIM, vocab=VOCAB, dtype=dtype, window=window)  # type: ignore[arg-type]
 
 
 @lru_cache(maxsize=256)
 def content(ref: str, seed: int) -> Content:
     """Random n-grams and vectors, {order: (uint32 [m, order], float32 [m, roles, dim])}, longest first."""
-    rng, n = np.random.default_rng(seed), schema_of(ref).n
+    rng, schema = np.random.default_rng(seed), schema_of(ref)
+    n = schema.n
     made: Content = {}
     for order in range(n, 0, -1):
         count = int(rng.integers(1, 9)) if order < n else 150 if seed % 4 == 0 else int(rng.integers(1, 25))
         ngrams = np.unique(rng.integers(0, VOCAB, (count, order)), axis=0).astype(np.uint32)
         rng.shuffle(ngrams)
-        roles = order * (n - order + 1)
-        made[order] = (ngrams, rng.standard_normal((len(ngrams), roles, DIM)).astype(np.float32))
+        shape = (len(ngrams), roles(n, order, schema.window), DIM)
+        made[order] = (ngrams, rng.standard_normal(shape).astype(np.float32))
     return made
 
 
@@ -215,7 +218,7 @@ def after(ops: Sequence[Op], changed: Sequence[bool] = ()) -> Plain:
     return plain
 
 
-REFS: Final = ("r", "s", "r/a", "r/b", "r/a/x", "q", "q/x", "d")
+REFS: Final = ("r", "s", "r/a", "r/b", "r/a/x", "q", "q/x", "d", "c", "c/x")
 ODDS_TEXT = """
 publish=16 sealed=5 extend=8 append=10 compact=6 begin=4 finish=4 rollback=6
 delete=7 gc=8 tag=4 untag=2 pin=3 unpin=3 import=4 export=2
@@ -258,6 +261,10 @@ SCRIPT = [
     Op("unpin", "r/a", 0, 1),
     Op("compact", "q"),
     Op("delete", "q"),
+    Op("publish", "c", 8),
+    Op("publish", "c/x", 12),
+    Op("append", "c/x", 3),
+    Op("compact", "c/x"),
     Op("sealed", "r", 10),
     Op("gc", arg=1),
     Op("import", "i2", 2),
