@@ -58,7 +58,8 @@ class Packer:
         if attachments:
             manifest["attachments"] = list(attachments)
         body = records.dump(manifest)
-        written = versions[0].schema.format  # since 3 with attachments, otherwise the frame of format 1
+        # Since 3 with attachments, otherwise the frame of format 1.
+        written = max([FORMATS["centred"], *(version.schema.format for version in versions)])
         return self._counted(_HEAD.pack(MAGIC, written, len(body), xxhash.xxh3_64_intdigest(body)) + body)
 
     def chunk(self, raw: bytes) -> bytes:

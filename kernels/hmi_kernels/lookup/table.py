@@ -103,21 +103,9 @@ def level_table(
     levels = np.zeros((len(ordered), cpu_index.LEVEL_COLUMNS), np.int64)
     segs: list[tuple[int, int, int]] = []
     for i, run in enumerate(ordered):
-        _check_run(run, stride(n, run.order, dim, run.dtype, window))
-        levels[i] = (
-            run.slots.ctypes.data,
-            run.slots.size,
-            len(segs),
-            len(run.segments),
-            run.shift,
-            run.dtype,
-            run.depth,
-            run.direct,
-            run.order,
-            stride(n, run.order, dim, run.dtype, window),
-            salt_word(run),
-            min(run.reach, run.slots.size),
-        )
+        row_bytes = stride(n, run.order, dim, run.dtype, window)
+        _check_run(run, row_bytes)
+        levels[i] = _level(run, len(segs), row_bytes)
         for view in run.segments:
             segs.append((view.rows.ctypes.data, view.rows.shape[0], view.verified.ctypes.data))
     asked = default_steps(n) if steps is None else steps
@@ -147,6 +135,24 @@ def level_table(
             [*(part.ctypes.data for part in parts), dim, any(run.dtype for run in runs)], np.int64
         ),
         plain=window == "centred" and n == 3 and list(asked) == default_steps(n),
+    )
+
+
+def _level(run: IndexRun, first: int, row_bytes: int) -> tuple[int, ...]:
+    """A row of `LevelTable.levels`. first: the number of segments before those of the run."""
+    return (
+        run.slots.ctypes.data,
+        run.slots.size,
+        first,
+        len(run.segments),
+        run.shift,
+        run.dtype,
+        run.depth,
+        run.direct,
+        run.order,
+        row_bytes,
+        salt_word(run),
+        min(run.reach, run.slots.size),
     )
 
 
