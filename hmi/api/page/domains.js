@@ -22,6 +22,7 @@ export async function domains(main, _name, signal) {
     h("div", { class: "row between" }, h("h2", null, `Root ${root.root}`), h("span", { class: "note" }, bytes(root.bytes))),
     facts(["Source", root.source.name], ["Layers", `${root.layers}, of which ${root.split || "none"} are looked up`],
       root.split && ["N-grams", `up to ${root.n} tokens`],
+      root.fidelity.perplexity_ratio && ["Fidelity", `${score(root.fidelity.perplexity_ratio)} times the source's perplexity`],
       root.fidelity.cls_cosine && ["Fidelity", `cosine ${score(root.fidelity.cls_cosine)} to the source model`],
       root.execution && ["Runs on", [...new Set([...root.execution.executor.split(" "), root.execution.precision])].join(" ")]),
     below.has(root.root) && h("ul", { class: "tree" }, node(below.get(root.root), below, most)))),

@@ -88,8 +88,12 @@ def _make_local(
     )
     if lower.depth:
         check_learnable(f"no locality weights ship for {source.name} split at {lower.depth}", texts, paths)
-        ctx.progress(0, 1, phase="ridge regression")
-        fit_folds(lower, teacher, texts[:FIT_TEXTS])
+        fit_folds(
+            lower,
+            teacher,
+            texts[:FIT_TEXTS],
+            lambda done, total: ctx.progress(done, total, phase="ridge regression"),
+        )
     kinds = {kind: some for kind, some in held_out.items() if some}
     if not kinds:
         return {}, {}

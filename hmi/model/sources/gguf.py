@@ -1,7 +1,7 @@
 """GGUF files: a language model's weights, shape, tokenizer and chat template in one file, as in llama.cpp.
 
 They are read by the package `gguf` and given in the form of a Hugging Face folder, so that one loader serves
-both. Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.
+both. Format: the specification of GGUF in the repository of ggml.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -33,28 +33,36 @@ def batches(texts: Sequence[Encoded]) -> Iterator[Tensor]:
 
 
 @torch.no_grad()
-def fit_folds(lower: CausalLower, teacher: Decoder, texts: Sequence[Encoded]) -> None:
+def fit_folds(
+    lower: CausalLower, teacher: Decoder, texts: Sequence[Encoded], report: Callable[[int, int], None]
+) -> None:
     """Fit each order's matrix and bias to the teacher's states at the split, by ridge regression towards the
-    n-gram's own state."""
-    d = lower.shape.dim
-    for order in range(1, lower.n + 1):
-        gram, cross = (torch.zeros(d + 1, d + 1, dtype=torch.float64) for _ in range(2))
-        for ids in batches(texts):
+    n-gram's own state. report: told the texts that were read, and of how many."""
+    d, orders = lower.shape.dim, range(1, lower.n + 1)
+    gram, cross = (torch.zeros(lower.n, d + 1, d + 1, dtype=torch.float64) for _ in range(2))
+    for number, ids in enumerate(batches(texts)):
+        report(number * AT_ONCE, len(texts))
+        states = teacher(ids, upto=lower.depth)
+        for order in orders:
             # Tokens with fewer before them are looked up by shorter n-grams.
             keep = (ids > 0) & (torch.arange(ids.shape[1]) >= order)
             rows, columns = keep.nonzero(as_tuple=True)
             ngrams = torch.stack([ids[rows, columns - order + 1 + i] for i in range(order)], dim=1)
             x = F.pad(lower.states(ngrams), (0, 1), value=1.0).double()
-            y = teacher(ids, upto=lower.depth)[keep].double()
-            gram += x.T @ x
-            cross += x.T @ F.pad(y - x[:, :-1], (0, 1))
-        count, mean = gram[-1, -1], gram[-1, :-1] / gram[-1, -1]
-        left = cross[-1, :-1] / count
-        centred = gram[:-1, :-1] - count * torch.outer(mean, mean)
+            y = states[keep].double()
+            gram[order - 1] += x.T @ x
+            cross[order - 1] += x.T @ F.pad(y - x[:, :-1], (0, 1))
+    for at in range(lower.n):
+        count = gram[at, -1, -1]
+        if not count:  # all texts are shorter
+            continue
+        mean = gram[at, -1, :-1] / count
+        left = cross[at, -1, :-1] / count
+        centred = gram[at, :-1, :-1] - count * torch.outer(mean, mean)
         penalty = SHRINK * centred.diagonal().mean() * torch.eye(d, dtype=torch.float64)
-        change = torch.linalg.solve(centred + penalty, cross[:-1, :-1] - count * torch.outer(mean, left))
-        lower.fold[order - 1] = torch.eye(d) + change.float()
-        lower.shift[order - 1] = (left - mean @ change).float()
+        change = torch.linalg.solve(centred + penalty, cross[at, :-1, :-1] - count * torch.outer(mean, left))
+        lower.fold[at] = torch.eye(d) + change.float()
+        lower.shift[at] = (left - mean @ change).float()
 
 
 @torch.inference_mode()
