@@ -187,8 +187,9 @@ class RootRecord(Record):
     split: int
     n: int = 3
     """The number of tokens of the longest n-grams of its PLOTs."""
-    generates: bool = False
-    """Whether it is a language model, which predicts the next token, rather than an encoder."""
+    generates: bool = Field(default=False, exclude_if=lambda value: not value)
+    """Whether it is a language model, which predicts the next token, rather than an encoder. Only then is it
+    written, so that earlier releases read the records of encoders and refuse those of language models."""
     fidelity: dict[str, float]
     fidelity_by_kind: dict[str, dict[str, float]] = Field(default_factory=dict)
     bytes: int

@@ -111,6 +111,8 @@ def test_a_root_that_looks_up_words_alone_is_its_source(
     torch.testing.assert_close(got, want, atol=0.02, rtol=0.02)  # words are stored in fp16
     said = json.loads((manager.settings.data / "roots" / "tiny" / record.version / "root.json").read_text())
     assert said["format"] == 5
+    assert "generates" not in record.model_copy(update={"generates": False}).model_dump_json()
+    assert '"generates":true' in record.model_dump_json()
 
 
 def test_growth_by_misses_and_an_archive(manager: Manager, source: Path, tmp_path: Path) -> None:
