@@ -225,7 +225,13 @@ def test_locality_is_learnt_and_stored(
     errors.append(error())
     assert errors[0] > errors[1] > errors[2], errors
     info = RootInfo(
-        "m", "v1", {"sha256": ""}, mpnet.shape, SPLIT, "", fidelity_by_kind={"short": {"cls_cosine": 0.5}}
+        name="m",
+        version="v1",
+        source={"sha256": ""},
+        shape=mpnet.shape,
+        split=SPLIT,
+        created="",
+        fidelity_by_kind={"short": {"cls_cosine": 0.5}},
     )
     save_root(tmp_path / "v1", Root(info, upper, bias, tokenizer, lower), source / "tokenizer.json")
     again = load_root(tmp_path / "v1", with_lower=True)
