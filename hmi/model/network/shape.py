@@ -141,6 +141,8 @@ def read_config(folder: Path) -> dict[str, Any]:
         config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise UnsupportedModel(f"{path} is not JSON ({error})", field="source") from error
+    if not isinstance(config, dict):
+        raise UnsupportedModel(f"{path} is not a JSON object", field="source")
     return config
 
 
@@ -218,7 +220,8 @@ def read_decoder_shape(config: Mapping[str, Any]) -> DecoderShape:
     that does not fit."""
     kind = config.get("model_type")
     if kind not in DECODERS:
-        raise UnsupportedModel(f"config.json has model_type = {kind!r}, not one of {', '.join(DECODERS)}")
+        known = ", ".join(DECODERS)
+        raise UnsupportedModel(f"config.json has model_type = {kind!r}, not one of {known}", field="source")
     must: dict[str, object] = {"hidden_act": "silu", "mlp_bias": False, "use_sliding_window": False}
     if kind != "qwen2":  # then the output projection would have a bias, too
         must["attention_bias"] = False
@@ -229,7 +232,8 @@ def read_decoder_shape(config: Mapping[str, Any]) -> DecoderShape:
                 f"config.json has {name} = {found!r}; generative roots need {value!r}", field="source"
             )
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    if rope.get("rope_type", rope.get("type", "default")) != "default":
+    scaled = not isinstance(rope, dict) or rope.get("rope_type", rope.get("type", "default")) != "default"
+    if scaled:
         raise UnsupportedModel(
             f"config.json has scaled rotary positions ({rope}): generative roots need plain ones",
             field="source",
@@ -254,3 +258,5 @@ def read_decoder_shape(config: Mapping[str, Any]) -> DecoderShape:
         )
     except KeyError as error:
         raise UnsupportedModel(f"config.json lacks {error.args[0]}", field="source") from error
+    except (TypeError, ValueError, ZeroDivisionError) as error:
+        raise UnsupportedModel(f"config.json has a size that is none ({error})", field="source") from error

@@ -79,15 +79,17 @@ def _tokenizer(folder: Path) -> tuple[FastTokenizer, str | None]:
 def _ends(config: dict[str, Any], fast: FastTokenizer, name: str) -> tuple[int, tuple[int, ...]]:
     """Our ids of the begin token and of the tokens that end a text."""
     eos = config.get("eos_token_id")
-    ends = tuple(int(i) for i in (eos if isinstance(eos, list) else [eos]) if i is not None)
-    begin = config.get("bos_token_id")
+    ends: list[Any] = [i for i in (eos if isinstance(eos, list) else [eos]) if i is not None]
+    begin: Any = config.get("bos_token_id")
     begin = ends[0] if begin is None and ends else begin
-    if begin is None or any(fast.id_to_token(i) is None for i in (int(begin), *ends)):
+    known = all(isinstance(i, int) and i >= 0 and fast.id_to_token(i) is not None for i in (begin, *ends))
+    if not known:
         raise UnsupportedModel(
-            f"{name} names no token at the beginning of a text (bos_token_id) that its tokenizer has",
+            f"{name} names a first or last token of a text (bos_token_id, eos_token_id) that its tokenizer "
+            "lacks",
             field="source",
         )
-    return int(begin) + 1, tuple(i + 1 for i in ends)
+    return begin + 1, tuple(i + 1 for i in ends)
 
 
 def _fill(decoder: Decoder, weights: Iterable[tuple[str, Tensor]]) -> None:

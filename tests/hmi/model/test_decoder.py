@@ -127,6 +127,20 @@ def test_what_does_not_fit_is_named(others: dict[str, Any], said: str, tmp_path:
         find_source(str(folder))
 
 
+@pytest.mark.parametrize(
+    "others", [{"bos_token_id": 10_000}, {"bos_token_id": "x"}, {"eos_token_id": [True, None, -1]}]
+)
+def test_a_begin_or_end_that_the_tokenizer_lacks_is_named(others: dict[str, Any], tmp_path: Path) -> None:
+    folder = write_language_model("llama", tmp_path / "llama")
+    config = folder / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), **others}))
+    with pytest.raises(UnsupportedModel, match="bos_token_id"):
+        load_language_model(find_source(str(folder)))
+    config.write_text("[]")
+    with pytest.raises(UnsupportedModel, match="not a JSON object"):
+        find_source(str(folder))
+
+
 def test_missing_and_further_weights_are_refused(tmp_path: Path) -> None:
     folder = write_language_model("llama", tmp_path / "llama")
     config = folder / "config.json"
