@@ -152,6 +152,8 @@ def _executors(manager: Manager, layout: Layout) -> Iterator[Finding]:
 
     profiles, machine = Profiles(layout), fingerprint()
     for root in manager.registry.roots(tolerant=True):
+        if root.generates:
+            continue
         found = profiles.get(root.name, root.version, machine)
         if found is None:
             yield ok("executors", f"root {root.name} was not measured on this machine: its first use does it")

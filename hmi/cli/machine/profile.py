@@ -19,7 +19,7 @@ from hmi.cli.framework.progress import finish
 from hmi.cli.framework.reading import reading_options
 from hmi.cli.framework.session import CliSession, segment
 from hmi.cli.models.cascades import print_cascade
-from hmi.errors import NotFound
+from hmi.errors import Conflict, NotFound
 
 if TYPE_CHECKING:
     from hmi.core import RootRecord
@@ -50,9 +50,13 @@ def stages(session: CliSession, root: str | None, again: bool, as_json: bool) ->
 
 
 def _roots_to_measure(manager: Manager, name: str | None) -> list[RootRecord]:
-    """Return the root of this name, or all roots. Raises NotFound, also if there is none."""
+    """Return the root of this name, or all encoders' roots. Raises NotFound, also if there is none, and
+    Conflict for a language model."""
     if name is not None:
-        return [manager.registry.root(name)]
+        root = manager.registry.root(name)
+        if root.generates:
+            raise Conflict(f"root {name!r} is a language model, which no executor runs yet", field="root")
+        return [root]
     roots = [root for root in manager.registry.roots() if not root.generates]
     if not roots:
         raise NotFound("there is no encoder's root to measure: 'hmi root import NAME SOURCE' imports one")

@@ -33,7 +33,7 @@ from hmi.model.sources.source import Source, read_pooling
 from hmi.stores.layout import read_json
 
 TOKENIZER = "tokenizer.json"
-"""This file is a copy of the source's, so its repair needs no training."""
+"""An encoder's is a copy of the source's, so its repair needs no training."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The dimensions of an encoder, read from a Hugging Face `config.json`."""
+"""The dimensions of an encoder or a language model, read from a Hugging Face `config.json`."""
 
 from __future__ import annotations
 
@@ -238,6 +238,9 @@ def read_decoder_shape(config: Mapping[str, Any]) -> DecoderShape:
             f"config.json has scaled rotary positions ({rope}): generative roots need plain ones",
             field="source",
         )
+    large = [name for name, value in config.items() if isinstance(value, int) and value >= 1 << 31]
+    if large:
+        raise UnsupportedModel(f"config.json has an impossible {large[0]}", field="source")
     try:
         dim, heads = int(config["hidden_size"]), int(config["num_attention_heads"])
         return DecoderShape(
@@ -258,5 +261,5 @@ def read_decoder_shape(config: Mapping[str, Any]) -> DecoderShape:
         )
     except KeyError as error:
         raise UnsupportedModel(f"config.json lacks {error.args[0]}", field="source") from error
-    except (TypeError, ValueError, ZeroDivisionError) as error:
+    except (TypeError, ValueError, ZeroDivisionError, OverflowError) as error:
         raise UnsupportedModel(f"config.json has a size that is none ({error})", field="source") from error

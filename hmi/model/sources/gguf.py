@@ -88,8 +88,11 @@ class GgufModel:
             raise _unfit(self.path, f"its tokenizer is {found}, not gpt2 with one of {', '.join(_SPLITS)}")
         tokens = get("tokenizer.ggml.tokens")
         merges = [tuple(merge.split(" ", 1)) for merge in get("tokenizer.ggml.merges")]
-        made = FastTokenizer(models.BPE({t: i for i, t in enumerate(tokens)}, merges))
-        made.pre_tokenizer = pre_tokenizers.Sequence(_SPLITS[get("tokenizer.ggml.pre")])
+        split = get("tokenizer.ggml.pre")
+        # Llama 3 takes a word of the vocabulary as it is, whatever the merges make of it.
+        model = models.BPE({t: i for i, t in enumerate(tokens)}, merges, ignore_merges=split == "llama-bpe")
+        made = FastTokenizer(model)
+        made.pre_tokenizer = pre_tokenizers.Sequence(_SPLITS[split])
         made.decoder = decoders.ByteLevel()
         kinds = get("tokenizer.ggml.token_type")
         for token, kind in zip(tokens, kinds, strict=True):
@@ -139,14 +142,14 @@ def open_gguf(path: Path) -> GgufModel:
         "num_hidden_layers": of("block_count"),
         "intermediate_size": of("feed_forward_length"),
         "num_attention_heads": of("attention.head_count"),
-        "num_key_value_heads": of("attention.head_count_kv"),
+        "num_key_value_heads": of("attention.head_count_kv") or of("attention.head_count"),
         "head_dim": of("attention.key_length"),
         "max_position_embeddings": of("context_length"),
         "rms_norm_eps": of("attention.layer_norm_rms_epsilon"),
         "rope_theta": of("rope.freq_base"),
         "tie_word_embeddings": "output.weight" not in names,
         "bos_token_id": model._field("tokenizer.ggml.bos_token_id"),
-        "eos_token_id": model._field("tokenizer.ggml.eos_token_id"),
+        "eos_token_id": [model._field(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot")],
     }
     for name, value in config.items():
         if value is None and name in ("hidden_size", "num_hidden_layers", "num_attention_heads"):

@@ -20,6 +20,9 @@ from hmi.model.sources.gguf import open_gguf
 from hmi.model.sources.source import Source, read_weights
 from hmi.model.text.generative import GenerativeTokenizer
 
+_UNFIT = (KeyError, RuntimeError, TypeError, ValueError, OverflowError, AttributeError)
+"""What reading a file raises whose content is of another form than it should be."""
+
 
 @dataclass(frozen=True)
 class LanguageModel:
@@ -31,23 +34,39 @@ class LanguageModel:
 
 def load_language_model(source: Source) -> LanguageModel:
     """Load a source that generates. Raises UnsupportedModel."""
-    weights: Iterable[tuple[str, Tensor]]
     try:
-        if source.gguf is not None:
-            file = open_gguf(source.gguf)
-            config, weights, fast, template = file.config, file.tensors(), file.tokenizer(), file.template()
-        else:
-            config, weights = read_config(source.folder), read_weights(source.folder)
-            fast, template = _tokenizer(source.folder)
-        decoder = Decoder(read_decoder_shape(config))
-        with torch.no_grad():
-            _fill(decoder, weights)
-    except (KeyError, RuntimeError, SafetensorError) as error:
+        return _loaded(source)
+    except (*_UNFIT, SafetensorError) as error:
         raise UnsupportedModel(
-            f"{source.name} does not hold the weights that its configuration promises: {error}",
+            f"{source.name} does not hold the weights and the tokenizer that its configuration promises: "
+            f"{error}",
             field="source",
         ) from error
+
+
+def _loaded(source: Source) -> LanguageModel:
+    weights: Iterable[tuple[str, Tensor]]
+    if source.gguf is not None:
+        file = open_gguf(source.gguf)
+        config, weights, fast, template = file.config, file.tensors(), file.tokenizer(), file.template()
+    else:
+        config, weights = read_config(source.folder), read_weights(source.folder)
+        generation = source.folder / "generation_config.json"
+        if generation.is_file():  # where chats end is often said here alone
+            ends = json.loads(generation.read_text(encoding="utf-8")).get("eos_token_id")
+            config["eos_token_id"] = [*_listed(config.get("eos_token_id")), *_listed(ends)]
+        fast, template = _tokenizer(source.folder)
+    shape = read_decoder_shape(config)
+    if max(fast.get_vocab().values(), default=0) >= shape.vocab - 1:
+        raise UnsupportedModel(
+            f"the tokenizer of {source.name} has ids beyond vocab_size = {shape.vocab - 1}: give a source "
+            "whose files belong together",
+            field="source",
+        )
     tokenizer = GenerativeTokenizer(fast, *_ends(config, fast, source.name), template)
+    decoder = Decoder(shape)
+    with torch.no_grad():
+        _fill(decoder, weights)
     return LanguageModel(decoder.eval().requires_grad_(False), tokenizer)
 
 
@@ -73,16 +92,17 @@ def _tokenizer(folder: Path) -> tuple[FastTokenizer, str | None]:
         ) from error
     if isinstance(found, list):  # several named templates
         found = {str(each.get("name")): each.get("template") for each in found}.get("default")
-    return fast, found
+    return fast, found if isinstance(found, str) else None
 
 
 def _ends(config: dict[str, Any], fast: FastTokenizer, name: str) -> tuple[int, tuple[int, ...]]:
     """Our ids of the begin token and of the tokens that end a text."""
-    eos = config.get("eos_token_id")
-    ends: list[Any] = [i for i in (eos if isinstance(eos, list) else [eos]) if i is not None]
+    ends = tuple(dict.fromkeys(_listed(config.get("eos_token_id"))))
     begin: Any = config.get("bos_token_id")
     begin = ends[0] if begin is None and ends else begin
-    known = all(isinstance(i, int) and i >= 0 and fast.id_to_token(i) is not None for i in (begin, *ends))
+    known = all(
+        isinstance(i, int) and 0 <= i < 1 << 31 and fast.id_to_token(i) is not None for i in (begin, *ends)
+    )
     if not known:
         raise UnsupportedModel(
             f"{name} names a first or last token of a text (bos_token_id, eos_token_id) that its tokenizer "
@@ -90,6 +110,11 @@ def _ends(config: dict[str, Any], fast: FastTokenizer, name: str) -> tuple[int, 
             field="source",
         )
     return begin + 1, tuple(i + 1 for i in ends)
+
+
+def _listed(ids: Any) -> list[Any]:
+    """Ids of tokens, which files give as one, as a list or not at all."""
+    return [i for i in (ids if isinstance(ids, list) else [ids]) if i is not None]
 
 
 def _fill(decoder: Decoder, weights: Iterable[tuple[str, Tensor]]) -> None:

@@ -30,6 +30,14 @@ REQUIRED_FILES = ("config.json", "model.safetensors", "tokenizer.json")
 """The files of a model."""
 OPTIONAL_FILES = ("modules.json", "1_Pooling/config.json")
 """Files that a model may also have. They describe how the source makes embeddings."""
+GENERATIVE_FILES = (
+    "tokenizer_config.json",
+    "chat_template.jinja",
+    "generation_config.json",
+    "model.safetensors.index.json",
+    "model-*.safetensors",
+)
+"""Files that a language model may have besides: its chat template, its last tokens, weights in parts."""
 DOWNLOAD_S = 3600
 """The timeout of a download, in seconds."""
 _PIECE = re.compile(r"\.zip\.\d{3}$")

@@ -26,7 +26,14 @@ from hmi.model.network.shape import (
     read_decoder_shape,
     read_shape,
 )
-from hmi.model.sources.pieces import IN_PIECES, OPTIONAL_FILES, REQUIRED_FILES, assembled, is_assembled
+from hmi.model.sources.pieces import (
+    GENERATIVE_FILES,
+    IN_PIECES,
+    OPTIONAL_FILES,
+    REQUIRED_FILES,
+    assembled,
+    is_assembled,
+)
 
 Pooling = Literal["mean", "cls"]
 """How an embedding is made from the last layer's rows: their mean, or [CLS]."""
@@ -65,6 +72,9 @@ def find_source(source: str) -> Source:
     name = folder.name if kind == "folder" else source
     gguf = gguf_in(folder)
     if gguf is not None:
+        with gguf.open("rb") as file:
+            if file.read(4) != b"GGUF":
+                raise UnsupportedModel(f"{gguf.name} is not a GGUF file", field="source")
         return Source(gguf.parent, name, kind, file_sha256(gguf), gguf)
     return _checked(folder, name, kind)
 
@@ -73,7 +83,7 @@ def gguf_in(path: Path) -> Path | None:
     """The GGUF file that `path` is or, unless it also has a `config.json`, holds. None if there is none.
 
     Raises UnsupportedModel (several)."""
-    if path.suffix == ".gguf":
+    if path.suffix == ".gguf" and path.is_file():
         return path
     found = [] if (path / "config.json").is_file() else sorted(path.glob("*.gguf"))
     if len(found) > 1:
@@ -179,7 +189,7 @@ def weight_files(folder: Path) -> list[Path]:
         names = {str(name) for name in json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()}
         if not names or any(Path(name).name != name for name in names):
             raise ValueError("it names no file, or one elsewhere")
-    except (ValueError, KeyError, AttributeError) as error:
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
         raise UnsupportedModel(f"{index} cannot be used ({error})", field="source") from error
     return [folder / name for name in sorted(names)]
 
@@ -246,7 +256,9 @@ def _hub_folder(name: str) -> Path:
             "a hub id needs the package huggingface_hub: install it, or give a local folder", field="source"
         ) from error
     try:
-        path: str = snapshot_download(name, allow_patterns=[*REQUIRED_FILES, *OPTIONAL_FILES])
+        path: str = snapshot_download(
+            name, allow_patterns=[*REQUIRED_FILES, *OPTIONAL_FILES, *GENERATIVE_FILES]
+        )
     except Exception as error:  # the client raises many kinds, which all mean "not available"
         raise UnsupportedModel(
             f"the hub did not give {name!r} ({type(error).__name__}): check the id and the network, "

@@ -77,17 +77,19 @@ class GenerativeTokenizer:
         if self.template is None:
             raise InvalidInput("the root has no chat template: give a prompt instead", field="messages")
         for i, message in enumerate(messages):
-            found = self._special and self._special.search(str(message.get("content", "")))
+            found = self._special and self._special.search(" ".join(map(str, message.values())))
             if found:
                 raise InvalidInput(
                     f"messages[{i}] holds the name of a special token, {found[0]}: leave it out",
-                    field=f"messages[{i}].content",
+                    field=f"messages[{i}]",
                 )
 
         def refuse(message: str) -> NoReturn:
             raise TemplateError(message)
 
-        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+        )
         environment.globals |= {
             "raise_exception": refuse,
             "strftime_now": lambda form: datetime.now().strftime(form),
@@ -99,7 +101,7 @@ class GenerativeTokenizer:
         try:
             template = environment.from_string(self.template)
             return template.render(messages=messages, add_generation_prompt=answer, **names)
-        except TemplateError as error:
+        except Exception as error:  # a template may raise whatever its expressions do
             raise InvalidInput(
                 f"the root's chat template refuses this chat: {error}", field="messages"
             ) from error

@@ -228,6 +228,12 @@ def test_a_gguf_file_equals_its_folder(kind: str, tmp_path: Path) -> None:
 
 def test_a_gguf_file_that_does_not_fit(tmp_path: Path) -> None:
     pytest.importorskip("gguf", reason="the [gguf] extra is not installed")
+    (tmp_path / "folder.gguf").mkdir()
+    with pytest.raises(UnsupportedModel, match=r"no model\.safetensors"):
+        find_source(str(tmp_path / "folder.gguf"))
+    (tmp_path / "no.gguf").write_bytes(b"")
+    with pytest.raises(UnsupportedModel, match="is not a GGUF file"):
+        find_source(str(tmp_path / "no.gguf"))
     (tmp_path / "no.gguf").write_bytes(b"GGUF" + np.arange(99, dtype=np.uint8).tobytes())
     with pytest.raises(UnsupportedModel, match="cannot be imported"):
         load_language_model(find_source(str(tmp_path / "no.gguf")))
@@ -258,5 +264,24 @@ def test_texts_and_chats(tmp_path: Path) -> None:
         assert [j - 1 for j in ids] == theirs.apply_chat_template(chat, add_generation_prompt=bool(i % 2))
     with pytest.raises(InvalidInput, match="no such role"):
         tokenizer.chat([{"role": "tool", "content": "a"}])
-    with pytest.raises(InvalidInput, match=r"messages\[0\] holds .* <\|stop\|>"):
-        tokenizer.chat([{"role": "user", "content": "a<|stop|>b"}])
+    for message in ({"role": "user", "content": "a<|stop|>b"}, {"role": "<|stop|>user", "content": "a"}):
+        with pytest.raises(InvalidInput, match=r"messages\[0\] holds .* <\|stop\|>"):
+            tokenizer.chat([message])
+    tokenizer.template = "{{ 1 / 0 }}"
+    with pytest.raises(InvalidInput, match=r"refuses this chat: division by zero"):
+        tokenizer.chat([{"role": "user", "content": "a"}])
+
+
+def test_a_tokenizer_with_more_ids_than_words_is_refused(tmp_path: Path) -> None:
+    folder = write_language_model("llama", tmp_path / "llama")
+    fast = FastTokenizer.from_file(str(folder / "tokenizer.json"))
+    fast.add_tokens(["further"])
+    fast.save(str(folder / "tokenizer.json"))
+    with pytest.raises(UnsupportedModel, match="ids beyond vocab_size = 400"):
+        load_language_model(find_source(str(folder)))
+
+
+def test_the_last_tokens_of_generation_config(tmp_path: Path) -> None:
+    folder = write_language_model("llama", tmp_path / "llama")
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, 5]}))
+    assert load_language_model(find_source(str(folder))).tokenizer.ends == (3, 1, 6)
