@@ -85,7 +85,8 @@ def gguf_in(path: Path) -> Path | None:
     Raises UnsupportedModel (several)."""
     if path.suffix == ".gguf" and path.is_file():
         return path
-    found = [] if (path / "config.json").is_file() else sorted(path.glob("*.gguf"))
+    files = [] if (path / "config.json").is_file() else sorted(path.glob("*.gguf"))
+    found = [file for file in files if file.is_file()]
     if len(found) > 1:
         raise UnsupportedModel(
             f"{path} holds {len(found)} GGUF files, such as {found[0].name}: give the path of one",
