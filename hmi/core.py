@@ -188,8 +188,8 @@ class RootRecord(Record):
     n: int = 3
     """The number of tokens of the longest n-grams of its PLOTs."""
     generates: bool = Field(default=False, exclude_if=lambda value: not value)
-    """Whether it is a language model, which predicts the next token, rather than an encoder. Only then is it
-    written, so that earlier releases read the records of encoders and refuse those of language models."""
+    """True for a language model, which predicts the next token; false for an encoder. A record has the field
+    only where it is true, so earlier releases read encoders' records and refuse language models'."""
     fidelity: dict[str, float]
     fidelity_by_kind: dict[str, dict[str, float]] = Field(default_factory=dict)
     bytes: int

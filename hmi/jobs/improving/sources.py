@@ -58,6 +58,8 @@ def sources_of(ctx: JobContext, root: Root, *, larger: bool) -> list[tuple[str, 
         source = present(given, find_source)
         if source is None:
             ctx.log(f"no teacher was tuned from {Path(given).name}: it is not on this machine")
+        elif source.generates:
+            ctx.log(f"no teacher was tuned from {Path(given).name}: it is a language model")
         elif teacher_bytes(read_shape(source.folder)) > room:
             ctx.log(f"no teacher was tuned from {Path(given).name}: it takes more memory than is left")
         elif source.sha256 not in {other.sha256 for _, other in found}:

@@ -3,8 +3,9 @@ the artefact and publishes the root's PLOT."""
 
 from __future__ import annotations
 
+import math
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ from hmi.model.sources.generative_root import GenerativeRoot, load_for_building
 from hmi.model.sources.language_model import load_language_model
 from hmi.model.sources.locality import apply_locality, shipped_locality
 from hmi.model.sources.lower import InputBias, LocalLower
-from hmi.model.sources.root import Root, RootInfo, read_any_info, save_root, split_encoder
+from hmi.model.sources.root import AnyRootInfo, Root, RootInfo, read_any_info, save_root, split_encoder
 from hmi.model.sources.source import Source, find_source, load_encoder, read_pooling
 from hmi.model.tenant.artefact import tensors_below
 from hmi.model.text.batching import Encoded
@@ -186,6 +187,13 @@ def run(ctx: JobContext) -> dict[str, Any]:
     if not folder.exists():
         _write(ctx, folder, source, spec, texts)
     info = read_any_info(folder)
+    # A record in JSON has no such numbers, and could not be read again.
+    if not all(map(math.isfinite, _numbers(info))):
+        raise UnsupportedModel(
+            f"the states of {source.name} are not finite on these texts: its weights are damaged, or its "
+            "configuration is not theirs",
+            field="source",
+        )
     _publish_plot(ctx, folder, spec.alpha, texts, documents)
     record = RootRecord(
         name=info.name,
@@ -204,6 +212,12 @@ def run(ctx: JobContext) -> dict[str, Any]:
     )
     ctx.registry.put_root(record)
     return {"root": info.name, "version": info.version, "fidelity": info.fidelity}
+
+
+def _numbers(info: AnyRootInfo) -> Iterator[float]:
+    """All measures of a root's fidelity."""
+    for measures in (info.fidelity, *info.fidelity_by_kind.values()):
+        yield from measures.values()
 
 
 def measure_root(

@@ -73,10 +73,14 @@ class Decoder(nn.Module):
     def logits(self, states: Tensor) -> Tensor:
         """The states after all layers [..., dim] -> the scores of the next token [..., vocab]. That of id 0,
         no token, is -inf."""
-        weight = self.word.weight if self.scores is None else self.scores.weight
-        scores = F.linear(self.norm(states), weight)
-        scores[..., 0] = -torch.inf
-        return scores
+        return score(self.norm(states), self.word.weight if self.scores is None else self.scores.weight)
+
+
+def score(states: Tensor, words: Tensor) -> Tensor:
+    """Normed states [..., dim] and the words' vectors [vocab, dim] -> scores [..., vocab], of id 0 -inf."""
+    scores = F.linear(states, words)
+    scores[..., 0] = -torch.inf
+    return scores
 
 
 def run_layers(layers: Iterable[nn.Module], x: Tensor, shape: DecoderShape) -> Tensor:

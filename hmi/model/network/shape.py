@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -139,7 +140,7 @@ def read_config(folder: Path) -> dict[str, Any]:
         )
     try:
         config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UnsupportedModel(f"{path} is not JSON ({error})", field="source") from error
     if not isinstance(config, dict):
         raise UnsupportedModel(f"{path} is not a JSON object", field="source")
@@ -204,15 +205,19 @@ class DecoderShape:
     positions: int
     """The number of tokens of the longest text."""
     eps: float
-    """Of the RMSNorms."""
+    """The RMSNorms add it to the mean square."""
     base: float
-    """Of the rotary positions' wavelengths."""
+    """The rotary positions' wavelengths grow from 2π towards 2π times this."""
     tied: bool
-    """Whether the words' vectors also score the next token."""
+    """True if the words' vectors also score the next token; false if other vectors do."""
     qkv_bias: bool = False
     qk_norm: bool = False
-    """Whether each head's queries and keys pass an RMSNorm, as in Qwen3."""
+    """True if an RMSNorm follows each head's queries and keys, as in Qwen3."""
     kind: str = "llama"
+
+
+MOST, MOST_LAYERS = 1 << 26, 1_000
+"""Bounds of a language model's sizes and of the number of its layers."""
 
 
 def read_decoder_shape(config: Mapping[str, Any]) -> DecoderShape:
@@ -223,6 +228,7 @@ def read_decoder_shape(config: Mapping[str, Any]) -> DecoderShape:
         known = ", ".join(DECODERS)
         raise UnsupportedModel(f"config.json has model_type = {kind!r}, not one of {known}", field="source")
     must: dict[str, object] = {"hidden_act": "silu", "mlp_bias": False, "use_sliding_window": False}
+    must["partial_rotary_factor"] = 1.0
     if kind != "qwen2":  # then the output projection would have a bias, too
         must["attention_bias"] = False
     for name, value in must.items():
@@ -232,18 +238,17 @@ def read_decoder_shape(config: Mapping[str, Any]) -> DecoderShape:
                 f"config.json has {name} = {found!r}; generative roots need {value!r}", field="source"
             )
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    scaled = not isinstance(rope, dict) or rope.get("rope_type", rope.get("type", "default")) != "default"
-    if scaled:
+    named = rope.get("rope_type", rope.get("type", "default")) if isinstance(rope, dict) else rope
+    if named != "default" or rope.get("factor") not in (None, 1):
         raise UnsupportedModel(
             f"config.json has scaled rotary positions ({rope}): generative roots need plain ones",
             field="source",
         )
-    large = [name for name, value in config.items() if isinstance(value, int) and value >= 1 << 31]
-    if large:
-        raise UnsupportedModel(f"config.json has an impossible {large[0]}", field="source")
+    if any(kind != "full_attention" for kind in config.get("layer_types") or ()):
+        raise UnsupportedModel("config.json has layer_types of other than full attention", field="source")
     try:
         dim, heads = int(config["hidden_size"]), int(config["num_attention_heads"])
-        return DecoderShape(
+        shape = DecoderShape(
             vocab=int(config["vocab_size"]) + 1,
             dim=dim,
             heads=heads,
@@ -254,7 +259,7 @@ def read_decoder_shape(config: Mapping[str, Any]) -> DecoderShape:
             positions=int(config["max_position_embeddings"]),
             eps=float(config["rms_norm_eps"]),
             base=float(rope.get("rope_theta") or config.get("rope_theta") or 10_000.0),
-            tied=bool(config.get("tie_word_embeddings", False)),
+            tied=config.get("tie_word_embeddings", False) is True,
             qkv_bias=kind == "qwen2",
             qk_norm=kind == "qwen3",
             kind=kind,
@@ -263,3 +268,14 @@ def read_decoder_shape(config: Mapping[str, Any]) -> DecoderShape:
         raise UnsupportedModel(f"config.json lacks {error.args[0]}", field="source") from error
     except (TypeError, ValueError, ZeroDivisionError, OverflowError) as error:
         raise UnsupportedModel(f"config.json has a size that is none ({error})", field="source") from error
+    _check_sizes(shape)
+    return shape
+
+
+def _check_sizes(shape: DecoderShape) -> None:
+    """Raise UnsupportedModel for sizes that no language model has, before memory is taken for them."""
+    sizes = (shape.vocab, shape.dim, shape.ffn, shape.positions, shape.heads, shape.kv_heads, shape.head_dim)
+    sound = all(0 < size <= MOST for size in sizes) and 0 < shape.layers <= MOST_LAYERS
+    sound = sound and all(math.isfinite(x) and x > 0 for x in (shape.eps, shape.base))
+    if not sound or shape.heads % shape.kv_heads or shape.head_dim % 2:
+        raise UnsupportedModel(f"config.json has sizes that do not fit: {shape}", field="source")

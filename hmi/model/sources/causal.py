@@ -35,7 +35,7 @@ class CausalLower(nn.Module):
         self.word = nn.Embedding(shape.vocab, shape.dim)
         self.layers = nn.ModuleList(DecoderLayer(shape) for _ in range(depth))
         self.fold = nn.Parameter(torch.eye(shape.dim).repeat(n, 1, 1))
-        """What each order's states are multiplied by, [n, dim, dim]: the last is that of n."""
+        """A matrix for each order, which its states are multiplied by: [n, dim, dim], bigrams' at 1."""
         self.shift = nn.Parameter(torch.zeros(n, shape.dim))
 
     def states(self, ngrams: Tensor) -> Tensor:

@@ -6,14 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
 from tokenizers import Tokenizer as FastTokenizer
 from torch import Tensor, nn
 
 from hmi.errors import Damaged
 from hmi.model.checked import ROOT_CURE
 from hmi.model.files import read_tensors
-from hmi.model.network.decoder import Decoder, DecoderLayer, run_layers
+from hmi.model.network.decoder import Decoder, DecoderLayer, run_layers, score
 from hmi.model.network.shape import DecoderShape
 from hmi.model.sources.causal import CausalLower
 from hmi.model.sources.root import (
@@ -45,10 +44,8 @@ class UpperDecoder(nn.Module):
         return run_layers(self.layers, rows, self.shape)
 
     def logits(self, states: Tensor) -> Tensor:
-        """As `Decoder.logits`."""
-        scores = F.linear(self.norm(states), self.scores.weight)
-        scores[..., 0] = -torch.inf
-        return scores
+        """The last states [..., dim] -> the scores of the next token [..., vocab]. That of id 0 is -inf."""
+        return score(self.norm(states), self.scores.weight)
 
 
 @dataclass

@@ -47,7 +47,7 @@ _SPLITS: dict[str, list[pre_tokenizers.PreTokenizer]] = {
     "llama-bpe": [pre_tokenizers.Split(Regex(_GPT2 % r"\p{N}{1,3}"), "isolated"), _BYTES],
     "qwen2": [pre_tokenizers.Split(Regex(_GPT2 % r"\p{N}"), "isolated"), _BYTES],
 }
-"""How a text is split before byte pairs are merged, by `tokenizer.ggml.pre`."""
+"""The rules that split a text before byte pairs are merged, by the name in `tokenizer.ggml.pre`."""
 _CONTROL, _USER_DEFINED = 3, 4
 """Kinds of tokens in `tokenizer.ggml.token_type` that stand for themselves in a text."""
 
@@ -59,7 +59,7 @@ class GgufModel:
     path: Path
     reader: Any
     config: dict[str, Any]
-    """What `config.json` would say."""
+    """The fields that a `config.json` of this model would have."""
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Each tensor in fp32, by the name that it has in a Hugging Face checkpoint."""
@@ -90,7 +90,11 @@ class GgufModel:
         merges = [tuple(merge.split(" ", 1)) for merge in get("tokenizer.ggml.merges")]
         split = get("tokenizer.ggml.pre")
         # Llama 3 takes a word of the vocabulary as it is, whatever the merges make of it.
-        model = models.BPE({t: i for i, t in enumerate(tokens)}, merges, ignore_merges=split == "llama-bpe")
+        words = {token: i for i, token in enumerate(tokens)}
+        try:
+            model = models.BPE(words, merges, ignore_merges=split == "llama-bpe")
+        except Exception as error:  # the library raises a bare Exception
+            raise _unfit(self.path, f"its tokenizer cannot be made ({error})") from error
         made = FastTokenizer(model)
         made.pre_tokenizer = pre_tokenizers.Sequence(_SPLITS[split])
         made.decoder = decoders.ByteLevel()
@@ -102,8 +106,8 @@ class GgufModel:
 
     def template(self) -> str | None:
         """The Jinja template by which a chat becomes a text; None if there is none."""
-        found: str | None = self._field("tokenizer.chat_template")
-        return found
+        found = self._field("tokenizer.chat_template")
+        return found if isinstance(found, str) else None
 
     def _field(self, name: str) -> Any:
         field = self.reader.get_field(name)
@@ -132,7 +136,8 @@ def open_gguf(path: Path) -> GgufModel:
     def of(name: str) -> Any:
         return model._field(f"{kind}.{name}")
 
-    if of("rope.scaling.type") not in (None, "none"):
+    factors = (of("rope.scaling.factor"), of("rope.scale_linear"))
+    if of("rope.scaling.type") not in (None, "none") or any(f not in (None, 0, 1) for f in factors):
         raise _unfit(path, "it has scaled rotary positions")
     names = {tensor.name for tensor in reader.tensors}
     config = {
@@ -154,6 +159,9 @@ def open_gguf(path: Path) -> GgufModel:
     for name, value in config.items():
         if value is None and name in ("hidden_size", "num_hidden_layers", "num_attention_heads"):
             raise _unfit(path, f"it lacks what config.json has as {name}")
+    size = config["head_dim"] or config["hidden_size"] // (config["num_attention_heads"] or 1)
+    if of("rope.dimension_count") not in (None, size):
+        raise _unfit(path, "it turns a part of each head alone")
     return GgufModel(path, reader, json.loads(json.dumps(config)))
 
 

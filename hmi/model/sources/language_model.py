@@ -21,7 +21,7 @@ from hmi.model.sources.source import Source, read_weights
 from hmi.model.text.generative import GenerativeTokenizer
 
 _UNFIT = (KeyError, RuntimeError, TypeError, ValueError, OverflowError, AttributeError)
-"""What reading a file raises whose content is of another form than it should be."""
+"""The errors that a file of another form raises while it is read."""
 
 
 @dataclass(frozen=True)
@@ -124,6 +124,8 @@ def _fill(decoder: Decoder, weights: Iterable[tuple[str, Tensor]]) -> None:
     for name, value in weights:
         if name.endswith("rotary_emb.inv_freq") or (decoder.shape.tied and name == "lm_head.weight"):
             continue
+        if places[name].shape != value.shape:
+            raise ValueError(f"{name} is {tuple(value.shape)}, not {tuple(places[name].shape)}")
         places[name].copy_(value)
         left.discard(name)
     if left:
@@ -131,7 +133,7 @@ def _fill(decoder: Decoder, weights: Iterable[tuple[str, Tensor]]) -> None:
 
 
 def _places(decoder: Decoder) -> dict[str, Tensor]:
-    """Where the tensors of a Hugging Face checkpoint go."""
+    """The decoder's parameters, by the names that a Hugging Face checkpoint gives them."""
     found = {"model.embed_tokens.weight": decoder.word.weight[1:], "model.norm.weight": decoder.norm.weight}
     decoder.word.weight[0] = 0
     if decoder.scores is not None:

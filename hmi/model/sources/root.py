@@ -38,7 +38,7 @@ class NewerRoot(Damaged):
 
 @dataclass(frozen=True, kw_only=True)
 class AnyRootInfo:
-    """What `root.json` says of every root."""
+    """The fields that `root.json` has for every root."""
 
     name: str
     version: str

@@ -117,18 +117,13 @@ def _located(source: str) -> tuple[Path, str]:
     )
 
 
-def is_folder(path: Path) -> bool:
-    """Return whether the folder exists. A name that the file system refuses (too long, with a NUL) is no
-    folder."""
+def is_local(path: Path) -> bool:
+    """Return whether the path is a folder or a GGUF file. A name that the file system refuses (too long, with
+    a NUL) is neither."""
     try:
-        return path.is_dir()
+        return path.is_dir() or (path.suffix == ".gguf" and path.is_file())
     except (OSError, ValueError):
         return False
-
-
-def is_local(path: Path) -> bool:
-    """Return whether the path is a folder or a GGUF file."""
-    return is_folder(path) or (path.suffix == ".gguf" and path.is_file())
 
 
 def must_be_fetched(source: str) -> bool:
@@ -190,7 +185,7 @@ def weight_files(folder: Path) -> list[Path]:
         names = {str(name) for name in json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()}
         if not names or any(Path(name).name != name for name in names):
             raise ValueError("it names no file, or one elsewhere")
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
         raise UnsupportedModel(f"{index} cannot be used ({error})", field="source") from error
     return [folder / name for name in sorted(names)]
 

@@ -78,14 +78,15 @@ def measure_causal(
         late = (ids > 0) & (torch.arange(ids.shape[1]) >= lower.n)
         wrong += float((rows - true)[late].square().sum())
         spread += float((true[late] - true[late].mean(0)).square().sum())
-        asked = ids[:, 1:] > 0
-        wanted = ids[:, 1:][asked] - 1
-        got = upper.logits(upper(rows))[:, :-1][asked][:, 1:].log_softmax(-1)
-        want = teacher.logits(teacher(ids))[:, :-1][asked][:, 1:].log_softmax(-1)
-        kl += float((want.exp() * (want - got)).sum())
-        ours += float(F.nll_loss(got, wanted, reduction="sum"))
-        theirs += float(F.nll_loss(want, wanted, reduction="sum"))
-        count += len(wanted)
+        # One text at a time: a batch's scores of all words would take gigabytes.
+        for text, mine, full in zip(ids, upper(rows), teacher(ids), strict=True):
+            wanted = text[1:][text[1:] > 0] - 1
+            got = upper.logits(mine[: len(wanted)])[:, 1:].log_softmax(-1)
+            want = teacher.logits(full[: len(wanted)])[:, 1:].log_softmax(-1)
+            kl += float((want.exp() * (want - got)).sum())
+            ours += float(F.nll_loss(got, wanted, reduction="sum"))
+            theirs += float(F.nll_loss(want, wanted, reduction="sum"))
+            count += len(wanted)
     if not count:
         return {}
     error = {"split_relative_error": wrong / spread} if spread else {}

@@ -164,6 +164,18 @@ def test_a_gguf_file_is_imported_and_repaired(manager: Manager, source: Path, tm
             assert same or json.loads(file.read_text()) == json.loads(whole[file.name]), (name, file.name)
 
 
+def test_a_source_whose_states_are_not_finite_makes_no_root(manager: Manager, tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    folder = write_language_model("llama", tmp_path / "llama")
+    weights = load_file(folder / "model.safetensors")
+    weights["model.layers.3.mlp.down_proj.weight"] *= float("nan")
+    save_file(weights, folder / "model.safetensors")
+    with pytest.raises(UnsupportedModel, match="not finite"):
+        run(manager, manager.import_root("tiny", str(folder), texts={"text-0": text(1)}))
+    assert manager.registry.roots() == []
+
+
 def test_what_a_language_model_cannot_do_yet_is_said(
     manager: Manager, source: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -21,6 +21,7 @@ from hmi.model.sources.root import Root
 from hmi.model.sources.source import find_shape, find_source
 from hmi.training.data.rows import Row
 from hmi.training.second.second_version import COPIES, PoolPlan, make_pool, plan_of
+from tests.hmi.model.test_decoder import write_language_model
 from tests.tiny import write_tiny_mpnet
 
 
@@ -87,14 +88,16 @@ def test_a_larger_source_that_does_not_fit_does_not_teach(
     tmp_path: Path, tiny_root: Root, tiny_source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sources, "source_of_root", lambda root, field: find_source(str(tiny_source)))
-    other = write_tiny_mpnet(tmp_path / "mpnet")
+    other, writes = write_tiny_mpnet(tmp_path / "mpnet"), write_language_model("llama", tmp_path / "llama")
     said = list[str]()
     for most, names in ((1 << 40, [sources.OWN, "mpnet"]), (1 << 20, [sources.OWN])):
-        settings = Settings(data=tmp_path, teachers=f"{other}, {tmp_path / 'none'}", background_bytes=most)
+        teachers = f"{writes}, {other}, {tmp_path / 'none'}"
+        settings = Settings(data=tmp_path, teachers=teachers, background_bytes=most)
         ctx: Any = SimpleNamespace(settings=settings, log=said.append)
         assert [name for name, _ in sources.sources_of(ctx, tiny_root, larger=True)] == names
         assert [name for name, _ in sources.sources_of(ctx, tiny_root, larger=False)] == [sources.OWN]
     assert sum("takes more memory than is left" in line for line in said) == 1
     assert sum("not on this machine" in line for line in said) == 2
+    assert sum("llama: it is a language model" in line for line in said) == 2
     assert sources.present(str(other), find_shape) == read_shape(other)
     assert sources.present(str(tmp_path / "none"), find_shape) is None

@@ -151,7 +151,7 @@ def test_missing_and_further_weights_are_refused(tmp_path: Path) -> None:
             load_language_model(find_source(str(folder)))
 
 
-def gguf_of(folder: Path, path: Path, kind: str, quantised: bool = False) -> Path:
+def gguf_of(folder: Path, path: Path, kind: str, quantised: bool = False, factor: float = 0.0) -> Path:
     """The model of a Hugging Face folder as a GGUF file, as llama.cpp's converter would write it."""
     gguf = pytest.importorskip("gguf", reason="the [gguf] extra is not installed")
     model = load_language_model(find_source(str(folder)))
@@ -165,6 +165,8 @@ def gguf_of(folder: Path, path: Path, kind: str, quantised: bool = False) -> Pat
     writer.add_head_count_kv(shape.kv_heads)
     writer.add_key_length(shape.head_dim)
     writer.add_rope_freq_base(shape.base)
+    if factor:
+        writer.add_float32(f"{kind}.rope.scaling.factor", factor)
     writer.add_layer_norm_rms_eps(shape.eps)
     fast = json.loads((folder / "tokenizer.json").read_text())
     tokens = sorted(fast["model"]["vocab"], key=fast["model"]["vocab"].get)
@@ -224,6 +226,25 @@ def test_a_gguf_file_equals_its_folder(kind: str, tmp_path: Path) -> None:
         for a, b in zip(one.decoder.parameters(), quantised.decoder.parameters(), strict=True)
     )
     assert 0 < worst < 0.02
+
+
+def test_a_gguf_file_of_scaled_positions_is_refused(tmp_path: Path) -> None:
+    folder = write_language_model("llama", tmp_path / "llama")
+    path = gguf_of(folder, tmp_path / "scaled.gguf", "llama", factor=4.0)
+    with pytest.raises(UnsupportedModel, match="scaled rotary positions"):
+        load_language_model(find_source(str(path)))
+
+
+def test_weights_of_another_shape_are_refused(tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    folder = write_language_model("llama", tmp_path / "llama")
+    weights = load_file(folder / "model.safetensors")
+    save_file({**weights, "model.norm.weight": torch.ones(1)}, folder / "model.safetensors")
+    with pytest.raises(UnsupportedModel, match=r"model\.norm\.weight is \(1,\), not \(32,\)"):
+        load_language_model(find_source(str(folder)))
+    with pytest.raises(UnsupportedModel, match="neither a folder"):
+        find_source("a" * 300 + ".gguf")
 
 
 def test_a_gguf_file_that_does_not_fit(tmp_path: Path) -> None:
