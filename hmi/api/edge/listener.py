@@ -144,7 +144,7 @@ class Listener:
             self._loop.remove_reader(self._listener)
 
     def _accept(self) -> None:
-        for _ in range(AT_ONCE):
+        for accepted in range(AT_ONCE):
             if self._count() >= self._limits.connections + GUESTS and not self._make_room(None):
                 self._pause_accepting()
                 return
@@ -153,7 +153,10 @@ class Listener:
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as error:  # no descriptor is free, or no memory for one
-                self._accept_failed(error)
+                # Linux looks for a free descriptor before it looks for a connection, so this happens when
+                # nobody waits, too. At the first accept of a step somebody does: the socket was ready.
+                if not accepted:
+                    self._accept_failed(error)
                 return
             self._admit(sock, peer[0])
 

@@ -196,36 +196,57 @@ async def test_a_failing_accept_is_said_once_and_tried_again(
     assert (failures < 0, len(said), "Traceback" in caplog.text) == (True, 1, False)
 
 
+async def test_a_full_table_of_descriptors_closes_nothing_for_nobody(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Linux reports that no descriptor is free before it looks whether anybody waits."""
+    async with serving(tmp_path) as (_, door, port):
+        listener = door._listener
+
+        class OneDescriptor:
+            taken = False
+
+            def fileno(self) -> int:
+                return listener.fileno()
+
+            def accept(self) -> Any:
+                if self.taken:
+                    raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+                self.taken = True
+                return listener.accept()
+
+        door._listener = OneDescriptor()  # type: ignore[assignment]
+        assert (await ask(port))[0] == 200
+        door._listener = listener
+    assert "cannot accept" not in caplog.text
+
+
 FULL = """
-import asyncio, os, resource, signal, sys
+import asyncio, resource, signal, sys
 from pathlib import Path
 from tests.hmi.api.test_api_door import serving
 
+def limit(descriptors):
+    resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors, 128))
+
 async def main():
     async with serving(Path(sys.argv[1])) as (_, door, port):
-        taken = []
-        def take():
-            if door._count():  # the last client's connection is about to close and free a descriptor
-                asyncio.get_running_loop().call_later(0.01, take)
+        def exhaust():
+            if door._count():  # the last client's connection is about to close, which would end the pause
+                asyncio.get_running_loop().call_later(0.01, exhaust)
                 return
-            try:
-                while True:
-                    taken.append(os.open(os.devnull, os.O_RDONLY))
-            except OSError as error:
-                print(error.strerror, flush=True)
-        def free():
-            while taken:
-                os.close(taken.pop())
+            limit(3)  # no new descriptor, whatever other threads close
+            print("full", flush=True)
         def wait(error, was=door._accept_failed):
             was(error)
             print("pause", flush=True)
         door._accept_failed = wait
-        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, free)
-        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR2, take)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, limit, 128)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR2, exhaust)
         print(port, flush=True)
         await asyncio.to_thread(sys.stdin.read)
 
-resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128))
+limit(128)
 asyncio.run(main())
 """
 
@@ -242,7 +263,7 @@ async def test_descriptors_freed_elsewhere_open_the_door_again(tmp_path: Path) -
         assert (await ask(port))[0] == 200
         for _ in range(2):
             server.send_signal(signal.SIGUSR2)
-            await server.stdout.readuntil(os.strerror(errno.EMFILE).encode())
+            await server.stdout.readuntil(b"full\n")
             waiting = asyncio.create_task(ask(port))
             await server.stdout.readuntil(b"pause\n")
             server.send_signal(signal.SIGUSR1)
