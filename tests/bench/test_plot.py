@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from bench.cases.plot.run import PlotPlan, run, split
 from hmi.api.process.local import LocalCalls
 from hmi.config import Settings
 from hmi.errors import InvalidInput
+from tests.hmi.model.test_decoder import write_language_model
 from tests.tiny import random_texts, write_tiny_source
 
 
@@ -37,13 +39,8 @@ def test_the_jobs_build_and_held_out_text_is_looked_up(tmp_path: Path) -> None:
     text.write_text("\n".join(random_texts(280, seed=3, low=8)))
     few = {"steps": 2, "upper_steps": 1}
     body = {"root": "tiny", "source": str(source), "alpha": 0, "options": few}
-    local = LocalCalls(Settings(data=data))
-    try:
+    with closing(LocalCalls(Settings(data=data))) as local:
         local.run(local.request("POST", "/manage/roots", body, {"text": text})["job"], lambda _: None)
-    except BaseException:
-        local.close()
-        raise
-    local.close()
     corpus = corpus_of(tmp_path, random_texts(100, low=130, high=160))
     plan = PlotPlan(corpus, (40.0,), root="tiny")
     rows = {row.id: row for row in run(plan, data, print, lambda _: None)}
@@ -54,3 +51,19 @@ def test_the_jobs_build_and_held_out_text_is_looked_up(tmp_path: Path) -> None:
     assert sum(value for value in served if value is not None) == pytest.approx(100, abs=0.05)
     assert rows["one_text_warm_alpha_40"].value
     assert not list((data / "plots").rglob("*bench*"))
+
+
+def test_a_language_model_predicts_held_out_text(tmp_path: Path) -> None:
+    source = write_language_model("llama", tmp_path / "source")
+    data, text = tmp_path / "data", tmp_path / "text.txt"
+    text.write_text("\n".join(random_texts(280, seed=3, low=8)))
+    body = {"root": "tiny", "source": str(source), "split": 2, "alpha": 0}
+    with closing(LocalCalls(Settings(data=data))) as local:
+        local.run(local.request("POST", "/manage/roots", body, {"text": text})["job"], lambda _: None)
+    plan = PlotPlan(corpus_of(tmp_path, random_texts(100, low=130, high=160)), (100.0,), root="tiny")
+    rows = {row.id: row.value for row in run(plan, data, print, lambda _: None)}
+    assert rows["trigram_hits_alpha_100"]
+    kl = [rows[f"kl_{name}_alpha_100"] for name in ("computed", "looked_up")]
+    assert kl[0] is not None
+    assert kl[1] is not None
+    assert 0 < kl[0] < kl[1], "n-grams that the PLOT lacks cost something"

@@ -17,6 +17,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from bench.cases.plot.perplexity import perplexities
 from bench.harness.home import ended
 from bench.harness.page_cache import drop_folder
 from bench.harness.report import Figure, seconds
@@ -24,8 +25,9 @@ from hmi.api.process.local import LocalCalls
 from hmi.config import Settings
 from hmi.core import Progress
 from hmi.errors import InvalidInput, NotFound
+from hmi.model.sources.generative_root import GenerativeRoot, load_for_building
+from hmi.model.sources.root import Root
 from hmi.model.sources.source import DEFAULT_PACKAGE
-from hmi.model.text.tokenizer import Tokenizer
 from hmi.stores.layout import Layout
 from hmi.stores.plot.plots import open_plots
 from hmi.training.data.corpus import read_documents
@@ -77,17 +79,25 @@ def _measured(
 ) -> Iterator[Figure]:
     built, left_out = documents
     yield Figure("documents", len(built), "texts", peer=plan.corpus.name)
-    root = lab.root(plan.root, report)
-    texts = [np.array(e.ids, np.int32) for e in lab.tokenizer(root).encode(left_out, 512)]
+    name = lab.root(plan.root, report)
+    root = lab.loaded(name)
+    encoded = root.tokenizer.encode(left_out, 512)
+    generates = isinstance(root, GenerativeRoot)
+    # A language model's begin token is not looked up.
+    texts = [np.array(e.ids[1:] if generates else e.ids, np.int32) for e in encoded]
     for alpha in plan.alphas:
         suffix = f"alpha_{alpha:g}"
         report(f"alpha {alpha:g}: building from {len(built):,} documents")
-        branch = lab.build(root, built, alpha)
+        branch = lab.build(name, built, alpha)
         yield from _of_the_build(branch, suffix)
         report(f"alpha {alpha:g}: looking up held-out text")
         with lab.store() as store:
             yield from _hits(store, branch.domain, texts, suffix)
             yield from _times(store, branch.domain, texts, suffix)
+            if isinstance(root, GenerativeRoot):
+                report(f"alpha {alpha:g}: predicting held-out text")
+                with store.reader(branch.domain) as reader:
+                    yield from perplexities(root, reader, encoded, suffix)
 
 
 @dataclass(frozen=True)
@@ -140,9 +150,9 @@ class JobLab:
     def store(self) -> Store:
         return open_plots(Layout(self._settings.data).plots)
 
-    def tokenizer(self, root: str) -> Tokenizer:
-        folder = Layout(self._settings.data).root(root, self._roots()[root]["version"])
-        return Tokenizer(folder / "tokenizer.json")
+    def loaded(self, root: str) -> Root | GenerativeRoot:
+        """A root of the data folder with its lower layers."""
+        return load_for_building(Layout(self._settings.data).root(root, self._roots()[root]["version"]))
 
     def _roots(self) -> dict[str, dict[str, Any]]:
         return {root["root"]: root for root in self._calls.request("GET", "/manage/roots")["roots"]}

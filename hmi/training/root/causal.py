@@ -67,15 +67,22 @@ def fit_folds(
 
 @torch.inference_mode()
 def measure_causal(
-    lower: CausalLower, upper: UpperDecoder, teacher: Decoder, texts: Sequence[Encoded]
+    rows_of: Callable[[Tensor], Tensor],
+    upper: UpperDecoder,
+    teacher: Decoder,
+    texts: Sequence[Encoded],
+    n: int,
 ) -> dict[str, float]:
-    """All measures, rounded to four places, with every n-gram computed. Those that the texts are too short
-    for are left out."""
+    """All measures, rounded to four places. Those that the texts are too short for are left out.
+
+    rows_of: ids [B, T] -> rows [B, T, dim], a `CausalLower` or look-ups of n-grams of at most `n` tokens.
+    """
+    split = len(teacher.layers) - len(upper.layers)
     wrong = spread = kl = ours = theirs = 0.0
     count = 0
     for ids in batches([text for text in texts if len(text) > 1]):
-        rows, true = lower(ids), teacher(ids, upto=lower.depth)
-        late = (ids > 0) & (torch.arange(ids.shape[1]) >= lower.n)
+        rows, true = rows_of(ids), teacher(ids, upto=split)
+        late = (ids > 0) & (torch.arange(ids.shape[1]) >= n)
         wrong += float((rows - true)[late].square().sum())
         spread += float((true[late] - true[late].mean(0)).square().sum())
         # One text at a time: a batch's scores of all words would take gigabytes.
@@ -102,9 +109,13 @@ def measure_causal(
 def causal_fidelity(
     parts: tuple[CausalLower, UpperDecoder], teacher: Decoder, texts: Mapping[str, Sequence[Encoded]]
 ) -> tuple[dict[str, float], dict[str, dict[str, float]]]:
-    """The measures over all texts, and by kind."""
+    """The measures over all texts, and by kind, with every n-gram computed."""
     lower, upper = parts
-    by_kind = {kind: measure_causal(lower, upper, teacher, some) for kind, some in texts.items()}
+
+    def measure(some: Sequence[Encoded]) -> dict[str, float]:
+        return measure_causal(lower, upper, teacher, some, lower.n)
+
+    by_kind = {kind: measure(some) for kind, some in texts.items()}
     if len(by_kind) == 1:
         return by_kind[next(iter(by_kind))], by_kind
-    return measure_causal(lower, upper, teacher, [t for some in texts.values() for t in some]), by_kind
+    return measure([t for some in texts.values() for t in some]), by_kind

@@ -108,9 +108,9 @@ def test_fitting_lessens_the_error(decoder: Decoder, tmp_path: Path) -> None:
     errors = []
     for n in (2, 3):
         lower, upper = parts_of(decoder, 2, n)
-        plain = measure_causal(lower, upper, decoder, texts[:40])
+        plain = measure_causal(lower, upper, decoder, texts[:40], lower.n)
         fit_folds(lower, decoder, texts[40:], lambda done, total: None)
-        fitted = measure_causal(lower, upper, decoder, texts[:40])
+        fitted = measure_causal(lower, upper, decoder, texts[:40], lower.n)
         assert fitted["split_relative_error"] < plain["split_relative_error"]
         assert fitted["source_perplexity"] == plain["source_perplexity"]
         errors.append(fitted["split_relative_error"])

@@ -1,0 +1,59 @@
+"""How much worse a language model predicts held-out text when its lower layers are looked up in a PLOT."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bench.harness.report import Figure
+from hmi.model.sources.causal import CausalLower
+from hmi.model.sources.generative_root import GenerativeRoot
+from hmi.model.sources.language_model import load_language_model
+from hmi.model.sources.source import find_source
+from hmi.model.text.batching import Encoded
+from hmi.training.root.causal import measure_causal
+from plot_store import Reader
+
+TEXTS = 100
+"""Held-out texts that are read by the source and by the root."""
+
+
+def perplexities(
+    root: GenerativeRoot, reader: Reader, texts: Sequence[Encoded], suffix: str
+) -> Iterator[Figure]:
+    """Yield the perplexity over the source's, with every n-gram computed, and with those of a PLOT.
+
+    root: loaded with its lower layers. Raises UnsupportedModel if its source is not there any more.
+    """
+    assert isinstance(root.lower, CausalLower)
+    about = root.info.source
+    teacher = load_language_model(find_source(about.get("folder", about["name"]))).decoder
+    some = texts[:TEXTS]
+    kinds: dict[str, Callable[[Tensor], Tensor]] = {
+        "computed": root.lower,
+        "looked_up": _from_plot(reader, root.upper.first),
+    }
+    for name, rows_of in kinds.items():
+        found = measure_causal(rows_of, root.upper, teacher, some, root.info.n)
+        peer = f"the source's: {found['source_perplexity']:.4g}"
+        yield Figure(f"perplexity_{name}_{suffix}", found["perplexity_ratio"], "×", runs=len(some), peer=peer)
+        yield Figure(f"kl_{name}_{suffix}", found["kl"], "nats", runs=len(some))
+
+
+def _from_plot(reader: Reader, first: Tensor) -> Callable[[Tensor], Tensor]:
+    """ids [B, T] -> rows [B, T, dim]: `first` for begin tokens, look-ups for all others."""
+
+    def rows_of(ids: Tensor) -> Tensor:
+        tokens = ids[:, 1:]
+        there = tokens > 0
+        offsets = np.concatenate([[0], there.sum(1).cumsum(0).numpy()]).astype(np.int64)
+        rows, _ = reader.lookup(tokens[there].to(torch.int32).numpy(), offsets)
+        made = torch.zeros(*ids.shape, len(first))
+        made[:, 0] = first
+        made[:, 1:][there] = torch.from_numpy(rows)
+        return made
+
+    return rows_of
