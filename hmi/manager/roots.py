@@ -84,18 +84,19 @@ class RootOperations:
                 f"split = {split} is impossible: give the number of layers to replace, or 0 for none",
                 field="split",
             )
-        idle = sorted(set(options or {}) - {"seed"})
+        given = set(options or {})
+        idle = sorted(given - {"seed", "encoding"})
         if split == 0 and idle:
             raise InvalidInput(
                 f"options.{idle[0]} is of no use with split = 0, where nothing is learnt: leave it out",
                 field=f"options.{idle[0]}",
             )
         found, generates = _resolved(source)
-        idle = sorted(set(options or {}) - {"n", "seed", "encoding"})
-        if generates and (idle or (not split and "n" in (options or {}))):
+        idle = sorted(given & {"steps", "upper_steps"}) if split else idle
+        if generates and idle:
             raise InvalidInput(
-                f"options.{idle[0] if idle else 'n'} is of no use for this language model: leave it out",
-                field=f"options.{idle[0] if idle else 'n'}",
+                f"options.{idle[0]} is of no use for this language model: leave it out",
+                field=f"options.{idle[0]}",
             )
         spec = ImportRootSpec(
             name=name, source=found, split=split, alpha=checked_alpha(alpha), options=checked
@@ -170,17 +171,16 @@ def export_locality(
     Conflict (another source), UnsupportedModel, Damaged, StorageFull.
     """
     # These import torch, which takes seconds.
+    from hmi.model.sources.generative_root import load_for_building
     from hmi.model.sources.locality import locality_name, save_difference
-    from hmi.model.sources.root import load_root
     from hmi.model.sources.source import find_source
 
     record = registry.root(name)
-    if not record.split or record.generates:
-        why = "it computes all layers" if not record.split else "it is a language model"
-        raise Conflict(f"root {name} has no locality weights: {why}", field="root")
+    if not record.split:
+        raise Conflict(f"root {name} has no locality weights: it computes all layers", field="root")
     found = find_source(record.source["name"] if source is None else source)
-    root = load_root(layout.root(name, record.version), with_lower=True)
-    return locality_name(found.sha256, record.split), save_difference(path, root, found)
+    root = load_for_building(layout.root(name, record.version))
+    return locality_name(found.sha256, record.split, record.n), save_difference(path, root, found)
 
 
 def _resolved(source: str) -> tuple[str, bool]:

@@ -7,7 +7,9 @@ from pathlib import Path
 
 from hmi.core import now
 from hmi.errors import InvalidInput
-from hmi.jobs.root.sampling import FIDELITY_TEXTS, LENGTH, Fidelity, check_learnable, sample_texts
+from hmi.jobs.options import ImportRootOptions
+from hmi.jobs.root.learning import Learning
+from hmi.jobs.root.sampling import FIDELITY_TEXTS, LENGTH, MAX_TEXTS, Fidelity, check_learnable, sample_texts
 from hmi.jobs.runtime.context import JobContext
 from hmi.jobs.specs import ImportRootSpec
 from hmi.model.network.decoder import Decoder
@@ -19,10 +21,13 @@ from hmi.model.sources.generative_root import (
     split_decoder,
 )
 from hmi.model.sources.language_model import load_language_model
+from hmi.model.sources.locality import apply_locality, shipped_locality
 from hmi.model.sources.root import GenerativeRootInfo
 from hmi.model.sources.source import Source
+from hmi.model.text.batching import Encoded
 from hmi.model.text.generative import GenerativeTokenizer
 from hmi.training.root.causal import causal_fidelity, fit_folds
+from hmi.training.root.together import TogetherPlan, train_together
 
 FIT_TEXTS = 600
 """Texts from which each order's matrix is fitted."""
@@ -78,24 +83,62 @@ def _make_local(
     spec: ImportRootSpec,
     paths: list[Path],
 ) -> Fidelity:
-    """Fit the lower layers to the texts, if there are any. Returns their fidelity."""
-    lower = parts[0]
+    """Make `parts` local, with shipped weights or by learning from the texts. Returns their fidelity."""
+    lower, options = parts[0], spec.options
+    found = shipped_locality(source.sha256, lower.depth, lower.n) if lower.depth else None
+    learns = bool(lower.depth) and (found is None or options.distil or options.start == "shipped")
+    most = FIT_TEXTS + 3 * FIDELITY_TEXTS
     texts, held_out = sample_texts(
         lambda lines: tokenizer.encode(lines, LENGTH),
         paths,
-        spec.options.seed,
-        FIT_TEXTS + 3 * FIDELITY_TEXTS,
+        options.seed,
+        MAX_TEXTS if learns and options.joint_steps else most,
     )
-    if lower.depth:
-        check_learnable(f"no locality weights ship for {source.name} split at {lower.depth}", texts, paths)
+    if learns:
+        check_learnable(source.name, lower, found, texts, paths, options)
+        _learn(ctx, teacher, parts, texts, options, found if options.start == "shipped" else None)
+    elif found is not None:
+        ctx.progress(0, 1, phase="locality weights")
+        apply_locality(found, parts)
+    kinds = {kind: some for kind, some in held_out.items() if some}
+    if not kinds:
+        return {}, {}
+    ctx.progress(0, 1, phase="fidelity")
+    return causal_fidelity(parts, teacher, kinds)
+
+
+def _learn(
+    ctx: JobContext,
+    teacher: Decoder,
+    parts: tuple[CausalLower, UpperDecoder],
+    texts: list[Encoded],
+    options: ImportRootOptions,
+    shipped: Path | None,
+) -> None:
+    """Fit the lower layers to the texts, or start from shipped weights, then train all layers together if
+    wanted. Raises as `Learning.run`, Damaged (shipped weights)."""
+    lower, upper = parts
+    learning = Learning(ctx, {"lower": lower, "upper": upper}, options.checkpoint_s)
+
+    def ridge() -> None:
         fit_folds(
             lower,
             teacher,
             texts[:FIT_TEXTS],
             lambda done, total: ctx.progress(done, total, phase="ridge regression"),
         )
-    kinds = {kind: some for kind, some in held_out.items() if some}
-    if not kinds:
-        return {}, {}
-    ctx.progress(0, 1, phase="fidelity")
-    return causal_fidelity(parts, teacher, kinds)
+
+    def load() -> None:
+        assert shipped is not None
+        ctx.progress(0, 1, phase="locality weights")
+        apply_locality(shipped, parts)
+
+    def joint() -> None:
+        plan = TogetherPlan(options.joint_steps, seed=options.seed)
+        report, keeper = learning.report("training of all layers together"), learning.keeper("joined")
+        train_together(parts, teacher, texts, plan, report, bf16=True, keeper=keeper)
+
+    phases = {"ridge": ridge} if shipped is None else {"loaded": load}
+    if options.joint_steps:
+        phases["joined"] = joint
+    learning.run(phases)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from hmi.jobs.plot.ngrams import choose, count_corpus
 from hmi.jobs.plot.write_plot import Wanted, in_chunks, write_version
 from hmi.jobs.root import repair_root
 from hmi.jobs.root.import_language_model import write_language_model
+from hmi.jobs.root.learning import Learning
 from hmi.jobs.root.sampling import (
     FIDELITY_TEXTS,
     LENGTH,
@@ -31,7 +32,6 @@ from hmi.jobs.root.sampling import (
 )
 from hmi.jobs.runtime.context import JobContext
 from hmi.jobs.specs import ImportRootSpec
-from hmi.model.files import read_checkpoint, write_checkpoint
 from hmi.model.memory import keep_freed_memory
 from hmi.model.network.encoder import Encoder
 from hmi.model.sources.causal import CausalLower
@@ -41,18 +41,15 @@ from hmi.model.sources.locality import apply_locality, shipped_locality
 from hmi.model.sources.lower import InputBias, LocalLower
 from hmi.model.sources.root import AnyRootInfo, Root, RootInfo, read_any_info, save_root, split_encoder
 from hmi.model.sources.source import Source, find_source, load_encoder, read_pooling
-from hmi.model.tenant.artefact import tensors_below
 from hmi.model.text.batching import Encoded
 from hmi.model.text.tokenizer import Text, Tokenizer
 from hmi.stores.layout import Layout
 from hmi.stores.plot.plot_meta import PlotMeta
 from hmi.training.data.corpus import check_corpus, corpus_as_utf8, read_documents
-from hmi.training.fit.reports import StepReport
 from hmi.training.root.causal import causal_fidelity
 from hmi.training.root.distillation import DistilPlan, distil_lower, start_local, train_upper
 from hmi.training.root.fidelity import fidelity_report
 from hmi.training.root.joint import train_jointly
-from hmi.training.root.phases import Keeper
 from plot_store import ORDER_NAMES
 
 _LocalParts = tuple[LocalLower, nn.ModuleList, InputBias]
@@ -67,35 +64,14 @@ def _learn_locality(
     options: ImportRootOptions,
     shipped: Path | None = None,
 ) -> None:
-    """Train `parts` in place. A resumed job ends with the same bits as an uninterrupted one.
+    """Train `parts` in place: by ridge regression, distillation of the lower layers, co-training of the upper
+    ones, training of both together.
 
-    The phases are ridge regression, distillation of the lower layers, co-training of the upper ones, training
-    of both together. Each phase ends with a checkpoint; a long one also has checkpoints within it, so a
-    resumed job repeats a few minutes.
-
-    shipped: the locality weights to start from, instead of ridge regression. Raises Damaged (these),
-    StorageFull, JobCancelled, JobStopped.
+    shipped: the locality weights to start from, instead of ridge regression. Raises Damaged (these), and as
+    `Learning.run`.
     """
-    phases = _phases(ctx, teacher, parts, texts, options, shipped)
-    for aside in ctx.folder.glob(".checkpoint-*.tmp"):  # of a process that died while it wrote one
-        aside.unlink()
-    names = list(phases)
-    done = next((i + 1 for i in reversed(range(len(names))) if _restored(ctx, names[i], parts)), 0)
-    for name in names[done:]:
-        phases[name]()
-        _finish(ctx, name, parts)
-
-
-def _phases(
-    ctx: JobContext,
-    teacher: Encoder,
-    parts: _LocalParts,
-    texts: list[Encoded],
-    options: ImportRootOptions,
-    shipped: Path | None,
-) -> dict[str, Callable[[], None]]:
-    """The phases to run, in order, by the name of the checkpoint at their end."""
     lower, upper, bias = parts
+    learning = Learning(ctx, dict(zip(_PARTS, parts, strict=True)), options.checkpoint_s)
     plan = DistilPlan(
         steps=options.steps,
         upper_steps=options.upper_steps,
@@ -103,21 +79,17 @@ def _phases(
         seed=options.seed,
     )
 
-    def within(phase: str) -> Keeper:
-        path = ctx.folder / f"checkpoint-within-{phase}.safetensors"
-        return Keeper(path, options.checkpoint_s, ctx.checkpointed)
-
     def ridge() -> None:
         ctx.progress(0, 1, phase="ridge regression")
         start_local(lower, bias, teacher, texts, plan)
 
     def distil() -> None:
-        report = _report(ctx, "distillation")
-        distil_lower(lower, bias, teacher, texts, plan, report, bf16=True, keeper=within("distilled"))
+        report, keeper = learning.report("distillation"), learning.keeper("distilled")
+        distil_lower(lower, bias, teacher, texts, plan, report, bf16=True, keeper=keeper)
 
     def cotrain() -> None:
-        report = _report(ctx, "co-training of the upper layers")
-        train_upper(lower, bias, upper, teacher, texts, plan, report, bf16=True, keeper=within("trained"))
+        report, keeper = learning.report("co-training of the upper layers"), learning.keeper("trained")
+        train_upper(lower, bias, upper, teacher, texts, plan, report, bf16=True, keeper=keeper)
 
     def load() -> None:
         assert shipped is not None
@@ -125,8 +97,8 @@ def _phases(
         apply_locality(shipped, parts)
 
     def joint() -> None:
-        report = _report(ctx, "training of all layers together")
-        train_jointly(parts, teacher, texts, plan, report, bf16=True, keeper=within("joined"))
+        report, keeper = learning.report("training of all layers together"), learning.keeper("joined")
+        train_jointly(parts, teacher, texts, plan, report, bf16=True, keeper=keeper)
 
     phases = {"ridge": ridge} if shipped is None else {"loaded": load}
     if plan.steps:
@@ -135,35 +107,7 @@ def _phases(
         phases["trained"] = cotrain
     if plan.joint_steps:
         phases["joined"] = joint
-    return phases
-
-
-def _report(ctx: JobContext, phase: str) -> StepReport:
-    return lambda step, total, loss: ctx.progress(step, total, phase=phase, loss=loss)
-
-
-def _finish(ctx: JobContext, name: str, parts: _LocalParts) -> None:
-    """Write the checkpoint at a phase's end, and remove those before it."""
-    path = ctx.folder / f"checkpoint-{name}.safetensors"
-    state = {
-        f"{prefix}.{k}": v
-        for prefix, part in zip(_PARTS, parts, strict=True)
-        for k, v in part.state_dict().items()
-    }
-    write_checkpoint(path, state)
-    ctx.checkpointed()
-    for older in ctx.folder.glob("checkpoint-*.safetensors"):
-        if older != path:
-            older.unlink()
-
-
-def _restored(ctx: JobContext, name: str, parts: _LocalParts) -> bool:
-    found = read_checkpoint(ctx.folder / f"checkpoint-{name}.safetensors")
-    if found is None:
-        return False
-    for prefix, part in zip(_PARTS, parts, strict=True):
-        part.load_state_dict(tensors_below(found[0], prefix))
-    return True
+    learning.run(phases)
 
 
 PAIR_EVERY = 16
@@ -326,7 +270,7 @@ def _make_local(
     most = MAX_TEXTS if learns else 3 * FIDELITY_TEXTS
     texts, held_out = sample_texts(encode, paths, options.seed, most)
     if found is None or learns:
-        _check_learnable(source, lower, found, texts, paths, options)
+        check_learnable(source.name, lower, found, texts, paths, options)
         _learn_locality(ctx, teacher, parts, texts, options, found if options.start == "shipped" else None)
         return _measure_fidelity(ctx, parts, teacher, held_out)
     ctx.progress(0, 1, phase="locality weights")
@@ -335,21 +279,6 @@ def _make_local(
     if any(held_out.values()):
         return about["fidelity"], _measure_fidelity(ctx, parts, teacher, held_out)[1]
     return about["fidelity"], about.get("fidelity_by_kind", {})
-
-
-def _check_learnable(
-    source: Source,
-    lower: LocalLower,
-    shipped: Path | None,
-    texts: list[Encoded],
-    paths: list[Path],
-    options: ImportRootOptions,
-) -> None:
-    """Raise InvalidInput if there is nothing to start from, or too little text to learn from."""
-    missing = f"no locality weights ship for {source.name} split at {lower.depth} with n = {lower.n}"
-    if options.start == "shipped" and shipped is None:
-        raise InvalidInput(f"{missing}: leave start=shipped out", field="options.start")
-    check_learnable(missing if shipped is None else "locality is learnt from text", texts, paths)
 
 
 def _measure_fidelity(ctx: JobContext, parts: _LocalParts, teacher: Encoder, held_out: Texts) -> Fidelity:

@@ -8,6 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from hmi.errors import InvalidInput
+from hmi.jobs.options import ImportRootOptions
+from hmi.model.sources.causal import CausalLower
+from hmi.model.sources.lower import LocalLower
 from hmi.model.text.batching import Encoded
 from hmi.training.data.corpus import read_documents
 
@@ -45,10 +48,24 @@ def sample_texts(encode: Encode, paths: list[Path], seed: int, most: int) -> tup
     return texts, held_out
 
 
-def check_learnable(missing: str, texts: list[Encoded], paths: list[Path]) -> None:
-    """Raise InvalidInput if there is too little text to learn locality from. missing: why it is learnt."""
+def check_learnable(
+    source: str,
+    lower: LocalLower | CausalLower,
+    shipped: Path | None,
+    texts: list[Encoded],
+    paths: list[Path],
+    options: ImportRootOptions,
+) -> None:
+    """Raise InvalidInput if there is nothing to start from, or too little text to learn locality from.
+
+    source: its name. shipped: the locality weights that ship for it.
+    """
+    missing = f"no locality weights ship for {source} split at {lower.depth} with n = {lower.n}"
+    if options.start == "shipped" and shipped is None:
+        raise InvalidInput(f"{missing}: leave start=shipped out", field="options.start")
     if not paths:
-        raise InvalidInput(f"{missing}: give unlabelled text (--text) to learn from", field="texts")
+        why = missing if shipped is None else "locality is learnt from text"
+        raise InvalidInput(f"{why}: give unlabelled text (--text) to learn from", field="texts")
     if len(texts) < MIN_TEXTS:
         raise InvalidInput(
             f"{len(texts)} usable texts are too few to learn locality: give at least "

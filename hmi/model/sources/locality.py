@@ -1,9 +1,9 @@
 """Files of locality weights: what distillation changed in a source model, small enough to ship.
 
 A root's weights are its source's plus the differences in this file. Matrices are stored as int8
-with a scale for each row, vectors as fp32, the whole compressed with zstd. For parameters that the
-source lacks, the difference is taken from their initial values. The embeddings of words and token
-types are never trained.
+with a scale for each row, vectors as fp32, the whole compressed with zstd. The difference of a language
+model's matrix is stored as the product of two, of rank RANK. For parameters that the source lacks, the
+difference is taken from their initial values. The embeddings of words and token types are never trained.
 """
 
 from __future__ import annotations
@@ -21,24 +21,36 @@ from torch import Tensor, nn
 
 from hmi.errors import Conflict, Damaged
 from hmi.model.files import write_bytes
+from hmi.model.sources.causal import CausalLower
+from hmi.model.sources.generative_root import GenerativeRoot, UpperDecoder, split_decoder
+from hmi.model.sources.language_model import load_language_model
 from hmi.model.sources.lower import InputBias, LocalLower
-from hmi.model.sources.root import Root, split_encoder
+from hmi.model.sources.root import GenerativeRootInfo, Root, split_encoder
 from hmi.model.sources.source import Source, load_encoder
 
 FORMAT = 1
+RANK = 24
+"""The rank of the difference of a language model's matrices: training leaves one of 16 each time."""
+Parts = tuple[LocalLower, nn.ModuleList, InputBias] | tuple[CausalLower, UpperDecoder]
+"""The lower and the upper layers of a root, and an encoder's bias."""
+UNTRAINED = {
+    "embeddings.word.weight",
+    "embeddings.token_type.weight",
+    "word.weight",
+    "scores.weight",
+    "first",
+}
 MAX_BYTES = 256 << 20
 """The most bytes that a file may decompress to."""
 
 
 def save_locality(
-    path: Path,
-    parts: tuple[LocalLower, nn.ModuleList, InputBias],
-    start: tuple[LocalLower, nn.ModuleList, InputBias],
-    about: dict[str, object],
+    path: Path, parts: Parts, start: Parts, about: dict[str, object], rank: int | None = None
 ) -> int:
     """Write the difference of the trained `parts` from `start`. Returns the number of bytes written.
 
     `about` must hold `source_sha256` and `split`; `fidelity` and `fidelity_by_kind` are shown to users.
+    rank: the rank that larger matrices are stored with; None: they are stored whole.
     """
     tensors: dict[str, Tensor] = {}
     before = dict(_parameters(start))
@@ -46,17 +58,21 @@ def save_locality(
         delta = value - before[name]
         if delta.dim() < 2:
             tensors[name] = delta.contiguous()
-            continue
-        scale = delta.abs().amax(-1, keepdim=True).clamp(min=1e-12) / 127
-        tensors[f"{name}:q"] = (delta / scale).round().to(torch.int8)
-        tensors[f"{name}:scale"] = scale.contiguous()
+        elif rank is not None and delta.dim() == 2 and min(delta.shape) > rank:
+            up, values, down = torch.linalg.svd(delta, full_matrices=False)
+            root = values[:rank].sqrt()
+            tensors |= _int8(f"{name}:up", up[:, :rank] * root) | _int8(
+                f"{name}:down", (down[:rank].T * root).T
+            )
+        else:
+            tensors |= _int8(name, delta)
     raw = save(tensors, {"about": json.dumps({"format": FORMAT, **about}, sort_keys=True)})
     packed = zstandard.ZstdCompressor(level=19).compress(raw)
     write_bytes(path, packed)
     return len(packed)
 
 
-def save_difference(path: Path, root: Root, source: Source) -> int:
+def save_difference(path: Path, root: Root | GenerativeRoot, source: Source) -> int:
     """Write how a root, loaded with its lower layers, differs from its `source`. Returns the bytes written.
 
     Raises Conflict if the source's weights are not those that the root was imported from, StorageFull.
@@ -67,7 +83,6 @@ def save_difference(path: Path, root: Root, source: Source) -> int:
         raise Conflict(
             f"{source.name} has other weights than root {info.name} was made from: restore the original ones"
         )
-    start = split_encoder(load_encoder(source.folder), info.split, root.tokenizer.cls_id, info.n)
     about: dict[str, object] = {
         "source_sha256": source.sha256,
         "split": info.split,
@@ -75,18 +90,26 @@ def save_difference(path: Path, root: Root, source: Source) -> int:
         "fidelity": info.fidelity,
         "fidelity_by_kind": info.fidelity_by_kind,
     }
+    if isinstance(root, GenerativeRoot):
+        assert isinstance(info, GenerativeRootInfo)
+        model = load_language_model(source)
+        made = split_decoder(model.decoder, info.split, info.begin, info.n)
+        return save_locality(path, (root.lower, root.upper), made, about, RANK)
+    start = split_encoder(load_encoder(source.folder), info.split, root.tokenizer.cls_id, info.n)
     return save_locality(path, (root.lower, root.upper, root.bias), start, about)
 
 
-def apply_locality(path: Path, parts: tuple[LocalLower, nn.ModuleList, InputBias]) -> dict[str, object]:
-    """Add the stored differences in place to `parts` fresh from `split_encoder`. Returns
+def apply_locality(path: Path, parts: Parts) -> dict[str, object]:
+    """Add the stored differences in place to `parts` fresh from `split_encoder` or `split_decoder`. Returns
     `about`. Raises Damaged."""
     try:
         raw = zstandard.ZstdDecompressor().decompress(path.read_bytes(), max_output_size=MAX_BYTES)
         tensors, about = load(raw), _file_metadata(raw)
         with torch.no_grad():
             for name, value in _parameters(parts):
-                value += tensors[name] if name in tensors else _dequantise(tensors, name)
+                value += _difference(tensors, name)
+            if isinstance(parts[0], CausalLower):
+                parts[1].get_parameter("first").copy_(parts[0].first_row())
     except (SafetensorError, zstandard.ZstdError, KeyError, RuntimeError, ValueError) as error:
         raise Damaged(f"locality weights {path.name} do not fit ({error}): reinstall hmi-server") from error
     return about
@@ -105,15 +128,32 @@ def shipped_locality(source_sha256: str, split: int, n: int = 3) -> Path | None:
     return path if path.is_file() else None
 
 
-def _parameters(parts: tuple[LocalLower, nn.ModuleList, InputBias]) -> Iterator[tuple[str, Tensor]]:
-    for prefix, module in zip(("lower", "upper", "bias"), parts, strict=True):
+def _parameters(parts: Parts) -> Iterator[tuple[str, Tensor]]:
+    """The parameters that training may change. The row of the begin token follows from them."""
+    for prefix, module in zip(("lower", "upper", "bias"), parts, strict=False):
         for name, value in module.named_parameters():
-            if name not in ("embeddings.word.weight", "embeddings.token_type.weight"):
+            if name not in UNTRAINED:
                 yield f"{prefix}.{name}", value.data
 
 
-def _dequantise(tensors: dict[str, Tensor], name: str) -> Tensor:
+def _int8(name: str, value: Tensor) -> dict[str, Tensor]:
+    scale = value.abs().amax(-1, keepdim=True).clamp(min=1e-12) / 127
+    return {
+        f"{name}:q": (value / scale).round().to(torch.int8).contiguous(),
+        f"{name}:scale": scale.contiguous(),
+    }
+
+
+def _dequantised(tensors: dict[str, Tensor], name: str) -> Tensor:
     return tensors[f"{name}:q"].float() * tensors[f"{name}:scale"]
+
+
+def _difference(tensors: dict[str, Tensor], name: str) -> Tensor:
+    if name in tensors:
+        return tensors[name]
+    if f"{name}:up:q" in tensors:
+        return _dequantised(tensors, f"{name}:up") @ _dequantised(tensors, f"{name}:down")
+    return _dequantised(tensors, name)
 
 
 def _file_metadata(raw: bytes) -> dict[str, object]:

@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from hmi.errors import Conflict, InvalidInput, UnsupportedModel
+from hmi.jobs.root import import_language_model
 from hmi.manager import Manager
 from hmi.manager.roots import export_locality
 from hmi.model.network.decoder import Decoder
@@ -162,6 +163,29 @@ def test_a_gguf_file_is_imported_and_repaired(manager: Manager, source: Path, tm
         for file in folder.iterdir():
             same = file.read_bytes() == whole[file.name]
             assert same or json.loads(file.read_text()) == json.loads(whole[file.name]), (name, file.name)
+
+
+def test_layers_are_trained_together_and_on_from_there(
+    manager: Manager, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = {"text-0": text(1)}
+    onwards = {"start": "shipped", "joint_steps": 1}
+    given = {"split": 2, "texts": texts, "alpha": 0.0}
+    with pytest.raises(InvalidInput, match=r"no locality weights ship .*leave start=shipped out"):
+        run(manager, manager.import_root("bad", str(source), **given, options=onwards))
+    run(manager, manager.import_root("fitted", str(source), **given))
+    run(manager, manager.import_root("tiny", str(source), **given, options={"joint_steps": 40}))
+    fitted, trained = (manager.registry.root(name) for name in ("fitted", "tiny"))
+    assert trained.fidelity["kl"] < fitted.fidelity["kl"]
+    file = tmp_path / "x.locality.zst"
+    name, size = export_locality(manager.registry, Layout(manager.settings.data), "tiny", file, str(source))
+    assert (name.endswith("-split2.locality.zst"), size) == (True, file.stat().st_size)
+    monkeypatch.setattr(import_language_model, "shipped_locality", lambda *_: file)
+    run(manager, manager.import_root("shipped", str(source), **given))
+    shipped = manager.registry.root("shipped")
+    assert shipped.fidelity["kl"] == pytest.approx(trained.fidelity["kl"], rel=0.05)
+    run(manager, manager.import_root("on", str(source), **given, options=onwards))
+    assert manager.registry.root("on").fidelity["kl"] != shipped.fidelity["kl"]
 
 
 def test_a_source_whose_states_are_not_finite_makes_no_root(manager: Manager, tmp_path: Path) -> None:

@@ -7,12 +7,16 @@ from pathlib import Path
 import pytest
 import torch
 
+from hmi.errors import Damaged
 from hmi.model.network.decoder import Decoder
 from hmi.model.sources.causal import CausalLower
 from hmi.model.sources.generative_root import UpperDecoder, split_decoder
 from hmi.model.sources.language_model import load_language_model
+from hmi.model.sources.locality import apply_locality, save_locality
 from hmi.model.sources.source import find_source
+from hmi.training.root import together
 from hmi.training.root.causal import fit_folds, measure_causal
+from hmi.training.root.together import TogetherPlan, train_together
 from tests.hmi.model.test_decoder import KINDS, write_language_model
 from tests.tiny import random_texts
 
@@ -115,3 +119,57 @@ def test_fitting_lessens_the_error(decoder: Decoder, tmp_path: Path) -> None:
         assert fitted["source_perplexity"] == plain["source_perplexity"]
         errors.append(fitted["split_relative_error"])
     assert errors[1] < errors[0]
+
+
+def test_all_layers_are_trained_by_differences_that_are_stored_small(
+    decoder: Decoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(together, "RANK", 2)
+    source = find_source(str(write_language_model(decoder.shape.kind, tmp_path / "source")))
+    texts = load_language_model(source).tokenizer.encode(random_texts(300, 1, 8, 20), 64)
+    parts, start = parts_of(decoder, 2, 3), parts_of(decoder, 2, 3)
+
+    def kl(some: tuple[CausalLower, UpperDecoder]) -> float:
+        return measure_causal(some[0], some[1], decoder, texts[:40], 3)["kl"]
+
+    fit_folds(parts[0], decoder, texts[40:], lambda done, total: None)
+    fitted = kl(parts)
+    plan = TogetherPlan(60, tokens=256, lr=1e-2)
+    train_together(parts, decoder, texts[40:], plan, lambda step, total, loss: None)
+    trained = kl(parts)
+    assert trained < 0.9 * fitted
+    assert torch.equal(parts[1].first, parts[0].first_row())
+    assert not any(p.requires_grad for part in parts for p in part.parameters())
+    before = dict(start[1].named_parameters())
+    for name, value in parts[1].named_parameters():
+        if name.split(".")[-2:][0] in together.MATRICES and value.dim() == 2:
+            assert torch.linalg.matrix_rank(value - before[name], rtol=1e-3) == 2
+        elif name != "first":
+            assert torch.equal(value, before[name]), name
+    path = tmp_path / "x.locality.zst"
+    save_locality(path, parts, start, {"source_sha256": "x", "split": 2}, 2)
+    again = parts_of(decoder, 2, 3)
+    assert apply_locality(path, again)["split"] == 2
+    assert kl(again) == pytest.approx(trained, rel=0.02)
+    assert torch.equal(again[1].first, again[0].first_row())
+    with pytest.raises(Damaged, match="do not fit"):
+        apply_locality(path, parts_of(decoder, 1, 2))
+
+
+def test_a_step_depends_on_its_seed_alone(decoder: Decoder, tmp_path: Path) -> None:
+    source = find_source(str(write_language_model(decoder.shape.kind, tmp_path / "source")))
+    texts = load_language_model(source).tokenizer.encode(random_texts(50, 1, 3, 20), 64)
+    complete = 0
+    for step in range(20):
+        ids, orders = together.drawn(texts, 200, 3, (0, step))
+        again, same = together.drawn(texts, 200, 3, (0, step))
+        assert torch.equal(ids, again)
+        assert 200 <= int((ids > 0).sum()) < 200 + 64
+        if orders is None:
+            complete += 1
+            assert same is None
+        else:
+            assert same is not None
+            assert torch.equal(orders, same)
+            assert orders.unique().tolist() == [1, 2, 3]
+    assert 3 < complete < 17
