@@ -84,24 +84,12 @@ class RootOperations:
                 f"split = {split} is impossible: give the number of layers to replace, or 0 for none",
                 field="split",
             )
-        given = set(options or {})
-        idle = sorted(given - {"seed", "encoding"})
-        if split == 0 and idle:
-            raise InvalidInput(
-                f"options.{idle[0]} is of no use with split = 0, where nothing is learnt: leave it out",
-                field=f"options.{idle[0]}",
-            )
+        record = next((r for r in self._parts.registry.roots() if r.name == name), None)
         found, generates = _resolved(source)
-        idle = sorted(given & {"steps", "upper_steps"}) if split else idle
-        if generates and idle:
-            raise InvalidInput(
-                f"options.{idle[0]} is of no use for this language model: leave it out",
-                field=f"options.{idle[0]}",
-            )
+        _check_useful(options or {}, record.split if record and split is None else split, generates)
         spec = ImportRootSpec(
             name=name, source=found, split=split, alpha=checked_alpha(alpha), options=checked
         )
-        record = next((r for r in self._parts.registry.roots() if r.name == name), None)
         if record is not None:
             spec = spec.model_copy(update=self._repair(record, found, split, options or {}))
         for text in texts.values():
@@ -178,9 +166,24 @@ def export_locality(
     record = registry.root(name)
     if not record.split:
         raise Conflict(f"root {name} has no locality weights: it computes all layers", field="root")
-    found = find_source(record.source["name"] if source is None else source)
     root = load_for_building(layout.root(name, record.version))
+    about = root.info.source
+    found = find_source(about.get("folder", about["name"]) if source is None else source)
     return locality_name(found.sha256, record.split, record.n), save_difference(path, root, found)
+
+
+def _check_useful(options: Mapping[str, Any], split: int | None, generates: bool) -> None:
+    """Raise InvalidInput if an option does nothing. split: of the root; None: the default."""
+    if split == 0 or (generates and split is None):
+        idle, where = set(options) - {"seed", "encoding"}, "with split = 0, where nothing is learnt"
+    else:
+        idle, where = (
+            set(options) & ({"steps", "upper_steps"} if generates else set()),
+            "for a language model",
+        )
+    if idle:
+        first = min(idle)
+        raise InvalidInput(f"options.{first} is of no use {where}: leave it out", field=f"options.{first}")
 
 
 def _resolved(source: str) -> tuple[str, bool]:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from bench.harness.report import Figure
+from hmi.errors import Conflict
 from hmi.model.sources.causal import CausalLower
 from hmi.model.sources.generative_root import GenerativeRoot
 from hmi.model.sources.language_model import load_language_model
@@ -26,11 +27,14 @@ def perplexities(
 ) -> Iterator[Figure]:
     """Yield the perplexity over the source's, with every n-gram computed, and with those of a PLOT.
 
-    root: loaded with its lower layers. Raises UnsupportedModel if its source is not there any more.
+    root: loaded with its lower layers. Raises UnsupportedModel (its source is gone), Conflict (it changed).
     """
     assert isinstance(root.lower, CausalLower)
     about = root.info.source
-    teacher = load_language_model(find_source(about.get("folder", about["name"]))).decoder
+    source = find_source(about.get("folder", about["name"]))
+    if source.sha256 != about["sha256"]:
+        raise Conflict(f"{source.name} has other weights than root {root.info.name} was made from")
+    teacher = load_language_model(source).decoder
     some = texts[:TEXTS]
     kinds: dict[str, Callable[[Tensor], Tensor]] = {
         "computed": root.lower,
@@ -39,7 +43,9 @@ def perplexities(
     for name, rows_of in kinds.items():
         found = measure_causal(rows_of, root.upper, teacher, some, root.info.n)
         peer = f"the source's: {found['source_perplexity']:.4g}"
-        yield Figure(f"perplexity_{name}_{suffix}", found["perplexity_ratio"], "×", runs=len(some), peer=peer)
+        yield Figure(
+            f"perplexity_ratio_{name}_{suffix}", found["perplexity_ratio"], "×", runs=len(some), peer=peer
+        )
         yield Figure(f"kl_{name}_{suffix}", found["kl"], "nats", runs=len(some))
 
 

@@ -4,6 +4,7 @@ and measures how far that takes it from the source."""
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from hmi.core import now
 from hmi.errors import InvalidInput
@@ -86,8 +87,15 @@ def _make_local(
     """Make `parts` local, with shipped weights or by learning from the texts. Returns their fidelity."""
     lower, options = parts[0], spec.options
     found = shipped_locality(source.sha256, lower.depth, lower.n) if lower.depth else None
-    learns = bool(lower.depth) and (found is None or options.distil or options.start == "shipped")
-    most = FIT_TEXTS + 3 * FIDELITY_TEXTS
+    onwards = bool(options.start == "shipped" and options.joint_steps)
+    learns = bool(lower.depth) and (found is None or options.distil or onwards)
+    if found is not None and options.joint_steps and not learns:
+        raise InvalidInput(
+            f"locality weights ship for {source.name}, so nothing is trained: give distil=true, or "
+            "start=shipped to train them further",
+            field="options.joint_steps",
+        )
+    most = (FIT_TEXTS if learns else 0) + 3 * FIDELITY_TEXTS
     texts, held_out = sample_texts(
         lambda lines: tokenizer.encode(lines, LENGTH),
         paths,
@@ -99,7 +107,9 @@ def _make_local(
         _learn(ctx, teacher, parts, texts, options, found if options.start == "shipped" else None)
     elif found is not None:
         ctx.progress(0, 1, phase="locality weights")
-        apply_locality(found, parts)
+        about: dict[str, Any] = apply_locality(found, parts)
+        if not any(held_out.values()):
+            return about["fidelity"], about.get("fidelity_by_kind", {})
     kinds = {kind: some for kind, some in held_out.items() if some}
     if not kinds:
         return {}, {}
@@ -138,7 +148,9 @@ def _learn(
         report, keeper = learning.report("training of all layers together"), learning.keeper("joined")
         train_together(parts, teacher, texts, plan, report, bf16=True, keeper=keeper)
 
-    phases = {"ridge": ridge} if shipped is None else {"loaded": load}
-    if options.joint_steps:
-        phases["joined"] = joint
-    learning.run(phases)
+    if not options.joint_steps:  # a checkpoint would take longer than the phase
+        ridge() if shipped is None else load()
+    elif shipped is None:
+        learning.run({"ridge": ridge, "joined": joint})
+    else:
+        learning.run({"loaded": load, "joined": joint})

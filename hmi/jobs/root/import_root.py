@@ -197,7 +197,7 @@ def measure_root(
 def _source_record(source: Source) -> dict[str, str]:
     """What a root records about its source. For a folder this includes the path, since the name
     alone does not find it."""
-    where = {"folder": str(source.folder)} if source.kind == "folder" else {}
+    where = {"folder": str(source.gguf or source.folder)} if source.kind == "folder" else {}
     return {"kind": source.kind, "name": source.name, "sha256": source.sha256, **where}
 
 

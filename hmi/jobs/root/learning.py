@@ -24,11 +24,11 @@ class Learning:
     checkpoint_s: float
 
     def run(self, phases: Mapping[str, Callable[[], None]]) -> None:
-        """Run the phases in order, but those that were done before the job was interrupted. By name.
+        """Run the phases in order, but those that an earlier attempt of the job has finished.
 
-        Each phase ends with a checkpoint; a long one also has checkpoints within it, so a resumed job repeats
-        a few minutes. It ends with the same bits as an uninterrupted one. Raises StorageFull, JobCancelled,
-        JobStopped.
+        phases: by name. Each ends with a checkpoint; a long one also has checkpoints within it, so a resumed
+        job repeats a few minutes. It ends with the same bits as an uninterrupted one. Raises StorageFull,
+        JobCancelled, JobStopped.
         """
         for aside in self.ctx.folder.glob(".checkpoint-*.tmp"):  # of a process that died while it wrote one
             aside.unlink()

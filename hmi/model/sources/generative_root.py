@@ -66,9 +66,15 @@ def split_decoder(decoder: Decoder, split: int, begin: int, n: int) -> tuple[Cau
     upper.layers.load_state_dict(decoder.layers[split:].state_dict())
     upper.norm.load_state_dict(decoder.norm.state_dict())
     upper.scores.load_state_dict((decoder.scores or decoder.word).state_dict())
-    with torch.no_grad():
-        upper.first.copy_(lower.first_row())
+    set_first((lower, upper))
     return lower, upper
+
+
+@torch.no_grad()
+def set_first(parts: tuple[CausalLower, UpperDecoder]) -> None:
+    """Set the row of the begin token to what the lower layers compute."""
+    lower, upper = parts
+    upper.first.copy_(lower.first_row())
 
 
 def save_generative_root(folder: Path, root: GenerativeRoot) -> None:

@@ -2,8 +2,8 @@
 
 A root's weights are its source's plus the differences in this file. Matrices are stored as int8
 with a scale for each row, vectors as fp32, the whole compressed with zstd. The difference of a language
-model's matrix is stored as the product of two, of rank RANK. For parameters that the source lacks, the
-difference is taken from their initial values. The embeddings of words and token types are never trained.
+model's matrix is stored as the product of two, of rank STORED_RANK. For parameters that the source lacks,
+the difference is taken from their initial values. The embeddings of words and token types are never trained.
 """
 
 from __future__ import annotations
@@ -22,30 +22,31 @@ from torch import Tensor, nn
 from hmi.errors import Conflict, Damaged
 from hmi.model.files import write_bytes
 from hmi.model.sources.causal import CausalLower
-from hmi.model.sources.generative_root import GenerativeRoot, UpperDecoder, split_decoder
+from hmi.model.sources.generative_root import GenerativeRoot, UpperDecoder, set_first, split_decoder
 from hmi.model.sources.language_model import load_language_model
 from hmi.model.sources.lower import InputBias, LocalLower
 from hmi.model.sources.root import GenerativeRootInfo, Root, split_encoder
 from hmi.model.sources.source import Source, load_encoder
 
 FORMAT = 1
-RANK = 24
-"""The rank of the difference of a language model's matrices: training leaves one of 16 each time."""
-Parts = tuple[LocalLower, nn.ModuleList, InputBias] | tuple[CausalLower, UpperDecoder]
+STORED_RANK = 24
+"""The rank of the stored difference of a language model's matrix. A training changes it by rank 16, so one is
+stored whole; of several, the largest part."""
+LocalityParts = tuple[LocalLower, nn.ModuleList, InputBias] | tuple[CausalLower, UpperDecoder]
 """The lower and the upper layers of a root, and an encoder's bias."""
-UNTRAINED = {
+_NOT_STORED = {
     "embeddings.word.weight",
     "embeddings.token_type.weight",
     "word.weight",
     "scores.weight",
-    "first",
+    "first",  # follows from the lower layers
 }
 MAX_BYTES = 256 << 20
 """The most bytes that a file may decompress to."""
 
 
 def save_locality(
-    path: Path, parts: Parts, start: Parts, about: dict[str, object], rank: int | None = None
+    path: Path, parts: LocalityParts, start: LocalityParts, about: dict[str, object], rank: int | None = None
 ) -> int:
     """Write the difference of the trained `parts` from `start`. Returns the number of bytes written.
 
@@ -94,12 +95,12 @@ def save_difference(path: Path, root: Root | GenerativeRoot, source: Source) -> 
         assert isinstance(info, GenerativeRootInfo)
         model = load_language_model(source)
         made = split_decoder(model.decoder, info.split, info.begin, info.n)
-        return save_locality(path, (root.lower, root.upper), made, about, RANK)
+        return save_locality(path, (root.lower, root.upper), made, about, STORED_RANK)
     start = split_encoder(load_encoder(source.folder), info.split, root.tokenizer.cls_id, info.n)
     return save_locality(path, (root.lower, root.upper, root.bias), start, about)
 
 
-def apply_locality(path: Path, parts: Parts) -> dict[str, object]:
+def apply_locality(path: Path, parts: LocalityParts) -> dict[str, object]:
     """Add the stored differences in place to `parts` fresh from `split_encoder` or `split_decoder`. Returns
     `about`. Raises Damaged."""
     try:
@@ -107,10 +108,21 @@ def apply_locality(path: Path, parts: Parts) -> dict[str, object]:
         tensors, about = load(raw), _file_metadata(raw)
         with torch.no_grad():
             for name, value in _parameters(parts):
-                value += _difference(tensors, name)
-            if isinstance(parts[0], CausalLower):
-                parts[1].get_parameter("first").copy_(parts[0].first_row())
-    except (SafetensorError, zstandard.ZstdError, KeyError, RuntimeError, ValueError) as error:
+                difference = _difference(tensors, name)
+                if difference.shape != value.shape:
+                    raise ValueError(f"{name} has the shape {tuple(difference.shape)}")
+                value += difference
+        if len(parts) == 2:
+            set_first(parts)
+    except (
+        SafetensorError,
+        zstandard.ZstdError,
+        KeyError,
+        MemoryError,  # the file says that it is larger than any memory
+        RuntimeError,
+        TypeError,
+        ValueError,
+    ) as error:
         raise Damaged(f"locality weights {path.name} do not fit ({error}): reinstall hmi-server") from error
     return about
 
@@ -128,11 +140,11 @@ def shipped_locality(source_sha256: str, split: int, n: int = 3) -> Path | None:
     return path if path.is_file() else None
 
 
-def _parameters(parts: Parts) -> Iterator[tuple[str, Tensor]]:
-    """The parameters that training may change. The row of the begin token follows from them."""
+def _parameters(parts: LocalityParts) -> Iterator[tuple[str, Tensor]]:
+    """The parameters that training may change."""
     for prefix, module in zip(("lower", "upper", "bias"), parts, strict=False):
         for name, value in module.named_parameters():
-            if name not in UNTRAINED:
+            if name not in _NOT_STORED:
                 yield f"{prefix}.{name}", value.data
 
 

@@ -59,7 +59,8 @@ def fit_folds(
         mean = gram[at, -1, :-1] / count
         left = cross[at, -1, :-1] / count
         centred = gram[at, :-1, :-1] - count * torch.outer(mean, mean)
-        penalty = SHRINK * centred.diagonal().mean() * torch.eye(d, dtype=torch.float64)
+        # The constant keeps equal texts solvable.
+        penalty = (SHRINK * centred.diagonal().mean() + 1e-6) * torch.eye(d, dtype=torch.float64)
         change = torch.linalg.solve(centred + penalty, cross[at, :-1, :-1] - count * torch.outer(mean, left))
         lower.fold[at] = torch.eye(d) + change.float()
         lower.shift[at] = (left - mean @ change).float()

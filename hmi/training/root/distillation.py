@@ -84,9 +84,15 @@ def sample_batch(texts: Sequence[Encoded], tokens: int, rng: random.Random) -> P
     while left > 0:
         drawn.append(_cut(rng.choice(texts), limit, sep))
         left -= len(drawn[-1])
+    return make_batch(one_group(drawn, tokens, rng))
+
+
+def one_group(texts: Sequence[Encoded], tokens: int, rng: random.Random) -> list[Encoded]:
+    """Divide texts by length into groups of about `tokens` tokens, and return one at random. So there is
+    little padding, and each token is as likely as before."""
     groups: list[list[Encoded]] = [[]]
     filled = 0
-    for text in sorted(drawn, key=len):
+    for text in sorted(texts, key=len):
         if filled >= tokens:
             groups.append([])
             filled = 0
@@ -94,7 +100,7 @@ def sample_batch(texts: Sequence[Encoded], tokens: int, rng: random.Random) -> P
         filled += len(text)
     if len(groups) > 1 and filled < tokens // 2:  # too few are left for a batch of their own
         groups[-2] += groups.pop()
-    return make_batch(rng.choice(groups))
+    return rng.choice(groups)
 
 
 def random_cover(ids: Tensor, n: int, rng: random.Random, generator: torch.Generator) -> Cover | None:

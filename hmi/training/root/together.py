@@ -15,11 +15,11 @@ from torch import Tensor, nn
 
 from hmi.model.network.decoder import Decoder, DecoderLayer, run_layers
 from hmi.model.sources.causal import CausalLower
-from hmi.model.sources.generative_root import UpperDecoder
+from hmi.model.sources.generative_root import UpperDecoder, set_first
 from hmi.model.text.batching import Encoded, pad_ids
 from hmi.training.fit.precision import arithmetic
 from hmi.training.fit.reports import StepReport
-from hmi.training.root.distillation import mean_square, spread_of
+from hmi.training.root.distillation import GROUPS, mean_square, one_group, spread_of
 from hmi.training.root.phases import Keeper, ParameterGroup, run_phase
 
 RANK = 16
@@ -69,7 +69,7 @@ def train_together(
     bf16: bool = False,
     keeper: Keeper | None = None,
 ) -> None:
-    """Train `parts` in place, for `plan.steps` steps.
+    """Train `parts` in place, for `plan.steps` steps. texts: of more than two tokens each.
 
     The loss is KL from the source's next token to the root's, over all words, plus the error at the split. In
     half of the steps n-grams are dropped at random, so that shorter ones are trained, too.
@@ -106,8 +106,7 @@ def train_together(
     run_phase(groups, plan.steps, loss_of, report, clip=1.0, keeper=keeper)
     for _, layer, matrix in places:
         setattr(layer, matrix, getattr(layer, matrix).merged())
-    with torch.no_grad():
-        upper.first.copy_(lower.first_row())
+    set_first(parts)
 
 
 def drawn(
@@ -115,12 +114,15 @@ def drawn(
 ) -> tuple[Tensor, Tensor | None]:
     """A step's ids [B, T], and the orders to look up, int64 [B, T]; None: the longest.
 
-    They depend on `seed` alone. The texts are of similar length, so that there is little padding.
+    They depend on `seed` alone.
     """
     rng = random.Random(repr(seed))
-    some = sorted((rng.choice(texts) for _ in range(tokens // 4)), key=len)
-    start = rng.randrange(len(some))
-    ids = pad_ids(list(_filled(some[start:] + some[:start][::-1], tokens)))
+    some: list[Encoded] = []
+    left = GROUPS * tokens
+    while left > 0:
+        some.append(rng.choice(texts))
+        left -= len(some[-1])
+    ids = pad_ids([text.ids for text in one_group(some, tokens, rng)])
     if rng.random() < 0.5:
         return ids, None
     draw = torch.Generator().manual_seed(rng.getrandbits(48))
@@ -129,15 +131,6 @@ def drawn(
         share = rng.choice((0.3, 0.6, 0.8)) if order == n else 0.8
         orders[torch.rand(ids.shape, generator=draw) < share] = order
     return ids, orders
-
-
-def _filled(texts: Sequence[Encoded], tokens: int) -> Iterator[list[int]]:
-    """The ids of the first texts that have `tokens` tokens together."""
-    for text in texts:
-        if tokens <= 0:
-            return
-        tokens -= len(text)
-        yield text.ids
 
 
 def _places(parts: tuple[CausalLower, UpperDecoder]) -> Iterator[tuple[str, DecoderLayer, str]]:

@@ -186,6 +186,17 @@ def test_layers_are_trained_together_and_on_from_there(
     assert shipped.fidelity["kl"] == pytest.approx(trained.fidelity["kl"], rel=0.05)
     run(manager, manager.import_root("on", str(source), **given, options=onwards))
     assert manager.registry.root("on").fidelity["kl"] != shipped.fidelity["kl"]
+    with pytest.raises(InvalidInput, match=r"nothing is trained: give distil=true"):
+        run(manager, manager.import_root("no", str(source), **given, options={"joint_steps": 1}))
+    run(manager, manager.import_root("bare", str(source), split=2))
+    assert manager.registry.root("bare").fidelity == trained.fidelity, "as the weights' file says"
+    # A damaged root is repaired without its split, but with the options that decide its bits.
+    monkeypatch.undo()
+    folder = manager.settings.data / "roots" / "tiny" / trained.version
+    (folder / "upper.safetensors").write_bytes(b"")
+    again = manager.import_root("tiny", str(source), texts=texts, alpha=0.0, options={"joint_steps": 40})
+    run(manager, again)
+    assert not verify_root(folder)
 
 
 def test_a_source_whose_states_are_not_finite_makes_no_root(manager: Manager, tmp_path: Path) -> None:
