@@ -28,7 +28,7 @@ from hmi.model.sources.source import Source
 from hmi.model.text.batching import Encoded
 from hmi.model.text.generative import GenerativeTokenizer
 from hmi.training.root.causal import causal_fidelity, fit_folds
-from hmi.training.root.together import TogetherPlan, train_together
+from hmi.training.root.causal_joint import CausalJointPlan, train_causal_jointly
 
 FIT_TEXTS = 600
 """Texts from which each order's matrix is fitted."""
@@ -144,9 +144,9 @@ def _learn(
         apply_locality(shipped, parts)
 
     def joint() -> None:
-        plan = TogetherPlan(options.joint_steps, seed=options.seed)
+        plan = CausalJointPlan(options.joint_steps, seed=options.seed)
         report, keeper = learning.report("training of all layers together"), learning.keeper("joined")
-        train_together(parts, teacher, texts, plan, report, bf16=True, keeper=keeper)
+        train_causal_jointly(parts, teacher, texts, plan, report, bf16=True, keeper=keeper)
 
     if not options.joint_steps:  # a checkpoint would take longer than the phase
         ridge() if shipped is None else load()

@@ -2,7 +2,8 @@
 
 A root's weights are its source's plus the differences in this file. Matrices are stored as int8
 with a scale for each row, vectors as fp32, the whole compressed with zstd. The difference of a language
-model's matrix is stored as the product of two, of rank STORED_RANK. For parameters that the source lacks,
+model's matrix is stored as the product of two, of rank STORED_RANK, in steps so coarse that zstd packs a
+number into 5 bits. For parameters that the source lacks,
 the difference is taken from their initial values. The embeddings of words and token types are never trained.
 """
 
@@ -29,9 +30,9 @@ from hmi.model.sources.root import GenerativeRootInfo, Root, split_encoder
 from hmi.model.sources.source import Source, load_encoder
 
 FORMAT = 1
-STORED_RANK = 24
-"""The rank of the stored difference of a language model's matrix. A training changes it by rank 16, so one is
-stored whole; of several, the largest part."""
+STORED_RANK, STEPS = 16, 15
+"""The rank of the stored difference of a language model's matrix, and the steps from 0 to a row's largest
+number. A training changes a matrix by this rank, so one is stored whole; of several, the largest part."""
 LocalityParts = tuple[LocalLower, nn.ModuleList, InputBias] | tuple[CausalLower, UpperDecoder]
 """The lower and the upper layers of a root, and an encoder's bias."""
 _NOT_STORED = {
@@ -62,9 +63,8 @@ def save_locality(
         elif rank is not None and delta.dim() == 2 and min(delta.shape) > rank:
             up, values, down = torch.linalg.svd(delta, full_matrices=False)
             root = values[:rank].sqrt()
-            tensors |= _int8(f"{name}:up", up[:, :rank] * root) | _int8(
-                f"{name}:down", (down[:rank].T * root).T
-            )
+            tensors |= _int8(f"{name}:up", up[:, :rank] * root, STEPS)
+            tensors |= _int8(f"{name}:down", (down[:rank].T * root).T, STEPS)
         else:
             tensors |= _int8(name, delta)
     raw = save(tensors, {"about": json.dumps({"format": FORMAT, **about}, sort_keys=True)})
@@ -111,6 +111,8 @@ def apply_locality(path: Path, parts: LocalityParts) -> dict[str, object]:
                 difference = _difference(tensors, name)
                 if difference.shape != value.shape:
                     raise ValueError(f"{name} has the shape {tuple(difference.shape)}")
+                if not difference.isfinite().all():
+                    raise ValueError(f"{name} has numbers that are not finite")
                 value += difference
         if len(parts) == 2:
             set_first(parts)
@@ -148,8 +150,8 @@ def _parameters(parts: LocalityParts) -> Iterator[tuple[str, Tensor]]:
                 yield f"{prefix}.{name}", value.data
 
 
-def _int8(name: str, value: Tensor) -> dict[str, Tensor]:
-    scale = value.abs().amax(-1, keepdim=True).clamp(min=1e-12) / 127
+def _int8(name: str, value: Tensor, steps: int = 127) -> dict[str, Tensor]:
+    scale = value.abs().amax(-1, keepdim=True).clamp(min=1e-12) / steps
     return {
         f"{name}:q": (value / scale).round().to(torch.int8).contiguous(),
         f"{name}:scale": scale.contiguous(),

@@ -9,8 +9,9 @@ checkpoints within a phase with a `Keeper`.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +25,7 @@ from hmi.training.fit.reports import StepReport
 from hmi.training.root.phases import Keeper, ParameterGroup, run_phase
 
 RIDGE_TOKENS = 2048
+Sizes = TypeVar("Sizes", bound=Sized)
 GROUPS = 8
 """A batch is one of this many groups, into which a random sample of texts is divided by length."""
 INNER_WEIGHT = 0.5
@@ -87,10 +89,10 @@ def sample_batch(texts: Sequence[Encoded], tokens: int, rng: random.Random) -> P
     return make_batch(one_group(drawn, tokens, rng))
 
 
-def one_group(texts: Sequence[Encoded], tokens: int, rng: random.Random) -> list[Encoded]:
+def one_group(texts: Sequence[Sizes], tokens: int, rng: random.Random) -> list[Sizes]:
     """Divide texts by length into groups of about `tokens` tokens, and return one at random. So there is
     little padding, and each token is as likely as before."""
-    groups: list[list[Encoded]] = [[]]
+    groups: list[list[Sizes]] = [[]]
     filled = 0
     for text in sorted(texts, key=len):
         if filled >= tokens:

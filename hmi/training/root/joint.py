@@ -26,7 +26,7 @@ from hmi.training.root.distillation import (
 from hmi.training.root.phases import Keeper, ParameterGroup, run_phase
 
 SPLIT_WEIGHT = 0.2
-"""The weight of the error at the split. That of the error after the last layer is 1."""
+"""The weight of the error at the split. That of the error in what the last layer gives is 1."""
 
 
 def train_jointly(

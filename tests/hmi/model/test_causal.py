@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 import pytest
@@ -14,9 +15,10 @@ from hmi.model.sources.generative_root import UpperDecoder, split_decoder
 from hmi.model.sources.language_model import load_language_model
 from hmi.model.sources.locality import apply_locality, save_locality
 from hmi.model.sources.source import find_source
-from hmi.training.root import together
+from hmi.model.text.batching import Encoded
+from hmi.training.root import causal_joint
 from hmi.training.root.causal import fit_folds, measure_causal
-from hmi.training.root.together import TogetherPlan, train_together
+from hmi.training.root.causal_joint import CausalJointPlan, train_causal_jointly
 from tests.hmi.model.test_decoder import KINDS, write_language_model
 from tests.tiny import random_texts
 
@@ -124,7 +126,7 @@ def test_fitting_lessens_the_error(decoder: Decoder, tmp_path: Path) -> None:
 def test_all_layers_are_trained_by_differences_that_are_stored_small(
     decoder: Decoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(together, "RANK", 2)
+    monkeypatch.setattr(causal_joint, "RANK", 2)
     source = find_source(str(write_language_model(decoder.shape.kind, tmp_path / "source")))
     texts = load_language_model(source).tokenizer.encode(random_texts(300, 1, 8, 20), 64)
     parts, start = parts_of(decoder, 2, 3), parts_of(decoder, 2, 3)
@@ -134,15 +136,15 @@ def test_all_layers_are_trained_by_differences_that_are_stored_small(
 
     fit_folds(parts[0], decoder, texts[40:], lambda done, total: None)
     fitted = kl(parts)
-    plan = TogetherPlan(60, tokens=256, lr=1e-2)
-    train_together(parts, decoder, texts[40:], plan, lambda step, total, loss: None)
+    plan = CausalJointPlan(60, tokens=256, lr=1e-2)
+    train_causal_jointly(parts, decoder, texts[40:], plan, lambda step, total, loss: None)
     trained = kl(parts)
     assert trained < 0.9 * fitted
     assert torch.equal(parts[1].first, parts[0].first_row())
     assert not any(p.requires_grad for part in parts for p in part.parameters())
     before = dict(start[1].named_parameters())
     for name, value in parts[1].named_parameters():
-        if name.split(".")[-2:][0] in together.MATRICES and value.dim() == 2:
+        if name.split(".")[-2:][0] in causal_joint.MATRICES and value.dim() == 2:
             assert torch.linalg.matrix_rank(value - before[name], rtol=1e-3) == 2
         elif name != "first":
             assert torch.equal(value, before[name]), name
@@ -154,15 +156,21 @@ def test_all_layers_are_trained_by_differences_that_are_stored_small(
     assert torch.equal(again[1].first, again[0].first_row())
     with pytest.raises(Damaged, match="do not fit"):
         apply_locality(path, parts_of(decoder, 1, 2))
+    with torch.no_grad():
+        parts[1].norm.weight[0] = float("nan")
+    save_locality(path, parts, start, {"source_sha256": "x", "split": 2}, 2)
+    with pytest.raises(Damaged, match=r"upper\.norm\.weight has numbers that are not finite"):
+        apply_locality(path, parts_of(decoder, 2, 3))
 
 
 def test_a_step_depends_on_its_seed_alone(decoder: Decoder, tmp_path: Path) -> None:
     source = find_source(str(write_language_model(decoder.shape.kind, tmp_path / "source")))
-    texts = load_language_model(source).tokenizer.encode(random_texts(50, 1, 3, 20), 64)
+    encoded = load_language_model(source).tokenizer.encode(random_texts(50, 1, 3, 20), 64)
+    texts = causal_joint.known_to_others(encoded, 3)
     complete = 0
     for step in range(20):
-        ids, orders = together.drawn(texts, 200, 3, (0, step))
-        again, same = together.drawn(texts, 200, 3, (0, step))
+        ids, orders = causal_joint.drawn(texts, 200, (0, step))
+        again, same = causal_joint.drawn(texts, 200, (0, step))
         assert torch.equal(ids, again)
         assert 100 <= int((ids > 0).sum()) < 400
         if orders is None:
@@ -171,5 +179,27 @@ def test_a_step_depends_on_its_seed_alone(decoder: Decoder, tmp_path: Path) -> N
         else:
             assert same is not None
             assert torch.equal(orders, same)
-            assert orders.unique().tolist() == [1, 2, 3]
+            assert torch.equal(orders > 0, ids > 0)
     assert 3 < complete < 17
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 5])
+def test_what_a_text_shares_with_others(n: int) -> None:
+    draw = random.Random(1)
+    texts = [[BEGIN, *draw.choices((4, 5, 6, 70_000), k=draw.randrange(12))] for _ in range(30)]
+    texts += [[BEGIN], [BEGIN, 9, 9, 9, 9, 9]]  # what a text repeats is not known to others
+    found = causal_joint.known_to_others([Encoded(ids, [], []) for ids in texts], n)
+    windows = [
+        {tuple(ids[i : i + order]) for order in range(1, n + 1) for i in range(1, len(ids) - order + 1)}
+        for ids in texts
+    ]
+    seen = set()
+    for number, (ids, known) in enumerate(zip(texts, found, strict=True)):
+        others = set[tuple[int, ...]]().union(*windows[:number], *windows[number + 1 :])
+        want = [
+            max([1, *(o for o in range(2, min(n, at) + 1) if tuple(ids[at - o + 1 : at + 1]) in others)])
+            for at in range(len(ids))
+        ]
+        assert (known.ids, known.orders) == (ids, want)
+        seen |= set(want)
+    assert seen == set(range(1, n + 1))

@@ -1,6 +1,7 @@
-"""Trains all layers of a language model's root together: the local lower ones and the upper ones follow each
-other towards the source's next tokens. All that changes is small enough to ship: a difference of low rank for
-each matrix, and each order's matrix and bias."""
+"""Trains all layers of a language model's root together, as `hmi.training.root.joint` does for an encoder's.
+
+The local lower layers and the upper ones follow each other towards the source's next tokens. All that
+changes is small enough to ship: a low-rank difference for each matrix, a matrix and a bias for each order."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -20,16 +22,19 @@ from hmi.model.text.batching import Encoded, pad_ids
 from hmi.training.fit.precision import arithmetic
 from hmi.training.fit.reports import StepReport
 from hmi.training.root.distillation import GROUPS, mean_square, one_group, spread_of
+from hmi.training.root.joint import SPLIT_WEIGHT
 from hmi.training.root.phases import Keeper, ParameterGroup, run_phase
 
 RANK = 16
 MATRICES = ("qkv", "o", "fi", "fo")
-SPLIT_WEIGHT = 0.2
-"""The weight of the error at the split, relative to the states' spread. That of KL, in nats, is 1."""
+
+
+COMPLETE = 0.5
+"""The share of steps in which no n-gram is missing."""
 
 
 @dataclass(frozen=True)
-class TogetherPlan:
+class CausalJointPlan:
     steps: int
     tokens: int = 1024
     """Tokens of a step."""
@@ -59,11 +64,11 @@ class LowRank(nn.Module):
         return self.linear
 
 
-def train_together(
+def train_causal_jointly(
     parts: tuple[CausalLower, UpperDecoder],
     teacher: Decoder,
     texts: Sequence[Encoded],
-    plan: TogetherPlan,
+    plan: CausalJointPlan,
     report: StepReport,
     *,
     bf16: bool = False,
@@ -71,12 +76,15 @@ def train_together(
 ) -> None:
     """Train `parts` in place, for `plan.steps` steps. texts: of more than two tokens each.
 
-    The loss is KL from the source's next token to the root's, over all words, plus the error at the split. In
-    half of the steps n-grams are dropped at random, so that shorter ones are trained, too.
+    The loss is KL in nats from the source's next token to the root's, over all words, plus, with
+    SPLIT_WEIGHT, the error at the split. In half of the steps a text is looked up as a PLOT of all other
+    texts would do it, by shorter n-grams where it lacks long ones. So the layers learn to do without them
+    where they will be missing.
     """
     lower, upper = parts
     for part in parts:
         part.requires_grad_(False)
+    known = known_to_others(texts, lower.n)
     draw = torch.Generator().manual_seed(plan.seed)
     places = list(_places(parts))
     differences: dict[str, nn.Parameter] = {}
@@ -86,7 +94,7 @@ def train_together(
         differences |= {f"{name}.down": made.down, f"{name}.up": made.up}
 
     def loss_of(step: int) -> Tensor:
-        ids, orders = drawn(texts, plan.tokens, lower.n, (plan.seed, step))
+        ids, orders = drawn(known, plan.tokens, (plan.seed, step))
         there = ids > 0
         with arithmetic(bf16=bf16):
             with torch.no_grad():
@@ -109,28 +117,54 @@ def train_together(
     set_first(parts)
 
 
-def drawn(
-    texts: Sequence[Encoded], tokens: int, n: int, seed: tuple[int, int]
-) -> tuple[Tensor, Tensor | None]:
+@dataclass(frozen=True)
+class Known:
+    """A text to learn from, and the order of the longest n-gram that ends at each token and that another text
+    holds, too."""
+
+    ids: list[int]
+    orders: list[int]
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+def known_to_others(texts: Sequence[Encoded], n: int) -> list[Known]:
+    """For each text: how far a PLOT of all other texts would know it. Begin tokens are of order 1."""
+    ids = np.concatenate([text.ids for text in texts]).astype(np.int64)
+    lengths = np.array([len(text) for text in texts])
+    text_of = np.repeat(np.arange(len(texts)), lengths)
+    at = np.arange(len(ids)) - np.repeat(lengths.cumsum() - lengths, lengths)
+    orders = np.ones(len(ids), np.int64)
+    word = np.unique(ids, return_inverse=True)[1]
+    ngram = word  # one number for each n-gram of this order that ends at a token
+    for order in range(2, n + 1):
+        longer = np.roll(ngram, 1) * (1 + word.max()) + word
+        ngram = np.unique(longer, return_inverse=True)[1]
+        inside = np.flatnonzero(at >= order)  # n-grams begin after the begin token
+        first = np.full(1 + ngram.max(), len(texts))
+        last = np.full(1 + ngram.max(), -1)
+        np.minimum.at(first, ngram[inside], text_of[inside])
+        np.maximum.at(last, ngram[inside], text_of[inside])
+        orders[inside[(first < last)[ngram[inside]]]] = order
+    parts = zip(np.split(ids, lengths.cumsum()[:-1]), np.split(orders, lengths.cumsum()[:-1]), strict=True)
+    return [Known(some.tolist(), found.tolist()) for some, found in parts]
+
+
+def drawn(texts: Sequence[Known], tokens: int, seed: tuple[int, int]) -> tuple[Tensor, Tensor | None]:
     """A step's ids [B, T], and the orders to look up, int64 [B, T]; None: the longest.
 
     They depend on `seed` alone.
     """
     rng = random.Random(repr(seed))
-    some: list[Encoded] = []
+    some: list[Known] = []
     left = GROUPS * tokens
     while left > 0:
         some.append(rng.choice(texts))
         left -= len(some[-1])
-    ids = pad_ids([text.ids for text in one_group(some, tokens, rng)])
-    if rng.random() < 0.5:
-        return ids, None
-    draw = torch.Generator().manual_seed(rng.getrandbits(48))
-    orders = torch.ones_like(ids)
-    for order in range(2, n + 1):
-        share = rng.choice((0.3, 0.6, 0.8)) if order == n else 0.8
-        orders[torch.rand(ids.shape, generator=draw) < share] = order
-    return ids, orders
+    group = one_group(some, tokens, rng)
+    ids = pad_ids([text.ids for text in group])
+    return ids, None if rng.random() < COMPLETE else pad_ids([text.orders for text in group])
 
 
 def _places(parts: tuple[CausalLower, UpperDecoder]) -> Iterator[tuple[str, DecoderLayer, str]]:
