@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from hmi.model.network.encoder import Delta, no_delta
 from hmi.model.network.shape import DecoderShape
 
 CausalAttend = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -32,26 +33,30 @@ class DecoderLayer(nn.Module):
         self.q_norm = nn.RMSNorm(shape.head_dim, eps=shape.eps) if shape.qk_norm else None
         self.k_norm = nn.RMSNorm(shape.head_dim, eps=shape.eps) if shape.qk_norm else None
 
-    def forward(self, x: Tensor, turns: Tensor, attend: CausalAttend) -> Tensor:
-        """x [B, T, dim], turns [2, T, head_dim] as `rotary` -> [B, T, dim]."""
-        return self.finish(x, attend(*self.project(x, turns)))
+    def forward(self, x: Tensor, turns: Tensor, attend: CausalAttend, delta: Delta = no_delta) -> Tensor:
+        """x [B, T, dim], turns [2, T, head_dim] as `rotary` -> [B, T, dim]. delta: a tenant's change."""
+        return self.finish(x, attend(*self.project(x, turns, delta)), delta)
 
-    def project(self, x: Tensor, turns: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def project(self, x: Tensor, turns: Tensor, delta: Delta = no_delta) -> tuple[Tensor, Tensor, Tensor]:
         """x [B, T, dim] -> q [B, heads, T, head_dim], k and v [B, kv_heads, T, head_dim]."""
-        q, k, v = self.qkv(self.ln1(x)).split(self.sizes, dim=-1)
+        h = self.ln1(x)
+        q, k, v = self.qkv(h).split(self.sizes, dim=-1)
+        q, k, v = delta("q", h, q), delta("k", h, k), delta("v", h, v)
         q, k, v = (part.unflatten(-1, (-1, self.head_dim)) for part in (q, k, v))
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         q, k, v = (part.transpose(1, 2) for part in (q, k, v))
         return _turned(q, turns), _turned(k, turns), v
 
-    def finish(self, x: Tensor, context: Tensor) -> Tensor:
+    def finish(self, x: Tensor, context: Tensor, delta: Delta = no_delta) -> Tensor:
         """The layer after attention: its input x [B, T, dim] and the context [B, heads, T, head_dim] ->
         [B, T, dim]."""
-        x = x + self.o(context.transpose(1, 2).flatten(-2))
-        gate, value = self.fi(self.ln2(x)).chunk(2, dim=-1)
-        out: Tensor = x + self.fo(F.silu(gate) * value)
-        return out
+        c = context.transpose(1, 2).flatten(-2)
+        x = x + delta("o", c, self.o(c))
+        h = self.ln2(x)
+        gate, value = self.fi(h).chunk(2, dim=-1)
+        g = F.silu(delta("gate", h, gate)) * delta("fi", h, value)
+        return x + delta("fo", g, self.fo(g))
 
 
 class Decoder(nn.Module):

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from hmi_kernels.encoder import BFLOAT, FLOAT
-from hmi_kernels.encoder.ahead import AHEAD_FIELDS, FIRST, LAST, MODULE, RUN_FIELDS
+from hmi_kernels.encoder.ahead import AHEAD_FIELDS, FETCHED, FIRST, LAST, MODULE, RUN_FIELDS
 from hmi_kernels.encoder.product import MATRIX_FIELDS, PANELS, WORDS, even, tile
 from hmi_kernels.encoder.room import (
     CHANGED,
@@ -21,7 +21,7 @@ from hmi_kernels.encoder.room import (
 )
 from hmi_kernels.encoder.rowwise import activated, added, normed, to_bfloats
 from hmi_kernels.encoder.tile import CHANGED_FIELDS, ROWS, STRIDE, call_lower
-from hmi_kernels.jit import get, put, whole
+from hmi_kernels.jit import get, load_i64, put, whole
 
 DOWN, COLUMNS, ACTIVATION, DOWN_BIAS, MATRIX = range(5)
 CHANGE_FIELDS = 4 + MATRIX_FIELDS
@@ -73,6 +73,25 @@ def lowered(
             activated(to + 4 * width * i, get(change, DOWN_BIAS), activation, width // 16)
         if kind != FLOAT:
             to_bfloats(to + 4 * width * i, low + 2 * width * i, width // 16)
+
+
+@whole
+def set_runs(offsets: Any, begin: Any, end: Any, modules: Any, runs: Any) -> Any:
+    """Group neighbouring texts with the same module to runs, and return the number of runs.
+
+    A run spans rows of the block, or texts if offsets is 0.
+    """
+    start, count, last = begin if offsets == 0 else load_i64(offsets + 8 * begin), 0, -1
+    run = runs - 8 * RUN_FIELDS
+    for t in range(begin, end):
+        module = load_i64(modules + 8 * t)
+        if module != last:
+            count, run, last = count + 1, run + 8 * RUN_FIELDS, module
+            put(run, FIRST, (t if offsets == 0 else load_i64(offsets + 8 * t)) - start)
+            put(run, MODULE, module)
+            put(run, FETCHED, module)
+        put(run, LAST, (t + 1 if offsets == 0 else load_i64(offsets + 8 * t + 8)) - start)
+    return count
 
 
 @whole

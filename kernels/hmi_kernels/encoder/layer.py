@@ -10,7 +10,7 @@ from typing import Any
 
 from hmi_kernels.encoder import BFLOAT, FLOAT, INT8
 from hmi_kernels.encoder import room as rooms
-from hmi_kernels.encoder.ahead import FETCHED, FIRST, LAST, MODULE, RUN_FIELDS, fetch
+from hmi_kernels.encoder.ahead import fetch
 from hmi_kernels.encoder.attention import attend
 from hmi_kernels.encoder.change import (
     AFTER_ATTN,
@@ -28,6 +28,7 @@ from hmi_kernels.encoder.change import (
     changed_after_norm,
     normalised,
     set_changes,
+    set_runs,
 )
 from hmi_kernels.encoder.first import GROUP, attend_turned, turn_queries, valued
 from hmi_kernels.encoder.product import MATRIX_FIELDS, multiply, multiply_gelu
@@ -54,25 +55,6 @@ def block_end(offsets: Any, begin: Any, texts: Any) -> Any:
     while end < texts and load_i64(offsets + 8 * end + 8) - start <= BLOCK:
         end += 1
     return end
-
-
-@whole
-def set_runs(offsets: Any, begin: Any, end: Any, modules: Any, runs: Any) -> Any:
-    """Group neighbouring texts with the same module to runs, and return the number of runs.
-
-    A run spans rows of the block, or texts if offsets is 0.
-    """
-    start, count, last = begin if offsets == 0 else load_i64(offsets + 8 * begin), 0, -1
-    run = runs - 8 * RUN_FIELDS
-    for t in range(begin, end):
-        module = load_i64(modules + 8 * t)
-        if module != last:
-            count, run, last = count + 1, run + 8 * RUN_FIELDS, module
-            put(run, FIRST, (t if offsets == 0 else load_i64(offsets + 8 * t)) - start)
-            put(run, MODULE, module)
-            put(run, FETCHED, module)
-        put(run, LAST, (t + 1 if offsets == 0 else load_i64(offsets + 8 * t + 8)) - start)
-    return count
 
 
 @whole

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -13,22 +13,22 @@ from hmi_kernels.encoder import change as of_change
 from hmi_kernels.encoder import layer as of_layer
 from hmi_kernels.encoder import product as of_matrix
 from hmi_kernels.encoder import room as of_room
+from hmi_kernels.encoder.buffers import Buffers
 from hmi_kernels.encoder.first import GROUP
 from hmi_kernels.encoder.pack import (
     COLUMNS,
     LINE,
     Floats,
     LowRank,
-    Matrix,
-    MatrixChange,
     Memory,
     Places,
     Record,
     pack_change,
     pack_matrix,
+    put_change,
+    put_matrix,
 )
-from hmi_kernels.encoder.tile import CHANGED_FIELDS, ROWS, STRIDE, lower, narrow, tile
-from hmi_kernels.jit import address_of
+from hmi_kernels.encoder.tile import CHANGED_FIELDS, ROWS, STRIDE
 
 __all__ = [
     "BFLOAT",
@@ -146,7 +146,7 @@ def pack_layer(
         (of_layer.IN_FFN, weights.inner),
         (of_layer.OUT_FFN, weights.outer),
     ):
-        _put_matrix(record, at, pack_matrix(kind, weight, bias), places)
+        put_matrix(record, at, pack_matrix(kind, weight, bias), places)
     if first_only:
         _put_first_only(record, kind, weights, heads, places)
     longest = None if weights.relative is None else (weights.relative.shape[1] + 1) // 2
@@ -178,7 +178,7 @@ def pack_module(layer: Layer, layers: Sequence[Mapping[str, LowRank | NormChange
         rest = places.size
         for slot in sorted(packed):
             change = packed[slot]
-            _put_change(record, slot, change, places)
+            put_change(record, slot, change, places)
             columns = max(columns, change.width)
             if slot == of_change.ON_QKV:
                 rest += change.down.nbytes
@@ -187,42 +187,19 @@ def pack_module(layer: Layer, layers: Sequence[Mapping[str, LowRank | NormChange
     return Module(memory, [address + begin for begin in begins], columns)
 
 
-def _empty_record() -> Record:
-    record = np.zeros(of_room.FIELDS, np.int64)
-    codes = of_room.TILE_CODE, of_room.NARROW_CODE, of_room.LOWER_CODE
-    record[list(codes)] = address_of(tile), address_of(narrow), address_of(lower)
-    return record
-
-
-@dataclass
-class Room:
-    """One thread's memory for a layer's run: it grows to what the largest block and module so far need."""
-
-    _record: Record = field(default_factory=_empty_record)
-    _memory: Memory | None = None
-    _sizes: tuple[int, ...] = ()
-    _address: int = 0
-
-    def __post_init__(self) -> None:
-        self._address = int(self._record.ctypes.data)
+class Room(Buffers):
+    """One thread's memory for a layer's run."""
 
     def address(self, layer: Layer, texts: Texts) -> int:
         """The address of a record whose buffers are large enough for these texts."""
         rows = max(texts.longest, of_layer.BLOCK)
         heads = layer.dim // layer.head
-        needed = (layer.dim, layer.inner, layer.head, heads, rows, texts.longest, texts.columns)
-        if not self._sizes or any(a > b for a, b in zip(needed, self._sizes, strict=True)):
-            sizes = tuple(map(max, needed, self._sizes or needed))
-            self._sizes = ()  # if memory is short, the next batch must not trust half of the buffers
-            self._allocate(*sizes)
-            self._sizes = sizes
-        return self._address
+        return self.fitted((layer.dim, layer.inner, layer.head, heads, rows, texts.longest, texts.columns))
 
-    def _allocate(
-        self, dim: int, inner: int, head: int, heads: int, rows: int, longest: int, columns: int
-    ) -> None:
+    def bytes_of(self, *sizes: int) -> dict[int, int]:
+        dim, inner, head, heads, rows, longest, columns = sizes
         wide = max(dim, inner)
-        bytes_of = {
+        return {
             of_room.BFLOATS: 2 * rows * dim,
             of_room.BYTES: rows * wide,
             of_room.SCALES: 4 * rows,
@@ -246,11 +223,6 @@ class Room:
             of_room.QUERY_RUNS: 8 * ahead.RUN_FIELDS * rows,
             of_room.ZEROS: 4 * (longest + 64),
         }
-        places = Places()
-        for at, size in bytes_of.items():
-            places.point_to_zeros(self._record, at, size + 64)
-        self._memory = None  # first, so that both need not exist at once
-        self._memory, _ = places.placed()
 
 
 class Texts:
@@ -362,24 +334,16 @@ def _low_rank(found: LowRank | NormChange | None) -> LowRank | None:
     return found if isinstance(found, LowRank) else None
 
 
-def _put_matrix(record: Record, at: int, matrix: Matrix, places: Places, before: int = 0) -> None:
-    """before: panels that are missing. The addresses are those of a matrix that begins with them."""
-    places.point(record, at + of_matrix.PANELS, matrix.panels, -before * matrix.words * STRIDE)
-    places.point(record, at + of_matrix.BIAS, matrix.bias, -before * STRIDE)
-    places.point(record, at + of_matrix.SHARED, matrix.shared)
-    record[at + of_matrix.WORDS] = matrix.words
-
-
 def _put_first_only(record: Record, kind: int, weights: LayerWeights, heads: int, places: Places) -> None:
     """KEYS and VALUES; see `layer.LAYER_FIELDS`."""
     (weight, bias), dim = weights.qkv, weights.out[0].shape[0]
     of_first = FLOAT if kind == FLOAT else BFLOAT
     turned = weight[dim : 2 * dim].reshape(heads, -1, dim).swapaxes(1, 2).reshape(heads * dim, -1)
     keys = pack_matrix(of_first, turned, np.zeros(len(turned), np.float32))
-    _put_matrix(record, of_layer.KEYS, keys, places)
+    put_matrix(record, of_layer.KEYS, keys, places)
     if kind == INT8:
         values = pack_matrix(of_first, weight[2 * dim :], bias[2 * dim :])
-        _put_matrix(record, of_layer.VALUES, values, places, 2 * dim // COLUMNS)
+        put_matrix(record, of_layer.VALUES, values, places, 2 * dim // COLUMNS)
 
 
 def _plan_ahead(layer: Layer, record: Record, begin: int, rest: int, places: Places) -> None:
@@ -394,11 +358,3 @@ def _plan_ahead(layer: Layer, record: Record, begin: int, rest: int, places: Pla
         (ahead.BEGIN_RATE, rest - begin, layer.dim),
     ):
         record[rate] = LINE * -(-size // (columns // 64) // LINE)
-
-
-def _put_change(record: Record, slot: int, change: MatrixChange, places: Places) -> None:
-    places.point(record, slot + of_change.DOWN, change.down)
-    record[slot + of_change.COLUMNS] = change.columns
-    places.point(record, slot + of_change.DOWN_BIAS, change.down_bias)
-    record[slot + of_change.ACTIVATION] = change.activation
-    _put_matrix(record, slot + of_change.MATRIX, change.up, places)

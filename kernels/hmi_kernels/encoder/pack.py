@@ -10,6 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hmi_kernels.encoder import BFLOAT, FLOAT, INT8
+from hmi_kernels.encoder import change as of_change
+from hmi_kernels.encoder import product as of_matrix
+from hmi_kernels.encoder.tile import STRIDE
 
 Record = NDArray[np.int64]
 Memory = NDArray[np.uint8]
@@ -173,3 +176,21 @@ def pack_change(kind: int, parts: Sequence[LowRank | None]) -> MatrixChange:
     numbers: Array = rounded(down) if kind == BFLOAT else down
     panel = np.ascontiguousarray(numbers.reshape(columns // 8, 8, -1, 2, per_word).swapaxes(1, 2))
     return MatrixChange(panel, bias, given[0].activation, pack_matrix(kind, up.reshape(-1, rank), up_bias))
+
+
+def put_matrix(record: Record, at: int, matrix: Matrix, places: Places, before: int = 0) -> None:
+    """Make the record's fields from `at` on this matrix. before: panels that are missing. The addresses are
+    those of a matrix that begins with them."""
+    places.point(record, at + of_matrix.PANELS, matrix.panels, -before * matrix.words * STRIDE)
+    places.point(record, at + of_matrix.BIAS, matrix.bias, -before * STRIDE)
+    places.point(record, at + of_matrix.SHARED, matrix.shared)
+    record[at + of_matrix.WORDS] = matrix.words
+
+
+def put_change(record: Record, slot: int, change: MatrixChange, places: Places) -> None:
+    """Make the record's fields from `slot` on this change."""
+    places.point(record, slot + of_change.DOWN, change.down)
+    record[slot + of_change.COLUMNS] = change.columns
+    places.point(record, slot + of_change.DOWN_BIAS, change.down_bias)
+    record[slot + of_change.ACTIVATION] = change.activation
+    put_matrix(record, slot + of_change.MATRIX, change.up, places)

@@ -29,12 +29,12 @@ from hmi_kernels.jit import ir
 _INFINITY = float("inf")
 
 
-def _place(v: Vectors, i: Any, address: Any, size: int = 4) -> Any:
+def place(v: Vectors, i: Any, address: Any, size: int = 4) -> Any:
     """The address of vector i of numbers of this size."""
     return v.at(address, v.scaled(i, LANES * size))
 
 
-def _each(v: Vectors, count: Any, body: Any) -> None:
+def each_vector(v: Vectors, count: Any, body: Any) -> None:
     """body(i) for each vector."""
 
     def carried(i: Any, _: list[Any]) -> list[Any]:
@@ -75,7 +75,9 @@ def _gelu(v: Vectors, x: Any, fit: tuple[float, tuple[float, ...]]) -> Any:
 @vectorised(3)
 def gelu_floats(v: Vectors, source: Any, target: Any, count: Any) -> None:
     """target = GELU(source), both float32."""
-    _each(v, count, lambda i: v.store(_gelu(v, v.load(_place(v, i, source)), _PRECISE), _place(v, i, target)))
+    each_vector(
+        v, count, lambda i: v.store(_gelu(v, v.load(place(v, i, source)), _PRECISE), place(v, i, target))
+    )
 
 
 @vectorised(3)
@@ -83,22 +85,22 @@ def gelu_bfloats(v: Vectors, source: Any, target: Any, count: Any) -> None:
     """target bfloat16 = GELU(source float32)."""
 
     def body(i: Any) -> None:
-        y = _gelu(v, v.load(_place(v, i, source)), _COARSE)
-        v.store(v.bfloats(y), _place(v, i, target, 2))
+        y = _gelu(v, v.load(place(v, i, source)), _COARSE)
+        v.store(v.bfloats(y), place(v, i, target, 2))
 
-    _each(v, count, body)
+    each_vector(v, count, body)
 
 
 @vectorised(3)
 def to_bfloats(v: Vectors, source: Any, target: Any, count: Any) -> None:
     """target bfloat16 = source float32, to the nearest."""
-    _each(v, count, lambda i: v.store(v.bfloats(v.load(_place(v, i, source))), _place(v, i, target, 2)))
+    each_vector(v, count, lambda i: v.store(v.bfloats(v.load(place(v, i, source))), place(v, i, target, 2)))
 
 
 @vectorised(3)
 def copied(v: Vectors, source: Any, target: Any, count: Any) -> None:
     """target = source, float32."""
-    _each(v, count, lambda i: v.store(v.load(_place(v, i, source)), _place(v, i, target)))
+    each_vector(v, count, lambda i: v.store(v.load(place(v, i, source)), place(v, i, target)))
 
 
 @vectorised(3)
@@ -106,10 +108,18 @@ def added(v: Vectors, source: Any, target: Any, count: Any) -> None:
     """target += source, float32."""
 
     def body(i: Any) -> None:
-        at = _place(v, i, target)
-        v.store(v.b.fadd(v.load(at), v.load(_place(v, i, source))), at)
+        at = place(v, i, target)
+        v.store(v.b.fadd(v.load(at), v.load(place(v, i, source))), at)
 
-    _each(v, count, body)
+    each_vector(v, count, body)
+
+
+def silu(v: Vectors, z: Any) -> Any:
+    """z / (1 + e^-z)."""
+    b = v.b
+    away = v.exp(b.fsub(v.const(0.0), v.call("llvm.fabs.v16f32", FLOATS, z)))  # e^-|z|
+    share = b.select(b.fcmp_ordered(">=", z, v.const(0.0)), v.const(1.0), away)
+    return b.fdiv(b.fmul(z, share), b.fadd(v.const(1.0), away))
 
 
 @vectorised(4)
@@ -119,13 +129,10 @@ def activated(v: Vectors, x: Any, bias: Any, activation: Any, count: Any) -> Non
     smooth = v.spread(b.icmp_signed("==", activation, I64(2)))
 
     def body(i: Any) -> None:
-        z = b.fadd(v.load(_place(v, i, x)), v.load(_place(v, i, bias)))
-        away = v.exp(b.fsub(v.const(0.0), v.call("llvm.fabs.v16f32", FLOATS, z)))  # e^-|z|
-        share = b.select(b.fcmp_ordered(">=", z, v.const(0.0)), v.const(1.0), away)
-        silu = b.fdiv(b.fmul(z, share), b.fadd(v.const(1.0), away))
-        v.store(b.select(smooth, silu, v.most(v.const(0.0), z)), _place(v, i, x))
+        z = b.fadd(v.load(place(v, i, x)), v.load(place(v, i, bias)))
+        v.store(b.select(smooth, silu(v, z), v.most(v.const(0.0), z)), place(v, i, x))
 
-    _each(v, count, body)
+    each_vector(v, count, body)
 
 
 @vectorised(7)
@@ -134,17 +141,17 @@ def normed(v: Vectors, x: Any, residual: Any, gain: Any, bias: Any, y: Any, eps:
     b = v.b
 
     def first(i: Any, carried: list[Any]) -> list[Any]:
-        z = b.fadd(v.load(_place(v, i, x)), v.load(_place(v, i, residual)))
-        v.store(z, _place(v, i, y))
+        z = b.fadd(v.load(place(v, i, x)), v.load(place(v, i, residual)))
+        v.store(z, place(v, i, y))
         return [b.fadd(carried[0], z)]
 
     def second(i: Any, carried: list[Any]) -> list[Any]:
-        z = b.fsub(v.load(_place(v, i, y)), mean)
+        z = b.fsub(v.load(place(v, i, y)), mean)
         return [v.fma(z, z, carried[0])]
 
     def third(i: Any) -> None:
-        z = b.fmul(b.fsub(v.load(_place(v, i, y)), mean), scale)
-        v.store(v.fma(z, v.load(_place(v, i, gain)), v.load(_place(v, i, bias))), _place(v, i, y))
+        z = b.fmul(b.fsub(v.load(place(v, i, y)), mean), scale)
+        v.store(v.fma(z, v.load(place(v, i, gain)), v.load(place(v, i, bias))), place(v, i, y))
 
     size = b.sitofp(v.scaled(count, LANES), F32)
     (total,) = v.loop(count, [v.const(0.0)], first)
@@ -152,7 +159,7 @@ def normed(v: Vectors, x: Any, residual: Any, gain: Any, bias: Any, y: Any, eps:
     (squares,) = v.loop(count, [v.const(0.0)], second)
     variance = b.fadd(b.fdiv(v.total(squares), size), b.bitcast(b.trunc(eps, I32), F32))
     scale = v.spread(b.fdiv(F32(1.0), v.call("llvm.sqrt.f32", F32, variance)))
-    _each(v, count, third)
+    each_vector(v, count, third)
 
 
 @vectorised(5)
@@ -168,23 +175,23 @@ def softmax(v: Vectors, scores: Any, keys: Any, factor: Any, plus: Any, more: An
 
     def first(i: Any, carried: list[Any]) -> list[Any]:
         inside = b.icmp_signed("<", lanes, v.spread(b.trunc(b.sub(keys, v.scaled(i, LANES)), I32)))
-        z = v.fma(v.load(_place(v, i, scores)), scale, v.load(_place(v, i, plus)))
-        z = b.select(inside, b.fadd(z, v.load(_place(v, i, more))), v.const(-_INFINITY))
-        v.store(z, _place(v, i, scores))
+        z = v.fma(v.load(place(v, i, scores)), scale, v.load(place(v, i, plus)))
+        z = b.select(inside, b.fadd(z, v.load(place(v, i, more))), v.const(-_INFINITY))
+        v.store(z, place(v, i, scores))
         return [v.most(carried[0], z)]
 
     def second(i: Any, carried: list[Any]) -> list[Any]:
-        z = v.load(_place(v, i, scores))
+        z = v.load(place(v, i, scores))
         inside = b.fcmp_unordered(">", z, v.const(-_INFINITY))  # not-a-number stays
         e = b.select(inside, v.exp(b.fsub(z, highest)), v.const(0.0))
-        v.store(e, _place(v, i, scores))
+        v.store(e, place(v, i, scores))
         return [b.fadd(carried[0], e)]
 
     (most,) = v.loop(count, [v.const(-_INFINITY)], first)
     highest = v.spread(v.greatest(most))
     (total,) = v.loop(count, [v.const(0.0)], second)
     part = v.spread(b.fdiv(F32(1.0), v.total(total)))
-    _each(v, count, lambda i: v.store(b.fmul(v.load(_place(v, i, scores)), part), _place(v, i, scores)))
+    each_vector(v, count, lambda i: v.store(b.fmul(v.load(place(v, i, scores)), part), place(v, i, scores)))
 
 
 def _bytes(kind: Any, v: Vectors, source: Any, target: Any, scale_at: Any, count: Any) -> None:
@@ -193,9 +200,7 @@ def _bytes(kind: Any, v: Vectors, source: Any, target: Any, scale_at: Any, count
 
     def read(i: Any) -> Any:
         return (
-            v.load(_place(v, i, source))
-            if kind == FLOATS
-            else v.floats(v.load(_place(v, i, source, 2), kind))
+            v.load(place(v, i, source)) if kind == FLOATS else v.floats(v.load(place(v, i, source, 2), kind))
         )
 
     def larger(x: Any, y: Any) -> Any:
@@ -209,13 +214,13 @@ def _bytes(kind: Any, v: Vectors, source: Any, target: Any, scale_at: Any, count
     def second(i: Any) -> None:
         whole = v.call("llvm.rint.v16f32", FLOATS, b.fmul(read(i), by))
         number = b.add(b.fptosi(whole, WORDS), ir.Constant(WORDS, [128] * LANES))
-        v.store(b.trunc(number, BYTES), _place(v, i, target, 1))
+        v.store(b.trunc(number, BYTES), place(v, i, target, 1))
 
     (most,) = v.loop(count, [b.bitcast(v.const(1e-30), WORDS)], first)
     highest = b.bitcast(v.folded(most, larger), F32)
     v.store(b.fdiv(highest, F32(127.0)), scale_at)
     by = v.spread(b.fdiv(F32(127.0), highest))
-    _each(v, count, second)
+    each_vector(v, count, second)
 
 
 floats_to_bytes, bfloats_to_bytes = (vectorised(4)(partial(_bytes, kind)) for kind in (FLOATS, BFLOATS))

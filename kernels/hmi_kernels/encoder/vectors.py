@@ -17,7 +17,7 @@ from hmi_kernels.encoder.isa import has
 from hmi_kernels.jit import ir, with_places
 
 LANES = 16
-I64, I32, I8, F32 = ir.IntType(64), ir.IntType(32), ir.IntType(8), ir.FloatType()
+I64, I32, I16, I8, F32 = (*map(ir.IntType, (64, 32, 16, 8)), ir.FloatType())
 
 
 class _BFloat(ir.Type):  # type: ignore[misc]

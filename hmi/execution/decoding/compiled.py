@@ -1,0 +1,112 @@
+"""The compiled step executor: `hmi_kernels.decoder` behind the interface `StepExecutor`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from hmi_kernels.decoder import ops
+from torch import Tensor, nn
+
+from hmi.execution.decoding.base import PAGE, Part, numbers_of
+from hmi.execution.precision import KINDS, Precision
+from hmi.model.network.decoder import DecoderLayer, rotary
+from hmi.model.network.shape import DecoderShape
+from hmi.model.sources.generative_root import UpperDecoder
+from hmi.model.tenant.modules import LORA_SCALE, LowRankLayer, TenantModule
+
+assert PAGE == ops.PAGE
+SITES = ("q", "k", "v", "o", "gate", "fi", "fo")
+
+
+class CompiledDecoder:
+    """See `StepExecutor`. A row's result has the same bits in every step.
+
+    Keys and values are float32 where the products are, else bfloat16. One thread at a time.
+    """
+
+    def __init__(self, upper: UpperDecoder, pages: int, precision: Precision) -> None:
+        kind, shape = KINDS[precision], upper.shape
+        self.pages, self._shape = pages, shape
+        self._layers = [packed_layer(layer, shape, kind) for layer in upper.layers]
+        scores, gain = upper.scores.weight, upper.norm.weight
+        self._words = ops.pack_words(kind, _array(scores), _array(gain), shape.eps)
+        self._kept = ops.Pages(pages, self._layers)
+        self._room, self._score_room = ops.Room(), ops.Room()
+        self._turns = np.empty((0, shape.head_dim), np.float32)
+
+    def prepare(self, module: TenantModule) -> int:
+        """See `Executor.prepare`: a copy in the kernels' layout."""
+        return self._module(module).memory.nbytes
+
+    def step(self, x: Tensor, parts: Sequence[Part]) -> Tensor:
+        """See `StepExecutor.step`."""
+        counts, last = numbers_of(parts)
+        modules = [None if part.module is None else self._module(part.module) for part in parts]
+        begins = [part.begin for part in parts]
+        rows = ops.StepRows(counts.tolist(), begins, [part.pages for part in parts], modules)
+        turns, states = self._turned_to(rows.longest), x.numpy().copy()
+        for index, layer in enumerate(self._layers):
+            ops.run_layer(layer, index, states, rows, turns, self._kept, self._room)
+        return torch.from_numpy(ops.scores(self._words, states[last], self._score_room))
+
+    def _module(self, module: TenantModule) -> ops.Module:
+        def make() -> tuple[ops.Module, int]:
+            made = packed_module(module, self._layers)
+            return made, made.memory.nbytes
+
+        return module.forms.of(self, make)
+
+    def _turned_to(self, length: int) -> np.ndarray:
+        """Cosines and sines of at least `length` positions."""
+        if length > len(self._turns):
+            shape, half = self._shape, self._shape.head_dim // 2
+            cosines, sines = rotary(max(length, 2 * len(self._turns)), shape.head_dim, shape.base)
+            self._turns = torch.cat([cosines[:, :half], sines[:, :half]], dim=1).numpy()
+        return self._turns
+
+
+def packed_layer(layer: nn.Module, shape: DecoderShape, kind: int) -> ops.Layer:
+    """A copy of a layer in the kernels' layout. Raises ValueError if they cannot run it."""
+    assert isinstance(layer, DecoderLayer)
+    bias = layer.qkv.bias
+    weights = layer.qkv.weight.split(layer.sizes)
+    biases = [None] * 3 if bias is None else [_array(part) for part in bias.split(layer.sizes)]
+    q, k, v = ((_array(weight), given) for weight, given in zip(weights, biases, strict=True))
+    gate, inner = layer.fi.weight.chunk(2)
+    norms = [None if norm is None else _array(norm.weight) for norm in (layer.q_norm, layer.k_norm)]
+    arrays = ops.LayerWeights(
+        q,
+        k,
+        v,
+        _array(layer.o.weight),
+        _array(gate),
+        _array(inner),
+        _array(layer.fo.weight),
+        _array(layer.ln1.weight),
+        _array(layer.ln2.weight),
+        *norms,
+    )
+    return ops.pack_layer(kind, arrays, shape.heads, shape.kv_heads, shape.eps)
+
+
+def packed_module(module: TenantModule, layers: Sequence[ops.Layer]) -> ops.Module:
+    """A copy of a tenant's module in the kernels' layout. Raises ValueError if its sizes are not the
+    layers'."""
+    by_layer = [
+        {site: _low_rank(change) for site in SITES if (change := module.at(i, site)) is not None}
+        for i in range(len(layers))
+    ]
+    return ops.pack_module(layers[0], by_layer)
+
+
+def _low_rank(change: object) -> ops.LowRank:
+    assert isinstance(change, LowRankLayer)
+    return ops.LowRank(_array(change.down), _array(change.up) * np.float32(LORA_SCALE))
+
+
+def _array(tensor: Tensor) -> ops.Floats:
+    """The tensor as float32, whatever float type it is stored in."""
+    found: ops.Floats = tensor.detach().float().numpy()
+    return found

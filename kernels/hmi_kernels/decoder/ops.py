@@ -1,0 +1,338 @@
+"""Public face of the decoder kernels: packed layers and modules, pages, and the run of a step's rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hmi_kernels.decoder import PAGE, fits
+from hmi_kernels.decoder import attention as of_attention
+from hmi_kernels.decoder import layer as of_layer
+from hmi_kernels.decoder import words as of_words
+from hmi_kernels.encoder import BFLOAT, FLOAT, INT8, ahead
+from hmi_kernels.encoder import product as of_matrix
+from hmi_kernels.encoder import room as of_room
+from hmi_kernels.encoder.buffers import Buffers
+from hmi_kernels.encoder.pack import (
+    COLUMNS,
+    Floats,
+    LowRank,
+    Memory,
+    Places,
+    Record,
+    pack_change,
+    pack_matrix,
+    put_change,
+    put_matrix,
+)
+from hmi_kernels.encoder.tile import CHANGED_FIELDS, ROWS, STRIDE
+
+__all__ = [
+    "BFLOAT",
+    "FLOAT",
+    "INT8",
+    "PAGE",
+    "Floats",
+    "Layer",
+    "LayerWeights",
+    "LowRank",
+    "Module",
+    "Pages",
+    "Room",
+    "StepRows",
+    "Words",
+    "best",
+    "pack_layer",
+    "pack_module",
+    "pack_words",
+    "run_layer",
+    "scores",
+]
+_PARTS = {
+    of_layer.ON_QUERIES: ("q",),
+    of_layer.ON_KEYS_VALUES: ("k", "v"),
+    of_layer.ON_OUT: ("o",),
+    of_layer.ON_IN: ("gate", "fi"),
+    of_layer.ON_FFN: ("fo",),
+}
+"""The sites that each product's change consists of."""
+
+
+@dataclass(frozen=True)
+class LayerWeights:
+    """A layer of Llama's shape in float32; matrices are [out, in]."""
+
+    q: tuple[Floats, Floats | None]
+    """With its bias, if it has one. So have k and v."""
+    k: tuple[Floats, Floats | None]
+    v: tuple[Floats, Floats | None]
+    out: Floats
+    gate: Floats
+    inner: Floats
+    outer: Floats
+    norm1: Floats
+    norm2: Floats
+    q_norm: Floats | None = None
+    k_norm: Floats | None = None
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A layer in the kernels' layout."""
+
+    kind: int
+    dim: int
+    inner: int
+    heads: int
+    kv_heads: int
+    head: int
+    memory: Memory
+    """The record and all that it points to."""
+    address: int
+    """The address of the record."""
+
+
+@dataclass(frozen=True)
+class Module:
+    """A tenant's low-rank changes of every layer in the kernels' layout."""
+
+    memory: Memory
+    addresses: list[int]
+    """The addresses of the layers' records."""
+    columns: int
+    """Numbers of its widest low-rank row."""
+
+
+@dataclass(frozen=True)
+class Words:
+    """The vectors of all words, which give the scores of the next token, and the norm before them."""
+
+    kind: int
+    dim: int
+    vocab: int
+    eps: float
+    gain: Floats
+    memory: Memory
+    address: int
+    """The address of the matrix."""
+
+
+def pack_layer(kind: int, weights: LayerWeights, heads: int, kv_heads: int, eps: float) -> Layer:
+    """Bring a layer into the kernels' layout. Raises ValueError if the kernels cannot run it; see `fits`."""
+    inner, dim = weights.gate.shape
+    head = len(weights.q[0]) // heads
+    if not fits(dim, heads, kv_heads, head, inner):
+        raise ValueError(f"no kernel for {dim} dimensions, heads of {head} and an FFN of {inner}")
+    record, places = np.zeros(of_layer.LAYER_FIELDS, np.int64), Places()
+    places.add(record)
+    record[: of_layer.EPS] = kind, dim, inner, heads, kv_heads, head
+    record[of_layer.EPS], record[of_layer.FACTOR] = _bits(eps), _bits(head**-0.5)
+    for at, gain in (
+        (of_layer.GAIN1, weights.norm1),
+        (of_layer.GAIN2, weights.norm2),
+        (of_layer.Q_GAIN, weights.q_norm),
+        (of_layer.K_GAIN, weights.k_norm),
+    ):
+        if gain is not None:
+            places.point(record, at, np.asarray(gain, np.float32))
+    both = [weights.k, weights.v]
+    for at, parts in (
+        (of_layer.QUERIES, [weights.q]),
+        (of_layer.KEYS_VALUES, both),
+        (of_layer.OUT, [(weights.out, None)]),
+        (of_layer.IN_FFN, [(weights.gate, None), (weights.inner, None)]),
+        (of_layer.OUT_FFN, [(weights.outer, None)]),
+    ):
+        matrix = np.concatenate([weight for weight, _ in parts])
+        bias = [np.zeros(len(w), np.float32) if given is None else given for w, given in parts]
+        put_matrix(record, at, pack_matrix(kind, matrix, np.concatenate(bias)), places)
+    return Layer(kind, dim, inner, heads, kv_heads, head, *places.placed())
+
+
+def pack_module(layer: Layer, layers: Sequence[Mapping[str, LowRank]]) -> Module:
+    """Bring a tenant's changes into the kernels' layout.
+
+    layer: one of the layers that they change. layers: for each layer its changes by site: q, k, v, o, gate,
+    fi, fo. Raises ValueError if a change's sizes are not the layer's, since the kernels check nothing.
+    """
+    places, begins, columns = Places(), list[int](), 16
+    wide, narrow = layer.heads * layer.head, layer.kv_heads * layer.head
+    sizes = {
+        "q": (layer.dim, wide),
+        "k": (layer.dim, narrow),
+        "v": (layer.dim, narrow),
+        "o": (wide, layer.dim),
+        "gate": (layer.dim, layer.inner),
+        "fi": (layer.dim, layer.inner),
+        "fo": (layer.inner, layer.dim),
+    }
+    for sites in layers:
+        for site, found in sites.items():
+            size_in, size_out = sizes[site]
+            have, rank = (found.down.shape, found.up.shape), len(found.down)
+            if have != ((rank, size_in), (size_out, rank)) or found.down_bias is not None:
+                raise ValueError(f"the change at {site!r} has arrays {have}; it maps {size_in} to {size_out}")
+        record = np.zeros(of_layer.MODULE_FIELDS, np.int64)
+        begins.append(places.add(record))
+        for slot, parts in _PARTS.items():
+            given = [sites.get(part) for part in parts]
+            if any(given):
+                change = pack_change(layer.kind, given)
+                put_change(record, slot, change, places)
+                columns = max(columns, change.width)
+    memory, address = places.placed()
+    return Module(memory, [address + begin for begin in begins], columns)
+
+
+def pack_words(kind: int, words: Floats, gain: Floats, eps: float) -> Words:
+    """words float32 [vocab, dim]; gain: of the last RMSNorm."""
+    vocab, dim = words.shape
+    padded = np.pad(words, ((0, -vocab % COLUMNS), (0, 0)))
+    record, places = np.zeros(of_matrix.MATRIX_FIELDS, np.int64), Places()
+    places.add(record)
+    put_matrix(record, 0, pack_matrix(kind, padded, np.zeros(len(padded), np.float32)), places)
+    return Words(kind, dim, vocab, eps, np.asarray(gain, np.float32), *places.placed())
+
+
+class Pages:
+    """Keys and values of all layers in pages of PAGE tokens: [pages, layers, kv_heads, 2, PAGE · head]
+    numbers, float32 for layers of float32, else bfloat16. Pages are not cleared."""
+
+    def __init__(self, count: int, layers: Sequence[Layer]) -> None:
+        layer = layers[0]
+        numbers = layer.kv_heads * 2 * PAGE * layer.head
+        self.layer_bytes = numbers * (4 if layer.kind == FLOAT else 2)
+        self.page_bytes = len(layers) * self.layer_bytes
+        self._memory = np.empty(count * self.page_bytes + 64, np.uint8)  # pages are taken as they are written
+        self.address = self._memory.ctypes.data + -self._memory.ctypes.data % 64
+
+
+class Room(Buffers):
+    """One thread's memory for a layer's run, and for scores."""
+
+    def address(self, layer: Layer, rows: StepRows) -> int:
+        """The address of a record whose buffers are large enough for these rows."""
+        wide, narrow = layer.heads * layer.head, layer.kv_heads * layer.head
+        return self.fitted((layer.dim, layer.inner, wide, narrow, rows.longest, rows.columns))
+
+    def bytes_of(self, *sizes: int) -> dict[int, int]:
+        dim, inner, wide, narrow, longest, columns = sizes
+        rows, widest = of_layer.BLOCK, max(dim, wide)
+        return {
+            of_room.BFLOATS: 2 * rows * widest,
+            of_room.BYTES: rows * max(widest, inner),
+            of_room.SCALES: 4 * rows,
+            of_room.QKV: 4 * rows * (wide + 2 * narrow),
+            of_room.CONTEXT: 4 * rows * wide,
+            of_room.MIDDLE: 4 * rows * dim,
+            of_room.WIDE: 4 * rows * inner,
+            of_room.LOW: 4 * rows * columns,
+            of_room.TILE: ROWS * max(4 * columns, 2 * STRIDE),
+            of_room.ATTEND: 4 * of_attention.TOGETHER * (longest + PAGE),
+            of_room.CHANGED: 8 * CHANGED_FIELDS * rows,
+            of_room.RUNS: 8 * ahead.RUN_FIELDS * rows,
+            of_room.ZEROS: 4 * (longest + PAGE),
+        }
+
+
+class StepRows:
+    """The next rows of some sequences: made once for a step, and run through one layer after another."""
+
+    def __init__(
+        self,
+        counts: Sequence[int],
+        begins: Sequence[int],
+        tables: Sequence[NDArray[np.int64]],
+        modules: Sequence[Module | None],
+    ) -> None:
+        """Sequence i has counts[i] rows, one at least, from position begins[i] on. tables[i]: the numbers
+        of its pages, which hold its tokens before these rows, and have room for these."""
+        assert min(counts) > 0
+        assert all(
+            len(table) * PAGE >= begin + count
+            for table, begin, count in zip(tables, begins, counts, strict=True)
+        )
+        of, starts = np.repeat(np.arange(len(counts)), counts), np.cumsum([0, *counts])[:-1]
+        self.count = len(of)
+        self.positions = np.arange(self.count) - np.repeat(starts - np.array(begins), counts)
+        self.longest = int(self.positions.max()) + 1
+        self.columns = max((m.columns for m in modules if m is not None), default=16)
+        self._kept = tables
+        self.tables = np.array([table.ctypes.data for table in tables], np.int64)[of]
+        self._modules, self._of = modules, of
+
+    def records(self, index: int) -> Record:
+        """The addresses of the modules' records of one layer, int64 [rows]; 0 for no module."""
+        by_sequence = [0 if m is None else m.addresses[index] for m in self._modules]
+        return np.array(by_sequence, np.int64)[self._of]
+
+
+def run_layer(
+    layer: Layer, index: int, x: Floats, rows: StepRows, turns: Floats, pages: Pages, room: Room
+) -> None:
+    """Run a step's rows through one layer, in place, with the GIL released: x float32 [rows, dim].
+
+    Writes the rows' keys and values into their pages. A row's result has the same bits in every step.
+    index: the layer's place. turns: float32 [positions, head], for each position the cosines of its angles,
+    then the sines.
+    """
+    assert x.shape == (rows.count, layer.dim)
+    assert x.dtype == np.float32
+    assert x.flags.c_contiguous
+    assert turns.shape[0] >= rows.longest
+    records, record = rows.records(index), room.address(layer, rows)
+    of_layer.run_layer(
+        layer.address,
+        x.ctypes.data,
+        rows.count,
+        rows.positions.ctypes.data,
+        rows.tables.ctypes.data,
+        records.ctypes.data,
+        turns.ctypes.data,
+        pages.address + index * pages.layer_bytes,
+        pages.page_bytes,
+        record,
+    )
+
+
+def scores(words: Words, x: Floats, room: Room) -> Floats:
+    """The scores of the next token: states float32 [rows, dim] after the last layer -> [rows, vocab, up to a
+    multiple of 64]. That of id 0, no token, and those beyond the vocabulary are -inf. A row's scores have the
+    same bits in every step."""
+    rows, panels = len(x), -(-words.vocab // COLUMNS)
+    out = np.empty((rows, panels * COLUMNS), np.float32)
+    if rows:
+        assert x.dtype == np.float32
+        assert x.flags.c_contiguous
+        record = room.fitted((words.dim, words.dim, words.dim, 0, 0, 16))
+        gain, eps = words.gain.ctypes.data, _bits(words.eps)
+        of_words.score(
+            words.kind,
+            words.address,
+            x.ctypes.data,
+            rows,
+            words.dim,
+            gain,
+            eps,
+            panels,
+            record,
+            out.ctypes.data,
+        )
+        out[:, words.vocab :] = -np.inf
+        out[:, 0] = -np.inf
+    return out
+
+
+def best(row: Floats, k: int) -> tuple[NDArray[np.int64], Floats, float]:
+    """The k best words of a row of `scores`: their ids and scores, the best first and of equal ones the
+    lower id, and the logarithm of the sum of all words' exponentials."""
+    ids, found = np.empty(k, np.int64), np.empty(k, np.float32)
+    count, total = of_words.best(row, ids, found)
+    return ids[:count], found[:count], float(total)
+
+
+def _bits(x: float) -> int:
+    return int(np.float32(x).view(np.uint32))

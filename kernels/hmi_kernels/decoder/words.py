@@ -1,0 +1,98 @@
+"""The scores of all words as the next token, and the best of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hmi_kernels.decoder.layer import BLOCK
+from hmi_kernels.decoder.rowwise import rms_normed
+from hmi_kernels.encoder import room as rooms
+from hmi_kernels.encoder.product import multiply
+from hmi_kernels.encoder.room import operand
+from hmi_kernels.encoder.vectors import I64, LANES, Vectors, vectorised
+from hmi_kernels.jit import compiled, get, put, whole
+
+GROUP = 64
+"""Scores whose greatest is known."""
+
+
+@whole
+def score(
+    kind: Any, words: Any, x: Any, rows: Any, d: Any, gain: Any, eps: Any, panels: Any, room: Any, out: Any
+) -> None:
+    """out float32 [rows, 64 panels] = RMSNorm(x float32 [rows, dim]) · the matrix `words`."""
+    middle, step = get(room, rooms.MIDDLE), 256 * panels
+    put(room, rooms.CHANGES, 0)
+    for begin in range(0, rows, BLOCK):
+        n = min(BLOCK, rows - begin)
+        for i in range(n):
+            rms_normed(x + 4 * d * (begin + i), gain, middle + 4 * d * i, eps, d // 16)
+        operand(kind, room, middle, n, d)
+        multiply(room, kind, words, n, 0, panels, panels, out + begin * step, step)
+
+
+@vectorised(3)
+def _greatest(v: Vectors, row: Any, groups: Any, out: Any) -> None:
+    """out [groups] = the greatest of each GROUP numbers of a row, float32."""
+
+    def group(i: Any, _: list[Any]) -> list[Any]:
+        at = v.at(row, v.scaled(i, 4 * GROUP))
+        most = v.load(at)
+        for j in range(1, GROUP // LANES):
+            most = v.most(v.load(v.at(at, 4 * LANES * j)), most)
+        v.store(v.greatest(most), v.at(out, v.scaled(i, 4)))
+        return []
+
+    v.loop(groups, [], group)
+
+
+@vectorised(4)
+def _exponentials(v: Vectors, row: Any, highest: Any, groups: Any, out: Any) -> None:
+    """out = the sum of e^(x - highest) over a row of whole groups; highest, out: addresses of a float32."""
+    top = v.spread(v.load(highest, v.const(0.0).type.element))
+
+    def each(i: Any, carried: list[Any]) -> list[Any]:
+        z = v.b.fsub(v.load(v.at(row, v.scaled(i, 4 * LANES))), top)
+        there = v.b.fcmp_ordered(">", z, v.const(-87.0))
+        return [v.b.fadd(carried[0], v.b.select(there, v.exp(z), v.const(0.0)))]
+
+    (total,) = v.loop(v.b.mul(groups, I64(GROUP // LANES)), [v.const(0.0)], each)
+    v.store(v.total(total), out)
+
+
+@whole
+def greatest(row: Any, groups: Any, out: Any) -> None:
+    _greatest(row, groups, out)
+
+
+@whole
+def exponentials(row: Any, highest: Any, groups: Any, out: Any) -> None:
+    _exponentials(row, highest, groups, out)
+
+
+@compiled
+def best(row: NDArray[np.float32], ids: NDArray[np.int64], found: NDArray[np.float32]) -> tuple[int, float]:
+    """Write the len(ids) best of a row, a multiple of GROUP long, that are not -inf. Returns how many there
+    are, and the logarithm of the sum of all exponentials."""
+    groups, k, count = len(row) // GROUP, len(ids), 0
+    tops, total = np.empty(groups, np.float32), np.empty(1, np.float32)
+    greatest(row.ctypes.data, groups, tops.ctypes.data)
+    for g in range(groups):
+        # Of equal scores the lower id stands first, so a later one has to be greater.
+        if count == k and not tops[g] > found[k - 1]:
+            continue
+        for i in range(g * GROUP, (g + 1) * GROUP):
+            x = row[i]
+            if x == -np.inf or (count == k and not x > found[k - 1]):
+                continue
+            count = min(count + 1, k)
+            at = count - 1
+            while at > 0 and x > found[at - 1]:
+                found[at], ids[at] = found[at - 1], ids[at - 1]
+                at -= 1
+            found[at], ids[at] = x, i
+    exponentials(row.ctypes.data, found.ctypes.data, groups, total.ctypes.data)
+    return count, found[0] + np.log(total[0])

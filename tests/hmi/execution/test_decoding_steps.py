@@ -1,0 +1,194 @@
+"""Step executors against the whole model: chunks, pages, modules, precisions, and company that changes
+nothing."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from hmi.execution.decoding.base import PAGE, Part, StepExecutor
+from hmi.execution.decoding.compiled import CompiledDecoder
+from hmi.execution.decoding.plain import PlainDecoder
+from hmi.execution.precision import Precision, available
+from hmi.model.network.decoder import Decoder, attend_before, rotary
+from hmi.model.network.shape import DecoderShape
+from hmi.model.sources.generative_root import split_decoder
+from hmi.model.tenant.modules import LowRankLayer, TenantModule
+
+BEGIN, SPLIT, PAGES = 1, 1, 40
+SITES = {"q": (128, 128), "k": (128, 64), "v": (128, 64), "o": (128, 128), "fo": (192, 128)}
+SITES |= dict.fromkeys(("gate", "fi"), (128, 192))
+WAYS = ["plain", *available()]
+NEAR = {"plain": 1e-4, "fp32": 1e-4, "bf16": 0.1, "int8": 0.3}
+"""Of logits whose standard deviation is some 1.4."""
+
+
+def tiny(kind: str) -> DecoderShape:
+    return DecoderShape(
+        vocab=150,
+        dim=128,
+        heads=4,
+        kv_heads=2,
+        head_dim=32,
+        layers=4,
+        ffn=192,
+        positions=512,
+        eps=1e-5,
+        base=1e4,
+        tied=kind != "qwen3",
+        qkv_bias=kind == "qwen2",
+        qk_norm=kind == "qwen3",
+        kind=kind,
+    )
+
+
+@pytest.fixture(scope="module", params=["llama", "qwen2", "qwen3"])
+def decoder(request: pytest.FixtureRequest) -> Decoder:
+    torch.manual_seed(0)
+    made = Decoder(tiny(request.param)).eval().requires_grad_(False)
+    for name, p in made.named_parameters():
+        drawn = torch.randn_like(p)
+        p.copy_(drawn * p.shape[1] ** -0.5 if p.dim() == 2 else 0.2 * drawn + ("bias" not in name))
+    return made
+
+
+def module_of(seed: int, sites: Sequence[str], rank: int) -> TenantModule:
+    draw = torch.Generator().manual_seed(seed)
+
+    def change(site: str) -> LowRankLayer:
+        size_in, size_out = SITES[site]
+        down = torch.randn(rank, size_in, generator=draw) * size_in**-0.5
+        return LowRankLayer(down, torch.randn(size_out, rank, generator=draw) * 0.2 * rank**-0.5)
+
+    made = TenantModule({f"{i}-{site}": change(site) for i in range(3) for site in sites})
+    return made.eval().requires_grad_(False)
+
+
+MODULES = [None, module_of(1, list(SITES), 8), module_of(2, ["q", "v"], 3), module_of(3, ["k", "gate"], 16)]
+
+
+@dataclass
+class Told:
+    """A sequence, and how far it has run."""
+
+    ids: list[int]
+    module: TenantModule | None
+    pages: np.ndarray[Any, Any]
+    done: int = 0
+    scores: list[Tensor] = field(default_factory=list)
+
+
+class Lab:
+    """A decoder that is split, with an executor and pages that are handed out in no order."""
+
+    def __init__(self, decoder: Decoder, way: str) -> None:
+        self.decoder, self.way = decoder, way
+        self.lower, upper = split_decoder(decoder, SPLIT, BEGIN, 2)
+        for part in (self.lower, upper):
+            part.requires_grad_(False)
+        self.upper = upper
+        self.executor: StepExecutor
+        if way == "plain":
+            self.executor = PlainDecoder(upper, PAGES)
+        else:
+            self.executor = CompiledDecoder(upper, PAGES, cast(Precision, way))
+        self.free = random.Random(1).sample(range(PAGES), PAGES)
+
+    def told(self, ids: list[int], module: TenantModule | None) -> Told:
+        count = -(-len(ids) // PAGE)
+        pages, self.free = self.free[:count], self.free[count:]
+        return Told(ids, module, np.array(pages, np.int64))
+
+    def step(self, work: Sequence[tuple[Told, int]]) -> None:
+        """Run the next tokens of sequences, so many of each."""
+        rows, parts = [], []
+        for told, count in work:
+            rows.append(self.lower(torch.tensor([told.ids]))[0, told.done : told.done + count])
+            parts.append(Part(told.done, count, told.pages, told.module, wants_scores=True))
+            told.done += count
+        found = self.executor.step(torch.cat(rows), parts)
+        vocab = self.decoder.shape.vocab
+        assert len(found) == len(work)
+        assert (found[:, vocab:] == -torch.inf).all()
+        found = found[:, :vocab]
+        for (told, _), scores in zip(work, found, strict=True):
+            told.scores.append(scores)
+
+    def exact(self, told: Told) -> Tensor:
+        """The scores after each token, by the plain layers: [tokens, vocab]."""
+        x = self.lower(torch.tensor([told.ids]))
+        shape = self.decoder.shape
+        turns = rotary(len(told.ids), shape.head_dim, shape.base)
+        for i, layer in enumerate(self.upper.layers):
+            delta = {} if told.module is None else {"delta": told.module.delta(i)}
+            x = layer(x, turns, attend_before, **delta)
+        return self.upper.logits(x)[0]
+
+
+def ids_of(seed: int, length: int) -> list[int]:
+    return [BEGIN, *random.Random(seed).choices(range(2, 150), k=length - 1)]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_chunks_of_any_length_give_the_whole_models_scores(decoder: Decoder, way: str) -> None:
+    lab, draw = Lab(decoder, way), random.Random(5)
+    running = [lab.told(ids_of(i, 10 + 9 * i), MODULES[i % 4]) for i in range(8)]
+    ends: dict[int, list[int]] = {i: [] for i in range(8)}
+    with torch.inference_mode():
+        while any(told.done < len(told.ids) for told in running):
+            some = [t for t in running if t.done < len(t.ids) and draw.random() < 0.7]
+            work = [(t, min(draw.choice((1, 1, 1, 5, 17, 40)), len(t.ids) - t.done)) for t in some]
+            if work:
+                lab.step(work)
+                for told, _ in work:
+                    ends[running.index(told)].append(told.done - 1)
+        for i, told in enumerate(running):
+            want, got = lab.exact(told)[ends[i]], torch.stack(told.scores)
+            assert (got[:, 0] == -torch.inf).all()
+            assert (got[:, 1:] - want[:, 1:]).abs().max() < NEAR[way]
+        running[1].module = None
+        assert (lab.exact(running[1])[ends[1]] - torch.stack(running[1].scores))[:, 1:].abs().max() > 0.5
+
+
+@pytest.mark.parametrize("way", [w for w in WAYS if w != "plain"])
+def test_a_sequence_has_the_same_bits_in_any_company(decoder: Decoder, way: str) -> None:
+    alone, crowd = Lab(decoder, way), Lab(decoder, way)
+    ids, module = ids_of(1, 60), MODULES[1]
+    one, same = alone.told(ids, module), crowd.told(ids, module)
+    others = [crowd.told(ids_of(10 + i, 80), MODULES[i % 4]) for i in range(6)]
+    with torch.inference_mode():
+        alone.step([(one, 60)])
+        for count in (1, 16, 3, 1, 1, 30, 7, 1):
+            crowd.step([(others[0], 2), (others[1], 9), (same, count), *((o, 1) for o in others[2:])])
+    assert torch.equal(one.scores[-1], same.scores[-1])
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_lies_in_free_pages_is_never_read(decoder: Decoder, way: str) -> None:
+    lab = Lab(decoder, way)
+    if isinstance(lab.executor, PlainDecoder):
+        lab.executor._kept.fill_(torch.nan)
+    else:
+        assert isinstance(lab.executor, CompiledDecoder)
+        lab.executor._kept._memory[:] = 255  # not-a-number in float32 and bfloat16
+    told = lab.told(ids_of(3, 37), MODULES[2])
+    with torch.inference_mode():
+        lab.step([(told, 20)])
+        lab.step([(told, 17)])
+        want = lab.exact(told)[[19, 36]]
+        assert (torch.stack(told.scores)[:, 1:] - want[:, 1:]).abs().max() < NEAR[way]
+
+
+def test_a_module_of_other_sizes_is_refused(decoder: Decoder) -> None:
+    executor = CompiledDecoder(split_decoder(decoder, SPLIT, BEGIN, 2)[1], 1, "fp32")
+    assert executor.prepare(MODULES[1]) > 0  # type: ignore[arg-type]
+    wrong = TenantModule({"0-q": LowRankLayer(torch.zeros(4, 96), torch.zeros(128, 4))})
+    with pytest.raises(ValueError, match="maps 128 to 128"):
+        executor.prepare(wrong)
