@@ -326,11 +326,12 @@ def scores(words: Words, x: Floats, room: Room) -> Floats:
     return out
 
 
-def best(row: Floats, k: int) -> tuple[NDArray[np.int64], Floats, float]:
+def best(row: Floats, k: int, scale: float = 1.0) -> tuple[NDArray[np.int64], Floats, float]:
     """The k best words of a row of `scores`: their ids and scores, the best first and of equal ones the
-    lower id, and the logarithm of the sum of all words' exponentials."""
+    lower id, and the logarithm of the sum of the exponentials of all scores times `scale`."""
     ids, found = np.empty(k, np.int64), np.empty(k, np.float32)
-    count, total = of_words.best(row, ids, found)
+    row = np.pad(row, (0, -len(row) % of_words.GROUP), constant_values=-np.inf)
+    count, total = of_words.best(row, scale, ids, found)
     return ids[:count], found[:count], float(total)
 
 

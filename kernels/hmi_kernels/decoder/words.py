@@ -12,7 +12,7 @@ from hmi_kernels.decoder.rowwise import rms_normed
 from hmi_kernels.encoder import room as rooms
 from hmi_kernels.encoder.product import multiply
 from hmi_kernels.encoder.room import operand
-from hmi_kernels.encoder.vectors import I64, LANES, Vectors, vectorised
+from hmi_kernels.encoder.vectors import F32, I64, LANES, Vectors, vectorised
 from hmi_kernels.jit import compiled, get, put, whole
 
 GROUP = 64
@@ -49,13 +49,14 @@ def _greatest(v: Vectors, row: Any, groups: Any, out: Any) -> None:
     v.loop(groups, [], group)
 
 
-@vectorised(4)
-def _exponentials(v: Vectors, row: Any, highest: Any, groups: Any, out: Any) -> None:
-    """out = the sum of e^(x - highest) over a row of whole groups; highest, out: addresses of a float32."""
-    top = v.spread(v.load(highest, v.const(0.0).type.element))
+@vectorised(5)
+def _exponentials(v: Vectors, row: Any, highest: Any, scale: Any, groups: Any, out: Any) -> None:
+    """out = the sum of e^(scale (x - highest)) over a row of whole groups; highest, scale, out: addresses
+    of a float32."""
+    top, factor = (v.spread(v.load(at, F32)) for at in (highest, scale))
 
     def each(i: Any, carried: list[Any]) -> list[Any]:
-        z = v.b.fsub(v.load(v.at(row, v.scaled(i, 4 * LANES))), top)
+        z = v.b.fmul(v.b.fsub(v.load(v.at(row, v.scaled(i, 4 * LANES))), top), factor)
         there = v.b.fcmp_ordered(">", z, v.const(-87.0))
         return [v.b.fadd(carried[0], v.b.select(there, v.exp(z), v.const(0.0)))]
 
@@ -69,16 +70,19 @@ def greatest(row: Any, groups: Any, out: Any) -> None:
 
 
 @whole
-def exponentials(row: Any, highest: Any, groups: Any, out: Any) -> None:
-    _exponentials(row, highest, groups, out)
+def exponentials(row: Any, highest: Any, scale: Any, groups: Any, out: Any) -> None:
+    _exponentials(row, highest, scale, groups, out)
 
 
 @compiled
-def best(row: NDArray[np.float32], ids: NDArray[np.int64], found: NDArray[np.float32]) -> tuple[int, float]:
-    """Write the len(ids) best of a row, a multiple of GROUP long, that are not -inf. Returns how many there
-    are, and the logarithm of the sum of all exponentials."""
+def best(
+    row: NDArray[np.float32], scale: float, ids: NDArray[np.int64], found: NDArray[np.float32]
+) -> tuple[int, float]:
+    """Write the len(ids) best of a row, a multiple of GROUP long, that are neither -inf nor not-a-number.
+    Returns how many there are, and the logarithm of the sum of the exponentials of all numbers times
+    `scale`, which is positive."""
     groups, k, count = len(row) // GROUP, len(ids), 0
-    tops, total = np.empty(groups, np.float32), np.empty(1, np.float32)
+    tops, factor, total = np.empty(groups, np.float32), np.full(1, scale, np.float32), np.zeros(1, np.float32)
     greatest(row.ctypes.data, groups, tops.ctypes.data)
     for g in range(groups):
         # Of equal scores the lower id stands first, so a later one has to be greater.
@@ -86,7 +90,7 @@ def best(row: NDArray[np.float32], ids: NDArray[np.int64], found: NDArray[np.flo
             continue
         for i in range(g * GROUP, (g + 1) * GROUP):
             x = row[i]
-            if x == -np.inf or (count == k and not x > found[k - 1]):
+            if not x > -np.inf or (count == k and not x > found[k - 1]):
                 continue
             count = min(count + 1, k)
             at = count - 1
@@ -94,5 +98,7 @@ def best(row: NDArray[np.float32], ids: NDArray[np.int64], found: NDArray[np.flo
                 found[at], ids[at] = found[at - 1], ids[at - 1]
                 at -= 1
             found[at], ids[at] = x, i
-    exponentials(row.ctypes.data, found.ctypes.data, groups, total.ctypes.data)
-    return count, found[0] + np.log(total[0])
+    if count == 0:
+        return 0, -np.inf
+    exponentials(row.ctypes.data, found.ctypes.data, factor.ctypes.data, groups, total.ctypes.data)
+    return count, scale * found[0] + np.log(total[0])

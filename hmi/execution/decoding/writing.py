@@ -1,0 +1,184 @@
+"""Writes the answers of many sequences: step by step, prompts in chunks beside those that decode."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+from torch import Tensor
+
+from hmi.errors import InvalidInput
+from hmi.execution.decoding.arena import Arena
+from hmi.execution.decoding.base import PAGE, Part, StepExecutor
+from hmi.execution.decoding.sampling import Chosen, Sampler, Sampling
+from hmi.model.tenant.modules import TenantModule
+
+STEP_ROWS = 128
+"""Rows of a step: those of all sequences that decode, and as many of prompts as then fit."""
+
+
+@dataclass(eq=False)
+class Answer:
+    """One sequence: a prompt, and what is written after it."""
+
+    owner: Hashable
+    """See `Arena`."""
+    prompt: Sequence[int]
+    """Its ids, the begin token first."""
+    most: int
+    """The most tokens to write."""
+    ends: frozenset[int] = frozenset()
+    """Ids that end the answer."""
+    module: TenantModule | None = None
+    sampling: Sampling = field(default_factory=Sampling)
+    ids: list[int] = field(init=False)
+    """The prompt's ids, and those that were written."""
+    pages: list[int] = field(init=False, default_factory=list)
+    done: int = field(init=False, default=0)
+    """The ids whose keys and values are in the pages."""
+    cached: int = field(init=False, default=0)
+    """The ids of the prompt that were found in the arena at the beginning."""
+    ended: Literal["end", "length"] | None = field(init=False, default=None)
+    """Why nothing more is written: one of `ends` was chosen, or `most` are written."""
+
+    def __post_init__(self) -> None:
+        self.ids = list(self.prompt)
+        self._sampler = Sampler(self.sampling, self.prompt)
+
+    @property
+    def written(self) -> list[int]:
+        return self.ids[len(self.prompt) :]
+
+    def take(self, row: Tensor) -> Chosen:
+        """Choose the next token by its scores, and append it."""
+        chosen = self._sampler.choose(row.numpy())
+        self.ids.append(chosen.id)
+        if chosen.id in self.ends:
+            self.ended = "end"
+        elif len(self.written) == self.most:
+            self.ended = "length"
+        return chosen
+
+
+RowsOf = Callable[[Sequence[tuple[Answer, int, int]]], Tensor]
+"""(sequences, and which of their ids: from, to) -> their rows float32 [ids, dim], looked up or computed."""
+
+
+class Writing:
+    """The sequences of one executor, on one thread.
+
+    Each step takes one token of every sequence that decodes, and fills up with chunks of prompts in the
+    order of their arrival. If the pages run out, the sequence that came last is set back: its pages are
+    freed, and it is computed again when there is room. It writes the same text, since its seed decides.
+    """
+
+    def __init__(self, executor: StepExecutor, rows_of: RowsOf, *, step_rows: int = STEP_ROWS) -> None:
+        self._executor, self._rows_of, self._step_rows = executor, rows_of, step_rows
+        self.arena = Arena(executor.pages)
+        self._answers: list[Answer] = []
+        """In the order of arrival."""
+        self._started: set[Answer] = set()
+        """Those that may hold pages."""
+        self.set_back = 0
+        """How often a sequence was set back."""
+
+    def __len__(self) -> int:
+        return len(self._answers)
+
+    def add(self, answer: Answer) -> None:
+        """Let a sequence join. Raises InvalidInput if it could not end even if it were alone."""
+        most = self._executor.pages * PAGE
+        wanted = len(answer.prompt) + answer.most - 1  # the last token's keys are not needed
+        if wanted > most:
+            raise InvalidInput(
+                f"{len(answer.prompt)} tokens of prompt and {answer.most} to write need room for {wanted}; "
+                f"there is room for {most}",
+                field="max_tokens",
+            )
+        self._answers.append(answer)
+
+    def remove(self, answer: Answer) -> None:
+        """Let a sequence leave before its end, and free its pages."""
+        self._answers.remove(answer)
+        self._stop(answer)
+
+    def step(self) -> list[tuple[Answer, Chosen]]:
+        """Run one step. Returns the sequences that have a new token, with it. Those that end leave."""
+        chunks = self._plan()
+        if not chunks:
+            return []
+        parts = [
+            Part(
+                answer.done,
+                count,
+                np.array(answer.pages, np.int64),
+                answer.module,
+                wants_scores=answer.done + count == len(answer.ids),
+            )
+            for answer, count in chunks
+        ]
+        rows = self._rows_of([(answer, answer.done, answer.done + count) for answer, count in chunks])
+        scores = iter(self._executor.step(rows, parts))
+        found = []
+        for (answer, count), part in zip(chunks, parts, strict=True):
+            before, answer.done = answer.done, answer.done + count
+            if answer.done // PAGE > before // PAGE:
+                self.arena.keep(answer.owner, answer.ids[: answer.done], answer.pages)
+            if part.wants_scores:
+                found.append((answer, answer.take(next(scores))))
+                if answer.ended is not None:
+                    self.remove(answer)
+        return found
+
+    def _plan(self) -> list[tuple[Answer, int]]:
+        """The sequences of the next step, with the number of tokens of each. They have the pages for them."""
+        chunks: dict[Answer, int] = {}
+        left, started = self._step_rows, self._started
+        for answer in [each for each in self._answers if each in started and len(each.ids) - each.done == 1]:
+            if left and answer in started:  # it has not been set back for one before it
+                left -= self._join(chunks, answer, left)
+        for answer in self._answers:
+            if left and answer not in chunks:
+                count = self._join(chunks, answer, left)
+                left -= count
+                if not count:
+                    break  # those that came later must not overtake it for good
+        assert chunks or not self._answers, "the first sequence can always go on"
+        return list(chunks.items())
+
+    def _join(self, chunks: dict[Answer, int], answer: Answer, most: int) -> int:
+        """Let as many of the sequence's next tokens, at most `most`, join the step as it has pages for.
+        Returns their number."""
+        count = self._with_room(answer, most, chunks)
+        if count:
+            chunks[answer] = count
+        return count
+
+    def _with_room(self, answer: Answer, most: int, fixed: Container[Answer]) -> int:
+        """The number of the sequence's next tokens, at most `most`, for which it has pages now.
+
+        fixed: sequences that must not be set back for it.
+        """
+        if answer not in self._started:
+            answer.pages = self.arena.begin(answer.owner, answer.ids)
+            answer.done = len(answer.pages) * PAGE
+            answer.cached = max(answer.cached, min(answer.done, len(answer.prompt)))
+            self._started.add(answer)
+        count = min(most, len(answer.ids) - answer.done)
+        while not self.arena.extend(answer.pages, answer.done + count):
+            later = self._answers[self._answers.index(answer) + 1 :]
+            younger = [other for other in later if other.pages and other not in fixed]
+            if younger:
+                self._stop(younger[-1])
+                self.set_back += 1
+            else:
+                count = (len(answer.pages) + self.arena.room) * PAGE - answer.done
+        return count
+
+    def _stop(self, answer: Answer) -> None:
+        if answer in self._started:
+            self._started.remove(answer)
+            self.arena.end(answer.pages)
+            answer.pages, answer.done = [], 0

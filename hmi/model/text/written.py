@@ -1,0 +1,71 @@
+"""The text of an answer as its tokens come: whole characters, and nothing after a stop string."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+BROKEN = "�"
+"""What a tokenizer writes for bytes that are no whole character (yet)."""
+CONTEXT = 4
+"""Tokens before the new ones that are decoded with them, since a token's text may depend on its
+neighbours."""
+
+
+class Written:
+    """The text of one answer. `push` gives what is certain not to change, so that it can be sent at once."""
+
+    def __init__(self, decode: Callable[[Sequence[int]], str], stops: Sequence[str] = ()) -> None:
+        """decode: the text of ids. stops: the answer ends before the first of these that it writes."""
+        self._decode, self._stops = decode, [stop for stop in stops if stop]
+        self._ids: list[int] = []
+        self._begin = self._end = 0
+        """Of the ids whose text is in `_held` or was given, the last few begin at `_begin`. They end at
+        `_end`."""
+        self._held = ""
+        """Text that may be the beginning of a stop string."""
+        self.stopped: str | None = None
+        """The stop string that ended the answer."""
+
+    def push(self, id: int) -> str:
+        """Take one more token. Returns the text that is new and certain; "" after a stop string."""
+        if self.stopped is not None:
+            return ""
+        self._ids.append(id)
+        before = self._decode(self._ids[self._begin : self._end])
+        now = self._decode(self._ids[self._begin :])
+        if now.endswith(BROKEN) or len(now) <= len(before):  # a character's other bytes may follow
+            return ""
+        self._held += now[len(before) :]
+        self._end = len(self._ids)
+        self._begin = max(self._begin, self._end - CONTEXT)
+        return self._certain()
+
+    def end(self) -> str:
+        """The rest of the text, once no token follows. Bytes that are no whole character are left out."""
+        if self.stopped is not None:
+            return ""
+        before = self._decode(self._ids[self._begin : self._end])
+        rest = self._decode(self._ids[self._begin :])[len(before) :]
+        self._held += rest.rstrip(BROKEN)
+        self._end = self._begin = len(self._ids)
+        found = self._certain()
+        held, self._held = self._held, ""
+        return found if self.stopped is not None else found + held
+
+    def _certain(self) -> str:
+        text = self._held
+        found = [(at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
+        if found:
+            at, self.stopped = min(found, key=lambda each: (each[0], -len(each[1])))
+            self._held = ""
+            return text[:at]
+        keep = max((_overlap(text, stop) for stop in self._stops), default=0)
+        self._held = text[len(text) - keep :]
+        return text[: len(text) - keep]
+
+
+def _overlap(text: str, stop: str) -> int:
+    """The length of the longest end of a text that is a beginning of a stop string."""
+    return next(
+        (size for size in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:size])), 0
+    )

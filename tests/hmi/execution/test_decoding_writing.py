@@ -1,0 +1,172 @@
+"""Answers of many sequences, step by step, against the whole model computed anew for each token."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from typing import cast
+
+import pytest
+import torch
+from torch import Tensor
+
+from hmi.errors import InvalidInput
+from hmi.execution.decoding.base import StepExecutor
+from hmi.execution.decoding.compiled import CompiledDecoder
+from hmi.execution.decoding.plain import PlainDecoder
+from hmi.execution.decoding.sampling import Sampling
+from hmi.execution.decoding.writing import Answer, Writing
+from hmi.execution.precision import Precision
+from hmi.model.network.decoder import Decoder, attend_before, rotary
+from hmi.model.sources.causal import CausalLower
+from hmi.model.sources.generative_root import UpperDecoder, split_decoder
+from tests.hmi.execution.test_decoding_steps import BEGIN, MODULES, tiny
+
+N = 2
+NEAR = 1e-3
+"""Where the reference's two best scores differ by less, either counts."""
+TABLES: dict[int, Tensor] = {}
+
+
+@pytest.fixture(scope="module")
+def parts() -> tuple[CausalLower, UpperDecoder]:
+    torch.manual_seed(3)
+    decoder = Decoder(tiny("llama")).eval().requires_grad_(False)
+    for p in decoder.parameters():
+        p.copy_(torch.randn_like(p) * p.shape[1] ** -0.5 if p.dim() == 2 else 1 + 0.2 * torch.randn_like(p))
+    lower, upper = split_decoder(decoder, 2, BEGIN, N)
+    return lower.requires_grad_(False), upper.requires_grad_(False)
+
+
+@torch.inference_mode()
+def table_of(lower: CausalLower) -> Tensor:
+    """The rows of all bigrams [vocab, vocab, dim]; of words alone at 0, as after the begin token."""
+    ids = torch.arange(lower.shape.vocab)
+    pairs = torch.cartesian_prod(ids, ids)
+    rows = lower.ngram_entries(pairs)[:, 0].unflatten(0, (len(ids), len(ids)))
+    rows[0] = rows[BEGIN] = lower.ngram_entries(ids[:, None])[:, 0]
+    rows[0, BEGIN] = lower.first_row()
+    return rows
+
+
+def writing(parts: tuple[CausalLower, UpperDecoder], way: str, pages: int, step_rows: int = 64) -> Writing:
+    lower, upper = parts
+    executor: StepExecutor
+    if way == "plain":
+        executor = PlainDecoder(upper, pages)
+    else:
+        executor = CompiledDecoder(upper, pages, cast(Precision, way))
+    if id(lower) not in TABLES:
+        TABLES[id(lower)] = table_of(lower)
+    table = TABLES[id(lower)]
+
+    def rows_of(wanted: Sequence[tuple[Answer, int, int]]) -> Tensor:
+        pairs = [[([0, *a.ids][at]), a.ids[at]] for a, begin, end in wanted for at in range(begin, end)]
+        before, ids = torch.tensor(pairs).T
+        return table[before, ids]
+
+    return Writing(executor, rows_of, step_rows=step_rows)
+
+
+def prompts(count: int, seed: int, longest: int = 40) -> Iterator[list[int]]:
+    draw = random.Random(seed)
+    for _ in range(count):
+        yield [BEGIN, *draw.choices(range(2, 150), k=draw.randrange(0, longest))]
+
+
+@torch.inference_mode()
+def run(writer: Writing, answers: Sequence[Answer], seed: int = 0) -> None:
+    """Run to the end. Sequences join one by one, and some before others have ended."""
+    draw, waiting = random.Random(seed), list(answers)
+    while waiting or len(writer):
+        while waiting and (not len(writer) or draw.random() < 0.6):
+            writer.add(waiting.pop(0))
+        writer.step()
+
+
+@torch.inference_mode()
+def check(parts: tuple[CausalLower, UpperDecoder], answers: Sequence[Answer]) -> None:
+    """Each token is the best by the whole sequences, padded, through all layers at once."""
+    lower, upper = parts
+    shape, modules = upper.shape, {id(a.module): a.module for a in answers}
+    for module in modules.values():
+        some = [a for a in answers if a.module is module]
+        ids = torch.zeros(len(some), max(len(a.ids) for a in some), dtype=torch.int64)
+        for i, answer in enumerate(some):
+            ids[i, : len(answer.ids)] = torch.tensor(answer.ids)
+        x = lower(ids)
+        for i, layer in enumerate(upper.layers):
+            delta = {} if module is None else {"delta": module.delta(i)}
+            x = layer(x, rotary(ids.shape[1], shape.head_dim, shape.base), attend_before, **delta)
+        scores = upper.logits(x)
+        for row, answer in zip(scores, some, strict=True):
+            for at in range(len(answer.prompt), len(answer.ids)):
+                assert row[at - 1].max() - row[at - 1, answer.ids[at]] < NEAR
+
+
+@pytest.mark.parametrize("way", ["plain", "fp32"])
+def test_greedy_answers_are_those_of_full_recomputation(
+    parts: tuple[CausalLower, UpperDecoder], way: str
+) -> None:
+    """1,000 prompts: with and without modules, in chunks, set back, with known beginnings."""
+    writer = writing(parts, way, pages=48)
+    answers = [
+        Answer(f"owner-{i % 4}", prompt, most=1 + i % 20, ends=frozenset({7}), module=MODULES[i % 4])
+        for i, prompt in enumerate(prompts(1000 if way == "fp32" else 200, seed=1))
+    ]
+    long = [BEGIN, *random.Random(2).choices(range(2, 150), k=150)]
+    answers[100:130] = [Answer(f"owner-{i % 2}", long, 20, module=MODULES[i % 2]) for i in range(30)]
+    run(writer, answers)
+    for answer in answers:
+        assert (answer.ids[-1] == 7) == (answer.ended == "end")
+        assert answer.ended == "end" or len(answer.written) == answer.most
+        assert 7 not in answer.written[:-1]
+    assert {answer.ended for answer in answers} == {"end", "length"}
+    assert writer.set_back > 10
+    assert sum(answer.cached for answer in answers[100:130]) > 1000
+    assert writer.arena.room == 48
+    check(parts, answers)
+
+
+@pytest.mark.parametrize("wants", [Sampling(), Sampling(temperature=1.2, top_p=0.9, seed=5, logprobs=2)])
+def test_a_text_is_the_same_alone_and_in_any_company(
+    parts: tuple[CausalLower, UpperDecoder], wants: Sampling
+) -> None:
+    def answers() -> list[Answer]:
+        return [
+            Answer(i % 4, prompt, most=30, module=MODULES[i % 4], sampling=wants)
+            for i, prompt in enumerate(prompts(24, seed=4))
+        ]
+
+    texts = []
+    for pages, step_rows in ((400, 64), (400, 7), (14, 64)):
+        found, writer = answers(), writing(parts, "fp32", pages, step_rows)
+        run(writer, found, seed=pages)
+        assert (writer.set_back > 0) == (pages == 14)
+        texts.append([answer.ids for answer in found])
+    alone = answers()
+    for answer in alone:
+        run(writing(parts, "fp32", 20), [answer])
+    assert texts == [[answer.ids for answer in alone]] * 3
+
+
+def test_one_that_leaves_frees_its_pages_and_one_that_cannot_end_is_refused(
+    parts: tuple[CausalLower, UpperDecoder],
+) -> None:
+    writer = writing(parts, "plain", pages=4)
+    with pytest.raises(
+        InvalidInput, match=r"50 tokens of prompt and 16 to write need room for 65; .* for 64"
+    ):
+        writer.add(Answer(0, [BEGIN] * 50, 16))
+    answer = Answer(0, [BEGIN, *range(2, 50)], 16)
+    writer.add(answer)
+    with torch.inference_mode():
+        found = [chosen for _ in range(4) for _, chosen in writer.step()]
+    assert [chosen.id for chosen in found] == answer.written
+    assert len(found) == 4
+    assert writer.arena.room == 0
+    writer.remove(answer)
+    assert (writer.arena.room, len(writer), writer.step()) == (4, 0, [])
+    assert writer.arena.kept == 3
+    writer.arena.drop(0)
+    assert writer.arena.kept == 0
