@@ -7,6 +7,7 @@ import click
 from bench.cases.background.command import background
 from bench.cases.fleet.command import fleet
 from bench.cases.floods.command import floods
+from bench.cases.generation.command import generation
 from bench.cases.path.command import path
 from bench.cases.plot.command import plot
 from bench.cases.quality.command import improved, quality, steps, tenants
@@ -23,7 +24,22 @@ def bench() -> None:
     """Measure speed (medians of paired, interleaved runs) and quality (means over seeds)."""
 
 
-CASES = (background, fleet, floods, improved, path, plot, quality, serve, soak, stages, steps, store, tenants)
+CASES = (
+    background,
+    fleet,
+    floods,
+    generation,
+    improved,
+    path,
+    plot,
+    quality,
+    serve,
+    soak,
+    stages,
+    steps,
+    store,
+    tenants,
+)
 for case in CASES:
     bench.add_command(case)
 

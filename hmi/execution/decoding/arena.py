@@ -6,7 +6,7 @@ sequences that begin alike share their full pages and nothing else.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
@@ -42,7 +42,10 @@ class Arena:
         """By page."""
         self._idle: OrderedDict[int, _Node] = OrderedDict()
         """Kept pages that no sequence holds, the next to be freed first: a page before those above it."""
+        self._running: Counter[Hashable] = Counter()
+        """The number of an owner's sequences between `begin` and `end`."""
         self._dropped: set[Hashable] = set()
+        """Owners that are gone, and whose last sequences run."""
 
     @property
     def room(self) -> int:
@@ -59,6 +62,7 @@ class Arena:
 
         They end before the last of `ids`: its row must run, since its scores are wanted.
         """
+        self._running[owner] += 1
         level, pages = self._roots.get(owner, {}), list[int]()
         for end in range(PAGE, len(ids), PAGE):
             node = level.get(tuple(ids[end - PAGE : end]))
@@ -85,6 +89,8 @@ class Arena:
         If another sequence has written the same ids in the meantime, both keep their own pages, and its
         pages are the ones that are found.
         """
+        if len(ids) < PAGE or owner in self._dropped:
+            return
         level, above = self._roots.setdefault(owner, {}), None
         for i, page in enumerate(pages[: len(ids) // PAGE]):
             here = tuple(ids[i * PAGE : (i + 1) * PAGE])
@@ -96,8 +102,9 @@ class Arena:
                 return
             level, above = node.below, node
 
-    def end(self, pages: Sequence[int]) -> None:
+    def end(self, owner: Hashable, pages: Sequence[int]) -> None:
         """Take back a sequence's pages. Those that `keep` has noted wait for a sequence that begins alike."""
+        self._running[owner] -= 1
         for page in reversed(pages):
             node = self._nodes.get(page)
             if node is None:
@@ -106,18 +113,18 @@ class Arena:
             node.readers -= 1
             if not node.readers:
                 self._idle[page] = node
-                if node.owner in self._dropped:
+                if owner in self._dropped:
                     self._forget(node)
+        if not self._running[owner]:
+            del self._running[owner]
+            self._dropped.discard(owner)
 
     def drop(self, owner: Hashable) -> None:
-        """Free what is kept of an owner that is gone, now or as soon as its last sequence ends."""
-        held = False
+        """Free what is kept of an owner that is gone. What its sequences hold is freed as they end."""
         for node in [node for node in reversed(self._nodes.values()) if node.owner == owner]:
-            if node.readers:
-                held = True
-            else:
+            if not node.readers:
                 self._forget(node)
-        if held:
+        if owner in self._running:
             self._dropped.add(owner)
 
     def _held(self, node: _Node) -> None:
@@ -137,5 +144,4 @@ class Arena:
         del level[node.ids], self._nodes[node.page], self._idle[node.page]
         if not self._roots[node.owner]:
             del self._roots[node.owner]
-            self._dropped.discard(node.owner)
         self._free.append(node.page)

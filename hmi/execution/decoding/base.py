@@ -52,7 +52,7 @@ class StepExecutor(Protocol):
         ...
 
 
-def numbers_of(parts: Sequence[Part]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def counts_of(parts: Sequence[Part]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """The number of rows of each part, and the last row of each that wants scores."""
     counts = np.array([part.count for part in parts], np.int64)
     wanted = np.array([part.wants_scores for part in parts], bool)

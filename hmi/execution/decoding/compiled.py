@@ -9,7 +9,7 @@ import torch
 from hmi_kernels.decoder import ops
 from torch import Tensor, nn
 
-from hmi.execution.decoding.base import PAGE, Part, numbers_of
+from hmi.execution.decoding.base import PAGE, Part, counts_of
 from hmi.execution.precision import KINDS, Precision
 from hmi.model.network.decoder import DecoderLayer, rotary
 from hmi.model.network.shape import DecoderShape
@@ -42,7 +42,7 @@ class CompiledDecoder:
 
     def step(self, x: Tensor, parts: Sequence[Part]) -> Tensor:
         """See `StepExecutor.step`."""
-        counts, last = numbers_of(parts)
+        counts, last = counts_of(parts)
         modules = [None if part.module is None else self._module(part.module) for part in parts]
         begins = [part.begin for part in parts]
         rows = ops.StepRows(counts.tolist(), begins, [part.pages for part in parts], modules)
@@ -92,8 +92,11 @@ def packed_layer(layer: nn.Module, shape: DecoderShape, kind: int) -> ops.Layer:
 
 
 def packed_module(module: TenantModule, layers: Sequence[ops.Layer]) -> ops.Module:
-    """A copy of a tenant's module in the kernels' layout. Raises ValueError if its sizes are not the
-    layers'."""
+    """A copy of a tenant's module in the kernels' layout. Raises ValueError if it is no LoRA of
+    these layers."""
+    known = {f"{i}-{site}" for i in range(len(layers)) for site in SITES}
+    if unknown := set(module.sites) - known:
+        raise ValueError(f"the layers have no site {min(unknown)}")
     by_layer = [
         {site: _low_rank(change) for site in SITES if (change := module.at(i, site)) is not None}
         for i in range(len(layers))
@@ -102,7 +105,8 @@ def packed_module(module: TenantModule, layers: Sequence[ops.Layer]) -> ops.Modu
 
 
 def _low_rank(change: object) -> ops.LowRank:
-    assert isinstance(change, LowRankLayer)
+    if not isinstance(change, LowRankLayer) or change.down_bias is not None:
+        raise ValueError("a language model's module must be a LoRA")
     return ops.LowRank(_array(change.down), _array(change.up) * np.float32(LORA_SCALE))
 
 

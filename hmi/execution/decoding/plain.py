@@ -1,4 +1,4 @@
-"""The step executor in torch: the reference of the others, and for processors without compiled kernels."""
+"""The step executor in torch: the reference of the others, and for layers that no kernel can run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hmi.execution.decoding.base import PAGE, Part, numbers_of
+from hmi.execution.decoding.base import PAGE, Part, counts_of
 from hmi.execution.segments import Segment, segments_of
 from hmi.model.network.decoder import DecoderLayer, rotary
 from hmi.model.network.encoder import Delta, Norm
@@ -32,7 +32,7 @@ class PlainDecoder:
     @torch.inference_mode()
     def step(self, x: Tensor, parts: Sequence[Part]) -> Tensor:
         """See `StepExecutor.step`."""
-        counts, last = numbers_of(parts)
+        counts, last = counts_of(parts)
         shape = self._upper.shape
         positions = torch.cat([torch.arange(part.begin, part.begin + part.count) for part in parts])
         turns = rotary(int(positions.max()) + 1, shape.head_dim, shape.base)[:, positions]

@@ -17,8 +17,12 @@ import xxhash
 from hmi_kernels.decoder import ops
 from numpy.typing import NDArray
 
+from hmi.errors import InvalidInput
+
 FEW = 64
 """Words that are looked at first. Nearly always the choice is among them."""
+COLD = 1e-5
+"""A temperature below which the best word is taken."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,24 @@ class Sampling:
     logprobs: int | None = None
     """The number of best words whose probabilities are told beside the chosen one's; None: none is told."""
 
+    def __post_init__(self) -> None:
+        """Raise InvalidInput for a number out of its range."""
+        ranges = {
+            "temperature": (0, 100),
+            "top_k": (0, 1 << 31),
+            "top_p": (1e-9, 1),
+            "min_p": (0, 1),
+            "repetition_penalty": (1e-3, 1e3),
+            "presence_penalty": (-100, 100),
+            "frequency_penalty": (-100, 100),
+            "seed": (0, (1 << 64) - 1),
+            "logprobs": (0, FEW),
+        }
+        for name, (least, most) in ranges.items():
+            value = getattr(self, name)
+            if value is not None and not least <= value <= most:
+                raise InvalidInput(f"{name} must lie between {least} and {most}", field=name)
+
 
 @dataclass(frozen=True)
 class Chosen:
@@ -60,12 +82,16 @@ class Sampler:
 
     wants: Sampling
     prompt: Sequence[int]
-    written: Counter[int] = field(default_factory=Counter)
+    times: Counter[int] = field(default_factory=Counter)
+    """How often each word was chosen."""
+
+    def __post_init__(self) -> None:
+        self._seen = set(self.prompt)
 
     def choose(self, row: NDArray[np.float32]) -> Chosen:
         """row: the scores of the next token, -inf for those that must not be chosen; it is changed in place.
 
-        Raises ValueError if a score is not a number, or no word may be chosen.
+        Raises ValueError if no word that may be chosen has a score that is a number.
         """
         wants = self.wants
         told: list[tuple[int, float]] = []
@@ -76,18 +102,19 @@ class Sampler:
             pairs = zip(ids.tolist(), scores.tolist(), strict=True)
             told = [(i, x - total) for i, x in pairs][: wants.logprobs]
         self._penalise(row)
-        chosen = self._best(row) if wants.temperature == 0 else self._drawn(row)
-        self.written[chosen] += 1
+        chosen = self._best(row) if wants.temperature < COLD else self._drawn(row)
+        self.times[chosen] += 1
+        self._seen.add(chosen)
         return Chosen(chosen) if wants.logprobs is None else Chosen(chosen, float(own[chosen]) - total, told)
 
     def _penalise(self, row: NDArray[np.float32]) -> None:
         wants = self.wants
         if wants.repetition_penalty != 1:
-            there = np.array(sorted({*self.prompt, *self.written}), np.int64)
+            there = np.array(list(self._seen), np.int64)
             factor = np.float32(wants.repetition_penalty)
             row[there] = np.where(row[there] > 0, row[there] / factor, row[there] * factor)
-        if (wants.presence_penalty or wants.frequency_penalty) and self.written:
-            there, times = (np.array(part) for part in (list(self.written), list(self.written.values())))
+        if (wants.presence_penalty or wants.frequency_penalty) and self.times:
+            there, times = (np.array(part) for part in (list(self.times), list(self.times.values())))
             row[there] -= (wants.presence_penalty + wants.frequency_penalty * times).astype(np.float32)
 
     def _best(self, row: NDArray[np.float32]) -> int:
@@ -98,13 +125,14 @@ class Sampler:
     def _drawn(self, row: NDArray[np.float32]) -> int:
         """A word drawn by its probability: the first, in the order of probabilities, at which they add up
         to more than a number that depends on the seed and the token's place alone."""
-        wants, place = self.wants, self.written.total()
+        wants, place = self.wants, self.times.total()
         number = xxhash.xxh3_64_intdigest(place.to_bytes(8, "little"), seed=wants.seed) / 2**64
         ids, scores, total = ops.best(row, FEW, 1 / wants.temperature)
         _check(scores)
         shares = np.exp(scores.astype(np.float64) / wants.temperature - total)
         found = self._place(shares, number, whole=len(ids) < FEW)
         if found is None:
+            row[np.isnan(row)] = -np.inf
             ids = np.argsort(-row, kind="stable")
             scaled = row[ids].astype(np.float64) / wants.temperature
             shares = np.exp(scaled - scaled[0])
@@ -131,8 +159,7 @@ class Sampler:
             if wants.top_p < 1 or wants.min_p > 0 or number >= sums[-1]:
                 return None
             return int(np.searchsorted(sums, number, side="right"))
-        last = sums[kept - 1] if kept < len(shares) or whole else 1.0
-        return min(int(np.searchsorted(sums[:kept], number * last, side="right")), kept - 1)
+        return min(int(np.searchsorted(sums[:kept], number * sums[kept - 1], side="right")), kept - 1)
 
 
 def _check(scores: NDArray[np.float32]) -> None:

@@ -38,10 +38,10 @@ class Answer:
     pages: list[int] = field(init=False, default_factory=list)
     done: int = field(init=False, default=0)
     """The ids whose keys and values are in the pages."""
-    cached: int = field(init=False, default=0)
-    """The ids of the prompt that were found in the arena at the beginning."""
-    ended: Literal["end", "length"] | None = field(init=False, default=None)
-    """Why nothing more is written: one of `ends` was chosen, or `most` are written."""
+    cached: int | None = field(init=False, default=None)
+    """The ids of the prompt that were found in the arena at its first step; None before that."""
+    ended: Literal["end", "length", "failed"] | None = field(init=False, default=None)
+    """Why nothing more is written: one of `ends` was chosen, `most` are written, or scores are no numbers."""
 
     def __post_init__(self) -> None:
         self.ids = list(self.prompt)
@@ -51,9 +51,13 @@ class Answer:
     def written(self) -> list[int]:
         return self.ids[len(self.prompt) :]
 
-    def take(self, row: Tensor) -> Chosen:
-        """Choose the next token by its scores, and append it."""
-        chosen = self._sampler.choose(row.numpy())
+    def take(self, row: Tensor) -> Chosen | None:
+        """Choose the next token by its scores, and append it. Returns None if they are no numbers."""
+        try:
+            chosen = self._sampler.choose(row.numpy())
+        except ValueError:
+            self.ended = "failed"
+            return None
         self.ids.append(chosen.id)
         if chosen.id in self.ends:
             self.ended = "end"
@@ -88,7 +92,15 @@ class Writing:
         return len(self._answers)
 
     def add(self, answer: Answer) -> None:
-        """Let a sequence join. Raises InvalidInput if it could not end even if it were alone."""
+        """Let a sequence join.
+
+        Raises InvalidInput if it could not end even if it were alone, or has nothing to read or to write;
+        ValueError if its module is not of the layers' sizes.
+        """
+        if not answer.prompt:
+            raise InvalidInput("the prompt has no tokens", field="prompt")
+        if answer.most < 1:
+            raise InvalidInput("at least one token must be written", field="max_tokens")
         most = self._executor.pages * PAGE
         wanted = len(answer.prompt) + answer.most - 1  # the last token's keys are not needed
         if wanted > most:
@@ -97,15 +109,19 @@ class Writing:
                 f"there is room for {most}",
                 field="max_tokens",
             )
+        if answer.module is not None:
+            self._executor.prepare(answer.module)
         self._answers.append(answer)
 
     def remove(self, answer: Answer) -> None:
-        """Let a sequence leave before its end, and free its pages."""
-        self._answers.remove(answer)
-        self._stop(answer)
+        """Let a sequence leave before its end, and free its pages. One that has ended has left already."""
+        if answer in self._answers:
+            self._answers.remove(answer)
+            self._stop(answer)
 
-    def step(self) -> list[tuple[Answer, Chosen]]:
-        """Run one step. Returns the sequences that have a new token, with it. Those that end leave."""
+    def step(self) -> list[tuple[Answer, Chosen | None]]:
+        """Run one step. Returns the sequences that have a new token, with it, and those that failed, with
+        None. Those that end leave."""
         chunks = self._plan()
         if not chunks:
             return []
@@ -164,7 +180,7 @@ class Writing:
         if answer not in self._started:
             answer.pages = self.arena.begin(answer.owner, answer.ids)
             answer.done = len(answer.pages) * PAGE
-            answer.cached = max(answer.cached, min(answer.done, len(answer.prompt)))
+            answer.cached = answer.done if answer.cached is None else answer.cached
             self._started.add(answer)
         count = min(most, len(answer.ids) - answer.done)
         while not self.arena.extend(answer.pages, answer.done + count):
@@ -180,5 +196,5 @@ class Writing:
     def _stop(self, answer: Answer) -> None:
         if answer in self._started:
             self._started.remove(answer)
-            self.arena.end(answer.pages)
+            self.arena.end(answer.owner, answer.pages)
             answer.pages, answer.done = [], 0

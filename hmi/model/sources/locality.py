@@ -3,7 +3,7 @@
 A root's weights are its source's plus the differences in this file. Matrices are stored as int8
 with a scale for each row, vectors as fp32, the whole compressed with zstd. The difference of a language
 model's matrix is stored as the product of two, of rank STORED_RANK, in steps so coarse that zstd packs a
-number into 5 bits. For parameters that the source lacks,
+number into some 5 bits. For parameters that the source lacks,
 the difference is taken from their initial values. The embeddings of words and token types are never trained.
 """
 
@@ -30,9 +30,11 @@ from hmi.model.sources.root import GenerativeRootInfo, Root, split_encoder
 from hmi.model.sources.source import Source, load_encoder
 
 FORMAT = 1
-STORED_RANK, STEPS = 16, 15
-"""The rank of the stored difference of a language model's matrix, and the steps from 0 to a row's largest
-number. A training changes a matrix by this rank, so one is stored whole; of several, the largest part."""
+STORED_RANK = 16
+"""The rank of the stored difference of a language model's matrix. A training changes a matrix by this rank,
+so one is stored whole; of several, the largest part."""
+STEPS = 31
+"""Steps from 0 to the largest number of a row of such a product."""
 LocalityParts = tuple[LocalLower, nn.ModuleList, InputBias] | tuple[CausalLower, UpperDecoder]
 """The lower and the upper layers of a root, and an encoder's bias."""
 _NOT_STORED = {
@@ -63,7 +65,7 @@ def save_locality(
         elif rank is not None and delta.dim() == 2 and min(delta.shape) > rank:
             up, values, down = torch.linalg.svd(delta, full_matrices=False)
             root = values[:rank].sqrt()
-            tensors |= _int8(f"{name}:up", up[:, :rank] * root, STEPS)
+            tensors |= _int8(f"{name}:up", (up[:, :rank] * root).T, STEPS)
             tensors |= _int8(f"{name}:down", (down[:rank].T * root).T, STEPS)
         else:
             tensors |= _int8(name, delta)
@@ -166,7 +168,7 @@ def _difference(tensors: dict[str, Tensor], name: str) -> Tensor:
     if name in tensors:
         return tensors[name]
     if f"{name}:up:q" in tensors:
-        return _dequantised(tensors, f"{name}:up") @ _dequantised(tensors, f"{name}:down")
+        return _dequantised(tensors, f"{name}:up").T @ _dequantised(tensors, f"{name}:down")
     return _dequantised(tensors, name)
 
 

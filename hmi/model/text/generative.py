@@ -68,7 +68,8 @@ class GenerativeTokenizer:
         """Write a chat as one text, by the model's template. To be encoded with `specials`.
 
         answer: whether the text ends where the assistant begins to answer. Raises InvalidInput: the model has
-        no template, the template refuses the chat, or a message holds the name of a special token.
+        no template, the template refuses the chat, or a message has a field that is not text or that holds
+        the name of a special token.
         """
         # Chats are rare where texts are classified, and this import takes a tenth of a second.
         from jinja2.exceptions import TemplateError
@@ -77,12 +78,14 @@ class GenerativeTokenizer:
         if self.template is None:
             raise InvalidInput("the root has no chat template: give a prompt instead", field="messages")
         for i, message in enumerate(messages):
-            found = self._special and self._special.search(" ".join(map(str, message.values())))
-            if found:
-                raise InvalidInput(
-                    f"messages[{i}] holds the name of a special token, {found[0]}: leave it out",
-                    field=f"messages[{i}]",
-                )
+            for name, value in message.items():
+                where = f"messages[{i}].{name}"
+                if not isinstance(value, str):
+                    raise InvalidInput(f"{where} is not a text", field=where)
+                if found := self._special and self._special.search(value):
+                    raise InvalidInput(
+                        f"{where} holds the name of a special token, {found[0]}: leave it out", field=where
+                    )
 
         def refuse(message: str) -> NoReturn:
             raise TemplateError(message)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from hmi.errors import InvalidData
 from hmi.training.data.meaning.columns import NEEDED, listed
+from hmi.training.data.meaning.fields import writable
 from hmi.training.data.meaning.guessing import lacks_header
 from hmi.training.data.records import TableRecord
 from hmi.training.data.tables import (
@@ -176,6 +177,12 @@ def _texts(file: TextFile, records: Iterator[TableRecord]) -> Iterator[str]:
             raise InvalidData(
                 f"line {record.line} of {file.name} {problem}", field=file.field, line=record.line
             )
+        try:
+            writable(text, "`text`")
+        except ValueError as error:
+            raise InvalidData(
+                f"line {record.line} of {file.name}: {error}", field=file.field, line=record.line
+            ) from error
         if text.strip():
             yield text.strip()
 

@@ -25,7 +25,7 @@ from hmi.training.fit.reports import StepReport
 from hmi.training.root.phases import Keeper, ParameterGroup, run_phase
 
 RIDGE_TOKENS = 2048
-Sizes = TypeVar("Sizes", bound=Sized)
+AnyText = TypeVar("AnyText", bound=Sized)
 GROUPS = 8
 """A batch is one of this many groups, into which a random sample of texts is divided by length."""
 INNER_WEIGHT = 0.5
@@ -89,10 +89,10 @@ def sample_batch(texts: Sequence[Encoded], tokens: int, rng: random.Random) -> P
     return make_batch(one_group(drawn, tokens, rng))
 
 
-def one_group(texts: Sequence[Sizes], tokens: int, rng: random.Random) -> list[Sizes]:
+def one_group(texts: Sequence[AnyText], tokens: int, rng: random.Random) -> list[AnyText]:
     """Divide texts by length into groups of about `tokens` tokens, and return one at random. So there is
     little padding, and each token is as likely as before."""
-    groups: list[list[Sizes]] = [[]]
+    groups: list[list[AnyText]] = [[]]
     filled = 0
     for text in sorted(texts, key=len):
         if filled >= tokens:

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from hmi_kernels.decoder import PAGE
-from hmi_kernels.decoder.rowwise import numbers
+from hmi_kernels.decoder.rowwise import loaded
 from hmi_kernels.encoder import FLOAT
 from hmi_kernels.encoder.rowwise import softmax
 from hmi_kernels.encoder.vectors import F32, I64, LANES, Vectors, vectorised
@@ -55,7 +55,7 @@ def _scored(
                 after = list(sums)
                 for chain in range(CHAINS):
                     at = b.add(v.scaled(i, CHAINS), I64(chain))
-                    key = numbers(v, v.at(keys, v.scaled(at, size * PAGE)), size)
+                    key = loaded(v, v.at(keys, v.scaled(at, size * PAGE)), size)
                     for r in range(count):
                         word = v.load(v.at(q, b.add(b.mul(v.scaled(head, 4), I64(r)), v.scaled(at, 4))), F32)
                         k = count * chain + r
@@ -95,7 +95,7 @@ def _mixed(
             page = _page_at(v, table, b.ashr(t, I64(4)), base, page_bytes)
             inside = b.and_(t, I64(PAGE - 1))
             at = v.at(page, v.scaled(b.add(b.mul(head, I64(PAGE)), b.add(b.mul(head, inside), column)), size))
-            values = [numbers(v, v.at(at, size * LANES * j), size) for j in range(WIDE)]
+            values = [loaded(v, v.at(at, size * LANES * j), size) for j in range(WIDE)]
             after = []
             for r in range(count):
                 share = v.spread(v.load(v.at(scores, b.add(b.mul(step, I64(r)), v.scaled(t, 4))), F32))

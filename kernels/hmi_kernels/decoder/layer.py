@@ -21,7 +21,6 @@ from hmi_kernels.decoder.rowwise import (
 )
 from hmi_kernels.encoder import FLOAT
 from hmi_kernels.encoder import room as rooms
-from hmi_kernels.encoder.ahead import AHEAD_FIELDS
 from hmi_kernels.encoder.change import CHANGE_FIELDS, set_changes, set_runs
 from hmi_kernels.encoder.product import MATRIX_FIELDS, even, multiply, tile
 from hmi_kernels.encoder.room import operand, wide_operand
@@ -35,8 +34,8 @@ LAYER_FIELDS = 12 + 5 * MATRIX_FIELDS
 """A layer: its kind of numbers, its sizes (HEAD: of one attention head, INNER: of the FFN); EPS and FACTOR,
 the bits of float32 numbers; addresses of gains, those of each head's queries and keys 0 if there are none;
 five matrices. IN_FFN has the gate, then the value."""
-ON_QUERIES, ON_KEYS_VALUES, ON_OUT, ON_IN, ON_FFN = (AHEAD_FIELDS + CHANGE_FIELDS * i for i in range(5))
-MODULE_FIELDS = AHEAD_FIELDS + 5 * CHANGE_FIELDS
+ON_QUERIES, ON_KEYS_VALUES, ON_OUT, ON_IN, ON_FFN = (CHANGE_FIELDS * i for i in range(5))
+MODULE_FIELDS = 5 * CHANGE_FIELDS
 """One layer's part of a module: the changes of its five products."""
 BLOCK = 128
 """Rows of a block."""

@@ -216,7 +216,8 @@ class Room(Buffers):
     def address(self, layer: Layer, rows: StepRows) -> int:
         """The address of a record whose buffers are large enough for these rows."""
         wide, narrow = layer.heads * layer.head, layer.kv_heads * layer.head
-        return self.fitted((layer.dim, layer.inner, wide, narrow, rows.longest, rows.columns))
+        longest = 1 << (rows.longest - 1).bit_length()  # it grows by one in each step
+        return self.fitted((layer.dim, layer.inner, wide, narrow, longest, rows.columns))
 
     def bytes_of(self, *sizes: int) -> dict[int, int]:
         dim, inner, wide, narrow, longest, columns = sizes
@@ -330,7 +331,8 @@ def best(row: Floats, k: int, scale: float = 1.0) -> tuple[NDArray[np.int64], Fl
     """The k best words of a row of `scores`: their ids and scores, the best first and of equal ones the
     lower id, and the logarithm of the sum of the exponentials of all scores times `scale`."""
     ids, found = np.empty(k, np.int64), np.empty(k, np.float32)
-    row = np.pad(row, (0, -len(row) % of_words.GROUP), constant_values=-np.inf)
+    if rest := -len(row) % of_words.GROUP:
+        row = np.pad(row, (0, rest), constant_values=-np.inf)
     count, total = of_words.best(row, scale, ids, found)
     return ids[:count], found[:count], float(total)
 

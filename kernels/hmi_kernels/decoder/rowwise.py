@@ -84,7 +84,7 @@ def _key_kept(size: int, v: Vectors, source: Any, target: Any, count: Any) -> No
 key_kept_floats, key_kept_bfloats = (vectorised(3)(partial(_key_kept, size)) for size in (4, 2))
 
 
-def numbers(v: Vectors, address: Any, size: int) -> Any:
+def loaded(v: Vectors, address: Any, size: int) -> Any:
     """16 numbers of `size` bytes, float32 or bfloat16, as float32."""
     if size == 4:
         return v.load(address)

@@ -64,6 +64,7 @@ def _exponentials(v: Vectors, row: Any, highest: Any, scale: Any, groups: Any, o
     v.store(v.total(total), out)
 
 
+# A description that is called by name in `best`, whose arguments are no addresses, needs a kernel around it.
 @whole
 def greatest(row: Any, groups: Any, out: Any) -> None:
     _greatest(row, groups, out)

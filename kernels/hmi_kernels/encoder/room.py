@@ -1,4 +1,4 @@
-"""The memory that one thread computes in, as a record of addresses; `ops.Room` allocates it."""
+"""The memory that one thread computes in, as a record of addresses; `buffers.Buffers` allocates it."""
 
 from __future__ import annotations
 

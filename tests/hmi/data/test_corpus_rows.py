@@ -35,6 +35,7 @@ def put(tmp_path: Path, data: bytes | str) -> Path:
         (b"\x28\xb5\x2f\xfdnot really zstd", "cannot be decompressed"),
         (b"\x1f\x8bnot really gzip at all", "cannot be decompressed"),
         (b'["one text", "two texts"]\n', "JSON list, and has no `text`: the columns are none"),
+        (b'{"text": "a"}\n{"text": "b \\ud800"}\n', "line 2 .* half a surrogate pair at character 3"),
         (b'["one", "two"]\n["three", "four"]\n', "line 2 .* after the end of the list"),
     ],
 )

@@ -54,8 +54,12 @@ class Model:
         self.arena.keep(owner, ids[: done[0]], pages)
 
     def leave(self) -> None:
-        _, _, pages, _ = self.running.pop(self.draw.randrange(len(self.running)))
-        self.arena.end(pages)
+        owner, _, pages, _ = self.running.pop(self.draw.randrange(len(self.running)))
+        self.arena.end(owner, pages)
+        if owner in self.dropped and owner not in {each[0] for each in self.running}:
+            before = self.arena.kept
+            self.arena.drop(owner)
+            assert self.arena.kept == before, "something is kept of an owner that is gone"
 
     def drop(self) -> None:
         """A version that runs, or nobody's."""
@@ -86,8 +90,8 @@ def test_no_page_is_lost_or_shared_wrongly(seed: int) -> None:
         model.check()
     assert model.seen_shared > 3
     assert model.seen_full > 3
-    for _, _, pages, _ in model.running:
-        model.arena.end(pages)
+    for owner, _, pages, _ in model.running:
+        model.arena.end(owner, pages)
     for owner in {each[0] for each in model.content.values()}:
         model.arena.drop(str(owner))
     assert (model.arena.room, model.arena.kept) == (PAGES, 0)
@@ -99,18 +103,31 @@ def test_what_is_kept_is_found_until_its_place_is_needed_or_its_owner_goes() -> 
     assert pages == []
     assert arena.extend(pages, len(ids))
     arena.keep("a", ids, pages)
-    arena.end(pages)
+    arena.end("a", pages)
     assert (arena.room, arena.kept) == (4, 3)
     assert arena.begin("b", ids) == []
     assert arena.begin("a", ids) == pages[:2], "the last token runs always"
-    arena.end(pages[:2])
+    arena.end("a", pages[:2])
     assert arena.begin("a", [*ids, 1]) == pages
-    arena.end(pages)
+    arena.end("a", pages)
     other: list[int] = []
     assert arena.extend(other, 2 * PAGE)
     assert other[1] == pages[2], "the end of what is kept goes first"
     assert arena.begin("a", [*ids, 1]) == pages[:2]
     arena.drop("a")
-    arena.end(pages[:2])
+    arena.end("a", pages[:2])
     assert arena.kept == 0
     assert arena.begin("a", ids) == []
+
+
+def test_nothing_is_kept_of_an_owner_that_went_while_its_sequences_ran() -> None:
+    arena, ids = Arena(4), list(range(20))
+    first, second = (arena.begin("a", ids) for _ in range(2))
+    assert arena.extend(first, 20)
+    arena.keep("a", ids, first)
+    arena.drop("a")
+    arena.end("a", first)
+    assert arena.extend(second, 20)
+    arena.keep("a", ids, second)
+    arena.end("a", second)
+    assert (arena.kept, arena.room) == (0, 4)

@@ -286,8 +286,10 @@ def test_texts_and_chats(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="no such role"):
         tokenizer.chat([{"role": "tool", "content": "a"}])
     for message in ({"role": "user", "content": "a<|stop|>b"}, {"role": "<|stop|>user", "content": "a"}):
-        with pytest.raises(InvalidInput, match=r"messages\[0\] holds .* <\|stop\|>"):
+        with pytest.raises(InvalidInput, match=r"messages\[0\]\.\w+ holds .* <\|stop\|>"):
             tokenizer.chat([message])
+    with pytest.raises(InvalidInput, match=r"messages\[0\]\.content is not a text"):
+        tokenizer.chat([{"role": "assistant", "content": None}])
     tokenizer.template = "{{ 1 / 0 }}"
     with pytest.raises(InvalidInput, match=r"refuses this chat: division by zero"):
         tokenizer.chat([{"role": "user", "content": "a"}])

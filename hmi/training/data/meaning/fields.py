@@ -70,10 +70,10 @@ def _label(value: Any, name: str) -> str:
         )
     if not isinstance(value, (str, int)):
         raise ValueError(f"{name} is {kind_of(value)}, not a string or an integer")
-    return _writable(str(value).strip(), name)
+    return writable(str(value).strip(), name)
 
 
-def _writable(text: str, name: str) -> str:
+def writable(text: str, name: str) -> str:
     r"""The text. Raises ValueError if it has half a surrogate pair (\\ud800 in JSON), so that UTF-8
     cannot encode it."""
     try:
@@ -119,7 +119,7 @@ def _words(raw: dict[str, Any], name: str) -> list[str]:
     characters = sum(map(len, words))
     if characters > MAX_ROW_CHARACTERS:
         raise ValueError(f"`{name}` have {characters} characters, more than {MAX_ROW_CHARACTERS}")
-    _writable("".join(words), f"`{name}`")
+    writable("".join(words), f"`{name}`")
     return words
 
 
@@ -131,4 +131,4 @@ def _text(raw: dict[str, Any], name: str) -> str:
         raise ValueError(f"`{name}` is missing or empty")
     if len(value) > MAX_ROW_CHARACTERS:
         raise ValueError(f"`{name}` has {len(value)} characters, more than {MAX_ROW_CHARACTERS}")
-    return _writable(value, f"`{name}`")
+    return writable(value, f"`{name}`")

@@ -7,7 +7,7 @@ import random
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from hmi.model.text.written import Written
+from hmi.model.text.answer_text import AnswerText
 
 TEXT = "Grüße, 世界! 🎉👩‍👩‍👧 naïve café \n\n the end of the text; the end."
 
@@ -22,8 +22,8 @@ def tokenizer() -> Tokenizer:
     return made
 
 
-def pieces(tokenizer: Tokenizer, text: str, stops: list[str]) -> tuple[list[str], Written]:
-    written = Written(lambda ids: str(tokenizer.decode(list(ids))), stops)
+def pieces(tokenizer: Tokenizer, text: str, stops: list[str]) -> tuple[list[str], AnswerText]:
+    written = AnswerText(lambda ids: str(tokenizer.decode(list(ids))), stops)
     found = [written.push(i) for i in tokenizer.encode(text).ids]
     return [*found, written.end()], written
 
@@ -50,13 +50,33 @@ def test_nothing_after_a_stop_string_is_given_nor_any_of_it(tokenizer: Tokenizer
     assert written.stopped is None
 
 
-def test_of_two_stop_strings_the_first_ends_the_text(tokenizer: Tokenizer) -> None:
-    found, written = pieces(tokenizer, "one two three", ["three", "two t", "two"])
-    assert ("".join(found), written.stopped) == ("one ", "two")
+@pytest.mark.parametrize(
+    ("text", "stops", "given", "stop"),
+    [("one two three", ["three", "two t", "two"], "one ", "two"), ("xabcd", ["abcd", "bc"], "xa", "bc")],
+)
+def test_of_two_stop_strings_the_first_that_is_complete_ends_the_text(
+    tokenizer: Tokenizer, text: str, stops: list[str], given: str, stop: str
+) -> None:
+    found, written = pieces(tokenizer, text, stops)
+    assert ("".join(found), written.stopped) == (given, stop)
     assert written.push(50) == written.end() == ""
+    at_once = AnswerText(lambda ids: text * len(ids), stops)
+    assert (at_once.push(1), at_once.stopped) == (given, stop)
+
+
+@pytest.mark.parametrize("text", ["สวัสดี x", "🎉🎉é🎉ñ🎉 x", "สวัสดี", "a  é b"])
+def test_bytes_of_a_tokenizer_that_falls_back_to_them(text: str) -> None:
+    """As Llama 2's: every run of bytes that is not valid is broken as a whole, and a first space is lost."""
+    vocab = {f"<0x{i:02X}>": i for i in range(256)} | {letter: 256 + i for i, letter in enumerate("▁abx")}
+    made = Tokenizer(models.BPE(vocab=vocab, merges=[], byte_fallback=True))
+    parts = decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)
+    made.decoder = decoders.Sequence(list(parts))
+    ids = made.encode("▁" + text.replace(" ", "▁")).ids
+    written = AnswerText(lambda some: str(made.decode(list(some))))
+    assert "".join([*map(written.push, ids), written.end()]) == text
 
 
 def test_bytes_that_are_no_whole_character_are_left_out(tokenizer: Tokenizer) -> None:
-    written = Written(lambda ids: str(tokenizer.decode(list(ids))))
+    written = AnswerText(lambda ids: str(tokenizer.decode(list(ids))))
     ids = tokenizer.encode("a世").ids
     assert "".join([*map(written.push, ids[:-1]), written.end()]) == "a"

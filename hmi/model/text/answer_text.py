@@ -11,11 +11,11 @@ CONTEXT = 4
 neighbours."""
 
 
-class Written:
+class AnswerText:
     """The text of one answer. `push` gives what is certain not to change, so that it can be sent at once."""
 
     def __init__(self, decode: Callable[[Sequence[int]], str], stops: Sequence[str] = ()) -> None:
-        """decode: the text of ids. stops: the answer ends before the first of these that it writes."""
+        """decode: the text of ids. stops: the answer ends before the first of these that is complete."""
         self._decode, self._stops = decode, [stop for stop in stops if stop]
         self._ids: list[int] = []
         self._begin = self._end = 0
@@ -36,8 +36,7 @@ class Written:
         if now.endswith(BROKEN) or len(now) <= len(before):  # a character's other bytes may follow
             return ""
         self._held += now[len(before) :]
-        self._end = len(self._ids)
-        self._begin = max(self._begin, self._end - CONTEXT)
+        self._begin, self._end = self._end, len(self._ids)
         return self._certain()
 
     def end(self) -> str:
@@ -56,7 +55,7 @@ class Written:
         text = self._held
         found = [(at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
         if found:
-            at, self.stopped = min(found, key=lambda each: (each[0], -len(each[1])))
+            at, self.stopped = min(found, key=lambda each: (each[0] + len(each[1]), each[0]))
             self._held = ""
             return text[:at]
         keep = max((_overlap(text, stop) for stop in self._stops), default=0)

@@ -1,0 +1,1 @@
+"""Writing with a language model's root, beside llama.cpp."""

@@ -1,0 +1,289 @@
+"""`bench generation`: tokens a second of writing with a language model's root, beside llama.cpp.
+
+All run on one thread, in turn, and write the same number of tokens after prompts of the same length.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from bench.cases.generation.llama_cpp import LlamaCpp, opened, written_forms
+from bench.harness.home import installed_text
+from bench.harness.report import Figure, in_turn
+from hmi.errors import InvalidInput
+from hmi.execution.decoding.base import PAGE
+from hmi.execution.decoding.compiled import SITES, CompiledDecoder
+from hmi.execution.decoding.writing import Answer, Writing
+from hmi.execution.precision import available
+from hmi.model.network.shape import DecoderShape
+from hmi.model.sources.causal import CausalLower
+from hmi.model.sources.generative_root import UpperDecoder, split_decoder
+from hmi.model.sources.language_model import load_language_model
+from hmi.model.sources.locality import apply_locality, shipped_locality
+from hmi.model.sources.source import find_source
+from hmi.model.tenant.modules import LowRankLayer, TenantModule
+
+TOGETHER = 16
+PROMPT, WRITTEN, LONG = 64, 24, 512
+"""Tokens of a prompt, those written after it, and those of the prompt that is only read."""
+RANK, SMALL = 8, ("q", "v")
+"""A tenant's module has this rank at these sites, .8 MB on SmolLM2. A large one has all sites, 4.2 MB."""
+EQUAL = {"int8": "q8_0", "bf16": "f16"}
+"""The form of llama.cpp with as many bits a weight as a precision."""
+Rows = Callable[[Sequence[tuple[Answer, int, int]]], Tensor]
+
+
+@dataclass(frozen=True)
+class GenerationPlan:
+    source: str
+    split: int
+    runs: int
+    tenants: int | None = None
+
+
+def run(plan: GenerationPlan, report: Callable[[str], None]) -> Iterator[Figure]:
+    """Yield tokens a second of each case, and the ratios to llama.cpp's. Raises HmiError."""
+    torch.set_num_threads(1)
+    source = find_source(plan.source)
+    report(f"loading {source.name}")
+    model = load_language_model(source)
+    n = 3 if plan.split else 1
+    lower, upper = split_decoder(model.decoder, plan.split, model.tokenizer.begin, n)
+    weights = shipped_locality(source.sha256, plan.split, n) if plan.split else None
+    if weights is not None:
+        apply_locality(weights, (lower, upper))
+    for part in (lower, upper):
+        part.requires_grad_(False)
+    text = "\n".join(installed_text())[: 10 * LONG * TOGETHER]
+    ids = model.tokenizer.encode([text], LONG * TOGETHER + 1)[0].ids[1:]
+    prompts = [[model.tokenizer.begin, *ids[i * LONG : i * LONG + LONG - 1]] for i in range(TOGETHER)]
+    report("comparing greedy answers with full recomputation")
+    yield Figure("answers_that_differ", _that_differ(lower, upper, prompts), "", 0, False, len(prompts))
+    works = _works(plan, lower, upper, prompts)
+    with ExitStack() as stack:
+        why = _add_llama(works, stack, source.folder, prompts, report)
+        report("writing in turn")
+        found = {name: statistics.median(v) for name, v in in_turn(works, plan.runs).items()}
+    for name, rate in found.items():
+        yield Figure(f"{name}", rate, "tokens/s", runs=plan.runs)
+    yield from _ratios(found, plan, why)
+
+
+def _works(
+    plan: GenerationPlan, lower: CausalLower, upper: UpperDecoder, prompts: Sequence[list[int]]
+) -> dict[str, Callable[[], float]]:
+    """What is measured of ours, by name: each returns tokens a second."""
+    made = partial(module_of, upper.shape, len(upper.layers))
+    modules = [made(SMALL, seed) for seed in range(plan.tenants or TOGETHER)]
+    large = [made(SITES, seed) for seed in range(TOGETHER)]
+    looked_up: dict[str, Rows] = {"": found_rows(lower)}
+    if plan.split:
+        looked_up["_misses_computed"] = partial(computed_rows, lower)
+    works: dict[str, Callable[[], float]] = {}
+    for p in available():
+        executor = CompiledDecoder(upper, TOGETHER * (LONG // PAGE + 2), p)
+        for how, rows_of in looked_up.items():
+            writer = Writing(executor, rows_of, step_rows=LONG)
+            writes = partial(_writes, writer, prompts)
+            works |= {
+                f"{p}_read_{LONG}{how}": partial(_reads, writer, prompts),
+                f"{p}_write_1{how}": partial(writes, [None]),
+                f"{p}_write_{TOGETHER}{how}": partial(writes, [None] * TOGETHER),
+                f"{p}_write_{TOGETHER}_tenants{how}": partial(writes, modules[:TOGETHER]),
+                f"{p}_write_{TOGETHER}_large_tenants{how}": partial(writes, large),
+            }
+            if plan.tenants is not None:
+                works[f"{p}_write_{TOGETHER}_of_{plan.tenants}_tenants{how}"] = _rotating(writes, modules)
+    return works
+
+
+@torch.inference_mode()
+def _that_differ(lower: CausalLower, upper: UpperDecoder, prompts: Sequence[list[int]]) -> int:
+    """The number of greedy answers of PROMPT tokens, written together in fp32, that have a token which is not
+    the best by plain torch over the whole sequence. If the two best differ by less than .001, either is."""
+    executor = CompiledDecoder(upper, len(prompts) * (2 * PROMPT // PAGE), "fp32")
+    writer = Writing(executor, partial(computed_rows, lower))
+    answers = [Answer(0, prompt[:PROMPT], PROMPT) for prompt in prompts]
+    for answer in answers:
+        writer.add(answer)
+        writer.step()
+    while len(writer):
+        writer.step()
+    wrong = 0
+    for answer in answers:
+        scores = upper.logits(upper(lower(torch.tensor([answer.ids]))))[0, PROMPT - 1 : -1]
+        chosen = scores[torch.arange(PROMPT), torch.tensor(answer.written)]
+        wrong += bool((scores.amax(-1) - chosen > 1e-3).any())
+    return wrong
+
+
+def _ratios(found: dict[str, float], plan: GenerationPlan, why: str | None) -> Iterator[Figure]:
+    """The best of ours in any precision to the best of llama.cpp, and at equal precision."""
+    ours = [p for p in EQUAL if f"{p}_write_1" in found]
+    theirs = [name.removeprefix("llama_cpp_").removesuffix("_write_1") for name in found if _is_one(name)]
+    for case, peer, goal in (
+        (f"write_{TOGETHER}_tenants", "write_1", 10.0),
+        (f"write_{TOGETHER}", f"write_{TOGETHER}", 3.0),
+        ("write_1", "write_1", 1.2),
+        (f"read_{LONG}", f"read_{LONG}", 3.0),
+    ):
+        if why is not None or not ours:
+            yield Figure(
+                f"{case}_over_llama_cpp", None, "x", goal, why=why or "no kernel of 8 or 16 bits here"
+            )
+            continue
+        best = max(theirs, key=lambda form: found[f"llama_cpp_{form}_{peer}"])
+        mine = max(ours, key=lambda p: found[f"{p}_{case}"])
+        ratio = found[f"{mine}_{case}"] / found[f"llama_cpp_{best}_{peer}"]
+        yield Figure(f"{case}_over_llama_cpp", ratio, "x", goal, True, plan.runs, f"{mine} : {peer}, {best}")
+        for p in ours:
+            ratio = found[f"{p}_{case}"] / found[f"llama_cpp_{EQUAL[p]}_{peer}"]
+            yield Figure(f"{case}_over_llama_cpp_{p}", ratio, "x", None, True, plan.runs, EQUAL[p])
+    for p in ours:
+        many = f"{p}_write_{TOGETHER}_of_{plan.tenants}_tenants"
+        if many in found:
+            share = found[many] / found[f"{p}_write_{TOGETHER}_tenants"]
+            yield Figure(f"{p}_{plan.tenants}_tenants_over_{TOGETHER}", share, "x", 0.92, True, plan.runs)
+
+
+def _is_one(name: str) -> bool:
+    return name.startswith("llama_cpp_") and name.endswith("_write_1")
+
+
+def _add_llama(
+    works: dict[str, Callable[[], float]],
+    stack: ExitStack,
+    source: Path,
+    prompts: Sequence[Sequence[int]],
+    report: Callable[[str], None],
+) -> str | None:
+    """Add llama.cpp's works. Returns why there are none."""
+    if importlib.util.find_spec("llama_cpp") is None:
+        return "no peer is installed: pip install llama-cpp-python"
+    path = source if source.is_file() else next(iter(sorted(source.glob("*.gguf"))), None)
+    if path is None:
+        raise InvalidInput(f"{source} has no GGUF file, which llama.cpp reads", field="source")
+    report("writing llama.cpp's forms")
+    folder = stack.enter_context(tempfile.TemporaryDirectory())
+    theirs = [[i - 1 for i in prompt] for prompt in prompts]  # our ids are the source's plus one
+    for form, file in written_forms(path, Path(folder)).items():
+        peer = stack.enter_context(opened(file, TOGETHER, LONG + PAGE))
+        works |= {
+            f"llama_cpp_{form}_read_{LONG}": partial(_llama_reads, peer, theirs),
+            f"llama_cpp_{form}_write_1": partial(_llama_writes, peer, theirs[:1]),
+            f"llama_cpp_{form}_write_{TOGETHER}": partial(_llama_writes, peer, theirs),
+        }
+    return None
+
+
+def _reads(writer: Writing, prompts: Sequence[list[int]]) -> float:
+    """Tokens a second of a prompt of LONG tokens."""
+    writer.add(Answer(object(), prompts[0], 1))
+    begun = time.process_time()
+    with torch.inference_mode():
+        writer.step()
+    took = time.process_time() - begun
+    assert not len(writer)
+    return LONG / took
+
+
+def _writes(writer: Writing, prompts: Sequence[list[int]], modules: Sequence[TenantModule | None]) -> float:
+    """Tokens a second of as many sequences as there are modules, after prompts of PROMPT tokens."""
+    owner = object()  # nothing is found of the turn before
+    with torch.inference_mode():
+        for prompt, module in zip(prompts, modules, strict=False):
+            writer.add(Answer(owner, prompt[:PROMPT], WRITTEN + 1, module=module))
+        count = 0
+        while count < len(modules):
+            count += len(writer.step())
+        begun = time.process_time()
+        while len(writer):
+            writer.step()
+    return len(modules) * WRITTEN / (time.process_time() - begun)
+
+
+def _rotating(
+    work: Callable[[Sequence[TenantModule | None]], float], modules: Sequence[TenantModule]
+) -> Callable[[], float]:
+    """Each call takes the next TOGETHER tenants. So no module is in a cache."""
+    turn = iter(range(0, 1 << 60, TOGETHER))
+
+    def run() -> float:
+        at = next(turn)
+        return work([modules[(at + i) % len(modules)] for i in range(TOGETHER)])
+
+    return run
+
+
+def _llama_reads(peer: LlamaCpp, prompts: Sequence[list[int]]) -> float:
+    begun = time.process_time()
+    peer.prefill(prompts[:1])
+    return LONG / (time.process_time() - begun)
+
+
+def _llama_writes(peer: LlamaCpp, prompts: Sequence[list[int]]) -> float:
+    tokens = peer.prefill([prompt[:PROMPT] for prompt in prompts])
+    begun = time.process_time()
+    for i in range(WRITTEN):
+        tokens = peer.decode(tokens, PROMPT + i)
+    return len(prompts) * WRITTEN / (time.process_time() - begun)
+
+
+def module_of(shape: DecoderShape, layers: int, sites: Sequence[str], seed: int) -> TenantModule:
+    """A tenant's module with changes of rank RANK at these sites of each layer."""
+    wide, narrow = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    sizes = dict.fromkeys(SITES, (shape.dim, shape.ffn))
+    sizes |= {"q": (shape.dim, wide), "k": (shape.dim, narrow), "v": (shape.dim, narrow)}
+    sizes |= {"o": (wide, shape.dim), "fo": (shape.ffn, shape.dim)}
+    draw = torch.Generator().manual_seed(seed)
+    changes = {
+        f"{i}-{site}": LowRankLayer(
+            torch.randn(RANK, sizes[site][0], generator=draw) * sizes[site][0] ** -0.5,
+            0.01 * torch.randn(sizes[site][1], RANK, generator=draw),
+        )
+        for i in range(layers)
+        for site in sites
+    }
+    return TenantModule(changes).eval().requires_grad_(False)
+
+
+def found_rows(lower: CausalLower) -> Rows:
+    """Rows as if a look-up found each: a word has the same wherever it stands."""
+    rows = torch.zeros(lower.shape.vocab, lower.shape.dim)
+    with torch.inference_mode():
+        for some in torch.arange(1, len(rows)).split(4096):
+            rows[some] = lower.ngram_entries(some[:, None])[:, 0]
+        rows[lower.begin] = lower.first_row()
+
+    def rows_of(wanted: Sequence[tuple[Answer, int, int]]) -> Tensor:
+        return rows[[i for answer, begin, end in wanted for i in answer.ids[begin:end]]]
+
+    return rows_of
+
+
+def computed_rows(lower: CausalLower, wanted: Sequence[tuple[Answer, int, int]]) -> Tensor:
+    """Rows as if a look-up found none: each token's longest n-gram goes through the lower layers."""
+    windows = [
+        answer.ids[max(1, at - lower.n + 1) : at + 1]
+        for answer, begin, end in wanted
+        for at in range(begin, end)
+    ]
+    out = torch.empty(len(windows), lower.shape.dim)
+    for order in {len(window) for window in windows}:
+        at = [i for i, window in enumerate(windows) if len(window) == order]
+        if order:
+            out[at] = lower.ngram_entries(torch.tensor([windows[i] for i in at]))[:, 0]
+        else:
+            out[at] = lower.first_row()
+    return out
