@@ -33,7 +33,8 @@ from hmi.training.root.causal_joint import CausalJointPlan, train_causal_jointly
 FIT_TEXTS = 600
 """Texts from which each order's matrix is fitted."""
 DEFAULT_SPLIT = 0
-"""No locality weights ship for a language model yet, so by default none of its layers is looked up."""
+"""By default none of a language model's layers is looked up, since few domains have the text for it
+(docs/design/0033-generation.md)."""
 
 
 def write_language_model(
