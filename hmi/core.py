@@ -71,7 +71,7 @@ ID_PATTERN = r"[A-Za-z0-9_-]{1,64}"
 _NAME = re.compile(NAME_PATTERN)
 MAX_DOMAIN_PARTS = 7  # the limit of a ref in the PLOT store
 
-Task = Literal["classification", "pair", "multilabel", "regression", "tagging", "embedding"]
+Task = Literal["classification", "pair", "multilabel", "regression", "tagging", "embedding", "generation"]
 JobKind = Literal[
     "import_root",
     "build_plot",

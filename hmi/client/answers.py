@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-Task = Literal["classification", "pair", "multilabel", "regression", "tagging", "embedding"]
+Task = Literal["classification", "pair", "multilabel", "regression", "tagging", "embedding", "generation"]
 JobState = Literal["queued", "running", "succeeded", "failed", "cancelled"]
 ENDED = frozenset({"succeeded", "failed", "cancelled"})
 
