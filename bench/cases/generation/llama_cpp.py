@@ -1,4 +1,4 @@
-"""llama.cpp in this process on one thread, by its C interface as the package `llama-cpp-python` has it."""
+"""llama.cpp in this process, on one thread. The package `llama-cpp-python` gives its C interface."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 
 FORMS = {"q8_0": "LLAMA_FTYPE_MOSTLY_Q8_0", "f16": "LLAMA_FTYPE_MOSTLY_F16"}
-"""The forms beside the file's own, by name: 8 and 16 bits a weight."""
+"""Forms with 8 and 16 bits a weight. llama.cpp's name of each, by ours."""
 
 
 def written_forms(path: Path, folder: Path) -> dict[str, Path]:
-    """The file as it is, and in other forms, which are written into `folder`."""
+    """Write the model in the other forms into `folder`. Returns each form's path, that of the given file as
+    `as_shipped`."""
     c = _library()
     found = {"as_shipped": path}
     for name, form in FORMS.items():
@@ -30,12 +31,12 @@ def written_forms(path: Path, folder: Path) -> dict[str, Path]:
 
 
 _KEPT: list[Any] = []
-"""What the library calls must outlive all calls."""
+"""Callbacks that llama.cpp holds. Python must not free them."""
 
 
 @cache
 def _library() -> Any:
-    """The package, which says nothing on stderr."""
+    """Import the package, and switch its log off."""
     found: Any = importlib.import_module("llama_cpp")
     _KEPT.append(found.llama_log_callback(lambda *_: None))
     found.llama_log_set(_KEPT[0], None)
@@ -43,18 +44,21 @@ def _library() -> Any:
 
 
 class LlamaCpp:
-    """A model with room for some sequences."""
+    """An open model, with room for some sequences."""
 
     def __init__(self, c: Any, context: Any, vocab: int) -> None:
         self._c, self._context, self._vocab = c, context, vocab
 
     def prefill(self, prompts: Sequence[Sequence[int]]) -> list[int]:
-        """Forget everything, then read a prompt for each sequence. Returns the best next tokens."""
+        """Forget all sequences, then read a prompt for each. Returns each one's best next token."""
         self._c.llama_memory_clear(self._c.llama_get_memory(self._context), True)
         return [self._run([(i, 0, prompt)])[0] for i, prompt in enumerate(prompts)]
 
     def decode(self, tokens: Sequence[int], position: int) -> list[int]:
-        """Write one token of each sequence, all in one batch. Returns the best next tokens."""
+        """Run one token of each sequence, all in one batch. Returns each one's best next token.
+
+        position: the tokens' place in their sequences, from 0.
+        """
         return self._run([(i, position, [token]) for i, token in enumerate(tokens)])
 
     def _run(self, parts: Sequence[tuple[int, int, Sequence[int]]]) -> list[int]:
@@ -83,7 +87,7 @@ class LlamaCpp:
 
 @contextmanager
 def opened(path: Path, sequences: int, tokens: int) -> Iterator[LlamaCpp]:
-    """A model on one thread, with room for `tokens` tokens of each of so many sequences."""
+    """Context manager: opens a model on one thread. It has room for `tokens` tokens of each sequence."""
     c = _library()
     model = c.llama_model_load_from_file(str(path).encode(), c.llama_model_default_params())
     params: Any = c.llama_context_default_params()

@@ -1,6 +1,6 @@
-"""`bench generation`: tokens a second of writing with a language model's root, beside llama.cpp.
+"""`bench generation`: tokens a second of a language model's root, beside llama.cpp.
 
-All run on one thread, in turn, and write the same number of tokens after prompts of the same length.
+All works run on one thread, in turn. They write equally many tokens after prompts of equal length.
 """
 
 from __future__ import annotations
@@ -35,12 +35,13 @@ from hmi.model.sources.source import find_source
 from hmi.model.tenant.modules import LowRankLayer, TenantModule
 
 TOGETHER = 16
+"""Sequences that write together."""
 PROMPT, WRITTEN, LONG = 64, 24, 512
-"""Tokens of a prompt, those written after it, and those of the prompt that is only read."""
+"""Tokens of a prompt, tokens written after it, and tokens of the prompt that is only read."""
 RANK, SMALL = 8, ("q", "v")
 """A tenant's module has this rank at these sites, .8 MB on SmolLM2. A large one has all sites, 4.2 MB."""
 EQUAL = {"int8": "q8_0", "bf16": "f16"}
-"""The form of llama.cpp with as many bits a weight as a precision."""
+"""llama.cpp's form with as many bits a weight, by our precision."""
 Rows = Callable[[Sequence[tuple[Answer, int, int]]], Tensor]
 
 
@@ -53,7 +54,7 @@ class GenerationPlan:
 
 
 def run(plan: GenerationPlan, report: Callable[[str], None]) -> Iterator[Figure]:
-    """Yield tokens a second of each case, and the ratios to llama.cpp's. Raises HmiError."""
+    """Yield tokens a second of each work, then the ratios to llama.cpp's. Raises HmiError."""
     torch.set_num_threads(1)
     source = find_source(plan.source)
     report(f"loading {source.name}")
@@ -83,7 +84,7 @@ def run(plan: GenerationPlan, report: Callable[[str], None]) -> Iterator[Figure]
 def _works(
     plan: GenerationPlan, lower: CausalLower, upper: UpperDecoder, prompts: Sequence[list[int]]
 ) -> dict[str, Callable[[], float]]:
-    """What is measured of ours, by name: each returns tokens a second."""
+    """HMI's works by name. Each runs once when it is called, and returns tokens a second."""
     made = partial(module_of, upper.shape, len(upper.layers))
     modules = [made(SMALL, seed) for seed in range(plan.tenants or TOGETHER)]
     large = [made(SITES, seed) for seed in range(TOGETHER)]
@@ -110,8 +111,11 @@ def _works(
 
 @torch.inference_mode()
 def _that_differ(lower: CausalLower, upper: UpperDecoder, prompts: Sequence[list[int]]) -> int:
-    """The number of greedy answers of PROMPT tokens, written together in fp32, that have a token which is not
-    the best by plain torch over the whole sequence. If the two best differ by less than .001, either is."""
+    """Write greedy answers of PROMPT tokens together in fp32, and check them. Returns how many are wrong.
+
+    Plain torch scores the whole sequence. An answer is wrong if one of its tokens scores more than .001 less
+    than the best word.
+    """
     executor = CompiledDecoder(upper, len(prompts) * (2 * PROMPT // PAGE), "fp32")
     writer = Writing(executor, partial(computed_rows, lower))
     answers = [Answer(0, prompt[:PROMPT], PROMPT) for prompt in prompts]
@@ -129,7 +133,7 @@ def _that_differ(lower: CausalLower, upper: UpperDecoder, prompts: Sequence[list
 
 
 def _ratios(found: dict[str, float], plan: GenerationPlan, why: str | None) -> Iterator[Figure]:
-    """The best of ours in any precision to the best of llama.cpp, and at equal precision."""
+    """Yield HMI's rates divided by llama.cpp's: the best of each, then those at equal precision."""
     ours = [p for p in EQUAL if f"{p}_write_1" in found]
     theirs = [name.removeprefix("llama_cpp_").removesuffix("_write_1") for name in found if _is_one(name)]
     for case, peer, goal in (
@@ -168,7 +172,7 @@ def _add_llama(
     prompts: Sequence[Sequence[int]],
     report: Callable[[str], None],
 ) -> str | None:
-    """Add llama.cpp's works. Returns why there are none."""
+    """Add llama.cpp's works. Returns why it cannot run, or None if it can."""
     if importlib.util.find_spec("llama_cpp") is None:
         return "no peer is installed: pip install llama-cpp-python"
     path = source if source.is_file() else next(iter(sorted(source.glob("*.gguf"))), None)
@@ -188,7 +192,7 @@ def _add_llama(
 
 
 def _reads(writer: Writing, prompts: Sequence[list[int]]) -> float:
-    """Tokens a second of a prompt of LONG tokens."""
+    """Read a prompt of LONG tokens. Returns tokens a second of CPU time."""
     writer.add(Answer(object(), prompts[0], 1))
     begun = time.process_time()
     with torch.inference_mode():
@@ -199,7 +203,7 @@ def _reads(writer: Writing, prompts: Sequence[list[int]]) -> float:
 
 
 def _writes(writer: Writing, prompts: Sequence[list[int]], modules: Sequence[TenantModule | None]) -> float:
-    """Tokens a second of as many sequences as there are modules, after prompts of PROMPT tokens."""
+    """Write after prompts of PROMPT tokens, one for each module. Returns tokens a second of CPU time."""
     owner = object()  # nothing is found of the turn before
     with torch.inference_mode():
         for prompt, module in zip(prompts, modules, strict=False):
@@ -216,7 +220,7 @@ def _writes(writer: Writing, prompts: Sequence[list[int]], modules: Sequence[Ten
 def _rotating(
     work: Callable[[Sequence[TenantModule | None]], float], modules: Sequence[TenantModule]
 ) -> Callable[[], float]:
-    """Each call takes the next TOGETHER tenants. So no module is in a cache."""
+    """Return a work that takes the next TOGETHER tenants at each call. So no cache holds their modules."""
     turn = iter(range(0, 1 << 60, TOGETHER))
 
     def run() -> float:
@@ -241,7 +245,7 @@ def _llama_writes(peer: LlamaCpp, prompts: Sequence[list[int]]) -> float:
 
 
 def module_of(shape: DecoderShape, layers: int, sites: Sequence[str], seed: int) -> TenantModule:
-    """A tenant's module with changes of rank RANK at these sites of each layer."""
+    """Make a random module: a tenant's changes of rank RANK at these sites of each layer."""
     wide, narrow = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     sizes = dict.fromkeys(SITES, (shape.dim, shape.ffn))
     sizes |= {"q": (shape.dim, wide), "k": (shape.dim, narrow), "v": (shape.dim, narrow)}
@@ -259,7 +263,7 @@ def module_of(shape: DecoderShape, layers: int, sites: Sequence[str], seed: int)
 
 
 def found_rows(lower: CausalLower) -> Rows:
-    """Rows as if a look-up found each: a word has the same wherever it stands."""
+    """Return a function that gives rows as if a look-up found all of them. A word has one row everywhere."""
     rows = torch.zeros(lower.shape.vocab, lower.shape.dim)
     with torch.inference_mode():
         for some in torch.arange(1, len(rows)).split(4096):
@@ -273,7 +277,7 @@ def found_rows(lower: CausalLower) -> Rows:
 
 
 def computed_rows(lower: CausalLower, wanted: Sequence[tuple[Answer, int, int]]) -> Tensor:
-    """Rows as if a look-up found none: each token's longest n-gram goes through the lower layers."""
+    """Rows as if a look-up found nothing: each token's longest n-gram passes through the lower layers."""
     windows = [
         answer.ids[max(1, at - lower.n + 1) : at + 1]
         for answer, begin, end in wanted

@@ -18,17 +18,18 @@ PAGE = 16
 
 @dataclass(frozen=True)
 class Part:
-    """The next tokens of one sequence in a step: one that decodes has one, a prompt a chunk."""
+    """The tokens of one sequence that a step runs: one if it decodes, else a chunk of its prompt."""
 
     begin: int
-    """The position of the first of them."""
+    """The first token's position in the sequence, from 0."""
     count: int
+    """The number of tokens."""
     pages: NDArray[np.int64]
-    """The numbers of the sequence's pages. They hold the keys and values of the tokens before, and have
-    room for these."""
+    """The numbers of the sequence's pages. They hold the keys and values of earlier tokens. They have room
+    for those of this part."""
     module: TenantModule | None
     wants_scores: bool
-    """Whether the last token's scores of the next one are wanted."""
+    """Whether the step returns scores for the token that follows the last one."""
 
 
 class StepExecutor(Protocol):
@@ -44,16 +45,16 @@ class StepExecutor(Protocol):
         ...
 
     def step(self, x: Tensor, parts: Sequence[Part]) -> Tensor:
-        """Run a step, and write its keys and values into the parts' pages.
+        """Run a step. Writes the rows' keys and values into the parts' pages.
 
-        x: float32 [rows, dim], the rows of each part, one part after another, as a look-up gives them.
-        Returns the scores [parts that want them, vocab or more]; that of id 0 and of what is no id is -inf.
+        x: float32 [rows, dim], the parts' rows one after another, as a look-up gives them.
+        Returns float32 [parts that want scores, vocab or more]. Id 0 and numbers that are no id score -inf.
         """
         ...
 
 
 def counts_of(parts: Sequence[Part]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The number of rows of each part, and the last row of each that wants scores."""
+    """Return the number of rows of each part, and where the last row of each part that wants scores lies."""
     counts = np.array([part.count for part in parts], np.int64)
     wanted = np.array([part.wants_scores for part in parts], bool)
     return counts, (counts.cumsum() - 1)[wanted]

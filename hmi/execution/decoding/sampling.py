@@ -1,8 +1,8 @@
 """The choice of the next token from the scores of all words.
 
-The order is that of transformers: penalties, temperature, top-k, top-p, min-p. A choice depends on the
-scores, on what the sequence holds, on its seed and on the number of the token: so a seed gives its text
-whatever else runs, and also when a sequence is set back and computed again.
+The order is that of transformers: penalties, temperature, top-k, top-p, min-p. A choice depends only on the
+scores, the sequence's ids, its seed and the token's number. So a seed gives the same text whatever else runs,
+and after a sequence was set back.
 """
 
 from __future__ import annotations
@@ -20,33 +20,33 @@ from numpy.typing import NDArray
 from hmi.errors import InvalidInput
 
 FEW = 64
-"""Words that are looked at first. Nearly always the choice is among them."""
+"""The number of best words that a draw looks at first. They nearly always decide it."""
 COLD = 1e-5
-"""A temperature below which the best word is taken."""
+"""Below this temperature the best word is taken."""
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How the next token is chosen. The defaults choose the best."""
+    """How the next token is chosen. The defaults choose the best word."""
 
     temperature: float = 0.0
-    """0: the best. Else scores are divided by it."""
+    """Scores are divided by it. 0 takes the best word."""
     top_k: int = 0
-    """Only that many of the best; 0: all."""
+    """Keeps this many of the best words. 0 keeps all."""
     top_p: float = 1.0
-    """Only the best, as few as reach this probability together."""
+    """Keeps the fewest best words whose probabilities add up to this."""
     min_p: float = 0.0
-    """Only words of at least this share of the best one's probability."""
+    """Keeps words that have at least this share of the best word's probability."""
     repetition_penalty: float = 1.0
-    """Scores of words that the prompt or the answer has are divided by it if positive, else multiplied."""
+    """Concerns words of the prompt and of the answer: divides a positive score, multiplies a negative one."""
     presence_penalty: float = 0.0
-    """Taken from the scores of words that the answer has."""
+    """Is subtracted from the score of each word of the answer."""
     frequency_penalty: float = 0.0
-    """Taken from the scores of the answer's words, once for each time."""
+    """Is subtracted from the score of each word of the answer, as often as the answer has the word."""
     seed: int = 0
-    """Below 2^64."""
+    """From 0 to 2^64 - 1."""
     logprobs: int | None = None
-    """The number of best words whose probabilities are told beside the chosen one's; None: none is told."""
+    """A `Chosen` tells log-probabilities of its token and of this many best words. None: it tells none."""
 
     def __post_init__(self) -> None:
         """Raise InvalidInput for a number out of its range."""
@@ -69,29 +69,32 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Chosen:
-    """A token, and its natural log-probability by the model itself, without penalties or temperature."""
+    """A chosen token. Log-probabilities are natural, by the model itself: no penalties, no temperature."""
 
     id: int
     logprob: float | None = None
     best: Sequence[tuple[int, float]] = ()
+    """The best words' ids and log-probabilities, the best first."""
 
 
 @dataclass
 class Sampler:
-    """Chooses one sequence's tokens, one after another."""
+    """Chooses the tokens of one sequence, one after another."""
 
     wants: Sampling
     prompt: Sequence[int]
     times: Counter[int] = field(default_factory=Counter)
-    """How often each word was chosen."""
+    """How often each id was chosen."""
 
     def __post_init__(self) -> None:
         self._seen = set(self.prompt)
 
     def choose(self, row: NDArray[np.float32]) -> Chosen:
-        """row: the scores of the next token, -inf for those that must not be chosen; it is changed in place.
+        """Choose the next token, and count it. Returns it.
 
-        Raises ValueError if no word that may be chosen has a score that is a number.
+        row: float32 [vocab or more], the words' scores, -inf for a word that must not be chosen. It is
+        changed in place. Raises ValueError if the best score is infinite, or if all scores are
+        -inf or not-a-number.
         """
         wants = self.wants
         told: list[tuple[int, float]] = []
@@ -123,8 +126,11 @@ class Sampler:
         return int(ids[0])
 
     def _drawn(self, row: NDArray[np.float32]) -> int:
-        """A word drawn by its probability: the first, in the order of probabilities, at which they add up
-        to more than a number that depends on the seed and the token's place alone."""
+        """Draw a word by its probability, and return its id.
+
+        The seed and the token's number give a number from 0 to 1. Probabilities are added up from the
+        greatest on. The word at which the sum first exceeds that number is drawn.
+        """
         wants, place = self.wants, self.times.total()
         number = xxhash.xxh3_64_intdigest(place.to_bytes(8, "little"), seed=wants.seed) / 2**64
         ids, scores, total = ops.best(row, FEW, 1 / wants.temperature)
@@ -141,8 +147,11 @@ class Sampler:
         return int(ids[found])
 
     def _place(self, shares: NDArray[np.float64], number: float, *, whole: bool) -> int | None:
-        """The place of the chosen word; None: more words must be looked at. shares: of the best words,
-        falling. whole: they are all words."""
+        """Return the index of the drawn word in `shares`. None: the draw needs more words.
+
+        shares: probabilities of the best words, falling. number: from 0 to 1; it draws. whole: `shares` has
+        all words.
+        """
         wants, kept = self.wants, len(shares)
         if 0 < wants.top_k <= kept:
             kept, whole = wants.top_k, True

@@ -1,4 +1,4 @@
-"""Writes the answers of many sequences: step by step, prompts in chunks beside those that decode."""
+"""Answers of many sequences, written in steps. Chunks of prompts run beside sequences that decode."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from hmi.execution.decoding.sampling import Chosen, Sampler, Sampling
 from hmi.model.tenant.modules import TenantModule
 
 STEP_ROWS = 128
-"""Rows of a step: those of all sequences that decode, and as many of prompts as then fit."""
+"""The most rows of a step. Sequences that decode come first; rows of prompts fill up."""
 
 
 @dataclass(eq=False)
 class Answer:
-    """One sequence: a prompt, and what is written after it."""
+    """One sequence: a prompt, and the tokens that are written after it."""
 
     owner: Hashable
     """See `Arena`."""
@@ -34,14 +34,16 @@ class Answer:
     module: TenantModule | None = None
     sampling: Sampling = field(default_factory=Sampling)
     ids: list[int] = field(init=False)
-    """The prompt's ids, and those that were written."""
+    """The prompt's ids, then the written ones."""
     pages: list[int] = field(init=False, default_factory=list)
+    """The numbers of the pages that it holds."""
     done: int = field(init=False, default=0)
-    """The ids whose keys and values are in the pages."""
+    """The number of ids whose keys and values are in the pages."""
     cached: int | None = field(init=False, default=None)
-    """The ids of the prompt that were found in the arena at its first step; None before that."""
+    """The number of the prompt's ids that the arena had at the first step. None before that step."""
     ended: Literal["end", "length", "failed"] | None = field(init=False, default=None)
-    """Why nothing more is written: one of `ends` was chosen, `most` are written, or scores are no numbers."""
+    """Why the answer ended. end: one of `ends` was chosen. length: `most` tokens are written. failed: its
+    scores are no numbers. None: it goes on."""
 
     def __post_init__(self) -> None:
         self.ids = list(self.prompt)
@@ -49,10 +51,14 @@ class Answer:
 
     @property
     def written(self) -> list[int]:
+        """The ids after the prompt."""
         return self.ids[len(self.prompt) :]
 
     def take(self, row: Tensor) -> Chosen | None:
-        """Choose the next token by its scores, and append it. Returns None if they are no numbers."""
+        """Choose the next token, append its id, and return it. row: float32 [vocab or more], the scores.
+
+        Returns None if the scores are no numbers; the answer has then failed.
+        """
         try:
             chosen = self._sampler.choose(row.numpy())
         except ValueError:
@@ -67,35 +73,37 @@ class Answer:
 
 
 RowsOf = Callable[[Sequence[tuple[Answer, int, int]]], Tensor]
-"""(sequences, and which of their ids: from, to) -> their rows float32 [ids, dim], looked up or computed."""
+"""A function that looks up or computes rows. It takes sequences, each with the range of its ids (begin, end).
+It returns those ids' rows, float32 [ids, dim], one sequence after another."""
 
 
 class Writing:
     """The sequences of one executor, on one thread.
 
-    Each step takes one token of every sequence that decodes, and fills up with chunks of prompts in the
-    order of their arrival. If the pages run out, the sequence that came last is set back: its pages are
-    freed, and it is computed again when there is room. It writes the same text, since its seed decides.
+    A step takes one token of each sequence that decodes. Chunks of prompts fill it up, in the order of their
+    arrival. If pages run out, the sequence that came last is set back: its pages are freed. It runs
+    again when there is room. Its text stays the same, since choices depend on its own seed.
     """
 
     def __init__(self, executor: StepExecutor, rows_of: RowsOf, *, step_rows: int = STEP_ROWS) -> None:
         self._executor, self._rows_of, self._step_rows = executor, rows_of, step_rows
         self.arena = Arena(executor.pages)
         self._answers: list[Answer] = []
-        """In the order of arrival."""
+        """The sequences that have not ended, in the order of arrival."""
         self._started: set[Answer] = set()
-        """Those that may hold pages."""
+        """Those of them that are between the arena's `begin` and `end`."""
         self.set_back = 0
         """How often a sequence was set back."""
 
     def __len__(self) -> int:
+        """The number of sequences that have not ended."""
         return len(self._answers)
 
     def add(self, answer: Answer) -> None:
         """Let a sequence join.
 
-        Raises InvalidInput if it could not end even if it were alone, or has nothing to read or to write;
-        ValueError if its module is not of the layers' sizes.
+        Raises InvalidInput if it has nothing to read or to write, or if all pages together cannot hold it.
+        Raises ValueError if its module does not fit the layers.
         """
         if not answer.prompt:
             raise InvalidInput("the prompt has no tokens", field="prompt")
@@ -114,14 +122,16 @@ class Writing:
         self._answers.append(answer)
 
     def remove(self, answer: Answer) -> None:
-        """Let a sequence leave before its end, and free its pages. One that has ended has left already."""
+        """Let a sequence leave before its end, and free its pages. Does nothing if it has left already."""
         if answer in self._answers:
             self._answers.remove(answer)
             self._stop(answer)
 
     def step(self) -> list[tuple[Answer, Chosen | None]]:
-        """Run one step. Returns the sequences that have a new token, with it, and those that failed, with
-        None. Those that end leave."""
+        """Run one step. Sequences that end in it leave.
+
+        Returns each sequence that has a new token, with that token, and each that failed, with None.
+        """
         chunks = self._plan()
         if not chunks:
             return []
@@ -149,7 +159,7 @@ class Writing:
         return found
 
     def _plan(self) -> list[tuple[Answer, int]]:
-        """The sequences of the next step, with the number of tokens of each. They have the pages for them."""
+        """Choose the next step's sequences, and get their pages. Returns each with its number of tokens."""
         chunks: dict[Answer, int] = {}
         left, started = self._step_rows, self._started
         for answer in [each for each in self._answers if each in started and len(each.ids) - each.done == 1]:
@@ -165,17 +175,17 @@ class Writing:
         return list(chunks.items())
 
     def _join(self, chunks: dict[Answer, int], answer: Answer, most: int) -> int:
-        """Let as many of the sequence's next tokens, at most `most`, join the step as it has pages for.
-        Returns their number."""
+        """Let a sequence's next tokens join the step: at most `most`, and as many as get pages. Returns their
+        number."""
         count = self._with_room(answer, most, chunks)
         if count:
             chunks[answer] = count
         return count
 
     def _with_room(self, answer: Answer, most: int, fixed: Container[Answer]) -> int:
-        """The number of the sequence's next tokens, at most `most`, for which it has pages now.
+        """Get pages for a sequence's next tokens, at most `most`. Returns for how many of them it has pages.
 
-        fixed: sequences that must not be set back for it.
+        It may set back sequences that came later, but none of `fixed`.
         """
         if answer not in self._started:
             answer.pages = self.arena.begin(answer.owner, answer.ids)
@@ -194,6 +204,7 @@ class Writing:
         return count
 
     def _stop(self, answer: Answer) -> None:
+        """Free a sequence's pages. Nothing of it counts as done."""
         if answer in self._started:
             self._started.remove(answer)
             self.arena.end(answer.owner, answer.pages)

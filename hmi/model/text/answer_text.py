@@ -6,28 +6,25 @@ from collections.abc import Callable, Sequence
 
 BROKEN = "�"
 """What a tokenizer writes for bytes that are no whole character (yet)."""
-CONTEXT = 4
-"""Tokens before the new ones that are decoded with them, since a token's text may depend on its
-neighbours."""
 
 
 class AnswerText:
-    """The text of one answer. `push` gives what is certain not to change, so that it can be sent at once."""
+    """The text of one answer. What `push` returns can be sent at once: it does not change any more."""
 
     def __init__(self, decode: Callable[[Sequence[int]], str], stops: Sequence[str] = ()) -> None:
-        """decode: the text of ids. stops: the answer ends before the first of these that is complete."""
+        """decode: gives the text of ids. stops: the answer ends before the one that is complete first."""
         self._decode, self._stops = decode, [stop for stop in stops if stop]
         self._ids: list[int] = []
         self._begin = self._end = 0
-        """Of the ids whose text is in `_held` or was given, the last few begin at `_begin`. They end at
-        `_end`."""
+        """The last piece of text came from the ids from `_begin` to `_end`. They are decoded together with
+        new ids, since a token's text may depend on those before it."""
         self._held = ""
-        """Text that may be the beginning of a stop string."""
+        """Text that was not returned yet, since it may begin a stop string."""
         self.stopped: str | None = None
         """The stop string that ended the answer."""
 
     def push(self, id: int) -> str:
-        """Take one more token. Returns the text that is new and certain; "" after a stop string."""
+        """Take one more token. Returns the text that has become certain; "" after a stop string."""
         if self.stopped is not None:
             return ""
         self._ids.append(id)
@@ -40,7 +37,7 @@ class AnswerText:
         return self._certain()
 
     def end(self) -> str:
-        """The rest of the text, once no token follows. Bytes that are no whole character are left out."""
+        """Return the rest of the text; no token may follow. Leaves out bytes that are no whole character."""
         if self.stopped is not None:
             return ""
         before = self._decode(self._ids[self._begin : self._end])
@@ -52,6 +49,7 @@ class AnswerText:
         return found if self.stopped is not None else found + held
 
     def _certain(self) -> str:
+        """Take from `_held` what cannot belong to a stop string, and return it. Notes a whole stop string."""
         text = self._held
         found = [(at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
         if found:
@@ -64,7 +62,7 @@ class AnswerText:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """The length of the longest end of a text that is a beginning of a stop string."""
+    """The length of the longest beginning of a stop string with which the text ends. 0: there is none."""
     return next(
         (size for size in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:size])), 0
     )

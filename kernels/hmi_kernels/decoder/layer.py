@@ -1,8 +1,8 @@
 """A whole layer of a language model over the next rows of many sequences: RMSNorm, attention to the pages,
 SwiGLU.
 
-Rows pass in blocks of some hundred. The keys and values of a block are in their pages before it attends, so a
-sequence's rows may lie in several blocks, in their order.
+Rows pass in blocks. The keys and values of a block are in their pages before it attends, so a sequence's rows
+may lie in several blocks, in their order.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def multiply_swiglu(
 
 
 @whole
-def block(
+def run_block(
     layer: Any,
     x: Any,
     n: Any,
@@ -129,7 +129,13 @@ def block(
     page_bytes: Any,
     room: Any,
 ) -> None:
-    """`run_layer` for up to BLOCK rows."""
+    """Run up to BLOCK rows through a layer, in place: x float32 [n, dim].
+
+    positions, tables, modules int64 [n]: a row's place in its sequence, from 0; the address of the int64
+    numbers of its sequence's pages; the record of this layer of its module, or 0. turns: float32
+    [positions, head], cosines and sines as `turned` takes them. base: page 0 of this layer; a page's bytes
+    in all layers.
+    """
     kind, d, inner, eps = get(layer, KIND), get(layer, DIM), get(layer, INNER), get(layer, EPS)
     heads, kv_heads, head = get(layer, HEADS), get(layer, KV_HEADS), get(layer, HEAD)
     wide, narrow = heads * head, kv_heads * head
@@ -168,39 +174,3 @@ def block(
     changed_product(layer, room, OUT_FFN, ON_FFN, count, n, d // 64, d // 64, middle, 4 * d)
     for i in range(n):
         added(middle + 4 * d * i, x + 4 * d * i, d // 16)
-
-
-@whole
-def run_layer(
-    layer: Any,
-    x: Any,
-    rows: Any,
-    positions: Any,
-    tables: Any,
-    modules: Any,
-    turns: Any,
-    base: Any,
-    page_bytes: Any,
-    room: Any,
-) -> None:
-    """Run rows through a layer, in place: x float32 [rows, dim].
-
-    positions, tables, modules int64 [rows]: a row's place in its sequence, from 0; the address of the int64
-    numbers of its sequence's pages; the record of this layer of its module, or 0. turns: float32
-    [positions, head], cosines and sines as `turned` takes them. base: page 0 of this layer; a page's bytes
-    in all layers.
-    """
-    for begin in range(0, rows, BLOCK):
-        n, at = min(BLOCK, rows - begin), 8 * begin
-        block(
-            layer,
-            x + 4 * get(layer, DIM) * begin,
-            n,
-            positions + at,
-            tables + at,
-            modules + at,
-            turns,
-            base,
-            page_bytes,
-            room,
-        )

@@ -285,18 +285,19 @@ def run_layer(
     assert x.flags.c_contiguous
     assert turns.shape[0] >= rows.longest
     records, record = rows.records(index), room.address(layer, rows)
-    of_layer.run_layer(
-        layer.address,
-        x.ctypes.data,
-        rows.count,
-        rows.positions.ctypes.data,
-        rows.tables.ctypes.data,
-        records.ctypes.data,
-        turns.ctypes.data,
-        pages.address + index * pages.layer_bytes,
-        pages.page_bytes,
-        record,
-    )
+    for begin in range(0, rows.count, of_layer.BLOCK):
+        of_layer.run_block(
+            layer.address,
+            x.ctypes.data + 4 * layer.dim * begin,
+            min(of_layer.BLOCK, rows.count - begin),
+            rows.positions.ctypes.data + 8 * begin,
+            rows.tables.ctypes.data + 8 * begin,
+            records.ctypes.data + 8 * begin,
+            turns.ctypes.data,
+            pages.address + index * pages.layer_bytes,
+            pages.page_bytes,
+            record,
+        )
 
 
 def scores(words: Words, x: Floats, room: Room) -> Floats:
