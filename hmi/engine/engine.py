@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
 
@@ -38,6 +38,8 @@ from hmi.engine.texts.sink import CallSink
 from hmi.engine.watch.in_flight import InFlight
 from hmi.engine.watch.supervisor import Broken, Supervisor
 from hmi.engine.watch.tracing import add_spans
+from hmi.engine.writing.request import WriteRequest, WrittenPieces
+from hmi.engine.writing.writers import Writers
 from hmi.errors import DeadlineExceeded, Unavailable
 from hmi.metrics import Metrics
 from hmi.model.memory import usable_memory
@@ -107,6 +109,7 @@ class Engine:
         metrics.watch_queue(lambda: self._queue.tokens, self._waiting.seen, settings.streams)
         self._loader, self._warm = ModelLoader(bundles, pool), bundles.warm
         self._admission = Admission(self._loader)
+        self._writers = Writers(self._loader, metrics, misses, settings.queue_tokens)
         counted, kept = self._accounts.cascaded, layout.cascades("two") if planner is None else None
         self._levels = Levels(self._admission, self._ask, bundles.record, counted, kept)
         self._runner, self._compute = Runner(chosen.stages, misses), Compute(settings.streams)
@@ -126,6 +129,7 @@ class Engine:
         self._loops.keep("admission", self._admission.run)
         for i in range(self._settings.streams):
             self._loops.keep(f"stream {i + 1}", self._stream)
+        self._loops.keep("writing", self._writers.run)
         self._accepting = True
 
     def ready(self) -> bool:
@@ -142,6 +146,7 @@ class Engine:
             self._ended = stopping = Unavailable("the server is stopping; try again shortly", retry_after_s=5)
             self._admission.fail_all(stopping)
             self._queue.fail_all(stopping)
+            self._writers.fail_all(stopping)
         await self._calls.none()
         await self._levels.close()
         await self._loops.stop()
@@ -150,6 +155,7 @@ class Engine:
         await asyncio.gather(*self._express, return_exceptions=True)
         await self._admission.close()
         await self._compute.close()
+        await self._writers.close()
         if self._misses is not None:
             await asyncio.to_thread(self._misses.stop)
         for stage in (self.exits, self._inside, self._planning):
@@ -158,6 +164,7 @@ class Engine:
 
     def forget(self, gone: DeletedParts) -> None:
         """Free the memory of what has been deleted, except what requests in flight use. For any thread."""
+        self._writers.forget(gone)
         self._loader.forget(gone.artefacts, gone.roots, gone.plots)
         for stage in (self.exits, self.tokens):
             if stage is not None:
@@ -173,14 +180,44 @@ class Engine:
         keeper = self._levels if small_artefact else self._inside
         return None if keeper is None else keeper.report(model, artefact, small_artefact, agreement)
 
+    @asynccontextmanager
+    async def write(self, request: WriteRequest) -> AsyncIterator[WrittenPieces]:
+        """Context manager: a text is being written in the block. Leaving the block early drops it.
+
+        Raises NotFound, InvalidInput (names the request's field), QuotaExceeded (the tenant has too much
+        waiting), Unavailable, DeadlineExceeded, Damaged.
+        """
+        self._check_accepting()
+        with self._calls:
+            try:
+                async with (
+                    asyncio.timeout_at(request.deadline) as limit,
+                    self._writers.write(request) as draft,
+                ):
+                    yield draft
+            except TimeoutError as error:
+                raise self._late(error, limit) from error
+        self._accounts.answered([request])
+
+    def _check_accepting(self) -> None:
+        if not self._accepting:
+            raise Unavailable("the server is starting or stopping; try again shortly", retry_after_s=2)
+
+    def _late(self, error: TimeoutError, limit: asyncio.Timeout) -> Exception:
+        """The error of a call whose deadline passed; the same one if the work itself raised it, such as a
+        disk that timed out."""
+        if not limit.expired():
+            return error
+        self._accounts.missed()
+        return DeadlineExceeded("the deadline passed; the work was dropped")
+
     async def infer(self, requests: Sequence[TextRequest]) -> list[TextResult]:
         """Answer a call's requests, in their order. Cancelling the call drops the texts that have not begun.
 
         Raises NotFound, InvalidInput (field: the request's `place`), QuotaExceeded (a tenant has too much
         waiting), Unavailable, DeadlineExceeded, Damaged.
         """
-        if not self._accepting:
-            raise Unavailable("the server is starting or stopping; try again shortly", retry_after_s=2)
+        self._check_accepting()
         deadline = min((r.deadline for r in requests if r.deadline is not None), default=None)
         with self._calls:
             try:
@@ -188,10 +225,7 @@ class Engine:
                 async with asyncio.timeout_at(deadline) as limit, self._lines.through(requests):
                     results = await self._answer(requests)
             except TimeoutError as error:
-                if not limit.expired():  # raised by the work itself, such as a disk that timed out
-                    raise
-                self._accounts.missed()
-                raise DeadlineExceeded("the deadline passed; the work was dropped") from error
+                raise self._late(error, limit) from error
             except DeadlineExceeded:  # dropped by the queue, before any work
                 self._accounts.missed()
                 raise

@@ -27,6 +27,7 @@ from hmi.metrics.collectors import (
     RootExecutors,
     TokenAuditsCollector,
     UsageCollector,
+    WritingCollector,
 )
 from hmi.metrics.collectors import memory_by_tier as memory_by_tier
 from hmi.usage import Usage
@@ -113,6 +114,24 @@ class Metrics:
             "Calls that were not answered before their deadline.",
             registry=self.registry,
         )
+        self._first_token = Histogram(
+            "hmi_writing_first_token_seconds",
+            "Time from a prompt's arrival to the first token of its text.",
+            buckets=SECONDS,
+            registry=self.registry,
+        )
+        self._each_token = Histogram(
+            "hmi_writing_token_seconds",
+            "Time between two tokens of a text: the mean of each whole text.",
+            buckets=SECONDS,
+            registry=self.registry,
+        )
+        self._writing_tokens = Counter(
+            "hmi_writing_tokens",
+            "Tokens of whole texts: read (prompts), cached (of these, not computed again), written.",
+            ["kind"],
+            registry=self.registry,
+        )
         self.registry.register(UsageCollector(self.usage))
         self.registry.register(MachineCollector())
         ProcessCollector(registry=self.registry)
@@ -154,6 +173,19 @@ class Metrics:
         for order, count in hits.items():
             if count:
                 self._plot.labels(order).inc(count)
+
+    def wrote(self, tokens: Mapping[str, int], first_s: float, each_s: float | None) -> None:
+        """Count a text that was written to its end. tokens: read, cached and written ones. first_s: seconds
+        until its first token; each_s: between two tokens, None if it has only one."""
+        for kind, count in tokens.items():
+            self._writing_tokens.labels(kind).inc(count)
+        self._first_token.observe(first_s)
+        if each_s is not None:
+            self._each_token.observe(each_s)
+
+    def watch_writing(self, state: Callable[[], Mapping[str, int]]) -> None:
+        """Report the texts that are written and that wait, and the pages of keys and values."""
+        self.registry.register(WritingCollector(state))
 
     def watch_queue(
         self, tokens: Callable[[], int], texts: Callable[[], tuple[int, float]], streams: int

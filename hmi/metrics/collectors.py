@@ -229,6 +229,33 @@ class QueueCollector(Collector):
         ]
 
 
+class WritingCollector(Collector):
+    """Texts that are written, and the pages of their keys and values."""
+
+    def __init__(self, state: Callable[[], Mapping[str, int]]) -> None:
+        """state: the texts that are `running` and `waiting`; of all `pages` those that are `held` and
+        `kept`; how often a text was `set_back`."""
+        self._state = state
+
+    def collect(self) -> Iterable[Metric]:
+        state = self._state()
+        texts = GaugeMetricFamily(
+            "hmi_writing_texts", "Texts that are written (running) or wait for a place.", labels=["state"]
+        )
+        for name in ("running", "waiting"):
+            texts.add_metric([name], state[name])
+        pages = GaugeMetricFamily(
+            "hmi_writing_pages",
+            "Pages of keys and values, 16 tokens each: held by texts, kept for texts that begin alike, free.",
+            labels=["state"],
+        )
+        free = state["pages"] - state["held"] - state["kept"]
+        for name, count in (("held", state["held"]), ("kept", state["kept"]), ("free", free)):
+            pages.add_metric([name], count)
+        about = "Texts whose pages were taken for an older one, and that were computed again."
+        return [texts, pages, CounterMetricFamily("hmi_writing_set_back", about, state["set_back"])]
+
+
 class MachineCollector(Collector):
     def collect(self) -> Iterable[Metric]:
         about = GaugeMetricFamily("hmi_info", "1 for the release that runs.", labels=["version"])

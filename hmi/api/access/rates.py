@@ -12,10 +12,10 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from hmi.api.access.buckets import Buckets, Rate
-from hmi.engine import TextRequest, TextResult
+from hmi.core import ModelId
 from hmi.errors import DeadlineExceeded, QuotaExceeded
 from hmi.tenancy import NO_LIMITS, TenantLimits
 
@@ -38,6 +38,29 @@ class Charge(NamedTuple):
     tenant: str
     rate: Rate
     amount: float
+
+
+class Charged(Protocol):
+    """One text of a call, as far as its charge is concerned."""
+
+    @property
+    def model(self) -> ModelId: ...
+
+    @property
+    def ask(self) -> int: ...
+
+    @property
+    def characters(self) -> int: ...
+
+
+class Counted(Protocol):
+    """The answer to one text, as far as its charge is concerned."""
+
+    @property
+    def model(self) -> ModelId: ...
+
+    @property
+    def tokens(self) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -66,7 +89,7 @@ class Rates:
     """The rates of tenants, as made from these limits."""
 
     @contextmanager
-    def charged(self, requests: Sequence[TextRequest]) -> Iterator[Callable[[Sequence[TextResult]], None]]:
+    def charged(self, requests: Sequence[Charged]) -> Iterator[Callable[[Sequence[Counted]], None]]:
         """Context manager: a call of these texts is under way in the block, and charged to its tenants.
 
         Yields a function that takes the results and charges their real tokens instead of the estimate.
@@ -118,7 +141,7 @@ class Rates:
         for charge in charges:
             self.buckets[charge.quota].take(charge.tenant, charge.rate, times * charge.amount)
 
-    def _settle(self, charges: Sequence[Charge], results: Sequence[TextResult]) -> None:
+    def _settle(self, charges: Sequence[Charge], results: Sequence[Counted]) -> None:
         """Charge the tokens that were counted, less those that were estimated."""
         counted: Counter[str] = Counter()
         for result in results:
@@ -142,7 +165,7 @@ class Rates:
         return found[1]
 
 
-def _charges(requests: Sequence[TextRequest], rates: Mapping[str, Mapping[str, Rate]]) -> Iterator[Charge]:
+def _charges(requests: Sequence[Charged], rates: Mapping[str, Mapping[str, Rate]]) -> Iterator[Charge]:
     """The amounts that a call of these texts is charged for."""
     asks: defaultdict[str, set[int]] = defaultdict(set)
     tokens: Counter[str] = Counter()
@@ -155,10 +178,10 @@ def _charges(requests: Sequence[TextRequest], rates: Mapping[str, Mapping[str, R
             yield Charge(quota, tenant, rate, tokens[tenant] if quota == TOKENS else len(asks[tenant]))
 
 
-def _estimate(request: TextRequest) -> int:
+def _estimate(request: Charged) -> int:
     """About how many tokens a text has."""
     return min(MOST_TOKENS, SPECIAL_TOKENS + math.ceil(request.characters / CHARACTERS_A_TOKEN))
 
 
-def _nothing(results: Sequence[TextResult]) -> None:
+def _nothing(results: Sequence[Counted]) -> None:
     """Charge nothing, to tenants without such limits."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from hmi.api.protocols.asks import AskResult
 from hmi.core import ModelId
 
 MOST = 10_000
@@ -22,7 +22,7 @@ class VersionCalls:
     last: float = 0.0
     """The time of the last answer, in seconds since 1970."""
     ms: dict[str, float] = field(default_factory=dict)
-    """The sum of `AskResult.timing` over all calls."""
+    """The sum of all calls' milliseconds, by stage."""
 
 
 class CallCounter:
@@ -35,16 +35,16 @@ class CallCounter:
         self._models: dict[ModelId, VersionCalls] = {}
         """Ordered by the last answer, oldest first."""
 
-    def add(self, result: AskResult) -> None:
-        """Count an answer."""
-        found = self._models.pop(result.model, None)
-        if found is None or found.version != result.version:
-            found = VersionCalls(result.version)
-        self._models[result.model] = found
+    def add(self, model: ModelId, version: int, inputs: int, timing: Mapping[str, float]) -> None:
+        """Count a call that a model's version answered. timing: milliseconds by stage."""
+        found = self._models.pop(model, None)
+        if found is None or found.version != version:
+            found = VersionCalls(version)
+        self._models[model] = found
         found.calls += 1
-        found.inputs += len(result.outputs)
+        found.inputs += inputs
         found.last = time.time()
-        for name, ms in result.timing.items():
+        for name, ms in timing.items():
             found.ms[name] = found.ms.get(name, 0.0) + ms
         if len(self._models) > MOST:
             del self._models[next(iter(self._models))]

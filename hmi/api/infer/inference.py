@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Protocol
@@ -19,6 +19,7 @@ from hmi.config import Settings
 from hmi.core import DeletedParts, ModelId
 from hmi.engine import TextRequest, TextResult
 from hmi.engine.texts.request import AnswerProvenance
+from hmi.engine.writing.request import WriteRequest, WrittenPiece, WrittenPieces, WrittenText
 from hmi.errors import InvalidInput
 from hmi.telemetry.tracing import span
 
@@ -46,6 +47,10 @@ class InferenceEngine(Protocol):
 
     async def infer(self, requests: list[TextRequest]) -> Sequence[TextResult]:
         """Answer all requests, in their order, or raise."""
+        ...
+
+    def write(self, request: WriteRequest) -> AbstractAsyncContextManager[WrittenPieces]:
+        """Context manager: a text is being written in the block. See `Engine.write`."""
         ...
 
     def forget(self, gone: DeletedParts) -> None:
@@ -80,6 +85,22 @@ class InferenceEngine(Protocol):
     def trouble(self) -> str | None:
         """Why it is not ready although it was started; None if nothing is wrong."""
         ...
+
+
+@dataclass(frozen=True)
+class Settled:
+    """The pieces of a text. Once it is whole it is counted, and its real tokens are charged."""
+
+    pieces: WrittenPieces
+    settle: Callable[[Sequence[WrittenText]], None]
+    tally: CallCounter
+
+    async def __aiter__(self) -> AsyncIterator[WrittenPiece | WrittenText]:
+        async for piece in self.pieces:
+            if isinstance(piece, WrittenText):
+                self.settle([piece])
+                self.tally.add(piece.model, piece.version, 1, piece.timing)
+            yield piece
 
 
 @dataclass(frozen=True)
@@ -125,8 +146,22 @@ class Inference:
         total_ms = round((time.monotonic() - arrived) * 1000, 3)
         made = [_result(ask, list(islice(results, len(ask.inputs))), total_ms, id) for ask in asks]
         for result in made:
-            self.tally.add(result)
+            self.tally.add(result.model, result.version, len(result.outputs), result.timing)
         return made
+
+    @asynccontextmanager
+    async def write(self, wants: WriteRequest, caller: Caller) -> AsyncIterator[WrittenPieces]:
+        """Context manager: a text is being written in the block, and charged to its tenant once it is whole.
+
+        Raises as `answer`, and TooLarge for a long prompt.
+        """
+        caller.must_reach(wants.model.tenant, f"model {str(wants.model)!r}", field="model")
+        texts = [wants.prompt] if isinstance(wants.prompt, str) else [m["content"] for m in wants.prompt]
+        if sum(len(text.encode()) for text in texts) > self.settings.max_text_bytes:
+            raise over_limit(wants.place, self.settings.max_text_bytes, "bytes", "send a shorter text")
+        with self.answering, self.rates.charged([wants]) as settle:
+            async with self.engine.write(wants) as pieces:
+                yield Settled(pieces, settle, self.tally)
 
     def _requests(self, asks: Sequence[Ask], arrived: float, id: str) -> list[TextRequest]:
         return [

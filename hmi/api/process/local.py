@@ -8,7 +8,7 @@ import json
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
@@ -26,6 +26,7 @@ from hmi.api.routes.table import ROUTES
 from hmi.config import Settings
 from hmi.core import DeletedParts, ModelId, Progress
 from hmi.engine import TextRequest, TextResult
+from hmi.engine.writing.request import WriteRequest, WrittenPieces
 from hmi.errors import Conflict, InvalidInput, NotFound
 from hmi.execution.compiling import compile_all
 from hmi.manager import Manager
@@ -55,6 +56,10 @@ class EngineAtStart:
     async def infer(self, requests: list[TextRequest]) -> Sequence[TextResult]:
         assert self._engine is not None, "start it first"
         return await self._engine.infer(requests)
+
+    def write(self, request: WriteRequest) -> AbstractAsyncContextManager[WrittenPieces]:
+        assert self._engine is not None, "start it first"
+        return self._engine.write(request)
 
     def forget(self, gone: DeletedParts) -> None:
         if self._engine is not None:

@@ -14,6 +14,7 @@ from hmi.api.handlers import (
     backups,
     check,
     domains,
+    generate,
     health,
     jobs,
     keys,
@@ -43,6 +44,7 @@ from hmi.api.schemas.domains import (
     RollbackDomain,
     UpdateDomain,
 )
+from hmi.api.schemas.generate import GenerateAnswer, GenerateBody
 from hmi.api.schemas.overview import OverviewQuery, OverviewView, StatsView
 from hmi.api.schemas.roots import ChangeRoot, ImportRoot, RootList, ShardRoot
 from hmi.api.schemas.shared import Health, JobAccepted, JobList, JobQuery, JobView, NoBody
@@ -405,7 +407,20 @@ OPERATION = (
 )
 
 (HUB,) = infer.routes_of(HUGGINGFACE)
+GENERATE = Route(
+    "POST",
+    "/generate/{model}",
+    generate.generate,
+    "Write a text with one model, in one answer or as server-sent events.",
+    GenerateAnswer,
+    "infer",
+    body=GenerateBody,
+    media="text/event-stream",
+    cancellable=True,
+    kinds=infer.ERRORS,
+)
 INFERENCE = (
+    GENERATE,
     *(
         replace(route, instead=Instead(from_hub_client, HUB)) if route.path == "/infer/{model}" else route
         for route in infer.routes_of(NATIVE)

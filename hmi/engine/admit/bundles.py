@@ -19,11 +19,14 @@ from torch import Tensor
 from hmi.core import MAX_AGREEMENT, Cascade, ModelId, ModelRecord, ModelVersion, Objective
 from hmi.engine.admit.cache import IdleCache
 from hmi.engine.admit.streamed import Shards, Streamed, load_codec
+from hmi.engine.writing.writer import Writer
 from hmi.errors import Damaged, NotFound
 from hmi.execution.base import Executor
 from hmi.execution.batch import BatchKey
 from hmi.execution.choose import Chosen, executor_for
+from hmi.execution.decoding.choose import step_executor
 from hmi.model.memory import give_back_memory
+from hmi.model.sources.generative_root import load_generative_root
 from hmi.model.sources.lower import LocalLower
 from hmi.model.sources.root import SERVED, Root, load_root, lower_from
 from hmi.model.tasks import TaskKind
@@ -164,6 +167,16 @@ class Bundle:
 
 
 @dataclass(frozen=True)
+class WritingBundle:
+    """The parts that write a text, except the module."""
+
+    model: ModelId
+    version: ModelVersion
+    writer: Writer
+    reader: Reader
+
+
+@dataclass(frozen=True)
 class Part(Generic[V]):
     """A root, PLOT reader or lower layers. Bundles share a part, since it takes long to load."""
 
@@ -200,8 +213,10 @@ class Bundles:
         root_bytes: int = 0,
         io_bytes_per_s: int = 0,
         shards: bool = True,
+        writing_bytes: int = 1 << 26,
     ) -> None:
-        """root_bytes, io_bytes_per_s: the settings. shards: False if texts may only run on exact weights."""
+        """root_bytes, io_bytes_per_s, writing_bytes: the settings. shards: False if texts may only run on
+        exact weights."""
         self._shards, self._root_bytes = Shards(IoBudget(io_bytes_per_s)), root_bytes
         self._fewer_bits = shards
         self._layout, self._registry, self._plots = Layout(data), registry, plots
@@ -213,6 +228,8 @@ class Bundles:
         self._readers: IdleCache[Key, Reader] = IdleCache(1024, IDLE_S)
         self._earlies: IdleCache[Key, Upper] = IdleCache(16, IDLE_S)
         self._exact: IdleCache[Key, LocalLower] = IdleCache(2, IDLE_S)
+        self._writers: IdleCache[Key, Writer] = IdleCache(16, IDLE_S)
+        self._writing_bytes = writing_bytes
 
     def record(self, model: ModelId) -> ModelRecord:
         """Return the model's record; `live` is its version that answers. Raises NotFound, Damaged."""
@@ -225,6 +242,14 @@ class Bundles:
     def upper(self, version: ModelVersion) -> Part[Upper]:
         key = "root", version.root, version.root_version
         return Part(key, self._uppers, lambda: self._load_upper(version))
+
+    def writer(self, version: ModelVersion) -> Part[Writer]:
+        key = "writer", version.root, version.root_version
+        return Part(key, self._writers, lambda: self._load_writer(version))
+
+    def writers(self) -> list[Writer]:
+        """Return the writers in memory."""
+        return self._writers.values()
 
     def early(self, record: ModelRecord, *, exact: bool) -> Part[Upper] | None:
         """The root's upper layers on shards, for the time until `upper` is loaded; None if the texts must
@@ -310,7 +335,7 @@ class Bundles:
 
         Requests in flight keep what they use until they are answered. Thread-safe.
         """
-        for cache in (self._uppers, self._earlies, self._exact):
+        for cache in (self._uppers, self._earlies, self._exact, self._writers):
             cache.drop(lambda key: key[1] in roots)
         self._readers.drop(lambda key: key[1] in plots)
         if roots:
@@ -344,6 +369,12 @@ class Bundles:
         self._readers.clear()
         self._uppers.clear()
         self._exact.clear()
+        self._writers.clear()
+
+    def _load_writer(self, version: ModelVersion) -> Writer:
+        self._paced(self._folder(version))
+        root = load_generative_root(self._folder(version))
+        return Writer(root, step_executor(root.upper, self._precision, self._writing_bytes))
 
     def _load_upper(self, version: ModelVersion) -> Upper:
         low = self._low(version)

@@ -15,11 +15,12 @@ from functools import partial
 from typing import Any, TypeVar
 
 from hmi.core import ModelId, ModelRecord, ModelVersion
-from hmi.engine.admit.bundles import Bundle, Bundles, Key, Part, TaskPart, Upper
+from hmi.engine.admit.bundles import Bundle, Bundles, Key, Part, TaskPart, Upper, WritingBundle
 from hmi.engine.watch.threads import in_thread
-from hmi.errors import HmiError
+from hmi.engine.writing.writer import Writer
+from hmi.errors import HmiError, InvalidInput
 from hmi.execution.base import Executor
-from hmi.execution.choose import Chosen
+from hmi.execution.decoding.base import StepExecutor
 from hmi.model.sources.lower import LocalLower
 from hmi.model.tasks import task_of_version
 from hmi.model.tenant.modules import TenantModule
@@ -30,6 +31,8 @@ from plot_store import Reader
 
 log = logging.getLogger("hmi.engine")
 V = TypeVar("V")
+Prepare = Callable[[TenantModule], int]
+"""An executor's `prepare`."""
 PART_THREADS = 8
 """Threads that load roots, PLOT readers and lower layers."""
 MODULE_THREADS = 2
@@ -65,7 +68,7 @@ class ModelLoader:
 
     def now(self, model: ModelId, *, exact: bool) -> Bundle | None:
         """Return the live version's bundle, or None if a part must be loaded. Raises NotFound, Damaged."""
-        record = self._bundles.record(model)
+        record = self._record(model)
         version = record.live
         upper, reader = self._bundles.upper(version).now(), self._bundles.reader(version).now()
         if upper is None and reader is not None and (early := self._bundles.early(record, exact=exact)):
@@ -87,12 +90,12 @@ class ModelLoader:
 
     async def _load(self, model: ModelId, *, exact: bool) -> Bundle | None:
         """Do what `load` does; None if the version was deleted meanwhile, and the model has others now."""
-        record = await in_thread(self._module_threads, lambda: self._bundles.record(model))
+        record = await in_thread(self._module_threads, lambda: self._record(model))
         version = record.live
         upper, reader = await asyncio.gather(
             self._upper(record, exact=exact), self._part(self._bundles.reader(version))
         )
-        await self._module(model, version, upper.executor, exact=exact)
+        await self._module(model, version, partial(upper.executor.prepare, exact=exact), upper.executor)
         lower: LocalLower | None = None
         if exact:
             try:
@@ -103,6 +106,45 @@ class ModelLoader:
             return None
         bits = 0 if exact else self._bundles.bits(record, upper)
         return _bundle(model, record, upper, reader, lower, bits)
+
+    async def load_writing(self, model: ModelId) -> WritingBundle:
+        """Load what is missing to write with the live version of a language model's tenant.
+
+        Raises NotFound, InvalidInput (the model does not write), Damaged, Unavailable.
+        """
+        while (bundle := await self._load_writing(model)) is None:
+            pass
+        return bundle
+
+    async def _load_writing(self, model: ModelId) -> WritingBundle | None:
+        """Do what `load_writing` does; None if the version was deleted meanwhile."""
+        record = await in_thread(self._module_threads, lambda: self._bundles.record(model))
+        version = record.live
+        if version.task != "generation":
+            raise InvalidInput(
+                f"{model} is a {version.task} model, which writes no text: POST /infer/{model}", field="model"
+            )
+        writer, reader = await asyncio.gather(
+            self._part(self._bundles.writer(version)), self._part(self._bundles.reader(version))
+        )
+        await self._module(model, version, writer.executor.prepare)
+        alive = await in_thread(self._module_threads, lambda: self._is_alive(model, version))
+        return WritingBundle(model, version, writer, reader) if alive else None
+
+    def weight(self, tenant: str) -> float:
+        """The tenant's weight; see `TenantCache.weight`."""
+        return self._bundles.weight(tenant)
+
+    def writers(self) -> list[Writer]:
+        """The writers of the language models in memory."""
+        return self._bundles.writers()
+
+    def _record(self, model: ModelId) -> ModelRecord:
+        """The record of a model that gives answers of a head. Raises InvalidInput for one that writes."""
+        record = self._bundles.record(model)
+        if record.live.task == "generation":
+            raise InvalidInput(f"{model} writes text: POST /generate/{model}", field="model")
+        return record
 
     def in_memory(self, bundle: Bundle) -> bool:
         """Return whether the bundle's module is in memory, so that `hold` would not wait."""
@@ -138,8 +180,23 @@ class ModelLoader:
         of a module that does not fit beside what running batches hold; if none fits, waits until one does.
         again: the batch runs once more, and its use of the modules was counted the first time.
         """
+        ready = partial(TaskPart.ready, prepare=executor.prepare, executor=executor)
+        return await self._hold_some(artefacts, ready, again=again)
+
+    async def hold_for_writing(self, artefact: str, executor: StepExecutor) -> TaskPart:
+        """Hold the module of a text that is to be written until `let_go`. Raises what its load raises."""
+        ready = partial(TaskPart.ready, prepare=executor.prepare)
+        parts, errors = await self._hold_some([artefact], ready)
+        if errors:
+            self._pool.give_back([artefact])
+            raise errors[artefact]
+        return parts[artefact]
+
+    async def _hold_some(
+        self, artefacts: list[str], ready: Callable[[TaskPart], None], *, again: bool = False
+    ) -> tuple[dict[str, TaskPart], dict[str, Exception]]:
         while True:
-            parts, errors = await self._hold(artefacts, executor, again=again)
+            parts, errors = await self._hold(artefacts, ready, again=again)
             if parts or not any(isinstance(error, NoRoom) for error in errors.values()):
                 return parts, errors
             self._pool.give_back(artefacts)  # not `let_go`: this gives no room, and would end the wait below
@@ -149,7 +206,7 @@ class ModelLoader:
                     await self._let_some_go.wait()
 
     async def _hold(
-        self, artefacts: list[str], executor: Executor, *, again: bool
+        self, artefacts: list[str], ready: Callable[[TaskPart], None], *, again: bool
     ) -> tuple[dict[str, TaskPart], dict[str, Exception]]:
         held = self._pool.take(artefacts, count=not again)
         if held is not None:
@@ -157,9 +214,7 @@ class ModelLoader:
         self._let_some_go.clear()
 
         def load() -> tuple[dict[str, TaskPart], dict[str, Exception]]:
-            return self._pool.load(
-                artefacts, count=not again, ready=lambda part: part.ready(executor.prepare, executor)
-            )
+            return self._pool.load(artefacts, count=not again, ready=ready)
 
         loading = in_thread(self._module_threads, load)
         try:
@@ -190,7 +245,9 @@ class ModelLoader:
         self._module_threads.shutdown(cancel_futures=True)
         self._bundles.close()
 
-    async def _module(self, model: ModelId, version: ModelVersion, executor: Chosen, *, exact: bool) -> None:
+    async def _module(
+        self, model: ModelId, version: ModelVersion, prepare: Prepare, executor: Executor | None = None
+    ) -> None:
         """Prefetch the module. Models may share one, so an error names this model."""
         key = "module", version.artefact
         self._pool.remember(
@@ -198,13 +255,12 @@ class ModelLoader:
         )  # if it is deleted from here on, `_is_alive` or the deletion forgets it
         if not self._pool.has(version.artefact):
             try:
-                prepare = partial(executor.prepare, exact=exact)
                 read = partial(self._read, version.artefact, prepare, executor)
                 await self._once(key, read, self._module_threads)
             except DamagedArtefact as error:
                 raise public_error(error, model, version) from error
 
-    def _read(self, artefact: str, prepare: Callable[[TenantModule], int], executor: Executor) -> None:
+    def _read(self, artefact: str, prepare: Prepare, executor: Executor | None) -> None:
         try:
             self._pool.prefetch(artefact, ready=lambda part: part.ready(prepare, executor))
         except Exception as error:

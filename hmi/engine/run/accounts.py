@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from hmi.engine.run.running import Ran
 from hmi.engine.texts.item import Item
 from hmi.engine.texts.request import TextRequest
+from hmi.engine.writing.request import WriteRequest
 from hmi.metrics import Metrics
 
 
@@ -17,7 +18,7 @@ class Accounts:
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
 
-    def answered(self, requests: Sequence[TextRequest]) -> None:
+    def answered(self, requests: Sequence[TextRequest | WriteRequest]) -> None:
         """Count a call that was answered: one request for each ask of each tenant."""
         asks = {(request.ask, request.model.tenant) for request in requests}
         for tenant, count in Counter(tenant for _, tenant in asks).items():

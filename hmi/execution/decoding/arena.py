@@ -57,6 +57,10 @@ class Arena:
         """The number of pages that only wait for a sequence that begins alike."""
         return len(self._idle)
 
+    def owners(self) -> set[Hashable]:
+        """The owners of pages, and of sequences between `begin` and `end`."""
+        return self._roots.keys() | self._running.keys()
+
     def begin(self, owner: Hashable, ids: Sequence[int]) -> list[int]:
         """The pages of a new sequence whose keys and values are known already, for it to hold.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -44,10 +44,11 @@ class StepExecutor(Protocol):
         """See `hmi.execution.base.Executor.prepare`."""
         ...
 
-    def step(self, x: Tensor, parts: Sequence[Part]) -> Tensor:
+    def step(self, x: Tensor, parts: Sequence[Part], between: Callable[[], None] | None = None) -> Tensor:
         """Run a step. Writes the rows' keys and values into the parts' pages.
 
         x: float32 [rows, dim], the parts' rows one after another, as a look-up gives them.
+        between: called between two layers. It may run a step of other sequences.
         Returns float32 [parts that want scores, vocab or more]. Id 0 and numbers that are no id score -inf.
         """
         ...

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -40,7 +40,7 @@ class CompiledDecoder:
         """See `Executor.prepare`: a copy in the kernels' layout."""
         return self._module(module).memory.nbytes
 
-    def step(self, x: Tensor, parts: Sequence[Part]) -> Tensor:
+    def step(self, x: Tensor, parts: Sequence[Part], between: Callable[[], None] | None = None) -> Tensor:
         """See `StepExecutor.step`."""
         counts, last = counts_of(parts)
         modules = [None if part.module is None else self._module(part.module) for part in parts]
@@ -48,6 +48,8 @@ class CompiledDecoder:
         rows = ops.StepRows(counts.tolist(), begins, [part.pages for part in parts], modules)
         turns, states = self._turned_to(rows.longest), x.numpy().copy()
         for index, layer in enumerate(self._layers):
+            if index and between is not None:
+                between()
             ops.run_layer(layer, index, states, rows, turns, self._kept, self._room)
         return torch.from_numpy(ops.scores(self._words, states[last], self._score_room))
 

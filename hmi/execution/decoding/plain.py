@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -30,7 +30,7 @@ class PlainDecoder:
         return 0
 
     @torch.inference_mode()
-    def step(self, x: Tensor, parts: Sequence[Part]) -> Tensor:
+    def step(self, x: Tensor, parts: Sequence[Part], between: Callable[[], None] | None = None) -> Tensor:
         """See `StepExecutor.step`."""
         counts, last = counts_of(parts)
         shape = self._upper.shape
@@ -40,6 +40,8 @@ class PlainDecoder:
         segments = [s.rows(offsets) for s in segments_of([part.module for part in parts])]
         rows = x[None]
         for index, layer in enumerate(self._upper.layers):
+            if index and between is not None:
+                between()
             assert isinstance(layer, DecoderLayer)
             delta = _delta_of(segments, index)
             q, k, v = layer.project(rows, turns, delta)

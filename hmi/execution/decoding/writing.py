@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Hashable, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Container, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from heapq import heapify, heappop, heapreplace
+from typing import Literal, Protocol
 
 import numpy as np
 from torch import Tensor
@@ -12,11 +14,14 @@ from torch import Tensor
 from hmi.errors import InvalidInput
 from hmi.execution.decoding.arena import Arena
 from hmi.execution.decoding.base import PAGE, Part, StepExecutor
-from hmi.execution.decoding.sampling import Chosen, Sampler, Sampling
+from hmi.execution.decoding.sampling import Chosen, Sampler
 from hmi.model.tenant.modules import TenantModule
+from hmi.model.text.sampling import Sampling
 
 STEP_ROWS = 128
 """The most rows of a step. Sequences that decode come first; rows of prompts fill up."""
+LONG_STEP = 32
+"""Between the layers of a step of this many rows or more, short prompts of other tenants may run."""
 
 
 @dataclass(eq=False)
@@ -33,6 +38,8 @@ class Answer:
     """Ids that end the answer."""
     module: TenantModule | None = None
     sampling: Sampling = field(default_factory=Sampling)
+    tenant: str = ""
+    """Whose share of the steps it takes."""
     ids: list[int] = field(init=False)
     """The prompt's ids, then the written ones."""
     pages: list[int] = field(init=False, default_factory=list)
@@ -77,21 +84,60 @@ RowsOf = Callable[[Sequence[tuple[Answer, int, int]]], Tensor]
 It returns those ids' rows, float32 [ids, dim], one sequence after another."""
 
 
+class Shares(Protocol):
+    """What each tenant has received, in rows divided by its weight (`hmi.engine.schedule.turns`)."""
+
+    def begin(self, waiting: Collection[str]) -> None:
+        """A step begins, and these tenants have sequences."""
+        ...
+
+    def given(self, tenant: str) -> float: ...
+
+    def charge(self, tenant: str, rows: float) -> None: ...
+
+
+class _NoShares:
+    """All sequences count as one tenant's."""
+
+    def begin(self, waiting: Collection[str]) -> None:
+        pass
+
+    def given(self, tenant: str) -> float:
+        return 0.0
+
+    def charge(self, tenant: str, rows: float) -> None:
+        pass
+
+
 class Writing:
     """The sequences of one executor, on one thread.
 
-    A step takes one token of each sequence that decodes. Chunks of prompts fill it up, in the order of their
-    arrival. If pages run out, the sequence that came last is set back: its pages are freed. It runs
-    again when there is room. Its text stays the same, since choices depend on its own seed.
+    A step takes one token of each sequence that decodes. Chunks of prompts fill it up: next is the first
+    sequence of the tenant that has received least. If pages run out, the sequence that came last is set
+    back: its pages are freed. It runs again when there is room. Its text stays the same, since choices
+    depend on its own seed.
     """
 
-    def __init__(self, executor: StepExecutor, rows_of: RowsOf, *, step_rows: int = STEP_ROWS) -> None:
+    def __init__(
+        self,
+        executor: StepExecutor,
+        rows_of: RowsOf,
+        *,
+        step_rows: int = STEP_ROWS,
+        shares: Shares | None = None,
+    ) -> None:
+        """shares: None lets sequences go in the order of their arrival."""
         self._executor, self._rows_of, self._step_rows = executor, rows_of, step_rows
+        self._shares = shares or _NoShares()
         self.arena = Arena(executor.pages)
         self._answers: list[Answer] = []
         """The sequences that have not ended, in the order of arrival."""
         self._started: set[Answer] = set()
         """Those of them that are between the arena's `begin` and `end`."""
+        self._running: Mapping[Answer, int] = {}
+        """The step that runs: its sequences, with the number of tokens of each."""
+        self._beside = 0
+        """The rows that may still run between the layers of that step."""
         self.set_back = 0
         """How often a sequence was set back."""
 
@@ -127,12 +173,42 @@ class Writing:
             self._answers.remove(answer)
             self._stop(answer)
 
-    def step(self) -> list[tuple[Answer, Chosen | None]]:
+    def step(self, between: Callable[[], None] | None = None) -> list[tuple[Answer, Chosen | None]]:
         """Run one step. Sequences that end in it leave.
 
+        between: called between two layers of a long step. It may call `add` and `let_in`, nothing else.
         Returns each sequence that has a new token, with that token, and each that failed, with None.
         """
-        chunks = self._plan()
+        self._running = chunks = self._plan()
+        rows = sum(chunks.values())
+        self._beside = self._step_rows
+        try:
+            return self._run(chunks, between if rows >= LONG_STEP else None)
+        finally:
+            self._running = {}
+
+    def let_in(self) -> list[tuple[Answer, Chosen | None]]:
+        """Run a step between two layers of the one that runs: whole prompts of tenants that have none in it.
+
+        So a short prompt does not wait for a long one. All such steps together have at most as many rows
+        as a step. Returns what `step` does.
+        """
+        reading = {answer.tenant for answer, count in self._running.items() if count > 1}
+        chunks: dict[Answer, int] = {}
+        for answer in self._answers:
+            count = len(answer.ids) - answer.done
+            new = answer not in self._started and answer not in self._running
+            if new and count <= self._beside and answer.tenant not in reading:
+                fixed = self._running.keys() | chunks.keys()
+                if self._with_room(answer, count, fixed) == len(answer.ids) - answer.done:
+                    self._take(chunks, answer, len(answer.ids) - answer.done)
+        self._beside -= sum(chunks.values())
+        return self._run(chunks, None)
+
+    def _run(
+        self, chunks: Mapping[Answer, int], between: Callable[[], None] | None
+    ) -> list[tuple[Answer, Chosen | None]]:
+        """Run a step of these sequences, with so many tokens of each. They have the pages for them."""
         if not chunks:
             return []
         parts = [
@@ -143,12 +219,12 @@ class Writing:
                 answer.module,
                 wants_scores=answer.done + count == len(answer.ids),
             )
-            for answer, count in chunks
+            for answer, count in chunks.items()
         ]
-        rows = self._rows_of([(answer, answer.done, answer.done + count) for answer, count in chunks])
-        scores = iter(self._executor.step(rows, parts))
+        rows = self._rows_of([(answer, answer.done, answer.done + count) for answer, count in chunks.items()])
+        scores = iter(self._executor.step(rows, parts, between))
         found = []
-        for (answer, count), part in zip(chunks, parts, strict=True):
+        for (answer, count), part in zip(chunks.items(), parts, strict=True):
             before, answer.done = answer.done, answer.done + count
             if answer.done // PAGE > before // PAGE:
                 self.arena.keep(answer.owner, answer.ids[: answer.done], answer.pages)
@@ -158,28 +234,56 @@ class Writing:
                     self.remove(answer)
         return found
 
-    def _plan(self) -> list[tuple[Answer, int]]:
+    def _plan(self) -> dict[Answer, int]:
         """Choose the next step's sequences, and get their pages. Returns each with its number of tokens."""
+        if not self._answers:
+            return {}
+        self._shares.begin({answer.tenant for answer in self._answers})
         chunks: dict[Answer, int] = {}
         left, started = self._step_rows, self._started
-        for answer in [each for each in self._answers if each in started and len(each.ids) - each.done == 1]:
+        decoding = [each for each in self._answers if each in started and len(each.ids) - each.done == 1]
+        for answer in self._by_turn(decoding):
             if left and answer in started:  # it has not been set back for one before it
                 left -= self._join(chunks, answer, left)
-        for answer in self._answers:
-            if left and answer not in chunks:
+        may_begin = True
+        for answer in self._by_turn([each for each in self._answers if each not in chunks]):
+            if not left:
+                break
+            if may_begin or answer in started:
                 count = self._join(chunks, answer, left)
                 left -= count
-                if not count:
-                    break  # those that came later must not overtake it for good
-        assert chunks or not self._answers, "the first sequence can always go on"
-        return list(chunks.items())
+                may_begin = may_begin and count > 0  # those after it must not take its pages for good
+        if not chunks:  # each waits for the pages of another: the first can set back all others
+            self._join(chunks, self._answers[0], left)
+        assert chunks, "the first sequence can always go on"
+        return chunks
+
+    def _by_turn(self, answers: Iterable[Answer]) -> Iterator[Answer]:
+        """Yield each sequence once: next is the first one of the tenant that has received least by then."""
+        lines: dict[str, deque[Answer]] = {}
+        for answer in answers:
+            lines.setdefault(answer.tenant, deque()).append(answer)
+        given = self._shares.given
+        heap = [(given(tenant), i, tenant) for i, tenant in enumerate(lines)]
+        heapify(heap)
+        while heap:
+            _, i, tenant = heap[0]
+            yield lines[tenant].popleft()
+            if lines[tenant]:
+                heapreplace(heap, (given(tenant), i, tenant))
+            else:
+                heappop(heap)
+
+    def _take(self, chunks: dict[Answer, int], answer: Answer, count: int) -> None:
+        chunks[answer] = count
+        self._shares.charge(answer.tenant, count)
 
     def _join(self, chunks: dict[Answer, int], answer: Answer, most: int) -> int:
         """Let a sequence's next tokens join the step: at most `most`, and as many as get pages. Returns their
         number."""
         count = self._with_room(answer, most, chunks)
         if count:
-            chunks[answer] = count
+            self._take(chunks, answer, count)
         return count
 
     def _with_room(self, answer: Answer, most: int, fixed: Container[Answer]) -> int:

@@ -12,7 +12,8 @@ import torch
 from hmi_kernels.decoder import ops
 
 from hmi.execution.decoding import sampling
-from hmi.execution.decoding.sampling import Sampler, Sampling
+from hmi.execution.decoding.sampling import Sampler
+from hmi.model.text.sampling import Sampling
 
 VOCAB = 300
 

@@ -14,13 +14,13 @@ from hmi.errors import InvalidInput
 from hmi.execution.decoding.base import StepExecutor
 from hmi.execution.decoding.compiled import CompiledDecoder
 from hmi.execution.decoding.plain import PlainDecoder
-from hmi.execution.decoding.sampling import Sampling
 from hmi.execution.decoding.writing import Answer, Writing
 from hmi.execution.precision import Precision
 from hmi.model.network.decoder import Decoder, attend_before, rotary
 from hmi.model.sources.causal import CausalLower
 from hmi.model.sources.generative_root import UpperDecoder, split_decoder
 from hmi.model.tenant.modules import LowRankLayer, TenantModule
+from hmi.model.text.sampling import Sampling
 from tests.hmi.execution.test_decoding_steps import BEGIN, MODULES, module_of, tiny
 
 N, ENDS = 2, frozenset(range(5, 9))

@@ -1,0 +1,136 @@
+"""The schemas of calls that let a model write text."""
+
+from __future__ import annotations
+
+from typing import Annotated, Self
+
+from pydantic import Field, StringConstraints, model_validator
+
+from hmi.api.schemas.shared import Answer, Request
+from hmi.engine.writing.request import DEFAULT_MOST, Finish
+
+MOST_LOGPROBS = 20
+Stop = Annotated[str, StringConstraints(min_length=1, max_length=200)]
+
+
+class Message(Request):
+    """A message of a chat."""
+
+    role: Annotated[str, StringConstraints(pattern=r"^[a-z_]{1,32}$")] = Field(
+        description="Who says it, as the root's chat template knows it: system, user, assistant."
+    )
+    content: str
+
+
+class GenerateBody(Request):
+    """A prompt or a chat, and how the text that follows it is chosen."""
+
+    prompt: str | None = Field(default=None, description="The text continues it. Give this or `messages`.")
+    messages: list[Message] | None = Field(
+        default=None, min_length=1, max_length=1000, description="A chat; the text is the next message."
+    )
+    max_tokens: int | None = Field(
+        default=None,
+        ge=1,
+        le=1_000_000,
+        description=f"The most tokens to write. Null: {DEFAULT_MOST}, or what the context has room for.",
+    )
+    temperature: float = Field(
+        default=0.0, ge=0, le=100, description="0: the likeliest token. Else scores are divided by it."
+    )
+    top_k: int = Field(default=0, ge=0, le=2**31, description="Choose among this many of the best; 0: all.")
+    top_p: float = Field(
+        default=1.0, gt=0, le=1, description="Choose among the fewest best tokens of this probability."
+    )
+    min_p: float = Field(
+        default=0.0,
+        ge=0,
+        le=1,
+        description="Choose among tokens of at least this share of the best probability.",
+    )
+    repetition_penalty: float = Field(
+        default=1.0, ge=1e-3, le=1e3, description="Above 1: tokens of prompt and text become less likely."
+    )
+    presence_penalty: float = Field(
+        default=0.0, ge=-100, le=100, description="Above 0: tokens of the text become less likely."
+    )
+    frequency_penalty: float = Field(
+        default=0.0, ge=-100, le=100, description="The same, for each time that the text has the token."
+    )
+    seed: int | None = Field(
+        default=None,
+        ge=0,
+        lt=2**64,
+        description="The same seed and version give the same text. Null: drawn for this call.",
+    )
+    stop: Stop | list[Stop] = Field(
+        default_factory=list, max_length=16, description="The text ends before the first of these."
+    )
+    logprobs: int | None = Field(
+        default=None,
+        ge=0,
+        le=MOST_LOGPROBS,
+        description="Return each token's log-probability, and those of this many best tokens.",
+    )
+    stream: bool = Field(
+        default=False,
+        description="Answer with server-sent events: `text` as it comes, then `end`, or `error`.",
+    )
+    deadline_ms: float | None = Field(
+        default=None,
+        gt=0,
+        le=3_600_000,
+        description="After this time the answer is 504 and the work is dropped.",
+    )
+
+    @model_validator(mode="after")
+    def _has_one(self) -> Self:
+        if (self.prompt is None) == (self.messages is None):
+            raise ValueError("needs prompt or messages: give one of them")
+        return self
+
+
+class TopToken(Answer):
+    token: str
+    logprob: float
+
+
+class TokenLogprob(Answer):
+    """A token, with natural log-probabilities of the model itself: without penalties or temperature."""
+
+    token: str
+    logprob: float
+    top: list[TopToken]
+
+
+class TextPiece(Answer):
+    """The data of an event `text`."""
+
+    text: str
+    logprobs: list[TokenLogprob] | None = None
+
+
+class TokenUsage(Answer):
+    prompt_tokens: int
+    cached_tokens: int = Field(description="Tokens of the prompt that were known from an earlier text.")
+    written_tokens: int
+
+
+class GenerateAnswer(Answer):
+    """A whole text. It is the data of an event `end`, too."""
+
+    id: str = Field(description="The answer's X-Request-Id.")
+    model: str
+    version: int
+    text: str
+    finish: Finish = Field(
+        description="end: the model ended the text. stop: a stop string came; it is left out. length: it has "
+        "max_tokens."
+    )
+    seed: int | None = Field(description="The seed that was used; null at temperature 0.")
+    usage: TokenUsage
+    logprobs: list[TokenLogprob] | None = None
+    plot: dict[str, int] = Field(
+        description="Number of tokens by what their look-up found: trigram, bigram, unigram, …, miss."
+    )
+    timing: dict[str, float] = Field(description="Milliseconds by stage; names end in _ms.")

@@ -1,0 +1,138 @@
+"""One answer while it is written: its sequence of tokens, its text, and its reader's queue."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from hmi.core import ModelId, ModelVersion
+from hmi.engine.writing.request import Finish, TokenScore, WriteRequest, WrittenPiece, WrittenText
+from hmi.errors import Damaged
+from hmi.execution.decoding.sampling import Chosen
+from hmi.execution.decoding.writing import Answer
+from hmi.model.text.answer_text import AnswerText
+from hmi.model.text.generative import GenerativeTokenizer
+from hmi.stores.plot.miss_recorder import MissRecorder
+from plot_store import Reader
+
+Event = WrittenPiece | WrittenText | Exception
+
+
+def is_last(event: Event) -> bool:
+    """Whether no event of the draft follows this one."""
+    return not isinstance(event, WrittenPiece)
+
+
+@dataclass(eq=False)
+class Draft:
+    """An answer while it is written. A compute thread writes it, and the event loop reads its events."""
+
+    request: WriteRequest
+    version: ModelVersion
+    reader: Reader
+    tokenizer: GenerativeTokenizer
+    answer: Answer
+    misses: MissRecorder | None = None
+    arrived: float = field(default_factory=time.monotonic)
+    begun: float | None = None
+    """The `time.monotonic()` at which its first step began."""
+    first: float | None = None
+    """The `time.monotonic()` at which its first token was there."""
+    last: float = 0.0
+    """The `time.monotonic()` of its newest token."""
+    error: Exception | None = None
+    """Why its scores are no numbers, if the reason is known: its look-ups failed."""
+    ended: bool = False
+    """Whether its last event was sent."""
+    scores: list[TokenScore] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._text = AnswerText(self.tokenizer.decode, self.request.stops)
+        self._whole: list[str] = []
+        self._events: asyncio.Queue[Event] = asyncio.Queue()
+
+    @property
+    def model(self) -> ModelId:
+        return self.request.model
+
+    def heard(self, chosen: Chosen | None) -> list[Event]:
+        """Take the next token, None if there is none, since no score is a number. Returns what to send.
+
+        Called on the compute thread.
+        """
+        if chosen is None:
+            return [self.error or Damaged(f"model {self.model} gives no scores: roll back or train it again")]
+        answer, now = self.answer, time.monotonic()
+        self.first = self.first or now
+        self.last = now
+        text = "" if answer.ended == "end" else self._text.push(chosen.id)
+        finish: Finish | None = answer.ended if answer.ended != "failed" else None
+        if self._text.stopped is not None:
+            finish = "stop"
+        elif finish is not None:
+            text += self._text.end()
+            finish = finish if self._text.stopped is None else "stop"
+        self._whole.append(text)
+        scores = []
+        if chosen.logprob is not None:
+            scores = [self._score(chosen.id, chosen.logprob, chosen.best)]
+            self.scores += scores
+        events: list[Event] = [WrittenPiece(text, scores)] if text or scores else []
+        return events if finish is None else [*events, self._end(finish)]
+
+    def send(self, event: Event) -> None:
+        """Give an event to the reader. Called on the event loop. What follows the last one is dropped."""
+        if not self.ended:
+            self.ended = is_last(event)
+            self._events.put_nowait(event)
+
+    async def __aiter__(self) -> AsyncIterator[WrittenPiece | WrittenText]:
+        """See `WrittenPieces`."""
+        while True:
+            event = await self._events.get()
+            if isinstance(event, Exception):
+                raise event
+            yield event
+            if isinstance(event, WrittenText):
+                return
+
+    def _score(self, id: int, logprob: float, best: object) -> TokenScore:
+        assert isinstance(best, list | tuple)
+        return TokenScore(self._token(id), logprob, [(self._token(i), x) for i, x in best])
+
+    def _token(self, id: int) -> str:
+        return str(self.tokenizer.fast.decode([id - 1], skip_special_tokens=False))
+
+    def _end(self, finish: Finish) -> WrittenText:
+        answer = self.answer
+        begun, first = self.begun or self.arrived, self.first or self.arrived
+        timing = {
+            "queue_ms": 1e3 * (begun - self.arrived),
+            "first_token_ms": 1e3 * (first - self.arrived),
+            "rest_ms": 1e3 * (self.last - first),
+        }
+        return WrittenText(
+            self.model,
+            self.version.version,
+            "".join(self._whole),
+            finish,
+            len(answer.prompt),
+            answer.cached or 0,
+            len(answer.written),
+            self.scores,
+            {name: round(ms, 3) for name, ms in timing.items()},
+            self._looked_up(),
+        )
+
+    def _looked_up(self) -> dict[str, int]:
+        """Look all tokens up once more, to count what answered them and to record the misses."""
+        tokens = np.array(self.answer.ids[1:-1], np.int32)  # the last one was chosen, and is not read
+        offsets = np.array([0, len(tokens)], np.int64)
+        _, hits = self.reader.lookup(tokens, offsets)
+        if self.misses is not None:
+            self.misses.record(self.reader.version, tokens, offsets, hits)
+        return hits.counts()

@@ -1,0 +1,94 @@
+"""What a call asks a language model to write, and what it gets. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from hmi.core import ModelId
+from hmi.model.text.sampling import Sampling
+
+Finish = Literal["end", "stop", "length"]
+"""Why a text ends. end: the model ended it. stop: a stop string came. length: it has the most tokens."""
+DEFAULT_MOST = 256
+"""The most tokens that are written if a request does not say."""
+
+
+@dataclass(frozen=True)
+class WriteRequest:
+    """One prompt for one model. `deadline` is a `time.monotonic()` time, None = none."""
+
+    model: ModelId
+    prompt: str | Sequence[Mapping[str, str]]
+    """A text, or a chat: messages with `role` and `content`."""
+    most: int | None = None
+    """The most tokens to write. None: DEFAULT_MOST, or as many as the context has room for."""
+    sampling: Sampling = field(default_factory=Sampling)
+    stops: tuple[str, ...] = ()
+    """The text ends before the first of these."""
+    deadline: float | None = None
+    ask: int = 0
+    """As in `TextRequest`: a call writes one text."""
+
+    @property
+    def place(self) -> str:
+        """The call's field that holds the prompt."""
+        return "prompt" if isinstance(self.prompt, str) else "messages"
+
+    @property
+    def characters(self) -> int:
+        """About the characters of the prompt and of the longest text, for an estimate of the tokens."""
+        given = [self.prompt] if isinstance(self.prompt, str) else [m.get("content", "") for m in self.prompt]
+        return sum(map(len, given)) + 4 * (self.most or DEFAULT_MOST)
+
+
+@dataclass(frozen=True)
+class TokenScore:
+    """A token with its natural log-probability, and the best tokens at its place with theirs."""
+
+    text: str
+    logprob: float
+    best: Sequence[tuple[str, float]] = ()
+
+
+@dataclass(frozen=True)
+class WrittenPiece:
+    """The text that is new, and the scores of its tokens if they were asked for."""
+
+    text: str
+    scores: Sequence[TokenScore] = ()
+
+
+@dataclass(frozen=True)
+class WrittenText:
+    """A whole answer."""
+
+    model: ModelId
+    version: int
+    text: str
+    finish: Finish
+    prompt_tokens: int
+    cached_tokens: int
+    """The tokens of the prompt that did not run, since an earlier text of this version began alike."""
+    written_tokens: int
+    """The token that ended the text is included."""
+    scores: Sequence[TokenScore] = ()
+    timing: Mapping[str, float] = field(default_factory=dict)
+    """Milliseconds: queue_ms until its first step began, first_token_ms until its first token came, both
+    since it was tokenised, and rest_ms from there to its last token."""
+    plot: Mapping[str, int] = field(default_factory=dict)
+    """The number of its tokens by what their look-up found."""
+
+    @property
+    def tokens(self) -> int:
+        """The tokens that count: those of the prompt and those that were written."""
+        return self.prompt_tokens + self.written_tokens
+
+
+class WrittenPieces(Protocol):
+    """An answer that is being written."""
+
+    def __aiter__(self) -> AsyncIterator[WrittenPiece | WrittenText]:
+        """The pieces as they come, then the whole answer. Raises HmiError."""
+        ...

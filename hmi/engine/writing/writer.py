@@ -1,0 +1,197 @@
+"""Writes the answers of one root: the sequences, look-ups and texts of a compute thread."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hmi.core import DeletedParts
+from hmi.engine.schedule.turns import Turns
+from hmi.engine.writing.draft import Draft, Event, is_last
+from hmi.errors import copy_of
+from hmi.execution.decoding.base import PAGE, StepExecutor
+from hmi.execution.decoding.sampling import Chosen
+from hmi.execution.decoding.writing import Answer, Writing
+from hmi.model.sources.generative_root import GenerativeRoot
+
+Deliver = Callable[[list[tuple[Draft, Event]]], None]
+"""Takes events from the compute thread to the event loop."""
+
+
+class Owner(NamedTuple):
+    """All that decides on a sequence's keys and values, but its ids."""
+
+    artefact: str
+    plot_version: str
+
+
+@dataclass
+class Spent:
+    """What a step took: rows by tenant, and CPU seconds."""
+
+    rows: Counter[str] = field(default_factory=Counter)
+    seconds: float = 0.0
+
+
+class Writer:
+    """The answers of one root. `step` and what it calls run on a compute thread, one step at a time. The
+    rest is used on the event loop, but `forget` on any thread."""
+
+    def __init__(self, root: GenerativeRoot, executor: StepExecutor) -> None:
+        self.root, self.executor = root, executor
+        self.context = min(root.info.shape.positions, executor.pages * PAGE)
+        """The most tokens of a prompt and its answer."""
+        self.drafts: set[Draft] = set()
+        """Those that have not ended."""
+        self._arriving: deque[tuple[Draft, float]] = deque()
+        """New drafts, with their tenants' weights."""
+        self._leaving: deque[Draft] = deque()
+        self._gone: deque[DeletedParts] = deque()
+        self._fresh()
+
+    def _fresh(self) -> None:
+        self._turns, self._written = Turns(), dict[Answer, Draft]()
+        self._writing = Writing(self.executor, self._rows_of, shares=self._turns)
+        self._spent = Spent()
+
+    @property
+    def busy(self) -> bool:
+        """Whether a step has something to do."""
+        return bool(self.drafts or self._leaving or self._gone)
+
+    @property
+    def pages(self) -> tuple[int, int]:
+        """The pages that sequences hold, and those that are kept for texts which begin alike."""
+        arena = self._writing.arena
+        return self.executor.pages - arena.room, arena.kept
+
+    @property
+    def set_back(self) -> int:
+        """How often a sequence was set back since the writer was made."""
+        return self._writing.set_back
+
+    def add(self, draft: Draft, weight: float) -> None:
+        self.drafts.add(draft)
+        self._arriving.append((draft, weight))
+
+    def remove(self, draft: Draft) -> None:
+        """Stop writing for a reader that has gone. Its pages are free before the next step."""
+        if draft in self.drafts:
+            self.drafts.discard(draft)
+            self._leaving.append(draft)
+
+    def forget(self, gone: DeletedParts) -> None:
+        """Free the pages of what has been deleted."""
+        self._gone.append(gone)
+
+    def send(self, events: Iterable[tuple[Draft, Event]]) -> None:
+        """Give events to their readers."""
+        for draft, event in events:
+            draft.send(event)
+            if draft.ended:
+                self.drafts.discard(draft)
+
+    def fail_all(self, error: Exception) -> None:
+        """Fail all drafts. After an error of a step nothing is known of the pages, so all begin anew."""
+        self.send([(draft, copy_of(error)) for draft in list(self.drafts)])
+
+    def begin_anew(self) -> None:
+        """Forget all sequences and pages. Called after a step that raised, while none runs."""
+        self._arriving.clear()
+        self._leaving.clear()
+        self._fresh()
+
+    @torch.inference_mode()
+    def step(self, deliver: Deliver) -> Spent:
+        """Run one step, and return what it took. Answers go to `deliver` as soon as they are there."""
+        cpu, self._spent = time.thread_time(), Spent()
+        while self._gone:
+            self._drop(self._gone.popleft())
+        while self._leaving:
+            draft = self._leaving.popleft()
+            self._writing.remove(draft.answer)
+            self._written.pop(draft.answer, None)
+        deliver(self._taken_in())
+
+        def between() -> None:
+            if self._arriving:
+                deliver(self._taken_in())
+                deliver(self._heard(self._writing.let_in()))
+
+        deliver(self._heard(self._writing.step(between)))
+        self._spent.seconds = time.thread_time() - cpu
+        return self._spent
+
+    def _taken_in(self) -> list[tuple[Draft, Event]]:
+        """Let new drafts join. Returns the errors of those that cannot."""
+        events: list[tuple[Draft, Event]] = []
+        while self._arriving:
+            draft, weight = self._arriving.popleft()
+            self._turns.weigh(draft.answer.tenant, weight)
+            self._written[draft.answer] = draft
+            try:
+                self._writing.add(draft.answer)
+            except Exception as error:
+                del self._written[draft.answer]
+                events.append((draft, error))
+        return events
+
+    def _heard(self, found: Sequence[tuple[Answer, Chosen | None]]) -> list[tuple[Draft, Event]]:
+        """Let drafts take their next tokens. Returns their events; those that have ended leave."""
+        events: list[tuple[Draft, Event]] = []
+        for answer, chosen in found:
+            draft = self._written[answer]
+            mine = draft.heard(chosen)
+            events += [(draft, event) for event in mine]
+            if mine and is_last(mine[-1]):
+                self._writing.remove(answer)  # it goes on if a stop string ended the text
+                del self._written[answer]
+        return events
+
+    def _drop(self, gone: DeletedParts) -> None:
+        for owner in self._writing.arena.owners():
+            assert isinstance(owner, Owner)
+            if owner.artefact in gone.artefacts or owner.plot_version in gone.plots:
+                self._writing.arena.drop(owner)
+
+    def _rows_of(self, wanted: Sequence[tuple[Answer, int, int]]) -> Tensor:
+        """Look up the rows of these ids. If a look-up fails, its rows are no numbers, so its drafts fail."""
+        made = torch.empty(sum(end - begin for _, begin, end in wanted), self.root.info.shape.dim)
+        by_plot: defaultdict[str, list[tuple[Draft, int, int, int]]] = defaultdict(list)
+        at = 0
+        for answer, begin, end in wanted:
+            draft, count = self._written[answer], end - begin
+            draft.begun = draft.begun or time.monotonic()
+            self._spent.rows[answer.tenant] += count
+            if not begin:
+                made[at] = self.root.upper.first
+            if end > 1:
+                by_plot[draft.version.plot_version].append((draft, max(begin, 1), end, at + count))
+            at += count
+        for parts in by_plot.values():
+            self._look_up(parts, made)
+        return made
+
+    def _look_up(self, parts: Sequence[tuple[Draft, int, int, int]], made: Tensor) -> None:
+        """Write the rows of one PLOT version. A part is a draft's ids from one place to another, and the end
+        of their rows in `made`."""
+        before = self.root.info.n - 1
+        spans = [(max(1, begin - before), end) for _, begin, end, _ in parts]
+        texts = [draft.answer.ids[a:b] for (draft, *_), (a, b) in zip(parts, spans, strict=True)]
+        offsets = np.cumsum([0, *map(len, texts)], dtype=np.int64)
+        try:
+            rows, _ = parts[0][0].reader.lookup(np.concatenate(texts).astype(np.int32), offsets)
+        except Exception as error:
+            for draft, begin, end, last in parts:
+                draft.error = error
+                made[last - (end - begin) : last] = torch.nan
+            return
+        for (_, begin, end, last), stop in zip(parts, offsets[1:].tolist(), strict=True):
+            made[last - (end - begin) : last] = torch.from_numpy(rows[stop - (end - begin) : stop])

@@ -1,0 +1,214 @@
+"""The way of a prompt to its text: load, tokenise, wait for a place, write in steps."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections import Counter
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from functools import partial
+
+from hmi.core import DeletedParts
+from hmi.engine.admit.bundles import WritingBundle
+from hmi.engine.admit.loading import ModelLoader, public_error
+from hmi.engine.schedule.waiting_budget import WaitingBudget
+from hmi.engine.watch.threads import in_thread
+from hmi.engine.writing.draft import Draft, Event
+from hmi.engine.writing.places import Places
+from hmi.engine.writing.request import DEFAULT_MOST, WriteRequest, WrittenText
+from hmi.engine.writing.writer import Owner, Writer
+from hmi.errors import InvalidInput
+from hmi.execution.decoding.writing import Answer
+from hmi.metrics import Metrics
+from hmi.stores.plot.miss_recorder import MissRecorder
+
+AT_ONCE = 256
+"""The most texts that are written at a time. Each holds its module in memory."""
+NICE = 5
+"""The nice value of the thread that writes. A text takes seconds, a label milliseconds: where both want the
+same core, the label gets three quarters of it."""
+
+
+class Writers:
+    """Writes texts for all tenants, on a thread of its own.
+
+    Used on the event loop, but `forget` on any thread.
+    """
+
+    def __init__(
+        self, loader: ModelLoader, metrics: Metrics, misses: MissRecorder | None, waiting_tokens: int
+    ) -> None:
+        """waiting_tokens: the most tokens of prompts and texts, as long as they may become, that wait."""
+        self._loader, self._metrics, self._misses = loader, metrics, misses
+        self._room = WaitingBudget(waiting_tokens, "tokens of texts")
+        self._places = Places(AT_ONCE)
+        self._encoding = ThreadPoolExecutor(1, "hmi-prompts")
+        self._writing = _thread()
+        self._arrived = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._active: set[Writer] = set()
+        """The writers that have, or lately had, something to do. They may have left the loader's cache."""
+        metrics.watch_writing(self._state)
+
+    @asynccontextmanager
+    async def write(self, request: WriteRequest) -> AsyncIterator[Draft]:
+        """Context manager: a text is being written in the block. Leaving it early frees what it holds.
+
+        Raises NotFound, InvalidInput (names the request's field), Damaged, QuotaExceeded, Unavailable.
+        """
+        bundle = await self._loader.load_writing(request.model)
+        answer = await in_thread(self._encoding, partial(_answer, request, bundle))
+        version, tenant = bundle.version, request.model.tenant
+        tokens = len(answer.prompt) + answer.most
+        self._room.take(Counter({tenant: tokens}))
+        try:
+            with self._loader.needing([version.artefact]):
+                async with self._places.of(tenant):
+                    async with self._module(answer, bundle):
+                        draft = self._begun(request, bundle, answer)
+                        try:
+                            yield draft
+                        finally:
+                            bundle.writer.remove(draft)
+                            self._arrived.set()
+        finally:
+            self._room.release(tenant, tokens)
+
+    async def run(self) -> None:
+        """Run steps of all roots that have texts to write, in turns, forever."""
+        self._loop = asyncio.get_running_loop()
+        while True:
+            busy = [writer for writer in self._all() if writer.busy]
+            self._active = set(busy)
+            if not busy:
+                self._arrived.clear()
+                await self._arrived.wait()
+            for writer in busy:
+                await self._step(writer)
+
+    def fail_all(self, error: Exception) -> None:
+        """Fail every text that is being written."""
+        for writer in self._all():
+            writer.fail_all(error)
+
+    def forget(self, gone: DeletedParts) -> None:
+        """Free the keys and values of what has been deleted. May be called on any thread."""
+        for writer in self._all():
+            writer.forget(gone)
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._arrived.set)
+
+    async def close(self) -> None:
+        """Wait for the step that runs. The caller must make sure that nobody waits for a text."""
+        await asyncio.to_thread(self._writing.shutdown)
+        await asyncio.to_thread(self._encoding.shutdown)
+
+    @asynccontextmanager
+    async def _module(self, answer: Answer, bundle: WritingBundle) -> AsyncIterator[None]:
+        """Context manager: the answer has its module, which stays in memory in the block."""
+        artefact = bundle.version.artefact
+        try:
+            part = await self._loader.hold_for_writing(artefact, bundle.writer.executor)
+        except Exception as error:
+            raise public_error(error, bundle.model, bundle.version) from error
+        answer.module = part.module
+        try:
+            yield
+        finally:
+            self._loader.let_go([artefact])
+
+    def _begun(self, request: WriteRequest, bundle: WritingBundle, answer: Answer) -> Draft:
+        tokenizer = bundle.writer.root.tokenizer
+        draft = Draft(request, bundle.version, bundle.reader, tokenizer, answer, self._misses)
+        self._active.add(bundle.writer)
+        bundle.writer.add(draft, self._loader.weight(request.model.tenant))
+        self._arrived.set()
+        return draft
+
+    def _all(self) -> list[Writer]:
+        return list(dict.fromkeys([*self._loader.writers(), *self._active]))
+
+    async def _step(self, writer: Writer) -> None:
+        loop = asyncio.get_running_loop()
+
+        def deliver(events: list[tuple[Draft, Event]]) -> None:
+            if events:
+                loop.call_soon_threadsafe(self._send, writer, events)
+
+        try:
+            spent = await in_thread(self._writing, partial(writer.step, deliver))
+        except Exception as error:
+            writer.fail_all(error)
+            writer.begin_anew()
+            return
+        for tenant, rows in spent.rows.items():
+            share = rows / spent.rows.total()
+            self._metrics.usage.add(tenant, compute_ms=1e3 * spent.seconds * share)
+
+    def _send(self, writer: Writer, events: list[tuple[Draft, Event]]) -> None:
+        writer.send(events)
+        for draft, event in events:
+            if isinstance(event, WrittenText):
+                self._count(event, draft.reader.version.ref)
+
+    def _count(self, written: WrittenText, domain: str) -> None:
+        """Count a whole text."""
+        self._metrics.usage.add(written.model.tenant, inputs=1, tokens=written.tokens)
+        tokens = {"read": written.prompt_tokens, "cached": written.cached_tokens}
+        tokens["written"] = written.written_tokens
+        first_ms, rest_ms = written.timing["first_token_ms"], written.timing["rest_ms"]
+        each_s = rest_ms / 1e3 / (written.written_tokens - 1) if written.written_tokens > 1 else None
+        self._metrics.wrote(tokens, first_ms / 1e3, each_s)
+        self._metrics.plot_hits(domain, written.plot)
+
+    def _state(self) -> dict[str, int]:
+        """What the metrics show at a scrape. Called on the scrape's thread."""
+        writers = self._all()
+        pages = [(writer.executor.pages, *writer.pages) for writer in writers]
+        return {
+            "running": self._places.taken,
+            "waiting": self._places.waiting,
+            "pages": sum(whole for whole, _, _ in pages),
+            "held": sum(held for _, held, _ in pages),
+            "kept": sum(kept for _, _, kept in pages),
+            "set_back": sum(writer.set_back for writer in writers),
+        }
+
+
+def _thread() -> ThreadPoolExecutor:
+    """One thread of a lower priority than those of batches."""
+
+    def lower() -> None:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)  # on Linux of this thread alone
+
+    return ThreadPoolExecutor(1, "hmi-writing", initializer=lower)
+
+
+def _answer(request: WriteRequest, bundle: WritingBundle) -> Answer:
+    """Tokenise a prompt. Raises InvalidInput, with numbers, if prompt and text do not fit the context."""
+    writer, version = bundle.writer, bundle.version
+    tokenizer, context = writer.root.tokenizer, writer.context
+    if isinstance(request.prompt, str):
+        (encoded,) = tokenizer.encode([request.prompt], len(request.prompt) + 2)
+    else:
+        chat = tokenizer.chat(request.prompt)
+        (encoded,) = tokenizer.encode([chat], len(chat) + 2, specials=True)
+    room = context - len(encoded.ids)
+    if room < (request.most or 1):
+        wanted = "a text" if request.most is None else f"{request.most} to write"
+        raise InvalidInput(
+            f"{request.place} has {len(encoded.ids)} tokens, which with {wanted} do not fit into the "
+            f"{context} that {bundle.model} reads and writes: shorten it, or lower max_tokens",
+            field=request.place,
+        )
+    return Answer(
+        Owner(version.artefact, version.plot_version),
+        encoded.ids,
+        request.most or min(DEFAULT_MOST, room),
+        frozenset(tokenizer.ends),
+        sampling=request.sampling,
+        tenant=request.model.tenant,
+    )
