@@ -128,7 +128,7 @@ class Writing:
     ) -> None:
         """shares: None lets sequences go in the order of their arrival."""
         self._executor, self._rows_of, self._step_rows = executor, rows_of, step_rows
-        self._shares = shares or _NoShares()
+        self._shares = _NoShares() if shares is None else shares
         self.arena = Arena(executor.pages)
         self._answers: list[Answer] = []
         """The sequences that have not ended, in the order of arrival."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
 from typing import cast
 
 import pytest
@@ -14,7 +15,7 @@ from hmi.errors import InvalidInput
 from hmi.execution.decoding.base import StepExecutor
 from hmi.execution.decoding.compiled import CompiledDecoder
 from hmi.execution.decoding.plain import PlainDecoder
-from hmi.execution.decoding.writing import Answer, Writing
+from hmi.execution.decoding.writing import Answer, Shares, Writing
 from hmi.execution.precision import Precision
 from hmi.model.network.decoder import Decoder, attend_before, rotary
 from hmi.model.sources.causal import CausalLower
@@ -50,7 +51,13 @@ def table_of(lower: CausalLower) -> Tensor:
     return rows
 
 
-def writing(parts: tuple[CausalLower, UpperDecoder], way: str, pages: int, step_rows: int = 64) -> Writing:
+def writing(
+    parts: tuple[CausalLower, UpperDecoder],
+    way: str,
+    pages: int,
+    step_rows: int = 64,
+    shares: Shares | None = None,
+) -> Writing:
     lower, upper = parts
     executor: StepExecutor
     if way == "plain":
@@ -66,7 +73,7 @@ def writing(parts: tuple[CausalLower, UpperDecoder], way: str, pages: int, step_
         before, ids = torch.tensor(pairs).T
         return table[before, ids]
 
-    return Writing(executor, rows_of, step_rows=step_rows)
+    return Writing(executor, rows_of, step_rows=step_rows, shares=shares)
 
 
 def prompts(count: int, seed: int, longest: int = 40) -> Iterator[list[int]]:
@@ -201,3 +208,99 @@ def test_what_cannot_be_written_is_refused(parts: tuple[CausalLower, UpperDecode
         with pytest.raises(InvalidInput, match=f"{next(iter(wrong))} must"):
             Sampling(**wrong)
     assert len(writer) == 0
+
+
+@pytest.mark.parametrize("way", ["plain", "fp32"])
+def test_a_short_prompt_runs_between_the_layers_of_a_long_ones_step(
+    parts: tuple[CausalLower, UpperDecoder], way: str
+) -> None:
+    draw = random.Random(3)
+    long = [BEGIN, *draw.choices(range(2, 150), k=150)]
+
+    def answers() -> list[Answer]:
+        some = [Answer(0, long, 6, tenant="long", module=MODULES[1])]
+        mine = enumerate(prompts(4, seed=9))
+        return [*some, *(Answer(i, p, 6, tenant=f"short-{i % 2}", module=MODULES[i]) for i, p in mine)]
+
+    writer, found = writing(parts, way, pages=60), answers()
+    writer.add(found[0])
+    waiting, told = found[1:], list[list[Answer]]()
+
+    def between() -> None:
+        if waiting:
+            writer.add(waiting.pop(0))
+        told.append([answer for answer, _ in writer.let_in()])
+
+    with torch.inference_mode():
+        assert writer.step(between) == []  # the long prompt is not read yet
+        assert told == [[found[1]], [found[2]]]
+        assert all(len(answer.written) == 1 for answer in found[1:3])
+        while len(writer):
+            if waiting:
+                writer.add(waiting.pop(0))
+            writer.step()
+    alone = answers()
+    for answer in alone:
+        run(writing(parts, way, pages=60), [answer])
+    assert [answer.ids for answer in found] == [answer.ids for answer in alone]
+    assert writer.arena.room == 60
+
+
+def test_between_layers_nothing_of_a_running_step_is_set_back_and_no_more_rows_run_than_in_a_step(
+    parts: tuple[CausalLower, UpperDecoder],
+) -> None:
+    writer = writing(parts, "plain", pages=5, step_rows=40)
+    long = Answer(0, [BEGIN] * 70, 2, tenant="long")
+    others = [Answer(i, [BEGIN] * 15, 2, tenant="other") for i in range(1, 4)]
+    same = Answer(5, [BEGIN] * 3, 2, tenant="long")
+    writer.add(long)
+    told: list[list[Answer]] = []
+
+    def between() -> None:
+        if not told:
+            for answer in (*others, same):
+                writer.add(answer)
+        told.append([answer for answer, _ in writer.let_in()])
+
+    with torch.inference_mode():
+        writer.step(between)
+        # Three pages are the long one's, which go on; a third short prompt would be more than 40 rows.
+        assert told == [others[:2], []]
+        assert (long.done, writer.set_back) == (40, 0)
+        while len(writer):
+            writer.step()
+    assert [len(answer.written) for answer in (long, *others, same)] == [2] * 5
+
+
+def test_tenants_get_equal_shares_of_steps(parts: tuple[CausalLower, UpperDecoder]) -> None:
+    """One tenant's thirty long prompts do not delay another's, nor do they wait for each other for ever."""
+
+    class Rows(Counter[str]):
+        def begin(self, waiting: Collection[str]) -> None:
+            self.least = min(self[tenant] for tenant in waiting)
+
+        def given(self, tenant: str) -> float:
+            return max(self[tenant], self.least)
+
+        def charge(self, tenant: str, rows: float) -> None:
+            self[tenant] = int(self.given(tenant) + rows)
+
+    shares = Rows()
+    writer = writing(parts, "plain", pages=200, step_rows=32, shares=shares)
+    draw = random.Random(5)
+    many = [Answer("a", [BEGIN, *draw.choices(range(2, 150), k=60)], 8, tenant="a") for _ in range(30)]
+    few = [Answer("b", [BEGIN, *draw.choices(range(2, 150), k=60)], 8, tenant="b") for _ in range(3)]
+    for answer in many:
+        writer.add(answer)
+    with torch.inference_mode():
+        for _ in range(5):
+            writer.step()
+        for answer in few:
+            writer.add(answer)
+        for _ in range(16):
+            writer.step()
+        assert all(answer.written for answer in few)
+        assert sum(bool(answer.written) for answer in many) < 10
+        while len(writer):
+            writer.step()
+    assert {len(answer.written) for answer in (*many, *few)} == {8}
