@@ -201,6 +201,17 @@ def test_a_gguf_file_is_imported_and_repaired(manager: Manager, source: Path, tm
             assert same or json.loads(file.read_text()) == json.loads(whole[file.name]), (name, file.name)
 
 
+def test_a_gguf_file_of_another_architecture_starts_no_job(manager: Manager, tmp_path: Path) -> None:
+    gguf = pytest.importorskip("gguf", reason="the [gguf] extra is not installed")
+    writer = gguf.GGUFWriter(str(tmp_path / "gpt2.gguf"), "gpt2")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    with pytest.raises(UnsupportedModel, match="its architecture is 'gpt2'"):
+        manager.import_root("tiny", str(tmp_path / "gpt2.gguf"), texts={"text-0": text(1)})
+    assert manager.registry.jobs() == []
+
+
 def test_layers_are_trained_together_and_on_from_there(
     manager: Manager, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
