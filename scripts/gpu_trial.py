@@ -50,7 +50,7 @@ LIMITS_S = {
 START_S = 75.0
 """The processes of steps may take this long to start on a machine on which nothing was loaded before."""
 ENTRIES = ("lookup", "text", "planning", "rows", "shards", "encoder")
-"""Those of hmi_kernels.compile, which compile at the same time."""
+"""The entries of hmi_kernels.compile that steps need. They compile at the same time."""
 NOT_RUN: dict[str, Any] = {"state": "not run", "seconds": 0.0, "rows": [], "notes": [], "error": None}
 ABOUT = {
     "card": "card, driver, versions",

@@ -43,22 +43,24 @@ def compile_missing(entries: Sequence[str], ended: threading.Event = NEVER) -> N
             _await(child, ended)
 
 
-def compile_all(ended: threading.Event = NEVER) -> None:
+def compile_all(ended: threading.Event = NEVER, *, generates: bool = False) -> None:
     """Compile all that answers need, and log it. Does nothing if it was compiled before.
 
-    If the encoder cannot be compiled, logs the reason: packed torch runs the layers then. Raises Unavailable
-    if anything else cannot, since the first text would compile it in this process.
+    generates: whether language models' roots answer, which need kernels of their own. If layers cannot be
+    compiled, logs the reason: torch runs them then. Raises Unavailable if anything else cannot, since the
+    first text would compile it in this process.
     """
-    from hmi_kernels.compile import ENTRIES, NEEDED  # numba, which takes a third of a second
+    from hmi_kernels.compile import ENTRIES, GENERATING, NEEDED  # numba, which takes a third of a second
 
-    if all(map(is_compiled, ENTRIES)):
+    wanted = [entry for entry in ENTRIES if generates or entry not in GENERATING]
+    if all(map(is_compiled, wanted)):
         return
     log.info(
         "compiling for this processor: it usually takes half a minute, and happens once for each "
         "installation of HMI"
     )
     try:
-        compile_missing(ENTRIES, ended)
+        compile_missing(wanted, ended)
     except Ended:
         log.info("the compilation is given up: the process ends first")
     except RuntimeError as error:

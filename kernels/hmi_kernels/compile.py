@@ -84,6 +84,14 @@ def _shards() -> None:
     import_module("hmi_kernels.shards.bits")  # its kernels are compiled as they are defined
 
 
+def _decoder() -> None:
+    """Layers and scores of language models, and the best words, with arrays of the types that sampling
+    passes."""
+    from hmi_kernels.decoder.ops import best  # the other kernels are compiled as they are defined
+
+    best(np.zeros(64, np.float32), 1)
+
+
 _ENTRIES = {
     "lookup": _lookup,
     "text": _text,
@@ -91,13 +99,16 @@ _ENTRIES = {
     "planning": _planning,
     "rows": _rows,
     "shards": _shards,
+    "decoder": _decoder,
 }
 ENTRIES = tuple(_ENTRIES)
-"""The entries that a server needs: look-ups, models' features and heads, the encoder's layers, plans, what
-stages do with rows between layers, and shards."""
+"""All entries: look-ups, models' features and heads, the encoder's layers, plans, what stages do with rows
+between layers, shards, and language models' layers."""
 NEEDED = ("lookup", "text", "planning", "rows")
 """Entries without which nothing is served. Packed torch runs layers without the encoder. Shards are compiled
 when the first of them is decoded, if they are not before."""
+GENERATING = ("decoder",)
+"""Entries that only roots of language models need. A server without such a root does not compile them."""
 
 
 def compile_entry(entry: str) -> None:

@@ -98,7 +98,9 @@ async def _serve(
             door.open()  # health calls are answered from here on
             if rpc is not None:
                 await rpc.start()
-            await asyncio.to_thread(compile_all, stopping)
+            roots = services.manager.registry.roots(tolerant=True)
+            generates = any(root.generates for root in roots)
+            await asyncio.to_thread(compile_all, stopping, generates=generates)
             if not stopping.is_set():
                 await begin(services)
                 log.info("%s", greeting(services, url))

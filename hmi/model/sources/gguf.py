@@ -7,6 +7,7 @@ both. Format: the specification of GGUF in the repository of ggml.
 from __future__ import annotations
 
 import json
+import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,6 +49,9 @@ _SPLITS: dict[str, list[pre_tokenizers.PreTokenizer]] = {
     "qwen2": [pre_tokenizers.Split(Regex(_GPT2 % r"\p{N}"), "isolated"), _BYTES],
 }
 """The rules that split a text before byte pairs are merged, by the name in `tokenizer.ggml.pre`."""
+_ARCHITECTURE = b"general.architecture"
+_FIRST = 24
+"""The place of the first field: a GGUF file begins with its magic, version and counts."""
 _CONTROL, _USER_DEFINED = 3, 4
 """Kinds of tokens in `tokenizer.ggml.token_type` that stand for themselves in a text."""
 
@@ -114,6 +118,28 @@ class GgufModel:
         return None if field is None else field.contents()
 
 
+def check_beginning(path: Path) -> None:
+    """Raise UnsupportedModel if a file is no GGUF file, or if its first field is another architecture.
+
+    Nearly every file's first field is its architecture. To read all fields takes seconds.
+    """
+    with path.open("rb") as file:
+        head = file.read(256)
+    if head[:4] != b"GGUF":
+        raise UnsupportedModel(f"{path.name} is not a GGUF file", field="source")
+    text = 8  # GGUF's number of the type
+    field = struct.pack("<Q20sI", len(_ARCHITECTURE), _ARCHITECTURE, text)
+    if head.startswith(field, _FIRST):
+        size, begin = _FIRST + len(field), _FIRST + len(field) + 8
+        end = begin + int.from_bytes(head[size:begin], "little")
+        _check_architecture(path, head[begin:end].decode(errors="replace"))
+
+
+def _check_architecture(path: Path, kind: object) -> None:
+    if kind not in DECODERS:
+        raise _unfit(path, f"its architecture is {kind!r}, not one of {', '.join(DECODERS)}")
+
+
 def open_gguf(path: Path) -> GgufModel:
     """Open a GGUF file. Raises UnsupportedModel."""
     try:
@@ -128,9 +154,8 @@ def open_gguf(path: Path) -> GgufModel:
     except Exception as error:  # the reader raises what numpy does
         raise _unfit(path, f"it cannot be read ({error})") from error
     model = GgufModel(path, reader, {})
-    kind = model._field("general.architecture")
-    if kind not in DECODERS:
-        raise _unfit(path, f"its architecture is {kind!r}, not one of {', '.join(DECODERS)}")
+    kind = model._field(_ARCHITECTURE.decode())
+    _check_architecture(path, kind)
     tokens = model._field("tokenizer.ggml.tokens") or []
 
     def of(name: str) -> Any:

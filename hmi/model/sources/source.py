@@ -26,6 +26,7 @@ from hmi.model.network.shape import (
     read_decoder_shape,
     read_shape,
 )
+from hmi.model.sources.gguf import check_beginning
 from hmi.model.sources.pieces import (
     GENERATIVE_FILES,
     IN_PIECES,
@@ -72,9 +73,7 @@ def find_source(source: str) -> Source:
     name = folder.name if kind == "folder" else source
     gguf = gguf_in(folder)
     if gguf is not None:
-        with gguf.open("rb") as file:
-            if file.read(4) != b"GGUF":
-                raise UnsupportedModel(f"{gguf.name} is not a GGUF file", field="source")
+        check_beginning(gguf)
         return Source(gguf.parent, name, kind, file_sha256(gguf), gguf)
     return _checked(folder, name, kind)
 

@@ -11,6 +11,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
+from hmi_kernels.decoder import ops
 from torch import Tensor
 
 from hmi.execution.decoding.base import PAGE, Part, StepExecutor
@@ -184,6 +185,16 @@ def test_what_lies_in_free_pages_is_never_read(decoder: Decoder, way: str) -> No
         lab.step([(told, 17)])
         want = lab.exact(told)[[19, 36]]
         assert (torch.stack(told.scores)[:, 1:] - want[:, 1:]).abs().max() < NEAR[way]
+
+
+def test_memory_is_not_taken_anew_at_each_longest_length() -> None:
+    layer = CompiledDecoder(split_decoder(Decoder(tiny("llama")), SPLIT, BEGIN, 2)[1], 1, "fp32")._layers[0]
+    room, table, taken = ops.Room(), np.arange(20), list[object]()
+    for length in range(1, 301):  # one token a step
+        room.address(layer, ops.StepRows([1], [length - 1], [table], [None]))
+        if not any(room._memory is memory for memory in taken):
+            taken.append(room._memory)
+    assert len(taken) == 10, "once for each power of two up to 512"
 
 
 def test_a_module_of_other_sizes_is_refused(decoder: Decoder) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterator, Sequence
 from typing import cast
 
 import pytest
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from hmi.errors import InvalidInput
-from hmi.execution.decoding.base import StepExecutor
+from hmi.execution.decoding.base import PAGE, StepExecutor
 from hmi.execution.decoding.compiled import CompiledDecoder
 from hmi.execution.decoding.plain import PlainDecoder
 from hmi.execution.decoding.writing import Answer, Shares, Writing
@@ -179,6 +179,31 @@ def test_one_that_leaves_frees_its_pages_and_one_that_cannot_end_is_refused(
     assert writer.arena.kept == 3
     writer.arena.drop(0)
     assert writer.arena.kept == 0
+
+
+def test_what_the_first_step_found_is_told_also_of_a_sequence_that_was_set_back(
+    parts: tuple[CausalLower, UpperDecoder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer, prompt = writing(parts, "plain", pages=8), [BEGIN, *range(2, 55)]
+    run(writer, [Answer("a", prompt[: 2 * PAGE + 1], 1)])
+    begin, found = writer.arena.begin, list[int]()
+
+    def counted(owner: Hashable, ids: Sequence[int]) -> list[int]:
+        pages = begin(owner, ids)
+        if owner == "a":
+            found.append(len(pages) * PAGE)
+        return pages
+
+    monkeypatch.setattr(writer.arena, "begin", counted)
+    older, answer = Answer("b", [BEGIN], 110), Answer("a", prompt, 40)
+    for each in (older, answer):
+        writer.add(each)
+    assert answer.cached is None
+    run(writer, [])
+    assert writer.set_back > 0
+    assert found[0] == 2 * PAGE
+    assert set(found[1:]) - {2 * PAGE}, "each start found the same"
+    assert (older.cached, answer.cached) == (0, 2 * PAGE)
 
 
 @pytest.mark.parametrize("way", ["plain", "fp32"])

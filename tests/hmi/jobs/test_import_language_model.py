@@ -96,6 +96,42 @@ def test_a_plot_gives_what_the_lower_layers_compute(
         assert ((got - want[1 : len(t)]).norm() / want[1 : len(t)].norm()).item() < 0.02
 
 
+@torch.inference_mode()
+def test_a_scrambled_lower_half_changes_nothing_on_covered_text(manager: Manager, source: Path) -> None:
+    """N-grams that the PLOT lacks are computed here, so on other text the scrambled layers show."""
+    run(manager, manager.import_root("tiny", str(source), split=2, texts={"text-0": text(1)}, alpha=10))
+    run(manager, manager.create_domain("tiny/news", text(2, 30), alpha=100))
+    root = root_of(manager)
+    lower = root.lower
+    assert lower is not None
+
+    def answered(texts: list[Encoded]) -> tuple[int, torch.Tensor, torch.Tensor]:
+        """How many n-grams are missing; all rows but the begin tokens'; the scores after each token."""
+        found, hits = looked_up(manager, "tiny/news", texts)
+        longest = np.array([min(i + 1, 3) for t in texts for i in range(len(t) - 1)])
+        lacks = torch.from_numpy(hits.order < longest)[:, None]
+        rows = torch.where(lacks, computed(texts), torch.cat(found))
+        each = rows.split([len(t) - 1 for t in texts])
+        states = [root.upper(torch.cat([root.upper.first[None], own])[None])[0] for own in each]
+        return int(lacks.sum()), rows, root.upper.logits(torch.cat(states))[:, 1:]
+
+    def computed(texts: list[Encoded]) -> torch.Tensor:
+        rows = lower(pad_ids([t.ids for t in texts]))
+        return torch.cat([row[1 : len(t)] for row, t in zip(rows, texts, strict=True)])
+
+    covered, others = (root.tokenizer.encode(text(i, 30).decode().splitlines(), 60) for i in (2, 3))
+    before = *answered(covered), *answered(others), computed(covered)
+    for weights in lower.parameters():
+        weights.copy_(torch.randn_like(weights))
+    after = *answered(covered), *answered(others), computed(covered)
+    assert (before[0], after[0]) == (0, 0), "the domain covers all of its own text"
+    assert before[3] == after[3] > 0
+    for i in (1, 2):
+        assert torch.equal(before[i], after[i])
+    for i in (4, 5, 6):
+        assert ((after[i] - before[i]).norm() / before[i].norm()).item() > 0.5
+
+
 def test_a_root_that_looks_up_words_alone_is_its_source(
     manager: Manager, source: Path, decoder: Decoder
 ) -> None:
@@ -163,6 +199,17 @@ def test_a_gguf_file_is_imported_and_repaired(manager: Manager, source: Path, tm
         for file in folder.iterdir():
             same = file.read_bytes() == whole[file.name]
             assert same or json.loads(file.read_text()) == json.loads(whole[file.name]), (name, file.name)
+
+
+def test_a_gguf_file_of_another_architecture_starts_no_job(manager: Manager, tmp_path: Path) -> None:
+    gguf = pytest.importorskip("gguf", reason="the [gguf] extra is not installed")
+    writer = gguf.GGUFWriter(str(tmp_path / "gpt2.gguf"), "gpt2")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    with pytest.raises(UnsupportedModel, match="its architecture is 'gpt2'"):
+        manager.import_root("tiny", str(tmp_path / "gpt2.gguf"), texts={"text-0": text(1)})
+    assert manager.registry.jobs() == []
 
 
 def test_layers_are_trained_together_and_on_from_there(

@@ -263,6 +263,22 @@ def test_a_gguf_file_that_does_not_fit(tmp_path: Path) -> None:
         find_source(str(tmp_path))
 
 
+def test_another_architecture_is_refused_before_the_whole_file_is_read(tmp_path: Path) -> None:
+    gguf = pytest.importorskip("gguf", reason="the [gguf] extra is not installed")
+    path = tmp_path / "other.gguf"
+    for first in (True, False):
+        writer = gguf.GGUFWriter(str(path), "gpt2")
+        writer.add_name("other")
+        (fields,) = writer.kv_data
+        if not first:
+            fields["general.architecture"] = fields.pop("general.architecture")
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.close()
+        with pytest.raises(UnsupportedModel, match=r"its architecture is 'gpt2', not one of llama,"):
+            find_source(str(path)) if first else load_language_model(find_source(str(path)))
+
+
 def test_texts_and_chats(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers", reason="the [adapters] extra is not installed")
     folder = write_language_model("llama", tmp_path / "llama")
