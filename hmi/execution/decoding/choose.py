@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import logging
 
+from hmi_kernels.compile import GENERATING
+
+from hmi.errors import Unavailable
+from hmi.execution.compiling import CURE, compile_missing
 from hmi.execution.decoding.base import PAGE, StepExecutor
 from hmi.execution.decoding.plain import PlainDecoder
 from hmi.execution.precision import KINDS, Precision, available
@@ -17,11 +21,15 @@ LEAST_PAGES = 64
 def step_executor(upper: UpperDecoder, wanted: str, memory: int) -> StepExecutor:
     """Return an executor of a root's upper layers, with pages that take `memory` bytes.
 
-    wanted: the setting `precision`. auto: bf16 if the processor can, else fp32. Sizes of layers for which
+    wanted: the setting `precision`. auto: bf16 if the processor can, else fp32. Layers of sizes for which
     there is no compiled kernel run in torch, in fp32. The first executor of an installation compiles the
-    kernels, which takes half a minute.
+    kernels, which takes half a minute. Raises Unavailable if they cannot be compiled.
     """
-    from hmi.execution.decoding.compiled import CompiledDecoder  # whose kernels are compiled at its import
+    try:
+        compile_missing(GENERATING)
+    except RuntimeError as error:
+        raise Unavailable(f"{error}; HMI cannot write without them: {CURE}") from error
+    from hmi.execution.decoding.compiled import CompiledDecoder  # which loads the kernels
 
     precision: Precision = next((kind for kind in KINDS if kind == wanted), "fp32")
     if wanted == "auto":

@@ -14,11 +14,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import xxhash
-from hmi_kernels.decoder import ops
+from hmi_kernels.later import Later
 from numpy.typing import NDArray
 
 from hmi.model.text.sampling import Sampling
 
+ops = Later("decoder.ops")
 FEW = 64
 """The number of best words that a draw looks at first. They nearly always decide it."""
 COLD = 1e-5
