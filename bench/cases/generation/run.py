@@ -6,6 +6,7 @@ All works run on one thread, in turn. They write equally many tokens after promp
 from __future__ import annotations
 
 import importlib.util
+import random
 import statistics
 import tempfile
 import time
@@ -38,6 +39,8 @@ TOGETHER = 16
 """Sequences that write together."""
 PROMPT, WRITTEN, LONG = 64, 24, 512
 """Tokens of a prompt, tokens written after it, and tokens of the prompt that is only read."""
+NEIGHBOUR = 2000
+"""Tokens of the prompt beside which the time to a first token is measured."""
 RANK, SMALL = 8, ("q", "v")
 """A tenant's module has this rank at these sites, .8 MB on SmolLM2. A large one has all sites, 4.2 MB."""
 EQUAL = {"int8": "q8_0", "bf16": "f16"}
@@ -78,6 +81,8 @@ def run(plan: GenerationPlan, report: Callable[[str], None]) -> Iterator[Figure]
         found = {name: statistics.median(v) for name, v in in_turn(works, plan.runs).items()}
     for name, rate in found.items():
         yield Figure(f"{name}", rate, "tokens/s", runs=plan.runs)
+    report(f"first tokens beside a prompt of {NEIGHBOUR} tokens")
+    yield from _first_tokens(lower, upper, ids, plan.runs)
     yield from _ratios(found, plan, why)
 
 
@@ -200,6 +205,55 @@ def _reads(writer: Writing, prompts: Sequence[list[int]]) -> float:
     took = time.process_time() - begun
     assert not len(writer)
     return LONG / took
+
+
+def _first_tokens(lower: CausalLower, upper: UpperDecoder, ids: Sequence[int], runs: int) -> Iterator[Figure]:
+    """Yield the time from a prompt's arrival to its first token, alone and beside a longer prompt that is
+    read in steps of as many rows as the reading above. It arrives at any moment of that reading."""
+    draw, rows_of = random.Random(0), found_rows(lower)
+    begin = lower.begin
+    short, long = [begin, *ids[: PROMPT - 1]], [begin, *ids[PROMPT : PROMPT + NEIGHBOUR - 1]]
+    for precision in available():
+        writer = Writing(CompiledDecoder(upper, 3 * NEIGHBOUR // PAGE, precision), rows_of, step_rows=LONG)
+        took = _first_token(writer, long, None, 0.0)
+        works = {
+            "alone": lambda: _first_token(writer, short, None, 0.0),  # noqa: B023 (called in this turn)
+            "beside": lambda: _first_token(writer, short, long, draw.uniform(0, took)),  # noqa: B023
+        }
+        found = {name: statistics.median(times) for name, times in in_turn(works, 3 * runs).items()}
+        for name, seconds in found.items():
+            yield Figure(f"{precision}_first_token_{name}", 1e3 * seconds, "ms", runs=3 * runs)
+        ratio = found["beside"] / found["alone"]
+        peer = f"a neighbour's {NEIGHBOUR} tokens, steps of {LONG} rows"
+        yield Figure(f"{precision}_first_token_beside_over_alone", ratio, "x", 1.5, False, 3 * runs, peer)
+
+
+@torch.inference_mode()
+def _first_token(writer: Writing, prompt: list[int], neighbour: list[int] | None, after_s: float) -> float:
+    """Return the seconds from a prompt's arrival to its first token.
+
+    It arrives `after_s` seconds after a neighbour's prompt, of which nothing is known from earlier turns.
+    """
+    mine, told = Answer(object(), prompt, 1, tenant="short"), list[float]()
+    arrival = time.perf_counter() + (after_s if neighbour is not None else 0.0)
+    waiting = [mine]
+
+    def between() -> None:
+        if waiting and time.perf_counter() >= arrival:
+            writer.add(waiting.pop())
+            if writer.let_in():
+                told.append(time.perf_counter())
+
+    if neighbour is None:
+        writer.add(waiting.pop())
+    else:
+        writer.add(Answer(object(), neighbour, 1, tenant="long"))
+    while len(writer) or waiting:
+        if waiting and time.perf_counter() >= arrival:
+            writer.add(waiting.pop())
+        if any(answer is mine for answer, _ in writer.step(between)):
+            told.append(time.perf_counter())
+    return told[0] - arrival
 
 
 def _writes(writer: Writing, prompts: Sequence[list[int]], modules: Sequence[TenantModule | None]) -> float:

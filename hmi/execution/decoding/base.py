@@ -48,7 +48,7 @@ class StepExecutor(Protocol):
         """Run a step. Writes the rows' keys and values into the parts' pages.
 
         x: float32 [rows, dim], the parts' rows one after another, as a look-up gives them.
-        between: called between two layers. It may run a step of other sequences.
+        between: called after each layer, or more often. It may run a step of other sequences.
         Returns float32 [parts that want scores, vocab or more]. Id 0 and numbers that are no id score -inf.
         """
         ...

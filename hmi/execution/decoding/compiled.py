@@ -48,9 +48,7 @@ class CompiledDecoder:
         rows = ops.StepRows(counts.tolist(), begins, [part.pages for part in parts], modules)
         turns, states = self._turned_to(rows.longest), x.numpy().copy()
         for index, layer in enumerate(self._layers):
-            if index and between is not None:
-                between()
-            ops.run_layer(layer, index, states, rows, turns, self._kept, self._room)
+            ops.run_layer(layer, index, states, rows, turns, self._kept, self._room, between)
         return torch.from_numpy(ops.scores(self._words, states[last], self._score_room))
 
     def _module(self, module: TenantModule) -> ops.Module:

@@ -40,8 +40,6 @@ class PlainDecoder:
         segments = [s.rows(offsets) for s in segments_of([part.module for part in parts])]
         rows = x[None]
         for index, layer in enumerate(self._upper.layers):
-            if index and between is not None:
-                between()
             assert isinstance(layer, DecoderLayer)
             delta = _delta_of(segments, index)
             q, k, v = layer.project(rows, turns, delta)
@@ -50,6 +48,8 @@ class PlainDecoder:
                 self._attend(index, part, q[:, :, a:b], k[0, :, a:b], v[0, :, a:b]) for part, a, b in spans
             ]
             rows = layer.finish(rows, torch.cat(context, dim=2), delta)
+            if between is not None:
+                between()
         return self._upper.logits(rows[0, torch.from_numpy(last)])
 
     def _attend(self, layer: int, part: Part, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -176,7 +176,8 @@ class Writing:
     def step(self, between: Callable[[], None] | None = None) -> list[tuple[Answer, Chosen | None]]:
         """Run one step. Sequences that end in it leave.
 
-        between: called between two layers of a long step. It may call `add` and `let_in`, nothing else.
+        between: called in a long step, after each layer or more often. It may call `add` and `let_in`,
+        nothing else.
         Returns each sequence that has a new token, with that token, and each that failed, with None.
         """
         self._running = chunks = self._plan()

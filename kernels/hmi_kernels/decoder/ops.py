@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -272,19 +272,26 @@ class StepRows:
 
 
 def run_layer(
-    layer: Layer, index: int, x: Floats, rows: StepRows, turns: Floats, pages: Pages, room: Room
+    layer: Layer,
+    index: int,
+    x: Floats,
+    rows: StepRows,
+    turns: Floats,
+    pages: Pages,
+    room: Room,
+    between: Callable[[], None] | None = None,
 ) -> None:
     """Run a step's rows through one layer, in place, with the GIL released: x float32 [rows, dim].
 
     Writes the rows' keys and values into their pages. A row's result has the same bits in every step.
     index: the layer's place. turns: float32 [positions, head], for each position the cosines of its angles,
-    then the sines.
+    then the sines. between: called after each BLOCK of rows; it may run other rows in the same room.
     """
     assert x.shape == (rows.count, layer.dim)
     assert x.dtype == np.float32
     assert x.flags.c_contiguous
     assert turns.shape[0] >= rows.longest
-    records, record = rows.records(index), room.address(layer, rows)
+    records = rows.records(index)
     for begin in range(0, rows.count, of_layer.BLOCK):
         of_layer.run_block(
             layer.address,
@@ -296,8 +303,10 @@ def run_layer(
             turns.ctypes.data,
             pages.address + index * pages.layer_bytes,
             pages.page_bytes,
-            record,
+            room.address(layer, rows),
         )
+        if between is not None:
+            between()
 
 
 def scores(words: Words, x: Floats, room: Room) -> Floats:

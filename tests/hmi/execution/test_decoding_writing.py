@@ -258,8 +258,8 @@ def test_a_short_prompt_runs_between_the_layers_of_a_long_ones_step(
 
     with torch.inference_mode():
         assert writer.step(between) == []  # the long prompt is not read yet
-        assert told == [[found[1]], [found[2]]]
-        assert all(len(answer.written) == 1 for answer in found[1:3])
+        assert told == [[found[1]], [found[2]], [found[3]]]
+        assert all(len(answer.written) == 1 for answer in found[1:4])
         while len(writer):
             if waiting:
                 writer.add(waiting.pop(0))
@@ -290,7 +290,7 @@ def test_between_layers_nothing_of_a_running_step_is_set_back_and_no_more_rows_r
     with torch.inference_mode():
         writer.step(between)
         # Three pages are the long one's, which go on; a third short prompt would be more than 40 rows.
-        assert told == [others[:2], []]
+        assert told == [others[:2], [], []]
         assert (long.done, writer.set_back) == (40, 0)
         while len(writer):
             writer.step()
