@@ -68,8 +68,8 @@ DEPTH = (
 class ModuleSpec(BaseModel):
     """A tenant's module in the upper layers; see docs/modules.md.
 
-    `sites` None means all sites of the kind in an encoder. `size` is replaced by the largest rank within its budget, so a
-    stored spec has no size. A kind without a rank ("ln") ignores `size`.
+    `sites` None means all sites of the kind in an encoder. `size` is replaced by the largest rank within its
+    budget, so a stored spec has no size. A kind without a rank ("ln") ignores `size`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

@@ -154,6 +154,8 @@ def inspect_file(
     found = _inspected(source, task, skip, reading)
     if found.error is None or found.kind == "corpus" or not found.guess.get("header", True):
         return found  # without a header there are no names to choose from
+    if found.task == "generation" and found.read is not None:
+        return found
     columns = _text_columns(source, reading)
     return replace(found, text_columns=columns if len(columns) > 1 or found.read is None else [])
 

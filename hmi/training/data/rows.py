@@ -52,7 +52,8 @@ NO_LABELS = frozenset({"nan", "null", "none", "n/a", "na", "#n/a"})
 @dataclass(frozen=True)
 class Row:
     """One example: its text (or pair, or words, or prompt) and its right answer: a label, a value, one tag
-    for each word, a set of labels, or what is to be written. In an unlabelled row the answer is "" and is ignored."""
+    for each word, a set of labels, or what is to be written. In an unlabelled row the answer is "" and is
+    ignored."""
 
     text: Text
     label: Gold

@@ -41,10 +41,7 @@ SYNONYMS: Mapping[str, tuple[str, ...]] = {
     "tags": ("ner_tags", "pos_tags"),
 }
 """Other column names that are understood for a field."""
-WRITTEN: Mapping[str, tuple[str, ...]] = {
-    "prompt": ("instruction",),
-    "completion": ("response", "output"),
-}
+WRITTEN: Mapping[str, tuple[str, ...]] = {"prompt": ("instruction",), "completion": ("response", "output")}
 """The same for the task generation. No column of another task has such a name, so it tells the task."""
 ASKED: Mapping[str, tuple[str, ...]] = {
     "prompt": ("question", "input", "text"),
@@ -74,12 +71,7 @@ class Columns:
 
 
 def read_columns(
-    found: Sequence[str],
-    task: Task,
-    *,
-    answers: bool = True,
-    paired: bool | None = None,
-    asked: bool = True,
+    found: Sequence[str], task: Task, *, answers: bool = True, paired: bool | None = None, asked: bool = True
 ) -> Columns:
     """Map the columns `found` to the fields of `task`. With answers=False, rows have no answer, and
     `paired` says whether they have two texts. asked: whether the task is known; otherwise the columns are to
@@ -89,12 +81,7 @@ def read_columns(
 
 
 def _matched(
-    found: Sequence[str],
-    task: Task,
-    *,
-    answers: bool = True,
-    paired: bool | None = None,
-    asked: bool = False,
+    found: Sequence[str], task: Task, *, answers: bool = True, paired: bool | None = None, asked: bool = False
 ) -> tuple[Columns, str | None]:
     """The mapping, and the first required field that no column fits (None if all are found).
 
