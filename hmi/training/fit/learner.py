@@ -118,6 +118,12 @@ class Learner(ABC):
         for name, part in self._parts.items():
             part.load_state_dict(dict(getattr(artefact, name)))
 
+    def start_from(self, artefact: Artefact) -> None:
+        """Start from another model's tensors. Tensors that it lacks stay freshly initialised; those
+        that are not trained here are ignored."""
+        fresh, given = self.state().joined(), artefact.joined()
+        self.load(Artefact.split({name: given.get(name, value) for name, value in fresh.items()}))
+
     def optimiser_state(self) -> dict[str, Tensor]:
         """AdamW's state and the averaged weights as a flat mapping, for a checkpoint."""
         average = {f"average.{i}": mean for i, mean in enumerate(self._average)}
