@@ -82,7 +82,7 @@ def train_writing(
 
 
 def _files(data: Data) -> list[tuple[list[Row], str]]:
-    return [(data.train, "data"), (data.dev, "dev" if data.dev_given else "the rows held out of data")]
+    return [(data.train, "data"), (data.dev, "dev" if data.dev_given else "data")]
 
 
 def _too_long(fit: Sequence[Sequence[Written | None]], max_length: int) -> list[str]:

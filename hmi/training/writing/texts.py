@@ -10,6 +10,8 @@ from hmi.model.text.generative import GenerativeTokenizer
 from hmi.training.data.golds import Completion
 from hmi.training.data.rows import Row
 
+SHOWN = 60
+"""Characters of a prompt that an error quotes."""
 WHOLE = 1 << 30
 """More tokens than a text has, so that none is cut off."""
 
@@ -60,11 +62,15 @@ def within(
     chat.
     """
     found: list[Written | None] = []
-    for number, row in enumerate(rows, 1):
+    for row in rows:
         try:
             text = written(row, tokenizer)
         except InvalidInput as error:
-            raise InvalidData(f"row {number} of {field}: {error.message}", field=field) from error
+            assert isinstance(row.text, str)
+            begin = row.text if len(row.text) <= SHOWN else f"{row.text[:SHOWN]}…"
+            raise InvalidData(
+                f"the chat “{begin}” of {field} cannot be read: {error.message}", field=field
+            ) from error
         found.append(text if len(text) <= max_length else None)
     return found
 

@@ -108,7 +108,7 @@ def _matched(
                 f"rename the right one to `{name}`, and the other to something else{_name_it(name, ', or ')}"
             )
             if name == "prompt":
-                cure += "; several names, with commas between, are joined by line breaks"
+                cure += ". Given several times, the texts are joined by line breaks"
             return Columns({}, f"{len(taken)} columns could be the `{name}` ({listed(taken)}): {cure}"), None
         if taken:
             names[taken[0]] = name
