@@ -50,29 +50,25 @@ def settled(
             field="options.improve",
         )
     if given.get("module") is not None or not update:
-        given["module"] = _lora(given.get("module"))
+        given["module"] = _lora(given)
     if not update:
         given.setdefault("max_length", WRITING_LENGTH)
     return given
 
 
-def _lora(module: Any) -> Any:
-    """The module of a language model: LoRA, by default as WRITING_MODULE."""
-    if module is not None and not isinstance(module, Mapping):
-        return module  # `checked_options` tells what is wrong
-    given = {name: value for name, value in (module or {}).items() if value is not None}
-    if given.get("kind", "lora") != "lora":
+def _lora(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The module of a language model: LoRA. What is left out is as in WRITING_MODULE.
+
+    Raises InvalidInput for another kind.
+    """
+    spec = checked_options(FineTuneOptions, options).module or WRITING_MODULE
+    if spec.kind != "lora":
         raise InvalidInput(
-            f"a language model takes no module of the kind {str(given['kind'])[:40]!r}: leave module.kind "
-            "out, or give lora",
+            f"a language model takes no module of the kind {spec.kind!r}: leave module.kind out",
             field="options.module.kind",
         )
-    if "size" in given:
-        raise InvalidInput(
-            "module.size is of encoders' modules: give module.rank", field="options.module.size"
-        )
-    default = WRITING_MODULE.model_dump(mode="json")
-    return {**default, **given}
+    given = spec.model_dump(mode="json")
+    return given if "sites" in spec.model_fields_set else {**given, "sites": WRITING_MODULE.sites}
 
 
 def _refuse_gate(options: Mapping[str, Any] | None) -> None:

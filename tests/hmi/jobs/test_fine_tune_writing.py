@@ -289,7 +289,6 @@ def test_long_rows_are_left_out_and_counted(home: Manager) -> None:
         ({"labels": ["a", "b"]}, "options.labels"),
         ({"module": {"kind": "parallel"}}, "options.module.kind"),
         ({"module": {"kind": "lora+ln"}}, "options.module.kind"),
-        ({"module": {"size": "small"}}, "options.module.size"),
         ({"module": {"sites": "attn"}}, "options.module.sites"),
     ],
 )
@@ -306,6 +305,25 @@ def test_options_of_other_tasks_are_refused(
         assert field.rpartition(".")[2] in caught.value.message
 
 
+@pytest.mark.parametrize(
+    ("module", "is_"),
+    [
+        (None, {"rank": 8, "sites": ("q", "v")}),
+        ({}, {"rank": 8, "sites": ("q", "v")}),
+        ({"rank": 4}, {"rank": 4, "sites": ("q", "v")}),
+        ({"sites": "gate,q"}, {"rank": 22, "sites": ("q", "gate")}),
+        ({"sites": "q,k,v,o,fi,fo", "rank": 2}, {"rank": 2, "sites": None}),
+        ({"sites": ",".join(GATED), "rank": 2}, {"rank": 2, "sites": GATED}),
+    ],
+)
+def test_a_module_has_the_defaults_of_language_models(
+    home: Manager, module: dict[str, Any] | None, is_: dict[str, Any]
+) -> None:
+    job = create(home, "module", options={"module": module})
+    assert FineTuneSpec.of(home.registry.job(job.job)).options.module == ModuleSpec(**is_)
+    home.cancel_job(job.job)
+
+
 def test_calls_of_other_tasks_are_refused(home: Manager, rule: dict[str, Any]) -> None:
     with pytest.raises(InvalidInput, match="generation model has no ramps"):
         home.train_ramps("acme.rule", data=rows())
@@ -315,10 +333,10 @@ def test_calls_of_other_tasks_are_refused(home: Manager, rule: dict[str, Any]) -
         home.set_objective("acme.rule", lambda old: {"agreement": 0.99})
     with pytest.raises(InvalidInput, match=r"known_share: acme\.rule is a language model"):
         home.set_objective("acme.rule", lambda old: {}, {"known_share": 0.9})
-    with pytest.raises(InvalidInput, match="acme.rule writes"):
+    with pytest.raises(InvalidInput, match=r"acme\.rule writes"):
         home.export_module("acme.rule")
+    adapter = {"adapter_config": b"{}", "adapter": b"", "data": rows()}
     with pytest.raises(InvalidInput, match="cannot be trained for the task 'generation'"):
-        adapter = {"adapter_config": b"{}", "adapter": b"", "data": rows()}
         home.import_module("acme.y", domain="tiny/news", task="generation", files=adapter)
     with pytest.raises(InvalidInput, match="leave unlabelled out"):
         create(home, "refused", unlabelled=rows())
