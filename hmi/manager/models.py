@@ -14,9 +14,9 @@ from hmi.errors import Conflict, InvalidInput, NotFound
 from hmi.jobs.checks import checked_files, checked_texts
 from hmi.jobs.options import AS_IT_IS, FineTuneOptions, Publish, Reading, reading_options
 from hmi.jobs.specs import FineTuneSpec
+from hmi.jobs.task_options import settled
 from hmi.manager.domains import DomainOperations
 from hmi.manager.parts import Parts, checked_options
-from hmi.manager.task_options import settled
 from hmi.stores.records.registry import Registry
 
 NOUNS = {"embedding": "an embedding", "generation": "a language model"}

@@ -7,8 +7,7 @@ from typing import Any
 
 from hmi.core import Task
 from hmi.errors import InvalidInput
-from hmi.jobs.options import FineTuneOptions
-from hmi.manager.parts import checked_options
+from hmi.jobs.options import FineTuneOptions, checked_options
 from hmi.modulespec import SITES
 from hmi.training.plans.defaults import WRITING_LENGTH, WRITING_MODULE
 
