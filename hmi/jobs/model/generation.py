@@ -32,6 +32,7 @@ from hmi.training.data.rows import Row
 from hmi.training.fit.checkpoint import CHECKPOINT, Resumed, resume_training, write_training
 from hmi.training.fit.early_stopping import History, train_to_best
 from hmi.training.fit.plan import TrainPlan, plan_writing
+from hmi.training.tasks.remarks import size_remarks
 from hmi.training.writing.lookup import RowsOf, rows_from_plot
 from hmi.training.writing.scoring import perplexity, score_written
 from hmi.training.writing.texts import Written, fitting, within
@@ -52,7 +53,8 @@ def train_writing(
     max_length = min(options.max_length, root.info.shape.positions)
     fit = [fitting(rows, root.tokenizer, max_length, name) for rows, name in _files(data)]
     train, dev = ([text for text in texts if text is not None] for texts in fit)
-    warnings = [*data.notes, *_too_long(fit, max_length)]
+    sizes = size_remarks(data.dev, data.dev_given)
+    warnings = [*data.notes, *_too_long(fit, max_length), *sizes]
     torch.manual_seed(options.seed)
     module = new_module(data.module, root.info.shape, len(root.upper.layers))
     plan = plan_writing(replace(options.recipe(), module=data.module), len(train))
