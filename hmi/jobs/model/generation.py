@@ -6,7 +6,7 @@ What it shares with other models' training is in `hmi.jobs.model.fine_tune`.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -40,6 +40,8 @@ from hmi.training.writing.trainer import WritingTrainer
 
 MOST_ANSWERS, MOST_TOKENS = 64, 64
 """A report's answers: those to the first held-out rows whose completions have at most so many tokens."""
+AT_ONCE = 16
+"""Answers that are written together. Each takes memory for its keys and values."""
 
 
 def train_writing(
@@ -61,6 +63,7 @@ def train_writing(
     with ctx.plots.reader(plot) as reader:
         rows_of = rows_from_plot(reader, root.upper.first)
         trainer = WritingTrainer(root.upper, module, rows_of, plan, train)
+        trainer.watch = ctx.check
         history, published, remark = _trained(ctx, options, start, trainer, dev)
         # Score the rounded weights that users get, in the arithmetic of exact answers.
         losses, plain = trainer.losses(dev, exact=True), trainer.losses(dev, exact=True, plain=True)
@@ -156,15 +159,14 @@ def greedy_answers(
     rows_of: RowsOf,
     module: TenantModule,
     prompts: Sequence[list[int]],
-    report: Any = lambda done, total: None,
+    report: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[str]:
     """The most likely answer to each prompt, token by token, of at most MOST_TOKENS tokens.
 
     report: told the answers that have ended, and of how many.
     """
-    answers = [Answer("report", p, MOST_TOKENS, frozenset(root.tokenizer.ends), module) for p in prompts]
-    pages = sum(-(-(len(prompt) + MOST_TOKENS) // PAGE) for prompt in prompts)
-    n = root.info.n
+    ends, n = frozenset(root.tokenizer.ends), root.info.n
+    answers = [Answer("report", prompt, MOST_TOKENS, ends, module) for prompt in prompts]
 
     def some_rows(wanted: Sequence[tuple[Answer, int, int]]) -> Tensor:
         """The rows of some of the sequences' ids. A row depends on the n - 1 ids before it."""
@@ -175,12 +177,15 @@ def greedy_answers(
             found.append(rows[:end] if begin == 0 else rows[1 + begin - since :])
         return torch.cat(found)
 
-    writing = Writing(PlainDecoder(root.upper, pages), some_rows)
-    for answer in answers:
-        writing.add(answer)
-    while len(writing):
-        report(len(answers) - len(writing), len(answers))
-        writing.step()
+    for begin in range(0, len(answers), AT_ONCE):
+        some = answers[begin : begin + AT_ONCE]
+        pages = sum(-(-(len(answer.prompt) + MOST_TOKENS) // PAGE) for answer in some)
+        writing = Writing(PlainDecoder(root.upper, pages), some_rows)
+        for answer in some:
+            writing.add(answer)
+        while len(writing):
+            report(begin + len(some) - len(writing), len(answers))
+            writing.step()
     return [root.tokenizer.decode(answer.written) for answer in answers]
 
 
@@ -199,6 +204,7 @@ def losses_of(ctx: JobContext, root: GenerativeRoot, live: ModelVersion, dev: Se
     with ctx.plots.reader(live.plot_version) as reader:
         rows_of = rows_from_plot(reader, root.upper.first)
         trainer = WritingTrainer(root.upper, module_from(artefact.module), rows_of, plan, [])
+        trainer.watch = ctx.check
         losses = trainer.losses([text for text in texts if text is not None], exact=True)
     return _spread(losses, texts)
 

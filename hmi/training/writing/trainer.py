@@ -7,7 +7,7 @@ only read. Rows come from a PLOT and never change, so no gradient goes beyond th
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -43,6 +43,8 @@ class WritingTrainer(Learner):
         train: Sequence[Written],
     ) -> None:
         self.upper, self.module, self._rows_of, self._train = upper, module, rows_of, train
+        self.watch: Callable[[], None] = lambda: None
+        """Called between parts of a long reading. It may raise, to end it."""
         self._quick = _in_bf16(upper) if plan.bf16 and native_bf16() else upper
         super().__init__(
             plan, [len(t) for t in train], [{"params": list(module.parameters()), "lr": plan.lr}]
@@ -64,6 +66,7 @@ class WritingTrainer(Learner):
                 for row, own in zip(rows, losses.split(sizes), strict=True):
                     found[row] = torch.tensor([float(own.double().sum()), len(own)])
                 keep_less_if_grown()
+                self.watch()
         return found
 
     @property
