@@ -72,6 +72,9 @@ _NAME = re.compile(NAME_PATTERN)
 MAX_DOMAIN_PARTS = 7  # the limit of a ref in the PLOT store
 
 Task = Literal["classification", "pair", "multilabel", "regression", "tagging", "embedding", "generation"]
+HEADLESS: frozenset[Task] = frozenset({"embedding", "generation"})
+"""The tasks whose models have no head. So they have no labels or values with probabilities, no ramps, early
+exits or cascades, no profile of token adaptation, and no texts that they know."""
 JobKind = Literal[
     "import_root",
     "build_plot",
@@ -336,7 +339,7 @@ class ModelVersion(Record):
     root_version: str
     task: Task
     labels: tuple[str, ...]
-    """() if the task has none: regression, embedding."""
+    """() if the task has none: regression, embedding, generation."""
     rules: TaskRules = TaskRules()
     module: ModuleSpec | None
     """None for an embedding, which is not trained."""

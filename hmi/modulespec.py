@@ -19,7 +19,20 @@ Kind = Literal[
     "lora+parallel",
 ]
 Site = Literal[
-    "q", "k", "v", "o", "fi", "fo", "attn", "ffn", "after_attn", "after_ffn", "after_norm", "ln1", "ln2"
+    "q",
+    "k",
+    "v",
+    "o",
+    "gate",
+    "fi",
+    "fo",
+    "attn",
+    "ffn",
+    "after_attn",
+    "after_ffn",
+    "after_norm",
+    "ln1",
+    "ln2",
 ]
 Size = Literal["small", "default", "large"]
 
@@ -30,14 +43,16 @@ SITES: dict[str, tuple[Site, ...]] = {
     "houlsby": ("after_attn", "after_ffn"),
     "ln": ("ln1", "ln2"),
 }
-"""The sites at which each part of a kind changes a layer. `hmi.model.tenant.modules` says what each one
-reads."""
+"""The sites at which each part of a kind changes an encoder's layer. `hmi.model.tenant.modules` says what
+each one reads."""
+GATED: tuple[Site, ...] = ("q", "k", "v", "o", "gate", "fi", "fo")
+"""The sites at which LoRA changes a language model's layer, whose FFN has a gate. No encoder has one."""
 
 BUDGETS: dict[Size, int] = {"small": 62_500, "default": 184_000, "large": 1_000_000}
 """The most parameters of each size, without the head, on the default root (3 upper layers, 384 dimensions).
 The default leaves room for lexical features within 250,000."""
 _LAYERS, _DIM = 3, 384
-_WIDE = ("fi", "fo")
+_WIDE = ("gate", "fi", "fo")
 """Sites at the FFN's matrices, of which one side is four times the dimension."""
 
 Depth = Literal["auto", "fast", "full"]
@@ -53,8 +68,8 @@ DEPTH = (
 class ModuleSpec(BaseModel):
     """A tenant's module in the upper layers; see docs/modules.md.
 
-    `sites` None means all sites of the kind. `size` is replaced by the largest rank within its budget, so a
-    stored spec has no size. A kind without a rank ("ln") ignores `size`.
+    `sites` None means all sites of the kind in an encoder. `size` is replaced by the largest rank within its
+    budget, so a stored spec has no size. A kind without a rank ("ln") ignores `size`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -98,7 +113,7 @@ def rank_within(budget: int, sites: tuple[Site, ...]) -> int:
     for site in sites:
         if site in SITES["ln"]:
             each -= 2 * _DIM
-        elif site in SITES["lora"]:
+        elif site in GATED:
             a_rank += (5 if site in _WIDE else 2) * _DIM
         else:
             a_rank += 2 * _DIM + 1
@@ -110,11 +125,15 @@ def _sites_of_kinds(kind: str) -> tuple[Site, ...]:
     return tuple(site for part in kind.split("+") for site in SITES[part])
 
 
-def _checked_sites(value: Any, known: tuple[Site, ...]) -> tuple[Site, ...] | None:
+def _checked_sites(value: Any, of_encoders: tuple[Site, ...]) -> tuple[Site, ...] | None:
     if value is None:
         return None
+    lora, others = SITES["lora"], tuple(site for site in of_encoders if site not in SITES["lora"])
+    known = (*GATED, *others) if of_encoders[: len(lora)] == lora else of_encoders
     named = [s.strip() for s in value.split(",")] if isinstance(value, str) else value
     if not isinstance(named, (list, tuple)) or not named or any(s not in known for s in named):
-        raise ValueError(f"this kind of module has no sites {value!r}: name some of {', '.join(known)}")
+        also = "" if known == of_encoders else "; of a language model also gate"
+        names = ", ".join(of_encoders)
+        raise ValueError(f"this kind of module has no sites {value!r}: name some of {names}{also}")
     chosen = tuple(site for site in known if site in named)
-    return None if chosen == known else chosen
+    return None if chosen == of_encoders else chosen

@@ -269,7 +269,7 @@ PARTS = (
     Part(
         "torch",
         "_foreach_lerp_",
-        "hmi/training/fit/trainer.py",
+        "hmi/training/fit/learner.py",
         "trainings fail at their first step",
         average,
     ),

@@ -18,7 +18,7 @@ from hmi.model.tags.entities import groups_of
 from hmi.model.tags.tag_schemes import OUTSIDE, Scheme, in_labels, scheme_of
 from hmi.sizes import counted
 from hmi.training.data.corpus import count_documents, open_corpus
-from hmi.training.data.golds import checked_labels
+from hmi.training.data.golds import Completion, checked_labels
 from hmi.training.data.long_texts import Limit, long_note
 from hmi.training.data.meaning.columns import SYNONYMS, task_of_columns
 from hmi.training.data.meaning.guessing import guess_reading
@@ -131,6 +131,8 @@ def too_long(found: RowFile, task: Task, options: Mapping[str, Any] = NO_OPTIONS
         max_length=length if isinstance(length, int) else Recipe.max_length,
         long_texts=long_texts if long_texts in get_args(LongTexts) else None,
     )
+    if task == "generation":
+        return []  # only the root's tokenizer tells, and such rows are left out, not cut
     return [*filter(None, [long_note([row.text for row in found.rows], Limit.of(task, recipe))])]
 
 
@@ -152,6 +154,8 @@ def inspect_file(
     found = _inspected(source, task, skip, reading)
     if found.error is None or found.kind == "corpus" or not found.guess.get("header", True):
         return found  # without a header there are no names to choose from
+    if found.task == "generation" and found.read is not None:
+        return found
     columns = _text_columns(source, reading)
     return replace(found, text_columns=columns if len(columns) > 1 or found.read is None else [])
 
@@ -262,7 +266,11 @@ def _row_sample(row: Row, task: Task) -> dict[str, Any]:
         tags = row.label if isinstance(row.label, tuple) else ()
         return {"tokens": row.text[:SAMPLE_WORDS], "tags": tags[:SAMPLE_WORDS]}
     texts = (row.text,) if isinstance(row.text, str) else row.text
+    if isinstance(row.label, Completion):
+        texts = (*texts, row.label.text)
     cut = [text if len(text) <= SAMPLE_CHARACTERS else f"{text[:SAMPLE_CHARACTERS]}…" for text in texts]
+    if task == "generation":
+        return dict(zip(("prompt", "completion"), cut, strict=True))
     answer = {"regression": "value", "multilabel": "labels"}.get(task, "label")
     return {**dict(zip(("text", "text_pair"), cut, strict=False)), answer: row.label}
 
@@ -310,7 +318,9 @@ def task_of_file(source: Upload, field: str = "the file", reading: Reading = AS_
 
 def _refuse_unlearnable(rows: RowFile, task: str, *, own_dev: bool, field: str = "data") -> None:
     """Raise InvalidData for rows that visibly have nothing to learn, such as a single label."""
-    if task in ("classification", "pair", "tagging"):
+    if task == "generation":
+        pass  # each row teaches something
+    elif task in ("classification", "pair", "tagging"):
         checked_labels((row.label for row in rows.rows), field)
     elif task == "multilabel":
         counts = Counter(label for row in rows.rows for label in label_counts([row]))

@@ -34,7 +34,8 @@ class FineTuneOptions(Reading):
         description="None: an update keeps the live version's module, a new model with `start` takes "
         "that model's, an import the adapter's; any other new model gets bottlenecks after the FFN "
         "(sequential) for pairs of texts, else LoRA. A module without `kind` is LoRA; in an update it "
-        "takes the live version's kind.",
+        "takes the live version's kind. A model that writes takes LoRA alone, by default of rank 8 at q and "
+        "v.",
     )
     lr: float | None = Field(
         default=None,
@@ -51,7 +52,11 @@ class FineTuneOptions(Reading):
     )
     batch: int = Field(default=RECIPE.batch, ge=1, le=256, description="Rows of one training step.")
     max_length: int = Field(
-        default=RECIPE.max_length, ge=8, le=512, description="The most tokens that the model reads at once."
+        default=RECIPE.max_length,
+        ge=8,
+        le=512,
+        description="The most tokens that the model reads at once. If it is left out, 512 for a new model "
+        "that writes: of prompt and completion together; longer rows are left out.",
     )
     seed: int = Field(
         default=RECIPE.seed, ge=0, lt=2**31, description="Decides everything random in the training."

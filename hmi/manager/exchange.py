@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from hmi.core import DomainId, JobRecord, ModelId, Task, check_name
+from hmi.core import HEADLESS, DomainId, JobRecord, ModelId, Task, check_name
 from hmi.errors import InvalidInput
 from hmi.jobs.options import FineTuneOptions
 from hmi.jobs.specs import FineTuneSpec
@@ -58,6 +58,10 @@ class Exchange:
         live = self._parts.registry.model(wanted).live
         if live.module is None:
             raise InvalidInput(f"model {wanted} has no module: there is nothing to export", field="model")
+        if live.task == "generation":
+            raise InvalidInput(
+                f"model {wanted} writes: its module has no counterpart in the library adapters", field="model"
+            )
         info = self._root(live.root, live.root_version)
         config = write_adapter_config(wanted.name, live.module, info.shape, info.split)
         try:
@@ -118,8 +122,8 @@ class Exchange:
         wanted, branch = ModelId.parse(model), DomainId.parse(domain)
         refuse_existing(self._parts, wanted)
         _check_parts(files)
-        if task == "embedding" or task not in get_args(Task):
-            known = ", ".join(t for t in get_args(Task) if t != "embedding")
+        if task in HEADLESS or task not in get_args(Task):
+            known = ", ".join(t for t in get_args(Task) if t not in HEADLESS)
             raise InvalidInput(
                 f"an adapter cannot be trained for the task {task[:80]!r}: use {known}", field="task"
             )

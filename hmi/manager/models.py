@@ -9,29 +9,28 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
-from hmi.core import Depth, DomainId, JobRecord, ModelId, ModelRecord, ModelVersion, Objective, Task
+from hmi.core import HEADLESS, Depth, DomainId, JobRecord, ModelId, ModelRecord, ModelVersion, Objective, Task
 from hmi.errors import Conflict, InvalidInput, NotFound
 from hmi.jobs.checks import checked_files, checked_texts
 from hmi.jobs.options import AS_IT_IS, FineTuneOptions, Publish, Reading, reading_options
 from hmi.jobs.specs import FineTuneSpec
+from hmi.jobs.task_options import settled
 from hmi.manager.domains import DomainOperations
 from hmi.manager.parts import Parts, checked_options
 from hmi.stores.records.registry import Registry
 
+NOUNS = {"embedding": "an embedding", "generation": "a language model"}
 
-def _root_for(registry: Registry, depth: Depth, branch: DomainId, now: str, field: str) -> str:
+
+def _root_for(registry: Registry, task: str, depth: Depth, branch: DomainId, now: str, field: str) -> str:
     """The root of a training's version: the domain's, or the one of the same source that computes all layers.
 
     now: that of the weights that it starts from, or else the domain's. Raises InvalidInput, which names
-    `field`, if no root has the depth.
+    `field`, if no root has the depth; or `task`, if models of that task do not stand on such a root.
     """
     own = registry.root(branch.root)
-    if own.generates:
-        raise InvalidInput(
-            f"root {own.name} is a language model, on which this release serves no models yet: name a domain "
-            "of an encoder's root",
-            field="domain",
-        )
+    if own.generates != (task == "generation"):
+        raise InvalidInput(_other_root(own.name, task, generates=own.generates), field="task")
     if depth == "fast" and not own.split:
         raise InvalidInput(
             f"root {own.name} computes all layers: give full or auto, or name a domain of a root that looks "
@@ -51,6 +50,23 @@ def _root_for(registry: Registry, depth: Depth, branch: DomainId, now: str, fiel
             field=field,
         )
     return found.name
+
+
+def _other_root(name: str, task: str, *, generates: bool) -> str:
+    """Why models of the task do not stand on a root, and what to do."""
+    if generates:
+        return (
+            f"root {name} is a language model, whose models write: they have no task {task}: "
+            'give --task generation (over HTTP "task": "generation"), or name a domain of an encoder\'s root'
+        )
+    return f"root {name} is an encoder, which cannot write: name a domain of a language model's root"
+
+
+def refuse_headless(task: Task, what: str) -> None:
+    """Raise InvalidInput if models of the task cannot have `what`, since they have no head."""
+    if task in HEADLESS:
+        a = "an" if task == "embedding" else "a"
+        raise InvalidInput(f"{a} {task} model has no {what}", field="model")
 
 
 class TokenProfiles:
@@ -80,11 +96,7 @@ class TokenProfiles:
         """
         wanted = ModelId.parse(model)
         live = self._parts.registry.model(wanted).live
-        if live.module is None:
-            raise InvalidInput(
-                "an embedding model has no profile of token adaptation: it has no answers to compare",
-                field="model",
-            )
+        refuse_headless(live.task, "profile of token adaptation: it has no answers to compare")
         if "data" not in files:
             raise InvalidInput(
                 "data is missing: a profile is made of labelled rows; send them as a multipart part, as "
@@ -115,20 +127,20 @@ def set_objective(
     """See `Manager.set_objective`."""
     if "depth" in others:
         live = registry.model(model).live
-        _root_for(registry, others["depth"], DomainId.parse(live.domain), live.root, "depth")
+        _root_for(registry, live.task, others["depth"], DomainId.parse(live.domain), live.root, "depth")
 
     def changed(record: ModelRecord) -> ModelRecord:
         objective = Objective(**change(record.objective))
         for field in ("agreement", "agreement_under_load"):
-            if getattr(objective, field) is not None and record.live.task == "embedding":
+            if getattr(objective, field) is not None and record.live.task in HEADLESS:
                 raise InvalidInput(
-                    f"objective.{field}: {model} is an embedding, which has neither early exits nor a "
-                    f"cascade, and whose tokens are not adapted: leave {field} out",
+                    f"objective.{field}: {model} is {NOUNS[record.live.task]}, which has neither early exits "
+                    f"nor a cascade, and whose tokens are not adapted: leave {field} out",
                     field=f"objective.{field}",
                 )
-        if others.get("known_share") is not None and record.live.task == "embedding":
+        if others.get("known_share") is not None and record.live.task in HEADLESS:
             raise InvalidInput(
-                f"known_share: {model} is an embedding, which is not trained on texts of its own: leave "
+                f"known_share: {model} is {NOUNS[record.live.task]}, which knows no texts of its own: leave "
                 "known_share out",
                 field="known_share",
             )
@@ -180,8 +192,9 @@ class ModelOperations:
         self._domains.current(branch)
         depth = checked_options(FineTuneOptions, options).depth or "auto"
         begun = self._begun_on(wanted, branch, options)
-        root = _root_for(self._parts.registry, depth, branch, begun, "options.depth")
+        root = _root_for(self._parts.registry, task, depth, branch, begun, "options.depth")
         options = self._with_sibling(wanted, root, options)
+        options = settled(cast(Task, task), options)
         spec = _spec(wanted, branch, root, cast(Task, task), "create", options, asked)
         return submit_fine_tune(self._parts, spec, files, job_limit)
 
@@ -204,11 +217,11 @@ class ModelOperations:
             raise InvalidInput(
                 "an update starts from its own live version: leave start out", field="options.start"
             )
-        options = {**_choices(live), **_overrides(options, live)}
+        options = {**_choices(live), **_overrides(settled(live.task, options, update=True), live)}
         branch = DomainId.parse(live.domain)
         self._domains.current(branch)
         depth = checked_options(FineTuneOptions, options).depth or record.depth
-        root = _root_for(self._parts.registry, depth, branch, live.root, "options.depth")
+        root = _root_for(self._parts.registry, live.task, depth, branch, live.root, "options.depth")
         if publish not in get_args(Publish):
             known = ", ".join(get_args(Publish))
             raise InvalidInput(f"publish {publish[:80]!r} is unknown: use one of {known}", field="publish")
@@ -227,10 +240,7 @@ class ModelOperations:
         """Publish the live version again with ramps trained on these texts."""
         wanted = ModelId.parse(model)
         live = self._parts.registry.model(wanted).live
-        if live.module is None:
-            raise InvalidInput(
-                "an embedding model has no ramps: it has no answer that a ramp could give", field="model"
-            )
+        refuse_headless(live.task, "ramps: it has no answer that a ramp could give")
         if not files:
             raise InvalidInput(
                 "there are no texts: give unlabelled (texts without answers), data, or both; send them as "
@@ -331,9 +341,12 @@ def _choices(live: ModelVersion) -> dict[str, Any]:
     if live.module is None:
         return {}
     module, length = live.module.model_dump(mode="json"), max(8, live.max_length)
-    made: dict[str, Any] = {"module": module, "max_length": length, "lexical": live.lexical}
+    made: dict[str, Any] = {"module": module, "max_length": length}
     if live.rest != "fp16":
         made["rest"] = live.rest
+    if live.task in HEADLESS:
+        return made
+    made["lexical"] = live.lexical
     if live.ramps:
         made["ramps"] = True  # never the old ones, which read other rows
     if live.transitions is not None:
@@ -361,6 +374,11 @@ def _check_data(task: str, files: Mapping[str, Path | bytes]) -> None:
     if task == "embedding" and files:
         given = next(iter(files))
         raise InvalidInput(f"an embedding model is not trained: leave {given} out", field=given)
+    if task == "generation" and "unlabelled" in files:
+        raise InvalidInput(
+            "a generation model has no teacher that could complete prompts: leave unlabelled out",
+            field="unlabelled",
+        )
     if task != "embedding" and "data" not in files:
         raise InvalidInput(
             f"data is missing: a {task} model is trained on rows; send them as a multipart part, as "

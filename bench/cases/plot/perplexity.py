@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-import numpy as np
-import torch
 from torch import Tensor
 
 from bench.harness.report import Figure
@@ -16,6 +14,7 @@ from hmi.model.sources.language_model import load_language_model
 from hmi.model.sources.source import find_source
 from hmi.model.text.batching import Encoded
 from hmi.training.root.causal import measure_causal
+from hmi.training.writing.lookup import rows_from_plot
 from plot_store import Reader
 
 TEXTS = 100
@@ -38,7 +37,7 @@ def perplexities(
     some = texts[:TEXTS]
     kinds: dict[str, Callable[[Tensor], Tensor]] = {
         "computed": root.lower,
-        "looked_up": _from_plot(reader, root.upper.first),
+        "looked_up": rows_from_plot(reader, root.upper.first),
     }
     for name, rows_of in kinds.items():
         found = measure_causal(rows_of, root.upper, teacher, some, root.info.n)
@@ -47,19 +46,3 @@ def perplexities(
             f"perplexity_ratio_{name}_{suffix}", found["perplexity_ratio"], "×", runs=len(some), peer=peer
         )
         yield Figure(f"kl_{name}_{suffix}", found["kl"], "nats", runs=len(some))
-
-
-def _from_plot(reader: Reader, first: Tensor) -> Callable[[Tensor], Tensor]:
-    """ids [B, T] -> rows [B, T, dim]: `first` for begin tokens, look-ups for all others."""
-
-    def rows_of(ids: Tensor) -> Tensor:
-        tokens = ids[:, 1:]
-        there = tokens > 0
-        offsets = np.concatenate([[0], there.sum(1).cumsum(0).numpy()]).astype(np.int64)
-        rows, _ = reader.lookup(tokens[there].to(torch.int32).numpy(), offsets)
-        made = torch.zeros(*ids.shape, len(first))
-        made[:, 0] = first
-        made[:, 1:][there] = torch.from_numpy(rows)
-        return made
-
-    return rows_of

@@ -10,7 +10,7 @@ import { trouble } from "./session.js";
 
 const BEGINNING = 6 << 20; // the server reads 4 MiB of a file to check it
 const SHOWN_LABELS = 12;
-const TASKS = { classification: "one label", pair: "one label for a pair of texts", multilabel: "several labels", regression: "a number", tagging: "entities in a text, or a tag for each word" };
+const TASKS = { classification: "one label", pair: "one label for a pair of texts", multilabel: "several labels", regression: "a number", tagging: "entities in a text, or a tag for each word", generation: "a text that a language model writes" };
 
 /**
  * The part of the form that holds the file. state: gets `file`, `check` (the server's answer), `skip`, `reading` (the

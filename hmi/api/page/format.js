@@ -42,11 +42,11 @@ export const day = (iso) => new Date(iso).toLocaleString([], { dateStyle: "mediu
 export const plural = (n, one, many = `${one}s`) => `${count(n)} ${n === 1 ? one : many}`;
 
 const METRICS = { accuracy: "accuracy", macro_f1: "macro F1", micro_f1: "micro F1", entity_f1: "entity F1",
-  spearman: "rank correlation", token_accuracy: "token accuracy", mae: "mean absolute error", r2: "R²" };
+  spearman: "rank correlation", token_accuracy: "token accuracy", rouge_l: "ROUGE-L", mae: "mean absolute error", r2: "R²" };
 export const metricName = (name) => METRICS[name] ?? name.replaceAll("_", " ");
 
 /** The metric that a model is judged by, as the server chooses it: [name, value], or null if it has none. */
 export function headline(metrics) {
-  const name = ["entity_f1", "accuracy", "micro_f1", "spearman", "token_accuracy"].find((m) => m in metrics);
+  const name = ["entity_f1", "accuracy", "micro_f1", "spearman", "token_accuracy", "perplexity"].find((m) => m in metrics);
   return name ? [metricName(name), metrics[name]] : null;
 }

@@ -8,7 +8,7 @@ import { trouble } from "./session.js";
 import { stages } from "./stages.js";
 
 const SHOWN_LABELS = 100;
-const METERED = new Set(["mae"]); // in the units of the rows
+const METERED = new Set(["mae", "root_perplexity"]); // not shares
 
 export async function model(main, name, signal) {
   const seen = await get(`/manage/models/${segment(name)}`, signal);
@@ -25,7 +25,8 @@ export async function model(main, name, signal) {
 }
 
 function scores(metrics) {
-  const shown = ["accuracy", "reachable_accuracy", "macro_f1", "micro_f1", "entity_f1", "token_accuracy", "spearman", "mae", "r2"].filter((m) => m in metrics);
+  const shown = ["accuracy", "reachable_accuracy", "macro_f1", "micro_f1", "entity_f1", "token_accuracy", "spearman", "mae", "r2",
+    "perplexity", "root_perplexity", "exact_match", "rouge_l"].filter((m) => m in metrics);
   if (!shown.length) return card("Held-out score", h("p", { class: "lead" }, "An embedding is not trained, so it has no score."));
   const best = headline(metrics), calibration = metrics.calibration;
   return card("Held-out score",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from hmi.api.protocols.asks import text_id
 from hmi.api.schemas.cascades import CascadeBrief
 from hmi.api.schemas.exits import ExitReportView, ExitState, ExitsView, LabelledView, LateLabel, SiteView
-from hmi.core import Cascade, ModelId, ModelRecord
+from hmi.core import HEADLESS, Cascade, ModelId, ModelRecord
 from hmi.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -57,8 +57,9 @@ def checked_labels(record: ModelRecord, items: Sequence[LateLabel]) -> list[tupl
     """Return each item's text and label. Raises InvalidInput, naming the field, if one does not fit the
     model's task and labels or names the same answer as another."""
     task = record.live.task
-    if task == "embedding":
-        raise InvalidInput("items: an embedding has no labels: name a model of another task", field="items")
+    if task in HEADLESS:
+        what = "an embedding" if task == "embedding" else "a model that writes"
+        raise InvalidInput(f"items: {what} has no labels: name a model of another task", field="items")
     words, kind = FORMS[task]
     known = {label for version in record.versions for label in version.labels}
     first: dict[str, int] = {}
@@ -101,7 +102,7 @@ def _state(
 ) -> tuple[ExitState, str]:
     name, live = f"{record.tenant}.{record.name}", record.live
     if record.objective.agreement is None:
-        cure = "" if live.task == "embedding" else f": hmi model objective {name} --agreement 0.99 sets one"
+        cure = "" if live.task in HEADLESS else f": hmi model objective {name} --agreement 0.99 sets one"
         return "no objective", f"no agreement is set, so every text goes through the full model{cure}"
     if not live.ramps and not held:
         return "no ramps", f"no ramps: run hmi model ramps {name}"

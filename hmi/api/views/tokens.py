@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from hmi.api.schemas.tokens import PromptsView, TokenPointView, TokensBrief, TokensView
-from hmi.core import ModelRecord, TokenPoint, gamma_name
+from hmi.core import HEADLESS, ModelRecord, TokenPoint, gamma_name
 
 if TYPE_CHECKING:
     from hmi.stages.early_exit.evidence import Audits
@@ -21,7 +21,7 @@ def tokens_brief(record: ModelRecord, audits: Audited | None = None) -> TokensBr
     these audits if they are given."""
     name, live, asked = f"{record.tenant}.{record.name}", record.live, record.objective.agreement_under_load
     if not live.tokens:
-        cure = "" if live.task == "embedding" else f": hmi model tokens {name} DATA makes one"
+        cure = "" if live.task in HEADLESS else f": hmi model tokens {name} DATA makes one"
         return TokensBrief(state="not profiled", says=f"no profile of token adaptation{cure}", allowed=[])
     if asked is None:
         says = (

@@ -6,7 +6,7 @@ once, and there is no moment in which they could be lost.
 
 from __future__ import annotations
 
-from hmi.core import Improvement, JobRecord, ModelRecord, ModelVersion, now
+from hmi.core import HEADLESS, Improvement, JobRecord, ModelRecord, ModelVersion, now
 from hmi.errors import HmiError
 from hmi.jobs.improving.sources import peaks_of
 from hmi.jobs.runtime.context import JobContext
@@ -22,9 +22,9 @@ ROWS = ("data", "dev", "unlabelled")
 def hand_over(ctx: JobContext, spec: FineTuneSpec, record: ModelRecord) -> str | None:
     """Queue the job that is to improve the version that this job has published, and return its id.
 
-    None: there is none, since the version does not answer, improving is switched off, or the tenant has no
-    room for the rows. What keeps a second version from being made must not fail the first one, so such errors
-    are only logged.
+    None: there is none, since the version does not answer, improving is switched off, the model has no head,
+    or the tenant has no room for the rows. What keeps a second version from being made must not fail the
+    first one, so such errors are only logged.
     """
     tidy_superseded(ctx, record.improvement)
     mine = next((v for v in record.versions if v.job == ctx.job.job), None)
@@ -41,7 +41,7 @@ def hand_over(ctx: JobContext, spec: FineTuneSpec, record: ModelRecord) -> str |
 
 def may_improve(ctx: JobContext, spec: FineTuneSpec) -> bool:
     """Return whether the server and the model's options let a model be improved."""
-    return ctx.settings.improve and spec.options.improve is not False
+    return ctx.settings.improve and spec.options.improve is not False and spec.task not in HEADLESS
 
 
 def tidy_superseded(ctx: JobContext, improvement: Improvement | None) -> None:

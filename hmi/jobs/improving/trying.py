@@ -17,7 +17,7 @@ from hmi.jobs.runtime.context import JobContext
 from hmi.jobs.specs import ImproveSpec
 from hmi.model.sources.root import Root
 from hmi.model.tenant.artefact import Artefact
-from hmi.training.fit.trainer import Trainer
+from hmi.training.fit.learner import Learner
 from hmi.training.plans.recipe import Recipe
 from hmi.training.second.second_version import COPIES, EPOCHS
 from hmi.training.second.teacher import Lesson
@@ -109,7 +109,7 @@ def start_of(ctx: JobContext, spec: ImproveSpec, base: ModelVersion) -> Start:
     that it began from: an earlier version, another model or an adapter. These may be gone by now.
     """
 
-    def start(trainer: Trainer) -> None:
+    def start(trainer: Learner) -> None:
         if not starts_afresh(spec):
             artefact = Artefact.split(ctx.adapters.get(base.artefact))
             trainer.start_from(artefact.map(lambda value: value.float()))

@@ -9,7 +9,7 @@ been trained on some of the rows, which would flatter it; these are left out if 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +28,7 @@ from hmi.training.data.rows import Row
 from hmi.training.fit.features import dev_examples
 from hmi.training.fit.trainer import reading_trainer
 from hmi.training.plans.recipe import HELD_OUT
-from hmi.training.tasks.headline import headline, headline_name
+from hmi.training.tasks.headline import LOWER_IS_BETTER, headline, headline_name
 from hmi.training.tasks.objectives import objective_of
 from hmi.training.tasks.row_keys import RowKeys, are_seen, keys_from_text
 from hmi.training.tasks.splits import encoded_split, merged_outputs
@@ -49,8 +49,25 @@ class Verdict:
 
 
 @dataclass(frozen=True)
+class Comparison:
+    """A new version beside the live one, on some rows."""
+
+    rows: int
+    """The number of rows that counted."""
+    scores: dict[str, Any]
+    """For the report: metric, live_score, score, tolerance, and what else the task has."""
+    worse: str | None
+    """By how much the new version is worse, in words; None if it is not."""
+
+
+Compare = Callable[[Sequence[int]], Comparison]
+"""Compares on the rows with these indexes."""
+
+
+@dataclass(frozen=True)
 class HeldOutAnswers:
-    """A task's outputs on the held-out rows: `merged[i]` belongs to `rows[i]`."""
+    """A task's outputs on the held-out rows: `merged[i]` belongs to `rows[i]`. Of a language model they are
+    each row's loss and its number of tokens."""
 
     task: TaskKind
     merged: Sequence[Tensor]
@@ -64,11 +81,16 @@ class HeldOutAnswers:
 
 
 def judge_update(
-    ctx: JobContext, root: Root, dev: list[Row], new: HeldOutAnswers, publish: Publish
+    ctx: JobContext,
+    dev: list[Row],
+    new: HeldOutAnswers,
+    publish: Publish,
+    against: Callable[[ModelVersion], Compare],
 ) -> Verdict:
     """Compare `new` with the live version on the rows `dev`.
 
-    If the live version cannot be read, the update replaces it, unless `publish` is "never".
+    against: runs the live version on these rows. If that cannot be read, the update replaces it, unless
+    `publish` is "never".
     """
     try:
         live = ctx.registry.model(FineTuneSpec.of(ctx.job).model_id).live
@@ -77,7 +99,7 @@ def judge_update(
         if task_of_version(live).forms != new.task.forms:
             is_, was = new.task.forms[1], task_of_version(live).forms[1]
             return _verdict_of(publish, f"an input is {is_} now and {was} in version {live.version}", None)
-        old = answers_of(ctx, root, live, dev)
+        compare = against(live)
     except (NotFound, Damaged, PlotStoreError):
         held_back = "publish=never was asked for" if publish == "never" else None
         return Verdict(
@@ -85,32 +107,52 @@ def judge_update(
         )
     fresh = unseen(dev, seen_by(ctx, live))
     seen, which = len(dev) - len(fresh), fresh if len(fresh) >= HELD_OUT.enough else list(range(len(dev)))
+    found = compare(which)
+    seen = 0 if which == fresh else seen
+    scores = {"version": live.version, "rows": found.rows, "seen_rows": seen, **found.scores}
+    if found.worse is None:
+        return _verdict_of(publish, None, scores)
+    rows = counted(found.rows, "held-out row")
+    flattered = f"; version {live.version} was trained on {seen} of them" if seen else ""
+    said = "scores" if found.scores["metric"] not in LOWER_IS_BETTER else f"has a {found.scores['metric']} of"
+    return _verdict_of(
+        publish,
+        f"it {said} {scores['score']:.3f} on {rows}, version {live.version} {scores['live_score']:.3f}: "
+        f"{found.worse}{flattered}",
+        scores,
+    )
+
+
+def by_answers(
+    ctx: JobContext, root: Root, dev: list[Row], new: HeldOutAnswers
+) -> Callable[[ModelVersion], Compare]:
+    """How `judge_update` compares models that have heads: by the headline score of their answers."""
+
+    def against(live: ModelVersion) -> Compare:
+        old = answers_of(ctx, root, live, dev)
+        return lambda which: _compare_answers(old, new, dev, which)
+
+    return against
+
+
+def _compare_answers(
+    old: HeldOutAnswers, new: HeldOutAnswers, dev: Sequence[Row], which: Sequence[int]
+) -> Comparison:
     (_, before), (metric, after) = old.score(dev, which), new.score(dev, which)
-    signed = live.task == "regression"
+    signed = new.task.name == "regression"
     slack = tolerance(before, len(which), signed=signed)
     chance = objective_of(new.task).chance([dev[i].label for i in which])
     scores = {
-        "version": live.version,
         "metric": metric,
         "live_score": before,
         "score": after,
-        "rows": len(which),
         "tolerance": round(slack, 4),
-        "seen_rows": 0 if which == fresh else seen,
         "chance": round(chance, 4),
         "near_chance": max(before, after)
         <= chance + NEAR_CHANCE * tolerance(chance, len(which), signed=signed),
     }
-    if after >= before - slack - 1e-9:
-        return _verdict_of(publish, None, scores)
-    rows = counted(len(which), "held-out row")
-    flattered = f"; version {live.version} was trained on {seen} of them" if scores["seen_rows"] else ""
-    return _verdict_of(
-        publish,
-        f"it scores {after:.3f} on {rows}, version {live.version} {before:.3f}: "
-        f"worse by more than {slack:.3f}{flattered}",
-        scores,
-    )
+    worse = None if after >= before - slack - 1e-9 else f"worse by more than {slack:.3f}"
+    return Comparison(len(which), scores, worse)
 
 
 def tolerance(score: float, rows: int, *, signed: bool) -> float:

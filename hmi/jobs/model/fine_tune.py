@@ -4,14 +4,15 @@ module and head from the right start, and publishes the version.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-from hmi.core import ModelId, Task, TaskRules
+from hmi.core import ModelId, ModelVersion, Task, TaskRules
 from hmi.errors import InvalidInput, NotFound
 from hmi.jobs.improving.handing_over import hand_over
-from hmi.jobs.model import import_module
+from hmi.jobs.model import generation, import_module
 from hmi.jobs.model import train_ramps as train_ramps_job
-from hmi.jobs.model.comparing import HeldOutAnswers, Verdict, judge_update, seen_by
+from hmi.jobs.model.comparing import Compare, HeldOutAnswers, Verdict, by_answers, judge_update, seen_by
 from hmi.jobs.model.publishing import stored_version
 from hmi.jobs.model.results import published_result
 from hmi.jobs.model.tenant_training import TrainedModel, TrainingRun, train_on_rows
@@ -21,18 +22,21 @@ from hmi.jobs.runtime.context import JobContext
 from hmi.jobs.runtime.folders import PinnedPlots
 from hmi.jobs.specs import FineTuneSpec
 from hmi.model.memory import keep_freed_memory
-from hmi.model.sources.root import Root, load_root
+from hmi.model.sources.generative_root import GenerativeRoot, load_for_serving
+from hmi.model.sources.root import Root
 from hmi.model.tasks import KINDS, task_of_version
 from hmi.model.tasks.embedding import Embedding
 from hmi.model.tenant.artefact import Artefact
 from hmi.stores.plot.plot_meta import PlotMeta
 from hmi.stores.tensors.adapter_store import DamagedArtefact
-from hmi.training.fit.trainer import Trainer
+from hmi.training.fit.learner import Learner
 from hmi.training.tasks.row_keys import RowKeys
 from plot_store import VersionInfo
 
 
-def _warm_start(ctx: JobContext, spec: FineTuneSpec, root: Root, trainer: Trainer, data: Data) -> str | None:
+def _warm_start(
+    ctx: JobContext, spec: FineTuneSpec, root: Root | GenerativeRoot, trainer: Learner, data: Data
+) -> str | None:
     """Load the weights that training starts from.
 
     An update continues from the live version if labels and module are the same; a new model from the
@@ -42,6 +46,7 @@ def _warm_start(ctx: JobContext, spec: FineTuneSpec, root: Root, trainer: Traine
     """
     mode, task, source = spec.mode, data.task, spec.source
     if mode == "import":
+        assert isinstance(root, Root), "the manager refuses others"
         trainer.start_from(import_module.start_state(ctx, root.info, task.name, task.labels))
         return None
     if source is None:
@@ -98,12 +103,12 @@ def run(ctx: JobContext) -> dict[str, Any]:
     # Rows are read first, so that their errors are reported at once.
     data = None if name == "embedding" else read_data(ctx.input, name, options)
     plot = _pinned_plot(ctx, spec.root or spec.domain)
-    root = load_root(ctx.layout.root(plot.ref.split("/")[0], PlotMeta.of(plot).root_version))
-    made = _embedding(root, options) if data is None else _trained(ctx, spec, root, plot.id, data)
+    root = load_for_serving(ctx.layout.root(plot.ref.split("/")[0], PlotMeta.of(plot).root_version))
+    made, against = _made(ctx, spec, root, plot.id, data)
     verdict = Verdict()
     if spec.mode == "update":
         dev = [] if data is None else data.dev
-        verdict = judge_update(ctx, root, dev, made.answers, spec.publish or "if-better")
+        verdict = judge_update(ctx, dev, made.answers, spec.publish or "if-better", against)
     metrics = made.metrics if verdict.scores is None else {**made.metrics, "live": verdict.scores}
     if verdict.remark is not None:
         metrics = {**metrics, "warnings": [*metrics["warnings"], verdict.remark]}
@@ -116,9 +121,39 @@ def run(ctx: JobContext) -> dict[str, Any]:
     return result if data is None else {**result, "improving": hand_over(ctx, spec, record)}
 
 
-def _trained(ctx: JobContext, spec: FineTuneSpec, root: Root, plot: str, data: Data) -> TrainedModel:
-    course = TrainingRun(lambda trainer: _warm_start(ctx, spec, root, trainer, data))
-    return train_on_rows(ctx, spec.options, course, root, plot, data)
+def _made(
+    ctx: JobContext, spec: FineTuneSpec, root: Root | GenerativeRoot, plot: str, data: Data | None
+) -> tuple[TrainedModel, Callable[[ModelVersion], Compare]]:
+    """The trained model, and how it is compared with the live version."""
+    if isinstance(root, GenerativeRoot):
+        if data is None or data.task.name != "generation":
+            raise InvalidInput(
+                f"root {root.info.name} is a language model: give task generation", field="task"
+            )
+        return _writing(ctx, spec, root, plot, data)
+    if data is None:
+        made, dev = _embedding(root, spec.options), []
+    else:
+        if data.task.name == "generation":
+            raise InvalidInput(f"root {root.info.name} is an encoder, which cannot write", field="task")
+        course = TrainingRun(lambda trainer: _warm_start(ctx, spec, root, trainer, data))
+        made, dev = train_on_rows(ctx, spec.options, course, root, plot, data), data.dev
+    return made, by_answers(ctx, root, dev, made.answers)
+
+
+def _writing(
+    ctx: JobContext, spec: FineTuneSpec, root: GenerativeRoot, plot: str, data: Data
+) -> tuple[TrainedModel, Callable[[ModelVersion], Compare]]:
+    def start(trainer: Learner) -> str | None:
+        return _warm_start(ctx, spec, root, trainer, data)
+
+    def against(live: ModelVersion) -> Compare:
+        old = generation.losses_of(ctx, root, live, data.dev)
+        new = made.answers.merged
+        return lambda which: generation.compare_losses([old[i] for i in which], [new[i] for i in which])
+
+    made = generation.train_writing(ctx, spec.options, start, root, plot, data)
+    return made, against
 
 
 def _embedding(root: Root, options: FineTuneOptions) -> TrainedModel:

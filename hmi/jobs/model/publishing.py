@@ -10,6 +10,7 @@ from hmi.jobs.model.tenant_training import TrainedModel
 from hmi.jobs.model.training_data import Data
 from hmi.jobs.runtime.context import JobContext
 from hmi.jobs.specs import FineTuneSpec
+from hmi.model.sources.generative_root import GenerativeRoot
 from hmi.model.sources.root import Root
 from hmi.training.tasks.row_keys import RowKeys, joined_keys, keys_as_text
 
@@ -17,7 +18,7 @@ from hmi.training.tasks.row_keys import RowKeys, joined_keys, keys_as_text
 def stored_version(
     ctx: JobContext,
     spec: FineTuneSpec,
-    root: Root,
+    root: Root | GenerativeRoot,
     plot: str,
     data: Data | None,
     made: TrainedModel,

@@ -27,6 +27,7 @@ from hmi.training.data.rows import Row
 from hmi.training.fit.checkpoint import CHECKPOINT, Resumed, resume_training, write_training
 from hmi.training.fit.early_stopping import History, StopTraining, train_to_best
 from hmi.training.fit.features import dev_examples, examples_of
+from hmi.training.fit.learner import Learner
 from hmi.training.fit.novelty import learn_known
 from hmi.training.fit.plan import plan_training
 from hmi.training.fit.trainer import Trainer, tenant_trainer
@@ -40,7 +41,7 @@ from hmi.training.tasks.remarks import cut_remarks, remarks
 from hmi.training.tasks.splits import Split, class_weights, encoded_split, merged_outputs, task_targets
 from plot_store import Reader
 
-Start = Callable[[Trainer], str | None]
+Start = Callable[[Learner], str | None]
 """Loads the weights that a training starts from. Returns a remark for the user, or None."""
 Teach = Callable[[JobContext, Root, Lesson, Recipe, Path], Taught]
 """Lets a teacher answer texts. The folder keeps the answers for a resumed run."""

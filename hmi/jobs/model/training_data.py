@@ -64,7 +64,7 @@ def read_data(folder: Path, name: Task, options: FineTuneOptions) -> Data:
             folder / "unlabelled", name, paired=paired, skip=skip, reading=reading, patterns=words
         )
     texts = files["unlabelled"].rows if "unlabelled" in files else []
-    module = options.module or default_module(paired=paired)
+    module = options.module or default_module(paired=paired, writing=name == "generation")
     notes = [note for field, found in files.items() for note in _notes(field, found)]
     read = {field: found.read for field, found in files.items()}
     return Data(replace(task, rules=rules), module, train, dev, dev_given, texts, read, notes)

@@ -104,6 +104,13 @@ def load_generative_root(folder: Path, *, with_lower: bool = False) -> Generativ
     return root
 
 
+def load_for_serving(folder: Path) -> Root | GenerativeRoot:
+    """Load a root of either kind without its lower layers. Raises as `load_root`."""
+    if isinstance(read_any_info(folder), GenerativeRootInfo):
+        return load_generative_root(folder)
+    return load_root(folder)
+
+
 def load_for_building(folder: Path) -> Root | GenerativeRoot:
     """Load a root of either kind with its lower layers. Raises as `load_root`."""
     if isinstance(read_any_info(folder), GenerativeRootInfo):

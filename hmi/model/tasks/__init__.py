@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from hmi.core import ModelVersion, Task, TaskRules
 from hmi.model.tasks.base import InputAnswer, TaskKind
 from hmi.model.tasks.embedding import Embedding
+from hmi.model.tasks.generation import Generation
 from hmi.model.tasks.multilabel import MultiLabel
 from hmi.model.tasks.regression import Regression
 from hmi.model.tasks.sequence import Classification, Pair
@@ -18,7 +19,7 @@ from hmi.model.tasks.words import Tagging
 __all__ = ["KINDS", "InputAnswer", "TaskKind", "task_of", "task_of_version"]
 
 KINDS: Mapping[Task, type[TaskKind]] = {
-    kind.name: kind for kind in (Classification, Pair, MultiLabel, Regression, Tagging, Embedding)
+    kind.name: kind for kind in (Classification, Pair, MultiLabel, Regression, Tagging, Embedding, Generation)
 }
 
 

@@ -7,6 +7,7 @@ Sites of a layer, with what they read and what they are added to:
 | q, k, v    | the layer's input                       | query, key, value         | lora                  |
 | o          | attention's context                     | attention's output        | lora                  |
 | fi         | the FFN's input                         | the FFN before its GELU   | lora                  |
+| gate       | the FFN's input                         | its gate before the SiLU  | lora                  |
 | fo         | the GELU's output                       | the FFN's output          | lora                  |
 | attn       | the layer's input                       | attention's output        | parallel              |
 | ffn        | the FFN's input                         | the FFN's output          | parallel              |
@@ -14,6 +15,9 @@ Sites of a layer, with what they read and what they are added to:
 | after_ffn  | the FFN's output                        | the same                  | houlsby               |
 | after_norm | LayerNorm(the FFN's input + its output) | the FFN's output          | sequential (Pfeiffer) |
 | ln1, ln2   | what the layer's LayerNorm reads        | that LayerNorm's output   | ln                    |
+
+A language model's layers take LoRA alone. There, `fi` is added to what the gate multiplies, and `fo` reads
+the product. Encoders have no gate.
 
 The changes of the last row are differences of gain and bias, in which a LayerNorm is linear. All others are
 (down, activation, up); LoRA has neither activation nor biases. Every change starts at zero, so a fresh
@@ -37,8 +41,8 @@ from torch import Tensor, nn
 from hmi.core import ModuleSpec
 from hmi.errors import Damaged
 from hmi.model.network.encoder import Delta, Norm
-from hmi.model.network.shape import EncoderShape
-from hmi.modulespec import SITES
+from hmi.model.network.shape import DecoderShape, EncoderShape
+from hmi.modulespec import GATED, SITES
 
 Form = TypeVar("Form")
 LORA_SCALE = 2.0
@@ -166,7 +170,7 @@ class TenantModule(nn.Module):
         return apply
 
 
-def new_module(spec: ModuleSpec, shape: EncoderShape, depth: int) -> TenantModule:
+def new_module(spec: ModuleSpec, shape: EncoderShape | DecoderShape, depth: int) -> TenantModule:
     """A module for `depth` upper layers that changes nothing yet: down is drawn from
     torch's generator, up is 0."""
     sites = {f"{i}-{site}": _fresh(spec.rank, site, shape) for i in range(depth) for site in spec.all_sites}
@@ -198,26 +202,31 @@ def in_fp32(module: TenantModule) -> TenantModule:
 def _rebuilt(site: str, parts: Mapping[str, Tensor]) -> Change:
     if site in SITES["ln"]:
         return NormShift(**parts)
-    if site not in SITES["lora"] and site not in ACTIVATIONS:
+    if site not in GATED and site not in ACTIVATIONS:
         raise ValueError(f"site {site!r} is unknown: it may come from a newer version")
     return LowRankLayer(**parts, activation=ACTIVATIONS.get(site, F.relu))
 
 
-def _fresh(rank: int, site: str, shape: EncoderShape) -> Change:
+def _fresh(rank: int, site: str, shape: EncoderShape | DecoderShape) -> Change:
     if site in SITES["ln"]:
         return NormShift(torch.zeros(shape.dim), torch.zeros(shape.dim))
     size_in, size_out = sizes_of(site, shape)
     down, up = torch.empty(rank, size_in), torch.zeros(size_out, rank)
     nn.init.kaiming_uniform_(down, a=math.sqrt(5))
-    if site in SITES["lora"]:
+    if site in GATED:
         return LowRankLayer(down, up)
     return LowRankLayer(down, up, torch.zeros(rank), torch.zeros(size_out), ACTIVATIONS[site])
 
 
-def sizes_of(site: str, shape: EncoderShape) -> tuple[int, int]:
+def sizes_of(site: str, shape: EncoderShape | DecoderShape) -> tuple[int, int]:
     """The sizes of a low-rank site's input and output."""
-    if site == "fi":
+    if site in ("gate", "fi"):
         return shape.dim, shape.ffn
     if site == "fo":
         return shape.ffn, shape.dim
-    return shape.dim, shape.dim
+    if isinstance(shape, EncoderShape):
+        return shape.dim, shape.dim
+    wide = shape.heads * shape.head_dim
+    if site in ("k", "v"):
+        return shape.dim, shape.kv_heads * shape.head_dim
+    return (wide, shape.dim) if site == "o" else (shape.dim, wide)

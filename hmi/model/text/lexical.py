@@ -32,7 +32,7 @@ from hmi_kernels.text.words import FAR, NEAR, word_features
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from hmi.core import Task
+from hmi.core import HEADLESS, Task
 from hmi.model.tenant.alignment import Alignment, alignment_from
 from hmi.model.tenant.artefact import tensors_below
 from hmi.model.text.batching import Encoded
@@ -132,9 +132,9 @@ class Lexical(nn.Module):
 def lexical_buckets(task: Task, wanted: bool | None) -> int:
     """The number of rows of a task's table, 0 for no lexical features. `wanted` None: the task's default.
 
-    An embedding never has them, because it has no outputs.
+    Models without a head never have them, because they have no outputs.
     """
-    if task == "embedding":
+    if task in HEADLESS:
         return 0
     return BUCKETS if (task in BY_DEFAULT if wanted is None else wanted) else 0
 

@@ -27,7 +27,7 @@ from hmi.training.data.tools.label_studio import ANNOTATION_ID
 from hmi.training.data.tools.marked_lines import is_fasttext, is_rasa
 
 MIN_DOCUMENTS = 2
-NAMES = frozenset(name for names in NEEDED.values() for name in names)
+NAMES = frozenset(name for task, names in NEEDED.items() if task != "generation" for name in names)
 
 _JSON = re.compile(r'\{\s*"|\[\s*(?:\{|\[\s*")|[\[{]$')
 """The beginning of a first line that is JSON, not text."""

@@ -28,9 +28,18 @@ class SoftTags:
     words: tuple[str | tuple[tuple[str, float], ...], ...]
 
 
-Gold = str | float | tuple[str, ...] | SoftLabel | SoftTags
-"""A row's right answer: a label, a value, one tag for each word, a set of labels, or a
-teacher's soft label or tags."""
+@dataclass(frozen=True)
+class Completion:
+    """What a language model is to write after a prompt."""
+
+    text: str
+    chat: tuple[tuple[str, str], ...] = ()
+    """The role and the text of each message before it, if the prompt is a chat."""
+
+
+Gold = str | float | tuple[str, ...] | SoftLabel | SoftTags | Completion
+"""A row's right answer: a label, a value, one tag for each word, a set of labels, a teacher's soft label
+or tags, or what is to be written."""
 MAX_LABELS = 1_000
 
 
@@ -38,7 +47,7 @@ def checked_labels(golds: Iterable[Gold], field: str) -> Counter[str]:
     """Count each label. Raises InvalidData if there is only one, or more than MAX_LABELS."""
     counts: Counter[str] = Counter()
     for gold in golds:
-        assert not isinstance(gold, float | SoftLabel | SoftTags)
+        assert not isinstance(gold, float | SoftLabel | SoftTags | Completion)
         counts.update([gold] if isinstance(gold, str) else gold)
     if len(counts) < 2:
         raise InvalidData(

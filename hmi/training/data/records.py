@@ -16,6 +16,8 @@ class TableRecord:
     problem: str = ""
     item: int | None = None
     """The row's number in a JSON list, where line numbers say little."""
+    chat: tuple[tuple[str, str], ...] = ()
+    """The role and the text of each message, if the row is a chat. `values` has what a classifier reads."""
     left_out: str = ""
     """Why a tool's export does not count the record as a row, such as that an annotator skipped it."""
 

@@ -15,7 +15,7 @@ from hmi.training.data.golds import Gold
 from hmi.training.data.meaning.columns import EXAMPLES, Columns, listed, read_columns
 from hmi.training.data.meaning.conflicts import conflicts_of
 from hmi.training.data.meaning.fields import MAX_ROW_CHARACTERS as MAX_ROW_CHARACTERS
-from hmi.training.data.meaning.fields import answer_of, input_of
+from hmi.training.data.meaning.fields import answer_of, input_of, written_of
 from hmi.training.data.meaning.misfits import (
     choice_note,
     example,
@@ -51,8 +51,9 @@ NO_LABELS = frozenset({"nan", "null", "none", "n/a", "na", "#n/a"})
 
 @dataclass(frozen=True)
 class Row:
-    """One example: its text (or pair, or words) and its right answer: a label, a value, one tag for
-    each word, or a set of labels. In an unlabelled row the answer is "" and is ignored."""
+    """One example: its text (or pair, or words, or prompt) and its right answer: a label, a value, one tag
+    for each word, a set of labels, or what is to be written. In an unlabelled row the answer is "" and is
+    ignored."""
 
     text: Text
     label: Gold
@@ -300,15 +301,17 @@ class _Reader:
             if record.left_out and self._answers:
                 self._left_out[record.left_out] += 1
                 return
-            self.rows.append(self._row(record.values))
+            self.rows.append(self._row(record.values, record.chat))
             self._lines.append(record.line)
             if decision == "rejected":
                 self._rejected.append(len(self.rows) - 1)
         except ValueError as error:
             self.bad.append(BadRow(record.line, f"{record.place}: {error}"))
 
-    def _row(self, values: Mapping[str, Any]) -> Row:
+    def _row(self, values: Mapping[str, Any], chat: tuple[tuple[str, str], ...]) -> Row:
         raw = {ours: values.get(given) for given, ours in self._names.items()}
+        if self._task == "generation":
+            return Row(*written_of(raw, chat))
         raw.setdefault("text_pair", values.get("text_pair"))
         if not self._answers:
             return Row(input_of(raw, self._task, paired=self._paired), "")

@@ -252,7 +252,8 @@ def _object(line: int, value: Any, item: int | None) -> TableRecord:
     if CHAT not in value:
         return TableRecord(line, value, item=item)
     try:
-        return TableRecord(line, row_of_chat(value), item=item)
+        row, chat = row_of_chat(value)
+        return TableRecord(line, row, item=item, chat=chat)
     except ValueError as error:
         return TableRecord(line, {}, str(error), item)
 

@@ -9,12 +9,12 @@ from pathlib import Path
 from hmi.model.files import read_checkpoint, write_checkpoint
 from hmi.model.tenant.artefact import Artefact, tensors_below
 from hmi.training.fit.early_stopping import Best, History
-from hmi.training.fit.trainer import Trainer
+from hmi.training.fit.learner import Learner
 
 CHECKPOINT = "checkpoint.safetensors"
 
 
-def write_training(path: Path, trainer: Trainer, history: History, remark: str | None) -> None:
+def write_training(path: Path, trainer: Learner, history: History, remark: str | None) -> None:
     """Store the trainer's state and its best epoch. remark: a remark for the user on what
     training started from."""
     best = history.kept
@@ -32,7 +32,7 @@ class Resumed:
     remark: str | None = None
 
 
-def resume_training(path: Path, trainer: Trainer) -> Resumed | None:
+def resume_training(path: Path, trainer: Learner) -> Resumed | None:
     """Load a checkpoint into the trainer. Returns None if there is none, or if an earlier release
     wrote it with fewer tensors."""
     found = read_checkpoint(path)

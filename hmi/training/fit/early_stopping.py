@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hmi.model.tenant.artefact import Artefact
+from hmi.training.fit.learner import Learner
 from hmi.training.fit.reports import StepReport
-from hmi.training.fit.trainer import Trainer
 from hmi.training.tasks.scoring import headline
 
 
@@ -50,7 +50,7 @@ class History:
 
 
 def train_to_best(
-    trainer: Trainer,
+    trainer: Learner,
     judge: Callable[[], Mapping[str, Any]],
     report: StepReport,
     *,

@@ -10,7 +10,7 @@ from hmi.model.tenant.alignment import MAX_OUTPUTS
 from hmi.model.tenant.artefact import Artefact
 from hmi.model.tenant.heads import head_queries
 from hmi.model.text.lexical import has_alignment, lexical_buckets
-from hmi.training.plans.defaults import choose_epochs, default_lr, default_module
+from hmi.training.plans.defaults import WRITING_LR, choose_epochs, default_lr, default_module
 from hmi.training.plans.recipe import RECIPE, Recipe
 from hmi.training.tasks.transitions import learns_transitions
 
@@ -73,6 +73,23 @@ def plan_training(
         aligned=aligned,
         transitions=learns_transitions(task.name, task.outputs, weights, recipe.transitions),
         queries=head_queries(task.reads, task.outputs) if recipe.queries else 0,
+        average=recipe.average,
+        patience=recipe.patience,
+    )
+
+
+def plan_writing(recipe: Recipe, rows: int) -> TrainPlan:
+    """The plan of a language model's training on this many rows."""
+    return TrainPlan(
+        "generation",
+        0,
+        lr=recipe.lr or WRITING_LR,
+        epochs=recipe.epochs or choose_epochs(rows, recipe.batch, writing=True),
+        batch=recipe.batch,
+        seed=recipe.seed,
+        dropout=recipe.dropout,
+        weight_decay=recipe.weight_decay,
+        bf16=recipe.bf16,
         average=recipe.average,
         patience=recipe.patience,
     )

@@ -37,8 +37,9 @@ from hmi.model.tenant.uncertainty import (
 )
 from hmi.model.text.windows import first_pieces
 from hmi.training.fit.backbones import Examples, ModuleBackbone
+from hmi.training.fit.learner import diverged
 from hmi.training.fit.optimisers import LinearFit, minimised
-from hmi.training.fit.trainer import Trainer, diverged
+from hmi.training.fit.trainer import Trainer
 from hmi.training.for_stages.ramp_rows import RampRows, ramp_rows, row_numbers
 from hmi.training.tasks.splits import Split
 

@@ -28,10 +28,10 @@ from hmi.model.text.batching import READ_TOKENS, STEP_TOKENS, in_parts, length_g
 from hmi.model.text.tokenizer import Text
 from hmi.training.data.rows import Row
 from hmi.training.fit.backbones import Backbone, Examples
+from hmi.training.fit.learner import diverged
 from hmi.training.fit.optimisers import AdamW
 from hmi.training.fit.precision import arithmetic
 from hmi.training.fit.reports import PhaseReport, StepReport
-from hmi.training.fit.trainer import diverged
 from hmi.training.plans.recipe import HELD_OUT, RECIPE
 from hmi.training.second.teacher_outputs import TeacherOutputs
 from hmi.training.second.teachers import KEPT_BYTES, REPORT_EVERY, TeacherSource, TextLesson

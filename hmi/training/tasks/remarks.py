@@ -19,7 +19,7 @@ def remarks(task: TaskKind, train: list[Row], dev: list[Row], *, dev_given: bool
     return [
         *_tag_remarks(task, train),
         *_label_remarks(task, train, dev, dev_given),
-        *_size_remarks(dev, dev_given),
+        *size_remarks(dev, dev_given),
     ]
 
 
@@ -90,7 +90,8 @@ def _label_remarks(task: TaskKind, train: list[Row], dev: list[Row], dev_given: 
     return out
 
 
-def _size_remarks(dev: list[Row], dev_given: bool) -> list[str]:
+def size_remarks(dev: list[Row], dev_given: bool) -> list[str]:
+    """A remark if scores rest on few held-out rows."""
     if len(dev) >= HELD_OUT.enough:
         return []
     cure = "" if dev_given else ", or give dev rows"

@@ -12,7 +12,7 @@ import torch
 from hmi.core import Task
 from hmi.model.sources.root import Root
 from hmi.model.text.batching import in_parts
-from hmi.training.fit import trainer
+from hmi.training.fit import learner, trainer
 from hmi.training.plans.recipe import RECIPE
 from hmi.training.second import probing
 from hmi.training.second.probing import Embedder
@@ -79,7 +79,7 @@ def test_a_step_in_parts_is_the_step_at_once(tiny_root: Root, monkeypatch: pytes
     plan = replace(PLAN, dropout=0.0, weights=(1.0, 3.0))
     found = []
     for most in (10_000, 30):
-        monkeypatch.setattr(trainer, "STEP_TOKENS", most)
+        monkeypatch.setattr(learner, "STEP_TOKENS", most)
         monkeypatch.setattr(trainer, "READ_TOKENS", most)
         made = trainer.tenant_trainer(tiny_root, MODULE, plan, examples(tiny_root, 1))
         losses = list[float]()

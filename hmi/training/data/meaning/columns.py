@@ -13,9 +13,12 @@ NEEDED: Mapping[Task, tuple[str, ...]] = {
     "multilabel": ("text", "labels"),
     "regression": ("text", "value"),
     "classification": ("text", "label"),
+    "generation": ("prompt", "completion"),
 }
 """The fields that a row of each task has. Rows of `regression` may also have `text_pair`. A table's
 task is the first one that fits its columns."""
+ANSWERS = ("label", "labels", "value", "tags", "completion")
+"""The fields that are right answers."""
 LISTS = ("tokens", "tags", "labels")
 """The fields that are lists."""
 EXAMPLES: Mapping[Task, str] = {
@@ -25,6 +28,7 @@ EXAMPLES: Mapping[Task, str] = {
     "regression": '{"text": "…", "value": 3.5}',
     "tagging": '{"tokens": ["…"], "tags": ["O"]}',
     "embedding": "",
+    "generation": '{"prompt": "…", "completion": "…"}, or {"messages": […]} as OpenAI has it',
 }
 """An example row of each task, for error messages."""
 
@@ -37,6 +41,13 @@ SYNONYMS: Mapping[str, tuple[str, ...]] = {
     "tags": ("ner_tags", "pos_tags"),
 }
 """Other column names that are understood for a field."""
+WRITTEN: Mapping[str, tuple[str, ...]] = {"prompt": ("instruction",), "completion": ("response", "output")}
+"""The same for the task generation. No column of another task has such a name, so it tells the task."""
+ASKED: Mapping[str, tuple[str, ...]] = {
+    "prompt": ("question", "input", "text"),
+    "completion": ("answer", "target", "label"),
+}
+"""Further names that are understood once the task generation is asked for."""
 PAIRS = (
     ("text", "text_pair"),
     ("sentence1", "sentence2"),
@@ -60,19 +71,23 @@ class Columns:
 
 
 def read_columns(
-    found: Sequence[str], task: Task, *, answers: bool = True, paired: bool | None = None
+    found: Sequence[str], task: Task, *, answers: bool = True, paired: bool | None = None, asked: bool = True
 ) -> Columns:
     """Map the columns `found` to the fields of `task`. With answers=False, rows have no answer, and
-    `paired` says whether they have two texts."""
-    columns, lacks = _matched(found, task, answers=answers, paired=paired)
+    `paired` says whether they have two texts. asked: whether the task is known; otherwise the columns are to
+    tell it."""
+    columns, lacks = _matched(found, task, answers=answers, paired=paired, asked=asked)
     return columns if lacks is None else Columns({}, _missing(lacks, found, task))
 
 
 def _matched(
-    found: Sequence[str], task: Task, *, answers: bool = True, paired: bool | None = None
+    found: Sequence[str], task: Task, *, answers: bool = True, paired: bool | None = None, asked: bool = False
 ) -> tuple[Columns, str | None]:
-    """The mapping, and the first required field that no column fits (None if all are found)."""
-    wanted = [n for n in NEEDED[task] if answers or n not in ("label", "labels", "value", "tags")]
+    """The mapping, and the first required field that no column fits (None if all are found).
+
+    asked: as in `read_columns`.
+    """
+    wanted = [n for n in NEEDED[task] if answers or n not in ANSWERS]
     if paired and "text_pair" not in wanted:
         wanted.append("text_pair")
     folded: dict[str, list[str]] = {}
@@ -82,6 +97,8 @@ def _matched(
     names: dict[str, str] = {}
     for name in [*wanted, *maybe]:
         taken = _of(name, wanted, folded, maybe_paired=bool(maybe))
+        if asked and name not in folded:
+            taken = [*taken, *(given for other in ASKED.get(name, ()) for given in folded.get(other, []))]
         if len(taken) > 1:
             if len(set(taken)) == 1:
                 return Columns(
@@ -90,6 +107,8 @@ def _matched(
             cure = (
                 f"rename the right one to `{name}`, and the other to something else{_name_it(name, ', or ')}"
             )
+            if name == "prompt":
+                cure += ". Given several times, the texts are joined by line breaks"
             return Columns({}, f"{len(taken)} columns could be the `{name}` ({listed(taken)}): {cure}"), None
         if taken:
             names[taken[0]] = name
@@ -113,6 +132,8 @@ def likeliest(fitting: Sequence[Task], found: Sequence[str]) -> Task | None:
     """Of tasks that columns fit, in their order, the one that is meant. An answer under its own name counts
     more than a synonym: `text`, `label` and `score` are of classification. So are `text`, `sentiment` and
     `score`, since a score beside a label mostly says how sure somebody was of it."""
+    if len(fitting) > 1:
+        fitting = [task for task in fitting if task != "generation"]
     folded = set(map(_folded, found))
     own = next((task for task in fitting if NEEDED[task][-1] in folded), None)
     if own is None and fitting[:1] == ["regression"] and "classification" in fitting:
@@ -143,7 +164,8 @@ def _of(
     if name in folded:
         exact = [given for given in folded[name] if given == name]
         return exact or folded[name]
-    single = [given for other in SYNONYMS.get(name, ()) for given in folded.get(other, [])]
+    others = (*SYNONYMS.get(name, ()), *WRITTEN.get(name, ()))
+    single = [given for other in others for given in folded.get(other, [])]
     if name not in ("text", "text_pair"):
         return single
     paired = [pair for pair in PAIRS[1:] if pair[0] in folded and pair[1] in folded]
@@ -173,6 +195,7 @@ def _name_it(field: str, before: str) -> str:
     """The option that names the column of a field, as a cure after `before`. No option names `tokens`."""
     if field == "tokens":
         return ""
+    field = "text" if field == "prompt" else field
     option = f"{field if field in ('text', 'text_pair') else 'label'}_column"
     return f"{before}name it (--{option.replace('_', '-')}, over HTTP options.{option})"
 

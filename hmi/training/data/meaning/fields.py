@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from hmi.core import Task
 from hmi.sizes import counted
-from hmi.training.data.golds import Gold
+from hmi.training.data.golds import Completion, Gold
 from hmi.training.data.tables import kind_of
 
 if TYPE_CHECKING:
@@ -17,6 +17,24 @@ if TYPE_CHECKING:
 MAX_ROW_CHARACTERS = 1_000_000
 MAX_VALUE = 1e9
 """The largest absolute value for regression. With larger ones the standard deviation loses precision."""
+
+
+def written_of(raw: dict[str, Any], chat: tuple[tuple[str, str], ...]) -> tuple[str, Completion]:
+    """A row's prompt and what is to be written after it: a chat's last message, if the row is a `chat`. Then
+    the prompt has a message a line. Raises ValueError."""
+    if not chat:
+        prompt = raw.get("prompt")
+        blank = prompt is None or (isinstance(prompt, str) and not prompt.strip())
+        return prompt or "" if blank else _text(raw, "prompt"), Completion(_text(raw, "completion"))
+    *before, (role, text) = chat
+    if role != "assistant" or not before:
+        raise ValueError("the last message is not the assistant's answer to others: it is what is learnt")
+    empty = next((i for i, (_, said) in enumerate(chat) if not said.strip()), None)
+    if empty is not None:
+        raise ValueError(f"`messages[{empty}]` has no text")
+    prompt = "\n".join(f"{who}: {said}" for who, said in before)
+    read = {"prompt": prompt, "completion": text}
+    return _text(read, "prompt"), Completion(_text(read, "completion"), tuple(before))
 
 
 def answer_of(raw: dict[str, Any], task: Task) -> Gold:

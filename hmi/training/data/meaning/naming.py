@@ -11,8 +11,15 @@ from hmi.training.data.meaning.columns import NEEDED, likeliest, listed, read_co
 from hmi.training.data.reading import Reading
 from hmi.training.data.records import TableRecord, TextTable
 
-ANSWERS: Mapping[str, str] = {"multilabel": "labels", "regression": "value", "tagging": "tags"}
+ANSWERS: Mapping[str, str] = {
+    "multilabel": "labels",
+    "regression": "value",
+    "tagging": "tags",
+    "generation": "completion",
+}
 """The field that holds a task's answer; of other tasks `label`."""
+TEXTS = ("text", "prompt")
+"""The fields that may be made of several columns."""
 TRUE, FALSE = frozenset({"1", "1.0", "true"}), frozenset({"0", "0.0", "false", ""})
 
 
@@ -60,13 +67,14 @@ class Naming:
         for name, field in self.named.items():
             if field == "labels" and self.reading.labels_columns:
                 row["labels"] = [c for c, f in self.named.items() if f == "labels" and _is_on(values, c)]
-            elif field != "text":
+            elif field not in TEXTS:
                 row[field] = values.get(name)
-        texts = [values.get(name) for name, field in self.named.items() if field == "text"]
-        if len(texts) == 1:
-            row["text"] = texts[0]
-        elif texts:
-            row["text"] = "\n".join(text for text in texts if isinstance(text, str) and text.strip())
+        for field in TEXTS:
+            texts = [values.get(name) for name, named in self.named.items() if named == field]
+            if len(texts) == 1:
+                row[field] = texts[0]
+            elif texts:
+                row[field] = "\n".join(text for text in texts if isinstance(text, str) and text.strip())
         return row
 
 
@@ -81,7 +89,7 @@ def task_as_named(columns: Sequence[str], reading: Reading) -> Task | None:
     fitting = []
     for task in tasks:
         naming = Naming.of(columns, reading, task)
-        if not naming.problem and not read_columns(naming.columns, task).problem:
+        if not naming.problem and not read_columns(naming.columns, task, asked=False).problem:
             fitting.append(task)
     named = reading.label_column or reading.labels_columns
     return next(iter(fitting), None) if named else likeliest(fitting, columns)
@@ -90,8 +98,9 @@ def task_as_named(columns: Sequence[str], reading: Reading) -> Task | None:
 def _columns_to_fields(columns: Sequence[str], reading: Reading, task: Task) -> tuple[dict[str, str], str]:
     """The columns that a reading names with their fields, and why it does not fit, or ""."""
     named: dict[str, str] = {}
+    text = "prompt" if task == "generation" else "text"
     wanted = [
-        *(("text_column", name, "text") for name in reading.text_column or ()),
+        *(("text_column", name, text) for name in reading.text_column or ()),
         ("text_pair_column", reading.text_pair_column, "text_pair"),
         ("label_column", reading.label_column, ANSWERS.get(task, "label")),
         *(("labels_columns", name, "labels") for name in reading.labels_columns or ()),

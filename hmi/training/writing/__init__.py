@@ -1,0 +1,1 @@
+"""What a tenant of a language model learns from prompts and completions."""
