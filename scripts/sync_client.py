@@ -21,7 +21,7 @@ WORDS = (
     (r"\basync for\b", "for"),
     (r"\bAsyncGenerator\[(\w+), None\]", r"Generator[\1, None, None]"),
     (r"\bAsync(?=[A-Z])", ""),
-    (r"\ba(close|closing|read|iter_lines)\b", r"\1"),
+    (r"\ba(close|closing|read|iter_bytes)\b", r"\1"),
     (r"\b__a(enter|exit)__\b", r"__\1__"),
     (r"\bhmi\.client\.aio\b", "hmi.client.sync"),
     (r"\basynchronous\b", "synchronous"),

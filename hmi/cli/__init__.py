@@ -26,6 +26,7 @@ COMMANDS = {
     "file": ("data.files", "file"),
     "store": ("data.store", "store"),
     "infer": ("models.infer", "infer"),
+    "generate": ("models.generate", "generate"),
     "config": ("machine.config", "config"),
     "doctor": ("machine.doctor", "doctor"),
     "openapi": ("machine.serve", "openapi"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hmi.client.aio.client import AsyncClient
 from hmi.client.aio.jobs import AsyncJob
-from hmi.client.answers import Inference, JobStatus, Model, Prediction
+from hmi.client.answers import GeneratedText, Inference, JobStatus, Model, Prediction, TextPiece
 from hmi.client.errors import ApiError
 from hmi.client.sync.client import Client
 from hmi.client.sync.jobs import Job
@@ -15,10 +15,12 @@ __all__ = [
     "AsyncClient",
     "AsyncJob",
     "Client",
+    "GeneratedText",
     "Inference",
     "Job",
     "JobStatus",
     "Model",
     "OnServer",
     "Prediction",
+    "TextPiece",
 ]

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict
 
 Task = Literal["classification", "pair", "multilabel", "regression", "tagging", "embedding", "generation"]
 JobState = Literal["queued", "running", "succeeded", "failed", "cancelled"]
+Finish = Literal["end", "stop", "length"]
 ENDED = frozenset({"succeeded", "failed", "cancelled"})
 
 
@@ -87,6 +88,56 @@ class Inference(Answer):
     timing: dict[str, float]
     """Milliseconds by stage; the names end in _ms."""
     provenance: dict[str, Any] | None = None
+
+
+class TopToken(Answer):
+    token: str
+    logprob: float
+
+
+class TokenLogprob(Answer):
+    """A token, with natural log-probabilities of the model itself: without penalties or temperature."""
+
+    token: str
+    logprob: float
+    top: list[TopToken] = []
+
+
+class TextPiece(Answer):
+    """The text that is new in a stream."""
+
+    text: str
+    logprobs: list[TokenLogprob] | None = None
+
+
+class TokenUsage(Answer):
+    prompt_tokens: int
+    cached_tokens: int = 0
+    """Tokens of the prompt that were known from an earlier text."""
+    written_tokens: int
+
+
+class GeneratedText(Answer):
+    """A whole text that a model wrote."""
+
+    id: str = ""
+    model: str
+    version: int
+    text: str
+    finish: Finish
+    """end: the model ended the text. stop: a stop string came; it is left out. length: it has max_tokens."""
+    seed: int | None = None
+    """The seed that was used; None at temperature 0."""
+    usage: TokenUsage
+    logprobs: list[TokenLogprob] | None = None
+    plot: dict[str, int] = {}
+    """The number of tokens by what their look-up found."""
+    timing: dict[str, float] = {}
+    """Milliseconds by stage; the names end in _ms."""
+
+
+Written = TextPiece | GeneratedText
+"""What a stream yields: pieces, then the whole text."""
 
 
 class Progress(Answer):
@@ -390,6 +441,13 @@ class Stats(Answer):
     plot_lookups: dict[str, dict[str, int]] = {}
     disk_bytes: dict[str, int] = {}
     memory_bytes: dict[str, int] = {}
+
+
+def written(name: str, data: Any) -> Written | None:
+    """Return what an event of a stream of text holds; None for an event of a newer server."""
+    if name == "text":
+        return TextPiece.model_validate(data)
+    return GeneratedText.model_validate(data) if name == "end" else None
 
 
 def inference(body: dict[str, Any]) -> Inference:

@@ -30,6 +30,8 @@ class Call:
     repeatable: bool = False
     form: bool = False
     """True if the body's fields are parts of their own beside the files, and not one part `spec`."""
+    writes: bool = False
+    """True if a model writes a text, which may take minutes."""
 
     def payload(self, elapsed_s: float) -> bytes | None:
         """Return the JSON to send `elapsed_s` seconds after the call began; None without a body.
@@ -40,12 +42,14 @@ class Call:
         if self.body is None:
             return None
         body = self.body
-        deadline = body.get("parameters", {}).get("deadline_ms") if isinstance(body, dict) else None
+        given = body if self.writes else body.get("parameters", {}) if isinstance(body, dict) else {}
+        deadline = given.get("deadline_ms")
         if deadline is not None and elapsed_s > 0:
             left = deadline - 1000 * elapsed_s
             if left < SHORT_MS:
                 raise DeadlineExceeded(f"no answer within the deadline of {deadline:g} ms")
-            body = {**body, "parameters": {**body["parameters"], "deadline_ms": left}}
+            given = {**given, "deadline_ms": left}
+            body = given if self.writes else {**body, "parameters": given}
         try:
             return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
         except UnicodeEncodeError as error:
@@ -68,6 +72,11 @@ def get(path: str, **query: object) -> Call:
 
 def infer(path: str, body: Any) -> Call:
     return Call("POST", path, body, repeatable=True)
+
+
+def generate(model: str, body: Mapping[str, Any]) -> Call:
+    """Return a call that lets a model write. Sent twice, it writes the text anew."""
+    return Call("POST", f"/generate/{segment(model)}", body, repeatable=True, writes=True)
 
 
 def create(

@@ -20,6 +20,7 @@ class ClientSettings(TypedDict, total=False):
 
     timeout_s: float
     upload_timeout_s: float
+    writing_timeout_s: float
     attempts: int
     concurrency: int
     batch: int
@@ -49,6 +50,8 @@ class Config:
     """The longest time of a call, with all its repetitions and the waits between them."""
     upload_timeout_s: float = 1800.0
     """The same for calls that send files."""
+    writing_timeout_s: float = 600.0
+    """The same for a text that a model writes; of a stream, the longest wait for its next piece."""
     attempts: int = 8
     """The most times that a call is sent. With 1 it is never sent again."""
     concurrency: int = 4
@@ -67,7 +70,14 @@ class Config:
         for name, file in (("ca", self.ca), ("certificate", self.certificate)):
             if file is not None and not Path(file).is_file():
                 raise InvalidInput(f"{name}: there is no file {file}; give one in the format PEM")
-        for name in ("timeout_s", "upload_timeout_s", "attempts", "concurrency", "batch"):
+        for name in (
+            "timeout_s",
+            "upload_timeout_s",
+            "writing_timeout_s",
+            "attempts",
+            "concurrency",
+            "batch",
+        ):
             if not getattr(self, name) > 0:
                 raise InvalidInput(f"{name} = {getattr(self, name)!r}: give a number above 0")
 

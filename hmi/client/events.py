@@ -17,10 +17,19 @@ class Event:
 
 @dataclass
 class EventReader:
-    """Collects the lines of a stream."""
+    """Collects the lines of a stream.
 
+    A line ends at a line feed only. httpx would also end one at U+0085 or U+2028, which a text may have.
+    """
+
+    _rest: bytes = b""
     _name: str = "message"
     _data: list[str] = field(default_factory=list)
+
+    def lines(self, content: bytes) -> list[str]:
+        """Take a part of the stream, and return the lines that it completes, without their ends."""
+        *whole, self._rest = (self._rest + content).split(b"\n")
+        return [line.removesuffix(b"\r").decode(errors="replace") for line in whole]
 
     def feed(self, line: str) -> Event | None:
         """Take a line without its end, and return the event that it completes.

@@ -15,7 +15,7 @@ from hmi.client.uploads import Multipart
 
 CONNECT_S = 10.0
 SILENCE_S = 60.0
-"""A stream of events sends at least a comment in this many seconds."""
+"""A stream of a job's events sends at least a comment in this many seconds."""
 NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.UnsupportedProtocol)
 
 
@@ -43,12 +43,20 @@ def _trust(config: Config) -> ssl.SSLContext:
     return context
 
 
+def budget_s(config: Config, call: Call) -> float:
+    """Return the longest time of a call, with its repetitions and the waits between them."""
+    if call.writes:
+        return config.writing_timeout_s
+    return config.upload_timeout_s if call.uploads else config.timeout_s
+
+
 def timeouts(left_s: float) -> httpx.Timeout:
     return httpx.Timeout(left_s, connect=min(left_s, CONNECT_S))
 
 
-def stream_timeouts() -> httpx.Timeout:
-    return httpx.Timeout(SILENCE_S, connect=CONNECT_S)
+def stream_timeouts(config: Config, call: Call) -> httpx.Timeout:
+    silence_s = config.writing_timeout_s if call.writes else SILENCE_S
+    return httpx.Timeout(silence_s, connect=CONNECT_S)
 
 
 def request_parts(config: Config, call: Call, elapsed_s: float) -> tuple[dict[str, Any], Multipart | None]:

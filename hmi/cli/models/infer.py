@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import groupby
 from typing import Any
 
@@ -100,16 +101,14 @@ def infer(
     if batch is not None:
         if texts or pair or tokens or ids or as_json:
             raise click.UsageError("--batch goes without TEXT, --pair, --tokens, --ids and --json")
-        infer_file(session, path, batch, parameters)
+        with _hinted(model):
+            infer_file(session, path, batch, parameters)
         return
     body = {"inputs": _inputs(lines, pair, tokens), "parameters": parameters}
     if not lines:
         raise click.UsageError("give a TEXT, or pipe some in, one a line")
-    try:
+    with _hinted(model, pair=bool(pair), tokens=tokens):
         answer = _post_input(session, path, body)
-    except HmiError as error:
-        error.message += _hint(error.message, pair=bool(pair), tokens=tokens)
-        raise
     print_json(answer) if as_json else _show(lines, answer, ids=ids)
 
 
@@ -121,8 +120,21 @@ def _post_input(session: CliSession, path: str, body: Any) -> Any:
         return local.infer(path, body)
 
 
-def _hint(message: str, *, pair: bool, tokens: bool) -> str:
-    """Return a hint to add to an error: the option that gives what the model needs, or the one to remove."""
+@contextmanager
+def _hinted(model: str, *, pair: bool = False, tokens: bool = False) -> Iterator[None]:
+    """Context manager: an error in the block says what to do on the command line."""
+    try:
+        yield
+    except HmiError as error:
+        error.message += _hint(error.message, model, pair=pair, tokens=tokens)
+        raise
+
+
+def _hint(message: str, model: str, *, pair: bool, tokens: bool) -> str:
+    """Return a hint to add to an error: the command for a model that writes, the option that gives what the
+    model needs, or the one to remove."""
+    if "writes text: POST /generate/" in message:
+        return f", or hmi generate {model}"
     wanted = message.partition(" model: give ")[2]
     if wanted.startswith("text and text_pair"):
         return "" if pair else "; --pair gives the second text of each TEXT"

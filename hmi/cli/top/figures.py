@@ -114,6 +114,21 @@ class Saving:
 
 
 @dataclass(frozen=True)
+class WritingFigures:
+    """The texts that models write, and the pages that hold their keys and values."""
+
+    running: float
+    waiting: float
+    pages: dict[str, float]
+    """Pages of 16 tokens: `held` by texts, `kept` for texts that begin alike, `free`."""
+    tokens_s: float | None = None
+    """Tokens written a second. A text counts once it is whole."""
+    first_p50_ms: float | None = None
+    """The median time from a prompt's arrival to the first token of its text."""
+    first_p95_ms: float | None = None
+
+
+@dataclass(frozen=True)
 class Figures:
     """The figures of one screen of `hmi top`."""
 
@@ -124,6 +139,8 @@ class Figures:
     batches: Batches
     pool: PoolFigures
     saving: Saving
+    writing: WritingFigures | None
+    """None while no model that writes is in memory."""
     executors: list[ExecutorFigures]
     tenants: list[TenantFigures]
     tenants_told: bool
@@ -149,6 +166,7 @@ def figures(before: Scrape | None, now: Scrape) -> Figures:
         batches=Batches() if span is None else _batches(span),
         pool=_pool(now, span),
         saving=Saving() if span is None else _saving(span),
+        writing=_writing(now, span),
         executors=_executors(now),
         tenants=[] if span is None else _tenants(span),
         tenants_told=bool(now.by("hmi_tenant_requests_total", "tenant")) or not _requests(now),
@@ -236,6 +254,22 @@ def _saving(span: Between) -> Saving:
         saved_share=saved / (compute + saved) if compute + saved else None,
         returned_share=small / cascaded if cascaded else None,
         adapted_share=adapted / texts if texts else None,
+    )
+
+
+def _writing(now: Scrape, span: Between | None) -> WritingFigures | None:
+    texts, pages = now.by("hmi_writing_texts", "state"), now.by("hmi_writing_pages", "state")
+    running, waiting = texts.get("running", 0.0), texts.get("waiting", 0.0)
+    if not (running or waiting or any(pages.values())):
+        return None
+    first = "hmi_writing_first_token_seconds"
+    return WritingFigures(
+        running,
+        waiting,
+        pages,
+        tokens_s=None if span is None else span.rate("hmi_writing_tokens_total", kind="written") or 0.0,
+        first_p50_ms=None if span is None else _ms(span.quantile(0.5, first)),
+        first_p95_ms=None if span is None else _ms(span.quantile(0.95, first)),
     )
 
 

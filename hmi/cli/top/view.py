@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hmi.cli.framework.output import PLAIN_WIDTH, size
-from hmi.cli.top.figures import Figures, TenantFigures
+from hmi.cli.top.figures import Figures, TenantFigures, WritingFigures
 from hmi.usage import OTHERS
 
 BAR = 8
@@ -35,7 +35,7 @@ def view(
         f"  up {_span(shown.process.uptime_s)}",
     )
     parts: list[RenderableType] = [head, Text(), _levels(shown), _notes(shown), Text()]
-    lines = 12
+    lines = 12 if shown.writing is None else 14
     if shown.executors:
         parts += [_executors(shown, longest), Text()]
         lines += len(shown.executors) + 2
@@ -109,9 +109,19 @@ def _notes(shown: Figures) -> Table:
     whole = _bytes(shown.process.resident_bytes)
     table.add_row("MEMORY", f"{whole} resident: {_bytes(own)} its own, {_bytes(files)} mapped files")
     table.add_row("STAGES", _stages(shown))
+    if shown.writing is not None:
+        _add_writing(table, shown.writing)
     jobs = ", ".join(f"{count} {state}" for state, count in shown.jobs.items())
     table.add_row("JOBS", jobs or "none")
     return table
+
+
+def _add_writing(table: Table, writing: WritingFigures) -> None:
+    first = f"first token p50 {_ms(writing.first_p50_ms)}, p95 {_ms(writing.first_p95_ms)}"
+    texts = f"{_number(writing.running)} texts, {_number(writing.waiting)} wait"
+    table.add_row("WRITING", f"{texts}, {_number(writing.tokens_s)} tokens/s, {first}")
+    pages = (f"{_number(writing.pages.get(state))} {state}" for state in ("held", "kept", "free"))
+    table.add_row("PAGES", ", ".join(pages))
 
 
 def _stages(shown: Figures) -> str:

@@ -43,8 +43,10 @@ class AsyncJob:
         attempts = Attempts(ENDLESS, self._session.config.reconnect_s, repeatable=True)
         while True:
             try:
-                async with aclosing(self._session.events(f"{self._path}/events")) as statuses:
-                    async for status in statuses:
+                once = Attempts(1, self._session.config.timeout_s, repeatable=True)
+                async with aclosing(self._session.events(get(f"{self._path}/events"), once)) as events:
+                    async for event in events:
+                        status = checked(JobStatus.model_validate, event.data)
                         attempts.reset()
                         yield status
                         if status.done:

@@ -9,11 +9,10 @@ import httpx
 
 from hmi.client import wire
 from hmi.client.aio import io
-from hmi.client.answers import JobStatus
 from hmi.client.calls import Call, check, checked, decode
 from hmi.client.config import Config
 from hmi.client.errors import ApiError
-from hmi.client.events import EventReader
+from hmi.client.events import Event, EventReader
 from hmi.client.retrying import Attempts
 
 
@@ -33,43 +32,55 @@ class AsyncSession:
 
     async def content(self, call: Call) -> bytes:
         """Return the content of the answer. Raises ApiError."""
-        budget = self.config.upload_timeout_s if call.uploads else self.config.timeout_s
-        attempts = Attempts(self.config.attempts, budget, call.repeatable)
+        answer = await self._answer(call, self._attempts(call))
+        return answer.content
+
+    async def text(self, path: str) -> str:
+        """Return the answer of a GET as text, with one attempt."""
+        once = Attempts(1, self.config.timeout_s, True)
+        answer = await self._answer(Call("GET", path), once)
+        return answer.text
+
+    async def events(self, call: Call, attempts: Attempts | None = None) -> AsyncGenerator[Event, None]:
+        """Yield the events of one stream, until it ends or breaks. Raises ApiError.
+
+        attempts: those to open the stream (None: as of any call). Once it is open, nothing is sent again.
+        """
+        answer = await self._answer(call, attempts or self._attempts(call), stream=True)
+        reader = EventReader()
+        try:
+            async for content in answer.aiter_bytes():
+                for line in reader.lines(content):
+                    event = checked(reader.feed, line)
+                    if event is not None:
+                        yield event
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise wire.unreachable(self.config, error) from error
+        finally:
+            await answer.aclose()
+
+    def _attempts(self, call: Call) -> Attempts:
+        return Attempts(self.config.attempts, wire.budget_s(self.config, call), call.repeatable)
+
+    async def _answer(self, call: Call, attempts: Attempts, *, stream: bool = False) -> httpx.Response:
+        """Return a successful answer; as a stream, it is open. Raises ApiError."""
         while True:
             try:
-                answer = await self._once(call, attempts)
-                check(answer.status_code, answer.headers, answer.content)
-                return answer.content
+                return await self._once(call, attempts, stream=stream)
             except ApiError as error:
                 wait = attempts.wait_after(error, fresh=call.fresh)
             await io.sleep(wait)
 
-    async def text(self, path: str) -> str:
-        """Return the answer of a GET as text, with one attempt."""
-        answer = await self._once(Call("GET", path), Attempts(1, self.config.timeout_s, True))
-        check(answer.status_code, answer.headers, answer.content)
-        return answer.text
-
-    async def events(self, path: str) -> AsyncGenerator[JobStatus, None]:
-        """Yield the statuses of one stream, until it ends or breaks. Raises ApiError."""
-        reader = EventReader()
-        url, limits = self.config.url + path, wire.stream_timeouts()
-        try:
-            async with self._http.stream("GET", url, timeout=limits) as answer:
-                if answer.status_code >= 300:
-                    check(answer.status_code, answer.headers, await answer.aread())
-                async for line in answer.aiter_lines():
-                    event = checked(reader.feed, line)
-                    if event is not None:
-                        yield checked(JobStatus.model_validate, event.data)
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise wire.unreachable(self.config, error) from error
-
-    async def _once(self, call: Call, attempts: Attempts) -> httpx.Response:
+    async def _once(self, call: Call, attempts: Attempts, *, stream: bool) -> httpx.Response:
         given, multipart = wire.request_parts(self.config, call, attempts.elapsed_s)
         if multipart is not None:
             given["content"] = io.stream(multipart.pieces())
+        limits = wire.stream_timeouts(self.config, call) if stream else wire.timeouts(attempts.left_s)
         try:
-            return await self._http.request(**given, timeout=wire.timeouts(attempts.left_s))
+            request = self._http.build_request(**given, timeout=limits)
+            answer = await self._http.send(request, stream=stream)
+            if answer.status_code >= 300:
+                check(answer.status_code, answer.headers, await answer.aread())
+            return answer
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise wire.unreachable(self.config, error) from error

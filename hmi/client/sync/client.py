@@ -3,16 +3,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from contextlib import closing
+from functools import partial
 from os import PathLike
 from types import TracebackType
 from typing import Any, Self, Unpack, overload
 
-from hmi.client.answers import AuditLine, Inference, Prediction, Stats, inference
+from hmi.client.answers import (
+    AuditLine,
+    GeneratedText,
+    Inference,
+    Prediction,
+    Stats,
+    Written,
+    inference,
+    written,
+)
 from hmi.client.batches import Batch, InferOptions, Input, batches, encoded, is_one, parameters
-from hmi.client.calls import Call, checked, get, infer, segment
+from hmi.client.calls import Call, checked, generate, get, infer, segment
 from hmi.client.config import ClientSettings, Config, from_environment
-from hmi.client.errors import ApiError, TooLarge, Unavailable
+from hmi.client.errors import ApiError, TooLarge, Unavailable, Unreachable
+from hmi.client.prompts import GenerateOptions, Messages, generate_body
 from hmi.client.sync import io
 from hmi.client.sync.jobs import Jobs
 from hmi.client.sync.models import Models
@@ -147,6 +159,44 @@ class Client:
         ]
         answers = self.session.send(infer("/infer", body))
         return checked(lambda found: [inference(answer) for answer in found], answers)
+
+    def generate(
+        self,
+        model: str,
+        prompt: str | None = None,
+        *,
+        messages: Messages | None = None,
+        **options: Unpack[GenerateOptions],
+    ) -> GeneratedText:
+        """Let a model write a text after a prompt, or the next message of a chat.
+
+        Waits at most `writing_timeout_s` for the whole text: `stream` has no such bound.
+        """
+        body = generate_body(prompt, messages, options, stream=False)
+        return checked(GeneratedText.model_validate, self.session.send(generate(model, body)))
+
+    def stream(
+        self,
+        model: str,
+        prompt: str | None = None,
+        *,
+        messages: Messages | None = None,
+        **options: Unpack[GenerateOptions],
+    ) -> Generator[Written, None, None]:
+        """Yield the text in pieces (`TextPiece`) as it is written, then the whole (`GeneratedText`).
+
+        A stream that has begun is not sent again if it breaks. Closing the iterator early closes the
+        connection, and the server stops to write.
+        """
+        body = generate_body(prompt, messages, options, stream=True)
+        with closing(self.session.events(generate(model, body))) as events:
+            for event in events:
+                piece = checked(partial(written, event.name), event.data)
+                if piece is not None:
+                    yield piece
+                if isinstance(piece, GeneratedText):
+                    return
+        raise Unreachable(f"{self.config.url} ended the text in the middle: ask again", sent=True)
 
     def _ask(self, model: str, batch: Batch, given: dict[str, Any]) -> list[Prediction]:
         body = {"inputs": batch.inputs, "parameters": given}

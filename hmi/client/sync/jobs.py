@@ -44,8 +44,10 @@ class Job:
         attempts = Attempts(ENDLESS, self._session.config.reconnect_s, repeatable=True)
         while True:
             try:
-                with closing(self._session.events(f"{self._path}/events")) as statuses:
-                    for status in statuses:
+                once = Attempts(1, self._session.config.timeout_s, repeatable=True)
+                with closing(self._session.events(get(f"{self._path}/events"), once)) as events:
+                    for event in events:
+                        status = checked(JobStatus.model_validate, event.data)
                         attempts.reset()
                         yield status
                         if status.done:

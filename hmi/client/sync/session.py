@@ -9,11 +9,10 @@ from typing import Any
 import httpx
 
 from hmi.client import wire
-from hmi.client.answers import JobStatus
 from hmi.client.calls import Call, check, checked, decode
 from hmi.client.config import Config
 from hmi.client.errors import ApiError
-from hmi.client.events import EventReader
+from hmi.client.events import Event, EventReader
 from hmi.client.retrying import Attempts
 from hmi.client.sync import io
 
@@ -34,43 +33,55 @@ class Session:
 
     def content(self, call: Call) -> bytes:
         """Return the content of the answer. Raises ApiError."""
-        budget = self.config.upload_timeout_s if call.uploads else self.config.timeout_s
-        attempts = Attempts(self.config.attempts, budget, call.repeatable)
+        answer = self._answer(call, self._attempts(call))
+        return answer.content
+
+    def text(self, path: str) -> str:
+        """Return the answer of a GET as text, with one attempt."""
+        once = Attempts(1, self.config.timeout_s, True)
+        answer = self._answer(Call("GET", path), once)
+        return answer.text
+
+    def events(self, call: Call, attempts: Attempts | None = None) -> Generator[Event, None, None]:
+        """Yield the events of one stream, until it ends or breaks. Raises ApiError.
+
+        attempts: those to open the stream (None: as of any call). Once it is open, nothing is sent again.
+        """
+        answer = self._answer(call, attempts or self._attempts(call), stream=True)
+        reader = EventReader()
+        try:
+            for content in answer.iter_bytes():
+                for line in reader.lines(content):
+                    event = checked(reader.feed, line)
+                    if event is not None:
+                        yield event
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise wire.unreachable(self.config, error) from error
+        finally:
+            answer.close()
+
+    def _attempts(self, call: Call) -> Attempts:
+        return Attempts(self.config.attempts, wire.budget_s(self.config, call), call.repeatable)
+
+    def _answer(self, call: Call, attempts: Attempts, *, stream: bool = False) -> httpx.Response:
+        """Return a successful answer; as a stream, it is open. Raises ApiError."""
         while True:
             try:
-                answer = self._once(call, attempts)
-                check(answer.status_code, answer.headers, answer.content)
-                return answer.content
+                return self._once(call, attempts, stream=stream)
             except ApiError as error:
                 wait = attempts.wait_after(error, fresh=call.fresh)
             io.sleep(wait)
 
-    def text(self, path: str) -> str:
-        """Return the answer of a GET as text, with one attempt."""
-        answer = self._once(Call("GET", path), Attempts(1, self.config.timeout_s, True))
-        check(answer.status_code, answer.headers, answer.content)
-        return answer.text
-
-    def events(self, path: str) -> Generator[JobStatus, None, None]:
-        """Yield the statuses of one stream, until it ends or breaks. Raises ApiError."""
-        reader = EventReader()
-        url, limits = self.config.url + path, wire.stream_timeouts()
-        try:
-            with self._http.stream("GET", url, timeout=limits) as answer:
-                if answer.status_code >= 300:
-                    check(answer.status_code, answer.headers, answer.read())
-                for line in answer.iter_lines():
-                    event = checked(reader.feed, line)
-                    if event is not None:
-                        yield checked(JobStatus.model_validate, event.data)
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise wire.unreachable(self.config, error) from error
-
-    def _once(self, call: Call, attempts: Attempts) -> httpx.Response:
+    def _once(self, call: Call, attempts: Attempts, *, stream: bool) -> httpx.Response:
         given, multipart = wire.request_parts(self.config, call, attempts.elapsed_s)
         if multipart is not None:
             given["content"] = io.stream(multipart.pieces())
+        limits = wire.stream_timeouts(self.config, call) if stream else wire.timeouts(attempts.left_s)
         try:
-            return self._http.request(**given, timeout=wire.timeouts(attempts.left_s))
+            request = self._http.build_request(**given, timeout=limits)
+            answer = self._http.send(request, stream=stream)
+            if answer.status_code >= 300:
+                check(answer.status_code, answer.headers, answer.read())
+            return answer
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise wire.unreachable(self.config, error) from error

@@ -44,6 +44,7 @@ COMMANDS = {
     "file delete": "file-1 --yes",
     "file list": "",
     "file show": "file-1",
+    "generate": "acme.m text",
     "infer": "acme.m text",
     "job cancel": "j1",
     "job list": "",

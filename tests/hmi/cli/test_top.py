@@ -20,7 +20,7 @@ from rich.console import Console
 
 from hmi.api.views.scrape import totals
 from hmi.cli.framework.client import HttpClient
-from hmi.cli.top.figures import figures
+from hmi.cli.top.figures import Figures, figures
 from hmi.cli.top.scrape import Scrape, between
 from hmi.cli.top.view import view
 from hmi.engine.schedule.waiting import WaitingTexts
@@ -238,6 +238,37 @@ def test_waiting_texts_are_those_that_no_batch_has_begun() -> None:
     for items in calls:
         waiting.remove(items)
     assert waiting.seen() == (0, 0.0)
+
+
+def test_writing_is_shown_once_a_model_writes() -> None:
+    metrics = Metrics()
+    state = dict.fromkeys(("running", "waiting", "pages", "held", "kept", "set_back"), 0)
+    metrics.watch_writing(lambda: state)
+    before = scrape(metrics)
+    assert figures(None, before).writing is None
+    assert "WRITING" not in printed(figures(None, before))
+    state |= {"running": 12, "waiting": 3, "pages": 1000, "held": 90, "kept": 10}
+    for _ in range(4):
+        metrics.wrote({"read": 50, "cached": 16, "written": 30}, 0.06, 0.01)
+    after = scrape(metrics)
+    found, span = figures(before, after), between(before, after)
+    assert span is not None
+    assert found.writing is not None
+    assert (found.writing.running, found.writing.waiting) == (12, 3)
+    assert found.writing.pages == {"held": 90, "kept": 10, "free": 900}
+    assert (found.writing.tokens_s or 0) * span.seconds == pytest.approx(120)
+    assert found.writing.first_p50_ms == pytest.approx(75)
+    shown = printed(found)
+    assert "12 texts, 3 wait" in shown
+    assert "first token p50 75.0 ms, p95 97.5 ms" in shown
+    assert "90 held, 10 kept, 900 free" in shown
+    assert len(shown.splitlines()) == len(printed(figures(None, before)).splitlines()) + 2
+
+
+def printed(found: Figures) -> str:
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(view(found, "http://127.0.0.1:8080", "ready"))
+    return console.export_text()
 
 
 def test_a_low_terminal_shows_fewer_tenants() -> None:

@@ -1,0 +1,41 @@
+"""What a model is asked to write: its prompt or chat, and how the text is chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, TypedDict
+
+from hmi.client.errors import InvalidInput
+
+Messages = Iterable[Mapping[str, str]]
+"""A chat: mappings with `role` (system, user, assistant) and `content`."""
+
+
+class GenerateOptions(TypedDict, total=False):
+    """How a text is chosen: docs/writing.md explains each. None is as if it were not given."""
+
+    max_tokens: int | None
+    temperature: float | None
+    top_k: int | None
+    top_p: float | None
+    min_p: float | None
+    repetition_penalty: float | None
+    presence_penalty: float | None
+    frequency_penalty: float | None
+    seed: int | None
+    stop: str | Iterable[str] | None
+    logprobs: int | None
+    deadline_ms: float | None
+
+
+def generate_body(
+    prompt: str | None, messages: Messages | None, options: GenerateOptions, *, stream: bool
+) -> dict[str, Any]:
+    """Return the JSON of a call. Raises InvalidInput unless there is either a prompt or a chat."""
+    if (prompt is None) == (messages is None):
+        raise InvalidInput("a model writes after a prompt or after messages: give one of them")
+    given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    if not isinstance(given.get("stop", ""), str):
+        given["stop"] = list(given["stop"])
+    asked = {"prompt": prompt} if messages is None else {"messages": [dict(each) for each in messages]}
+    return {**asked, **given, "stream": stream}
