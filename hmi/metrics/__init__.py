@@ -55,6 +55,18 @@ class Lookups:
             return {domain: dict(counts) for domain, counts in self._by_domain.items()}
 
 
+class _WritingMetrics:
+    """The metrics of texts that were written to their end."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        about = "Time from a prompt's arrival to the first token of its text."
+        self.first = Histogram("hmi_writing_first_token_seconds", about, buckets=SECONDS, registry=registry)
+        about = "Time between two tokens of a text: the mean of each whole text."
+        self.each = Histogram("hmi_writing_token_seconds", about, buckets=SECONDS, registry=registry)
+        about = "Tokens of whole texts: read (prompts), cached (of these, not computed again), written."
+        self.tokens = Counter("hmi_writing_tokens", about, ["kind"], registry=registry)
+
+
 class Metrics:
     """All metrics of one process."""
 
@@ -114,24 +126,7 @@ class Metrics:
             "Calls that were not answered before their deadline.",
             registry=self.registry,
         )
-        self._first_token = Histogram(
-            "hmi_writing_first_token_seconds",
-            "Time from a prompt's arrival to the first token of its text.",
-            buckets=SECONDS,
-            registry=self.registry,
-        )
-        self._each_token = Histogram(
-            "hmi_writing_token_seconds",
-            "Time between two tokens of a text: the mean of each whole text.",
-            buckets=SECONDS,
-            registry=self.registry,
-        )
-        self._writing_tokens = Counter(
-            "hmi_writing_tokens",
-            "Tokens of whole texts: read (prompts), cached (of these, not computed again), written.",
-            ["kind"],
-            registry=self.registry,
-        )
+        self._writing = _WritingMetrics(self.registry)
         self.registry.register(UsageCollector(self.usage))
         self.registry.register(MachineCollector())
         ProcessCollector(registry=self.registry)
@@ -178,10 +173,10 @@ class Metrics:
         """Count a text that was written to its end. tokens: read, cached and written ones. first_s: seconds
         until its first token; each_s: between two tokens, None if it has only one."""
         for kind, count in tokens.items():
-            self._writing_tokens.labels(kind).inc(count)
-        self._first_token.observe(first_s)
+            self._writing.tokens.labels(kind).inc(count)
+        self._writing.first.observe(first_s)
         if each_s is not None:
-            self._each_token.observe(each_s)
+            self._writing.each.observe(each_s)
 
     def watch_writing(self, state: Callable[[], Mapping[str, int]]) -> None:
         """Report the texts that are written and that wait, and the pages of keys and values."""
