@@ -171,6 +171,8 @@ def _next(kind: str, target: str, result: Mapping[str, Any]) -> str | None:
         return f"hmi model objective {target} --agreement 0.99"
     if result.get("only_tokens"):
         return f"hmi model tokens {target}, then hmi model objective {target} --agreement-under-load 0.97"
+    if kind == "fine_tune" and "perplexity" in result.get("metrics", {}):
+        return f"hmi generate {target} PROMPT, or hmi model report {target}"
     if kind == "fine_tune":
         return f"hmi infer {target} TEXT, or hmi model report {target}"
     if kind == "build_plot":

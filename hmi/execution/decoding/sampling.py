@@ -22,6 +22,8 @@ from hmi.model.text.sampling import Sampling
 ops = Later("decoder.ops")
 FEW = 64
 """The number of best words that a draw looks at first. They nearly always decide it."""
+MANY = 4096
+"""The number that it looks at next. Sorting all words takes as long as a layer."""
 COLD = 1e-5
 """Below this temperature the best word is taken."""
 
@@ -96,13 +98,12 @@ class Sampler:
         _check(scores)
         shares = np.exp(scores.astype(np.float64) / wants.temperature - total)
         found = self._place(shares, number, whole=len(ids) < FEW)
-        if found is None:
-            row[np.isnan(row)] = -np.inf
-            ids = np.argsort(-row, kind="stable")
-            scaled = row[ids].astype(np.float64) / wants.temperature
-            shares = np.exp(scaled - scaled[0])
-            found = self._place(shares / shares.sum(), number, whole=True)
-            assert found is not None
+        for many in (MANY, len(row)):
+            if found is None:
+                ids = _sorted_best(row, many)
+                shares = np.exp(row[ids].astype(np.float64) / wants.temperature - total)
+                found = self._place(shares, number, whole=len(ids) == len(row))
+        assert found is not None
         return int(ids[found])
 
     def _place(self, shares: NDArray[np.float64], number: float, *, whole: bool) -> int | None:
@@ -128,6 +129,14 @@ class Sampler:
                 return None
             return int(np.searchsorted(sums, number, side="right"))
         return min(int(np.searchsorted(sums[:kept], number * sums[kept - 1], side="right")), kept - 1)
+
+
+def _sorted_best(row: NDArray[np.float32], many: int) -> NDArray[np.int64]:
+    """The ids of at least the `many` best words, the best first, and of equal ones the lower id."""
+    row[np.isnan(row)] = -np.inf
+    least = np.partition(row, len(row) - many)[len(row) - many] if many < len(row) else -np.inf
+    ids = np.flatnonzero(row >= least)
+    return ids[np.argsort(-row[ids], kind="stable")]
 
 
 def _check(scores: NDArray[np.float32]) -> None:
