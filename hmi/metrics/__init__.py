@@ -114,6 +114,13 @@ class Metrics:
             "Calls that were not answered before their deadline.",
             registry=self.registry,
         )
+        self._add_writing()
+        self.registry.register(UsageCollector(self.usage))
+        self.registry.register(MachineCollector())
+        ProcessCollector(registry=self.registry)
+
+    def _add_writing(self) -> None:
+        """Make the metrics of whole texts that were written."""
         self._first_token = Histogram(
             "hmi_writing_first_token_seconds",
             "Time from a prompt's arrival to the first token of its text.",
@@ -132,9 +139,6 @@ class Metrics:
             ["kind"],
             registry=self.registry,
         )
-        self.registry.register(UsageCollector(self.usage))
-        self.registry.register(MachineCollector())
-        ProcessCollector(registry=self.registry)
 
     def request(self, route: str, outcome: str, seconds: float) -> None:
         """Count an answer. `route` is the route's pattern, `outcome` is "ok" or the error's kind."""
