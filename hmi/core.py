@@ -68,6 +68,8 @@ MODEL_PATTERN = rf"{NAME_PATTERN}\.{NAME_PATTERN}"
 DOMAIN_PATTERN = rf"{NAME_PATTERN}([/.]{NAME_PATTERN}){{0,7}}"
 ID_PATTERN = r"[A-Za-z0-9_-]{1,64}"
 """The ids of jobs and keys."""
+ROLE_PATTERN = r"[a-z_]{1,32}"
+"""Who says a message of a chat."""
 _NAME = re.compile(NAME_PATTERN)
 MAX_DOMAIN_PARTS = 7  # the limit of a ref in the PLOT store
 

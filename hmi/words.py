@@ -12,7 +12,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 from pydantic import BaseModel
 from pydantic_core import ErrorDetails
 
-from hmi.core import DOMAIN_PATTERN, ID_PATTERN, MODEL_PATTERN, NAME_PATTERN, NAME_RULE
+from hmi.core import DOMAIN_PATTERN, ID_PATTERN, MODEL_PATTERN, NAME_PATTERN, NAME_RULE, ROLE_PATTERN
 
 LEVEL_PATTERN = rf"{MODEL_PATTERN}(@[1-9][0-9]{{0,8}})?"
 _RULES = {
@@ -20,6 +20,7 @@ _RULES = {
     MODEL_PATTERN: f"is not a model's name: it is tenant.model, each of {NAME_RULE}",
     LEVEL_PATTERN: f"is neither tenant.model nor tenant.model@version, with each of {NAME_RULE}",
     DOMAIN_PATTERN: f"is not a domain's name: it is root/branch, up to 8 levels, each of {NAME_RULE}",
+    ROLE_PATTERN: "is not a role: use 1 to 32 lower-case letters and underscores, such as user",
     ID_PATTERN: "is not an id: copy it from an answer of this server",
 }
 _WANTED = {

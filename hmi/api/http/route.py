@@ -53,7 +53,7 @@ class Route:
     raw: RawBody | None = None
     """The reader of a body that is not simply JSON. `body` then documents its JSON form."""
     raw_answer: str | None = None
-    """The media type of the answer's other form, if the handler may reply with a `Raw`."""
+    """The media type of the answer's other form, if the handler may reply with a `Raw` or a stream."""
     files: Mapping[str, bool] = field(default_factory=dict)
     """The multipart parts beside `spec`, and whether each is required."""
     form: bool = False

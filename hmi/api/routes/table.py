@@ -415,7 +415,7 @@ GENERATE = Route(
     GenerateAnswer,
     "infer",
     body=GenerateBody,
-    media="text/event-stream",
+    raw_answer="text/event-stream",
     cancellable=True,
     kinds=infer.ERRORS,
 )

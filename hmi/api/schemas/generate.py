@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 
-from pydantic import Field, StringConstraints, model_validator
+from pydantic import Discriminator, Field, StringConstraints, Tag, model_validator
 
 from hmi.api.schemas.shared import Answer, Request
+from hmi.core import ROLE_PATTERN
 from hmi.engine.writing.request import DEFAULT_MOST, Finish
 
 MOST_LOGPROBS = 20
+MOST_STOPS = 16
 Stop = Annotated[str, StringConstraints(min_length=1, max_length=200)]
+
+
+def _stop_kind(value: Any) -> str | None:
+    return {str: "<one>", list: "<several>"}.get(type(value))
+
+
+Stops = Annotated[
+    Annotated[Stop, Tag("<one>")]
+    | Annotated[Annotated[list[Stop], Field(max_length=MOST_STOPS)], Tag("<several>")],
+    Discriminator(_stop_kind, "stop_form", "is no stop string: give a text, or a list of texts"),
+]
 
 
 class Message(Request):
     """A message of a chat."""
 
-    role: Annotated[str, StringConstraints(pattern=r"^[a-z_]{1,32}$")] = Field(
+    role: Annotated[str, StringConstraints(pattern=f"^{ROLE_PATTERN}$")] = Field(
         description="Who says it, as the root's chat template knows it: system, user, assistant."
     )
     content: str
@@ -63,9 +76,7 @@ class GenerateBody(Request):
         lt=2**64,
         description="The same seed and version give the same text. Null: drawn for this call.",
     )
-    stop: Stop | list[Stop] = Field(
-        default_factory=list, max_length=16, description="The text ends before the first of these."
-    )
+    stop: Stops = Field(default_factory=list, description="The text ends before the first of these.")
     logprobs: int | None = Field(
         default=None,
         ge=0,

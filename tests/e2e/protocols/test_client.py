@@ -18,9 +18,11 @@ import pytest
 import hmi
 from hmi.api.routes.openapi import document
 from hmi.api.routes.table import ROUTES
+from hmi.api.schemas.generate import GenerateBody, TextPiece
 from hmi.client import answers
 from hmi.client.errors import Conflict, Forbidden, InvalidData, InvalidInput, NotFound, Unauthorised
 from hmi.client.file_checks import FileCheck
+from hmi.client.prompts import GenerateOptions
 from tests.e2e.conftest import QUICK, mood_rows
 from tests.e2e.protocols.protocol_lab import EMBED, MOOD, OTHERS, PAIRS, TAGS, ProtocolServer
 from tests.tiny import random_texts
@@ -275,6 +277,10 @@ def test_the_answers_have_every_field_of_the_contract() -> None:
         "Output": answers.Prediction,
         "WordOrder": answers.Word,
         "EntityOutput": answers.Entity,
+        "GenerateAnswer": answers.GeneratedText,
+        "hmi__api__schemas__generate__TokenUsage": answers.TokenUsage,
+        "TokenLogprob": answers.TokenLogprob,
+        "TopToken": answers.TopToken,
     }
     missing = {
         name: lacks
@@ -282,3 +288,7 @@ def test_the_answers_have_every_field_of_the_contract() -> None:
         if (lacks := set(schemas[name]["properties"]) - set(model.model_fields))
     }
     assert not missing
+    # No answer refers to the data of an event, and options of a call are no answer.
+    assert set(TextPiece.model_fields) == set(answers.TextPiece.model_fields)
+    chosen = set(GenerateBody.model_fields) - {"prompt", "messages", "stream"}
+    assert chosen == set(GenerateOptions.__annotations__)

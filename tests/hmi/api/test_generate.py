@@ -165,6 +165,10 @@ async def test_what_cannot_be_written_is_refused(folder: Path) -> None:
         assert (await refused({"prompt": "a" * 5001}))[0] == 413
         assert (await refused({"prompt": "a", "top_p": 0}))[2] == "top_p"
         assert (await refused({"prompt": "a", "stop": ["x"] * 17}))[2].startswith("stop")
+        assert (await refused({"prompt": "a", "stop": ["x" * 201]}))[2] == "stop[0]"
+        assert "give a text, or a list" in (await refused({"prompt": "a", "stop": 5}))[1]
+        long = {"prompt": "a", "max_tokens": 1, "stop": "a text of more than 16 characters"}
+        assert (await world.call("POST", "/generate/acme.one", long, key=keys["acme"]))[0] == 200
         assert (await refused({"prompt": "a"}, who="beta"))[0] == 404
         assert (await refused({"prompt": "a"}, "acme.none"))[0] == 404
         infer = await world.call("POST", "/infer/acme.one", {"inputs": "a"}, key=keys["acme"])
