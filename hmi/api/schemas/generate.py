@@ -16,7 +16,8 @@ Stop = Annotated[str, StringConstraints(min_length=1, max_length=200)]
 
 
 def _stop_kind(value: Any) -> str | None:
-    return {str: "<one>", list: "<several>"}.get(type(value))
+    kinds: dict[type, str] = {str: "<one>", list: "<several>"}
+    return kinds.get(type(value))
 
 
 Stops = Annotated[
