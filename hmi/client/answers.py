@@ -421,7 +421,7 @@ class TokenProfile(Answer):
 
 
 class Adapter(Answer):
-    """A model's module in the format of the `adapters` library; `files` holds base64 by file name."""
+    """A model's module in the format of the library `format`; `files` holds base64 by file name."""
 
     model: str
     version: int

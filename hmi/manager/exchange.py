@@ -1,5 +1,5 @@
-"""Imports and exports tenants' modules in the format of the `adapters` library.
-`hmi.model.tenant.interchange` converts them.
+"""Imports and exports tenants' modules in the format of the library `adapters`, those of models that write in
+that of `peft`. `hmi.model.tenant.interchange` and the files beside it convert them.
 
 torch takes seconds to import, so modules that need it are imported where they are used.
 """
@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from hmi.core import HEADLESS, DomainId, JobRecord, ModelId, Task, check_name
+from hmi.core import HEADLESS, DomainId, JobRecord, ModelId, ModelVersion, Task, check_name
 from hmi.errors import InvalidInput
 from hmi.jobs.options import FineTuneOptions
 from hmi.jobs.specs import FineTuneSpec
+from hmi.jobs.task_options import settled
 from hmi.manager.domains import DomainOperations
 from hmi.manager.models import refuse_existing, submit_fine_tune
 from hmi.manager.parts import Parts, checked_options
@@ -24,20 +25,22 @@ from hmi.stores.plot.plot_meta import PlotMeta
 from hmi.stores.tensors.adapter_store import DamagedArtefact
 
 if TYPE_CHECKING:
-    from hmi.model.sources.root import RootInfo
+    from hmi.model.sources.root import GenerativeRootInfo, RootInfo
 
-MAX_CONFIG_BYTES = 1 << 20
+MAX_CONFIG_BYTES, MAX_PEFT_BYTES = 1 << 20, 1 << 28
 
 
 @dataclass(frozen=True)
 class ModuleFiles:
-    """An exported module: its files under the names that `adapters` expects, and what was left out,
-    with the reason."""
+    """An exported module: its files under the names that its library expects, and what was left out, with
+    the reason."""
 
     model: str
     version: int
     files: dict[str, bytes]
     left_out: list[str] = field(default_factory=list)
+    format: str = "adapters 1.3.0"
+    """The library that reads them."""
 
 
 class Exchange:
@@ -51,23 +54,24 @@ class Exchange:
         NotFound, InvalidInput (no counterpart of the module), Damaged."""
         from safetensors.torch import save
 
+        from hmi.model.sources.root import GenerativeRootInfo
         from hmi.model.tenant.interchange import write_adapter_config
+        from hmi.model.tenant.interchange_peft import FORMAT as PEFT
+        from hmi.model.tenant.interchange_peft import write_peft
         from hmi.model.tenant.interchange_tensors import HeadTwin, write_head, write_module
 
         wanted = ModelId.parse(model)
         live = self._parts.registry.model(wanted).live
         if live.module is None:
             raise InvalidInput(f"model {wanted} has no module: there is nothing to export", field="model")
-        if live.task == "generation":
-            raise InvalidInput(
-                f"model {wanted} writes: its module has no counterpart in the library adapters", field="model"
-            )
         info = self._root(live.root, live.root_version)
+        if isinstance(info, GenerativeRootInfo):
+            module, base = self._artefact(wanted, live).module, info.source["name"]
+            peft, tensors = write_peft(live.module, module, info.shape, info.split, base)
+            named = {"adapter_config.json": _json(peft), "adapter_model.safetensors": save(tensors)}
+            return ModuleFiles(str(wanted), live.version, named, format=PEFT)
         config = write_adapter_config(wanted.name, live.module, info.shape, info.split)
-        try:
-            artefact = Artefact.split(self._parts.adapters.get(live.artefact))
-        except DamagedArtefact as error:
-            raise error.of(f"version {live.version} of model {wanted}") from error
+        artefact = self._artefact(wanted, live)
         files = {
             "adapter_config.json": _json(config),
             "adapter.safetensors": save(write_module(wanted.name, dict(artefact.module), info.split)),
@@ -117,27 +121,62 @@ class Exchange:
         Raises InvalidInput (which names a setting without counterpart in HMI), NotFound,
         Conflict, QuotaExceeded, StorageFull.
         """
+        from hmi.model.sources.root import GenerativeRootInfo
         from hmi.model.tenant.interchange import read_adapter_config
 
         wanted, branch = ModelId.parse(model), DomainId.parse(domain)
         refuse_existing(self._parts, wanted)
+        plot = self._domains.current(branch)
+        info = self._root(branch.root, PlotMeta.of(plot).root_version)
+        if isinstance(info, GenerativeRootInfo):
+            return self._import_peft(wanted, branch, info, files, options, job_limit)
         _check_parts(files)
         if task in HEADLESS or task not in get_args(Task):
             known = ", ".join(t for t in get_args(Task) if t not in HEADLESS)
             raise InvalidInput(
                 f"an adapter cannot be trained for the task {task[:80]!r}: use {known}", field="task"
             )
-        plot = self._domains.current(branch)
-        info = self._root(branch.root, PlotMeta.of(plot).root_version)
         twin = read_adapter_config(_small(files["adapter_config"]), info.shape, info.split)
         checked = _with_module(options, twin.spec.model_dump(mode="json"), trained="data" in files)
         spec = FineTuneSpec(model=str(wanted), domain=str(branch), task=task, mode="import", options=checked)
         return submit_fine_tune(self._parts, spec, files, job_limit)
 
-    def _root(self, name: str, version: str) -> RootInfo:
-        from hmi.model.sources.root import read_root_info
+    def _import_peft(
+        self,
+        model: ModelId,
+        domain: DomainId,
+        info: GenerativeRootInfo,
+        files: Mapping[str, Path | bytes],
+        options: Mapping[str, Any] | None,
+        job_limit: int | None,
+    ) -> JobRecord:
+        """Create a model that writes from an adapter of `peft`. Rows, if there are some, train it further."""
+        from hmi.model.tenant.interchange_peft import read_peft
+        from hmi.model.tenant.interchange_tensors import read_safetensors
 
-        return read_root_info(self._parts.layout.root(check_name(name, "root"), version))
+        if "head" in files or "head_config" in files:
+            raise InvalidInput("a model that writes has no head: leave it out", field="head")
+        tensors = read_safetensors(_small(files["adapter"], MAX_PEFT_BYTES), "adapter_model.safetensors")
+        made = read_peft(_small(files["adapter_config"]), tensors, info.shape, info.split)
+        given = settled("generation", options, update=True)
+        checked = _with_module(given, made.spec.model_dump(mode="json"), trained="data" in files)
+        spec = FineTuneSpec(
+            model=str(model), domain=str(domain), task="generation", mode="import", options=checked
+        )
+        return submit_fine_tune(self._parts, spec, files, job_limit)
+
+    def _artefact(self, model: ModelId, live: ModelVersion) -> Artefact:
+        try:
+            return Artefact.split(self._parts.adapters.get(live.artefact))
+        except DamagedArtefact as error:
+            raise error.of(f"version {live.version} of model {model}") from error
+
+    def _root(self, name: str, version: str) -> RootInfo | GenerativeRootInfo:
+        from hmi.model.sources.root import GenerativeRootInfo, RootInfo, read_any_info
+
+        found = read_any_info(self._parts.layout.root(check_name(name, "root"), version))
+        assert isinstance(found, RootInfo | GenerativeRootInfo)
+        return found
 
 
 def _check_parts(files: Mapping[str, Path | bytes]) -> None:
@@ -175,11 +214,12 @@ def _with_module(
     return checked_options(FineTuneOptions, {**(options or {}), "module": module})
 
 
-def _small(file: Path | bytes) -> bytes:
+def _small(file: Path | bytes, most: int = MAX_CONFIG_BYTES) -> bytes:
     if isinstance(file, bytes):
         return file
-    if file.stat().st_size > MAX_CONFIG_BYTES:
-        raise InvalidInput("adapter_config is over 1 MiB: send adapter_config.json", field="adapter_config")
+    if file.stat().st_size > most:
+        name = "adapter_config" if most == MAX_CONFIG_BYTES else "adapter"
+        raise InvalidInput(f"{name} is over {most >> 20} MiB: send the adapter alone", field=name)
     return file.read_bytes()
 
 

@@ -147,7 +147,7 @@ def _exported(call: RouteCall) -> ModuleExport:
     made = call.services.manager.export_module(str(call.model()))
     files = {name: base64.b64encode(data).decode() for name, data in made.files.items()}
     return ModuleExport(
-        model=made.model, version=made.version, format="adapters 1.3.0", files=files, left_out=made.left_out
+        model=made.model, version=made.version, format=made.format, files=files, left_out=made.left_out
     )
 
 

@@ -206,10 +206,10 @@ class ModelList(Answer):
 
 
 class ModuleExport(Answer):
-    """A model's module in the format of the `adapters` library."""
+    """A model's module in the format of the library `adapters`, that of one that writes in that of `peft`."""
 
     model: str
     version: int
     format: str = Field(description="The library and the version whose files these are.")
     files: dict[str, str] = Field(description="Base64 of each file, by its name.")
-    left_out: list[str] = Field(description="Parts of the model that `adapters` cannot represent, and why.")
+    left_out: list[str] = Field(description="Parts of the model that the library cannot represent, and why.")

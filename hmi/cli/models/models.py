@@ -306,7 +306,8 @@ def delete(session: CliSession, name: str, yes: bool, as_json: bool) -> None:
 @as_json
 @pass_session
 def export_module(session: CliSession, name: str, folder: Path, as_json: bool) -> None:
-    """Write the module to FOLDER in the format of the `adapters` library.
+    """Write the module to FOLDER in the format of the `adapters` library, of a model that writes in that of
+    `peft`.
 
     The head is written too, if the library has one of the same form.
     """
@@ -349,10 +350,13 @@ def import_module(
     detach: bool,
     as_json: bool,
 ) -> None:
-    """Create a model from an adapter that `adapters` saved in FOLDER with use_safetensors=True."""
+    """Create a model from an adapter in FOLDER: of `adapters`, saved with use_safetensors=True, or of `peft`
+    on a language model's domain."""
     session.may_start_jobs()
     files = _adapter_files(folder)
     options, rows = reading_as(options, skip, reading), _files(data, dev, None)
+    if (folder / PEFT_FILE).is_file():
+        task = "generation"
     shown = show_formats(task if data else task or "classification", rows, options)
     files |= rows
     body = {"model": name, "domain": domain, "task": shown.task, "options": options}
@@ -368,11 +372,15 @@ ADAPTER_FILES = {
     "head": ("model_head.safetensors", "pytorch_model_head.bin"),
 }
 """By part of an import: its file, and the pickle that `adapters` writes by default instead, or None."""
+PEFT_FILE = "adapter_model.safetensors"
+"""The adapter's file as `peft` names it."""
 
 
 def _adapter_files(folder: Path) -> dict[str, Path]:
     """Return an adapter's files by part. Raises InvalidInput if one is missing or a pickle."""
     found = {part: folder / file for part, (file, _) in ADAPTER_FILES.items() if (folder / file).is_file()}
+    if (folder / PEFT_FILE).is_file():
+        found.setdefault("adapter", folder / PEFT_FILE)
     for part, (file, pickle) in ADAPTER_FILES.items():
         if part not in found and pickle is not None and (folder / pickle).exists():
             raise InvalidInput(

@@ -1,5 +1,5 @@
-"""Creates a tenant's model from an adapter of the `adapters` library: publishes it unchanged with
-its head, or trains it further.
+"""Creates a tenant's model from an adapter of the library `adapters`, on a language model's root from one of
+`peft`: publishes it unchanged with its head, or trains it further.
 
 This is a part of the job kind `fine_tune`, in its mode "import". The inputs are adapter-config and
 adapter, and then head-config with head, or data (optionally with dev), or both.
@@ -17,10 +17,11 @@ from hmi.errors import NotFound
 from hmi.jobs.model.results import published_result
 from hmi.jobs.runtime.context import JobContext
 from hmi.jobs.specs import FineTuneSpec
-from hmi.model.sources.root import RootInfo, read_root_info
+from hmi.model.sources.root import AnyRootInfo, GenerativeRootInfo, RootInfo, read_any_info
 from hmi.model.tenant.artefact import Artefact
 from hmi.model.tenant.heads import head_tensors
 from hmi.model.tenant.interchange import FORMAT, EquivalentModule, read_adapter_config
+from hmi.model.tenant.interchange_peft import PeftModule, read_peft
 from hmi.model.tenant.interchange_tensors import HeadTwin, read_head, read_module, read_safetensors
 from hmi.model.tenant.stored_dtype import int8_of
 from hmi.stores.plot.plot_meta import PlotMeta
@@ -41,17 +42,14 @@ def run(ctx: JobContext) -> dict[str, Any]:
         raise NotFound(f"domain {domain} does not exist: create it first", field="domain")
     plot = plots[domain]
     root = plot.ref.split("/")[0]
-    info = read_root_info(ctx.layout.root(root, PlotMeta.of(plot).root_version))
+    info = read_any_info(ctx.layout.root(root, PlotMeta.of(plot).root_version))
     ctx.progress(0, 1, phase="importing")
-    twin, module = _module(ctx, info)
-    head = _head(ctx, info)
-    assert head is not None, "the manager requires a head if there are no rows"
-    made = Artefact(module, head_tensors(head.weight, head.bias)).map(lambda value: value.half())
+    made, described = _imported(ctx, info)
+    made = made.map(lambda value: value.half())
     rest = spec.options.rest or "fp16"
     if rest == "int8":
         made = replace(made, module=int8_of(made.module))
-    artefact, size = ctx.adapters.put(made.joined(), {"task": head.task})
-    metrics = {"imported": FORMAT.partition(".")[0]}
+    artefact, size = ctx.adapters.put(made.joined(), {"task": described["task"]})
     record = ctx.registry.publish_model(
         model,
         ModelVersion(
@@ -61,12 +59,8 @@ def run(ctx: JobContext) -> dict[str, Any]:
             plot_version=plot.id,
             root=root,
             root_version=info.version,
-            task=head.task,
-            labels=head.labels,
-            rules=_rules(head),
-            module=twin.spec,
+            **described,
             rest=rest,
-            metrics=metrics,
             bytes=size,
             created=now(),
             max_length=min(spec.options.max_length, info.shape.positions),
@@ -76,9 +70,37 @@ def run(ctx: JobContext) -> dict[str, Any]:
     return published_result(record, ctx.job.job)
 
 
-def start_state(ctx: JobContext, info: RootInfo, task: str, labels: tuple[str, ...]) -> Artefact:
+def _imported(ctx: JobContext, info: AnyRootInfo) -> tuple[Artefact, dict[str, Any]]:
+    """The tensors of the imported model in fp32, and the fields of its version that they decide."""
+    if isinstance(info, GenerativeRootInfo):
+        peft = _peft(ctx, info)
+        described = {"task": "generation", "labels": (), "module": peft.spec, "metrics": {"imported": "peft"}}
+        return Artefact(peft.state), described
+    assert isinstance(info, RootInfo)
+    twin, module = _module(ctx, info)
+    head = _head(ctx, info)
+    assert head is not None, "the manager requires a head if there are no rows"
+    described = {
+        "task": head.task,
+        "labels": head.labels,
+        "rules": _rules(head),
+        "module": twin.spec,
+        "metrics": {"imported": FORMAT.partition(".")[0]},
+    }
+    return Artefact(module, head_tensors(head.weight, head.bias)), described
+
+
+def _peft(ctx: JobContext, info: GenerativeRootInfo) -> PeftModule:
+    tensors = read_safetensors((ctx.input / "adapter").read_bytes(), "adapter_model.safetensors")
+    return read_peft((ctx.input / "adapter-config").read_bytes(), tensors, info.shape, info.split)
+
+
+def start_state(ctx: JobContext, info: AnyRootInfo, task: str, labels: tuple[str, ...]) -> Artefact:
     """The weights that training on rows starts from: the imported module, and the head if it has
     the rows' task and labels."""
+    if isinstance(info, GenerativeRootInfo):
+        return Artefact(_peft(ctx, info).state)
+    assert isinstance(info, RootInfo)
     _, module = _module(ctx, info)
     head = _head(ctx, info)
     if head is None or head.task != task or {*head.labels} != {*labels}:

@@ -174,8 +174,8 @@ def _lora(config: Mapping[str, Any], version: tuple[int, ...]) -> tuple[ModuleSp
     used = {"selfattn_lora", "intermediate_lora", "output_lora", "attn_matrices", "r", "alpha"}
     _check(config, _LORA_NEEDS, used)
     rank, alpha = config.get("r", 8), config.get("alpha", 8)
-    _check_rank(rank, "r")
-    if not _is_number(alpha):
+    check_rank(rank, "r")
+    if not is_number(alpha):
         raise conversion_error("alpha", alpha, "a number")
     sites: tuple[Site, ...] = _enabled_sites(fi=config.get("intermediate_lora"), fo=config.get("output_lora"))
     if config.get("selfattn_lora", True):
@@ -230,7 +230,7 @@ def _bottleneck(config: Mapping[str, Any], shape: EncoderShape, split: int) -> t
     }
     _check(config, _BOTTLENECK_NEEDS, used)
     scale = config.get("scaling", 1.0)
-    if not _is_number(scale):
+    if not is_number(scale):
         raise conversion_error("scaling", scale, "a number")
     rank = _bottleneck_rank(config.get("reduction_factor"), shape, split)
     attn, ffn = bool(config.get("mh_adapter")), bool(config.get("output_adapter"))
@@ -284,13 +284,13 @@ def _bottleneck_rank(factor: Any, shape: EncoderShape, split: int) -> int:
     each: list[Any] = (
         [factor.get(str(i), factor.get("default")) for i in upper] if isinstance(factor, dict) else [factor]
     )
-    if any(not _is_number(f) or f < SMALLEST_FACTOR for f in each):
+    if any(not is_number(f) or f < SMALLEST_FACTOR for f in each):
         raise conversion_error("reduction_factor", factor, f"a number of {SMALLEST_FACTOR} at least")
     ranks = {max(1, int(shape.dim // f)) for f in each}
     if len(ranks) > 1:
         raise conversion_error("reduction_factor", factor, "the same for every upper layer")
     rank = ranks.pop()
-    _check_rank(rank, "reduction_factor")
+    check_rank(rank, "reduction_factor")
     return rank
 
 
@@ -298,7 +298,8 @@ def _enabled_sites(**sites: Any) -> tuple[Site, ...]:
     return tuple(cast(Site, site) for site, on in sites.items() if on)
 
 
-def _check_rank(rank: Any, field: str) -> None:
+def check_rank(rank: Any, field: str) -> None:
+    """Raise InvalidInput, which names the field, if it is no rank of a module."""
     most = 512
     if isinstance(rank, bool) or not isinstance(rank, int) or not 1 <= rank <= most:
         raise conversion_error(field, rank, f"one rank from 1 to {most} for all matrices")
@@ -335,7 +336,8 @@ def _version(full: Mapping[str, Any]) -> tuple[int, ...]:
     return tuple(int(n) if n.isdigit() else 0 for n in numbers)
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
+    """Whether a value of JSON is a number of a sensible size."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e30
 
 

@@ -93,7 +93,7 @@ def read_module(
         torch.manual_seed(0)
         state = new_module(twin.spec, shape, shape.layers - split).state_dict()
     for name, ours in list(state.items()):
-        layer, site, part = _place(name)
+        layer, site, part = place_of(name)
         if layer in twin.left_out:
             continue
         path = _path(layer + split, site, part, twin.name)
@@ -112,7 +112,7 @@ def write_module(name: str, state: Mapping[str, Tensor], split: int) -> dict[str
     """The state of a TenantModule -> fp32 tensors as `adapters` names them."""
     out = {}
     for key, value in state.items():
-        layer, site, part = _place(key)
+        layer, site, part = place_of(key)
         out[_path(layer + split, site, part, name)] = value.float().contiguous()
     return out
 
@@ -169,7 +169,7 @@ def write_head(
     return {**shared_fields(name, shape), "model_class": "BertAdapterModel", "config": config}, named
 
 
-def _place(name: str) -> tuple[int, str, str]:
+def place_of(name: str) -> tuple[int, str, str]:
     """`sites.0-q.down` -> (0, "q", "down")."""
     _, key, part = name.split(".")
     layer, _, site = key.partition("-")
