@@ -83,12 +83,12 @@ def test_what_is_made_is_told_with_what_comes_next(
 
 def test_an_error_about_a_form_names_the_option() -> None:
     asks = f"acme.m is a tagging model: give {KINDS['tagging'](('O',)).forms[1]} in inputs[0]"
-    assert _hint(asks, pair=True, tokens=False) == "; leave --pair out"
+    assert _hint(asks, "acme.m", pair=True, tokens=False) == "; leave --pair out"
     paired = (
         f"acme.m is a pair model: give {KINDS['pair'](('a', 'b'), TaskRules(paired=True)).forms[1]} "
         "in inputs[0]"
     )
-    assert "--pair" in _hint(paired, pair=False, tokens=False)
+    assert "--pair" in _hint(paired, "acme.m", pair=False, tokens=False)
 
 
 def test_detached_on_a_folder_is_said_to_wait(
