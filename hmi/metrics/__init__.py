@@ -63,7 +63,7 @@ class _WritingMetrics:
         self.first = Histogram("hmi_writing_first_token_seconds", about, buckets=SECONDS, registry=registry)
         about = "Time between two tokens of a text: the mean of each whole text."
         self.each = Histogram("hmi_writing_token_seconds", about, buckets=SECONDS, registry=registry)
-        about = "Tokens of whole texts: read (prompts), cached (of these, not computed again), written."
+        about = "Tokens: written; of whole texts' prompts those read, and of these the cached ones."
         self.tokens = Counter("hmi_writing_tokens", about, ["kind"], registry=registry)
 
 
@@ -169,11 +169,15 @@ class Metrics:
             if count:
                 self._plot.labels(order).inc(count)
 
-    def wrote(self, tokens: Mapping[str, int], first_s: float, each_s: float | None) -> None:
-        """Count a text that was written to its end. tokens: read, cached and written ones. first_s: seconds
-        until its first token; each_s: between two tokens, None if it has only one."""
-        for kind, count in tokens.items():
-            self._writing.tokens.labels(kind).inc(count)
+    def wrote(self, tokens: int) -> None:
+        """Count the tokens that a step has written."""
+        self._writing.tokens.labels("written").inc(tokens)
+
+    def text(self, read: int, cached: int, first_s: float, each_s: float | None) -> None:
+        """Count a text that was written to its end. read, cached: tokens of its prompt, and those that were
+        known. first_s: seconds until its first token; each_s: between two tokens, None if it has only one."""
+        self._writing.tokens.labels("read").inc(read)
+        self._writing.tokens.labels("cached").inc(cached)
         self._writing.first.observe(first_s)
         if each_s is not None:
             self._writing.each.observe(each_s)

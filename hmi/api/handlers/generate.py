@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from hmi.api.http.call import Reply, RouteCall
-from hmi.api.http.events import Events, stream
+from hmi.api.http.events import HEARTBEAT_S, Events, stream
 from hmi.api.schemas.generate import (
     GenerateAnswer,
     GenerateBody,
     TextPiece,
     TokenLogprob,
-    TokenUsage,
     TopToken,
+    WrittenTokens,
 )
 from hmi.engine.writing.request import TokenScore, WriteRequest, WrittenPiece, WrittenPieces, WrittenText
 from hmi.model.text.sampling import Sampling
@@ -49,17 +50,30 @@ async def _streamed(call: RouteCall, wants: WriteRequest, pieces: WrittenPieces)
         while isinstance(piece, WrittenPiece):
             scores = _scores(wants, piece.scores)
             await events.send("text", TextPiece(text=piece.text, logprobs=scores).model_dump_json())
-            piece = await anext(coming)
+            piece = await _next(coming, events)
         await events.send("end", _answer(call, wants, piece).model_dump_json())
 
     return await stream(request, send, lambda error: shape(request, error)[0])
+
+
+async def _next(
+    coming: AsyncIterator[WrittenPiece | WrittenText], events: Events
+) -> WrittenPiece | WrittenText:
+    """The next piece. Comments keep the connection open while it is waited for."""
+    waiting = asyncio.ensure_future(anext(coming))
+    try:
+        while not (await asyncio.wait({waiting}, timeout=HEARTBEAT_S))[0]:
+            await events.alive()
+        return await waiting
+    finally:
+        waiting.cancel()
 
 
 def _wants(call: RouteCall, body: GenerateBody) -> WriteRequest:
     seed = body.seed if body.seed is not None else secrets.randbits(32)
     return WriteRequest(
         call.model(),
-        body.prompt or [message.model_dump() for message in body.messages or ()],
+        _prompt(body),
         body.max_tokens,
         Sampling(
             temperature=body.temperature,
@@ -77,6 +91,10 @@ def _wants(call: RouteCall, body: GenerateBody) -> WriteRequest:
     )
 
 
+def _prompt(body: GenerateBody) -> str | list[Mapping[str, str]]:
+    return [message.model_dump() for message in body.messages or ()] if body.prompt is None else body.prompt
+
+
 def _answer(call: RouteCall, wants: WriteRequest, written: WrittenText) -> GenerateAnswer:
     return GenerateAnswer(
         id=call.id,
@@ -85,7 +103,7 @@ def _answer(call: RouteCall, wants: WriteRequest, written: WrittenText) -> Gener
         text=written.text,
         finish=written.finish,
         seed=wants.sampling.seed if wants.sampling.temperature else None,
-        usage=TokenUsage(
+        usage=WrittenTokens(
             prompt_tokens=written.prompt_tokens,
             cached_tokens=written.cached_tokens,
             written_tokens=written.written_tokens,

@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from hmi.api.http.call import Reply, RouteCall
-from hmi.api.http.events import Events, stream
+from hmi.api.http.events import HEARTBEAT_S, Events, stream
 from hmi.api.http.services import Services
 from hmi.api.in_thread import OFF_LOOP_ROWS
 from hmi.api.schemas.shared import JobList, JobQuery, JobView
@@ -22,8 +22,6 @@ else:
 
 POLL_S = 0.3
 """Interval at which a stream looks at its job."""
-HEARTBEAT_S = 15.0
-"""A stream that has sent nothing for this long sends a comment."""
 
 
 async def list_jobs(call: RouteCall) -> Reply:

@@ -14,6 +14,8 @@ else:
     from hmi.api.lazy_import import web
 
 
+HEARTBEAT_S = 15.0
+"""A stream that has sent nothing for this long sends a comment."""
 HEADERS = {"Content-Type": "text/event-stream", "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 
 

@@ -122,7 +122,7 @@ class TextPiece(Answer):
     logprobs: list[TokenLogprob] | None = None
 
 
-class TokenUsage(Answer):
+class WrittenTokens(Answer):
     prompt_tokens: int
     cached_tokens: int = Field(description="Tokens of the prompt that were known from an earlier text.")
     written_tokens: int
@@ -140,7 +140,7 @@ class GenerateAnswer(Answer):
         "max_tokens."
     )
     seed: int | None = Field(description="The seed that was used; null at temperature 0.")
-    usage: TokenUsage
+    usage: WrittenTokens
     logprobs: list[TokenLogprob] | None = None
     plot: dict[str, int] = Field(
         description="Number of tokens by what their look-up found: trigram, bigram, unigram, …, miss."

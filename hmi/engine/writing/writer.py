@@ -34,9 +34,10 @@ class Owner(NamedTuple):
 
 @dataclass
 class Spent:
-    """What a step took: rows by tenant, and CPU seconds."""
+    """What a step took: rows by tenant, tokens that were written, and CPU seconds."""
 
     rows: Counter[str] = field(default_factory=Counter)
+    written: int = 0
     seconds: float = 0.0
 
 
@@ -146,6 +147,7 @@ class Writer:
     def _heard(self, found: Sequence[tuple[Answer, Chosen | None]]) -> list[tuple[Draft, Event]]:
         """Let drafts take their next tokens. Returns their events; those that have ended leave."""
         events: list[tuple[Draft, Event]] = []
+        self._spent.written += len(found)
         for answer, chosen in found:
             draft = self._written[answer]
             mine = draft.heard(chosen)

@@ -144,6 +144,7 @@ class Writers:
             writer.fail_all(error)
             writer.begin_anew()
             return
+        self._metrics.wrote(spent.written)
         for tenant, rows in spent.rows.items():
             share = rows / spent.rows.total()
             self._metrics.usage.add(tenant, compute_ms=1e3 * spent.seconds * share)
@@ -157,11 +158,9 @@ class Writers:
     def _count(self, written: WrittenText, domain: str) -> None:
         """Count a whole text."""
         self._metrics.usage.add(written.model.tenant, inputs=1, tokens=written.tokens)
-        tokens = {"read": written.prompt_tokens, "cached": written.cached_tokens}
-        tokens["written"] = written.written_tokens
         first_ms, rest_ms = written.timing["first_token_ms"], written.timing["rest_ms"]
         each_s = rest_ms / 1e3 / (written.written_tokens - 1) if written.written_tokens > 1 else None
-        self._metrics.wrote(tokens, first_ms / 1e3, each_s)
+        self._metrics.text(written.prompt_tokens, written.cached_tokens, first_ms / 1e3, each_s)
         self._metrics.plot_hits(domain, written.plot)
 
     def _state(self) -> dict[str, int]:

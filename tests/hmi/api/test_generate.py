@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import re
 import shutil
@@ -236,3 +237,36 @@ async def test_each_text_is_its_own_versions_while_versions_change(folder: Path)
             reference.check(draft.version, draft.answer.prompt, draft.answer.written)
         newest = {str(d.model): d.version.version for d in drafts[-9:]}
         assert newest == {model: max(found) for model, found in versions.items()}
+
+
+async def test_a_module_goes_out_to_peft_and_comes_back(folder: Path, tmp_path: Path) -> None:
+    async with server(folder, job_workers=1) as world:
+        status, made, _ = await world.call("GET", "/manage/models/acme.one/module")
+        assert (status, made["format"], made["left_out"]) == (200, "peft 0.17", [])
+        config, adapter = (base64.b64decode(made["files"][n]) for n in sorted(made["files"]))
+        assert json.loads(config)["layers_to_transform"] == [2, 3]
+        spec = {"model": "beta.copy", "domain": "tiny/news", "task": "generation"}
+        files = {"adapter_config": config, "adapter": adapter}
+        status, job, _ = await world.upload("/manage/models/import", spec, files)
+        assert status == 202, job
+        ended = await world.finish(job["job"])
+        assert ended["state"] == "succeeded", ended
+        ask = {"prompt": PROMPT, "max_tokens": 20}
+        texts = [
+            (await world.call("POST", f"/generate/{m}", ask))[1]["text"] for m in ("acme.one", "beta.copy")
+        ]
+        assert texts[0] == texts[1] != ""
+        _, other, _ = await world.call("POST", "/generate/acme.two", ask)
+        assert other["text"] != texts[0]
+        bad = json.dumps({**json.loads(config), "use_dora": True}).encode()
+        spec["model"] = "beta.bad"
+        status, refused, _ = await world.upload(
+            "/manage/models/import", spec, files | {"adapter_config": bad}
+        )
+        assert (status, refused["error"]["details"]["field"]) == (422, "use_dora")
+
+
+async def test_an_empty_prompt_is_begun(folder: Path) -> None:
+    async with server(folder) as world:
+        status, answer, _ = await world.call("POST", "/generate/acme.one", {"prompt": "", "max_tokens": 1})
+        assert (status, answer["usage"]["prompt_tokens"]) == (200, 1)

@@ -15,7 +15,7 @@ import pytest
 from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from hmi import words
-from hmi.core import DOMAIN_PATTERN, ID_PATTERN, MODEL_PATTERN, NAME_PATTERN
+from hmi.core import DOMAIN_PATTERN, ID_PATTERN, MODEL_PATTERN, NAME_PATTERN, ROLE_PATTERN
 
 
 class Strict(BaseModel):
@@ -81,6 +81,7 @@ TYPES: dict[str, tuple[Any, Any, str]] = {
 """For each type of error: what is expected, what is given (JSON if it is bytes), what `hmi.words` says."""
 RULES = {
     NAME_PATTERN: "is not a name: use ",
+    ROLE_PATTERN: "is not a role: use ",
     MODEL_PATTERN: "is not a model's name: it is tenant.model, ",
     words.LEVEL_PATTERN: "is neither tenant.model nor tenant.model@version, ",
     DOMAIN_PATTERN: "is not a domain's name: it is root/branch, ",
