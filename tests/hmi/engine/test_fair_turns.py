@@ -157,7 +157,7 @@ async def test_an_error_is_never_its_own_cause(error: Exception) -> None:
     version = ModelVersion.model_construct(version=3, artefact="0123")
     executor = cast(Any, SimpleNamespace(prepare=int))
     with pytest.raises(type(error) if isinstance(error, OSError) else Damaged) as caught:
-        await loader._module(ModelId("acme", "mood"), version, executor, exact=False)
+        await loader._module(ModelId("acme", "mood"), version, executor.prepare, executor)
     assert caught.value.__cause__ is not caught.value
     if isinstance(error, DamagedArtefact):
         assert "version 3 of model acme.mood" in str(caught.value)
