@@ -180,13 +180,15 @@ class ModelLoader:
         of a module that does not fit beside what running batches hold; if none fits, waits until one does.
         again: the batch runs once more, and its use of the modules was counted the first time.
         """
-        ready = partial(TaskPart.ready, prepare=executor.prepare, executor=executor)
+
+        def ready(part: TaskPart) -> None:
+            part.ready(executor.prepare, executor)
+
         return await self._hold_some(artefacts, ready, again=again)
 
     async def hold_for_writing(self, artefact: str, executor: StepExecutor) -> TaskPart:
         """Hold the module of a text that is to be written until `let_go`. Raises what its load raises."""
-        ready = partial(TaskPart.ready, prepare=executor.prepare)
-        parts, errors = await self._hold_some([artefact], ready)
+        parts, errors = await self._hold_some([artefact], lambda part: part.ready(executor.prepare))
         if errors:
             self._pool.give_back([artefact])
             raise errors[artefact]

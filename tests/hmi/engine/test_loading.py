@@ -29,7 +29,7 @@ class AtHand:
         self._lower = lower
 
     def record(self, model: ModelId) -> Any:
-        return Mock(live=model)
+        return Mock(live=Mock(tenant=model.tenant, task="classification"))
 
     def upper(self, version: Any) -> Part[Any]:
         return at_hand("root")
@@ -49,7 +49,7 @@ def at_hand(name: str) -> Part[Any]:
 
     class Value:
         version = Version()
-        executor = None
+        executor = Mock()
 
     cache: IdleCache[tuple[str, ...], Any] = IdleCache(1, 60.0)
     cache.put((name,), Value())
