@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
 
@@ -38,6 +38,7 @@ from hmi.engine.texts.sink import CallSink
 from hmi.engine.watch.in_flight import InFlight
 from hmi.engine.watch.supervisor import Broken, Supervisor
 from hmi.engine.watch.tracing import add_spans
+from hmi.engine.writing.draft import Draft
 from hmi.engine.writing.request import WriteRequest, WrittenPieces
 from hmi.engine.writing.writers import Writers
 from hmi.errors import DeadlineExceeded, Unavailable
@@ -57,6 +58,7 @@ from hmi.stores.tensors.adapter_pool import AdapterPool, NoRoom
 log = logging.getLogger("hmi.engine")
 LONE_TURNS = 2
 """A batch may take this many turns while no other tenant's texts wait: newcomers run beside it."""
+LATE = "the deadline passed; the work was dropped"
 EXPRESS_TURNS = 1 / 4
 """An express batch of several windows takes at most this part of a turn: a third tenant's may wait for it."""
 
@@ -188,16 +190,26 @@ class Engine:
         waiting), Unavailable, DeadlineExceeded, Damaged.
         """
         self._check_accepting()
+        loop = asyncio.get_running_loop()
         with self._calls:
-            try:
-                async with (
-                    asyncio.timeout_at(request.deadline) as limit,
-                    self._writers.write(request) as draft,
-                ):
-                    yield draft
-            except TimeoutError as error:
-                raise self._late(error, limit) from error
+            async with AsyncExitStack() as stack:
+                try:
+                    async with asyncio.timeout_at(request.deadline) as limit:
+                        draft = await stack.enter_async_context(self._writers.write(request))
+                except TimeoutError as error:
+                    raise self._late(error, limit) from error
+                # From here on the reader gets the error in place of the next piece: a stream is open by then.
+                if request.deadline is not None:
+                    late = loop.call_at(request.deadline, self._miss, draft)
+                    stack.callback(late.cancel)
+                yield draft
         self._accounts.answered([request])
+
+    def _miss(self, draft: Draft) -> None:
+        """End a text whose deadline has passed, unless it is whole."""
+        if not draft.ended:
+            self._accounts.missed()
+            draft.send(DeadlineExceeded(LATE))
 
     def _check_accepting(self) -> None:
         if not self._accepting:
@@ -209,7 +221,7 @@ class Engine:
         if not limit.expired():
             return error
         self._accounts.missed()
-        return DeadlineExceeded("the deadline passed; the work was dropped")
+        return DeadlineExceeded(LATE)
 
     async def infer(self, requests: Sequence[TextRequest]) -> list[TextResult]:
         """Answer a call's requests, in their order. Cancelling the call drops the texts that have not begun.

@@ -135,6 +135,8 @@ class Writer:
         events: list[tuple[Draft, Event]] = []
         while self._arriving:
             draft, weight = self._arriving.popleft()
+            if draft not in self.drafts:
+                continue  # its reader has gone already
             self._turns.weigh(draft.answer.tenant, weight)
             self._written[draft.answer] = draft
             try:
@@ -150,7 +152,10 @@ class Writer:
         self._spent.written += len(found)
         for answer, chosen in found:
             draft = self._written[answer]
-            mine = draft.heard(chosen)
+            try:
+                mine = draft.heard(chosen)
+            except Exception as error:  # such as damage that its last look-up finds: it is its own
+                mine = [error]
             events += [(draft, event) for event in mine]
             if mine and is_last(mine[-1]):
                 self._writing.remove(answer)  # it goes on if a stop string ended the text
@@ -192,7 +197,7 @@ class Writer:
             rows, _ = parts[0][0].reader.lookup(np.concatenate(texts).astype(np.int32), offsets)
         except Exception as error:
             for draft, begin, end, last in parts:
-                draft.error = error
+                draft.error = copy_of(error)
                 made[last - (end - begin) : last] = torch.nan
             return
         for (_, begin, end, last), stop in zip(parts, offsets[1:].tolist(), strict=True):

@@ -278,7 +278,7 @@ def test_the_answers_have_every_field_of_the_contract() -> None:
         "WordOrder": answers.Word,
         "EntityOutput": answers.Entity,
         "GenerateAnswer": answers.GeneratedText,
-        "hmi__api__schemas__generate__TokenUsage": answers.TokenUsage,
+        "WrittenTokens": answers.TokenUsage,
         "TokenLogprob": answers.TokenLogprob,
         "TopToken": answers.TopToken,
     }

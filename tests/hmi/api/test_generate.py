@@ -18,6 +18,7 @@ from hmi.config import Settings
 from hmi.core import ModelId
 from hmi.engine.writing.draft import Draft
 from hmi.engine.writing.request import WriteRequest
+from hmi.errors import Damaged
 from hmi.manager import Manager
 from hmi.model.sources.generative_root import load_generative_root
 from hmi.model.text.generative import GenerativeTokenizer
@@ -270,3 +271,43 @@ async def test_an_empty_prompt_is_begun(folder: Path) -> None:
     async with server(folder) as world:
         status, answer, _ = await world.call("POST", "/generate/acme.one", {"prompt": "", "max_tokens": 1})
         assert (status, answer["usage"]["prompt_tokens"]) == (200, 1)
+
+
+async def test_a_deadline_that_passes_in_a_stream_is_an_event_of_it(folder: Path) -> None:
+    async with server(folder) as world:
+        await world.call("POST", "/generate/acme.one", {"prompt": "a", "max_tokens": 1})
+        ask = {"prompt": PROMPT, "max_tokens": 480, "deadline_ms": 150}
+        events = await stream(world, "acme.one", ask)
+        assert events[0][0] == "text"
+        assert (events[-1][0], events[-1][1]["error"]["kind"]) == ("error", "deadline_exceeded")
+
+
+async def test_readers_that_go_at_once_leave_nothing(folder: Path) -> None:
+    async with server(folder) as world:
+        wants = WriteRequest(ModelId.parse("acme.one"), PROMPT, most=400)
+        for _ in range(20):
+            async with world.services.engine.write(wants):
+                pass
+        (writer,) = world.services.engine._loader.writers()  # type: ignore[attr-defined]
+        while writer.busy or writer.pages[0]:
+            await asyncio.sleep(0.01)
+        assert len(writer._writing) == len(writer._written) == 0
+
+
+async def test_damage_that_a_last_look_up_finds_fails_its_own_text_alone(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked_up = Draft._looked_up
+
+    def damaged(draft: Draft) -> dict[str, int]:
+        if draft.model.tenant == "acme":
+            raise Damaged("a row is damaged: restore it")
+        return looked_up(draft)
+
+    monkeypatch.setattr(Draft, "_looked_up", damaged)
+    async with server(folder) as world:
+        ask = {"prompt": PROMPT, "max_tokens": 30}
+        models = ("acme.one", "beta.one", "acme.two", "beta.one")
+        answers = await asyncio.gather(*(world.call("POST", f"/generate/{m}", ask) for m in models))
+        assert [status for status, _, _ in answers] == [500, 200, 500, 200]
+        assert "a row is damaged" in answers[0][1]["error"]["message"]

@@ -78,7 +78,7 @@ async def test_a_reader_that_leaves_ends_the_text(written_folder: Path, tmp_path
         await asyncio.to_thread(leaving)
         await still(world)
         metrics = await (await world.client.get("/metrics")).text()
-        assert not re.search(r'^hmi_writing_tokens_total{kind="written"} [1-9]', metrics, re.M)
+        assert not re.search(r'^hmi_writing_tokens_total{kind="read"} [1-9]', metrics, re.M)
         assert (await client.generate("acme.one", PROMPT, max_tokens=1)).usage.written_tokens == 1
 
 

@@ -333,10 +333,8 @@ def test_calls_of_other_tasks_are_refused(home: Manager, rule: dict[str, Any]) -
         home.set_objective("acme.rule", lambda old: {"agreement": 0.99})
     with pytest.raises(InvalidInput, match=r"known_share: acme\.rule is a language model"):
         home.set_objective("acme.rule", lambda old: {}, {"known_share": 0.9})
-    with pytest.raises(InvalidInput, match=r"acme\.rule writes"):
-        home.export_module("acme.rule")
     adapter = {"adapter_config": b"{}", "adapter": b"", "data": rows()}
-    with pytest.raises(InvalidInput, match="cannot be trained for the task 'generation'"):
+    with pytest.raises(InvalidInput, match="is not a safetensors file"):
         home.import_module("acme.y", domain="tiny/news", task="generation", files=adapter)
     with pytest.raises(InvalidInput, match="leave unlabelled out"):
         create(home, "refused", unlabelled=rows())

@@ -31,6 +31,7 @@ HEAVY = (
 COMPUTES = {
     "serve",
     "infer",
+    "generate",
     "check",
     "job resume",
     "job watch",
