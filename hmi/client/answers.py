@@ -137,7 +137,7 @@ class GeneratedText(Answer):
 
 
 Written = TextPiece | GeneratedText
-"""What a stream yields: pieces, then the whole text."""
+"""An item of a stream. The last item is the whole text, all others are pieces."""
 
 
 class Progress(Answer):

@@ -51,7 +51,8 @@ class Config:
     upload_timeout_s: float = 1800.0
     """The same for calls that send files."""
     writing_timeout_s: float = 600.0
-    """The same for a text that a model writes; of a stream, the longest wait for its next piece."""
+    """The same for a text that a model writes; of a stream, the longest silence. A server that has no
+    piece yet sends a comment every 15 s."""
     attempts: int = 8
     """The most times that a call is sent. With 1 it is never sent again."""
     concurrency: int = 4

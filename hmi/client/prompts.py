@@ -1,4 +1,4 @@
-"""What a model is asked to write: its prompt or chat, and how the text is chosen."""
+"""Requests for text: a prompt or a chat, and how the next token is chosen."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Messages = Iterable[Mapping[str, str]]
 
 
 class GenerateOptions(TypedDict, total=False):
-    """How a text is chosen: docs/writing.md explains each. None is as if it were not given."""
+    """How tokens are chosen. docs/writing.md explains each field. None leaves a field out."""
 
     max_tokens: int | None
     temperature: float | None

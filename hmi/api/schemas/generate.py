@@ -9,8 +9,8 @@ from pydantic import Discriminator, Field, StringConstraints, Tag, model_validat
 from hmi.api.schemas.shared import Answer, Request
 from hmi.core import ROLE_PATTERN
 from hmi.engine.writing.request import DEFAULT_MOST, Finish
+from hmi.model.text.sampling import MOST_LOGPROBS
 
-MOST_LOGPROBS = 20
 MOST_STOPS = 16
 Stop = Annotated[str, StringConstraints(min_length=1, max_length=200)]
 

@@ -28,7 +28,7 @@ ENDS = {
 @click.argument("model", metavar="TENANT.MODEL")
 @click.argument("prompt", required=False)
 @click.option("--chat", is_flag=True, help="PROMPT is a user's message; the text is the model's answer.")
-@click.option("--system", metavar="TEXT", help="What the model is told before the chat (implies --chat).")
+@click.option("--system", metavar="TEXT", help="A system message before the chat. It implies --chat.")
 @click.option(
     "--max-tokens", type=Whole(min=1), metavar="N", help="Write at most this many tokens (default 256)."
 )

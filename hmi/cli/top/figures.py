@@ -122,7 +122,7 @@ class WritingFigures:
     pages: dict[str, float]
     """Pages of 16 tokens: `held` by texts, `kept` for texts that begin alike, `free`."""
     tokens_s: float | None = None
-    """Tokens written a second. A text counts once it is whole."""
+    """Tokens written a second."""
     first_p50_ms: float | None = None
     """The median time from a prompt's arrival to the first token of its text."""
     first_p95_ms: float | None = None

@@ -1,6 +1,6 @@
 """Fair turns between tenants: the next is the one that has received least for its weight.
 
-It has no locks: only the event loop's thread uses it.
+It has no locks: each `Turns` is used on one thread, such as the event loop's.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ Event = WrittenPiece | WrittenText | Exception
 
 
 def is_last(event: Event) -> bool:
-    """Whether no event of the draft follows this one."""
+    """Return whether this event is the draft's last one."""
     return not isinstance(event, WrittenPiece)
 
 
@@ -47,7 +47,7 @@ class Draft:
     error: Exception | None = None
     """Why its scores are no numbers, if the reason is known: its look-ups failed."""
     ended: bool = False
-    """Whether its last event was sent."""
+    """True once its last event was sent."""
     scores: list[TokenScore] = field(default_factory=list)
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""What a call asks a language model to write, and what it gets. Imports no torch."""
+"""Requests to language models, and their answers. This module imports no torch."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class WriteRequest:
     """The text ends before the first of these."""
     deadline: float | None = None
     ask: int = 0
-    """As in `TextRequest`: a call writes one text."""
+    """The index of the call's ask, as in `TextRequest`. It is always 0: a call writes one text."""
 
     @property
     def place(self) -> str:

@@ -34,7 +34,7 @@ class Owner(NamedTuple):
 
 @dataclass
 class Spent:
-    """What a step took: rows by tenant, tokens that were written, and CPU seconds."""
+    """The cost of a step: rows by tenant, written tokens, CPU seconds."""
 
     rows: Counter[str] = field(default_factory=Counter)
     written: int = 0
@@ -64,7 +64,7 @@ class Writer:
 
     @property
     def busy(self) -> bool:
-        """Whether a step has something to do."""
+        """True if a step has something to do."""
         return bool(self.drafts or self._leaving or self._gone)
 
     @property

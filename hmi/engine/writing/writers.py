@@ -41,7 +41,8 @@ class Writers:
     def __init__(
         self, loader: ModelLoader, metrics: Metrics, misses: MissRecorder | None, waiting_tokens: int
     ) -> None:
-        """waiting_tokens: the most tokens of prompts and texts, as long as they may become, that wait."""
+        """waiting_tokens: the most tokens of prompts and of texts, as long as they may become, of all calls
+        that are not answered."""
         self._loader, self._metrics, self._misses = loader, metrics, misses
         self._room = WaitingBudget(waiting_tokens, "tokens of texts")
         self._places = Places(AT_ONCE)
@@ -201,7 +202,7 @@ def _answer(request: WriteRequest, bundle: WritingBundle) -> Answer:
         raise InvalidInput(
             f"{request.place} has {len(encoded.ids)} tokens, which with {wanted} do not fit into the "
             f"{context} that {bundle.model} reads and writes: shorten it, or lower max_tokens",
-            field=request.place,
+            field=request.place if room < 1 else "max_tokens",
         )
     return Answer(
         Owner(version.artefact, version.plot_version),

@@ -173,8 +173,7 @@ def read_root_info(folder: Path) -> RootInfo:
     info = read_any_info(folder)
     if not isinstance(info, RootInfo):
         raise UnsupportedModel(
-            f"root {info.name} is a language model, whose tenants this release does not serve yet: use an "
-            "encoder's root",
+            f"root {info.name} is a language model, where an encoder's root is needed: name one of these",
             field="root",
         )
     return info

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from hmi.errors import InvalidInput
 
-MOST_LOGPROBS = 64
+MOST_LOGPROBS = 20
+"""The most best words whose log-probabilities are told."""
 
 
 @dataclass(frozen=True)
