@@ -202,12 +202,15 @@ class Engine:
                 if request.deadline is not None:
                     late = loop.call_at(request.deadline, self._miss, draft)
                     stack.callback(late.cancel)
-                yield draft
-        self._accounts.answered([request])
+                try:
+                    yield draft
+                finally:
+                    if not isinstance(draft.outcome, Exception):
+                        self._accounts.answered([request])
 
     def _miss(self, draft: Draft) -> None:
         """End a text whose deadline has passed, unless it is whole."""
-        if not draft.ended:
+        if draft.outcome is None:
             self._accounts.missed()
             draft.send(DeadlineExceeded(LATE))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -54,6 +55,13 @@ def written_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         publish(manager, model, seed)
     manager.close()
     return base / "data"
+
+
+@pytest.fixture
+def writing_data(written_folder: Path, tmp_path: Path) -> Path:
+    """A copy of `written_folder`."""
+    shutil.copytree(written_folder, tmp_path / "data")
+    return tmp_path / "data"
 
 
 @pytest.fixture(scope="module", params=["bert", "mpnet"])

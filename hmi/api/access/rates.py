@@ -95,7 +95,7 @@ class Rates:
         Yields a function that takes the results and charges their real tokens instead of the estimate.
         Raises QuotaExceeded, which says when there is enough, before anything is charged. If the block
         raises, the charge is taken back, unless the work may have been done: if the deadline passed, or the
-        call was cancelled.
+        call was cancelled, or its caller has gone.
         """
         rates = {tenant: self._rates(tenant) for tenant in {r.model.tenant for r in requests}}
         if not any(rates.values()):
@@ -106,7 +106,7 @@ class Rates:
         self._take(charges)
         try:
             yield lambda results: self._settle(charges, results)
-        except DeadlineExceeded:
+        except (DeadlineExceeded, ConnectionError):
             raise
         except Exception:
             self._take(charges, -1)
@@ -141,13 +141,15 @@ class Rates:
         for charge in charges:
             self.buckets[charge.quota].take(charge.tenant, charge.rate, times * charge.amount)
 
-    def _settle(self, charges: Sequence[Charge], results: Sequence[Counted]) -> None:
-        """Charge the tokens that were counted, less those that were estimated."""
+    def _settle(self, charges: list[Charge], results: Sequence[Counted]) -> None:
+        """Charge the tokens that were counted instead of those that were estimated, and note them."""
         counted: Counter[str] = Counter()
         for result in results:
             counted[result.model.tenant] += result.tokens
-        tokens = [charge for charge in charges if charge.quota == TOKENS]
-        self._take(charge._replace(amount=counted[charge.tenant] - charge.amount) for charge in tokens)
+        for i, charge in enumerate(charges):
+            if charge.quota == TOKENS:
+                charges[i] = charge._replace(amount=counted[charge.tenant])
+                self._take([charge._replace(amount=counted[charge.tenant] - charge.amount)])
 
     def _rates(self, tenant: str) -> dict[str, Rate]:
         """The tenant's rates, by the names of their limits; {}: it has none."""

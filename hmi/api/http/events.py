@@ -14,6 +14,8 @@ else:
     from hmi.api.lazy_import import web
 
 
+UNREAD_S = 60.0
+"""A client that reads nothing for this long, while there is something to send, is taken to be gone."""
 HEARTBEAT_S = 15.0
 """A stream that has sent nothing for this long sends a comment."""
 HEADERS = {"Content-Type": "text/event-stream", "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
@@ -22,16 +24,26 @@ HEADERS = {"Content-Type": "text/event-stream", "Cache-Control": "no-store", "X-
 class Events:
     """An open stream of server-sent events."""
 
-    def __init__(self, response: web.StreamResponse) -> None:
-        self._response = response
+    def __init__(self, request: web.Request, response: web.StreamResponse) -> None:
+        self._request, self._response = request, response
+
+    async def _write(self, sent: bytes) -> None:
+        """Send bytes. Raises ConnectionError if the client has gone, or does not read."""
+        try:
+            async with asyncio.timeout(UNREAD_S):
+                await self._response.write(sent)
+        except TimeoutError as error:
+            if self._request.transport is not None:
+                self._request.transport.abort()  # closing it would wait for what is not read
+            raise ConnectionResetError("the client does not read") from error
 
     async def send(self, event: str, data: str) -> None:
         """Send an event. `data` is JSON without line breaks."""
-        await self._response.write(f"event: {event}\ndata: {data}\n\n".encode())
+        await self._write(f"event: {event}\ndata: {data}\n\n".encode())
 
     async def alive(self) -> None:
         """Send a comment, which keeps the connection open."""
-        await self._response.write(b": still here\n\n")
+        await self._write(b": still here\n\n")
 
 
 async def stream(
@@ -46,7 +58,7 @@ async def stream(
     """
     response = web.StreamResponse(headers=HEADERS)
     await response.prepare(request)
-    events = Events(response)
+    events = Events(request, response)
     try:
         await body(events)
     except (asyncio.CancelledError, ConnectionError):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import islice
@@ -88,17 +88,20 @@ class InferenceEngine(Protocol):
 
 
 @dataclass(frozen=True)
-class Settled:
-    """The pieces of a text. Once it is whole it is counted, and its real tokens are charged."""
+class _Tallied:
+    """The pieces of a text of this model. It is counted once it is whole."""
 
+    model: ModelId
     pieces: WrittenPieces
-    settle: Callable[[Sequence[WrittenText]], None]
     tally: CallCounter
+
+    @property
+    def tokens(self) -> int:
+        return self.pieces.tokens
 
     async def __aiter__(self) -> AsyncIterator[WrittenPiece | WrittenText]:
         async for piece in self.pieces:
             if isinstance(piece, WrittenText):
-                self.settle([piece])
                 self.tally.add(piece.model, piece.version, 1, piece.timing)
             yield piece
 
@@ -151,7 +154,8 @@ class Inference:
 
     @asynccontextmanager
     async def write(self, wants: WriteRequest, caller: Caller) -> AsyncIterator[WrittenPieces]:
-        """Context manager: a text is being written in the block, and charged to its tenant once it is whole.
+        """Context manager: a text is being written in the block. Its tenant is charged for what is written
+        by the end of the block.
 
         Raises as `answer`, and TooLarge for a long prompt.
         """
@@ -161,7 +165,11 @@ class Inference:
             raise over_limit(wants.place, self.settings.max_text_bytes, "bytes", "send a shorter text")
         with self.answering, self.rates.charged([wants]) as settle:
             async with self.engine.write(wants) as pieces:
-                yield Settled(pieces, settle, self.tally)
+                tallied = _Tallied(wants.model, pieces, self.tally)
+                try:
+                    yield tallied
+                finally:
+                    settle([tallied])
 
     def _requests(self, asks: Sequence[Ask], arrived: float, id: str) -> list[TextRequest]:
         return [

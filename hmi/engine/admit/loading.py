@@ -131,6 +131,12 @@ class ModelLoader:
         alive = await in_thread(self._module_threads, lambda: self._is_alive(model, version))
         return WritingBundle(model, version, writer, reader) if alive else None
 
+    def has(self, model: ModelId, version: ModelVersion) -> bool:
+        """Return whether the model is there and still has this version, as far as can be read."""
+        with suppress(HmiError):
+            return any(v.artefact == version.artefact for v in self._bundles.record(model).versions)
+        return False
+
     def weight(self, tenant: str) -> float:
         """The tenant's weight; see `TenantCache.weight`."""
         return self._bundles.weight(tenant)

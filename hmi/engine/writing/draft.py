@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from hmi.core import ModelId, ModelVersion
 from hmi.engine.writing.request import Finish, TokenScore, WriteRequest, WrittenPiece, WrittenText
-from hmi.errors import Damaged
+from hmi.errors import Damaged, DeadlineExceeded
 from hmi.execution.decoding.sampling import Chosen
 from hmi.execution.decoding.writing import Answer
 from hmi.model.text.answer_text import AnswerText
@@ -20,11 +20,6 @@ from hmi.stores.plot.miss_recorder import MissRecorder
 from plot_store import Reader
 
 Event = WrittenPiece | WrittenText | Exception
-
-
-def is_last(event: Event) -> bool:
-    """Return whether this event is the draft's last one."""
-    return not isinstance(event, WrittenPiece)
 
 
 @dataclass(eq=False)
@@ -46,8 +41,10 @@ class Draft:
     """The `time.monotonic()` of its newest token."""
     error: Exception | None = None
     """Why its scores are no numbers, if the reason is known: its look-ups failed."""
-    ended: bool = False
-    """True once its last event was sent."""
+    outcome: WrittenText | Exception | None = None
+    """Its last event, once that was sent."""
+    release: Callable[[], None] = lambda: None
+    """Called when its last event is sent: from then on it needs only its reader."""
     scores: list[TokenScore] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -58,6 +55,14 @@ class Draft:
     @property
     def model(self) -> ModelId:
         return self.request.model
+
+    @property
+    def tokens(self) -> int:
+        """See `WrittenPieces`."""
+        failed = isinstance(self.outcome, Exception) and not isinstance(self.outcome, DeadlineExceeded)
+        if self.begun is None or failed:
+            return 0
+        return len(self.answer.ids)
 
     def heard(self, chosen: Chosen | None) -> list[Event]:
         """Take the next token, None if there is none, since no score is a number. Returns what to send.
@@ -86,9 +91,11 @@ class Draft:
 
     def send(self, event: Event) -> None:
         """Give an event to the reader. Called on the event loop. What follows the last one is dropped."""
-        if not self.ended:
-            self.ended = is_last(event)
+        if self.outcome is None:
             self._events.put_nowait(event)
+            if not isinstance(event, WrittenPiece):
+                self.outcome = event
+                self.release()
 
     async def __aiter__(self) -> AsyncIterator[WrittenPiece | WrittenText]:
         """See `WrittenPieces`."""

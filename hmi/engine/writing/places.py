@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 
 class Places:
@@ -28,21 +26,20 @@ class Places:
         """The number of texts that wait for a place."""
         return sum(map(len, self._waiting.values()))
 
-    @asynccontextmanager
-    async def of(self, tenant: str) -> AsyncIterator[None]:
-        """Context manager: wait for a place, and hold it in the block."""
+    async def take(self, tenant: str) -> None:
+        """Wait for a place, and hold it until `give_back`."""
         if self._free:  # then nobody waits
             self._free -= 1
         else:
             await self._wait(tenant)
         self._taken[tenant] += 1
-        try:
-            yield
-        finally:
-            self._taken[tenant] -= 1
-            if not self._taken[tenant]:
-                del self._taken[tenant]
-            self._pass_on()
+
+    def give_back(self, tenant: str) -> None:
+        """End one `take` of this tenant."""
+        self._taken[tenant] -= 1
+        if not self._taken[tenant]:
+            del self._taken[tenant]
+        self._pass_on()
 
     async def _wait(self, tenant: str) -> None:
         mine = asyncio.get_running_loop().create_future()

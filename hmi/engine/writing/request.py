@@ -89,6 +89,12 @@ class WrittenText:
 class WrittenPieces(Protocol):
     """An answer that is being written."""
 
+    @property
+    def tokens(self) -> int:
+        """The tokens that it has cost so far: of its prompt and written. 0 if it failed by a fault that is
+        not its caller's."""
+        ...
+
     def __aiter__(self) -> AsyncIterator[WrittenPiece | WrittenText]:
         """The pieces as they come, then the whole answer. Raises HmiError."""
         ...

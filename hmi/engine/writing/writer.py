@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -14,7 +14,8 @@ from torch import Tensor
 
 from hmi.core import DeletedParts
 from hmi.engine.schedule.turns import Turns
-from hmi.engine.writing.draft import Draft, Event, is_last
+from hmi.engine.writing.draft import Draft, Event
+from hmi.engine.writing.request import WrittenPiece
 from hmi.errors import copy_of
 from hmi.execution.decoding.base import PAGE, StepExecutor
 from hmi.execution.decoding.sampling import Chosen
@@ -34,11 +35,12 @@ class Owner(NamedTuple):
 
 @dataclass
 class Spent:
-    """The cost of a step: rows by tenant, written tokens, CPU seconds."""
+    """The cost of a step: rows by tenant, written tokens, CPU seconds, sequences that were set back."""
 
     rows: Counter[str] = field(default_factory=Counter)
     written: int = 0
     seconds: float = 0.0
+    set_back: int = 0
 
 
 class Writer:
@@ -73,11 +75,6 @@ class Writer:
         arena = self._writing.arena
         return self.executor.pages - arena.room, arena.kept
 
-    @property
-    def set_back(self) -> int:
-        """How often a sequence was set back since the writer was made."""
-        return self._writing.set_back
-
     def add(self, draft: Draft, weight: float) -> None:
         self.drafts.add(draft)
         self._arriving.append((draft, weight))
@@ -95,9 +92,9 @@ class Writer:
     def send(self, events: Iterable[tuple[Draft, Event]]) -> None:
         """Give events to their readers."""
         for draft, event in events:
-            draft.send(event)
-            if draft.ended:
+            if not isinstance(event, WrittenPiece):
                 self.drafts.discard(draft)
+            draft.send(event)
 
     def fail_all(self, error: Exception) -> None:
         """Fail all drafts. After an error of a step nothing is known of the pages, so all begin anew."""
@@ -112,14 +109,14 @@ class Writer:
     @torch.inference_mode()
     def step(self, deliver: Deliver) -> Spent:
         """Run one step, and return what it took. Answers go to `deliver` as soon as they are there."""
-        cpu, self._spent = time.thread_time(), Spent()
-        while self._gone:
-            self._drop(self._gone.popleft())
+        cpu, before, self._spent = time.thread_time(), self._writing.set_back, Spent()
         while self._leaving:
             draft = self._leaving.popleft()
             self._writing.remove(draft.answer)
             self._written.pop(draft.answer, None)
         deliver(self._taken_in())
+        while self._gone:  # after those that have come before it
+            self._drop(self._gone.popleft())
 
         def between() -> None:
             if self._arriving:
@@ -128,6 +125,7 @@ class Writer:
 
         deliver(self._heard(self._writing.step(between)))
         self._spent.seconds = time.thread_time() - cpu
+        self._spent.set_back = self._writing.set_back - before
         return self._spent
 
     def _taken_in(self) -> list[tuple[Draft, Event]]:
@@ -157,16 +155,17 @@ class Writer:
             except Exception as error:  # such as damage that its last look-up finds: it is its own
                 mine = [error]
             events += [(draft, event) for event in mine]
-            if mine and is_last(mine[-1]):
+            if mine and not isinstance(mine[-1], WrittenPiece):
                 self._writing.remove(answer)  # it goes on if a stop string ended the text
                 del self._written[answer]
         return events
 
     def _drop(self, gone: DeletedParts) -> None:
-        for owner in self._writing.arena.owners():
+        def of(owner: Hashable) -> bool:
             assert isinstance(owner, Owner)
-            if owner.artefact in gone.artefacts or owner.plot_version in gone.plots:
-                self._writing.arena.drop(owner)
+            return owner.artefact in gone.artefacts or owner.plot_version in gone.plots
+
+        self._writing.drop(of)
 
     def _rows_of(self, wanted: Sequence[tuple[Answer, int, int]]) -> Tensor:
         """Look up the rows of these ids. If a look-up fails, its rows are no numbers, so its drafts fail."""
@@ -183,8 +182,21 @@ class Writer:
                 by_plot[draft.version.plot_version].append((draft, max(begin, 1), end, at + count))
             at += count
         for parts in by_plot.values():
-            self._look_up(parts, made)
+            try:
+                self._look_up(parts, made)
+            except Exception:  # it may be of one draft's n-grams only
+                for part in parts:
+                    self._look_up_alone(part, made)
         return made
+
+    def _look_up_alone(self, part: tuple[Draft, int, int, int], made: Tensor) -> None:
+        draft, begin, end, last = part
+        try:
+            self._look_up([part], made)
+        except Exception as error:
+            draft.error = copy_of(error)
+            draft.answer.kept = False  # its keys and values are no numbers
+            made[last - (end - begin) : last] = torch.nan
 
     def _look_up(self, parts: Sequence[tuple[Draft, int, int, int]], made: Tensor) -> None:
         """Write the rows of one PLOT version. A part is a draft's ids from one place to another, and the end
@@ -193,12 +205,6 @@ class Writer:
         spans = [(max(1, begin - before), end) for _, begin, end, _ in parts]
         texts = [draft.answer.ids[a:b] for (draft, *_), (a, b) in zip(parts, spans, strict=True)]
         offsets = np.cumsum([0, *map(len, texts)], dtype=np.int64)
-        try:
-            rows, _ = parts[0][0].reader.lookup(np.concatenate(texts).astype(np.int32), offsets)
-        except Exception as error:
-            for draft, begin, end, last in parts:
-                draft.error = copy_of(error)
-                made[last - (end - begin) : last] = torch.nan
-            return
+        rows, _ = parts[0][0].reader.lookup(np.concatenate(texts).astype(np.int32), offsets)
         for (_, begin, end, last), stop in zip(parts, offsets[1:].tolist(), strict=True):
             made[last - (end - begin) : last] = torch.from_numpy(rows[stop - (end - begin) : stop])

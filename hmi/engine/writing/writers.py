@@ -6,9 +6,9 @@ import asyncio
 import os
 import threading
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from functools import partial
 
 from hmi.core import DeletedParts
@@ -20,13 +20,15 @@ from hmi.engine.writing.draft import Draft, Event
 from hmi.engine.writing.places import Places
 from hmi.engine.writing.request import DEFAULT_MOST, WriteRequest, WrittenText
 from hmi.engine.writing.writer import Owner, Writer
-from hmi.errors import InvalidInput
+from hmi.errors import InvalidInput, copy_of
 from hmi.execution.decoding.writing import Answer
 from hmi.metrics import Metrics
 from hmi.stores.plot.miss_recorder import MissRecorder
 
 AT_ONCE = 256
 """The most texts that are written at a time. Each holds its module in memory."""
+CHARACTERS_A_TOKEN = 4
+"""The estimate of a prompt's tokens before it is tokenised."""
 NICE = 5
 """The nice value of the thread that writes. A text takes seconds, a label milliseconds: where both want the
 same core, the label gets three quarters of it."""
@@ -49,6 +51,9 @@ class Writers:
         self._encoding = ThreadPoolExecutor(1, "hmi-prompts")
         self._writing = _thread()
         self._arrived = asyncio.Event()
+        self._ended: Exception | None = None
+        """The error of texts that have not begun, once all have failed."""
+        self._set_back = 0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._active: set[Writer] = set()
         """The writers that have, or lately had, something to do. They may have left the loader's cache."""
@@ -61,22 +66,17 @@ class Writers:
         Raises NotFound, InvalidInput (names the request's field), Damaged, QuotaExceeded, Unavailable.
         """
         bundle = await self._loader.load_writing(request.model)
-        answer = await in_thread(self._encoding, partial(_answer, request, bundle))
-        version, tenant = bundle.version, request.model.tenant
-        tokens = len(answer.prompt) + answer.most
-        self._room.take(Counter({tenant: tokens}))
-        try:
-            with self._loader.needing([version.artefact]):
-                async with self._places.of(tenant):
-                    async with self._module(answer, bundle):
-                        draft = self._begun(request, bundle, answer)
-                        try:
-                            yield draft
-                        finally:
-                            bundle.writer.remove(draft)
-                            self._arrived.set()
-        finally:
-            self._room.release(tenant, tokens)
+        artefact, tenant = bundle.version.artefact, request.model.tenant
+        with self._waits(tenant, request.characters // CHARACTERS_A_TOKEN):
+            answer = await in_thread(self._encoding, partial(_answer, request, bundle))
+        with ExitStack() as held:
+            held.enter_context(self._waits(tenant, len(answer.prompt) + answer.most))
+            held.enter_context(self._loader.needing([artefact]))
+            await self._places.take(tenant)
+            held.callback(self._places.give_back, tenant)
+            await self._get_module(answer, bundle)
+            held.callback(self._loader.let_go, [artefact])
+            yield self._begun(request, bundle, answer, held)
 
     async def run(self) -> None:
         """Run steps of all roots that have texts to write, in turns, forever."""
@@ -91,7 +91,8 @@ class Writers:
                 await self._step(writer)
 
     def fail_all(self, error: Exception) -> None:
-        """Fail every text that is being written."""
+        """Fail every text that is being written, and those that will come."""
+        self._ended = error
         for writer in self._all():
             writer.fail_all(error)
 
@@ -107,25 +108,36 @@ class Writers:
         await asyncio.to_thread(self._writing.shutdown)
         await asyncio.to_thread(self._encoding.shutdown)
 
-    @asynccontextmanager
-    async def _module(self, answer: Answer, bundle: WritingBundle) -> AsyncIterator[None]:
-        """Context manager: the answer has its module, which stays in memory in the block."""
-        artefact = bundle.version.artefact
-        try:
-            part = await self._loader.hold_for_writing(artefact, bundle.writer.executor)
-        except Exception as error:
-            raise public_error(error, bundle.model, bundle.version) from error
-        answer.module = part.module
+    @contextmanager
+    def _waits(self, tenant: str, tokens: int) -> Iterator[None]:
+        """Context manager: in the block, so many tokens of the tenant wait. Raises QuotaExceeded,
+        Unavailable."""
+        self._room.take(Counter({tenant: tokens}))
         try:
             yield
         finally:
-            self._loader.let_go([artefact])
+            self._room.release(tenant, tokens)
 
-    def _begun(self, request: WriteRequest, bundle: WritingBundle, answer: Answer) -> Draft:
-        tokenizer = bundle.writer.root.tokenizer
-        draft = Draft(request, bundle.version, bundle.reader, tokenizer, answer, self._misses)
-        self._active.add(bundle.writer)
-        bundle.writer.add(draft, self._loader.weight(request.model.tenant))
+    async def _get_module(self, answer: Answer, bundle: WritingBundle) -> None:
+        """Give the answer its module, to hold in memory until `let_go`."""
+        try:
+            part = await self._loader.hold_for_writing(bundle.version.artefact, bundle.writer.executor)
+        except Exception as error:
+            raise public_error(error, bundle.model, bundle.version) from error
+        answer.module = part.module
+
+    def _begun(self, request: WriteRequest, bundle: WritingBundle, answer: Answer, held: ExitStack) -> Draft:
+        """Let a text join. held: what it gives back as it ends, or when its reader has gone."""
+        if self._ended is not None:
+            raise copy_of(self._ended)
+        version, writer = bundle.version, bundle.writer
+        draft = Draft(request, version, bundle.reader, writer.root.tokenizer, answer, self._misses)
+        held.callback(self._leave, draft, writer)
+        draft.release = held.close
+        self._active.add(writer)
+        writer.add(draft, self._loader.weight(request.model.tenant))
+        if not self._loader.has(request.model, version):  # it was deleted while its text waited
+            writer.forget(DeletedParts(artefacts=frozenset([version.artefact])))
         self._arrived.set()
         return draft
 
@@ -137,7 +149,7 @@ class Writers:
 
         def deliver(events: list[tuple[Draft, Event]]) -> None:
             if events:
-                loop.call_soon_threadsafe(self._send, writer, events)
+                loop.call_soon_threadsafe(writer.send, events)
 
         try:
             spent = await in_thread(self._writing, partial(writer.step, deliver))
@@ -146,23 +158,23 @@ class Writers:
             writer.begin_anew()
             return
         self._metrics.wrote(spent.written)
+        self._set_back += spent.set_back
         for tenant, rows in spent.rows.items():
             share = rows / spent.rows.total()
             self._metrics.usage.add(tenant, compute_ms=1e3 * spent.seconds * share)
 
-    def _send(self, writer: Writer, events: list[tuple[Draft, Event]]) -> None:
-        writer.send(events)
-        for draft, event in events:
-            if isinstance(event, WrittenText):
-                self._count(event, draft.reader.version.ref)
-
-    def _count(self, written: WrittenText, domain: str) -> None:
-        """Count a whole text."""
-        self._metrics.usage.add(written.model.tenant, inputs=1, tokens=written.tokens)
+    def _leave(self, draft: Draft, writer: Writer) -> None:
+        """Count a text that has ended, or whose reader has gone: it is written no further."""
+        writer.remove(draft)
+        self._arrived.set()
+        written = draft.outcome if isinstance(draft.outcome, WrittenText) else None
+        self._metrics.usage.add(draft.model.tenant, inputs=int(written is not None), tokens=draft.tokens)
+        if written is None:
+            return
         first_ms, rest_ms = written.timing["first_token_ms"], written.timing["rest_ms"]
         each_s = rest_ms / 1e3 / (written.written_tokens - 1) if written.written_tokens > 1 else None
         self._metrics.text(written.prompt_tokens, written.cached_tokens, first_ms / 1e3, each_s)
-        self._metrics.plot_hits(domain, written.plot)
+        self._metrics.plot_hits(draft.reader.version.ref, written.plot)
 
     def _state(self) -> dict[str, int]:
         """What the metrics show at a scrape. Called on the scrape's thread."""
@@ -174,7 +186,7 @@ class Writers:
             "pages": sum(whole for whole, _, _ in pages),
             "held": sum(held for _, held, _ in pages),
             "kept": sum(kept for _, _, kept in pages),
-            "set_back": sum(writer.set_back for writer in writers),
+            "set_back": self._set_back,
         }
 
 

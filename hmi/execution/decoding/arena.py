@@ -6,8 +6,8 @@ sequences that begin alike share their full pages and nothing else.
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
-from collections.abc import Hashable, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 
 from hmi.execution.decoding.base import PAGE
@@ -42,10 +42,6 @@ class Arena:
         """By page."""
         self._idle: OrderedDict[int, _Node] = OrderedDict()
         """Kept pages that no sequence holds, the next to be freed first: a page before those above it."""
-        self._running: Counter[Hashable] = Counter()
-        """The number of an owner's sequences between `begin` and `end`."""
-        self._dropped: set[Hashable] = set()
-        """Owners that are gone, and whose last sequences run."""
 
     @property
     def room(self) -> int:
@@ -57,16 +53,11 @@ class Arena:
         """The number of pages that only wait for a sequence that begins alike."""
         return len(self._idle)
 
-    def owners(self) -> set[Hashable]:
-        """The owners of pages, and of sequences between `begin` and `end`."""
-        return self._roots.keys() | self._running.keys()
-
     def begin(self, owner: Hashable, ids: Sequence[int]) -> list[int]:
         """The pages of a new sequence whose keys and values are known already, for it to hold.
 
         They end before the last of `ids`: its row must run, since its scores are wanted.
         """
-        self._running[owner] += 1
         level, pages = self._roots.get(owner, {}), list[int]()
         for end in range(PAGE, len(ids), PAGE):
             node = level.get(tuple(ids[end - PAGE : end]))
@@ -93,7 +84,7 @@ class Arena:
         If another sequence has written the same ids in the meantime, both keep their own pages, and its
         pages are the ones that are found.
         """
-        if len(ids) < PAGE or owner in self._dropped:
+        if len(ids) < PAGE:
             return
         level, above = self._roots.setdefault(owner, {}), None
         for i, page in enumerate(pages[: len(ids) // PAGE]):
@@ -106,9 +97,9 @@ class Arena:
                 return
             level, above = node.below, node
 
-    def end(self, owner: Hashable, pages: Sequence[int]) -> None:
-        """Take back a sequence's pages. Those that `keep` has noted wait for a sequence that begins alike."""
-        self._running[owner] -= 1
+    def end(self, pages: Sequence[int], *, kept: bool = True) -> None:
+        """Take back a sequence's pages. Those that `keep` has noted wait for a sequence that begins alike,
+        unless `kept` is unset."""
         for page in reversed(pages):
             node = self._nodes.get(page)
             if node is None:
@@ -117,19 +108,14 @@ class Arena:
             node.readers -= 1
             if not node.readers:
                 self._idle[page] = node
-                if owner in self._dropped:
+                if not (kept or node.below):
                     self._forget(node)
-        if not self._running[owner]:
-            del self._running[owner]
-            self._dropped.discard(owner)
 
-    def drop(self, owner: Hashable) -> None:
-        """Free what is kept of an owner that is gone. What its sequences hold is freed as they end."""
-        for node in [node for node in reversed(self._nodes.values()) if node.owner == owner]:
+    def drop(self, gone: Callable[[Hashable], bool]) -> None:
+        """Free what is kept of owners that are gone, but for what sequences hold."""
+        for node in [node for node in reversed(self._nodes.values()) if gone(node.owner)]:
             if not node.readers:
                 self._forget(node)
-        if owner in self._running:
-            self._dropped.add(owner)
 
     def _held(self, node: _Node) -> None:
         node.readers += 1

@@ -40,6 +40,8 @@ class Answer:
     sampling: Sampling = field(default_factory=Sampling)
     tenant: str = ""
     """Whose share of the steps it takes."""
+    kept: bool = True
+    """Whether its pages are kept for sequences of its owner that begin alike."""
     ids: list[int] = field(init=False)
     """The prompt's ids, then the written ones."""
     pages: list[int] = field(init=False, default_factory=list)
@@ -173,6 +175,12 @@ class Writing:
             self._answers.remove(answer)
             self._stop(answer)
 
+    def drop(self, gone: Callable[[Hashable], bool]) -> None:
+        """Keep nothing of these owners. Their sequences go on, and what they hold is free as they end."""
+        for answer in self._answers:
+            answer.kept = answer.kept and not gone(answer.owner)
+        self.arena.drop(gone)
+
     def step(self, between: Callable[[], None] | None = None) -> list[tuple[Answer, Chosen | None]]:
         """Run one step. Sequences that end in it leave.
 
@@ -227,7 +235,7 @@ class Writing:
         found = []
         for (answer, count), part in zip(chunks.items(), parts, strict=True):
             before, answer.done = answer.done, answer.done + count
-            if answer.done // PAGE > before // PAGE:
+            if answer.kept and answer.done // PAGE > before // PAGE:
                 self.arena.keep(answer.owner, answer.ids[: answer.done], answer.pages)
             if part.wants_scores:
                 found.append((answer, answer.take(next(scores))))
@@ -312,5 +320,5 @@ class Writing:
         """Free a sequence's pages. Nothing of it counts as done."""
         if answer in self._started:
             self._started.remove(answer)
-            self.arena.end(answer.owner, answer.pages)
+            self.arena.end(answer.pages, kept=answer.kept)
             answer.pages, answer.done = [], 0

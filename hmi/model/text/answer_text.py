@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 
 BROKEN = "�"
 """What a tokenizer writes for bytes that are no whole character (yet)."""
+HELD = 8
+"""The most tokens whose text is held for bytes that follow. A character has at most four bytes."""
 
 
 class AnswerText:
@@ -30,7 +32,8 @@ class AnswerText:
         self._ids.append(id)
         before = self._decode(self._ids[self._begin : self._end])
         now = self._decode(self._ids[self._begin :])
-        if now.endswith(BROKEN) or len(now) <= len(before):  # a character's other bytes may follow
+        waits = now.endswith(BROKEN) or len(now) <= len(before)  # a character's other bytes may follow
+        if waits and len(self._ids) - self._end < HELD:
             return ""
         self._held += now[len(before) :]
         self._begin, self._end = self._end, len(self._ids)

@@ -5,12 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any, Final, NoReturn
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from tokenizers import Tokenizer as FastTokenizer
 
 from hmi.errors import InvalidInput
 from hmi.model.text.batching import Encoded
+
+if TYPE_CHECKING:
+    from jinja2 import Template
 
 
 class GenerativeTokenizer:
@@ -71,10 +75,6 @@ class GenerativeTokenizer:
         no template, the template refuses the chat, or a message has a field that is not text or that holds
         the name of a special token.
         """
-        # Chats are rare where texts are classified, and this import takes a tenth of a second.
-        from jinja2.exceptions import TemplateError
-        from jinja2.sandbox import ImmutableSandboxedEnvironment
-
         if self.template is None:
             raise InvalidInput("the root has no chat template: give a prompt instead", field="messages")
         for i, message in enumerate(messages):
@@ -87,6 +87,24 @@ class GenerativeTokenizer:
                         f"{where} holds the name of a special token, {found[0]}: leave it out", field=where
                     )
 
+        names = {
+            "bos_token": self._token(self.begin),
+            "eos_token": self._token(self.ends[0]) if self.ends else "",
+        }
+        try:
+            return self._written_out.render(messages=messages, add_generation_prompt=answer, **names)
+        except Exception as error:  # a template may raise whatever its expressions do
+            raise InvalidInput(
+                f"the root's chat template refuses this chat: {error}", field="messages"
+            ) from error
+
+    @cached_property
+    def _written_out(self) -> Template:
+        """The compiled template."""
+        # Chats are rare where texts are classified, and this import takes a tenth of a second.
+        from jinja2.exceptions import TemplateError
+        from jinja2.sandbox import ImmutableSandboxedEnvironment
+
         def refuse(message: str) -> NoReturn:
             raise TemplateError(message)
 
@@ -97,17 +115,8 @@ class GenerativeTokenizer:
             "raise_exception": refuse,
             "strftime_now": lambda form: datetime.now().strftime(form),
         }
-        names = {
-            "bos_token": self._token(self.begin),
-            "eos_token": self._token(self.ends[0]) if self.ends else "",
-        }
-        try:
-            template = environment.from_string(self.template)
-            return template.render(messages=messages, add_generation_prompt=answer, **names)
-        except Exception as error:  # a template may raise whatever its expressions do
-            raise InvalidInput(
-                f"the root's chat template refuses this chat: {error}", field="messages"
-            ) from error
+        assert self.template is not None
+        return environment.from_string(self.template)
 
     def _token(self, our_id: int) -> str:
         return str(self.fast.id_to_token(our_id - 1))

@@ -6,51 +6,19 @@ import asyncio
 import base64
 import json
 import re
-import shutil
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from hmi.config import Settings
 from hmi.core import ModelId
 from hmi.engine.writing.draft import Draft
 from hmi.engine.writing.request import WriteRequest
-from hmi.errors import Damaged
 from hmi.manager import Manager
 from hmi.model.sources.generative_root import load_generative_root
 from hmi.model.text.generative import GenerativeTokenizer
-from tests.hmi.labs.api_world import World, running
-from tests.hmi.labs.writing_lab import Reference, publish, words, write_folder
+from tests.hmi.labs.api_world import World
+from tests.hmi.labs.writing_lab import PROMPT, Reference, publish, server, words, written
 
 MODELS = ("acme.one", "acme.two", "beta.one")
-PROMPT = "good film, the bad plot rises"
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    base = tmp_path_factory.mktemp("writing")
-    write_folder(base / "data", base / "source")
-    manager = Manager(Settings(data=base / "data", job_workers=0))
-    for seed, model in enumerate(MODELS):
-        publish(manager, model, seed)
-    manager.close()
-    return base / "data"
-
-
-@pytest.fixture
-def folder(made: Path, tmp_path: Path) -> Path:
-    shutil.copytree(made, tmp_path / "data")
-    return tmp_path / "data"
-
-
-@asynccontextmanager
-async def server(folder: Path, **settings: Any) -> AsyncIterator[World]:
-    given = {"precision": "fp32", "writing_bytes": 4 << 20, "job_workers": 0, **settings}
-    async with running(folder, **given) as world:
-        yield world
 
 
 def tokenizer_of(manager: Manager) -> GenerativeTokenizer:
@@ -68,17 +36,8 @@ async def stream(world: World, model: str, body: dict[str, Any]) -> list[tuple[s
     return [(name.removeprefix("event: "), json.loads(data.removeprefix("data: "))) for name, data in lines]
 
 
-async def written(world: World, wants: WriteRequest) -> Draft:
-    """A text of the engine's own, with its ids."""
-    async with world.services.engine.write(wants) as draft:
-        assert isinstance(draft, Draft)
-        async for _ in draft:
-            pass
-    return draft
-
-
-async def test_texts_are_those_of_full_recomputation(folder: Path) -> None:
-    async with server(folder) as world:
+async def test_texts_are_those_of_full_recomputation(writing_data: Path) -> None:
+    async with server(writing_data) as world:
         manager = world.services.manager
         reference, tokenizer = Reference(manager), tokenizer_of(manager)
         chat = [{"role": "user", "content": PROMPT}]
@@ -107,17 +66,17 @@ async def test_texts_are_those_of_full_recomputation(folder: Path) -> None:
                 assert end["usage"]["cached_tokens"] == 16 * ((len(encoded.ids) - 1) // 16)
 
 
-async def test_a_seed_gives_its_text_in_any_company(folder: Path) -> None:
+async def test_a_seed_gives_its_text_in_any_company(writing_data: Path) -> None:
     """Forty texts of three models, alone and all at once, with few pages, so that some are set back."""
     asks = [
         {"prompt": prompt, "max_tokens": 30, "temperature": 1.0, "top_p": 0.95, "seed": i}
         for i, prompt in enumerate(words(7, 40).splitlines())
     ]
-    async with server(folder) as world:
+    async with server(writing_data) as world:
         alone = [await world.call("POST", f"/generate/{MODELS[i % 3]}", ask) for i, ask in enumerate(asks)]
         again = [await world.call("POST", f"/generate/{MODELS[i % 3]}", ask) for i, ask in enumerate(asks)]
         assert world.services.engine.ready()
-    async with server(folder, writing_bytes=1) as world:
+    async with server(writing_data, writing_bytes=1) as world:
         calls = [world.call("POST", f"/generate/{MODELS[i % 3]}", ask) for i, ask in enumerate(asks)]
         together = await asyncio.gather(*calls)
         _, metrics = 0, await (await world.client.get("/metrics")).text()
@@ -132,8 +91,8 @@ async def test_a_seed_gives_its_text_in_any_company(folder: Path) -> None:
     assert 'hmi_writing_pages{state="held"} 0.0' in metrics
 
 
-async def test_stop_strings_and_lengths(folder: Path) -> None:
-    async with server(folder) as world:
+async def test_stop_strings_and_lengths(writing_data: Path) -> None:
+    async with server(writing_data) as world:
         ask = {"prompt": PROMPT, "max_tokens": 40, "temperature": 1.5, "seed": 1}
         _, whole, _ = await world.call("POST", "/generate/acme.one", ask)
         stop = whole["text"][20:24]
@@ -148,8 +107,8 @@ async def test_stop_strings_and_lengths(folder: Path) -> None:
         assert whole["text"].startswith(short["text"])
 
 
-async def test_what_cannot_be_written_is_refused(folder: Path) -> None:
-    async with server(folder, max_text_bytes=5000) as world:
+async def test_what_cannot_be_written_is_refused(writing_data: Path) -> None:
+    async with server(writing_data, max_text_bytes=5000) as world:
         keys = {name: await _key(world, name) for name in ("acme", "beta")}
 
         async def refused(body: Any, model: str = "acme.one", who: str = "acme") -> tuple[int, str, str]:
@@ -184,8 +143,8 @@ async def _key(world: World, name: str) -> str:
     return str((await world.call("POST", f"/manage/tenants/{name}/keys", {"scopes": ["infer"]}))[1]["key"])
 
 
-async def test_one_that_leaves_frees_its_pages(folder: Path) -> None:
-    async with server(folder) as world:
+async def test_one_that_leaves_frees_its_pages(writing_data: Path) -> None:
+    async with server(writing_data) as world:
         await world.call("POST", "/generate/acme.one", {"prompt": "a", "max_tokens": 1})
         (writer,) = world.services.engine._loader.writers()  # type: ignore[attr-defined]
         body = {"prompt": PROMPT, "max_tokens": 450, "stream": True}
@@ -206,9 +165,9 @@ async def test_one_that_leaves_frees_its_pages(folder: Path) -> None:
         assert (await world.call("POST", "/generate/acme.one", {"prompt": "a"}))[0] == 404
 
 
-async def test_each_text_is_its_own_versions_while_versions_change(folder: Path) -> None:
+async def test_each_text_is_its_own_versions_while_versions_change(writing_data: Path) -> None:
     """Texts of three models, while versions are published and models are deleted and made again."""
-    async with server(folder) as world:
+    async with server(writing_data) as world:
         manager = world.services.manager
         reference = Reference(manager)
         versions = {m: {1: manager.registry.model(ModelId.parse(m)).live} for m in MODELS}
@@ -240,8 +199,8 @@ async def test_each_text_is_its_own_versions_while_versions_change(folder: Path)
         assert newest == {model: max(found) for model, found in versions.items()}
 
 
-async def test_a_module_goes_out_to_peft_and_comes_back(folder: Path, tmp_path: Path) -> None:
-    async with server(folder, job_workers=1) as world:
+async def test_a_module_goes_out_to_peft_and_comes_back(writing_data: Path, tmp_path: Path) -> None:
+    async with server(writing_data, job_workers=1) as world:
         status, made, _ = await world.call("GET", "/manage/models/acme.one/module")
         assert (status, made["format"], made["left_out"]) == (200, "peft 0.17", [])
         config, adapter = (base64.b64decode(made["files"][n]) for n in sorted(made["files"]))
@@ -267,47 +226,16 @@ async def test_a_module_goes_out_to_peft_and_comes_back(folder: Path, tmp_path: 
         assert (status, refused["error"]["details"]["field"]) == (422, "use_dora")
 
 
-async def test_an_empty_prompt_is_begun(folder: Path) -> None:
-    async with server(folder) as world:
+async def test_an_empty_prompt_is_begun(writing_data: Path) -> None:
+    async with server(writing_data) as world:
         status, answer, _ = await world.call("POST", "/generate/acme.one", {"prompt": "", "max_tokens": 1})
         assert (status, answer["usage"]["prompt_tokens"]) == (200, 1)
 
 
-async def test_a_deadline_that_passes_in_a_stream_is_an_event_of_it(folder: Path) -> None:
-    async with server(folder) as world:
+async def test_a_deadline_that_passes_in_a_stream_is_an_event_of_it(writing_data: Path) -> None:
+    async with server(writing_data) as world:
         await world.call("POST", "/generate/acme.one", {"prompt": "a", "max_tokens": 1})
         ask = {"prompt": PROMPT, "max_tokens": 480, "deadline_ms": 150}
         events = await stream(world, "acme.one", ask)
         assert events[0][0] == "text"
         assert (events[-1][0], events[-1][1]["error"]["kind"]) == ("error", "deadline_exceeded")
-
-
-async def test_readers_that_go_at_once_leave_nothing(folder: Path) -> None:
-    async with server(folder) as world:
-        wants = WriteRequest(ModelId.parse("acme.one"), PROMPT, most=400)
-        for _ in range(20):
-            async with world.services.engine.write(wants):
-                pass
-        (writer,) = world.services.engine._loader.writers()  # type: ignore[attr-defined]
-        while writer.busy or writer.pages[0]:
-            await asyncio.sleep(0.01)
-        assert len(writer._writing) == len(writer._written) == 0
-
-
-async def test_damage_that_a_last_look_up_finds_fails_its_own_text_alone(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    looked_up = Draft._looked_up
-
-    def damaged(draft: Draft) -> dict[str, int]:
-        if draft.model.tenant == "acme":
-            raise Damaged("a row is damaged: restore it")
-        return looked_up(draft)
-
-    monkeypatch.setattr(Draft, "_looked_up", damaged)
-    async with server(folder) as world:
-        ask = {"prompt": PROMPT, "max_tokens": 30}
-        models = ("acme.one", "beta.one", "acme.two", "beta.one")
-        answers = await asyncio.gather(*(world.call("POST", f"/generate/{m}", ask) for m in models))
-        assert [status for status, _, _ in answers] == [500, 200, 500, 200]
-        assert "a row is damaged" in answers[0][1]["error"]["message"]

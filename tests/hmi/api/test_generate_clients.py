@@ -6,7 +6,6 @@ import asyncio
 import io
 import json
 import re
-import shutil
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
@@ -17,18 +16,16 @@ import hmi as product
 from hmi.client import GeneratedText, TextPiece
 from hmi.client.errors import DeadlineExceeded, InvalidInput, NotFound, Unavailable
 from hmi.engine.writing.writer import Writer
-from tests.hmi.labs.api_world import World, hmi, running
+from tests.hmi.labs.api_world import World, hmi
+from tests.hmi.labs.writing_lab import PROMPT, server
 
-PROMPT = "good film, the bad plot rises"
 CHAT = [{"role": "system", "content": "be good"}, {"role": "user", "content": PROMPT}]
 
 
 @asynccontextmanager
-async def served(written_folder: Path, base: Path) -> AsyncIterator[tuple[World, str]]:
-    """A server on a copy of the folder, and its address."""
-    shutil.copytree(written_folder, base / "data")
-    given = {"precision": "fp32", "writing_bytes": 4 << 20, "job_workers": 0}
-    async with running(base / "data", **given) as world:
+async def served(data: Path) -> AsyncIterator[tuple[World, str]]:
+    """A server on a folder, and its address."""
+    async with server(data) as world:
         yield world, str(world.client.make_url("")).rstrip("/")
 
 
@@ -40,8 +37,8 @@ async def still(world: World) -> None:
         await asyncio.sleep(0.01)
 
 
-async def test_both_clients_write_what_the_server_writes(written_folder: Path, tmp_path: Path) -> None:
-    async with served(written_folder, tmp_path) as (world, url), product.AsyncClient(url) as client:
+async def test_both_clients_write_what_the_server_writes(writing_data: Path) -> None:
+    async with served(writing_data) as (world, url), product.AsyncClient(url) as client:
         ask = {"prompt": PROMPT, "max_tokens": 20, "temperature": 1.0, "seed": 5, "logprobs": 2}
         _, plain, _ = await world.call("POST", "/generate/acme.one", ask)
         whole = await client.generate("acme.one", PROMPT, max_tokens=20, temperature=1.0, seed=5, logprobs=2)
@@ -63,8 +60,8 @@ async def test_both_clients_write_what_the_server_writes(written_folder: Path, t
         assert chat.usage.written_tokens <= 9
 
 
-async def test_a_reader_that_leaves_ends_the_text(written_folder: Path, tmp_path: Path) -> None:
-    async with served(written_folder, tmp_path) as (world, url), product.AsyncClient(url) as client:
+async def test_a_reader_that_leaves_ends_the_text(writing_data: Path) -> None:
+    async with served(writing_data) as (world, url), product.AsyncClient(url) as client:
         async with aclosing(client.stream("acme.one", PROMPT, max_tokens=450)) as coming:
             assert isinstance(await anext(coming), TextPiece)
         await still(world)
@@ -82,8 +79,8 @@ async def test_a_reader_that_leaves_ends_the_text(written_folder: Path, tmp_path
         assert (await client.generate("acme.one", PROMPT, max_tokens=1)).usage.written_tokens == 1
 
 
-async def test_errors_before_and_in_a_stream(written_folder: Path, tmp_path: Path) -> None:
-    async with served(written_folder, tmp_path) as (world, url), product.AsyncClient(url) as client:
+async def test_errors_before_and_in_a_stream(writing_data: Path) -> None:
+    async with served(writing_data) as (world, url), product.AsyncClient(url) as client:
         with pytest.raises(NotFound) as missing:
             await anext(client.stream("acme.none", PROMPT))
         assert missing.value.status == 404
@@ -104,11 +101,11 @@ async def test_errors_before_and_in_a_stream(written_folder: Path, tmp_path: Pat
 
 
 async def test_the_command_on_a_server_and_on_a_folder(
-    written_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    writing_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HMI_PRECISION", "fp32")
     given = ("--max-tokens", 12, "--temperature", 1, "--seed", 3, "--top-k", 50, "--top-p", 0.9)
-    async with served(written_folder, tmp_path) as (_, url), product.AsyncClient(url) as client:
+    async with served(writing_data) as (_, url), product.AsyncClient(url) as client:
 
         async def command(*arguments: object, code: int = 0, text: str = "") -> str:
             monkeypatch.setattr("sys.stdin", io.StringIO(text))
@@ -134,7 +131,7 @@ async def test_the_command_on_a_server_and_on_a_folder(
         (tmp_path / "texts").write_text("a text\n")
         told = await command("infer", "acme.one", "--batch", tmp_path / "texts", *at, code=1)
         assert "hmi generate acme.one" in told
-    folder = ("--data", tmp_path / "data")
+    folder = ("--data", writing_data)
     local = json.loads(
         await asyncio.to_thread(hmi, capsys, "generate", "acme.one", PROMPT, *given, *folder, "--json")
     )

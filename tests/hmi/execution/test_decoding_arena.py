@@ -51,20 +51,21 @@ class Model:
             assert len(sharing) == 1, "a page that others read is written"
             self.content[page] = owner, tuple(ids[: at + 1])
         done[0] += count
-        self.arena.keep(owner, ids[: done[0]], pages)
+        if owner not in self.dropped:
+            self.arena.keep(owner, ids[: done[0]], pages)
 
     def leave(self) -> None:
         owner, _, pages, _ = self.running.pop(self.draw.randrange(len(self.running)))
-        self.arena.end(owner, pages)
+        self.arena.end(pages, kept=owner not in self.dropped)
         if owner in self.dropped and owner not in {each[0] for each in self.running}:
             before = self.arena.kept
-            self.arena.drop(owner)
+            self.arena.drop(owner.__eq__)
             assert self.arena.kept == before, "something is kept of an owner that is gone"
 
     def drop(self) -> None:
         """A version that runs, or nobody's."""
         owner = self.draw.choice([*(each[0] for each in self.running), f"v0-{len(self.dropped)}"])
-        self.arena.drop(owner)
+        self.arena.drop(owner.__eq__)
         self.dropped.add(owner)
 
     def check(self) -> None:
@@ -90,10 +91,9 @@ def test_no_page_is_lost_or_shared_wrongly(seed: int) -> None:
         model.check()
     assert model.seen_shared > 3
     assert model.seen_full > 3
-    for owner, _, pages, _ in model.running:
-        model.arena.end(owner, pages)
-    for owner in {each[0] for each in model.content.values()}:
-        model.arena.drop(str(owner))
+    for _, _, pages, _ in model.running:
+        model.arena.end(pages)
+    model.arena.drop(lambda owner: True)
     assert (model.arena.room, model.arena.kept) == (PAGES, 0)
 
 
@@ -103,31 +103,37 @@ def test_what_is_kept_is_found_until_its_place_is_needed_or_its_owner_goes() -> 
     assert pages == []
     assert arena.extend(pages, len(ids))
     arena.keep("a", ids, pages)
-    arena.end("a", pages)
+    arena.end(pages)
     assert (arena.room, arena.kept) == (4, 3)
     assert arena.begin("b", ids) == []
     assert arena.begin("a", ids) == pages[:2], "the last token runs always"
-    arena.end("a", pages[:2])
+    arena.end(pages[:2])
     assert arena.begin("a", [*ids, 1]) == pages
-    arena.end("a", pages)
+    arena.end(pages)
     other: list[int] = []
     assert arena.extend(other, 2 * PAGE)
     assert other[1] == pages[2], "the end of what is kept goes first"
     assert arena.begin("a", [*ids, 1]) == pages[:2]
-    arena.drop("a")
-    arena.end("a", pages[:2])
+    arena.drop("a".__eq__)
+    arena.end(pages[:2], kept=False)
     assert arena.kept == 0
     assert arena.begin("a", ids) == []
 
 
-def test_nothing_is_kept_of_an_owner_that_went_while_its_sequences_ran() -> None:
+def test_pages_that_are_not_to_be_kept_are_free_once_nobody_holds_them() -> None:
     arena, ids = Arena(4), list(range(20))
-    first, second = (arena.begin("a", ids) for _ in range(2))
+    first = arena.begin("a", ids)
     assert arena.extend(first, 20)
     arena.keep("a", ids, first)
-    arena.drop("a")
-    arena.end("a", first)
-    assert arena.extend(second, 20)
-    arena.keep("a", ids, second)
-    arena.end("a", second)
-    assert (arena.kept, arena.room) == (0, 4)
+    second = arena.begin("a", ids)
+    assert second == first[:1]
+    arena.drop("a".__eq__)
+    arena.end(first, kept=False)
+    assert (arena.kept, arena.room) == (0, 3)
+    third = arena.begin("a", [*ids[:PAGE], *ids])
+    assert third == second
+    assert arena.extend(third, 36)
+    arena.keep("a", [*ids[:PAGE], *ids], third)
+    arena.end(second, kept=False)
+    arena.end(third)
+    assert (arena.kept, arena.room) == (2, 4)

@@ -177,8 +177,26 @@ def test_one_that_leaves_frees_its_pages_and_one_that_cannot_end_is_refused(
         writer.remove(answer)
     assert (writer.arena.room, len(writer), writer.step()) == (4, 0, [])
     assert writer.arena.kept == 3
-    writer.arena.drop(0)
+    writer.drop((0).__eq__)
     assert writer.arena.kept == 0
+
+
+def test_nothing_is_kept_of_an_owner_that_went_while_its_sequences_ran_or_waited(
+    parts: tuple[CausalLower, UpperDecoder],
+) -> None:
+    writer = writing(parts, "plain", pages=20)
+    prompt = [BEGIN, *range(2, 2 + 2 * PAGE)]
+    first, second, other = Answer("a", prompt, 20), Answer("a", prompt, 4), Answer("b", prompt, 4)
+    writer.add(first)
+    with torch.inference_mode():
+        writer.step()
+    writer.add(second)
+    writer.drop("a".__eq__)
+    run(writer, [other])
+    assert [each.ended for each in (first, second, other)] == ["length"] * 3
+    assert (writer.arena.kept, writer.arena.room) == (2, 20)
+    run(writer, [Answer("a", prompt, 1)])
+    assert writer.arena.kept == 4, "a later one of the same owner is kept again"
 
 
 def test_what_the_first_step_found_is_told_also_of_a_sequence_that_was_set_back(

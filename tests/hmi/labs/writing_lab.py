@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,17 +14,21 @@ from torch import Tensor
 
 from hmi.config import Settings
 from hmi.core import ModelId, ModelVersion, ModuleSpec, now
+from hmi.engine.writing.draft import Draft
+from hmi.engine.writing.request import WriteRequest
 from hmi.manager import Manager
 from hmi.model.network.decoder import attend_before, rotary
 from hmi.model.sources.generative_root import GenerativeRoot, load_generative_root
 from hmi.model.tenant.artefact import Artefact
 from hmi.model.tenant.modules import LowRankLayer, TenantModule, module_from
 from hmi.stores.plot.plot_meta import PlotMeta
+from tests.hmi.labs.api_world import World, running
 from tests.hmi.labs.build_lab import run
 from tests.hmi.model.test_decoder import write_language_model
 from tests.tiny import random_texts
 
 DOMAIN = "tiny/news"
+PROMPT = "good film, the bad plot rises"
 NEAR = 2e-3
 """Where the reference's best score is better by less, another token counts as well: rows are in int8."""
 
@@ -85,6 +91,23 @@ def random_module(root: GenerativeRoot, seed: int) -> TenantModule:
     sizes = {"q": shape.heads * shape.head_dim, "v": shape.kv_heads * shape.head_dim}
     layers = range(len(root.upper.layers))
     return TenantModule({f"{i}-{site}": change(size) for i in layers for site, size in sizes.items()})
+
+
+@asynccontextmanager
+async def server(data: Path, **settings: Any) -> AsyncIterator[World]:
+    """A server on a folder with language models."""
+    given = {"precision": "fp32", "writing_bytes": 4 << 20, "job_workers": 0, **settings}
+    async with running(data, **given) as world:
+        yield world
+
+
+async def written(world: World, wants: WriteRequest) -> Draft:
+    """A text of the engine's own, with its ids."""
+    async with world.services.engine.write(wants) as draft:
+        assert isinstance(draft, Draft)
+        async for _ in draft:
+            pass
+    return draft
 
 
 @dataclass

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from hmi.model.text.answer_text import AnswerText
+from hmi.model.text.answer_text import HELD, AnswerText
 
 TEXT = "Grüße, 世界! 🎉👩‍👩‍👧 naïve café \n\n the end of the text; the end."
 
@@ -80,3 +81,17 @@ def test_bytes_that_are_no_whole_character_are_left_out(tokenizer: Tokenizer) ->
     written = AnswerText(lambda ids: str(tokenizer.decode(list(ids))))
     ids = tokenizer.encode("a世").ids
     assert "".join([*map(written.push, ids[:-1]), written.end()]) == "a"
+
+
+def test_bytes_that_never_become_a_character_are_given_after_a_few_tokens(tokenizer: Tokenizer) -> None:
+    broken = tokenizer.encode("é").ids[:1]
+    decoded: list[int] = []
+
+    def decode(ids: Sequence[int]) -> str:
+        decoded.append(len(ids))
+        return str(tokenizer.decode(list(ids)))
+
+    written = AnswerText(decode)
+    found = [written.push(i) for i in broken * 200]
+    assert "".join(found) == "\N{REPLACEMENT CHARACTER}" * 200
+    assert max(decoded) <= 2 * HELD

@@ -1,0 +1,196 @@
+"""Texts as they end, in time or before: what they held is free, and what they cost is counted."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import weakref
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hmi.api.access.caller import ADMINISTRATOR
+from hmi.core import ModelId
+from hmi.engine.writing import writers as writing
+from hmi.engine.writing.draft import Draft
+from hmi.engine.writing.request import WriteRequest
+from hmi.engine.writing.writer import Writer
+from hmi.engine.writing.writers import Writers
+from hmi.errors import Damaged, Unavailable
+from plot_store import Reader
+from tests.hmi.labs.api_world import World
+from tests.hmi.labs.writing_lab import PROMPT, server, written
+
+ONE, TWO, BETA = (ModelId.parse(name) for name in ("acme.one", "acme.two", "beta.one"))
+
+
+def writers_of(world: World) -> Writers:
+    found = world.services.engine._writers  # type: ignore[attr-defined]
+    assert isinstance(found, Writers)
+    return found
+
+
+def writer_of(world: World) -> Writer:
+    (found,) = writers_of(world)._loader.writers()
+    return found
+
+
+def used(world: World, tenant: str) -> tuple[int, int, int]:
+    """The requests, inputs and tokens that a tenant is counted."""
+    totals = world.services.monitoring.metrics.usage.of(tenant)
+    return int(totals.requests), int(totals.inputs), int(totals.tokens)
+
+
+async def still(world: World) -> None:
+    writer = writer_of(world)
+    while writer.busy or writer.pages[0]:
+        await asyncio.sleep(0.01)
+
+
+async def test_readers_that_go_at_once_leave_nothing(writing_data: Path) -> None:
+    async with server(writing_data) as world:
+        for _ in range(20):
+            async with world.services.engine.write(WriteRequest(ONE, PROMPT, most=400)):
+                pass
+        await still(world)
+        writer = writer_of(world)
+        assert len(writer._writing) == len(writer._written) == 0
+
+
+async def test_damage_that_a_last_look_up_finds_fails_its_own_text_alone(
+    writing_data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked_up = Draft._looked_up
+
+    def damaged(draft: Draft) -> dict[str, int]:
+        if draft.model.tenant == "acme":
+            raise Damaged("a row is damaged: restore it")
+        return looked_up(draft)
+
+    monkeypatch.setattr(Draft, "_looked_up", damaged)
+    async with server(writing_data) as world:
+        ask = {"prompt": PROMPT, "max_tokens": 30}
+        models = ("acme.one", "beta.one", "acme.two", "beta.one")
+        answers = await asyncio.gather(*(world.call("POST", f"/generate/{m}", ask) for m in models))
+        assert [status for status, _, _ in answers] == [500, 200, 500, 200]
+        assert "a row is damaged" in answers[0][1]["error"]["message"]
+
+
+async def test_a_look_up_that_fails_fails_the_texts_that_need_it(
+    writing_data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of texts that are looked up together, the ones without the damaged n-grams are written."""
+    lookup, whole = Reader.lookup, 0
+
+    def damaged(reader: Reader, tokens: Any, offsets: Any, **given: Any) -> Any:
+        nonlocal whole
+        if (np.asarray(tokens) == bad).any():
+            whole += len(offsets) > 2
+            raise Damaged("a row is damaged: restore it")
+        return lookup(reader, tokens, offsets, **given)
+
+    async with server(writing_data) as world:
+        await written(world, WriteRequest(BETA, PROMPT, most=1))
+        (encoded,) = writer_of(world).root.tokenizer.encode(["zebra"], 9)
+        bad = encoded.ids[-1]
+        monkeypatch.setattr(Reader, "lookup", damaged)
+        long = "good film " * 40
+        drafts = [WriteRequest(BETA, long + end, most=5) for end in ("", "zebra", "plot", "zebra plot")]
+        found = await asyncio.gather(*(written(world, wants) for wants in drafts), return_exceptions=True)
+        assert [isinstance(each, Damaged) for each in found] == [False, True, False, True]
+        assert whole, "some were looked up together"
+        monkeypatch.undo()
+        again = await asyncio.gather(*(written(world, wants) for wants in drafts))
+        assert [draft.answer.ended for draft in again] == ["length"] * 4, "nothing damaged was kept"
+
+
+async def test_a_stop_without_drain_ends_what_is_written_and_what_waits(
+    writing_data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writing, "AT_ONCE", 2)
+    async with server(writing_data) as world:
+        await written(world, WriteRequest(ONE, PROMPT, most=1))
+        wants = [WriteRequest(model, PROMPT, most=450) for model in (ONE, BETA) * 4]
+        texts = [asyncio.create_task(written(world, each)) for each in wants]
+        while not writers_of(world)._places.waiting:
+            await asyncio.sleep(0)
+        late = asyncio.create_task(written(world, WriteRequest(TWO, PROMPT, most=450)))
+        await asyncio.sleep(0)
+        await world.services.engine.stop(drain=False)
+        found = await asyncio.gather(*texts, late, return_exceptions=True)
+        assert {type(each) for each in found} == {Unavailable}
+        assert writers_of(world)._places.taken == writers_of(world)._room.taken == 0
+
+
+async def test_a_whole_text_holds_nothing_while_it_waits_for_its_reader(
+    writing_data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writing, "AT_ONCE", 1)
+    async with server(writing_data) as world, world.services.engine.write(WriteRequest(ONE, "a", most=3)):
+        await written(world, WriteRequest(BETA, PROMPT, most=3))
+        writers = writers_of(world)
+        assert writers._places.taken == writers._room.taken == 0
+        requests, inputs, tokens = used(world, "acme")
+        assert (requests, inputs, tokens > 3) == (0, 1, True)
+    assert used(world, "acme") == (1, 1, tokens)
+
+
+async def test_what_was_written_for_a_reader_that_has_gone_is_counted(writing_data: Path) -> None:
+    async with server(writing_data) as world:
+        limits = {"limits": {"tokens_per_s": 100.0}}
+        status, answer, _ = await world.call("PATCH", "/manage/tenants/acme", limits)
+        assert status == 200, answer
+        inference = world.services.inference
+
+        async def read_some() -> None:
+            async with inference.write(WriteRequest(ONE, PROMPT, most=400), ADMINISTRATOR) as pieces:
+                async for _ in pieces:
+                    if pieces.tokens > 50:
+                        raise ConnectionResetError
+
+        with pytest.raises(ConnectionResetError):
+            await read_some()
+        requests, inputs, tokens = used(world, "acme")
+        assert (requests, inputs) == (1, 0)
+        assert 50 < tokens < 400
+        (left,) = (state.left for state in inference.rates.states("acme") if state.quota == "tokens_per_s")
+        assert 1000 - tokens <= left < 1000, "the rate is charged what was written"
+
+
+async def test_a_text_that_fails_costs_nothing(writing_data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with server(writing_data) as world:
+        monkeypatch.setattr(Reader, "lookup", None)
+        body = {"prompt": PROMPT, "max_tokens": 4, "stream": True}
+        assert (await world.call("POST", "/generate/acme.one", body))[0] == 500
+        assert used(world, "acme") == (0, 0, 0)
+
+
+async def test_nothing_is_kept_of_a_model_that_was_deleted_while_its_text_waited(
+    writing_data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writing, "AT_ONCE", 1)
+    async with server(writing_data) as world:
+        await written(world, WriteRequest(TWO, PROMPT * 3, most=1))
+        async with world.services.engine.write(WriteRequest(ONE, PROMPT, most=480)):
+            waits = asyncio.create_task(written(world, WriteRequest(BETA, PROMPT * 3, most=40)))
+            while not writers_of(world)._places.waiting:
+                await asyncio.sleep(0)
+            await asyncio.to_thread(world.services.manager.delete_model, "beta.one")
+        draft = await waits
+        assert draft.answer.ended in ("end", "length"), "a text that was accepted is written"
+        await still(world)
+        owners = {node.owner for node in writer_of(world)._writing.arena._nodes.values()}
+        assert draft.answer.owner not in owners
+        assert owners, "a text of another model's was kept"
+
+
+async def test_what_texts_held_is_collected(writing_data: Path) -> None:
+    async with server(writing_data) as world:
+        drafts = [await written(world, WriteRequest(model, PROMPT, most=9)) for model in (ONE, TWO, BETA)]
+        left = [weakref.ref(draft) for draft in drafts]
+        drafts.clear()
+        while any(each() is not None for each in left):  # the compute thread may hold the last one yet
+            gc.collect()
+            await asyncio.sleep(0.01)
