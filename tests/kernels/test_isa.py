@@ -55,17 +55,17 @@ sizes = {"out": (dim, dim), "gate": (inner, dim), "inner": (inner, dim), "outer"
 sizes |= {"norm1": (dim,), "norm2": (dim,), "q_norm": (head,), "k_norm": (head,)}
 q, k, v = ((draw(size, dim), draw(size)) for size in (dim, kv_heads * head, kv_heads * head))
 weights = ops.LayerWeights(q, k, v, **{name: draw(*size) for name, size in sizes.items()})
-layer = ops.pack_layer(isa.FLOAT, weights, heads, kv_heads, 1e-5)
+layers = ops.pack_layers(isa.FLOAT, [weights] * 2, 2, heads, kv_heads, 1e-5)
 lows = {"q": (3, dim, dim), "v": (8, dim, kv_heads * head), "gate": (20, dim, inner), "fo": (8, inner, dim)}
 sites = {site: ops.LowRank(draw(rank, a), draw(b, rank)) for site, (rank, a, b) in lows.items()}
-modules, pages = [None, ops.pack_module(layer, [sites])], ops.Pages(12, [layer])
+modules, pages = [None, ops.pack_module(layers, [sites, {}])], ops.Pages(12, layers)
 tables = [np.array([7, 0, 3, 9, 1], np.int64), np.array([2, 11, 5, 4, 8], np.int64)]
 angles = np.arange(80, dtype=np.float32)[:, None] * 10000.0 ** -np.linspace(0, 1, head // 2)
 turns = np.concatenate([np.cos(angles), np.sin(angles)], 1).astype(np.float32)
 room, steps, done = ops.Room(), [], [0, 0]
 for counts in ([40, 33], [1, 1], [30, 7], [1, 1]):  # prompts, then single tokens beside a chunk
     rows, x = ops.StepRows(counts, done, tables, modules), draw(sum(counts), dim)
-    ops.run_layer(layer, 0, x, rows, turns, pages, room)
+    ops.run_layers(layers, x, rows, turns, pages, room)
     steps.append(x)
     done = [a + b for a, b in zip(done, counts)]
 states = np.concatenate(steps)

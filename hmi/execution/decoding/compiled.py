@@ -29,7 +29,9 @@ class CompiledDecoder:
     def __init__(self, upper: UpperDecoder, pages: int, precision: Precision) -> None:
         kind, shape = KINDS[precision], upper.shape
         self.pages, self._shape = pages, shape
-        self._layers = [packed_layer(layer, shape, kind) for layer in upper.layers]
+        weights = (weights_of(layer, shape) for layer in upper.layers)
+        heads = shape.heads, shape.kv_heads
+        self._layers = ops.pack_layers(kind, weights, len(upper.layers), *heads, shape.eps)
         scores, gain = upper.scores.weight, upper.norm.weight
         self._words = ops.pack_words(kind, _array(scores), _array(gain), shape.eps)
         self._kept = ops.Pages(pages, self._layers)
@@ -47,8 +49,7 @@ class CompiledDecoder:
         begins = [part.begin for part in parts]
         rows = ops.StepRows(counts.tolist(), begins, [part.pages for part in parts], modules)
         turns, states = self._turned_to(rows.longest), x.numpy().copy()
-        for index, layer in enumerate(self._layers):
-            ops.run_layer(layer, index, states, rows, turns, self._kept, self._room, between)
+        ops.run_layers(self._layers, states, rows, turns, self._kept, self._room, between)
         return torch.from_numpy(ops.scores(self._words, states[last], self._score_room))
 
     def _module(self, module: TenantModule) -> ops.Module:
@@ -67,8 +68,8 @@ class CompiledDecoder:
         return self._turns
 
 
-def packed_layer(layer: nn.Module, shape: DecoderShape, kind: int) -> ops.Layer:
-    """A copy of a layer in the kernels' layout. Raises ValueError if they cannot run it."""
+def weights_of(layer: nn.Module, shape: DecoderShape) -> ops.LayerWeights:
+    """A layer's weights as the kernels take them."""
     assert isinstance(layer, DecoderLayer)
     bias = layer.qkv.bias
     weights = layer.qkv.weight.split(layer.sizes)
@@ -76,7 +77,7 @@ def packed_layer(layer: nn.Module, shape: DecoderShape, kind: int) -> ops.Layer:
     q, k, v = ((_array(weight), given) for weight, given in zip(weights, biases, strict=True))
     gate, inner = layer.fi.weight.chunk(2)
     norms = [None if norm is None else _array(norm.weight) for norm in (layer.q_norm, layer.k_norm)]
-    arrays = ops.LayerWeights(
+    return ops.LayerWeights(
         q,
         k,
         v,
@@ -88,20 +89,20 @@ def packed_layer(layer: nn.Module, shape: DecoderShape, kind: int) -> ops.Layer:
         _array(layer.ln2.weight),
         *norms,
     )
-    return ops.pack_layer(kind, arrays, shape.heads, shape.kv_heads, shape.eps)
 
 
-def packed_module(module: TenantModule, layers: Sequence[ops.Layer]) -> ops.Module:
+def packed_module(module: TenantModule, layers: ops.Layers) -> ops.Module:
     """A copy of a tenant's module in the kernels' layout. Raises ValueError if it is no LoRA of
     these layers."""
-    known = {f"{i}-{site}" for i in range(len(layers)) for site in SITES}
+    count = len(layers.addresses)
+    known = {f"{i}-{site}" for i in range(count) for site in SITES}
     if unknown := set(module.sites) - known:
         raise ValueError(f"the layers have no site {min(unknown)}")
     by_layer = [
         {site: _low_rank(change) for site in SITES if (change := module.at(i, site)) is not None}
-        for i in range(len(layers))
+        for i in range(count)
     ]
-    return ops.pack_module(layers[0], by_layer)
+    return ops.pack_module(layers, by_layer)
 
 
 def _low_rank(change: object) -> ops.LowRank:

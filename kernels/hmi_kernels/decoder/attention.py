@@ -23,6 +23,8 @@ CHAINS = 2
 """Sums of a query's products with a page: each product waits for the one before in its sum."""
 WIDE = 2
 """Vectors of values that are summed at a time: a head has a multiple of 32 numbers."""
+LINE = 64
+"""Bytes of a cache line."""
 
 
 def _page_at(v: Vectors, table: Any, page: Any, base: Any, page_bytes: Any) -> Any:
@@ -55,7 +57,10 @@ def _scored(
                 after = list(sums)
                 for chain in range(CHAINS):
                     at = b.add(v.scaled(i, CHAINS), I64(chain))
-                    key = loaded(v, v.at(keys, v.scaled(at, size * PAGE)), size)
+                    key_at = v.at(keys, v.scaled(at, size * PAGE))
+                    if chain * size * PAGE % LINE == 0:
+                        v.prefetch(v.at(key_at, v.scaled(head, 2 * PAGE * size)))
+                    key = loaded(v, key_at, size)
                     for r in range(count):
                         word = v.load(v.at(q, b.add(b.mul(v.scaled(head, 4), I64(r)), v.scaled(at, 4))), F32)
                         k = count * chain + r
@@ -95,6 +100,8 @@ def _mixed(
             page = _page_at(v, table, b.ashr(t, I64(4)), base, page_bytes)
             inside = b.and_(t, I64(PAGE - 1))
             at = v.at(page, v.scaled(b.add(b.mul(head, I64(PAGE)), b.add(b.mul(head, inside), column)), size))
+            for line in range(0, size * LANES * WIDE, LINE):
+                v.prefetch(v.at(at, v.at(v.scaled(head, 2 * PAGE * size), line)))
             values = [loaded(v, v.at(at, size * LANES * j), size) for j in range(WIDE)]
             after = []
             for r in range(count):

@@ -21,6 +21,7 @@ from hmi_kernels.decoder.rowwise import (
 )
 from hmi_kernels.encoder import FLOAT
 from hmi_kernels.encoder import room as rooms
+from hmi_kernels.encoder.ahead import AHEAD_FIELDS, fetch, fetched
 from hmi_kernels.encoder.change import CHANGE_FIELDS, set_changes, set_runs
 from hmi_kernels.encoder.product import MATRIX_FIELDS, even, multiply, tile
 from hmi_kernels.encoder.room import operand, wide_operand
@@ -34,8 +35,8 @@ LAYER_FIELDS = 12 + 5 * MATRIX_FIELDS
 """A layer: its kind of numbers, its sizes (HEAD: of one attention head, INNER: of the FFN); EPS and FACTOR,
 the bits of float32 numbers; addresses of gains, those of each head's queries and keys 0 if there are none;
 five matrices. IN_FFN has the gate, then the value."""
-ON_QUERIES, ON_KEYS_VALUES, ON_OUT, ON_IN, ON_FFN = (CHANGE_FIELDS * i for i in range(5))
-MODULE_FIELDS = 5 * CHANGE_FIELDS
+ON_QUERIES, ON_KEYS_VALUES, ON_OUT, ON_IN, ON_FFN = (AHEAD_FIELDS + CHANGE_FIELDS * i for i in range(5))
+MODULE_FIELDS = AHEAD_FIELDS + 5 * CHANGE_FIELDS
 """One layer's part of a module: the changes of its five products."""
 BLOCK = 128
 """Rows of a block."""
@@ -102,9 +103,10 @@ def multiply_swiglu(
     a, step, changes = get(room, rooms.A), get(room, rooms.STEP), get(room, rooms.CHANGES)
     gate, value = get(room, rooms.TILE), get(room, rooms.TILE) + ROWS * STRIDE
     for p in range(panels):
-        r = 0
+        r, s = 0, 0
         while r < rows:
             n = even(rows - r)
+            s = fetched(room, s, r + n)
             tile(room, kind, matrix, p, n, a + r * step, step, r, changes, 0, gate, STRIDE)
             tile(room, kind, matrix, panels + p, n, a + r * step, step, r, changes, 1, value, STRIDE)
             for i in range(n):
@@ -128,13 +130,15 @@ def run_block(
     base: Any,
     page_bytes: Any,
     room: Any,
+    coming: Any,
+    next_n: Any,
 ) -> None:
     """Run up to BLOCK rows through a layer, in place: x float32 [n, dim].
 
     positions, tables, modules int64 [n]: a row's place in its sequence, from 0; the address of the int64
     numbers of its sequence's pages; the record of this layer of its module, or 0. turns: float32
     [positions, head], cosines and sines as `turned` takes them. base: page 0 of this layer; a page's bytes
-    in all layers.
+    in all layers. coming: the modules of the next block's next_n rows, to be fetched ahead.
     """
     kind, d, inner, eps = get(layer, KIND), get(layer, DIM), get(layer, INNER), get(layer, EPS)
     heads, kv_heads, head = get(layer, HEADS), get(layer, KV_HEADS), get(layer, HEAD)
@@ -142,6 +146,7 @@ def run_block(
     step, qkv, middle = 4 * (wide + 2 * narrow), get(room, rooms.QKV), get(room, rooms.MIDDLE)
     context, factor, zeros = get(room, rooms.CONTEXT), get(layer, FACTOR), get(room, rooms.ZEROS)
     count = set_runs(0, 0, n, modules, get(room, rooms.RUNS))
+    fetch(room, get(room, rooms.RUNS), count, False)
     for i in range(n):
         rms_normed(x + 4 * d * i, get(layer, GAIN1), middle + 4 * d * i, eps, d // 16)
     operand(kind, room, middle, n, d)
@@ -171,6 +176,56 @@ def run_block(
     width = inner * (4 if kind == FLOAT else 2)
     multiply_swiglu(room, kind, layer + 8 * IN_FFN, n, inner // 64, get(room, rooms.WIDE), width)
     wide_operand(kind, room, n, inner)
+    fetch(room, get(room, rooms.NEXT_RUNS), set_runs(0, 0, next_n, coming, get(room, rooms.NEXT_RUNS)), True)
     changed_product(layer, room, OUT_FFN, ON_FFN, count, n, d // 64, d // 64, middle, 4 * d)
     for i in range(n):
         added(middle + 4 * d * i, x + 4 * d * i, d // 16)
+
+
+@whole
+def run_layers(
+    layers: Any,
+    first: Any,
+    last: Any,
+    x: Any,
+    begin: Any,
+    end: Any,
+    rows: Any,
+    positions: Any,
+    tables: Any,
+    modules: Any,
+    turns: Any,
+    base: Any,
+    layer_bytes: Any,
+    page_bytes: Any,
+    room: Any,
+) -> None:
+    """Run rows begin..end-1 of x float32 [rows, dim] through layers first..last-1, in place.
+
+    layers: the addresses of all layers' records. modules int64 [layers, rows]. base: page 0. The others: see
+    `run_block`.
+    """
+    for index in range(first, last):
+        layer, mine = load_i64(layers + 8 * index), modules + 8 * rows * index
+        d, at = get(layer, DIM), begin
+        while at < end:
+            n = min(BLOCK, end - at)
+            after, coming = at + n, mine
+            if after == end:
+                after, coming = begin, mine + 8 * rows
+            next_n = min(BLOCK, end - after) if coming == mine or index + 1 < last else 0
+            run_block(
+                layer,
+                x + 4 * d * at,
+                n,
+                positions + 8 * at,
+                tables + 8 * at,
+                mine + 8 * at,
+                turns,
+                base + layer_bytes * index,
+                page_bytes,
+                room,
+                coming + 8 * after,
+                next_n,
+            )
+            at += n

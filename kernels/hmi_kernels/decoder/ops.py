@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +18,7 @@ from hmi_kernels.encoder import room as of_room
 from hmi_kernels.encoder.buffers import Buffers
 from hmi_kernels.encoder.pack import (
     COLUMNS,
+    LINE,
     Floats,
     LowRank,
     Memory,
@@ -25,6 +26,7 @@ from hmi_kernels.encoder.pack import (
     Record,
     pack_change,
     pack_matrix,
+    plan_ahead,
     put_change,
     put_matrix,
 )
@@ -36,8 +38,8 @@ __all__ = [
     "INT8",
     "PAGE",
     "Floats",
-    "Layer",
     "LayerWeights",
+    "Layers",
     "LowRank",
     "Module",
     "Pages",
@@ -45,10 +47,10 @@ __all__ = [
     "StepRows",
     "Words",
     "best",
-    "pack_layer",
+    "pack_layers",
     "pack_module",
     "pack_words",
-    "run_layer",
+    "run_layers",
     "scores",
 ]
 _PARTS = {
@@ -80,8 +82,8 @@ class LayerWeights:
 
 
 @dataclass(frozen=True)
-class Layer:
-    """A layer in the kernels' layout."""
+class Layers:
+    """Layers of one shape in the kernels' layout, one behind another in the order of their use."""
 
     kind: int
     dim: int
@@ -90,9 +92,9 @@ class Layer:
     kv_heads: int
     head: int
     memory: Memory
-    """The record and all that it points to."""
-    address: int
-    """The address of the record."""
+    """The records and all that they point to."""
+    addresses: NDArray[np.int64]
+    """The addresses of the records."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,7 @@ class Module:
     """A tenant's low-rank changes of every layer in the kernels' layout."""
 
     memory: Memory
-    addresses: list[int]
+    addresses: NDArray[np.int64]
     """The addresses of the layers' records."""
     columns: int
     """Numbers of its widest low-rank row."""
@@ -120,8 +122,31 @@ class Words:
     """The address of the matrix."""
 
 
-def pack_layer(kind: int, weights: LayerWeights, heads: int, kv_heads: int, eps: float) -> Layer:
-    """Bring a layer into the kernels' layout. Raises ValueError if the kernels cannot run it; see `fits`."""
+def pack_layers(
+    kind: int, layers: Iterable[LayerWeights], count: int, heads: int, kv_heads: int, eps: float
+) -> Layers:
+    """Bring so many layers into the kernels' layout.
+
+    Raises ValueError if the kernels cannot run them (see `fits`), or if they are not of one size.
+    """
+    memory, addresses, size = None, list[int](), 0
+    for weights in layers:
+        record, places = _places_of(kind, weights, heads, kv_heads, eps)
+        if memory is None:  # one for all, so that the system gives it large pages
+            memory, size, shape = np.zeros(count * places.size + LINE, np.uint8), places.size, record[1:6]
+        if places.size != size:
+            raise ValueError("the layers are not of one size")
+        _, address = places.placed(memory[size * len(addresses) :])
+        addresses.append(address)
+    assert memory is not None
+    assert len(addresses) == count
+    dim, inner, heads, kv_heads, head = shape.tolist()
+    return Layers(kind, dim, inner, heads, kv_heads, head, memory, np.array(addresses))
+
+
+def _places_of(
+    kind: int, weights: LayerWeights, heads: int, kv_heads: int, eps: float
+) -> tuple[Record, Places]:
     inner, dim = weights.gate.shape
     head = len(weights.q[0]) // heads
     if not fits(dim, heads, kv_heads, head, inner):
@@ -149,25 +174,25 @@ def pack_layer(kind: int, weights: LayerWeights, heads: int, kv_heads: int, eps:
         matrix = np.concatenate([weight for weight, _ in parts])
         bias = [np.zeros(len(w), np.float32) if given is None else given for w, given in parts]
         put_matrix(record, at, pack_matrix(kind, matrix, np.concatenate(bias)), places)
-    return Layer(kind, dim, inner, heads, kv_heads, head, *places.placed())
+    return record, places
 
 
-def pack_module(layer: Layer, layers: Sequence[Mapping[str, LowRank]]) -> Module:
+def pack_module(of: Layers, layers: Sequence[Mapping[str, LowRank]]) -> Module:
     """Bring a tenant's changes into the kernels' layout.
 
-    layer: one of the layers that they change. layers: for each layer its changes by site: q, k, v, o, gate,
-    fi, fo. Raises ValueError if a change's sizes are not the layer's, since the kernels check nothing.
+    of: the layers that they change. layers: for each its changes by site: q, k, v, o, gate, fi, fo.
+    Raises ValueError if a change's sizes are not the layer's, since the kernels check nothing.
     """
     places, begins, columns = Places(), list[int](), 16
-    wide, narrow = layer.heads * layer.head, layer.kv_heads * layer.head
+    wide, narrow = of.heads * of.head, of.kv_heads * of.head
     sizes = {
-        "q": (layer.dim, wide),
-        "k": (layer.dim, narrow),
-        "v": (layer.dim, narrow),
-        "o": (wide, layer.dim),
-        "gate": (layer.dim, layer.inner),
-        "fi": (layer.dim, layer.inner),
-        "fo": (layer.inner, layer.dim),
+        "q": (of.dim, wide),
+        "k": (of.dim, narrow),
+        "v": (of.dim, narrow),
+        "o": (wide, of.dim),
+        "gate": (of.dim, of.inner),
+        "fi": (of.dim, of.inner),
+        "fo": (of.inner, of.dim),
     }
     for sites in layers:
         for site, found in sites.items():
@@ -177,14 +202,18 @@ def pack_module(layer: Layer, layers: Sequence[Mapping[str, LowRank]]) -> Module
                 raise ValueError(f"the change at {site!r} has arrays {have}; it maps {size_in} to {size_out}")
         record = np.zeros(of_layer.MODULE_FIELDS, np.int64)
         begins.append(places.add(record))
+        rest = 0
         for slot, parts in _PARTS.items():
             given = [sites.get(part) for part in parts]
             if any(given):
-                change = pack_change(layer.kind, given)
+                change = pack_change(of.kind, given)
                 put_change(record, slot, change, places)
                 columns = max(columns, change.width)
+            rest = rest or places.size  # what the first product needs is fetched before it
+        panels = (2 * wide + 2 * narrow + of.inner) // COLUMNS
+        plan_ahead(record, places, begins[-1], rest, panels, of.dim // COLUMNS)
     memory, address = places.placed()
-    return Module(memory, [address + begin for begin in begins], columns)
+    return Module(memory, address + np.array(begins), columns)
 
 
 def pack_words(kind: int, words: Floats, gain: Floats, eps: float) -> Words:
@@ -201,11 +230,10 @@ class Pages:
     """Keys and values of all layers in pages of PAGE tokens: [pages, layers, kv_heads, 2, PAGE · head]
     numbers, float32 for layers of float32, else bfloat16. Pages are not cleared."""
 
-    def __init__(self, count: int, layers: Sequence[Layer]) -> None:
-        layer = layers[0]
-        numbers = layer.kv_heads * 2 * PAGE * layer.head
-        self.layer_bytes = numbers * (4 if layer.kind == FLOAT else 2)
-        self.page_bytes = len(layers) * self.layer_bytes
+    def __init__(self, count: int, layers: Layers) -> None:
+        numbers = layers.kv_heads * 2 * PAGE * layers.head
+        self.layer_bytes = numbers * (4 if layers.kind == FLOAT else 2)
+        self.page_bytes = len(layers.addresses) * self.layer_bytes
         self._memory = np.empty(count * self.page_bytes + 64, np.uint8)  # pages are taken as they are written
         self.address = self._memory.ctypes.data + -self._memory.ctypes.data % 64
 
@@ -213,7 +241,7 @@ class Pages:
 class Room(Buffers):
     """One thread's memory for a layer's run, and for scores."""
 
-    def address(self, layer: Layer, rows: StepRows) -> int:
+    def address(self, layer: Layers, rows: StepRows) -> int:
         """The address of a record whose buffers are large enough for these rows."""
         wide, narrow = layer.heads * layer.head, layer.kv_heads * layer.head
         longest = 1 << (rows.longest - 1).bit_length()  # it grows by one in each step
@@ -235,6 +263,7 @@ class Room(Buffers):
             of_room.ATTEND: 4 * of_attention.TOGETHER * (longest + PAGE),
             of_room.CHANGED: 8 * CHANGED_FIELDS * rows,
             of_room.RUNS: 8 * ahead.RUN_FIELDS * rows,
+            of_room.NEXT_RUNS: 8 * ahead.RUN_FIELDS * rows,
             of_room.ZEROS: 4 * (longest + PAGE),
         }
 
@@ -265,15 +294,15 @@ class StepRows:
         self.tables = np.array([table.ctypes.data for table in tables], np.int64)[of]
         self._modules, self._of = modules, of
 
-    def records(self, index: int) -> Record:
-        """The addresses of the modules' records of one layer, int64 [rows]; 0 for no module."""
-        by_sequence = [0 if m is None else m.addresses[index] for m in self._modules]
-        return np.array(by_sequence, np.int64)[self._of]
+    def records(self, layers: int) -> NDArray[np.int64]:
+        """The addresses of the modules' records, int64 [layers, rows]; 0 for no module."""
+        none = np.zeros(layers, np.int64)
+        by_sequence = [none if m is None else m.addresses for m in self._modules]
+        return np.stack(by_sequence, axis=1)[:, self._of]
 
 
-def run_layer(
-    layer: Layer,
-    index: int,
+def run_layers(
+    layers: Layers,
     x: Floats,
     rows: StepRows,
     turns: Floats,
@@ -281,31 +310,44 @@ def run_layer(
     room: Room,
     between: Callable[[], None] | None = None,
 ) -> None:
-    """Run a step's rows through one layer, in place, with the GIL released: x float32 [rows, dim].
+    """Run a step's rows through all layers, in place, with the GIL released: x float32 [rows, dim].
 
     Writes the rows' keys and values into their pages. A row's result has the same bits in every step.
-    index: the layer's place. turns: float32 [positions, head], for each position the cosines of its angles,
-    then the sines. between: called after each BLOCK of rows; it may run other rows in the same room.
+    turns: float32 [positions, head], for each position the cosines of its angles, then the sines. between:
+    called after each BLOCK of rows; it may run other rows in the same room.
     """
-    assert x.shape == (rows.count, layer.dim)
+    assert x.shape == (rows.count, layers.dim)
     assert x.dtype == np.float32
     assert x.flags.c_contiguous
     assert turns.shape[0] >= rows.longest
-    records = rows.records(index)
-    for begin in range(0, rows.count, of_layer.BLOCK):
-        of_layer.run_block(
-            layer.address,
-            x.ctypes.data + 4 * layer.dim * begin,
-            min(of_layer.BLOCK, rows.count - begin),
-            rows.positions.ctypes.data + 8 * begin,
-            rows.tables.ctypes.data + 8 * begin,
-            records.ctypes.data + 8 * begin,
+    count = len(layers.addresses)
+    records = np.ascontiguousarray(rows.records(count))
+
+    def run(first: int, last: int, begin: int, end: int) -> None:
+        of_layer.run_layers(
+            layers.addresses.ctypes.data,
+            first,
+            last,
+            x.ctypes.data,
+            begin,
+            end,
+            rows.count,
+            rows.positions.ctypes.data,
+            rows.tables.ctypes.data,
+            records.ctypes.data,
             turns.ctypes.data,
-            pages.address + index * pages.layer_bytes,
+            pages.address,
+            pages.layer_bytes,
             pages.page_bytes,
-            room.address(layer, rows),
+            room.address(layers, rows),
         )
-        if between is not None:
+
+    if between is None:
+        run(0, count, 0, rows.count)
+        return
+    for index in range(count):
+        for begin in range(0, rows.count, of_layer.BLOCK):
+            run(index, index + 1, begin, min(begin + of_layer.BLOCK, rows.count))
             between()
 
 

@@ -17,7 +17,6 @@ from hmi_kernels.encoder.buffers import Buffers
 from hmi_kernels.encoder.first import GROUP
 from hmi_kernels.encoder.pack import (
     COLUMNS,
-    LINE,
     Floats,
     LowRank,
     Memory,
@@ -25,6 +24,7 @@ from hmi_kernels.encoder.pack import (
     Record,
     pack_change,
     pack_matrix,
+    plan_ahead,
     put_change,
     put_matrix,
 )
@@ -182,7 +182,8 @@ def pack_module(layer: Layer, layers: Sequence[Mapping[str, LowRank | NormChange
             columns = max(columns, change.width)
             if slot == of_change.ON_QKV:
                 rest += change.down.nbytes
-        _plan_ahead(layer, record, begins[-1], rest, places)
+        panels, last = (4 * layer.dim + layer.inner) // COLUMNS, layer.dim // COLUMNS
+        plan_ahead(record, places, begins[-1], rest, panels, last)
     memory, address = places.placed()
     return Module(memory, [address + begin for begin in begins], columns)
 
@@ -344,17 +345,3 @@ def _put_first_only(record: Record, kind: int, weights: LayerWeights, heads: int
     if kind == INT8:
         values = pack_matrix(of_first, weight[2 * dim :], bias[2 * dim :])
         put_matrix(record, of_layer.VALUES, values, places, 2 * dim // COLUMNS)
-
-
-def _plan_ahead(layer: Layer, record: Record, begin: int, rest: int, places: Places) -> None:
-    """Write down how to fetch a layer's part of a module, which begins, goes on and ends at these places.
-
-    Its beginning is fetched while the FFN's last product computes, the rest during the other products.
-    """
-    places.mark(record, ahead.REST, rest)
-    places.mark(record, ahead.END, places.size)
-    for rate, size, columns in (
-        (ahead.REST_RATE, places.size - rest, 4 * layer.dim + layer.inner),
-        (ahead.BEGIN_RATE, rest - begin, layer.dim),
-    ):
-        record[rate] = LINE * -(-size // (columns // 64) // LINE)

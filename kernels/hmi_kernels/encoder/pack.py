@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from hmi_kernels.encoder import BFLOAT, FLOAT, INT8
 from hmi_kernels.encoder import change as of_change
 from hmi_kernels.encoder import product as of_matrix
+from hmi_kernels.encoder.ahead import BEGIN_RATE, END, REST, REST_RATE
 from hmi_kernels.encoder.tile import STRIDE
 
 Record = NDArray[np.int64]
@@ -51,9 +52,13 @@ class Places:
         self.size += -(-size // LINE) * LINE
         return begin
 
-    def placed(self) -> tuple[Memory, int]:
-        """Return the memory, which the caller keeps, and the address of its beginning, a multiple of LINE."""
-        memory = np.zeros(self.size + LINE, np.uint8)
+    def placed(self, memory: Memory | None = None) -> tuple[Memory, int]:
+        """Return the memory, which the caller keeps, and the address of its beginning, a multiple of LINE.
+
+        memory: zeros, `size` + LINE bytes at least. None: made here.
+        """
+        if memory is None:
+            memory = np.zeros(self.size + LINE, np.uint8)
         begin = -memory.ctypes.data % LINE
         address = memory.ctypes.data + begin
         for record, field, place in self._pointers:
@@ -194,3 +199,16 @@ def put_change(record: Record, slot: int, change: MatrixChange, places: Places) 
     places.point(record, slot + of_change.DOWN_BIAS, change.down_bias)
     record[slot + of_change.ACTIVATION] = change.activation
     put_matrix(record, slot + of_change.MATRIX, change.up, places)
+
+
+def plan_ahead(record: Record, places: Places, begin: int, rest: int, panels: int, last: int) -> None:
+    """Write down how to fetch a layer's part of a module. It begins at a place, goes on at `rest`, and is the
+    last that has been added.
+
+    Its beginning is fetched while the product before computes its `last` panels, the rest during the layer's
+    other products, of so many panels.
+    """
+    places.mark(record, REST, rest)
+    places.mark(record, END, places.size)
+    record[REST_RATE] = LINE * -(-(places.size - rest) // panels // LINE)
+    record[BEGIN_RATE] = LINE * -(-(rest - begin) // last // LINE)

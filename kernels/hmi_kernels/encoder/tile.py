@@ -45,17 +45,29 @@ def _dot(v: Vectors, kind: int, total: Any, word: Any, columns: Any) -> Any:
 
 
 def _products(
-    v: Vectors, kind: int, sums: list[Any], rows: int, a: Any, step: Any, words: Any, panel: Any, stride: Any
+    v: Vectors,
+    kind: int,
+    sums: list[Any],
+    rows: int,
+    a: Any,
+    step: Any,
+    words: Any,
+    panel: Any,
+    stride: Any,
+    ahead: bool = False,
 ) -> list[Any]:
     """The sums [rows x vectors], each plus a row's products with one vector of a panel's columns.
 
-    Row r begins `step` bytes after row r - 1, a panel's word `stride` bytes after the one before.
+    Row r begins `step` bytes after row r - 1, a panel's word `stride` bytes after the one before. ahead:
+    whether to fetch the panel that lies behind this one.
     """
     wide = len(sums) // rows
 
     def body(i: Any, carried: list[Any]) -> list[Any]:
         at, word_at = v.at(panel, v.b.mul(i, stride)), v.at(a, v.scaled(i, 4))
         columns = [v.load(v.at(at, 64 * j), WORDS) for j in range(wide)]
+        for j in range(wide if ahead else 0):
+            v.prefetch(v.at(at, v.at(v.b.mul(words, stride), 64 * j)))
         after = []
         for r in range(rows):
             word = v.spread(v.load(v.at(word_at, v.scaled(step, r)), I32))
@@ -132,7 +144,8 @@ def _rows(
     stride = I64(STRIDE)
     for first in range(0, STRIDE, 64 * WIDE):
         at = v.at(panel, first)
-        sums = _products(v, kind, _zeros(kind, rows * WIDE), rows, a, step, words, at, stride)
+        # A row alone waits for memory at every word, and more requests only delay it.
+        sums = _products(v, kind, _zeros(kind, rows * WIDE), rows, a, step, words, at, stride, rows > 1)
         for r in range(rows):
             for j in range(WIDE):
                 x, column = sums[WIDE * r + j], first + 64 * j

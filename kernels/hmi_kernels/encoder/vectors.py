@@ -58,6 +58,11 @@ class Vectors:
     def store(self, value: Any, address: Any) -> None:
         self.b.store(value, self.b.inttoptr(address, value.type.as_pointer()), align=1)
 
+    def prefetch(self, address: Any) -> None:
+        """Fetch a line into the second-level cache. A hint, harmless on any address."""
+        to = self.b.inttoptr(address, I8.as_pointer())
+        self.call("llvm.prefetch.p0", ir.VoidType(), to, I32(0), I32(2), I32(1))
+
     def const(self, value: float) -> Any:
         return ir.Constant(FLOATS, [float(value)] * LANES)
 

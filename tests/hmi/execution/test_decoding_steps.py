@@ -188,10 +188,10 @@ def test_what_lies_in_free_pages_is_never_read(decoder: Decoder, way: str) -> No
 
 
 def test_memory_is_not_taken_anew_at_each_longest_length() -> None:
-    layer = CompiledDecoder(split_decoder(Decoder(tiny("llama")), SPLIT, BEGIN, 2)[1], 1, "fp32")._layers[0]
+    layers = CompiledDecoder(split_decoder(Decoder(tiny("llama")), SPLIT, BEGIN, 2)[1], 1, "fp32")._layers
     room, table, taken = ops.Room(), np.arange(20), list[object]()
     for length in range(1, 301):  # one token a step
-        room.address(layer, ops.StepRows([1], [length - 1], [table], [None]))
+        room.address(layers, ops.StepRows([1], [length - 1], [table], [None]))
         if not any(room._memory is memory for memory in taken):
             taken.append(room._memory)
     assert len(taken) == 10, "once for each power of two up to 512"
