@@ -21,7 +21,7 @@ from hmi_kernels.decoder.rowwise import (
 )
 from hmi_kernels.encoder import FLOAT
 from hmi_kernels.encoder import room as rooms
-from hmi_kernels.encoder.ahead import AHEAD_FIELDS, fetch, fetched
+from hmi_kernels.encoder.ahead import AHEAD_FIELDS, fetch
 from hmi_kernels.encoder.change import CHANGE_FIELDS, set_changes, set_runs
 from hmi_kernels.encoder.product import MATRIX_FIELDS, even, multiply, tile
 from hmi_kernels.encoder.room import operand, wide_operand
@@ -103,10 +103,9 @@ def multiply_swiglu(
     a, step, changes = get(room, rooms.A), get(room, rooms.STEP), get(room, rooms.CHANGES)
     gate, value = get(room, rooms.TILE), get(room, rooms.TILE) + ROWS * STRIDE
     for p in range(panels):
-        r, s = 0, 0
+        r = 0
         while r < rows:
             n = even(rows - r)
-            s = fetched(room, s, r + n)
             tile(room, kind, matrix, p, n, a + r * step, step, r, changes, 0, gate, STRIDE)
             tile(room, kind, matrix, panels + p, n, a + r * step, step, r, changes, 1, value, STRIDE)
             for i in range(n):
@@ -116,6 +115,29 @@ def multiply_swiglu(
                 else:
                     swiglu_bfloats(gate + at, value + at, to + p * STRIDE // 2, 4)
             r += n
+
+
+@whole
+def attend_rows(
+    layer: Any,
+    qkv: Any,
+    step: Any,
+    n: Any,
+    positions: Any,
+    tables: Any,
+    base: Any,
+    page_bytes: Any,
+    room: Any,
+) -> None:
+    """CONTEXT = attention of n rows' queries, `step` bytes apart, to the pages of their sequences."""
+    kind, heads, kv_heads, head = get(layer, KIND), get(layer, HEADS), get(layer, KV_HEADS), get(layer, HEAD)
+    factor, scores, zeros = get(layer, FACTOR), get(room, rooms.ATTEND), get(room, rooms.ZEROS)
+    for i in range(n):
+        table, tokens = load_i64(tables + 8 * i), load_i64(positions + 8 * i) + 1
+        q, to = qkv + i * step, get(room, rooms.CONTEXT) + 4 * heads * head * i
+        attend_pages(
+            kind, q, heads, kv_heads, head, factor, table, tokens, base, page_bytes, scores, zeros, to
+        )
 
 
 @whole
@@ -144,9 +166,9 @@ def run_block(
     heads, kv_heads, head = get(layer, HEADS), get(layer, KV_HEADS), get(layer, HEAD)
     wide, narrow = heads * head, kv_heads * head
     step, qkv, middle = 4 * (wide + 2 * narrow), get(room, rooms.QKV), get(room, rooms.MIDDLE)
-    context, factor, zeros = get(room, rooms.CONTEXT), get(layer, FACTOR), get(room, rooms.ZEROS)
+    context = get(room, rooms.CONTEXT)
     count = set_runs(0, 0, n, modules, get(room, rooms.RUNS))
-    fetch(room, get(room, rooms.RUNS), count, False)
+    fetch(room, get(room, rooms.RUNS), count, False, (2 * wide + 2 * narrow + 2 * inner) // 64)
     for i in range(n):
         rms_normed(x + 4 * d * i, get(layer, GAIN1), middle + 4 * d * i, eps, d // 16)
     operand(kind, room, middle, n, d)
@@ -156,16 +178,7 @@ def run_block(
     for i in range(n):
         table = load_i64(tables + 8 * i)
         keep(layer, qkv + i * step, load_i64(positions + 8 * i), turns, table, base, page_bytes)
-    for i in range(n):
-        table, tokens, scores = (
-            load_i64(tables + 8 * i),
-            load_i64(positions + 8 * i) + 1,
-            get(room, rooms.ATTEND),
-        )
-        q, to = qkv + i * step, context + 4 * wide * i
-        attend_pages(
-            kind, q, heads, kv_heads, head, factor, table, tokens, base, page_bytes, scores, zeros, to
-        )
+    attend_rows(layer, qkv, step, n, positions, tables, base, page_bytes, room)
     operand(kind, room, context, n, wide)
     changed_product(layer, room, OUT, ON_OUT, count, n, d // 64, d // 64, middle, 4 * d)
     for i in range(n):
@@ -176,7 +189,8 @@ def run_block(
     width = inner * (4 if kind == FLOAT else 2)
     multiply_swiglu(room, kind, layer + 8 * IN_FFN, n, inner // 64, get(room, rooms.WIDE), width)
     wide_operand(kind, room, n, inner)
-    fetch(room, get(room, rooms.NEXT_RUNS), set_runs(0, 0, next_n, coming, get(room, rooms.NEXT_RUNS)), True)
+    runs = get(room, rooms.NEXT_RUNS)
+    fetch(room, runs, set_runs(0, 0, next_n, coming, runs), True, d // 64)
     changed_product(layer, room, OUT_FFN, ON_FFN, count, n, d // 64, d // 64, middle, 4 * d)
     for i in range(n):
         added(middle + 4 * d * i, x + 4 * d * i, d // 16)

@@ -26,7 +26,6 @@ from hmi_kernels.encoder.pack import (
     Record,
     pack_change,
     pack_matrix,
-    plan_ahead,
     put_change,
     put_matrix,
 )
@@ -210,8 +209,8 @@ def pack_module(of: Layers, layers: Sequence[Mapping[str, LowRank]]) -> Module:
                 put_change(record, slot, change, places)
                 columns = max(columns, change.width)
             rest = rest or places.size  # what the first product needs is fetched before it
-        panels = (2 * wide + 2 * narrow + of.inner) // COLUMNS
-        plan_ahead(record, places, begins[-1], rest, panels, of.dim // COLUMNS)
+        places.mark(record, ahead.REST, rest)
+        places.mark(record, ahead.END, places.size)
     memory, address = places.placed()
     return Module(memory, address + np.array(begins), columns)
 

@@ -26,7 +26,7 @@ def score(
     """out float32 [rows, 64 panels] = RMSNorm(x float32 [rows, dim]) · the matrix `words`."""
     middle, step = get(room, rooms.MIDDLE), 256 * panels
     put(room, rooms.CHANGES, 0)
-    put(room, rooms.FETCH_COUNT, 0)
+    put(room, rooms.FETCH_LEFT, 0)
     for begin in range(0, rows, BLOCK):
         n = min(BLOCK, rows - begin)
         for i in range(n):

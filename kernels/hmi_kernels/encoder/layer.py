@@ -58,6 +58,12 @@ def block_end(offsets: Any, begin: Any, texts: Any) -> Any:
 
 
 @whole
+def rest_panels(layer: Any) -> Any:
+    """Return the number of panels of a layer's products but the last."""
+    return (4 * get(layer, DIM) + get(layer, INNER)) // 64
+
+
+@whole
 def product(
     layer: Any,
     room: Any,
@@ -110,7 +116,7 @@ def finish(layer: Any, room: Any, x: Any, n: Any, runs: Any, count: Any, out: An
     wide, wide_step = get(room, rooms.WIDE), inner * (4 if kind == FLOAT else 2)
     multiply_gelu(room, kind, layer + 8 * IN_FFN, n, inner // 64, wide, wide_step)
     wide_operand(kind, room, n, inner)
-    fetch(room, get(room, rooms.NEXT_RUNS), get(room, rooms.NEXT_COUNT), True)
+    fetch(room, get(room, rooms.NEXT_RUNS), get(room, rooms.NEXT_COUNT), True, part)
     product(layer, room, OUT_FFN, ON_FFN, runs, count, n, 0, part, y, 4 * d)
     changed(kind, room, runs, count, FFN, middle, d, y)
     changed(kind, room, runs, count, AFTER_FFN, y, d, y)
@@ -128,7 +134,7 @@ def block(
     n, mine, qkv = load_i64(offsets + 8 * end) - start, x + 4 * d * start, get(room, rooms.QKV)
     runs = get(room, rooms.RUNS)
     operand(get(layer, KIND), room, mine, n, d)
-    fetch(room, runs, count, False)
+    fetch(room, runs, count, False, rest_panels(layer))
     product(layer, room, QKV, ON_QKV, runs, count, n, 0, 3 * d // 64, qkv, 12 * d)
     attend_all(layer, offsets, begin, end, plus, room)
     finish(layer, room, mine, n, runs, count, out + 4 * d * start)
@@ -183,11 +189,11 @@ def first_rows(
         copied(x + 4 * d * load_i64(offsets + 8 * (begin + t)), firsts + 4 * d * t, d // 16)
     operand(kind, room, firsts, queries, d)
     count = set_runs(0, begin, end, modules, runs)
-    fetch(room, runs, count, False)
+    fetch(room, runs, count, False, rest_panels(layer))
     product(layer, room, QKV, ON_QKV, runs, count, queries, 0, part, q, 4 * d)
     for t in range(begin, end, GROUP):
         attend_first(layer, x, offsets, t, min(t + GROUP, end), modules, plus, room, t - begin)
-    fetch(room, runs, count, False)
+    fetch(room, runs, count, False, rest_panels(layer))
     finish(layer, room, firsts, queries, runs, count, out + 4 * d * begin)
 
 

@@ -24,7 +24,6 @@ from hmi_kernels.encoder.pack import (
     Record,
     pack_change,
     pack_matrix,
-    plan_ahead,
     put_change,
     put_matrix,
 )
@@ -182,8 +181,8 @@ def pack_module(layer: Layer, layers: Sequence[Mapping[str, LowRank | NormChange
             columns = max(columns, change.width)
             if slot == of_change.ON_QKV:
                 rest += change.down.nbytes
-        panels, last = (4 * layer.dim + layer.inner) // COLUMNS, layer.dim // COLUMNS
-        plan_ahead(record, places, begins[-1], rest, panels, last)
+        places.mark(record, ahead.REST, rest)
+        places.mark(record, ahead.END, places.size)
     memory, address = places.placed()
     return Module(memory, [address + begin for begin in begins], columns)
 

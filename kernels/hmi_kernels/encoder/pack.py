@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from hmi_kernels.encoder import BFLOAT, FLOAT, INT8
 from hmi_kernels.encoder import change as of_change
 from hmi_kernels.encoder import product as of_matrix
-from hmi_kernels.encoder.ahead import BEGIN_RATE, END, REST, REST_RATE
 from hmi_kernels.encoder.tile import STRIDE
 
 Record = NDArray[np.int64]
@@ -199,16 +198,3 @@ def put_change(record: Record, slot: int, change: MatrixChange, places: Places) 
     places.point(record, slot + of_change.DOWN_BIAS, change.down_bias)
     record[slot + of_change.ACTIVATION] = change.activation
     put_matrix(record, slot + of_change.MATRIX, change.up, places)
-
-
-def plan_ahead(record: Record, places: Places, begin: int, rest: int, panels: int, last: int) -> None:
-    """Write down how to fetch a layer's part of a module. It begins at a place, goes on at `rest`, and is the
-    last that has been added.
-
-    Its beginning is fetched while the product before computes its `last` panels, the rest during the layer's
-    other products, of so many panels.
-    """
-    places.mark(record, REST, rest)
-    places.mark(record, END, places.size)
-    record[REST_RATE] = LINE * -(-(places.size - rest) // panels // LINE)
-    record[BEGIN_RATE] = LINE * -(-(rest - begin) // last // LINE)

@@ -44,8 +44,9 @@ def tile(
     panel, bias = get(matrix, PANELS) + p * words * STRIDE, get(matrix, BIAS) + p * STRIDE
     scales, shared = get(room, SCALES) + 4 * r, get(matrix, SHARED) + p * 2 * STRIDE
     mine = changes + 8 * CHANGED_FIELDS * r if changes != 0 else 0
-    code = get(room, TILE_CODE)
-    call_tile(code, kind, n, a, step, words, panel, bias, scales, shared, mine, p, part, c, c_step)
+    code, ahead = get(room, TILE_CODE), fetched(room, words, r // n)
+    ahead = a if ahead == 0 else ahead  # whose lines are there
+    call_tile(code, kind, n, a, step, words, panel, bias, scales, shared, mine, p, part, ahead, c, c_step)
 
 
 @whole
@@ -58,10 +59,9 @@ def multiply(
     """
     a, step, changes = get(room, A), get(room, STEP), get(room, CHANGES)
     for p in range(first, last):
-        r, s = 0, 0
+        r = 0
         while r < rows:
             n, to = even(rows - r), c + r * c_step + (p - first) * STRIDE
-            s = fetched(room, s, r + n)
             tile(room, kind, matrix, p, n, a + r * step, step, r, changes, p // part, to, c_step)
             r += n
 
@@ -74,10 +74,9 @@ def multiply_gelu(room: Any, kind: Any, matrix: Any, rows: Any, panels: Any, out
     """
     a, step, scratch, changes = get(room, A), get(room, STEP), get(room, TILE), get(room, CHANGES)
     for p in range(panels):
-        r, s = 0, 0
+        r = 0
         while r < rows:
             n = even(rows - r)
-            s = fetched(room, s, r + n)
             tile(room, kind, matrix, p, n, a + r * step, step, r, changes, 0, scratch, STRIDE)
             for i in range(n):
                 if kind == FLOAT:

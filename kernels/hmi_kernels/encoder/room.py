@@ -32,7 +32,9 @@ from hmi_kernels.jit import get, put, whole
     CHANGED,
     FETCH_RUNS,
     FETCH_COUNT,
-    FETCH_BEGIN,
+    FETCH_NEXT,
+    FETCH_LEFT,
+    FETCH_RATE,
     NEXT_COUNT,
     NEXT_RUNS,
     RUNS,
@@ -41,8 +43,8 @@ from hmi_kernels.jit import get, put, whole
     TILE_CODE,
     NARROW_CODE,
     LOWER_CODE,
-) = range(32)
-FIELDS = 32
+) = range(34)
+FIELDS = 34
 """The operand of the next product: its first row A and bytes from row to row; the same rows as modules read
 them, with words of a row; and CHANGES, what the rows' modules add to that product, in CHANGED or 0. The other
 fields are buffers for the rows of a block of texts, except these: MEANS (`first.turn_queries`), TILE and

@@ -54,20 +54,23 @@ def _products(
     words: Any,
     panel: Any,
     stride: Any,
-    ahead: bool = False,
+    ahead: Any = None,
 ) -> list[Any]:
     """The sums [rows x vectors], each plus a row's products with one vector of a panel's columns.
 
     Row r begins `step` bytes after row r - 1, a panel's word `stride` bytes after the one before. ahead:
-    whether to fetch the panel that lies behind this one.
+    an address, from which one line is fetched at each word, and the panel behind this one with them.
     """
     wide = len(sums) // rows
 
     def body(i: Any, carried: list[Any]) -> list[Any]:
         at, word_at = v.at(panel, v.b.mul(i, stride)), v.at(a, v.scaled(i, 4))
         columns = [v.load(v.at(at, 64 * j), WORDS) for j in range(wide)]
-        for j in range(wide if ahead else 0):
-            v.prefetch(v.at(at, v.at(v.b.mul(words, stride), 64 * j)))
+        if ahead is not None:
+            v.prefetch(v.at(ahead, v.scaled(i, 64)))
+            # A row alone waits for memory at every word, and more requests only delay it.
+            for j in range(wide if rows > 1 else 0):
+                v.prefetch(v.at(at, v.at(v.b.mul(words, stride), 64 * j)))
         after = []
         for r in range(rows):
             word = v.spread(v.load(v.at(word_at, v.scaled(step, r)), I32))
@@ -117,7 +120,7 @@ def _rescaled(v: Vectors, total: Any, by_column: Any, offset: Any, by_row: Any) 
 
 
 def _tile(kind: int, v: Vectors, n: Any, *given: Any) -> None:
-    """n, a, step, words, panel, bias, scales, shared, changes, p, part, c, c_step: see `tile`."""
+    """n, a, step, words, panel, bias, scales, shared, changes, p, part, ahead, c, c_step: see `tile`."""
     if not able(kind):
         v.trap()
         return
@@ -138,14 +141,14 @@ def _rows(
     changes: Any,
     p: Any,
     part: Any,
+    ahead: Any,
     c: Any,
     c_step: Any,
 ) -> None:
     stride = I64(STRIDE)
     for first in range(0, STRIDE, 64 * WIDE):
         at = v.at(panel, first)
-        # A row alone waits for memory at every word, and more requests only delay it.
-        sums = _products(v, kind, _zeros(kind, rows * WIDE), rows, a, step, words, at, stride, rows > 1)
+        sums = _products(v, kind, _zeros(kind, rows * WIDE), rows, a, step, words, at, stride, ahead)
         for r in range(rows):
             for j in range(WIDE):
                 x, column = sums[WIDE * r + j], first + 64 * j
@@ -217,7 +220,7 @@ def _lowered(
 
 
 _tile_floats, _tile_bfloats, _tile_bytes = (
-    vectorised(13)(partial(_tile, kind)) for kind in (FLOAT, BFLOAT, INT8)
+    vectorised(14)(partial(_tile, kind)) for kind in (FLOAT, BFLOAT, INT8)
 )
 _narrow1, _narrow2, _narrow4 = (vectorised(8)(partial(_narrow, wide)) for wide in (1, 2, VECTORS))
 _lowered_floats, _lowered_bfloats = (vectorised(7)(partial(_lowered, kind)) for kind in (FLOAT, BFLOAT))
@@ -237,6 +240,7 @@ def tile(
     changes: Any,
     p: Any,
     part: Any,
+    ahead: Any,
     c: Any,
     c_step: Any,
 ) -> None:
@@ -244,14 +248,15 @@ def tile(
 
     scales, shared: of int8, each row's scale, and the panel's 64 scales and offsets. changes: 0, or a record
     of CHANGED_FIELDS words for each row: the address of its low-rank numbers, words of one part of them (0:
-    no change), its panels up. Of these the tile takes part `part` and panel p.
+    no change), its panels up. Of these the tile takes part `part` and panel p. ahead: an address, from
+    which a line is fetched at each word.
     """
     if kind == BFLOAT:
-        _tile_bfloats(n, a, step, words, panel, bias, 0, 0, changes, p, part, c, c_step)
+        _tile_bfloats(n, a, step, words, panel, bias, 0, 0, changes, p, part, ahead, c, c_step)
     elif kind == FLOAT:
-        _tile_floats(n, a, step, words, panel, bias, 0, 0, changes, p, part, c, c_step)
+        _tile_floats(n, a, step, words, panel, bias, 0, 0, changes, p, part, ahead, c, c_step)
     else:
-        _tile_bytes(n, a, step, words, panel, bias, scales, shared, changes, p, part, c, c_step)
+        _tile_bytes(n, a, step, words, panel, bias, scales, shared, changes, p, part, ahead, c, c_step)
 
 
 @whole
@@ -292,5 +297,5 @@ def lower(
             _lowered_bfloats(n, a, step, words // 2, at, to, c_step)
 
 
-call_tile, call_narrow, call_lower = calling(14), calling(9), calling(10)
+call_tile, call_narrow, call_lower = calling(15), calling(9), calling(10)
 """`tile`, `narrow` and `lower` by their addresses, which a room's record holds."""
