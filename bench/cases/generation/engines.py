@@ -1,9 +1,9 @@
 """One engine that writes, on one thread, in a Python of its own: `python engines.py ENGINE FORM FOLDER`.
 
 It needs that engine's packages, and nothing of HMI. FOLDER is what `bench.cases.generation.peers` writes.
-Each line of its input is `{"prompts": [[id, …], …], "tokens": tokens of each answer}`. It answers with a line
-`{"ids": [[id, …], …], "times": [begin, first tokens, end]}`, in seconds of its CPU time. It begins with a line
-`{}` when it is ready.
+Each line of its input is `{"prompts": [[id, …], …], "tokens": tokens of each answer}`. Its answer to each is
+`{"ids": [[id, …], …], "times": [begin, first tokens, end]}`, in seconds of its CPU time. A line `{}` before
+them says that it is ready.
 """
 
 from __future__ import annotations
