@@ -27,9 +27,10 @@ PACKAGES = {"ctranslate2": "ctranslate2 safetensors", "openvino": "openvino-gena
 FORMS = {
     "ctranslate2": ("int8", "fp32"),
     "openvino": ("int8", "bf16"),
-    "vllm": ("int8", "bf16", "int8_tenants", "bf16_tenants"),
+    "vllm": ("int8", "bf16", "bf16_tenants"),
 }
-"""The forms of each engine. vLLM is slower if it may have tenants, so those are forms of their own."""
+"""The forms of each engine. vLLM is slower if it may have tenants, so they are a form of their own. Its int8
+takes no adapters on a CPU."""
 _EIGHT_BITS = {"num_bits": 8, "type": "int", "symmetric": True}
 
 

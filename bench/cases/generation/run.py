@@ -209,8 +209,10 @@ def _ratios(
             ratio = median_ratio(turns, f"{mine}_{case}", best)
             yield Figure(f"{case}_over_{engine}", ratio, "x", goal, True, runs, f"{mine} : {best}")
             for p, form in equal.items():
-                ratio = median_ratio(turns, f"{p}_{case}", f"{engine}_{form}_{peer}")
-                yield Figure(f"{case}_over_{engine}_{p}", ratio, "x", None, True, runs, form)
+                name = f"{engine}_{form}_{peer}"
+                if name in turns:
+                    ratio = median_ratio(turns, f"{p}_{case}", name)
+                    yield Figure(f"{case}_over_{engine}_{p}", ratio, "x", None, True, runs, form)
 
 
 def _works_of(engine: str, work: str, names: Iterable[str]) -> list[str]:
