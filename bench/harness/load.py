@@ -140,8 +140,17 @@ def client() -> Iterator[LoadClient]:
 @contextmanager
 def child(module: str, *arguments: str) -> Iterator[tuple[IO[str], IO[str]]]:
     """Run a module as a process while the context is open. Yields its input and its output."""
-    command = [sys.executable, "-m", module, *arguments]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    with spoken([sys.executable, "-m", module, *arguments]) as pipes:
+        yield pipes
+
+
+@contextmanager
+def spoken(command: Sequence[str], **options: Any) -> Iterator[tuple[IO[str], IO[str]]]:
+    """Run a process while the context is open. Yields its input and its output.
+
+    options: those of `subprocess.Popen`.
+    """
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, **options)
     assert process.stdin is not None
     assert process.stdout is not None
     try:

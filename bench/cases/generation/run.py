@@ -1,4 +1,4 @@
-"""`bench generation`: tokens a second of a language model's root, beside llama.cpp.
+"""`bench generation`: tokens a second of a language model's root, beside llama.cpp and other engines.
 
 All works run on one thread, in turn. They write equally many tokens after prompts of equal length.
 """
@@ -10,18 +10,20 @@ import random
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from bench.cases.generation import peers
 from bench.cases.generation.llama_cpp import LlamaCpp, opened, written_forms
 from bench.harness.home import installed_text
-from bench.harness.report import Figure, in_turn
+from bench.harness.report import Figure, in_turn, median_ratio
+from hmi.core import ModuleSpec
 from hmi.errors import InvalidInput
 from hmi.execution.decoding.base import PAGE
 from hmi.execution.decoding.compiled import SITES, CompiledDecoder
@@ -34,6 +36,7 @@ from hmi.model.sources.language_model import load_language_model
 from hmi.model.sources.locality import apply_locality, shipped_locality
 from hmi.model.sources.source import find_source
 from hmi.model.tenant.modules import LowRankLayer, TenantModule
+from hmi.modulespec import Site
 
 TOGETHER = 16
 """Sequences that write together."""
@@ -41,10 +44,21 @@ PROMPT, WRITTEN, LONG = 64, 24, 512
 """Tokens of a prompt, tokens written after it, and tokens of the prompt that is only read."""
 NEIGHBOUR = 2000
 """Tokens of the prompt beside which the time to a first token is measured."""
-RANK, SMALL = 8, ("q", "v")
+RANK = 8
+SMALL: tuple[Site, ...] = ("q", "v")
 """A tenant's module has this rank at these sites, .8 MB on SmolLM2. A large one has all sites, 4.2 MB."""
-EQUAL = {"int8": "q8_0", "bf16": "f16"}
-"""llama.cpp's form with as many bits a weight, by our precision."""
+EQUAL = {
+    "llama_cpp": {"int8": "q8_0", "bf16": "f16"},
+    "ctranslate2": {"int8": "int8", "fp32": "fp32"},
+    "openvino": {"int8": "int8", "bf16": "bf16"},
+    "vllm": {"int8": "int8", "bf16": "bf16"},
+}
+"""Each engine's form with as many bits a weight, by our precision."""
+READ, ONE, ALL, TENANTS = f"read_{LONG}", "write_1", f"write_{TOGETHER}", f"write_{TOGETHER}_tenants"
+GOALS = {TENANTS: 2.0, ALL: 3.0, ONE: 1.2, READ: 3.0}
+"""The least ratio of our tokens a second to another engine's, by work."""
+LLAMA_TENANTS = 10.0
+"""The same for tenants and llama.cpp, which writes for one after another."""
 Rows = Callable[[Sequence[tuple[Answer, int, int]]], Tensor]
 
 
@@ -54,10 +68,12 @@ class GenerationPlan:
     split: int
     runs: int
     tenants: int | None = None
+    peers: Mapping[str, str] = field(default_factory=dict)
+    """The Python of each other engine's environment, by the engine's name."""
 
 
 def run(plan: GenerationPlan, report: Callable[[str], None]) -> Iterator[Figure]:
-    """Yield tokens a second of each work, then the ratios to llama.cpp's. Raises HmiError."""
+    """Yield tokens a second of each work, then the ratios to other engines'. Raises HmiError."""
     torch.set_num_threads(1)
     source = find_source(plan.source)
     report(f"loading {source.name}")
@@ -76,14 +92,26 @@ def run(plan: GenerationPlan, report: Callable[[str], None]) -> Iterator[Figure]
     yield Figure("answers_that_differ", _that_differ(lower, upper, prompts), "", 0, False, len(prompts))
     works = _works(plan, lower, upper, prompts)
     with ExitStack() as stack:
-        why = _add_llama(works, stack, source.folder, prompts, report)
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        why = _add_llama(works, stack, source.folder, folder, prompts, report)
+        if plan.peers and why is None:
+            modules = [module_of(upper.shape, len(upper.layers), SMALL, seed) for seed in range(TOGETHER)]
+            spec = ModuleSpec(rank=RANK, sites=SMALL)
+            peers.write_models(_gguf(source.folder), modules, spec, upper.shape, plan.split, folder)
+        others = peers.opened(plan.peers, None if why else folder, stack, report)
+        missing = others.why if why is None else {"llama_cpp": why} | others.why
+        yield from _below_best(others.running, lower, upper, prompts)
+        works |= _peer_works(others.running, prompts)
         report("writing in turn")
-        found = {name: statistics.median(v) for name, v in in_turn(works, plan.runs).items()}
+        turns = in_turn(works, plan.runs)
+    found = {name: statistics.median(rates) for name, rates in turns.items()}
     for name, rate in found.items():
         yield Figure(f"{name}", rate, "tokens/s", runs=plan.runs)
     report(f"first tokens beside a prompt of {NEIGHBOUR} tokens")
     yield from _first_tokens(lower, upper, ids, plan.runs)
-    yield from _ratios(found, plan, why)
+    for engine in EQUAL:
+        yield from _ratios(engine, turns, plan.runs, missing.get(engine))
+    yield from _many_over_few(found, plan)
 
 
 def _works(
@@ -131,62 +159,89 @@ def _that_differ(lower: CausalLower, upper: UpperDecoder, prompts: Sequence[list
         writer.step()
     wrong = 0
     for answer in answers:
-        scores = upper.logits(upper(lower(torch.tensor([answer.ids]))))[0, PROMPT - 1 : -1]
-        chosen = scores[torch.arange(PROMPT), torch.tensor(answer.written)]
-        wrong += bool((scores.amax(-1) - chosen > 1e-3).any())
+        wrong += _shortfall(lower, upper, answer.ids, PROMPT) > 1e-3
     return wrong
 
 
-def _ratios(found: dict[str, float], plan: GenerationPlan, why: str | None) -> Iterator[Figure]:
-    """Yield HMI's rates divided by llama.cpp's: the best of each, then those at equal precision."""
-    ours = [p for p in EQUAL if f"{p}_write_1" in found]
-    theirs = [name.removeprefix("llama_cpp_").removesuffix("_write_1") for name in found if _is_one(name)]
-    for case, peer, goal in (
-        (f"write_{TOGETHER}_tenants", "write_1", 10.0),
-        (f"write_{TOGETHER}", f"write_{TOGETHER}", 3.0),
-        ("write_1", "write_1", 1.2),
-        (f"read_{LONG}", f"read_{LONG}", 3.0),
-    ):
-        if why is not None or not ours:
-            yield Figure(
-                f"{case}_over_llama_cpp", None, "x", goal, why=why or "no kernel of 8 or 16 bits here"
-            )
-            continue
-        best = max(theirs, key=lambda form: found[f"llama_cpp_{form}_{peer}"])
-        mine = max(ours, key=lambda p: found[f"{p}_{case}"])
-        ratio = found[f"{mine}_{case}"] / found[f"llama_cpp_{best}_{peer}"]
-        yield Figure(f"{case}_over_llama_cpp", ratio, "x", goal, True, plan.runs, f"{mine} : {peer}, {best}")
-        for p in ours:
-            ratio = found[f"{p}_{case}"] / found[f"llama_cpp_{EQUAL[p]}_{peer}"]
-            yield Figure(f"{case}_over_llama_cpp_{p}", ratio, "x", None, True, plan.runs, EQUAL[p])
-    for p in ours:
+def _shortfall(lower: CausalLower, upper: UpperDecoder, ids: Sequence[int], written: int) -> float:
+    """Return by how much one of the last `written` tokens at most scores less than the best word there."""
+    scores = upper.logits(upper(lower(torch.tensor([ids]))))[0, -written - 1 : -1]
+    chosen = scores[torch.arange(written), torch.tensor(ids[-written:])]
+    return float((scores.amax(-1) - chosen).max())
+
+
+@torch.inference_mode()
+def _below_best(
+    running: Mapping[str, peers.Peer], lower: CausalLower, upper: UpperDecoder, prompts: Sequence[list[int]]
+) -> Iterator[Figure]:
+    """Yield by how much a greedy token of each engine at most scores less than the best, over all prompts.
+
+    Forms with tenants are left out: their answers are not the model's.
+    """
+    for name, peer in running.items():
+        if not name.endswith("_tenants"):
+            begun = [prompt[:PROMPT] for prompt in prompts]
+            answers = [a + b for a, b in zip(begun, peer.run(begun, PROMPT)[0], strict=True)]
+            far = [_shortfall(lower, upper, ids, PROMPT) for ids in answers]
+            yield Figure(f"{name}_most_below_best", max(far), "logits", runs=len(far))
+            differ = sum(short > 1e-3 for short in far)
+            yield Figure(f"{name}_answers_that_differ", differ, "", runs=len(far))
+
+
+def _ratios(
+    engine: str, turns: Mapping[str, Sequence[float]], runs: int, why: str | None
+) -> Iterator[Figure]:
+    """Yield HMI's rates divided by an engine's: the best of each, then those at equal precision.
+
+    Each is the median of the turns' ratios. `why` says why the engine is not there.
+    """
+    equal = {p: form for p, form in EQUAL[engine].items() if f"{p}_{ONE}" in turns}
+    for case, goal in GOALS.items():
+        one_by_one = engine == "llama_cpp" and case == TENANTS
+        peer, goal = (ONE, LLAMA_TENANTS) if one_by_one else (case, goal)
+        theirs = _works_of(engine, peer, turns)
+        if why is not None or not equal:
+            why = why or "no kernel of its precisions here"
+            yield Figure(f"{case}_over_{engine}", None, "x", goal, why=why)
+        elif theirs:  # else the engine has no tenants
+            best = max(theirs, key=lambda name: statistics.median(turns[name]))
+            mine = max(equal, key=lambda p: statistics.median(turns[f"{p}_{case}"]))
+            ratio = median_ratio(turns, f"{mine}_{case}", best)
+            yield Figure(f"{case}_over_{engine}", ratio, "x", goal, True, runs, f"{mine} : {best}")
+            for p, form in equal.items():
+                name = f"{engine}_{form}_{peer}"
+                if name in turns:
+                    ratio = median_ratio(turns, f"{p}_{case}", name)
+                    yield Figure(f"{case}_over_{engine}_{p}", ratio, "x", None, True, runs, form)
+
+
+def _works_of(engine: str, work: str, names: Iterable[str]) -> list[str]:
+    """The names of an engine's works of this kind, one for each form."""
+    return [name for name in names if name.startswith(f"{engine}_") and name.endswith(f"_{work}")]
+
+
+def _many_over_few(found: Mapping[str, float], plan: GenerationPlan) -> Iterator[Figure]:
+    for p in available():
         many = f"{p}_write_{TOGETHER}_of_{plan.tenants}_tenants"
         if many in found:
-            share = found[many] / found[f"{p}_write_{TOGETHER}_tenants"]
+            share = found[many] / found[f"{p}_{TENANTS}"]
             yield Figure(f"{p}_{plan.tenants}_tenants_over_{TOGETHER}", share, "x", 0.92, True, plan.runs)
-
-
-def _is_one(name: str) -> bool:
-    return name.startswith("llama_cpp_") and name.endswith("_write_1")
 
 
 def _add_llama(
     works: dict[str, Callable[[], float]],
     stack: ExitStack,
     source: Path,
+    folder: Path,
     prompts: Sequence[Sequence[int]],
     report: Callable[[str], None],
 ) -> str | None:
-    """Add llama.cpp's works. Returns why it cannot run, or None if it can."""
+    """Add llama.cpp's works, whose forms are files in `folder`. Returns why it cannot run, or None."""
     if importlib.util.find_spec("llama_cpp") is None:
         return "no peer is installed: pip install llama-cpp-python"
-    path = source if source.is_file() else next(iter(sorted(source.glob("*.gguf"))), None)
-    if path is None:
-        raise InvalidInput(f"{source} has no GGUF file, which llama.cpp reads", field="source")
     report("writing llama.cpp's forms")
-    folder = stack.enter_context(tempfile.TemporaryDirectory())
     theirs = [[i - 1 for i in prompt] for prompt in prompts]  # our ids are the source's plus one
-    for form, file in written_forms(path, Path(folder)).items():
+    for form, file in written_forms(_gguf(source), folder).items():
         peer = stack.enter_context(opened(file, TOGETHER, LONG + PAGE))
         works |= {
             f"llama_cpp_{form}_read_{LONG}": partial(_llama_reads, peer, theirs),
@@ -194,6 +249,40 @@ def _add_llama(
             f"llama_cpp_{form}_write_{TOGETHER}": partial(_llama_writes, peer, theirs),
         }
     return None
+
+
+def _gguf(source: Path) -> Path:
+    """The source's GGUF file. Raises InvalidInput if it has none."""
+    path = source if source.is_file() else next(iter(sorted(source.glob("*.gguf"))), None)
+    if path is None:
+        raise InvalidInput(f"{source} has no GGUF file, which llama.cpp reads", field="source")
+    return path
+
+
+def _peer_works(
+    running: Mapping[str, peers.Peer], prompts: Sequence[list[int]]
+) -> dict[str, Callable[[], float]]:
+    """The works of other engines by name, as those of `_works`."""
+    works: dict[str, Callable[[], float]] = {}
+    for name, peer in running.items():
+        if name.endswith("_tenants"):
+            works[f"{name.removesuffix('_tenants')}_{TENANTS}"] = partial(_peer_writes, peer, prompts)
+        else:
+            works |= {
+                f"{name}_{READ}": partial(_peer_reads, peer, prompts),
+                f"{name}_{ONE}": partial(_peer_writes, peer, prompts[:1]),
+                f"{name}_{ALL}": partial(_peer_writes, peer, prompts),
+            }
+    return works
+
+
+def _peer_reads(peer: peers.Peer, prompts: Sequence[Sequence[int]]) -> float:
+    return LONG / peer.run(prompts[:1], 1)[1][0]
+
+
+def _peer_writes(peer: peers.Peer, prompts: Sequence[Sequence[int]]) -> float:
+    _, (_, took) = peer.run([prompt[:PROMPT] for prompt in prompts], WRITTEN + 1)
+    return len(prompts) * WRITTEN / took
 
 
 def _reads(writer: Writing, prompts: Sequence[list[int]]) -> float:
