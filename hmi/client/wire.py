@@ -12,6 +12,7 @@ from hmi.client.calls import Call
 from hmi.client.config import Config
 from hmi.client.errors import InvalidInput, Unreachable
 from hmi.client.uploads import Multipart
+from hmi.sizes import counted
 
 CONNECT_S = 10.0
 SILENCE_S = 60.0
@@ -76,12 +77,23 @@ def request_parts(config: Config, call: Call, elapsed_s: float) -> tuple[dict[st
     return given, None
 
 
+def broken_off(config: Config, pieces: int, why: str) -> Unreachable:
+    """Return the error for a stream that ended in the middle. pieces: the events that came before."""
+    when = f"after {counted(pieces, 'piece')}" if pieces else "before its first piece"
+    return Unreachable(f"the stream of {config.url} broke off {when} ({why}): ask again", sent=True)
+
+
+def why_failed(error: httpx.HTTPError | httpx.InvalidURL) -> str:
+    """Return the reason that an error gives, or the name of its kind."""
+    return str(error) or type(error).__name__
+
+
 def unreachable(config: Config, error: httpx.HTTPError | httpx.InvalidURL) -> Unreachable:
     """Return the error for a call without an answer."""
     sent = not isinstance(error, NOT_SENT)
     if isinstance(error, httpx.TimeoutException) and sent:
         return Unreachable(f"{config.url} did not answer in time; the call may have been done", sent=True)
-    why = str(error) or type(error).__name__
+    why = why_failed(error)
     if isinstance(error.__cause__, ssl.SSLCertVerificationError) or "CERTIFICATE_VERIFY_FAILED" in why:
         why = f"its certificate cannot be trusted: give its authority's with ca, or HMI_CA; {why}"
         return Unreachable(f"no answer from {config.url} ({why})", sent=False)

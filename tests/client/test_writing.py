@@ -80,6 +80,52 @@ def test_there_is_one_prompt_or_chat() -> None:
                 next(client.stream("acme.m", **given))  # type: ignore[arg-type]
 
 
+BAD: list[tuple[dict[str, Any], str]] = [
+    ({"prompt": "a", "stop": 5}, "stop: 5 is not a text: give a text, or several in a list"),
+    ({"prompt": "a", "stop": ["x", 5]}, "stop: 5 is not a text"),
+    ({"prompt": "a", "stop": b"x"}, "stop: b'x' is not a text"),
+    ({"messages": 5}, "messages is not a list: give a list of mappings"),
+    ({"messages": "hi"}, "messages is not a list"),
+    ({"messages": {"role": "user", "content": "hi"}}, "messages is not a list"),
+    ({"messages": ["hi"]}, r"messages\[0\] is 'hi': give a mapping with role and content"),
+]
+
+
+@pytest.mark.parametrize(("given", "said"), BAD)
+async def test_what_json_cannot_be_made_of_is_refused_here(given: dict[str, Any], said: str) -> None:
+    with hmi.Client("http://127.0.0.1:1") as client:
+        for call in (
+            lambda: client.generate("acme.m", **given),
+            lambda: next(client.stream("acme.m", **given)),
+        ):
+            with pytest.raises(InvalidInput, match=said) as caught:
+                call()
+            assert caught.value.details["field"] in given
+    async with hmi.AsyncClient("http://127.0.0.1:1") as other:
+        with pytest.raises(InvalidInput, match=said):
+            await other.generate("acme.m", **given)
+        with pytest.raises(InvalidInput, match=said):
+            await anext(other.stream("acme.m", **given))
+
+
+@pytest.mark.parametrize("cut", [True, False])
+@pytest.mark.parametrize("count", [0, 1, 3])
+async def test_a_text_that_breaks_off_is_told_of_as_such(cut: bool, count: int) -> None:
+    said = Said(200, events(*PIECES[:count]), STREAM, cut=cut)
+    wanted = ("before its first piece", "after 1 piece", "", "after 3 pieces")[count]
+    with scripted(saying(said)) as server:
+        async with hmi.AsyncClient(server.url) as other:
+            with pytest.raises(Unreachable, match=f"broke off {wanted} .*: ask again") as first:
+                _ = [piece async for piece in other.stream("acme.m", "count")]
+        with hmi.Client(server.url) as client:
+            with pytest.raises(Unreachable, match=f"broke off {wanted} .*: ask again") as second:
+                list(client.stream("acme.m", "count"))
+    for caught in (first, second):
+        assert caught.value.sent
+        assert "no answer" not in caught.value.message
+        assert ("the text has no end" in caught.value.message) is (not cut)
+
+
 def test_a_stream_is_sent_again_until_it_has_begun() -> None:
     busy, whole = error(503, "unavailable"), Said(200, events(*PIECES, ("end", WHOLE)), STREAM)
     with scripted(saying(busy, Said(None), whole)) as server, hmi.Client(server.url) as client:

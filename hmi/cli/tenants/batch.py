@@ -117,7 +117,7 @@ def worth_a_look(outcomes: list[Outcome]) -> list[Outcome]:
     if len(outcomes) <= SHOWN:
         return outcomes
     failed = [o for o in outcomes if not o.done]
-    scored = sorted((o for o in outcomes if o.done and o.score is not None), key=lambda o: o.score or 0.0)
+    scored = sorted((o for o in outcomes if o.done and o.score is not None), key=lambda o: o.quality)
     return [*failed, *scored][:SHOWN]
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from hmi.errors import InvalidInput
+from hmi.training.tasks.headline import LOWER_IS_BETTER
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,13 @@ class Outcome:
     @property
     def done(self) -> bool:
         return self.state == "succeeded"
+
+    @property
+    def quality(self) -> float:
+        """By which outcomes are ordered, the worst first: the score, or of a perplexity its inverse, which is
+        a token's mean probability and so lies between 0 and 1 like other scores. 0 if there is no score."""
+        score = self.score or 0.0
+        return 1 / max(score, 1.0) if self.metric in LOWER_IS_BETTER else score
 
 
 class State:

@@ -181,7 +181,7 @@ def _check_report(file: Path) -> None:
 
 def _write_report(file: Path, outcomes: list[Outcome]) -> None:
     """Write all outcomes, the worst scores first, as JSON or CSV by the file's name."""
-    ordered = sorted(outcomes, key=lambda o: (o.done, o.score is None, o.score or 0.0))
+    ordered = sorted(outcomes, key=lambda o: (o.done, o.score is None, o.quality))
     if file.suffix == ".json":
         file.write_text(json.dumps([asdict(o) for o in ordered], indent=1, ensure_ascii=False) + "\n")
         return

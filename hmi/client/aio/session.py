@@ -47,15 +47,16 @@ class AsyncSession:
         attempts: those to open the stream (None: as of any call). Once it is open, nothing is sent again.
         """
         answer = await self._answer(call, attempts or self._attempts(call), stream=True)
-        reader = EventReader()
+        reader, pieces = EventReader(), 0
         try:
             async for content in answer.aiter_bytes():
                 for line in reader.lines(content):
                     event = checked(reader.feed, line)
                     if event is not None:
+                        pieces += 1
                         yield event
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise wire.unreachable(self.config, error) from error
+            raise wire.broken_off(self.config, pieces, wire.why_failed(error)) from error
         finally:
             await answer.aclose()
 

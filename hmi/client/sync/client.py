@@ -23,13 +23,14 @@ from hmi.client.answers import (
 from hmi.client.batches import Batch, InferOptions, Input, batches, encoded, is_one, parameters
 from hmi.client.calls import Call, checked, generate, get, infer, segment
 from hmi.client.config import ClientSettings, Config, from_environment
-from hmi.client.errors import ApiError, TooLarge, Unavailable, Unreachable
+from hmi.client.errors import ApiError, TooLarge, Unavailable
 from hmi.client.prompts import GenerateOptions, Messages, generate_body
 from hmi.client.sync import io
 from hmi.client.sync.jobs import Jobs
 from hmi.client.sync.models import Models
 from hmi.client.sync.resources import Domains, Files, Keys, Roots, Tenants
 from hmi.client.sync.session import Session
+from hmi.client.wire import broken_off
 
 One = str | tuple[str, str] | Mapping[str, Any]
 
@@ -188,15 +189,16 @@ class Client:
         A stream that has begun is not sent again if it breaks. Closing the iterator early closes the
         connection, and the server stops to write.
         """
-        body = generate_body(prompt, messages, options, stream=True)
+        body, pieces = generate_body(prompt, messages, options, stream=True), 0
         with closing(self.session.events(generate(model, body))) as events:
             for event in events:
+                pieces += 1
                 piece = checked(partial(written, event.name), event.data)
                 if piece is not None:
                     yield piece
                 if isinstance(piece, GeneratedText):
                     return
-        raise Unreachable(f"{self.config.url} ended the text in the middle: ask again", sent=True)
+        raise broken_off(self.config, pieces, "the text has no end")
 
     def _ask(self, model: str, batch: Batch, given: dict[str, Any]) -> list[Prediction]:
         body = {"inputs": batch.inputs, "parameters": given}

@@ -55,8 +55,7 @@ def train_writing(
     max_length = min(options.max_length, root.info.shape.positions)
     fit = [fitting(rows, root.tokenizer, max_length, name) for rows, name in _files(data)]
     train, dev = ([text for text in texts if text is not None] for texts in fit)
-    sizes = size_remarks(data.dev, data.dev_given)
-    warnings = [*data.notes, *_too_long(fit, max_length), *sizes]
+    warnings = [*data.notes, *_too_long(fit, max_length), *size_remarks(dev, data.dev_given)]
     torch.manual_seed(options.seed)
     module = new_module(data.module, root.info.shape, len(root.upper.layers))
     plan = plan_writing(replace(options.recipe(), module=data.module), len(train))
@@ -77,7 +76,8 @@ def train_writing(
         "epochs": plan.epochs,
         "epochs_run": history.epochs,
         "train_rows": len(train),
-        "too_long_rows": sum(text is None for texts in fit for text in texts),
+        "too_long_rows": fit[0].count(None),
+        "too_long_held_out_rows": fit[1].count(None),
         "chats": sum(isinstance(r.label, Completion) and bool(r.label.chat) for r in data.train),
         "read": data.read,
         "warnings": [*warnings, *([remark] if remark else [])],
@@ -91,14 +91,17 @@ def _files(data: Data) -> list[tuple[list[Row], str]]:
 
 
 def _too_long(fit: Sequence[Sequence[Written | None]], max_length: int) -> list[str]:
-    """A remark on the rows that were left out."""
-    left = sum(text is None for texts in fit for text in texts)
+    """A remark on the training rows and the held-out rows that were left out."""
+    left = [
+        f"{texts.count(None):,} of {counted(len(texts), f'{name} row')}"
+        for texts, name in zip(fit, ("training", "held-out"), strict=True)
+        if None in texts
+    ]
     if not left:
         return []
-    rows = counted(left, "row was", "rows were")
     return [
-        f"{rows} left out: prompt and completion have more than {max_length} tokens together, and neither is "
-        "cut"
+        f"left out: {' and '.join(left)}. Their prompt and completion have more than {max_length} tokens "
+        "together, and neither is cut"
     ]
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from hmi.errors import InvalidData
+from hmi.training.data.records import Place
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,8 @@ class Completion:
     text: str
     chat: tuple[tuple[str, str], ...] = ()
     """The role and the text of each message before it, if the prompt is a chat."""
+    place: Place = field(default=Place(0), compare=False)
+    """Where its row stands in the file."""
 
 
 Gold = str | float | tuple[str, ...] | SoftLabel | SoftTags | Completion

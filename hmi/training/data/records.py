@@ -8,6 +8,21 @@ from typing import Any
 
 
 @dataclass(frozen=True)
+class Place:
+    """Where a record stands in its file."""
+
+    line: int
+    item: int | None = None
+    """The record's number in a JSON list, where line numbers say little."""
+
+    def __str__(self) -> str:
+        if self.item is None:
+            return f"line {self.line}"
+        # A whole list on one line has no other line to go to.
+        return f"item {self.item}" if self.line == 1 else f"item {self.item} (line {self.line})"
+
+
+@dataclass(frozen=True)
 class TableRecord:
     """One row and its line. `problem` says why it cannot be read."""
 
@@ -15,18 +30,20 @@ class TableRecord:
     values: dict[str, Any]
     problem: str = ""
     item: int | None = None
-    """The row's number in a JSON list, where line numbers say little."""
+    """As in its place."""
     chat: tuple[tuple[str, str], ...] = ()
     """The role and the text of each message, if the row is a chat. `values` has what a classifier reads."""
     left_out: str = ""
     """Why a tool's export does not count the record as a row, such as that an annotator skipped it."""
 
     @property
+    def at(self) -> Place:
+        return Place(self.line, self.item)
+
+    @property
     def place(self) -> str:
-        if self.item is None:
-            return f"line {self.line}"
-        # A whole list on one line has no other line to go to.
-        return f"item {self.item}" if self.line == 1 else f"item {self.item} (line {self.line})"
+        """Its place in words, for messages."""
+        return str(self.at)
 
 
 @dataclass(frozen=True)

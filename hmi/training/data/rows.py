@@ -6,13 +6,13 @@ import itertools
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hmi.core import Task
 from hmi.errors import InvalidData
 from hmi.sizes import counted
 from hmi.training.data.golds import Gold
-from hmi.training.data.meaning.columns import EXAMPLES, Columns, listed, read_columns
+from hmi.training.data.meaning.columns import CHAT, EXAMPLES, Columns, listed, read_columns
 from hmi.training.data.meaning.conflicts import conflicts_of
 from hmi.training.data.meaning.fields import MAX_ROW_CHARACTERS as MAX_ROW_CHARACTERS
 from hmi.training.data.meaning.fields import answer_of, input_of, written_of
@@ -217,6 +217,8 @@ def parse_rows(
     naming = as_named(table.columns)
     table = naming.applied(table)
     head = list(itertools.islice(table.records, FIRST_RECORDS))
+    if task == "generation" and head and all(record.chat for record in head):
+        columns = Columns(CHAT)  # a chat needs no column, and one without an answer is told of by its line
     problem = spans.problem or _problem(table, naming, columns, head, task, answers=answers, paired=paired)
     if problem:
         raise InvalidData(f"{field} was read as {table.form}, {file.encoding}: {problem}", field=field)
@@ -301,17 +303,18 @@ class _Reader:
             if record.left_out and self._answers:
                 self._left_out[record.left_out] += 1
                 return
-            self.rows.append(self._row(record.values, record.chat))
+            self.rows.append(self._row(record))
             self._lines.append(record.line)
             if decision == "rejected":
                 self._rejected.append(len(self.rows) - 1)
         except ValueError as error:
             self.bad.append(BadRow(record.line, f"{record.place}: {error}"))
 
-    def _row(self, values: Mapping[str, Any], chat: tuple[tuple[str, str], ...]) -> Row:
+    def _row(self, record: TableRecord) -> Row:
+        values = record.values
         raw = {ours: values.get(given) for given, ours in self._names.items()}
         if self._task == "generation":
-            return Row(*written_of(raw, chat))
+            return Row(*written_of(raw, record.chat, record.at))
         raw.setdefault("text_pair", values.get("text_pair"))
         if not self._answers:
             return Row(input_of(raw, self._task, paired=self._paired), "")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from hmi.model.tags.tag_schemes import FOUR_MARKS, NAMES, breaks
 from hmi.model.tasks import TaskKind
 from hmi.model.text.windows import words_read
@@ -90,8 +92,8 @@ def _label_remarks(task: TaskKind, train: list[Row], dev: list[Row], dev_given: 
     return out
 
 
-def size_remarks(dev: list[Row], dev_given: bool) -> list[str]:
-    """A remark if scores rest on few held-out rows."""
+def size_remarks(dev: Sequence[object], dev_given: bool) -> list[str]:
+    """A remark if scores rest on few held-out rows. dev: those that are scored, in any form."""
     if len(dev) >= HELD_OUT.enough:
         return []
     cure = "" if dev_given else ", or give dev rows"

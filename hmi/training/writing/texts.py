@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 from hmi.errors import InvalidData, InvalidInput
 from hmi.model.text.generative import GenerativeTokenizer
+from hmi.sizes import counted
 from hmi.training.data.golds import Completion
-from hmi.training.data.rows import Row
+from hmi.training.data.rows import BadRow, Row, reasons_of
 
-SHOWN = 60
-"""Characters of a prompt that an error quotes."""
+SHOWN = 5
+"""An error tells of at most this many chats that the template refuses for different reasons."""
 WHOLE = 1 << 30
 """More tokens than a text has, so that none is cut off."""
 
@@ -58,21 +59,36 @@ def within(
 ) -> list[Written | None]:
     """Each row's tokens; None for a row of more than `max_length`, since nothing of a row is cut.
 
-    field: the name of the rows' file. Raises InvalidData, which names it, if the model's template refuses a
-    chat.
+    field: the name of the rows' file. Raises InvalidData, which names the places there, if the model's
+    template refuses chats.
     """
     found: list[Written | None] = []
+    refused: list[BadRow] = []
     for row in rows:
         try:
             text = written(row, tokenizer)
         except InvalidInput as error:
-            assert isinstance(row.text, str)
-            begin = row.text if len(row.text) <= SHOWN else f"{row.text[:SHOWN]}…"
-            raise InvalidData(
-                f"the chat “{begin}” of {field} cannot be read: {error.message}", field=field
-            ) from error
+            assert isinstance(row.label, Completion)
+            place = row.label.place
+            refused.append(BadRow(place.line, f"{place}: {error.message}"))
+            continue
         found.append(text if len(text) <= max_length else None)
+    if refused:
+        raise _refusal(refused, field)
     return found
+
+
+def _refusal(refused: Sequence[BadRow], field: str) -> InvalidData:
+    """The error for chats that the model's template refuses."""
+    reasons = reasons_of(refused)
+    more = f"; and {len(reasons) - SHOWN} more" if len(reasons) > SHOWN else ""
+    said = counted(len(refused), "chat")
+    return InvalidData(
+        f"{said} of {field} cannot be written by the root's template: {'; '.join(reasons[:SHOWN])}{more}. "
+        "Mend these rows, or take them out",
+        field=field,
+        line=refused[0].line,
+    )
 
 
 def fitting(

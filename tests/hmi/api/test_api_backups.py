@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -42,6 +44,35 @@ async def test_without_a_place_and_without_an_administrator_there_is_no_backup(t
         for method in ("GET", "POST"):
             body = {} if method == "POST" else None
             assert (await world.call(method, "/manage/backups", body, key=made["key"]))[0] == 403
+
+
+def test_a_model_that_writes_is_restored_with_its_text(
+    writing_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data, place, new = ("--data", writing_data), tmp_path / "place", ("--data", tmp_path / "new")
+    train, dev = tmp_path / "train.jsonl", tmp_path / "dev.jsonl"
+    for file, count in ((train, 24), (dev, 8)):
+        rows = ({"prompt": f"the {i} film:", "completion": f" good {i % 3}"} for i in range(count))
+        file.write_text("\n".join(map(json.dumps, rows)))
+    asked = ("--domain", "tiny/news", "--task", "generation", "--dev", dev, "--option", "epochs=2")
+    hmi(capsys, "model", "create", "acme.film", train, *asked, *data)
+    chosen = ("--max-tokens", 12, "--temperature", 1, "--seed", 3, "--json")
+
+    def text(model: str, *folder: object) -> str:
+        found = json.loads(hmi(capsys, "generate", model, "the 5 film:", *chosen, *folder))
+        return f"{found['model']} {found['version']} {found['seed']}: {found['text']}"
+
+    models = ("acme.film", "acme.one", "beta.one")
+    before = [text(model, *data) for model in models]
+    assert len(set(before)) == 3
+    report = hmi(capsys, "model", "report", "acme.film", "--json", *data)
+    hmi(capsys, "backup", "create", place, *data)
+    shutil.rmtree(writing_data)
+    hmi(capsys, "restore", place, *new)
+    assert [text(model, *new) for model in models] == before
+    assert hmi(capsys, "model", "report", "acme.film", "--json", *new) == report
+    hmi(capsys, "model", "update", "acme.film", train, "--dev", dev, "--option", "epochs=1", *new)
+    assert [text(model, *new) for model in models[1:]] == before[1:]
 
 
 def test_the_commands_make_list_check_prune_and_restore(

@@ -11,6 +11,7 @@ from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 
 import pytest
+from aiohttp import FormData
 
 import hmi as product
 from hmi.client import GeneratedText, TextPiece
@@ -35,6 +36,36 @@ async def still(world: World) -> None:
     assert isinstance(writer, Writer)
     while writer.drafts or writer.pages[0]:
         await asyncio.sleep(0.01)
+
+
+async def test_openais_jobs_train_models_that_write_on_language_models(writing_data: Path) -> None:
+    chats = [{"messages": [*CHAT, {"role": "assistant", "content": f"good {i % 3}"}]} for i in range(16)]
+    form = FormData({"purpose": "fine-tune"})
+    form.add_field("file", "\n".join(map(json.dumps, chats)).encode(), filename="chats.jsonl")
+    quick = {"options": {"module": {"rank": 2}}, "hyperparameters": {"n_epochs": 1}}
+    async with server(writing_data, job_workers=1) as world:
+        _, key, _ = await world.call("POST", "/manage/tenants/acme/keys", {})
+        world.key = key["key"]
+        _, file, _ = await world.call("POST", "/v1/files", data=form)
+        asked = {"training_file": file["id"], "suffix": "talk", "model": "tiny/news", **quick}
+        status, job, _ = await world.call("POST", "/v1/fine_tuning/jobs", asked)
+        assert status == 200, job
+        view = await world.finish(job["id"])
+        assert (view["state"], view["result"]["metrics"]["chats"]) == ("succeeded", 13), view
+        _, job, _ = await world.call("GET", f"/v1/fine_tuning/jobs/{job['id']}")
+        assert job["fine_tuned_model"] == "acme.talk"
+        _, answer, _ = await world.call("POST", "/generate/acme.talk", {"messages": CHAT, "max_tokens": 4})
+        assert answer["usage"]["written_tokens"] > 0
+        more = {**asked, "model": "acme.talk", "suffix": "more", "options": {}}
+        status, job, _ = await world.call("POST", "/v1/fine_tuning/jobs", more)
+        assert status == 200, job
+        assert (await world.finish(job["id"]))["state"] == "succeeded"
+        other = {**asked, "task": "classification", "suffix": "other"}
+        status, refused, _ = await world.call("POST", "/v1/fine_tuning/jobs", other)
+        assert status == 400
+        assert "is a language model, whose models write" in refused["error"]["message"]
+        status, refused, _ = await world.call("POST", "/v1/fine_tuning/jobs", {**asked, "model": "tiny/none"})
+        assert (status, refused["error"]["param"]) == (404, "model")
 
 
 async def test_both_clients_write_what_the_server_writes(writing_data: Path) -> None:

@@ -87,6 +87,43 @@ def test_a_killed_run_continues_and_a_further_one_changes_nothing(
     assert "nothing was changed" in hmi_notes(capsys, *command)
 
 
+def test_tenants_of_a_language_model_are_onboarded(
+    writing_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prompts = [{"prompt": f"the {i} film:", "completion": f" good {i % 3}"} for i in range(16)]
+    user = {"role": "user", "content": "the film"}
+    chats = [
+        {"messages": [{**user, "content": f"the {i}"}, {"role": "assistant", "content": "good"}]}
+        for i in range(16)
+    ]
+    writes = {"domain": "tiny/news", "task": "generation", "options": {"epochs": 1}}
+    table = [
+        line("bulk-1", rows=prompts, **writes),
+        line("bulk-2", data="chats.jsonl", **writes),
+        line("bulk-3", rows=[{"messages": [user]}] * 4, **writes),
+        line("bulk-4", rows=prompts, **{**writes, "task": "classification"}),
+    ]
+    del table[1]["rows"]
+    (tmp_path / "chats.jsonl").write_text("\n".join(map(json.dumps, chats)))
+    plan, report = tmp_path / "plan.jsonl", tmp_path / "report.json"
+    plan.write_text("\n".join(map(json.dumps, table)))
+    data = ("--data", writing_data)
+    command = ("tenant", "onboard", plan, *data, "--report", report, "--parallel", 2)
+    said = hmi(capsys, *command, code=1)
+    assert "2 made, 0 unchanged, 2 failed" in said
+    assert "bulk-3.m failed: 4 of 4 rows of data are not usable: line 1: the last of `messages`" in said
+    assert "bulk-4.m failed: root tiny is a language model" in said
+    found = json.loads(report.read_text())
+    assert [one["state"] for one in found] == ["failed", "failed", "succeeded", "succeeded"]
+    assert {one["metric"] for one in found[2:]} == {"perplexity"}
+    assert found[2]["score"] >= found[3]["score"], "the worst first"
+    for model in ("bulk-1.m", "bulk-2.m"):
+        answer = json.loads(hmi(capsys, "generate", model, "the 5 film:", "--json", "--max-tokens", 4, *data))
+        assert answer["usage"]["written_tokens"] > 0
+    plan.write_text("\n".join(map(json.dumps, table[:2])))
+    assert "nothing was changed" in hmi_notes(capsys, *map(str, command))
+
+
 def hmi_notes(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     """Run a command, which must succeed, and return what it writes to stderr."""
     from hmi.cli import main
@@ -215,6 +252,12 @@ def test_a_summary_shows_failures_and_the_worst_scores() -> None:
     outcomes.append(Outcome("bad.m", "failed", "why"))
     shown = worth_a_look(outcomes)
     assert [o.id for o in shown] == ["bad.m", *(f"t{i}.m" for i in range(1, SHOWN))]
+    written = [
+        Outcome(f"w{i}.m", "succeeded", metric="perplexity", score=1.0 + 0.005 * i) for i in range(90, 0, -1)
+    ]
+    shown = worth_a_look(written)
+    assert [o.id for o in shown] == [f"w{i}.m" for i in range(90, 90 - SHOWN, -1)], "less perplexed is better"
+    assert worth_a_look([*outcomes, *written])[1].id == "t1.m", "a good perplexity is no low score"
 
 
 def test_records_of_another_kind_are_refused(tmp_path: Path) -> None:

@@ -261,8 +261,46 @@ def test_chats_are_learnt_in_the_models_template(home: Manager) -> None:
     assert one.answer[-1] == root.tokenizer.ends[0]
     assert root.tokenizer.decode(one.answer) == "good 1"
     bad = as_lines(*(chat(i, "a <|end|>" if i == 7 else f"a {i}") for i in range(20)))
-    with pytest.raises(InvalidData, match=r"(?s)the chat “.*” of data cannot be read: .*of a special token"):
+    with pytest.raises(
+        InvalidData, match=r"line 8: messages\[1\]\.content holds .*of a special token"
+    ) as told:
         made(home, create(home, "marked", bad))
+    assert told.value.details == {"field": "data", "line": 8}
+
+
+@pytest.mark.parametrize("listed", [False, True])
+def test_chats_that_the_template_refuses_are_all_named(home: Manager, listed: bool) -> None:
+    def chat(i: int) -> dict[str, Any]:
+        user = {"role": "user", "content": f"<|end|> {i}" if i in (3, 9) else f"a {i}"}
+        return {"messages": [user, {"role": "assistant", "content": "good"}]}
+
+    some = [chat(i) for i in range(12)]
+    given = json.dumps(some).encode() if listed else as_lines(*some)
+    with pytest.raises(InvalidData) as told:
+        made(home, create(home, f"refused-{int(listed)}", as_lines(*map(chat, range(20, 30))), dev=given))
+    first, second = ("item 4", "item 10") if listed else ("line 4", "line 10")
+    assert told.value.message.startswith("2 chats of dev cannot be written by the root's template: ")
+    assert f"{first}: messages[0].content" in told.value.message
+    assert f"({second}, too)" in told.value.message
+    assert told.value.message.endswith("Mend these rows, or take them out")
+
+
+@pytest.mark.parametrize("without", [1, 8])
+def test_chats_without_an_answer_are_told_of_by_line(home: Manager, without: int) -> None:
+    asked = {"role": "user", "content": "why"}
+    good = {"messages": [asked, {"role": "assistant", "content": "so"}]}
+    data = as_lines(*[good] * (8 - without), *[{"messages": [asked]}] * without)
+    with pytest.raises(InvalidData) as told:
+        create(home, "unanswered", data)
+    line = 9 - without
+    assert told.value.details == {"field": "data", "line": line}
+    assert f"line {line}: the last of `messages` is not the assistant's: add the answer" in told.value.message
+    assert "label_column" not in told.value.message, "no column is missing"
+    alone = as_lines(*[good] * 7, {"messages": good["messages"][1:]})
+    with pytest.raises(
+        InvalidData, match="line 8: `messages` has the assistant's answer alone: give the user"
+    ):
+        create(home, "unanswered", alone)
 
 
 def test_long_rows_are_left_out_and_counted(home: Manager) -> None:
@@ -270,7 +308,17 @@ def test_long_rows_are_left_out_and_counted(home: Manager) -> None:
     some = rows(20) + b"\n" + as_lines(long, long)
     metrics = made(home, create(home, "long", some, dev=rows(8, 1), options={"epochs": 1}))["metrics"]
     assert (metrics["too_long_rows"], metrics["train_rows"]) == (2, 20)
-    assert any("2 rows were left out" in said and "64 tokens" in said for said in metrics["warnings"])
+    assert (metrics["too_long_held_out_rows"], metrics["rows"]) == (0, 8)
+    (said,) = (said for said in metrics["warnings"] if "64 tokens" in said)
+    assert said.startswith("left out: 2 of 22 training rows. Their prompt")
+    dev = rows(8, 1) + b"\n" + as_lines(*[long] * 300)
+    metrics = made(home, create(home, "long-dev", some, dev=dev, options={"epochs": 1}))["metrics"]
+    assert (metrics["too_long_rows"], metrics["too_long_held_out_rows"], metrics["rows"]) == (2, 300, 8)
+    assert any(
+        said.startswith("left out: 2 of 22 training rows and 300 of 308 held-out rows.")
+        for said in metrics["warnings"]
+    )
+    assert any("rest on 8 held-out rows" in said for said in metrics["warnings"]), "those that are scored"
     with pytest.raises(InvalidData, match="every row of data has more than 9 tokens"):
         made(home, create(home, "longer", rows(20, 0, {"film": " good bad plot"}), options={"max_length": 9}))
 

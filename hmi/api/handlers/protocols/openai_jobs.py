@@ -115,7 +115,7 @@ def _submitted(call: RouteCall, body: CreateFineTuning) -> JobRecord:
     base = None if "/" in body.model or "." not in body.model else model_named(body.model)
     if base is None:
         domain = str(DomainId.parse(body.model, "model"))
-        task = body.task or _task_of(files["data"])
+        task = body.task or _task_for(call, domain, files["data"])
         return manager.create_model(_new_name(call, body.suffix, None), domain=domain, task=task, **given)
     assert call.where.models is not None
     live = call.where.models.live(base)
@@ -162,7 +162,14 @@ def _content(call: RouteCall, file: str, field: str) -> Path:
     return call.services.manager.files.checked(own_file(call, file, field))
 
 
-def _task_of(rows: Path) -> Task:
+def _task_for(call: RouteCall, domain: str, rows: Path) -> Task:
+    """The task of a new model on a domain: a language model's write; on an encoder, the rows tell it.
+
+    Raises NotFound, InvalidData.
+    """
+    manager = call.services.manager
+    if manager.registry.root(manager.domain(domain).root).generates:
+        return "generation"
     found = task_of_file(rows, "training_file")
     if found is None:
         raise InvalidData(

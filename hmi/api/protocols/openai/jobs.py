@@ -47,7 +47,10 @@ class CreateFineTuning(Request):
         description="A domain, root/branch: a new model is made on it. Or a model, tenant.model: with a "
         "suffix, a new model starts from it, without one it gets a new version."
     )
-    training_file: Id = Field(description="Rows: HMI's own, or chats whose last message is the label.")
+    training_file: Id = Field(
+        description="Rows: HMI's own, or chats whose last message is the label, or is what a language "
+        "model learns to write."
+    )
     validation_file: Id | None = None
     suffix: str | None = Field(
         default=None,
@@ -60,7 +63,9 @@ class CreateFineTuning(Request):
     metadata: Metadata | None = Field(default=None, max_length=16)
     integrations: list[Any] | None = Field(default=None, max_length=0, description="None are supported.")
     task: Task | None = Field(
-        default=None, description="The new model's task. Default: what the columns of the training file show."
+        default=None,
+        description="The new model's task. Default: generation on a domain of a language model; on "
+        "others, what the columns of the training file show.",
     )
     options: FineTuneOptions = FineTuneOptions()
 

@@ -28,7 +28,8 @@ EXAMPLES: Mapping[Task, str] = {
     "regression": '{"text": "…", "value": 3.5}',
     "tagging": '{"tokens": ["…"], "tags": ["O"]}',
     "embedding": "",
-    "generation": '{"prompt": "…", "completion": "…"}, or {"messages": […]} as OpenAI has it',
+    "generation": '{"prompt": "…", "completion": "…"}, or '
+    '{"messages": [{"role": "user", "content": "…"}, {"role": "assistant", "content": "…"}]}',
 }
 """An example row of each task, for error messages."""
 
@@ -48,6 +49,8 @@ ASKED: Mapping[str, tuple[str, ...]] = {
     "completion": ("answer", "target", "label"),
 }
 """Further names that are understood once the task generation is asked for."""
+CHAT: Mapping[str, str] = {"text": "prompt", "label": "completion"}
+"""What the task generation reads the parts of a chat as, which are named as a classifier's."""
 PAIRS = (
     ("text", "text_pair"),
     ("sentence1", "sentence2"),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from hmi.core import Task
 from hmi.sizes import counted
 from hmi.training.data.golds import Completion, Gold
+from hmi.training.data.records import Place
 from hmi.training.data.tables import kind_of
 
 if TYPE_CHECKING:
@@ -19,22 +20,34 @@ MAX_VALUE = 1e9
 """The largest absolute value for regression. With larger ones the standard deviation loses precision."""
 
 
-def written_of(raw: dict[str, Any], chat: tuple[tuple[str, str], ...]) -> tuple[str, Completion]:
+def written_of(
+    raw: dict[str, Any], chat: tuple[tuple[str, str], ...], place: Place
+) -> tuple[str, Completion]:
     """A row's prompt and what is to be written after it: a chat's last message, if the row is a `chat`. Then
-    the prompt has a message a line. Raises ValueError."""
+    the prompt has a message a line.
+
+    place: where the row stands in its file. Raises ValueError.
+    """
     if not chat:
         prompt = raw.get("prompt")
         blank = prompt is None or (isinstance(prompt, str) and not prompt.strip())
-        return prompt or "" if blank else _text(raw, "prompt"), Completion(_text(raw, "completion"))
+        return prompt or "" if blank else _text(raw, "prompt"), Completion(
+            _text(raw, "completion"), place=place
+        )
     *before, (role, text) = chat
-    if role != "assistant" or not before:
-        raise ValueError("the last message is not the assistant's answer to others: it is what is learnt")
+    if role != "assistant":
+        raise ValueError(
+            "the last of `messages` is not the assistant's: add the answer that is to be learnt, with the "
+            "role assistant"
+        )
+    if not before:
+        raise ValueError("`messages` has the assistant's answer alone: give the user's message before it")
     empty = next((i for i, (_, said) in enumerate(chat) if not said.strip()), None)
     if empty is not None:
-        raise ValueError(f"`messages[{empty}]` has no text")
+        raise ValueError(f"`messages[{empty}]` has no text: give it one, or leave the message out")
     prompt = "\n".join(f"{who}: {said}" for who, said in before)
     read = {"prompt": prompt, "completion": text}
-    return _text(read, "prompt"), Completion(_text(read, "completion"), tuple(before))
+    return _text(read, "prompt"), Completion(_text(read, "completion"), tuple(before), place)
 
 
 def answer_of(raw: dict[str, Any], task: Task) -> Gold:
