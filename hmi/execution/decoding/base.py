@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hmi.model.tenant.modules import TenantModule
+from hmi.model.tenant.modules import LowRankLayer, TenantModule
+from hmi.modulespec import GATED
 
 PAGE = 16
 """Tokens of a page."""
@@ -59,3 +60,12 @@ def counts_of(parts: Sequence[Part]) -> tuple[NDArray[np.int64], NDArray[np.int6
     counts = np.array([part.count for part in parts], np.int64)
     wanted = np.array([part.wants_scores for part in parts], bool)
     return counts, (counts.cumsum() - 1)[wanted]
+
+
+def check_sites(module: TenantModule, layers: int) -> None:
+    """Raise ValueError if a module is no LoRA, or has sites that these layers lack."""
+    known = {f"{i}-{site}" for i in range(layers) for site in GATED}
+    if unknown := set(module.sites) - known:
+        raise ValueError(f"the layers have no site {min(unknown)}")
+    if any(not isinstance(c, LowRankLayer) or c.down_bias is not None for c in module.sites.values()):
+        raise ValueError("a language model's module must be a LoRA")

@@ -14,20 +14,30 @@ import torch
 from hmi_kernels.decoder import ops
 from torch import Tensor
 
+from hmi.execution.cuda.decoder import CudaDecoder
+from hmi.execution.cuda.executor import DTYPES
+from hmi.execution.cuda.layout import lora_size
 from hmi.execution.decoding.base import PAGE, Part, StepExecutor
 from hmi.execution.decoding.compiled import CompiledDecoder
 from hmi.execution.decoding.plain import PlainDecoder
 from hmi.execution.precision import Precision, available
 from hmi.model.network.decoder import Decoder, attend_before, rotary
 from hmi.model.network.shape import DecoderShape
-from hmi.model.sources.generative_root import split_decoder
+from hmi.model.sources.generative_root import UpperDecoder, split_decoder
 from hmi.model.tenant.modules import LowRankLayer, TenantModule
+from tests.hmi.labs.cuda_lab import device_of, ways_of
 
 BEGIN, SPLIT, PAGES = 1, 1, 40
 SITES = {"q": (128, 128), "k": (128, 64), "v": (128, 64), "o": (128, 128), "fo": (192, 128)}
 SITES |= dict.fromkeys(("gate", "fi"), (128, 192))
-WAYS = ["plain", *available()]
-NEAR = {"plain": 1e-4, "fp32": 1e-4, "bf16": 0.1, "int8": 0.3}
+ON_DEVICES = [
+    pytest.param(f"{device} {rest}", marks=pytest.mark.gpu if device == "gpu" else ())
+    for device in ("twin", "gpu")
+    for rest in ("fp32 loop", "fp32 groups", "fp32 kernel", "bf16 kernel")
+]
+"""A device, a precision, and a way of computing modules."""
+WAYS = ["plain", *available(), *ON_DEVICES]
+NEAR = {"fp32": 1e-4, "bf16": 0.1, "int8": 0.3}
 """Of logits whose standard deviation is some 1.4."""
 
 
@@ -75,6 +85,22 @@ def module_of(seed: int, sites: Sequence[str], rank: int) -> TenantModule:
 MODULES = [None, module_of(1, list(SITES), 8), module_of(2, ["q", "v"], 3), module_of(3, ["k", "gate"], 16)]
 
 
+def executor_of(way: str, upper: UpperDecoder, pages: int, *, slots: int = 64, seed: int = 0) -> StepExecutor:
+    """The executor of one of `WAYS`. slots: on a device, so many LoRAs of rank 8 in all layers."""
+    if way == "plain":
+        return PlainDecoder(upper, pages)
+    if " " not in way:
+        return CompiledDecoder(upper, pages, cast(Precision, way))
+    device, precision, name = way.split()
+    there = device_of(device, seed)
+    size = slots * lora_size(8, len(upper.layers), upper.shape) * DTYPES[precision].itemsize
+    return CudaDecoder(upper, pages, precision, there, slot_bytes=size, ways=ways_of(name, there))
+
+
+def near(way: str) -> float:
+    return next((x for precision, x in NEAR.items() if precision in way), NEAR["fp32"])
+
+
 @dataclass
 class Told:
     """A sequence, and how far it has run."""
@@ -95,11 +121,7 @@ class Lab:
         for part in (self.lower, upper):
             part.requires_grad_(False)
         self.upper = upper
-        self.executor: StepExecutor
-        if way == "plain":
-            self.executor = PlainDecoder(upper, PAGES)
-        else:
-            self.executor = CompiledDecoder(upper, PAGES, cast(Precision, way))
+        self.executor = executor_of(way, upper, PAGES)
         self.free = random.Random(1).sample(range(PAGES), PAGES)
 
     def told(self, ids: list[int], module: TenantModule | None) -> Told:
@@ -153,12 +175,12 @@ def test_chunks_of_any_length_give_the_whole_models_scores(decoder: Decoder, way
         for i, told in enumerate(running):
             want, got = lab.exact(told)[ends[i]], torch.stack(told.scores)
             assert (got[:, 0] == -torch.inf).all()
-            assert (got[:, 1:] - want[:, 1:]).abs().max() < NEAR[way]
+            assert (got[:, 1:] - want[:, 1:]).abs().max() < near(way)
         running[1].module = None
         assert (lab.exact(running[1])[ends[1]] - torch.stack(running[1].scores))[:, 1:].abs().max() > 0.5
 
 
-@pytest.mark.parametrize("way", [w for w in WAYS if w != "plain"])
+@pytest.mark.parametrize("way", available())
 def test_a_sequence_has_the_same_bits_in_any_company(decoder: Decoder, way: str) -> None:
     alone, crowd = Lab(decoder, way), Lab(decoder, way)
     ids, module = ids_of(1, 60), MODULES[1]
@@ -174,7 +196,7 @@ def test_a_sequence_has_the_same_bits_in_any_company(decoder: Decoder, way: str)
 @pytest.mark.parametrize("way", WAYS)
 def test_what_lies_in_free_pages_is_never_read(decoder: Decoder, way: str) -> None:
     lab = Lab(decoder, way)
-    if isinstance(lab.executor, PlainDecoder):
+    if isinstance(lab.executor, PlainDecoder | CudaDecoder):
         lab.executor._kept[:, :, :-PAGE].fill_(torch.nan)
     else:
         assert isinstance(lab.executor, CompiledDecoder)
@@ -184,7 +206,7 @@ def test_what_lies_in_free_pages_is_never_read(decoder: Decoder, way: str) -> No
         lab.step([(told, 20)])
         lab.step([(told, 17)])
         want = lab.exact(told)[[19, 36]]
-        assert (torch.stack(told.scores)[:, 1:] - want[:, 1:]).abs().max() < NEAR[way]
+        assert (torch.stack(told.scores)[:, 1:] - want[:, 1:]).abs().max() < near(way)
 
 
 def test_memory_is_not_taken_anew_at_each_longest_length() -> None:
