@@ -302,7 +302,7 @@ def _llama_writes(peer: LlamaCpp, prompts: Sequence[list[int]]) -> float:
 def module_of(shape: DecoderShape, layers: int, sites: Sequence[str], seed: int) -> TenantModule:
     """Make a random module: a tenant's changes of rank RANK at these sites of each layer."""
     wide, narrow = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    sizes = dict.fromkeys(GATED, (shape.dim, shape.ffn))
+    sizes: dict[str, tuple[int, int]] = dict.fromkeys(GATED, (shape.dim, shape.ffn))
     sizes |= {"q": (shape.dim, wide), "k": (shape.dim, narrow), "v": (shape.dim, narrow)}
     sizes |= {"o": (wide, shape.dim), "fo": (shape.ffn, shape.dim)}
     draw = torch.Generator().manual_seed(seed)

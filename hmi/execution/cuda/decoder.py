@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hmi.execution.cuda.changes import NormLoop, delta, sites_at
-from hmi.execution.cuda.device import Device, Stream
+from hmi.execution.cuda.device import Device, Stream, fault_of
 from hmi.execution.cuda.executor import DTYPES, SLOT_BYTES, SLOT_RANK, Linear
 from hmi.execution.cuda.layout import Packed, lora_size, pack
 from hmi.execution.cuda.slots import Entry, Slots
@@ -193,6 +193,10 @@ class CudaDecoder:
             found.append(self._step(x[row : row + rows], parts[begin:end], packed[begin:end], between))
             row += rows
         return found[0] if len(found) == 1 else torch.cat(found)
+
+    def fault(self) -> str | None:
+        """See `OnDevice.fault`."""
+        return fault_of(self.device)
 
     def _step(
         self,

@@ -16,7 +16,7 @@ from hmi.execution.base import Hook
 from hmi.execution.batch import BatchKey, Left, Rows
 from hmi.execution.cuda.attention import Attention, BucketedAttention, Ragged, ragged_on
 from hmi.execution.cuda.changes import NormLoop, NormTable, Way, delta, sites_at
-from hmi.execution.cuda.device import Device, Stream, StreamEvent
+from hmi.execution.cuda.device import Device, Stream, StreamEvent, fault_of
 from hmi.execution.cuda.graphs import Captured, Graphs
 from hmi.execution.cuda.layout import Packed, lora_size, pack
 from hmi.execution.cuda.segmented import Changed, Segmented, TableSizes
@@ -309,13 +309,7 @@ class CudaExecutor:
 
     def fault(self) -> str | None:
         """See `OnDevice.fault`."""
-        try:
-            self.device.check()
-        except torch.OutOfMemoryError:
-            return None  # the device works: its memory is full
-        except Exception as error:
-            return (str(error).splitlines() or [type(error).__name__])[0]
-        return None
+        return fault_of(self.device)
 
     def _to_host(self, left: Left, stream: Stream) -> tuple[Left, StreamEvent]:
         last, before = (self.device.pinned(tuple(z.shape), z.dtype) for z in (left.last, left.before))

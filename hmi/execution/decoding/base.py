@@ -33,12 +33,16 @@ class Part:
     """Whether the step returns scores for the token that follows the last one."""
 
 
+class PagesLost(Exception):
+    """What the pages held is gone, with the device that they were on. The executor has new ones."""
+
+
 class StepExecutor(Protocol):
     """Runs one root's upper layers. Owns their weights, and the memory of the pages."""
 
     @property
     def pages(self) -> int:
-        """The number of pages."""
+        """The number of pages. It changes only when a step raises PagesLost."""
         ...
 
     def prepare(self, module: TenantModule) -> int:
@@ -51,6 +55,7 @@ class StepExecutor(Protocol):
         x: float32 [rows, dim], the parts' rows one after another, as a look-up gives them.
         between: called after each layer, or more often. It may run a step of other sequences.
         Returns float32 [parts that want scores, vocab or more]. Id 0 and numbers that are no id score -inf.
+        Raises PagesLost if every sequence must be read anew.
         """
         ...
 

@@ -96,7 +96,7 @@ def packed_module(module: TenantModule, layers: ops.Layers) -> ops.Module:
     these layers."""
     count = len(layers.addresses)
     check_sites(module, count)
-    by_layer = [
+    by_layer: list[dict[str, ops.LowRank]] = [
         {site: _low_rank(change) for site in GATED if (change := module.at(i, site)) is not None}
         for i in range(count)
     ]

@@ -5,6 +5,7 @@ The host computes all indexes of a step before its first layer, so no operation 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,10 +20,13 @@ from hmi.execution.batch import rounded
 from hmi.execution.decoding.base import PAGE, Part, counts_of
 from hmi.model.network.decoder import rotary
 from hmi.model.network.shape import DecoderShape
+from hmi.model.sources.generative_root import UpperDecoder
 
 Ints = NDArray[np.int64]
 Put = Callable[[Ints], Callable[[], Tensor]]
 """Takes an array of the host. Returns a function that gives it, in its shape, where the step computes."""
+LEAST_PAGES = 64
+"""Pages of an executor at the least, whatever memory the setting gives."""
 TILE = 64
 """The most rows of a part that attend in one product."""
 AT_ONCE = 1 << 12
@@ -43,6 +47,11 @@ def kept_shape(shape: DecoderShape, layers: int, pages: int) -> tuple[int, ...]:
     and is read for keys that there are not; its second is written for rows that there are not.
     """
     return layers, 2, (pages + 1) * PAGE, shape.kv_heads, shape.head_dim
+
+
+def page_bytes(upper: UpperDecoder, number: int) -> int:
+    """The bytes of a page of all layers, of numbers of `number` bytes."""
+    return math.prod(kept_shape(upper.shape, len(upper.layers), 0)) * number
 
 
 @dataclass(frozen=True)
@@ -205,4 +214,5 @@ def _attended(group: _Group, queries: Tensor, kept: Tensor) -> Tensor:
         part.index_select(0, group.keys).unflatten(0, (tiles, -1)).transpose(1, 2) for part in kept
     )
     found = F.scaled_dot_product_attention(mine, keys, values, attn_mask=group.mask)
-    return found.unflatten(2, (rows, group.shared)).transpose(1, 2).flatten(2, 3).flatten(0, 1)
+    by_row: Tensor = found.unflatten(2, (rows, group.shared)).transpose(1, 2).flatten(2, 3).flatten(0, 1)
+    return by_row

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hmi.errors import InvalidInput
 from hmi.execution.decoding.arena import Arena
-from hmi.execution.decoding.base import PAGE, Part, StepExecutor
+from hmi.execution.decoding.base import PAGE, PagesLost, Part, StepExecutor
 from hmi.execution.decoding.sampling import Chosen, Sampler
 from hmi.model.tenant.modules import TenantModule
 from hmi.model.text.sampling import Sampling
@@ -117,7 +117,7 @@ class Writing:
     A step takes one token of each sequence that decodes. Chunks of prompts fill it up: next is the first
     sequence of the tenant that has received least. If pages run out, the sequence that came last is set
     back: its pages are freed. It runs again when there is room. Its text stays the same, since choices
-    depend on its own seed.
+    depend on its own seed. If the executor loses all pages, all sequences are set back.
     """
 
     def __init__(
@@ -231,8 +231,13 @@ class Writing:
             for answer, count in chunks.items()
         ]
         rows = self._rows_of([(answer, answer.done, answer.done + count) for answer, count in chunks.items()])
-        scores = iter(self._executor.step(rows, parts, between))
-        found = []
+        arena, found = self.arena, list[tuple[Answer, Chosen | None]]()
+        try:
+            scores = iter(self._executor.step(rows, parts, between))
+        except PagesLost:
+            self._set_all_back()
+        if self.arena is not arena:  # set back, here or between two layers
+            return []
         for (answer, count), part in zip(chunks.items(), parts, strict=True):
             before, answer.done = answer.done, answer.done + count
             if answer.kept and answer.done // PAGE > before // PAGE:
@@ -315,6 +320,14 @@ class Writing:
             else:
                 count = (len(answer.pages) + self.arena.room) * PAGE - answer.done
         return count
+
+    def _set_all_back(self) -> None:
+        """Begin with new pages. Nothing of any sequence counts as done."""
+        for answer in self._started:
+            answer.pages, answer.done = [], 0
+        self.set_back += len(self._started)
+        self._started.clear()
+        self.arena = Arena(self._executor.pages)
 
     def _stop(self, answer: Answer) -> None:
         """Free a sequence's pages. Nothing of it counts as done."""

@@ -5,28 +5,30 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Collection, Hashable, Iterator, Sequence
-from typing import cast
 
 import pytest
 import torch
 from torch import Tensor
 
 from hmi.errors import InvalidInput
-from hmi.execution.decoding.base import PAGE, StepExecutor
-from hmi.execution.decoding.compiled import CompiledDecoder
-from hmi.execution.decoding.plain import PlainDecoder
+from hmi.execution.decoding.base import PAGE
 from hmi.execution.decoding.writing import Answer, Shares, Writing
-from hmi.execution.precision import Precision
 from hmi.model.network.decoder import Decoder, attend_before, rotary
 from hmi.model.sources.causal import CausalLower
 from hmi.model.sources.generative_root import UpperDecoder, split_decoder
 from hmi.model.tenant.modules import LowRankLayer, TenantModule
 from hmi.model.text.sampling import Sampling
-from tests.hmi.execution.test_decoding_steps import BEGIN, MODULES, module_of, tiny
+from tests.hmi.execution.test_decoding_steps import BEGIN, MODULES, executor_of, module_of, tiny
 
 N, ENDS = 2, frozenset(range(5, 9))
 NEAR = 1e-3
 """Where the reference's two best scores differ by less, either counts."""
+DEVICE = [
+    pytest.param(f"{device} fp32 {way}", marks=pytest.mark.gpu if device == "gpu" else ())
+    for device, way in (("twin", "groups"), ("gpu", "groups"), ("gpu", "kernel"))
+]
+SLOTS = 3
+"""Of a device: fewer than all modules of a step take, so that they drive each other out."""
 TABLES: dict[int, Tensor] = {}
 
 
@@ -59,11 +61,7 @@ def writing(
     shares: Shares | None = None,
 ) -> Writing:
     lower, upper = parts
-    executor: StepExecutor
-    if way == "plain":
-        executor = PlainDecoder(upper, pages)
-    else:
-        executor = CompiledDecoder(upper, pages, cast(Precision, way))
+    executor = executor_of(way, upper, pages, slots=SLOTS, seed=pages)
     if id(lower) not in TABLES:
         TABLES[id(lower)] = table_of(lower)
     table = TABLES[id(lower)]
@@ -112,7 +110,7 @@ def check(parts: tuple[CausalLower, UpperDecoder], answers: Sequence[Answer]) ->
                 assert row[at - 1].max() - row[at - 1, answer.ids[at]] < NEAR
 
 
-@pytest.mark.parametrize("way", ["plain", "fp32"])
+@pytest.mark.parametrize("way", ["plain", "fp32", *DEVICE])
 def test_greedy_answers_are_those_of_full_recomputation(
     parts: tuple[CausalLower, UpperDecoder], way: str
 ) -> None:
@@ -136,9 +134,10 @@ def test_greedy_answers_are_those_of_full_recomputation(
     check(parts, answers)
 
 
+@pytest.mark.parametrize("way", ["fp32", *DEVICE])
 @pytest.mark.parametrize("wants", [Sampling(), Sampling(temperature=1.2, top_p=0.9, seed=5, logprobs=2)])
 def test_a_text_is_the_same_alone_and_in_any_company(
-    parts: tuple[CausalLower, UpperDecoder], wants: Sampling
+    parts: tuple[CausalLower, UpperDecoder], wants: Sampling, way: str
 ) -> None:
     def answers() -> list[Answer]:
         return [
@@ -148,13 +147,13 @@ def test_a_text_is_the_same_alone_and_in_any_company(
 
     texts = []
     for pages, step_rows in ((400, 64), (400, 7), (14, 64)):
-        found, writer = answers(), writing(parts, "fp32", pages, step_rows)
+        found, writer = answers(), writing(parts, way, pages, step_rows)
         run(writer, found, seed=pages)
         assert (writer.set_back > 0) == (pages == 14)
         texts.append([answer.ids for answer in found])
     alone = answers()
     for answer in alone:
-        run(writing(parts, "fp32", 20), [answer])
+        run(writing(parts, way, 20), [answer])
     assert texts == [[answer.ids for answer in alone]] * 3
 
 
@@ -224,7 +223,7 @@ def test_what_the_first_step_found_is_told_also_of_a_sequence_that_was_set_back(
     assert (older.cached, answer.cached) == (0, 2 * PAGE)
 
 
-@pytest.mark.parametrize("way", ["plain", "fp32"])
+@pytest.mark.parametrize("way", ["plain", "fp32", *DEVICE])
 def test_a_sequence_whose_scores_are_no_numbers_fails_alone(
     parts: tuple[CausalLower, UpperDecoder], way: str
 ) -> None:
@@ -253,7 +252,7 @@ def test_what_cannot_be_written_is_refused(parts: tuple[CausalLower, UpperDecode
     assert len(writer) == 0
 
 
-@pytest.mark.parametrize("way", ["plain", "fp32"])
+@pytest.mark.parametrize("way", ["plain", "fp32", *DEVICE])
 def test_a_short_prompt_runs_between_the_layers_of_a_long_ones_step(
     parts: tuple[CausalLower, UpperDecoder], way: str
 ) -> None:
