@@ -92,7 +92,7 @@ class _Group:
         """What is added to scores: [tiles, 1, rows of a tile · shared, keys], 0 or -inf."""
         ends = self.ends()
         steps = torch.arange(self.size[2] * PAGE, device=ends.device)
-        hidden = (steps >= ends[..., None]).repeat_interleave(self.shared, dim=1)[:, None]
+        hidden = (steps >= ends[..., None])[:, :, None].expand(-1, -1, self.shared, -1).flatten(1, 2)[:, None]
         zeros = torch.zeros(hidden.shape, dtype=self.dtype, device=ends.device)
         return zeros.masked_fill_(hidden, -torch.inf)
 

@@ -14,6 +14,7 @@ import torch
 from hmi_kernels.decoder import ops
 from torch import Tensor
 
+from hmi.errors import Unavailable
 from hmi.execution.cuda.decoder import CudaDecoder
 from hmi.execution.cuda.executor import DTYPES
 from hmi.execution.cuda.layout import lora_size
@@ -219,9 +220,47 @@ def test_memory_is_not_taken_anew_at_each_longest_length() -> None:
     assert len(taken) == 10, "once for each power of two up to 512"
 
 
-def test_a_module_of_other_sizes_is_refused(decoder: Decoder) -> None:
-    executor = CompiledDecoder(split_decoder(decoder, SPLIT, BEGIN, 2)[1], 1, "fp32")
+@pytest.mark.parametrize("way", ["fp32", *ON_DEVICES])
+def test_a_module_that_is_not_of_the_layers_is_refused(decoder: Decoder, way: str) -> None:
+    executor = executor_of(way, split_decoder(decoder, SPLIT, BEGIN, 2)[1], 1)
     assert executor.prepare(MODULES[1]) > 0  # type: ignore[arg-type]
-    wrong = TenantModule({"0-q": LowRankLayer(torch.zeros(4, 96), torch.zeros(128, 4))})
-    with pytest.raises(ValueError, match="maps 128 to 128"):
-        executor.prepare(wrong)
+    down, up = torch.zeros(4, 128), torch.zeros(128, 4)
+    wrong = {
+        r"maps 128 to 128|site q has the shapes": {"0-q": LowRankLayer(down[:, :96], up)},
+        "no site 3-q": {"3-q": LowRankLayer(down, up)},
+        "must be a LoRA": {"0-q": LowRankLayer(down, up, torch.zeros(4), torch.zeros(128))},
+    }
+    for why, sites in wrong.items():
+        with pytest.raises(ValueError, match=why):
+            executor.prepare(TenantModule(sites))
+
+
+@pytest.mark.parametrize("way", [w for w in ON_DEVICES if "bf16" not in str(w)])
+def test_a_step_whose_modules_need_more_than_all_slots_runs_in_several(decoder: Decoder, way: str) -> None:
+    lab = Lab(decoder, way)
+    lab.executor = executor_of(way, lab.upper, PAGES, slots=2)
+    assert isinstance(lab.executor, CudaDecoder)
+    modules = [module_of(i, list(SITES), 7) for i in range(5)]
+    told = [lab.told(ids_of(i, 20), module) for i, module in enumerate(modules)]
+    with torch.inference_mode():
+        lab.step([(each, 20 - i) for i, each in enumerate(told)])
+        for i, each in enumerate(told):
+            assert (each.scores[0] - lab.exact(each)[19 - i])[1:].abs().max() < near(way)
+    assert lab.executor.slots.held() == 2
+    large = lab.told(ids_of(9, 3), module_of(9, list(SITES), 40))
+    with pytest.raises(Unavailable, match="raise HMI_DEVICE_BYTES"):
+        lab.step([(large, 3)])
+
+
+@pytest.mark.gpu
+def test_a_step_waits_for_nothing_but_its_scores(decoder: Decoder) -> None:
+    """torch raises at any operation that would make the host wait, other than the events of `Event.wait`."""
+    lab = Lab(decoder, "gpu fp32 groups")
+    told = [lab.told(ids_of(i, 30), module) for i, module in enumerate(MODULES)]
+    for count in (20, 1, 9):
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            with torch.inference_mode():
+                lab.step([(each, count) for each in told])
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
