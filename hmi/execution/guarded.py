@@ -15,6 +15,7 @@ from hmi.errors import Unavailable
 from hmi.execution.base import Executor, Hook
 from hmi.execution.batch import BatchKey, Left, Rows, offsets_of
 from hmi.execution.decoding.base import PagesLost, Part, StepExecutor
+from hmi.execution.decoding.scores import ScoreRow
 from hmi.model.tenant.modules import TenantModule
 
 log = logging.getLogger("hmi.execution")
@@ -151,7 +152,9 @@ class GuardedSteps:
                 return 0
             raise
 
-    def step(self, x: Tensor, parts: Sequence[Part], between: Callable[[], None] | None = None) -> Tensor:
+    def step(
+        self, x: Tensor, parts: Sequence[Part], between: Callable[[], None] | None = None
+    ) -> Sequence[ScoreRow]:
         """See `StepExecutor.step`."""
         now = self._now
         if now is not self._device:

@@ -25,6 +25,7 @@ from hmi.execution.cuda.ways import Ways
 from hmi.execution.decoding.base import PAGE, Part, StepExecutor
 from hmi.execution.decoding.paged import LEAST_PAGES, page_bytes
 from hmi.execution.decoding.plain import PlainDecoder
+from hmi.execution.decoding.scores import matrix_of
 from hmi.execution.fastest import MIN_COSINE
 from hmi.execution.packed import PackedExecutor
 from hmi.model.network.shape import DecoderShape, EncoderShape
@@ -281,7 +282,8 @@ def _written(executor: StepExecutor, upper: UpperDecoder, modules: Sequence[Tena
         each = zip(begins, counts, tables, modules, strict=True)
         parts = [Part(begin, count, table, module, True) for begin, count, table, module in each]
         ids = torch.randint(1, len(words), (sum(counts),), generator=g)
-        found.append(executor.step(words[ids].float(), parts)[:, 1 : len(words)])
+        rows = executor.step(words[ids].float(), parts)
+        found.append(matrix_of(rows)[:, 1 : len(words)])
     scores = torch.cat(found)
     return scores - scores.mean(1, keepdim=True)
 

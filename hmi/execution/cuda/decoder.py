@@ -9,6 +9,7 @@ from itertools import pairwise
 import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from hmi.execution.cuda.changes import NormLoop, delta, sites_at
@@ -20,6 +21,7 @@ from hmi.execution.cuda.upload import ArrayUpload, Ints
 from hmi.execution.cuda.ways import Ways
 from hmi.execution.decoding.base import PAGE, Part, check_sites
 from hmi.execution.decoding.paged import PagedRows, kept_shape, turns_of
+from hmi.execution.decoding.scores import FEW, Best, HostRow, ScoreRow
 from hmi.execution.segments import segments_of
 from hmi.model.network.decoder import CausalAttend, DecoderLayer, score
 from hmi.model.network.encoder import Delta, Norm
@@ -125,6 +127,84 @@ class _Changes:
         upload.send(self._device, self._stream)
 
 
+class _Scored:
+    """The scores of a step's rows on the device, [rows, vocab], and the best of each on the host."""
+
+    def __init__(self, there: Tensor, scales: Sequence[float], device: Device, stream: Stream) -> None:
+        self._there, self._scales, self._device, self._stream = there, scales, device, stream
+        self._whole: Tensor | None = None
+
+    def rows(self) -> Sequence[ScoreRow]:
+        """Each row. Waits until the best words have come."""
+        there, device, stream = self._there, self._device, self._stream
+        count, few = len(there), min(FEW, there.shape[1])
+        scales = device.pinned((count, 1), torch.float32)
+        scales.copy_(torch.tensor(self._scales)[:, None])
+        scales_there = device.empty((count, 1), torch.float32)
+        stream.copy(scales, scales_there, "scales")
+        ids, sums = device.empty((count, few), torch.int64), device.empty((count, 2), torch.float32)
+
+        def best() -> Tensor:
+            known = torch.nan_to_num(there, -torch.inf, torch.inf, -torch.inf)  # `topk` would take it first
+            sums[:, :1] = known.logsumexp(1, keepdim=True)
+            sums[:, 1:] = (known * scales_there).logsumexp(1, keepdim=True)
+            found, words = known.topk(few)
+            ids.copy_(words)
+            return found
+
+        scores = stream.work("best words", (count, few), torch.float32, best)
+        here = [device.pinned(tuple(tensor.shape), tensor.dtype) for tensor in (ids, scores, sums)]
+        for tensor, to in zip((ids, scores, sums), here, strict=True):
+            stream.copy(tensor, to, "best words")
+        stream.record().wait()
+        arrays = [tensor.numpy() for tensor in here]
+        return [_Row(self, i, scale, *(a[i] for a in arrays)) for i, scale in enumerate(self._scales)]
+
+    def whole(self) -> Tensor:
+        """All scores on the host. Waits for them, once for all rows of the step."""
+        if self._whole is None:
+            self._whole = self._device.pinned(tuple(self._there.shape), torch.float32)
+            self._stream.copy(self._there, self._whole, "scores")
+            self._stream.record().wait()
+        return self._whole
+
+
+class _Row:
+    """A `ScoreRow` of which the host has the best words. Among words that are equal to the last of these, any
+    may be missing."""
+
+    def __init__(
+        self,
+        of: _Scored,
+        index: int,
+        scale: float,
+        ids: Ints,
+        scores: NDArray[np.float32],
+        sums: NDArray[np.float32],
+    ) -> None:
+        self._of, self._index = of, index
+        real = np.flatnonzero(scores > -np.inf)
+        order = real[np.lexsort((ids[real], -scores[real]))]
+        self._ids, self._scores = ids[order], scores[order]
+        self._sums = {scale: float(sums[1]), 1.0: float(sums[0])}
+
+    def best(self, count: int, scale: float = 1.0) -> Best:
+        """See `ScoreRow.best`."""
+        if count > FEW or scale not in self._sums:
+            return HostRow(self.whole()).best(count, scale)
+        return self._ids[:count], self._scores[:count], self._sums[scale]
+
+    def of(self, word: int) -> float:
+        """See `ScoreRow.of`."""
+        found = np.flatnonzero(self._ids == word)
+        return float(self._scores[found[0]] if len(found) else self.whole()[word])
+
+    def whole(self) -> NDArray[np.float32]:
+        """See `ScoreRow.whole`."""
+        found: NDArray[np.float32] = self._of.whole()[self._index].numpy()
+        return found
+
+
 class CudaDecoder:
     """See `StepExecutor`. Keys and values are in the precision of the products. One thread at a time.
 
@@ -181,18 +261,20 @@ class CudaDecoder:
         return self._packed(module).data.nbytes
 
     @torch.inference_mode()
-    def step(self, x: Tensor, parts: Sequence[Part], between: Callable[[], None] | None = None) -> Tensor:
-        """See `StepExecutor.step`. The scores are in host memory.
+    def step(
+        self, x: Tensor, parts: Sequence[Part], between: Callable[[], None] | None = None
+    ) -> Sequence[ScoreRow]:
+        """See `StepExecutor.step`. The scores stay on the device until a choice asks for all of them.
 
         Raises Unavailable if a module takes more than all slots.
         """
         packed = [None if part.module is None else self._packed(part.module) for part in parts]
-        starts, found, row = [*self.slots.cuts(packed), len(parts)], [], 0
+        starts, found, row = [*self.slots.cuts(packed), len(parts)], list[ScoreRow](), 0
         for begin, end in pairwise(starts):
             rows = sum(part.count for part in parts[begin:end])
-            found.append(self._step(x[row : row + rows], parts[begin:end], packed[begin:end], between))
+            found += self._step(x[row : row + rows], parts[begin:end], packed[begin:end], between)
             row += rows
-        return found[0] if len(found) == 1 else torch.cat(found)
+        return found
 
     def fault(self) -> str | None:
         """See `OnDevice.fault`."""
@@ -204,7 +286,7 @@ class CudaDecoder:
         parts: Sequence[Part],
         packed: Sequence[Packed | None],
         between: Callable[[], None] | None,
-    ) -> Tensor:
+    ) -> Sequence[ScoreRow]:
         stream = self.device.compute()
         for changes in self._running:
             changes.let_go()  # this thread could not, while this step waits for slots
@@ -225,22 +307,24 @@ class CudaDecoder:
         finally:
             self._running.remove(changes)
             changes.let_go()
-        return self._scores(rows, wanted, len(paged.last), stream)
+        scales = [part.scale for part in parts if part.wants_scores]
+        return self._scores(rows, wanted, scales, stream)
 
-    def _scores(self, rows: Tensor, wanted: Callable[[], Tensor], count: int, stream: Stream) -> Tensor:
-        """The scores of the words after the rows of `wanted`, filled up to a multiple of `SCORED`, without
-        what was filled up: [count, vocab] in host memory."""
+    def _scores(
+        self, rows: Tensor, wanted: Callable[[], Tensor], scales: Sequence[float], stream: Stream
+    ) -> Sequence[ScoreRow]:
+        """The scores after the first rows of `wanted`, one for each scale. Waits for the best of them."""
 
         def make() -> Tensor:
             blocks = self._norm(rows.index_select(0, wanted())).split(SCORED)
             return torch.cat([score(block, self._words) for block in blocks])[:count]
 
-        here = self.device.pinned((count, self.shape.vocab), torch.float32)
-        if count:
-            there = stream.work("scores", tuple(here.shape), torch.float32, make)
-            stream.copy(there, here, "scores")
-        stream.record().wait()
-        return here
+        count = len(scales)
+        if not count:
+            stream.record().wait()
+            return []
+        there = stream.work("scores", (count, self.shape.vocab), torch.float32, make)
+        return _Scored(there, scales, self.device, stream).rows()
 
     def _sent(self, host: Tensor, stream: Stream, name: str) -> Tensor:
         """The tensor in device memory."""

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hmi.execution.decoding.scores import ScoreRow
 from hmi.model.tenant.modules import LowRankLayer, TenantModule
 from hmi.modulespec import GATED
 
@@ -31,6 +32,8 @@ class Part:
     module: TenantModule | None
     wants_scores: bool
     """Whether the step returns scores for the token that follows the last one."""
+    scale: float = 1.0
+    """The choice of that token multiplies scores by it. A device then adds up probabilities by itself."""
 
 
 class PagesLost(Exception):
@@ -49,12 +52,14 @@ class StepExecutor(Protocol):
         """See `hmi.execution.base.Executor.prepare`."""
         ...
 
-    def step(self, x: Tensor, parts: Sequence[Part], between: Callable[[], None] | None = None) -> Tensor:
+    def step(
+        self, x: Tensor, parts: Sequence[Part], between: Callable[[], None] | None = None
+    ) -> Sequence[ScoreRow]:
         """Run a step. Writes the rows' keys and values into the parts' pages.
 
         x: float32 [rows, dim], the parts' rows one after another, as a look-up gives them.
         between: called after each layer, or more often. It may run a step of other sequences.
-        Returns float32 [parts that want scores, vocab or more]. Id 0 and numbers that are no id score -inf.
+        Returns the scores of each part that wants them. Id 0 and numbers that are no id score -inf.
         Raises PagesLost if every sequence must be read anew.
         """
         ...

@@ -10,6 +10,7 @@ from hmi_kernels.decoder import ops
 from torch import Tensor, nn
 
 from hmi.execution.decoding.base import PAGE, Part, check_sites, counts_of
+from hmi.execution.decoding.scores import HostRow, ScoreRow
 from hmi.execution.precision import KINDS, Precision
 from hmi.model.network.decoder import DecoderLayer, rotary
 from hmi.model.network.shape import DecoderShape
@@ -42,7 +43,9 @@ class CompiledDecoder:
         """See `Executor.prepare`: a copy in the kernels' layout."""
         return self._module(module).memory.nbytes
 
-    def step(self, x: Tensor, parts: Sequence[Part], between: Callable[[], None] | None = None) -> Tensor:
+    def step(
+        self, x: Tensor, parts: Sequence[Part], between: Callable[[], None] | None = None
+    ) -> Sequence[ScoreRow]:
         """See `StepExecutor.step`."""
         counts, last = counts_of(parts)
         modules = [None if part.module is None else self._module(part.module) for part in parts]
@@ -50,7 +53,7 @@ class CompiledDecoder:
         rows = ops.StepRows(counts.tolist(), begins, [part.pages for part in parts], modules)
         turns, states = self._turned_to(rows.longest), x.numpy().copy()
         ops.run_layers(self._layers, states, rows, turns, self._kept, self._room, between)
-        return torch.from_numpy(ops.scores(self._words, states[last], self._score_room))
+        return [HostRow(row) for row in ops.scores(self._words, states[last], self._score_room)]
 
     def _module(self, module: TenantModule) -> ops.Module:
         def make() -> tuple[ops.Module, int]:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from hmi.execution.decoding.base import PAGE, Part
 from hmi.execution.decoding.paged import PagedRows, kept_shape, place_of, turns_of
+from hmi.execution.decoding.scores import ScoreRow, host_rows
 from hmi.execution.segments import Segment, segments_of
 from hmi.model.network.encoder import Delta, Norm
 from hmi.model.sources.generative_root import UpperDecoder
@@ -29,7 +30,9 @@ class PlainDecoder:
         return 0
 
     @torch.inference_mode()
-    def step(self, x: Tensor, parts: Sequence[Part], between: Callable[[], None] | None = None) -> Tensor:
+    def step(
+        self, x: Tensor, parts: Sequence[Part], between: Callable[[], None] | None = None
+    ) -> Sequence[ScoreRow]:
         """See `StepExecutor.step`."""
         paged = PagedRows(parts, self._upper.shape, self._kept, place_of)
         turns = turns_of(self._upper.shape, paged.positions)
@@ -39,7 +42,7 @@ class PlainDecoder:
             rows = layer(rows, turns, partial(paged.attend, index), _delta_of(segments, index))
             if between is not None:
                 between()
-        return self._upper.logits(rows[0, torch.from_numpy(paged.last)])
+        return host_rows(self._upper.logits(rows[0, torch.from_numpy(paged.last)]))
 
 
 def _delta_of(segments: Sequence[Segment[TenantModule]], layer: int) -> Delta:

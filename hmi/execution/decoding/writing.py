@@ -15,6 +15,7 @@ from hmi.errors import InvalidInput
 from hmi.execution.decoding.arena import Arena
 from hmi.execution.decoding.base import PAGE, PagesLost, Part, StepExecutor
 from hmi.execution.decoding.sampling import Chosen, Sampler
+from hmi.execution.decoding.scores import ScoreRow
 from hmi.model.tenant.modules import TenantModule
 from hmi.model.text.sampling import Sampling
 
@@ -63,13 +64,18 @@ class Answer:
         """The ids after the prompt."""
         return self.ids[len(self.prompt) :]
 
-    def take(self, row: Tensor) -> Chosen | None:
-        """Choose the next token, append its id, and return it. row: float32 [vocab or more], the scores.
+    @property
+    def scale(self) -> float:
+        """See `Part.scale`."""
+        return self._sampler.scale
+
+    def take(self, row: ScoreRow) -> Chosen | None:
+        """Choose the next token by the scores of a row, append its id, and return it.
 
         Returns None if the scores are no numbers; the answer has then failed.
         """
         try:
-            chosen = self._sampler.choose(row.numpy())
+            chosen = self._sampler.choose(row)
         except ValueError:
             self.ended = "failed"
             return None
@@ -227,6 +233,7 @@ class Writing:
                 np.array(answer.pages, np.int64),
                 answer.module,
                 wants_scores=answer.done + count == len(answer.ids),
+                scale=answer.scale,
             )
             for answer, count in chunks.items()
         ]

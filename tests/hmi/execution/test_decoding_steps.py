@@ -21,6 +21,7 @@ from hmi.execution.cuda.layout import lora_size
 from hmi.execution.decoding.base import PAGE, Part, StepExecutor
 from hmi.execution.decoding.compiled import CompiledDecoder
 from hmi.execution.decoding.plain import PlainDecoder
+from hmi.execution.decoding.scores import FEW, HostRow, matrix_of
 from hmi.execution.precision import Precision, available
 from hmi.model.network.decoder import Decoder, attend_before, rotary
 from hmi.model.network.shape import DecoderShape
@@ -137,8 +138,8 @@ class Lab:
             rows.append(self.lower(torch.tensor([told.ids]))[0, told.done : told.done + count])
             parts.append(Part(told.done, count, told.pages, told.module, wants_scores=True))
             told.done += count
-        found = self.executor.step(torch.cat(rows), parts)
-        vocab = self.decoder.shape.vocab
+        given = self.executor.step(torch.cat(rows), parts)
+        vocab, found = self.decoder.shape.vocab, matrix_of(given)
         assert len(found) == len(work)
         assert (found[:, vocab:] == -torch.inf).all()
         found = found[:, :vocab]
@@ -250,6 +251,25 @@ def test_a_step_whose_modules_need_more_than_all_slots_runs_in_several(decoder: 
     large = lab.told(ids_of(9, 3), module_of(9, list(SITES), 40))
     with pytest.raises(Unavailable, match="raise HMI_DEVICE_BYTES"):
         lab.step([(large, 3)])
+
+
+@pytest.mark.parametrize("way", [w for w in ON_DEVICES if "loop" in str(w)])
+def test_the_best_words_on_a_device_are_those_of_all_scores(decoder: Decoder, way: str) -> None:
+    lab, scales = Lab(decoder, way), (1.0, 0.5, 2.0, 1.0)
+    told = [lab.told(ids_of(i, 9), None) for i in range(4)]
+    x = torch.cat([lab.lower(torch.tensor([each.ids]))[0] for each in told])
+    x[-1] = torch.nan
+    parts = [Part(0, 9, each.pages, None, i != 1, scales[i]) for i, each in enumerate(told)]
+    rows = lab.executor.step(x, parts)
+    assert len(rows) == 3
+    for row, scale in zip(rows[:2], (1.0, 2.0), strict=True):
+        for count, by in ((1, 1.0), (FEW, scale), (FEW + 9, scale), (5, 0.7)):
+            want, got = HostRow(row.whole()).best(count, by), row.best(count, by)
+            assert got[0].tolist() == want[0].tolist()
+            assert got[1].tolist() == want[1].tolist()
+            assert got[2] == pytest.approx(want[2], abs=1e-4)
+        assert [row.of(word) for word in range(150)] == row.whole()[:150].tolist()
+    assert rows[2].best(FEW)[0].tolist() == []
 
 
 @pytest.mark.gpu
