@@ -208,7 +208,7 @@ class _Row:
 class CudaDecoder:
     """See `StepExecutor`. Keys and values are in the precision of the products. One thread at a time.
 
-    A step's layers are enqueued without waiting, and the thread then sleeps until the scores have come.
+    A step's layers are enqueued without waiting, and the thread then sleeps until the best words have come.
     `between` is called after each layer is enqueued, so the device runs its step at that place. Modules lie
     in slots (`Slots`), in device memory of a fixed size. A step whose modules need more than all slots runs
     in several.
