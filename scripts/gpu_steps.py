@@ -40,10 +40,11 @@ from bench.cases.serve.isolation import TOLERANCE
 from bench.harness.report import Figure
 from bench.harness.server import ServerArm, running
 from hmi.execution.cuda import Device, choose
-from hmi.execution.cuda.choose import kernels_for, sound_executor
+from hmi.execution.cuda.choose import kernels_for, sound_decoder, sound_executor
 from hmi.execution.cuda.torch_device import TorchDevice
 from hmi.execution.cuda.twin import Twin
-from hmi.model.network.shape import EncoderShape
+from hmi.model.network.shape import DecoderShape, EncoderShape
+from hmi.model.sources.generative_root import UpperDecoder
 
 HERE = Path(__file__).resolve().parents[1]
 MPNET_BASE = EncoderShape(30527, 768, 12, 12, 3072, 512, 0, 1e-5, "mpnet", 32)
@@ -51,6 +52,8 @@ SMALL = (
     EncoderShape(9, 64, 4, 4, 128, 64, 2, 1e-12),
     EncoderShape(9, 64, 2, 4, 128, 64, 0, 1e-5, "mpnet", 32),
 )
+SMOLLM2 = DecoderShape(49153, 576, 9, 3, 64, 30, 1536, 8192, 1e-5, 1e5, tied=True)
+SMALL_LLAMA = DecoderShape(150, 128, 4, 2, 32, 3, 192, 512, 1e-5, 1e4, tied=True)
 SANITIZER_S = 30.0
 PACKAGES = ("torch", "cupy-cuda13x", "numba", "numpy", "transformers", "aiohttp", "lmdb", "pydantic")
 
@@ -140,6 +143,9 @@ def kernels(kit: Kit) -> Iterator[Figure]:
         layers = gpu_bench.layers_of(shape, shape.layers // 2)
         found = sound_executor(layers, shape, "bf16", device, 64 << 20, kit.launcher(device))
         kit.note(f"{shape.kind}: modules by {made_by(found)}")
+    device, upper = kit.new_device(), UpperDecoder(SMOLLM2 if kit.real else SMALL_LLAMA, 0).eval()
+    writes = sound_decoder(upper.requires_grad_(False), 64, "bf16", device, 64 << 20, kit.launcher(device))
+    kit.note(f"a language model: modules by {writes.ways.name}")
 
 
 def lookup_device(kit: Kit) -> Any:
@@ -196,7 +202,10 @@ def tests(kit: Kit) -> Iterator[Figure]:
     """The tests marked `gpu`."""
     where = ["tests/kernels/test_kernel_cuda.py", "tests/kernels/test_kernel_modules.py"]
     if kit.real:
-        where += map(str, (HERE / "tests" / "hmi").glob("test_cuda_*.py"))
+        for name in ("test_cuda_*.py", "test_decoding_*.py"):
+            found = sorted(map(str, (HERE / "tests" / "hmi" / "execution").glob(name)))
+            assert found, f"no {name}: the tests have moved"
+            where += found
     command = [sys.executable, "-m", "pytest", "-m", "gpu", "-p", "no:cacheprovider", "-v", "-rs", *where]
     log = kit.folder / "tests.txt"
     with log.open("w") as out:

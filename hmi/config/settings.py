@@ -106,8 +106,8 @@ class Settings:
     when needed. A model whose module is larger than this gets `too_large`. 0 = a quarter of the memory that
     the process may use."""
     writing_bytes: int = 512 * MIB
-    """Memory for the keys and values of texts that are being written, for each language model in memory. A
-    token of a model of 135 million parameters takes about 23 kB."""
+    """Memory for the keys and values of texts that are being written, for each language model in memory: of
+    the device, if there is one. A token of a model of 135 million parameters takes about 23 kB."""
     max_text_bytes: int = 100_000
     """The largest size of one text of a request, in UTF-8."""
     max_inputs: int = 1024

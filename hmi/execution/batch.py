@@ -146,5 +146,11 @@ def offsets_of(lengths: Sequence[int]) -> list[int]:
     return [0, *torch.tensor(lengths, dtype=torch.int64).cumsum(0).tolist()]
 
 
+def rounded(count: int) -> int:
+    """The next number of the form 2^k or 3 · 2^k."""
+    power: int = 1 << (count - 1).bit_length()
+    return power * 3 // 4 if power >= 4 and count <= power * 3 // 4 else power
+
+
 def _whole_numbers(values: Sequence[int]) -> Tensor:
     return torch.tensor(values, dtype=torch.int64)

@@ -26,7 +26,7 @@ from bench.harness.report import Figure, in_turn, median_ratio
 from hmi.core import ModuleSpec
 from hmi.errors import InvalidInput
 from hmi.execution.decoding.base import PAGE
-from hmi.execution.decoding.compiled import SITES, CompiledDecoder
+from hmi.execution.decoding.compiled import CompiledDecoder
 from hmi.execution.decoding.writing import Answer, Writing
 from hmi.execution.precision import available
 from hmi.model.network.shape import DecoderShape
@@ -36,7 +36,7 @@ from hmi.model.sources.language_model import load_language_model
 from hmi.model.sources.locality import apply_locality, shipped_locality
 from hmi.model.sources.source import find_source
 from hmi.model.tenant.modules import LowRankLayer, TenantModule
-from hmi.modulespec import Site
+from hmi.modulespec import GATED, Site
 
 TOGETHER = 16
 """Sequences that write together."""
@@ -120,7 +120,7 @@ def _works(
     """HMI's works by name. Each runs once when it is called, and returns tokens a second."""
     made = partial(module_of, upper.shape, len(upper.layers))
     modules = [made(SMALL, seed) for seed in range(plan.tenants or TOGETHER)]
-    large = [made(SITES, seed) for seed in range(TOGETHER)]
+    large = [made(GATED, seed) for seed in range(TOGETHER)]
     looked_up: dict[str, Rows] = {"": found_rows(lower)}
     if plan.split:
         looked_up["_misses_computed"] = partial(computed_rows, lower)
@@ -390,7 +390,7 @@ def _llama_writes(peer: LlamaCpp, prompts: Sequence[list[int]]) -> float:
 def module_of(shape: DecoderShape, layers: int, sites: Sequence[str], seed: int) -> TenantModule:
     """Make a random module: a tenant's changes of rank RANK at these sites of each layer."""
     wide, narrow = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    sizes = dict.fromkeys(SITES, (shape.dim, shape.ffn))
+    sizes: dict[str, tuple[int, int]] = dict.fromkeys(GATED, (shape.dim, shape.ffn))
     sizes |= {"q": (shape.dim, wide), "k": (shape.dim, narrow), "v": (shape.dim, narrow)}
     sizes |= {"o": (wide, shape.dim), "fo": (shape.ffn, shape.dim)}
     draw = torch.Generator().manual_seed(seed)

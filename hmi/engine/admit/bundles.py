@@ -374,7 +374,8 @@ class Bundles:
     def _load_writer(self, version: ModelVersion) -> Writer:
         self._paced(self._folder(version))
         root = load_generative_root(self._folder(version))
-        return Writer(root, step_executor(root.upper, self._precision, self._writing_bytes))
+        on_device = self._device, self._device_bytes
+        return Writer(root, step_executor(root.upper, self._precision, self._writing_bytes, *on_device))
 
     def _load_upper(self, version: ModelVersion) -> Upper:
         low = self._low(version)

@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 
+import numpy as np
 import torch
 from hmi_kernels.modules import ops
 from hmi_kernels.modules.device import CupyLauncher, NoDevice
@@ -15,24 +16,37 @@ from hmi.core import ModuleSpec
 from hmi.errors import InvalidInput
 from hmi.execution.batch import BatchKey, Rows, offsets_of
 from hmi.execution.cuda.changes import WayName
+from hmi.execution.cuda.decoder import CudaDecoder
 from hmi.execution.cuda.device import Device
-from hmi.execution.cuda.executor import SLOT_BYTES, CudaExecutor
+from hmi.execution.cuda.executor import DTYPES, SLOT_BYTES, CudaExecutor
 from hmi.execution.cuda.graphs import RECURS
 from hmi.execution.cuda.torch_device import TorchDevice
 from hmi.execution.cuda.ways import Ways
+from hmi.execution.decoding.base import PAGE, Part, StepExecutor
+from hmi.execution.decoding.paged import LEAST_PAGES, page_bytes
+from hmi.execution.decoding.plain import PlainDecoder
+from hmi.execution.decoding.scores import matrix_of
 from hmi.execution.fastest import MIN_COSINE
 from hmi.execution.packed import PackedExecutor
-from hmi.model.network.shape import EncoderShape
+from hmi.model.network.shape import DecoderShape, EncoderShape
+from hmi.model.sources.generative_root import UpperDecoder
 from hmi.model.sources.root import Root
 from hmi.model.tenant.modules import TenantModule, new_module
+from hmi.modulespec import GATED
 
 log = logging.getLogger("hmi.execution")
 LENGTHS = (9, 40, 17, 64, 3, 25, 31, 12) * 2
 """Tokens of each text of the measured batch. Each text is another tenant's."""
 SHORT = (9, 12, 3, 16) * 4
 """The same of the batch that graphs are measured with: its launches take long beside its work."""
+CHUNKS = (9, 40, 3, 17)
+"""Tokens of each sequence that a step executor is measured with. Each is another tenant's."""
+LANGUAGE_MODEL = "of a language model"
 UP_STD = 0.3
-"""The standard deviation of `up` in the measured modules."""
+"""The standard deviation of `up` in the measured modules of encoders."""
+DECODER_UP_STD = 0.1
+"""The same of language models, whose layers are many: with more, rounding in bf16 alone takes a row of
+SmolLM2-135M too far from the reference."""
 ROUNDS = 5
 """Timed runs of each way. The fastest counts."""
 
@@ -88,6 +102,30 @@ def cuda_executor(
     return found, f"cuda {chosen}"
 
 
+def cuda_decoder(
+    upper: UpperDecoder, precision: str, device: str, memory: int, slot_bytes: int = SLOT_BYTES
+) -> CudaDecoder | None:
+    """Return a step executor of a language model's upper layers, with pages that take `memory` bytes of the
+    device; None: write on the CPU.
+
+    device, precision: the settings. A failure on this device is logged, and the CPU goes on.
+    """
+    chosen, why = path(device, precision)
+    if chosen is None:
+        if on_device(device):
+            log.warning("a language model writes on the CPU: %s", why)
+        return None
+    pages = max(LEAST_PAGES, memory // page_bytes(upper, DTYPES[chosen].itemsize))
+    try:
+        kernels = kernels_for(LANGUAGE_MODEL)
+        found = sound_decoder(upper, pages, chosen, TorchDevice(kernels=kernels), slot_bytes, kernels)
+    except Exception:
+        log.exception("a language model writes on the CPU: the device could not be used")
+        return None
+    log.info("a language model writes on the device in %s, modules by %s", chosen, found.ways.name)
+    return found
+
+
 def precision_on_device(wanted: str, bf16: bool) -> str | None:
     """The precision that a device runs under the setting; None: none."""
     if wanted == "auto":
@@ -108,8 +146,43 @@ def sound_executor(
     Raises RuntimeError if none does.
     """
     ours = CudaExecutor(upper, shape, precision, device, slot_bytes=slot_bytes)
-    modules, rows = _tenants(shape, len(upper)), _rows(shape, LENGTHS)
+    modules, rows = _tenants(shape, len(upper), len(LENGTHS)), _rows(shape, LENGTHS)
     wanted = _answer(PackedExecutor(upper, shape), rows, modules)
+    times = _take_fastest(ours, lambda: _answer(ours, rows, modules), wanted, launcher)
+    if "kernel" in times:
+        _try_graphs(ours, PackedExecutor(upper, shape), modules)
+    return ours
+
+
+def sound_decoder(
+    upper: UpperDecoder,
+    pages: int,
+    precision: str,
+    device: Device,
+    slot_bytes: int,
+    launcher: ops.Launcher | None,
+) -> CudaDecoder:
+    """Build a step executor with the fastest way of computing modules, of those that agree with the
+    reference. Raises RuntimeError if none does.
+    """
+    ours = CudaDecoder(upper, pages, precision, device, slot_bytes=slot_bytes)
+    modules = _tenants(upper.shape, len(upper.layers), len(CHUNKS))
+    wanted = _written(PlainDecoder(upper, LEAST_PAGES), upper, modules)
+    _take_fastest(ours, lambda: _written(ours, upper, modules), wanted, launcher)
+    return ours
+
+
+def _take_fastest(
+    ours: CudaExecutor | CudaDecoder,
+    answer: Callable[[], Tensor],
+    wanted: Tensor,
+    launcher: ops.Launcher | None,
+) -> dict[WayName, float]:
+    """Give an executor the fastest way of computing modules, of those that agree with the reference.
+
+    answer: runs the executor, and returns rows. wanted: the reference's. Returns the seconds of each way
+    that agrees. Raises RuntimeError if none does.
+    """
     names: list[WayName] = ["loop", "groups"]
     if launcher is not None:
         names.append("kernel")
@@ -117,34 +190,32 @@ def sound_executor(
     for name in names:
         ours.ways = Ways(name, launcher)
         try:
-            close = float(torch.cosine_similarity(_answer(ours, rows, modules), wanted).min())
+            close = float(torch.cosine_similarity(answer(), wanted).min())
         except Exception:
             log.exception("modules by %s fail on this device", name)
             continue
         if close >= MIN_COSINE:  # not if it is NaN
-            times[name] = min(_timed(ours, rows, modules))
+            times[name] = min(_timed(answer))
         else:
             log.error("modules by %s are wrong on this device: a row has the cosine %s", name, close)
     if not times:
         raise RuntimeError("no way of computing modules agrees with the reference on this device")
     ours.ways = Ways(min(times, key=lambda name: times[name]), launcher if "kernel" in times else None)
     log.debug("modules: %s", ", ".join(f"{name} {1e3 * t:.2f} ms" for name, t in times.items()))
-    if "kernel" in times:
-        _try_graphs(ours, PackedExecutor(upper, shape), modules)
-    return ours
+    return times
 
 
 def _try_graphs(ours: CudaExecutor, reference: PackedExecutor, modules: Sequence[TenantModule]) -> None:
     """Let recurring shapes run as graphs if they agree with the reference, and take less time."""
     rows = _rows(ours.shape, SHORT)
-    wanted, without = _answer(reference, rows, modules), min(_timed(ours, rows, modules))
+    wanted, without = _answer(reference, rows, modules), min(_timed(lambda: _answer(ours, rows, modules)))
     ours.graphs.on = True
     try:
         for _ in range(RECURS):
             replayed = _answer(ours, rows, modules)
         captured, _ = ours.graphs.held()
         close = float(torch.cosine_similarity(replayed, wanted).min())
-        took = min(_timed(ours, rows, modules))
+        took = min(_timed(lambda: _answer(ours, rows, modules)))
         ours.graphs.on = bool(captured) and close >= MIN_COSINE and took < without
         if not close >= MIN_COSINE:
             log.error("graphs are wrong on this device: a row has the cosine %s", close)
@@ -170,19 +241,22 @@ def _rows(shape: EncoderShape, wanted: Sequence[int]) -> Rows:
     return Rows.packed(torch.randn(sum(lengths), shape.dim, generator=g), offsets_of(lengths))
 
 
-def _tenants(shape: EncoderShape, depth: int) -> list[TenantModule]:
-    """LoRAs of two ranks with random weights, which change a row about as much as the root's own maps do.
+def _tenants(shape: EncoderShape | DecoderShape, depth: int, count: int) -> list[TenantModule]:
+    """LoRAs of two ranks with random weights, which change a row about as much as the root's own maps do
+    (a language model's: less).
 
     So a row without its change is far from the reference.
     """
+    sites, std = (None, UP_STD) if isinstance(shape, EncoderShape) else (GATED, DECODER_UP_STD)
     g, made = torch.Generator().manual_seed(1), []
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
-        for i in range(len(LENGTHS)):
-            module = new_module(ModuleSpec(kind="lora", rank=8 if i % 4 else 12), shape, depth)
+        for i in range(count):
+            spec = ModuleSpec(kind="lora", rank=8 if i % 4 else 12, sites=sites)
+            module = new_module(spec, shape, depth)
             for name, p in module.named_parameters():
                 if name.endswith(".up"):
-                    p.data.copy_(torch.randn(p.shape, generator=g) * UP_STD)
+                    p.data.copy_(torch.randn(p.shape, generator=g) * std)
             made.append(module.eval().requires_grad_(False))
     return made
 
@@ -195,10 +269,29 @@ def _answer(
     return torch.cat([left.last for left in executor.run(key, rows, modules)])
 
 
-def _timed(executor: CudaExecutor, rows: Rows, modules: Sequence[TenantModule | None]) -> Iterator[float]:
+@torch.inference_mode()
+def _written(executor: StepExecutor, upper: UpperDecoder, modules: Sequence[TenantModule]) -> Tensor:
+    """Read a chunk of each of some sequences, then a token of each. Returns the scores after each of both,
+    but those of id 0, less their mean: [2 · sequences, vocab - 1]. The mean changes no probability, and
+    would be most of a row."""
+    words, g = upper.scores.weight, torch.Generator().manual_seed(2)
+    firsts = [-(-(count + 1) // PAGE) for count in CHUNKS]
+    tables = [np.arange(end - count, end) for count, end in zip(firsts, np.cumsum(firsts), strict=True)]
+    found = []
+    for begins, counts in (((0,) * len(CHUNKS), CHUNKS), (CHUNKS, (1,) * len(CHUNKS))):
+        each = zip(begins, counts, tables, modules, strict=True)
+        parts = [Part(begin, count, table, module, True) for begin, count, table, module in each]
+        ids = torch.randint(1, len(words), (sum(counts),), generator=g)
+        rows = executor.step(words[ids].float(), parts)
+        found.append(matrix_of(rows)[:, 1 : len(words)])
+    scores = torch.cat(found)
+    return scores - scores.mean(1, keepdim=True)
+
+
+def _timed(work: Callable[[], object]) -> Iterator[float]:
     """Seconds of each of several runs."""
     for _ in range(ROUNDS):
-        yield _seconds(lambda: _answer(executor, rows, modules))
+        yield _seconds(work)
 
 
 def _seconds(work: Callable[[], object]) -> float:

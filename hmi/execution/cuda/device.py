@@ -122,3 +122,14 @@ class Device(Protocol):
     def check(self) -> None:
         """Do a little work, and wait for it. Raises what the device raises: after some errors, always."""
         ...
+
+
+def fault_of(device: Device) -> str | None:
+    """Run a little work on the device. Return why it fails; None if the device works."""
+    try:
+        device.check()
+    except torch.OutOfMemoryError:
+        return None  # the device works: its memory is full
+    except Exception as error:
+        return (str(error).splitlines() or [type(error).__name__])[0]
+    return None

@@ -16,7 +16,7 @@ from hmi.execution.base import Hook
 from hmi.execution.batch import BatchKey, Left, Rows
 from hmi.execution.cuda.attention import Attention, BucketedAttention, Ragged, ragged_on
 from hmi.execution.cuda.changes import NormLoop, NormTable, Way, delta, sites_at
-from hmi.execution.cuda.device import Device, Stream, StreamEvent
+from hmi.execution.cuda.device import Device, Stream, StreamEvent, fault_of
 from hmi.execution.cuda.graphs import Captured, Graphs
 from hmi.execution.cuda.layout import Packed, lora_size, pack
 from hmi.execution.cuda.segmented import Changed, Segmented, TableSizes
@@ -136,8 +136,9 @@ class Linear(nn.Module):
     def __init__(self, linear: nn.Module, dtype: torch.dtype, device: Device) -> None:
         super().__init__()
         assert isinstance(linear, nn.Linear), "layers are taken before they are packed otherwise"
+        bias: Tensor | None = linear.bias
         self.weight = device.put(linear.weight.detach().to(dtype))
-        self.bias = device.put(linear.bias.detach().to(dtype))
+        self.bias = None if bias is None else device.put(bias.detach().to(dtype))
 
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(x.to(self.weight.dtype), self.weight, self.bias)
@@ -168,6 +169,7 @@ class DeviceLayer(EncoderLayer):
             q, k, v = qkv(x).split(d, dim=-1)
             return q, k, v
         w, b = qkv.weight, qkv.bias
+        assert b is not None
         k, v = F.linear(x.to(w.dtype), w[d:], b[d:]).split(d, dim=-1)
         return F.linear(xq.to(w.dtype), w[:d], b[:d]), k, v
 
@@ -259,16 +261,7 @@ class CudaExecutor:
 
     def _parts(self, rows: Rows, packed: Sequence[Packed | None]) -> Iterator[Rows]:
         """Cut a batch whose modules need more than all slots into several."""
-        starts, held, taken = [0], set[int](), 0
-        for i, module in enumerate(packed):
-            if module is None or id(module) in held:
-                continue
-            needed = self.slots.needed([module])
-            if held and taken + needed > self.slots.count:
-                starts.append(i)
-                held, taken = set(), 0
-            held.add(id(module))
-            taken += needed
+        starts = self.slots.cuts(packed)
         if len(starts) == 1:
             yield rows
             return
@@ -316,13 +309,7 @@ class CudaExecutor:
 
     def fault(self) -> str | None:
         """See `OnDevice.fault`."""
-        try:
-            self.device.check()
-        except torch.OutOfMemoryError:
-            return None  # the device works: its memory is full
-        except Exception as error:
-            return (str(error).splitlines() or [type(error).__name__])[0]
-        return None
+        return fault_of(self.device)
 
     def _to_host(self, left: Left, stream: Stream) -> tuple[Left, StreamEvent]:
         last, before = (self.device.pinned(tuple(z.shape), z.dtype) for z in (left.last, left.before))

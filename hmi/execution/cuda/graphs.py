@@ -19,6 +19,7 @@ import torch
 from hmi_kernels.modules import ops
 from torch import Tensor
 
+from hmi.execution.batch import rounded
 from hmi.execution.cuda.device import Device, Graph, Pool
 from hmi.execution.cuda.layout import ModuleLayout
 
@@ -104,9 +105,9 @@ class Graphs:
         rank = max((layout.rank for layout in distinct), default=0)
         longest = max(b - a for a, b in pairwise(offsets))
         shape = GraphShape(
-            rows=_rounded(max(offsets[-1], LEAST)),
-            texts=_rounded(len(offsets) - 1),
-            longest=min(_rounded(max(longest, LEAST)), self._positions),
+            rows=rounded(max(offsets[-1], LEAST)),
+            texts=rounded(len(offsets) - 1),
+            longest=min(rounded(max(longest, LEAST)), self._positions),
             reads=reads,
             sites=frozenset().union(*(layout.sites for layout in distinct)),
             rank=-(-rank // ops.RANKS) * ops.RANKS,
@@ -196,9 +197,3 @@ class _Threads:
         while self.captured and (len(self.captured) > count or self.bytes() > size):
             shape, _ = self.captured.popitem(last=False)
             self._seen.pop(shape, None)  # other shapes may have driven it out
-
-
-def _rounded(count: int) -> int:
-    """The next number of the form 2^k or 3 · 2^k."""
-    power: int = 1 << (count - 1).bit_length()
-    return power * 3 // 4 if power >= 4 and count <= power * 3 // 4 else power

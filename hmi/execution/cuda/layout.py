@@ -16,14 +16,16 @@ from hmi_kernels.modules import ops
 from torch import Tensor
 
 from hmi.execution.cuda.device import Device
-from hmi.model.network.shape import EncoderShape
+from hmi.model.network.shape import DecoderShape, EncoderShape
 from hmi.model.tenant.modules import LORA_SCALE, LowRankLayer, NormShift, TenantModule, sizes_of
-from hmi.modulespec import SITES
+from hmi.modulespec import GATED, SITES
 
 ALIGN = 16
 """Tensors begin at multiples of this many elements."""
 NOWHERE = -1
 """The place of a bias that a change does not have."""
+LOW_RANK = (*GATED, *SITES["parallel"], *SITES["sequential"], *SITES["houlsby"])
+"""The sites of low-rank changes, in encoders and in language models."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,7 @@ _Site = tuple[str, int, bool, int]
 
 
 def pack(
-    module: TenantModule, layers: int, shape: EncoderShape, dtype: torch.dtype, device: Device
+    module: TenantModule, layers: int, shape: EncoderShape | DecoderShape, dtype: torch.dtype, device: Device
 ) -> Packed:
     """Copy a module into pinned memory. Raises ValueError if its sizes are not the root's."""
     signature = tuple(tuple(_sites(module, i)) for i in range(layers))
@@ -109,15 +111,16 @@ def pack(
     return Packed(layout, data)
 
 
-def lora_size(rank: int, layers: int, shape: EncoderShape) -> int:
+def lora_size(rank: int, layers: int, shape: EncoderShape | DecoderShape) -> int:
     """The elements of a LoRA of this rank on all its sites."""
-    sites: tuple[_Site, ...] = tuple((site, rank, False, ops.NONE) for site in SITES["lora"])
+    every = SITES["lora"] if isinstance(shape, EncoderShape) else GATED
+    sites: tuple[_Site, ...] = tuple((site, rank, False, ops.NONE) for site in every)
     return _layout((sites,) * layers, shape).size
 
 
 def _sites(module: TenantModule, layer: int) -> list[_Site]:
     found: list[_Site] = []
-    for site in (site for part in SITES.values() for site in part):
+    for site in (*LOW_RANK, *SITES["ln"]):
         change = module.at(layer, site)
         if isinstance(change, NormShift):
             found.append((site, 0, False, ops.NONE))
@@ -133,7 +136,7 @@ def _activation(change: LowRankLayer) -> int:
 
 
 @lru_cache(maxsize=4096)
-def _layout(signature: tuple[tuple[_Site, ...], ...], shape: EncoderShape) -> ModuleLayout:
+def _layout(signature: tuple[tuple[_Site, ...], ...], shape: EncoderShape | DecoderShape) -> ModuleLayout:
     at, layers, spans = 0, [], []
 
     def take(size: int) -> int:

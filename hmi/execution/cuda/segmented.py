@@ -15,15 +15,13 @@ import torch
 from hmi_kernels.modules import ops
 from torch import Tensor
 
-from hmi.execution.cuda.layout import LowRankPlace, ModuleLayout
+from hmi.execution.cuda.layout import LOW_RANK, LowRankPlace, ModuleLayout
 from hmi.execution.cuda.slots import Entry, Slots
 from hmi.execution.cuda.upload import ArrayUpload, Ints
 from hmi.execution.segments import Segment
-from hmi.modulespec import SITES
 
 KINDS = {torch.bfloat16: ops.BFLOAT, torch.float32: ops.FLOAT}
-LOW_RANK: list[str] = [site for part, sites in SITES.items() if part != "ln" for site in sites]
-_INDEX = {site: i for i, site in enumerate(LOW_RANK)}
+_INDEX: dict[str, int] = {site: i for i, site in enumerate(LOW_RANK)}
 
 
 @dataclass(frozen=True)

@@ -81,6 +81,23 @@ class Slots:
         once."""
         return sum(self._slots_of(m) for m in {id(m): m for m in modules}.values())
 
+    def cuts(self, modules: Sequence[Packed | None]) -> list[int]:
+        """Cut a batch whose modules need more than all slots into several, and return where each begins.
+
+        modules: one for each text.
+        """
+        starts, held, taken = [0], set[int](), 0
+        for i, module in enumerate(modules):
+            if module is None or id(module) in held:
+                continue
+            needed = self.needed([module])
+            if held and taken + needed > self.count:
+                starts.append(i)
+                held, taken = set(), 0
+            held.add(id(module))
+            taken += needed
+        return starts
+
     def watch(self, packed: Packed) -> None:
         """Have the module's slots freed once nothing refers to `packed` any more. Call this once for each
         module."""

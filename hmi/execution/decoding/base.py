@@ -10,7 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hmi.model.tenant.modules import TenantModule
+from hmi.execution.decoding.scores import ScoreRow
+from hmi.model.tenant.modules import LowRankLayer, TenantModule
+from hmi.modulespec import GATED
 
 PAGE = 16
 """Tokens of a page."""
@@ -30,6 +32,12 @@ class Part:
     module: TenantModule | None
     wants_scores: bool
     """Whether the step returns scores for the token that follows the last one."""
+    scale: float = 1.0
+    """The choice of that token multiplies scores by it. A device then adds up probabilities by itself."""
+
+
+class PagesLost(Exception):
+    """What the pages held is gone, with the device that they were on. The executor has new ones."""
 
 
 class StepExecutor(Protocol):
@@ -37,19 +45,22 @@ class StepExecutor(Protocol):
 
     @property
     def pages(self) -> int:
-        """The number of pages."""
+        """The number of pages. It changes only when a step raises PagesLost."""
         ...
 
     def prepare(self, module: TenantModule) -> int:
         """See `hmi.execution.base.Executor.prepare`."""
         ...
 
-    def step(self, x: Tensor, parts: Sequence[Part], between: Callable[[], None] | None = None) -> Tensor:
+    def step(
+        self, x: Tensor, parts: Sequence[Part], between: Callable[[], None] | None = None
+    ) -> Sequence[ScoreRow]:
         """Run a step. Writes the rows' keys and values into the parts' pages.
 
         x: float32 [rows, dim], the parts' rows one after another, as a look-up gives them.
         between: called after each layer, or more often. It may run a step of other sequences.
-        Returns float32 [parts that want scores, vocab or more]. Id 0 and numbers that are no id score -inf.
+        Returns the scores of each part that wants them. Id 0 and numbers that are no id score -inf.
+        Raises PagesLost if every sequence must be read anew.
         """
         ...
 
@@ -59,3 +70,12 @@ def counts_of(parts: Sequence[Part]) -> tuple[NDArray[np.int64], NDArray[np.int6
     counts = np.array([part.count for part in parts], np.int64)
     wanted = np.array([part.wants_scores for part in parts], bool)
     return counts, (counts.cumsum() - 1)[wanted]
+
+
+def check_sites(module: TenantModule, layers: int) -> None:
+    """Raise ValueError if a module is no LoRA, or has sites that these layers lack."""
+    known = {f"{i}-{site}" for i in range(layers) for site in GATED}
+    if unknown := set(module.sites) - known:
+        raise ValueError(f"the layers have no site {min(unknown)}")
+    if any(not isinstance(c, LowRankLayer) or c.down_bias is not None for c in module.sites.values()):
+        raise ValueError("a language model's module must be a LoRA")

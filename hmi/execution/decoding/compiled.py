@@ -9,15 +9,16 @@ import torch
 from hmi_kernels.decoder import ops
 from torch import Tensor, nn
 
-from hmi.execution.decoding.base import PAGE, Part, counts_of
+from hmi.execution.decoding.base import PAGE, Part, check_sites, counts_of
+from hmi.execution.decoding.scores import HostRow, ScoreRow
 from hmi.execution.precision import KINDS, Precision
 from hmi.model.network.decoder import DecoderLayer, rotary
 from hmi.model.network.shape import DecoderShape
 from hmi.model.sources.generative_root import UpperDecoder
 from hmi.model.tenant.modules import LORA_SCALE, LowRankLayer, TenantModule
+from hmi.modulespec import GATED
 
 assert PAGE == ops.PAGE
-SITES = ("q", "k", "v", "o", "gate", "fi", "fo")
 
 
 class CompiledDecoder:
@@ -42,7 +43,9 @@ class CompiledDecoder:
         """See `Executor.prepare`: a copy in the kernels' layout."""
         return self._module(module).memory.nbytes
 
-    def step(self, x: Tensor, parts: Sequence[Part], between: Callable[[], None] | None = None) -> Tensor:
+    def step(
+        self, x: Tensor, parts: Sequence[Part], between: Callable[[], None] | None = None
+    ) -> Sequence[ScoreRow]:
         """See `StepExecutor.step`."""
         counts, last = counts_of(parts)
         modules = [None if part.module is None else self._module(part.module) for part in parts]
@@ -50,7 +53,7 @@ class CompiledDecoder:
         rows = ops.StepRows(counts.tolist(), begins, [part.pages for part in parts], modules)
         turns, states = self._turned_to(rows.longest), x.numpy().copy()
         ops.run_layers(self._layers, states, rows, turns, self._kept, self._room, between)
-        return torch.from_numpy(ops.scores(self._words, states[last], self._score_room))
+        return [HostRow(row) for row in ops.scores(self._words, states[last], self._score_room)]
 
     def _module(self, module: TenantModule) -> ops.Module:
         def make() -> tuple[ops.Module, int]:
@@ -95,19 +98,16 @@ def packed_module(module: TenantModule, layers: ops.Layers) -> ops.Module:
     """A copy of a tenant's module in the kernels' layout. Raises ValueError if it is no LoRA of
     these layers."""
     count = len(layers.addresses)
-    known = {f"{i}-{site}" for i in range(count) for site in SITES}
-    if unknown := set(module.sites) - known:
-        raise ValueError(f"the layers have no site {min(unknown)}")
-    by_layer = [
-        {site: _low_rank(change) for site in SITES if (change := module.at(i, site)) is not None}
+    check_sites(module, count)
+    by_layer: list[dict[str, ops.LowRank]] = [
+        {site: _low_rank(change) for site in GATED if (change := module.at(i, site)) is not None}
         for i in range(count)
     ]
     return ops.pack_module(layers, by_layer)
 
 
 def _low_rank(change: object) -> ops.LowRank:
-    if not isinstance(change, LowRankLayer) or change.down_bias is not None:
-        raise ValueError("a language model's module must be a LoRA")
+    assert isinstance(change, LowRankLayer)
     return ops.LowRank(_array(change.down), _array(change.up) * np.float32(LORA_SCALE))
 
 

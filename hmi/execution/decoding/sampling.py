@@ -14,14 +14,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import xxhash
-from hmi_kernels.later import Later
 from numpy.typing import NDArray
 
+from hmi.execution.decoding.scores import FEW, HostRow, ScoreRow
 from hmi.model.text.sampling import Sampling
 
-ops = Later("decoder.ops")
-FEW = 64
-"""The number of best words that a draw looks at first. They nearly always decide it."""
 MANY = 4096
 """The number that it looks at next. Sorting all words takes as long as a layer."""
 COLD = 1e-5
@@ -50,43 +47,55 @@ class Sampler:
     def __post_init__(self) -> None:
         self._seen = set(self.prompt)
 
-    def choose(self, row: NDArray[np.float32]) -> Chosen:
+    @property
+    def scale(self) -> float:
+        """What scores are multiplied by before a draw: 1 / temperature; 1 if nothing is drawn."""
+        temperature = self.wants.temperature
+        return 1.0 if temperature < COLD else 1 / temperature
+
+    def choose(self, row: ScoreRow) -> Chosen:
         """Choose the next token, and count it. Returns it.
 
-        row: float32 [vocab or more], the words' scores, -inf for a word that must not be chosen. It is
-        changed in place. Raises ValueError if the best score is infinite, or if all scores are
-        -inf or not-a-number.
+        row: the words' scores. Raises ValueError if the best score is infinite, or if all scores are -inf or
+        not-a-number.
         """
         wants = self.wants
         told: list[tuple[int, float]] = []
         total = 0.0
         if wants.logprobs is not None:
-            own = row.copy()
-            ids, scores, total = ops.best(row, max(1, wants.logprobs))
+            ids, scores, total = row.best(max(1, wants.logprobs))
             pairs = zip(ids.tolist(), scores.tolist(), strict=True)
             told = [(i, x - total) for i, x in pairs][: wants.logprobs]
-        self._penalise(row)
-        chosen = self._best(row) if wants.temperature < COLD else self._drawn(row)
+        changed = self._penalised(row)
+        chosen = self._best(changed) if wants.temperature < COLD else self._drawn(changed)
         self.times[chosen] += 1
         self._seen.add(chosen)
-        return Chosen(chosen) if wants.logprobs is None else Chosen(chosen, float(own[chosen]) - total, told)
+        return Chosen(chosen) if wants.logprobs is None else Chosen(chosen, row.of(chosen) - total, told)
 
-    def _penalise(self, row: NDArray[np.float32]) -> None:
+    def _penalised(self, row: ScoreRow) -> ScoreRow:
+        """The row after penalties: itself, if there are none."""
         wants = self.wants
-        if wants.repetition_penalty != 1:
+        repeated = wants.repetition_penalty != 1
+        written = (wants.presence_penalty or wants.frequency_penalty) and self.times
+        if not (repeated or written):
+            return row
+        scores = row.whole().copy()
+        if repeated:
             there = np.array(list(self._seen), np.int64)
             factor = np.float32(wants.repetition_penalty)
-            row[there] = np.where(row[there] > 0, row[there] / factor, row[there] * factor)
-        if (wants.presence_penalty or wants.frequency_penalty) and self.times:
+            scores[there] = np.where(scores[there] > 0, scores[there] / factor, scores[there] * factor)
+        if written:
             there, times = (np.array(part) for part in (list(self.times), list(self.times.values())))
-            row[there] -= (wants.presence_penalty + wants.frequency_penalty * times).astype(np.float32)
+            penalty = wants.presence_penalty + wants.frequency_penalty * times
+            scores[there] -= penalty.astype(np.float32)
+        return HostRow(scores)
 
-    def _best(self, row: NDArray[np.float32]) -> int:
-        ids, scores, _ = ops.best(row, 1)
+    def _best(self, row: ScoreRow) -> int:
+        ids, scores, _ = row.best(1)
         _check(scores)
         return int(ids[0])
 
-    def _drawn(self, row: NDArray[np.float32]) -> int:
+    def _drawn(self, row: ScoreRow) -> int:
         """Draw a word by its probability, and return its id.
 
         The seed and the token's number give a number from 0 to 1. Probabilities are added up from the
@@ -94,15 +103,16 @@ class Sampler:
         """
         wants, place = self.wants, self.times.total()
         number = xxhash.xxh3_64_intdigest(place.to_bytes(8, "little"), seed=wants.seed) / 2**64
-        ids, scores, total = ops.best(row, FEW, 1 / wants.temperature)
+        ids, scores, total = row.best(FEW, self.scale)
         _check(scores)
         shares = np.exp(scores.astype(np.float64) / wants.temperature - total)
         found = self._place(shares, number, whole=len(ids) < FEW)
-        for many in (MANY, len(row)):
+        for many in (MANY, None):
             if found is None:
-                ids = _sorted_best(row, many)
-                shares = np.exp(row[ids].astype(np.float64) / wants.temperature - total)
-                found = self._place(shares, number, whole=len(ids) == len(row))
+                every = row.whole()
+                ids = _sorted_best(every, len(every) if many is None else many)
+                shares = np.exp(every[ids].astype(np.float64) / wants.temperature - total)
+                found = self._place(shares, number, whole=len(ids) == len(every))
         assert found is not None
         return int(ids[found])
 
@@ -133,7 +143,7 @@ class Sampler:
 
 def _sorted_best(row: NDArray[np.float32], many: int) -> NDArray[np.int64]:
     """The ids of at least the `many` best words, the best first, and of equal ones the lower id."""
-    row[np.isnan(row)] = -np.inf
+    row = np.where(np.isnan(row), -np.inf, row)
     least = np.partition(row, len(row) - many)[len(row) - many] if many < len(row) else -np.inf
     ids = np.flatnonzero(row >= least)
     return ids[np.argsort(-row[ids], kind="stable")]

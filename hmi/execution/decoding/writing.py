@@ -13,8 +13,9 @@ from torch import Tensor
 
 from hmi.errors import InvalidInput
 from hmi.execution.decoding.arena import Arena
-from hmi.execution.decoding.base import PAGE, Part, StepExecutor
+from hmi.execution.decoding.base import PAGE, PagesLost, Part, StepExecutor
 from hmi.execution.decoding.sampling import Chosen, Sampler
+from hmi.execution.decoding.scores import ScoreRow
 from hmi.model.tenant.modules import TenantModule
 from hmi.model.text.sampling import Sampling
 
@@ -63,13 +64,18 @@ class Answer:
         """The ids after the prompt."""
         return self.ids[len(self.prompt) :]
 
-    def take(self, row: Tensor) -> Chosen | None:
-        """Choose the next token, append its id, and return it. row: float32 [vocab or more], the scores.
+    @property
+    def scale(self) -> float:
+        """See `Part.scale`."""
+        return self._sampler.scale
+
+    def take(self, row: ScoreRow) -> Chosen | None:
+        """Choose the next token by the scores of a row, append its id, and return it.
 
         Returns None if the scores are no numbers; the answer has then failed.
         """
         try:
-            chosen = self._sampler.choose(row.numpy())
+            chosen = self._sampler.choose(row)
         except ValueError:
             self.ended = "failed"
             return None
@@ -117,7 +123,7 @@ class Writing:
     A step takes one token of each sequence that decodes. Chunks of prompts fill it up: next is the first
     sequence of the tenant that has received least. If pages run out, the sequence that came last is set
     back: its pages are freed. It runs again when there is room. Its text stays the same, since choices
-    depend on its own seed.
+    depend on its own seed. If the executor loses all pages, all sequences are set back.
     """
 
     def __init__(
@@ -227,12 +233,18 @@ class Writing:
                 np.array(answer.pages, np.int64),
                 answer.module,
                 wants_scores=answer.done + count == len(answer.ids),
+                scale=answer.scale,
             )
             for answer, count in chunks.items()
         ]
         rows = self._rows_of([(answer, answer.done, answer.done + count) for answer, count in chunks.items()])
-        scores = iter(self._executor.step(rows, parts, between))
-        found = []
+        arena, found = self.arena, list[tuple[Answer, Chosen | None]]()
+        try:
+            scores = iter(self._executor.step(rows, parts, between))
+        except PagesLost:
+            self._set_all_back()
+        if self.arena is not arena:  # set back, here or between two layers
+            return []
         for (answer, count), part in zip(chunks.items(), parts, strict=True):
             before, answer.done = answer.done, answer.done + count
             if answer.kept and answer.done // PAGE > before // PAGE:
@@ -315,6 +327,14 @@ class Writing:
             else:
                 count = (len(answer.pages) + self.arena.room) * PAGE - answer.done
         return count
+
+    def _set_all_back(self) -> None:
+        """Begin with new pages. Nothing of any sequence counts as done."""
+        for answer in self._started:
+            answer.pages, answer.done = [], 0
+        self.set_back += len(self._started)
+        self._started.clear()
+        self.arena = Arena(self._executor.pages)
 
     def _stop(self, answer: Answer) -> None:
         """Free a sequence's pages. Nothing of it counts as done."""

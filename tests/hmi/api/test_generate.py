@@ -9,11 +9,18 @@ import re
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from hmi.core import ModelId
 from hmi.engine.writing.draft import Draft
 from hmi.engine.writing.request import WriteRequest
+from hmi.execution.cuda.decoder import CudaDecoder
+from hmi.execution.cuda.twin import Twin
+from hmi.execution.cuda.ways import Ways
+from hmi.execution.decoding import choose
+from hmi.execution.decoding.paged import LEAST_PAGES, page_bytes
 from hmi.manager import Manager
-from hmi.model.sources.generative_root import load_generative_root
+from hmi.model.sources.generative_root import UpperDecoder, load_generative_root
 from hmi.model.text.generative import GenerativeTokenizer
 from tests.hmi.labs.api_world import World
 from tests.hmi.labs.writing_lab import PROMPT, Reference, publish, server, words, written
@@ -36,7 +43,20 @@ async def stream(world: World, model: str, body: dict[str, Any]) -> list[tuple[s
     return [(name.removeprefix("event: "), json.loads(data.removeprefix("data: "))) for name, data in lines]
 
 
-async def test_texts_are_those_of_full_recomputation(writing_data: Path) -> None:
+@pytest.fixture(params=["cpu", "twin"])
+def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Where texts are written: on the CPU, or on the twin of a device."""
+
+    def on_device(upper: UpperDecoder, wanted: str, memory: int, *_: object) -> CudaDecoder:
+        pages = max(LEAST_PAGES, memory // page_bytes(upper, 4))
+        return CudaDecoder(upper, pages, wanted, Twin(3), ways=Ways("groups"))
+
+    if request.param == "twin":
+        monkeypatch.setattr(choose, "_on_device", on_device)
+    return str(request.param)
+
+
+async def test_texts_are_those_of_full_recomputation(writing_data: Path, device: str) -> None:
     async with server(writing_data) as world:
         manager = world.services.manager
         reference, tokenizer = Reference(manager), tokenizer_of(manager)
@@ -66,7 +86,8 @@ async def test_texts_are_those_of_full_recomputation(writing_data: Path) -> None
                 assert end["usage"]["cached_tokens"] == 16 * ((len(encoded.ids) - 1) // 16)
 
 
-async def test_a_seed_gives_its_text_in_any_company(writing_data: Path) -> None:
+@pytest.mark.parametrize("device", ["cpu", pytest.param("twin", marks=pytest.mark.slow)], indirect=True)
+async def test_a_seed_gives_its_text_in_any_company(writing_data: Path, device: str) -> None:
     """Forty texts of three models, alone and all at once, with few pages, so that some are set back."""
     asks = [
         {"prompt": prompt, "max_tokens": 30, "temperature": 1.0, "top_p": 0.95, "seed": i}

@@ -98,6 +98,7 @@ def known():
     return {(place, signature) for made, place in jit._MADE for signature in made.overloads}
 
 compile._decoder()
+from tests.hmi.execution.test_decoding_steps import BEGIN, MODULES, tiny  # which loads other kernels
 before = known()
 assert before
 from hmi.execution.decoding.sampling import Sampling
@@ -106,7 +107,6 @@ from hmi.execution.decoding.compiled import CompiledDecoder
 from hmi.execution.precision import available
 from hmi.model.network.decoder import Decoder
 from hmi.model.sources.generative_root import split_decoder
-from tests.hmi.execution.test_decoding_steps import BEGIN, MODULES, tiny
 upper = split_decoder(Decoder(tiny("llama")).requires_grad_(False), 1, BEGIN, 2)[1]
 for precision in available():
     executor = CompiledDecoder(upper, 4, precision)

@@ -12,9 +12,21 @@ import torch
 
 from hmi.config import Settings
 from hmi.errors import InvalidInput
-from hmi.execution.cuda.choose import check_device, cuda_executor, precision_on_device, sound_executor
+from hmi.execution.cuda.choose import (
+    check_device,
+    cuda_decoder,
+    cuda_executor,
+    precision_on_device,
+    sound_decoder,
+    sound_executor,
+)
 from hmi.execution.cuda.twin import Twin
+from hmi.execution.decoding.choose import step_executor
+from hmi.execution.decoding.paged import page_bytes
+from hmi.execution.guarded import GuardedSteps
+from hmi.model.sources.generative_root import UpperDecoder
 from hmi.model.sources.root import Root
+from tests.hmi.execution.test_decoding_steps import tiny
 from tests.hmi.execution.test_fused import BERT, upper
 from tests.modules_twin import CpuLauncher
 
@@ -34,6 +46,22 @@ def test_a_way_that_agrees_with_the_reference_is_taken(precision: str) -> None:
     assert found.ways.name in ("loop", "groups", "kernel")
 
 
+@pytest.fixture(scope="module")
+def language_model() -> UpperDecoder:
+    torch.manual_seed(4)
+    return UpperDecoder(tiny("qwen3"), 1).eval().requires_grad_(False)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_language_model_is_written_by_a_way_that_agrees(
+    language_model: UpperDecoder, precision: str
+) -> None:
+    twin = Twin(1)
+    found = sound_decoder(language_model, 70, precision, twin, 1 << 20, twin.launcher(CpuLauncher()))
+    assert (found.precision, found.pages) == (precision, 70)
+    assert found.ways.name in ("loop", "groups", "kernel")
+
+
 class Wrong(CpuLauncher):
     """Kernels that leave a part out."""
 
@@ -41,12 +69,15 @@ class Wrong(CpuLauncher):
         super().launch(kernel, blocks - 1, arguments, stream)
 
 
-def test_kernels_that_are_wrong_here_are_not_taken(caplog: pytest.LogCaptureFixture) -> None:
+def test_kernels_that_are_wrong_here_are_not_taken(
+    caplog: pytest.LogCaptureFixture, language_model: UpperDecoder
+) -> None:
     twin = Twin(1)
     with caplog.at_level(logging.ERROR, "hmi.execution"):
         found = sound_executor(upper(BERT), BERT, "fp32", twin, 1 << 20, twin.launcher(Wrong()))
-    assert found.ways.name in ("loop", "groups")
-    assert "modules by kernel are wrong on this device" in caplog.text
+        writes = sound_decoder(language_model, 64, "fp32", twin, 1 << 20, twin.launcher(Wrong()))
+    assert {found.ways.name, writes.ways.name} <= {"loop", "groups"}
+    assert caplog.text.count("modules by kernel are wrong on this device") == 2
 
 
 class Forgetful(Twin):
@@ -78,10 +109,14 @@ def test_graphs_are_taken_if_they_are_right_and_faster(
     assert found.graphs.held() == (0, 0)
 
 
-def test_a_device_on_which_nothing_agrees_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_on_which_nothing_agrees_is_refused(
+    monkeypatch: pytest.MonkeyPatch, language_model: UpperDecoder
+) -> None:
     monkeypatch.setattr("hmi.execution.cuda.layout.LORA_SCALE", -30.0)
     with pytest.raises(RuntimeError, match="no way of computing modules agrees"):
         sound_executor(upper(BERT), BERT, "fp32", Twin(1), 1 << 20, None)
+    with pytest.raises(RuntimeError, match="no way of computing modules agrees"):
+        sound_decoder(language_model, 64, "fp32", Twin(1), 1 << 20, None)
 
 
 def test_the_precision_of_a_device() -> None:
@@ -93,12 +128,15 @@ def test_the_precision_of_a_device() -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
-def test_without_a_device_the_cpu_runs_and_cuda_is_refused(tiny_root: Root) -> None:
+def test_without_a_device_the_cpu_runs_and_cuda_is_refused(
+    tiny_root: Root, language_model: UpperDecoder
+) -> None:
     check_device("auto")
     check_device("cpu")
     with pytest.raises(InvalidInput, match="nvidia-smi"):
         check_device("cuda")
     assert cuda_executor(tiny_root, "auto", "auto") is None
+    assert cuda_decoder(language_model, "auto", "auto", 1 << 20) is None
 
 
 def test_an_unknown_device_is_refused() -> None:
@@ -107,9 +145,12 @@ def test_an_unknown_device_is_refused() -> None:
 
 
 @pytest.mark.gpu
-def test_on_a_device(tiny_root: Root) -> None:
+def test_on_a_device(tiny_root: Root, language_model: UpperDecoder) -> None:
     if not torch.cuda.is_available():
         pytest.skip("torch finds no CUDA device")
     found = cuda_executor(tiny_root, "auto", "cuda", 1 << 20)
     assert found is not None
     assert found[1] in ("cuda bf16", "cuda fp32")
+    writes = step_executor(language_model, "auto", 1 << 22, "cuda", 1 << 20)
+    assert isinstance(writes, GuardedSteps)
+    assert writes.pages == (1 << 22) // page_bytes(language_model, 2 if found[1] == "cuda bf16" else 4)

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from hmi.execution import BatchKey, Rows
+from hmi.execution.batch import rounded
 from hmi.execution.cuda import CudaExecutor, graphs
-from hmi.execution.cuda.graphs import _rounded
 from hmi.execution.cuda.twin import Twin
 from hmi.execution.packed import PackedExecutor, run_rows
 from hmi.model.network.shape import EncoderShape
@@ -277,7 +277,7 @@ def test_what_no_graph_can_do_runs_operation_by_operation() -> None:
     unlike = [0, *range(1, 40), 140]
     assert shape_of("cls", unlike, [], kernels=True) is None
     assert shape_of("cls", list(range(0, graphs.MOST_ROWS + 9, 8)), [], kernels=True) is None
-    assert [_rounded(n) for n in (1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 17, 25)] == [
+    assert [rounded(n) for n in (1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 17, 25)] == [
         1, 2, 3, 4, 6, 6, 8, 8, 12, 16, 24, 32
     ]  # fmt: skip
 

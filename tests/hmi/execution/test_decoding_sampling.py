@@ -13,6 +13,7 @@ from hmi_kernels.decoder import ops
 
 from hmi.execution.decoding import sampling
 from hmi.execution.decoding.sampling import Sampler
+from hmi.execution.decoding.scores import HostRow
 from hmi.model.text.sampling import Sampling
 
 VOCAB = 300
@@ -75,7 +76,7 @@ def test_probabilities_are_those_of_transformers(wants: Sampling, monkeypatch: p
     want = by_transformers(row, wants, prompt)
     even = iter([(2 * i + 1) * 2**63 // count for i in range(count)])
     monkeypatch.setattr(sampling.xxhash, "xxh3_64_intdigest", lambda *_, **__: next(even))
-    found = Counter(Sampler(wants, prompt).choose(row.copy()).id for _ in range(count))
+    found = Counter(Sampler(wants, prompt).choose(HostRow(row.copy())).id for _ in range(count))
     got = torch.tensor([found[i] / count for i in range(VOCAB)])
     assert (got - want).abs().max() < 1.5 / count
     assert set(found) <= set(want.nonzero()[:, 0].tolist())
@@ -86,11 +87,13 @@ def test_a_choice_depends_on_the_seed_and_the_place_alone() -> None:
     texts = set()
     for seed in range(5):
         sampler, again = (Sampler(replace(wants, seed=seed), []) for _ in range(2))
-        first = [sampler.choose(row.copy()).id for row in rows]
-        assert [again.choose(row.copy()).id for row in rows] == first
+        first = [sampler.choose(HostRow(row.copy())).id for row in rows]
+        assert [again.choose(HostRow(row.copy())).id for row in rows] == first
         texts.add(tuple(first))
     assert len(texts) == 5
-    numbers = [Sampler(replace(wants, seed=s), []).choose(np.zeros(64, np.float32)).id for s in range(6400)]
+    numbers = [
+        Sampler(replace(wants, seed=s), []).choose(HostRow(np.zeros(64, np.float32))).id for s in range(6400)
+    ]
     counts = np.bincount(numbers, minlength=64)
     assert ((counts - 100) ** 2 / 100).sum() < 120, "seeds are not drawn evenly"  # 63 degrees: p = 1e-5
 
@@ -100,11 +103,11 @@ def test_penalties_of_what_was_written() -> None:
     row[[0]] = -np.inf
     row[[8, 9]] = 2.0, 1.9
     often = Sampler(Sampling(presence_penalty=0.05), [9])
-    assert [often.choose(row.copy()).id for _ in range(3)] == [8, 8, 8]
+    assert [often.choose(HostRow(row.copy())).id for _ in range(3)] == [8, 8, 8]
     often = Sampler(Sampling(frequency_penalty=0.06), [9])
-    assert [often.choose(row.copy()).id for _ in range(4)] == [8, 8, 9, 8]
+    assert [often.choose(HostRow(row.copy())).id for _ in range(4)] == [8, 8, 9, 8]
     both = Sampler(Sampling(repetition_penalty=1.1), [8])
-    assert [both.choose(row.copy()).id for _ in range(2)] == [9, 8]
+    assert [both.choose(HostRow(row.copy())).id for _ in range(2)] == [9, 8]
 
 
 def test_told_probabilities_are_the_models_own() -> None:
@@ -112,13 +115,13 @@ def test_told_probabilities_are_the_models_own() -> None:
     sampler = Sampler(
         Sampling(temperature=0.5, top_k=1, repetition_penalty=3.0, logprobs=4), [int(row.argmax())]
     )
-    chosen = sampler.choose(row.copy())
+    chosen = sampler.choose(HostRow(row.copy()))
     want = torch.tensor(row).log_softmax(-1)
     assert chosen.id != row.argmax()
     assert chosen.logprob == pytest.approx(want[chosen.id].item(), abs=1e-4)
     top = want.topk(4)
     assert [i for i, _ in chosen.best] == top.indices.tolist()
     assert [x for _, x in chosen.best] == pytest.approx(top.values.tolist(), abs=1e-4)
-    assert Sampler(Sampling(logprobs=0), []).choose(row.copy()).best == []
+    assert Sampler(Sampling(logprobs=0), []).choose(HostRow(row.copy())).best == []
     with pytest.raises(ValueError, match="no word has a score"):
-        Sampler(Sampling(), []).choose(np.full(VOCAB, np.nan, np.float32))
+        Sampler(Sampling(), []).choose(HostRow(np.full(VOCAB, np.nan, np.float32)))

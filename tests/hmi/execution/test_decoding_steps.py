@@ -14,20 +14,32 @@ import torch
 from hmi_kernels.decoder import ops
 from torch import Tensor
 
+from hmi.errors import Unavailable
+from hmi.execution.cuda.decoder import CudaDecoder
+from hmi.execution.cuda.executor import DTYPES
+from hmi.execution.cuda.layout import lora_size
 from hmi.execution.decoding.base import PAGE, Part, StepExecutor
 from hmi.execution.decoding.compiled import CompiledDecoder
 from hmi.execution.decoding.plain import PlainDecoder
+from hmi.execution.decoding.scores import FEW, HostRow, matrix_of
 from hmi.execution.precision import Precision, available
 from hmi.model.network.decoder import Decoder, attend_before, rotary
 from hmi.model.network.shape import DecoderShape
-from hmi.model.sources.generative_root import split_decoder
+from hmi.model.sources.generative_root import UpperDecoder, split_decoder
 from hmi.model.tenant.modules import LowRankLayer, TenantModule
+from tests.hmi.labs.cuda_lab import device_of, ways_of
 
 BEGIN, SPLIT, PAGES = 1, 1, 40
 SITES = {"q": (128, 128), "k": (128, 64), "v": (128, 64), "o": (128, 128), "fo": (192, 128)}
 SITES |= dict.fromkeys(("gate", "fi"), (128, 192))
-WAYS = ["plain", *available()]
-NEAR = {"plain": 1e-4, "fp32": 1e-4, "bf16": 0.1, "int8": 0.3}
+ON_DEVICES = [
+    pytest.param(f"{device} {rest}", marks=pytest.mark.gpu if device == "gpu" else ())
+    for device in ("twin", "gpu")
+    for rest in ("fp32 loop", "fp32 groups", "fp32 kernel", "bf16 kernel")
+]
+"""A device, a precision, and a way of computing modules."""
+WAYS = ["plain", *available(), *ON_DEVICES]
+NEAR = {"fp32": 1e-4, "bf16": 0.1, "int8": 0.3}
 """Of logits whose standard deviation is some 1.4."""
 
 
@@ -75,6 +87,22 @@ def module_of(seed: int, sites: Sequence[str], rank: int) -> TenantModule:
 MODULES = [None, module_of(1, list(SITES), 8), module_of(2, ["q", "v"], 3), module_of(3, ["k", "gate"], 16)]
 
 
+def executor_of(way: str, upper: UpperDecoder, pages: int, *, slots: int = 64, seed: int = 0) -> StepExecutor:
+    """The executor of one of `WAYS`. slots: on a device, so many LoRAs of rank 8 in all layers."""
+    if way == "plain":
+        return PlainDecoder(upper, pages)
+    if " " not in way:
+        return CompiledDecoder(upper, pages, cast(Precision, way))
+    device, precision, name = way.split()
+    there = device_of(device, seed)
+    size = slots * lora_size(8, len(upper.layers), upper.shape) * DTYPES[precision].itemsize
+    return CudaDecoder(upper, pages, precision, there, slot_bytes=size, ways=ways_of(name, there))
+
+
+def near(way: str) -> float:
+    return next((x for precision, x in NEAR.items() if precision in way), NEAR["fp32"])
+
+
 @dataclass
 class Told:
     """A sequence, and how far it has run."""
@@ -95,11 +123,7 @@ class Lab:
         for part in (self.lower, upper):
             part.requires_grad_(False)
         self.upper = upper
-        self.executor: StepExecutor
-        if way == "plain":
-            self.executor = PlainDecoder(upper, PAGES)
-        else:
-            self.executor = CompiledDecoder(upper, PAGES, cast(Precision, way))
+        self.executor = executor_of(way, upper, PAGES)
         self.free = random.Random(1).sample(range(PAGES), PAGES)
 
     def told(self, ids: list[int], module: TenantModule | None) -> Told:
@@ -114,8 +138,8 @@ class Lab:
             rows.append(self.lower(torch.tensor([told.ids]))[0, told.done : told.done + count])
             parts.append(Part(told.done, count, told.pages, told.module, wants_scores=True))
             told.done += count
-        found = self.executor.step(torch.cat(rows), parts)
-        vocab = self.decoder.shape.vocab
+        given = self.executor.step(torch.cat(rows), parts)
+        vocab, found = self.decoder.shape.vocab, matrix_of(given)
         assert len(found) == len(work)
         assert (found[:, vocab:] == -torch.inf).all()
         found = found[:, :vocab]
@@ -153,12 +177,12 @@ def test_chunks_of_any_length_give_the_whole_models_scores(decoder: Decoder, way
         for i, told in enumerate(running):
             want, got = lab.exact(told)[ends[i]], torch.stack(told.scores)
             assert (got[:, 0] == -torch.inf).all()
-            assert (got[:, 1:] - want[:, 1:]).abs().max() < NEAR[way]
+            assert (got[:, 1:] - want[:, 1:]).abs().max() < near(way)
         running[1].module = None
         assert (lab.exact(running[1])[ends[1]] - torch.stack(running[1].scores))[:, 1:].abs().max() > 0.5
 
 
-@pytest.mark.parametrize("way", [w for w in WAYS if w != "plain"])
+@pytest.mark.parametrize("way", available())
 def test_a_sequence_has_the_same_bits_in_any_company(decoder: Decoder, way: str) -> None:
     alone, crowd = Lab(decoder, way), Lab(decoder, way)
     ids, module = ids_of(1, 60), MODULES[1]
@@ -174,8 +198,8 @@ def test_a_sequence_has_the_same_bits_in_any_company(decoder: Decoder, way: str)
 @pytest.mark.parametrize("way", WAYS)
 def test_what_lies_in_free_pages_is_never_read(decoder: Decoder, way: str) -> None:
     lab = Lab(decoder, way)
-    if isinstance(lab.executor, PlainDecoder):
-        lab.executor._kept.fill_(torch.nan)
+    if isinstance(lab.executor, PlainDecoder | CudaDecoder):
+        lab.executor._kept[:, :, :-PAGE].fill_(torch.nan)
     else:
         assert isinstance(lab.executor, CompiledDecoder)
         lab.executor._kept._memory[:] = 255  # not-a-number in float32 and bfloat16
@@ -184,7 +208,7 @@ def test_what_lies_in_free_pages_is_never_read(decoder: Decoder, way: str) -> No
         lab.step([(told, 20)])
         lab.step([(told, 17)])
         want = lab.exact(told)[[19, 36]]
-        assert (torch.stack(told.scores)[:, 1:] - want[:, 1:]).abs().max() < NEAR[way]
+        assert (torch.stack(told.scores)[:, 1:] - want[:, 1:]).abs().max() < near(way)
 
 
 def test_memory_is_not_taken_anew_at_each_longest_length() -> None:
@@ -197,9 +221,66 @@ def test_memory_is_not_taken_anew_at_each_longest_length() -> None:
     assert len(taken) == 10, "once for each power of two up to 512"
 
 
-def test_a_module_of_other_sizes_is_refused(decoder: Decoder) -> None:
-    executor = CompiledDecoder(split_decoder(decoder, SPLIT, BEGIN, 2)[1], 1, "fp32")
+@pytest.mark.parametrize("way", ["fp32", *ON_DEVICES])
+def test_a_module_that_is_not_of_the_layers_is_refused(decoder: Decoder, way: str) -> None:
+    executor = executor_of(way, split_decoder(decoder, SPLIT, BEGIN, 2)[1], 1)
     assert executor.prepare(MODULES[1]) > 0  # type: ignore[arg-type]
-    wrong = TenantModule({"0-q": LowRankLayer(torch.zeros(4, 96), torch.zeros(128, 4))})
-    with pytest.raises(ValueError, match="maps 128 to 128"):
-        executor.prepare(wrong)
+    down, up = torch.zeros(4, 128), torch.zeros(128, 4)
+    wrong = {
+        r"maps 128 to 128|site q has the shapes": {"0-q": LowRankLayer(down[:, :96], up)},
+        "no site 3-q": {"3-q": LowRankLayer(down, up)},
+        "must be a LoRA": {"0-q": LowRankLayer(down, up, torch.zeros(4), torch.zeros(128))},
+    }
+    for why, sites in wrong.items():
+        with pytest.raises(ValueError, match=why):
+            executor.prepare(TenantModule(sites))
+
+
+@pytest.mark.parametrize("way", [w for w in ON_DEVICES if "bf16" not in str(w)])
+def test_a_step_whose_modules_need_more_than_all_slots_runs_in_several(decoder: Decoder, way: str) -> None:
+    lab = Lab(decoder, way)
+    lab.executor = executor_of(way, lab.upper, PAGES, slots=2)
+    assert isinstance(lab.executor, CudaDecoder)
+    modules = [module_of(i, list(SITES), 7) for i in range(5)]
+    told = [lab.told(ids_of(i, 20), module) for i, module in enumerate(modules)]
+    with torch.inference_mode():
+        lab.step([(each, 20 - i) for i, each in enumerate(told)])
+        for i, each in enumerate(told):
+            assert (each.scores[0] - lab.exact(each)[19 - i])[1:].abs().max() < near(way)
+    assert lab.executor.slots.held() == 2
+    large = lab.told(ids_of(9, 3), module_of(9, list(SITES), 40))
+    with pytest.raises(Unavailable, match="raise HMI_DEVICE_BYTES"):
+        lab.step([(large, 3)])
+
+
+@pytest.mark.parametrize("way", [w for w in ON_DEVICES if "loop" in str(w)])
+def test_the_best_words_on_a_device_are_those_of_all_scores(decoder: Decoder, way: str) -> None:
+    lab, scales = Lab(decoder, way), (1.0, 0.5, 2.0, 1.0)
+    told = [lab.told(ids_of(i, 9), None) for i in range(4)]
+    x = torch.cat([lab.lower(torch.tensor([each.ids]))[0] for each in told])
+    x[-1] = torch.nan
+    parts = [Part(0, 9, each.pages, None, i != 1, scales[i]) for i, each in enumerate(told)]
+    rows = lab.executor.step(x, parts)
+    assert len(rows) == 3
+    for row, scale in zip(rows[:2], (1.0, 2.0), strict=True):
+        for count, by in ((1, 1.0), (FEW, scale), (FEW + 9, scale), (5, 0.7)):
+            want, got = HostRow(row.whole()).best(count, by), row.best(count, by)
+            assert got[0].tolist() == want[0].tolist()
+            assert got[1].tolist() == want[1].tolist()
+            assert got[2] == pytest.approx(want[2], abs=1e-4)
+        assert [row.of(word) for word in range(150)] == row.whole()[:150].tolist()
+    assert rows[2].best(FEW)[0].tolist() == []
+
+
+@pytest.mark.gpu
+def test_a_step_waits_for_nothing_but_its_scores(decoder: Decoder) -> None:
+    """torch raises at any operation that would make the host wait, other than the events of `Event.wait`."""
+    lab = Lab(decoder, "gpu fp32 groups")
+    told = [lab.told(ids_of(i, 30), module) for i, module in enumerate(MODULES)]
+    for count in (20, 1, 9):
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            with torch.inference_mode():
+                lab.step([(each, count) for each in told])
+        finally:
+            torch.cuda.set_sync_debug_mode("default")

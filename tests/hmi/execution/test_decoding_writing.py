@@ -5,39 +5,48 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Collection, Hashable, Iterator, Sequence
-from typing import cast
 
 import pytest
 import torch
 from torch import Tensor
 
 from hmi.errors import InvalidInput
-from hmi.execution.decoding.base import PAGE, StepExecutor
-from hmi.execution.decoding.compiled import CompiledDecoder
-from hmi.execution.decoding.plain import PlainDecoder
-from hmi.execution.decoding.writing import Answer, Shares, Writing
-from hmi.execution.precision import Precision
+from hmi.execution.decoding.base import PAGE
+from hmi.execution.decoding.writing import Answer, RowsOf, Shares, Writing
 from hmi.model.network.decoder import Decoder, attend_before, rotary
 from hmi.model.sources.causal import CausalLower
 from hmi.model.sources.generative_root import UpperDecoder, split_decoder
 from hmi.model.tenant.modules import LowRankLayer, TenantModule
 from hmi.model.text.sampling import Sampling
-from tests.hmi.execution.test_decoding_steps import BEGIN, MODULES, module_of, tiny
+from tests.hmi.execution.test_decoding_steps import BEGIN, MODULES, executor_of, module_of, tiny
 
 N, ENDS = 2, frozenset(range(5, 9))
 NEAR = 1e-3
 """Where the reference's two best scores differ by less, either counts."""
-TABLES: dict[int, Tensor] = {}
+DEVICE = [
+    pytest.param(f"{device} fp32 {way}", marks=pytest.mark.gpu if device == "gpu" else ())
+    for device, way in (("twin", "groups"), ("gpu", "groups"), ("gpu", "kernel"))
+]
+SLOTS = 3
+"""Of a device: fewer than all modules of a step take, so that they drive each other out."""
+TABLES: dict[int, tuple[CausalLower, Tensor]] = {}
 
 
-@pytest.fixture(scope="module")
-def parts() -> tuple[CausalLower, UpperDecoder]:
-    torch.manual_seed(3)
+Parts = tuple[CausalLower, UpperDecoder]
+
+
+def parts_of(seed: int) -> Parts:
+    torch.manual_seed(seed)
     decoder = Decoder(tiny("llama")).eval().requires_grad_(False)
     for p in decoder.parameters():
         p.copy_(torch.randn_like(p) * p.shape[1] ** -0.5 if p.dim() == 2 else 1 + 0.2 * torch.randn_like(p))
     lower, upper = split_decoder(decoder, 1, BEGIN, N)
     return lower.requires_grad_(False), upper.requires_grad_(False)
+
+
+@pytest.fixture(scope="module")
+def parts() -> Parts:
+    return parts_of(3)
 
 
 @torch.inference_mode()
@@ -51,29 +60,23 @@ def table_of(lower: CausalLower) -> Tensor:
     return rows
 
 
-def writing(
-    parts: tuple[CausalLower, UpperDecoder],
-    way: str,
-    pages: int,
-    step_rows: int = 64,
-    shares: Shares | None = None,
-) -> Writing:
+def writing(parts: Parts, way: str, pages: int, step_rows: int = 64, shares: Shares | None = None) -> Writing:
     lower, upper = parts
-    executor: StepExecutor
-    if way == "plain":
-        executor = PlainDecoder(upper, pages)
-    else:
-        executor = CompiledDecoder(upper, pages, cast(Precision, way))
-    if id(lower) not in TABLES:
-        TABLES[id(lower)] = table_of(lower)
-    table = TABLES[id(lower)]
+    executor = executor_of(way, upper, pages, slots=SLOTS, seed=pages)
+    return Writing(executor, rows_of(lower), step_rows=step_rows, shares=shares)
 
-    def rows_of(wanted: Sequence[tuple[Answer, int, int]]) -> Tensor:
+
+def rows_of(lower: CausalLower) -> RowsOf:
+    if id(lower) not in TABLES:
+        TABLES[id(lower)] = lower, table_of(lower)
+    _, table = TABLES[id(lower)]
+
+    def found(wanted: Sequence[tuple[Answer, int, int]]) -> Tensor:
         pairs = [[([0, *a.ids][at]), a.ids[at]] for a, begin, end in wanted for at in range(begin, end)]
         before, ids = torch.tensor(pairs).T
         return table[before, ids]
 
-    return Writing(executor, rows_of, step_rows=step_rows, shares=shares)
+    return found
 
 
 def prompts(count: int, seed: int, longest: int = 40) -> Iterator[list[int]]:
@@ -93,7 +96,7 @@ def run(writer: Writing, answers: Sequence[Answer], seed: int = 0) -> None:
 
 
 @torch.inference_mode()
-def check(parts: tuple[CausalLower, UpperDecoder], answers: Sequence[Answer]) -> None:
+def check(parts: Parts, answers: Sequence[Answer]) -> None:
     """Each token is the best by the whole sequences, padded, through all layers at once."""
     lower, upper = parts
     shape, modules = upper.shape, {id(a.module): a.module for a in answers}
@@ -112,10 +115,8 @@ def check(parts: tuple[CausalLower, UpperDecoder], answers: Sequence[Answer]) ->
                 assert row[at - 1].max() - row[at - 1, answer.ids[at]] < NEAR
 
 
-@pytest.mark.parametrize("way", ["plain", "fp32"])
-def test_greedy_answers_are_those_of_full_recomputation(
-    parts: tuple[CausalLower, UpperDecoder], way: str
-) -> None:
+@pytest.mark.parametrize("way", ["plain", "fp32", *DEVICE])
+def test_greedy_answers_are_those_of_full_recomputation(parts: Parts, way: str) -> None:
     """1,000 prompts: with and without modules, in chunks, set back, with known beginnings."""
     writer = writing(parts, way, pages=48)
     answers = [
@@ -136,31 +137,28 @@ def test_greedy_answers_are_those_of_full_recomputation(
     check(parts, answers)
 
 
+@pytest.mark.parametrize("way", ["fp32", *DEVICE])
 @pytest.mark.parametrize("wants", [Sampling(), Sampling(temperature=1.2, top_p=0.9, seed=5, logprobs=2)])
-def test_a_text_is_the_same_alone_and_in_any_company(
-    parts: tuple[CausalLower, UpperDecoder], wants: Sampling
-) -> None:
+def test_a_text_is_the_same_alone_and_in_any_company(parts: Parts, wants: Sampling, way: str) -> None:
     def answers() -> list[Answer]:
         return [
             Answer(i % 4, prompt, most=30, module=MODULES[i % 4], sampling=wants)
-            for i, prompt in enumerate(prompts(24, seed=4))
+            for i, prompt in enumerate(prompts(24 if way == "fp32" else 9, seed=4))
         ]
 
     texts = []
     for pages, step_rows in ((400, 64), (400, 7), (14, 64)):
-        found, writer = answers(), writing(parts, "fp32", pages, step_rows)
+        found, writer = answers(), writing(parts, way, pages, step_rows)
         run(writer, found, seed=pages)
         assert (writer.set_back > 0) == (pages == 14)
         texts.append([answer.ids for answer in found])
     alone = answers()
     for answer in alone:
-        run(writing(parts, "fp32", 20), [answer])
+        run(writing(parts, way, 20), [answer])
     assert texts == [[answer.ids for answer in alone]] * 3
 
 
-def test_one_that_leaves_frees_its_pages_and_one_that_cannot_end_is_refused(
-    parts: tuple[CausalLower, UpperDecoder],
-) -> None:
+def test_one_that_leaves_frees_its_pages_and_one_that_cannot_end_is_refused(parts: Parts) -> None:
     writer = writing(parts, "plain", pages=4)
     with pytest.raises(
         InvalidInput, match=r"50 tokens of prompt and 16 to write need room for 65; .* for 64"
@@ -181,9 +179,7 @@ def test_one_that_leaves_frees_its_pages_and_one_that_cannot_end_is_refused(
     assert writer.arena.kept == 0
 
 
-def test_nothing_is_kept_of_an_owner_that_went_while_its_sequences_ran_or_waited(
-    parts: tuple[CausalLower, UpperDecoder],
-) -> None:
+def test_nothing_is_kept_of_an_owner_that_went_while_its_sequences_ran_or_waited(parts: Parts) -> None:
     writer = writing(parts, "plain", pages=20)
     prompt = [BEGIN, *range(2, 2 + 2 * PAGE)]
     first, second, other = Answer("a", prompt, 20), Answer("a", prompt, 4), Answer("b", prompt, 4)
@@ -200,7 +196,7 @@ def test_nothing_is_kept_of_an_owner_that_went_while_its_sequences_ran_or_waited
 
 
 def test_what_the_first_step_found_is_told_also_of_a_sequence_that_was_set_back(
-    parts: tuple[CausalLower, UpperDecoder], monkeypatch: pytest.MonkeyPatch
+    parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writer, prompt = writing(parts, "plain", pages=8), [BEGIN, *range(2, 55)]
     run(writer, [Answer("a", prompt[: 2 * PAGE + 1], 1)])
@@ -224,10 +220,8 @@ def test_what_the_first_step_found_is_told_also_of_a_sequence_that_was_set_back(
     assert (older.cached, answer.cached) == (0, 2 * PAGE)
 
 
-@pytest.mark.parametrize("way", ["plain", "fp32"])
-def test_a_sequence_whose_scores_are_no_numbers_fails_alone(
-    parts: tuple[CausalLower, UpperDecoder], way: str
-) -> None:
+@pytest.mark.parametrize("way", ["plain", "fp32", *DEVICE])
+def test_a_sequence_whose_scores_are_no_numbers_fails_alone(parts: Parts, way: str) -> None:
     bad = module_of(1, ["o"], 2)
     for p in bad.parameters():
         p.fill_(torch.nan)
@@ -239,7 +233,7 @@ def test_a_sequence_whose_scores_are_no_numbers_fails_alone(
     assert writer.arena.room == 20
 
 
-def test_what_cannot_be_written_is_refused(parts: tuple[CausalLower, UpperDecoder]) -> None:
+def test_what_cannot_be_written_is_refused(parts: Parts) -> None:
     writer = writing(parts, "fp32", pages=4)
     with pytest.raises(InvalidInput, match="no tokens"):
         writer.add(Answer(0, [], 3))
@@ -253,10 +247,8 @@ def test_what_cannot_be_written_is_refused(parts: tuple[CausalLower, UpperDecode
     assert len(writer) == 0
 
 
-@pytest.mark.parametrize("way", ["plain", "fp32"])
-def test_a_short_prompt_runs_between_the_layers_of_a_long_ones_step(
-    parts: tuple[CausalLower, UpperDecoder], way: str
-) -> None:
+@pytest.mark.parametrize("way", ["plain", "fp32", *DEVICE])
+def test_a_short_prompt_runs_between_the_layers_of_a_long_ones_step(parts: Parts, way: str) -> None:
     draw = random.Random(3)
     long = [BEGIN, *draw.choices(range(2, 150), k=150)]
 
@@ -290,7 +282,7 @@ def test_a_short_prompt_runs_between_the_layers_of_a_long_ones_step(
 
 
 def test_between_layers_nothing_of_a_running_step_is_set_back_and_no_more_rows_run_than_in_a_step(
-    parts: tuple[CausalLower, UpperDecoder],
+    parts: Parts,
 ) -> None:
     writer = writing(parts, "plain", pages=5, step_rows=40)
     long = Answer(0, [BEGIN] * 70, 2, tenant="long")
@@ -315,7 +307,7 @@ def test_between_layers_nothing_of_a_running_step_is_set_back_and_no_more_rows_r
     assert [len(answer.written) for answer in (long, *others, same)] == [2] * 5
 
 
-def test_tenants_get_equal_shares_of_steps(parts: tuple[CausalLower, UpperDecoder]) -> None:
+def test_tenants_get_equal_shares_of_steps(parts: Parts) -> None:
     """One tenant's thirty long prompts do not delay another's, nor do they wait for each other for ever."""
 
     class Rows(Counter[str]):

@@ -8,6 +8,7 @@ import logging
 import time
 import weakref
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,16 +16,22 @@ import torch
 from torch import Tensor
 
 from hmi.api.views.records import execution_view
+from hmi.errors import Unavailable
 from hmi.execution import BatchKey, Rows, choose
 from hmi.execution.choose import REFERENCE, executor_for
 from hmi.execution.cuda import CudaExecutor
+from hmi.execution.cuda.decoder import CudaDecoder
 from hmi.execution.cuda.twin import Twin
-from hmi.execution.guarded import Guarded
+from hmi.execution.decoding.plain import PlainDecoder
+from hmi.execution.decoding.writing import Answer, Writing
+from hmi.execution.guarded import Guarded, GuardedSteps
 from hmi.execution.packed import PackedExecutor
 from hmi.metrics import Metrics
 from hmi.model.sources.root import Root
-from hmi.model.tenant.modules import TenantModule
+from hmi.model.tenant.modules import LowRankLayer, TenantModule
 from tests.hmi.execution.test_cuda_executor import CLOSE
+from tests.hmi.execution.test_decoding_steps import BEGIN, MODULES
+from tests.hmi.execution.test_decoding_writing import Parts, parts_of, rows_of, run
 from tests.hmi.execution.test_fused import BERT, module, packed, upper
 from tests.hmi.labs.cuda_lab import Broken, executor
 
@@ -96,6 +103,71 @@ def test_a_batch_is_answered_whole_wherever_the_device_fails(tenants: list[Tenan
     assert len(parts) > 10
 
 
+@pytest.fixture(scope="module")
+def language_model() -> Parts:
+    return parts_of(3)
+
+
+def guarded(parts: Parts, twin: Twin, told: list[str]) -> tuple[GuardedSteps, Writing]:
+    """The executor on a device of 12 pages, and its sequences."""
+    device = CudaDecoder(parts[1], 12, "fp32", twin)
+    ours = GuardedSteps(device, partial(PlainDecoder, parts[1]), told.append)
+    return ours, Writing(ours, rows_of(parts[0]), step_rows=40)
+
+
+def drafts() -> list[Answer]:
+    """Their pages are more than 12 together."""
+    modules = enumerate([*MODULES, None])
+    return [Answer(i, [BEGIN, *range(2, 44 - 9 * i)], 9, tenant=str(i), module=m) for i, m in modules]
+
+
+def test_texts_are_written_to_their_end_wherever_the_device_fails(language_model: Parts) -> None:
+    """Also between two layers, where others' prompts run."""
+    wanted = drafts()
+    run(Writing(PlainDecoder(language_model[1], 64), rows_of(language_model[0])), wanted)
+    left, ended, steps = 0, False, 0
+    while not ended:
+        told, twin, found = list[str](), Faulty(1 << 30, seed=left), drafts()
+        ours, writing = guarded(language_model, twin, told)
+        twin.left = left
+        waiting = list(found)
+
+        def between(waiting: list[Answer] = waiting, writing: Writing = writing) -> None:
+            if waiting:
+                writing.add(waiting.pop(0))
+            writing.let_in()
+
+        with torch.inference_mode():
+            writing.add(waiting.pop(0))
+            while len(writing) or waiting:
+                writing.step(between)
+                between()
+        assert [answer.ids for answer in found] == [answer.ids for answer in wanted]
+        assert writing.arena.room == ours.pages == 12
+        ended = not told
+        assert told == ([] if ended else [WHY])
+        left, steps = left + (11 if left < 99 else 60), steps + 1
+    assert steps > 10
+
+
+def test_a_step_without_room_on_the_device_is_refused_and_the_device_goes_on(
+    language_model: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told, twin = list[str](), Twin()
+    _, writing = guarded(language_model, twin, told)
+    writing.add(drafts()[0])
+    with monkeypatch.context() as full, torch.inference_mode():
+
+        def none_left(*_: Any) -> Tensor:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+        full.setattr(twin, "empty", none_left)
+        with pytest.raises(Unavailable, match="too little memory to write"):
+            writing.step()
+    run(writing, [])
+    assert told == []
+
+
 def test_the_errors_of_a_batch_are_its_own(tenants: list[TenantModule]) -> None:
     told, (x, offsets) = list[str](), packed((3, 4), BERT.dim)
     device = executor(Twin())
@@ -103,6 +175,14 @@ def test_the_errors_of_a_batch_are_its_own(tenants: list[TenantModule]) -> None:
     with pytest.raises(RuntimeError, match="the stage is broken"):
         list(ours.run(KEY, Rows.packed(x, offsets), tenants[:2], [Broken()]))
     assert told == []
+    ours_too = GuardedSteps(CudaDecoder(parts_of(3)[1], 4, "fp32", Twin()), never, told.append)
+    with pytest.raises(ValueError, match="the layers have no site 7-q"):
+        ours_too.prepare(TenantModule({"7-q": LowRankLayer(*torch.zeros(2, 4, 4))}))
+    assert told == []
+
+
+def never(_: int) -> PlainDecoder:
+    raise AssertionError("the device works")
 
 
 def test_a_batch_without_room_on_the_device_runs_on_the_cpu(
