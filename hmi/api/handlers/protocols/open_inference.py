@@ -10,6 +10,7 @@ from hmi.api.access.caller import Caller
 from hmi.api.http.services import Services
 from hmi.api.infer.call_counts import VersionCalls
 from hmi.api.infer.own_models import OwnModels
+from hmi.api.protocols.errors import not_written_here
 from hmi.api.protocols.oip.about import config_of, index_of, metadata_of
 from hmi.api.protocols.oip.asking import check_version
 from hmi.core import ModelId, ModelRecord
@@ -119,13 +120,8 @@ class Repository:
         )
 
     def generate(self, model: str, version: str = "") -> NoReturn:
-        """Refuse: no model here generates text."""
-        record = self.record(model, version)
-        raise InvalidInput(
-            f"{model} is not a generative model: its task is {record.live.task}; use POST "
-            f"/v2/models/{model}/infer for its answers",
-            field="model",
-        )
+        """Refuse, and say what to call instead."""
+        raise not_written_here(model, self.record(model, version).live.task, f"POST /v2/models/{model}/infer")
 
 
 def _statistics(name: str, answered: VersionCalls) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import asyncio
 
 from hmi.api.http.call import Reply, RouteCall
 from hmi.api.in_thread import OFF_LOOP_ROWS
+from hmi.api.protocols.errors import not_written_here
 from hmi.api.protocols.openai.models import (
     Deleted,
     Generation,
@@ -16,7 +17,6 @@ from hmi.api.protocols.openai.models import (
 )
 from hmi.api.protocols.openai.names import model_named
 from hmi.core import ModelId
-from hmi.errors import InvalidInput
 
 
 async def list_models(call: RouteCall) -> Reply:
@@ -54,10 +54,7 @@ async def generate(call: RouteCall) -> Reply:
     assert call.where.models is not None
     live = call.where.models.live(model)
     instead = "POST /v1/embeddings" if live.task == "embedding" else f"POST /infer/{model}"
-    raise InvalidInput(
-        f"{model} is not a generative model: its task is {live.task}; use {instead} for its answers",
-        field="model",
-    )
+    raise not_written_here(str(model), live.task, instead)
 
 
 def _model(call: RouteCall) -> ModelId:
