@@ -40,6 +40,13 @@ from hmi.errors import InvalidInput
         metavar="TASK:ROWS:SEED:COLUMN[:DRAW]",
         help="With --sets: run this cell. Repeatable.  [default: all tasks, tenant and dedicated]",
     ),
+    click.option(
+        "--lr",
+        "lrs",
+        type=click.FloatRange(0, 0.1, min_open=True),
+        multiple=True,
+        help="With --sets: a learning rate of copies to try. Repeatable.  [default: seven]",
+    ),
     settings_option(),
 )
 def generation(
@@ -75,6 +82,7 @@ def _beside_copies(
     out: Path,
     root: str,
     cells: Sequence[str],
+    lrs: Sequence[float],
     options: dict[str, Any],
 ) -> Rows:
     from bench.cases.generation import tenants as measured
@@ -84,6 +92,8 @@ def _beside_copies(
 
     session.may_start_jobs()
     chosen = tuple(dict.fromkeys(map(Cell.parse, cells))) or measured.all_cells(ROWS, seed=0)
-    plan = measured.TenantsPlan(session.settings(), root, source, sets, out, chosen, options)
+    plan = measured.TenantsPlan(
+        session.settings(), root, source, sets, out, chosen, options, tuple(sorted(lrs))
+    )
     with job_bar() as bar:
         yield from measured.run(plan, steps_shown(), bar.show)

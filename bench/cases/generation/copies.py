@@ -20,7 +20,9 @@ from bench.cases.quality.tasks import TaskRows
 from hmi.jobs.model.generation import greedy_answers
 from hmi.model.sources.generative_root import GenerativeRoot, UpperDecoder, split_decoder
 from hmi.model.sources.language_model import load_language_model
+from hmi.model.sources.root import GenerativeRootInfo
 from hmi.model.sources.source import Source
+from hmi.model.tenant.artefact import Artefact
 from hmi.model.tenant.modules import TenantModule
 from hmi.resident import peak_resident
 from hmi.training.data.golds import Completion
@@ -44,11 +46,12 @@ class CopyRun:
 
     lr: float
     result: dict[str, Any]
-    copy: UpperDecoder
+    weights: Artefact
+    """In fp16, as a tenant's are."""
 
 
 def train_copy(
-    root: GenerativeRoot,
+    info: GenerativeRootInfo,
     source: Source,
     rows: TaskRows,
     lr: float,
@@ -57,13 +60,14 @@ def train_copy(
 ) -> CopyRun:
     """Train a copy of `source` at a rate, and score dev. The best epoch is that of the least perplexity.
 
-    root: a root of the same source, which has its tokenizer. The result's `dev` is the exact match; of equal
-    ones the lower perplexity counts more.
+    info: of a root of the source. The result's `dev` is the exact match; of equal ones the lower perplexity
+    counts more.
     """
     begun, anew = time.process_time(), reset_peak()
     torch.manual_seed(seed)
+    root = fresh_copy(info, source)
+    copy = root.upper
     train, dev = (_texts(root, part) for part in (rows.train, rows.dev))
-    copy = fresh_copy(source)
     plan = plan_writing(replace(RECIPE, lr=lr, seed=seed), len(train))
     trainer = WritingTrainer(copy, copy, rows_of_copy(copy), plan, train)
     history = train_to_best(
@@ -71,8 +75,8 @@ def train_copy(
         lambda: {"perplexity": perplexity(trainer.losses(dev))},
         lambda step, total, loss: report(f"copy, lr {lr:g}", step, total),
     )
-    trainer.load(history.kept.artefact)
-    scored = scores(replace(root, upper=copy), rows_of_copy(copy), None, rows.dev)
+    weights = trainer.publishable(history.kept.artefact)
+    scored = scores(root, rows_of_copy(copy), None, rows.dev)
     result = {
         "dev": scored["exact_match"] + 1e-3 / scored["perplexity"],
         "dev_scores": scored,
@@ -81,15 +85,24 @@ def train_copy(
         "cpu_s": round(time.process_time() - begun, 1),
         "peak_bytes": peak_resident() if anew else None,
     }
-    return CopyRun(lr, result, copy)
+    return CopyRun(lr, result, weights)
 
 
-def fresh_copy(source: Source) -> UpperDecoder:
-    """All layers of the source, to be trained. Words enter with the weights that score them."""
+def fresh_copy(info: GenerativeRootInfo, source: Source) -> GenerativeRoot:
+    """A root of all layers of the source, to be trained. Words enter with the weights that score them."""
     model = load_language_model(source)
     assert model.decoder.shape.tied, "words that enter otherwise than they are scored are not trained here"
     _, copy = split_decoder(model.decoder, 0, model.tokenizer.begin, 1)
-    return copy.eval().requires_grad_(True)
+    return GenerativeRoot(info, copy.eval().requires_grad_(True), model.tokenizer)
+
+
+def copy_scores(
+    info: GenerativeRootInfo, source: Source, run: CopyRun, rows: Sequence[Row]
+) -> dict[str, Any]:
+    """What `scores` gives of a trained copy."""
+    root = fresh_copy(info, source)
+    root.upper.load_state_dict(dict(run.weights.module))
+    return scores(root, rows_of_copy(root.upper), None, rows)
 
 
 def rows_of_copy(copy: UpperDecoder) -> RowsOf:

@@ -11,14 +11,14 @@ import json
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 
-from bench.cases.generation.copies import RATES, CopyRun, rows_of_copy, scores, train_copy
+from bench.cases.generation.copies import RATES, CopyRun, copy_scores, scores, train_copy
 from bench.cases.generation.tasks import TASKS, rows_of, task_of
 from bench.cases.quality.cells import Report, fill
 from bench.cases.quality.improving import Cell
@@ -32,13 +32,15 @@ from hmi.core import ModelId, ModelVersion, Progress
 from hmi.errors import Conflict, InvalidInput, NotFound
 from hmi.model.files import write_json
 from hmi.model.memory import keep_freed_memory
-from hmi.model.sources.generative_root import GenerativeRoot, load_for_serving
+from hmi.model.sources.generative_root import load_generative_root
+from hmi.model.sources.root import GenerativeRootInfo, read_any_info
 from hmi.model.sources.source import find_source
 from hmi.model.tenant.artefact import Artefact
 from hmi.model.tenant.modules import module_from
 from hmi.stores.layout import Layout
 from hmi.training.data.golds import Completion
 from hmi.training.data.rows import Row
+from hmi.training.plans.defaults import WRITING_LR
 from hmi.training.writing.lookup import rows_from_plot
 
 VERSION = 1
@@ -61,6 +63,8 @@ class TenantsPlan:
     cells: tuple[Cell, ...]
     options: dict[str, Any]
     """The options of the tenants' job; {} for a user without any."""
+    lrs: tuple[float, ...] = ()
+    """The rates that copies try, ascending; (): RATES."""
 
     @property
     def runs(self) -> Path:
@@ -79,14 +83,14 @@ def run(plan: TenantsPlan, report: Report, show: Callable[[Progress], None]) -> 
     keep_freed_memory()
     kept, figures = RunFile(plan.runs), list[Figure]()
     with closing(LocalCalls(plan.settings)) as calls:
-        root = _root_of(calls, plan)
+        info = _info_of(calls, plan)
         for cell in plan.cells:
             if cell.column == DEDICATED:
-                _copies(plan, cell, root, kept, report)
+                _copies(plan, cell, info, kept, report)
             else:
-                _tenant(plan, cell, root, kept, calls, show)
+                _tenant(plan, cell, info, kept, calls, show)
     table = summary(kept)
-    mine = [_spec(plan, cell, root) for cell in plan.cells if cell.column == TENANT]
+    mine = [_spec(plan, cell, info) for cell in plan.cells if cell.column == TENANT]
     for figure in _figures([row for row in table if row["spec"] in mine]):
         figures.append(figure)
         yield figure
@@ -97,58 +101,64 @@ def all_cells(rows: int, seed: int) -> tuple[Cell, ...]:
     return tuple(Cell(task.name, rows, seed, column) for task in TASKS for column in COLUMNS)
 
 
-def _root_of(calls: LocalCalls, plan: TenantsPlan) -> GenerativeRoot:
-    """Load the root. Raises InvalidInput if it is no root of the source."""
+def _info_of(calls: LocalCalls, plan: TenantsPlan) -> GenerativeRootInfo:
+    """Read what the root is. Raises InvalidInput if it is no root of the source."""
     record = calls.services.manager.registry.root(plan.root)
-    root = load_for_serving(Layout(plan.settings.data).root(plan.root, record.version))
-    if not isinstance(root, GenerativeRoot) or root.info.source["sha256"] != find_source(plan.source).sha256:
+    info = read_any_info(Layout(plan.settings.data).root(plan.root, record.version))
+    if not isinstance(info, GenerativeRootInfo) or info.source["sha256"] != find_source(plan.source).sha256:
         raise InvalidInput(f"root {plan.root} is not of the language model {plan.source}", field="root")
-    return root
+    return info
 
 
-def _spec(plan: TenantsPlan, cell: Cell, root: GenerativeRoot) -> RunSpec:
+def _spec(plan: TenantsPlan, cell: Cell, info: GenerativeRootInfo) -> RunSpec:
     """The key of a cell's runs. What a copy does not use is not in its key."""
     found: RunSpec = {
         "task": cell.task,
         "arm": cell.column,
         "rows": cell.rows,
         "version": VERSION,
-        "source": root.info.source["sha256"][:12],
+        "source": info.source["sha256"][:12],
         **({"draw": cell.draw} if cell.draw else {}),
     }
     if cell.column == TENANT:
-        found |= {"split": root.info.split, "root": root.info.version, "seed": cell.seed, "test": True}
+        found |= {
+            "split": info.split,
+            "root": info.version,
+            "lr": WRITING_LR,
+            "seed": cell.seed,
+            "test": True,
+        }
         if plan.options:
             found["options"] = plan.options
     return found
 
 
-def _copies(plan: TenantsPlan, cell: Cell, root: GenerativeRoot, kept: RunFile, report: Report) -> None:
+def _copies(plan: TenantsPlan, cell: Cell, info: GenerativeRootInfo, kept: RunFile, report: Report) -> None:
     """Search for the rate of a dedicated copy on dev, and score the best copy on test."""
     rows, source = rows_of(task_of(cell.task), plan.sets, cell.rows, cell.draw), find_source(plan.source)
 
     def train(lr: float, seed: int) -> CopyRun:
         return train_copy(
-            root, source, rows, lr, seed, lambda *said: report(f"{cell.task}, {said[0]}", *said[1:])
+            info, source, rows, lr, seed, lambda *said: report(f"{cell.task}, {said[0]}", *said[1:])
         )
 
     def test(run: CopyRun) -> dict[str, Any]:
-        return scores(replace(root, upper=run.copy), rows_of_copy(run.copy), None, rows.test)
+        return copy_scores(info, source, run, rows.test)
 
-    for spec, found in fill(RATES, _spec(plan, cell, root), train, test, cell.seed + 1, kept):
+    for spec, found in fill(plan.lrs or RATES, _spec(plan, cell, info), train, test, cell.seed + 1, kept):
         report(f"{cell.task}, copy: {json.dumps({**spec, **found})}", 1, 1)
 
 
 def _tenant(
     plan: TenantsPlan,
     cell: Cell,
-    root: GenerativeRoot,
+    info: GenerativeRootInfo,
     kept: RunFile,
     calls: LocalCalls,
     show: Callable[[Progress], None],
 ) -> None:
     """Train a tenant's model by the service's job, and score it on test."""
-    spec = _spec(plan, cell, root)
+    spec = _spec(plan, cell, info)
     if kept.get(spec) is not None:
         return
     rows = rows_of(task_of(cell.task), plan.sets, cell.rows, cell.draw)
@@ -158,6 +168,7 @@ def _tenant(
     manager = calls.services.manager
     live: ModelVersion = manager.registry.model(model).live
     module = module_from(Artefact.split(manager.adapters.get(live.artefact)).map(lambda v: v.float()).module)
+    root = load_generative_root(Layout(plan.settings.data).root(live.root, live.root_version))
     with manager.plots.reader(live.plot_version) as reader:
         found = rows_from_plot(reader, root.upper.first)
         test = scores(root, found, module, rows.test)
@@ -210,14 +221,17 @@ def summary(kept: RunFile) -> list[dict[str, Any]]:
             continue
         same = {key: spec.get(key) for key in ("task", "rows", "draw", "seed", "source", "version")}
         row: dict[str, Any] = {"spec": spec, TENANT: found["test"], "cpu_s": found.get("cpu_s")}
-        for other, copy in everything:
-            if (
-                other["arm"] == DEDICATED
-                and "test" in copy
-                and same.items() <= {"draw": None, **other}.items()
-            ):
-                row |= {DEDICATED: copy["test"], "lr": other["lr"], "dedicated_cpu_s": copy["cpu_s"]}
-                row["ratio"] = {name: _ratio(name, found["test"], copy["test"]) for name in MEASURES}
+        copies = [
+            (other["lr"], copy)
+            for other, copy in everything
+            if other["arm"] == DEDICATED
+            and "test" in copy
+            and same.items() <= {"draw": None, **other}.items()
+        ]
+        if copies:
+            lr, best = max(copies, key=lambda one: one[1]["dev"])
+            row |= {DEDICATED: best["test"], "lr": lr, "dedicated_cpu_s": best["cpu_s"]}
+            row["ratio"] = {name: _ratio(name, found["test"], best["test"]) for name in MEASURES}
         out.append(row)
     return out
 
