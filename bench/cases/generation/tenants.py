@@ -22,6 +22,7 @@ from bench.cases.generation.copies import RATES, CopyRun, copy_scores, scores, t
 from bench.cases.generation.tasks import TASKS, rows_of, task_of
 from bench.cases.quality.cells import Report, fill
 from bench.cases.quality.improving import Cell
+from bench.cases.quality.run import title
 from bench.cases.quality.runs import RunFile, RunSpec
 from bench.cases.quality.tasks import TaskRows
 from bench.harness.home import ended
@@ -40,7 +41,7 @@ from hmi.model.tenant.modules import module_from
 from hmi.stores.layout import Layout
 from hmi.training.data.golds import Completion
 from hmi.training.data.rows import Row
-from hmi.training.plans.defaults import WRITING_LR
+from hmi.training.plans.defaults import WRITING_EPOCHS, WRITING_LR, WRITING_MODULE
 from hmi.training.writing.lookup import rows_from_plot
 
 VERSION = 1
@@ -121,13 +122,8 @@ def _spec(plan: TenantsPlan, cell: Cell, info: GenerativeRootInfo) -> RunSpec:
         **({"draw": cell.draw} if cell.draw else {}),
     }
     if cell.column == TENANT:
-        found |= {
-            "split": info.split,
-            "root": info.version,
-            "lr": WRITING_LR,
-            "seed": cell.seed,
-            "test": True,
-        }
+        found |= {"split": info.split, "root": info.version, "seed": cell.seed, "test": True}
+        found["defaults"] = f"{title(WRITING_MODULE)}, lr {WRITING_LR:g}, {WRITING_EPOCHS} epochs"
         if plan.options:
             found["options"] = plan.options
     return found
