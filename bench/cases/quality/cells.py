@@ -8,9 +8,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -65,6 +64,16 @@ def problem(task: QualityTask, rows: TaskRows, arm: Column, models: Encoders) ->
     return Problem(task, kind, splits, examples)
 
 
+class RatedRun(Protocol):
+    """A finished run at a learning rate. Its result has `dev`, of which more is better."""
+
+    lr: float
+    result: dict[str, Any]
+
+
+R = TypeVar("R", bound=RatedRun)
+
+
 @dataclass
 class Run:
     """A finished run, with the tensors of the epoch that was best on dev."""
@@ -76,28 +85,21 @@ class Run:
 
 
 def fill(
-    arm: Column,
+    rates: Sequence[float],
     cell: RunSpec,
-    make: Callable[[], Problem],
-    models: Encoders,
+    train: Callable[[float, int], R],
+    test: Callable[[R], Any] | None,
     seeds: int,
-    test: bool,
     kept: RunFile,
-    report: Report,
 ) -> Iterator[tuple[RunSpec, Any]]:
     """Do the unfinished runs of this cell, and yield each as it is stored.
 
-    `cell` identifies the cell. `make` is called once, and only if anything is left to do. `test` tells
-    whether to score test.
+    `cell` identifies the cell. `train` is called with a rate and a seed. `test` scores a run on test; None:
+    test is not scored.
     """
-    made = cache(make)
-
-    def train(lr: float, seed: int) -> Run:
-        return train_once(made(), arm, models, lr, seed, report)
-
-    best: Run | None = None
+    best: R | None = None
     searched: dict[float, Any] = {}
-    while (rate := next_rate(arm.lrs, {r: result["dev"] for r, result in searched.items()})) is not None:
+    while (rate := next_rate(rates, {r: result["dev"] for r, result in searched.items()})) is not None:
         spec = {**cell, "lr": rate, "seed": 0}
         searched[rate] = kept.get(spec)
         if searched[rate] is None:
@@ -108,11 +110,11 @@ def fill(
             best = run if best is None or run.result["dev"] > best.result["dev"] else best
     lr = best_rate({rate: result["dev"] for rate, result in searched.items()})
     for seed in range(seeds):
-        spec = {**cell, "lr": lr, "seed": seed, **({"test": True} if test else {})}
+        spec = {**cell, "lr": lr, "seed": seed, **({} if test is None else {"test": True})}
         if kept.get(spec) is not None:
             continue
         run = best if seed == 0 and best is not None and best.lr == lr else train(lr, seed)
-        result = {**run.result, "test": tested(made(), run)} if test else run.result
+        result = run.result if test is None else {**run.result, "test": test(run)}
         kept.put(spec, result)
         yield spec, result
 

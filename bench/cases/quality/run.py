@@ -5,14 +5,14 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from bench.cases.quality.arms import Column, columns
-from bench.cases.quality.cells import RECIPE_VERSION, Problem, Report, fill, problem
+from bench.cases.quality.cells import RECIPE_VERSION, Problem, Report, Run, fill, problem, tested, train_once
 from bench.cases.quality.models import Encoders, content_of, source_of
 from bench.cases.quality.runs import RunFile, RunSpec
 from bench.cases.quality.tables import Scored, ScoreTable, table, with_best
@@ -60,10 +60,31 @@ def run(plan: QualityPlan, models: Encoders, report: Report) -> Iterator[tuple[R
         rows = load(task, plan.sets)
         rows = replace(rows, train=rows.train[: plan.rows], dev=rows.dev[: plan.rows])
         for arm in chosen_arms(plan, task):
-            make = partial(_problem, plan, task, rows, arm, models, report)
             cell = {"task": task.name, **about(plan, arm, models.root)}
-            yield from fill(arm, cell, make, models, plan.seeds, plan.test, kept, report)
+            yield from _filled(plan, task, rows, arm, models, cell, kept, report)
             gc.collect()
+
+
+def _filled(
+    plan: QualityPlan,
+    task: QualityTask,
+    rows: TaskRows,
+    arm: Column,
+    models: Encoders,
+    cell: RunSpec,
+    kept: RunFile,
+    report: Report,
+) -> Iterator[tuple[RunSpec, Any]]:
+    """Fill one cell. Its texts are read only if a run is left to do."""
+    made = cache(partial(_problem, plan, task, rows, arm, models, report))
+
+    def train(lr: float, seed: int) -> Run:
+        return train_once(made(), arm, models, lr, seed, report)
+
+    def test(run: Run) -> float:
+        return tested(made(), run)
+
+    return fill(arm.lrs, cell, train, test if plan.test else None, plan.seeds, kept)
 
 
 def _problem(

@@ -160,7 +160,7 @@ def _answers(
 def greedy_answers(
     root: GenerativeRoot,
     rows_of: RowsOf,
-    module: TenantModule,
+    module: TenantModule | None,
     prompts: Sequence[list[int]],
     report: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[str]:

@@ -28,7 +28,8 @@ ALIGNED_LR = 1e-3
 """The highest rate for pairs beside an alignment, which leaves less to learn (docs/design/0027-pairs.md)."""
 WRITING_LR = 2e-3
 """For a language model. On 450 rows, two epochs of SmolLM2-135M gave a perplexity of 1.92 at half of it, and
-of 1.30 at three times that."""
+of 1.30 at three times that. 6e-3 is better on intents, and learns next to nothing of sections' titles
+(docs/benchmarks/2026-11-generation.md)."""
 WRITING_EPOCHS = 4
 WRITING_STEPS = 100
 """As EPOCHS and MIN_STEPS for a language model, whose steps take far longer, and which can write from the

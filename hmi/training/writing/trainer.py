@@ -32,12 +32,12 @@ MULTIPLE = 8
 
 
 class WritingTrainer(Learner):
-    """One run of training. `module` is trained; the layers stay as they are."""
+    """One run of training. `module` is trained; the layers stay as they are, unless `module` is `upper`."""
 
     def __init__(
         self,
         upper: UpperDecoder,
-        module: TenantModule,
+        module: TenantModule | UpperDecoder,
         rows_of: RowsOf,
         plan: TrainPlan,
         train: Sequence[Written],
@@ -45,7 +45,9 @@ class WritingTrainer(Learner):
         self.upper, self.module, self._rows_of, self._train = upper, module, rows_of, train
         self.watch: Callable[[], None] = lambda: None
         """Called between parts of a long reading. It may raise, to end it."""
-        self._quick = _in_bf16(upper) if plan.bf16 and native_bf16() else upper
+        # A copy of layers that are trained would stay behind them.
+        copied = plan.bf16 and native_bf16() and module is not upper
+        self._quick = _in_bf16(upper) if copied else upper
         super().__init__(
             plan, [len(t) for t in train], [{"params": list(module.parameters()), "lr": plan.lr}]
         )
@@ -105,11 +107,14 @@ class WritingTrainer(Learner):
 
     def _delta(self, layer: int, dropout: float) -> Delta:
         """The module's change of a layer. dropout: the share of what a change reads that it does not see."""
+        module = self.module
+        if not isinstance(module, TenantModule):
+            return no_delta
         if not dropout:
-            return self.module.delta(layer)
+            return module.delta(layer)
 
         def apply(site: str, x: Tensor, y: Tensor, norm: Norm | None = None) -> Tensor:
-            change = self.module.at(layer, site)
+            change = module.at(layer, site)
             return y if change is None else y + change(F.dropout(x, dropout))
 
         return apply
