@@ -17,6 +17,7 @@ from hmi.model.network.shape import read_config, read_decoder_shape
 from hmi.model.sources.language_model import LanguageModel, load_language_model
 from hmi.model.sources.source import find_source
 from hmi.model.text.batching import pad_ids
+from hmi.model.text.generative import GenerativeTokenizer
 from tests.tiny import WORDS, random_texts
 
 SPECIALS = ["<|end|>", "<|start|>", "<|stop|>"]
@@ -306,9 +307,9 @@ def test_texts_and_chats(tmp_path: Path) -> None:
             tokenizer.chat([message])
     with pytest.raises(InvalidInput, match=r"messages\[0\]\.content is not a text"):
         tokenizer.chat([{"role": "assistant", "content": None}])
-    tokenizer.template = "{{ 1 / 0 }}"
+    broken = GenerativeTokenizer(tokenizer.fast, tokenizer.begin, tokenizer.ends, "{{ 1 / 0 }}")
     with pytest.raises(InvalidInput, match=r"refuses this chat: division by zero"):
-        tokenizer.chat([{"role": "user", "content": "a"}])
+        broken.chat([{"role": "user", "content": "a"}])
 
 
 def test_a_tokenizer_with_more_ids_than_words_is_refused(tmp_path: Path) -> None:
