@@ -23,7 +23,7 @@ V = TypeVar("V")
 
 
 class Faulty(Protocol):
-    """What can say whether its device still works."""
+    """An executor that tells whether its device still works."""
 
     def fault(self) -> str | None:
         """Run a little work on the device. Return why it fails; None if the device works."""

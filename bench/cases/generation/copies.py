@@ -99,7 +99,7 @@ def fresh_copy(info: GenerativeRootInfo, source: Source) -> GenerativeRoot:
 def copy_scores(
     info: GenerativeRootInfo, source: Source, run: CopyRun, rows: Sequence[Row]
 ) -> dict[str, Any]:
-    """What `scores` gives of a trained copy."""
+    """Score a trained copy. Returns what `scores` returns."""
     root = fresh_copy(info, source)
     root.upper.load_state_dict(dict(run.weights.module))
     return scores(root, rows_of_copy(root.upper), None, rows)

@@ -58,7 +58,7 @@ READ, ONE, ALL, TENANTS = f"read_{LONG}", "write_1", f"write_{TOGETHER}", f"writ
 GOALS = {TENANTS: 2.0, ALL: 3.0, ONE: 1.2, READ: 3.0}
 """The least ratio of our tokens a second to another engine's, by work."""
 LLAMA_TENANTS = 10.0
-"""The same for tenants and llama.cpp, which writes for one after another."""
+"""The least ratio for tenants beside llama.cpp, which writes for one tenant after another."""
 Rows = Callable[[Sequence[tuple[Answer, int, int]]], Tensor]
 
 

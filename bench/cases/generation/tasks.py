@@ -29,7 +29,7 @@ class WritingTask:
     words: int
     before: str
     after: str
-    """What stands before and after the text in a prompt."""
+    """A prompt is `before`, then the text, then `after`."""
 
     def row(self, row: Row) -> Row:
         """The prompt of a labelled or tagged row, and what is to be written after it."""

@@ -54,7 +54,7 @@ MEASURES = ("exact_match", "rouge_l", "perplexity")
 
 @dataclass(frozen=True)
 class TenantsPlan:
-    """What is trained on what. `settings` name the data folder, which has the root `root`."""
+    """A run of the benchmark. The data folder of `settings` has a root of the name `root`."""
 
     settings: Settings
     root: str

@@ -110,8 +110,10 @@ class Writers:
 
     @contextmanager
     def _waits(self, tenant: str, tokens: int) -> Iterator[None]:
-        """Context manager: in the block, so many tokens of the tenant wait. Raises QuotaExceeded,
-        Unavailable."""
+        """Context manager: count these tokens as waiting while the block runs.
+
+        Raises QuotaExceeded and Unavailable, as `WaitingBudget.take`.
+        """
         self._room.take(Counter({tenant: tokens}))
         try:
             yield

@@ -45,8 +45,8 @@ LANGUAGE_MODEL = "of a language model"
 UP_STD = 0.3
 """The standard deviation of `up` in the measured modules of encoders."""
 DECODER_UP_STD = 0.1
-"""The same of language models, whose layers are many: with more, rounding in bf16 alone takes a row of
-SmolLM2-135M too far from the reference."""
+"""The same for language models, which have more layers. With larger ones, rounding in bf16 alone takes a row
+of SmolLM2-135M too far from the reference."""
 ROUNDS = 5
 """Timed runs of each way. The fastest counts."""
 

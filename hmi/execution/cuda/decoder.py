@@ -36,7 +36,10 @@ AT_ONCE = 1 << 17
 
 
 class BlockLinear(Linear):
-    """x [1, k · rows, in] -> [1, k · rows, out], in products of so many rows each."""
+    """A linear map that multiplies a fixed number of rows at a time.
+
+    It maps x [1, k · rows, in] to [1, k · rows, out].
+    """
 
     def __init__(self, linear: nn.Module, dtype: torch.dtype, device: Device, rows: int) -> None:
         super().__init__(linear, dtype, device)
@@ -251,7 +254,7 @@ class CudaDecoder:
             self._kept = device.empty(kept_shape(shape, len(upper.layers), pages), dtype)
         self._clear_last_page()
         self._running: list[_Changes] = []
-        """Of the steps that are being enqueued: one, and another between two of its layers."""
+        """The steps that are being enqueued. A second one runs between two layers of the first."""
 
     def prepare(self, module: TenantModule) -> int:
         """Copy a module into pinned memory, laid out as on the device; returns its bytes there.

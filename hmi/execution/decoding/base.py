@@ -37,7 +37,7 @@ class Part:
 
 
 class PagesLost(Exception):
-    """What the pages held is gone, with the device that they were on. The executor has new ones."""
+    """The device has failed, and its keys and values are lost. The executor goes on with empty pages."""
 
 
 class StepExecutor(Protocol):

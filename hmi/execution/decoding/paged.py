@@ -76,7 +76,7 @@ class _Group:
     shared: int
     """The heads of queries that share keys."""
     dtype: torch.dtype
-    """Of the keys."""
+    """The keys' dtype, which the mask has, too."""
 
     @cached_property
     def keys(self) -> Tensor:
@@ -89,7 +89,7 @@ class _Group:
 
     @cached_property
     def mask(self) -> Tensor:
-        """What is added to scores: [tiles, 1, rows of a tile · shared, keys], 0 or -inf."""
+        """The mask that is added to scores: [tiles, 1, rows of a tile · shared, keys], 0 or -inf."""
         ends = self.ends()
         steps = torch.arange(self.size[2] * PAGE, device=ends.device)
         hidden = (steps >= ends[..., None])[:, :, None].expand(-1, -1, self.shared, -1).flatten(1, 2)[:, None]
@@ -122,7 +122,7 @@ class PagedRows:
         self.count = self.offsets[-1] if rows is None else rows
         """The number of rows with those beyond the parts."""
         self.last = last
-        """Where the last row of each part that wants scores lies."""
+        """int64: the last row of each part that wants scores."""
         self._kept, pages = kept, kept.shape[2] // PAGE - 1
         self.positions: Ints = np.zeros(self.count, np.int64)
         """int64 [count]: each row's position in its sequence."""

@@ -49,7 +49,7 @@ class Sampler:
 
     @property
     def scale(self) -> float:
-        """What scores are multiplied by before a draw: 1 / temperature; 1 if nothing is drawn."""
+        """The factor of scores in a draw: 1 / temperature. It is 1 if nothing is drawn."""
         temperature = self.wants.temperature
         return 1.0 if temperature < COLD else 1 / temperature
 

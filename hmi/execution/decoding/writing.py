@@ -42,7 +42,7 @@ class Answer:
     tenant: str = ""
     """Whose share of the steps it takes."""
     kept: bool = True
-    """Whether its pages are kept for sequences of its owner that begin alike."""
+    """True if its full pages stay after its end, for later sequences of its owner that begin alike."""
     ids: list[int] = field(init=False)
     """The prompt's ids, then the written ones."""
     pages: list[int] = field(init=False, default_factory=list)

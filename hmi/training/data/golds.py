@@ -37,7 +37,7 @@ class Completion:
     chat: tuple[tuple[str, str], ...] = ()
     """The role and the text of each message before it, if the prompt is a chat."""
     place: Place = field(default=Place(0), compare=False)
-    """Where its row stands in the file."""
+    """The place of its row in the file."""
 
 
 Gold = str | float | tuple[str, ...] | SoftLabel | SoftTags | Completion

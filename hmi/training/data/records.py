@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Place:
-    """Where a record stands in its file."""
+    """The place of a record in its file."""
 
     line: int
     item: int | None = None

@@ -191,6 +191,9 @@ async def test_what_texts_held_is_collected(writing_data: Path) -> None:
         drafts = [await written(world, WriteRequest(model, PROMPT, most=9)) for model in (ONE, TWO, BETA)]
         left = [weakref.ref(draft) for draft in drafts]
         drafts.clear()
-        while any(each() is not None for each in left):  # the compute thread may hold the last one yet
+        for _ in range(1000):  # the compute thread may hold the last one yet
             gc.collect()
+            if not any(each() for each in left):
+                break
             await asyncio.sleep(0.01)
+        assert [each() for each in left] == [None] * 3

@@ -28,7 +28,7 @@ DEVICE = [
     for device, way in (("twin", "groups"), ("gpu", "groups"), ("gpu", "kernel"))
 ]
 SLOTS = 3
-"""Of a device: fewer than all modules of a step take, so that they drive each other out."""
+"""The number of a device's slots. A step has more modules, so they drive each other out."""
 TABLES: dict[int, tuple[CausalLower, Tensor]] = {}
 
 

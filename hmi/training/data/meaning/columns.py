@@ -50,7 +50,7 @@ ASKED: Mapping[str, tuple[str, ...]] = {
 }
 """Further names that are understood once the task generation is asked for."""
 CHAT: Mapping[str, str] = {"text": "prompt", "label": "completion"}
-"""What the task generation reads the parts of a chat as, which are named as a classifier's."""
+"""The meanings of a chat's parts for the task generation. A classifier's columns have the same names."""
 PAIRS = (
     ("text", "text_pair"),
     ("sentence1", "sentence2"),
