@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
+from hmi.api.http import events
 from hmi.api.routes import table
 from hmi.core import JobRecord, ModelId, ModelRecord, TenantRecord, now
 from hmi.stores.records import job_table, model_table
@@ -135,3 +139,33 @@ async def everything(world: World, path: str, name: str) -> int:
             assert len(set(seen)) == len(seen)
             return len(seen)
         after = f"&after={body['next']}"
+
+
+async def test_a_client_that_does_not_read_is_taken_to_be_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(events, "UNREAD_S", 0.2)
+    ended = asyncio.get_running_loop().create_future()
+
+    async def endless(open_: events.Events) -> None:
+        try:
+            while True:
+                await open_.send("text", '"' + "a" * 65_536 + '"')
+        except BaseException as error:
+            ended.set_result(error)
+            raise
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        return await events.stream(request, endless, lambda error: {})
+
+    app = web.Application()
+    app.router.add_get("/", handler)
+    async with TestServer(app) as server:
+        reader, writer = await asyncio.open_connection(server.host, server.port, limit=1)
+        writer.write(b"GET / HTTP/1.1\r\nHost: here\r\n\r\n")
+        async with asyncio.timeout(30):
+            assert isinstance(await ended, ConnectionResetError)
+            got = b""
+            with suppress(ConnectionResetError):
+                while more := await reader.read(1 << 20):
+                    got = more
+        assert not got.endswith(b"0\r\n\r\n"), "the stream was ended as if it were whole"
+        writer.close()
