@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
@@ -40,6 +41,7 @@ from hmi.engine.watch.supervisor import Broken, Supervisor
 from hmi.engine.watch.tracing import add_spans
 from hmi.engine.writing.draft import Draft
 from hmi.engine.writing.request import WriteRequest, WrittenPieces
+from hmi.engine.writing.right_of_way import RightOfWay
 from hmi.engine.writing.writers import Writers
 from hmi.errors import DeadlineExceeded, Unavailable
 from hmi.metrics import Metrics
@@ -111,7 +113,9 @@ class Engine:
         metrics.watch_queue(lambda: self._queue.tokens, self._waiting.seen, settings.streams)
         self._loader, self._warm = ModelLoader(bundles, pool), bundles.warm
         self._admission = Admission(self._loader)
-        self._writers = Writers(self._loader, metrics, misses, settings.queue_tokens)
+        cores = os.cpu_count() or 1  # two of them may be one physical core
+        self._way = RightOfWay(needed=cores < 2 * (settings.streams + 1))
+        self._writers = Writers(self._loader, metrics, misses, self._way, settings.queue_tokens)
         counted, kept = self._accounts.cascaded, layout.cascades("two") if planner is None else None
         self._levels = Levels(self._admission, self._ask, bundles.record, counted, kept)
         self._runner, self._compute = Runner(chosen.stages, misses), Compute(settings.streams)
@@ -238,7 +242,8 @@ class Engine:
             try:
                 # The loop's clock is time.monotonic(), as the deadline's is.
                 async with asyncio.timeout_at(deadline) as limit, self._lines.through(requests):
-                    results = await self._answer(requests)
+                    with self._way:
+                        results = await self._answer(requests)
             except TimeoutError as error:
                 raise self._late(error, limit) from error
             except DeadlineExceeded:  # dropped by the queue, before any work

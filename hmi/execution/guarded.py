@@ -14,7 +14,7 @@ from torch import Tensor
 from hmi.errors import Unavailable
 from hmi.execution.base import Executor, Hook
 from hmi.execution.batch import BatchKey, Left, Rows, offsets_of
-from hmi.execution.decoding.base import PagesLost, Part, StepExecutor
+from hmi.execution.decoding.base import Between, PagesLost, Part, StepExecutor
 from hmi.execution.decoding.scores import ScoreRow
 from hmi.model.tenant.modules import TenantModule
 
@@ -152,9 +152,7 @@ class GuardedSteps:
                 return 0
             raise
 
-    def step(
-        self, x: Tensor, parts: Sequence[Part], between: Callable[[], None] | None = None
-    ) -> Sequence[ScoreRow]:
+    def step(self, x: Tensor, parts: Sequence[Part], between: Between | None = None) -> Sequence[ScoreRow]:
         """See `StepExecutor.step`."""
         now = self._now
         if now is not self._device:

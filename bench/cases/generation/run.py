@@ -15,6 +15,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -25,7 +26,7 @@ from bench.harness.home import installed_text
 from bench.harness.report import Figure, in_turn, median_ratio
 from hmi.core import ModuleSpec
 from hmi.errors import InvalidInput
-from hmi.execution.decoding.base import PAGE
+from hmi.execution.decoding.base import PAGE, Between
 from hmi.execution.decoding.compiled import CompiledDecoder
 from hmi.execution.decoding.writing import Answer, Writing
 from hmi.execution.precision import available
@@ -111,7 +112,7 @@ def run(plan: GenerationPlan, report: Callable[[str], None]) -> Iterator[Figure]
     yield from _first_tokens(lower, upper, ids, plan.runs)
     for engine in EQUAL:
         yield from _ratios(engine, turns, plan.runs, missing.get(engine))
-    yield from _many_over_few(found, plan)
+    yield from _many_over_few(turns, plan)
 
 
 def _works(
@@ -119,7 +120,7 @@ def _works(
 ) -> dict[str, Callable[[], float]]:
     """HMI's works by name. Each runs once when it is called, and returns tokens a second."""
     made = partial(module_of, upper.shape, len(upper.layers))
-    modules = [made(SMALL, seed) for seed in range(plan.tenants or TOGETHER)]
+    modules = [made(SMALL, seed) for seed in range(TOGETHER)]
     large = [made(GATED, seed) for seed in range(TOGETHER)]
     looked_up: dict[str, Rows] = {"": found_rows(lower)}
     if plan.split:
@@ -134,12 +135,29 @@ def _works(
                 f"{p}_read_{LONG}{how}": partial(_reads, writer, prompts),
                 f"{p}_write_1{how}": partial(writes, [None]),
                 f"{p}_write_{TOGETHER}{how}": partial(writes, [None] * TOGETHER),
-                f"{p}_write_{TOGETHER}_tenants{how}": partial(writes, modules[:TOGETHER]),
+                f"{p}_write_{TOGETHER}_tenants{how}": partial(writes, modules),
                 f"{p}_write_{TOGETHER}_large_tenants{how}": partial(writes, large),
             }
-            if plan.tenants is not None:
-                works[f"{p}_write_{TOGETHER}_of_{plan.tenants}_tenants{how}"] = _rotating(writes, modules)
+            if plan.tenants is not None and p == available()[-1]:
+                all_of_them = _many(modules, plan.tenants, executor)
+                for count in _counts(plan.tenants):
+                    works[f"{p}_write_{TOGETHER}_of_{count}{how}"] = _drawn(writes, all_of_them[:count])
     return works
+
+
+def _counts(tenants: int) -> list[int]:
+    """The numbers of tenants whose texts are written 16 at a time: from one up to `tenants`."""
+    return [count for count in (1, 1000) if count < tenants] + [tenants]
+
+
+def _many(modules: Sequence[TenantModule], count: int, executor: CompiledDecoder) -> list[TenantModule]:
+    """So many tenants' modules, each with an executor's form of its own. They share tensors, which only the
+    forms are made of, or ten thousand would not fit into memory."""
+    sites = [cast(Mapping[str, LowRankLayer], module.sites) for module in modules]
+    many = [TenantModule(sites[i % len(sites)]) for i in range(count)]
+    for module in many:
+        executor.prepare(module)
+    return many
 
 
 @torch.inference_mode()
@@ -220,12 +238,12 @@ def _works_of(engine: str, work: str, names: Iterable[str]) -> list[str]:
     return [name for name in names if name.startswith(f"{engine}_") and name.endswith(f"_{work}")]
 
 
-def _many_over_few(found: Mapping[str, float], plan: GenerationPlan) -> Iterator[Figure]:
-    for p in available():
-        many = f"{p}_write_{TOGETHER}_of_{plan.tenants}_tenants"
-        if many in found:
-            share = found[many] / found[f"{p}_{TENANTS}"]
-            yield Figure(f"{p}_{plan.tenants}_tenants_over_{TOGETHER}", share, "x", 0.92, True, plan.runs)
+def _many_over_few(turns: Mapping[str, Sequence[float]], plan: GenerationPlan) -> Iterator[Figure]:
+    """Yield the rates of 16 texts of many tenants, or of one, divided by that of 16 tenants."""
+    p = available()[-1]
+    for count in [] if plan.tenants is None else _counts(plan.tenants):
+        share = median_ratio(turns, f"{p}_write_{TOGETHER}_of_{count}", f"{p}_{TENANTS}")
+        yield Figure(f"{p}_of_{count}_tenants_over_{TOGETHER}", share, "x", 0.92, True, plan.runs)
 
 
 def _add_llama(
@@ -340,7 +358,7 @@ def _first_token(writer: Writing, prompt: list[int], neighbour: list[int] | None
     while len(writer) or waiting:
         if waiting and time.perf_counter() >= arrival:
             writer.add(waiting.pop())
-        if any(answer is mine for answer, _ in writer.step(between)):
+        if any(answer is mine for answer, _ in writer.step(Between(between))):
             told.append(time.perf_counter())
     return told[0] - arrival
 
@@ -360,17 +378,12 @@ def _writes(writer: Writing, prompts: Sequence[list[int]], modules: Sequence[Ten
     return len(modules) * WRITTEN / (time.process_time() - begun)
 
 
-def _rotating(
+def _drawn(
     work: Callable[[Sequence[TenantModule | None]], float], modules: Sequence[TenantModule]
 ) -> Callable[[], float]:
-    """Return a work that takes the next TOGETHER tenants at each call. So no cache holds their modules."""
-    turn = iter(range(0, 1 << 60, TOGETHER))
-
-    def run() -> float:
-        at = next(turn)
-        return work([modules[(at + i) % len(modules)] for i in range(TOGETHER)])
-
-    return run
+    """Return a work that draws TOGETHER tenants at each call. So no cache holds the modules of many."""
+    draw = random.Random(0)
+    return lambda: work(draw.choices(modules, k=TOGETHER))
 
 
 def _llama_reads(peer: LlamaCpp, prompts: Sequence[list[int]]) -> float:

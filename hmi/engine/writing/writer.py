@@ -16,8 +16,9 @@ from hmi.core import DeletedParts
 from hmi.engine.schedule.turns import Turns
 from hmi.engine.writing.draft import Draft, Event
 from hmi.engine.writing.request import WrittenPiece
+from hmi.engine.writing.right_of_way import RightOfWay
 from hmi.errors import copy_of
-from hmi.execution.decoding.base import PAGE, StepExecutor
+from hmi.execution.decoding.base import PAGE, Between, StepExecutor
 from hmi.execution.decoding.sampling import Chosen
 from hmi.execution.decoding.writing import Answer, Writing
 from hmi.model.sources.generative_root import GenerativeRoot
@@ -107,7 +108,7 @@ class Writer:
         self._fresh()
 
     @torch.inference_mode()
-    def step(self, deliver: Deliver) -> Spent:
+    def step(self, deliver: Deliver, way: RightOfWay) -> Spent:
         """Run one step, and return what it took. Answers go to `deliver` as soon as they are there."""
         cpu, before, self._spent = time.thread_time(), self._writing.set_back, Spent()
         while self._leaving:
@@ -119,11 +120,15 @@ class Writer:
             self._drop(self._gone.popleft())
 
         def between() -> None:
+            way.give()
             if self._arriving:
                 deliver(self._taken_in())
                 deliver(self._heard(self._writing.let_in()))
 
-        deliver(self._heard(self._writing.step(between)))
+        way.begin()
+        found = self._writing.step(Between(between), Between(way.give, way.flag))
+        way.give()
+        deliver(self._heard(found))
         self._spent.seconds = time.thread_time() - cpu
         self._spent.set_back = self._writing.set_back - before
         return self._spent

@@ -19,6 +19,7 @@ from hmi.engine.watch.threads import in_thread
 from hmi.engine.writing.draft import Draft, Event
 from hmi.engine.writing.places import Places
 from hmi.engine.writing.request import DEFAULT_MOST, WriteRequest, WrittenText
+from hmi.engine.writing.right_of_way import RightOfWay
 from hmi.engine.writing.writer import Owner, Writer
 from hmi.errors import InvalidInput, copy_of
 from hmi.execution.decoding.writing import Answer
@@ -41,11 +42,16 @@ class Writers:
     """
 
     def __init__(
-        self, loader: ModelLoader, metrics: Metrics, misses: MissRecorder | None, waiting_tokens: int
+        self,
+        loader: ModelLoader,
+        metrics: Metrics,
+        misses: MissRecorder | None,
+        way: RightOfWay,
+        waiting_tokens: int,
     ) -> None:
         """waiting_tokens: the most tokens of prompts and of texts, as long as they may become, of all calls
         that are not answered."""
-        self._loader, self._metrics, self._misses = loader, metrics, misses
+        self._loader, self._metrics, self._misses, self._way = loader, metrics, misses, way
         self._room = WaitingBudget(waiting_tokens, "tokens of texts")
         self._places = Places(AT_ONCE)
         self._encoding = ThreadPoolExecutor(1, "hmi-prompts")
@@ -154,7 +160,7 @@ class Writers:
                 loop.call_soon_threadsafe(writer.send, events)
 
         try:
-            spent = await in_thread(self._writing, partial(writer.step, deliver))
+            spent = await in_thread(self._writing, partial(writer.step, deliver, self._way))
         except Exception as error:
             writer.fail_all(error)
             writer.begin_anew()

@@ -19,7 +19,7 @@ from hmi.execution.cuda.layout import Packed, lora_size, pack
 from hmi.execution.cuda.slots import Entry, Slots
 from hmi.execution.cuda.upload import ArrayUpload, Ints
 from hmi.execution.cuda.ways import Ways
-from hmi.execution.decoding.base import PAGE, Part, check_sites
+from hmi.execution.decoding.base import PAGE, Between, Part, check_sites
 from hmi.execution.decoding.paged import PagedRows, kept_shape, turns_of
 from hmi.execution.decoding.scores import FEW, Best, HostRow, ScoreRow
 from hmi.execution.segments import segments_of
@@ -264,9 +264,7 @@ class CudaDecoder:
         return self._packed(module).data.nbytes
 
     @torch.inference_mode()
-    def step(
-        self, x: Tensor, parts: Sequence[Part], between: Callable[[], None] | None = None
-    ) -> Sequence[ScoreRow]:
+    def step(self, x: Tensor, parts: Sequence[Part], between: Between | None = None) -> Sequence[ScoreRow]:
         """See `StepExecutor.step`. The scores stay on the device until a choice asks for all of them.
 
         Raises Unavailable if a module takes more than all slots.
@@ -284,11 +282,7 @@ class CudaDecoder:
         return fault_of(self.device)
 
     def _step(
-        self,
-        x: Tensor,
-        parts: Sequence[Part],
-        packed: Sequence[Packed | None],
-        between: Callable[[], None] | None,
+        self, x: Tensor, parts: Sequence[Part], packed: Sequence[Packed | None], between: Between | None
     ) -> Sequence[ScoreRow]:
         stream = self.device.compute()
         for changes in self._running:
@@ -305,8 +299,8 @@ class CudaDecoder:
             for index, layer in enumerate(self._layers):
                 make = partial(_layer, layer, rows, turns, partial(paged.attend, index), changes.at(index))
                 rows = stream.work(f"layer {index + 1}", tuple(rows.shape), torch.float32, make)
-                if between is not None:
-                    between()
+                if between is not None and between.flag is None:  # the device leaves the cores to others
+                    between.call()
         finally:
             self._running.remove(changes)
             changes.let_go()

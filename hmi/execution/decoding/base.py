@@ -36,6 +36,21 @@ class Part:
     """The choice of that token multiplies scores by it. A device then adds up probabilities by itself."""
 
 
+@dataclass(frozen=True)
+class Between:
+    """What is done between two layers of a step."""
+
+    call: Callable[[], None]
+    """It may run a step of other sequences."""
+    flag: NDArray[np.int64] | None = None
+    """One number, which other threads change. None: call after each layer, or more often. Else: call after
+    layers at whose end the number is not 0."""
+
+    @property
+    def wanted(self) -> bool:
+        return self.flag is None or bool(self.flag[0])
+
+
 class PagesLost(Exception):
     """The device has failed, and its keys and values are lost. The executor goes on with empty pages."""
 
@@ -52,13 +67,11 @@ class StepExecutor(Protocol):
         """See `hmi.execution.base.Executor.prepare`."""
         ...
 
-    def step(
-        self, x: Tensor, parts: Sequence[Part], between: Callable[[], None] | None = None
-    ) -> Sequence[ScoreRow]:
+    def step(self, x: Tensor, parts: Sequence[Part], between: Between | None = None) -> Sequence[ScoreRow]:
         """Run a step. Writes the rows' keys and values into the parts' pages.
 
         x: float32 [rows, dim], the parts' rows one after another, as a look-up gives them.
-        between: called after each layer, or more often. It may run a step of other sequences.
+        between: called between layers. An executor on a device may leave out calls for a flag.
         Returns the scores of each part that wants them. Id 0 and numbers that are no id score -inf.
         Raises PagesLost if every sequence must be read anew.
         """

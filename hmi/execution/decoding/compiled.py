@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from hmi_kernels.decoder import ops
 from torch import Tensor, nn
 
-from hmi.execution.decoding.base import PAGE, Part, check_sites, counts_of
+from hmi.execution.decoding.base import PAGE, Between, Part, check_sites, counts_of
 from hmi.execution.decoding.scores import HostRow, ScoreRow
 from hmi.execution.precision import KINDS, Precision
 from hmi.model.network.decoder import DecoderLayer, rotary
@@ -43,16 +43,15 @@ class CompiledDecoder:
         """See `Executor.prepare`: a copy in the kernels' layout."""
         return self._module(module).memory.nbytes
 
-    def step(
-        self, x: Tensor, parts: Sequence[Part], between: Callable[[], None] | None = None
-    ) -> Sequence[ScoreRow]:
+    def step(self, x: Tensor, parts: Sequence[Part], between: Between | None = None) -> Sequence[ScoreRow]:
         """See `StepExecutor.step`."""
         counts, last = counts_of(parts)
         modules = [None if part.module is None else self._module(part.module) for part in parts]
         begins = [part.begin for part in parts]
         rows = ops.StepRows(counts.tolist(), begins, [part.pages for part in parts], modules)
         turns, states = self._turned_to(rows.longest), x.numpy().copy()
-        ops.run_layers(self._layers, states, rows, turns, self._kept, self._room, between)
+        call, flag = (None, None) if between is None else (between.call, between.flag)
+        ops.run_layers(self._layers, states, rows, turns, self._kept, self._room, call, flag)
         return [HostRow(row) for row in ops.scores(self._words, states[last], self._score_room)]
 
     def _module(self, module: TenantModule) -> ops.Module:

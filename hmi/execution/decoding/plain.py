@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from hmi.execution.decoding.base import PAGE, Part
+from hmi.execution.decoding.base import PAGE, Between, Part
 from hmi.execution.decoding.paged import PagedRows, kept_shape, place_of, turns_of
 from hmi.execution.decoding.scores import ScoreRow, host_rows
 from hmi.execution.segments import Segment, segments_of
@@ -30,9 +30,7 @@ class PlainDecoder:
         return 0
 
     @torch.inference_mode()
-    def step(
-        self, x: Tensor, parts: Sequence[Part], between: Callable[[], None] | None = None
-    ) -> Sequence[ScoreRow]:
+    def step(self, x: Tensor, parts: Sequence[Part], between: Between | None = None) -> Sequence[ScoreRow]:
         """See `StepExecutor.step`."""
         paged = PagedRows(parts, self._upper.shape, self._kept, place_of)
         turns = turns_of(self._upper.shape, paged.positions)
@@ -40,8 +38,8 @@ class PlainDecoder:
         rows = x[None]
         for index, layer in enumerate(self._upper.layers):
             rows = layer(rows, turns, partial(paged.attend, index), _delta_of(segments, index))
-            if between is not None:
-                between()
+            if between is not None and between.wanted:
+                between.call()
         return host_rows(self._upper.logits(rows[0, torch.from_numpy(paged.last)]))
 
 

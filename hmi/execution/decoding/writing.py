@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hmi.errors import InvalidInput
 from hmi.execution.decoding.arena import Arena
-from hmi.execution.decoding.base import PAGE, PagesLost, Part, StepExecutor
+from hmi.execution.decoding.base import PAGE, Between, PagesLost, Part, StepExecutor
 from hmi.execution.decoding.sampling import Chosen, Sampler
 from hmi.execution.decoding.scores import ScoreRow
 from hmi.model.tenant.modules import TenantModule
@@ -187,18 +187,20 @@ class Writing:
             answer.kept = answer.kept and not gone(answer.owner)
         self.arena.drop(gone)
 
-    def step(self, between: Callable[[], None] | None = None) -> list[tuple[Answer, Chosen | None]]:
+    def step(
+        self, in_long: Between | None = None, in_short: Between | None = None
+    ) -> list[tuple[Answer, Chosen | None]]:
         """Run one step. Sequences that end in it leave.
 
-        between: called in a long step, after each layer or more often. It may call `add` and `let_in`,
-        nothing else.
+        in_long: done between the layers of a long step. It may call `add` and `let_in`, nothing else.
+        in_short: done between those of another step. It may call nothing.
         Returns each sequence that has a new token, with that token, and each that failed, with None.
         """
         self._running = chunks = self._plan()
         rows = sum(chunks.values())
         self._beside = self._step_rows
         try:
-            return self._run(chunks, between if rows >= LONG_STEP else None)
+            return self._run(chunks, in_long if rows >= LONG_STEP else in_short)
         finally:
             self._running = {}
 
@@ -221,7 +223,7 @@ class Writing:
         return self._run(chunks, None)
 
     def _run(
-        self, chunks: Mapping[Answer, int], between: Callable[[], None] | None
+        self, chunks: Mapping[Answer, int], between: Between | None
     ) -> list[tuple[Answer, Chosen | None]]:
         """Run a step of these sequences, with so many tokens of each. They have the pages for them."""
         if not chunks:

@@ -213,11 +213,13 @@ def run_layers(
     layer_bytes: Any,
     page_bytes: Any,
     room: Any,
-) -> None:
+    flag: Any,
+) -> Any:
     """Run rows begin..end-1 of x float32 [rows, dim] through layers first..last-1, in place.
 
-    layers: the addresses of all layers' records. modules int64 [layers, rows]. base: page 0. The others: see
-    `run_block`.
+    layers: the addresses of all layers' records. modules int64 [layers, rows]. base: page 0. flag: the
+    address of a number that other threads change. The others: see `run_block`.
+    Returns the layer to go on with: before `last`, if the number was not 0 after a layer.
     """
     for index in range(first, last):
         layer, mine = load_i64(layers + 8 * index), modules + 8 * rows * index
@@ -243,3 +245,6 @@ def run_layers(
                 next_n,
             )
             at += n
+        if load_i64(flag) != 0:
+            return index + 1
+    return last

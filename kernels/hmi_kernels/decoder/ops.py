@@ -300,6 +300,9 @@ class StepRows:
         return np.stack(by_sequence, axis=1)[:, self._of]
 
 
+_NEVER = np.zeros(1, np.int64)
+
+
 def run_layers(
     layers: Layers,
     x: Floats,
@@ -308,12 +311,14 @@ def run_layers(
     pages: Pages,
     room: Room,
     between: Callable[[], None] | None = None,
+    flag: NDArray[np.int64] | None = None,
 ) -> None:
     """Run a step's rows through all layers, in place, with the GIL released: x float32 [rows, dim].
 
     Writes the rows' keys and values into their pages. A row's result has the same bits in every step.
     turns: float32 [positions, head], for each position the cosines of its angles, then the sines. between:
-    called after each BLOCK of rows; it may run other rows in the same room.
+    called after each BLOCK of rows; it may run other rows in the same room. flag: int64 [1]. With it,
+    `between` is called only after layers at whose end the number is not 0.
     """
     assert x.shape == (rows.count, layers.dim)
     assert x.dtype == np.float32
@@ -322,8 +327,11 @@ def run_layers(
     count = len(layers.addresses)
     records = np.ascontiguousarray(rows.records(count))
 
-    def run(first: int, last: int, begin: int, end: int) -> None:
-        of_layer.run_layers(
+    often = between is not None and flag is None
+    watched = _NEVER if flag is None else flag
+
+    def run(first: int, last: int, begin: int, end: int) -> int:
+        reached: int = of_layer.run_layers(
             layers.addresses.ctypes.data,
             first,
             last,
@@ -339,11 +347,18 @@ def run_layers(
             pages.layer_bytes,
             pages.page_bytes,
             room.address(layers, rows),
+            watched.ctypes.data,
         )
+        return reached
 
-    if between is None:
-        run(0, count, 0, rows.count)
+    if not often:
+        reached = run(0, count, 0, rows.count)
+        while reached < count:
+            assert between is not None
+            between()
+            reached = run(reached, count, 0, rows.count)
         return
+    assert between is not None
     for index in range(count):
         for begin in range(0, rows.count, of_layer.BLOCK):
             run(index, index + 1, begin, min(begin + of_layer.BLOCK, rows.count))

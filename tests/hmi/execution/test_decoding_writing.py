@@ -6,13 +6,15 @@ import random
 from collections import Counter
 from collections.abc import Collection, Hashable, Iterator, Sequence
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from hmi.errors import InvalidInput
-from hmi.execution.decoding.base import PAGE
+from hmi.execution.decoding.base import PAGE, Between
 from hmi.execution.decoding.writing import Answer, RowsOf, Shares, Writing
+from hmi.execution.precision import available
 from hmi.model.network.decoder import Decoder, attend_before, rotary
 from hmi.model.sources.causal import CausalLower
 from hmi.model.sources.generative_root import UpperDecoder, split_decoder
@@ -267,7 +269,7 @@ def test_a_short_prompt_runs_between_the_layers_of_a_long_ones_step(parts: Parts
         told.append([answer for answer, _ in writer.let_in()])
 
     with torch.inference_mode():
-        assert writer.step(between) == []  # the long prompt is not read yet
+        assert writer.step(Between(between)) == []  # the long prompt is not read yet
         assert told == [[found[1]], [found[2]], [found[3]]]
         assert all(len(answer.written) == 1 for answer in found[1:4])
         while len(writer):
@@ -298,13 +300,38 @@ def test_between_layers_nothing_of_a_running_step_is_set_back_and_no_more_rows_r
         told.append([answer for answer, _ in writer.let_in()])
 
     with torch.inference_mode():
-        writer.step(between)
+        writer.step(Between(between))
         # Three pages are the long one's, which go on; a third short prompt would be more than 40 rows.
         assert told == [others[:2], [], []]
         assert (long.done, writer.set_back) == (40, 0)
         while len(writer):
             writer.step()
     assert [len(answer.written) for answer in (long, *others, same)] == [2] * 5
+
+
+@pytest.mark.parametrize("way", ["plain", *available()])
+def test_a_step_calls_between_its_layers_while_a_flag_is_up_and_writes_the_same(
+    parts: Parts, way: str
+) -> None:
+    flag, calls = np.zeros(1, np.int64), list[int]()
+
+    def call() -> None:
+        calls.append(1)
+        flag[0] = len(calls) < 3
+
+    texts = []
+    for up in (0, 1):
+        writer = writing(parts, way, pages=60)
+        answers = [Answer(i, p, 4, module=MODULES[i]) for i, p in enumerate(prompts(4, seed=9))]
+        for answer in answers:
+            writer.add(answer)
+        with torch.inference_mode():
+            while len(writer):
+                flag[0] = up
+                writer.step(in_short=Between(call, flag))
+        texts.append([answer.ids for answer in answers])
+        assert bool(calls) == bool(up)
+    assert texts[0] == texts[1]
 
 
 def test_tenants_get_equal_shares_of_steps(parts: Parts) -> None:

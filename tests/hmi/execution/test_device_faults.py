@@ -22,6 +22,7 @@ from hmi.execution.choose import REFERENCE, executor_for
 from hmi.execution.cuda import CudaExecutor
 from hmi.execution.cuda.decoder import CudaDecoder
 from hmi.execution.cuda.twin import Twin
+from hmi.execution.decoding.base import Between
 from hmi.execution.decoding.plain import PlainDecoder
 from hmi.execution.decoding.writing import Answer, Writing
 from hmi.execution.guarded import Guarded, GuardedSteps
@@ -140,7 +141,7 @@ def test_texts_are_written_to_their_end_wherever_the_device_fails(language_model
         with torch.inference_mode():
             writing.add(waiting.pop(0))
             while len(writing) or waiting:
-                writing.step(between)
+                writing.step(Between(between))
                 between()
         assert [answer.ids for answer in found] == [answer.ids for answer in wanted]
         assert writing.arena.room == ours.pages == 12
