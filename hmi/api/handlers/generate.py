@@ -87,6 +87,7 @@ def _wants(call: RouteCall, body: GenerateBody) -> WriteRequest:
             logprobs=body.logprobs,
         ),
         (body.stop,) if isinstance(body.stop, str) else tuple(body.stop),
+        None if body.form is None else body.form.form(),
         None if body.deadline_ms is None else call.arrived + body.deadline_ms / 1000,
     )
 

@@ -49,6 +49,8 @@ class Writers:
         self._room = WaitingBudget(waiting_tokens, "tokens of texts")
         self._places = Places(AT_ONCE)
         self._encoding = ThreadPoolExecutor(1, "hmi-prompts")
+        self._compiling = ThreadPoolExecutor(1, "hmi-forms")
+        """A thread of its own: a form may take as long as a thousand prompts."""
         self._writing = _thread()
         self._arrived = asyncio.Event()
         self._ended: Exception | None = None
@@ -69,6 +71,9 @@ class Writers:
         artefact, tenant = bundle.version.artefact, request.model.tenant
         with self._waits(tenant, request.characters // CHARACTERS_A_TOKEN):
             answer = await in_thread(self._encoding, partial(_answer, request, bundle))
+            if request.form is not None:
+                guide = partial(bundle.writer.guides.guide, request.form)
+                answer.guide = await in_thread(self._compiling, guide)
         with ExitStack() as held:
             held.enter_context(self._waits(tenant, len(answer.prompt) + answer.most))
             held.enter_context(self._loader.needing([artefact]))
@@ -107,6 +112,7 @@ class Writers:
         """Wait for the step that runs. The caller must make sure that nobody waits for a text."""
         await asyncio.to_thread(self._writing.shutdown)
         await asyncio.to_thread(self._encoding.shutdown)
+        await asyncio.to_thread(self._compiling.shutdown)
 
     @contextmanager
     def _waits(self, tenant: str, tokens: int) -> Iterator[None]:
