@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from hmi.api.http.call import Reply, RouteCall
 from hmi.api.http.events import HEARTBEAT_S, Events, stream
 from hmi.api.schemas.generate import (
+    ChoiceProbability,
     GenerateAnswer,
     GenerateBody,
     TextPiece,
@@ -110,6 +111,7 @@ def _answer(call: RouteCall, wants: WriteRequest, written: WrittenText) -> Gener
             written_tokens=written.written_tokens,
         ),
         logprobs=_scores(wants, written.scores),
+        choices=[ChoiceProbability(text=text, probability=p) for text, p in written.choices] or None,
         plot=dict(written.plot),
         timing=dict(written.timing),
     )

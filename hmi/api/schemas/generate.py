@@ -50,10 +50,16 @@ class FormBody(Request):
         default=None, description="The text is a sentence of this grammar, in Lark's syntax."
     )
 
+    probabilities: bool = Field(
+        default=False,
+        description="With `choices`: the text is the likeliest whole choice, and `choices` of the answer has "
+        "the probability of each.",
+    )
+
     def form(self) -> Form:
         """Raises InvalidInput."""
         choices = None if self.choices is None else tuple(self.choices)
-        return Form(self.json_schema, self.json_object, choices, self.regex, self.grammar)
+        return Form(self.json_schema, self.json_object, choices, self.regex, self.grammar, self.probabilities)
 
 
 class GenerateBody(Request):
@@ -151,6 +157,13 @@ class WrittenTokens(Answer):
     written_tokens: int
 
 
+class ChoiceProbability(Answer):
+    """A choice of a form, with the model's own probability of it among all choices."""
+
+    text: str
+    probability: float
+
+
 class GenerateAnswer(Answer):
     """A whole text. It is the data of an event `end`, too."""
 
@@ -165,6 +178,9 @@ class GenerateAnswer(Answer):
     seed: int | None = Field(description="The seed that was used; null at temperature 0.")
     usage: WrittenTokens
     logprobs: list[TokenLogprob] | None = None
+    choices: list[ChoiceProbability] | None = Field(
+        default=None, description="The form's choices, in their order, if it asks for `probabilities`."
+    )
     plot: dict[str, int] = Field(
         description="Number of tokens by what their look-up found: trigram, bigram, unigram, …, miss."
     )

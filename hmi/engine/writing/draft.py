@@ -32,6 +32,8 @@ class Draft:
     tokenizer: GenerativeTokenizer
     answer: Answer
     misses: MissRecorder | None = None
+    again: bool = False
+    """True if its call has counted its prompt already, with another choice."""
     arrived: float = field(default_factory=time.monotonic)
     begun: float | None = None
     """The `time.monotonic()` at which its first step began."""
@@ -62,7 +64,7 @@ class Draft:
         failed = isinstance(self.outcome, Exception)
         if self.begun is None or (failed and not isinstance(self.outcome, DeadlineExceeded | CutShort)):
             return 0
-        return len(self.answer.ids)
+        return len(self.answer.ids) - (len(self.answer.prompt) if self.again else 0)
 
     def heard(self, chosen: Chosen | None) -> list[Event]:
         """Take the next token, None if there is none, since no score is a number or its guide fails. Returns

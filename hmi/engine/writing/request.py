@@ -83,6 +83,8 @@ class WrittenText:
     since it was tokenised, and rest_ms from there to its last token."""
     plot: Mapping[str, int] = field(default_factory=dict)
     """The number of its tokens by what their look-up found."""
+    choices: Sequence[tuple[str, float]] = ()
+    """Each choice of its form with its probability, if they were asked for."""
 
     @property
     def tokens(self) -> int:

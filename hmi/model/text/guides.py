@@ -6,8 +6,9 @@ import json
 import re
 import threading
 from collections import OrderedDict
+from collections.abc import Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,23 +47,84 @@ _SPECIAL = re.compile(r"<\[|<\||%llguidance|\b(?:temperature|max_tokens)\s*=")
 """What a grammar may not have: it would ask for tokens without text, or for what a request has fields."""
 
 
-class Guide:
-    """The way of one answer through its form. Used by one thread at a time."""
+class Guide(Protocol):
+    """Says which tokens may come next in one answer. Used by one thread at a time."""
+
+    @property
+    def error(self) -> CutShort | None:
+        """Why no token can be chosen any more."""
+        ...
+
+    @property
+    def ended(self) -> bool:
+        """True if nothing may follow."""
+        ...
+
+    def look(self) -> None:
+        """Find out which tokens may come next. It takes some µs to ms, and lets other threads run."""
+        ...
+
+    def allows(self, id: int) -> bool:
+        """Return whether a token may come next."""
+        ...
+
+    def kept(self, scores: NDArray[np.float32]) -> NDArray[np.float32]:
+        """float32 [vocab or more] -> a copy, with -inf for each token that may not come next."""
+        ...
+
+    def take(self, id: int) -> None:
+        """The next token was chosen: one that `allows` allows."""
+        ...
+
+    def keeps(self, text: str) -> bool:
+        """Return whether a text, as it was sent, is whole and as it must be."""
+        ...
+
+
+class Spelling:
+    """A `Guide` that allows some tokens one after another, and nothing else."""
+
+    error: None = None
+
+    def __init__(self, ids: Sequence[int]) -> None:
+        self._left = list(ids)
+
+    @property
+    def ended(self) -> bool:
+        return not self._left
+
+    def look(self) -> None:
+        pass
+
+    def allows(self, id: int) -> bool:
+        return id == self._left[0]
+
+    def kept(self, scores: NDArray[np.float32]) -> NDArray[np.float32]:
+        found = np.full_like(scores, -np.inf)
+        found[self._left[0]] = scores[self._left[0]]
+        return found
+
+    def take(self, id: int) -> None:
+        del self._left[0]
+
+    def keeps(self, text: str) -> bool:
+        return self.ended
+
+
+class FormGuide:
+    """The `Guide` of one answer through its form."""
 
     def __init__(self, matcher: LLMatcher, fresh: LLMatcher, tokenizer: LLTokenizer) -> None:
         """matcher: at the beginning of the answer. fresh: stays there."""
         self._matcher, self._fresh, self._tokenizer = matcher, fresh, tokenizer
         self._mask: NDArray[np.uint8] | None = None
         self.error: CutShort | None = None
-        """Why no token can be chosen any more."""
 
     @property
     def ended(self) -> bool:
-        """True if nothing may follow."""
         return self.error is None and bool(self._matcher.is_stopped())
 
     def look(self) -> None:
-        """Find out which tokens may come next. It takes some µs to ms, and lets other threads run."""
         if self._mask is None and self.error is None:
             mask = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
             if self._matcher.is_error():
@@ -70,12 +132,10 @@ class Guide:
             self._mask = mask
 
     def allows(self, id: int) -> bool:
-        """Return whether a token may come next."""
         mask = self._found()
         return 0 < id <= 8 * len(mask) and bool(mask[(id - 1) >> 3] >> ((id - 1) & 7) & 1)
 
     def kept(self, scores: NDArray[np.float32]) -> NDArray[np.float32]:
-        """float32 [vocab or more] -> a copy, with -inf for each token that may not come next."""
         found = np.full_like(scores, -np.inf)
         may = np.unpackbits(self._found(), count=self._tokenizer.vocab_size, bitorder="little").view(bool)
         end = min(len(scores), 1 + len(may))
@@ -83,13 +143,11 @@ class Guide:
         return found
 
     def take(self, id: int) -> None:
-        """The next token was chosen: one that `allows` allows."""
         self._mask = None
         if not self._matcher.consume_token(id - 1):
             self.error = _stuck(self._matcher)
 
     def keeps(self, text: str) -> bool:
-        """Return whether a text, as it was sent, keeps the form and is whole."""
         matcher = self._fresh.deep_copy()
         ids = self._tokenizer.greedy_tokenize(text)  # to which names of special tokens are characters
         return bool(matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting())
@@ -110,7 +168,7 @@ class Guides:
         self._kept: OrderedDict[str, LLMatcher] = OrderedDict()
         self._lock = threading.Lock()
 
-    def guide(self, form: Form) -> Guide:
+    def guide(self, form: Form) -> FormGuide:
         """Compile a form, unless that was done lately, and begin an answer.
 
         Takes up to some 200 ms, in which other threads run. Raises InvalidInput.
@@ -122,7 +180,7 @@ class Guides:
             self._kept.move_to_end(form.key)
             if len(self._kept) > KEPT:
                 self._kept.popitem(last=False)
-            return Guide(found.deep_copy(), found, self._tokenizer)
+            return FormGuide(found.deep_copy(), found, self._tokenizer)
 
     @cached_property
     def _tokenizer(self) -> LLTokenizer:

@@ -10,15 +10,17 @@ from typing import Any
 
 import jsonschema
 import pytest
+import torch
 
+from hmi.core import ModelId
 from hmi.execution.decoding.scores import HostRow
 from hmi.execution.decoding.writing import Answer
 from hmi.model.text.form import Form
 from hmi.model.text.sampling import Sampling
-from tests.hmi.api.test_generate import MODELS, device, stream
+from tests.hmi.api.test_generate import MODELS, device, stream, tokenizer_of
 from tests.hmi.execution.test_decoding_sampling import row_of
 from tests.hmi.labs.api_world import World
-from tests.hmi.labs.writing_lab import PROMPT, server, words
+from tests.hmi.labs.writing_lab import PROMPT, Reference, server, words
 from tests.hmi.model.test_forms import guides
 
 __all__ = ["device", "guides"]
@@ -191,3 +193,43 @@ def test_a_guided_choice_is_that_among_the_allowed_words_alone(guides: Any, temp
                 if guided.ended:
                     break
                 twin.take(chosen.id)
+
+
+async def test_probabilities_of_choices_are_those_of_full_recomputation(writing_data: Path) -> None:
+    """A choice's is that of its tokens and an end after the prompt, divided by the sum over all choices."""
+    choices = ["good", "good film", "bad plot, new", *(f"gene {i}" for i in range(20))]
+    form = {"choices": choices, "probabilities": True}
+    async with server(writing_data) as world:
+        manager = world.services.manager
+        reference, tokenizer = Reference(manager), tokenizer_of(manager)
+        version = manager.registry.model(ModelId.parse("acme.one")).live
+        prompt = PROMPT * 3
+        status, answer, _ = await world.call("POST", "/generate/acme.one", {"prompt": prompt, "form": form})
+        assert status == 200, answer
+        begun = tokenizer.encode([prompt], 400)[0].ids
+        sums, count = [], 0
+        for choice in choices:
+            ids = [*tokenizer.encode([choice], 99)[0].ids[1:], tokenizer.ends[0]]
+            count += len(ids)
+            scores = reference.scores(version, [*begun, *ids]).log_softmax(-1)
+            sums.append(sum(float(scores[len(begun) + i - 1, id]) for i, id in enumerate(ids)))
+        want = torch.tensor(sums).softmax(0)
+        assert [each["text"] for each in answer["choices"]] == choices
+        got = [each["probability"] for each in answer["choices"]]
+        assert sum(got) == pytest.approx(1)
+        assert got == pytest.approx(want.tolist(), abs=0.02)
+        assert (answer["text"], answer["finish"]) == (choices[got.index(max(got))], "end")
+        usage = world.services.monitoring.metrics.usage.of("acme")
+        assert (int(usage.inputs), int(usage.tokens)) == (1, len(begun) + count)
+        events = await stream(world, "acme.one", {"prompt": prompt, "form": form})
+        assert [name for name, _ in events] == ["text", "end"]
+        assert events[-1][1]["choices"] == answer["choices"]
+        for other in ({"temperature": 1.0}, {"stop": "a"}, {"presence_penalty": 1.0}):
+            status, refused = await ask(world, "acme.one", form=form, **other)
+            assert (status, refused["error"]["details"]["field"]) == (422, "form.probabilities")
+        late = {"prompt": PROMPT, "form": {**form, "choices": [f"gene {i}" for i in range(900)]}}
+        status, refused, _ = await world.call("POST", "/generate/acme.one", {**late, "deadline_ms": 200})
+        assert status == 504
+        writer, *_ = world.services.engine._loader.writers()  # type: ignore[attr-defined]
+        while writer.drafts or writer.pages[0]:
+            await asyncio.sleep(0.01)
