@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from hmi.api.http.call import Reply, RouteCall
 from hmi.api.http.events import HEARTBEAT_S, Events, stream
 from hmi.api.schemas.generate import (
+    ChoiceProbability,
     GenerateAnswer,
     GenerateBody,
     TextPiece,
@@ -87,6 +88,7 @@ def _wants(call: RouteCall, body: GenerateBody) -> WriteRequest:
             logprobs=body.logprobs,
         ),
         (body.stop,) if isinstance(body.stop, str) else tuple(body.stop),
+        None if body.form is None else body.form.form(),
         None if body.deadline_ms is None else call.arrived + body.deadline_ms / 1000,
     )
 
@@ -109,6 +111,7 @@ def _answer(call: RouteCall, wants: WriteRequest, written: WrittenText) -> Gener
             written_tokens=written.written_tokens,
         ),
         logprobs=_scores(wants, written.scores),
+        choices=[ChoiceProbability(text=text, probability=p) for text, p in written.choices] or None,
         plot=dict(written.plot),
         timing=dict(written.timing),
     )
