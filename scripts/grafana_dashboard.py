@@ -86,6 +86,21 @@ ROWS: Final[dict[str, list[Panel]]] = {
         ("Batches by plan", "cps", {"{{kind}}": _rate("hmi_plan_batches_total", "kind")}),
         ("Texts that left early, by layer", "cps", {"layer {{site}}": _rate("hmi_exits_total", "site")}),
     ],
+    "Texts that models write": [
+        (
+            "Time to the first token",
+            "s",
+            {
+                f"p{percent}": _quantile(percent / 100, "hmi_writing_first_token_seconds")
+                for percent in (50, 95)
+            },
+        ),
+        ("Time between tokens, p95", "s", {"p95": _quantile(0.95, "hmi_writing_token_seconds")}),
+        ("Tokens a second", "cps", {"{{kind}}": _rate("hmi_writing_tokens_total", "kind")}),
+        ("Texts", "none", {"{{state}}": f"sum by (state) (hmi_writing_texts{{{JOB}}})"}),
+        ("Set back, since pages ran out", "cps", {"set back": _rate("hmi_writing_set_back_total")}),
+        ("Pages of keys and values", "none", {"{{state}}": f"sum by (state) (hmi_writing_pages{{{JOB}}})"}),
+    ],
     "Tenants": [
         (
             "Requests of the busiest",

@@ -37,8 +37,15 @@ COMMANDS = {
     "audit": ("machine.audit", "audit"),
 }
 
+ELSEWHERE = {"bench": "benchmarks run from a clone of the repository, by 'python -m bench'"}
 
-@click.group(cls=LazyGroup, lazy=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
+
+@click.group(
+    cls=LazyGroup,
+    lazy=COMMANDS,
+    elsewhere=ELSEWHERE,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 @click.version_option(hmi.__version__, prog_name="hmi")
 def cli() -> None:
     """Serve thousands of small text models, one or more for each tenant, from one machine."""

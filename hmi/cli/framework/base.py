@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
+from difflib import get_close_matches
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, cast
 
 import click
@@ -131,12 +133,19 @@ class CommandGroup(click.Group):
 class LazyGroup(CommandGroup):
     """A group that imports `hmi.cli.<module>` only when its subcommand is used, so that the CLI starts fast.
 
-    `lazy` maps a subcommand to its module and attribute.
+    `lazy` maps a subcommand to its module and attribute. `elsewhere` maps names that are no subcommand to
+    what a user who looks for them should do.
     """
 
-    def __init__(self, *args: Any, lazy: dict[str, tuple[str, str]], **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        lazy: dict[str, tuple[str, str]],
+        elsewhere: Mapping[str, str] = MappingProxyType({}),
+        **kwargs: Any,
+    ) -> None:
         super().__init__(*args, **kwargs)
-        self._lazy = lazy
+        self._lazy, self._elsewhere = lazy, elsewhere
         self.params += common_options()
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -147,6 +156,17 @@ class LazyGroup(CommandGroup):
             return super().get_command(ctx, cmd_name)
         module, attribute = self._lazy[cmd_name]
         return cast(click.Command, getattr(importlib.import_module(f"hmi.cli.{module}"), attribute))
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        known, name = self.list_commands(ctx), args[0]
+        if name not in known and not name.startswith("-") and not ctx.resilient_parsing:
+            near = get_close_matches(name, known)
+            guess = f"did you mean {' or '.join(near)}?" if near else ""
+            hint = self._elsewhere.get(name, guess)
+            ctx.fail(f"there is no command {name!r}" + (f": {hint}" if hint else ""))
+        return super().resolve_command(ctx, args)
 
 
 def pass_session(function: Callable[..., Any]) -> Callable[..., Any]:

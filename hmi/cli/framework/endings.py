@@ -167,18 +167,19 @@ def _of_plot(result: Mapping[str, Any]) -> Figures:
 
 
 def _next(kind: str, target: str, result: Mapping[str, Any]) -> str | None:
+    task = " --task generation" if result.get("generates") else ""
     if result.get("only_ramps"):
         return f"hmi model objective {target} --agreement 0.99"
     if result.get("only_tokens"):
         return f"hmi model tokens {target}, then hmi model objective {target} --agreement-under-load 0.97"
-    if kind == "fine_tune" and "perplexity" in result.get("metrics", {}):
+    if kind == "fine_tune" and result.get("task") == "generation":
         return f"hmi generate {target} PROMPT, or hmi model report {target}"
     if kind == "fine_tune":
         return f"hmi infer {target} TEXT, or hmi model report {target}"
     if kind == "build_plot":
-        return f"hmi model create TENANT.MODEL ROWS --domain {target}"
+        return f"hmi model create TENANT.MODEL ROWS --domain {target}{task}"
     if kind == "profile_cascade":
         return f"hmi model objective {target} --agreement 0.99, then hmi model cascade show {target}"
     if kind == "import_root":
-        return f"hmi domain create {target}/NAME CORPUS; without a corpus, --domain {target} works, too"
+        return f"hmi domain create {target}/NAME CORPUS; without a corpus, --domain {target}{task} works, too"
     return None

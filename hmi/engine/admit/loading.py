@@ -14,11 +14,12 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, TypeVar
 
+import plot_store
 from hmi.core import ModelId, ModelRecord, ModelVersion
 from hmi.engine.admit.bundles import Bundle, Bundles, Key, Part, TaskPart, Upper, WritingBundle
 from hmi.engine.watch.threads import in_thread
 from hmi.engine.writing.writer import Writer
-from hmi.errors import HmiError, InvalidInput
+from hmi.errors import Damaged, HmiError, InvalidInput, Unavailable
 from hmi.execution.base import Executor
 from hmi.execution.decoding.base import StepExecutor
 from hmi.model.sources.lower import LocalLower
@@ -27,7 +28,7 @@ from hmi.model.tenant.modules import TenantModule
 from hmi.stores.failures import log_failure
 from hmi.stores.tensors.adapter_pool import AdapterPool, NoRoom
 from hmi.stores.tensors.adapter_store import DamagedArtefact
-from plot_store import Reader
+from plot_store import PlotStoreError, Reader
 
 log = logging.getLogger("hmi.engine")
 V = TypeVar("V")
@@ -64,7 +65,7 @@ class ModelLoader:
         self._let_some_go = asyncio.Event()
         self._closed = False
         self._told: dict[str, float] = {}
-        """The `time.monotonic()` of the last log line about each module that could not be loaded."""
+        """The `time.monotonic()` of the last log line about each part that could not be loaded."""
 
     def now(self, model: ModelId, *, exact: bool) -> Bundle | None:
         """Return the live version's bundle, or None if a part must be loaded. Raises NotFound, Damaged."""
@@ -92,9 +93,7 @@ class ModelLoader:
         """Do what `load` does; None if the version was deleted meanwhile, and the model has others now."""
         record = await in_thread(self._module_threads, lambda: self._record(model))
         version = record.live
-        upper, reader = await asyncio.gather(
-            self._upper(record, exact=exact), self._part(self._bundles.reader(version))
-        )
+        upper, reader = await asyncio.gather(self._upper(record, exact=exact), self._reader(model, version))
         await self._module(model, version, partial(upper.executor.prepare, exact=exact), upper.executor)
         lower: LocalLower | None = None
         if exact:
@@ -125,7 +124,7 @@ class ModelLoader:
                 f"{model} is a {version.task} model, which writes no text: POST /infer/{model}", field="model"
             )
         writer, reader = await asyncio.gather(
-            self._part(self._bundles.writer(version)), self._part(self._bundles.reader(version))
+            self._part(self._bundles.writer(version)), self._reader(model, version)
         )
         await self._module(model, version, writer.executor.prepare)
         alive = await in_thread(self._module_threads, lambda: self._is_alive(model, version))
@@ -272,18 +271,26 @@ class ModelLoader:
         try:
             self._pool.prefetch(artefact, ready=lambda part: part.ready(prepare, executor))
         except Exception as error:
-            self._tell(artefact, error)
+            self._tell(artefact, f"module {artefact[:16]}", error)
             raise
 
-    def _tell(self, artefact: str, error: Exception) -> None:
-        """Log a failed load, but not again with every call for the same module."""
+    async def _reader(self, model: ModelId, version: ModelVersion) -> Reader:
+        """Open the version's PLOT. Models may share one, so an error names this model."""
+        try:
+            return await self._part(self._bundles.reader(version))
+        except PlotStoreError as error:
+            self._tell(version.plot_version, f"the PLOT of {version_name(model, version)}", error)
+            raise public_error(error, model, version) from error
+
+    def _tell(self, part: str, what: str, error: Exception) -> None:
+        """Log a failed load, but not again with every call for the same part."""
         now = time.monotonic()
-        if now - self._told.get(artefact, -TOLD_S) < TOLD_S:
+        if now - self._told.get(part, -TOLD_S) < TOLD_S:
             return
         if len(self._told) >= MAX_TOLD:
             self._told.clear()
-        self._told[artefact] = now
-        log_failure(log, f"module {artefact[:16]} could not be loaded", error)
+        self._told[part] = now
+        log_failure(log, f"{what} could not be loaded", error)
 
     def _is_alive(self, model: ModelId, version: ModelVersion) -> bool:
         """Return whether the model still has this version. Raises NotFound if the model was deleted.
@@ -375,9 +382,25 @@ def _bundle(
     )
 
 
+PLOT_ERRORS: dict[type[PlotStoreError], tuple[type[HmiError], str]] = {
+    plot_store.Damaged: (Damaged, "is damaged: restore it with an import of an export, or build it again"),
+    plot_store.FormatTooNew: (Damaged, "was written by a later release: upgrade HMI"),
+    plot_store.StoreIO: (Unavailable, "cannot be read from the disk: try again"),
+}
+"""By error of the PLOT store: the error of those who ask, and what it says. The store's own message names
+files by hash."""
+
+
 def public_error(error: Exception, model: ModelId, version: ModelVersion) -> Exception:
-    """The error as the model's tenant may see it: it names the model's version, not an artefact's hash."""
-    return error.of(version_name(model, version)) if isinstance(error, DamagedArtefact) else error
+    """The error as the model's tenant may see it: it names the model's version and its domain, not the hash
+    of an artefact or of a PLOT's file."""
+    whose = version_name(model, version)
+    if isinstance(error, DamagedArtefact):
+        return error.of(whose)
+    for kind, (public, what) in PLOT_ERRORS.items():
+        if isinstance(error, kind):
+            return public(f"the PLOT of {version.domain}, which {whose} reads, {what}")
+    return error
 
 
 def version_name(model: ModelId, version: ModelVersion) -> str:

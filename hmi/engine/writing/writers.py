@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import threading
 from collections import Counter
@@ -14,7 +15,7 @@ from functools import partial
 
 from hmi.core import DeletedParts
 from hmi.engine.admit.bundles import WritingBundle
-from hmi.engine.admit.loading import ModelLoader, public_error
+from hmi.engine.admit.loading import ModelLoader, public_error, version_name
 from hmi.engine.schedule.waiting_budget import WaitingBudget
 from hmi.engine.watch.threads import in_thread
 from hmi.engine.writing import choosing
@@ -28,7 +29,10 @@ from hmi.errors import InvalidInput, copy_of
 from hmi.execution.decoding.writing import Answer
 from hmi.metrics import Metrics
 from hmi.model.text.guides import Spelling
+from hmi.stores.failures import log_failure
 from hmi.stores.plot.miss_recorder import MissRecorder
+
+log = logging.getLogger("hmi.engine")
 
 AT_ONCE = 256
 """The most texts that are written at a time. Each holds its module in memory."""
@@ -204,7 +208,7 @@ class Writers:
 
         def deliver(events: list[tuple[Draft, Event]]) -> None:
             if events:
-                loop.call_soon_threadsafe(writer.send, events)
+                loop.call_soon_threadsafe(writer.send, [_public(*event) for event in events])
 
         try:
             spent = await in_thread(self._writing, partial(writer.step, deliver, self._way))
@@ -245,6 +249,14 @@ class Writers:
             "kept": sum(kept for _, _, kept in pages),
             "set_back": self._set_back,
         }
+
+
+def _public(draft: Draft, event: Event) -> tuple[Draft, Event]:
+    """An event as its reader may see it. The log gets an error as it is."""
+    if not isinstance(event, Exception):
+        return draft, event
+    log_failure(log, f"a text of {version_name(draft.model, draft.version)} failed", event)
+    return draft, copy_of(public_error(event, draft.model, draft.version))
 
 
 def _thread() -> ThreadPoolExecutor:

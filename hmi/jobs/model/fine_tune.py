@@ -46,7 +46,6 @@ def _warm_start(
     """
     mode, task, source = spec.mode, data.task, spec.source
     if mode == "import":
-        assert isinstance(root, Root), "the manager refuses others"
         trainer.start_from(import_module.start_state(ctx, root.info, task.name, task.labels))
         return None
     if source is None:

@@ -14,6 +14,7 @@ def published_result(record: ModelRecord, job: str, publish: Publish | None = No
     return {
         "model": f"{record.tenant}.{record.name}",
         "version": version.version,
+        "task": version.task,
         "metrics": version.metrics,
         "bytes": version.bytes,
         "published": version.held_back is None,

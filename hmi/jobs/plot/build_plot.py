@@ -203,6 +203,7 @@ def run(ctx: JobContext) -> dict[str, Any]:
         "domain": str(domain),
         "version": published.id,
         "bytes": published.bytes,
+        "generates": ctx.registry.root(domain.root).generates,
         **PlotMeta.of(published).report,
     }
 

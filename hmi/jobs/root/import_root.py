@@ -155,7 +155,12 @@ def run(ctx: JobContext) -> dict[str, Any]:
         job=ctx.job.job,
     )
     ctx.registry.put_root(record)
-    return {"root": info.name, "version": info.version, "fidelity": info.fidelity}
+    return {
+        "root": info.name,
+        "version": info.version,
+        "generates": record.generates,
+        "fidelity": info.fidelity,
+    }
 
 
 def _numbers(info: AnyRootInfo) -> Iterator[float]:

@@ -180,6 +180,24 @@ def test_a_damaged_module_is_told_by_its_model_and_stops_no_other(
     assert live.artefact in failed[0].getMessage(), "whoever runs the server must find the file"
 
 
+def test_a_damaged_row_is_told_by_its_domain(home: Home, caplog: pytest.LogCaptureFixture) -> None:
+    version = home.manager.plots.version(home.manager.registry.model(MOOD).live.plot_version)
+    paths = [home.settings.data / "plots" / "segments" / s.name for s in version.segments if s.kind == "rows"]
+    intact = [path.read_bytes() for path in paths]
+    for path, raw in zip(paths, intact, strict=True):
+        path.write_bytes(raw[:4096] + every_byte(raw, 3)[4096:])
+    try:
+        error, _ = asyncio.run(all_at_once(home, [MOOD]))
+    finally:
+        for path, raw in zip(paths, intact, strict=True):
+            path.write_bytes(raw)
+    assert isinstance(error, Damaged), error
+    domain = version.ref
+    assert f"the PLOT of {domain}, which version 1 of model {MOOD} reads, is damaged" in error.message
+    logged = [record.getMessage() for record in caplog.records if record.name == "hmi.engine"]
+    assert any(path.name in line for path in paths for line in logged), "the operator finds the file"
+
+
 def test_an_unexpected_error_keeps_its_traceback(
     home: Home, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

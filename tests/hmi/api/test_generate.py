@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from hmi.cli.framework.endings import lines
 from hmi.core import ModelId
 from hmi.engine.writing.draft import Draft
 from hmi.engine.writing.request import WriteRequest
@@ -39,8 +40,8 @@ async def stream(world: World, model: str, body: dict[str, Any]) -> list[tuple[s
         assert response.status == 200, await response.text()
         assert response.content_type == "text/event-stream"
         found = (await response.text()).strip().split("\n\n")
-    lines = [event.split("\n") for event in found]
-    return [(name.removeprefix("event: "), json.loads(data.removeprefix("data: "))) for name, data in lines]
+    events = [event.split("\n") for event in found]
+    return [(name.removeprefix("event: "), json.loads(data.removeprefix("data: "))) for name, data in events]
 
 
 @pytest.fixture(params=["cpu", "twin"])
@@ -236,6 +237,7 @@ async def test_a_module_goes_out_to_peft_and_comes_back(writing_data: Path, tmp_
         assert status == 202, job
         ended = await world.finish(job["job"])
         assert ended["state"] == "succeeded", ended
+        assert lines(ended)[-1] == "next: hmi generate beta.copy PROMPT, or hmi model report beta.copy"
         ask = {"prompt": PROMPT, "max_tokens": 20}
         texts = [
             (await world.call("POST", f"/generate/{m}", ask))[1]["text"] for m in ("acme.one", "beta.copy")
@@ -249,6 +251,20 @@ async def test_a_module_goes_out_to_peft_and_comes_back(writing_data: Path, tmp_
             "/manage/models/import", spec, files | {"adapter_config": bad}
         )
         assert (status, refused["error"]["details"]["field"]) == (422, "use_dora")
+
+
+async def test_a_module_of_peft_is_trained_further(writing_data: Path) -> None:
+    async with server(writing_data, job_workers=1) as world:
+        _, made, _ = await world.call("GET", "/manage/models/acme.one/module")
+        config, adapter = (base64.b64decode(made["files"][n]) for n in sorted(made["files"]))
+        spec = {"model": "beta.further", "domain": "tiny/news", "options": {"epochs": 1}}
+        rows = "\n".join(json.dumps({"prompt": f"film {i}", "completion": " rises"}) for i in range(12))
+        files = {"adapter_config": config, "adapter": adapter, "data": rows.encode()}
+        status, job, _ = await world.upload("/manage/models/import", spec, files)
+        assert status == 202, job
+        ended = await world.finish(job["job"])
+        assert ended["state"] == "succeeded", ended
+        assert (ended["result"]["task"], ended["result"]["metrics"]["epochs_run"]) == ("generation", 1)
 
 
 async def test_an_empty_prompt_is_begun(writing_data: Path) -> None:

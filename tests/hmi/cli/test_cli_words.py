@@ -164,6 +164,13 @@ def test_a_batch_without_a_terminal_tells_of_each_as_it_ends(capsys: pytest.Capt
         assert part in table
 
 
+def test_a_command_that_there_is_not_says_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "by 'python -m bench'" in hmi(capsys, "bench", "plot", "--quick", code=2)
+    assert "did you mean generate?" in hmi(capsys, "genrate", "acme.m", code=2)
+    assert "Error: there is no command 'zzz'\n" in hmi(capsys, "zzz", code=2)
+    assert "command '" not in hmi(capsys, "--hepl", code=2), "an option is none"
+
+
 def test_why_a_training_stopped() -> None:
     def of(**metrics: object) -> str:
         view = {"kind": "fine_tune", "target": "a.m", "job": "j1", "result": {"metrics": metrics}}

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from hmi.api.access.caller import ADMINISTRATOR
+from hmi.config import Settings
 from hmi.core import ModelId
 from hmi.engine.writing import writers as writing
 from hmi.engine.writing.draft import Draft
@@ -19,6 +20,7 @@ from hmi.engine.writing.request import WriteRequest
 from hmi.engine.writing.writer import Writer
 from hmi.engine.writing.writers import Writers
 from hmi.errors import Damaged, Unavailable
+from hmi.manager import Manager
 from plot_store import Reader
 from tests.hmi.labs.api_world import World
 from tests.hmi.labs.writing_lab import PROMPT, server, written
@@ -104,6 +106,38 @@ async def test_a_look_up_that_fails_fails_the_texts_that_need_it(
         monkeypatch.undo()
         again = await asyncio.gather(*(written(world, wants) for wants in drafts))
         assert [draft.answer.ended for draft in again] == ["length"] * 4, "nothing damaged was kept"
+
+
+async def test_damage_is_told_by_its_domain_and_the_log_names_the_file(
+    writing_data: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """At a look-up, and where the PLOT is opened."""
+    manager = Manager(Settings(data=writing_data, job_workers=0))
+    segments = manager.plots.version("tiny/news").segments
+    manager.close()
+
+    def flip(kind: str, at: slice) -> list[str]:
+        names = [s.name for s in segments if s.kind == kind]
+        for name in names:
+            path = writing_data / "plots" / "segments" / name
+            changed = bytearray(path.read_bytes())
+            changed[at] = bytes(byte ^ 0x15 for byte in changed[at])
+            path.write_bytes(changed)
+        return names
+
+    told = "the PLOT of tiny/news, which version 1 of model acme.one reads, is damaged: restore it"
+    files = flip("rows", slice(4096, -64))
+    for damaged in (lambda: files, lambda: flip("index", slice(4096, 4200))):
+        names = damaged()
+        caplog.clear()
+        async with server(writing_data) as world:
+            ask = {"prompt": PROMPT, "max_tokens": 3}
+            status, answer, _ = await world.call("POST", "/generate/acme.one", ask)
+        assert status == 500
+        assert answer["error"]["message"].startswith(told)
+        assert not any(name[:16] in answer["error"]["message"] for name in names)
+        logged = [record.getMessage() for record in caplog.records if record.name == "hmi.engine"]
+        assert any(name in line for name in names for line in logged)
 
 
 async def test_a_stop_without_drain_ends_what_is_written_and_what_waits(

@@ -10,6 +10,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from hmi.cli.framework.endings import lines
+from hmi.core import JobRecord
 from hmi.errors import Conflict, InvalidInput, UnsupportedModel
 from hmi.jobs.root import import_language_model
 from hmi.manager import Manager
@@ -153,8 +155,14 @@ def test_a_root_that_looks_up_words_alone_is_its_source(
 
 
 def test_growth_by_misses_and_an_archive(manager: Manager, source: Path, tmp_path: Path) -> None:
-    run(manager, manager.import_root("tiny", str(source), split=2, texts={"text-0": text(1)}, alpha=10))
-    run(manager, manager.create_domain("tiny/news", text(2, 30), alpha=100))
+    def next_of(target: str, job: JobRecord) -> str:
+        view = {"kind": job.kind, "target": target, "job": job.job, "result": run(manager, job)}
+        return lines(view)[-1]
+
+    of_root = manager.import_root("tiny", str(source), split=2, texts={"text-0": text(1)}, alpha=10)
+    assert "--domain tiny --task generation works, too" in next_of("tiny", of_root)
+    said = next_of("tiny/news", manager.create_domain("tiny/news", text(2, 30), alpha=100))
+    assert said == "next: hmi model create TENANT.MODEL ROWS --domain tiny/news --task generation"
     root = root_of(manager)
     assert root.lower is not None
     texts = root.tokenizer.encode(text(4, 20).decode().splitlines() * 6, 60)

@@ -25,7 +25,7 @@ SCRAPED = {"job", "instance"}
 OUTCOMES = {"ok", "client_gone", *STATUS}
 RARE = {"hmi_exits_total": {"site"}, "hmi_execution_stage_inputs_total": {"stage", "setting"}}
 """Metrics that have no sample before a stage acts: their labels, as hmi/metrics has them."""
-RARE |= {"hmi_device_lost": {"root"}}
+RARE |= {"hmi_device_lost": {"root"}, "hmi_writing_tokens_total": {"kind"}}
 
 
 def expressions() -> Iterator[tuple[str, str]]:
@@ -73,6 +73,12 @@ def test_every_alert_can_be_acted_upon() -> None:
 def test_the_reader_would_find_a_wrong_expression(wrong: str) -> None:
     with pytest.raises(ValueError):
         Reader(wrong).read()
+
+
+def test_writing_is_watched() -> None:
+    used = {metric for _, expr in expressions() for metric, _ in Reader(expr).read().metrics}
+    wanted = "first_token_seconds_bucket", "tokens_total", "texts", "set_back_total"
+    assert {f"hmi_writing_{name}" for name in wanted} <= used
 
 
 async def test_what_they_use_exists(
