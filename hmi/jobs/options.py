@@ -34,8 +34,8 @@ class FineTuneOptions(Reading):
         description="None: an update keeps the live version's module, a new model with `start` takes "
         "that model's, an import the adapter's; any other new model gets bottlenecks after the FFN "
         "(sequential) for pairs of texts, else LoRA. A module without `kind` is LoRA; in an update it "
-        "takes the live version's kind. A model that writes takes LoRA alone, by default of rank 8 at q and "
-        "v.",
+        "takes the live version's kind. A model that writes takes LoRA alone, by default of rank 2 at q, "
+        "v, o, fi and fo.",
     )
     lr: float | None = Field(
         default=None,
@@ -50,7 +50,12 @@ class FineTuneOptions(Reading):
         description="The most passes over the rows; the best one on held-out rows is kept. None: chosen by "
         "the number of rows.",
     )
-    batch: int = Field(default=RECIPE.batch, ge=1, le=256, description="Rows of one training step.")
+    batch: int = Field(
+        default=RECIPE.batch,
+        ge=1,
+        le=256,
+        description="Rows of one training step. If it is left out, 8 for a model that writes.",
+    )
     max_length: int = Field(
         default=RECIPE.max_length,
         ge=8,
@@ -62,7 +67,11 @@ class FineTuneOptions(Reading):
         default=RECIPE.seed, ge=0, lt=2**31, description="Decides everything random in the training."
     )
     dropout: float = Field(
-        default=RECIPE.dropout, ge=0, lt=1, description="Fraction of values that training drops at random."
+        default=RECIPE.dropout,
+        ge=0,
+        lt=1,
+        description="Fraction of values that training drops at random. If it is left out, 0 for a model that "
+        "writes.",
     )
     class_weights: ClassWeights = Field(
         default=RECIPE.class_weights,

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from hmi.core import Task
+from hmi.core import ModuleSpec, Task
 from hmi.errors import InvalidInput
 from hmi.jobs.options import FineTuneOptions, checked_options
 from hmi.modulespec import SITES
-from hmi.training.plans.defaults import WRITING_LENGTH, WRITING_MODULE
+from hmi.training.plans.defaults import WRITING_BATCH, WRITING_DROPOUT, WRITING_LENGTH, WRITING_MODULE
 
 NOT_OF_WRITING = (
     "lexical",
@@ -50,16 +50,19 @@ def settled(
         )
     if given.get("module") is not None or not update:
         given["module"] = _lora(given)
+    given = {"batch": WRITING_BATCH, "dropout": WRITING_DROPOUT, **given}
     if not update:
         given.setdefault("max_length", WRITING_LENGTH)
     return given
 
 
 def _lora(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The module of a language model: LoRA. What is left out is as in WRITING_MODULE.
+    """The module of a language model: LoRA. Without sites, it is at those of WRITING_MODULE, and without rank
+    and size too, of its rank.
 
     Raises InvalidInput for another kind.
     """
+    asked = options.get("module")
     spec = checked_options(FineTuneOptions, options).module or WRITING_MODULE
     if spec.kind != "lora":
         raise InvalidInput(
@@ -67,7 +70,11 @@ def _lora(options: Mapping[str, Any]) -> dict[str, Any]:
             field="options.module.kind",
         )
     given = spec.model_dump(mode="json")
-    return given if "sites" in spec.model_fields_set else {**given, "sites": WRITING_MODULE.sites}
+    if "sites" in spec.model_fields_set:
+        return given
+    chosen = isinstance(asked, Mapping) and ("rank" in asked or asked.get("size") is not None)
+    rank = given["rank"] if chosen or isinstance(asked, ModuleSpec) else WRITING_MODULE.rank
+    return {**given, "rank": rank, "sites": WRITING_MODULE.sites}
 
 
 def _refuse_gate(options: Mapping[str, Any] | None) -> None:

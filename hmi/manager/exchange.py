@@ -158,7 +158,7 @@ class Exchange:
             raise InvalidInput("a model that writes has no head: leave it out", field="head")
         tensors = read_safetensors(_small(files["adapter"], MAX_PEFT_BYTES), "adapter_model.safetensors")
         made = read_peft(_small(files["adapter_config"]), tensors, info.shape, info.split)
-        given = settled("generation", options, update=True)
+        given = settled("generation", options, update=True) if "data" in files else options
         checked = _with_module(given, made.spec.model_dump(mode="json"), trained="data" in files)
         spec = FineTuneSpec(
             model=str(model), domain=str(domain), task="generation", mode="import", options=checked

@@ -41,7 +41,13 @@ from hmi.model.tenant.modules import module_from
 from hmi.stores.layout import Layout
 from hmi.training.data.golds import Completion
 from hmi.training.data.rows import Row
-from hmi.training.plans.defaults import WRITING_EPOCHS, WRITING_LR, WRITING_MODULE
+from hmi.training.plans.defaults import (
+    WRITING_BATCH,
+    WRITING_DROPOUT,
+    WRITING_EPOCHS,
+    WRITING_LR,
+    WRITING_MODULE,
+)
 from hmi.training.writing.lookup import rows_from_plot
 
 VERSION = 1
@@ -123,7 +129,10 @@ def _spec(plan: TenantsPlan, cell: Cell, info: GenerativeRootInfo) -> RunSpec:
     }
     if cell.column == TENANT:
         found |= {"split": info.split, "root": info.version, "seed": cell.seed, "test": True}
-        found["defaults"] = f"{title(WRITING_MODULE)}, lr {WRITING_LR:g}, {WRITING_EPOCHS} epochs"
+        found["defaults"] = (
+            f"{title(WRITING_MODULE)}, lr {WRITING_LR:g}, batch {WRITING_BATCH}, "
+            f"dropout {WRITING_DROPOUT:g}, {WRITING_EPOCHS} epochs"
+        )
         if plan.options:
             found["options"] = plan.options
     return found

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hmi.model.network.encoder import Delta, no_delta
+from hmi.model.network.encoder import Delta, attention, no_delta
 from hmi.model.network.shape import DecoderShape
 
 CausalAttend = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -97,8 +97,19 @@ def run_layers(layers: Iterable[nn.Module], x: Tensor, shape: DecoderShape) -> T
 
 
 def attend_before(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Attention of each token to itself and those before it, as `CausalAttend` says."""
-    return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
+    """Attention of each token to itself and those before it, as `CausalAttend` says.
+
+    In training with bf16, in which v is then, it uses plain products, as `attention` does and says why. A
+    head of keys is multiplied once, by the queries of all the heads that share it.
+    """
+    if v.dtype != torch.bfloat16 or not torch.is_grad_enabled():
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
+    before = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).tril()
+    shared = q.shape[1] // k.shape[1]
+    grouped = q.to(v.dtype).unflatten(1, (-1, shared)).flatten(2, 3)
+    mixed: Tensor = attention(grouped, k.to(v.dtype), v, before.repeat(shared, 1))
+    heads: Tensor = mixed.unflatten(2, (shared, -1)).flatten(1, 2)
+    return heads
 
 
 @lru_cache(maxsize=64)

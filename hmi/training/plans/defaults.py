@@ -27,16 +27,18 @@ PAIR_LR = 4e-3
 ALIGNED_LR = 1e-3
 """The highest rate for pairs beside an alignment, which leaves less to learn (docs/design/0027-pairs.md)."""
 WRITING_LR = 2e-3
-"""For a language model. On 450 rows, two epochs of SmolLM2-135M gave a perplexity of 1.92 at half of it, and
-of 1.30 at three times that. 6e-3 is better on intents, and learns next to nothing of sections' titles
-(docs/benchmarks/2026-11-generation.md)."""
+"""For a language model. How this and the five below were chosen: docs/benchmarks/2026-11-generation.md."""
+WRITING_BATCH = 8
+"""Twice the steps of a batch of 16 at nearly the same cost. What the default of 16 leaves unlearnt shows."""
+WRITING_DROPOUT = 0.0
 WRITING_EPOCHS = 4
-WRITING_STEPS = 100
-"""As EPOCHS and MIN_STEPS for a language model, whose steps take far longer, and which can write from the
-start."""
+WRITING_READS = 1_600
+"""As EPOCHS for a language model, whose steps take far longer, and which can write from the start. With few
+rows there are more epochs, to read this many rows."""
 WRITING_LENGTH = 512
 """The most tokens of prompt and completion together."""
-WRITING_MODULE = ModuleSpec(kind="lora", rank=8, sites=("q", "v"))
+WRITING_MODULE = ModuleSpec(kind="lora", rank=2, sites=("q", "v", "o", "fi", "fo"))
+"""Low ranks at many sites learn more than a high one at two. On 30 layers of SmolLM2-135M it takes .9 MB."""
 LORA_RANK = 8
 """The rank that LoRA's rates were tuned for. Higher ranks diverge at them."""
 LR_ROWS = 2_000
@@ -45,10 +47,13 @@ LR_ROWS = 2_000
 
 def choose_epochs(rows: int, batch: int, *, writing: bool = False) -> int:
     """EPOCHS, raised to reach MIN_STEPS or lowered to stay within MANY_STEPS, from
-    MIN_EPOCHS to MAX_EPOCHS. writing: of a language model."""
-    epochs, least = (WRITING_EPOCHS, WRITING_STEPS) if writing else (EPOCHS, MIN_STEPS)
+    MIN_EPOCHS to MAX_EPOCHS. writing: of a language model, by WRITING_EPOCHS and WRITING_READS."""
     steps_an_epoch = max(1, -(-rows // batch))
-    wanted = max(min(epochs, MANY_STEPS // steps_an_epoch), -(-least // steps_an_epoch))
+    if writing:
+        epochs, least = WRITING_EPOCHS, -(-WRITING_READS // max(1, rows))
+    else:
+        epochs, least = EPOCHS, -(-MIN_STEPS // steps_an_epoch)
+    wanted = max(min(epochs, MANY_STEPS // steps_an_epoch), least)
     return min(MAX_EPOCHS, max(MIN_EPOCHS, wanted))
 
 

@@ -30,6 +30,7 @@ from hmi.stores.layout import Layout
 from hmi.training.data.golds import Completion
 from hmi.training.data.rows import Row, read_labelled_rows
 from hmi.training.fit.plan import TrainPlan
+from hmi.training.plans.defaults import WRITING_MODULE
 from hmi.training.tasks.row_keys import hold_out
 from hmi.training.writing.lookup import RowsOf, rows_from_plot
 from hmi.training.writing.scoring import perplexity, rouge_l, score_written
@@ -232,7 +233,7 @@ def test_a_model_starts_from_another_and_is_deleted(home: Manager, rule: dict[st
 def test_the_default_is_small_and_a_stopped_run_goes_on(home: Manager) -> None:
     job = create(home, "whole", options={"epochs": 3, "rest": "int8"})
     whole = made(home, job)
-    assert live(home, "whole").module == ModuleSpec(rank=8, sites=("q", "v"))
+    assert live(home, "whole").module == WRITING_MODULE
     assert home.registry.job(job.job).spec["options"]["max_length"] == 512
     job, attempts, result = create(home, "parts", options={"epochs": 3, "rest": "int8"}), 0, None
     while result is None:
@@ -356,9 +357,11 @@ def test_options_of_other_tasks_are_refused(
 @pytest.mark.parametrize(
     ("module", "is_"),
     [
-        (None, {"rank": 8, "sites": ("q", "v")}),
-        ({}, {"rank": 8, "sites": ("q", "v")}),
-        ({"rank": 4}, {"rank": 4, "sites": ("q", "v")}),
+        (None, {"rank": 2, "sites": ("q", "v", "o", "fi", "fo")}),
+        ({}, {"rank": 2, "sites": ("q", "v", "o", "fi", "fo")}),
+        ({"kind": "lora"}, {"rank": 2, "sites": ("q", "v", "o", "fi", "fo")}),
+        ({"rank": 4}, {"rank": 4, "sites": ("q", "v", "o", "fi", "fo")}),
+        ({"size": "small"}, {"rank": 3, "sites": ("q", "v", "o", "fi", "fo")}),
         ({"sites": "gate,q"}, {"rank": 22, "sites": ("q", "gate")}),
         ({"sites": "q,k,v,o,fi,fo", "rank": 2}, {"rank": 2, "sites": None}),
         ({"sites": ",".join(GATED), "rank": 2}, {"rank": 2, "sites": GATED}),

@@ -13,6 +13,7 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as FastTokenizer
 
 from hmi.errors import InvalidInput, UnsupportedModel
+from hmi.model.network.decoder import attend_before
 from hmi.model.network.shape import read_config, read_decoder_shape
 from hmi.model.sources.language_model import LanguageModel, load_language_model
 from hmi.model.sources.source import find_source
@@ -325,3 +326,21 @@ def test_the_last_tokens_of_generation_config(tmp_path: Path) -> None:
     folder = write_language_model("llama", tmp_path / "llama")
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, 5]}))
     assert load_language_model(find_source(str(folder))).tokenizer.ends == (3, 1, 6)
+
+
+@pytest.mark.parametrize("heads", [(6, 2), (4, 4)])
+def test_attention_that_trains_in_bf16_is_the_fused_one_but_for_rounding(heads: tuple[int, int]) -> None:
+    draw = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(3, n, 11, 16, generator=draw) for n in (heads[0], heads[1], heads[1]))
+    back = torch.randn(3, heads[0], 11, 16, generator=draw)
+    found = []
+    for number in (torch.float32, torch.bfloat16):
+        mine = [x.clone().requires_grad_() for x in (q, k, v)]
+        mixed = attend_before(mine[0], mine[1], mine[2].to(number))
+        assert mixed.dtype == number
+        (mixed.float() * back).sum().backward()
+        found.append([mixed.detach().float(), *(x.grad for x in mine)])
+    for exact, near in zip(*found, strict=True):
+        assert exact is not None
+        assert near is not None
+        assert float((near - exact).norm() / exact.norm()) < 0.02

@@ -112,6 +112,9 @@ def test_epochs_follow_the_data() -> None:
     assert choose_epochs(2_000, 16) == 8
     assert choose_epochs(16_000, 16) == 5
     assert choose_epochs(100_000, 16) == 3
+    for batch in (8, 16):
+        counts = [choose_epochs(rows, batch, writing=True) for rows in (20, 200, 450, 20_000)]
+        assert counts == [12, 8, 4, 4 if batch == 16 else 3]
 
 
 def test_the_usual_rate_follows_the_task_and_falls_with_rank_and_rows() -> None:
