@@ -190,6 +190,8 @@ class Engine:
     async def write(self, request: WriteRequest) -> AsyncIterator[WrittenPieces]:
         """Context manager: a text is being written in the block. Leaving the block early drops it.
 
+        Of the texts of one call only the first, of index 0, counts as a request.
+
         Raises NotFound, InvalidInput (names the request's field), QuotaExceeded (the tenant has too much
         waiting), Unavailable, DeadlineExceeded, Damaged.
         """
@@ -213,7 +215,7 @@ class Engine:
                 try:
                     yield draft
                 finally:
-                    if not isinstance(draft.outcome, Exception):
+                    if not (request.index or isinstance(draft.outcome, Exception)):
                         self._accounts.answered([request])
 
     def _miss(self, draft: Draft) -> None:

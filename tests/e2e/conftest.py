@@ -136,6 +136,15 @@ def protocol_server(home: Home, tmp_path_factory: pytest.TempPathFactory) -> Ite
         yield server
 
 
+@pytest.fixture(scope="session")
+def writing_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProtocolServer]:
+    """See `protocol_lab.writing_server_in`."""
+    from tests.e2e.protocols.protocol_lab import writing_server_in  # which imports this file
+
+    with writing_server_in(tmp_path_factory.mktemp("writing")) as server:
+        yield server
+
+
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """See `levels_lab.few`."""

@@ -14,7 +14,7 @@ from hmi.model.text.tokenizer import Tokenizer
 from hmi.stores.records.registry import Registry
 from tests.hmi.labs.registry_lab import add_tenant
 from tests.hmi.labs.runner_lab import Lab
-from tests.hmi.labs.writing_lab import publish, write_folder
+from tests.hmi.labs.writing_lab import write_models
 from tests.tiny import write_tiny_mpnet
 
 
@@ -48,13 +48,7 @@ def lab(tmp_path: Path) -> Iterator[Lab]:
 @pytest.fixture(scope="session")
 def written_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A data folder with models that write, acme.one, acme.two and beta.one. To be copied, or only read."""
-    base = tmp_path_factory.mktemp("writing")
-    write_folder(base / "data", base / "source")
-    manager = Manager(Settings(data=base / "data", job_workers=0))
-    for seed, model in enumerate(("acme.one", "acme.two", "beta.one")):
-        publish(manager, model, seed)
-    manager.close()
-    return base / "data"
+    return write_models(tmp_path_factory.mktemp("writing"))
 
 
 @pytest.fixture

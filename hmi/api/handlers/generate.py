@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import secrets
-from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from typing import ClassVar
 
-from hmi.api.http.call import Reply, RouteCall
-from hmi.api.http.events import HEARTBEAT_S, Events, stream
+from hmi.api.protocols.writing import Event, Texts, WritingCall
 from hmi.api.schemas.generate import (
     ChoiceProbability,
     GenerateAnswer,
@@ -18,62 +16,39 @@ from hmi.api.schemas.generate import (
     TopToken,
     WrittenTokens,
 )
-from hmi.engine.writing.request import TokenScore, WriteRequest, WrittenPiece, WrittenPieces, WrittenText
+from hmi.core import ModelId
+from hmi.engine.writing.request import TokenScore, WriteRequest, WrittenText
 from hmi.model.text.sampling import Sampling
 
-if TYPE_CHECKING:
-    from aiohttp import web
 
+class Generation:
+    """The codec of HMI's own call."""
 
-async def generate(call: RouteCall) -> Reply | web.StreamResponse:
-    """Write a text. The answer has begun with the first piece, so an error after it is an event."""
-    body: GenerateBody = call.body
-    wants = _wants(call, body)
-    async with call.services.inference.write(wants, call.caller) as pieces:
-        if body.stream and call.request is not None:
-            return await _streamed(call, wants, pieces)
-        async for piece in pieces:
+    error_event: ClassVar[str | None] = "error"
+
+    def __init__(self, call: WritingCall) -> None:
+        self._call, body = call, call.body
+        assert isinstance(body, GenerateBody)
+        self.streams = body.stream
+        self.wants = [_wants(call, body)]
+
+    def whole(self, texts: Sequence[WrittenText]) -> GenerateAnswer:
+        (written,) = texts
+        return _answer(self._call.id, self.wants[0], written)
+
+    async def events(self, texts: Texts) -> AsyncGenerator[Event]:
+        async for _, piece in texts:
             if isinstance(piece, WrittenText):
-                return Reply(_answer(call, wants, piece))
-    raise AssertionError("the last piece is the whole text")
+                yield Event(self.whole([piece]).model_dump_json(), "end")
+            else:
+                scores = _scores(self.wants[0], piece.scores)
+                yield Event(TextPiece(text=piece.text, logprobs=scores).model_dump_json(), "text")
 
 
-async def _streamed(call: RouteCall, wants: WriteRequest, pieces: WrittenPieces) -> web.StreamResponse:
-    from hmi.api.http.dispatch import shape  # which loads the web server
-
-    request = call.request
-    assert request is not None
-    coming = aiter(pieces)
-    first = await anext(coming)  # what fails before is an answer of its own status
-
-    async def send(events: Events) -> None:
-        piece = first
-        while isinstance(piece, WrittenPiece):
-            scores = _scores(wants, piece.scores)
-            await events.send("text", TextPiece(text=piece.text, logprobs=scores).model_dump_json())
-            piece = await _next(coming, events)
-        await events.send("end", _answer(call, wants, piece).model_dump_json())
-
-    return await stream(request, send, lambda error: shape(request, error)[0])
-
-
-async def _next(
-    coming: AsyncIterator[WrittenPiece | WrittenText], events: Events
-) -> WrittenPiece | WrittenText:
-    """The next piece. Comments keep the connection open while it is waited for."""
-    waiting = asyncio.ensure_future(anext(coming))
-    try:
-        while not (await asyncio.wait({waiting}, timeout=HEARTBEAT_S))[0]:
-            await events.alive()
-        return await waiting
-    finally:
-        waiting.cancel()
-
-
-def _wants(call: RouteCall, body: GenerateBody) -> WriteRequest:
+def _wants(call: WritingCall, body: GenerateBody) -> WriteRequest:
     seed = body.seed if body.seed is not None else secrets.randbits(32)
     return WriteRequest(
-        call.model(),
+        ModelId.parse(call.where.path["model"]),
         _prompt(body),
         body.max_tokens,
         Sampling(
@@ -89,7 +64,7 @@ def _wants(call: RouteCall, body: GenerateBody) -> WriteRequest:
         ),
         (body.stop,) if isinstance(body.stop, str) else tuple(body.stop),
         None if body.form is None else body.form.form(),
-        None if body.deadline_ms is None else call.arrived + body.deadline_ms / 1000,
+        call.deadline(body.deadline_ms),
     )
 
 
@@ -97,9 +72,9 @@ def _prompt(body: GenerateBody) -> str | list[Mapping[str, str]]:
     return [message.model_dump() for message in body.messages or ()] if body.prompt is None else body.prompt
 
 
-def _answer(call: RouteCall, wants: WriteRequest, written: WrittenText) -> GenerateAnswer:
+def _answer(id: str, wants: WriteRequest, written: WrittenText) -> GenerateAnswer:
     return GenerateAnswer(
-        id=call.id,
+        id=id,
         model=str(written.model),
         version=written.version,
         text=written.text,

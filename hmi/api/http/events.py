@@ -37,9 +37,10 @@ class Events:
                 self._request.transport.abort()  # closing it would wait for what is not read
             raise ConnectionResetError("the client does not read") from error
 
-    async def send(self, event: str, data: str) -> None:
-        """Send an event. `data` is JSON without line breaks."""
-        await self._write(f"event: {event}\ndata: {data}\n\n".encode())
+    async def send(self, event: str | None, data: str) -> None:
+        """Send an event, or one without a name. `data` is text without line breaks."""
+        name = "" if event is None else f"event: {event}\n"
+        await self._write(f"{name}data: {data}\n\n".encode())
 
     async def alive(self) -> None:
         """Send a comment, which keeps the connection open."""
@@ -50,11 +51,13 @@ async def stream(
     request: web.Request,
     body: Callable[[Events], Awaitable[None]],
     shaped: Callable[[Exception], dict[str, object]],
+    *,
+    error_event: str | None = "error",
 ) -> web.StreamResponse:
     """Answer with the events that `body` sends.
 
-    An error ends the stream with `event: error` and `shaped(error)` as its data: the status and the
-    headers are sent already, so a client would read a second answer as a part of the first.
+    An error ends the stream with an event named `error_event` and `shaped(error)` as its data: the status
+    and the headers are sent already, so a client would read a second answer as a part of the first.
     """
     response = web.StreamResponse(headers=HEADERS)
     await response.prepare(request)
@@ -64,6 +67,6 @@ async def stream(
     except (asyncio.CancelledError, ConnectionError):
         raise  # the client has disconnected
     except Exception as error:  # the edge of the process: every error becomes an event
-        await events.send("error", json.dumps(shaped(error), ensure_ascii=False))
+        await events.send(error_event, json.dumps(shaped(error), ensure_ascii=False))
     await response.write_eof()
     return response

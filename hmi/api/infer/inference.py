@@ -13,13 +13,14 @@ from hmi.api.access.caller import Caller
 from hmi.api.access.rates import Rates
 from hmi.api.in_thread import off_loop
 from hmi.api.infer.call_counts import CallCounter
+from hmi.api.infer.texts import Texts, written_together
 from hmi.api.protocols.asks import Ask, AskResult, Input, text_id
 from hmi.api.protocols.errors import over_limit
 from hmi.config import Settings
 from hmi.core import DeletedParts, ModelId
 from hmi.engine import TextRequest, TextResult
 from hmi.engine.texts.request import AnswerProvenance
-from hmi.engine.writing.request import WriteRequest, WrittenPiece, WrittenPieces, WrittenText
+from hmi.engine.writing.request import WriteRequest, WrittenPieces, WrittenText
 from hmi.errors import InvalidInput
 from hmi.telemetry.tracing import span
 
@@ -88,25 +89,6 @@ class InferenceEngine(Protocol):
 
 
 @dataclass(frozen=True)
-class _Tallied:
-    """The pieces of a text of this model. It is counted once it is whole."""
-
-    model: ModelId
-    pieces: WrittenPieces
-    tally: CallCounter
-
-    @property
-    def tokens(self) -> int:
-        return self.pieces.tokens
-
-    async def __aiter__(self) -> AsyncIterator[WrittenPiece | WrittenText]:
-        async for piece in self.pieces:
-            if isinstance(piece, WrittenText):
-                self.tally.add(piece.model, piece.version, 1, piece.timing)
-            yield piece
-
-
-@dataclass(frozen=True)
 class Inference:
     """Checks asks and lets the engine answer them."""
 
@@ -153,23 +135,24 @@ class Inference:
         return made
 
     @asynccontextmanager
-    async def write(self, wants: WriteRequest, caller: Caller) -> AsyncIterator[WrittenPieces]:
-        """Context manager: a text is being written in the block. Its tenant is charged for what is written
-        by the end of the block.
+    async def write(self, wants: Sequence[WriteRequest], caller: Caller) -> AsyncIterator[Texts]:
+        """Context manager: texts of one model are being written in the block, as `written_together` says. Its
+        tenant is charged for what is written by the end of the block.
 
         Raises as `answer`, and TooLarge for a long prompt.
         """
-        caller.must_reach(wants.model.tenant, f"model {str(wants.model)!r}", field="model")
-        texts = [wants.prompt] if isinstance(wants.prompt, str) else [m["content"] for m in wants.prompt]
-        if sum(len(text.encode()) for text in texts) > self.settings.max_text_bytes:
-            raise over_limit(wants.place, self.settings.max_text_bytes, "bytes", "send a shorter text")
-        with self.answering, self.rates.charged([wants]) as settle:
-            async with self.engine.write(wants) as pieces:
-                tallied = _Tallied(wants.model, pieces, self.tally)
+        for want in wants:
+            caller.must_reach(want.model.tenant, f"model {str(want.model)!r}", field="model")
+            if want.prompt_bytes > self.settings.max_text_bytes:
+                raise over_limit(want.place, self.settings.max_text_bytes, "bytes", "send a shorter text")
+        with self.answering, self.rates.charged(wants) as settle:
+            async with written_together(self.engine.write, wants) as texts:
                 try:
-                    yield tallied
+                    yield texts
                 finally:
-                    settle([tallied])
+                    settle(texts.costs)
+                    if texts.done:
+                        self.tally.add(wants[0].model, texts.version, len(texts.done), _timing(texts.ordered))
 
     def _requests(self, asks: Sequence[Ask], arrived: float, id: str) -> list[TextRequest]:
         return [
@@ -244,7 +227,7 @@ def _result(ask: Ask, outputs: list[TextResult], total_ms: float, call: str) -> 
     )
 
 
-def _timing(outputs: Sequence[TextResult]) -> dict[str, float]:
-    """The longest time of any input, by stage: inputs run side by side."""
+def _timing(outputs: Sequence[TextResult | WrittenText]) -> dict[str, float]:
+    """The longest time of any of them, by stage: they run side by side."""
     names = sorted({name for output in outputs for name in output.timing})
     return {name: round(max(output.timing.get(name, 0.0) for output in outputs), 3) for name in names}

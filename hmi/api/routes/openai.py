@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from hmi.api.handlers.protocols import infer, openai_files, openai_jobs, openai_models
+from hmi.api.handlers.protocols import infer, openai_files, openai_jobs, openai_models, write
 from hmi.api.http.route import Route
 from hmi.api.protocols.openai import OPENAI
 from hmi.api.protocols.openai.jobs import (
@@ -19,7 +19,6 @@ from hmi.api.protocols.openai.jobs import (
 from hmi.api.protocols.openai.models import (
     Deleted,
     FileForm,
-    Generation,
     OpenAIFile,
     OpenAIFileList,
     OpenAIFileQuery,
@@ -27,6 +26,7 @@ from hmi.api.protocols.openai.models import (
     OpenAIModelList,
     OpenAIModelQuery,
 )
+from hmi.api.protocols.openai.writing import WRITING
 
 _Route = partial(Route, dialect=OPENAI)
 MODELS, FILES, TUNING = "/v1/models", "/v1/files", "/v1/fine_tuning/jobs"
@@ -44,19 +44,6 @@ OPENAI_MODELS = (
     ),
     _Route("GET", MODEL, openai_models.show_model, "A model (OpenAI).", OpenAIModel, "infer"),
     _Route("DELETE", MODEL, openai_models.delete_model, "Delete a model (OpenAI).", Deleted, "manage"),
-)
-GENERATION = tuple(
-    _Route(
-        "POST",
-        path,
-        openai_models.generate,
-        "Refused with 400: no model here generates text (OpenAI).",
-        None,
-        "infer",
-        body=Generation,
-        kinds=("not_found",),
-    )
-    for path in ("/v1/completions", "/v1/chat/completions")
 )
 OPENAI_FILES = (
     _Route(
@@ -147,7 +134,7 @@ OPENAI_JOBS = (
 OPENAI_ROUTES: tuple[Route, ...] = (
     *infer.routes_of(OPENAI),
     *OPENAI_MODELS,
-    *GENERATION,
+    *write.routes_of(OPENAI, WRITING),
     *OPENAI_FILES,
     *OPENAI_JOBS,
 )

@@ -23,11 +23,12 @@ from hmi.api.handlers import (
     roots,
     tenants,
 )
-from hmi.api.handlers.protocols import infer, tei
+from hmi.api.handlers.protocols import infer, tei, write
 from hmi.api.http.call import RouteCall
 from hmi.api.http.route import Instead, Route
 from hmi.api.protocols.huggingface import HUGGINGFACE, from_hub_client
 from hmi.api.protocols.native import NATIVE
+from hmi.api.protocols.writing import WritingEndpoint
 from hmi.api.routes.models import CASCADES, MODELS
 from hmi.api.routes.oip import OIP_ROUTES
 from hmi.api.routes.openai import OPENAI_ROUTES
@@ -407,20 +408,15 @@ OPERATION = (
 )
 
 (HUB,) = infer.routes_of(HUGGINGFACE)
-GENERATE = Route(
-    "POST",
+GENERATE = WritingEndpoint(
     "/generate/{model}",
-    generate.generate,
     "Write a text with one model, in one answer or as server-sent events.",
+    GenerateBody,
     GenerateAnswer,
-    "infer",
-    body=GenerateBody,
-    raw_answer="text/event-stream",
-    cancellable=True,
-    kinds=infer.ERRORS,
+    generate.Generation,
 )
 INFERENCE = (
-    GENERATE,
+    *write.routes_of(NATIVE, [GENERATE]),
     *(
         replace(route, instead=Instead(from_hub_client, HUB)) if route.path == "/infer/{model}" else route
         for route in infer.routes_of(NATIVE)

@@ -21,6 +21,11 @@ class ChosenText:
     outcome: WrittenText
     tokens: int
 
+    @property
+    def number(self) -> int:
+        """See `WrittenPieces`."""
+        return self.outcome.version
+
     async def __aiter__(self) -> AsyncIterator[WrittenPiece | WrittenText]:
         yield WrittenPiece(self.outcome.text, self.outcome.scores)
         yield self.outcome

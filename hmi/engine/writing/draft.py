@@ -59,6 +59,11 @@ class Draft:
         return self.request.model
 
     @property
+    def number(self) -> int:
+        """See `WrittenPieces`."""
+        return self.version.version
+
+    @property
     def tokens(self) -> int:
         """See `WrittenPieces`."""
         failed = isinstance(self.outcome, Exception)

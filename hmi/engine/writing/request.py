@@ -33,7 +33,9 @@ class WriteRequest:
     """The text keeps it. One that ends before it does so raises CutShort."""
     deadline: float | None = None
     ask: int = 0
-    """The index of the call's ask, as in `TextRequest`. It is always 0: a call writes one text."""
+    """The index of the call's ask, as in `TextRequest`. It is always 0: a call counts as one request."""
+    index: int = 0
+    """The index of the text among those of its call."""
 
     @property
     def place(self) -> str:
@@ -43,8 +45,15 @@ class WriteRequest:
     @property
     def characters(self) -> int:
         """About the characters of the prompt and of the longest text, for an estimate of the tokens."""
-        given = [self.prompt] if isinstance(self.prompt, str) else [m.get("content", "") for m in self.prompt]
-        return sum(map(len, given)) + 4 * (self.most or DEFAULT_MOST)
+        return sum(map(len, self._texts)) + 4 * (self.most or DEFAULT_MOST)
+
+    @property
+    def prompt_bytes(self) -> int:
+        return sum(len(text.encode()) for text in self._texts)
+
+    @property
+    def _texts(self) -> list[str]:
+        return [self.prompt] if isinstance(self.prompt, str) else [m["content"] for m in self.prompt]
 
 
 @dataclass(frozen=True)
@@ -94,6 +103,11 @@ class WrittenText:
 
 class WrittenPieces(Protocol):
     """An answer that is being written."""
+
+    @property
+    def number(self) -> int:
+        """The number of the model's version that writes it."""
+        ...
 
     @property
     def tokens(self) -> int:

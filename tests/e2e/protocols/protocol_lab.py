@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from bench.harness.server import free_port
+from hmi.config import Settings
 from hmi.core import ModelId, ModelVersion, TaskRules
 from hmi.manager import Manager
 from hmi.model.tenant.artefact import Artefact
 from tests.e2e.conftest import Home
 from tests.hmi.labs.server_lab import ready, serving
+from tests.hmi.labs.writing_lab import write_models
 from tests.tiny import DIM
 
 MOOD, PAIRS, TAGS, EMBED, OTHERS = "acme.mood", "acme.pairs", "acme.tags", "acme.embed", "globex.mood"
@@ -49,11 +51,16 @@ class ProtocolServer:
 
     def native(self, model: str, inputs: Any, **parameters: Any) -> Any:
         """The answer of POST /infer/{model}, by which the other protocols are judged."""
-        sent = json.dumps({"inputs": inputs, "parameters": parameters}).encode()
+        return self.post(f"/infer/{model}", {"inputs": inputs, "parameters": parameters})
+
+    def written(self, model: str, **body: Any) -> Any:
+        """The answer of POST /generate/{model}, by which the other protocols are judged."""
+        return self.post(f"/generate/{model}", body)
+
+    def post(self, path: str, body: Any) -> Any:
         headers = {"Authorization": f"Bearer {self.key}", "Content-Type": "application/json"}
-        with urllib.request.urlopen(
-            urllib.request.Request(f"{self.url}/infer/{model}", sent, headers)
-        ) as answer:
+        request = urllib.request.Request(self.url + path, json.dumps(body).encode(), headers)
+        with urllib.request.urlopen(request) as answer:
             return json.load(answer)
 
 
@@ -76,6 +83,25 @@ def protocol_server_on(home: Home, data: Path) -> Iterator[ProtocolServer]:
     with serving(data, "--grpc-port", str(port)) as (url, process):
         ready(url)
         yield ProtocolServer(url, f"127.0.0.1:{port}", *keys, admin, process.pid, data)
+
+
+@contextmanager
+def writing_server_in(base: Path) -> Iterator[ProtocolServer]:
+    """Run a server whose models write: acme.one, acme.two and beta.one."""
+    data = write_models(base)
+    manager = Manager(Settings(data=data, job_workers=0))
+    try:
+        keys = [
+            manager.create_key("acme")[1],
+            manager.create_key("acme", ("infer",))[1],
+            manager.create_key("beta")[1],
+            manager.create_key(None, ("admin",))[1],
+        ]
+    finally:
+        manager.close()
+    with serving(data, "--precision", "fp32") as (url, process):
+        ready(url)
+        yield ProtocolServer(url, "", *keys, process.pid, data)
 
 
 def _more_models(manager: Manager) -> None:

@@ -179,9 +179,9 @@ async def test_what_was_written_for_a_reader_that_has_gone_is_counted(writing_da
         inference = world.services.inference
 
         async def read_some() -> None:
-            async with inference.write(WriteRequest(ONE, PROMPT, most=400), ADMINISTRATOR) as pieces:
+            async with inference.write([WriteRequest(ONE, PROMPT, most=400)], ADMINISTRATOR) as pieces:
                 async for _ in pieces:
-                    if pieces.tokens > 50:
+                    if sum(cost.tokens for cost in pieces.costs) > 50:
                         raise ConnectionResetError
 
         with pytest.raises(ConnectionResetError):

@@ -53,6 +53,16 @@ def write_folder(data: Path, source: Path) -> None:
         manager.close()
 
 
+def write_models(base: Path) -> Path:
+    """A data folder in `base` as `write_folder`, with the models acme.one, acme.two and beta.one."""
+    write_folder(base / "data", base / "source")
+    manager = Manager(Settings(data=base / "data", job_workers=0))
+    for seed, model in enumerate(("acme.one", "acme.two", "beta.one")):
+        publish(manager, model, seed)
+    manager.close()
+    return base / "data"
+
+
 def publish(manager: Manager, model: str, seed: int) -> ModelVersion:
     """Publish a version with a random module, and return it."""
     found = manager.plots.refs()[DOMAIN]

@@ -1,4 +1,4 @@
-"""OpenAI's calls about models, and those that would generate text."""
+"""OpenAI's calls about models."""
 
 from __future__ import annotations
 
@@ -6,15 +6,7 @@ import asyncio
 
 from hmi.api.http.call import Reply, RouteCall
 from hmi.api.in_thread import OFF_LOOP_ROWS
-from hmi.api.protocols.errors import not_written_here
-from hmi.api.protocols.openai.models import (
-    Deleted,
-    Generation,
-    OpenAIModel,
-    OpenAIModelList,
-    OpenAIModelQuery,
-    model_of,
-)
+from hmi.api.protocols.openai.models import Deleted, OpenAIModel, OpenAIModelList, OpenAIModelQuery, model_of
 from hmi.api.protocols.openai.names import model_named
 from hmi.core import ModelId
 
@@ -45,16 +37,6 @@ async def delete_model(call: RouteCall) -> Reply:
     model = _model(call)
     await asyncio.to_thread(call.services.manager.delete_model, str(model))
     return Reply(Deleted(id=str(model), object="model"))
-
-
-async def generate(call: RouteCall) -> Reply:
-    """Refuse to generate text, and say what to call instead. Raises NotFound for an unknown model."""
-    body: Generation = call.body
-    model = model_named(body.model)
-    assert call.where.models is not None
-    live = call.where.models.live(model)
-    instead = "POST /v1/embeddings" if live.task == "embedding" else f"POST /infer/{model}"
-    raise not_written_here(str(model), live.task, instead)
 
 
 def _model(call: RouteCall) -> ModelId:

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from hmi.api.protocols.openai.names import seconds
 from hmi.api.schemas.shared import Answer, ModelName, Name, Query, Request
-from hmi.core import ModelRecord
+from hmi.core import ModelRecord, Task
 from hmi.tenancy import FileRecord
 
 PAGE = 1000
 """Most models, files or jobs of one page."""
 Id = Annotated[str, Field(max_length=200)]
+_CALLS: dict[Task, list[str]] = {
+    "generation": ["/v1/completions", "/v1/chat/completions"],
+    "embedding": ["/v1/embeddings"],
+}
+"""OpenAI's calls that ask models, by task. Models of other tasks answer at /infer."""
 
 
 class OpenAIModel(Answer):
@@ -23,6 +28,8 @@ class OpenAIModel(Answer):
     object: Literal["model"] = "model"
     created: int = Field(description="When its oldest kept version was made, in seconds since 1970.")
     owned_by: str = Field(description="Its tenant.")
+    task: Task = Field(description="What it was trained for. Not OpenAI's, like `calls`.")
+    calls: list[str] = Field(description="The paths that ask it: /v1/chat/completions, for example.")
 
 
 class OpenAIModelList(Answer):
@@ -80,17 +87,16 @@ class FileForm(Request):
     purpose: Literal["fine-tune"]
 
 
-class Generation(Request):
-    """A request to generate text. HMI's models cannot, so only the model is read, for the error."""
-
-    model_config = ConfigDict(extra="allow", strict=True)
-
-    model: Id
-
-
 def model_of(record: ModelRecord) -> OpenAIModel:
     created = min(seconds(version.created) for version in record.versions)
-    return OpenAIModel(id=f"{record.tenant}.{record.name}", created=created, owned_by=record.tenant)
+    name, task = f"{record.tenant}.{record.name}", record.live.task
+    return OpenAIModel(
+        id=name,
+        created=created,
+        owned_by=record.tenant,
+        task=task,
+        calls=_CALLS.get(task, [f"/infer/{name}"]),
+    )
 
 
 def file_of(record: FileRecord) -> OpenAIFile:

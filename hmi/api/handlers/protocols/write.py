@@ -1,0 +1,78 @@
+"""Serves the calls of any protocol that let models write: decode, write, encode whole or as a stream."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import aclosing
+from typing import TYPE_CHECKING
+
+from hmi.api.handlers.protocols.infer import ERRORS
+from hmi.api.http.call import Reply, RouteCall
+from hmi.api.http.events import HEARTBEAT_S, Events, stream
+from hmi.api.http.route import Handler, Route
+from hmi.api.protocols.base import Dialect
+from hmi.api.protocols.writing import Codec, Event, WritingCall, WritingEndpoint
+
+if TYPE_CHECKING:
+    from aiohttp import web
+
+
+def routes_of(dialect: Dialect, endpoints: Iterable[WritingEndpoint]) -> tuple[Route, ...]:
+    """One route for each endpoint. Their errors have the dialect's shape."""
+    return tuple(
+        Route(
+            "POST",
+            endpoint.path,
+            handler_of(endpoint.codec),
+            endpoint.summary,
+            endpoint.answer,
+            "infer",
+            body=endpoint.body,
+            raw_answer="text/event-stream",
+            dialect=dialect,
+            cancellable=True,
+            kinds=ERRORS,
+        )
+        for endpoint in endpoints
+    )
+
+
+def handler_of(codec_of: Callable[[WritingCall], Codec]) -> Handler:
+    """The handler of the calls that a codec decodes."""
+
+    async def write(call: RouteCall) -> Reply | web.StreamResponse:
+        codec = codec_of(WritingCall(call.body, call.where, call.id, call.arrived))
+        async with call.services.inference.write(codec.wants, call.caller) as texts:
+            if not codec.streams or call.request is None:
+                return Reply(codec.whole(await texts.whole()))
+            async with aclosing(codec.events(texts)) as events:
+                return await _streamed(call.request, codec, events)
+
+    return write
+
+
+async def _streamed(request: web.Request, codec: Codec, events: AsyncIterator[Event]) -> web.StreamResponse:
+    """Answer with events. What fails before the first one is an answer of its own status."""
+    from hmi.api.http.dispatch import shape  # which loads the web server
+
+    first = await anext(events)
+
+    async def send(sink: Events) -> None:
+        event: Event | None = first
+        while event is not None:
+            await sink.send(event.name, event.data)
+            event = await _next(events, sink)
+
+    return await stream(request, send, lambda error: shape(request, error)[0], error_event=codec.error_event)
+
+
+async def _next(events: AsyncIterator[Event], sink: Events) -> Event | None:
+    """The next event, None after the last. Comments keep the connection open while it is waited for."""
+    waiting = asyncio.ensure_future(anext(events, None))
+    try:
+        while not (await asyncio.wait({waiting}, timeout=HEARTBEAT_S))[0]:
+            await sink.alive()
+        return await waiting
+    finally:
+        waiting.cancel()

@@ -1,0 +1,108 @@
+"""The interface of a protocol's calls that let models write: each decodes to requests, and encodes texts
+whole or as events. `hmi.api.handlers.protocols.write` serves them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple, Protocol
+
+from hmi.api.protocols.base import Where
+from hmi.core import ModelId, Task
+from hmi.engine.writing.request import WriteRequest, WrittenPiece, WrittenText
+from hmi.errors import InvalidInput
+
+
+class Event(NamedTuple):
+    """A server-sent event. `data` has no line breaks."""
+
+    data: str
+    name: str | None = None
+
+
+class Texts(Protocol):
+    """The texts of a call while they are written. See `hmi.api.infer.texts`."""
+
+    @property
+    def version(self) -> int:
+        """The number of the model's version that writes. There must have been a piece."""
+        ...
+
+    @property
+    def ordered(self) -> Sequence[WrittenText]:
+        """The texts that are whole, in the order of `Codec.wants`."""
+        ...
+
+    def __aiter__(self) -> AsyncIterator[tuple[int, WrittenPiece | WrittenText]]:
+        """The pieces of all texts as they come, with the indices of their texts. A text ends with its
+        `WrittenText`. Raises HmiError."""
+        ...
+
+
+@dataclass(frozen=True)
+class WritingCall:
+    """A call as a codec gets it."""
+
+    body: Any
+    where: Where
+    id: str
+    """The X-Request-Id of the answer."""
+    arrived: float
+    """When the call arrived, in seconds of `time.monotonic()`."""
+
+    def deadline(self, ms: float | None) -> float | None:
+        """The `time.monotonic()` so many milliseconds after the call arrived."""
+        return None if ms is None else self.arrived + ms / 1000
+
+
+class Codec(Protocol):
+    """One call: the texts that it wants, and how they are told. Creating it decodes the call.
+
+    Creating it raises NotFound, and InvalidInput for what the protocol or the model does not have.
+    """
+
+    error_event: ClassVar[str | None]
+    """The name of the event for an error in a stream that has begun."""
+
+    @property
+    def wants(self) -> Sequence[WriteRequest]:
+        """One request for each text, in the order of their `index`."""
+        ...
+
+    @property
+    def streams(self) -> bool:
+        """Whether the answer is a stream of events."""
+        ...
+
+    def whole(self, texts: Sequence[WrittenText]) -> Any:
+        """The answer, an instance of `WritingEndpoint.answer`. texts: in the order of `wants`."""
+        ...
+
+    def events(self, texts: Texts) -> AsyncGenerator[Event]:
+        """The events of a stream, while the texts are written."""
+        ...
+
+
+@dataclass(frozen=True)
+class WritingEndpoint:
+    """One call of a protocol that lets a model write: a POST with a JSON body."""
+
+    path: str
+    summary: str
+    body: Any
+    """The pydantic type of the body."""
+    answer: Any
+    """The pydantic type of a whole answer."""
+    codec: Callable[[WritingCall], Codec]
+
+
+def check_writes(where: Where, model: ModelId, instead: Callable[[Task], str]) -> None:
+    """Raise InvalidInput for a model that does not write, with the call to use `instead`, by its task;
+    NotFound if the caller does not reach the model."""
+    assert where.models is not None
+    task = where.models.live(model).task
+    if task != "generation":
+        raise InvalidInput(
+            f"{model} is not a generative model: its task is {task}; use {instead(task)} for its answers",
+            field="model",
+        )
