@@ -40,6 +40,8 @@ class Form:
     """The answer is a sentence of this grammar, in Lark's syntax."""
     probabilities: bool = False
     """The likeliest whole choice is the answer, which tells the probability of each."""
+    place: str = "form"
+    """The call's field that holds it, for errors."""
 
     def __post_init__(self) -> None:
         given = [f.name for f in fields(self)[:5] if getattr(self, f.name) not in (None, False)]
@@ -51,12 +53,13 @@ class Form:
             raise InvalidInput("form.probabilities needs form.choices", field="form.probabilities")
         if len(self.key.encode()) > MOST_BYTES:
             raise InvalidInput(
-                f"form.{given[0]} has more than {MOST_BYTES:,} bytes", field=f"form.{given[0]}"
+                f"{self.place}.{given[0]} has more than {MOST_BYTES:,} bytes",
+                field=f"{self.place}.{given[0]}",
             )
         if self.choices is not None:
-            _check_choices(self.choices)
+            _check_choices(self.choices, f"{self.place}.choices")
         if self.json_schema is not None:
-            for where, keyword in _unknown(self.json_schema, "form.json_schema"):
+            for where, keyword in _unknown(self.json_schema, f"{self.place}.json_schema"):
                 raise InvalidInput(f"{where}: the keyword {keyword!r} is not supported", field=where)
 
     @property
@@ -66,15 +69,16 @@ class Form:
         try:
             return json.dumps([schema, self.json, self.choices, self.regex, self.grammar])
         except (RecursionError, TypeError, ValueError) as error:
-            raise InvalidInput("form.json_schema is no JSON", field="form.json_schema") from error
+            where = f"{self.place}.json_schema"
+            raise InvalidInput(f"{where} is no JSON", field=where) from error
 
 
-def _check_choices(choices: tuple[str, ...]) -> None:
+def _check_choices(choices: tuple[str, ...], place: str) -> None:
     if not 1 <= len(choices) <= MOST_CHOICES:
-        raise InvalidInput(f"form.choices must have 1 to {MOST_CHOICES:,} texts", field="form.choices")
+        raise InvalidInput(f"{place} must have 1 to {MOST_CHOICES:,} texts", field=place)
     seen: set[str] = set()
     for i, choice in enumerate(choices):
-        where = f"form.choices[{i}]"
+        where = f"{place}[{i}]"
         if not choice or choice in seen:
             wrong = "is there twice" if choice else "is empty"
             raise InvalidInput(f"{where} {wrong}", field=where)

@@ -198,7 +198,7 @@ class Guides:
         tokenizer = self._tokenizer  # which fails if the package is missing
         from llguidance import LLMatcher, LLParserLimits
 
-        field = next(f"form.{name}" for name in _FIELDS if getattr(form, name) not in (None, False))
+        field = next(f"{form.place}.{name}" for name in _FIELDS if getattr(form, name) not in (None, False))
         try:
             grammar = _grammar(LLMatcher, form)
         except ValueError as error:

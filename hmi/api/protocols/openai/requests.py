@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag
+from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag
 
 from hmi.api.protocols.inputs import one_or_many
 from hmi.api.protocols.openai.models import Id
 from hmi.api.schemas.generate import Stops
 from hmi.api.schemas.shared import Request
 from hmi.errors import InvalidInput
+from hmi.model.text.form import Form
 from hmi.model.text.sampling import MOST_LOGPROBS
 
 MOST_TEXTS = 128
@@ -38,8 +39,30 @@ def _no_choice(value: Any) -> Any:
         raise ValueError("is not served: models here call no tools, so leave it out")
 
 
+class AnswerSchema(Request):
+    model_config = ConfigDict(protected_namespaces=())
+
+    name: str = Field(description="Ignored.")
+    description: str | None = Field(default=None, description="Ignored.")
+    json_schema: dict[str, Any] | None = Field(default=None, alias="schema", description="Null: any object.")
+    strict: bool | None = Field(default=None, description="Ignored: a schema is always kept.")
+
+
 class ResponseFormat(Request):
-    type: Literal["text"] = Field(description="Other forms are refused: leave response_format out.")
+    """What an answer must keep. See `form` of POST /generate."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: AnswerSchema | None = None
+
+    @property
+    def form(self) -> Form | None:
+        """Raises InvalidInput."""
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            raise _wrong("response_format", "must have json_schema if its type is json_schema, else not")
+        schema = None if self.json_schema is None else self.json_schema.json_schema
+        if self.type == "text":
+            return None
+        return Form(schema, schema is None, place="response_format")
 
 
 class StreamOptions(Request):

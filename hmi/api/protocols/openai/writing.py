@@ -33,6 +33,7 @@ from hmi.api.protocols.openai.requests import COMPLETION_TOKENS, MOST_TEXTS, Cha
 from hmi.api.protocols.writing import Event, Texts, WritingCall, WritingEndpoint, check_writes
 from hmi.core import ModelId, Task
 from hmi.engine.writing.request import Finish, TokenScore, WriteRequest, WrittenPiece, WrittenText
+from hmi.model.text.form import Form
 from hmi.model.text.sampling import Sampling
 
 DONE = Event("[DONE]")
@@ -63,6 +64,7 @@ class OpenAIWriting(ABC):
                 self.most(),
                 replace(sampling, seed=(seed + index % self.n) % 2**64),
                 stops,
+                self.form(),
                 deadline=call.deadline(body.deadline_ms),
                 index=index,
             )
@@ -90,6 +92,10 @@ class OpenAIWriting(ABC):
     @abstractmethod
     def logprobs(self) -> int | None:
         """See `Sampling`."""
+
+    def form(self) -> Form | None:
+        """See `WriteRequest`."""
+        return None
 
     @abstractmethod
     def whole(self, texts: Sequence[WrittenText]) -> Completion | ChatCompletion:
@@ -203,6 +209,10 @@ class Chats(OpenAIWriting):
 
     def logprobs(self) -> int | None:
         return (self.body.top_logprobs or 0) if self.body.logprobs else None
+
+    def form(self) -> Form | None:
+        given = self.body.response_format
+        return None if given is None else given.form
 
     def whole(self, texts: Sequence[WrittenText]) -> ChatCompletion:
         choices = [
