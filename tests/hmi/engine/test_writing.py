@@ -186,10 +186,10 @@ async def test_what_was_written_for_a_reader_that_has_gone_is_counted(writing_da
 
         with pytest.raises(ConnectionResetError):
             await read_some()
+        (left,) = (state.left for state in inference.rates.states("acme") if state.quota == "tokens_per_s")
         requests, inputs, tokens = used(world, "acme")
         assert (requests, inputs) == (1, 0)
         assert 50 < tokens < 400
-        (left,) = (state.left for state in inference.rates.states("acme") if state.quota == "tokens_per_s")
         assert 1000 - tokens <= left < 1000, "the rate is charged what was written"
 
 
