@@ -29,13 +29,13 @@ LIMITS: dict[str, Any] = {
     "max_items_in_row": 2_000,
     "initial_lexer_fuel": 200_000,
     "step_lexer_fuel": 50_000,
-    "step_max_items": 50_000,
+    "step_max_items": 20_000,
     "max_lexer_states": 20_000,
     "max_grammar_size": 100_000,
     "precompute_large_lexemes": False,
     "verbose_errors": False,
 }
-"""What a form may cost: some 200 ms to compile, 5 ms for a mask, and 10 MB."""
+"""What a form may cost: some 200 ms to compile, 10 ms for a mask, and 10 MB."""
 JSON = {
     "lenient": False,
     "coerce_one_of": False,
