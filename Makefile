@@ -84,7 +84,7 @@ stress: setup ## the slow tests, the battery at full counts, and new random exam
 # versions.
 clients: ## test LangChain, LlamaIndex and LiteLLM unmodified, in .venv-clients
 tools: ## test files that spaCy, datasets, Label Studio and doccano write themselves, in .venv-tools
-clients: APART := tests/e2e/protocols/test_embedding_clients.py
+clients: APART := tests/e2e/protocols/test_embedding_clients.py tests/e2e/protocols/test_writing_clients.py
 tools: APART := tests/tools
 # doccano pins pandas below 2, which newer versions of Python cannot install. The extra has what its exporter needs.
 tools: WITHOUT_NEEDS := doccano==1.8.4

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import ClassVar
 
-from hmi.api.protocols.writing import Event, Texts, WritingCall
+from hmi.api.protocols.writing import Event, Texts, WritingCall, seed_of, stops_of
 from hmi.api.schemas.generate import (
     ChoiceProbability,
     GenerateAnswer,
@@ -46,7 +45,6 @@ class Generation:
 
 
 def _wants(call: WritingCall, body: GenerateBody) -> WriteRequest:
-    seed = body.seed if body.seed is not None else secrets.randbits(32)
     return WriteRequest(
         ModelId.parse(call.where.path["model"]),
         _prompt(body),
@@ -59,10 +57,10 @@ def _wants(call: WritingCall, body: GenerateBody) -> WriteRequest:
             repetition_penalty=body.repetition_penalty,
             presence_penalty=body.presence_penalty,
             frequency_penalty=body.frequency_penalty,
-            seed=seed,
+            seed=seed_of(body.seed),
             logprobs=body.logprobs,
         ),
-        (body.stop,) if isinstance(body.stop, str) else tuple(body.stop),
+        stops_of(body.stop),
         None if body.form is None else body.form.form(),
         call.deadline(body.deadline_ms),
     )

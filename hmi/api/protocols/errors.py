@@ -145,17 +145,6 @@ def from_validation(error: ValidationError, model: Any) -> HmiError:
     return InvalidInput(f"{field}: {message}{more}", field=field, fields=listed)
 
 
-def not_written_here(model: str, task: str, instead: str) -> InvalidInput:
-    """The error of another protocol's call for text, which writes none. instead: the call for labels."""
-    if task == "generation":
-        return InvalidInput(
-            f"this call is not served: POST /generate/{model} lets {model} write", field="model"
-        )
-    return InvalidInput(
-        f"{model} is not a generative model: its task is {task}; use {instead} for its answers", field="model"
-    )
-
-
 def over_limit(field: str, limit: int, unit: str, cure: str) -> TooLarge:
     """A TooLarge (413) that names the field, the limit and the cure."""
     return TooLarge(f"{field} is over the limit of {limit} {unit}: {cure}", field=field, limit=limit)

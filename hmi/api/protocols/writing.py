@@ -3,14 +3,16 @@ whole or as events. `hmi.api.handlers.protocols.write` serves them."""
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Protocol
 
-from hmi.api.protocols.base import Where
+from hmi.api.protocols.base import RawBody, Where
 from hmi.core import ModelId, Task
 from hmi.engine.writing.request import WriteRequest, WrittenPiece, WrittenText
 from hmi.errors import InvalidInput
+from hmi.model.text.sampling import Sampling
 
 
 class Event(NamedTuple):
@@ -94,6 +96,38 @@ class WritingEndpoint:
     answer: Any
     """The pydantic type of a whole answer."""
     codec: Callable[[WritingCall], Codec]
+    raw: RawBody | None = None
+    """The reader of a body that is not simply JSON. `body` then only documents its JSON form."""
+
+
+_CHOOSING = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+)
+
+
+def sampling_of(given: Any, **others: Any) -> Sampling:
+    """The settings that `given` has under HMI's names, with `others`; None is the default.
+
+    Raises InvalidInput for a number out of its range.
+    """
+    named = {name: getattr(given, name, None) for name in _CHOOSING} | others
+    return Sampling(**{name: value for name, value in named.items() if value is not None})
+
+
+def seed_of(given: int | None) -> int:
+    """The caller's seed, or one that is drawn for the call."""
+    return secrets.randbits(32) if given is None else given
+
+
+def stops_of(given: str | Sequence[str] | None) -> tuple[str, ...]:
+    """Stop strings as `WriteRequest` has them."""
+    return (given,) if isinstance(given, str) else tuple(given or ())
 
 
 def check_writes(where: Where, model: ModelId, instead: Callable[[Task], str]) -> None:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from functools import partial
 
-from hmi.api.handlers.protocols import infer, oip
+from hmi.api.handlers.protocols import infer, oip, write
 from hmi.api.http.route import Route
 from hmi.api.protocols.oip import OIP
 from hmi.api.protocols.oip.described import (
-    GenerateRequest,
     IndexRequest,
     LoadRequest,
     ModelConfig,
@@ -22,6 +21,7 @@ from hmi.api.protocols.oip.described import (
     UnloadRequest,
     optional,
 )
+from hmi.api.protocols.oip.generate import WRITING
 
 _Route = partial(Route, dialect=OIP)
 MODEL, VERSION = "/v2/models/{model}", "/v2/models/{model}/versions/{version}"
@@ -62,21 +62,6 @@ ABOUT_MODELS = tuple(
 STATISTICS = (
     _Route("GET", "/v2/models/stats", oip.statistics, "What all models answered.", ModelStatistics, "infer"),
 )
-REFUSED = tuple(
-    _Route(
-        "POST",
-        f"{path}/{call}",
-        oip.generate,
-        "Refused: no model here generates text.",
-        None,
-        "infer",
-        body=GenerateRequest,
-        raw=optional(GenerateRequest),
-        kinds=("conflict",),
-    )
-    for path in (MODEL, VERSION)
-    for call in ("generate", "generate_stream")
-)
 MODELS = (
     _Route(
         "POST",
@@ -112,4 +97,5 @@ MODELS = (
         kinds=("conflict",),
     ),
 )
-OIP_ROUTES = (*SERVER, *STATISTICS, *ABOUT_MODELS, *infer.routes_of(OIP), *REFUSED, *MODELS)
+ASKING = (*infer.routes_of(OIP), *write.routes_of(OIP, WRITING))
+OIP_ROUTES = (*SERVER, *STATISTICS, *ABOUT_MODELS, *ASKING, *MODELS)

@@ -23,10 +23,10 @@ from hmi.api.handlers import (
     roots,
     tenants,
 )
-from hmi.api.handlers.protocols import infer, tei, write
+from hmi.api.handlers.protocols import hub, infer, tei, write
 from hmi.api.http.call import RouteCall
 from hmi.api.http.route import Instead, Route
-from hmi.api.protocols.huggingface import HUGGINGFACE, from_hub_client
+from hmi.api.protocols.huggingface import from_hub_client
 from hmi.api.protocols.native import NATIVE
 from hmi.api.protocols.writing import WritingEndpoint
 from hmi.api.routes.models import CASCADES, MODELS
@@ -407,7 +407,6 @@ OPERATION = (
     Route("GET", "/openapi.json", openapi, "This document.", while_draining=True, etag=True),
 )
 
-(HUB,) = infer.routes_of(HUGGINGFACE)
 GENERATE = WritingEndpoint(
     "/generate/{model}",
     "Write a text with one model, in one answer or as server-sent events.",
@@ -418,10 +417,10 @@ GENERATE = WritingEndpoint(
 INFERENCE = (
     *write.routes_of(NATIVE, [GENERATE]),
     *(
-        replace(route, instead=Instead(from_hub_client, HUB)) if route.path == "/infer/{model}" else route
+        replace(route, instead=Instead(from_hub_client, hub.ASK)) if route.path == "/infer/{model}" else route
         for route in infer.routes_of(NATIVE)
     ),
-    HUB,
+    *hub.ROUTES,
 )
 
 ROUTES: tuple[Route, ...] = (

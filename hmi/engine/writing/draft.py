@@ -136,7 +136,8 @@ class Draft:
 
     def _score(self, id: int, logprob: float, best: object) -> TokenScore:
         assert isinstance(best, list | tuple)
-        return TokenScore(self._token(id), logprob, [(self._token(i), x) for i, x in best])
+        best_of = [(self._token(i), x) for i, x in best]
+        return TokenScore(self._token(id), logprob, best_of, id - 1, id in self.tokenizer.specials)
 
     def _token(self, id: int) -> str:
         return str(self.tokenizer.fast.decode([id - 1], skip_special_tokens=False))

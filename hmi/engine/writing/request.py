@@ -63,6 +63,10 @@ class TokenScore:
     text: str
     logprob: float
     best: Sequence[tuple[str, float]] = ()
+    id: int = 0
+    """In the root's own vocabulary, which counts from 0."""
+    special: bool = False
+    """Whether it is one of the tokens that are left out of texts, such as the last one."""
 
 
 @dataclass(frozen=True)

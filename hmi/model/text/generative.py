@@ -36,7 +36,10 @@ class GenerativeTokenizer:
         fast.no_truncation()
         self.fast, self.template = fast, template
         self.begin, self.ends = begin, tuple(ends)
-        special = [t.content for t in fast.get_added_tokens_decoder().values() if t.special and t.content]
+        added = {id: token for id, token in fast.get_added_tokens_decoder().items() if token.special}
+        self.specials = frozenset(id + 1 for id in added)
+        """Our ids of the special tokens, which `decode` leaves out."""
+        special = [token.content for token in added.values() if token.content]
         self._special = re.compile("|".join(map(re.escape, special))) if special else None
         self._plain: FastTokenizer | None = None
         """A copy to which special tokens are plain characters, made when a text first has one."""

@@ -80,11 +80,6 @@ async def unload(call: RouteCall) -> Reply:
     raise AssertionError("unload always refuses")
 
 
-async def generate(call: RouteCall) -> Reply:
-    await asyncio.to_thread(_repository(call).generate, *_model_and_version(call))
-    raise AssertionError("generate always refuses")
-
-
 def _repository(call: RouteCall) -> Repository:
     return Repository(call.services, call.caller)
 

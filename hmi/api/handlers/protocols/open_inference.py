@@ -10,13 +10,12 @@ from hmi.api.access.caller import Caller
 from hmi.api.http.services import Services
 from hmi.api.infer.call_counts import VersionCalls
 from hmi.api.infer.own_models import OwnModels
-from hmi.api.protocols.errors import not_written_here
 from hmi.api.protocols.oip.about import config_of, index_of, metadata_of
 from hmi.api.protocols.oip.asking import check_version
 from hmi.core import ModelId, ModelRecord
 from hmi.errors import Conflict, InvalidInput, NotFound, TooLarge
 
-EXTENSIONS = ("binary_tensor_data", "model_configuration", "model_repository", "statistics")
+EXTENSIONS = ("binary_tensor_data", "generate", "model_configuration", "model_repository", "statistics")
 """The protocol's extensions that are served, by Triton's names."""
 MOST_LISTED = 10_000
 """Most models that one index or one call for statistics lists."""
@@ -118,10 +117,6 @@ class Repository:
             f"themselves when others need the room; DELETE /manage/models/{model} deletes it",
             field="model",
         )
-
-    def generate(self, model: str, version: str = "") -> NoReturn:
-        """Refuse, and say what to call instead."""
-        raise not_written_here(model, self.record(model, version).live.task, f"POST /v2/models/{model}/infer")
 
 
 def _statistics(name: str, answered: VersionCalls) -> dict[str, Any]:

@@ -29,6 +29,7 @@ def routes_of(dialect: Dialect, endpoints: Iterable[WritingEndpoint]) -> tuple[R
             endpoint.answer,
             "infer",
             body=endpoint.body,
+            raw=endpoint.raw,
             raw_answer="text/event-stream",
             dialect=dialect,
             cancellable=True,

@@ -27,10 +27,29 @@ from hmi.errors import InvalidInput
 _OF_LABELS = ("top_k", "function_to_apply")
 _OF_ENTITIES = ("aggregation_strategy", "ignore_labels")
 _OF_EMBEDDINGS = ("normalize", "truncate", "truncation_direction")
+_OF_TEXTS = (
+    "max_new_tokens",
+    "do_sample",
+    "temperature",
+    "top_k",
+    "top_p",
+    "repetition_penalty",
+    "frequency_penalty",
+    "seed",
+    "stop",
+    "return_full_text",
+    "details",
+    "best_of",
+    "decoder_input_details",
+    "watermark",
+    "top_n_tokens",
+    "typical_p",
+)
 PARAMETERS: Mapping[Task, tuple[str, ...]] = {
     **dict.fromkeys(LABELLED, _OF_LABELS),
     "tagging": _OF_ENTITIES,
     "embedding": _OF_EMBEDDINGS,
+    "generation": _OF_TEXTS,
 }
 """The parameters of each task."""
 _NEVER = {
@@ -47,7 +66,9 @@ def decode(body: HubBody, where: Where) -> list[Ask]:
     model = ModelId.parse(where.path["model"])
     task = live_of(where, model, tuple(PARAMETERS), "the call").task
     given, inputs = body.given, body.inputs
-    _check_parameters(given, task)
+    check_parameters(given, task)
+    if body.stream:
+        raise InvalidInput(f"stream: {model} writes no text: leave it out", field="stream")
     if isinstance(inputs, Comparison):
         live_of(where, model, ("embedding",), "sentence similarity")
         texts = [inputs.source_sentence, *inputs.sentences]
@@ -115,7 +136,7 @@ def _text(item: str | TextPair) -> str | Pair:
     return item.text if item.text_pair is None else (item.text, item.text_pair)
 
 
-def _check_parameters(given: HubParameters, task: Task) -> None:
+def check_parameters(given: HubParameters, task: Task) -> None:
     """Raise InvalidInput for a parameter that is given and that models of this task do not have."""
     named = given.model_dump(exclude_none=True)
     for name, cure in _NEVER.items():

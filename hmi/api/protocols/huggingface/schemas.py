@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, RootModel, Tag
 
 from hmi.api.protocols.inputs import Text
 from hmi.api.protocols.results import Transform
 from hmi.api.protocols.tei.schemas import Direction
+from hmi.api.schemas.generate import Stops
 from hmi.api.schemas.shared import Answer, Request
 from hmi.model.tenant.answer import Aggregation
+
+NEW_TOKENS = 100
+"""The client's default of `max_new_tokens`."""
+HubFinish = Literal["length", "eos_token", "stop_sequence"]
 
 
 class TextPair(Request):
@@ -56,7 +61,9 @@ def _inputs_kind(value: Any) -> str | None:
 class HubParameters(Request):
     """The parameters of all tasks. One that the model's task does not have is refused."""
 
-    top_k: int | None = Field(default=None, ge=1, description="Labels: give the best ones only.")
+    top_k: int | None = Field(
+        default=None, ge=1, description="Labels: give the best ones only. Texts: draw among so many tokens."
+    )
     function_to_apply: Transform | None = Field(
         default=None, description="Labels: what makes scores of the head's outputs. Default: as trained."
     )
@@ -73,6 +80,29 @@ class HubParameters(Request):
         default=None, description="Embeddings: false refuses a text that is too long; else its end is cut."
     )
     truncation_direction: Direction | None = Field(default=None, description="Embeddings: only Right.")
+    max_new_tokens: int | None = Field(
+        default=None, ge=1, le=1_000_000, description=f"Texts: the most tokens. Default: {NEW_TOKENS}."
+    )
+    do_sample: bool | None = Field(
+        default=None,
+        description="Texts: draw tokens. They are drawn, too, if temperature (not 1), top_k or top_p is "
+        "given; else the likeliest is taken.",
+    )
+    temperature: float | None = Field(default=None, gt=0, le=100, description="Texts. Default: 1.")
+    top_p: float | None = Field(default=None, gt=0, le=1, description="Texts.")
+    repetition_penalty: float | None = Field(default=None, ge=1e-3, le=1e3, description="Texts.")
+    frequency_penalty: float | None = Field(default=None, ge=-100, le=100, description="Texts.")
+    seed: int | None = Field(default=None, ge=0, lt=2**64, description="Texts.")
+    stop: Stops | None = Field(default=None, description="Texts: they end before the first of these.")
+    return_full_text: bool | None = Field(default=None, description="Texts: put the prompt before the text.")
+    details: bool | None = Field(default=None, description="Texts: tell the tokens, and why the text ended.")
+    best_of: Literal[1] | None = Field(default=None, description="Texts: only 1.")
+    adapter_id: Literal[""] | None = Field(default=None, description="Refused: the model has its own module.")
+    decoder_input_details: Literal[False] | None = Field(default=None, description="Texts: only false.")
+    watermark: Literal[False] | None = Field(default=None, description="Texts: only false.")
+    top_n_tokens: Literal[0] | None = Field(default=None, description="Texts: only 0.")
+    typical_p: Literal[1] | None = Field(default=None, description="Texts: only 1.")
+    grammar: None = Field(default=None, description="Refused: see POST /generate for what texts can keep.")
     stride: int | None = Field(default=None, description="Refused: long texts are read in fixed windows.")
     prompt_name: str | None = Field(default=None, description="Refused: models have no prompts.")
     candidate_labels: list[str] | str | None = Field(
@@ -105,6 +135,7 @@ class HubBody(Request):
     ]
     parameters: HubParameters = HubParameters()
     options: HubOptions | None = None
+    stream: bool | None = Field(default=None, description="Texts: answer with server-sent events.")
     normalize: bool | None = Field(default=None, description="The same as in `parameters`.")
     truncate: bool | None = Field(default=None, description="The same as in `parameters`.")
     truncation_direction: Direction | None = Field(default=None, description="The same as in `parameters`.")
@@ -133,10 +164,42 @@ class HubEntity(Answer):
     end: int = Field(description="The index after its last character.")
 
 
+class HubToken(Answer):
+    """A token that was written."""
+
+    id: int = Field(description="In the root's vocabulary.")
+    text: str = Field(description="In a stream, the text that is new with this token.")
+    logprob: float
+    special: bool
+
+
+class GenerationDetails(Answer):
+    finish_reason: HubFinish
+    generated_tokens: int
+    input_length: int
+    seed: int | None
+    prefill: list[HubToken] = Field(description="Always empty.")
+    tokens: list[HubToken]
+
+
+class Generated(Answer):
+    """A text that was written."""
+
+    generated_text: str
+    details: GenerationDetails | None = None
+
+
 class HubAnswer(
-    RootModel[list[list[Label]] | list[HubEntity] | list[list[HubEntity]] | list[list[float]] | list[float]]
+    RootModel[
+        list[list[Label]]
+        | list[HubEntity]
+        | list[list[HubEntity]]
+        | list[list[float]]
+        | list[float]
+        | list[Generated]
+    ]
 ):
-    """An answer in the form that the model's task has on the hub.
+    """An answer in the form that the model's task has on the hub. A text is a list of one.
 
     Classification gives a list of labels for each input, the best first. Tagging gives the entities of the
     text, or for a list of texts a list of each text's entities. An embedding model gives a vector for each

@@ -17,6 +17,7 @@ OUTPUTS: dict[Task, tuple[str, ...]] = {
     "regression": ("VALUE", "KNOWN", "TRUNCATED"),
     "tagging": ("TAGS", "TAG_SCORES", "ENTITIES", "KNOWN", "TRUNCATED"),
     "embedding": ("EMBEDDING", "TRUNCATED"),
+    "generation": ("text_output",),
 }
 """The outputs of each task, in their order."""
 _DATATYPES: dict[str, Datatype] = {
@@ -51,7 +52,9 @@ class Port:
 
 
 def inputs_of(version: ModelVersion) -> tuple[Port, ...]:
-    """The inputs of a model: TEXT, TEXT and TEXT_PAIR, or TEXT or TOKENS."""
+    """The inputs of a model: TEXT, TEXT and TEXT_PAIR, or TEXT or TOKENS; text_input of one that writes."""
+    if version.task == "generation":
+        return (Port("text_input", "BYTES", (1,)),)
     if version.task == "tagging":
         return Port("TEXT", "BYTES", (-1,), True), Port("TOKENS", "BYTES", (-1,), True)
     if version.task == "pair" or version.rules.paired:
@@ -62,7 +65,12 @@ def inputs_of(version: ModelVersion) -> tuple[Port, ...]:
 def outputs_of(version: ModelVersion) -> dict[str, Port]:
     """The outputs of a model, by name."""
     labels = len(version.labels)
-    shapes = {"SCORES": (-1, labels), "CLASSES": (labels,), "EMBEDDING": (-1, version.metrics.get("dim", -1))}
+    shapes = {
+        "SCORES": (-1, labels),
+        "CLASSES": (labels,),
+        "EMBEDDING": (-1, version.metrics.get("dim", -1)),
+        "text_output": (1,),
+    }
     return {
         name: Port(name, _DATATYPES.get(name, "BYTES"), shapes.get(name, (-1,)))
         for name in OUTPUTS[version.task]

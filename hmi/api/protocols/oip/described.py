@@ -107,10 +107,6 @@ class UnloadRequest(Open):
     parameters: dict[str, Any] = Field(default_factory=dict, description="Ignored.")
 
 
-class GenerateRequest(Open):
-    text_input: Any = Field(default=None, description="No model here generates text.")
-
-
 def optional(model: type[Open]) -> RawBody:
     """A JSON body that clients may leave out."""
 

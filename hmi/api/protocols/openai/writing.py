@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -30,11 +29,19 @@ from hmi.api.protocols.openai.answers import (
 )
 from hmi.api.protocols.openai.names import model_named
 from hmi.api.protocols.openai.requests import COMPLETION_TOKENS, MOST_TEXTS, ChatBody, CompletionBody, Wanted
-from hmi.api.protocols.writing import Event, Texts, WritingCall, WritingEndpoint, check_writes
+from hmi.api.protocols.writing import (
+    Event,
+    Texts,
+    WritingCall,
+    WritingEndpoint,
+    check_writes,
+    sampling_of,
+    seed_of,
+    stops_of,
+)
 from hmi.core import ModelId, Task
 from hmi.engine.writing.request import Finish, TokenScore, WriteRequest, WrittenPiece, WrittenText
 from hmi.model.text.form import Form
-from hmi.model.text.sampling import Sampling
 
 DONE = Event("[DONE]")
 _REASONS: dict[Finish, Reason] = {"end": "stop", "stop": "stop", "length": "length"}
@@ -48,15 +55,15 @@ class OpenAIWriting(ABC):
     def __init__(self, call: WritingCall) -> None:
         body: Wanted = call.body
         self.call, self.streams, self.n = call, bool(body.stream), body.n or 1
-        model, prompts = model_named(body.model), self.prompts()
+        model, prompts = self.model(), self.prompts()
         check_writes(call.where, model, lambda task: _instead(model, task))
         body.check()
         if len(prompts) * self.n > MOST_TEXTS:
             field = "prompt" if len(prompts) > MOST_TEXTS else "n"
             raise over_limit(field, MOST_TEXTS, "texts in a call", "send several requests")
-        seed = secrets.randbits(32) if body.seed is None else body.seed
-        sampling = _sampling(body, self.logprobs())
-        stops = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
+        temperature = 1.0 if body.temperature is None else body.temperature
+        sampling = sampling_of(body, temperature=temperature, logprobs=self.logprobs())
+        stops, seed = stops_of(body.stop), seed_of(body.seed)
         self.wants = [
             WriteRequest(
                 model,
@@ -80,6 +87,11 @@ class OpenAIWriting(ABC):
     """What an answer's id begins with."""
     chunk_object: ClassVar[str]
     """The `object` of a chunk."""
+
+    def model(self) -> ModelId:
+        """The model: of the path if that names one, as `hmi.api.protocols.huggingface` has it."""
+        given: str | None = self.call.where.path.get("model")
+        return model_named(self.call.body.model) if given is None else ModelId.parse(given)
 
     @abstractmethod
     def prompts(self) -> Sequence[Any]:
@@ -275,19 +287,6 @@ WRITING = (
         Chats,
     ),
 )
-
-
-def _sampling(body: Wanted, logprobs: int | None) -> Sampling:
-    given: dict[str, Any] = {
-        "temperature": 1.0 if body.temperature is None else body.temperature,
-        "top_p": body.top_p,
-        "top_k": body.top_k,
-        "min_p": body.min_p,
-        "repetition_penalty": body.repetition_penalty,
-        "presence_penalty": body.presence_penalty,
-        "frequency_penalty": body.frequency_penalty,
-    }
-    return Sampling(**{name: value for name, value in given.items() if value is not None}, logprobs=logprobs)
 
 
 def _instead(model: ModelId, task: Task) -> str:
