@@ -11,7 +11,9 @@ from hmi.api.protocols.results import Transform
 from hmi.api.protocols.tei.schemas import Direction
 from hmi.api.schemas.generate import Stops
 from hmi.api.schemas.shared import Answer, Request
+from hmi.errors import InvalidInput
 from hmi.model.tenant.answer import Aggregation
+from hmi.model.text.form import Form
 
 NEW_TOKENS = 100
 """The client's default of `max_new_tokens`."""
@@ -58,6 +60,23 @@ def _inputs_kind(value: Any) -> str | None:
     return _item_kind(value)
 
 
+class HubGrammar(Request):
+    """What a text must keep. See `form` of POST /generate."""
+
+    type: Literal["json", "json_schema", "regex"]
+    value: dict[str, Any] | str = Field(description="A JSON schema, or a regular expression.")
+
+    @property
+    def form(self) -> Form:
+        """Raises InvalidInput."""
+        if isinstance(self.value, str) != (self.type == "regex"):
+            where = "parameters.grammar.value"
+            raise InvalidInput(f"{where} must be a JSON schema, of the type regex a text", field=where)
+        if isinstance(self.value, str):
+            return Form(regex=self.value, place="parameters.grammar")
+        return Form(self.value, place="parameters.grammar")
+
+
 class HubParameters(Request):
     """The parameters of all tasks. One that the model's task does not have is refused."""
 
@@ -102,7 +121,7 @@ class HubParameters(Request):
     watermark: Literal[False] | None = Field(default=None, description="Texts: only false.")
     top_n_tokens: Literal[0] | None = Field(default=None, description="Texts: only 0.")
     typical_p: Literal[1] | None = Field(default=None, description="Texts: only 1.")
-    grammar: None = Field(default=None, description="Refused: see POST /generate for what texts can keep.")
+    grammar: HubGrammar | None = Field(default=None, description="Texts: what they must keep.")
     stride: int | None = Field(default=None, description="Refused: long texts are read in fixed windows.")
     prompt_name: str | None = Field(default=None, description="Refused: models have no prompts.")
     candidate_labels: list[str] | str | None = Field(
