@@ -118,6 +118,42 @@ def test_a_damaged_index_is_refused_when_opened(store: Store) -> None:
     lab.check(store)
 
 
+@pytest.mark.parametrize("window", ["centred", "causal"])
+def test_an_index_that_is_changed_while_it_is_mapped_only_hides_rows(
+    store: Store, window: layout.Window
+) -> None:
+    """Its n-grams count as absent, so shorter ones answer. No row is given for another n-gram."""
+    made = lab.content(1, window=window)
+    version = lab.put(store, "r", made, window=window)
+    batch, rng, hidden, refused = stored(made) + lab.texts(7), np.random.default_rng(0), 0, 0
+    indexes = [s for s in version.segments if s.kind == "index"]
+    for turn in range(60):
+        path = store.path / "segments" / indexes[turn % len(indexes)].name
+        good = path.read_bytes()
+        with store.reader("r") as reader:
+            lab.same_as(reader, [lab.entries(made)], batch)
+            with path.open("r+b") as file:  # the same file, which is mapped
+                for at in rng.integers(4096, len(good), 1 + turn // 4):
+                    file.seek(at)
+                    file.write(bytes([good[at] ^ 1 << int(rng.integers(8))]))
+            found = {order: reader.contains(order, ngrams) for order, (ngrams, _) in made.items()}
+            left = {
+                order: (ngrams[found[order]], rows[found[order]]) for order, (ngrams, rows) in made.items()
+            }
+            hidden += not all(map(np.all, found.values()))
+            try:
+                lab.same_as(reader, [lab.entries(left)], batch)
+            except Damaged:
+                refused += 1
+            assert not store.verify("r").ok
+        with pytest.raises(Damaged, match="is damaged"):
+            store.reader("r")  # nothing has it open any more
+        path.write_bytes(good)
+    assert hidden > 10
+    assert refused > 10
+    lab.check(store)
+
+
 def test_every_truncation_is_refused_when_opened(store: Store) -> None:
     version = lab.put(store, "r", lab.content(1, (60, 20, 5)))
     for info in version.segments:

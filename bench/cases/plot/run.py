@@ -25,9 +25,9 @@ from hmi.api.process.local import LocalCalls
 from hmi.config import Settings
 from hmi.core import Progress
 from hmi.errors import InvalidInput, NotFound
-from hmi.model.sources.generative_root import GenerativeRoot, load_for_building
-from hmi.model.sources.root import Root
+from hmi.model.sources.generative_root import load_generative_root
 from hmi.model.sources.source import DEFAULT_PACKAGE
+from hmi.model.text.tokenizer import Tokenizer
 from hmi.stores.layout import Layout
 from hmi.stores.plot.plots import open_plots
 from hmi.training.data.corpus import read_documents
@@ -80,11 +80,12 @@ def _measured(
     built, left_out = documents
     yield Figure("documents", len(built), "texts", peer=plan.corpus.name)
     name = lab.root(plan.root, report)
-    root = lab.loaded(name)
-    encoded = root.tokenizer.encode(left_out, 512)
-    generates = isinstance(root, GenerativeRoot)
+    folder, writes = lab.folder(name)
+    root = load_generative_root(folder, with_lower=True) if writes else None
+    tokenizer = Tokenizer(folder / "tokenizer.json") if root is None else root.tokenizer
+    encoded = tokenizer.encode(left_out, 512)
     # A language model's begin token is not looked up.
-    texts = [np.array(e.ids[1:] if generates else e.ids, np.int32) for e in encoded]
+    texts = [np.array(e.ids if root is None else e.ids[1:], np.int32) for e in encoded]
     for alpha in plan.alphas:
         suffix = f"alpha_{alpha:g}"
         report(f"alpha {alpha:g}: building from {len(built):,} documents")
@@ -94,7 +95,7 @@ def _measured(
         with lab.store() as store:
             yield from _hits(store, branch.domain, texts, suffix)
             yield from _times(store, branch.domain, texts, suffix)
-            if isinstance(root, GenerativeRoot):
+            if root is not None:
                 report(f"alpha {alpha:g}: predicting held-out text")
                 with store.reader(branch.domain) as reader:
                     yield from perplexities(root, reader, encoded, suffix)
@@ -150,9 +151,10 @@ class JobLab:
     def store(self) -> Store:
         return open_plots(Layout(self._settings.data).plots)
 
-    def loaded(self, root: str) -> Root | GenerativeRoot:
-        """A root of the data folder with its lower layers."""
-        return load_for_building(Layout(self._settings.data).root(root, self._roots()[root]["version"]))
+    def folder(self, root: str) -> tuple[Path, bool]:
+        """The folder of a root, and whether it is a language model."""
+        found = self._roots()[root]
+        return Layout(self._settings.data).root(root, found["version"]), found["generates"]
 
     def _roots(self) -> dict[str, dict[str, Any]]:
         return {root["root"]: root for root in self._calls.request("GET", "/manage/roots")["roots"]}

@@ -69,5 +69,9 @@ def hold_out(rows: list[Row], held_out: HeldOut = HELD_OUT) -> tuple[list[Row], 
     spare = [i for g in groups.values() for i in g[: min(len(g) - 1, math.ceil(share * len(g)))]]
     held = set(sorted(spare, key=lambda i: (keys[i], i))[:wanted])
     if not held:
-        raise InvalidData("no two rows have the same label: give at least two rows of a label", field="data")
+        raise InvalidData(
+            "no two rows have the same label: give at least two rows of a label, or the task generation if "
+            "a model should write such texts",
+            field="data",
+        )
     return [r for i, r in enumerate(rows) if i not in held], [r for i, r in enumerate(rows) if i in held]

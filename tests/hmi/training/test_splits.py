@@ -41,7 +41,7 @@ def test_of_twenty_rows_four_are_held_out() -> None:
 
 
 def test_one_row_a_label_cannot_be_held_out() -> None:
-    with pytest.raises(InvalidData, match="at least two rows of a label"):
+    with pytest.raises(InvalidData, match="at least two rows of a label, or the task generation"):
         hold_out(labelled(a=1, b=1, c=1, d=1))
 
 
