@@ -73,7 +73,7 @@ def test_a_tenant_and_a_copy_are_trained_once_and_stand_side_by_side(tmp_path: P
     with closing(LocalCalls(settings)) as calls:
         body = {"root": "smol", "source": str(source), "split": 0}
         ended(calls, "/manage/roots", body, {"text": tmp_path / "text"})
-    cells = tuple(Cell("intents", 30, 0, column) for column in ("dedicated", "tenant"))
+    cells = tuple(Cell("intents", 30, 0, column) for column in ("dedicated", "tenant", "served"))
     options = {"epochs": 3, "lr": 0.01}
     plan = TenantsPlan(settings, "smol", str(source), sets, tmp_path / "out", cells, options)
     found = list(run(plan, lambda *_: None, lambda _: None))
@@ -90,7 +90,10 @@ def test_a_tenant_and_a_copy_are_trained_once_and_stand_side_by_side(tmp_path: P
     [row] = json.loads((plan.out / "tenants.json").read_text())["table"]
     assert row["spec"]["options"] == options
     assert row["ratio"]["perplexity"] > 0
-    with pytest.raises(InvalidInput, match="dedicated, tenant"):
+    plain = {name: row["tenant"][name] for name in ("exact_match", "rouge_l", "answers")}
+    assert row["served"]["fp32"] == {**plain, "as_plain": 1.0}
+    assert "bf16" not in row["served"] or row["served"]["bf16"]["as_plain"] > 0.8
+    with pytest.raises(InvalidInput, match="dedicated, tenant, served"):
         list(run(TenantsPlan(**{**vars(plan), "cells": (Cell("intents", 30, 0, "best"),)}), print, print))
 
 

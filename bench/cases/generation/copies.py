@@ -17,6 +17,8 @@ from torch import Tensor
 
 from bench.cases.quality.cells import reset_peak
 from bench.cases.quality.tasks import TaskRows
+from hmi.execution.decoding.compiled import CompiledDecoder
+from hmi.execution.precision import available
 from hmi.jobs.model.generation import greedy_answers
 from hmi.model.sources.generative_root import GenerativeRoot, UpperDecoder, split_decoder
 from hmi.model.sources.language_model import load_language_model
@@ -38,6 +40,8 @@ from hmi.training.writing.trainer import WritingTrainer
 RATES = (1.5e-5, 3e-5, 6e-5, 1.2e-4, 2.4e-4, 4.8e-4, 9.6e-4)
 READS = 512
 """The most tokens of a row, as the service's default."""
+SERVED_PAGES = 256
+"""Room for 4,096 tokens of keys and values, far more than the answers that are written together have."""
 
 
 @dataclass
@@ -128,6 +132,25 @@ def scores(
     answers = greedy_answers(root, rows_of, module, [text.prompt for text in texts])
     golds = [row.label.text for row in rows if isinstance(row.label, Completion)]
     return {**score_written(golds, answers), "perplexity": round(perplexity(losses), 4)}
+
+
+def served_scores(
+    root: GenerativeRoot, rows_of: RowsOf, module: TenantModule, rows: Sequence[Row]
+) -> dict[str, Any]:
+    """The figures of greedy answers to all prompts by the server's executor, for each of its precisions.
+
+    `as_plain` is the share of answers that equal those of full precision in plain torch.
+    """
+    prompts = [text.prompt for text in _texts(root, rows)]
+    golds = [row.label.text for row in rows if isinstance(row.label, Completion)]
+    plain = greedy_answers(root, rows_of, module, prompts)
+    found: dict[str, Any] = {}
+    for precision in available():
+        executor = CompiledDecoder(root.upper, SERVED_PAGES, precision)
+        answers = greedy_answers(root, rows_of, module, prompts, executor=executor)
+        as_plain = score_written(plain, answers)["exact_match"]
+        found[precision] = {**score_written(golds, answers), "as_plain": as_plain}
+    return found
 
 
 def _texts(root: GenerativeRoot, rows: Sequence[Row]) -> list[Any]:
