@@ -139,18 +139,23 @@ def served_scores(
 ) -> dict[str, Any]:
     """The figures of greedy answers to all prompts by the server's executor, for each of its precisions.
 
-    `as_plain` is the share of answers that equal those of full precision in plain torch.
+    `as_fp32` is the share of answers that equal those in fp32.
     """
     prompts = [text.prompt for text in _texts(root, rows)]
     golds = [row.label.text for row in rows if isinstance(row.label, Completion)]
-    plain = greedy_answers(root, rows_of, module, prompts)
-    found: dict[str, Any] = {}
-    for precision in available():
-        executor = CompiledDecoder(root.upper, SERVED_PAGES, precision)
-        answers = greedy_answers(root, rows_of, module, prompts, executor=executor)
-        as_plain = score_written(plain, answers)["exact_match"]
-        found[precision] = {**score_written(golds, answers), "as_plain": as_plain}
-    return found
+    answers = {
+        precision: greedy_answers(
+            root, rows_of, module, prompts, executor=CompiledDecoder(root.upper, SERVED_PAGES, precision)
+        )
+        for precision in available()
+    }
+    return {
+        precision: {
+            **score_written(golds, some),
+            "as_fp32": score_written(answers["fp32"], some)["exact_match"],
+        }
+        for precision, some in answers.items()
+    }
 
 
 def _texts(root: GenerativeRoot, rows: Sequence[Row]) -> list[Any]:
