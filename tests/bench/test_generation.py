@@ -18,6 +18,7 @@ from bench.harness.home import ended
 from hmi.api.process.local import LocalCalls
 from hmi.config import Settings
 from hmi.errors import InvalidInput
+from hmi.execution.precision import available
 from hmi.training.data.golds import Completion
 from tests.hmi.model.test_decoder import write_language_model
 from tests.tiny import random_texts
@@ -67,13 +68,15 @@ def test_rows_are_the_first_short_ones_with_some_held_out(tmp_path: Path) -> Non
 
 
 def test_a_tenant_and_a_copy_are_trained_once_and_stand_side_by_side(tmp_path: Path) -> None:
-    source = write_language_model("llama", tmp_path / "llama", max_position_embeddings=256)
+    source = write_language_model(
+        "llama", tmp_path / "llama", hidden_size=128, intermediate_size=192, max_position_embeddings=256
+    )
     settings, sets = Settings(data=tmp_path / "data"), write_sets(tmp_path / "sets")
     (tmp_path / "text").write_text("\n".join(random_texts(40, 1, 5, 20)))
     with closing(LocalCalls(settings)) as calls:
         body = {"root": "smol", "source": str(source), "split": 0}
         ended(calls, "/manage/roots", body, {"text": tmp_path / "text"})
-    cells = tuple(Cell("intents", 30, 0, column) for column in ("dedicated", "tenant"))
+    cells = tuple(Cell("intents", 30, 0, column) for column in ("dedicated", "tenant", "served"))
     options = {"epochs": 3, "lr": 0.01}
     plan = TenantsPlan(settings, "smol", str(source), sets, tmp_path / "out", cells, options)
     found = list(run(plan, lambda *_: None, lambda _: None))
@@ -90,7 +93,12 @@ def test_a_tenant_and_a_copy_are_trained_once_and_stand_side_by_side(tmp_path: P
     [row] = json.loads((plan.out / "tenants.json").read_text())["table"]
     assert row["spec"]["options"] == options
     assert row["ratio"]["perplexity"] > 0
-    with pytest.raises(InvalidInput, match="dedicated, tenant"):
+    plain = {name: row["tenant"][name] for name in ("exact_match", "rouge_l", "answers")}
+    assert row["served"]["fp32"] == {**plain, "as_fp32": 1.0}
+    assert {name: figures["answers"] for name, figures in row["served"].items()} == dict.fromkeys(
+        available(), TEST
+    )
+    with pytest.raises(InvalidInput, match="dedicated, tenant, served"):
         list(run(TenantsPlan(**{**vars(plan), "cells": (Cell("intents", 30, 0, "best"),)}), print, print))
 
 

@@ -46,7 +46,7 @@ from hmi.errors import InvalidInput
         "cells",
         multiple=True,
         metavar="TASK:ROWS:SEED:COLUMN[:DRAW]",
-        help="With --sets: run this cell. Repeatable.  [default: all tasks, tenant and dedicated]",
+        help="With --sets: run this cell. Repeatable.  [default: all tasks, dedicated, tenant and served]",
     ),
     click.option(
         "--lr",

@@ -17,6 +17,8 @@ from torch import Tensor
 
 from bench.cases.quality.cells import reset_peak
 from bench.cases.quality.tasks import TaskRows
+from hmi.execution.decoding.compiled import CompiledDecoder
+from hmi.execution.precision import available
 from hmi.jobs.model.generation import greedy_answers
 from hmi.model.sources.generative_root import GenerativeRoot, UpperDecoder, split_decoder
 from hmi.model.sources.language_model import load_language_model
@@ -38,6 +40,8 @@ from hmi.training.writing.trainer import WritingTrainer
 RATES = (1.5e-5, 3e-5, 6e-5, 1.2e-4, 2.4e-4, 4.8e-4, 9.6e-4)
 READS = 512
 """The most tokens of a row, as the service's default."""
+SERVED_PAGES = 256
+"""Room for 4,096 tokens of keys and values, far more than the answers that are written together have."""
 
 
 @dataclass
@@ -128,6 +132,30 @@ def scores(
     answers = greedy_answers(root, rows_of, module, [text.prompt for text in texts])
     golds = [row.label.text for row in rows if isinstance(row.label, Completion)]
     return {**score_written(golds, answers), "perplexity": round(perplexity(losses), 4)}
+
+
+def served_scores(
+    root: GenerativeRoot, rows_of: RowsOf, module: TenantModule, rows: Sequence[Row]
+) -> dict[str, Any]:
+    """The figures of greedy answers to all prompts by the server's executor, for each of its precisions.
+
+    `as_fp32` is the share of answers that equal those in fp32.
+    """
+    prompts = [text.prompt for text in _texts(root, rows)]
+    golds = [row.label.text for row in rows if isinstance(row.label, Completion)]
+    answers = {
+        precision: greedy_answers(
+            root, rows_of, module, prompts, executor=CompiledDecoder(root.upper, SERVED_PAGES, precision)
+        )
+        for precision in available()
+    }
+    return {
+        precision: {
+            **score_written(golds, some),
+            "as_fp32": score_written(answers["fp32"], some)["exact_match"],
+        }
+        for precision, some in answers.items()
+    }
 
 
 def _texts(root: GenerativeRoot, rows: Sequence[Row]) -> list[Any]:

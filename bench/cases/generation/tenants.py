@@ -1,7 +1,8 @@
 """Tenants that write, beside dedicated copies of the language model: `bench generation --sets`.
 
 A cell is a task, a number of rows, a seed and a column: `tenant` trains a model by the service's own job,
-`dedicated` a copy. Each run is stored when it ends, and is not done again.
+`dedicated` a copy. `served` writes the tenant's answers again, by the server's executor in each of its
+precisions. Each run is stored when it ends, and is not done again.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 
 import torch
 
-from bench.cases.generation.copies import RATES, CopyRun, copy_scores, scores, train_copy
+from bench.cases.generation.copies import RATES, CopyRun, copy_scores, scores, served_scores, train_copy
 from bench.cases.generation.tasks import TASKS, rows_of, task_of
 from bench.cases.quality.cells import Report, fill
 from bench.cases.quality.improving import Cell
@@ -52,7 +53,7 @@ from hmi.training.writing.lookup import rows_from_plot
 
 VERSION = 1
 """A part of every run's key. Raise it when the tasks or the training of copies change."""
-TENANT, DEDICATED = "tenant", "dedicated"
+TENANT, DEDICATED, SERVED = "tenant", "dedicated", "served"
 COLUMNS = (DEDICATED, TENANT)
 GOAL = 0.98
 MEASURES = ("exact_match", "rouge_l", "perplexity")
@@ -82,9 +83,9 @@ def run(plan: TenantsPlan, report: Report, show: Callable[[Progress], None]) -> 
     """Run the cells that are not done, then yield the figures of all. Raises HmiError."""
     for cell in plan.cells:
         task_of(cell.task)
-        if cell.column not in COLUMNS:
+        if cell.column not in (*COLUMNS, SERVED):
             raise InvalidInput(
-                f"column {cell.column!r} is unknown: use one of {', '.join(COLUMNS)}", field="cell"
+                f"column {cell.column!r} is unknown: use one of {', '.join((*COLUMNS, SERVED))}", field="cell"
             )
     torch.set_num_threads(1)
     keep_freed_memory()
@@ -97,7 +98,7 @@ def run(plan: TenantsPlan, report: Report, show: Callable[[Progress], None]) -> 
             else:
                 _tenant(plan, cell, info, kept, calls, show)
     table = summary(kept)
-    mine = [_spec(plan, cell, info) for cell in plan.cells if cell.column == TENANT]
+    mine = [{**_spec(plan, cell, info), "arm": TENANT} for cell in plan.cells if cell.column != DEDICATED]
     for figure in _figures([row for row in table if row["spec"] in mine]):
         figures.append(figure)
         yield figure
@@ -105,7 +106,7 @@ def run(plan: TenantsPlan, report: Report, show: Callable[[Progress], None]) -> 
 
 
 def all_cells(rows: int, seed: int) -> tuple[Cell, ...]:
-    return tuple(Cell(task.name, rows, seed, column) for task in TASKS for column in COLUMNS)
+    return tuple(Cell(task.name, rows, seed, column) for task in TASKS for column in (*COLUMNS, SERVED))
 
 
 def _info_of(calls: LocalCalls, plan: TenantsPlan) -> GenerativeRootInfo:
@@ -127,7 +128,7 @@ def _spec(plan: TenantsPlan, cell: Cell, info: GenerativeRootInfo) -> RunSpec:
         "source": info.source["sha256"][:12],
         **({"draw": cell.draw} if cell.draw else {}),
     }
-    if cell.column == TENANT:
+    if cell.column != DEDICATED:
         found |= {"split": info.split, "root": info.version, "seed": cell.seed, "test": True}
         found["defaults"] = (
             f"{title(WRITING_MODULE)}, lr {WRITING_LR:g}, batch {WRITING_BATCH}, "
@@ -162,12 +163,13 @@ def _tenant(
     calls: LocalCalls,
     show: Callable[[Progress], None],
 ) -> None:
-    """Train a tenant's model by the service's job, and score it on test."""
+    """Train a tenant's model by the service's job, or take the one that is there, and score it on test."""
     spec = _spec(plan, cell, info)
     if kept.get(spec) is not None:
         return
     rows = rows_of(task_of(cell.task), plan.sets, cell.rows, cell.draw)
-    digest = hashlib.sha256(json.dumps(spec, sort_keys=True).encode()).hexdigest()[:8]
+    trained = {**spec, "arm": TENANT}
+    digest = hashlib.sha256(json.dumps(trained, sort_keys=True).encode()).hexdigest()[:8]
     model = ModelId("bench", f"{cell.task}-{digest}")
     cost = _trained(plan, model, rows, cell.seed, calls, show)
     manager = calls.services.manager
@@ -176,6 +178,9 @@ def _tenant(
     root = load_generative_root(Layout(plan.settings.data).root(live.root, live.root_version))
     with manager.plots.reader(live.plot_version) as reader:
         found = rows_from_plot(reader, root.upper.first)
+        if cell.column == SERVED:
+            kept.put(spec, served_scores(root, found, module, rows.test))
+            return
         test = scores(root, found, module, rows.test)
     kept.put(spec, {"dev_scores": live.metrics, "test": test, "bytes": live.bytes, **cost})
 
@@ -226,6 +231,8 @@ def summary(kept: RunFile) -> list[dict[str, Any]]:
             continue
         same = {key: spec.get(key) for key in ("task", "rows", "draw", "seed", "source", "version")}
         row: dict[str, Any] = {"spec": spec, TENANT: found["test"], "cpu_s": found.get("cpu_s")}
+        if (served := kept.get({**spec, "arm": SERVED})) is not None:
+            row[SERVED] = served
         copies = [
             (other["lr"], copy)
             for other, copy in everything
@@ -247,7 +254,8 @@ def _ratio(name: str, tenant: dict[str, float], copy: dict[str, float]) -> float
 
 
 def _figures(table: Sequence[dict[str, Any]]) -> Iterator[Figure]:
-    """Yield the exact match of each tenant and its copy, their ratio, and the mean and least ratio."""
+    """Yield the exact match of each tenant, as it is served too, and its copy, their ratio, and the mean and
+    least ratio."""
     ratios = []
     for row in table:
         name = row["spec"]["task"]
@@ -255,6 +263,8 @@ def _figures(table: Sequence[dict[str, Any]]) -> Iterator[Figure]:
             value = row[column]["exact_match"] if column in row else None
             why = None if column in row else "its cell has not run"
             yield Figure(f"{name}_{column}", value, "exact match", runs=1, why=why)
+        for precision, score in row.get(SERVED, {}).items():
+            yield Figure(f"{name}_served_{precision}", score["exact_match"], "exact match", runs=1)
         if (ratio := row.get("ratio", {}).get("exact_match")) is not None:
             ratios.append(ratio)
             yield Figure(f"{name}_ratio", ratio, "x", runs=1)

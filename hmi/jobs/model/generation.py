@@ -15,7 +15,7 @@ from torch import Tensor
 
 from hmi.core import ModelVersion
 from hmi.errors import NotFound
-from hmi.execution.decoding.base import PAGE
+from hmi.execution.decoding.base import PAGE, StepExecutor
 from hmi.execution.decoding.plain import PlainDecoder
 from hmi.execution.decoding.writing import Answer, Writing
 from hmi.jobs.model.comparing import Comparison, HeldOutAnswers
@@ -163,10 +163,12 @@ def greedy_answers(
     module: TenantModule | None,
     prompts: Sequence[list[int]],
     report: Callable[[int, int], None] = lambda done, total: None,
+    executor: StepExecutor | None = None,
 ) -> list[str]:
     """The most likely answer to each prompt, token by token, of at most MOST_TOKENS tokens.
 
-    report: told the answers that have ended, and of how many.
+    report: told the answers that have ended, and of how many. executor: of the root's upper layers; None:
+    PlainDecoder, in fp32.
     """
     ends, n = frozenset(root.tokenizer.ends), root.info.n
     answers = [Answer("report", prompt, MOST_TOKENS, ends, module) for prompt in prompts]
@@ -183,7 +185,7 @@ def greedy_answers(
     for begin in range(0, len(answers), AT_ONCE):
         some = answers[begin : begin + AT_ONCE]
         pages = sum(-(-(len(answer.prompt) + MOST_TOKENS) // PAGE) for answer in some)
-        writing = Writing(PlainDecoder(root.upper, pages), some_rows)
+        writing = Writing(executor or PlainDecoder(root.upper, pages), some_rows)
         for answer in some:
             writing.add(answer)
         while len(writing):
