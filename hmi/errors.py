@@ -2,6 +2,7 @@
 
 HmiError
 ├── InvalidInput            invalid_input          a value is impossible; `field` names it
+│   ├── CutShort            invalid_input          a text was written, and ended before it kept its form
 │   ├── InvalidData         invalid_data           a row of training data or a corpus
 │   └── UnsupportedModel    unsupported_model      a model folder that cannot become a root
 ├── NotFound                not_found              unknown root, domain, tenant, model, job or key
@@ -36,6 +37,10 @@ class HmiError(Exception):
 
 class InvalidInput(HmiError):
     kind = "invalid_input"
+
+
+class CutShort(InvalidInput):
+    """What was written counts, as it does of a text whose deadline passed."""
 
 
 class InvalidData(InvalidInput):

@@ -117,6 +117,13 @@ class TokenUsage(Answer):
     written_tokens: int
 
 
+class ChoiceProbability(Answer):
+    """A choice of a form, with the model's own probability of it among all choices."""
+
+    text: str
+    probability: float
+
+
 class GeneratedText(Answer):
     """A whole text that a model wrote."""
 
@@ -130,6 +137,8 @@ class GeneratedText(Answer):
     """The seed that was used; None at temperature 0."""
     usage: TokenUsage
     logprobs: list[TokenLogprob] | None = None
+    choices: list[ChoiceProbability] | None = None
+    """The form's choices, in their order, if it asks for `probabilities`."""
     plot: dict[str, int] = {}
     """The number of tokens by what their look-up found."""
     timing: dict[str, float] = {}

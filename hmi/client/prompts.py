@@ -24,6 +24,7 @@ class GenerateOptions(TypedDict, total=False):
     frequency_penalty: float | None
     seed: int | None
     stop: str | Iterable[str] | None
+    form: Mapping[str, Any] | None
     logprobs: int | None
     deadline_ms: float | None
 

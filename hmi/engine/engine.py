@@ -200,6 +200,11 @@ class Engine:
                         draft = await stack.enter_async_context(self._writers.write(request))
                 except TimeoutError as error:
                     raise self._late(error, limit) from error
+                if not isinstance(draft, Draft):  # it is whole
+                    if not request.index:
+                        self._accounts.answered([request])
+                    yield draft
+                    return
                 # From here on the reader gets the error in place of the next piece: a stream is open by then.
                 if request.deadline is not None:
                     late = loop.call_at(request.deadline, self._miss, draft)

@@ -15,11 +15,12 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from bench.cases.generation import peers
+from bench.cases.generation import forms, peers
 from bench.cases.generation.llama_cpp import LlamaCpp, opened, written_forms
 from bench.harness.home import installed_text
 from bench.harness.report import Figure, in_turn, median_ratio
@@ -28,7 +29,7 @@ from hmi.errors import InvalidInput
 from hmi.execution.decoding.base import PAGE
 from hmi.execution.decoding.compiled import CompiledDecoder
 from hmi.execution.decoding.writing import Answer, Writing
-from hmi.execution.precision import available
+from hmi.execution.precision import Precision, available
 from hmi.model.network.shape import DecoderShape
 from hmi.model.sources.causal import CausalLower
 from hmi.model.sources.generative_root import UpperDecoder, split_decoder
@@ -36,6 +37,9 @@ from hmi.model.sources.language_model import load_language_model
 from hmi.model.sources.locality import apply_locality, shipped_locality
 from hmi.model.sources.source import find_source
 from hmi.model.tenant.modules import LowRankLayer, TenantModule
+from hmi.model.text.generative import GenerativeTokenizer
+from hmi.model.text.guides import Guide
+from hmi.model.text.sampling import Sampling
 from hmi.modulespec import GATED, Site
 
 TOGETHER = 16
@@ -45,6 +49,7 @@ PROMPT, WRITTEN, LONG = 64, 24, 512
 NEIGHBOUR = 2000
 """Tokens of the prompt beside which the time to a first token is measured."""
 RANK = 8
+GREEDY = Sampling()
 SMALL: tuple[Site, ...] = ("q", "v")
 """A tenant's module has this rank at these sites, .8 MB on SmolLM2. A large one has all sites, 4.2 MB."""
 EQUAL = {
@@ -107,6 +112,8 @@ def run(plan: GenerationPlan, report: Callable[[str], None]) -> Iterator[Figure]
     found = {name: statistics.median(rates) for name, rates in turns.items()}
     for name, rate in found.items():
         yield Figure(f"{name}", rate, "tokens/s", runs=plan.runs)
+    report("writing with a form, and without")
+    yield from _with_forms(model.tokenizer, lower, upper, prompts, plan.runs)
     report(f"first tokens beside a prompt of {NEIGHBOUR} tokens")
     yield from _first_tokens(lower, upper, ids, plan.runs)
     for engine in EQUAL:
@@ -296,6 +303,23 @@ def _reads(writer: Writing, prompts: Sequence[list[int]]) -> float:
     return LONG / took
 
 
+def _with_forms(
+    tokenizer: GenerativeTokenizer,
+    lower: CausalLower,
+    upper: UpperDecoder,
+    prompts: Sequence[list[int]],
+    runs: int,
+) -> Iterator[Figure]:
+    precision: Precision = "bf16" if "bf16" in available() else "fp32"
+    writer = Writing(CompiledDecoder(upper, TOGETHER * (PROMPT // PAGE + 3), precision), found_rows(lower))
+    modules = [module_of(upper.shape, len(upper.layers), SMALL, seed) for seed in range(TOGETHER)]
+
+    def writes(writer: Writing, **given: Any) -> float:
+        return _writes(writer, prompts, **given)
+
+    yield from forms.figures(writer, tokenizer, writes, modules, precision, runs)
+
+
 def _first_tokens(lower: CausalLower, upper: UpperDecoder, ids: Sequence[int], runs: int) -> Iterator[Figure]:
     """Yield the time from a prompt's arrival to its first token, alone and beside a longer prompt that is
     read in steps of as many rows as the reading above. It arrives at any moment of that reading."""
@@ -345,12 +369,19 @@ def _first_token(writer: Writing, prompt: list[int], neighbour: list[int] | None
     return told[0] - arrival
 
 
-def _writes(writer: Writing, prompts: Sequence[list[int]], modules: Sequence[TenantModule | None]) -> float:
+def _writes(
+    writer: Writing,
+    prompts: Sequence[list[int]],
+    modules: Sequence[TenantModule | None],
+    guide_of: Callable[[], Guide | None] = lambda: None,
+    sampling: Sampling = GREEDY,
+) -> float:
     """Write after prompts of PROMPT tokens, one for each module. Returns tokens a second of CPU time."""
     owner = object()  # nothing is found of the turn before
     with torch.inference_mode():
         for prompt, module in zip(prompts, modules, strict=False):
-            writer.add(Answer(owner, prompt[:PROMPT], WRITTEN + 1, module=module))
+            made = partial(Answer, owner, prompt[:PROMPT], WRITTEN + 1, module=module)
+            writer.add(made(sampling=sampling, guide=guide_of()))
         count = 0
         while count < len(modules):
             count += len(writer.step())

@@ -16,7 +16,7 @@ from typing import NamedTuple, Protocol
 
 from hmi.api.access.buckets import Buckets, Rate
 from hmi.core import ModelId
-from hmi.errors import DeadlineExceeded, QuotaExceeded
+from hmi.errors import CutShort, DeadlineExceeded, QuotaExceeded
 from hmi.tenancy import NO_LIMITS, TenantLimits
 
 REQUESTS, TOKENS = "requests_per_s", "tokens_per_s"
@@ -94,8 +94,8 @@ class Rates:
 
         Yields a function that takes the results and charges their real tokens instead of the estimate.
         Raises QuotaExceeded, which says when there is enough, before anything is charged. If the block
-        raises, the charge is taken back, unless the work may have been done: if the deadline passed, or the
-        call was cancelled, or its caller has gone.
+        raises, the charge is taken back, unless the work may have been done: if the deadline passed, a text
+        was cut short, the call was cancelled, or its caller has gone.
         """
         rates = {tenant: self._rates(tenant) for tenant in {r.model.tenant for r in requests}}
         if not any(rates.values()):
@@ -106,7 +106,7 @@ class Rates:
         self._take(charges)
         try:
             yield lambda results: self._settle(charges, results)
-        except (DeadlineExceeded, ConnectionError):
+        except (DeadlineExceeded, CutShort, ConnectionError):
             raise
         except Exception:
             self._take(charges, -1)

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from hmi.api.protocols.writing import Event, Texts, WritingCall, seed_of, stops_of
 from hmi.api.schemas.generate import (
+    ChoiceProbability,
     GenerateAnswer,
     GenerateBody,
     TextPiece,
@@ -60,7 +61,8 @@ def _wants(call: WritingCall, body: GenerateBody) -> WriteRequest:
             logprobs=body.logprobs,
         ),
         stops_of(body.stop),
-        deadline=call.deadline(body.deadline_ms),
+        None if body.form is None else body.form.form(),
+        call.deadline(body.deadline_ms),
     )
 
 
@@ -82,6 +84,7 @@ def _answer(id: str, wants: WriteRequest, written: WrittenText) -> GenerateAnswe
             written_tokens=written.written_tokens,
         ),
         logprobs=_scores(wants, written.scores),
+        choices=[ChoiceProbability(text=text, probability=p) for text, p in written.choices] or None,
         plot=dict(written.plot),
         timing=dict(written.timing),
     )

@@ -9,6 +9,7 @@ from pydantic import Discriminator, Field, StringConstraints, Tag, model_validat
 from hmi.api.schemas.shared import Answer, Request
 from hmi.core import ROLE_PATTERN
 from hmi.engine.writing.request import DEFAULT_MOST, Finish
+from hmi.model.text.form import Form
 from hmi.model.text.sampling import MOST_LOGPROBS
 
 MOST_STOPS = 16
@@ -34,6 +35,31 @@ class Message(Request):
         description="Who says it, as the root's chat template knows it: system, user, assistant."
     )
     content: str
+
+
+class FormBody(Request):
+    """What the text must keep: one of the first five."""
+
+    json_schema: dict[str, Any] | None = Field(
+        default=None, description="The text is JSON, on one line, valid by this schema."
+    )
+    json_object: bool = Field(default=False, alias="json", description="The text is a JSON object.")
+    choices: list[str] | None = Field(default=None, description="The text is one of these.")
+    regex: str | None = Field(default=None, description="The whole text matches it, in Rust's syntax.")
+    grammar: str | None = Field(
+        default=None, description="The text is a sentence of this grammar, in Lark's syntax."
+    )
+
+    probabilities: bool = Field(
+        default=False,
+        description="With `choices`: the text is the likeliest whole choice, and `choices` of the answer has "
+        "the probability of each.",
+    )
+
+    def form(self) -> Form:
+        """Raises InvalidInput."""
+        choices = None if self.choices is None else tuple(self.choices)
+        return Form(self.json_schema, self.json_object, choices, self.regex, self.grammar, self.probabilities)
 
 
 class GenerateBody(Request):
@@ -78,6 +104,9 @@ class GenerateBody(Request):
         description="The same seed and version give the same text. Null: drawn for this call.",
     )
     stop: Stops = Field(default_factory=list, description="The text ends before the first of these.")
+    form: FormBody | None = Field(
+        default=None, description="What the text must keep. A text that ends before it does so is an error."
+    )
     logprobs: int | None = Field(
         default=None,
         ge=0,
@@ -128,6 +157,13 @@ class WrittenTokens(Answer):
     written_tokens: int
 
 
+class ChoiceProbability(Answer):
+    """A choice of a form, with the model's own probability of it among all choices."""
+
+    text: str
+    probability: float
+
+
 class GenerateAnswer(Answer):
     """A whole text. It is the data of an event `end`, too."""
 
@@ -136,12 +172,15 @@ class GenerateAnswer(Answer):
     version: int
     text: str
     finish: Finish = Field(
-        description="end: the model ended the text. stop: a stop string came; it is left out. length: it has "
-        "max_tokens."
+        description="end: the model ended the text, or its form is complete. stop: a stop string came; it is "
+        "left out. length: it has max_tokens."
     )
     seed: int | None = Field(description="The seed that was used; null at temperature 0.")
     usage: WrittenTokens
     logprobs: list[TokenLogprob] | None = None
+    choices: list[ChoiceProbability] | None = Field(
+        default=None, description="The form's choices, in their order, if it asks for `probabilities`."
+    )
     plot: dict[str, int] = Field(
         description="Number of tokens by what their look-up found: trigram, bigram, unigram, …, miss."
     )

@@ -91,7 +91,8 @@ def _kinds() -> dict[str, str]:
     for line in (hmi.errors.__doc__ or "").splitlines():
         words = line.replace("│", " ").replace("├──", " ").replace("└──", " ").split(None, 2)
         if len(words) == 3 and hasattr(hmi.errors, words[0]):
-            found[words[1]] = words[2][0].upper() + words[2][1:].rstrip(".") + "."
+            # Of classes of one kind the first says what it is.
+            found.setdefault(words[1], words[2][0].upper() + words[2][1:].rstrip(".") + ".")
     for value in vars(edge).values():
         if (
             inspect.isclass(value)

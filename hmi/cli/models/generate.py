@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import click
@@ -14,11 +16,11 @@ from hmi.cli.framework.base import Command, as_json, pass_session
 from hmi.cli.framework.options import Number, Whole
 from hmi.cli.framework.output import notes, print_json
 from hmi.cli.framework.session import CliSession, segment
-from hmi.errors import HmiError
+from hmi.errors import HmiError, InvalidInput
 from hmi.sizes import counted
 
 ENDS = {
-    "end": "the model ended the text",
+    "end": "the model ended the text, or it has its form",
     "stop": "a stop string came",
     "length": "it has the most tokens: --max-tokens",
 }
@@ -42,6 +44,14 @@ ENDS = {
 @click.option("--top-k", type=Whole(min=0), metavar="K", help="Draw among this many of the best tokens.")
 @click.option("--seed", type=Whole(min=0), metavar="N", help="The same seed and version draw the same text.")
 @click.option("--stop", multiple=True, metavar="TEXT", help="End the text before this one. Repeatable.")
+@click.option(
+    "--schema",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="The text is JSON that is valid by the JSON schema in FILE.",
+)
+@click.option("--choices", metavar="A,B,…", help="The text is one of these.")
+@click.option("--regex", metavar="REGEX", help="The whole text matches it, in Rust's syntax.")
 @as_json
 @pass_session
 def generate(
@@ -51,6 +61,9 @@ def generate(
     chat: bool,
     system: str | None,
     stop: tuple[str, ...],
+    schema: Path | None,
+    choices: str | None,
+    regex: str | None,
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -62,6 +75,8 @@ def generate(
     body = {name: value for name, value in options.items() if value is not None}
     if stop:
         body["stop"] = list(stop)
+    if form := _form(schema, choices, regex):
+        body["form"] = form
     said = sys.stdin.read().removesuffix("\n") if prompt in (None, "-") else prompt
     if chat or system is not None:
         first = [] if system is None else [{"role": "system", "content": system}]
@@ -77,6 +92,21 @@ def generate(
         print_json(answer)
     elif notes.is_terminal:
         notes.print(_figures(answer), markup=False, soft_wrap=True)
+
+
+def _form(schema: Path | None, choices: str | None, regex: str | None) -> dict[str, Any]:
+    """The call's `form`. It refuses several at once."""
+    form: dict[str, Any] = {}
+    if schema is not None:
+        try:
+            form["json_schema"] = json.loads(schema.read_text("utf-8"))
+        except ValueError as error:
+            raise InvalidInput(f"{schema} is no JSON: {error}", field="schema") from error
+    if choices is not None:
+        form["choices"] = [choice.strip() for choice in choices.split(",")]
+    if regex is not None:
+        form["regex"] = regex
+    return form
 
 
 def _written(session: CliSession, model: str, body: dict[str, Any], *, show: bool) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import numpy as np
 
 from hmi.core import ModelId, ModelVersion
 from hmi.engine.writing.request import Finish, TokenScore, WriteRequest, WrittenPiece, WrittenText
-from hmi.errors import Damaged, DeadlineExceeded
+from hmi.errors import CutShort, Damaged, DeadlineExceeded
 from hmi.execution.decoding.sampling import Chosen
 from hmi.execution.decoding.writing import Answer
 from hmi.model.text.answer_text import AnswerText
@@ -32,6 +32,8 @@ class Draft:
     tokenizer: GenerativeTokenizer
     answer: Answer
     misses: MissRecorder | None = None
+    again: bool = False
+    """True if its call has counted its prompt already, with another choice."""
     arrived: float = field(default_factory=time.monotonic)
     begun: float | None = None
     """The `time.monotonic()` at which its first step began."""
@@ -64,22 +66,24 @@ class Draft:
     @property
     def tokens(self) -> int:
         """See `WrittenPieces`."""
-        failed = isinstance(self.outcome, Exception) and not isinstance(self.outcome, DeadlineExceeded)
-        if self.begun is None or failed:
+        failed = isinstance(self.outcome, Exception)
+        if self.begun is None or (failed and not isinstance(self.outcome, DeadlineExceeded | CutShort)):
             return 0
-        return len(self.answer.ids)
+        return len(self.answer.ids) - (len(self.answer.prompt) if self.again else 0)
 
     def heard(self, chosen: Chosen | None) -> list[Event]:
-        """Take the next token, None if there is none, since no score is a number. Returns what to send.
+        """Take the next token, None if there is none, since no score is a number or its guide fails. Returns
+        what to send.
 
         Called on the compute thread.
         """
         if chosen is None:
-            return [self.error or Damaged(f"model {self.model} gives no scores: roll back or train it again")]
+            why = self.error or (self.answer.guide and self.answer.guide.error)
+            return [why or Damaged(f"model {self.model} gives no scores: roll back or train it again")]
         answer, now = self.answer, time.monotonic()
         self.first = self.first or now
         self.last = now
-        text = "" if answer.ended == "end" else self._text.push(chosen.id)
+        text = "" if chosen.id in answer.ends else self._text.push(chosen.id)
         finish: Finish | None = answer.ended if answer.ended != "failed" else None
         if self._text.stopped is not None:
             finish = "stop"
@@ -92,7 +96,7 @@ class Draft:
             scores = [self._score(chosen.id, chosen.logprob, chosen.best)]
             self.scores += scores
         events: list[Event] = [WrittenPiece(text, scores)] if text or scores else []
-        return events if finish is None else [*events, self._end(finish)]
+        return events if finish is None else [*events, self._cut_short(finish) or self._end(finish)]
 
     def send(self, event: Event) -> None:
         """Give an event to the reader. Called on the event loop. What follows the last one is dropped."""
@@ -111,6 +115,24 @@ class Draft:
             yield event
             if isinstance(event, WrittenText):
                 return
+
+    def _cut_short(self, finish: Finish) -> CutShort | None:
+        """The error of a text that has ended and does not keep its form; None: it does, or has none."""
+        guide = self.answer.guide
+        if guide is None or guide.keeps("".join(self._whole)):
+            return None
+        count, most = len(self.answer.written), self.answer.most
+        field, why = {
+            "length": (
+                "max_tokens",
+                f"it has the longest answer's {most} tokens: raise max_tokens, or bound the form",
+            ),
+            "stop": ("stop", "a stop string came: leave it out"),
+            "end": ("form", "the root's tokenizer cannot write it: use another form"),
+        }[finish]
+        return CutShort(
+            f"the text ended after {count} tokens and does not keep its form, since {why}", field=field
+        )
 
     def _score(self, id: int, logprob: float, best: object) -> TokenScore:
         assert isinstance(best, list | tuple)

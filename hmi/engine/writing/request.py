@@ -7,10 +7,12 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from hmi.core import ModelId
+from hmi.model.text.form import Form
 from hmi.model.text.sampling import Sampling
 
 Finish = Literal["end", "stop", "length"]
-"""Why a text ends. end: the model ended it. stop: a stop string came. length: it has the most tokens."""
+"""Why a text ends. end: the model ended it, or its form is complete. stop: a stop string came. length:
+it has the most tokens."""
 DEFAULT_MOST = 256
 """The most tokens that are written if a request does not say."""
 
@@ -27,6 +29,8 @@ class WriteRequest:
     sampling: Sampling = field(default_factory=Sampling)
     stops: tuple[str, ...] = ()
     """The text ends before the first of these."""
+    form: Form | None = None
+    """The text keeps it. One that ends before it does so raises CutShort."""
     deadline: float | None = None
     ask: int = 0
     """The index of the call's ask, as in `TextRequest`. It is always 0: a call counts as one request."""
@@ -92,6 +96,8 @@ class WrittenText:
     since it was tokenised, and rest_ms from there to its last token."""
     plot: Mapping[str, int] = field(default_factory=dict)
     """The number of its tokens by what their look-up found."""
+    choices: Sequence[tuple[str, float]] = ()
+    """Each choice of its form with its probability, if they were asked for."""
 
     @property
     def tokens(self) -> int:

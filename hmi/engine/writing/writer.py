@@ -21,6 +21,7 @@ from hmi.execution.decoding.base import PAGE, StepExecutor
 from hmi.execution.decoding.sampling import Chosen
 from hmi.execution.decoding.writing import Answer, Writing
 from hmi.model.sources.generative_root import GenerativeRoot
+from hmi.model.text.guides import Guides
 
 Deliver = Callable[[list[tuple[Draft, Event]]], None]
 """Takes events from the compute thread to the event loop."""
@@ -51,6 +52,7 @@ class Writer:
         self.root, self.executor = root, executor
         self.context = min(root.info.shape.positions, executor.pages * PAGE)
         """The most tokens of a prompt and its answer."""
+        self.guides = Guides(root.tokenizer)
         self.drafts: set[Draft] = set()
         """Those that have not ended."""
         self._arriving: deque[tuple[Draft, float]] = deque()

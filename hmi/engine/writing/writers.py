@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, asynccontextmanager, contextmanager
+from dataclasses import replace
 from functools import partial
 
 from hmi.core import DeletedParts
@@ -16,6 +17,8 @@ from hmi.engine.admit.bundles import WritingBundle
 from hmi.engine.admit.loading import ModelLoader, public_error
 from hmi.engine.schedule.waiting_budget import WaitingBudget
 from hmi.engine.watch.threads import in_thread
+from hmi.engine.writing import choosing
+from hmi.engine.writing.choosing import ChosenText
 from hmi.engine.writing.draft import Draft, Event
 from hmi.engine.writing.places import Places
 from hmi.engine.writing.request import DEFAULT_MOST, WriteRequest, WrittenText
@@ -23,6 +26,7 @@ from hmi.engine.writing.writer import Owner, Writer
 from hmi.errors import InvalidInput, copy_of
 from hmi.execution.decoding.writing import Answer
 from hmi.metrics import Metrics
+from hmi.model.text.guides import Spelling
 from hmi.stores.plot.miss_recorder import MissRecorder
 
 AT_ONCE = 256
@@ -49,6 +53,8 @@ class Writers:
         self._room = WaitingBudget(waiting_tokens, "tokens of texts")
         self._places = Places(AT_ONCE)
         self._encoding = ThreadPoolExecutor(1, "hmi-prompts")
+        self._compiling = ThreadPoolExecutor(1, "hmi-forms")
+        """A thread of its own: a form may take as long as a thousand prompts."""
         self._writing = _thread()
         self._arrived = asyncio.Event()
         self._ended: Exception | None = None
@@ -60,15 +66,53 @@ class Writers:
         metrics.watch_writing(self._state)
 
     @asynccontextmanager
-    async def write(self, request: WriteRequest) -> AsyncIterator[Draft]:
+    async def write(self, request: WriteRequest) -> AsyncIterator[Draft | ChosenText]:
         """Context manager: a text is being written in the block. Leaving it early frees what it holds.
 
         Raises NotFound, InvalidInput (names the request's field), Damaged, QuotaExceeded, Unavailable.
         """
         bundle = await self._loader.load_writing(request.model)
-        artefact, tenant = bundle.version.artefact, request.model.tenant
-        with self._waits(tenant, request.characters // CHARACTERS_A_TOKEN):
+        if request.form is not None and request.form.probabilities:
+            yield await self._chosen(request, bundle)
+            return
+        with self._waits(request.model.tenant, request.characters // CHARACTERS_A_TOKEN):
             answer = await in_thread(self._encoding, partial(_answer, request, bundle))
+            if request.form is not None:
+                guide = partial(bundle.writer.guides.guide, request.form)
+                answer.guide = await in_thread(self._compiling, guide)
+        async with self._held(request, bundle, answer) as draft:
+            yield draft
+
+    async def _chosen(self, request: WriteRequest, bundle: WritingBundle) -> ChosenText:
+        """Read every choice after the prompt, and return the likeliest. The first one reads the prompt, and
+        the others find its pages."""
+        told = choosing.told(request)
+        with self._waits(request.model.tenant, request.characters // CHARACTERS_A_TOKEN):
+            answers = await in_thread(self._encoding, partial(_spelled, told, bundle))
+
+        async def text_of(answer: Answer, *, again: bool) -> WrittenText:
+            async with self._held(told, bundle, answer, again=again) as draft:
+                *_, text = [piece async for piece in draft]
+            assert isinstance(text, WrittenText)
+            return text
+
+        texts = [await text_of(answers[0], again=False)]
+        for begin in range(1, len(answers), choosing.AT_ONCE):
+            some = answers[begin : begin + choosing.AT_ONCE]
+            reading = [asyncio.ensure_future(text_of(answer, again=True)) for answer in some]
+            try:
+                texts += await asyncio.gather(*reading)
+            finally:
+                for each in reading:
+                    each.cancel()
+        return choosing.chosen(request, texts)
+
+    @asynccontextmanager
+    async def _held(
+        self, request: WriteRequest, bundle: WritingBundle, answer: Answer, *, again: bool = False
+    ) -> AsyncIterator[Draft]:
+        """Context manager: an answer waits for a place and for its module, and is then being written."""
+        artefact, tenant = bundle.version.artefact, request.model.tenant
         with ExitStack() as held:
             held.enter_context(self._waits(tenant, len(answer.prompt) + answer.most))
             held.enter_context(self._loader.needing([artefact]))
@@ -76,7 +120,7 @@ class Writers:
             held.callback(self._places.give_back, tenant)
             await self._get_module(answer, bundle)
             held.callback(self._loader.let_go, [artefact])
-            yield self._begun(request, bundle, answer, held)
+            yield self._begun(request, bundle, answer, held, again)
 
     async def run(self) -> None:
         """Run steps of all roots that have texts to write, in turns, forever."""
@@ -107,6 +151,7 @@ class Writers:
         """Wait for the step that runs. The caller must make sure that nobody waits for a text."""
         await asyncio.to_thread(self._writing.shutdown)
         await asyncio.to_thread(self._encoding.shutdown)
+        await asyncio.to_thread(self._compiling.shutdown)
 
     @contextmanager
     def _waits(self, tenant: str, tokens: int) -> Iterator[None]:
@@ -128,12 +173,14 @@ class Writers:
             raise public_error(error, bundle.model, bundle.version) from error
         answer.module = part.module
 
-    def _begun(self, request: WriteRequest, bundle: WritingBundle, answer: Answer, held: ExitStack) -> Draft:
+    def _begun(
+        self, request: WriteRequest, bundle: WritingBundle, answer: Answer, held: ExitStack, again: bool
+    ) -> Draft:
         """Let a text join. held: what it gives back as it ends, or when its reader has gone."""
         if self._ended is not None:
             raise copy_of(self._ended)
         version, writer = bundle.version, bundle.writer
-        draft = Draft(request, version, bundle.reader, writer.root.tokenizer, answer, self._misses)
+        draft = Draft(request, version, bundle.reader, writer.root.tokenizer, answer, self._misses, again)
         held.callback(self._leave, draft, writer)
         draft.release = held.close
         self._active.add(writer)
@@ -170,7 +217,9 @@ class Writers:
         writer.remove(draft)
         self._arrived.set()
         written = draft.outcome if isinstance(draft.outcome, WrittenText) else None
-        self._metrics.usage.add(draft.model.tenant, inputs=int(written is not None), tokens=draft.tokens)
+        self._metrics.usage.add(
+            draft.model.tenant, inputs=int(written is not None and not draft.again), tokens=draft.tokens
+        )
         if written is None:
             return
         first_ms, rest_ms = written.timing["first_token_ms"], written.timing["rest_ms"]
@@ -199,6 +248,24 @@ def _thread() -> ThreadPoolExecutor:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)  # on Linux of this thread alone
 
     return ThreadPoolExecutor(1, "hmi-writing", initializer=lower)
+
+
+def _spelled(request: WriteRequest, bundle: WritingBundle) -> list[Answer]:
+    """An answer for each choice, which writes its tokens and an end. Raises as `_answer`."""
+    assert request.form is not None
+    assert request.form.choices is not None
+    tokenizer = bundle.writer.root.tokenizer
+    if not tokenizer.ends:
+        raise InvalidInput(
+            f"{bundle.model} has no token that ends a text, which form.probabilities needs",
+            field="form.probabilities",
+        )
+    spelled = []
+    for choice in request.form.choices:
+        (encoded,) = tokenizer.encode([choice], len(choice.encode()) + 2)
+        spelled.append([*encoded.ids[1:], tokenizer.ends[0]])
+    first = _answer(replace(request, most=max(map(len, spelled))), bundle)
+    return [replace(first, most=len(ids), guide=Spelling(ids)) for ids in spelled]
 
 
 def _answer(request: WriteRequest, bundle: WritingBundle) -> Answer:

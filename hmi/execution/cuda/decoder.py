@@ -21,7 +21,7 @@ from hmi.execution.cuda.upload import ArrayUpload, Ints
 from hmi.execution.cuda.ways import Ways
 from hmi.execution.decoding.base import PAGE, Part, check_sites
 from hmi.execution.decoding.paged import PagedRows, kept_shape, turns_of
-from hmi.execution.decoding.scores import FEW, Best, HostRow, ScoreRow
+from hmi.execution.decoding.scores import FEW, Best, HostRow, ScoreRow, first_of
 from hmi.execution.segments import segments_of
 from hmi.model.network.decoder import CausalAttend, DecoderLayer, score
 from hmi.model.network.encoder import Delta, Norm
@@ -196,6 +196,10 @@ class _Row:
         if count > FEW or scale not in self._sums:
             return HostRow(self.whole()).best(count, scale)
         return self._ids[:count], self._scores[:count], self._sums[scale]
+
+    def first(self) -> tuple[int, float] | None:
+        """See `ScoreRow.first`."""
+        return first_of(self.best(1))
 
     def of(self, word: int) -> float:
         """See `ScoreRow.of`."""

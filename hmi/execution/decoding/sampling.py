@@ -1,8 +1,8 @@
 """The choice of the next token from the scores of all words.
 
-The order is that of transformers: penalties, temperature, top-k, top-p, min-p. A choice depends only on the
-scores, the sequence's ids, its seed and the token's number. So a seed gives the same text whatever else runs,
-and after a sequence was set back.
+What a guide does not allow is left out first. Then the order is that of transformers: penalties, temperature,
+top-k, top-p, min-p. A choice depends only on the scores, the sequence's ids, its guide, its seed and the
+token's number. So a seed gives the same text whatever else runs, and after a sequence was set back.
 """
 
 from __future__ import annotations
@@ -16,13 +16,15 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from hmi.execution.decoding.scores import FEW, HostRow, ScoreRow
+from hmi.execution.decoding.scores import FEW, GuidedRow, HostRow, ScoreRow
+from hmi.model.text.guides import Guide
 from hmi.model.text.sampling import Sampling
 
 MANY = 4096
 """The number that it looks at next. Sorting all words takes as long as a layer."""
 COLD = 1e-5
 """Below this temperature the best word is taken."""
+NONE = "no word has a score that is a number"
 
 
 @dataclass(frozen=True)
@@ -53,11 +55,11 @@ class Sampler:
         temperature = self.wants.temperature
         return 1.0 if temperature < COLD else 1 / temperature
 
-    def choose(self, row: ScoreRow) -> Chosen:
+    def choose(self, row: ScoreRow, guide: Guide | None = None) -> Chosen:
         """Choose the next token, and count it. Returns it.
 
-        row: the words' scores. Raises ValueError if the best score is infinite, or if all scores are -inf or
-        not-a-number.
+        row: the words' scores. guide: allows some words; None: all. Raises ValueError if the best score is
+        infinite, or if all scores of words that may come are -inf or not-a-number.
         """
         wants = self.wants
         told: list[tuple[int, float]] = []
@@ -66,7 +68,7 @@ class Sampler:
             ids, scores, total = row.best(max(1, wants.logprobs))
             pairs = zip(ids.tolist(), scores.tolist(), strict=True)
             told = [(i, x - total) for i, x in pairs][: wants.logprobs]
-        changed = self._penalised(row)
+        changed = self._penalised(row if guide is None else GuidedRow(row, guide))
         chosen = self._best(changed) if wants.temperature < COLD else self._drawn(changed)
         self.times[chosen] += 1
         self._seen.add(chosen)
@@ -91,9 +93,10 @@ class Sampler:
         return HostRow(scores)
 
     def _best(self, row: ScoreRow) -> int:
-        ids, scores, _ = row.best(1)
-        _check(scores)
-        return int(ids[0])
+        found = row.first()
+        if found is None or not math.isfinite(found[1]):
+            raise ValueError(NONE)
+        return found[0]
 
     def _drawn(self, row: ScoreRow) -> int:
         """Draw a word by its probability, and return its id.
@@ -104,7 +107,8 @@ class Sampler:
         wants, place = self.wants, self.times.total()
         number = xxhash.xxh3_64_intdigest(place.to_bytes(8, "little"), seed=wants.seed) / 2**64
         ids, scores, total = row.best(FEW, self.scale)
-        _check(scores)
+        if not len(scores) or not math.isfinite(scores[0]):
+            raise ValueError(NONE)
         shares = np.exp(scores.astype(np.float64) / wants.temperature - total)
         found = self._place(shares, number, whole=len(ids) < FEW)
         for many in (MANY, None):
@@ -147,8 +151,3 @@ def _sorted_best(row: NDArray[np.float32], many: int) -> NDArray[np.int64]:
     least = np.partition(row, len(row) - many)[len(row) - many] if many < len(row) else -np.inf
     ids = np.flatnonzero(row >= least)
     return ids[np.argsort(-row[ids], kind="stable")]
-
-
-def _check(scores: NDArray[np.float32]) -> None:
-    if not len(scores) or not math.isfinite(scores[0]):
-        raise ValueError("no word has a score that is a number")

@@ -11,6 +11,8 @@ from hmi_kernels.later import Later
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hmi.model.text.guides import Guide
+
 ops = Later("decoder.ops")
 FEW = 64
 """The number of best words that a draw looks at first. They nearly always decide it."""
@@ -24,6 +26,11 @@ class ScoreRow(Protocol):
 
     def best(self, count: int, scale: float = 1.0) -> Best:
         """Return the `count` best words that may be chosen, the best first and of equal ones the lower id."""
+        ...
+
+    def first(self) -> tuple[int, float] | None:
+        """Return the best word that may be chosen, of equal ones the lower id, and its score. None: there is
+        none."""
         ...
 
     def of(self, word: int) -> float:
@@ -47,6 +54,10 @@ class HostRow:
         found: Best = ops.best(self._row, count, scale)
         return found
 
+    def first(self) -> tuple[int, float] | None:
+        """See `ScoreRow.first`."""
+        return first_of(self.best(1))
+
     def of(self, word: int) -> float:
         """See `ScoreRow.of`."""
         return float(self._row[word])
@@ -54,6 +65,42 @@ class HostRow:
     def whole(self) -> NDArray[np.float32]:
         """See `ScoreRow.whole`."""
         return self._row
+
+
+class GuidedRow:
+    """A `ScoreRow` of which only those words may be chosen that a guide allows."""
+
+    def __init__(self, row: ScoreRow, guide: Guide) -> None:
+        self._row, self._guide = row, guide
+        self._kept: HostRow | None = None
+
+    def best(self, count: int, scale: float = 1.0) -> Best:
+        """See `ScoreRow.best`."""
+        return self._host().best(count, scale)
+
+    def first(self) -> tuple[int, float] | None:
+        """See `ScoreRow.first`. All words are looked at only if the best of all may not come."""
+        found = self._row.first()
+        return found if found is None or self._guide.allows(found[0]) else self._host().first()
+
+    def of(self, word: int) -> float:
+        """See `ScoreRow.of`."""
+        return self._row.of(word) if self._guide.allows(word) else -np.inf
+
+    def whole(self) -> NDArray[np.float32]:
+        """See `ScoreRow.whole`."""
+        return self._host().whole()
+
+    def _host(self) -> HostRow:
+        if self._kept is None:
+            self._kept = HostRow(self._guide.kept(self._row.whole()))
+        return self._kept
+
+
+def first_of(best: Best) -> tuple[int, float] | None:
+    """The first of the best words, and its score."""
+    ids, scores, _ = best
+    return (int(ids[0]), float(scores[0])) if len(ids) else None
 
 
 def host_rows(scores: Tensor) -> Sequence[ScoreRow]:

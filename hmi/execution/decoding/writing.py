@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Container, Hashable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heapreplace
 from typing import Literal, Protocol
@@ -17,6 +18,7 @@ from hmi.execution.decoding.base import PAGE, PagesLost, Part, StepExecutor
 from hmi.execution.decoding.sampling import Chosen, Sampler
 from hmi.execution.decoding.scores import ScoreRow
 from hmi.model.tenant.modules import TenantModule
+from hmi.model.text.guides import Guide
 from hmi.model.text.sampling import Sampling
 
 STEP_ROWS = 128
@@ -43,6 +45,8 @@ class Answer:
     """Whose share of the steps it takes."""
     kept: bool = True
     """True if its full pages stay after its end, for later sequences of its owner that begin alike."""
+    guide: Guide | None = None
+    """Allows the tokens that keep a form. The answer ends when nothing may follow. None: all may come."""
     ids: list[int] = field(init=False)
     """The prompt's ids, then the written ones."""
     pages: list[int] = field(init=False, default_factory=list)
@@ -52,8 +56,8 @@ class Answer:
     cached: int | None = field(init=False, default=None)
     """The number of the prompt's ids that the arena had at the first step. None before that step."""
     ended: Literal["end", "length", "failed"] | None = field(init=False, default=None)
-    """Why the answer ended. end: one of `ends` was chosen. length: `most` tokens are written. failed: its
-    scores are no numbers. None: it goes on."""
+    """Why the answer ended. end: one of `ends` was chosen, or the guide allows nothing more. length: `most`
+    tokens are written. failed: its scores are no numbers, or its guide failed. None: it goes on."""
 
     def __post_init__(self) -> None:
         self.ids = list(self.prompt)
@@ -72,15 +76,18 @@ class Answer:
     def take(self, row: ScoreRow) -> Chosen | None:
         """Choose the next token by the scores of a row, append its id, and return it.
 
-        Returns None if the scores are no numbers; the answer has then failed.
+        Returns None if the scores are no numbers or the guide fails; the answer has then failed.
         """
+        guide = self.guide
         try:
-            chosen = self._sampler.choose(row)
+            chosen = self._sampler.choose(row, guide)
         except ValueError:
             self.ended = "failed"
             return None
         self.ids.append(chosen.id)
-        if chosen.id in self.ends:
+        if guide is not None:
+            guide.take(chosen.id)
+        if chosen.id in self.ends or (guide is not None and guide.ended):
             self.ended = "end"
         elif len(self.written) == self.most:
             self.ended = "length"
@@ -117,6 +124,10 @@ class _NoShares:
         pass
 
 
+def _nothing() -> None:
+    pass
+
+
 class Writing:
     """The sequences of one executor, on one thread.
 
@@ -148,6 +159,8 @@ class Writing:
         """The rows that may still run between the layers of that step."""
         self.set_back = 0
         """How often a sequence was set back."""
+        self._looking = ThreadPoolExecutor(1, "hmi-guides")
+        """Guides look on it while the layers run. It has no thread before the first guide."""
 
     def __len__(self) -> int:
         """The number of sequences that have not ended."""
@@ -237,12 +250,16 @@ class Writing:
             )
             for answer, count in chunks.items()
         ]
+        guides = [answer.guide for answer, part in zip(chunks, parts, strict=True) if part.wants_scores]
+        looked = self._look([guide for guide in guides if guide is not None])
         rows = self._rows_of([(answer, answer.done, answer.done + count) for answer, count in chunks.items()])
         arena, found = self.arena, list[tuple[Answer, Chosen | None]]()
         try:
             scores = iter(self._executor.step(rows, parts, between))
         except PagesLost:
             self._set_all_back()
+        finally:
+            looked()
         if self.arena is not arena:  # set back, here or between two layers
             return []
         for (answer, count), part in zip(chunks.items(), parts, strict=True):
@@ -254,6 +271,17 @@ class Writing:
                 if answer.ended is not None:
                     self.remove(answer)
         return found
+
+    def _look(self, guides: Sequence[Guide]) -> Callable[[], object]:
+        """Let guides look on a thread of their own. Returns a function that waits until they have."""
+        if not guides:
+            return _nothing
+
+        def look() -> None:
+            for guide in guides:
+                guide.look()
+
+        return self._looking.submit(look).result
 
     def _plan(self) -> dict[Answer, int]:
         """Choose the next step's sequences, and get their pages. Returns each with its number of tokens."""

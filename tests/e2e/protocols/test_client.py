@@ -281,6 +281,7 @@ def test_the_answers_have_every_field_of_the_contract() -> None:
         "WrittenTokens": answers.TokenUsage,
         "TokenLogprob": answers.TokenLogprob,
         "TopToken": answers.TopToken,
+        "ChoiceProbability": answers.ChoiceProbability,
     }
     missing = {
         name: lacks

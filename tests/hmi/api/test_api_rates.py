@@ -21,7 +21,7 @@ from hmi.api.protocols.asks import Ask
 from hmi.config import Settings
 from hmi.core import ModelId
 from hmi.engine import TextResult
-from hmi.errors import DeadlineExceeded, InvalidInput, QuotaExceeded, Unavailable
+from hmi.errors import CutShort, DeadlineExceeded, InvalidInput, QuotaExceeded, Unavailable
 from hmi.tenancy import TenantLimits
 from tests.hmi.api.test_inference import Counting, texts
 
@@ -130,6 +130,7 @@ async def test_a_call_over_several_tenants_is_charged_to_each_and_refused_as_a_w
         (InvalidInput("a pair"), False),
         (ZeroDivisionError(), False),
         (DeadlineExceeded("too late"), True),
+        (CutShort("no form"), True),
         (asyncio.CancelledError(), True),
     ],
 )

@@ -44,6 +44,7 @@ _OF_TEXTS = (
     "watermark",
     "top_n_tokens",
     "typical_p",
+    "grammar",
 )
 PARAMETERS: Mapping[Task, tuple[str, ...]] = {
     **dict.fromkeys(LABELLED, _OF_LABELS),

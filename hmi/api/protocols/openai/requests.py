@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 
+from hmi.api.protocols.forms import AskedForm
 from hmi.api.protocols.inputs import one_or_many
 from hmi.api.protocols.openai.models import Id
 from hmi.api.schemas.generate import Stops
@@ -36,10 +37,6 @@ def _wrong(field: str, what: str) -> InvalidInput:
 def _no_choice(value: Any) -> Any:
     if value not in (None, "none", "auto"):
         raise ValueError("is not served: models here call no tools, so leave it out")
-
-
-class ResponseFormat(Request):
-    type: Literal["text"] = Field(description="Other forms are refused: leave response_format out.")
 
 
 class StreamOptions(Request):
@@ -167,7 +164,7 @@ class ChatBody(Wanted):
     top_logprobs: int | None = Field(
         default=None, ge=0, le=MOST_LOGPROBS, description="And those of this many best tokens."
     )
-    response_format: ResponseFormat | None = None
+    response_format: AskedForm | None = Field(default=None, description="See `form` of POST /generate.")
     tools: Annotated[Any, _NO_TOOLS] = None
     tool_choice: Annotated[Any, BeforeValidator(_no_choice)] = None
     parallel_tool_calls: Any = Field(default=None, description="Ignored: models here call no tools.")
