@@ -205,7 +205,8 @@ class Engine:
                 except TimeoutError as error:
                     raise self._late(error, limit) from error
                 if not isinstance(draft, Draft):  # it is whole
-                    self._accounts.answered([request])
+                    if not request.index:
+                        self._accounts.answered([request])
                     yield draft
                     return
                 # From here on the reader gets the error in place of the next piece: a stream is open by then.

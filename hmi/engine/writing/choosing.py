@@ -23,7 +23,6 @@ class ChosenText:
 
     @property
     def number(self) -> int:
-        """See `WrittenPieces`."""
         return self.outcome.version
 
     async def __aiter__(self) -> AsyncIterator[WrittenPiece | WrittenText]:

@@ -101,6 +101,21 @@ def test_chats(writing_server: ProtocolServer) -> None:
         assert chunks[-1].choices[0].finish_reason == made.choices[0].finish_reason
 
 
+def test_grammars_are_generates_forms(writing_server: ProtocolServer) -> None:
+    pytest.importorskip("llguidance", reason="the [structured] extra is not installed")
+    client, schema = client_of(writing_server), {"enum": ["good", "bad", "plot"]}
+    for given, form in (
+        ({"type": "json", "value": schema}, {"json_schema": schema}),
+        ({"type": "regex", "value": "[a-f]{3}"}, {"regex": "[a-f]{3}"}),
+    ):
+        wanted = writing_server.written(ONE, prompt=PROMPT, max_tokens=100, form=form)
+        assert client.text_generation(PROMPT, grammar=given) == wanted["text"]  # type: ignore[call-overload]
+        assert "".join(client.text_generation(PROMPT, grammar=given, stream=True)) == wanted["text"]  # type: ignore[call-overload]
+    named = {"type": "json_schema", "json_schema": {"name": "word", "schema": schema}}
+    made = client.chat_completion(CHAT, response_format=named, max_tokens=30)  # type: ignore[arg-type]
+    assert json.loads(made.choices[0].message.content or "") in schema["enum"]
+
+
 def test_what_is_not_there_is_refused_by_name(writing_server: ProtocolServer) -> None:
     client = client_of(writing_server)
     for given, says in (
@@ -108,8 +123,8 @@ def test_what_is_not_there_is_refused_by_name(writing_server: ProtocolServer) ->
         ({"truncate": 5}, "parameters.truncate"),
         ({"typical_p": 0.5}, "parameters.typical_p"),
         ({"watermark": True}, "parameters.watermark"),
-        ({"grammar": {"type": "regex", "value": {}}}, "parameters.grammar.value"),
-        ({"grammar": {"type": "regex", "value": "("}}, "parameters.grammar.regex"),
+        ({"grammar": {"type": "regex", "value": {}}}, "parameters.grammar"),
+        ({"grammar": {"type": "json"}}, "parameters.grammar"),
         ({"adapter_id": "other"}, "parameters.adapter_id"),
         ({"max_new_tokens": 511}, "do not fit into the 512"),
     ):

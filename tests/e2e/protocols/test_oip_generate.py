@@ -45,6 +45,14 @@ def test_texts_are_those_of_generate(writing_server: ProtocolServer, version: st
     assert all(piece.items() >= about.items() for piece in pieces)
 
 
+def test_a_form_is_kept(writing_server: ProtocolServer) -> None:
+    pytest.importorskip("llguidance", reason="the [structured] extra is not installed")
+    form = {"choices": ["good film", "bad plot"]}
+    asked = {"text_input": PROMPT, "parameters": {"form": form}}
+    answer = json.loads(post(writing_server, f"{MODEL}/generate", asked)[2])
+    assert answer["text_output"] in form["choices"]
+
+
 def test_defaults(writing_server: ProtocolServer) -> None:
     wanted = writing_server.written("acme.one", prompt=PROMPT, max_tokens=20)
     answer = json.loads(post(writing_server, f"{MODEL}/generate", {"text_input": PROMPT, "stream": False})[2])

@@ -6,6 +6,7 @@ import asyncio
 import base64
 import json
 import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from hmi.cli.framework.endings import lines
 from hmi.core import ModelId
 from hmi.engine.writing.draft import Draft
 from hmi.engine.writing.request import WriteRequest
+from hmi.engine.writing.writer import Deliver, Spent, Writer
 from hmi.execution.cuda.decoder import CudaDecoder
 from hmi.execution.cuda.twin import Twin
 from hmi.execution.cuda.ways import Ways
@@ -269,10 +271,20 @@ async def test_an_empty_prompt_is_begun(writing_data: Path) -> None:
         assert (status, answer["usage"]["prompt_tokens"]) == (200, 1)
 
 
-async def test_a_deadline_that_passes_in_a_stream_is_an_event_of_it(writing_data: Path) -> None:
+async def test_a_deadline_that_passes_in_a_stream_is_an_event_of_it(
+    writing_data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps are slowed, so that the text cannot be whole before the deadline."""
+    step = Writer.step
+
+    def slow_step(writer: Writer, deliver: Deliver) -> Spent:
+        time.sleep(0.01)
+        return step(writer, deliver)
+
     async with server(writing_data) as world:
         await world.call("POST", "/generate/acme.one", {"prompt": "a", "max_tokens": 1})
-        ask = {"prompt": PROMPT, "max_tokens": 480, "deadline_ms": 150}
+        monkeypatch.setattr(Writer, "step", slow_step)
+        ask = {"prompt": PROMPT, "max_tokens": 480, "deadline_ms": 2000}
         events = await stream(world, "acme.one", ask)
         assert events[0][0] == "text"
         assert (events[-1][0], events[-1][1]["error"]["kind"]) == ("error", "deadline_exceeded")

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, RootModel, Tag
 
+from hmi.api.protocols.forms import AskedForm
 from hmi.api.protocols.inputs import Text
 from hmi.api.protocols.results import Transform
 from hmi.api.protocols.tei.schemas import Direction
@@ -121,7 +122,7 @@ class HubParameters(Request):
     watermark: Literal[False] | None = Field(default=None, description="Texts: only false.")
     top_n_tokens: Literal[0] | None = Field(default=None, description="Texts: only 0.")
     typical_p: Literal[1] | None = Field(default=None, description="Texts: only 1.")
-    grammar: HubGrammar | None = Field(default=None, description="Texts: what they must keep.")
+    grammar: AskedForm | None = Field(default=None, description="Texts: see `form` of POST /generate.")
     stride: int | None = Field(default=None, description="Refused: long texts are read in fixed windows.")
     prompt_name: str | None = Field(default=None, description="Refused: models have no prompts.")
     candidate_labels: list[str] | str | None = Field(

@@ -63,7 +63,7 @@ class TextGeneration:
             logprobs=0 if self.streams or given.details else None,
         )
         most = given.max_new_tokens or NEW_TOKENS
-        form = None if given.grammar is None else given.grammar.form
+        form = None if given.grammar is None else given.grammar.form("parameters.grammar")
         self.wants = [WriteRequest(model, prompt, most, sampling, stops_of(given.stop), form)]
 
     def whole(self, texts: Sequence[WrittenText]) -> Any:

@@ -21,7 +21,7 @@ from hmi.api.protocols.writing import (
     seed_of,
     stops_of,
 )
-from hmi.api.schemas.generate import Stops
+from hmi.api.schemas.generate import FormBody, Stops
 from hmi.api.schemas.shared import Answer
 from hmi.core import ModelId
 from hmi.engine.writing.request import WriteRequest, WrittenText
@@ -44,6 +44,7 @@ class GenerateParameters(Open):
     frequency_penalty: float | None = None
     seed: int | None = None
     stop: Stops | None = None
+    form: FormBody | None = None
     best_of: int | None = Field(default=None, ge=0, le=1, description="Only 1: no texts are thrown away.")
     deadline_ms: float | None = Field(default=None, gt=0, le=LONGEST_MS)
 
@@ -85,7 +86,8 @@ class TextOutput:
         check_version(call.where.models.record(self.model), call.where.path.get("version", ""))
         if body.text_input is None:
             raise InvalidInput("text_input is missing: add it", field="text_input")
-        given = body.model_copy(update=body.parameters.model_dump(exclude_none=True))
+        named = {name: value for name, value in body.parameters if value is not None}
+        given = body.model_copy(update=named)
         self.wants = [
             WriteRequest(
                 self.model,
@@ -93,6 +95,7 @@ class TextOutput:
                 given.max_tokens or MOST_TOKENS,
                 sampling_of(given, seed=seed_of(given.seed)),
                 stops_of(given.stop),
+                None if given.form is None else given.form.form(),
                 deadline=call.deadline(given.deadline_ms),
             )
         ]

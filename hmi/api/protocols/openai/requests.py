@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag
 
+from hmi.api.protocols.forms import AskedForm
 from hmi.api.protocols.inputs import one_or_many
 from hmi.api.protocols.openai.models import Id
 from hmi.api.schemas.generate import Stops
@@ -37,32 +38,6 @@ def _wrong(field: str, what: str) -> InvalidInput:
 def _no_choice(value: Any) -> Any:
     if value not in (None, "none", "auto"):
         raise ValueError("is not served: models here call no tools, so leave it out")
-
-
-class AnswerSchema(Request):
-    model_config = ConfigDict(protected_namespaces=())
-
-    name: str = Field(description="Ignored.")
-    description: str | None = Field(default=None, description="Ignored.")
-    json_schema: dict[str, Any] | None = Field(default=None, alias="schema", description="Null: any object.")
-    strict: bool | None = Field(default=None, description="Ignored: a schema is always kept.")
-
-
-class ResponseFormat(Request):
-    """What an answer must keep. See `form` of POST /generate."""
-
-    type: Literal["text", "json_object", "json_schema"]
-    json_schema: AnswerSchema | None = None
-
-    @property
-    def form(self) -> Form | None:
-        """Raises InvalidInput."""
-        if (self.type == "json_schema") != (self.json_schema is not None):
-            raise _wrong("response_format", "must have json_schema if its type is json_schema, else not")
-        schema = None if self.json_schema is None else self.json_schema.json_schema
-        if self.type == "text":
-            return None
-        return Form(schema, schema is None, place="response_format")
 
 
 class StreamOptions(Request):
@@ -190,7 +165,7 @@ class ChatBody(Wanted):
     top_logprobs: int | None = Field(
         default=None, ge=0, le=MOST_LOGPROBS, description="And those of this many best tokens."
     )
-    response_format: ResponseFormat | None = None
+    response_format: AskedForm | None = Field(default=None, description="See `form` of POST /generate.")
     tools: Annotated[Any, _NO_TOOLS] = None
     tool_choice: Annotated[Any, BeforeValidator(_no_choice)] = None
     parallel_tool_calls: Any = Field(default=None, description="Ignored: models here call no tools.")

@@ -63,6 +63,7 @@ class OpenAIWriting(ABC):
             raise over_limit(field, MOST_TEXTS, "texts in a call", "send several requests")
         temperature = 1.0 if body.temperature is None else body.temperature
         sampling = sampling_of(body, temperature=temperature, logprobs=self.logprobs())
+        form = self.form()
         stops, seed = stops_of(body.stop), seed_of(body.seed)
         self.wants = [
             WriteRequest(
@@ -71,7 +72,7 @@ class OpenAIWriting(ABC):
                 self.most(),
                 replace(sampling, seed=(seed + index % self.n) % 2**64),
                 stops,
-                self.form(),
+                form,
                 deadline=call.deadline(body.deadline_ms),
                 index=index,
             )
@@ -100,6 +101,10 @@ class OpenAIWriting(ABC):
     @abstractmethod
     def most(self) -> int | None:
         """See `WriteRequest`."""
+
+    def form(self) -> Form | None:
+        """See `WriteRequest`."""
+        return None
 
     @abstractmethod
     def logprobs(self) -> int | None:
@@ -218,6 +223,10 @@ class Chats(OpenAIWriting):
 
     def most(self) -> int | None:
         return self.body.max_completion_tokens or self.body.max_tokens
+
+    def form(self) -> Form | None:
+        given = self.body.response_format
+        return None if given is None else given.form("response_format")
 
     def logprobs(self) -> int | None:
         return (self.body.top_logprobs or 0) if self.body.logprobs else None

@@ -1,0 +1,56 @@
+"""The form that a text must keep, as OpenAI's and Hugging Face's clients ask for it."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from hmi.api.schemas.shared import Request
+from hmi.errors import InvalidInput
+from hmi.model.text.form import Form
+
+
+class NamedSchema(Request):
+    """A JSON schema with a name."""
+
+    name: str | None = Field(default=None, description="Ignored, as description and strict.")
+    description: str | None = None
+    strict: bool | None = Field(default=None, description="Ignored: a schema is always kept.")
+    json_schema: dict[str, Any] = Field(alias="schema")
+
+
+class AskedForm(Request):
+    """OpenAI's `response_format` and text-generation-inference's `grammar`: see `form` of POST /generate."""
+
+    type: Literal["text", "json_object", "json_schema", "json", "regex"] = Field(
+        description="text: any text. json_object: a JSON object. json_schema: JSON that is valid by a "
+        "schema. json, regex: Hugging Face's, with `value`."
+    )
+    named: NamedSchema | None = Field(default=None, alias="json_schema")
+    value: dict[str, Any] | str | None = Field(
+        default=None, description="Hugging Face's: the JSON schema, or the regular expression."
+    )
+
+    def form(self, field: str) -> Form | None:
+        """The form; None: any text is good. Raises InvalidInput, naming `field` or a part of it."""
+        try:
+            return self._form()
+        except InvalidInput as error:
+            raise InvalidInput(f"{field}: {error.message}", field=field) from error
+
+    def _form(self) -> Form | None:
+        if self.type == "text":
+            return None
+        if self.type == "regex":
+            if not isinstance(self.value, str):
+                raise InvalidInput("value is missing: give the regular expression")
+            return Form(regex=self.value)
+        schema = self.named.json_schema if self.named is not None else self.value
+        if self.type == "json_object" and schema is None:
+            return Form(json=True)
+        if isinstance(schema, dict) and self.type == "json_schema" and self.named is None:
+            schema = schema.get("schema", schema)  # Hugging Face's client sends the named schema as the value
+        if not isinstance(schema, dict):
+            raise InvalidInput("the schema is missing: give it as an object")
+        return Form(json_schema=schema)
