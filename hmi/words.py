@@ -100,8 +100,11 @@ def explain(problem: ErrorDetails, model: Any) -> str:
     if kind in _BOUNDS:
         name, words = _BOUNDS[kind]
         return f"is {_shown(given)}, and must be {words} {context[name]:.15g}"
+    if kind == "int_parsing_size":
+        return f"is {_shown(given)}, which is too large"
     if kind == "literal_error":
-        return _not_among(given, context["expected"])
+        expected = {"False": "false", "True": "true"}.get(context["expected"], context["expected"])
+        return _not_among(given, expected)
     if kind in ("string_too_short", "too_short"):
         return "is empty: give at least one" + (" character" if kind == "string_too_short" else "")
     if kind in ("string_too_long", "too_long"):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 
 from hmi.api.schemas.shared import Request
 from hmi.errors import InvalidInput
@@ -20,6 +20,10 @@ class NamedSchema(Request):
     json_schema: dict[str, Any] = Field(alias="schema")
 
 
+def _kind(value: Any) -> str | None:
+    return "<text>" if isinstance(value, str) else "<schema>" if isinstance(value, dict) else None
+
+
 class AskedForm(Request):
     """OpenAI's `response_format` and text-generation-inference's `grammar`: see `form` of POST /generate."""
 
@@ -28,29 +32,27 @@ class AskedForm(Request):
         "schema. json, regex: Hugging Face's, with `value`."
     )
     named: NamedSchema | None = Field(default=None, alias="json_schema")
-    value: dict[str, Any] | str | None = Field(
-        default=None, description="Hugging Face's: the JSON schema, or the regular expression."
-    )
+    value: (
+        Annotated[
+            Annotated[str, Tag("<text>")] | Annotated[dict[str, Any], Tag("<schema>")],
+            Discriminator(_kind, "value_form", "must be a JSON schema, or a regular expression"),
+        ]
+        | None
+    ) = Field(default=None, description="Hugging Face's: the JSON schema, or the regular expression.")
 
     def form(self, field: str) -> Form | None:
-        """The form; None: any text is good. Raises InvalidInput, naming `field` or a part of it."""
-        try:
-            return self._form()
-        except InvalidInput as error:
-            raise InvalidInput(f"{field}: {error.message}", field=field) from error
-
-    def _form(self) -> Form | None:
+        """The form; None: any text is good. field: where it stands in the call. Raises InvalidInput."""
         if self.type == "text":
             return None
         if self.type == "regex":
             if not isinstance(self.value, str):
-                raise InvalidInput("value is missing: give the regular expression")
-            return Form(regex=self.value)
+                raise InvalidInput(f"{field}.value is missing: give the regular expression", field=field)
+            return Form(regex=self.value, place=field)
         schema = self.named.json_schema if self.named is not None else self.value
         if self.type == "json_object" and schema is None:
-            return Form(json=True)
+            return Form(json=True, place=field)
         if isinstance(schema, dict) and self.type == "json_schema" and self.named is None:
             schema = schema.get("schema", schema)  # Hugging Face's client sends the named schema as the value
         if not isinstance(schema, dict):
-            raise InvalidInput("the schema is missing: give it as an object")
-        return Form(json_schema=schema)
+            raise InvalidInput(f"{field}: the schema is missing: give it as an object", field=field)
+        return Form(json_schema=schema, place=field)

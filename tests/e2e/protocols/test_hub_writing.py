@@ -32,18 +32,6 @@ def client_of(server: ProtocolServer, place: str = "hf", model: str = ONE) -> In
     return InferenceClient(model=f"{server.url}/{place}/{model}", token=server.key)
 
 
-def test_a_text_keeps_its_grammar(writing_server: ProtocolServer) -> None:
-    client, schema = client_of(writing_server), {"enum": ["good", "bad"]}
-    asked: Any = {"max_new_tokens": 40, "seed": 7, "do_sample": True}
-    for grammar, allowed in (
-        ({"type": "json", "value": schema}, ('"good"', '"bad"')),
-        ({"type": "regex", "value": "good|bad"}, ("good", "bad")),
-    ):
-        given: Any = grammar
-        assert client.text_generation(PROMPT, **asked, grammar=given) in allowed
-        assert "".join(client.text_generation(PROMPT, **asked, grammar=given, stream=True)) in allowed
-
-
 @pytest.mark.parametrize("place", ["hf", "infer"])
 def test_texts_are_those_of_generate(writing_server: ProtocolServer, place: str) -> None:
     client = client_of(writing_server, place)

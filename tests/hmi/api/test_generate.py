@@ -16,6 +16,7 @@ from hmi.cli.framework.endings import lines
 from hmi.core import ModelId
 from hmi.engine.writing.draft import Draft
 from hmi.engine.writing.request import WriteRequest
+from hmi.engine.writing.right_of_way import RightOfWay
 from hmi.engine.writing.writer import Deliver, Spent, Writer
 from hmi.execution.cuda.decoder import CudaDecoder
 from hmi.execution.cuda.twin import Twin
@@ -277,9 +278,9 @@ async def test_a_deadline_that_passes_in_a_stream_is_an_event_of_it(
     """Steps are slowed, so that the text cannot be whole before the deadline."""
     step = Writer.step
 
-    def slow_step(writer: Writer, deliver: Deliver) -> Spent:
+    def slow_step(writer: Writer, deliver: Deliver, way: RightOfWay) -> Spent:
         time.sleep(0.01)
-        return step(writer, deliver)
+        return step(writer, deliver, way)
 
     async with server(writing_data) as world:
         await world.call("POST", "/generate/acme.one", {"prompt": "a", "max_tokens": 1})

@@ -33,6 +33,7 @@ TYPES: dict[str, tuple[Any, Any, str]] = {
     "int_type": (int, [], "is a list, and must be a whole number"),
     "int_from_float": (int, 1.5, "is the number 1.5, and must be a whole number"),
     "int_parsing": (int, "x", "is the text 'x', and must be a whole number"),
+    "int_parsing_size": (Literal[1], 10**30, "is 1000000000000000000000000000000, which is too large"),
     "float_type": (float, [], "is a list, and must be a number"),
     "float_parsing": (float, "x", "is the text 'x', and must be a number"),
     "finite_number": (Finite, float("inf"), "is the number Infinity, and must be a finite number"),

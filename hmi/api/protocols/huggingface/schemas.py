@@ -12,9 +12,7 @@ from hmi.api.protocols.results import Transform
 from hmi.api.protocols.tei.schemas import Direction
 from hmi.api.schemas.generate import Stops
 from hmi.api.schemas.shared import Answer, Request
-from hmi.errors import InvalidInput
 from hmi.model.tenant.answer import Aggregation
-from hmi.model.text.form import Form
 
 NEW_TOKENS = 100
 """The client's default of `max_new_tokens`."""
@@ -59,23 +57,6 @@ def _inputs_kind(value: Any) -> str | None:
     if isinstance(value, Comparison) or (isinstance(value, dict) and "source_sentence" in value):
         return "<comparison>"
     return _item_kind(value)
-
-
-class HubGrammar(Request):
-    """What a text must keep. See `form` of POST /generate."""
-
-    type: Literal["json", "json_schema", "regex"]
-    value: dict[str, Any] | str = Field(description="A JSON schema, or a regular expression.")
-
-    @property
-    def form(self) -> Form:
-        """Raises InvalidInput."""
-        if isinstance(self.value, str) != (self.type == "regex"):
-            where = "parameters.grammar.value"
-            raise InvalidInput(f"{where} must be a JSON schema, of the type regex a text", field=where)
-        if isinstance(self.value, str):
-            return Form(regex=self.value, place="parameters.grammar")
-        return Form(self.value, place="parameters.grammar")
 
 
 class HubParameters(Request):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag
+from pydantic import BeforeValidator, Discriminator, Field, Tag
 
 from hmi.api.protocols.forms import AskedForm
 from hmi.api.protocols.inputs import one_or_many
@@ -12,7 +12,6 @@ from hmi.api.protocols.openai.models import Id
 from hmi.api.schemas.generate import Stops
 from hmi.api.schemas.shared import Request
 from hmi.errors import InvalidInput
-from hmi.model.text.form import Form
 from hmi.model.text.sampling import MOST_LOGPROBS
 
 MOST_TEXTS = 128

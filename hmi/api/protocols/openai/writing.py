@@ -110,10 +110,6 @@ class OpenAIWriting(ABC):
     def logprobs(self) -> int | None:
         """See `Sampling`."""
 
-    def form(self) -> Form | None:
-        """See `WriteRequest`."""
-        return None
-
     @abstractmethod
     def whole(self, texts: Sequence[WrittenText]) -> Completion | ChatCompletion:
         """See `Codec`."""
@@ -230,10 +226,6 @@ class Chats(OpenAIWriting):
 
     def logprobs(self) -> int | None:
         return (self.body.top_logprobs or 0) if self.body.logprobs else None
-
-    def form(self) -> Form | None:
-        given = self.body.response_format
-        return None if given is None else given.form
 
     def whole(self, texts: Sequence[WrittenText]) -> ChatCompletion:
         choices = [
