@@ -25,7 +25,7 @@ from hmi.engine.writing.places import Places
 from hmi.engine.writing.request import DEFAULT_MOST, WriteRequest, WrittenText
 from hmi.engine.writing.right_of_way import RightOfWay
 from hmi.engine.writing.writer import Owner, Writer
-from hmi.errors import InvalidInput, copy_of
+from hmi.errors import CutShort, InvalidInput, copy_of
 from hmi.execution.decoding.writing import Answer
 from hmi.metrics import Metrics
 from hmi.model.text.guides import Spelling
@@ -253,7 +253,7 @@ class Writers:
 
 def _public(draft: Draft, event: Event) -> tuple[Draft, Event]:
     """An event as its reader may see it. The log gets an error as it is."""
-    if not isinstance(event, Exception):
+    if not isinstance(event, Exception) or isinstance(event, CutShort):
         return draft, event
     log_failure(log, f"a text of {version_name(draft.model, draft.version)} failed", event)
     return draft, copy_of(public_error(event, draft.model, draft.version))

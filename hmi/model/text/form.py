@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
+from decimal import Decimal
 from typing import Any
 
 from hmi.errors import InvalidInput
 
-MOST_BYTES = 1 << 16
-"""The largest form, in bytes of JSON."""
+MOST_BYTES = {"json_schema": 1 << 14, "json": 64, "choices": 1 << 16, "regex": 1 << 11, "grammar": 1 << 13}
+"""The largest form of each kind, in bytes of JSON. The library follows rules and references by recursion: a
+chain of some thousand overflows a thread's stack, and ends the process."""
+MOST_DEPTH = 64
+"""The deepest schema within schemas."""
+MOST_STATES = 5_000
+"""What the repetitions of a regular expression or grammar may add to its characters, each counted as often as
+it may be repeated."""
+MOST_MULTIPLES = 10_000
+"""The largest product of a schema's `multipleOf`, without their decimal points: an automaton has so many
+states."""
 MOST_CHOICES = 1000
 _ONE = ("type", "const", "enum", "$ref", "pattern", "format", "required")
 _NUMBERS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
@@ -19,6 +31,8 @@ _SCHEMA = ("items", "additionalProperties")
 _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
 _MAPS = ("properties", "patternProperties", "$defs", "definitions")
 _NOTES = ("title", "description", "default", "examples", "$schema", "$id", "$comment", "deprecated")
+_TOO_MANY = f"it repeats too much: repetitions may add {MOST_STATES:,} characters"
+_REPEATED = re.compile(r"\{(\d{1,9})?(?:,(\d{1,9})?)?\}|~\s*(\d{1,9})(?:\s*\.\.\s*(\d{1,9}))?")
 _NOTES_OF_OTHERS = ("readOnly", "writeOnly", "discriminator")
 KEYWORDS = frozenset((*_ONE, *_NUMBERS, *_SIZES, *_SCHEMA, *_LISTS, *_MAPS, *_NOTES, *_NOTES_OF_OTHERS))
 """The keywords of a JSON schema that are kept, or that ask for nothing. The library ignores some others."""
@@ -51,16 +65,19 @@ class Form:
             )
         if self.probabilities and self.choices is None:
             raise InvalidInput("form.probabilities needs form.choices", field="form.probabilities")
-        if len(self.key.encode()) > MOST_BYTES:
-            raise InvalidInput(
-                f"{self.place}.{given[0]} has more than {MOST_BYTES:,} bytes",
-                field=f"{self.place}.{given[0]}",
-            )
+        where, most = f"{self.place}.{given[0]}", MOST_BYTES[given[0]]
+        if len(self.key.encode()) > most:
+            raise InvalidInput(f"{where} has more than {most:,} bytes", field=where)
         if self.choices is not None:
             _check_choices(self.choices, f"{self.place}.choices")
+        text = self.regex or self.grammar
+        if text is not None and _added(text) > MOST_STATES:
+            raise InvalidInput(f"{where}: {_TOO_MANY}", field=where)
         if self.json_schema is not None:
-            for where, keyword in _unknown(self.json_schema, f"{self.place}.json_schema"):
-                raise InvalidInput(f"{where}: the keyword {keyword!r} is not supported", field=where)
+            for place, fault in _faults(self.json_schema, where):
+                raise InvalidInput(f"{place}: {fault}", field=place)
+            if math.prod(_multiples(self.json_schema)) > MOST_MULTIPLES:
+                raise InvalidInput(f"{where}: multipleOf costs too much: use smaller numbers", field=where)
 
     @property
     def key(self) -> str:
@@ -85,19 +102,65 @@ def _check_choices(choices: tuple[str, ...], place: str) -> None:
         seen.add(choice)
 
 
-def _unknown(schema: Any, where: str) -> Iterator[tuple[str, str]]:
-    """The places of keywords that are not supported, with the keyword."""
+def _faults(schema: Any, where: str, depth: int = 0) -> Iterator[tuple[str, str]]:
+    """The places in a schema that are not supported or cost too much, with what is wrong."""
     if not isinstance(schema, Mapping):
         return  # true and false; the library refuses what is no schema
+    if depth > MOST_DEPTH:
+        yield where, f"schemas are nested more than {MOST_DEPTH} deep"
+        return
     for keyword, value in schema.items():
         inside = f"{where}.{keyword}"
         if keyword not in KEYWORDS:
-            yield inside, keyword
+            yield inside, f"the keyword {keyword!r} is not supported"
         elif keyword in _SCHEMA:
-            yield from _unknown(value, inside)
+            yield from _faults(value, inside, depth + 1)
         elif keyword in _LISTS and isinstance(value, list):
             for i, each in enumerate(value):
-                yield from _unknown(each, f"{inside}[{i}]")
+                yield from _faults(each, f"{inside}[{i}]", depth + 1)
         elif keyword in _MAPS and isinstance(value, Mapping):
             for name, each in value.items():
-                yield from _unknown(each, f"{inside}.{name}")
+                if keyword == "patternProperties" and _added(str(name)) > MOST_STATES:
+                    yield inside, _TOO_MANY
+                yield from _faults(each, f"{inside}.{name}", depth + 1)
+        elif keyword == "pattern" and isinstance(value, str) and _added(value) > MOST_STATES:
+            yield inside, _TOO_MANY
+
+
+def _multiples(schema: Any) -> Iterator[int]:
+    """Each `multipleOf` in a value of JSON, without its decimal point: 25 of .25."""
+    if isinstance(schema, Mapping):
+        given = schema.get("multipleOf")
+        if isinstance(given, int):
+            yield max(1, abs(given))
+        elif isinstance(given, float) and math.isfinite(given):
+            digits = Decimal(str(given)).normalize()
+            yield max(1, int(abs(digits.scaleb(max(0, -int(digits.as_tuple().exponent))))))
+        for value in schema.values():
+            yield from _multiples(value)
+    elif isinstance(schema, list):
+        for value in schema:
+            yield from _multiples(value)
+
+
+def _added(pattern: str) -> int:
+    """The characters that repetitions add to a regular expression or a grammar."""
+    whole = last = at = 0
+    groups: list[int] = []
+    while at < len(pattern):
+        if found := _REPEATED.match(pattern, at):
+            times = max(int(number or 1) for number in found.groups())
+            whole, last = whole + last * (max(times, 1) - 1), last * max(times, 1)
+            at = found.end()
+            continue
+        if pattern[at] == "(":
+            groups.append(whole)
+            whole = last = 0
+        elif pattern[at] == ")":
+            last = whole
+            whole += groups.pop() if groups else 0
+        elif pattern[at] not in "*+?|^$":
+            at += pattern[at] == "\\"
+            whole, last = whole + 1, 1
+        at += 1
+    return whole - len(pattern)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from functools import cached_property
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 MOST_SAID = 300
 """The most characters of the library's own errors."""
+SLOWEST_S = 0.05
+"""The most CPU seconds of a mask. The library's limits bound most of them to a tenth of it."""
 KEPT = 64
 """The compiled forms that a root keeps."""
 LIMITS: dict[str, Any] = {
@@ -126,10 +129,12 @@ class FormGuide:
 
     def look(self) -> None:
         if self._mask is None and self.error is None:
-            mask = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+            begun = time.thread_time()
+            self._mask = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
             if self._matcher.is_error():
                 self.error = _stuck(self._matcher)
-            self._mask = mask
+            elif time.thread_time() - begun > SLOWEST_S:  # the texts beside it would wait for each
+                self.error = CutShort("form costs too much here: make it simpler", field="form")
 
     def allows(self, id: int) -> bool:
         mask = self._found()

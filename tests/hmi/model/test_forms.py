@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import re
 import sys
+from contextlib import suppress
 from itertools import product
 from typing import Any
 
@@ -102,6 +103,11 @@ def test_allowed_tokens_are_those_by_which_a_text_can_go_on(
     assert not guide.keeps("")
 
 
+DEEP: Any = {}
+for _ in range(70):
+    DEEP = {"items": DEEP}
+
+
 @pytest.mark.parametrize(
     ("given", "field", "said"),
     [
@@ -111,8 +117,16 @@ def test_allowed_tokens_are_those_by_which_a_text_can_go_on(
         ({"choices": tuple(map(str, range(MOST_CHOICES + 1)))}, "form.choices", "1 to 1,000"),
         ({"choices": ("a", "b", "a")}, "form.choices[2]", "twice"),
         ({"choices": ("a", "")}, "form.choices[1]", "empty"),
-        ({"regex": "a" * 70_000}, "form.regex", "65,536 bytes"),
-        ({"json_schema": {"enum": ["a" * 70_000]}}, "form.json_schema", "65,536 bytes"),
+        ({"regex": "a" * 3_000}, "form.regex", "2,048 bytes"),
+        ({"grammar": "a" * 9_000}, "form.grammar", "8,192 bytes"),
+        ({"json_schema": {"enum": ["a" * 17_000]}}, "form.json_schema", "16,384 bytes"),
+        ({"regex": "(?:a{1000}){6}"}, "form.regex", "repeats too much"),
+        ({"regex": "x(ab{2,}[c]{30}){0,200}"}, "form.regex", "repeats too much"),
+        ({"grammar": 'start: "a"~1..6000'}, "form.grammar", "repeats too much"),
+        ({"json_schema": {"items": {"pattern": "a{9000}"}}}, "form.json_schema.items.pattern", "repeats"),
+        ({"json_schema": {"multipleOf": 999983}}, "form.json_schema", "multipleOf costs too much"),
+        ({"json_schema": {"allOf": [{"multipleOf": 0.101}] * 2}}, "form.json_schema", "multipleOf"),
+        ({"json_schema": DEEP}, "form.json_schema" + ".items" * 65, "more than 64 deep"),
         ({"json_schema": {"type": "string", "maxlength": 3}}, "form.json_schema.maxlength", "'maxlength'"),
         (
             {"json_schema": {"properties": {"a": {"items": {"anyOf": [{}, {"not": {}}]}}}}},
@@ -130,10 +144,7 @@ def test_what_is_no_form(given: dict[str, Any], field: str, said: str) -> None:
     assert said in caught.value.message
 
 
-LIMIT = re.compile("too (many|large)|current row has|limit", re.I)
-DEEP: Any = {"type": "string"}
-for _ in range(200):
-    DEEP = {"type": "object", "properties": {"a": DEEP}}
+LIMIT = re.compile("too (many|much|large)|current row has|limit|more than", re.I)
 WIDE = {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(1500)}}
 EITHER = [
     {"anyOf": [{"type": "object", "properties": {f"{x}{i}": {"type": "string"}}} for x in "pq"]}
@@ -152,7 +163,6 @@ EITHER = [
         ({"json_schema": {"$ref": "http://example.com/x"}}, "http://example.com/x"),
         ({"json_schema": {"$ref": "#"}}, "no text keeps it"),
         ({"json_schema": {"oneOf": [{"type": "string"}, {"minLength": 2}]}}, "oneOf"),
-        ({"json_schema": DEEP}, "recursion limit"),
         ({"json_schema": {"allOf": EITHER}}, "too large"),
         ({"regex": "(a"}, "unclosed group"),
         ({"regex": r"(a)\1"}, "backreferences"),
@@ -204,6 +214,36 @@ def test_a_costly_form_is_kept_or_ends_with_an_error(given: dict[str, Any], guid
     except InvalidInput as error:
         why = error.message
     assert not why or LIMIT.search(why), why
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"grammar": "start: a0\n" + "".join(f"a{i:x}:a{i + 1:x}\n" for i in range(680)) + 'a2a8: "a"'},
+        {
+            "json_schema": {
+                "$ref": "#/$defs/0",
+                "$defs": {str(i): {"oneOf": [{"$ref": f"#/$defs/{i + 1}"}]} for i in range(330)}
+                | {"330": {"enum": ["a"]}},
+            }
+        },
+    ],
+)
+def test_the_longest_chains_end_no_process(given: dict[str, Any], guides: Guides) -> None:
+    """Of rules and of references. Some three times as many would."""
+    form = Form(**given)
+    with suppress(InvalidInput):
+        guides.guide(form).look()
+
+
+def test_a_mask_that_costs_too_much_ends_its_text(guides: Guides, monkeypatch: pytest.MonkeyPatch) -> None:
+    guide = guides.guide(Form(regex="[a-z]+"))
+    monkeypatch.setattr("hmi.model.text.guides.SLOWEST_S", -1.0)
+    guide.look()
+    assert guide.error is not None
+    assert "costs too much" in guide.error.message
+    with pytest.raises(ValueError, match="costs too much"):
+        guide.allows(5)
 
 
 def test_compiled_forms_are_kept_and_let_go(guides: Guides) -> None:
