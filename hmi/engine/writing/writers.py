@@ -35,7 +35,7 @@ from hmi.stores.plot.miss_recorder import MissRecorder
 log = logging.getLogger("hmi.engine")
 
 AT_ONCE = 256
-"""The most texts that are written at a time. Each holds its module in memory."""
+"""The texts that are written at a time, see `Places`. Each holds its module in memory."""
 CHARACTERS_A_TOKEN = 4
 """The estimate of a prompt's tokens before it is tokenised."""
 NICE = 5

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Container, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -23,6 +23,8 @@ from hmi.model.text.sampling import Sampling
 
 STEP_ROWS = 128
 """The most rows of a step. Sequences that decode come first; rows of prompts fill up."""
+READING = 4
+"""While there are prompts to read, they have the rows of a step over this at least, however many decode."""
 LONG_STEP = 32
 """Between the layers of a step of this many rows or more, short prompts of other tenants may run."""
 
@@ -132,9 +134,10 @@ class Writing:
     """The sequences of one executor, on one thread.
 
     A step takes one token of each sequence that decodes. Chunks of prompts fill it up: next is the first
-    sequence of the tenant that has received least. If pages run out, the sequence that came last is set
-    back: its pages are freed. It runs again when there is room. Its text stays the same, since choices
-    depend on its own seed. If the executor loses all pages, all sequences are set back.
+    sequence of the tenant that has received least. If pages run out, a sequence of the tenant that has most
+    is set back, the one that came last: its pages are freed. It runs again when there is room. Its text
+    stays the same, since choices depend on its own seed. If the executor loses all pages, all sequences are
+    set back.
     """
 
     def __init__(
@@ -291,23 +294,41 @@ class Writing:
             return {}
         self._shares.begin({answer.tenant for answer in self._answers})
         chunks: dict[Answer, int] = {}
-        left, started = self._step_rows, self._started
-        decoding = [each for each in self._answers if each in started and len(each.ids) - each.done == 1]
-        for answer in self._by_turn(decoding):
-            if left and answer in started:  # it has not been set back for one before it
-                left -= self._join(chunks, answer, left)
-        may_begin = True
-        for answer in self._by_turn([each for each in self._answers if each not in chunks]):
-            if not left:
-                break
-            if may_begin or answer in started:
-                count = self._join(chunks, answer, left)
-                left -= count
-                may_begin = may_begin and count > 0  # those after it must not take its pages for good
+        decoding = [each for each in self._answers if self._decodes(each)]
+        kept = self._step_rows // READING if len(decoding) < len(self._answers) else 0
+        turns = self._by_turn(decoding)
+        left = kept + self._decode(chunks, turns, self._step_rows - kept)
+        left = self._read(chunks, left)
+        self._decode(chunks, turns, left)
         if not chunks:  # each waits for the pages of another: the first can set back all others
             self._join(chunks, self._answers[0], left)
         assert chunks, "the first sequence can always go on"
         return chunks
+
+    def _decodes(self, answer: Answer) -> bool:
+        return answer in self._started and len(answer.ids) - answer.done == 1
+
+    def _decode(self, chunks: dict[Answer, int], turns: Iterator[Answer], left: int) -> int:
+        """Let sequences that decode join the step while rows are left. Returns the number that still are."""
+        while left and (answer := next(turns, None)) is not None:
+            if answer in self._started and answer not in chunks:  # else it was set back for one before it
+                left -= self._join(chunks, answer, left)
+        return left
+
+    def _read(self, chunks: dict[Answer, int], left: int) -> int:
+        """Let chunks of prompts join the step while rows are left. Returns the number that still are."""
+        short = set[str]()
+        """Tenants with a sequence that has no room to begin: those after it must not take its pages for
+        good."""
+        for answer in self._by_turn([each for each in self._answers if not self._decodes(each)]):
+            if not left:
+                break
+            if answer.tenant not in short or answer in self._started:
+                count = self._join(chunks, answer, left)
+                left -= count
+                if not count:
+                    short.add(answer.tenant)
+        return left
 
     def _by_turn(self, answers: Iterable[Answer]) -> Iterator[Answer]:
         """Yield each sequence once: next is the first one of the tenant that has received least by then."""
@@ -340,7 +361,7 @@ class Writing:
     def _with_room(self, answer: Answer, most: int, fixed: Container[Answer]) -> int:
         """Get pages for a sequence's next tokens, at most `most`. Returns for how many of them it has pages.
 
-        It may set back sequences that came later, but none of `fixed`.
+        It may set back other sequences, but none of `fixed`.
         """
         if answer not in self._started:
             answer.pages = self.arena.begin(answer.owner, answer.ids)
@@ -349,14 +370,35 @@ class Writing:
             self._started.add(answer)
         count = min(most, len(answer.ids) - answer.done)
         while not self.arena.extend(answer.pages, answer.done + count):
-            later = self._answers[self._answers.index(answer) + 1 :]
-            younger = [other for other in later if other.pages and other not in fixed]
-            if younger:
-                self._stop(younger[-1])
+            other = self._gives_way(answer, fixed)
+            if other is not None:
+                self._stop(other)
                 self.set_back += 1
             else:
                 count = (len(answer.pages) + self.arena.room) * PAGE - answer.done
         return count
+
+    def _gives_way(self, answer: Answer, fixed: Container[Answer]) -> Answer | None:
+        """The sequence to set back when another needs pages, None if there is none.
+
+        It is of the tenant that has most pages, if that has more than the other's would have: the one that
+        came last, but not the tenant's first. Else it is one of the tenant's own that came later; for a
+        tenant's first sequence it may be anybody's. So the first of all gets pages from all others.
+        """
+        firsts, held = dict[str, Answer](), Counter[str]()
+        for each in self._answers:
+            firsts.setdefault(each.tenant, each)
+            held[each.tenant] += len(each.pages)
+        wanted = held[answer.tenant] + -(-len(answer.ids) // PAGE) - len(answer.pages)
+        last = [each for each in reversed(self._answers) if each.pages and each not in fixed]
+        rich = [each for each in last if held[each.tenant] > wanted and each is not firsts[each.tenant]]
+        others = [each for each in rich if each.tenant != answer.tenant]
+        if others:
+            return max(others, key=lambda each: held[each.tenant])
+        came = {each: i for i, each in enumerate(self._answers)}
+        later = [each for each in last if came[each] > came[answer]]
+        own = [each for each in later if each.tenant == answer.tenant]
+        return next(iter(own or (later if answer is firsts[answer.tenant] else [])), None)
 
     def _set_all_back(self) -> None:
         """Begin with new pages. Nothing of any sequence counts as done."""

@@ -158,6 +158,20 @@ async def test_a_stop_without_drain_ends_what_is_written_and_what_waits(
         assert writers_of(world)._places.taken == writers_of(world)._room.taken == 0
 
 
+async def test_a_tenant_that_has_all_places_holds_up_no_other(
+    writing_data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writing, "AT_ONCE", 4)
+    async with server(writing_data) as world:
+        wants = WriteRequest(ONE, PROMPT, most=450)
+        texts = [asyncio.create_task(written(world, wants)) for _ in range(7)]
+        while writers_of(world)._places.waiting < 3:
+            await asyncio.sleep(0)
+        await asyncio.gather(*(written(world, WriteRequest(BETA, PROMPT, most=3)) for _ in range(2)))
+        assert not any(text.done() for text in texts), "none of the first tenant's has ended yet"
+        await asyncio.gather(*texts)
+
+
 async def test_a_whole_text_holds_nothing_while_it_waits_for_its_reader(
     writing_data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

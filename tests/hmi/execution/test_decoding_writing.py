@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from hmi.engine.schedule.turns import Turns
 from hmi.errors import InvalidInput
 from hmi.execution.decoding.base import PAGE, Between
 from hmi.execution.decoding.writing import Answer, RowsOf, Shares, Writing
@@ -31,6 +32,7 @@ DEVICE = [
 ]
 SLOTS = 3
 """The number of a device's slots. A step has more modules, so they drive each other out."""
+DRAWN = Sampling(temperature=1.0, seed=7)
 TABLES: dict[int, tuple[CausalLower, Tensor]] = {}
 
 
@@ -366,3 +368,85 @@ def test_tenants_get_equal_shares_of_steps(parts: Parts) -> None:
         while len(writer):
             writer.step()
     assert {len(answer.written) for answer in (*many, *few)} == {8}
+
+
+@torch.inference_mode()
+def first_tokens(writer: Writing, answers: Sequence[Answer]) -> list[int]:
+    """Let sequences join, and return the number of the step in which each has its first token."""
+    for answer in answers:
+        writer.add(answer)
+    found, step = dict[Answer, int](), 0
+    while not found.keys() >= set(answers):
+        step += 1
+        for answer, _ in writer.step():
+            found.setdefault(answer, step)
+    return [found[answer] for answer in answers]
+
+
+@pytest.mark.parametrize("most", [5, 60])
+def test_prompts_are_read_however_many_texts_are_under_way(parts: Parts, most: int) -> None:
+    """Of another tenant, and of the same one. The step has fewer rows than there are texts."""
+    writer = writing(parts, "plain", 400, step_rows=16, shares=Turns())
+    first_tokens(writer, [Answer(0, p, most + 60, tenant="one") for p in prompts(40, 1, longest=6)])
+    two = Answer(1, [BEGIN] * 50, 2, tenant="two")
+    assert first_tokens(writer, [two]) == [13], "the prompt has a quarter of each step"
+    assert max(first_tokens(writer, [Answer(0, [BEGIN] * 10, 2, tenant="one")])) < 5
+    run(writer, [])
+    assert writer.arena.room == 400
+
+
+@pytest.mark.parametrize("most", [40, 170])
+def test_a_tenant_that_has_all_pages_gives_way_to_others(parts: Parts, most: int) -> None:
+    """Their first tokens come at once, they are not set back, and all texts are those that are written
+    alone."""
+
+    def answers() -> tuple[list[Answer], ...]:
+        return tuple(
+            [Answer(tenant, p, n, tenant=tenant, sampling=DRAWN) for p in prompts(count, seed, 30)]
+            for tenant, count, n, seed in (("one", 12, most, 1), ("two", 2, 20, 2), ("three", 2, 20, 3))
+        )
+
+    writer, (one, two, three) = writing(parts, "plain", 24, shares=Turns()), answers()
+    for answer in one:
+        writer.add(answer)
+    with torch.inference_mode():
+        while writer.arena.room > writer.arena.kept or writer.set_back < 2:
+            writer.step()
+    assert max(first_tokens(writer, two)) < 10
+    assert max(first_tokens(writer, three)) < 10
+    done = [(answer, answer.done) for answer in (*two, *three)]
+    with torch.inference_mode():
+        while any(answer.ended is None for answer, _ in done):
+            writer.step()
+            assert all(answer.done >= before or answer.ended for answer, before in done), "none is set back"
+            done = [(answer, answer.done) for answer, _ in done]
+    assert any(answer.ended is None for answer in one)
+    run(writer, [])
+    assert writer.arena.room == 24
+    for found, alone in zip((one, two, three), answers(), strict=True):
+        for answer in alone:
+            run(writing(parts, "plain", 24), [answer])
+        assert [answer.ids for answer in found] == [answer.ids for answer in alone]
+
+
+def test_with_a_text_each_tenants_are_set_back_in_the_order_of_their_arrival(parts: Parts) -> None:
+    """And a long one among others that come and go ends."""
+    writer, draw = writing(parts, "plain", 12, shares=Turns()), random.Random(1)
+    long = Answer(0, [BEGIN] * 60, 100, tenant="long")
+    short = [
+        Answer(i, [BEGIN] * draw.randrange(2, 60), draw.randrange(1, 40), tenant=f"t{i % 5}")
+        for i in range(1, 120)
+    ]
+    before, steps = short[:20], 0
+    waiting = short[20:]
+    for answer in (*before, long):
+        writer.add(answer)
+    with torch.inference_mode():
+        while long.ended is None:
+            while waiting and len(writer) < 12:
+                writer.add(waiting.pop())
+            writer.step()
+            steps += 1
+    assert waiting, "others came until it had ended"
+    run(writer, [])
+    assert {answer.ended for answer in short if answer not in waiting} == {"length"}
