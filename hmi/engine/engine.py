@@ -6,8 +6,14 @@ import asyncio
 import logging
 import os
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    contextmanager,
+    suppress,
+)
 from dataclasses import replace
 from functools import partial
 
@@ -39,10 +45,10 @@ from hmi.engine.texts.sink import CallSink
 from hmi.engine.watch.in_flight import InFlight
 from hmi.engine.watch.supervisor import Broken, Supervisor
 from hmi.engine.watch.tracing import add_spans
-from hmi.engine.writing.draft import Draft
+from hmi.engine.writing.pieces import Pieces
 from hmi.engine.writing.request import WriteRequest, WrittenPieces
 from hmi.engine.writing.right_of_way import RightOfWay
-from hmi.engine.writing.writers import Writers
+from hmi.engine.writing.writers import Write, Writers
 from hmi.errors import DeadlineExceeded, Unavailable
 from hmi.metrics import Metrics
 from hmi.model.memory import usable_memory
@@ -186,44 +192,49 @@ class Engine:
         keeper = self._levels if small_artefact else self._inside
         return None if keeper is None else keeper.report(model, artefact, small_artefact, agreement)
 
+    @contextmanager
+    def admitted(
+        self, wants: Sequence[WriteRequest]
+    ) -> Iterator[Callable[[WriteRequest], AbstractAsyncContextManager[WrittenPieces]]]:
+        """Context manager: a call of one model is under way in the block, which gets what lets its texts be
+        written. They are admitted together.
+
+        Raises QuotaExceeded (the tenant has too much waiting, and some of it is of other calls), Unavailable.
+        """
+        self._check_accepting()
+        with self._calls, self._writers.admitted(wants) as write:
+            yield partial(self._write, write)
+
     @asynccontextmanager
-    async def write(self, request: WriteRequest) -> AsyncIterator[WrittenPieces]:
+    async def _write(self, write: Write, request: WriteRequest) -> AsyncIterator[WrittenPieces]:
         """Context manager: a text is being written in the block. Leaving the block early drops it.
 
         Of the texts of one call only the first, of index 0, counts as a request.
 
-        Raises NotFound, InvalidInput (names the request's field), QuotaExceeded (the tenant has too much
-        waiting), Unavailable, DeadlineExceeded, Damaged.
+        Raises NotFound, InvalidInput (names the request's field), Unavailable, DeadlineExceeded, Damaged.
         """
-        self._check_accepting()
         loop = asyncio.get_running_loop()
-        with self._calls:
-            async with AsyncExitStack() as stack:
-                try:
-                    async with asyncio.timeout_at(request.deadline) as limit:
-                        draft = await stack.enter_async_context(self._writers.write(request))
-                except TimeoutError as error:
-                    raise self._late(error, limit) from error
-                if not isinstance(draft, Draft):  # it is whole
-                    if not request.index:
-                        self._accounts.answered([request])
-                    yield draft
-                    return
-                # From here on the reader gets the error in place of the next piece: a stream is open by then.
-                if request.deadline is not None:
-                    late = loop.call_at(request.deadline, self._miss, draft)
-                    stack.callback(late.cancel)
-                try:
-                    yield draft
-                finally:
-                    if not (request.index or isinstance(draft.outcome, Exception)):
-                        self._accounts.answered([request])
+        async with AsyncExitStack() as stack:
+            try:
+                async with asyncio.timeout_at(request.deadline) as limit:
+                    pieces = await stack.enter_async_context(write(request))
+            except TimeoutError as error:
+                raise self._late(error, limit) from error
+            # From here on the reader gets the error in place of the next piece: a stream is open by then.
+            if request.deadline is not None:
+                late = loop.call_at(request.deadline, self._miss, pieces)
+                stack.callback(late.cancel)
+            try:
+                yield pieces
+            finally:
+                if not (request.index or isinstance(pieces.outcome, Exception)):
+                    self._accounts.answered([request])
 
-    def _miss(self, draft: Draft) -> None:
+    def _miss(self, pieces: Pieces) -> None:
         """End a text whose deadline has passed, unless it is whole."""
-        if draft.outcome is None:
+        if pieces.outcome is None:
             self._accounts.missed()
-            draft.send(DeadlineExceeded(LATE))
+            pieces.send(DeadlineExceeded(LATE))
 
     def _check_accepting(self) -> None:
         if not self._accepting:

@@ -16,7 +16,7 @@ from typing import NamedTuple, Protocol
 
 from hmi.api.access.buckets import Buckets, Rate
 from hmi.core import ModelId
-from hmi.errors import CutShort, DeadlineExceeded, QuotaExceeded
+from hmi.errors import DeadlineExceeded, QuotaExceeded
 from hmi.tenancy import NO_LIMITS, TenantLimits
 
 REQUESTS, TOKENS = "requests_per_s", "tokens_per_s"
@@ -94,8 +94,8 @@ class Rates:
 
         Yields a function that takes the results and charges their real tokens instead of the estimate.
         Raises QuotaExceeded, which says when there is enough, before anything is charged. If the block
-        raises, the charge is taken back, unless the work may have been done: if the deadline passed, a text
-        was cut short, the call was cancelled, or its caller has gone.
+        raises, the charge is taken back, unless work was done, as the results say that it had by then, or
+        may have been done: if the deadline passed, the call was cancelled, or its caller has gone.
         """
         rates = {tenant: self._rates(tenant) for tenant in {r.model.tenant for r in requests}}
         if not any(rates.values()):
@@ -104,12 +104,20 @@ class Rates:
         charges = list(_charges(requests, rates))
         self._check(charges)
         self._take(charges)
+        done = 0
+
+        def settle(results: Sequence[Counted]) -> None:
+            nonlocal done
+            done = sum(result.tokens for result in results)
+            self._settle(charges, results)
+
         try:
-            yield lambda results: self._settle(charges, results)
-        except (DeadlineExceeded, CutShort, ConnectionError):
+            yield settle
+        except (DeadlineExceeded, ConnectionError):
             raise
         except Exception:
-            self._take(charges, -1)
+            if not done:
+                self._take(charges, -1)
             raise
 
     def states(self, tenant: str) -> list[QuotaState]:

@@ -7,13 +7,13 @@ from typing import ClassVar
 
 from hmi.api.protocols.writing import Event, Texts, WritingCall, seed_of, stops_of
 from hmi.api.schemas.generate import (
-    ChoiceProbability,
     GenerateAnswer,
     GenerateBody,
     TextPiece,
     TokenLogprob,
     TopToken,
     WrittenTokens,
+    probabilities_of,
 )
 from hmi.core import ModelId
 from hmi.engine.writing.request import TokenScore, WriteRequest, WrittenText
@@ -84,7 +84,7 @@ def _answer(id: str, wants: WriteRequest, written: WrittenText) -> GenerateAnswe
             written_tokens=written.written_tokens,
         ),
         logprobs=_scores(wants, written.scores),
-        choices=[ChoiceProbability(text=text, probability=p) for text, p in written.choices] or None,
+        choices=probabilities_of(written),
         plot=dict(written.plot),
         timing=dict(written.timing),
     )

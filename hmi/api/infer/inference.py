@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, nullcontext
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Protocol
@@ -13,14 +13,14 @@ from hmi.api.access.caller import Caller
 from hmi.api.access.rates import Rates
 from hmi.api.in_thread import off_loop
 from hmi.api.infer.call_counts import CallCounter
-from hmi.api.infer.texts import Texts, written_together
+from hmi.api.infer.texts import Texts, Write, written_together
 from hmi.api.protocols.asks import Ask, AskResult, Input, text_id
 from hmi.api.protocols.errors import over_limit
 from hmi.config import Settings
 from hmi.core import DeletedParts, ModelId
 from hmi.engine import TextRequest, TextResult
 from hmi.engine.texts.request import AnswerProvenance
-from hmi.engine.writing.request import WriteRequest, WrittenPieces, WrittenText
+from hmi.engine.writing.request import WriteRequest, WrittenText
 from hmi.errors import InvalidInput
 from hmi.telemetry.tracing import span
 
@@ -50,8 +50,9 @@ class InferenceEngine(Protocol):
         """Answer all requests, in their order, or raise."""
         ...
 
-    def write(self, request: WriteRequest) -> AbstractAsyncContextManager[WrittenPieces]:
-        """Context manager: a text is being written in the block. See `Engine.write`."""
+    def admitted(self, wants: Sequence[WriteRequest]) -> AbstractContextManager[Write]:
+        """Context manager: a call is under way in the block, which gets what lets its texts be written. See
+        `Engine.admitted`."""
         ...
 
     def forget(self, gone: DeletedParts) -> None:
@@ -145,8 +146,8 @@ class Inference:
             caller.must_reach(want.model.tenant, f"model {str(want.model)!r}", field="model")
             if want.prompt_bytes > self.settings.max_text_bytes:
                 raise over_limit(want.place, self.settings.max_text_bytes, "bytes", "send a shorter text")
-        with self.answering, self.rates.charged(wants) as settle:
-            async with written_together(self.engine.write, wants) as texts:
+        with self.answering, self.rates.charged(wants) as settle, self.engine.admitted(wants) as write:
+            async with written_together(write, wants) as texts:
                 try:
                     yield texts
                 finally:

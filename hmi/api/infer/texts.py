@@ -11,7 +11,7 @@ from hmi.core import ModelId
 from hmi.engine.writing.request import WriteRequest, WrittenPiece, WrittenPieces, WrittenText
 
 Write = Callable[[WriteRequest], AbstractAsyncContextManager[WrittenPieces]]
-"""See `Engine.write`."""
+"""Lets one text of a call be written in a block. See `Engine.admitted`."""
 Indexed = tuple[int, WrittenPiece | WrittenText]
 """A piece of a text, or the whole text after its pieces, with the index of the text in its call."""
 

@@ -8,7 +8,7 @@ import json
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
@@ -21,12 +21,13 @@ from hmi.api.http.plain import plain
 from hmi.api.http.request_body import parse, parse_query
 from hmi.api.http.route import Route
 from hmi.api.infer.inference import InferenceEngine, TokenAudits
+from hmi.api.infer.texts import Write
 from hmi.api.process.building import build_engine, build_services
 from hmi.api.routes.table import ROUTES
 from hmi.config import Settings
 from hmi.core import DeletedParts, ModelId, Progress
 from hmi.engine import TextRequest, TextResult
-from hmi.engine.writing.request import WriteRequest, WrittenPieces
+from hmi.engine.writing.request import WriteRequest
 from hmi.errors import Conflict, InvalidInput, NotFound
 from hmi.execution.compiling import compile_all
 from hmi.manager import Manager
@@ -57,9 +58,9 @@ class EngineAtStart:
         assert self._engine is not None, "start it first"
         return await self._engine.infer(requests)
 
-    def write(self, request: WriteRequest) -> AbstractAsyncContextManager[WrittenPieces]:
+    def admitted(self, wants: Sequence[WriteRequest]) -> AbstractContextManager[Write]:
         assert self._engine is not None, "start it first"
-        return self._engine.write(request)
+        return self._engine.admitted(wants)
 
     def forget(self, gone: DeletedParts) -> None:
         if self._engine is not None:

@@ -8,7 +8,7 @@ from pydantic import Discriminator, Field, StringConstraints, Tag, model_validat
 
 from hmi.api.schemas.shared import Answer, Request
 from hmi.core import ROLE_PATTERN
-from hmi.engine.writing.request import DEFAULT_MOST, Finish
+from hmi.engine.writing.request import DEFAULT_MOST, Finish, WrittenText
 from hmi.model.text.form import Form
 from hmi.model.text.sampling import MOST_LOGPROBS
 
@@ -162,6 +162,11 @@ class ChoiceProbability(Answer):
 
     text: str
     probability: float
+
+
+def probabilities_of(written: WrittenText) -> list[ChoiceProbability] | None:
+    """The probabilities that a text has, None if they were not asked for."""
+    return [ChoiceProbability(text=text, probability=p) for text, p in written.choices] or None
 
 
 class GenerateAnswer(Answer):

@@ -68,6 +68,8 @@ class WaitingBudget:
             self._add(tenant, amount)
 
     def release(self, tenant: str, amount: int) -> None:
+        """Take less: what is done, or was not as much as it was taken for. Less than 0 takes more, as what is
+        under way has turned out to be."""
         self._add(tenant, -amount)
         if not self._taken[tenant]:
             del self._taken[tenant]

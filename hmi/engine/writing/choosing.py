@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
+from hmi.engine.writing.draft import Draft
+from hmi.engine.writing.pieces import Pieces
 from hmi.engine.writing.request import WriteRequest, WrittenPiece, WrittenText
 from hmi.errors import InvalidInput
 from hmi.model.text.sampling import Sampling
@@ -14,20 +16,23 @@ AT_ONCE = 16
 """The most choices of one call that are read together. More in a step are hardly faster."""
 
 
-@dataclass(frozen=True)
-class ChosenText:
-    """The likeliest choice, once all were read. See `WrittenPieces`."""
+@dataclass(eq=False)
+class Choosing(Pieces):
+    """The likeliest choice, while the choices are read."""
 
-    outcome: WrittenText
-    tokens: int
+    read: list[Draft] = field(default_factory=list)
+    """The choices of which something was read."""
 
     @property
-    def number(self) -> int:
-        return self.outcome.version
+    def tokens(self) -> int:
+        """See `WrittenPieces`."""
+        return 0 if self.at_fault else sum(draft.tokens for draft in self.read)
 
-    async def __aiter__(self) -> AsyncIterator[WrittenPiece | WrittenText]:
-        yield WrittenPiece(self.outcome.text, self.outcome.scores)
-        yield self.outcome
+    def choose(self, texts: Sequence[WrittenText]) -> None:
+        """Send the answer. texts: of all choices, in their order."""
+        found = _chosen(self.request, texts)
+        self.send(WrittenPiece(found.text, found.scores))
+        self.send(found)
 
 
 def told(request: WriteRequest) -> WriteRequest:
@@ -44,8 +49,7 @@ def told(request: WriteRequest) -> WriteRequest:
     return replace(request, sampling=replace(wants, logprobs=wants.logprobs or 0))
 
 
-def chosen(request: WriteRequest, texts: Sequence[WrittenText]) -> ChosenText:
-    """The answer of a call, from the texts of its choices, in their order."""
+def _chosen(request: WriteRequest, texts: Sequence[WrittenText]) -> WrittenText:
     assert request.form is not None
     assert request.form.choices is not None
     sums = [math.fsum(score.logprob for score in text.scores) for text in texts]
@@ -53,11 +57,10 @@ def chosen(request: WriteRequest, texts: Sequence[WrittenText]) -> ChosenText:
     shares = [math.exp(each - most) for each in sums]
     whole, best = math.fsum(shares), sums.index(most)
     choices = list(zip(request.form.choices, (share / whole for share in shares), strict=True))
-    found = replace(
+    return replace(
         texts[best],
         text=request.form.choices[best],
         cached_tokens=texts[0].cached_tokens,
         scores=texts[best].scores if request.sampling.logprobs is not None else (),
         choices=choices,
     )
-    return ChosenText(found, texts[0].prompt_tokens + sum(text.written_tokens for text in texts))

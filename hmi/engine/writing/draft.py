@@ -1,17 +1,16 @@
-"""One answer while it is written: its sequence of tokens, its text, and its reader's queue."""
+"""One answer while it is written: its sequence of tokens, and its text."""
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from hmi.core import ModelId, ModelVersion
-from hmi.engine.writing.request import Finish, TokenScore, WriteRequest, WrittenPiece, WrittenText
-from hmi.errors import CutShort, Damaged, DeadlineExceeded
+from hmi.core import ModelId
+from hmi.engine.writing.pieces import Event, Pieces
+from hmi.engine.writing.request import Finish, TokenScore, WrittenPiece, WrittenText
+from hmi.errors import CutShort, Damaged
 from hmi.execution.decoding.sampling import Chosen
 from hmi.execution.decoding.writing import Answer
 from hmi.model.text.answer_text import AnswerText
@@ -19,15 +18,11 @@ from hmi.model.text.generative import GenerativeTokenizer
 from hmi.stores.plot.miss_recorder import MissRecorder
 from plot_store import Reader
 
-Event = WrittenPiece | WrittenText | Exception
-
 
 @dataclass(eq=False)
-class Draft:
+class Draft(Pieces):
     """An answer while it is written. A compute thread writes it, and the event loop reads its events."""
 
-    request: WriteRequest
-    version: ModelVersion
     reader: Reader
     tokenizer: GenerativeTokenizer
     answer: Answer
@@ -43,31 +38,20 @@ class Draft:
     """The `time.monotonic()` of its newest token."""
     error: Exception | None = None
     """Why its scores are no numbers, if the reason is known: its look-ups failed."""
-    outcome: WrittenText | Exception | None = None
-    """Its last event, once that was sent."""
-    release: Callable[[], None] = lambda: None
-    """Called when its last event is sent: from then on it needs only its reader."""
     scores: list[TokenScore] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._text = AnswerText(self.tokenizer.decode, self.request.stops)
         self._whole: list[str] = []
-        self._events: asyncio.Queue[Event] = asyncio.Queue()
 
     @property
     def model(self) -> ModelId:
         return self.request.model
 
     @property
-    def number(self) -> int:
-        """See `WrittenPieces`."""
-        return self.version.version
-
-    @property
     def tokens(self) -> int:
         """See `WrittenPieces`."""
-        failed = isinstance(self.outcome, Exception)
-        if self.begun is None or (failed and not isinstance(self.outcome, DeadlineExceeded | CutShort)):
+        if self.begun is None or self.at_fault:
             return 0
         return len(self.answer.ids) - (len(self.answer.prompt) if self.again else 0)
 
@@ -97,24 +81,6 @@ class Draft:
             self.scores += scores
         events: list[Event] = [WrittenPiece(text, scores)] if text or scores else []
         return events if finish is None else [*events, self._cut_short(finish) or self._end(finish)]
-
-    def send(self, event: Event) -> None:
-        """Give an event to the reader. Called on the event loop. What follows the last one is dropped."""
-        if self.outcome is None:
-            self._events.put_nowait(event)
-            if not isinstance(event, WrittenPiece):
-                self.outcome = event
-                self.release()
-
-    async def __aiter__(self) -> AsyncIterator[WrittenPiece | WrittenText]:
-        """See `WrittenPieces`."""
-        while True:
-            event = await self._events.get()
-            if isinstance(event, Exception):
-                raise event
-            yield event
-            if isinstance(event, WrittenText):
-                return
 
     def _cut_short(self, finish: Finish) -> CutShort | None:
         """The error of a text that has ended and does not keep its form; None: it does, or has none."""

@@ -44,8 +44,12 @@ class WriteRequest:
 
     @property
     def characters(self) -> int:
-        """About the characters of the prompt and of the longest text, for an estimate of the tokens."""
-        return sum(map(len, self._texts)) + 4 * (self.most or DEFAULT_MOST)
+        """About the characters of the prompt and of what may be written, for an estimate of the tokens."""
+        if self.form is not None and self.form.probabilities:
+            written = sum(4 + len(choice) for choice in self.form.choices or ())
+        else:
+            written = 4 * (self.most or DEFAULT_MOST)
+        return sum(map(len, self._texts)) + written
 
     @property
     def prompt_bytes(self) -> int:

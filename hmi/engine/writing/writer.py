@@ -14,7 +14,8 @@ from torch import Tensor
 
 from hmi.core import DeletedParts
 from hmi.engine.schedule.turns import Turns
-from hmi.engine.writing.draft import Draft, Event
+from hmi.engine.writing.draft import Draft
+from hmi.engine.writing.pieces import Event
 from hmi.engine.writing.request import WrittenPiece
 from hmi.engine.writing.right_of_way import RightOfWay
 from hmi.errors import copy_of

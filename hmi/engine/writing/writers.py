@@ -7,9 +7,9 @@ import logging
 import os
 import threading
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, contextmanager
 from dataclasses import replace
 from functools import partial
 
@@ -19,8 +19,9 @@ from hmi.engine.admit.loading import ModelLoader, public_error, version_name
 from hmi.engine.schedule.waiting_budget import WaitingBudget
 from hmi.engine.watch.threads import in_thread
 from hmi.engine.writing import choosing
-from hmi.engine.writing.choosing import ChosenText
-from hmi.engine.writing.draft import Draft, Event
+from hmi.engine.writing.choosing import Choosing
+from hmi.engine.writing.draft import Draft
+from hmi.engine.writing.pieces import Event
 from hmi.engine.writing.places import Places
 from hmi.engine.writing.request import DEFAULT_MOST, WriteRequest, WrittenText
 from hmi.engine.writing.right_of_way import RightOfWay
@@ -28,9 +29,17 @@ from hmi.engine.writing.writer import Owner, Writer
 from hmi.errors import CutShort, InvalidInput, copy_of
 from hmi.execution.decoding.writing import Answer
 from hmi.metrics import Metrics
+from hmi.model.text.generative import GenerativeTokenizer
 from hmi.model.text.guides import Spelling
 from hmi.stores.failures import log_failure
 from hmi.stores.plot.miss_recorder import MissRecorder
+
+Waits = Callable[[int], None]
+"""Says how many tokens of a text wait from now on."""
+Write = Callable[[WriteRequest], AbstractAsyncContextManager[Draft | Choosing]]
+"""Lets one text of a call be written in a block. Leaving it early frees what the text holds.
+
+Raises NotFound, InvalidInput (names the request's field), Damaged, Unavailable."""
 
 log = logging.getLogger("hmi.engine")
 
@@ -75,56 +84,104 @@ class Writers:
         """The writers that have, or lately had, something to do. They may have left the loader's cache."""
         metrics.watch_writing(self._state)
 
-    @asynccontextmanager
-    async def write(self, request: WriteRequest) -> AsyncIterator[Draft | ChosenText]:
-        """Context manager: a text is being written in the block. Leaving it early frees what it holds.
+    @contextmanager
+    def admitted(self, wants: Sequence[WriteRequest]) -> Iterator[Write]:
+        """Context manager: the texts of a call of one model wait, or are written, in the block. Each counts
+        until it has ended. They are admitted together: a tenant that has no others may have any number.
 
-        Raises NotFound, InvalidInput (names the request's field), Damaged, QuotaExceeded, Unavailable.
+        Raises QuotaExceeded and Unavailable, as `WaitingBudget.take`.
         """
+        tenant = wants[0].model.tenant
+        left = {want.index: want.characters // CHARACTERS_A_TOKEN for want in wants}
+        self._room.take(Counter({tenant: sum(left.values())}))
+
+        def waits(index: int, tokens: int) -> None:
+            self._room.release(tenant, left[index] - tokens)
+            left[index] = tokens
+
+        try:
+            yield lambda want: self._write(want, partial(waits, want.index))
+        finally:
+            self._room.release(tenant, sum(left.values()))
+
+    @asynccontextmanager
+    async def _write(self, request: WriteRequest, waits: Waits) -> AsyncIterator[Draft | Choosing]:
         bundle = await self._loader.load_writing(request.model)
         if request.form is not None and request.form.probabilities:
-            yield await self._chosen(request, bundle)
+            async with self._choosing(request, bundle, waits) as choosing:
+                yield choosing
             return
-        with self._waits(request.model.tenant, request.characters // CHARACTERS_A_TOKEN):
-            answer = await in_thread(self._encoding, partial(_answer, request, bundle))
-            if request.form is not None:
-                guide = partial(bundle.writer.guides.guide, request.form)
-                answer.guide = await in_thread(self._compiling, guide)
-        async with self._held(request, bundle, answer) as draft:
+        answer = await in_thread(self._encoding, partial(_answer, request, bundle))
+        waits(len(answer.prompt) + answer.most)
+        if request.form is not None:
+            guide = partial(bundle.writer.guides.guide, request.form)
+            answer.guide = await in_thread(self._compiling, guide)
+        async with self._held(request, bundle, answer, partial(waits, 0)) as draft:
             yield draft
 
-    async def _chosen(self, request: WriteRequest, bundle: WritingBundle) -> ChosenText:
-        """Read every choice after the prompt, and return the likeliest. The first one reads the prompt, and
-        the others find its pages."""
+    @asynccontextmanager
+    async def _choosing(
+        self, request: WriteRequest, bundle: WritingBundle, waits: Waits
+    ) -> AsyncIterator[Choosing]:
+        """Context manager: the choices are read after the prompt. The first one reads the prompt, and the
+        others find its pages."""
         told = choosing.told(request)
-        with self._waits(request.model.tenant, request.characters // CHARACTERS_A_TOKEN):
-            answers = await in_thread(self._encoding, partial(_spelled, told, bundle))
+        answers = await in_thread(self._encoding, partial(_spelled, told, bundle))
+        waits(len(answers[0].prompt) + sum(answer.most for answer in answers))
+        choice = Choosing(request, bundle.version)
+        reading = asyncio.ensure_future(self._choose(choice, told, bundle, answers))
 
+        def release() -> None:
+            waits(0)
+            reading.cancel()
+
+        choice.release = release
+        try:
+            yield choice
+        finally:
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
+
+    async def _choose(
+        self, choice: Choosing, told: WriteRequest, bundle: WritingBundle, answers: Sequence[Answer]
+    ) -> None:
         async def text_of(answer: Answer, *, again: bool) -> WrittenText:
             async with self._held(told, bundle, answer, again=again) as draft:
+                choice.read.append(draft)
                 *_, text = [piece async for piece in draft]
             assert isinstance(text, WrittenText)
             return text
 
-        texts = [await text_of(answers[0], again=False)]
-        for begin in range(1, len(answers), choosing.AT_ONCE):
-            some = answers[begin : begin + choosing.AT_ONCE]
-            reading = [asyncio.ensure_future(text_of(answer, again=True)) for answer in some]
-            try:
-                texts += await asyncio.gather(*reading)
-            finally:
-                for each in reading:
-                    each.cancel()
-        return choosing.chosen(request, texts)
+        try:
+            texts = [await text_of(answers[0], again=False)]
+            for begin in range(1, len(answers), choosing.AT_ONCE):
+                some = answers[begin : begin + choosing.AT_ONCE]
+                reading = [asyncio.ensure_future(text_of(answer, again=True)) for answer in some]
+                try:
+                    texts += await asyncio.gather(*reading)
+                finally:
+                    for each in reading:
+                        each.cancel()
+        except Exception as error:
+            choice.send(error)
+        else:
+            choice.choose(texts)
 
     @asynccontextmanager
     async def _held(
-        self, request: WriteRequest, bundle: WritingBundle, answer: Answer, *, again: bool = False
+        self,
+        request: WriteRequest,
+        bundle: WritingBundle,
+        answer: Answer,
+        ended: Callable[[], object] = lambda: None,
+        *,
+        again: bool = False,
     ) -> AsyncIterator[Draft]:
-        """Context manager: an answer waits for a place and for its module, and is then being written."""
+        """Context manager: an answer waits for a place and for its module, and is then being written. `ended`
+        is called when it is whole, or as the block is left."""
         artefact, tenant = bundle.version.artefact, request.model.tenant
         with ExitStack() as held:
-            held.enter_context(self._waits(tenant, len(answer.prompt) + answer.most))
+            held.callback(ended)
             held.enter_context(self._loader.needing([artefact]))
             await self._places.take(tenant)
             held.callback(self._places.give_back, tenant)
@@ -162,18 +219,6 @@ class Writers:
         await asyncio.to_thread(self._writing.shutdown)
         await asyncio.to_thread(self._encoding.shutdown)
         await asyncio.to_thread(self._compiling.shutdown)
-
-    @contextmanager
-    def _waits(self, tenant: str, tokens: int) -> Iterator[None]:
-        """Context manager: count these tokens as waiting while the block runs.
-
-        Raises QuotaExceeded and Unavailable, as `WaitingBudget.take`.
-        """
-        self._room.take(Counter({tenant: tokens}))
-        try:
-            yield
-        finally:
-            self._room.release(tenant, tokens)
 
     async def _get_module(self, answer: Answer, bundle: WritingBundle) -> None:
         """Give the answer its module, to hold in memory until `let_go`."""
@@ -282,7 +327,14 @@ def _spelled(request: WriteRequest, bundle: WritingBundle) -> list[Answer]:
     for choice in request.form.choices:
         (encoded,) = tokenizer.encode([choice], len(choice.encode()) + 2)
         spelled.append([*encoded.ids[1:], tokenizer.ends[0]])
-    first = _answer(replace(request, most=max(map(len, spelled))), bundle)
+    longest = max(map(len, spelled))
+    if request.most is not None and request.most < longest:
+        raise InvalidInput(
+            f"the longest choice has {longest} tokens with its end, and form.probabilities reads all: raise "
+            f"max_tokens, which is {request.most}, or leave it out",
+            field="max_tokens",
+        )
+    first = _answer(replace(request, most=longest, form=None), bundle)
     return [replace(first, most=len(ids), guide=Spelling(ids)) for ids in spelled]
 
 
@@ -303,11 +355,27 @@ def _answer(request: WriteRequest, bundle: WritingBundle) -> Answer:
             f"{context} that {bundle.model} reads and writes: shorten it, or lower max_tokens",
             field=request.place if room < 1 else "max_tokens",
         )
+    most = request.most or min(DEFAULT_MOST, room)
+    if request.form is not None and request.form.choices is not None:
+        _check_shortest(request.form.choices, most, tokenizer)
     return Answer(
         Owner(version.artefact, version.plot_version),
         encoded.ids,
-        request.most or min(DEFAULT_MOST, room),
+        most,
         frozenset(tokenizer.ends),
         sampling=request.sampling,
         tenant=request.model.tenant,
     )
+
+
+def _check_shortest(choices: Sequence[str], most: int, tokenizer: GenerativeTokenizer) -> None:
+    """Raise InvalidInput if no choice has as few tokens as may be written."""
+    if any(len(choice.encode()) < most for choice in choices):  # a token has a byte at least
+        return
+    encoded = tokenizer.encode(choices, max(map(len, choices)) * 4 + 2)
+    shortest = min(len(each.ids) for each in encoded) - 1  # without the begin token
+    if shortest > most:
+        raise InvalidInput(
+            f"the shortest choice has {shortest} tokens, more than max_tokens, which is {most}: raise it",
+            field="max_tokens",
+        )

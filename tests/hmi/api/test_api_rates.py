@@ -17,10 +17,12 @@ from hmi.api.access.buckets import SPARE, Buckets, Rate
 from hmi.api.access.caller import ADMINISTRATOR, Caller
 from hmi.api.access.rates import RATES, REQUESTS, TOKENS, Rates
 from hmi.api.infer.inference import Inference
+from hmi.api.infer.texts import Cost
 from hmi.api.protocols.asks import Ask
 from hmi.config import Settings
 from hmi.core import ModelId
 from hmi.engine import TextResult
+from hmi.engine.writing.request import WriteRequest
 from hmi.errors import CutShort, DeadlineExceeded, InvalidInput, QuotaExceeded, Unavailable
 from hmi.tenancy import TenantLimits
 from tests.hmi.api.test_inference import Counting, texts
@@ -130,7 +132,6 @@ async def test_a_call_over_several_tenants_is_charged_to_each_and_refused_as_a_w
         (InvalidInput("a pair"), False),
         (ZeroDivisionError(), False),
         (DeadlineExceeded("too late"), True),
-        (CutShort("no form"), True),
         (asyncio.CancelledError(), True),
     ],
 )
@@ -144,6 +145,21 @@ async def test_a_call_is_charged_if_its_work_may_have_been_done(error: BaseExcep
     with pytest.raises(type(error)):
         await room.ask((TOPIC, "x" * 40))
     assert (room.left(REQUESTS), room.left(TOKENS)) == ((9, 88) if kept else (10, 100))
+
+
+@pytest.mark.parametrize("error", [CutShort("no form"), InvalidInput("the third prompt is too long")])
+@pytest.mark.parametrize("tokens", [0, 30])
+def test_what_was_done_by_an_error_is_charged(error: Exception, tokens: int) -> None:
+    room = Room({"acme": TenantLimits(requests_per_s=1, tokens_per_s=10)})
+
+    def fail() -> None:
+        with room.rates.charged([WriteRequest(TOPIC, "x" * 40, most=20)]) as settle:
+            settle([Cost(TOPIC, tokens)])
+            raise error
+
+    with pytest.raises(type(error)):
+        fail()
+    assert (room.left(REQUESTS), room.left(TOKENS)) == ((9, 70) if tokens else (10, 100))
 
 
 @pytest.mark.parametrize("per_s", [5e-324, 1e-300, 1e-6])

@@ -12,7 +12,9 @@ import jsonschema
 import pytest
 import torch
 
+from hmi.api.access.caller import ADMINISTRATOR
 from hmi.core import ModelId
+from hmi.engine.writing.request import WriteRequest
 from hmi.execution.decoding.scores import HostRow
 from hmi.execution.decoding.writing import Answer
 from hmi.model.text.form import Form
@@ -138,6 +140,66 @@ async def test_a_text_that_is_cut_is_an_error_and_is_charged(writing_data: Path)
         assert "good film".startswith("".join(data["text"] for _, data in events[:-1])[:9])
         status, answer = await ask(world, "acme.one", form={"regex": "[0-9]+"}, max_tokens=3)
         assert (status, answer["finish"] in ("end", "length")) == (200, True), "a cut may leave a whole text"
+
+
+async def test_a_call_without_room_for_its_shortest_choice_is_refused_at_once(writing_data: Path) -> None:
+    async with server(writing_data) as world:
+        form = {"choices": ["good film, new", "bad plot, good film"]}
+        (encoded,) = tokenizer_of(world.services.manager).encode(["good film, new"], 99)
+        need = len(encoded.ids) - 1
+        status, answer = await ask(world, "acme.one", form=form, max_tokens=need - 1)
+        assert (status, answer["error"]["details"]["field"]) == (422, "max_tokens")
+        assert f"the shortest choice has {need} tokens" in answer["error"]["message"]
+        assert world.services.monitoring.metrics.usage.of("acme").tokens == 0
+        status, answer = await ask(world, "acme.one", form=form, max_tokens=40)
+        assert (status, answer["text"] in form["choices"]) == (200, True)
+        form["choices"].append("a")
+        assert (await ask(world, "acme.one", form=form, max_tokens=40))[0] == 200
+
+
+async def test_probabilities_need_room_for_the_longest_choice(writing_data: Path) -> None:
+    async with server(writing_data) as world:
+        form = {"choices": ["good", "good film, new plot"], "probabilities": True}
+        (encoded,) = tokenizer_of(world.services.manager).encode(["good film, new plot"], 99)
+        need = len(encoded.ids)  # the begin token stands for the end
+        status, answer = await ask(world, "acme.one", form=form, max_tokens=need - 1)
+        assert (status, answer["error"]["details"]["field"]) == (422, "max_tokens")
+        assert f"the longest choice has {need} tokens" in answer["error"]["message"]
+        assert (await ask(world, "acme.one", form=form, max_tokens=need))[0] == 200
+        body = {"text_input": PROMPT, "parameters": {"form": {**form, "choices": ["good", "new " * 30]}}}
+        status, told, _ = await world.call("POST", "/v2/models/acme.one/generate", body)
+        assert status == 200, "the protocol's own default of 20 tokens is none of the caller's"
+        assert [each["text"] for each in told["choices"]] == ["good", "new " * 30]
+        assert sum(each["probability"] for each in told["choices"]) == pytest.approx(1)
+        async with world.client.post("/v2/models/acme.one/generate_stream", json=body) as response:
+            events = [json.loads(each[6:]) for each in (await response.text()).strip().split("\n\n")]
+        assert [event.get("choices") for event in events] == [None, told["choices"]]
+        status, told, _ = await world.call("POST", "/v2/models/acme.one/generate", {"text_input": PROMPT})
+        assert (status, told["choices"]) == (200, None)
+
+
+async def test_choices_that_nobody_waits_for_are_charged_as_far_as_they_were_read(writing_data: Path) -> None:
+    form = Form(choices=tuple(f"gene {i}" for i in range(900)), probabilities=True)
+    async with server(writing_data) as world:
+        await world.call("PATCH", "/manage/tenants/acme", {"limits": {"tokens_per_s": 10.0}})
+        inference = world.services.inference
+
+        async def leave() -> None:
+            wants = [WriteRequest(ModelId("acme", "one"), PROMPT * 3, form=form)]
+            async with inference.write(wants, ADMINISTRATOR) as texts:
+                while sum(cost.tokens for cost in texts.costs) < 150:
+                    await asyncio.sleep(0.001)
+                raise ConnectionResetError
+
+        with pytest.raises(ConnectionResetError):
+            await leave()
+        (left,) = (each.left for each in inference.rates.states("acme") if each.quota == "tokens_per_s")
+        assert left < 0, "the rate is charged what was read"
+        writer, *_ = world.services.engine._loader.writers()  # type: ignore[attr-defined]
+        while writer.drafts or writer.pages[0]:
+            await asyncio.sleep(0.01)
+        usage = world.services.monitoring.metrics.usage.of("acme")
+        assert 150 <= int(usage.tokens) < 3000
 
 
 async def test_a_stop_string_breaks_no_form(writing_data: Path) -> None:

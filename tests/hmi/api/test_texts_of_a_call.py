@@ -11,16 +11,18 @@ from typing import Any
 import pytest
 
 from hmi.api.access.caller import ADMINISTRATOR
+from hmi.api.handlers.protocols import write
 from hmi.api.infer.texts import Texts
 from hmi.core import ModelId
-from hmi.engine.writing.request import WriteRequest
+from hmi.engine.writing import writers
+from hmi.engine.writing.request import WriteRequest, WrittenText
 from hmi.errors import QuotaExceeded
 from hmi.model.text.sampling import Sampling
 from plot_store import Reader
 from tests.hmi.labs.api_world import World
 from tests.hmi.labs.writing_lab import PROMPT, server
 
-ONE = ModelId("acme", "one")
+ONE, BETA = ModelId("acme", "one"), ModelId("beta", "one")
 LONG = " ".join([PROMPT] * 5)
 
 
@@ -67,6 +69,72 @@ async def test_a_call_of_several_texts_is_one_request_of_all_their_tokens(writin
         assert (tally.calls, tally.inputs) == (1, 3)
         with pytest.raises(QuotaExceeded):
             await written(world, wanted([PROMPT]))
+
+
+async def test_a_call_that_an_idle_tenant_makes_is_admitted_whole(writing_data: Path) -> None:
+    """Also if all its texts together are more than what one tenant may have waiting. Another call of the
+    tenant then waits, and is refused before anything is written."""
+    async with server(writing_data, queue_tokens=400) as world:
+        chat = {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 40, "n": 8}
+        status, answer, _ = await world.call("POST", "/v1/chat/completions", {"model": "acme.one", **chat})
+        assert (status, len(answer.get("choices", ()))) == (200, 8), answer
+        room = world.services.engine._writers._room  # type: ignore[attr-defined]
+        assert room.taken == 0
+        usage = world.services.monitoring.metrics.usage
+        async with world.services.inference.write(wanted([LONG] * 4, 300), ADMINISTRATOR) as texts:
+            async for _ in texts:
+                break
+            assert room.taken > 4 * 300
+            before = int(usage.of("acme").inputs)
+            with pytest.raises(QuotaExceeded, match="wait for the answers to its calls under way"):
+                await written(world, wanted([PROMPT]))
+            await written(world, [WriteRequest(BETA, PROMPT, 5)])
+            assert int(usage.of("acme").inputs) == before
+        assert room.taken == 0
+
+
+async def test_what_a_call_waits_for_becomes_less_as_its_texts_end(writing_data: Path) -> None:
+    async with server(writing_data) as world:
+        room = world.services.engine._writers._room  # type: ignore[attr-defined]
+        wants = [*wanted([LONG], 200), WriteRequest(ONE, "a", 1, index=1)]
+        async with world.services.inference.write(wants, ADMINISTRATOR) as texts:
+            assert room.taken >= 201
+            async for index, piece in texts:
+                if index == 1 and isinstance(piece, WrittenText):
+                    break
+            (draft,) = (each for i, each in texts._begun.items() if i == 0)  # type: ignore[attr-defined]
+            assert room.taken in (0, len(draft.answer.prompt) + 200), "of the first as it was counted"
+        assert room.taken == 0
+
+
+async def test_a_stream_is_kept_open_while_its_first_token_is_waited_for(
+    writing_data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writers, "AT_ONCE", 1)
+    monkeypatch.setattr(write, "HEARTBEAT_S", 0.02)
+    body = {"model": "acme.one", "prompt": PROMPT, "max_tokens": 4, "stream": True}
+    async with server(writing_data) as world:
+        await written(world, wanted(["a"], 1))
+        places = world.services.engine._writers._places  # type: ignore[attr-defined]
+        await places.take("acme")
+        for path, wants in (("/v1/completions", body), ("/generate/acme.one", {**body, "model": None})):
+            given = {name: value for name, value in wants.items() if value is not None}
+            async with world.client.post(path, json=given) as response:
+                assert response.status == 200
+                for _ in range(3):
+                    assert await response.content.readline() == b": still here\n"
+                    assert await response.content.readline() == b"\n"
+                places.give_back("acme")
+                events = (await response.text()).split("\n\n")
+                assert any("data: {" in event for event in events)
+            await places.take("acme")
+        async with world.client.post("/v1/completions", json=body) as response:
+            assert response.status == 200
+            assert await response.content.readline() == b": still here\n"
+            world.services.engine._writers.fail_all(RuntimeError("a bug"))  # type: ignore[attr-defined]
+            places.give_back("acme")
+            events = (await response.text()).strip().split("\n\n")
+        assert json.loads(events[-1].removeprefix("data: "))["error"]["type"] == "server_error"
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])

@@ -14,7 +14,7 @@ import pytest
 from hmi.api.access.caller import ADMINISTRATOR
 from hmi.config import Settings
 from hmi.core import ModelId
-from hmi.engine.writing import writers as writing
+from hmi.engine.writing import writers
 from hmi.engine.writing.draft import Draft
 from hmi.engine.writing.request import WriteRequest
 from hmi.engine.writing.writer import Writer
@@ -23,7 +23,7 @@ from hmi.errors import Damaged, Unavailable
 from hmi.manager import Manager
 from plot_store import Reader
 from tests.hmi.labs.api_world import World
-from tests.hmi.labs.writing_lab import PROMPT, server, written
+from tests.hmi.labs.writing_lab import PROMPT, server, writing, written
 
 ONE, TWO, BETA = (ModelId.parse(name) for name in ("acme.one", "acme.two", "beta.one"))
 
@@ -54,7 +54,7 @@ async def still(world: World) -> None:
 async def test_readers_that_go_at_once_leave_nothing(writing_data: Path) -> None:
     async with server(writing_data) as world:
         for _ in range(20):
-            async with world.services.engine.write(WriteRequest(ONE, PROMPT, most=400)):
+            async with writing(world, WriteRequest(ONE, PROMPT, most=400)):
                 pass
         await still(world)
         writer = writer_of(world)
@@ -143,7 +143,7 @@ async def test_damage_is_told_by_its_domain_and_the_log_names_the_file(
 async def test_a_stop_without_drain_ends_what_is_written_and_what_waits(
     writing_data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writing, "AT_ONCE", 2)
+    monkeypatch.setattr(writers, "AT_ONCE", 2)
     async with server(writing_data) as world:
         await written(world, WriteRequest(ONE, PROMPT, most=1))
         wants = [WriteRequest(model, PROMPT, most=450) for model in (ONE, BETA) * 4]
@@ -161,7 +161,7 @@ async def test_a_stop_without_drain_ends_what_is_written_and_what_waits(
 async def test_a_tenant_that_has_all_places_holds_up_no_other(
     writing_data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writing, "AT_ONCE", 4)
+    monkeypatch.setattr(writers, "AT_ONCE", 4)
     async with server(writing_data) as world:
         wants = WriteRequest(ONE, PROMPT, most=450)
         texts = [asyncio.create_task(written(world, wants)) for _ in range(7)]
@@ -175,11 +175,11 @@ async def test_a_tenant_that_has_all_places_holds_up_no_other(
 async def test_a_whole_text_holds_nothing_while_it_waits_for_its_reader(
     writing_data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writing, "AT_ONCE", 1)
-    async with server(writing_data) as world, world.services.engine.write(WriteRequest(ONE, "a", most=3)):
+    monkeypatch.setattr(writers, "AT_ONCE", 1)
+    async with server(writing_data) as world, writing(world, WriteRequest(ONE, "a", most=3)):
         await written(world, WriteRequest(BETA, PROMPT, most=3))
-        writers = writers_of(world)
-        assert writers._places.taken == writers._room.taken == 0
+        mine = writers_of(world)
+        assert mine._places.taken == mine._room.taken == 0
         requests, inputs, tokens = used(world, "acme")
         assert (requests, inputs, tokens > 3) == (0, 1, True)
     assert used(world, "acme") == (1, 1, tokens)
@@ -218,10 +218,10 @@ async def test_a_text_that_fails_costs_nothing(writing_data: Path, monkeypatch: 
 async def test_nothing_is_kept_of_a_model_that_was_deleted_while_its_text_waited(
     writing_data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writing, "AT_ONCE", 1)
+    monkeypatch.setattr(writers, "AT_ONCE", 1)
     async with server(writing_data) as world:
         await written(world, WriteRequest(TWO, PROMPT * 3, most=1))
-        async with world.services.engine.write(WriteRequest(ONE, PROMPT, most=480)):
+        async with writing(world, WriteRequest(ONE, PROMPT, most=480)):
             waits = asyncio.create_task(written(world, WriteRequest(BETA, PROMPT * 3, most=40)))
             while not writers_of(world)._places.waiting:
                 await asyncio.sleep(0)

@@ -111,10 +111,18 @@ async def server(data: Path, **settings: Any) -> AsyncIterator[World]:
         yield world
 
 
+@asynccontextmanager
+async def writing(world: World, wants: WriteRequest) -> AsyncIterator[Draft]:
+    """Context manager: a text of the engine's own is being written."""
+    with world.services.engine.admitted([wants]) as write:
+        async with write(wants) as draft:
+            assert isinstance(draft, Draft)
+            yield draft
+
+
 async def written(world: World, wants: WriteRequest) -> Draft:
     """A text of the engine's own, with its ids."""
-    async with world.services.engine.write(wants) as draft:
-        assert isinstance(draft, Draft)
+    async with writing(world, wants) as draft:
         async for _ in draft:
             pass
     return draft

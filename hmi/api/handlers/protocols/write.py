@@ -54,26 +54,33 @@ def handler_of(codec_of: Callable[[WritingCall], Codec]) -> Handler:
 
 
 async def _streamed(request: web.Request, codec: Codec, events: AsyncIterator[Event]) -> web.StreamResponse:
-    """Answer with events. What fails before the first one is an answer of its own status."""
+    """Answer with events. What fails before the first one is an answer of its own status, if that is soon
+    enough: a stream that sends nothing for long may be taken to be dead, so then it begins with a comment."""
     from hmi.api.http.dispatch import shape  # which loads the web server
 
-    first = await anext(events)
+    waiting = asyncio.ensure_future(anext(events, None))
 
     async def send(sink: Events) -> None:
-        event: Event | None = first
-        while event is not None:
-            await sink.send(event.name, event.data)
-            event = await _next(events, sink)
-
-    return await stream(request, send, lambda error: shape(request, error)[0], error_event=codec.error_event)
-
-
-async def _next(events: AsyncIterator[Event], sink: Events) -> Event | None:
-    """The next event, None after the last. Comments keep the connection open while it is waited for."""
-    waiting = asyncio.ensure_future(anext(events, None))
-    try:
-        while not (await asyncio.wait({waiting}, timeout=HEARTBEAT_S))[0]:
+        nonlocal waiting
+        if not waiting.done():
             await sink.alive()
-        return await waiting
+        while (event := await _kept_open(waiting, sink)) is not None:
+            await sink.send(event.name, event.data)
+            waiting = asyncio.ensure_future(anext(events, None))
+
+    try:
+        if (await asyncio.wait({waiting}, timeout=HEARTBEAT_S))[0]:
+            waiting.result()  # which raises
+        return await stream(
+            request, send, lambda error: shape(request, error)[0], error_event=codec.error_event
+        )
     finally:
         waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+
+
+async def _kept_open(waiting: asyncio.Future[Event | None], sink: Events) -> Event | None:
+    """The next event, None after the last. Comments keep the connection open while it is waited for."""
+    while not (await asyncio.wait({waiting}, timeout=HEARTBEAT_S))[0]:
+        await sink.alive()
+    return waiting.result()

@@ -21,7 +21,7 @@ from hmi.api.protocols.writing import (
     seed_of,
     stops_of,
 )
-from hmi.api.schemas.generate import FormBody, Stops
+from hmi.api.schemas.generate import ChoiceProbability, FormBody, Stops, probabilities_of
 from hmi.api.schemas.shared import Answer
 from hmi.core import ModelId
 from hmi.engine.writing.request import WriteRequest, WrittenText
@@ -64,6 +64,9 @@ class GenerateResponse(Answer):
     model_name: str
     model_version: str
     id: str | None = None
+    choices: list[ChoiceProbability] | None = Field(
+        default=None, description="Each choice with its probability, at the end, if the form asks for them."
+    )
 
 
 class Piece(GenerateResponse):
@@ -88,14 +91,16 @@ class TextOutput:
             raise InvalidInput("text_input is missing: add it", field="text_input")
         named = {name: value for name, value in body.parameters if value is not None}
         given = body.model_copy(update=named)
+        form = None if given.form is None else given.form.form()
+        most = None if form is not None and form.probabilities else MOST_TOKENS
         self.wants = [
             WriteRequest(
                 self.model,
                 body.text_input,
-                given.max_tokens or MOST_TOKENS,
+                given.max_tokens or most,
                 sampling_of(given, seed=seed_of(given.seed)),
                 stops_of(given.stop),
-                None if given.form is None else given.form.form(),
+                form,
                 deadline=call.deadline(given.deadline_ms),
             )
         ]
@@ -106,17 +111,19 @@ class TextOutput:
             model_name=str(self.model),
             model_version=str(texts[0].version),
             id=self.body.id,
+            choices=probabilities_of(texts[0]),
         )
 
     async def events(self, texts: Texts) -> AsyncGenerator[Event]:
         async for _, piece in texts:
-            ended = isinstance(piece, WrittenText)
+            whole = piece if isinstance(piece, WrittenText) else None
             told = Piece(
-                text_output="" if ended else piece.text,
+                text_output=piece.text if whole is None else "",
                 model_name=str(self.model),
                 model_version=str(texts.version),
                 id=self.body.id,
-                done=ended,
+                choices=None if whole is None else probabilities_of(whole),
+                done=whole is not None,
             )
             yield Event(told.model_dump_json())
 
