@@ -229,17 +229,11 @@ def test_a_costly_form_is_kept_or_ends_with_an_error(given: dict[str, Any], guid
     ],
 )
 def test_the_longest_chains_end_no_process(given: dict[str, Any], guides: Guides) -> None:
-    """Of rules and of references: they are kept, or refused by a limit. Some three times as many would."""
-    form = Form(**given)
-    try:
-        guide = guides.guide(form)
-        guide.look()
-        allowed = [id for id in range(1, 402) if guide.allows(id)]
-    except InvalidInput as error:
-        assert LIMIT.search(error.message), error.message
-    else:
-        assert allowed, "its one text can begin"
-        assert len(allowed) < 10, "and only that"
+    """Of rules and of references: their one text can begin. Some three times as many would."""
+    guide = guides.guide(Form(**given))
+    guide.look()
+    words = [guides._source.fast.decode([id - 1]) for id in range(1, 402) if guide.allows(id)]
+    assert words == ['"' if "json_schema" in given else "a"]
 
 
 def test_a_mask_that_costs_too_much_ends_its_text(guides: Guides, monkeypatch: pytest.MonkeyPatch) -> None:
