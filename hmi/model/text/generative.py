@@ -41,8 +41,6 @@ class GenerativeTokenizer:
         """Our ids of the special tokens, which `decode` leaves out."""
         special = [token.content for token in added.values() if token.content]
         self._special = re.compile("|".join(map(re.escape, special))) if special else None
-        self._plain: FastTokenizer | None = None
-        """A copy to which special tokens are plain characters, made when a text first has one."""
 
     def encode(self, texts: Sequence[str], max_length: int, *, specials: bool = False) -> list[Encoded]:
         """Tokenise texts, and cut each to `max_length` tokens, the begin token included.
@@ -59,13 +57,16 @@ class GenerativeTokenizer:
         return out
 
     def _ids(self, text: str, specials: bool) -> list[int]:
-        if specials or self._special is None or not self._special.search(text):
-            return [i + 1 for i in self.fast.encode(text, add_special_tokens=False).ids]
-        if self._plain is None:
-            plain = FastTokenizer.from_str(self.fast.to_str())
-            plain.encode_special_tokens = True
-            self._plain = plain
-        return [i + 1 for i in self._plain.encode(text, add_special_tokens=False).ids]
+        named = not specials and self._special is not None and self._special.search(text)
+        fast = self.plain if named else self.fast
+        return [i + 1 for i in fast.encode(text, add_special_tokens=False).ids]
+
+    @cached_property
+    def plain(self) -> FastTokenizer:
+        """A copy to which the names of special tokens are plain characters. Made when it is first needed."""
+        plain = FastTokenizer.from_str(self.fast.to_str())
+        plain.encode_special_tokens = True
+        return plain
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ids, without special tokens."""

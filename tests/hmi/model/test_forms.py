@@ -43,6 +43,10 @@ WEIRD = ('a"b\\c\nd', "é😀", "/x/", "{[]}$", "tab\t\x01\x7f", "a", "ab", "abc
 LANGUAGES: list[tuple[Form, set[str]]] = [
     (Form(choices=("good film", "good", "bad plot", "bad", "protein binds")), set()),
     (Form(choices=WEIRD), set()),
+    (Form(choices=("a<|end|>b",)), set()),
+    (Form(choices=("<|start|><|end|>", " <|stop|>x")), set()),
+    (Form(regex=r"<\|end\|>"), {"<|end|>"}),
+    (Form(grammar='start: "<|stop|> "'), {"<|stop|> "}),
     (
         Form(regex="[ab]{1,3}(c|é)?"),
         {
@@ -169,7 +173,7 @@ EITHER = [
         ({"regex": r"[^\x00-\U0010ffff]"}, "no text keeps it"),
         ({"grammar": "start: foo"}, "unknown name"),
         ({"grammar": "start: @foo"}, "unknown grammar"),
-        ({"grammar": 'start: "a" <|end|>'}, "'<|' is not supported"),
+        ({"grammar": 'start: "a" <|end|>'}, 'unknown special token: "<|end|>"'),
         ({"grammar": 'start: "a" <[3]>'}, "'<[' is not supported"),
         ({"grammar": 'start: a\na[temperature=0.5]: "a"'}, "'temperature=' is not supported"),
         ({"grammar": '%llguidance {"allow_invalid_utf8": true}\nstart: /a/'}, "is not supported"),
@@ -178,6 +182,7 @@ EITHER = [
 def test_what_cannot_be_kept(given: dict[str, Any], said: str, guides: Guides) -> None:
     with pytest.raises(InvalidInput) as caught:
         guides.guide(Form(**given))
+    assert "available" not in caught.value.message, "names of tokens that nobody can ask for"
     (name,) = given
     assert caught.value.details["field"] == f"form.{name}"
     assert said in caught.value.message
