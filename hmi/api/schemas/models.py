@@ -9,7 +9,17 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from hmi.api.schemas.cascades import CascadeBrief
 from hmi.api.schemas.exits import ExitsView
 from hmi.api.schemas.second_version import ImprovingView
-from hmi.api.schemas.shared import NEXT, Answer, DomainName, ModelName, Name, PathRef, Query, Request
+from hmi.api.schemas.shared import (
+    LONGEST_MS,
+    NEXT,
+    Answer,
+    DomainName,
+    ModelName,
+    Name,
+    PathRef,
+    Query,
+    Request,
+)
 from hmi.api.schemas.tokens import TokensBrief
 from hmi.core import (
     MAX_AGREEMENT,
@@ -100,7 +110,7 @@ class ChangeObjective(Request):
     deadline_ms: float | None = Field(
         default=None,
         ge=MIN_MEAN_MS,
-        le=3_600_000,
+        le=LONGEST_MS,
         description="The mean time that an answer may take, for the choice among a cascade's dispatchers.",
     )
 

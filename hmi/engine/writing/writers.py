@@ -22,22 +22,21 @@ from hmi.engine.writing import choosing
 from hmi.engine.writing.choosing import ChosenText
 from hmi.engine.writing.draft import Draft, Event
 from hmi.engine.writing.places import Places
-from hmi.engine.writing.request import DEFAULT_MOST, WriteRequest, WrittenText
+from hmi.engine.writing.request import CHARACTERS_A_TOKEN, DEFAULT_MOST, TokenIds, WriteRequest, WrittenText
 from hmi.engine.writing.right_of_way import RightOfWay
 from hmi.engine.writing.writer import Owner, Writer
 from hmi.errors import CutShort, InvalidInput, copy_of
 from hmi.execution.decoding.writing import Answer
 from hmi.metrics import Metrics
+from hmi.model.text.generative import GenerativeTokenizer
 from hmi.model.text.guides import Spelling
 from hmi.stores.failures import log_failure
 from hmi.stores.plot.miss_recorder import MissRecorder
 
 log = logging.getLogger("hmi.engine")
 
-AT_ONCE = 256
+MOST_WRITTEN = 256
 """The most texts that are written at a time. Each holds its module in memory."""
-CHARACTERS_A_TOKEN = 4
-"""The estimate of a prompt's tokens before it is tokenised."""
 NICE = 5
 """The nice value of the thread that writes. A text takes seconds, a label milliseconds: where both want the
 same core, the label gets three quarters of it."""
@@ -61,7 +60,7 @@ class Writers:
         that are not answered."""
         self._loader, self._metrics, self._misses, self._way = loader, metrics, misses, way
         self._room = WaitingBudget(waiting_tokens, "tokens of texts")
-        self._places = Places(AT_ONCE)
+        self._places = Places(MOST_WRITTEN)
         self._encoding = ThreadPoolExecutor(1, "hmi-prompts")
         self._compiling = ThreadPoolExecutor(1, "hmi-forms")
         """A thread of its own: a form may take as long as a thousand prompts."""
@@ -275,8 +274,8 @@ def _spelled(request: WriteRequest, bundle: WritingBundle) -> list[Answer]:
     tokenizer = bundle.writer.root.tokenizer
     if not tokenizer.ends:
         raise InvalidInput(
-            f"{bundle.model} has no token that ends a text, which form.probabilities needs",
-            field="form.probabilities",
+            f"{bundle.model} has no token that ends a text, which {request.form.place}.probabilities needs",
+            field=f"{request.form.place}.probabilities",
         )
     spelled = []
     for choice in request.form.choices:
@@ -290,24 +289,38 @@ def _answer(request: WriteRequest, bundle: WritingBundle) -> Answer:
     """Tokenise a prompt. Raises InvalidInput, with numbers, if prompt and text do not fit the context."""
     writer, version = bundle.writer, bundle.version
     tokenizer, context = writer.root.tokenizer, writer.context
-    if isinstance(request.prompt, str):
-        (encoded,) = tokenizer.encode([request.prompt], len(request.prompt) + 2)
-    else:
-        chat = tokenizer.chat(request.prompt)
-        (encoded,) = tokenizer.encode([chat], len(chat) + 2, specials=True)
-    room = context - len(encoded.ids)
+    ids = _prompt_ids(request, tokenizer)
+    room = context - len(ids)
     if room < (request.most or 1):
         wanted = "a text" if request.most is None else f"{request.most} to write"
         raise InvalidInput(
-            f"{request.place} has {len(encoded.ids)} tokens, which with {wanted} do not fit into the "
-            f"{context} that {bundle.model} reads and writes: shorten it, or lower max_tokens",
-            field=request.place if room < 1 else "max_tokens",
+            f"{request.place} has {len(ids)} tokens, which with {wanted} do not fit into the {context} that "
+            f"{bundle.model} reads and writes: shorten it, or lower {request.name('max_tokens')}",
+            field=request.place if room < 1 else request.name("max_tokens"),
         )
     return Answer(
         Owner(version.artefact, version.plot_version),
-        encoded.ids,
+        ids,
         request.most or min(DEFAULT_MOST, room),
         frozenset(tokenizer.ends),
         sampling=request.sampling,
         tenant=request.model.tenant,
     )
+
+
+def _prompt_ids(request: WriteRequest, tokenizer: GenerativeTokenizer) -> list[int]:
+    """Our ids of a prompt. Raises InvalidInput for a chat that the root's template refuses, and for an id
+    that is no token's."""
+    given = request.prompt
+    if isinstance(given, TokenIds):
+        size = tokenizer.fast.get_vocab_size()
+        for i, id in enumerate(given.ids):
+            if not 0 <= id < size:
+                field = f"{request.place}[{i}]"
+                raise InvalidInput(
+                    f"{field} is {id}, and this model's tokens go up to {size - 1}", field=field
+                )
+        return tokenizer.begun([id + 1 for id in given.ids])
+    text = given if isinstance(given, str) else tokenizer.chat(given)
+    (encoded,) = tokenizer.encode([text], len(text) + 2, specials=not isinstance(given, str))
+    return encoded.ids

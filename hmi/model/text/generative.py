@@ -49,12 +49,14 @@ class GenerativeTokenizer:
         """
         out = []
         for text in texts:
-            ids = [self.begin, *self._ids(text, specials)]
-            if ids[1:2] == [self.begin]:
-                del ids[0]
+            ids = self.begun(self._ids(text, specials))
             kept = ids[:max_length]
             out.append(Encoded(kept, [0] * len(kept), [None] * len(kept), len(kept) < len(ids)))
         return out
+
+    def begun(self, ids: list[int]) -> list[int]:
+        """Our ids with the begin token before them, unless they begin with it already."""
+        return ids if ids[:1] == [self.begin] else [self.begin, *ids]
 
     def _ids(self, text: str, specials: bool) -> list[int]:
         named = not specials and self._special is not None and self._special.search(text)

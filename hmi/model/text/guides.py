@@ -116,9 +116,10 @@ class Spelling:
 class FormGuide:
     """The `Guide` of one answer through its form."""
 
-    def __init__(self, matcher: LLMatcher, fresh: LLMatcher, tokenizer: LLTokenizer) -> None:
-        """matcher: at the beginning of the answer. fresh: stays there."""
-        self._matcher, self._fresh, self._tokenizer = matcher, fresh, tokenizer
+    def __init__(self, compiled: LLMatcher, tokenizer: LLTokenizer, field: str) -> None:
+        """compiled: the form, at the beginning of a text; it stays there. field: see `Form.field`."""
+        self._matcher, self._fresh = compiled.deep_copy(), compiled
+        self._tokenizer, self._field = tokenizer, field
         self._mask: NDArray[np.uint8] | None = None
         self.error: CutShort | None = None
 
@@ -131,9 +132,10 @@ class FormGuide:
             begun = time.thread_time()
             self._mask = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
             if self._matcher.is_error():
-                self.error = _stuck(self._matcher)
+                self.error = self._stuck()
             elif time.thread_time() - begun > SLOWEST_S:  # the texts beside it would wait for each
-                self.error = CutShort("form costs too much here: make it simpler", field="form")
+                message = f"{self._field} costs too much here: make it simpler"
+                self.error = CutShort(message, field=self._field)
 
     def allows(self, id: int) -> bool:
         mask = self._found()
@@ -149,12 +151,16 @@ class FormGuide:
     def take(self, id: int) -> None:
         self._mask = None
         if not self._matcher.consume_token(id - 1):
-            self.error = _stuck(self._matcher)
+            self.error = self._stuck()
 
     def keeps(self, text: str) -> bool:
         matcher = self._fresh.deep_copy()
         ids = self._tokenizer.greedy_tokenize(text)  # to which names of special tokens are characters
         return bool(matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting())
+
+    def _stuck(self) -> CutShort:
+        message = f"{self._field} cannot be kept any further: {_reason(self._matcher)}"
+        return CutShort(message, field=self._field)
 
     def _found(self) -> NDArray[np.uint8]:
         self.look()
@@ -205,41 +211,38 @@ class Guides:
         self._kept.move_to_end(form.key)
         if len(self._kept) > KEPT:
             self._kept.popitem(last=False)
-        return FormGuide(found.deep_copy(), found, self._tokenizer)
+        return FormGuide(found, self._tokenizer, form.field)
 
     @cached_property
     def _tokenizer(self) -> LLTokenizer:
         """Takes half a second, and 60 MB, with 49,152 tokens."""
-        try:
-            from llguidance import LLTokenizer, TokenizerWrapper
-        except ImportError as error:
-            raise InvalidInput(
-                "form needs the package llguidance: install hmi-server[structured]", field="form"
-            ) from error
+        from llguidance import LLTokenizer, TokenizerWrapper
+
         known = LLTokenizer(self._source.fast.to_str())
         words = TokenizerWrapper(_Words(self._source, known))
         ends = [id - 1 for id in self._source.ends]
         return LLTokenizer(words, n_vocab=known.vocab_size, eos_token=ends or words.eos_token_id)
 
     def _compiled(self, form: Form) -> LLMatcher:
-        tokenizer = self._tokenizer  # which fails if the package is missing
-        from llguidance import LLMatcher, LLParserLimits
+        try:
+            from llguidance import LLMatcher, LLParserLimits
+        except ImportError as error:
+            raise InvalidInput(
+                f"{form.place} needs the package llguidance: install hmi-server[structured]", field=form.place
+            ) from error
 
-        field = next(f"{form.place}.{name}" for name in _FIELDS if getattr(form, name) not in (None, False))
+        field = form.field
         try:
             grammar = _grammar(LLMatcher, form)
         except ValueError as error:
             raise InvalidInput(f"{field} cannot be read: {error}", field=field) from error
-        made = LLMatcher(tokenizer, grammar, log_level=0, limits=LLParserLimits(**LIMITS))
+        made = LLMatcher(self._tokenizer, grammar, log_level=0, limits=LLParserLimits(**LIMITS))
         begun = made if made.is_error() else made.deep_copy()
         if not begun.is_error():
             begun.compute_bitmask()
         if begun.is_error():
             raise InvalidInput(f"{field} cannot be kept: {_reason(begun)}", field=field)
         return made
-
-
-_FIELDS = ("json_schema", "json", "choices", "regex", "grammar")
 
 
 def _grammar(library: Any, form: Form) -> str:
@@ -260,10 +263,6 @@ def _grammar(library: Any, form: Form) -> str:
 def _quoted(text: str) -> str:
     """A text as a string of Lark's."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
-
-
-def _stuck(matcher: LLMatcher) -> CutShort:
-    return CutShort(f"form cannot be kept any further: {_reason(matcher)}", field="form")
 
 
 def _reason(matcher: LLMatcher) -> str:

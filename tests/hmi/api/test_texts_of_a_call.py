@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from hmi.api.access.caller import ADMINISTRATOR
-from hmi.api.infer.texts import Texts
+from hmi.api.protocols.texts import Texts
 from hmi.core import ModelId
 from hmi.engine.writing.request import WriteRequest
 from hmi.errors import QuotaExceeded
