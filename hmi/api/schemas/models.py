@@ -38,6 +38,13 @@ MIN_MEAN_MS = 0.1
 """The least mean time that an objective may ask for. The fastest answer takes several times as long."""
 
 
+_UNLABELLED = Field(
+    default=None,
+    description="Texts of the same kind without labels. A teacher, a whole copy of the source model, is "
+    "fine-tuned on the rows and labels the texts; the model is trained on both.",
+)
+
+
 class CreateModel(Request):
     model: ModelName
     domain: DomainName
@@ -46,22 +53,14 @@ class CreateModel(Request):
         default=None, description="The rows, unless they are sent as a multipart part."
     )
     dev: PathRef | None = None
-    unlabelled: PathRef | None = Field(
-        default=None,
-        description="Texts of the same kind without labels. A teacher, a whole copy of the source model, is "
-        "fine-tuned on the rows and labels the texts; the model is trained on both.",
-    )
+    unlabelled: PathRef | None = _UNLABELLED
     options: FineTuneOptions = FineTuneOptions()
 
 
 class UpdateModel(Request):
     data: PathRef | None = None
     dev: PathRef | None = None
-    unlabelled: PathRef | None = Field(
-        default=None,
-        description="Texts of the same kind without labels. A teacher, a whole copy of the source model, is "
-        "fine-tuned on the rows and labels the texts; the model is trained on both.",
-    )
+    unlabelled: PathRef | None = _UNLABELLED
     options: FineTuneOptions = FineTuneOptions()
     publish: Publish = Field(
         default="if-better",

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from hmi.api.protocols.oip.asking import check_version
 from hmi.api.protocols.oip.described import optional
-from hmi.api.protocols.oip.schemas import Open
+from hmi.api.protocols.oip.schemas import ID_CHARS, Open
 from hmi.api.protocols.texts import Texts
 from hmi.api.protocols.writing import Event, WritingCall, WritingEndpoint, check_writes, sampling_of, stops_of
 from hmi.api.schemas.generate import (
@@ -56,7 +56,7 @@ class GenerateRequest(GenerateParameters):
     """A prompt. Triton's clients put parameters beside it; those in `parameters` win."""
 
     text_input: str | None = Field(default=None, description="Required. The text continues it.")
-    id: str | None = Field(default=None, max_length=256, description="Is repeated.")
+    id: str | None = Field(default=None, max_length=ID_CHARS, description="Is repeated.")
     parameters: GenerateParameters = Field(default_factory=GenerateParameters)
 
 
