@@ -36,9 +36,10 @@ class GenerativeTokenizer:
         fast.no_truncation()
         self.fast, self.template = fast, template
         self.begin, self.ends = begin, tuple(ends)
-        added = {id: token for id, token in fast.get_added_tokens_decoder().items() if token.special}
+        added = fast.get_added_tokens_decoder().items()
+        added = {id: token for id, token in added if token.special or id + 1 in (begin, *ends)}
         self.specials = frozenset(id + 1 for id in added)
-        """Our ids of the special tokens, which `decode` leaves out."""
+        """Our ids of the special tokens: those that the source marks so, the begin token and the ends."""
         special = [token.content for token in added.values() if token.content]
         self._special = re.compile("|".join(map(re.escape, special))) if special else None
 
@@ -67,6 +68,7 @@ class GenerativeTokenizer:
     def plain(self) -> FastTokenizer:
         """A copy to which the names of special tokens are plain characters. Made when it is first needed."""
         plain = FastTokenizer.from_str(self.fast.to_str())
+        plain.add_special_tokens([self._token(id) for id in self.specials])
         plain.encode_special_tokens = True
         return plain
 

@@ -143,7 +143,7 @@ async def test_damage_is_told_by_its_domain_and_the_log_names_the_file(
 async def test_a_stop_without_drain_ends_what_is_written_and_what_waits(
     writing_data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writing, "AT_ONCE", 2)
+    monkeypatch.setattr(writing, "MOST_WRITTEN", 2)
     async with server(writing_data) as world:
         await written(world, WriteRequest(ONE, PROMPT, most=1))
         wants = [WriteRequest(model, PROMPT, most=450) for model in (ONE, BETA) * 4]
@@ -161,7 +161,7 @@ async def test_a_stop_without_drain_ends_what_is_written_and_what_waits(
 async def test_a_whole_text_holds_nothing_while_it_waits_for_its_reader(
     writing_data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writing, "AT_ONCE", 1)
+    monkeypatch.setattr(writing, "MOST_WRITTEN", 1)
     async with server(writing_data) as world, world.services.engine.write(WriteRequest(ONE, "a", most=3)):
         await written(world, WriteRequest(BETA, PROMPT, most=3))
         writers = writers_of(world)
@@ -204,7 +204,7 @@ async def test_a_text_that_fails_costs_nothing(writing_data: Path, monkeypatch: 
 async def test_nothing_is_kept_of_a_model_that_was_deleted_while_its_text_waited(
     writing_data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writing, "AT_ONCE", 1)
+    monkeypatch.setattr(writing, "MOST_WRITTEN", 1)
     async with server(writing_data) as world:
         await written(world, WriteRequest(TWO, PROMPT * 3, most=1))
         async with world.services.engine.write(WriteRequest(ONE, PROMPT, most=480)):

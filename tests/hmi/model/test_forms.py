@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tokenizers import AddedToken
 
 from hmi.errors import InvalidInput
 from hmi.model.text.form import MOST_CHOICES, Form
@@ -105,6 +106,20 @@ def test_allowed_tokens_are_those_by_which_a_text_can_go_on(
         assert guide.keeps(said.decode())
     assert not guide.keeps(said.decode() + "é")
     assert not guide.keeps("")
+
+
+def test_an_end_that_its_source_marks_as_no_special_token_is_in_no_text() -> None:
+    pytest.importorskip("llguidance", reason="the [structured] extra is not installed")
+    fast = tokenizer_of()
+    fast.add_tokens([AddedToken("</end>", special=False, normalized=False)])
+    source = GenerativeTokenizer(fast, 2, (fast.token_to_id("</end>") + 1,))
+    guide, said = Guides(source).guide(Form(choices=("a</end>b",))), list[int]()
+    while not guide.ended:
+        guide.look()
+        said += [id for id in range(1, 402) if guide.allows(id)][:1]
+        guide.take(said[-1])
+    assert source.decode(said) == "a</end>b"
+    assert source.encode(["a</end>b"], 99)[0].ids == [2, *said]
 
 
 DEEP: Any = {}

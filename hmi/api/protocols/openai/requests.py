@@ -86,7 +86,7 @@ class Wanted(Request):
             raise _wrong("stream_options", "is for streams: set stream, or leave it out")
 
 
-_Tokens = Annotated[list[Annotated[int, Field(ge=0)]], Field(fail_fast=True)]
+_Tokens = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(fail_fast=True)]
 
 
 def _prompt_kind(value: Any) -> str | None:
