@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import ClassVar
 
-from hmi.api.protocols.writing import Event, Texts, WritingCall, seed_of, stops_of
+from hmi.api.protocols.texts import Texts
+from hmi.api.protocols.writing import Event, WritingCall, sampling_of, stops_of
 from hmi.api.schemas.generate import (
     GenerateAnswer,
     GenerateBody,
@@ -17,7 +18,6 @@ from hmi.api.schemas.generate import (
 )
 from hmi.core import ModelId
 from hmi.engine.writing.request import TokenScore, WriteRequest, WrittenText
-from hmi.model.text.sampling import Sampling
 
 
 class Generation:
@@ -49,17 +49,7 @@ def _wants(call: WritingCall, body: GenerateBody) -> WriteRequest:
         ModelId.parse(call.where.path["model"]),
         _prompt(body),
         body.max_tokens,
-        Sampling(
-            temperature=body.temperature,
-            top_k=body.top_k,
-            top_p=body.top_p,
-            min_p=body.min_p,
-            repetition_penalty=body.repetition_penalty,
-            presence_penalty=body.presence_penalty,
-            frequency_penalty=body.frequency_penalty,
-            seed=seed_of(body.seed),
-            logprobs=body.logprobs,
-        ),
+        sampling_of(body, logprobs=body.logprobs),
         stops_of(body.stop),
         None if body.form is None else body.form.form(),
         call.deadline(body.deadline_ms),

@@ -13,9 +13,9 @@ from hmi.api.access.caller import Caller
 from hmi.api.access.rates import Rates
 from hmi.api.in_thread import off_loop
 from hmi.api.infer.call_counts import CallCounter
-from hmi.api.infer.texts import Texts, Write, written_together
 from hmi.api.protocols.asks import Ask, AskResult, Input, text_id
 from hmi.api.protocols.errors import over_limit
+from hmi.api.protocols.texts import Texts, Write, written_together
 from hmi.config import Settings
 from hmi.core import DeletedParts, ModelId
 from hmi.engine import TextRequest, TextResult

@@ -21,8 +21,8 @@ from hmi.api.http.plain import plain
 from hmi.api.http.request_body import parse, parse_query
 from hmi.api.http.route import Route
 from hmi.api.infer.inference import InferenceEngine, TokenAudits
-from hmi.api.infer.texts import Write
 from hmi.api.process.building import build_engine, build_services
+from hmi.api.protocols.texts import Write
 from hmi.api.routes.table import ROUTES
 from hmi.config import Settings
 from hmi.core import DeletedParts, ModelId, Progress

@@ -41,18 +41,20 @@ class AskedForm(Request):
     ) = Field(default=None, description="Hugging Face's: the JSON schema, or the regular expression.")
 
     def form(self, field: str) -> Form | None:
-        """The form; None: any text is good. field: where it stands in the call. Raises InvalidInput."""
+        """The form; None: any text is good. field: its place in the call. Raises InvalidInput."""
         if self.type == "text":
             return None
+        place, schema = f"{field}.value", self.value
         if self.type == "regex":
-            if not isinstance(self.value, str):
-                raise InvalidInput(f"{field}.value is missing: give the regular expression", field=field)
-            return Form(regex=self.value, place=field)
-        schema = self.named.json_schema if self.named is not None else self.value
-        if self.type == "json_object" and schema is None:
-            return Form(json=True, place=field)
-        if isinstance(schema, dict) and self.type == "json_schema" and self.named is None:
-            schema = schema.get("schema", schema)  # Hugging Face's client sends the named schema as the value
+            if not isinstance(schema, str):
+                raise InvalidInput(f"{place} is missing: give the regular expression", field=place)
+            return Form(regex=schema, place=field, value_place=place)
+        if self.named is not None:
+            place, schema = f"{field}.json_schema.schema", self.named.json_schema
+        elif self.type == "json_object" and schema is None:
+            return Form(json=True, place=field, value_place=f"{field}.type")
+        elif self.type == "json_schema" and isinstance(schema, dict) and "schema" in schema:
+            place, schema = f"{place}.schema", schema["schema"]  # as Hugging Face's client sends it
         if not isinstance(schema, dict):
             raise InvalidInput(f"{field}: the schema is missing: give it as an object", field=field)
-        return Form(json_schema=schema, place=field)
+        return Form(json_schema=schema, place=field, value_place=place)

@@ -4,14 +4,14 @@ whole or as events. `hmi.api.handlers.protocols.write` serves them."""
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 from hmi.api.protocols.base import RawBody, Where
+from hmi.api.protocols.texts import Texts
 from hmi.core import ModelId, Task
-from hmi.engine.writing.request import WriteRequest, WrittenPiece, WrittenText
-from hmi.errors import InvalidInput
+from hmi.engine.writing.request import WriteRequest, WrittenText, writes_no_text
 from hmi.model.text.sampling import Sampling
 
 
@@ -20,25 +20,6 @@ class Event(NamedTuple):
 
     data: str
     name: str | None = None
-
-
-class Texts(Protocol):
-    """The texts of a call while they are written. See `hmi.api.infer.texts`."""
-
-    @property
-    def version(self) -> int:
-        """The number of the model's version that writes. There must have been a piece."""
-        ...
-
-    @property
-    def ordered(self) -> Sequence[WrittenText]:
-        """The texts that are whole, in the order of `Codec.wants`."""
-        ...
-
-    def __aiter__(self) -> AsyncIterator[tuple[int, WrittenPiece | WrittenText]]:
-        """The pieces of all texts as they come, with the indices of their texts. A text ends with its
-        `WrittenText`. Raises HmiError."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -58,9 +39,10 @@ class WritingCall:
 
 
 class Codec(Protocol):
-    """One call: the texts that it wants, and how they are told. Creating it decodes the call.
+    """One call of a protocol. A codec is made from a `WritingCall`. It turns the call into requests for
+    texts, and the written texts into the answer.
 
-    Creating it raises NotFound, and InvalidInput for what the protocol or the model does not have.
+    Making it raises NotFound, and InvalidInput for what the protocol or the model does not have.
     """
 
     error_event: ClassVar[str | None]
@@ -73,15 +55,15 @@ class Codec(Protocol):
 
     @property
     def streams(self) -> bool:
-        """Whether the answer is a stream of events."""
+        """True if the answer is a stream of events."""
         ...
 
     def whole(self, texts: Sequence[WrittenText]) -> Any:
-        """The answer, an instance of `WritingEndpoint.answer`. texts: in the order of `wants`."""
+        """Return the answer, an instance of `WritingEndpoint.answer`. texts: in the order of `wants`."""
         ...
 
     def events(self, texts: Texts) -> AsyncGenerator[Event]:
-        """The events of a stream, while the texts are written."""
+        """Yield the events of a stream while the texts are written."""
         ...
 
 
@@ -112,17 +94,11 @@ _CHOOSING = (
 
 
 def sampling_of(given: Any, **others: Any) -> Sampling:
-    """The settings that `given` has under HMI's names, with `others`; None is the default.
-
-    Raises InvalidInput for a number out of its range.
-    """
+    """The settings that `given` has under HMI's names, with `others`. None stands for the default; a seed
+    that is None is drawn."""
     named = {name: getattr(given, name, None) for name in _CHOOSING} | others
-    return Sampling(**{name: value for name, value in named.items() if value is not None})
-
-
-def seed_of(given: int | None) -> int:
-    """The caller's seed, or one that is drawn for the call."""
-    return secrets.randbits(32) if given is None else given
+    seed = secrets.randbits(32) if given.seed is None else given.seed % 2**64
+    return Sampling(**{name: value for name, value in named.items() if value is not None}, seed=seed)
 
 
 def stops_of(given: str | Sequence[str] | None) -> tuple[str, ...]:
@@ -131,12 +107,9 @@ def stops_of(given: str | Sequence[str] | None) -> tuple[str, ...]:
 
 
 def check_writes(where: Where, model: ModelId, instead: Callable[[Task], str]) -> None:
-    """Raise InvalidInput for a model that does not write, with the call to use `instead`, by its task;
-    NotFound if the caller does not reach the model."""
+    """Raise InvalidInput for a model that does not write, and NotFound for one that the caller does not
+    reach. instead: the call that asks a model of a task."""
     assert where.models is not None
     task = where.models.live(model).task
     if task != "generation":
-        raise InvalidInput(
-            f"{model} is not a generative model: its task is {task}; use {instead(task)} for its answers",
-            field="model",
-        )
+        raise writes_no_text(model, task, instead(task))

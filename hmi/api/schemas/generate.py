@@ -6,12 +6,21 @@ from typing import Annotated, Any, Self
 
 from pydantic import Discriminator, Field, StringConstraints, Tag, model_validator
 
-from hmi.api.schemas.shared import Answer, Request
+from hmi.api.schemas.shared import Answer, DeadlineMs, Request
 from hmi.core import ROLE_PATTERN
 from hmi.engine.writing.request import DEFAULT_MOST, Finish, WrittenText
 from hmi.model.text.form import Form
 from hmi.model.text.sampling import MOST_LOGPROBS
 
+MaxTokens = Annotated[int, Field(ge=1, le=1_000_000)]
+Temperature = Annotated[float, Field(ge=0, le=100)]
+TopK = Annotated[int, Field(ge=0, le=2**31)]
+TopP = Annotated[float, Field(gt=0, le=1)]
+MinP = Annotated[float, Field(ge=0, le=1)]
+RepetitionPenalty = Annotated[float, Field(ge=1e-3, le=1e3)]
+Penalty = Annotated[float, Field(ge=-100, le=100)]
+Seed = Annotated[int, Field(ge=0, lt=2**64)]
+Logprobs = Annotated[int, Field(ge=0, le=MOST_LOGPROBS)]
 MOST_STOPS = 16
 Stop = Annotated[str, StringConstraints(min_length=1, max_length=200)]
 
@@ -38,7 +47,7 @@ class Message(Request):
 
 
 class FormBody(Request):
-    """What the text must keep: one of the first five."""
+    """The form that the text keeps: one of json_schema, json, choices, regex and grammar."""
 
     json_schema: dict[str, Any] | None = Field(
         default=None, description="The text is JSON, on one line, valid by this schema."
@@ -56,10 +65,12 @@ class FormBody(Request):
         "the probability of each.",
     )
 
-    def form(self) -> Form:
-        """Raises InvalidInput."""
+    def form(self, place: str = "form") -> Form:
+        """The form. place: the caller's name of the field that holds it. Raises InvalidInput."""
         choices = None if self.choices is None else tuple(self.choices)
-        return Form(self.json_schema, self.json_object, choices, self.regex, self.grammar, self.probabilities)
+        return Form(
+            self.json_schema, self.json_object, choices, self.regex, self.grammar, self.probabilities, place
+        )
 
 
 class GenerateBody(Request):
@@ -69,59 +80,43 @@ class GenerateBody(Request):
     messages: list[Message] | None = Field(
         default=None, min_length=1, max_length=1000, description="A chat; the text is the next message."
     )
-    max_tokens: int | None = Field(
+    max_tokens: MaxTokens | None = Field(
         default=None,
-        ge=1,
-        le=1_000_000,
         description=f"The most tokens to write. Null: {DEFAULT_MOST}, or what the context has room for.",
     )
-    temperature: float = Field(
-        default=0.0, ge=0, le=100, description="0: the likeliest token. Else scores are divided by it."
+    temperature: Temperature = Field(
+        default=0.0, description="0: the likeliest token. Else scores are divided by it."
     )
-    top_k: int = Field(default=0, ge=0, le=2**31, description="Choose among this many of the best; 0: all.")
-    top_p: float = Field(
-        default=1.0, gt=0, le=1, description="Choose among the fewest best tokens of this probability."
+    top_k: TopK = Field(default=0, description="Choose among this many of the best; 0: all.")
+    top_p: TopP = Field(default=1.0, description="Choose among the fewest best tokens of this probability.")
+    min_p: MinP = Field(
+        default=0.0, description="Choose among tokens of at least this share of the best probability."
     )
-    min_p: float = Field(
-        default=0.0,
-        ge=0,
-        le=1,
-        description="Choose among tokens of at least this share of the best probability.",
+    repetition_penalty: RepetitionPenalty = Field(
+        default=1.0, description="Above 1: tokens of prompt and text become less likely."
     )
-    repetition_penalty: float = Field(
-        default=1.0, ge=1e-3, le=1e3, description="Above 1: tokens of prompt and text become less likely."
+    presence_penalty: Penalty = Field(
+        default=0.0, description="Above 0: tokens of the text become less likely."
     )
-    presence_penalty: float = Field(
-        default=0.0, ge=-100, le=100, description="Above 0: tokens of the text become less likely."
+    frequency_penalty: Penalty = Field(
+        default=0.0, description="The same, for each time that the text has the token."
     )
-    frequency_penalty: float = Field(
-        default=0.0, ge=-100, le=100, description="The same, for each time that the text has the token."
-    )
-    seed: int | None = Field(
-        default=None,
-        ge=0,
-        lt=2**64,
-        description="The same seed and version give the same text. Null: drawn for this call.",
+    seed: Seed | None = Field(
+        default=None, description="The same seed and version give the same text. Null: drawn for this call."
     )
     stop: Stops = Field(default_factory=list, description="The text ends before the first of these.")
     form: FormBody | None = Field(
         default=None, description="What the text must keep. A text that ends before it does so is an error."
     )
-    logprobs: int | None = Field(
-        default=None,
-        ge=0,
-        le=MOST_LOGPROBS,
-        description="Return each token's log-probability, and those of this many best tokens.",
+    logprobs: Logprobs | None = Field(
+        default=None, description="Return each token's log-probability, and those of this many best tokens."
     )
     stream: bool = Field(
         default=False,
         description="Answer with server-sent events: `text` as it comes, then `end`, or `error`.",
     )
-    deadline_ms: float | None = Field(
-        default=None,
-        gt=0,
-        le=3_600_000,
-        description="After this time the answer is 504 and the work is dropped.",
+    deadline_ms: DeadlineMs | None = Field(
+        default=None, description="After this time the answer is 504 and the work is dropped."
     )
 
     @model_validator(mode="after")

@@ -9,7 +9,17 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from hmi.api.schemas.cascades import CascadeBrief
 from hmi.api.schemas.exits import ExitsView
 from hmi.api.schemas.second_version import ImprovingView
-from hmi.api.schemas.shared import NEXT, Answer, DomainName, ModelName, Name, PathRef, Query, Request
+from hmi.api.schemas.shared import (
+    LONGEST_MS,
+    NEXT,
+    Answer,
+    DomainName,
+    ModelName,
+    Name,
+    PathRef,
+    Query,
+    Request,
+)
 from hmi.api.schemas.tokens import TokensBrief
 from hmi.core import (
     MAX_AGREEMENT,
@@ -28,6 +38,13 @@ MIN_MEAN_MS = 0.1
 """The least mean time that an objective may ask for. The fastest answer takes several times as long."""
 
 
+_UNLABELLED = Field(
+    default=None,
+    description="Texts of the same kind without labels. A teacher, a whole copy of the source model, is "
+    "fine-tuned on the rows and labels the texts; the model is trained on both.",
+)
+
+
 class CreateModel(Request):
     model: ModelName
     domain: DomainName
@@ -36,22 +53,14 @@ class CreateModel(Request):
         default=None, description="The rows, unless they are sent as a multipart part."
     )
     dev: PathRef | None = None
-    unlabelled: PathRef | None = Field(
-        default=None,
-        description="Texts of the same kind without labels. A teacher, a whole copy of the source model, is "
-        "fine-tuned on the rows and labels the texts; the model is trained on both.",
-    )
+    unlabelled: PathRef | None = _UNLABELLED
     options: FineTuneOptions = FineTuneOptions()
 
 
 class UpdateModel(Request):
     data: PathRef | None = None
     dev: PathRef | None = None
-    unlabelled: PathRef | None = Field(
-        default=None,
-        description="Texts of the same kind without labels. A teacher, a whole copy of the source model, is "
-        "fine-tuned on the rows and labels the texts; the model is trained on both.",
-    )
+    unlabelled: PathRef | None = _UNLABELLED
     options: FineTuneOptions = FineTuneOptions()
     publish: Publish = Field(
         default="if-better",
@@ -100,7 +109,7 @@ class ChangeObjective(Request):
     deadline_ms: float | None = Field(
         default=None,
         ge=MIN_MEAN_MS,
-        le=3_600_000,
+        le=LONGEST_MS,
         description="The mean time that an answer may take, for the choice among a cascade's dispatchers.",
     )
 

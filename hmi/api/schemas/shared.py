@@ -44,7 +44,9 @@ JobId = Annotated[str, StringConstraints(pattern=f"^{ID_PATTERN}$")]
 Alpha = Annotated[
     float, Field(ge=0, le=100, description="Percent of the corpus' trigram occurrences that the PLOT covers.")
 ]
-
+LONGEST_MS = 3_600_000
+"""The longest deadline."""
+DeadlineMs = Annotated[float, Field(gt=0, le=LONGEST_MS)]
 
 NEXT = "Pass as `after` for the next page; null on the last page. An earlier page may be short or even empty."
 

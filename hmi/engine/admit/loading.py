@@ -18,6 +18,7 @@ import plot_store
 from hmi.core import ModelId, ModelRecord, ModelVersion
 from hmi.engine.admit.bundles import Bundle, Bundles, Key, Part, TaskPart, Upper, WritingBundle
 from hmi.engine.watch.threads import in_thread
+from hmi.engine.writing.request import writes_no_text
 from hmi.engine.writing.writer import Writer
 from hmi.errors import Damaged, HmiError, InvalidInput, Unavailable
 from hmi.execution.base import Executor
@@ -120,9 +121,7 @@ class ModelLoader:
         record = await in_thread(self._module_threads, lambda: self._bundles.record(model))
         version = record.live
         if version.task != "generation":
-            raise InvalidInput(
-                f"{model} is a {version.task} model, which writes no text: POST /infer/{model}", field="model"
-            )
+            raise writes_no_text(model, version.task, f"POST /infer/{model}")
         writer, reader = await asyncio.gather(
             self._part(self._bundles.writer(version)), self._reader(model, version)
         )

@@ -87,14 +87,17 @@ class Draft(Pieces):
         guide = self.answer.guide
         if guide is None or guide.keeps("".join(self._whole)):
             return None
+        assert self.request.form is not None
         count, most = len(self.answer.written), self.answer.most
-        field, why = {
-            "length": (
-                "max_tokens",
-                f"it has the longest answer's {most} tokens: raise max_tokens, or bound the form",
-            ),
-            "stop": ("stop", "a stop string came: leave it out"),
-            "end": ("form", "the root's tokenizer cannot write it: use another form"),
+        field = {
+            "length": self.request.name("max_tokens"),
+            "stop": self.request.name("stop"),
+            "end": self.request.form.field,
+        }[finish]
+        why = {
+            "length": f"it has the longest answer's {most} tokens: raise {field}, or bound the form",
+            "stop": "a stop string came: leave it out",
+            "end": "the root's tokenizer cannot write it: use another form",
         }[finish]
         return CutShort(
             f"the text ended after {count} tokens and does not keep its form, since {why}", field=field

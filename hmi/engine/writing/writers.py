@@ -23,7 +23,7 @@ from hmi.engine.writing.choosing import Choosing
 from hmi.engine.writing.draft import Draft
 from hmi.engine.writing.pieces import Event
 from hmi.engine.writing.places import Places
-from hmi.engine.writing.request import DEFAULT_MOST, WriteRequest, WrittenText
+from hmi.engine.writing.request import CHARACTERS_A_TOKEN, DEFAULT_MOST, TokenIds, WriteRequest, WrittenText
 from hmi.engine.writing.right_of_way import RightOfWay
 from hmi.engine.writing.writer import Owner, Writer
 from hmi.errors import CutShort, InvalidInput, copy_of
@@ -43,10 +43,8 @@ Raises NotFound, InvalidInput (names the request's field), Damaged, Unavailable.
 
 log = logging.getLogger("hmi.engine")
 
-AT_ONCE = 256
+MOST_WRITTEN = 256
 """The texts that are written at a time, see `Places`. Each holds its module in memory."""
-CHARACTERS_A_TOKEN = 4
-"""The estimate of a prompt's tokens before it is tokenised."""
 NICE = 5
 """The nice value of the thread that writes. A text takes seconds, a label milliseconds: where both want the
 same core, the label gets three quarters of it."""
@@ -70,7 +68,7 @@ class Writers:
         that are not answered."""
         self._loader, self._metrics, self._misses, self._way = loader, metrics, misses, way
         self._room = WaitingBudget(waiting_tokens, "tokens of texts")
-        self._places = Places(AT_ONCE)
+        self._places = Places(MOST_WRITTEN)
         self._encoding = ThreadPoolExecutor(1, "hmi-prompts")
         self._compiling = ThreadPoolExecutor(1, "hmi-forms")
         """A thread of its own: a form may take as long as a thousand prompts."""
@@ -320,8 +318,8 @@ def _spelled(request: WriteRequest, bundle: WritingBundle) -> list[Answer]:
     tokenizer = bundle.writer.root.tokenizer
     if not tokenizer.ends:
         raise InvalidInput(
-            f"{bundle.model} has no token that ends a text, which form.probabilities needs",
-            field="form.probabilities",
+            f"{bundle.model} has no token that ends a text, which {request.form.place}.probabilities needs",
+            field=f"{request.form.place}.probabilities",
         )
     spelled = []
     for choice in request.form.choices:
@@ -329,10 +327,11 @@ def _spelled(request: WriteRequest, bundle: WritingBundle) -> list[Answer]:
         spelled.append([*encoded.ids[1:], tokenizer.ends[0]])
     longest = max(map(len, spelled))
     if request.most is not None and request.most < longest:
+        field = request.name("max_tokens")
         raise InvalidInput(
-            f"the longest choice has {longest} tokens with its end, and form.probabilities reads all: raise "
-            f"max_tokens, which is {request.most}, or leave it out",
-            field="max_tokens",
+            f"the longest choice has {longest} tokens with its end, and {request.form.place}.probabilities "
+            f"reads all: raise {field}, which is {request.most}, or leave it out",
+            field=field,
         )
     first = _answer(replace(request, most=longest, form=None), bundle)
     return [replace(first, most=len(ids), guide=Spelling(ids)) for ids in spelled]
@@ -342,25 +341,21 @@ def _answer(request: WriteRequest, bundle: WritingBundle) -> Answer:
     """Tokenise a prompt. Raises InvalidInput, with numbers, if prompt and text do not fit the context."""
     writer, version = bundle.writer, bundle.version
     tokenizer, context = writer.root.tokenizer, writer.context
-    if isinstance(request.prompt, str):
-        (encoded,) = tokenizer.encode([request.prompt], len(request.prompt) + 2)
-    else:
-        chat = tokenizer.chat(request.prompt)
-        (encoded,) = tokenizer.encode([chat], len(chat) + 2, specials=True)
-    room = context - len(encoded.ids)
+    ids = _prompt_ids(request, tokenizer)
+    room = context - len(ids)
     if room < (request.most or 1):
         wanted = "a text" if request.most is None else f"{request.most} to write"
         raise InvalidInput(
-            f"{request.place} has {len(encoded.ids)} tokens, which with {wanted} do not fit into the "
-            f"{context} that {bundle.model} reads and writes: shorten it, or lower max_tokens",
-            field=request.place if room < 1 else "max_tokens",
+            f"{request.place} has {len(ids)} tokens, which with {wanted} do not fit into the {context} that "
+            f"{bundle.model} reads and writes: shorten it, or lower {request.name('max_tokens')}",
+            field=request.place if room < 1 else request.name("max_tokens"),
         )
     most = request.most or min(DEFAULT_MOST, room)
     if request.form is not None and request.form.choices is not None:
-        _check_shortest(request.form.choices, most, tokenizer)
+        _check_shortest(request, most, tokenizer)
     return Answer(
         Owner(version.artefact, version.plot_version),
-        encoded.ids,
+        ids,
         most,
         frozenset(tokenizer.ends),
         sampling=request.sampling,
@@ -368,14 +363,35 @@ def _answer(request: WriteRequest, bundle: WritingBundle) -> Answer:
     )
 
 
-def _check_shortest(choices: Sequence[str], most: int, tokenizer: GenerativeTokenizer) -> None:
+def _check_shortest(request: WriteRequest, most: int, tokenizer: GenerativeTokenizer) -> None:
     """Raise InvalidInput if no choice has as few tokens as may be written."""
+    assert request.form is not None
+    choices = request.form.choices or ()
     if any(len(choice.encode()) < most for choice in choices):  # a token has a byte at least
         return
     encoded = tokenizer.encode(choices, max(map(len, choices)) * 4 + 2)
     shortest = min(len(each.ids) for each in encoded) - 1  # without the begin token
     if shortest > most:
+        field = request.name("max_tokens")
         raise InvalidInput(
-            f"the shortest choice has {shortest} tokens, more than max_tokens, which is {most}: raise it",
-            field="max_tokens",
+            f"the shortest choice has {shortest} tokens, more than {field}, which is {most}: raise it",
+            field=field,
         )
+
+
+def _prompt_ids(request: WriteRequest, tokenizer: GenerativeTokenizer) -> list[int]:
+    """Our ids of a prompt. Raises InvalidInput for a chat that the root's template refuses, and for an id
+    that is no token's."""
+    given = request.prompt
+    if isinstance(given, TokenIds):
+        size = tokenizer.fast.get_vocab_size()
+        for i, id in enumerate(given.ids):
+            if not 0 <= id < size:
+                field = f"{request.place}[{i}]"
+                raise InvalidInput(
+                    f"{field} is {id}, and this model's tokens go up to {size - 1}", field=field
+                )
+        return tokenizer.begun([id + 1 for id in given.ids])
+    text = given if isinstance(given, str) else tokenizer.chat(given)
+    (encoded,) = tokenizer.encode([text], len(text) + 2, specials=not isinstance(given, str))
+    return encoded.ids

@@ -55,21 +55,24 @@ class Form:
     probabilities: bool = False
     """The likeliest whole choice is the answer, which tells the probability of each."""
     place: str = "form"
-    """The call's field that holds it, for errors."""
+    """The caller's name of the field that holds the form."""
+    value_place: str | None = None
+    """The caller's name of the field that holds the schema or expression. None: it is HMI's own, below
+    `place`."""
 
     def __post_init__(self) -> None:
-        given = [f.name for f in fields(self)[:5] if getattr(self, f.name) not in (None, False)]
-        if len(given) != 1:
+        if len(self._kinds) != 1:
             raise InvalidInput(
-                "form needs one of json_schema, json, choices, regex and grammar", field="form"
+                f"{self.place} needs one of json_schema, json, choices, regex and grammar", field=self.place
             )
         if self.probabilities and self.choices is None:
-            raise InvalidInput("form.probabilities needs form.choices", field="form.probabilities")
-        where, most = f"{self.place}.{given[0]}", MOST_BYTES[given[0]]
+            where = f"{self.place}.probabilities"
+            raise InvalidInput(f"{where} needs {self.place}.choices", field=where)
+        where, most = self.field, MOST_BYTES[self._kinds[0]]
         if len(self.key.encode()) > most:
             raise InvalidInput(f"{where} has more than {most:,} bytes", field=where)
         if self.choices is not None:
-            _check_choices(self.choices, f"{self.place}.choices")
+            _check_choices(self.choices, where)
         text = self.regex or self.grammar
         if text is not None and _added(text) > MOST_STATES:
             raise InvalidInput(f"{where}: {_TOO_MANY}", field=where)
@@ -80,14 +83,23 @@ class Form:
                 raise InvalidInput(f"{where}: multipleOf costs too much: use smaller numbers", field=where)
 
     @property
+    def _kinds(self) -> list[str]:
+        """The names of the first five that are given."""
+        return [f.name for f in fields(self)[:5] if getattr(self, f.name) not in (None, False)]
+
+    @property
+    def field(self) -> str:
+        """The caller's name of the field that holds the schema, the choices or the expression."""
+        return self.value_place or f"{self.place}.{self._kinds[0]}"
+
+    @property
     def key(self) -> str:
         """The same for forms that allow the same answers: JSON. The order of properties counts."""
         schema = None if self.json_schema is None else dict(self.json_schema)
         try:
             return json.dumps([schema, self.json, self.choices, self.regex, self.grammar])
         except (RecursionError, TypeError, ValueError) as error:
-            where = f"{self.place}.json_schema"
-            raise InvalidInput(f"{where} is no JSON", field=where) from error
+            raise InvalidInput(f"{self.field} is no JSON", field=self.field) from error
 
 
 def _check_choices(choices: tuple[str, ...], place: str) -> None:

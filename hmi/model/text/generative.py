@@ -36,13 +36,12 @@ class GenerativeTokenizer:
         fast.no_truncation()
         self.fast, self.template = fast, template
         self.begin, self.ends = begin, tuple(ends)
-        added = {id: token for id, token in fast.get_added_tokens_decoder().items() if token.special}
+        added = fast.get_added_tokens_decoder().items()
+        added = {id: token for id, token in added if token.special or id + 1 in (begin, *ends)}
         self.specials = frozenset(id + 1 for id in added)
-        """Our ids of the special tokens, which `decode` leaves out."""
+        """Our ids of the special tokens: those that the source marks so, the begin token and the ends."""
         special = [token.content for token in added.values() if token.content]
         self._special = re.compile("|".join(map(re.escape, special))) if special else None
-        self._plain: FastTokenizer | None = None
-        """A copy to which special tokens are plain characters, made when a text first has one."""
 
     def encode(self, texts: Sequence[str], max_length: int, *, specials: bool = False) -> list[Encoded]:
         """Tokenise texts, and cut each to `max_length` tokens, the begin token included.
@@ -51,21 +50,27 @@ class GenerativeTokenizer:
         """
         out = []
         for text in texts:
-            ids = [self.begin, *self._ids(text, specials)]
-            if ids[1:2] == [self.begin]:
-                del ids[0]
+            ids = self.begun(self._ids(text, specials))
             kept = ids[:max_length]
             out.append(Encoded(kept, [0] * len(kept), [None] * len(kept), len(kept) < len(ids)))
         return out
 
+    def begun(self, ids: list[int]) -> list[int]:
+        """Our ids with the begin token before them, unless they begin with it already."""
+        return ids if ids[:1] == [self.begin] else [self.begin, *ids]
+
     def _ids(self, text: str, specials: bool) -> list[int]:
-        if specials or self._special is None or not self._special.search(text):
-            return [i + 1 for i in self.fast.encode(text, add_special_tokens=False).ids]
-        if self._plain is None:
-            plain = FastTokenizer.from_str(self.fast.to_str())
-            plain.encode_special_tokens = True
-            self._plain = plain
-        return [i + 1 for i in self._plain.encode(text, add_special_tokens=False).ids]
+        named = not specials and self._special is not None and self._special.search(text)
+        fast = self.plain if named else self.fast
+        return [i + 1 for i in fast.encode(text, add_special_tokens=False).ids]
+
+    @cached_property
+    def plain(self) -> FastTokenizer:
+        """A copy to which the names of special tokens are plain characters. Made when it is first needed."""
+        plain = FastTokenizer.from_str(self.fast.to_str())
+        plain.add_special_tokens([self._token(id) for id in self.specials])
+        plain.encode_special_tokens = True
+        return plain
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ids, without special tokens."""

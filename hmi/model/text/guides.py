@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import threading
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -46,8 +45,8 @@ JSON = {
     "whitespace_flexible": True,
     "whitespace_pattern": " ?",
 }
-_SPECIAL = re.compile(r"<\[|<\||%llguidance|\b(?:temperature|max_tokens)\s*=")
-"""What a grammar may not have: it would ask for tokens without text, or for what a request has fields."""
+_REFUSED = re.compile(r"<\[|%llguidance|\b(?:temperature|max_tokens)\s*=")
+"""What a grammar may not have: it would ask for tokens by their ids, or for what a request has fields."""
 
 
 class Guide(Protocol):
@@ -117,9 +116,10 @@ class Spelling:
 class FormGuide:
     """The `Guide` of one answer through its form."""
 
-    def __init__(self, matcher: LLMatcher, fresh: LLMatcher, tokenizer: LLTokenizer) -> None:
-        """matcher: at the beginning of the answer. fresh: stays there."""
-        self._matcher, self._fresh, self._tokenizer = matcher, fresh, tokenizer
+    def __init__(self, compiled: LLMatcher, tokenizer: LLTokenizer, field: str) -> None:
+        """compiled: the form, at the beginning of a text; it stays there. field: see `Form.field`."""
+        self._matcher, self._fresh = compiled.deep_copy(), compiled
+        self._tokenizer, self._field = tokenizer, field
         self._mask: NDArray[np.uint8] | None = None
         self.error: CutShort | None = None
 
@@ -132,9 +132,10 @@ class FormGuide:
             begun = time.thread_time()
             self._mask = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
             if self._matcher.is_error():
-                self.error = _stuck(self._matcher)
+                self.error = self._stuck()
             elif time.thread_time() - begun > SLOWEST_S:  # the texts beside it would wait for each
-                self.error = CutShort("form costs too much here: make it simpler", field="form")
+                message = f"{self._field} costs too much here: make it simpler"
+                self.error = CutShort(message, field=self._field)
 
     def allows(self, id: int) -> bool:
         mask = self._found()
@@ -150,12 +151,16 @@ class FormGuide:
     def take(self, id: int) -> None:
         self._mask = None
         if not self._matcher.consume_token(id - 1):
-            self.error = _stuck(self._matcher)
+            self.error = self._stuck()
 
     def keeps(self, text: str) -> bool:
         matcher = self._fresh.deep_copy()
         ids = self._tokenizer.greedy_tokenize(text)  # to which names of special tokens are characters
         return bool(matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting())
+
+    def _stuck(self) -> CutShort:
+        message = f"{self._field} cannot be kept any further: {_reason(self._matcher)}"
+        return CutShort(message, field=self._field)
 
     def _found(self) -> NDArray[np.uint8]:
         self.look()
@@ -165,59 +170,79 @@ class FormGuide:
         return self._mask
 
 
+class _Words:
+    """A tokenizer as the library takes it from Python, with the source's own ids.
+
+    The library's own way to read a tokenizer spells a text that has a special token's name with that token.
+    """
+
+    bos_token_id = None
+
+    def __init__(self, source: GenerativeTokenizer, known: LLTokenizer) -> None:
+        """known: the same tokenizer in the library's way, which knows each token's bytes."""
+        self._plain = source.plain
+        self.eos_token_id = (source.ends or (source.begin,))[0] - 1
+        special = {id - 1 for id in source.specials.union(source.ends)}
+        self.special_token_ids = sorted(special)
+        self.tokens = [
+            b" %d" % id if id in special else known.decode_bytes([id]) for id in range(known.vocab_size)
+        ]
+        """Those of special tokens are names that no grammar can ask for, since they have a space."""
+
+    def __call__(self, text: str) -> list[int]:
+        return list(self._plain.encode(text, add_special_tokens=False).ids)
+
+
 class Guides:
-    """Compiles forms for one tokenizer, and keeps the latest ones. Thread-safe."""
+    """Compiles forms for one tokenizer, and keeps the latest ones. Used by one thread at a time."""
 
     def __init__(self, tokenizer: GenerativeTokenizer) -> None:
         self._source = tokenizer
         self._kept: OrderedDict[str, LLMatcher] = OrderedDict()
-        self._lock = threading.Lock()
 
     def guide(self, form: Form) -> FormGuide:
         """Compile a form, unless that was done lately, and begin an answer.
 
         Takes up to some 200 ms, in which other threads run. Raises InvalidInput.
         """
-        with self._lock:
-            found = self._kept.get(form.key)
-            if found is None:
-                found = self._kept[form.key] = self._compiled(form)
-            self._kept.move_to_end(form.key)
-            if len(self._kept) > KEPT:
-                self._kept.popitem(last=False)
-            return FormGuide(found.deep_copy(), found, self._tokenizer)
+        found = self._kept.get(form.key)
+        if found is None:
+            found = self._kept[form.key] = self._compiled(form)
+        self._kept.move_to_end(form.key)
+        if len(self._kept) > KEPT:
+            self._kept.popitem(last=False)
+        return FormGuide(found, self._tokenizer, form.field)
 
     @cached_property
     def _tokenizer(self) -> LLTokenizer:
-        """Takes a fifth of a second, and 25 MB, with 49,152 tokens."""
-        try:
-            from llguidance import LLTokenizer
-        except ImportError as error:
-            raise InvalidInput(
-                "form needs the package llguidance: install hmi-server[structured]", field="form"
-            ) from error
+        """Takes half a second, and 60 MB, with 49,152 tokens."""
+        from llguidance import LLTokenizer, TokenizerWrapper
+
+        known = LLTokenizer(self._source.fast.to_str())
+        words = TokenizerWrapper(_Words(self._source, known))
         ends = [id - 1 for id in self._source.ends]
-        return LLTokenizer(self._source.fast.to_str(), eos_token=ends or None)
+        return LLTokenizer(words, n_vocab=known.vocab_size, eos_token=ends or words.eos_token_id)
 
     def _compiled(self, form: Form) -> LLMatcher:
-        tokenizer = self._tokenizer  # which fails if the package is missing
-        from llguidance import LLMatcher, LLParserLimits
+        try:
+            from llguidance import LLMatcher, LLParserLimits
+        except ImportError as error:
+            raise InvalidInput(
+                f"{form.place} needs the package llguidance: install hmi-server[structured]", field=form.place
+            ) from error
 
-        field = next(f"{form.place}.{name}" for name in _FIELDS if getattr(form, name) not in (None, False))
+        field = form.field
         try:
             grammar = _grammar(LLMatcher, form)
         except ValueError as error:
             raise InvalidInput(f"{field} cannot be read: {error}", field=field) from error
-        made = LLMatcher(tokenizer, grammar, log_level=0, limits=LLParserLimits(**LIMITS))
+        made = LLMatcher(self._tokenizer, grammar, log_level=0, limits=LLParserLimits(**LIMITS))
         begun = made if made.is_error() else made.deep_copy()
         if not begun.is_error():
             begun.compute_bitmask()
         if begun.is_error():
             raise InvalidInput(f"{field} cannot be kept: {_reason(begun)}", field=field)
         return made
-
-
-_FIELDS = ("json_schema", "json", "choices", "regex", "grammar")
 
 
 def _grammar(library: Any, form: Form) -> str:
@@ -230,7 +255,7 @@ def _grammar(library: Any, form: Form) -> str:
     if form.choices is not None:
         return str(library.grammar_from_lark("start: " + " | ".join(map(_quoted, form.choices))))
     assert form.grammar is not None
-    if found := _SPECIAL.search(form.grammar):
+    if found := _REFUSED.search(form.grammar):
         raise ValueError(f"{found[0]!r} is not supported")
     return str(library.grammar_from_lark(form.grammar))
 
@@ -240,10 +265,7 @@ def _quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
-def _stuck(matcher: LLMatcher) -> CutShort:
-    return CutShort(f"form cannot be kept any further: {_reason(matcher)}", field="form")
-
-
 def _reason(matcher: LLMatcher) -> str:
     said = " ".join(str(matcher.get_error()).replace("<non-verbose/>", "").split())
+    said = said.split("; following special tokens")[0]
     return "no text keeps it" if said.startswith("NoExtension") else said[:MOST_SAID]

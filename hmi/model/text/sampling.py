@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from hmi.errors import InvalidInput
@@ -38,7 +39,7 @@ class Sampling:
         ranges = {
             "temperature": (0, 100),
             "top_k": (0, 1 << 31),
-            "top_p": (1e-9, 1),
+            "top_p": (math.ulp(0.0), 1),
             "min_p": (0, 1),
             "repetition_penalty": (1e-3, 1e3),
             "presence_penalty": (-100, 100),

@@ -114,11 +114,16 @@ def test_what_is_not_there_is_refused_by_name(writing_server: ProtocolServer) ->
         ({"grammar": {"type": "regex", "value": {}}}, "parameters.grammar"),
         ({"grammar": {"type": "json"}}, "parameters.grammar"),
         ({"adapter_id": "other"}, "parameters.adapter_id"),
-        ({"max_new_tokens": 511}, "do not fit into the 512"),
+        ({"grammar": {"type": "json", "value": {"not": {}}}}, "parameters.grammar.value.not: "),
+        ({"grammar": {"type": "regex", "value": "a{9}"}, "max_new_tokens": 1}, "raise parameters.max_new_"),
+        ({"max_new_tokens": 511}, "do not fit into the 512.* or lower parameters.max_new_tokens"),
+        ({"top_k": 2**40}, "parameters.top_k"),
     ):
         for stream in (False, True):
             with pytest.raises(TextGenerationError, match=says):
                 client.text_generation(PROMPT, **given, stream=stream)  # type: ignore[call-overload]
+    with pytest.raises(TextGenerationError, match=r"inputs has \d+ tokens"):
+        client.text_generation("a " * 600)
     with pytest.raises(TextGenerationError, match="no model"):
         client_of(writing_server, model="beta.one").text_generation(PROMPT)
     with pytest.raises(HfHubHTTPError, match="call no tools"):
@@ -127,8 +132,11 @@ def test_what_is_not_there_is_refused_by_name(writing_server: ProtocolServer) ->
 
 def test_the_calls_of_text_generation_inference(writing_server: ProtocolServer) -> None:
     wanted = writing_server.written(ONE, prompt=PROMPT, max_tokens=8)
-    body = {"inputs": PROMPT, "parameters": {"max_new_tokens": 8}}
-    assert writing_server.post(f"/hf/{ONE}/generate", body)["generated_text"] == wanted["text"]
+    empty = writing_server.written(ONE, prompt="", max_tokens=8)
+    for prompt, text in ((PROMPT, wanted["text"]), ("", empty["text"])):
+        body = {"inputs": prompt, "parameters": {"max_new_tokens": 8}}
+        assert writing_server.post(f"/hf/{ONE}/generate", body)["generated_text"] == text
+    body["inputs"] = PROMPT
     request = urllib.request.Request(
         f"{writing_server.url}/hf/{ONE}/generate_stream",
         json.dumps(body).encode(),

@@ -54,9 +54,11 @@ def test_a_form_is_kept(writing_server: ProtocolServer) -> None:
 
 
 def test_defaults(writing_server: ProtocolServer) -> None:
-    wanted = writing_server.written("acme.one", prompt=PROMPT, max_tokens=20)
-    answer = json.loads(post(writing_server, f"{MODEL}/generate", {"text_input": PROMPT, "stream": False})[2])
-    assert answer["text_output"] == wanted["text"]
+    for prompt in (PROMPT, ""):
+        wanted = writing_server.written("acme.one", prompt=prompt, max_tokens=20)
+        asked = {"text_input": prompt, "stream": False}
+        answer = json.loads(post(writing_server, f"{MODEL}/generate", asked)[2])
+        assert answer["text_output"] == wanted["text"]
 
 
 @pytest.mark.parametrize(
@@ -64,8 +66,24 @@ def test_defaults(writing_server: ProtocolServer) -> None:
     [
         (f"{MODEL}/generate", {}, 422, "text_input is missing"),
         (f"{MODEL}/generate_stream", {"text_input": PROMPT, "parameters": {"best_of": 2}}, 422, "best_of"),
-        (f"{MODEL}/generate", {"text_input": PROMPT, "parameters": {"top_p": 2}}, 422, "top_p"),
-        (f"{MODEL}/generate", {"text_input": PROMPT, "max_tokens": 511}, 422, "do not fit into the 512"),
+        (f"{MODEL}/generate", {"text_input": PROMPT, "parameters": {"top_p": 2}}, 422, "parameters.top_p: "),
+        (f"{MODEL}/generate", {"text_input": PROMPT, "top_k": 2**40}, 422, "top_k: "),
+        (f"{MODEL}/generate", {"text_input": PROMPT, "max_tokens": 511}, 422, "512 that acme.one reads and"),
+        (f"{MODEL}/generate", {"text_input": PROMPT, "max_tokens": 511}, 422, "or lower max_tokens"),
+        (
+            f"{MODEL}/generate",
+            {"text_input": PROMPT, "parameters": {"max_tokens": 511}},
+            422,
+            "or lower parameters.max_tokens",
+        ),
+        (f"{MODEL}/generate", {"text_input": "a " * 600}, 422, "text_input has"),
+        (
+            f"{MODEL}/generate",
+            {"text_input": PROMPT, "parameters": {"form": {"choices": []}}},
+            422,
+            "parameters.form.choices must have",
+        ),
+        (f"{MODEL}/generate", {"text_input": PROMPT, "form": {}}, 422, "form needs one of"),
         (f"{MODEL}/versions/9/generate", {"text_input": PROMPT}, 404, "no version"),
         ("/v2/models/beta.one/generate", {"text_input": PROMPT}, 404, "no model"),
         (

@@ -11,6 +11,7 @@ from pydantic import BaseModel
 
 from tests.e2e.protocols.protocol_lab import ProtocolServer
 from tests.hmi.labs.writing_lab import PROMPT
+from tests.hmi.model.test_decoder import tokenizer_of
 
 ONE = "acme.one"
 CHAT: Any = [{"role": "system", "content": "be good"}, {"role": "user", "content": PROMPT}]
@@ -61,6 +62,22 @@ def test_completions_are_generates_texts(writing_server: ProtocolServer, client:
             ends[part.index] = part.finish_reason or ""
     assert texts == [text["text"] for text in wanted]
     assert ends == [choice.finish_reason for choice in made.choices]
+
+
+def test_prompts_may_be_tokens(writing_server: ProtocolServer, client: openai.OpenAI) -> None:
+    """Ids of the source's tokenizer, here its own copy. They may begin with the begin token, and be empty."""
+    source = tokenizer_of()
+    prompts = [PROMPT, "the bad plot", ""]
+    ids = [source.encode(prompt).ids for prompt in prompts]
+    asked: Any = {"model": ONE, "max_tokens": 9, "temperature": 0}
+    wanted = [writing_server.written(ONE, prompt=prompt, max_tokens=9)["text"] for prompt in prompts]
+    for given in (prompts, ids, [[1, *each] for each in ids]):
+        made = client.completions.create(**asked, prompt=given)
+        assert [choice.text for choice in made.choices] == wanted
+    for prompt, tokens, text in zip(prompts, ids, wanted, strict=True):
+        for alone in (prompt, tokens):
+            if alone != []:  # which is a list of no prompts
+                assert client.completions.create(**asked, prompt=alone).choices[0].text == text
 
 
 def test_chats_are_generates_texts(writing_server: ProtocolServer, client: openai.OpenAI) -> None:
@@ -150,7 +167,7 @@ def test_stop_and_temperature(writing_server: ProtocolServer, client: openai.Ope
         (
             {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"not": {}}}}},
             openai.BadRequestError,
-            "response_format.json_schema.not",
+            "response_format.json_schema.schema.not",
             "'not' is not supported",
         ),
         ({"logit_bias": {"1": 1}}, openai.BadRequestError, "logit_bias", "not served"),
@@ -158,6 +175,12 @@ def test_stop_and_temperature(writing_server: ProtocolServer, client: openai.Ope
         ({"max_tokens": 3, "max_completion_tokens": 3}, openai.BadRequestError, "max_tokens", "one of them"),
         ({"stream_options": {}}, openai.BadRequestError, "stream_options", "set stream"),
         ({"max_tokens": 511}, openai.BadRequestError, "max_tokens", "do not fit into the 512"),
+        (
+            {"max_completion_tokens": 511},
+            openai.BadRequestError,
+            "max_completion_tokens",
+            "or lower max_comp",
+        ),
         ({"modalities": ["audio"]}, openai.BadRequestError, "modalities[0]", "text"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "a"}}]}]},
@@ -191,7 +214,14 @@ def test_what_is_not_there_is_refused_by_name(
 @pytest.mark.parametrize(
     ("given", "param"),
     [
-        ({"prompt": [1, 2]}, "prompt"),
+        ({"prompt": [1, "a"]}, "prompt[1]"),
+        ({"prompt": [True]}, "prompt[0]"),
+        ({"prompt": [[1], [1, 10**6]]}, "prompt[1][1]"),
+        ({"prompt": [1, 10**6]}, "prompt[1]"),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": {"text": "a"}}, "prompt"),
+        ({"prompt": [PROMPT, "a " * 600]}, "prompt[1]"),
+        ({"prompt": "a " * 600}, "prompt"),
         ({"prompt": [PROMPT] * 65, "n": 2}, "n"),
         ({"prompt": [PROMPT] * 129}, "prompt"),
         ({"best_of": 2}, "best_of"),

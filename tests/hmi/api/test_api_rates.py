@@ -17,8 +17,8 @@ from hmi.api.access.buckets import SPARE, Buckets, Rate
 from hmi.api.access.caller import ADMINISTRATOR, Caller
 from hmi.api.access.rates import RATES, REQUESTS, TOKENS, Rates
 from hmi.api.infer.inference import Inference
-from hmi.api.infer.texts import Cost
 from hmi.api.protocols.asks import Ask
+from hmi.api.protocols.texts import Cost
 from hmi.config import Settings
 from hmi.core import ModelId
 from hmi.engine import TextResult

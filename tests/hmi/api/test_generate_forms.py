@@ -80,7 +80,7 @@ async def test_whole_answers_keep_their_schemas(writing_data: Path, device: str)
 
 
 FORMS: list[dict[str, Any]] = [
-    {"choices": ["good film", "good", "bad plot, new", "é😀", 'a"b']},
+    {"choices": ["good film", "good<|end|>", "bad plot<|stop|>, new", "é😀", 'a"b']},
     {"regex": "[a-c]{2,5} [0-9]+(é|!)?"},
     {"grammar": 'start: e\ne: e "+" e | "(" e ")" | /[0-9]{1,2}/'},
     {"json": True},

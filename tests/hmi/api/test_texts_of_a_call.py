@@ -12,7 +12,7 @@ import pytest
 
 from hmi.api.access.caller import ADMINISTRATOR
 from hmi.api.handlers.protocols import write
-from hmi.api.infer.texts import Texts
+from hmi.api.protocols.texts import Texts
 from hmi.core import ModelId
 from hmi.engine.writing import writers
 from hmi.engine.writing.request import WriteRequest, WrittenText

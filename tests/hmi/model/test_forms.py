@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tokenizers import AddedToken
 
 from hmi.errors import InvalidInput
 from hmi.model.text.form import MOST_CHOICES, Form
@@ -42,6 +43,10 @@ WEIRD = ('a"b\\c\nd', "é😀", "/x/", "{[]}$", "tab\t\x01\x7f", "a", "ab", "abc
 LANGUAGES: list[tuple[Form, set[str]]] = [
     (Form(choices=("good film", "good", "bad plot", "bad", "protein binds")), set()),
     (Form(choices=WEIRD), set()),
+    (Form(choices=("a<|end|>b",)), set()),
+    (Form(choices=("<|start|><|end|>", " <|stop|>x")), set()),
+    (Form(regex=r"<\|end\|>"), {"<|end|>"}),
+    (Form(grammar='start: "<|stop|> "'), {"<|stop|> "}),
     (
         Form(regex="[ab]{1,3}(c|é)?"),
         {
@@ -100,6 +105,20 @@ def test_allowed_tokens_are_those_by_which_a_text_can_go_on(
         assert guide.keeps(said.decode())
     assert not guide.keeps(said.decode() + "é")
     assert not guide.keeps("")
+
+
+def test_an_end_that_its_source_marks_as_no_special_token_is_in_no_text() -> None:
+    pytest.importorskip("llguidance", reason="the [structured] extra is not installed")
+    fast = tokenizer_of()
+    fast.add_tokens([AddedToken("</end>", special=False, normalized=False)])
+    source = GenerativeTokenizer(fast, 2, (fast.token_to_id("</end>") + 1,))
+    guide, said = Guides(source).guide(Form(choices=("a</end>b",))), list[int]()
+    while not guide.ended:
+        guide.look()
+        said += [id for id in range(1, 402) if guide.allows(id)][:1]
+        guide.take(said[-1])
+    assert source.decode(said) == "a</end>b"
+    assert source.encode(["a</end>b"], 99)[0].ids == [2, *said]
 
 
 DEEP: Any = {}
@@ -168,7 +187,7 @@ EITHER = [
         ({"regex": r"[^\x00-\U0010ffff]"}, "no text keeps it"),
         ({"grammar": "start: foo"}, "unknown name"),
         ({"grammar": "start: @foo"}, "unknown grammar"),
-        ({"grammar": 'start: "a" <|end|>'}, "'<|' is not supported"),
+        ({"grammar": 'start: "a" <|end|>'}, 'unknown special token: "<|end|>"'),
         ({"grammar": 'start: "a" <[3]>'}, "'<[' is not supported"),
         ({"grammar": 'start: a\na[temperature=0.5]: "a"'}, "'temperature=' is not supported"),
         ({"grammar": '%llguidance {"allow_invalid_utf8": true}\nstart: /a/'}, "is not supported"),
@@ -177,6 +196,7 @@ EITHER = [
 def test_what_cannot_be_kept(given: dict[str, Any], said: str, guides: Guides) -> None:
     with pytest.raises(InvalidInput) as caught:
         guides.guide(Form(**given))
+    assert "available" not in caught.value.message, "names of tokens that nobody can ask for"
     (name,) = given
     assert caught.value.details["field"] == f"form.{name}"
     assert said in caught.value.message

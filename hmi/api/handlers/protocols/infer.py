@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from hmi.api.http.call import Reply, RouteCall
 from hmi.api.http.route import Handler, Route
 from hmi.api.in_thread import OFF_LOOP_BYTES, OFF_LOOP_VALUES, off_loop
 from hmi.api.protocols.asks import AskResult
 from hmi.api.protocols.base import Dialect, Endpoint
+from hmi.api.protocols.writing import WritingEndpoint
 from hmi.telemetry.tracing import span
 
 ERRORS = ("not_found", "collected", "deadline_exceeded", "damaged")
@@ -16,26 +18,33 @@ ERRORS = ("not_found", "collected", "deadline_exceeded", "damaged")
 
 
 def routes_of(dialect: Dialect) -> tuple[Route, ...]:
-    """One route for each endpoint of `dialect`. Their errors have the dialect's shape."""
+    """One route for each endpoint of `dialect`."""
     return tuple(
-        Route(
-            "POST",
-            endpoint.path,
-            _handler(endpoint),
-            endpoint.summary,
-            endpoint.answer,
-            "infer",
-            body=endpoint.body,
-            raw=endpoint.raw,
+        replace(
+            route_of(dialect, endpoint, _handler(endpoint)),
             raw_answer=endpoint.raw_answer,
             headers=endpoint.headers,
             inputs_field=endpoint.inputs_field,
             count_members=endpoint.count_members,
-            dialect=dialect,
-            cancellable=True,
-            kinds=ERRORS,
         )
         for endpoint in dialect.endpoints
+    )
+
+
+def route_of(dialect: Dialect, endpoint: Endpoint | WritingEndpoint, handler: Handler) -> Route:
+    """The route of an endpoint. Its errors have the dialect's shape."""
+    return Route(
+        "POST",
+        endpoint.path,
+        handler,
+        endpoint.summary,
+        endpoint.answer,
+        "infer",
+        body=endpoint.body,
+        raw=endpoint.raw,
+        dialect=dialect,
+        cancellable=True,
+        kinds=ERRORS,
     )
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import aclosing
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from hmi.api.handlers.protocols.infer import ERRORS
+from hmi.api.handlers.protocols.infer import route_of
 from hmi.api.http.call import Reply, RouteCall
 from hmi.api.http.events import HEARTBEAT_S, Events, stream
 from hmi.api.http.route import Handler, Route
@@ -19,22 +20,9 @@ if TYPE_CHECKING:
 
 
 def routes_of(dialect: Dialect, endpoints: Iterable[WritingEndpoint]) -> tuple[Route, ...]:
-    """One route for each endpoint. Their errors have the dialect's shape."""
+    """One route for each endpoint."""
     return tuple(
-        Route(
-            "POST",
-            endpoint.path,
-            handler_of(endpoint.codec),
-            endpoint.summary,
-            endpoint.answer,
-            "infer",
-            body=endpoint.body,
-            raw=endpoint.raw,
-            raw_answer="text/event-stream",
-            dialect=dialect,
-            cancellable=True,
-            kinds=ERRORS,
-        )
+        replace(route_of(dialect, endpoint, handler_of(endpoint.codec)), raw_answer="text/event-stream")
         for endpoint in endpoints
     )
 

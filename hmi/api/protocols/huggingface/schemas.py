@@ -10,7 +10,7 @@ from hmi.api.protocols.forms import AskedForm
 from hmi.api.protocols.inputs import Text
 from hmi.api.protocols.results import Transform
 from hmi.api.protocols.tei.schemas import Direction
-from hmi.api.schemas.generate import Stops
+from hmi.api.schemas.generate import MaxTokens, Penalty, RepetitionPenalty, Seed, Stops, TopK, TopP
 from hmi.api.schemas.shared import Answer, Request
 from hmi.model.tenant.answer import Aggregation
 
@@ -62,7 +62,7 @@ def _inputs_kind(value: Any) -> str | None:
 class HubParameters(Request):
     """The parameters of all tasks. One that the model's task does not have is refused."""
 
-    top_k: int | None = Field(
+    top_k: TopK | None = Field(
         default=None, ge=1, description="Labels: give the best ones only. Texts: draw among so many tokens."
     )
     function_to_apply: Transform | None = Field(
@@ -81,8 +81,8 @@ class HubParameters(Request):
         default=None, description="Embeddings: false refuses a text that is too long; else its end is cut."
     )
     truncation_direction: Direction | None = Field(default=None, description="Embeddings: only Right.")
-    max_new_tokens: int | None = Field(
-        default=None, ge=1, le=1_000_000, description=f"Texts: the most tokens. Default: {NEW_TOKENS}."
+    max_new_tokens: MaxTokens | None = Field(
+        default=None, description=f"Texts: the most tokens. Default: {NEW_TOKENS}."
     )
     do_sample: bool | None = Field(
         default=None,
@@ -90,10 +90,10 @@ class HubParameters(Request):
         "given; else the likeliest is taken.",
     )
     temperature: float | None = Field(default=None, gt=0, le=100, description="Texts. Default: 1.")
-    top_p: float | None = Field(default=None, gt=0, le=1, description="Texts.")
-    repetition_penalty: float | None = Field(default=None, ge=1e-3, le=1e3, description="Texts.")
-    frequency_penalty: float | None = Field(default=None, ge=-100, le=100, description="Texts.")
-    seed: int | None = Field(default=None, ge=0, lt=2**64, description="Texts.")
+    top_p: TopP | None = Field(default=None, description="Texts.")
+    repetition_penalty: RepetitionPenalty | None = Field(default=None, description="Texts.")
+    frequency_penalty: Penalty | None = Field(default=None, description="Texts.")
+    seed: Seed | None = Field(default=None, description="Texts.")
     stop: Stops | None = Field(default=None, description="Texts: they end before the first of these.")
     return_full_text: bool | None = Field(default=None, description="Texts: put the prompt before the text.")
     details: bool | None = Field(default=None, description="Texts: tell the tokens, and why the text ended.")
@@ -128,7 +128,7 @@ class HubBody(Request):
     """A request to a model, for the task that the model was trained for."""
 
     inputs: Annotated[
-        Annotated[Text, Tag("<text>")]
+        Annotated[str, Tag("<text>")]
         | Annotated[TextPair, Tag("<pair>")]
         | Annotated[Annotated[list[Item], Field(min_length=1, fail_fast=True)], Tag("<many>")]
         | Annotated[Comparison, Tag("<comparison>")],

@@ -21,20 +21,13 @@ from hmi.api.protocols.huggingface.schemas import (
 from hmi.api.protocols.openai.answers import ChatCompletion
 from hmi.api.protocols.openai.requests import ChatBody
 from hmi.api.protocols.openai.writing import Chats
-from hmi.api.protocols.writing import (
-    Event,
-    Texts,
-    WritingCall,
-    WritingEndpoint,
-    check_writes,
-    sampling_of,
-    seed_of,
-    stops_of,
-)
+from hmi.api.protocols.texts import Texts
+from hmi.api.protocols.writing import Event, WritingCall, WritingEndpoint, check_writes, sampling_of, stops_of
 from hmi.core import ModelId
 from hmi.engine.writing.request import Finish, TokenScore, WriteRequest, WrittenPiece, WrittenText
 from hmi.errors import InvalidInput
 
+_NAMES = {"prompt": "inputs", "max_tokens": "parameters.max_new_tokens", "stop": "parameters.stop"}
 _REASONS: dict[Finish, HubFinish] = {"end": "eos_token", "stop": "stop_sequence", "length": "length"}
 
 
@@ -59,12 +52,11 @@ class TextGeneration:
         sampling = sampling_of(
             given,
             temperature=(given.temperature or 1.0) if draws else 0.0,
-            seed=seed_of(given.seed),
             logprobs=0 if self.streams or given.details else None,
         )
         most = given.max_new_tokens or NEW_TOKENS
         form = None if given.grammar is None else given.grammar.form("parameters.grammar")
-        self.wants = [WriteRequest(model, prompt, most, sampling, stops_of(given.stop), form)]
+        self.wants = [WriteRequest(model, prompt, most, sampling, stops_of(given.stop), form, names=_NAMES)]
 
     def whole(self, texts: Sequence[WrittenText]) -> Any:
         return HubAnswer.model_construct([self.generated(texts[0])])

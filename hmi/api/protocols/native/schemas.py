@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from hmi.api.schemas.shared import Answer, ModelName, Request
+from hmi.api.schemas.shared import Answer, DeadlineMs, ModelName, Request
 from hmi.engine.texts.request import Level, Priority
 from hmi.model.tenant.answer import Aggregation
 
@@ -64,11 +64,8 @@ Inputs = Annotated[
 class Parameters(Request):
     """The options of a call: how to answer, and what to return."""
 
-    deadline_ms: float | None = Field(
-        default=None,
-        gt=0,
-        le=3_600_000,
-        description="After this time the answer is 504 and the work is dropped.",
+    deadline_ms: DeadlineMs | None = Field(
+        default=None, description="After this time the answer is 504 and the work is dropped."
     )
     utility: float = Field(
         default=1.0,

@@ -10,19 +10,24 @@ from pydantic import Field
 
 from hmi.api.protocols.oip.asking import check_version
 from hmi.api.protocols.oip.described import optional
-from hmi.api.protocols.oip.schemas import LONGEST_MS, Open
-from hmi.api.protocols.writing import (
-    Event,
-    Texts,
-    WritingCall,
-    WritingEndpoint,
-    check_writes,
-    sampling_of,
-    seed_of,
-    stops_of,
+from hmi.api.protocols.oip.schemas import ID_CHARS, Open
+from hmi.api.protocols.texts import Texts
+from hmi.api.protocols.writing import Event, WritingCall, WritingEndpoint, check_writes, sampling_of, stops_of
+from hmi.api.schemas.generate import (
+    ChoiceProbability,
+    FormBody,
+    MaxTokens,
+    MinP,
+    Penalty,
+    RepetitionPenalty,
+    Seed,
+    Stops,
+    Temperature,
+    TopK,
+    TopP,
+    probabilities_of,
 )
-from hmi.api.schemas.generate import ChoiceProbability, FormBody, Stops, probabilities_of
-from hmi.api.schemas.shared import Answer
+from hmi.api.schemas.shared import Answer, DeadlineMs
 from hmi.core import ModelId
 from hmi.engine.writing.request import WriteRequest, WrittenText
 from hmi.errors import InvalidInput
@@ -34,26 +39,26 @@ MOST_TOKENS = 20
 class GenerateParameters(Open):
     """How the text is chosen, as POST /generate has it. Unknown parameters are ignored."""
 
-    max_tokens: int | None = Field(default=None, ge=1, le=1_000_000, description=f"Default: {MOST_TOKENS}.")
-    temperature: float | None = Field(default=None, description="Default: 0, the likeliest token.")
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    seed: int | None = None
+    max_tokens: MaxTokens | None = Field(default=None, description=f"Default: {MOST_TOKENS}.")
+    temperature: Temperature | None = Field(default=None, description="Default: 0, the likeliest token.")
+    top_k: TopK | None = None
+    top_p: TopP | None = None
+    min_p: MinP | None = None
+    repetition_penalty: RepetitionPenalty | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    seed: Seed | None = None
     stop: Stops | None = None
     form: FormBody | None = None
     best_of: int | None = Field(default=None, ge=0, le=1, description="Only 1: no texts are thrown away.")
-    deadline_ms: float | None = Field(default=None, gt=0, le=LONGEST_MS)
+    deadline_ms: DeadlineMs | None = None
 
 
 class GenerateRequest(GenerateParameters):
     """A prompt. Triton's clients put parameters beside it; those in `parameters` win."""
 
     text_input: str | None = Field(default=None, description="Required. The text continues it.")
-    id: str | None = Field(default=None, max_length=256, description="Is repeated.")
+    id: str | None = Field(default=None, max_length=ID_CHARS, description="Is repeated.")
     parameters: GenerateParameters = Field(default_factory=GenerateParameters)
 
 
@@ -89,19 +94,21 @@ class TextOutput:
         check_version(call.where.models.record(self.model), call.where.path.get("version", ""))
         if body.text_input is None:
             raise InvalidInput("text_input is missing: add it", field="text_input")
-        named = {name: value for name, value in body.parameters if value is not None}
-        given = body.model_copy(update=named)
-        form = None if given.form is None else given.form.form()
+        inside = {name: value for name, value in body.parameters if value is not None}
+        names = {"prompt": "text_input", **{name: f"parameters.{name}" for name in inside}}
+        given = body.model_copy(update=inside)
+        form = None if given.form is None else given.form.form(names.get("form", "form"))
         most = None if form is not None and form.probabilities else MOST_TOKENS
         self.wants = [
             WriteRequest(
                 self.model,
                 body.text_input,
                 given.max_tokens or most,
-                sampling_of(given, seed=seed_of(given.seed)),
+                sampling_of(given),
                 stops_of(given.stop),
                 form,
                 deadline=call.deadline(given.deadline_ms),
+                names=names,
             )
         ]
 

@@ -10,10 +10,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from hmi.api.protocols.native.schemas import Parameters
-from hmi.api.schemas.shared import Answer
+from hmi.api.schemas.shared import LONGEST_MS, Answer
 
-LONGEST_MS = 3_600_000.0
-"""The longest deadline."""
 MOST_TENSORS = 16
 """Most inputs or outputs that a call may name."""
 ID_CHARS = 256

@@ -7,12 +7,20 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 
 from hmi.api.protocols.forms import AskedForm
-from hmi.api.protocols.inputs import one_or_many
 from hmi.api.protocols.openai.models import Id
-from hmi.api.schemas.generate import Stops
-from hmi.api.schemas.shared import Request
+from hmi.api.schemas.generate import (
+    Logprobs,
+    MaxTokens,
+    MinP,
+    Penalty,
+    RepetitionPenalty,
+    Stops,
+    Temperature,
+    TopK,
+    TopP,
+)
+from hmi.api.schemas.shared import DeadlineMs, Request
 from hmi.errors import InvalidInput
-from hmi.model.text.sampling import MOST_LOGPROBS
 
 MOST_TEXTS = 128
 """The most texts that one call lets a model write: OpenAI's limit on `n`, here on prompts times `n`."""
@@ -39,6 +47,9 @@ def _no_choice(value: Any) -> Any:
         raise ValueError("is not served: models here call no tools, so leave it out")
 
 
+_OURS = "Not OpenAI's: see POST /generate."
+
+
 class StreamOptions(Request):
     include_usage: bool | None = Field(
         default=None, description="A last chunk without choices has `usage`; it is null in those before."
@@ -50,28 +61,24 @@ class Wanted(Request):
     """The fields that both calls have. Null stands for the default everywhere."""
 
     model: Id = Field(description="tenant.model, a model of the task generation.")
-    max_tokens: int | None = Field(default=None, ge=1, le=1_000_000)
-    temperature: float | None = Field(default=None, ge=0, le=100, description="Default: 1.")
-    top_p: float | None = Field(default=None, gt=0, le=1, description="Default: 1.")
+    max_tokens: MaxTokens | None = None
+    temperature: Temperature | None = Field(default=None, description="Default: 1.")
+    top_p: TopP | None = Field(default=None, description="Default: 1.")
     n: int | None = Field(default=None, ge=1, le=MOST_TEXTS, description="Texts a prompt. Default: 1.")
     stop: Stops | None = None
     seed: int | None = Field(
         default=None, ge=-(2**63), lt=2**63, description="Text i of a prompt has the seed `seed + i`."
     )
-    presence_penalty: float | None = Field(default=None, ge=-100, le=100)
-    frequency_penalty: float | None = Field(default=None, ge=-100, le=100)
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = Field(default=None, description="Ignored.")
     logit_bias: Annotated[Any, refused("leave it out, or use stop")] = None
-    top_k: int | None = Field(default=None, ge=0, le=2**31, description="Not OpenAI's: see POST /generate.")
-    min_p: float | None = Field(default=None, ge=0, le=1, description="Not OpenAI's: see POST /generate.")
-    repetition_penalty: float | None = Field(
-        default=None, ge=1e-3, le=1e3, description="Not OpenAI's: see POST /generate."
-    )
-    deadline_ms: float | None = Field(
-        default=None, gt=0, le=3_600_000, description="Not OpenAI's: see POST /generate."
-    )
+    top_k: TopK | None = Field(default=None, description=_OURS)
+    min_p: MinP | None = Field(default=None, description=_OURS)
+    repetition_penalty: RepetitionPenalty | None = Field(default=None, description=_OURS)
+    deadline_ms: DeadlineMs | None = Field(default=None, description=_OURS)
 
     def check(self) -> None:
         """Raise InvalidInput, naming one of them, if fields do not go together."""
@@ -79,20 +86,34 @@ class Wanted(Request):
             raise _wrong("stream_options", "is for streams: set stream, or leave it out")
 
 
+_Tokens = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(fail_fast=True)]
+
+
+def _prompt_kind(value: Any) -> str | None:
+    if not isinstance(value, list):
+        return "<text>" if isinstance(value, str) else None
+    # Only the first item is looked at: the type of the others is checked one by one.
+    kinds: dict[type, str] = {int: "<tokens>", list: "<several>"}
+    return kinds.get(type(value[0]), "<texts>") if value else "<texts>"
+
+
 class CompletionBody(Wanted):
     """A prompt or several, each to be continued."""
 
-    prompt: one_or_many(  # type: ignore[valid-type]
-        "must be a text or a list of texts; tokens are not read: send the text"
-    )
-    max_tokens: int | None = Field(
-        default=None, ge=1, le=1_000_000, description=f"Default: {COMPLETION_TOKENS}."
-    )
-    logprobs: int | None = Field(
-        default=None,
-        ge=0,
-        le=MOST_LOGPROBS,
-        description="Tell each token's log-probability, and those of this many best tokens.",
+    prompt: Annotated[
+        Annotated[str, Tag("<text>")]
+        | Annotated[Annotated[list[str], Field(min_length=1, fail_fast=True)], Tag("<texts>")]
+        | Annotated[_Tokens, Tag("<tokens>")]
+        | Annotated[Annotated[list[_Tokens], Field(min_length=1, fail_fast=True)], Tag("<several>")],
+        Discriminator(
+            _prompt_kind,
+            "prompt_form",
+            "must be a text, a list of texts, tokens, or a list of lists of tokens",
+        ),
+    ] = Field(description="Tokens are ids of the root's own vocabulary. An empty prompt begins a text.")
+    max_tokens: MaxTokens | None = Field(default=None, description=f"Default: {COMPLETION_TOKENS}.")
+    logprobs: Logprobs | None = Field(
+        default=None, description="Tell each token's log-probability, and those of this many best tokens."
     )
     best_of: int | None = Field(default=None, description="Only the same as n: no texts are thrown away.")
     echo: Annotated[Any, refused("put the prompt before the text yourself")] = None
@@ -154,16 +175,11 @@ class ChatBody(Wanted):
     """A chat, whose next message the model writes."""
 
     messages: list[ChatMessage] = Field(min_length=1, max_length=1000)
-    max_completion_tokens: int | None = Field(
-        default=None,
-        ge=1,
-        le=1_000_000,
-        description="The newer name of max_tokens. Default: as POST /generate.",
+    max_completion_tokens: MaxTokens | None = Field(
+        default=None, description="The newer name of max_tokens. Default: as POST /generate."
     )
     logprobs: bool | None = Field(default=None, description="Tell each token's log-probability.")
-    top_logprobs: int | None = Field(
-        default=None, ge=0, le=MOST_LOGPROBS, description="And those of this many best tokens."
-    )
+    top_logprobs: Logprobs | None = Field(default=None, description="And those of this many best tokens.")
     response_format: AskedForm | None = Field(default=None, description="See `form` of POST /generate.")
     tools: Annotated[Any, _NO_TOOLS] = None
     tool_choice: Annotated[Any, BeforeValidator(_no_choice)] = None

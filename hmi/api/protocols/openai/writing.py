@@ -29,18 +29,10 @@ from hmi.api.protocols.openai.answers import (
 )
 from hmi.api.protocols.openai.names import model_named
 from hmi.api.protocols.openai.requests import COMPLETION_TOKENS, MOST_TEXTS, ChatBody, CompletionBody, Wanted
-from hmi.api.protocols.writing import (
-    Event,
-    Texts,
-    WritingCall,
-    WritingEndpoint,
-    check_writes,
-    sampling_of,
-    seed_of,
-    stops_of,
-)
+from hmi.api.protocols.texts import Texts
+from hmi.api.protocols.writing import Event, WritingCall, WritingEndpoint, check_writes, sampling_of, stops_of
 from hmi.core import ModelId, Task
-from hmi.engine.writing.request import Finish, TokenScore, WriteRequest, WrittenPiece, WrittenText
+from hmi.engine.writing.request import Finish, TokenIds, TokenScore, WriteRequest, WrittenPiece, WrittenText
 from hmi.model.text.form import Form
 
 DONE = Event("[DONE]")
@@ -64,17 +56,17 @@ class OpenAIWriting(ABC):
         temperature = 1.0 if body.temperature is None else body.temperature
         sampling = sampling_of(body, temperature=temperature, logprobs=self.logprobs())
         form = self.form()
-        stops, seed = stops_of(body.stop), seed_of(body.seed)
         self.wants = [
             WriteRequest(
                 model,
                 prompts[index // self.n],
                 self.most(),
-                replace(sampling, seed=(seed + index % self.n) % 2**64),
-                stops,
+                replace(sampling, seed=(sampling.seed + index % self.n) % 2**64),
+                stops_of(body.stop),
                 form,
                 deadline=call.deadline(body.deadline_ms),
                 index=index,
+                names=self.names(index // self.n),
             )
             for index in range(len(prompts) * self.n)
         ]
@@ -85,9 +77,11 @@ class OpenAIWriting(ABC):
         }
 
     prefix: ClassVar[str]
-    """What an answer's id begins with."""
+    """The beginning of an answer's id."""
     chunk_object: ClassVar[str]
     """The `object` of a chunk."""
+    answer: ClassVar[Any]
+    """The type of a whole answer: Completion or ChatCompletion."""
 
     def model(self) -> ModelId:
         """The model: of the path if that names one, as `hmi.api.protocols.huggingface` has it."""
@@ -97,6 +91,10 @@ class OpenAIWriting(ABC):
     @abstractmethod
     def prompts(self) -> Sequence[Any]:
         """The prompts, each as `WriteRequest.prompt`."""
+
+    @abstractmethod
+    def names(self, prompt: int) -> dict[str, str]:
+        """See `WriteRequest`. prompt: the index of the text's prompt."""
 
     @abstractmethod
     def most(self) -> int | None:
@@ -111,8 +109,17 @@ class OpenAIWriting(ABC):
         """See `Sampling`."""
 
     @abstractmethod
-    def whole(self, texts: Sequence[WrittenText]) -> Completion | ChatCompletion:
+    def choice(self, index: int, text: WrittenText) -> CompletionChoice | ChatChoice:
+        """A text in an answer."""
+
+    def whole(self, texts: Sequence[WrittenText]) -> Any:
         """See `Codec`."""
+        return self.answer(
+            **self.head,
+            choices=[self.choice(index, text) for index, text in enumerate(texts)],
+            usage=self.usage(texts),
+            system_fingerprint=f"v{texts[0].version}",
+        )
 
     @abstractmethod
     def pieces(self, index: int, piece: WrittenPiece | WrittenText) -> Iterator[dict[str, Any]]:
@@ -150,7 +157,7 @@ class OpenAIWriting(ABC):
 class Completions(OpenAIWriting):
     """POST /v1/completions."""
 
-    prefix, chunk_object = "cmpl", "text_completion"
+    prefix, chunk_object, answer = "cmpl", "text_completion", Completion
 
     def __init__(self, call: WritingCall) -> None:
         self.body: CompletionBody = call.body
@@ -159,8 +166,17 @@ class Completions(OpenAIWriting):
         """The characters of the tokens that were told, by text."""
 
     def prompts(self) -> Sequence[Any]:
+        given: Any = self.body.prompt if self._listed else [self.body.prompt]
+        return [each if isinstance(each, str) else TokenIds(tuple(each)) for each in given]
+
+    @property
+    def _listed(self) -> bool:
+        """True for a list of prompts. A list of numbers is one prompt."""
         given = self.body.prompt
-        return [given] if isinstance(given, str) else given
+        return isinstance(given, list) and not (given and isinstance(given[0], int))
+
+    def names(self, prompt: int) -> dict[str, str]:
+        return {"prompt": f"prompt[{prompt}]"} if self._listed else {}
 
     def most(self) -> int:
         return self.body.max_tokens or COMPLETION_TOKENS
@@ -168,20 +184,10 @@ class Completions(OpenAIWriting):
     def logprobs(self) -> int | None:
         return self.body.logprobs
 
-    def whole(self, texts: Sequence[WrittenText]) -> Completion:
-        choices = [
-            CompletionChoice(
-                index=index,
-                text=text.text,
-                logprobs=self._scores(index, text.scores),
-                finish_reason=_REASONS[text.finish],
-            )
-            for index, text in enumerate(texts)
-        ]
-        fingerprint = f"v{texts[0].version}"
-        return Completion(
-            **self.head, choices=choices, usage=self.usage(texts), system_fingerprint=fingerprint
-        )
+    def choice(self, index: int, text: WrittenText) -> CompletionChoice:
+        scores = self._scores(index, text.scores)
+        reason = _REASONS[text.finish]
+        return CompletionChoice(index=index, text=text.text, logprobs=scores, finish_reason=reason)
 
     def pieces(self, index: int, piece: WrittenPiece | WrittenText) -> Iterator[dict[str, Any]]:
         if isinstance(piece, WrittenText):
@@ -207,7 +213,7 @@ class Completions(OpenAIWriting):
 class Chats(OpenAIWriting):
     """POST /v1/chat/completions."""
 
-    prefix, chunk_object = "chatcmpl", "chat.completion.chunk"
+    prefix, chunk_object, answer = "chatcmpl", "chat.completion.chunk", ChatCompletion
 
     def __init__(self, call: WritingCall) -> None:
         self.body: ChatBody = call.body
@@ -216,6 +222,9 @@ class Chats(OpenAIWriting):
 
     def prompts(self) -> Sequence[Any]:
         return [[message.plain for message in self.body.messages]]
+
+    def names(self, prompt: int) -> dict[str, str]:
+        return {} if self.body.max_completion_tokens is None else {"max_tokens": "max_completion_tokens"}
 
     def most(self) -> int | None:
         return self.body.max_completion_tokens or self.body.max_tokens
@@ -227,19 +236,12 @@ class Chats(OpenAIWriting):
     def logprobs(self) -> int | None:
         return (self.body.top_logprobs or 0) if self.body.logprobs else None
 
-    def whole(self, texts: Sequence[WrittenText]) -> ChatCompletion:
-        choices = [
-            ChatChoice(
-                index=index,
-                message=AssistantMessage(content=text.text),
-                logprobs=self._scores(text.scores),
-                finish_reason=_REASONS[text.finish],
-            )
-            for index, text in enumerate(texts)
-        ]
-        fingerprint = f"v{texts[0].version}"
-        return ChatCompletion(
-            **self.head, choices=choices, usage=self.usage(texts), system_fingerprint=fingerprint
+    def choice(self, index: int, text: WrittenText) -> ChatChoice:
+        return ChatChoice(
+            index=index,
+            message=AssistantMessage(content=text.text),
+            logprobs=self._scores(text.scores),
+            finish_reason=_REASONS[text.finish],
         )
 
     def pieces(self, index: int, piece: WrittenPiece | WrittenText) -> Iterator[dict[str, Any]]:

@@ -18,7 +18,7 @@ Indexed = tuple[int, WrittenPiece | WrittenText]
 
 @dataclass(frozen=True)
 class Cost:
-    """The tokens that a text has cost."""
+    """What a text of a model is charged: a number of tokens."""
 
     model: ModelId
     tokens: int
@@ -43,7 +43,7 @@ class Texts:
 
     @property
     def costs(self) -> list[Cost]:
-        """What the texts have cost so far."""
+        """What each text that has begun is charged so far."""
         return [Cost(self.wants[index].model, pieces.tokens) for index, pieces in self._begun.items()]
 
     async def __aiter__(self) -> AsyncIterator[Indexed]:
