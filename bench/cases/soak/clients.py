@@ -202,7 +202,7 @@ class Patient:
         await self.http.json("DELETE", f"/manage/tenants/{name}")
 
     async def train(self) -> None:
-        """Fine-tune a model from rows, ask it, and delete it, again and again. Publish one that writes, too."""
+        """Fine-tune a model from rows, ask it, and delete it, again and again. Publish one that writes."""
         await self._told("tenants", self.http.json("POST", "/manage/tenants", {"tenant": "training"}))
         for number in itertools.count():
             await self._told("models", self._train(f"training.m{number}"))

@@ -31,6 +31,8 @@ def figures(plan: SoakPlan, kept: RunFile) -> Iterator[Figure]:
     entries = kept.all()
     yield from _sums([record for _, record in entries if "counts" in record])
     yield from _ends(entries)
+    for apart in [record["told_apart"] for _, record in entries if "told_apart" in record][-1:]:
+        yield Figure("prompts_that_tell_versions_apart", round(apart, 3), "of them")
     for number, (_, run) in enumerate(groupby(entries, lambda entry: entry[0]["run"]), 1):
         yield from _run(plan, number, [*run])
 

@@ -69,7 +69,7 @@ class SoakPlan:
     kills: int = 0
     """Servers that are ended by each signal before the load."""
     load_s: tuple[float, float] = (1.5, 4.0)
-    """Least and most seconds under load before a signal."""
+    """Least and most seconds under load, after the first answers, before a signal."""
 
 
 QUICK = SoakPlan(

@@ -22,6 +22,7 @@ for."""
 STOP_GOAL_S = 35.0
 """The longest that a stop may take: the server waits 26 s for answers, and then a few for connections."""
 WAIT_S = 90.0
+"""The longest wait for a server's first answers, and for its end."""
 AFTER_S = 0.1
 """Seconds between two calls of a caller, once the server was sent its signal."""
 
@@ -68,6 +69,7 @@ async def _round(server: Server, patient: Patient, way: Signals, number: int) ->
             long = [mine.read(mine.writing, LONG_TOKENS) for _ in range(LONG_READERS)]
             works += [asyncio.create_task(work) for work in long]
         changing = asyncio.create_task(mine.change_versions())
+        await _answers(mine)
         await asyncio.sleep(mine.draw.uniform(*mine.plan.load_s))
         mine.signalled = way
         begun = time.monotonic()
@@ -79,6 +81,14 @@ async def _round(server: Server, patient: Patient, way: Signals, number: int) ->
         changing.cancel()
         await asyncio.gather(changing, return_exceptions=True)
         return {**mine.taken().record(), "exit": code, "stop_s": round(stop_s, 1)}
+
+
+async def _answers(patient: Patient) -> None:
+    """Wait until a server has answered, and streams a text, but not for ever."""
+    wanted = {"answers", "streams_accepted"} if patient.writing is not None else {"answers"}
+    until = time.monotonic() + WAIT_S
+    while wanted - patient.seen.counts.keys() and time.monotonic() < until:
+        await asyncio.sleep(AFTER_S)
 
 
 def _ended(process: subprocess.Popen[bytes]) -> int | None:

@@ -56,6 +56,8 @@ def run(plan: SoakPlan, report: Report, out: Path | None = None) -> list[Figure]
         report("the answers of each version, alone")
         with running(arm, folder) as server:
             patient = asyncio.run(_learned(server, plan, home))
+        if patient.writing is not None:
+            keep({"texts": True}, {"told_apart": patient.writing.told_apart()})
         for spec, record in kill_rounds(arm, folder, patient, report):
             keep(spec, record)
         if plan.minutes:
