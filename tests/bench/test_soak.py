@@ -59,7 +59,12 @@ def test_figures_are_sums_over_all_runs_of_a_file(tmp_path: Path) -> None:
         kept.put({"run": run, "capacity": "now"}, {"calls_s": 10.0})
         kept.put({"run": run, "idle": True}, dict.fromkeys(IDLE, 0.0))
         for way, code in (("SIGKILL", -signal.SIGKILL), ("SIGTERM", -signal.SIGTERM)):
-            own = {"exit": code, "stop_s": 3.0, "tracebacks": 0, "lacking": ["v"] if way == "SIGTERM" else []}
+            own = {
+                "exit": code,
+                "stop_s": 3.0,
+                "tracebacks": [],
+                "lacking": ["v"] if way == "SIGTERM" else [],
+            }
             kept.put({"run": run, "kill": way, "round": 0}, {**ClientFigures().record(), **own})
     rows = {row.id: row for row in figures(SoakPlan(), RunFile(tmp_path / "soak.jsonl"))}
     assert (rows["calls"].value, rows["streams_accepted"].value) == (10, 4)

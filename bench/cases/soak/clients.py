@@ -52,6 +52,16 @@ class Patient:
         """The models whose versions change. Tenant 0 is the hostile clients'."""
         return [*self.soil.standing[1:], *(self.writing.standing if self.writing else ())]
 
+    def on(self, http: Http) -> Patient:
+        """Return the same callers on another server. They have seen nothing."""
+        return Patient(http, self.soil, self.writing, self.plan, self.draw)
+
+    async def warm(self) -> None:
+        """Let the server load its roots."""
+        await self.label()
+        if self.writing is not None:
+            await self.read(self.writing)
+
     def taken(self) -> ClientFigures:
         """Return what they saw, and begin anew."""
         seen, self.seen = self.seen, ClientFigures()

@@ -62,9 +62,10 @@ def _ends(entries: Sequence[Entry]) -> Iterator[Figure]:
         longest = max(record["stop_s"] for record in mine)
         yield Figure(f"longest_end_after_{way}", longest, "s", STOP_GOAL_S, False, len(mine))
     lacking = [change for _, record in kills for change in record["lacking"]]
-    why = "; ".join(lacking[:5]) or None
-    yield Figure("acknowledged_changes_lost", len(lacking), "changes", 0, False, len(kills), why=why)
-    for name in ("tracebacks", *IDLE):
+    logged = [each for _, record in entries for each in record.get("tracebacks", ())]
+    for name, faults in (("acknowledged_changes_lost", lacking), ("tracebacks", logged)):
+        yield Figure(name, len(faults), "", 0, False, why="; ".join(faults[:5]) or None)
+    for name in IDLE:
         found = [record[name] for _, record in entries if name in record]
         yield Figure(name, sum(found), "", 0, False, len(found))
 

@@ -3,7 +3,9 @@ the right answer of each version of a model to each text."""
 
 from __future__ import annotations
 
+import asyncio
 import statistics
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, closing, contextmanager
@@ -14,6 +16,7 @@ import aiohttp
 import numpy as np
 
 from bench.cases.serve.churn import VARIANTS
+from bench.cases.serve.http_fleet import executor_in
 from bench.harness.home import ROOT, Ground, Home, HomeModel, mixed_spec, tenant_of, write_tenants
 from hmi.config import Settings
 from hmi.manager import Manager
@@ -25,6 +28,8 @@ another way."""
 LOST = (aiohttp.ClientError, OSError, TimeoutError)
 """The errors of a call that got no whole answer."""
 TIMEOUT_S = 120.0
+CHOICE_S = 300.0
+"""Longest wait for the choice of the root's executor."""
 Report = Callable[[str], None]
 """Gets a line as each step begins, and one a minute."""
 FAULTS = ("wrong", "lost", "improper")
@@ -147,6 +152,11 @@ class Http:
             _refuse(answer.status, got)
             return got
 
+    async def text(self, path: str) -> str:
+        """Return the text of a path. Raises one of LOST."""
+        async with self.session.get(path) as answer:
+            return await answer.text()
+
     @asynccontextmanager
     async def streamed(self, path: str, body: Any, key: str) -> AsyncIterator[aiohttp.ClientResponse]:
         """Context manager: a stream that was accepted. Raises NotOk, and one of LOST."""
@@ -242,8 +252,15 @@ def add_versions(home: Home) -> None:
 
 
 async def learn(http: Http, plan: SoakPlan, home: Home) -> Soil:
-    """Ask every version of every model every text, one at a time, and keep the answers."""
+    """Ask every version of every model every text, one at a time, and keep the answers.
+
+    Waits for the choice of the root's executor first: until then another one answers, whose scores differ.
+    """
     soil = Soil(home, home.texts().of(None, plan.texts))
+    await http.json("POST", f"/infer/{soil.path(0)}", asking(soil.texts[:1]), home.key(0))
+    until = time.monotonic() + CHOICE_S
+    while not executor_in(await http.text("/metrics")) and time.monotonic() < until:
+        await asyncio.sleep(1.1)  # the metrics are up to a second old
     for model in range(plan.tenants):
         path, key = soil.path(model), home.key(model)
         soil.standing.append(Standing(path))

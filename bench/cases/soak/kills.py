@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import subprocess
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from signal import SIGKILL, SIGTERM, Signals
 from typing import Any
@@ -56,7 +56,7 @@ def kill_rounds(
 async def _round(server: Server, patient: Patient, way: Signals, number: int) -> dict[str, Any]:
     """Load a server, send it the signal, and wait for its end."""
     async with connected(server.port, once=True) as http:
-        mine = replace(patient, http=http)
+        mine = patient.on(http)
         over = asyncio.Event()
 
         async def caller() -> None:
@@ -111,9 +111,15 @@ async def _lacking(server: Server, patient: Patient) -> list[str]:
     return lacking
 
 
-def tracebacks(server: Server) -> int:
-    """Return the number of tracebacks in a server's log."""
-    return server.log.read_text(errors="replace").count("Traceback (most recent call last)")
+def tracebacks(server: Server) -> list[str]:
+    """Return the tracebacks in a server's log, each with the line before it."""
+    lines, found = server.log.read_text(errors="replace").splitlines(), []
+    for at, line in enumerate(lines):
+        if line.startswith("Traceback (most recent call last)"):
+            rest = itertools.takewhile(lambda each: each.startswith(" "), lines[at + 1 :])
+            end = at + 1 + len([*rest])
+            found.append("\n".join(lines[max(0, at - 1) : end + 1]))
+    return found
 
 
 def right_exit(way: str, code: int | None) -> bool:

@@ -11,7 +11,6 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +81,8 @@ def _load(arm: ServerArm, folder: Path, patient: Patient, report: Report, keep: 
 async def _soak(server: Server, patient: Patient, report: Report, keep: Keep) -> None:
     plan, left = patient.plan, 60 * patient.plan.minutes
     async with connected(server.port) as http:
-        mine = replace(patient, http=http)
+        mine = patient.on(http)
+        await mine.warm()
         async with _others(mine, server, report, keep), hostile(mine):
             while left > 0:
                 capacity = await mine.closed(plan.calibration_s, CALLERS)
@@ -150,9 +150,8 @@ async def _idle(http: Http) -> dict[str, float]:
     """Return what the server still writes and holds when nobody asks, after a while at most."""
     until = time.monotonic() + IDLE_S
     while True:
-        async with http.session.get("/metrics") as answer:
-            text = await answer.text()
-        found = {name: _gauge(text, name) for name in IDLE}
+        metrics = await http.text("/metrics")
+        found = {name: _gauge(metrics, name) for name in IDLE}
         if not any(found.values()) or time.monotonic() > until:
             return found
         await asyncio.sleep(1.1)  # the metrics are up to a second old
