@@ -48,7 +48,8 @@ def test_the_start_of_a_server_of_many_tenants(tmp_path: Path, monkeypatch: pyte
 def test_a_soak_finds_no_wrong_answer_or_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_fleet, "QUICK", tiny_plan(tmp_path))
     source = write_language_model("llama", tmp_path / "writes", max_position_embeddings=512)
-    plan = replace(ground.QUICK, minutes=0.1, tenants=3, texts=3, source=str(source), load_s=(1.0, 2.0))
+    sizes = {"minutes": 0.1, "tenants": 3, "texts": 3, "choice_s": 0.0, "load_s": (1.0, 2.0)}
+    plan = replace(ground.QUICK, source=str(source), **sizes)
     rows = {row.id: row for row in soak.run(plan, lambda _: None, tmp_path / "soak.jsonl")}
     for name in ("wrong", "lost", "improper", "acknowledged_changes_lost", "tracebacks", *IDLE):
         assert rows[name].value == 0, rows[name].why

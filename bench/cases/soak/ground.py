@@ -28,8 +28,6 @@ another way."""
 LOST = (aiohttp.ClientError, OSError, TimeoutError)
 """The errors of a call that got no whole answer."""
 TIMEOUT_S = 120.0
-CHOICE_S = 300.0
-"""Longest wait for the choice of the root's executor."""
 Report = Callable[[str], None]
 """Gets a line as each step begins, and one a minute."""
 FAULTS = ("wrong", "lost", "improper")
@@ -45,6 +43,8 @@ class SoakPlan:
     share: float = 0.8
     """The load, as a fraction of the server's capacity beside the same other work."""
     tenants: int = 100
+    choice_s: float = 300.0
+    """Longest wait for the choice of the root's executor. A root for which there is no kernel has none."""
     calibration_s: float = 30.0
     """Seconds in which the capacity is measured."""
     stretch_s: float = 270.0
@@ -258,7 +258,7 @@ async def learn(http: Http, plan: SoakPlan, home: Home) -> Soil:
     """
     soil = Soil(home, home.texts().of(None, plan.texts))
     await http.json("POST", f"/infer/{soil.path(0)}", asking(soil.texts[:1]), home.key(0))
-    until = time.monotonic() + CHOICE_S
+    until = time.monotonic() + plan.choice_s
     while not executor_in(await http.text("/metrics")) and time.monotonic() < until:
         await asyncio.sleep(1.1)  # the metrics are up to a second old
     for model in range(plan.tenants):
