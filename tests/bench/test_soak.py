@@ -13,8 +13,10 @@ from typing import Any
 from bench.cases.quality.runs import RunFile
 from bench.cases.soak.figures import IDLE, MIB, figures, memory_rows
 from bench.cases.soak.ground import ClientFigures, NotOk, SoakPlan, Standing
+from bench.cases.soak.kills import tracebacks
 from bench.cases.soak.run import connections_of
 from bench.cases.soak.writing import WAYS, Heard, WritingSoil
+from bench.harness.server import Server, hmi
 
 
 def minute(mib: float, connections: int) -> dict[str, int]:
@@ -128,3 +130,12 @@ def test_streams_and_their_ends() -> None:
     assert heard("openai", chunk("a"), ("", "[DONE]")).improper
     assert heard("openai", chunk("a")).end == ""
     assert heard("openai", ("", {"error": {"code": "unavailable"}})).end == "unavailable"
+
+
+def test_tracebacks_are_found_in_a_log(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    lines = ["2026-11-29 11:00:00 INFO a", "2026-11-29 11:00:01 ERROR b"]
+    lines += ["  | Traceback (most recent call last):", "  | ValueError: c", "2026-11-29 11:00:02 INFO d"]
+    log.write_text("\n".join(lines))
+    process: Any = None
+    assert tracebacks(Server(hmi(tmp_path), 1, process, log)) == [f"{lines[1]} {lines[3]}"]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
+import re
 import subprocess
 import time
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from signal import SIGKILL, SIGTERM, Signals
 from typing import Any
@@ -112,14 +113,19 @@ async def _lacking(server: Server, patient: Patient) -> list[str]:
 
 
 def tracebacks(server: Server) -> list[str]:
-    """Return the tracebacks in a server's log, each with the line before it."""
-    lines, found = server.log.read_text(errors="replace").splitlines(), []
-    for at, line in enumerate(lines):
-        if line.startswith("Traceback (most recent call last)"):
-            rest = itertools.takewhile(lambda each: each.startswith(" "), lines[at + 1 :])
-            end = at + 1 + len([*rest])
-            found.append("\n".join(lines[max(0, at - 1) : end + 1]))
+    """Return the lines of a server's log that a traceback follows, each with the traceback's last line."""
+    found, lines = list[str](), server.log.read_text(errors="replace").splitlines()
+    for entry in _entries(lines):
+        if any("Traceback (most recent call last)" in line for line in entry):
+            found.append(f"{entry[0]} {entry[-1]}")
     return found
+
+
+def _entries(lines: list[str]) -> Iterator[list[str]]:
+    """Yield the entries of a log. Each begins with a date."""
+    begins = [at for at, line in enumerate(lines) if at == 0 or re.match(r"\d{4}-\d\d-\d\d ", line)]
+    for begin, end in pairwise([*begins, len(lines)]):
+        yield lines[begin:end]
 
 
 def right_exit(way: str, code: int | None) -> bool:

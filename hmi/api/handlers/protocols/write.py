@@ -77,3 +77,4 @@ async def _next(events: AsyncIterator[Event], sink: Events) -> Event | None:
         return await waiting
     finally:
         waiting.cancel()
+        await asyncio.wait({waiting})  # else `events` is still running when it is closed
