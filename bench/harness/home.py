@@ -20,7 +20,7 @@ from typing import Any, get_args
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hmi.api.process.local import LocalCalls
 from hmi.config import Settings
@@ -28,7 +28,7 @@ from hmi.core import KeyRecord, ModelId, ModelVersion, ModuleSpec, Progress, Sco
 from hmi.errors import HmiError, InvalidInput, StorageFull
 from hmi.manager import Manager
 from hmi.model.files import write_json
-from hmi.model.sources.root import RootInfo, read_root_info
+from hmi.model.sources.root import GenerativeRootInfo, RootInfo, read_any_info
 from hmi.model.sources.source import DEFAULT_PACKAGE
 from hmi.model.tenant.artefact import Artefact
 from hmi.model.tenant.heads import Head, head_input_size, head_queries
@@ -59,6 +59,8 @@ RANKS = (2, 4, 8, 16, 32)
 STD, HEAD_STD = 0.03, 0.05
 """Standard deviations of weights. A module's has the size that training gives; a head's is large enough that
 answers differ, and small enough that no score is 1."""
+WRITING_STD = 0.1
+"""That of a module which writes: so large that two modules rarely write the same text."""
 MEAN_LOG, SPREAD_LOG, LEAST, MOST = 3.9, 0.45, 8, 128
 """Real lengths: log-normal, as in sentences of scientific prose; 56 tokens on average."""
 LONG_WORD = 6
@@ -215,21 +217,27 @@ class HomeModel:
 
 @dataclass(frozen=True)
 class Ground:
-    """The root and PLOT that the models use."""
+    """The root and PLOT that the models use. On a language model's root they write."""
 
-    info: RootInfo
+    info: RootInfo | GenerativeRootInfo
     plot: VersionInfo
 
     @classmethod
     def of(cls, manager: Manager, root: str) -> Ground:
         plot = manager.plots.refs()[root]
         folder = Layout(manager.settings.data).root(root, PlotMeta.of(plot).root_version)
-        return cls(read_root_info(folder), plot)
+        info = read_any_info(folder)
+        assert isinstance(info, RootInfo | GenerativeRootInfo)
+        return cls(info, plot)
 
     @property
     def depth(self) -> int:
         """The number of upper layers."""
         return self.info.shape.layers - self.info.split
+
+    @property
+    def writes(self) -> bool:
+        return isinstance(self.info, GenerativeRootInfo)
 
 
 def mixed_spec(i: int) -> ModuleSpec:
@@ -281,8 +289,8 @@ def put_model(manager: Manager, ground: Ground, model: HomeModel) -> ModelVersio
         plot_version=ground.plot.id,
         root=ground.info.name,
         root_version=ground.info.version,
-        task="classification",
-        labels=LABELS,
+        task="generation" if ground.writes else "classification",
+        labels=() if ground.writes else LABELS,
         module=model.spec,
         max_length=min(MAX_LENGTH, ground.info.shape.positions),
         metrics={},
@@ -293,20 +301,23 @@ def put_model(manager: Manager, ground: Ground, model: HomeModel) -> ModelVersio
 
 
 def tensors_of(ground: Ground, model: HomeModel) -> Artefact:
-    """Return a model's tensors in fp16, which are stored: a module and the head of a classification."""
-    g, dim = torch.Generator().manual_seed(model.seed), ground.info.shape.dim
+    """Return a model's tensors in fp16, which are stored: a module, and the head of a classification."""
+    g = torch.Generator().manual_seed(model.seed)
     with torch.random.fork_rng(devices=[]):
         module = new_module(model.spec, ground.info.shape, ground.depth)
-        queries = head_queries("cls", len(LABELS))
-        head = Head(head_input_size("classification", dim), len(LABELS), queries=queries, dim=dim)
-    changed = {
-        name: torch.randn(value.shape, generator=g).mul_(STD) for name, value in module.state_dict().items()
-    }
-    outputs: dict[str, Tensor] = {
-        name: torch.randn(value.shape, generator=g).mul_(HEAD_STD)
-        for name, value in head.state_dict().items()
-    }
-    return Artefact(changed, outputs).map(lambda value: value.half())
+        head = None if ground.writes else _head(ground.info.shape.dim)
+
+    def drawn(part: nn.Module | None, std: float) -> dict[str, Tensor]:
+        state = {} if part is None else part.state_dict()
+        return {name: torch.randn(value.shape, generator=g).mul_(std) for name, value in state.items()}
+
+    changed = drawn(module, WRITING_STD if ground.writes else STD)
+    return Artefact(changed, drawn(head, HEAD_STD)).map(lambda value: value.half())
+
+
+def _head(dim: int) -> Head:
+    queries = head_queries("cls", len(LABELS))
+    return Head(head_input_size("classification", dim), len(LABELS), queries=queries, dim=dim)
 
 
 def _add_tenant(table: RecordTable, txn: RegistryTxn, tenant: str) -> None:

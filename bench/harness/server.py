@@ -21,8 +21,8 @@ from pathlib import Path
 from hmi.errors import Unavailable
 from hmi.resident import Resident, resident
 
-READY_S = 180.0
-"""Longest wait for a server to start: the first one of a machine compiles."""
+READY_S = 600.0
+"""Longest wait for a server to start: the first one of a machine compiles, longest with a language model."""
 STOP_S = 60.0
 NO_JOBS = ("--job-workers", "0")
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
@@ -50,11 +50,18 @@ def hmi(data: Path, *options: str, name: str = "HMI", **environment: str) -> Ser
 
 @dataclass(frozen=True)
 class Server:
-    """A running server of `arm`. `pid` is its first process, and the number of its process group."""
+    """A running server of `arm`."""
 
     arm: ServerArm
     port: int
-    pid: int
+    process: subprocess.Popen[bytes]
+    """Its first process, which leads its process group."""
+    log: Path
+
+    @property
+    def pid(self) -> int:
+        """The number of its first process, and of its process group."""
+        return self.process.pid
 
     def cpu_s(self) -> float:
         """The CPU seconds that its processes have taken, those that have ended left out."""
@@ -124,13 +131,13 @@ def running(arm: ServerArm, folder: Path, descriptors: int | None = None) -> Ite
             start_new_session=True,
             preexec_fn=None if descriptors is None else lambda: _limit(descriptors),
         )
-    server = Server(arm, port, process.pid)
+    server = Server(arm, port, process, log)
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
-        _wait_ready(server, process, log)
+        _wait_ready(server)
         yield server
     finally:
-        _end(server, process)
+        _end(server)
         signal.signal(signal.SIGTERM, before)
 
 
@@ -153,11 +160,11 @@ def _limit(descriptors: int) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors, descriptors))
 
 
-def _wait_ready(server: Server, process: subprocess.Popen[bytes], log: Path) -> None:
+def _wait_ready(server: Server) -> None:
     until = time.monotonic() + READY_S
     while time.monotonic() < until:
-        if process.poll() is not None:
-            last = log.read_text(errors="replace").strip()[-400:]
+        if server.process.poll() is not None:
+            last = server.log.read_text(errors="replace").strip()[-400:]
             raise Unavailable(f"{server.arm.name} ended at its start: {last}")
         try:
             server.get(server.arm.ready)
@@ -167,7 +174,8 @@ def _wait_ready(server: Server, process: subprocess.Popen[bytes], log: Path) -> 
     raise Unavailable(f"{server.arm.name} was not ready within {READY_S:g} s")
 
 
-def _end(server: Server, process: subprocess.Popen[bytes]) -> None:
+def _end(server: Server) -> None:
+    process = server.process
     if process.poll() is None:
         server.go_on()
         process.send_signal(signal.SIGTERM)

@@ -21,7 +21,7 @@ from hmi.model.network.encoder import Attend, Delta, EncoderLayer, Norm, heads_f
 from hmi.model.network.prepacked import PackedLinear, padded
 from hmi.model.network.relative import relative_bias
 from hmi.model.network.shape import EncoderShape
-from hmi.model.tenant.modules import TenantModule, in_fp32
+from hmi.model.tenant.modules import TenantModule, fp32_form, fp32_form_bytes
 
 
 def _segment_delta(segments: Sequence[Segment[TenantModule]], layer: int) -> Delta:
@@ -146,24 +146,13 @@ class PackedExecutor:
 
     def prepare(self, module: TenantModule) -> int:
         """See `Executor.prepare`. A module that is in fp32 already needs no form."""
-        mine = self._form(module)
-        return 0 if mine is module else _bytes_of(mine)
-
-    def _form(self, module: TenantModule) -> TenantModule:
-        def make() -> tuple[TenantModule | None, int]:
-            if all(tensor.dtype == torch.float32 for tensor in module.parameters()):
-                return None, 0
-            made = in_fp32(module)
-            return made, _bytes_of(made)
-
-        form = module.forms.of(self, make)
-        return module if form is None else form
+        return fp32_form_bytes(self, module)
 
     def run(
         self, key: BatchKey, rows: Rows, modules: Sequence[TenantModule | None], hooks: Sequence[Hook] = ()
     ) -> Iterator[Left]:
         """See `Executor.run`."""
-        forms = [None if m is None else self._form(m) for m in modules]
+        forms = [None if m is None else fp32_form(self, m) for m in modules]
         with self._weights.batch() as layers:
             step = _PackedStep(layers, self._head, self._counted, forms)
             yield from run_layers(len(self._weights), key, rows, hooks, step)
@@ -204,10 +193,6 @@ class _PackedStep:
     def _padded(self, x: Tensor) -> Tensor:
         """Pad `x` with rows of zeros to one of few row counts, if the layers keep code for each count."""
         return F.pad(x, (0, 0, 0, padded(len(x)) - len(x))) if self._counted else x
-
-
-def _bytes_of(module: TenantModule) -> int:
-    return sum(tensor.nbytes for tensor in module.parameters())
 
 
 def pack_upper(upper: nn.ModuleList) -> None:

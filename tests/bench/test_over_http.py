@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,10 @@ from bench.cases.floods import run as floods
 from bench.cases.serve import http_fleet
 from bench.cases.soak import ground
 from bench.cases.soak import run as soak
+from bench.cases.soak.figures import IDLE
 from bench.harness.report import Figure
 from tests.bench.lab import tiny_plan
+from tests.hmi.model.test_decoder import write_language_model
 
 
 def _by_id(rows: list[Figure]) -> dict[str, float]:
@@ -42,13 +45,21 @@ def test_the_start_of_a_server_of_many_tenants(tmp_path: Path, monkeypatch: pyte
     assert reports[-1] == "start 1 of 1"
 
 
-def test_a_soak_finds_no_wrong_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_soak_finds_no_wrong_answer_or_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_fleet, "QUICK", tiny_plan(tmp_path))
-    plan = ground.SoakPlan(0.05, 0.5, 3, 2.0, 0.5, texts=3, flood_s=3.0)
-    rows = {row.id: row for row in soak.run(plan, lambda _: None)}
-    assert rows["answers_checked"].value
-    assert [rows[name].value for name in ("wrong", "lost")] == [0, 0], (rows["wrong"].why, rows["lost"].why)
-    assert rows["changes_versions"].value
+    source = write_language_model("llama", tmp_path / "writes", max_position_embeddings=512)
+    sizes = {"minutes": 0.1, "tenants": 3, "texts": 3, "choice_s": 0.0, "load_s": (1.0, 2.0)}
+    plan = replace(ground.QUICK, source=str(source), **sizes)
+    rows = {row.id: row for row in soak.run(plan, lambda _: None, tmp_path / "soak.jsonl")}
+    for name in ("wrong", "lost", "improper", "acknowledged_changes_lost", "tracebacks", *IDLE):
+        assert rows[name].value == 0, rows[name].why
+    for name in ("answers", "texts", "streams_ended", "changes_versions"):
+        assert rows[name].value, name
+    ended = sum(row.value for name, row in rows.items() if name.startswith("streams_") and row.value)
+    assert ended == 2 * rows["streams_accepted"].value  # type: ignore[operator]
+    for way in ("SIGKILL", "SIGTERM"):
+        assert rows[f"servers_ended_by_{way}"].value == 1
+        assert rows[f"wrong_exit_after_{way}"].value == 0
 
 
 def test_each_load_is_measured_with_and_without_the_job(

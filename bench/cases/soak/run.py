@@ -1,70 +1,111 @@
-"""Runs a soak and reports its figures."""
+"""Runs a soak: signals first, then the load. Its results are kept by the minute."""
 
 from __future__ import annotations
 
 import asyncio
-import math
+import itertools
 import os
 import random
-import statistics
+import re
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 from typing import Any
 
-import numpy as np
-
+from bench.cases.quality.runs import RunFile
 from bench.cases.serve.http_fleet import tenants
 from bench.cases.soak.clients import Patient, hostile
-from bench.cases.soak.ground import ClientFigures, SoakPlan, add_versions, connected, learn
+from bench.cases.soak.figures import IDLE, figures
+from bench.cases.soak.ground import FAULTS, Http, Report, SoakPlan, add_versions, connected, learn
+from bench.cases.soak.kills import kill_rounds, tracebacks
+from bench.cases.soak.writing import WRITING_BYTES, add_writers, learn_texts
 from bench.harness.home import Home
 from bench.harness.report import Figure
-from bench.harness.server import Server, hmi, running
+from bench.harness.server import Server, ServerArm, hmi, running
+from hmi.core import now
 
-GOAL_GROWTH = 0.03
-"""The most by which the server's memory may grow, as a fraction."""
 CALLERS = 16
 WATCH_S = 5.0
-MIB = 1 << 20
-Report = Callable[[str], None]
+Keep = Callable[[dict[str, Any], dict[str, Any]], None]
+"""Keeps a record of this run, by what it is of."""
+IDLE_S = 30.0
+"""Longest wait, after the load, until all of IDLE are 0."""
 
 
-def run(plan: SoakPlan, report: Report) -> list[Figure]:
-    """Soak a server. `report` gets a line as each step begins, and one a minute.
+def run(plan: SoakPlan, report: Report, out: Path | None = None) -> list[Figure]:
+    """Soak a server. out: a file to which the results are added, a line for each minute and each signal; the
+    figures are those of all lines in it. None: those of this run alone.
 
-    Raises HmiError if the server does not start, StorageFull.
+    Raises HmiError if the language model cannot be imported or a server does not start, StorageFull, Damaged
+    (the file).
     """
-    report(f"{plan.tenants} tenants with a model of two versions each")
+    report(f"{plan.tenants} tenants with a model of two versions each, {plan.writers} that write")
     with tenants(plan.tenants, guarded=False) as (home, folder):
         add_versions(home)
-        with running(hmi(home.data), folder) as server:
-            return asyncio.run(_soak(plan, server, home, report))
+        if plan.writers:
+            add_writers(home, plan)
+        kept, started = RunFile(out or folder / "soak.jsonl"), now()
 
+        def keep(spec: dict[str, Any], record: dict[str, Any]) -> None:
+            kept.put({"run": started, **spec}, record)
 
-async def _soak(plan: SoakPlan, server: Server, home: Home, report: Report) -> list[Figure]:
-    seen = ClientFigures()
-    async with connected(server.port) as http:
+        arm = hmi(home.data, HMI_WRITING_BYTES=str(WRITING_BYTES))
         report("the answers of each version, alone")
-        patient = Patient(http, await learn(http, plan, home), plan, seen, random.Random(0))
-        async with _others(patient, server), hostile(http, plan, seen, patient.soil):
-            report("the capacity beside the other work")
-            capacity = await patient.closed(plan.calibration_s, CALLERS)
-            seen.late.clear()
-            begun = time.monotonic()
-            watching = asyncio.create_task(_report_minutes(begun, plan, seen, report))
-            await patient.opened(60 * plan.minutes, plan.share * capacity)
-            watching.cancel()
-    return [*_counts(plan, seen, capacity), *_times(seen, begun), *memory_rows(plan, seen, begun)]
+        with running(arm, folder) as server:
+            patient = asyncio.run(_learned(server, plan, home))
+        if patient.writing is not None:
+            keep({"texts": True}, {"told_apart": patient.writing.told_apart()})
+        for spec, record in kill_rounds(arm, folder, patient, report):
+            keep(spec, record)
+        if plan.minutes:
+            _load(arm, folder, patient, report, keep)
+        return [*figures(plan, kept)]
+
+
+async def _learned(server: Server, plan: SoakPlan, home: Home) -> Patient:
+    """The callers, who know every right answer."""
+    async with connected(server.port) as http:
+        soil = await learn(http, plan, home)
+        writing = await learn_texts(http, plan, home) if plan.writers else None
+        return Patient(http, soil, writing, plan, random.Random(time.time_ns()))
+
+
+def _load(arm: ServerArm, folder: Path, patient: Patient, report: Report, keep: Keep) -> None:
+    with running(arm, folder) as server:
+        asyncio.run(_soak(server, patient, report, keep))
+    keep({"end": True}, {"tracebacks": tracebacks(server), "exit": server.process.returncode})
+
+
+async def _soak(server: Server, patient: Patient, report: Report, keep: Keep) -> None:
+    plan, left = patient.plan, 60 * patient.plan.minutes
+    async with connected(server.port) as http:
+        mine = patient.on(http)
+        await mine.warm()
+        async with _others(mine, server, report, keep), hostile(mine):
+            while left > 0:
+                capacity = await mine.closed(plan.calibration_s, CALLERS)
+                report(
+                    f"{capacity:.1f} calls a second beside the other work: the load is {plan.share:g} of it"
+                )
+                keep({"capacity": now()}, {"calls_s": round(capacity, 2)})
+                stretch = min(left, plan.stretch_s)
+                await mine.opened(stretch, plan.share * capacity)
+                left -= stretch
+        keep({"minute": None}, mine.taken().record())
+        keep({"idle": True}, await _idle(http))
 
 
 @asynccontextmanager
-async def _others(patient: Patient, server: Server) -> AsyncIterator[None]:
-    """Change, train and watch the memory while the context is open. An error of these ends the soak."""
+async def _others(patient: Patient, server: Server, report: Report, keep: Keep) -> AsyncIterator[None]:
+    """Change, train and watch the server while the context is open. An error of these ends the soak."""
     works = (
         patient.change_versions(),
         patient.change_tenants(),
         patient.train(),
-        _watch(patient.seen, server),
+        _watch(patient, server),
+        _minutes(patient, report, keep),
     )
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(work) for work in works]
@@ -73,11 +114,11 @@ async def _others(patient: Patient, server: Server) -> AsyncIterator[None]:
             task.cancel()
 
 
-async def _watch(seen: ClientFigures, server: Server) -> None:
+async def _watch(patient: Patient, server: Server) -> None:
     while True:
-        seen.memory.append((time.monotonic(), server.memory().anonymous))
-        seen.connections.append((time.monotonic(), connections_of(server.pid)))
-        await asyncio.sleep(WATCH_S)
+        patient.seen.memory.append(server.memory())
+        patient.seen.connections.append(connections_of(server.pid))
+        await asyncio.sleep(min(WATCH_S, patient.plan.minute_s / 4))
 
 
 def connections_of(pid: int) -> int:
@@ -89,63 +130,34 @@ def connections_of(pid: int) -> int:
     return count
 
 
-async def _report_minutes(begun: float, plan: SoakPlan, seen: ClientFigures, report: Report) -> None:
-    minute = 0
-    while True:
-        minute += 1
-        await asyncio.sleep(begun + 60 * minute - time.monotonic())
-        p99 = _p99(_between(seen.late, begun + 60 * minute - 60))
+async def _minutes(patient: Patient, report: Report, keep: Keep) -> None:
+    """Keep what each minute had, and tell it. What comes after the last whole one is left to the caller."""
+    begun = time.monotonic()
+    for minute in itertools.count(1):
+        await asyncio.sleep(begun + minute * patient.plan.minute_s - time.monotonic())
+        record = patient.taken().record()
+        keep({"minute": minute}, record)
+        counts, (_, p99) = Counter(record["counts"]), record.get("ms", (0, 0))
+        faults = ", ".join(f"{len(record[name])} {name}" for name in FAULTS)
         report(
-            f"minute {minute} of {plan.minutes:g}: {seen.answers} answers, {len(seen.wrong)} wrong, "
-            f"{len(seen.lost)} lost, {seen.refused.total()} refused, "
-            f"{seen.memory[-1][1] >> 20} MiB, {seen.connections[-1][1]} connections, p99 {p99:.0f} ms"
+            f"minute {minute}: {counts['answers']} answers, {counts['texts']} texts, "
+            f"{counts['streams_accepted']} streams, {faults}, {sum(record['refused'].values())} refused, "
+            f"{record['own_bytes'] >> 20} MiB, {record['connections']} connections, p99 {p99:.0f} ms"
         )
 
 
-def _counts(plan: SoakPlan, seen: ClientFigures, capacity: float) -> Iterator[Figure]:
-    yield Figure("capacity", round(capacity, 1), "calls/s")
-    yield Figure("load", round(plan.share * capacity, 1), "calls/s")
-    yield Figure("answers_checked", seen.answers, "answers")
-    for name, found in (("wrong", seen.wrong), ("lost", seen.lost)):
-        yield Figure(name, len(found), "answers", 0, False, seen.answers, why="; ".join(found[:5]) or None)
-    why = ", ".join(f"{what}: {count}" for what, count in seen.refused.most_common(8))
-    yield Figure("refused", seen.refused.total(), "calls", 0, False, why=why or None)
-    for what, counts in (("changes", seen.changes), ("hostile", seen.hostile)):
-        for name, count in sorted(counts.items()):
-            yield Figure(f"{what}_{name.replace(': ', '_').replace(' ', '_')}", count, "calls")
+async def _idle(http: Http) -> dict[str, float]:
+    """Return what the server still writes and holds when nobody asks, after a while at most."""
+    until = time.monotonic() + IDLE_S
+    while True:
+        metrics = await http.text("/metrics")
+        found = {name: _gauge(metrics, name) for name in IDLE}
+        if not any(found.values()) or time.monotonic() > until:
+            return found
+        await asyncio.sleep(1.1)  # the metrics are up to a second old
 
 
-def _times(seen: ClientFigures, begun: float) -> Iterator[Figure]:
-    every = [ms for _, ms in seen.late]
-    for percent in (50, 99, 99.9):
-        yield Figure(f"p{percent:g}", round(float(np.percentile(every, percent)), 1), "ms", runs=len(every))
-    for minute in range(int((seen.late[-1][0] - begun) // 60) + 1):
-        some = _between(seen.late, begun + 60 * minute, begun + 60 * minute + 60)
-        yield Figure(f"p99_minute_{minute + 1}", round(_p99(some), 1), "ms", runs=len(some))
-
-
-def memory_rows(plan: SoakPlan, seen: ClientFigures, begun: float) -> Iterator[Figure]:
-    """Yield the memory in the minute after the load has settled, in the last minute, and the growth.
-
-    The memory of calls under way stays with the process for the next ones. So it also grows when there are
-    more connections than ever before, which the most of them before and after the first reading tell.
-    """
-    start = begun + min(plan.settle_s, 30 * plan.minutes)
-    first = statistics.median(_between(seen.memory, start, start + 60))
-    last = statistics.median(_between(seen.memory, seen.memory[-1][0] - 60))
-    yield Figure("memory_settled", round(first / MIB, 1), "MiB")
-    yield Figure("memory_at_the_end", round(last / MIB, 1), "MiB")
-    before = [count for at, count in seen.connections if at < start + 60]
-    yield Figure("most_connections_at_first", max(before), "connections")
-    yield Figure(
-        "most_connections_later", max(_between(seen.connections, start + 60), default=0), "connections"
-    )
-    yield Figure("memory_growth", round(last / first - 1, 4), "of it", GOAL_GROWTH, False)
-
-
-def _between(series: Sequence[tuple[float, Any]], since: float, until: float = math.inf) -> list[Any]:
-    return [value for at, value in series if since <= at < until]
-
-
-def _p99(values: Sequence[float]) -> float:
-    return float(np.percentile(values, 99)) if values else math.nan
+def _gauge(metrics: str, name: str) -> float:
+    found = re.search(f"^{re.escape(name)} (\\S+)$", metrics, re.MULTILINE)
+    assert found is not None, name
+    return float(found[1])

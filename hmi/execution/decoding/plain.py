@@ -14,11 +14,11 @@ from hmi.execution.decoding.scores import ScoreRow, host_rows
 from hmi.execution.segments import Segment, segments_of
 from hmi.model.network.encoder import Delta, Norm
 from hmi.model.sources.generative_root import UpperDecoder
-from hmi.model.tenant.modules import TenantModule
+from hmi.model.tenant.modules import TenantModule, fp32_form, fp32_form_bytes
 
 
 class PlainDecoder:
-    """See `StepExecutor`. Keys and values are float32."""
+    """See `StepExecutor`. Keys, values and modules are float32."""
 
     def __init__(self, upper: UpperDecoder, pages: int) -> None:
         self._upper, self.pages = upper, pages
@@ -26,15 +26,16 @@ class PlainDecoder:
         self._kept[:, :, -PAGE:].zero_()
 
     def prepare(self, module: TenantModule) -> int:
-        """Do nothing: modules are computed from the memory that they lie in."""
-        return 0
+        """See `StepExecutor.prepare`. A module that is in fp32 already needs no form."""
+        return fp32_form_bytes(self, module)
 
     @torch.inference_mode()
     def step(self, x: Tensor, parts: Sequence[Part], between: Between | None = None) -> Sequence[ScoreRow]:
         """See `StepExecutor.step`."""
         paged = PagedRows(parts, self._upper.shape, self._kept, place_of)
         turns = turns_of(self._upper.shape, paged.positions)
-        segments = [s.rows(paged.offsets) for s in segments_of([part.module for part in parts])]
+        modules = [None if part.module is None else fp32_form(self, part.module) for part in parts]
+        segments = [s.rows(paged.offsets) for s in segments_of(modules)]
         rows = x[None]
         for index, layer in enumerate(self._upper.layers):
             rows = layer(rows, turns, partial(paged.attend, index), _delta_of(segments, index))

@@ -194,9 +194,27 @@ def module_from(state: Mapping[str, Tensor]) -> TenantModule:
     return TenantModule(sites).eval().requires_grad_(False)
 
 
-def in_fp32(module: TenantModule) -> TenantModule:
-    """A copy of the module in fp32."""
-    return module_from({name: value.float() for name, value in module.state_dict().items()})
+def fp32_form(executor: object, module: TenantModule) -> TenantModule:
+    """An executor's form of the module: a copy in fp32, or the module itself if it is in fp32 already."""
+
+    def make() -> tuple[TenantModule | None, int]:
+        if all(tensor.dtype == torch.float32 for tensor in module.parameters()):
+            return None, 0
+        made = module_from({name: value.float() for name, value in module.state_dict().items()})
+        return made, _bytes_of(made)
+
+    form = module.forms.of(executor, make)
+    return module if form is None else form
+
+
+def fp32_form_bytes(executor: object, module: TenantModule) -> int:
+    """The bytes that `fp32_form` takes beside the module."""
+    form = fp32_form(executor, module)
+    return 0 if form is module else _bytes_of(form)
+
+
+def _bytes_of(module: TenantModule) -> int:
+    return sum(tensor.nbytes for tensor in module.parameters())
 
 
 def _rebuilt(site: str, parts: Mapping[str, Tensor]) -> Change:

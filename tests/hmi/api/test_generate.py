@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import logging
 import re
 import time
 from pathlib import Path
@@ -168,7 +169,7 @@ async def _key(world: World, name: str) -> str:
     return str((await world.call("POST", f"/manage/tenants/{name}/keys", {"scopes": ["infer"]}))[1]["key"])
 
 
-async def test_one_that_leaves_frees_its_pages(writing_data: Path) -> None:
+async def test_one_that_leaves_frees_its_pages(writing_data: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with server(writing_data) as world:
         await world.call("POST", "/generate/acme.one", {"prompt": "a", "max_tokens": 1})
         (writer,) = world.services.engine._loader.writers()  # type: ignore[attr-defined]
@@ -188,6 +189,7 @@ async def test_one_that_leaves_frees_its_pages(writing_data: Path) -> None:
             await asyncio.sleep(0.01)
         assert writer.pages == (0, 0)
         assert (await world.call("POST", "/generate/acme.one", {"prompt": "a"}))[0] == 404
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
 async def test_each_text_is_its_own_versions_while_versions_change(writing_data: Path) -> None:

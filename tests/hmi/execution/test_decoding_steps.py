@@ -3,6 +3,7 @@ nothing."""
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -180,6 +181,18 @@ def test_chunks_of_any_length_give_the_whole_models_scores(decoder: Decoder, way
             assert (got[:, 1:] - want[:, 1:]).abs().max() < near(way)
         running[1].module = None
         assert (lab.exact(running[1])[ends[1]] - torch.stack(running[1].scores))[:, 1:].abs().max() > 0.5
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_module_as_it_is_stored_gives_the_scores_of_its_fp32_copy(decoder: Decoder, way: str) -> None:
+    lab = Lab(decoder, way)
+    stored = module_of(1, list(SITES), 8).half()
+    lab.executor.prepare(stored)
+    told = lab.told(ids_of(1, 20), stored)
+    with torch.inference_mode():
+        lab.step([(told, 20)])
+        told.module = copy.deepcopy(stored).float()
+        assert (lab.exact(told)[19] - told.scores[0])[1:].abs().max() < near(way)
 
 
 @pytest.mark.parametrize("way", available())

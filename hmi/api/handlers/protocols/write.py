@@ -64,7 +64,7 @@ async def _streamed(request: web.Request, codec: Codec, events: AsyncIterator[Ev
         )
     finally:
         waiting.cancel()
-        await asyncio.gather(waiting, return_exceptions=True)
+        await asyncio.wait({waiting})  # else `events` is still running when it is closed
 
 
 async def _kept_open(waiting: asyncio.Future[Event | None], sink: Events) -> Event | None:
