@@ -1,13 +1,14 @@
-"""Tasks of PubMed abstracts: section, species, study design, titles, and chemicals in sentences."""
+"""Tasks of PubMed abstracts: section, species, study design, titles, chemicals in sentences, and records."""
 
 from __future__ import annotations
 
 import gzip
+import json
 import random
 import re
 import xml.etree.ElementTree as ET
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, cast
 
@@ -244,3 +245,67 @@ def _pairs(source: list[Article]) -> Candidates:
                 title = article.title.strip("[]. ")
                 candidates.append({"text": title, "text_pair": rng.choice(found), "label": label})
     return out
+
+
+_RECORD_WORDS = 24
+_MOST_CHEMICALS = 6
+_LONGEST_CHEMICAL = 40
+_RECORD = {
+    "type": "object",
+    "properties": {
+        "species": {"enum": ["humans", "animals"]},
+        "chemicals": {
+            "type": "array",
+            "items": {"type": "string", "maxLength": _LONGEST_CHEMICAL},
+            "maxItems": _MOST_CHEMICALS,
+        },
+    },
+    "required": ["species", "chemicals"],
+    "additionalProperties": False,
+}
+_RECORD_SHARES = {"train": 2, "dev": 4, "test": 3}
+"""A model that writes learns and answers more slowly than one that labels, so it has a half, a quarter and a
+third of the other tenants' rows."""
+
+
+def writing_tenants(source: list[Article], amounts: Amounts) -> Iterator[TenantText]:
+    """Yield the tenant that writes what a study is of, as JSON: species and chemicals.
+
+    Chemicals are those of the text by distant supervision, as of `tagging_tenants`, in the text's words.
+    """
+    fewer = {split: amounts.rows(split) // share for split, share in _RECORD_SHARES.items()}
+    rows = build_rows(_candidates(source, _records), replace(amounts, **fewer), group=_record_group)
+    about = "a study's species and chemicals, as JSON"
+    options = {"epochs": 3}
+    yield TenantText(
+        "registry", "study", "root", "generation", about, rows, options, {"json_schema": _RECORD}
+    )
+
+
+def _records(article: Article) -> Iterator[Row]:
+    """Yield the start of the abstract as a prompt, and its record as the completion."""
+    text = excerpt(article.abstract, _RECORD_WORDS)
+    for row in _species(article):
+        record = {"species": row["label"], "chemicals": _chemicals(text, article)}
+        yield {"prompt": f"Abstract: {text}\nRecord:\n", "completion": json.dumps(record, ensure_ascii=False)}
+
+
+def _chemicals(text: str, article: Article) -> list[str]:
+    """Return the article's chemicals that its text names, once each, as the text first spells them."""
+    words = words_of(text)
+    tags = tag_chemicals(words, [name for chemical in article.chemicals for name in spellings(chemical)])
+    found: list[list[str]] = []
+    for word, tag in zip(words, tags, strict=True):
+        if tag == "B-CHEMICAL":
+            found.append([word])
+        elif tag == "I-CHEMICAL":
+            found[-1].append(word)
+    names: dict[str, str] = {}
+    for name in map(" ".join, found):
+        names.setdefault(name.lower(), name)
+    return [name for name in names.values() if len(name) <= _LONGEST_CHEMICAL][:_MOST_CHEMICALS]
+
+
+def _record_group(row: Row) -> object:
+    record = json.loads(row["completion"])
+    return record["species"], bool(record["chemicals"])
