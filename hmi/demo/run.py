@@ -195,7 +195,7 @@ def _save(
 
 
 def _print_tries(steps: Steps, client: Client, tenants: Sequence[TenantFolder], keys: Path) -> None:
-    """Print the address, and curl commands with their real answers: of a model that labels, one that writes."""
+    """Print the address and, of a model that labels and of one that writes, a call with its real answer."""
     steps.console.print(f"[bold]Serving on {client.config.url}[/bold]", highlight=False)
     steps.say(f"the tenants' keys are in {keys}; calls from this machine need no key, such as")
     for writes in (False, True):
