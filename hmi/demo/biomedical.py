@@ -1,4 +1,4 @@
-"""Tasks of PubMed abstracts: section, species, study design, titles, chemicals in sentences, and records."""
+"""Tasks of PubMed abstracts: section, species, study design, titles, records, and chemicals in sentences."""
 
 from __future__ import annotations
 
@@ -247,20 +247,14 @@ def _pairs(source: list[Article]) -> Candidates:
     return out
 
 
-_RECORD_WORDS = 24
-_MOST_CHEMICALS = 6
-_LONGEST_CHEMICAL = 40
+_RECORD_WORDS = 32
 _RECORD = {
     "type": "object",
     "properties": {
         "species": {"enum": ["humans", "animals"]},
-        "chemicals": {
-            "type": "array",
-            "items": {"type": "string", "maxLength": _LONGEST_CHEMICAL},
-            "maxItems": _MOST_CHEMICALS,
-        },
+        "design": {"enum": list(dict.fromkeys(_DESIGNS.values()))},
     },
-    "required": ["species", "chemicals"],
+    "required": ["species", "design"],
     "additionalProperties": False,
 }
 _RECORD_SHARES = {"train": 2, "dev": 4, "test": 3}
@@ -269,13 +263,10 @@ third of the other tenants' rows."""
 
 
 def writing_tenants(source: list[Article], amounts: Amounts) -> Iterator[TenantText]:
-    """Yield the tenant that writes what a study is of, as JSON: species and chemicals.
-
-    Chemicals are those of the text by distant supervision, as of `tagging_tenants`, in the text's words.
-    """
+    """Yield the tenant that writes a record of a study, as JSON: its species and its design."""
     fewer = {split: amounts.rows(split) // share for split, share in _RECORD_SHARES.items()}
-    rows = build_rows(_candidates(source, _records), replace(amounts, **fewer), group=_record_group)
-    about = "a study's species and chemicals, as JSON"
+    rows = build_rows(_candidates(source, _records), replace(amounts, **fewer), group=_completion)
+    about = "a study's record as JSON: species, design"
     options = {"epochs": 3}
     yield TenantText(
         "registry", "study", "root", "generation", about, rows, options, {"json_schema": _RECORD}
@@ -285,27 +276,10 @@ def writing_tenants(source: list[Article], amounts: Amounts) -> Iterator[TenantT
 def _records(article: Article) -> Iterator[Row]:
     """Yield the start of the abstract as a prompt, and its record as the completion."""
     text = excerpt(article.abstract, _RECORD_WORDS)
-    for row in _species(article):
-        record = {"species": row["label"], "chemicals": _chemicals(text, article)}
-        yield {"prompt": f"Abstract: {text}\nRecord:\n", "completion": json.dumps(record, ensure_ascii=False)}
+    for species, design in zip(_species(article), _design(article), strict=False):
+        record = {"species": species["label"], "design": design["label"]}
+        yield {"prompt": f"Abstract: {text}\nRecord:\n", "completion": json.dumps(record)}
 
 
-def _chemicals(text: str, article: Article) -> list[str]:
-    """Return the article's chemicals that its text names, once each, as the text first spells them."""
-    words = words_of(text)
-    tags = tag_chemicals(words, [name for chemical in article.chemicals for name in spellings(chemical)])
-    found: list[list[str]] = []
-    for word, tag in zip(words, tags, strict=True):
-        if tag == "B-CHEMICAL":
-            found.append([word])
-        elif tag == "I-CHEMICAL":
-            found[-1].append(word)
-    names: dict[str, str] = {}
-    for name in map(" ".join, found):
-        names.setdefault(name.lower(), name)
-    return [name for name in names.values() if len(name) <= _LONGEST_CHEMICAL][:_MOST_CHEMICALS]
-
-
-def _record_group(row: Row) -> object:
-    record = json.loads(row["completion"])
-    return record["species"], bool(record["chemicals"])
+def _completion(row: Row) -> object:
+    return row["completion"]

@@ -15,7 +15,7 @@ from typing import Any
 from hmi.client import Client
 from hmi.demo.dataset import Row
 from hmi.demo.folder import TenantFolder, read_rows
-from hmi.demo.onboard import TenantKeyFile
+from hmi.demo.onboard import WRITING_ROOT, TenantKeyFile
 from hmi.demo.steps import Steps
 from hmi.errors import HmiError
 from hmi.training.tasks.scoring import headline, score_labels, score_tags
@@ -142,7 +142,7 @@ def _measurement_of(tenant: TenantFolder, answers: TenantAnswers, size: int) -> 
     total = sum(answers.hits[order] for order in ORDERS)
     return TenantResult(
         model=tenant.id,
-        domain=tenant.domain,
+        domain=WRITING_ROOT if tenant.writes else tenant.domain,
         task=tenant.task,
         about=tenant.about,
         metric=metric,

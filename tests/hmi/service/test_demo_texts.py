@@ -15,7 +15,7 @@ import pytest
 
 from hmi.api.schemas.generate import FormBody
 from hmi.demo import biomedical, texts
-from hmi.demo.biomedical import Article, read_articles
+from hmi.demo.biomedical import read_articles
 from hmi.demo.clean import fold, news_body, sentences, split_of
 from hmi.demo.dataset import Amounts, build_rows, by_label
 from hmi.demo.folder import read_folder, read_rows, write_tenant
@@ -254,16 +254,8 @@ def test_a_record_is_json_that_keeps_its_form(sources: texts.Sources) -> None:
     assert {split: len(rows) for split, rows in writing.rows.items()} == {"train": 12, "dev": 2, "test": 4}
     form = FormBody.model_validate(writing.form).form()  # the server takes it
     for row in (row for rows in writing.rows.values() for row in rows):
-        record = json.loads(row["completion"])
-        jsonschema.validate(record, form.json_schema)
+        jsonschema.validate(json.loads(row["completion"]), form.json_schema)
         assert row["prompt"].startswith("Abstract: Some zinc acid ")
-        assert record["chemicals"] == ["zinc acid"]
-
-
-def test_chemicals_of_a_record_are_those_that_its_text_names() -> None:
-    asked = Article("1", "", (), ("Acids, Zinc", "Iron", "x" * 50), frozenset(), frozenset())
-    text = f"Iron, zinc acid and {'x' * 50}; Zinc acid or iron; lead."
-    assert biomedical._chemicals(text, asked) == ["Iron", "zinc acid"]
 
 
 def test_articles_without_abstract_or_in_other_languages_are_left_out() -> None:
