@@ -48,7 +48,7 @@ endif
 	@$(BIN)/python -c "import sysconfig as s; open(s.get_path('purelib') + '/hmi-source.pth', 'w').write('$(CURDIR)\n$(CURDIR)/kernels\n')"
 	@touch $@
 
-demo: setup ## 13 tenants on real text, a table, a server (CI=1: no server; BASELINE=1: dedicated copies too)
+demo: setup ## 14 tenants on real text, a table, a server (CI=1: no server; BASELINE=1: dedicated copies too)
 	$(BIN)/python -m hmi.demo --data "$(DATA)" $(if $(CI),--ci) $(if $(BASELINE),--baseline) $(if $(TEXT),--text "$(TEXT)")
 
 serve: setup ## run the server on DATA, port 8080

@@ -60,7 +60,7 @@ def main(
     rows: int,
     seed: int,
 ) -> None:
-    """Train models for thirteen tenants on real text, send their test rows, and print their scores."""
+    """Train models for fourteen tenants on real text, send their test rows, and print their scores."""
     amounts = Amounts(train=rows, seed=seed)
     options = DemoOptions(data.resolve(), text and text.resolve(), amounts, port, key, ci, baseline)
     console = Console()

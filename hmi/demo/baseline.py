@@ -60,7 +60,9 @@ class TokenisedTask:
 
 
 def choose(tenants: Sequence[TenantFolder]) -> list[TenantFolder]:
-    """Return three tenants: the first of each kind of task, then the first of the rest."""
+    """Return three tenants: the first of each kind of task, then the first of the rest. None writes: its root
+    is another."""
+    tenants = [tenant for tenant in tenants if not tenant.writes]
     firsts = [next(t for t in tenants if t.task == task) for task in dict.fromkeys(t.task for t in tenants)]
     return [*firsts, *(t for t in tenants if t not in firsts)][:_TASKS]
 

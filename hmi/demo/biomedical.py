@@ -1,13 +1,14 @@
-"""Tasks of PubMed abstracts: section, species, study design, titles, and chemicals in sentences."""
+"""Tasks of PubMed abstracts: section, species, study design, titles, records, and chemicals in sentences."""
 
 from __future__ import annotations
 
 import gzip
+import json
 import random
 import re
 import xml.etree.ElementTree as ET
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, cast
 
@@ -244,3 +245,41 @@ def _pairs(source: list[Article]) -> Candidates:
                 title = article.title.strip("[]. ")
                 candidates.append({"text": title, "text_pair": rng.choice(found), "label": label})
     return out
+
+
+_RECORD_WORDS = 32
+_RECORD = {
+    "type": "object",
+    "properties": {
+        "species": {"enum": ["humans", "animals"]},
+        "design": {"enum": list(dict.fromkeys(_DESIGNS.values()))},
+    },
+    "required": ["species", "design"],
+    "additionalProperties": False,
+}
+_RECORD_SHARES = {"train": 2, "dev": 4, "test": 3}
+"""A model that writes learns and answers more slowly than one that labels, so it has a half, a quarter and a
+third of the other tenants' rows."""
+
+
+def writing_tenants(source: list[Article], amounts: Amounts) -> Iterator[TenantText]:
+    """Yield the tenant that writes a record of a study, as JSON: its species and its design."""
+    fewer = {split: amounts.rows(split) // share for split, share in _RECORD_SHARES.items()}
+    rows = build_rows(_candidates(source, _records), replace(amounts, **fewer), group=_completion)
+    about = "a study's record as JSON: species, design"
+    options = {"epochs": 3}
+    yield TenantText(
+        "registry", "study", "root", "generation", about, rows, options, {"json_schema": _RECORD}
+    )
+
+
+def _records(article: Article) -> Iterator[Row]:
+    """Yield the start of the abstract as a prompt, and its record as the completion."""
+    text = excerpt(article.abstract, _RECORD_WORDS)
+    for species, design in zip(_species(article), _design(article), strict=False):
+        record = {"species": species["label"], "design": design["label"]}
+        yield {"prompt": f"Abstract: {text}\nRecord:\n", "completion": json.dumps(record)}
+
+
+def _completion(row: Row) -> object:
+    return row["completion"]

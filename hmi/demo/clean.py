@@ -57,5 +57,5 @@ def split_of(key: str, seed: int = 0, *, dev: float = 0.1, test: float = 0.2) ->
 def fold(row: Mapping[str, Any]) -> str:
     """Return the row's text in lower case with letters and digits only, to compare texts."""
     tokens = " ".join(row.get("tokens", []))
-    text = f"{row.get('text', '')} {row.get('text_pair', '')} {tokens}"
+    text = f"{row.get('text', row.get('prompt', ''))} {row.get('text_pair', '')} {tokens}"
     return re.sub(r"[\W_]+", "", text).lower()

@@ -42,6 +42,8 @@ class TenantText:
     about: str
     rows: Mapping[str, list[Row]]
     options: dict[str, Any] = field(default_factory=dict)
+    form: dict[str, Any] | None = None
+    """What the answers of a model that writes must keep, as in a request."""
 
     @property
     def id(self) -> str:

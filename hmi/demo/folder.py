@@ -4,6 +4,7 @@ FOLDER/
   root.txt               general text, one document a line: the root's own PLOT
   <domain>.txt           one branch of the root for each further file
   <tenant>/model.json    {"model": "topic", "domain": "news", "task": "classification", "about": "…"}
+                         with the task `generation` also a "form" that answers keep; its domain is `root`
   <tenant>/train.jsonl   rows of the task; dev.jsonl (may be missing) and test.jsonl likewise
 """
 
@@ -35,10 +36,16 @@ class TenantFolder:
     dev: Path | None
     test: Path
     options: dict[str, Any]
+    form: dict[str, Any] | None = None
+    """What the answers of a model that writes must keep, as in a request."""
 
     @property
     def id(self) -> str:
         return f"{self.tenant}.{self.model}"
+
+    @property
+    def writes(self) -> bool:
+        return self.task == "generation"
 
 
 @dataclass(frozen=True)
@@ -57,6 +64,7 @@ def write_tenant(folder: Path, text: TenantText) -> None:
         "task": text.task,
         "about": text.about,
         "options": text.options,
+        **({"form": text.form} if text.form else {}),
     }
     (home / "model.json").write_text(json.dumps(about, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     for split, rows in text.rows.items():
@@ -111,6 +119,11 @@ def _tenant(home: Path, branches: Mapping[str, Path]) -> TenantFolder:
         raise InvalidInput(
             f"{home.name} has the task {task!r}: use one of {', '.join(get_args(Task))}", field="text"
         )
+    if task == "generation" and domain != ROOT:
+        raise InvalidInput(
+            f"{home.name} writes and has the domain {domain!r}: use {ROOT!r}, the language model's own",
+            field="text",
+        )
     for needed in ("train.jsonl", "test.jsonl"):
         if not (home / needed).is_file():
             raise InvalidInput(
@@ -126,4 +139,5 @@ def _tenant(home: Path, branches: Mapping[str, Path]) -> TenantFolder:
         dev=home / "dev.jsonl" if (home / "dev.jsonl").is_file() else None,
         test=home / "test.jsonl",
         options=dict(about.get("options", {})),
+        form=about.get("form"),
     )

