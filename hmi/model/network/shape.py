@@ -150,7 +150,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 def _checked_kind(config: dict[str, Any]) -> Kind:
     kind = config.get("model_type")
     if not isinstance(kind, str) or kind not in FAMILIES:
-        known = ", ".join(map(repr, FAMILIES))
+        known = ", ".join(map(repr, FAMILIES if kind in DECODERS else (*FAMILIES, *DECODERS)))
         raise UnsupportedModel(
             f"config.json has model_type = {kind!r}; roots of this version need one of {known}",
             field="source",

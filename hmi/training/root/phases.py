@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from hmi.model.files import read_checkpoint, write_checkpoint
+from hmi.model.memory import keep_less_if_grown
 from hmi.model.tenant.artefact import tensors_below
 from hmi.training.fit.optimisers import AdamW, load_optimiser, optimiser_tensors
 from hmi.training.fit.reports import StepReport
@@ -90,6 +91,7 @@ def run_phase(
         if keeper is not None:
             keeper.keep({"step": step + 1, "steps": steps}, state)
         report(step + 1, steps, loss.item())
+        keep_less_if_grown()
     for p in trained:
         p.requires_grad_(False)
         p.grad = None

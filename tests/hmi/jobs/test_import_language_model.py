@@ -244,7 +244,9 @@ def test_layers_are_trained_together_and_on_from_there(
     with pytest.raises(InvalidInput, match=r"nothing is trained: give distil=true"):
         run(manager, manager.import_root("no", str(source), **given, options={"joint_steps": 1}))
     run(manager, manager.import_root("bare", str(source), split=2))
-    assert manager.registry.root("bare").fidelity == trained.fidelity, "as the weights' file says"
+    bare = manager.registry.root("bare")
+    assert bare.fidelity == trained.fidelity, "as the weights' file says"
+    assert bare.fidelity_by_kind == trained.fidelity_by_kind != {}
     # A damaged root is repaired without its split, but with the options that decide its bits.
     monkeypatch.undo()
     folder = manager.settings.data / "roots" / "tiny" / trained.version

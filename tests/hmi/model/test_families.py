@@ -199,7 +199,7 @@ def test_whole_words_of_bytes_are_read_as_letters(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("kind", ["electra", "llama", None, ["roberta"]])
+@pytest.mark.parametrize("kind", ["electra", "modernbert", "llama", None, ["roberta"]])
 def test_other_families_are_refused_by_name(kind: object, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
     with pytest.raises(UnsupportedModel, match="roberta") as raised:

@@ -102,3 +102,28 @@ print((resident().anonymous - before) >> 20)
     kept, left = map(int, done.stdout.split())
     assert kept >= 480
     assert left < 100
+
+
+def test_training_a_root_holds_no_more_after_many_steps_than_a_step_needs() -> None:
+    """As above: each step leaves something small between its large blocks, which next time are larger."""
+    code = """
+import torch
+from torch import nn
+from hmi.model import memory
+from hmi.resident import resident
+from hmi.training.root.phases import ParameterGroup, run_phase
+assert memory.keep_freed_memory()
+memory.PAUSE_S = 0.0
+weight, kept, held = nn.Parameter(torch.zeros(1)), [], []
+def loss_of(step):
+    blocks = [(torch.ones((4 + step) << 18), torch.ones(1 << 14)) for _ in range(4)]  # of 4 MiB and more
+    kept.extend(small for _, small in blocks)
+    return weight.sum() * blocks[0][0][0]
+before = resident().anonymous
+def report(step, total, loss):
+    held.append((resident().anonymous - before) >> 20)
+run_phase([ParameterGroup({"weight": weight}, 1e-3)], 16, loss_of, report, clip=1.0)
+print(max(held))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
+    assert int(done.stdout) < 250, "the blocks of the last step have 76 MiB, those of all steps 736"
