@@ -15,11 +15,11 @@ from hmi_kernels.encoder import isa
 AVX2 = "+sse,+sse2,+sse3,+ssse3,+sse4.1,+sse4.2,+popcnt,+avx,+avx2,+fma,+f16c,+bmi,+bmi2,+lzcnt,+movbe,+cx16"
 AVX512 = f"{AVX2},+avx512f,+avx512cd,+avx512bw,+avx512dq,+avx512vl"
 OLDER = {
-    "haswell": (AVX2, "[0] 1"),
-    "skylake-avx512": (AVX512, "[0] 4"),
-    "icelake-server": (f"{AVX512},+avx512vnni,+avx512vbmi", "[0] 4"),
+    "haswell": (AVX2, "[0] 6"),
+    "skylake-avx512": (AVX512, "[0] 24"),
+    "icelake-server": (f"{AVX512},+avx512vnni,+avx512vbmi", "[0] 24"),
 }
-"""Processors with the features that numba may use, the kinds that they have, and vectors of a tile."""
+"""Processors with the features that numba may use, the kinds that they have, and sums of a tile."""
 BEGIN = """
 import numpy as np
 from hmi_kernels.encoder import isa, tile
@@ -77,7 +77,7 @@ totals = np.array([[*words, total] for _, words, total in best], np.float32)
 found = np.concatenate([states.ravel(), scores[:, 1:vocab].ravel(), totals.ravel()])
 """
 END = """
-print(isa.kinds(), tile.WIDE)
+print(isa.kinds(), tile.SUMS)
 np.save(%r, found)
 """
 CODES = {"encoder": ENCODER, "decoder": DECODER}

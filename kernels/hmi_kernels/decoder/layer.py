@@ -18,7 +18,6 @@ from hmi_kernels.decoder.rowwise import (
     swiglu_bfloats,
     swiglu_floats,
     turned,
-    value_kept,
 )
 from hmi_kernels.encoder import FLOAT
 from hmi_kernels.encoder import room as rooms
@@ -74,8 +73,7 @@ def norm_heads(x: Any, heads: Any, head: Any, gain: Any, eps: Any) -> None:
 
 @whole
 def keep(layer: Any, row: Any, position: Any, turns: Any, table: Any, base: Any, page_bytes: Any) -> None:
-    """Turn a row's queries and keys to its position, and write its keys and values into its page. Queries
-    become bfloat16, in place, if keys are."""
+    """Turn a row's queries and keys to its position, and write its keys and values into its page."""
     kind, heads, kv_heads, head = get(layer, KIND), get(layer, HEADS), get(layer, KV_HEADS), get(layer, HEAD)
     keys, size, eps = row + 4 * heads * head, 4 if kind == FLOAT else 2, get(layer, EPS)
     norm_heads(row, heads, head, get(layer, Q_GAIN), eps)
@@ -87,15 +85,13 @@ def keep(layer: Any, row: Any, position: Any, turns: Any, table: Any, base: Any,
     for h in range(kv_heads):
         key, value = keys + 4 * head * h, keys + 4 * head * (kv_heads + h)
         of_head = page + 2 * PAGE * head * size * h
-        values = of_head + PAGE * head * size
+        to = of_head + size * head * (PAGE + slot)
         if kind == FLOAT:
-            key_kept_floats(key, of_head + 4 * slot, head // 16)
-            copied(value, values + 4 * head * slot, head // 16)
+            key_kept_floats(key, of_head + size * slot, head // 16)
+            copied(value, to, head // 16)
         else:
-            key_kept_bfloats(key, of_head + 4 * slot, head // 16)
-            value_kept(value, values + 4 * head * (slot // 2), slot % 2, head // 16)
-    if kind != FLOAT:
-        to_bfloats(row, row, heads * head // 16)
+            key_kept_bfloats(key, of_head + size * slot, head // 16)
+            to_bfloats(value, to, head // 16)
 
 
 @whole

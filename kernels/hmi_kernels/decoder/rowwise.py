@@ -9,10 +9,8 @@ from functools import partial
 from typing import Any
 
 from hmi_kernels.decoder import PAGE
-from hmi_kernels.encoder import BFLOAT, FLOAT
-from hmi_kernels.encoder.pack import PER_WORD
 from hmi_kernels.encoder.rowwise import each_vector, place, silu
-from hmi_kernels.encoder.vectors import F32, I16, I32, I64, LANES, WORDS, Vectors, vectorised
+from hmi_kernels.encoder.vectors import F32, FLOATS, I16, I32, LANES, Vectors, vectorised
 from hmi_kernels.jit import ir
 
 
@@ -68,34 +66,27 @@ def _swiglu(size: int, v: Vectors, gate: Any, value: Any, target: Any, count: An
 swiglu_floats, swiglu_bfloats = (vectorised(4)(partial(_swiglu, size)) for size in (4, 2))
 
 
-def _key_kept(kind: int, v: Vectors, source: Any, target: Any, count: Any) -> None:
-    """source, target, count: a key float32 [16 count] becomes a column of a page: one word every PAGE."""
-    b, lanes = v.b, LANES // PER_WORD[kind]
+def _key_kept(size: int, v: Vectors, source: Any, target: Any, count: Any) -> None:
+    """source, target, count: a key float32 [16 count] becomes a column of a page: one number every PAGE."""
+    b = v.b
 
     def body(i: Any) -> None:
         x = v.load(place(v, i, source))
-        words = b.bitcast(x if kind == FLOAT else v.bfloats(x), ir.VectorType(I32, lanes))
-        at = v.at(target, v.scaled(i, 4 * PAGE * lanes))
-        for lane in range(lanes):
-            v.store(b.extract_element(words, I32(lane)), v.at(at, 4 * PAGE * lane))
+        if size == 2:
+            x = b.bitcast(v.bfloats(x), ir.VectorType(I16, LANES))
+        at = place(v, i, target, size * PAGE)
+        for lane in range(LANES):
+            v.store(b.extract_element(x, I32(lane)), v.at(at, size * PAGE * lane))
 
     each_vector(v, count, body)
 
 
-key_kept_floats, key_kept_bfloats = (vectorised(3)(partial(_key_kept, kind)) for kind in (FLOAT, BFLOAT))
+key_kept_floats, key_kept_bfloats = (vectorised(3)(partial(_key_kept, size)) for size in (4, 2))
 
 
-@vectorised(4)
-def value_kept(v: Vectors, source: Any, target: Any, second: Any, count: Any) -> None:
-    """A value float32 [16 count] becomes the first bfloats of a row of words, whose second ones become 0; or,
-    with `second` not 0, the second ones."""
-    b = v.b
-    sixteen, low = (ir.Constant(WORDS, [x] * LANES) for x in (16, 0xFFFF))
-
-    def body(i: Any) -> None:
-        there = place(v, i, target)
-        bits = b.zext(b.bitcast(v.bfloats(v.load(place(v, i, source))), ir.VectorType(I16, LANES)), WORDS)
-        both = b.or_(b.and_(v.load(there, WORDS), low), b.shl(bits, sixteen))
-        v.store(b.select(v.spread(b.icmp_signed("!=", second, I64(0))), both, bits), there)
-
-    each_vector(v, count, body)
+def loaded(v: Vectors, address: Any, size: int) -> Any:
+    """16 numbers of `size` bytes, float32 or bfloat16, as float32."""
+    if size == 4:
+        return v.load(address)
+    bits = v.b.zext(v.load(address, ir.VectorType(I16, LANES)), ir.VectorType(I32, LANES))
+    return v.b.bitcast(v.b.shl(bits, ir.Constant(bits.type, [16] * LANES)), FLOATS)

@@ -39,7 +39,7 @@ def _wide(rows: int, vectors: int = VECTORS) -> int:
     return max(wide for wide in (1, 2, 4) if wide <= max(1, min(vectors, SUMS // rows)))
 
 
-def dot(v: Vectors, kind: int, total: Any, word: Any, columns: Any) -> Any:
+def _dot(v: Vectors, kind: int, total: Any, word: Any, columns: Any) -> Any:
     """total + the products of the lanes' words; word and columns are int32 lanes."""
     if kind == BFLOAT:
         word, columns = v.b.bitcast(word, _PAIRS), v.b.bitcast(columns, _PAIRS)
@@ -77,7 +77,7 @@ def _products(
         after = []
         for r in range(rows):
             word = v.spread(v.load(v.at(word_at, v.scaled(step, r)), I32))
-            after += [dot(v, kind, carried[wide * r + j], word, columns[j]) for j in range(wide)]
+            after += [_dot(v, kind, carried[wide * r + j], word, columns[j]) for j in range(wide)]
         return after
 
     return v.loop(words, sums, body)
@@ -101,7 +101,7 @@ def _in_chains(
             for r in range(rows):
                 few = v.load(v.at(mine, v.scaled(step, r)), ir.VectorType(I64, together // 2))
                 some = v.b.bitcast(v.picked(few, [i % (together // 2) for i in range(LANES // 2)]), WORDS)
-                after.append(dot(v, kind, carried[rows * chain + r], some, there))
+                after.append(_dot(v, kind, carried[rows * chain + r], some, there))
         return after
 
     sums = v.loop(v.b.sdiv(words, I64(CHAINS * together)), _zeros(kind, CHAINS * rows), body)
