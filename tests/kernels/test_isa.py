@@ -15,11 +15,11 @@ from hmi_kernels.encoder import isa
 AVX2 = "+sse,+sse2,+sse3,+ssse3,+sse4.1,+sse4.2,+popcnt,+avx,+avx2,+fma,+f16c,+bmi,+bmi2,+lzcnt,+movbe,+cx16"
 AVX512 = f"{AVX2},+avx512f,+avx512cd,+avx512bw,+avx512dq,+avx512vl"
 OLDER = {
-    "haswell": (AVX2, "[0] 1"),
-    "skylake-avx512": (AVX512, "[0] 4"),
-    "icelake-server": (f"{AVX512},+avx512vnni,+avx512vbmi", "[0] 4"),
+    "haswell": (AVX2, "[0] 6"),
+    "skylake-avx512": (AVX512, "[0] 24"),
+    "icelake-server": (f"{AVX512},+avx512vnni,+avx512vbmi", "[0] 24"),
 }
-"""Processors with the features that numba may use, the kinds that they have, and vectors of a tile."""
+"""Processors with the features that numba may use, the kinds that they have, and sums of a tile."""
 BEGIN = """
 import numpy as np
 from hmi_kernels.encoder import isa, tile
@@ -69,15 +69,15 @@ for counts in ([40, 33], [1, 1], [30, 7], [1, 1]):  # prompts, then single token
     steps.append(x)
     done = [a + b for a, b in zip(done, counts)]
 states = np.concatenate(steps)
-scores = ops.scores(ops.pack_words(isa.FLOAT, draw(vocab, dim), draw(dim), 1e-5), states, room)
-best = [ops.best(row, 5) for row in scores]
+scores, tops = ops.scores(ops.pack_words(isa.FLOAT, draw(vocab, dim), draw(dim), 1e-5), states, room)
+best = [ops.best(row, 5, 1.0, top) for row, top in zip(scores, tops)]
 ids = np.array([ids for ids, _, _ in best], np.float32)
 assert (ids == np.argsort(-scores, 1)[:, :5]).all()
 totals = np.array([[*words, total] for _, words, total in best], np.float32)
 found = np.concatenate([states.ravel(), scores[:, 1:vocab].ravel(), totals.ravel()])
 """
 END = """
-print(isa.kinds(), tile.WIDE)
+print(isa.kinds(), tile.SUMS)
 np.save(%r, found)
 """
 CODES = {"encoder": ENCODER, "decoder": DECODER}

@@ -52,7 +52,8 @@ class CompiledDecoder:
         turns, states = self._turned_to(rows.longest), x.numpy().copy()
         call, flag = (None, None) if between is None else (between.call, between.flag)
         ops.run_layers(self._layers, states, rows, turns, self._kept, self._room, call, flag)
-        return [HostRow(row) for row in ops.scores(self._words, states[last], self._score_room)]
+        scores, tops = ops.scores(self._words, states[last], self._score_room)
+        return list(map(HostRow, scores, tops))
 
     def _module(self, module: TenantModule) -> ops.Module:
         def make() -> tuple[ops.Module, int]:

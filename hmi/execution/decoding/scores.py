@@ -45,18 +45,18 @@ class ScoreRow(Protocol):
 class HostRow:
     """A `ScoreRow` in the memory of the host."""
 
-    def __init__(self, row: NDArray[np.float32]) -> None:
-        """row: float32 [vocab or more]"""
-        self._row = row
+    def __init__(self, row: NDArray[np.float32], tops: NDArray[np.float32] | None = None) -> None:
+        """row: float32 [vocab or more]. tops: the greatest of each 64, if they are known."""
+        self._row, self._tops = row, tops
 
     def best(self, count: int, scale: float = 1.0) -> Best:
         """See `ScoreRow.best`."""
-        found: Best = ops.best(self._row, count, scale)
+        found: Best = ops.best(self._row, count, scale, self._tops)
         return found
 
     def first(self) -> tuple[int, float] | None:
         """See `ScoreRow.first`."""
-        return first_of(self.best(1))
+        return first_of(self.best(1, 0.0))  # without the sum
 
     def of(self, word: int) -> float:
         """See `ScoreRow.of`."""

@@ -23,7 +23,7 @@ from hmi_kernels.encoder import FLOAT
 from hmi_kernels.encoder import room as rooms
 from hmi_kernels.encoder.ahead import AHEAD_FIELDS, fetch
 from hmi_kernels.encoder.change import CHANGE_FIELDS, set_changes, set_runs
-from hmi_kernels.encoder.product import MATRIX_FIELDS, even, multiply, tile
+from hmi_kernels.encoder.product import MATRIX_FIELDS, multiply, share, tile, tiles_of
 from hmi_kernels.encoder.room import operand, wide_operand
 from hmi_kernels.encoder.rowwise import added, copied, to_bfloats
 from hmi_kernels.encoder.tile import ROWS, STRIDE
@@ -102,12 +102,14 @@ def multiply_swiglu(
     rows' changes. out is bfloat16, but float32 if the kind is."""
     a, step, changes = get(room, rooms.A), get(room, rooms.STEP), get(room, rooms.CHANGES)
     gate, value = get(room, rooms.TILE), get(room, rooms.TILE) + ROWS * STRIDE
+    tiles = tiles_of(rows)
     for p in range(panels):
         r = 0
-        while r < rows:
-            n = even(rows - r)
-            tile(room, kind, matrix, p, n, a + r * step, step, r, changes, 0, gate, STRIDE)
-            tile(room, kind, matrix, panels + p, n, a + r * step, step, r, changes, 1, value, STRIDE)
+        for t in range(tiles):
+            n = share(rows - r, tiles - t)
+            mine = a + r * step
+            tile(room, kind, matrix, p, n, mine, step, r, t, tiles, changes, 0, gate, STRIDE)
+            tile(room, kind, matrix, panels + p, n, mine, step, r, t, tiles, changes, 1, value, STRIDE)
             for i in range(n):
                 to, at = out + (r + i) * out_step, i * STRIDE
                 if kind == FLOAT:

@@ -365,12 +365,12 @@ def run_layers(
             between()
 
 
-def scores(words: Words, x: Floats, room: Room) -> Floats:
-    """The scores of the next token: states float32 [rows, dim] after the last layer -> [rows, vocab, up to a
-    multiple of 64]. That of id 0, no token, and those beyond the vocabulary are -inf. A row's scores have the
-    same bits in every step."""
+def scores(words: Words, x: Floats, room: Room) -> tuple[Floats, Floats]:
+    """The scores of the next token, and the greatest of each 64: states float32 [rows, dim] after the last
+    layer -> [rows, vocab, up to a multiple of 64], and [rows, a 64th of that]. The score of id 0, no token,
+    and those beyond the vocabulary are -inf. A row's scores have the same bits in every step."""
     rows, panels = len(x), -(-words.vocab // COLUMNS)
-    out = np.empty((rows, panels * COLUMNS), np.float32)
+    out, tops = np.empty((rows, panels * COLUMNS), np.float32), np.empty((rows, panels), np.float32)
     if rows:
         assert x.dtype == np.float32
         assert x.flags.c_contiguous
@@ -384,22 +384,27 @@ def scores(words: Words, x: Floats, room: Room) -> Floats:
             words.dim,
             gain,
             eps,
-            panels,
+            words.vocab,
             record,
             out.ctypes.data,
+            tops.ctypes.data,
         )
-        out[:, words.vocab :] = -np.inf
-        out[:, 0] = -np.inf
-    return out
+    return out, tops
 
 
-def best(row: Floats, k: int, scale: float = 1.0) -> tuple[NDArray[np.int64], Floats, float]:
+def best(
+    row: Floats, k: int, scale: float = 1.0, tops: Floats | None = None
+) -> tuple[NDArray[np.int64], Floats, float]:
     """The k best words of a row of `scores`: their ids and scores, the best first and of equal ones the
-    lower id, and the logarithm of the sum of the exponentials of all scores times `scale`."""
+    lower id, and the logarithm of the sum of the exponentials of all scores times `scale`; -inf for a scale
+    of 0. tops: the greatest of each 64, if they are known."""
     ids, found = np.empty(k, np.int64), np.empty(k, np.float32)
     if rest := -len(row) % of_words.GROUP:
         row = np.pad(row, (0, rest), constant_values=-np.inf)
-    count, total = of_words.best(row, scale, ids, found)
+    if tops is None:
+        tops = np.empty(len(row) // of_words.GROUP, np.float32)
+        of_words.greatest(row.ctypes.data, len(tops), tops.ctypes.data)
+    count, total = of_words.best(row, tops, scale, ids, found)
     return ids[:count], found[:count], float(total)
 
 

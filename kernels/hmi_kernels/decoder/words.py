@@ -12,27 +12,14 @@ from hmi_kernels.decoder.rowwise import rms_normed
 from hmi_kernels.encoder import room as rooms
 from hmi_kernels.encoder.product import multiply
 from hmi_kernels.encoder.room import operand
+from hmi_kernels.encoder.tile import STRIDE
 from hmi_kernels.encoder.vectors import F32, I64, LANES, Vectors, vectorised
-from hmi_kernels.jit import compiled, get, put, whole
+from hmi_kernels.jit import compiled, get, put, store_u32, whole
 
 GROUP = 64
-"""Scores whose greatest is known."""
-
-
-@whole
-def score(
-    kind: Any, words: Any, x: Any, rows: Any, d: Any, gain: Any, eps: Any, panels: Any, room: Any, out: Any
-) -> None:
-    """out float32 [rows, 64 panels] = RMSNorm(x float32 [rows, dim]) · the matrix `words`."""
-    middle, step = get(room, rooms.MIDDLE), 256 * panels
-    put(room, rooms.CHANGES, 0)
-    put(room, rooms.FETCH_LEFT, 0)
-    for begin in range(0, rows, BLOCK):
-        n = min(BLOCK, rows - begin)
-        for i in range(n):
-            rms_normed(x + 4 * d * (begin + i), gain, middle + 4 * d * i, eps, d // 16)
-        operand(kind, room, middle, n, d)
-        multiply(room, kind, words, n, 0, panels, panels, out + begin * step, step)
+"""Scores whose greatest is known: those of a panel."""
+LEAST = np.uint32(0xFF800000)
+"""The bits of -inf."""
 
 
 @vectorised(3)
@@ -48,6 +35,42 @@ def _greatest(v: Vectors, row: Any, groups: Any, out: Any) -> None:
         return []
 
     v.loop(groups, [], group)
+
+
+@whole
+def score(
+    kind: Any,
+    words: Any,
+    x: Any,
+    rows: Any,
+    d: Any,
+    gain: Any,
+    eps: Any,
+    vocab: Any,
+    room: Any,
+    out: Any,
+    tops: Any,
+) -> None:
+    """out float32 [rows, panels, GROUP] = RMSNorm(x float32 [rows, dim]) · the matrix `words`; tops float32
+    [rows, panels], the greatest of each panel. Word 0, and those from `vocab` on, are -inf."""
+    panels = (vocab + GROUP - 1) // GROUP
+    middle, step = get(room, rooms.MIDDLE), STRIDE * panels
+    put(room, rooms.CHANGES, 0)
+    put(room, rooms.FETCH_LEFT, 0)
+    for begin in range(0, rows, BLOCK):
+        n = min(BLOCK, rows - begin)
+        for i in range(n):
+            rms_normed(x + 4 * d * (begin + i), gain, middle + 4 * d * i, eps, d // 16)
+        operand(kind, room, middle, n, d)
+        for p in range(panels):
+            to = out + begin * step + p * STRIDE
+            multiply(room, kind, words, n, p, p + 1, panels, to, step)
+            for i in range(n):
+                if p == 0:
+                    store_u32(to + i * step, LEAST)
+                for j in range(vocab - GROUP * p, GROUP):
+                    store_u32(to + i * step + 4 * j, LEAST)
+                _greatest(to + i * step, 1, tops + 4 * (panels * (begin + i) + p))
 
 
 @vectorised(5)
@@ -78,14 +101,17 @@ def exponentials(row: Any, highest: Any, scale: Any, groups: Any, out: Any) -> N
 
 @compiled
 def best(
-    row: NDArray[np.float32], scale: float, ids: NDArray[np.int64], found: NDArray[np.float32]
+    row: NDArray[np.float32],
+    tops: NDArray[np.float32],
+    scale: float,
+    ids: NDArray[np.int64],
+    found: NDArray[np.float32],
 ) -> tuple[int, float]:
     """Write the len(ids) best of a row, a multiple of GROUP long, that are neither -inf nor not-a-number.
-    Returns how many there are, and the logarithm of the sum of the exponentials of all numbers times
-    `scale`, which is positive."""
+    tops: the greatest of each GROUP. Returns how many there are, and the logarithm of the sum of the
+    exponentials of all numbers times `scale`; -inf if the scale is 0, which says that no sum is wanted."""
     groups, k, count = len(row) // GROUP, len(ids), 0
-    tops, factor, total = np.empty(groups, np.float32), np.full(1, scale, np.float32), np.zeros(1, np.float32)
-    greatest(row.ctypes.data, groups, tops.ctypes.data)
+    factor, total = np.full(1, scale, np.float32), np.zeros(1, np.float32)
     for g in range(groups):
         # Of equal scores the lower id stands first, so a later one has to be greater.
         if count == k and not tops[g] > found[k - 1]:
@@ -100,7 +126,7 @@ def best(
                 found[at], ids[at] = found[at - 1], ids[at - 1]
                 at -= 1
             found[at], ids[at] = x, i
-    if count == 0:
-        return 0, -np.inf
+    if count == 0 or scale == 0:
+        return count, -np.inf
     exponentials(row.ctypes.data, found.ctypes.data, factor.ctypes.data, groups, total.ctypes.data)
     return count, scale * found[0] + np.log(total[0])

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from hmi_kernels.encoder.room import FETCH_COUNT, FETCH_LEFT, FETCH_NEXT, FETCH_RATE, FETCH_RUNS
+from hmi_kernels.encoder.room import FETCH_COUNT, FETCH_LEFT, FETCH_NEXT, FETCH_RATE, FETCH_RUNS, FETCHES
+from hmi_kernels.encoder.tile import VECTORS, passes_of
 from hmi_kernels.jit import get, put, whole
 
 FIRST, LAST, MODULE, FETCHED, UNTIL = range(5)
@@ -66,3 +67,24 @@ def fetched(room: Any, words: Any, t: Any) -> Any:
             return at
     put(room, FETCH_LEFT, 0)
     return 0
+
+
+@whole
+def set_fetches(room: Any, panel: Any, words: Any, n: Any, t: Any, tiles: Any) -> None:
+    """Set what tile t of a panel, of n rows, fetches: some of the panel behind this one, and of modules.
+
+    A panel is fetched in parts, by all of its tiles: in a burst the requests would wait for each other.
+    """
+    # A part is a line for each word of each of the tile's passes, and a panel has four lines for each word.
+    passes = passes_of(n)
+    part, behind = passes * LINE * words, panel + VECTORS * LINE * words
+    first, second = behind + t * part, fetched(room, passes * words, t)
+    if tiles * n == 1 or t * passes >= VECTORS:  # a row alone waits for memory, and requests only delay it
+        first = 0
+    elif second == 0 and (tiles + t) * passes < VECTORS:
+        second = behind + (tiles + t) * part
+    # Without a line to fetch, one that is there is.
+    put(room, FETCHES, first if first != 0 else room)
+    put(room, FETCHES + 1, LINE if first != 0 else 0)
+    put(room, FETCHES + 2, second if second != 0 else room)
+    put(room, FETCHES + 3, LINE if second != 0 else 0)

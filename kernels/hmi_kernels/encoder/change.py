@@ -25,8 +25,8 @@ from hmi_kernels.jit import get, load_i64, put, whole
 
 DOWN, COLUMNS, ACTIVATION, DOWN_BIAS, MATRIX = range(5)
 CHANGE_FIELDS = 4 + MATRIX_FIELDS
-"""A change: address of the panel down (0: no change) and its columns, a multiple of 8; the activation and
-the address of its bias; the matrix up, whose words are those of one part of the low-rank row."""
+"""A change: address of the panel down (0: no change) and its columns, 2, 4 or a multiple of 8; the activation
+and the address of its bias; the matrix up, whose words are those of one part of the low-rank row."""
 NONE, RELU, SILU = range(3)
 """Activations."""
 ON_QKV, ON_OUT, ATTN, AFTER_ATTN, ON_IN, ON_FFN, FFN, AFTER_FFN, AFTER_NORM = (
@@ -66,8 +66,8 @@ def lowered(
     to = low if kind == FLOAT else scratch
     rank = get(change, MATRIX + WORDS) * (1 if kind == FLOAT else 2)
     begin, end, of_module = first * rank // 8, (last * rank + 7) // 8, FLOAT if kind == FLOAT else BFLOAT
-    panel, code = get(change, DOWN), get(room, LOWER_CODE)
-    call_lower(code, of_module, begin, end, n, a, step, words, panel, to, 4 * width)
+    panel, code, columns = get(change, DOWN), get(room, LOWER_CODE), get(change, COLUMNS)
+    call_lower(code, of_module, columns, begin, end, n, a, step, words, panel, to, 4 * width)
     for i in range(n):
         if activation != NONE:
             activated(to + 4 * width * i, get(change, DOWN_BIAS), activation, width // 16)
@@ -136,7 +136,7 @@ def bottleneck(kind: Any, room: Any, change: Any, n: Any, source: Any, d: Any, y
     of_module = FLOAT if kind == FLOAT else BFLOAT
     low_step = low_width(change) * (4 if kind == FLOAT else 2)
     for p in range(d // 64):
-        tile(room, of_module, change + 8 * MATRIX, p, n, low, low_step, 0, 0, 0, scratch, STRIDE)
+        tile(room, of_module, change + 8 * MATRIX, p, n, low, low_step, 0, 0, 1, 0, 0, scratch, STRIDE)
         for i in range(n):
             added(scratch + STRIDE * i, y + 4 * d * i + STRIDE * p, 4)
 

@@ -14,8 +14,8 @@ from typing import Any
 from hmi_kernels.encoder import BFLOAT, FLOAT
 from hmi_kernels.encoder import room as rooms
 from hmi_kernels.encoder.attention import turned
-from hmi_kernels.encoder.change import DOWN, MATRIX, ON_QKV, low_width, set_changes
-from hmi_kernels.encoder.product import PANELS, WORDS, even, tile
+from hmi_kernels.encoder.change import COLUMNS, DOWN, MATRIX, ON_QKV, low_width, set_changes
+from hmi_kernels.encoder.product import PANELS, WORDS, even, share, tile, tiles_of
 from hmi_kernels.encoder.room import operand
 from hmi_kernels.encoder.rowwise import added, copied, softmax, to_bfloats
 from hmi_kernels.encoder.tile import STRIDE, call_lower, call_narrow
@@ -95,8 +95,8 @@ def keys_changed(
             for r in range(rows):
                 to_bfloats(a + 4 * d * r, get(room, rooms.BFLOATS) + 2 * d * r, d // 16)
             a, a_step = get(room, rooms.BFLOATS), 2 * d
-        down, code = get(change, DOWN), get(room, rooms.LOWER_CODE)
-        call_lower(code, of_module, begin, end, rows, a, a_step, a_step // 4, down, low, step)
+        down, columns, code = get(change, DOWN), get(change, COLUMNS), get(room, rooms.LOWER_CODE)
+        call_lower(code, of_module, columns, begin, end, rows, a, a_step, a_step // 4, down, low, step)
         narrow = get(room, rooms.NARROW_CODE)
         call_narrow(narrow, width, rows, low + 4 * rank, step, rank, pulled, 4 * width, more, 4 * width)
         added(more, scores + 4 * width * i, rows * width // LANES)
@@ -155,11 +155,12 @@ def turn_queries(kind: Any, room: Any, keys: Any, q: Any, n: Any, d: Any, heads:
     """means [heads, n, d] = each head's part of n queries, float32 [n, d], times that part of K."""
     operand(kind, room, q, n, d)
     a, step, words, panels = get(room, rooms.A), get(room, rooms.STEP), get(keys, WORDS), d // 64
+    tiles = tiles_of(n)
     for p in range(heads * panels):
         h, r = p // panels, 0
-        while r < n:
-            rows, to = even(n - r), means + 4 * d * (n * h + r) + STRIDE * (p - h * panels)
-            tile(room, kind, keys, p, rows, a + r * step + 4 * words * h, step, r, 0, 0, to, 4 * d)
+        for t in range(tiles):
+            rows, to = share(n - r, tiles - t), means + 4 * d * (n * h + r) + STRIDE * (p - h * panels)
+            tile(room, kind, keys, p, rows, a + r * step + 4 * words * h, step, r, t, tiles, 0, 0, to, 4 * d)
             r += rows
 
 
@@ -180,16 +181,18 @@ def valued(
 
     A tile has 64 columns, so those of other heads are computed too where a head has fewer, and left out.
     """
-    size, part, scratch = d // heads, d // 64, get(room, rooms.TILE)
+    size, part, scratch, tiles = d // heads, d // 64, get(room, rooms.TILE), tiles_of(n)
     for h in range(heads):
         operand(kind, room, means + 4 * d * n * h, n, d)
         set_changes(kind, room, runs, count, ON_QKV, 2, 3)
         a, step, changes = get(room, rooms.A), get(room, rooms.STEP), get(room, rooms.CHANGES)
         for p in range(size * h // 64, (size * (h + 1) + 63) // 64):
             begin, end, r = max(size * h, 64 * p), min(size * (h + 1), 64 * p + 64), 0
-            while r < n:
-                rows = even(n - r)
-                tile(room, kind, qkv, 2 * part + p, rows, a + r * step, step, r, changes, 2, scratch, STRIDE)
+            for t in range(tiles):
+                rows, panel = share(n - r, tiles - t), 2 * part + p
+                tile(
+                    room, kind, qkv, panel, rows, a + r * step, step, r, t, tiles, changes, 2, scratch, STRIDE
+                )
                 for i in range(rows):
                     to = context + 4 * (d * (r + i) + begin)
                     copied(scratch + STRIDE * i + 4 * (begin - 64 * p), to, (end - begin) // 16)

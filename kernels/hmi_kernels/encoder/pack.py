@@ -141,8 +141,9 @@ class MatrixChange:
     """Low-rank changes of the equal parts of one matrix, in the kernels' layout."""
 
     down: Array
-    """[columns / 8, pairs of words, 8, 2, numbers of a word]; the parts' columns follow one another, zeros
-    follow them."""
+    """[groups, words of a row / n, columns of a group, n words, numbers of a word]; the parts' columns follow
+    one another, zeros follow them. A group has 2, 4 or 8 columns, and n is 16 divided by them; only groups
+    of 8 may be several."""
     down_bias: Floats
     """[columns, up to a multiple of 16]; empty for a LoRA, as the bias of `up`."""
     activation: int
@@ -150,12 +151,12 @@ class MatrixChange:
 
     @property
     def columns(self) -> int:
-        return 8 * len(self.down)
+        return self.down.shape[0] * self.down.shape[2]
 
     @property
     def width(self) -> int:
         """Numbers from one low-rank row to the next: whole vectors of 16."""
-        return self.columns + self.columns % 16
+        return -(-self.columns // 16) * 16
 
 
 def pack_change(kind: int, parts: Sequence[LowRank | None]) -> MatrixChange:
@@ -166,7 +167,8 @@ def pack_change(kind: int, parts: Sequence[LowRank | None]) -> MatrixChange:
     (size_in,), (size_out,) = {p.down.shape[1] for p in given}, {p.up.shape[0] for p in given}
     most = max(p.down.shape[0] for p in given)
     rank = -(-most // per_word) * per_word
-    columns = -(-rank * len(parts) // 8) * 8
+    group = min(8, 1 << (max(2, rank * len(parts)) - 1).bit_length())
+    columns = -(-rank * len(parts) // group) * group
     down, up = np.zeros((columns, size_in), np.float32), np.zeros((len(parts), size_out, rank), np.float32)
     bias = up_bias = np.zeros(0, np.float32)
     for i, part in enumerate(parts):
@@ -176,9 +178,10 @@ def pack_change(kind: int, parts: Sequence[LowRank | None]) -> MatrixChange:
         down[i * rank : i * rank + own], up[i, :, :own] = part.down, part.up
         if part.down_bias is not None and part.up_bias is not None:
             assert len(parts) == 1
-            bias, up_bias = np.pad(part.down_bias, (0, columns + columns % 16 - own)), part.up_bias
+            bias, up_bias = np.pad(part.down_bias, (0, -(-columns // 16) * 16 - own)), part.up_bias
     numbers: Array = rounded(down) if kind == BFLOAT else down
-    panel = np.ascontiguousarray(numbers.reshape(columns // 8, 8, -1, 2, per_word).swapaxes(1, 2))
+    cut = numbers.reshape(columns // group, group, -1, 16 // group, per_word)
+    panel = np.ascontiguousarray(cut.swapaxes(1, 2))
     return MatrixChange(panel, bias, given[0].activation, pack_matrix(kind, up.reshape(-1, rank), up_bias))
 
 

@@ -35,6 +35,10 @@ from hmi_kernels.jit import get, put, whole
     FETCH_NEXT,
     FETCH_LEFT,
     FETCH_RATE,
+    FETCHES,
+    _,
+    _,
+    _,
     NEXT_COUNT,
     NEXT_RUNS,
     RUNS,
@@ -43,8 +47,8 @@ from hmi_kernels.jit import get, put, whole
     TILE_CODE,
     NARROW_CODE,
     LOWER_CODE,
-) = range(34)
-FIELDS = 34
+) = range(38)
+FIELDS = 38
 """The operand of the next product: its first row A and bytes from row to row; the same rows as modules read
 them, with words of a row; and CHANGES, what the rows' modules add to that product, in CHANGED or 0. The other
 fields are buffers for the rows of a block of texts, except these: MEANS (`first.turn_queries`), TILE and
