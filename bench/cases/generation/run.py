@@ -457,7 +457,7 @@ def found_rows(lower: CausalLower) -> Rows:
         rows[lower.begin] = lower.first_row()
 
     def rows_of(wanted: Sequence[tuple[Answer, int, int]]) -> Tensor:
-        return rows[[i for answer, begin, end in wanted for i in answer.ids[begin:end]]]
+        return rows[[i for answer, begin, end in wanted for i in answer.span(begin, end)]]
 
     return rows_of
 
@@ -465,7 +465,7 @@ def found_rows(lower: CausalLower) -> Rows:
 def computed_rows(lower: CausalLower, wanted: Sequence[tuple[Answer, int, int]]) -> Tensor:
     """Rows as if a look-up found nothing: each token's longest n-gram passes through the lower layers."""
     windows = [
-        answer.ids[max(1, at - lower.n + 1) : at + 1]
+        answer.span(max(1, at - lower.n + 1), at + 1)
         for answer, begin, end in wanted
         for at in range(begin, end)
     ]

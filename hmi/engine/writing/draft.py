@@ -48,6 +48,8 @@ class Draft:
     release: Callable[[], None] = lambda: None
     """Called when its last event is sent: from then on it needs only its reader."""
     scores: list[TokenScore] = field(default_factory=list)
+    count: int = 0
+    """The number of its tokens. Its sequence has more after a stop string, if a step wrote several."""
 
     def __post_init__(self) -> None:
         self._text = AnswerText(self.tokenizer.decode, self.request.stops)
@@ -69,7 +71,7 @@ class Draft:
         failed = isinstance(self.outcome, Exception)
         if self.begun is None or (failed and not isinstance(self.outcome, DeadlineExceeded | CutShort)):
             return 0
-        return len(self.answer.ids) - (len(self.answer.prompt) if self.again else 0)
+        return self.count + (0 if self.again else len(self.answer.prompt))
 
     def heard(self, chosen: Chosen | None) -> list[Event]:
         """Take the next token, None if there is none, since no score is a number or its guide fails. Returns
@@ -83,8 +85,10 @@ class Draft:
         answer, now = self.answer, time.monotonic()
         self.first = self.first or now
         self.last = now
+        self.count += 1
+        whole = self.count == len(answer.written)  # else its end is that of a later token
         text = "" if chosen.id in answer.ends else self._text.push(chosen.id)
-        finish: Finish | None = answer.ended if answer.ended != "failed" else None
+        finish: Finish | None = answer.ended if whole and answer.ended != "failed" else None
         if self._text.stopped is not None:
             finish = "stop"
         elif finish is not None:
@@ -121,7 +125,7 @@ class Draft:
         guide = self.answer.guide
         if guide is None or guide.keeps("".join(self._whole)):
             return None
-        count, most = len(self.answer.written), self.answer.most
+        count, most = self.count, self.answer.most
         field, why = {
             "length": (
                 "max_tokens",
@@ -157,7 +161,7 @@ class Draft:
             finish,
             len(answer.prompt),
             answer.cached or 0,
-            len(answer.written),
+            self.count,
             self.scores,
             {name: round(ms, 3) for name, ms in timing.items()},
             self._looked_up(),
@@ -165,7 +169,8 @@ class Draft:
 
     def _looked_up(self) -> dict[str, int]:
         """Look all tokens up once more, to count what answered them and to record the misses."""
-        tokens = np.array(self.answer.ids[1:-1], np.int32)  # the last one was chosen, and is not read
+        end = len(self.answer.prompt) + self.count - 1  # the last one was chosen, and is not read
+        tokens = np.array(self.answer.ids[1:end], np.int32)
         offsets = np.array([0, len(tokens)], np.int64)
         _, hits = self.reader.lookup(tokens, offsets)
         if self.misses is not None:

@@ -154,9 +154,13 @@ class Writer:
     def _heard(self, found: Sequence[tuple[Answer, Chosen | None]]) -> list[tuple[Draft, Event]]:
         """Let drafts take their next tokens. Returns their events; those that have ended leave."""
         events: list[tuple[Draft, Event]] = []
-        self._spent.written += len(found)
-        for answer, chosen in found:
-            draft = self._written[answer]
+        for i, (answer, chosen) in enumerate(found):
+            draft = self._written.get(answer)
+            if draft is None:
+                continue  # an earlier one of its tokens in this step ended its text
+            self._spent.written += 1
+            if i and found[i - 1][0] is answer:
+                self._spent.rows[answer.tenant] += 1  # it was a guess, and has come true
             try:
                 mine = draft.heard(chosen)
             except Exception as error:  # such as damage that its last look-up finds: it is its own
@@ -182,7 +186,7 @@ class Writer:
         for answer, begin, end in wanted:
             draft, count = self._written[answer], end - begin
             draft.begun = draft.begun or time.monotonic()
-            self._spent.rows[answer.tenant] += count
+            self._spent.rows[answer.tenant] += min(end, len(answer.ids)) - begin
             if not begin:
                 made[at] = self.root.upper.first
             if end > 1:
@@ -210,7 +214,7 @@ class Writer:
         of their rows in `made`."""
         before = self.root.info.n - 1
         spans = [(max(1, begin - before), end) for _, begin, end, _ in parts]
-        texts = [draft.answer.ids[a:b] for (draft, *_), (a, b) in zip(parts, spans, strict=True)]
+        texts = [draft.answer.span(a, b) for (draft, *_), (a, b) in zip(parts, spans, strict=True)]
         offsets = np.cumsum([0, *map(len, texts)], dtype=np.int64)
         rows, _ = parts[0][0].reader.lookup(np.concatenate(texts).astype(np.int32), offsets)
         for (_, begin, end, last), stop in zip(parts, offsets[1:].tolist(), strict=True):
