@@ -89,7 +89,7 @@ def figures(
 
     works: dict[str, Callable[[], float]] = {}
     cases = [(kind, count, 0.0) for kind in prompts for count in COUNTS]
-    cases += [(kind, 1, 1.0) for kind in ("extract", "free")]
+    cases += [(kind, 1, 1.0) for kind in ("extract", "free") if kind in prompts]
     names = {}
     for precision, executor in executors.items():
         for kind, count, heat in cases:

@@ -202,9 +202,14 @@ class Writer:
 
     def _look_up_alone(self, part: tuple[Draft, int, int, int], made: Tensor) -> None:
         draft, begin, end, last = part
+        known = min(end, len(draft.answer.ids))
         try:
             self._look_up([part], made)
         except Exception as error:
+            if known < end:  # it may be of what is only guessed
+                made[last - (end - known) : last] = torch.nan
+                self._look_up_alone((draft, begin, known, last - (end - known)), made)
+                return
             draft.error = copy_of(error)
             draft.answer.kept = False  # its keys and values are no numbers
             made[last - (end - begin) : last] = torch.nan

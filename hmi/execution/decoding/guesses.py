@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-MOST = 8
+MOST = 16
 """The most guessed tokens of a text in one step."""
 BESIDE = 10
 """A step's work beside its rows, in rows: one of r rows takes about 10 + r, by the table of costs in design

@@ -92,12 +92,15 @@ class Answer:
         return self._guesses.of(self.ids, form, most, least) if most > 0 else []
 
     def take_all(self, rows: Sequence[ScoreRow]) -> list[Chosen | None]:
-        """Choose the next token by the first row, and as long as a choice is the guessed token, one more by the
-        next row. All rows up to the one that chose last have been read."""
+        """Choose the next token by the first row and, as long as a choice is the guessed token, one more by the
+        next row. Returns what `take` does of each."""
         guessed, known, found = self.guessed, len(self.ids), list[Chosen | None]()
         self.guessed = []
         for row, guess in zip(rows, [*guessed, None], strict=True):
             chosen = self.take(row)
+            if chosen is None and found:  # perhaps by the row of a token that only was guessed: it is read again
+                self.ended = None
+                break
             found.append(chosen)
             if chosen is None or self.ended is not None or chosen.id != guess:
                 break

@@ -7,7 +7,7 @@ import re
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -46,16 +46,12 @@ JSON = {
     "whitespace_flexible": True,
     "whitespace_pattern": " ?",
 }
-USUAL_JSON = {
-    "lenient": False,
-    "coerce_one_of": False,
-    "whitespace_flexible": False,
-    "item_separator": ", ",
-    "key_separator": ": ",
-}
-"""JSON with the spaces that most models write."""
 MOST_AHEAD = 64
-"""The most bytes of a form that are guessed ahead."""
+"""The most bytes of a form that are guessed ahead, or little more."""
+DEAREST_AHEAD_S = 0.001
+"""The CPU seconds of a look ahead after which a text has no further ones: it gains at most some steps."""
+SPACED = (b",", b":")
+"""Most models write a space after these."""
 _SPECIAL = re.compile(r"<\[|<\||%llguidance|\b(?:temperature|max_tokens)\s*=")
 """What a grammar may not have: it would ask for tokens without text, or for what a request has fields."""
 
@@ -138,14 +134,15 @@ class FormGuide:
         self,
         matcher: LLMatcher,
         fresh: LLMatcher,
-        likely: LLMatcher | None,
         tokenizer: LLTokenizer,
         ids_of: Callable[[str], Sequence[int]],
     ) -> None:
-        """matcher: at the beginning of the answer. fresh: stays there. likely: at the beginning of answers as
-        most models write them. ids_of: tokenises."""
-        self._matcher, self._fresh, self._tokenizer = matcher, fresh, tokenizer
-        self._likely, self._ids_of = likely, ids_of
+        """matcher: at the beginning of the answer. fresh: stays there. ids_of: tokenises as the root does."""
+        self._matcher, self._fresh, self._tokenizer, self._ids_of = matcher, fresh, tokenizer, ids_of
+        self._last = b""
+        """The last byte that was written."""
+        self._dear = False
+        """True if looking ahead took too long."""
         self._mask: NDArray[np.uint8] | None = None
         self.error: CutShort | None = None
 
@@ -177,13 +174,32 @@ class FormGuide:
         self._mask = None
         if not self._matcher.consume_token(id - 1):
             self.error = _stuck(self._matcher)
-        if self._likely is not None and not self._likely.consume_token(id - 1):
-            self._likely = None  # this text goes another way
+        self._last = self._tokenizer.decode_bytes([id - 1])[-1:] or self._last
 
     def ahead(self) -> Sequence[int]:
-        forced = b"" if self._likely is None else self._likely.compute_ff_bytes()
-        text = forced[:MOST_AHEAD].decode(errors="ignore")
-        return self._ids_of(text) if text else []
+        """See `Guide.ahead`. It asks copies: asking changes what a matcher counts as its cost."""
+        if self._dear or self.error is not None:
+            return []
+        begun, text, last = time.thread_time(), b"", self._last
+        matcher = self._matcher.deep_copy()
+        while len(text) < MOST_AHEAD:
+            forced = matcher.compute_ff_bytes()[:MOST_AHEAD] or self._spaced(matcher, last)
+            if not forced or not matcher.consume_tokens(self._tokenizer.tokenize_bytes(forced)):
+                break
+            text, last = text + forced, forced[-1:]
+        found = self._ids_of(text.decode(errors="ignore")) if text else []
+        self._dear = time.thread_time() - begun > DEAREST_AHEAD_S
+        return found
+
+    def _spaced(self, matcher: LLMatcher, last: bytes) -> bytes:
+        """What is forced but for one space that may come or not, as between the tokens of JSON: with the space
+        after a comma or a colon, else without."""
+        [space] = self._tokenizer.tokenize_bytes(b" ")
+        after = matcher.deep_copy()
+        if last.isdigit() or after.try_consume_tokens([space]) < 1 or after.validate_tokens([space]):
+            return b""
+        forced: bytes = after.compute_ff_bytes()[:MOST_AHEAD]
+        return b" " + forced if last in SPACED else forced
 
     def keeps(self, text: str) -> bool:
         matcher = self._fresh.deep_copy()
@@ -203,8 +219,7 @@ class Guides:
 
     def __init__(self, tokenizer: GenerativeTokenizer) -> None:
         self._source = tokenizer
-        self._kept: OrderedDict[str, tuple[LLMatcher, LLMatcher]] = OrderedDict()
-        """Each form, and what of it most models write."""
+        self._kept: OrderedDict[str, LLMatcher] = OrderedDict()
         self._lock = threading.Lock()
 
     def guide(self, form: Form) -> FormGuide:
@@ -219,9 +234,7 @@ class Guides:
             self._kept.move_to_end(form.key)
             if len(self._kept) > KEPT:
                 self._kept.popitem(last=False)
-            whole, likely = found
-            copies = whole.deep_copy(), whole, likely.deep_copy()
-            return FormGuide(*copies, self._tokenizer, self._ids_of)
+            return FormGuide(found.deep_copy(), found, self._tokenizer, self._ids_of)
 
     def _ids_of(self, text: str) -> Sequence[int]:
         (encoded,) = self._source.encode([text], len(text.encode()) + 2)
@@ -239,33 +252,32 @@ class Guides:
         ends = [id - 1 for id in self._source.ends]
         return LLTokenizer(self._source.fast.to_str(), eos_token=ends or None)
 
-    def _compiled(self, form: Form) -> tuple[LLMatcher, LLMatcher]:
+    def _compiled(self, form: Form) -> LLMatcher:
         tokenizer = self._tokenizer  # which fails if the package is missing
         from llguidance import LLMatcher, LLParserLimits
 
         field = next(f"{form.place}.{name}" for name in _FIELDS if getattr(form, name) not in (None, False))
         try:
-            grammar, usual = _grammar(LLMatcher, form, JSON), _grammar(LLMatcher, form, USUAL_JSON)
+            grammar = _grammar(LLMatcher, form)
         except ValueError as error:
             raise InvalidInput(f"{field} cannot be read: {error}", field=field) from error
-        limits = LLParserLimits(**LIMITS)
-        made = LLMatcher(tokenizer, grammar, log_level=0, limits=limits)
+        made = LLMatcher(tokenizer, grammar, log_level=0, limits=LLParserLimits(**LIMITS))
         begun = made if made.is_error() else made.deep_copy()
         if not begun.is_error():
             begun.compute_bitmask()
         if begun.is_error():
             raise InvalidInput(f"{field} cannot be kept: {_reason(begun)}", field=field)
-        return made, made if usual == grammar else LLMatcher(tokenizer, usual, log_level=0, limits=limits)
+        return made
 
 
 _FIELDS = ("json_schema", "json", "choices", "regex", "grammar")
 
 
-def _grammar(library: Any, form: Form, how: Mapping[str, Any]) -> str:
-    """The form as the library takes it. how: it writes JSON. Raises ValueError."""
+def _grammar(library: Any, form: Form) -> str:
+    """The form as the library takes it. Raises ValueError."""
     if form.json or form.json_schema is not None:
         schema = {"type": "object"} if form.json_schema is None else dict(form.json_schema)
-        return str(library.grammar_from_json_schema(json.dumps(schema), overrides=dict(how)))
+        return str(library.grammar_from_json_schema(json.dumps(schema), overrides=JSON))
     if form.regex is not None:
         return str(library.grammar_from_regex(form.regex))
     if form.choices is not None:

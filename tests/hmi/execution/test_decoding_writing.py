@@ -63,10 +63,18 @@ def table_of(lower: CausalLower) -> Tensor:
     return rows
 
 
-def writing(parts: Parts, way: str, pages: int, step_rows: int = 64, shares: Shares | None = None) -> Writing:
+def writing(
+    parts: Parts,
+    way: str,
+    pages: int,
+    step_rows: int = 64,
+    shares: Shares | None = None,
+    *,
+    guesses: bool = True,
+) -> Writing:
     lower, upper = parts
     executor = executor_of(way, upper, pages, slots=SLOTS, seed=pages)
-    return Writing(executor, rows_of(lower), step_rows=step_rows, shares=shares)
+    return Writing(executor, rows_of(lower), step_rows=step_rows, shares=shares, guesses=guesses)
 
 
 def rows_of(lower: CausalLower) -> RowsOf:
@@ -202,7 +210,7 @@ def test_nothing_is_kept_of_an_owner_that_went_while_its_sequences_ran_or_waited
 def test_what_the_first_step_found_is_told_also_of_a_sequence_that_was_set_back(
     parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    writer, prompt = writing(parts, "plain", pages=8), [BEGIN, *range(2, 55)]
+    writer, prompt = writing(parts, "plain", pages=8, guesses=False), [BEGIN, *range(2, 55)]
     run(writer, [Answer("a", prompt[: 2 * PAGE + 1], 1)])
     begin, found = writer.arena.begin, list[int]()
 
