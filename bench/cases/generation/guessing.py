@@ -69,7 +69,9 @@ def figures(
     ends, guides, told = frozenset(tokenizer.ends), Guides(tokenizer), dict[str, list[Answer]]()
     shares = dict[str, float]()
 
-    def work(name: str, executor: StepExecutor, kind: str, count: int, heat: float, *, guesses: bool) -> float:
+    def work(
+        name: str, executor: StepExecutor, kind: str, count: int, heat: float, *, guesses: bool
+    ) -> float:
         writer, most = Writing(executor, rows_of, guesses=guesses), 1 if count > 1 else 4
         wanted = prompts[kind][: max(count, most)]
         told[name] = [

@@ -22,7 +22,7 @@ USUAL = (0.97, 0.0, 0.35, 0.55, 0.65, 0.7, 0.85)
 or more it is that of greedy texts that copy, so a text tries them."""
 WEIGHT = 2.0
 """The number of guesses that `USUAL` counts for."""
-KEPT = 0.97
+KEPT = 0.98
 """The share of a guess that still counts one step later. So what was given up is tried again."""
 
 

@@ -98,7 +98,9 @@ class Answer:
         self.guessed = []
         for row, guess in zip(rows, [*guessed, None], strict=True):
             chosen = self.take(row)
-            if chosen is None and found:  # perhaps by the row of a token that only was guessed: it is read again
+            if (
+                chosen is None and found
+            ):  # perhaps by the row of a token that only was guessed: it is read again
                 self.ended = None
                 break
             found.append(chosen)
@@ -310,7 +312,9 @@ class Writing:
         for (answer, count), part in zip(chunks.items(), parts, strict=True):
             before, answer.done = answer.done, answer.done + count
             if part.scored:
-                found += [(answer, chosen) for chosen in self._taken(answer, list(islice(scores, part.scored)))]
+                found += [
+                    (answer, chosen) for chosen in self._taken(answer, list(islice(scores, part.scored)))
+                ]
             if answer.kept and answer.done // PAGE > before // PAGE:
                 self.arena.keep(answer.owner, answer.ids[: answer.done], answer.pages)
             if answer.ended is not None:
@@ -364,8 +368,8 @@ class Writing:
         return chunks
 
     def _guess(self, chunks: dict[Answer, int], some: Iterable[Answer], left: int) -> int:
-        """Let guesses join behind those of some sequences that are read to their end, at most `left`. Returns
-        their number.
+        """Let guesses join behind those of some sequences that are read to their end, in at most a quarter of
+        the rows that are `left`. Returns their number.
 
         They set nothing back. Beside other tenants' texts a guess must be likelier than not, and there are at
         most as many as texts: so a step takes at most twice its rows, and no tenant waits long for another's
@@ -374,7 +378,8 @@ class Writing:
         if not self._guesses:
             return 0
         texts = [each for each, count in chunks.items() if each.done + count >= len(each.ids)]
-        least, before = worth(len(texts)), left
+        left = before = left // 4  # prompts that wait are read all the same
+        least = worth(len(texts))
         if len({each.tenant for each in texts}) > 1:
             least, left = max(least, 0.5), min(left, len(texts))
         for answer in self._by_turn([each for each in some if each in texts]):
