@@ -17,9 +17,10 @@ from hmi.model.text.generative import GenerativeTokenizer
 from hmi.model.text.guides import Guides
 from hmi.model.text.sampling import Sampling
 
-WORDS, MOST = 120, 96
+WORDS, MOST = 120, 64
 """Words of the text that a prompt asks about, and the most tokens of an answer."""
-COUNTS = (1, 4, 16)
+COUNTS, LONE = (1, 4, 16), 4
+"""Sequences that are written at a time. Of single ones, so many are written one after another."""
 FACTS = Form(
     json_schema={
         "type": "object",
@@ -72,8 +73,8 @@ def figures(
     def work(
         name: str, executor: StepExecutor, kind: str, count: int, heat: float, *, guesses: bool
     ) -> float:
-        writer, most = Writing(executor, rows_of, guesses=guesses), 1 if count > 1 else 4
-        wanted = prompts[kind][: max(count, most)]
+        writer = Writing(executor, rows_of, guesses=guesses)
+        wanted = prompts[kind][: max(count, LONE)]
         told[name] = [
             Answer(
                 object(),

@@ -37,20 +37,24 @@ class Owner(NamedTuple):
 
 @dataclass
 class Spent:
-    """The cost of a step: rows by tenant, written tokens, CPU seconds, sequences that were set back."""
+    """The cost of a step: rows by tenant, written tokens, CPU seconds, sequences that were set back; the
+    tokens that were guessed, and those of them that came true."""
 
     rows: Counter[str] = field(default_factory=Counter)
     written: int = 0
     seconds: float = 0.0
     set_back: int = 0
+    guessed: int = 0
+    true: int = 0
 
 
 class Writer:
     """The answers of one root. `step` and what it calls run on a compute thread, one step at a time. The
     rest is used on the event loop, but `forget` on any thread."""
 
-    def __init__(self, root: GenerativeRoot, executor: StepExecutor) -> None:
-        self.root, self.executor = root, executor
+    def __init__(self, root: GenerativeRoot, executor: StepExecutor, *, guesses: bool = True) -> None:
+        """guesses: see `Writing`."""
+        self.root, self.executor, self._guesses = root, executor, guesses
         self.context = min(root.info.shape.positions, executor.pages * PAGE)
         """The most tokens of a prompt and its answer."""
         self.guides = Guides(root.tokenizer)
@@ -64,7 +68,7 @@ class Writer:
 
     def _fresh(self) -> None:
         self._turns, self._written = Turns(), dict[Answer, Draft]()
-        self._writing = Writing(self.executor, self._rows_of, shares=self._turns)
+        self._writing = Writing(self.executor, self._rows_of, shares=self._turns, guesses=self._guesses)
         self._spent = Spent()
 
     @property
@@ -112,7 +116,8 @@ class Writer:
     @torch.inference_mode()
     def step(self, deliver: Deliver, way: RightOfWay) -> Spent:
         """Run one step, and return what it took. Answers go to `deliver` as soon as they are there."""
-        cpu, before, self._spent = time.thread_time(), self._writing.set_back, Spent()
+        cpu, writing, self._spent = time.thread_time(), self._writing, Spent()
+        before = writing.set_back, writing.guessed, writing.true
         while self._leaving:
             draft = self._leaving.popleft()
             self._writing.remove(draft.answer)
@@ -132,8 +137,10 @@ class Writer:
         way.give()
         deliver(self._heard(found))
         self._spent.seconds = time.thread_time() - cpu
-        self._spent.set_back = self._writing.set_back - before
-        return self._spent
+        spent, (set_back, guessed, true) = self._spent, before
+        spent.set_back = writing.set_back - set_back
+        spent.guessed, spent.true = writing.guessed - guessed, writing.true - true
+        return spent
 
     def _taken_in(self) -> list[tuple[Draft, Event]]:
         """Let new drafts join. Returns the errors of those that cannot."""

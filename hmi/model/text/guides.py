@@ -187,7 +187,7 @@ class FormGuide:
             if not forced or not matcher.consume_tokens(self._tokenizer.tokenize_bytes(forced)):
                 break
             text, last = text + forced, forced[-1:]
-        found = self._ids_of(text.decode(errors="ignore")) if text else []
+        found = self._ids_of(_characters(text))
         self._dear = time.thread_time() - begun > DEAREST_AHEAD_S
         return found
 
@@ -291,6 +291,14 @@ def _grammar(library: Any, form: Form) -> str:
 def _quoted(text: str) -> str:
     """A text as a string of Lark's."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _characters(text: bytes) -> str:
+    """The text before the first bytes that are no whole character."""
+    try:
+        return text.decode()
+    except UnicodeDecodeError as error:
+        return text[: error.start].decode()
 
 
 def _stuck(matcher: LLMatcher) -> CutShort:

@@ -66,7 +66,7 @@ def test_what_does_not_come_true_is_given_up_and_tried_again_later() -> None:
             found = guesses.of(ids[:end], [], MOST, least)
             wrong = found[:1] != ids[end : end + 1] or end == len(ids)
             if end == len(ids) - 1:
-                tries.append(step) if found else None
+                tries += [step] * bool(found)
                 guesses.told(0)
             elif found:
                 guesses.told(0 if wrong else 1)
@@ -81,7 +81,7 @@ def test_a_text_that_copies_soon_guesses_as_many_as_it_may_and_one_beside_many_o
     while len(ids) < 500:
         found = guesses.of(ids, [], MOST, worth(1))
         counts.append(len(found))
-        ids += [id for id in found] + [ids[len(ids) + len(found) - 298]]
+        ids += [*found, ids[len(ids) + len(found) - 298]]
         guesses.told(len(found))
     assert counts[0] < MOST
     assert counts[-1] == MOST

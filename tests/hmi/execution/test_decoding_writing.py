@@ -102,7 +102,8 @@ def prompts(count: int, seed: int, longest: int = 40) -> Iterator[list[int]]:
 
 @torch.inference_mode()
 def run(writer: Writing, answers: Sequence[Answer], seed: int = 0) -> list[tuple[Answer, Chosen | None]]:
-    """Run to the end. Sequences join one by one, and some before others have ended. Returns what the steps do."""
+    """Run to the end. Sequences join one by one, and some before others have ended. Returns what each step
+    returns, one after another."""
     draw, waiting, told = random.Random(seed), list(answers), list[tuple[Answer, Chosen | None]]()
     while waiting or len(writer):
         while waiting and (not len(writer) or draw.random() < 0.6):
@@ -187,8 +188,9 @@ def test_a_text_is_the_same_alone_and_in_any_company(parts: Parts, wants: Sampli
 def test_guesses_change_no_text_whether_they_are_right_or_wrong(
     parts: Parts, monkeypatch: pytest.MonkeyPatch, wants: Sampling, right: float
 ) -> None:
-    """Each guessed token is what will be written with the probability `right`. Half of the texts have company,
-    as many run out of pages, and some spell what they must."""
+    """Each guessed token is what will be written with the probability `right`. Some texts spell what they
+    must. All are the same alone and together, with few rows a step, and with so few pages that some are set
+    back."""
     spelled = [list(range(10 + i, 40 + i)) for i in range(3)]
 
     def answers() -> list[Answer]:
@@ -255,7 +257,8 @@ def test_a_step_has_few_guesses_beside_other_tenants_texts_and_none_in_a_full_on
         with torch.inference_mode():
             while min(len(answer.ids) for answer in writer._answers) == 2:
                 writer.step()
-            wanted.clear(), ran.clear()
+            wanted.clear()
+            ran.clear()
             writer.step()
         assert wanted == expected
         assert ran == [4 + sum(min(most, 5) for most, _ in expected)]
