@@ -173,7 +173,7 @@ class Metrics:
                 self._plot.labels(order).inc(count)
 
     def wrote(self, tokens: int, guessed: int, true: int) -> None:
-        """Count the tokens that a step has written, those it had guessed, and those of them that came true."""
+        """Count the tokens that a step has written, those that it guessed, and of these the true ones."""
         for kind, count in (("written", tokens), ("guessed", guessed), ("true", true)):
             self._writing.tokens.labels(kind).inc(count)
 

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import torch
 
 from bench.harness.report import Figure, in_turn, median_ratio
+from hmi.errors import InvalidInput
 from hmi.execution.decoding.base import PAGE, StepExecutor
+from hmi.execution.decoding.compiled import CompiledDecoder
 from hmi.execution.decoding.writing import Answer, RowsOf, Writing
+from hmi.execution.precision import available
+from hmi.model.sources.generative_root import UpperDecoder
 from hmi.model.text.form import Form
 from hmi.model.text.generative import GenerativeTokenizer
 from hmi.model.text.guides import Guides
@@ -54,83 +58,71 @@ LEAST = 0.97
 """The least gain of all others: what guesses may cost a text."""
 
 
-def figures(
-    executors: Mapping[str, StepExecutor],
-    tokenizer: GenerativeTokenizer,
-    rows_of: RowsOf,
-    texts: Sequence[str],
-    runs: int,
-) -> Iterator[Figure]:
-    """Yield the number of texts that guesses changed, and for each kind of text the gain in tokens a second of
-    CPU time after the first token, with the tokens of a step and the share of guesses that came true.
+Works = dict[str, Callable[[], float]]
 
-    texts: English prose. executors: by precision, each with pages for 16 sequences.
-    """
-    prompts = _prompts(tokenizer, " ".join(texts).split())
-    ends, guides, told = frozenset(tokenizer.ends), Guides(tokenizer), dict[str, list[Answer]]()
-    shares = dict[str, float]()
+
+def figures(
+    upper: UpperDecoder, tokenizer: GenerativeTokenizer, rows_of: RowsOf, text: str, runs: int
+) -> Iterator[Figure]:
+    """Yield the number of texts that guesses changed, and for each kind of text the gain in tokens a second
+    of CPU time after the first token, with the share of guesses that came true. text: English prose."""
+    try:
+        prompts, guides = _prompts(tokenizer, text.split()), Guides(tokenizer)
+        guides.guide(FACTS)
+    except InvalidInput as error:
+        yield Figure("guesses_over_none", None, "x", LEAST, why=error.message)
+        return
+    pages = max(COUNTS) * max(-(-(len(ids) + MOST) // PAGE) for some in prompts.values() for ids in some)
+    works, told = Works(), dict[str, list[Answer]]()
+    shares, kinds = dict[str, float](), dict[str, tuple[str, int]]()
 
     def work(
         name: str, executor: StepExecutor, kind: str, count: int, heat: float, *, guesses: bool
     ) -> float:
-        writer = Writing(executor, rows_of, guesses=guesses)
-        wanted = prompts[kind][: max(count, LONE)]
-        told[name] = [
-            Answer(
-                object(),
-                ids,
-                MOST,
-                ends,
-                sampling=Sampling(temperature=heat, seed=i),
-                guide=guides.guide(FACTS) if kind == "form" else None,
+        writer, told[name] = Writing(executor, rows_of, guesses=guesses), []
+        for i, ids in enumerate(prompts[kind][: max(count, LONE)]):
+            guide, sampling = guides.guide(FACTS) if kind == "form" else None, Sampling(heat, seed=i)
+            told[name].append(
+                Answer(object(), ids, MOST, frozenset(tokenizer.ends), sampling=sampling, guide=guide)
             )
-            for i, ids in enumerate(wanted)
-        ]
         rate = _rate(writer, told[name], count)
         shares[name] = writer.true / max(1, writer.guessed)
         return rate
 
-    works: dict[str, Callable[[], float]] = {}
     cases = [(kind, count, 0.0) for kind in prompts for count in COUNTS]
-    cases += [(kind, 1, 1.0) for kind in ("extract", "free") if kind in prompts]
-    names = {}
-    for precision, executor in executors.items():
-        for kind, count, heat in cases:
+    for precision in [each for each in available() if each != "fp32"]:
+        executor = CompiledDecoder(upper, pages, precision)
+        for kind, count, heat in [*cases, ("extract", 1, 1.0), ("free", 1, 1.0)]:
             name = f"{precision}_{kind}_{count}{'_drawn' if heat else ''}"
-            names[name] = kind, count
-            for how in (True, False):
-                key = f"{name}_{'guessed' if how else 'plain'}"
-                works[key] = partial(work, key, executor, kind, count, heat, guesses=how)
+            kinds[name] = kind, count
+            for how, guesses in (("guessed", True), ("plain", False)):
+                key = f"{name}_{how}"
+                works[key] = partial(work, key, executor, kind, count, heat, guesses=guesses)
     turns = in_turn(works, runs)
-    ids = {key: [answer.ids for answer in answers] for key, answers in told.items()}
-    differ = sum(
-        a != b for name in names for a, b in zip(ids[f"{name}_guessed"], ids[f"{name}_plain"], strict=True)
-    )
-    yield Figure("texts_that_guesses_change", differ, "", 0, False, sum(map(len, ids.values())) // 2)
-    for name, (kind, count) in names.items():
-        guessed, plain = f"{name}_guessed", f"{name}_plain"
+    pairs = [
+        pair for name in kinds for pair in zip(told[f"{name}_guessed"], told[f"{name}_plain"], strict=True)
+    ]
+    differ = sum(one.ids != other.ids for one, other in pairs)
+    yield Figure("texts_that_guesses_change", differ, "", 0, False, len(pairs))
+    for name, about in kinds.items():
+        plain, guessed = f"{name}_plain", f"{name}_guessed"
         yield Figure(plain, statistics.median(turns[plain]), "tokens/s", runs=runs)
-        gain = median_ratio(turns, guessed, plain)
-        goal = LEAST if name.endswith("_drawn") else GOALS.get((kind, count), LEAST)
+        goal = LEAST if name.endswith("_drawn") else GOALS.get(about, LEAST)
         peer = f"{shares[guessed]:.0%} of the guesses came true"
+        gain = median_ratio(turns, guessed, plain)
         yield Figure(f"{name}_guesses_over_none", gain, "x", goal, True, runs, peer)
 
 
 def _prompts(tokenizer: GenerativeTokenizer, words: Sequence[str]) -> dict[str, list[list[int]]]:
-    """16 prompts of each kind."""
-    step = len(words) // max(COUNTS)
+    """16 prompts of each kind. Raises InvalidInput if the model has no chats."""
+    step, whole = len(words) // max(COUNTS), 1 << 20
     passages = [" ".join(words[i * step : i * step + WORDS]) for i in range(max(COUNTS))]
-    chats = {
-        kind: [tokenizer.chat([{"role": "user", "content": f"{asked}\n\n{text}"}]) for text in passages]
-        for kind, asked in ASKED.items()
-    }
-    halves = [text[: len(text) // 2] for text in passages]
-    whole = 1 << 20
-    found = {
-        kind: [list(each.ids) for each in tokenizer.encode(some, whole, specials=True)]
-        for kind, some in chats.items()
-    }
-    return {**found, "free": [list(each.ids) for each in tokenizer.encode(halves, whole)]}
+    found = {}
+    for kind, asked in ASKED.items():
+        chats = [tokenizer.chat([{"role": "user", "content": f"{asked}\n\n{text}"}]) for text in passages]
+        found[kind] = tokenizer.encode(chats, whole, specials=True)
+    found["free"] = tokenizer.encode([text[: len(text) // 2] for text in passages], whole)
+    return {kind: [list(each.ids) for each in some] for kind, some in found.items()}
 
 
 @torch.inference_mode()
@@ -141,7 +133,7 @@ def _rate(writer: Writing, answers: Sequence[Answer], count: int) -> float:
         some = answers[begin : begin + count]
         for answer in some:
             writer.add(answer)
-        while not all(answer.written or answer.ended for answer in some):
+        while not all(answer.written for answer in some):
             writer.step()
         before, begun = sum(len(answer.written) for answer in some), time.process_time()
         while len(writer):
@@ -149,8 +141,3 @@ def _rate(writer: Writing, answers: Sequence[Answer], count: int) -> float:
         took += time.process_time() - begun
         written += sum(len(answer.written) for answer in some) - before
     return written / took
-
-
-def pages_of(tokens: int) -> int:
-    """The pages of 16 sequences of a prompt of so many tokens and an answer."""
-    return max(COUNTS) * -(-(tokens + MOST) // PAGE)

@@ -21,8 +21,8 @@ PAGE = 16
 
 @dataclass(frozen=True)
 class Part:
-    """The tokens of one sequence that a step runs: one if it decodes, or a chunk of its prompt, and guesses of
-    what follows."""
+    """The tokens of one sequence that a step runs: one if it decodes, or a chunk of its prompt, and then
+    guesses of what follows."""
 
     begin: int
     """The first token's position in the sequence, from 0."""
@@ -75,7 +75,8 @@ class StepExecutor(Protocol):
 
         x: float32 [rows, dim], the parts' rows one after another, as a look-up gives them.
         between: called between layers. An executor on a device may leave out calls for a flag.
-        Returns the scores of the parts' rows that want them, in their order. Id 0 and numbers that are no id score -inf.
+        Returns the scores of the rows that want them, in their order. Id 0 and numbers that are no id score
+        -inf.
         Raises PagesLost if every sequence must be read anew.
         """
         ...

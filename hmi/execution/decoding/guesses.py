@@ -18,8 +18,7 @@ note 35."""
 FORM, LEAST, LONGEST = 0, 2, 6
 """The kinds of guesses: by the form, and by what followed the last 2, 3, …, or 6 and more ids."""
 USUAL = (0.97, 0.0, 0.35, 0.55, 0.65, 0.7, 0.85)
-"""By kind: the share of guesses that come true, before a text has said anything else. For what follows five ids
-or more it is that of greedy texts that copy, so a text tries them."""
+"""By kind: the share of guesses that come true, as long as a text has not shown another."""
 WEIGHT = 2.0
 """The number of guesses that `USUAL` counts for."""
 KEPT = 0.98

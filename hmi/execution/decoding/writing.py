@@ -92,16 +92,14 @@ class Answer:
         return self._guesses.of(self.ids, form, most, least) if most > 0 else []
 
     def take_all(self, rows: Sequence[ScoreRow]) -> list[Chosen | None]:
-        """Choose the next token by the first row and, as long as a choice is the guessed token, one more by the
-        next row. Returns what `take` does of each."""
+        """Choose the next token by the first row and, as long as a choice is the guessed token, one more by
+        the next row. Returns what `take` does of each."""
         guessed, known, found = self.guessed, len(self.ids), list[Chosen | None]()
         self.guessed = []
         for row, guess in zip(rows, [*guessed, None], strict=True):
             chosen = self.take(row)
-            if (
-                chosen is None and found
-            ):  # perhaps by the row of a token that only was guessed: it is read again
-                self.ended = None
+            if chosen is None and found:
+                self.ended = None  # the row may be at fault, and is read again as the text's own
                 break
             found.append(chosen)
             if chosen is None or self.ended is not None or chosen.id != guess:
@@ -185,8 +183,8 @@ class Writing:
         shares: Shares | None = None,
         guesses: bool = True,
     ) -> None:
-        """shares: None lets sequences go in the order of their arrival. guesses: whether steps may read guessed
-        tokens. That changes no text."""
+        """shares: None lets sequences go in the order of their arrival. guesses: whether steps may read
+        guessed tokens. That changes no text."""
         self._executor, self._rows_of, self._step_rows = executor, rows_of, step_rows
         self._shares = _NoShares() if shares is None else shares
         self._guesses = guesses
@@ -251,8 +249,8 @@ class Writing:
 
         in_long: done between the layers of a long step. It may call `add` and `let_in`, nothing else.
         in_short: done between those of another step. It may call nothing.
-        Returns each sequence that has a new token, with that token, and each that failed, with None. A sequence
-        whose guesses came true has several, one after another.
+        Returns each sequence that has a new token, with that token, and each that failed, with None. A
+        sequence whose guesses came true has several, one after another.
         """
         self._running = chunks = self._plan()
         rows = sum(chunks.values())

@@ -192,11 +192,10 @@ class FormGuide:
         return found
 
     def _spaced(self, matcher: LLMatcher, last: bytes) -> bytes:
-        """What is forced but for one space that may come or not, as between the tokens of JSON: with the space
-        after a comma or a colon, else without."""
-        [space] = self._tokenizer.tokenize_bytes(b" ")
-        after = matcher.deep_copy()
-        if last.isdigit() or after.try_consume_tokens([space]) < 1 or after.validate_tokens([space]):
+        """What is forced but for one space that may come or not, as between the tokens of JSON: with the
+        space after a comma or a colon, else without."""
+        space, after = self._tokenizer.tokenize_bytes(b" "), matcher.deep_copy()
+        if last.isdigit() or after.try_consume_tokens(space) < len(space) or after.validate_tokens(space):
             return b""
         forced: bytes = after.compute_ff_bytes()[:MOST_AHEAD]
         return b" " + forced if last in SPACED else forced

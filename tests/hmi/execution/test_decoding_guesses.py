@@ -1,4 +1,4 @@
-"""Guesses of a text's next tokens against an obvious search, and how a text gives up what does not come true."""
+"""Guesses of a text's next tokens against an obvious search, and how a text gives up those that fail."""
 
 from __future__ import annotations
 
