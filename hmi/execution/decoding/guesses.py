@@ -12,12 +12,12 @@ import numpy as np
 
 MOST = 16
 """The most guessed tokens of a text in one step."""
-BESIDE = 10
-"""A step's work beside its rows, in rows: one of r rows takes about 10 + r, by the table of costs in design
-note 35."""
+BESIDE = 8
+"""A step's work beside its rows, in rows. One of r rows takes about 10 + r (design note 35); the rest leaves
+room for what a guess and a row's choice cost, and for shares that are not known well."""
 FORM, LEAST, LONGEST = 0, 2, 6
 """The kinds of guesses: by the form, and by what followed the last 2, 3, …, or 6 and more ids."""
-USUAL = (0.97, 0.0, 0.35, 0.55, 0.65, 0.7, 0.85)
+USUAL = (0.97, 0.0, 0.3, 0.5, 0.55, 0.6, 0.75)
 """By kind: the share of guesses that come true, as long as a text has not shown another."""
 WEIGHT = 2.0
 """The number of guesses that `USUAL` counts for."""

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hmi.errors import InvalidInput
 from hmi.execution.decoding.base import PAGE, Between
-from hmi.execution.decoding.guesses import Guesses
+from hmi.execution.decoding.guesses import Guesses, worth
 from hmi.execution.decoding.sampling import Chosen
 from hmi.execution.decoding.writing import Answer, RowsOf, Shares, Writing, _NoShares
 from hmi.execution.precision import available
@@ -246,9 +246,9 @@ def test_a_step_has_few_guesses_beside_other_tenants_texts_and_none_in_a_full_on
 
     monkeypatch.setattr(Writing, "_run", counted)
     for tenants, step_rows, expected in (
-        ("aaaa", 64, [(15, 4 / 14), (10, 4 / 14), (5, 4 / 14)]),
+        ("aaaa", 64, [(15, worth(4)), (10, worth(4)), (5, worth(4))]),
         ("aaab", 64, [(4, 0.5)]),
-        ("aaaa", 12, [(2, 4 / 14)]),
+        ("aaaa", 12, [(2, worth(4))]),
         ("aaaa", 7, []),
     ):
         writer = writing(parts, "plain", 40, step_rows)
