@@ -18,7 +18,7 @@ from hmi.execution.precision import available
 from hmi.model.sources.generative_root import UpperDecoder
 from hmi.model.text.form import Form
 from hmi.model.text.generative import GenerativeTokenizer
-from hmi.model.text.guides import Guides
+from hmi.model.text.guides import Guide, Guides, Spelling
 from hmi.model.text.sampling import Sampling
 
 WORDS, MOST = 120, 64
@@ -52,13 +52,21 @@ ASKED = {
     "summarise": "Summarise this text in two sentences.",
     "form": "Describe the project of this text as JSON.",
 }
-"""What chats ask for. The kind `free` goes on after half of the text, without a question."""
+"""What chats ask for. The kind `free` goes on after half of the text, without a question. `people` is told to
+go on as the text itself does, which repeats little."""
 GOALS = {("extract", 1): 1.5, ("form", 1): 1.2}
 LEAST = 0.97
 """The least gain of all others: what guesses may cost a text."""
 
 
 Works = dict[str, Callable[[], float]]
+
+
+class _Told(Spelling):
+    """Spells a text, and does not say so ahead."""
+
+    def ahead(self) -> Sequence[int]:
+        return ()
 
 
 def figures(
@@ -81,10 +89,11 @@ def figures(
     ) -> float:
         writer, told[name] = Writing(executor, rows_of, guesses=guesses), []
         for i, ids in enumerate(prompts[kind][: max(count, LONE)]):
-            guide, sampling = guides.guide(FACTS) if kind == "form" else None, Sampling(heat, seed=i)
-            told[name].append(
-                Answer(object(), ids, MOST, frozenset(tokenizer.ends), sampling=sampling, guide=guide)
-            )
+            guide: Guide | None = guides.guide(FACTS) if kind == "form" else None
+            if kind == "people":
+                ids, guide = ids[:-MOST], _Told(ids[-MOST:])
+            made = partial(Answer, sampling=Sampling(heat, seed=i), guide=guide)
+            told[name].append(made(object(), ids, MOST, frozenset(tokenizer.ends)))
         rate = _rate(writer, told[name], count)
         shares[name] = writer.true / max(1, writer.guessed)
         return rate
@@ -122,6 +131,7 @@ def _prompts(tokenizer: GenerativeTokenizer, words: Sequence[str]) -> dict[str, 
         chats = [tokenizer.chat([{"role": "user", "content": f"{asked}\n\n{text}"}]) for text in passages]
         found[kind] = tokenizer.encode(chats, whole, specials=True)
     found["free"] = tokenizer.encode([text[: len(text) // 2] for text in passages], whole)
+    found["people"] = tokenizer.encode(passages, whole)
     return {kind: [list(each.ids) for each in some] for kind, some in found.items()}
 
 
