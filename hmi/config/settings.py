@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 from hmi.errors import InvalidInput
 
 MIB = 1 << 20
-STAGES = ("exits", "cascades", "tokens", "shards")
+STAGES = ("exits", "cascades", "tokens", "shards", "guesses")
 """The execution stages that a server may run, by the names that `Settings.stages` gives them."""
 
 
@@ -82,8 +82,9 @@ class Settings:
     """Memory for modules on the device, for each root in memory. Others are copied there when needed."""
     stages: str = "auto"
     """The execution stages that may spend less on a text: `auto`, all of them, each only for models that it
-    was profiled for and whose objective allows it; `none`; or a list of `exits`, `cascades`, `tokens` and
-    `shards` with commas between them. Answers without a stage are those of the full model."""
+    was profiled for and whose objective allows it; `none`; or a list of `exits`, `cascades`, `tokens`,
+    `shards` and `guesses` with commas between them. Answers without a stage are those of the full model.
+    `guesses` needs no profile: it writes several tokens in a step, and never other ones."""
     root_bytes: Natural = 0
     """Memory for the upper layers of roots. A root that does not fit runs on its shards (`hmi root shards`),
     which are read as they are needed; what fits stays in memory. 0 = no limit."""

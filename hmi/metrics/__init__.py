@@ -63,7 +63,10 @@ class _WritingMetrics:
         self.first = Histogram("hmi_writing_first_token_seconds", about, buckets=SECONDS, registry=registry)
         about = "Time between two tokens of a text: the mean of each whole text."
         self.each = Histogram("hmi_writing_token_seconds", about, buckets=SECONDS, registry=registry)
-        about = "Tokens: written; of whole texts' prompts those read, and of these the cached ones."
+        about = (
+            "Tokens: written; guessed ahead, and of these the ones that came true; of whole texts' prompts "
+            "those read, and of these the cached ones."
+        )
         self.tokens = Counter("hmi_writing_tokens", about, ["kind"], registry=registry)
 
 
@@ -169,9 +172,10 @@ class Metrics:
             if count:
                 self._plot.labels(order).inc(count)
 
-    def wrote(self, tokens: int) -> None:
-        """Count the tokens that a step has written."""
-        self._writing.tokens.labels("written").inc(tokens)
+    def wrote(self, tokens: int, guessed: int, true: int) -> None:
+        """Count the tokens that a step has written, those that it guessed, and of these the true ones."""
+        for kind, count in (("written", tokens), ("guessed", guessed), ("true", true)):
+            self._writing.tokens.labels(kind).inc(count)
 
     def text(self, read: int, cached: int, first_s: float, each_s: float | None) -> None:
         """Count a text that was written to its end. read, cached: tokens of its prompt, and those that were

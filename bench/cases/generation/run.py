@@ -20,7 +20,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from bench.cases.generation import forms, peers
+from bench.cases.generation import forms, guessing, peers
 from bench.cases.generation.llama_cpp import LlamaCpp, opened, written_forms
 from bench.harness.home import installed_text
 from bench.harness.report import Figure, in_turn, median_ratio
@@ -114,6 +114,8 @@ def run(plan: GenerationPlan, report: Callable[[str], None]) -> Iterator[Figure]
         yield Figure(f"{name}", rate, "tokens/s", runs=plan.runs)
     report("writing with a form, and without")
     yield from _with_forms(model.tokenizer, lower, upper, prompts, plan.runs)
+    report("writing with guesses, and without")
+    yield from guessing.figures(upper, model.tokenizer, found_rows(lower), text, plan.runs)
     report(f"first tokens beside a prompt of {NEIGHBOUR} tokens")
     yield from _first_tokens(lower, upper, ids, plan.runs)
     for engine in EQUAL:
@@ -135,7 +137,7 @@ def _works(
     for p in available():
         executor = CompiledDecoder(upper, TOGETHER * (LONG // PAGE + 2), p)
         for how, rows_of in looked_up.items():
-            writer = Writing(executor, rows_of, step_rows=LONG)
+            writer = Writing(executor, rows_of, step_rows=LONG, guesses=False)  # one token each in a step
             writes = partial(_writes, writer, prompts)
             works |= {
                 f"{p}_read_{LONG}{how}": partial(_reads, writer, prompts),
@@ -328,7 +330,8 @@ def _with_forms(
     runs: int,
 ) -> Iterator[Figure]:
     precision: Precision = "bf16" if "bf16" in available() else "fp32"
-    writer = Writing(CompiledDecoder(upper, TOGETHER * (PROMPT // PAGE + 3), precision), found_rows(lower))
+    executor = CompiledDecoder(upper, TOGETHER * (PROMPT // PAGE + 3), precision)
+    writer = Writing(executor, found_rows(lower), guesses=False)
     modules = [module_of(upper.shape, len(upper.layers), SMALL, seed) for seed in range(TOGETHER)]
 
     def writes(writer: Writing, **given: Any) -> float:
@@ -457,7 +460,7 @@ def found_rows(lower: CausalLower) -> Rows:
         rows[lower.begin] = lower.first_row()
 
     def rows_of(wanted: Sequence[tuple[Answer, int, int]]) -> Tensor:
-        return rows[[i for answer, begin, end in wanted for i in answer.ids[begin:end]]]
+        return rows[[i for answer, begin, end in wanted for i in answer.span(begin, end)]]
 
     return rows_of
 
@@ -465,7 +468,7 @@ def found_rows(lower: CausalLower) -> Rows:
 def computed_rows(lower: CausalLower, wanted: Sequence[tuple[Answer, int, int]]) -> Tensor:
     """Rows as if a look-up found nothing: each token's longest n-gram passes through the lower layers."""
     windows = [
-        answer.ids[max(1, at - lower.n + 1) : at + 1]
+        answer.span(max(1, at - lower.n + 1), at + 1)
         for answer, begin, end in wanted
         for at in range(begin, end)
     ]

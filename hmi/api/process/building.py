@@ -62,7 +62,8 @@ def build_engine(
     stores = manager.registry, manager.plots, manager.adapters, manager.lowers
     settled = settings.precision, settings.device, settings.device_bytes
     limits = settings.root_bytes, settings.io_bytes_per_s, settings.runs("shards")
-    bundles = (bundles_of or Bundles)(settings.data, *stores, *settled, *limits, settings.writing_bytes)
+    writing = settings.writing_bytes, settings.runs("guesses")
+    bundles = (bundles_of or Bundles)(settings.data, *stores, *settled, *limits, *writing)
     metrics.watch_executors(bundles.executors)
     engine = Engine(bundles, settings, metrics, manager.misses)
     if engine.exits is not None:

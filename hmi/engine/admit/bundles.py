@@ -214,9 +214,10 @@ class Bundles:
         io_bytes_per_s: int = 0,
         shards: bool = True,
         writing_bytes: int = 1 << 26,
+        guesses: bool = True,
     ) -> None:
         """root_bytes, io_bytes_per_s, writing_bytes: the settings. shards: False if texts may only run on
-        exact weights."""
+        exact weights. guesses: whether models that write may read guessed tokens."""
         self._shards, self._root_bytes = Shards(IoBudget(io_bytes_per_s)), root_bytes
         self._fewer_bits = shards
         self._layout, self._registry, self._plots = Layout(data), registry, plots
@@ -229,7 +230,7 @@ class Bundles:
         self._earlies: IdleCache[Key, Upper] = IdleCache(16, IDLE_S)
         self._exact: IdleCache[Key, LocalLower] = IdleCache(2, IDLE_S)
         self._writers: IdleCache[Key, Writer] = IdleCache(16, IDLE_S)
-        self._writing_bytes = writing_bytes
+        self._writing_bytes, self._guesses = writing_bytes, guesses
 
     def record(self, model: ModelId) -> ModelRecord:
         """Return the model's record; `live` is its version that answers. Raises NotFound, Damaged."""
@@ -375,7 +376,8 @@ class Bundles:
         self._paced(self._folder(version))
         root = load_generative_root(self._folder(version))
         on_device = self._device, self._device_bytes
-        return Writer(root, step_executor(root.upper, self._precision, self._writing_bytes, *on_device))
+        executor = step_executor(root.upper, self._precision, self._writing_bytes, *on_device)
+        return Writer(root, executor, guesses=self._guesses)
 
     def _load_upper(self, version: ModelVersion) -> Upper:
         low = self._low(version)

@@ -39,6 +39,8 @@ class Draft(Pieces):
     error: Exception | None = None
     """Why its scores are no numbers, if the reason is known: its look-ups failed."""
     scores: list[TokenScore] = field(default_factory=list)
+    count: int = 0
+    """The number of its tokens. Its sequence has more after a stop string, if a step wrote several."""
 
     def __post_init__(self) -> None:
         self._text = AnswerText(self.tokenizer.decode, self.request.stops)
@@ -53,7 +55,7 @@ class Draft(Pieces):
         """See `WrittenPieces`."""
         if self.begun is None or self.at_fault:
             return 0
-        return len(self.answer.ids) - (len(self.answer.prompt) if self.again else 0)
+        return self.count + (0 if self.again else len(self.answer.prompt))
 
     def heard(self, chosen: Chosen | None) -> list[Event]:
         """Take the next token, None if there is none, since no score is a number or its guide fails. Returns
@@ -67,8 +69,10 @@ class Draft(Pieces):
         answer, now = self.answer, time.monotonic()
         self.first = self.first or now
         self.last = now
+        self.count += 1
+        whole = self.count == len(answer.written)  # else its end is that of a later token
         text = "" if chosen.id in answer.ends else self._text.push(chosen.id)
-        finish: Finish | None = answer.ended if answer.ended != "failed" else None
+        finish: Finish | None = answer.ended if whole and answer.ended != "failed" else None
         if self._text.stopped is not None:
             finish = "stop"
         elif finish is not None:
@@ -88,7 +92,7 @@ class Draft(Pieces):
         if guide is None or guide.keeps("".join(self._whole)):
             return None
         assert self.request.form is not None
-        count, most = len(self.answer.written), self.answer.most
+        count, most = self.count, self.answer.most
         field = {
             "length": self.request.name("max_tokens"),
             "stop": self.request.name("stop"),
@@ -126,7 +130,7 @@ class Draft(Pieces):
             finish,
             len(answer.prompt),
             answer.cached or 0,
-            len(answer.written),
+            self.count,
             self.scores,
             {name: round(ms, 3) for name, ms in timing.items()},
             self._looked_up(),
@@ -134,7 +138,8 @@ class Draft(Pieces):
 
     def _looked_up(self) -> dict[str, int]:
         """Look all tokens up once more, to count what answered them and to record the misses."""
-        tokens = np.array(self.answer.ids[1:-1], np.int32)  # the last one was chosen, and is not read
+        end = len(self.answer.prompt) + self.count - 1  # the last one was chosen, and is not read
+        tokens = np.array(self.answer.ids[1:end], np.int32)
         offsets = np.array([0, len(tokens)], np.int64)
         _, hits = self.reader.lookup(tokens, offsets)
         if self.misses is not None:

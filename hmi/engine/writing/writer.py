@@ -38,20 +38,24 @@ class Owner(NamedTuple):
 
 @dataclass
 class Spent:
-    """The cost of a step: rows by tenant, written tokens, CPU seconds, sequences that were set back."""
+    """The cost of a step: rows by tenant, written tokens, CPU seconds, sequences that were set back; the
+    tokens that were guessed, and those of them that came true."""
 
     rows: Counter[str] = field(default_factory=Counter)
     written: int = 0
     seconds: float = 0.0
     set_back: int = 0
+    guessed: int = 0
+    true: int = 0
 
 
 class Writer:
     """The answers of one root. `step` and what it calls run on a compute thread, one step at a time. The
     rest is used on the event loop, but `forget` on any thread."""
 
-    def __init__(self, root: GenerativeRoot, executor: StepExecutor) -> None:
-        self.root, self.executor = root, executor
+    def __init__(self, root: GenerativeRoot, executor: StepExecutor, *, guesses: bool = True) -> None:
+        """guesses: see `Writing`."""
+        self.root, self.executor, self._guesses = root, executor, guesses
         self.context = min(root.info.shape.positions, executor.pages * PAGE)
         """The most tokens of a prompt and its answer."""
         self.guides = Guides(root.tokenizer)
@@ -65,7 +69,7 @@ class Writer:
 
     def _fresh(self) -> None:
         self._turns, self._written = Turns(), dict[Answer, Draft]()
-        self._writing = Writing(self.executor, self._rows_of, shares=self._turns)
+        self._writing = Writing(self.executor, self._rows_of, shares=self._turns, guesses=self._guesses)
         self._spent = Spent()
 
     @property
@@ -113,7 +117,8 @@ class Writer:
     @torch.inference_mode()
     def step(self, deliver: Deliver, way: RightOfWay) -> Spent:
         """Run one step, and return what it took. Answers go to `deliver` as soon as they are there."""
-        cpu, before, self._spent = time.thread_time(), self._writing.set_back, Spent()
+        cpu, writing, self._spent = time.thread_time(), self._writing, Spent()
+        before = writing.set_back, writing.guessed, writing.true
         while self._leaving:
             draft = self._leaving.popleft()
             self._writing.remove(draft.answer)
@@ -133,8 +138,10 @@ class Writer:
         way.give()
         deliver(self._heard(found))
         self._spent.seconds = time.thread_time() - cpu
-        self._spent.set_back = self._writing.set_back - before
-        return self._spent
+        spent, (set_back, guessed, true) = self._spent, before
+        spent.set_back = writing.set_back - set_back
+        spent.guessed, spent.true = writing.guessed - guessed, writing.true - true
+        return spent
 
     def _taken_in(self) -> list[tuple[Draft, Event]]:
         """Let new drafts join. Returns the errors of those that cannot."""
@@ -155,9 +162,13 @@ class Writer:
     def _heard(self, found: Sequence[tuple[Answer, Chosen | None]]) -> list[tuple[Draft, Event]]:
         """Let drafts take their next tokens. Returns their events; those that have ended leave."""
         events: list[tuple[Draft, Event]] = []
-        self._spent.written += len(found)
-        for answer, chosen in found:
-            draft = self._written[answer]
+        for i, (answer, chosen) in enumerate(found):
+            draft = self._written.get(answer)
+            if draft is None:
+                continue  # an earlier one of its tokens in this step ended its text
+            self._spent.written += 1
+            if i and found[i - 1][0] is answer:
+                self._spent.rows[answer.tenant] += 1  # it was a guess, and has come true
             try:
                 mine = draft.heard(chosen)
             except Exception as error:  # such as damage that its last look-up finds: it is its own
@@ -183,7 +194,7 @@ class Writer:
         for answer, begin, end in wanted:
             draft, count = self._written[answer], end - begin
             draft.begun = draft.begun or time.monotonic()
-            self._spent.rows[answer.tenant] += count
+            self._spent.rows[answer.tenant] += min(end, len(answer.ids)) - begin
             if not begin:
                 made[at] = self.root.upper.first
             if end > 1:
@@ -199,9 +210,14 @@ class Writer:
 
     def _look_up_alone(self, part: tuple[Draft, int, int, int], made: Tensor) -> None:
         draft, begin, end, last = part
+        known = min(end, len(draft.answer.ids))
         try:
             self._look_up([part], made)
         except Exception as error:
+            if known < end:  # it may be of what is only guessed
+                made[last - (end - known) : last] = torch.nan
+                self._look_up_alone((draft, begin, known, last - (end - known)), made)
+                return
             draft.error = copy_of(error)
             draft.answer.kept = False  # its keys and values are no numbers
             made[last - (end - begin) : last] = torch.nan
@@ -211,7 +227,7 @@ class Writer:
         of their rows in `made`."""
         before = self.root.info.n - 1
         spans = [(max(1, begin - before), end) for _, begin, end, _ in parts]
-        texts = [draft.answer.ids[a:b] for (draft, *_), (a, b) in zip(parts, spans, strict=True)]
+        texts = [draft.answer.span(a, b) for (draft, *_), (a, b) in zip(parts, spans, strict=True)]
         offsets = np.cumsum([0, *map(len, texts)], dtype=np.int64)
         rows, _ = parts[0][0].reader.lookup(np.concatenate(texts).astype(np.int32), offsets)
         for (_, begin, end, last), stop in zip(parts, offsets[1:].tolist(), strict=True):

@@ -259,7 +259,7 @@ class Writers:
             writer.fail_all(error)
             writer.begin_anew()
             return
-        self._metrics.wrote(spent.written)
+        self._metrics.wrote(spent.written, spent.guessed, spent.true)
         self._set_back += spent.set_back
         for tenant, rows in spent.rows.items():
             share = rows / spent.rows.total()

@@ -293,7 +293,7 @@ class CudaDecoder:
             changes.let_go()  # this thread could not, while this step waits for slots
         upload, size = ArrayUpload(), -(-len(x) // ROWS) * ROWS
         paged = PagedRows(parts, self.shape, self._kept, upload.add, rows=size, at_once=AT_ONCE)
-        wanted = upload.add(_filled(paged.last))
+        wanted = upload.add(_filled(paged.scored))
         upload.send(self.device, stream)
         rows = self._sent(F.pad(x, (0, 0, 0, size - len(x))), stream, "rows")
         turns = self._sent(turns_of(self.shape, paged.positions), stream, "positions")
@@ -308,7 +308,7 @@ class CudaDecoder:
         finally:
             self._running.remove(changes)
             changes.let_go()
-        scales = [part.scale for part in parts if part.wants_scores]
+        scales = [part.scale for part in parts for _ in range(part.scored)]
         return self._scores(rows, wanted, scales, stream)
 
     def _scores(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Protocol
 
 import numpy as np
@@ -20,7 +21,8 @@ PAGE = 16
 
 @dataclass(frozen=True)
 class Part:
-    """The tokens of one sequence that a step runs: one if it decodes, else a chunk of its prompt."""
+    """The tokens of one sequence that a step runs: one if it decodes, or a chunk of its prompt, and then
+    guesses of what follows."""
 
     begin: int
     """The first token's position in the sequence, from 0."""
@@ -30,10 +32,11 @@ class Part:
     """The numbers of the sequence's pages. They hold the keys and values of earlier tokens. They have room
     for those of this part."""
     module: TenantModule | None
-    wants_scores: bool
-    """Whether the step returns scores for the token that follows the last one."""
+    scored: int
+    """The number of the last rows for which the step returns the scores of the token that follows. Several:
+    all but the first of these rows are guesses."""
     scale: float = 1.0
-    """The choice of that token multiplies scores by it. A device then adds up probabilities by itself."""
+    """The choice of a token multiplies scores by it. A device then adds up probabilities by itself."""
 
 
 @dataclass(frozen=True)
@@ -72,17 +75,19 @@ class StepExecutor(Protocol):
 
         x: float32 [rows, dim], the parts' rows one after another, as a look-up gives them.
         between: called between layers. An executor on a device may leave out calls for a flag.
-        Returns the scores of each part that wants them. Id 0 and numbers that are no id score -inf.
+        Returns the scores of the rows that want them, in their order. Id 0 and numbers that are no id score
+        -inf.
         Raises PagesLost if every sequence must be read anew.
         """
         ...
 
 
 def counts_of(parts: Sequence[Part]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the number of rows of each part, and where the last row of each part that wants scores lies."""
+    """Return the number of rows of each part, and where the rows lie that want scores."""
     counts = np.array([part.count for part in parts], np.int64)
-    wanted = np.array([part.wants_scores for part in parts], bool)
-    return counts, (counts.cumsum() - 1)[wanted]
+    ends = counts.cumsum().tolist()
+    scored = [range(end - part.scored, end) for part, end in zip(parts, ends, strict=True)]
+    return counts, np.fromiter(chain.from_iterable(scored), np.int64)
 
 
 def check_sites(module: TenantModule, layers: int) -> None:

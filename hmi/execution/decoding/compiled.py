@@ -45,14 +45,14 @@ class CompiledDecoder:
 
     def step(self, x: Tensor, parts: Sequence[Part], between: Between | None = None) -> Sequence[ScoreRow]:
         """See `StepExecutor.step`."""
-        counts, last = counts_of(parts)
+        counts, scored = counts_of(parts)
         modules = [None if part.module is None else self._module(part.module) for part in parts]
         begins = [part.begin for part in parts]
         rows = ops.StepRows(counts.tolist(), begins, [part.pages for part in parts], modules)
         turns, states = self._turned_to(rows.longest), x.numpy().copy()
         call, flag = (None, None) if between is None else (between.call, between.flag)
         ops.run_layers(self._layers, states, rows, turns, self._kept, self._room, call, flag)
-        scores, tops = ops.scores(self._words, states[last], self._score_room)
+        scores, tops = ops.scores(self._words, states[scored], self._score_room)
         return list(map(HostRow, scores, tops))
 
     def _module(self, module: TenantModule) -> ops.Module:

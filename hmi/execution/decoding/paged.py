@@ -116,13 +116,13 @@ class PagedRows:
         """kept: the memory of keys and values, as `kept_shape` says. rows: at least the parts' rows; those
         beyond change nothing. None: there are none beyond. at_once: the most keys that are gathered at a
         time, unless one part has more."""
-        counts, last = counts_of(parts)
+        counts, scored = counts_of(parts)
         self.offsets: list[int] = [0, *counts.cumsum().tolist()]
         """Each part's first row, and the number of all parts' rows."""
         self.count = self.offsets[-1] if rows is None else rows
         """The number of rows with those beyond the parts."""
-        self.last = last
-        """int64: the last row of each part that wants scores."""
+        self.scored = scored
+        """int64: the rows that want scores."""
         self._kept, pages = kept, kept.shape[2] // PAGE - 1
         self.positions: Ints = np.zeros(self.count, np.int64)
         """int64 [count]: each row's position in its sequence."""

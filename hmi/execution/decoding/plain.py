@@ -41,7 +41,7 @@ class PlainDecoder:
             rows = layer(rows, turns, partial(paged.attend, index), _delta_of(segments, index))
             if between is not None and between.wanted:
                 between.call()
-        return host_rows(self._upper.logits(rows[0, torch.from_numpy(paged.last)]))
+        return host_rows(self._upper.logits(rows[0, torch.from_numpy(paged.scored)]))
 
 
 def _delta_of(segments: Sequence[Segment[TenantModule]], layer: int) -> Delta:

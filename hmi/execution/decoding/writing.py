@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Container, Hashable, Iterable,
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heapreplace
+from itertools import islice
 from typing import Literal, Protocol
 
 import numpy as np
@@ -15,6 +16,7 @@ from torch import Tensor
 from hmi.errors import InvalidInput
 from hmi.execution.decoding.arena import Arena
 from hmi.execution.decoding.base import PAGE, Between, PagesLost, Part, StepExecutor
+from hmi.execution.decoding.guesses import MOST, Guesses, worth
 from hmi.execution.decoding.sampling import Chosen, Sampler
 from hmi.execution.decoding.scores import ScoreRow
 from hmi.model.tenant.modules import TenantModule
@@ -55,6 +57,8 @@ class Answer:
     """The numbers of the pages that it holds."""
     done: int = field(init=False, default=0)
     """The number of ids whose keys and values are in the pages."""
+    guessed: list[int] = field(init=False, default_factory=list)
+    """Ids that the step which runs reads behind the others."""
     cached: int | None = field(init=False, default=None)
     """The number of the prompt's ids that the arena had at the first step. None before that step."""
     ended: Literal["end", "length", "failed"] | None = field(init=False, default=None)
@@ -64,6 +68,7 @@ class Answer:
     def __post_init__(self) -> None:
         self.ids = list(self.prompt)
         self._sampler = Sampler(self.sampling, self.prompt)
+        self._guesses: Guesses | None = None
 
     @property
     def written(self) -> list[int]:
@@ -74,6 +79,38 @@ class Answer:
     def scale(self) -> float:
         """See `Part.scale`."""
         return self._sampler.scale
+
+    def span(self, begin: int, end: int) -> list[int]:
+        """The ids from one place to another, of those that are known and then those that are guessed."""
+        known = len(self.ids)
+        return self.ids[begin:end] + self.guessed[max(begin - known, 0) : max(end - known, 0)]
+
+    def guess(self, most: int, least: float) -> list[int]:
+        """At most `most` tokens that may come next. least: see `Guesses.of`."""
+        if self._guesses is None:
+            self._guesses = Guesses(len(self.prompt) + self.most)
+        most = min(most, self.most - len(self.written) - 1)  # the last token's keys are not needed
+        form = [] if self.guide is None or most < 1 else self.guide.ahead()
+        return self._guesses.of(self.ids, form, most, least) if most > 0 else []
+
+    def take_all(self, rows: Sequence[ScoreRow]) -> list[Chosen | None]:
+        """Choose the next token by the first row and, as long as a choice is the guessed token, one more by
+        the next row. Returns what `take` does of each."""
+        guessed, known, found = self.guessed, len(self.ids), list[Chosen | None]()
+        self.guessed = []
+        for row, guess in zip(rows, [*guessed, None], strict=True):
+            chosen = self.take(row)
+            if chosen is None and found:
+                self.ended = None  # the row may be at fault, and is read again as the text's own
+                break
+            found.append(chosen)
+            if chosen is None or self.ended is not None or chosen.id != guess:
+                break
+        self.done = known + len(found) - 1
+        if guessed:
+            assert self._guesses is not None
+            self._guesses.told(len(found) - 1)
+        return found
 
     def take(self, row: ScoreRow) -> Chosen | None:
         """Choose the next token by the scores of a row, append its id, and return it.
@@ -98,7 +135,7 @@ class Answer:
 
 RowsOf = Callable[[Sequence[tuple[Answer, int, int]]], Tensor]
 """A function that looks up or computes rows. It takes sequences, each with the range of its ids (begin, end).
-It returns those ids' rows, float32 [ids, dim], one sequence after another."""
+It returns the rows of those ids (`Answer.span`), float32 [ids, dim], one sequence after another."""
 
 
 class Shares(Protocol):
@@ -147,10 +184,13 @@ class Writing:
         *,
         step_rows: int = STEP_ROWS,
         shares: Shares | None = None,
+        guesses: bool = True,
     ) -> None:
-        """shares: None lets sequences go in the order of their arrival."""
+        """shares: None lets sequences go in the order of their arrival. guesses: whether steps may read
+        guessed tokens. That changes no text."""
         self._executor, self._rows_of, self._step_rows = executor, rows_of, step_rows
         self._shares = _NoShares() if shares is None else shares
+        self._guesses = guesses
         self.arena = Arena(executor.pages)
         self._answers: list[Answer] = []
         """The sequences that have not ended, in the order of arrival."""
@@ -162,6 +202,8 @@ class Writing:
         """The rows that may still run between the layers of that step."""
         self.set_back = 0
         """How often a sequence was set back."""
+        self.guessed = self.true = 0
+        """The number of tokens that were guessed, and of those that came true."""
         self._looking = ThreadPoolExecutor(1, "hmi-guides")
         """Guides look on it while the layers run. It has no thread before the first guide."""
 
@@ -210,7 +252,8 @@ class Writing:
 
         in_long: done between the layers of a long step. It may call `add` and `let_in`, nothing else.
         in_short: done between those of another step. It may call nothing.
-        Returns each sequence that has a new token, with that token, and each that failed, with None.
+        Returns each sequence that has a new token, with that token, and each that failed, with None. A
+        sequence whose guesses came true has several, one after another.
         """
         self._running = chunks = self._plan()
         rows = sum(chunks.values())
@@ -250,12 +293,12 @@ class Writing:
                 count,
                 np.array(answer.pages, np.int64),
                 answer.module,
-                wants_scores=answer.done + count == len(answer.ids),
+                scored=max(answer.done + count - len(answer.ids) + 1, 0),
                 scale=answer.scale,
             )
             for answer, count in chunks.items()
         ]
-        guides = [answer.guide for answer, part in zip(chunks, parts, strict=True) if part.wants_scores]
+        guides = [answer.guide for answer, part in zip(chunks, parts, strict=True) if part.scored]
         looked = self._look([guide for guide in guides if guide is not None])
         rows = self._rows_of([(answer, answer.done, answer.done + count) for answer, count in chunks.items()])
         arena, found = self.arena, list[tuple[Answer, Chosen | None]]()
@@ -269,13 +312,24 @@ class Writing:
             return []
         for (answer, count), part in zip(chunks.items(), parts, strict=True):
             before, answer.done = answer.done, answer.done + count
+            if part.scored:
+                found += [
+                    (answer, chosen) for chosen in self._taken(answer, list(islice(scores, part.scored)))
+                ]
             if answer.kept and answer.done // PAGE > before // PAGE:
                 self.arena.keep(answer.owner, answer.ids[: answer.done], answer.pages)
-            if part.wants_scores:
-                found.append((answer, answer.take(next(scores))))
-                if answer.ended is not None:
-                    self.remove(answer)
+            if answer.ended is not None:
+                self.remove(answer)
         return found
+
+    def _taken(self, answer: Answer, rows: Sequence[ScoreRow]) -> list[Chosen | None]:
+        """Let a sequence choose by its rows. Guesses are its tenant's rows only if they have come true."""
+        chosen = answer.take_all(rows)
+        true = len(chosen) - 1
+        self.guessed, self.true = self.guessed + len(rows) - 1, self.true + true
+        if true:
+            self._shares.charge(answer.tenant, true)
+        return chosen
 
     def _look(self, guides: Sequence[Guide]) -> Callable[[], object]:
         """Let guides look on a thread of their own. Returns a function that waits until they have."""
@@ -298,11 +352,13 @@ class Writing:
         kept = self._step_rows // READING if len(decoding) < len(self._answers) else 0
         turns = self._by_turn(decoding)
         left = kept + self._decode(chunks, turns, self._step_rows - kept)
+        left -= self._guess(chunks, decoding, left - kept)
         left = self._read(chunks, left)
-        self._decode(chunks, turns, left)
+        left = self._decode(chunks, turns, left)
         if not chunks:  # each waits for the pages of another: the first can set back all others
-            self._join(chunks, self._answers[0], left)
+            left -= self._join(chunks, self._answers[0], left)
         assert chunks, "the first sequence can always go on"
+        self._guess(chunks, [each for each in chunks if each not in decoding], left)
         return chunks
 
     def _decodes(self, answer: Answer) -> bool:
@@ -329,6 +385,30 @@ class Writing:
                 if not count:
                     short.add(answer.tenant)
         return left
+
+    def _guess(self, chunks: dict[Answer, int], some: Iterable[Answer], left: int) -> int:
+        """Let guesses join behind those of some sequences that are read to their end, in at most a quarter of
+        the rows that are `left`. Returns their number.
+
+        They set nothing back. Beside other tenants' texts a guess must be likelier than not, and there are at
+        most as many as texts: so a step takes at most twice its rows, and no tenant waits long for another's
+        guesses.
+        """
+        if not self._guesses:
+            return 0
+        texts = [each for each, count in chunks.items() if each.done + count >= len(each.ids)]
+        left = before = left // 4  # prompts that wait are read all the same
+        least = worth(len(texts))
+        if len({each.tenant for each in texts}) > 1:
+            least, left = max(least, 0.5), min(left, len(texts))
+        for answer in self._by_turn([each for each in some if each in texts]):
+            if left:
+                guessed = answer.guess(min(left, MOST), least)
+                count = chunks[answer] + len(guessed)
+                if guessed and self.arena.extend(answer.pages, answer.done + count):
+                    answer.guessed, chunks[answer] = guessed, count
+                    left -= len(guessed)
+        return before - left
 
     def _by_turn(self, answers: Iterable[Answer]) -> Iterator[Answer]:
         """Yield each sequence once: next is the first one of the tenant that has received least by then."""
@@ -403,7 +483,7 @@ class Writing:
     def _set_all_back(self) -> None:
         """Begin with new pages. Nothing of any sequence counts as done."""
         for answer in self._started:
-            answer.pages, answer.done = [], 0
+            answer.pages, answer.done, answer.guessed = [], 0, []
         self.set_back += len(self._started)
         self._started.clear()
         self.arena = Arena(self._executor.pages)

@@ -178,7 +178,7 @@ def greedy_answers(
         found = []
         for answer, begin, end in wanted:
             since = max(begin - n + 1, 1)
-            rows = rows_of(torch.tensor([[answer.ids[0], *answer.ids[since:end]]]))[0]
+            rows = rows_of(torch.tensor([[answer.ids[0], *answer.span(since, end)]]))[0]
             found.append(rows[:end] if begin == 0 else rows[1 + begin - since :])
         return torch.cat(found)
 

@@ -6,7 +6,7 @@ import json
 import re
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -45,6 +45,12 @@ JSON = {
     "whitespace_flexible": True,
     "whitespace_pattern": " ?",
 }
+MOST_AHEAD = 64
+"""The most bytes of a form that are guessed ahead, or little more."""
+DEAREST_AHEAD_S = 0.001
+"""The CPU seconds of a look ahead after which a text has no further ones: it gains at most some steps."""
+SPACED = (b",", b":")
+"""Most models write a space after these."""
 _REFUSED = re.compile(r"<\[|%llguidance|\b(?:temperature|max_tokens)\s*=")
 """What a grammar may not have: it would ask for tokens by their ids, or for what a request has fields."""
 
@@ -78,6 +84,10 @@ class Guide(Protocol):
         """The next token was chosen: one that `allows` allows."""
         ...
 
+    def ahead(self) -> Sequence[int]:
+        """Tokens that most likely come next, since the form goes on by them in one way. It takes some µs."""
+        ...
+
     def keeps(self, text: str) -> bool:
         """Return whether a text, as it was sent, is whole and as it must be."""
         ...
@@ -109,6 +119,9 @@ class Spelling:
     def take(self, id: int) -> None:
         del self._left[0]
 
+    def ahead(self) -> Sequence[int]:
+        return self._left
+
     def keeps(self, text: str) -> bool:
         return self.ended
 
@@ -116,10 +129,17 @@ class Spelling:
 class FormGuide:
     """The `Guide` of one answer through its form."""
 
-    def __init__(self, compiled: LLMatcher, tokenizer: LLTokenizer, field: str) -> None:
-        """compiled: the form, at the beginning of a text; it stays there. field: see `Form.field`."""
+    def __init__(
+        self, compiled: LLMatcher, tokenizer: LLTokenizer, ids_of: Callable[[str], Sequence[int]], field: str
+    ) -> None:
+        """compiled: the form, at the beginning of a text; it stays there. ids_of: tokenises as the root does.
+        field: see `Form.field`."""
         self._matcher, self._fresh = compiled.deep_copy(), compiled
-        self._tokenizer, self._field = tokenizer, field
+        self._tokenizer, self._ids_of, self._field = tokenizer, ids_of, field
+        self._last = b""
+        """The last byte that was written."""
+        self._dear = False
+        """True if looking ahead took too long."""
         self._mask: NDArray[np.uint8] | None = None
         self.error: CutShort | None = None
 
@@ -152,6 +172,31 @@ class FormGuide:
         self._mask = None
         if not self._matcher.consume_token(id - 1):
             self.error = self._stuck()
+        self._last = self._tokenizer.decode_bytes([id - 1])[-1:] or self._last
+
+    def ahead(self) -> Sequence[int]:
+        """See `Guide.ahead`. It asks copies: asking changes what a matcher counts as its cost."""
+        if self._dear or self.error is not None:
+            return []
+        begun, text, last = time.thread_time(), b"", self._last
+        matcher = self._matcher.deep_copy()
+        while len(text) < MOST_AHEAD:
+            forced = matcher.compute_ff_bytes()[:MOST_AHEAD] or self._spaced(matcher, last)
+            if not forced or not matcher.consume_tokens(self._tokenizer.tokenize_bytes(forced)):
+                break
+            text, last = text + forced, forced[-1:]
+        found = self._ids_of(_characters(text))
+        self._dear = time.thread_time() - begun > DEAREST_AHEAD_S
+        return found
+
+    def _spaced(self, matcher: LLMatcher, last: bytes) -> bytes:
+        """What is forced but for one space that may come or not, as between the tokens of JSON: with the
+        space after a comma or a colon, else without."""
+        space, after = self._tokenizer.tokenize_bytes(b" "), matcher.deep_copy()
+        if last.isdigit() or after.try_consume_tokens(space) < len(space) or after.validate_tokens(space):
+            return b""
+        forced: bytes = after.compute_ff_bytes()[:MOST_AHEAD]
+        return b" " + forced if last in SPACED else forced
 
     def keeps(self, text: str) -> bool:
         matcher = self._fresh.deep_copy()
@@ -211,7 +256,11 @@ class Guides:
         self._kept.move_to_end(form.key)
         if len(self._kept) > KEPT:
             self._kept.popitem(last=False)
-        return FormGuide(found, self._tokenizer, form.field)
+        return FormGuide(found, self._tokenizer, self._ids_of, form.field)
+
+    def _ids_of(self, text: str) -> Sequence[int]:
+        (encoded,) = self._source.encode([text], len(text.encode()) + 2)
+        return encoded.ids[1:]
 
     @cached_property
     def _tokenizer(self) -> LLTokenizer:
@@ -263,6 +312,14 @@ def _grammar(library: Any, form: Form) -> str:
 def _quoted(text: str) -> str:
     """A text as a string of Lark's."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _characters(text: bytes) -> str:
+    """The text before the first bytes that are no whole character."""
+    try:
+        return text.decode()
+    except UnicodeDecodeError as error:
+        return text[: error.start].decode()
 
 
 def _reason(matcher: LLMatcher) -> str:

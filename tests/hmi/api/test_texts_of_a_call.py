@@ -110,7 +110,7 @@ async def test_what_a_call_waits_for_becomes_less_as_its_texts_end(writing_data:
 async def test_a_stream_is_kept_open_while_its_first_token_is_waited_for(
     writing_data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writers, "AT_ONCE", 1)
+    monkeypatch.setattr(writers, "MOST_WRITTEN", 1)
     monkeypatch.setattr(write, "HEARTBEAT_S", 0.02)
     body = {"model": "acme.one", "prompt": PROMPT, "max_tokens": 4, "stream": True}
     async with server(writing_data) as world:

@@ -249,7 +249,7 @@ def test_writing_is_shown_once_a_model_writes() -> None:
     assert "WRITING" not in printed(figures(None, before))
     state |= {"running": 12, "waiting": 3, "pages": 1000, "held": 90, "kept": 10}
     for _ in range(4):
-        metrics.wrote(30)
+        metrics.wrote(30, 12, 9)
         metrics.text(50, 16, 0.06, 0.01)
     after = scrape(metrics)
     found, span = figures(before, after), between(before, after)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import weakref
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,14 @@ from hmi.config import Settings
 from hmi.core import ModelId
 from hmi.engine.writing import writers
 from hmi.engine.writing.draft import Draft
-from hmi.engine.writing.request import WriteRequest
+from hmi.engine.writing.request import WriteRequest, WrittenText
 from hmi.engine.writing.writer import Writer
 from hmi.engine.writing.writers import Writers
 from hmi.errors import Damaged, Unavailable
+from hmi.execution.decoding.guesses import Guesses
+from hmi.execution.decoding.writing import Answer
 from hmi.manager import Manager
+from hmi.model.text.sampling import Sampling
 from plot_store import Reader
 from tests.hmi.labs.api_world import World
 from tests.hmi.labs.writing_lab import PROMPT, server, writing, written
@@ -106,6 +110,64 @@ async def test_a_look_up_that_fails_fails_the_texts_that_need_it(
         monkeypatch.undo()
         again = await asyncio.gather(*(written(world, wants) for wants in drafts))
         assert [draft.answer.ended for draft in again] == ["length"] * 4, "nothing damaged was kept"
+
+
+async def test_a_look_up_that_fails_of_a_guess_alone_fails_no_text(
+    writing_data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each guess begins with what will be written, and goes on with what is damaged."""
+    lookup, wants = Reader.lookup, WriteRequest(BETA, PROMPT, most=20)
+    async with server(writing_data, stages="none") as world:
+        plain = (await written(world, wants)).answer
+        (encoded,) = writer_of(world).root.tokenizer.encode(["zebra"], 9)
+    bad, failed = encoded.ids[-1], list[int]()
+
+    def damaged(reader: Reader, tokens: Any, offsets: Any, **given: Any) -> Any:
+        if (np.asarray(tokens) == bad).any():
+            failed.append(bad)
+            raise Damaged("a row is damaged: restore it")
+        return lookup(reader, tokens, offsets, **given)
+
+    def guess(answer: Answer, most: int, least: float) -> list[int]:
+        answer._guesses = Guesses(0)
+        return [*plain.ids[len(answer.ids) : -2][:1], bad] if len(answer.ids) < len(plain.ids) - 2 else []
+
+    monkeypatch.setattr(Reader, "lookup", damaged)
+    monkeypatch.setattr(Answer, "guess", guess)
+    async with server(writing_data) as world:
+        draft = await written(world, wants)
+        assert (draft.answer.ids, draft.answer.ended) == (plain.ids, "length")
+        assert len(failed) > 9
+        assert draft.error is None
+
+
+async def test_a_step_of_several_tokens_ends_a_text_at_its_stop_string_and_counts_no_more(
+    writing_data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The text, its tokens, its scores and what is counted are those without guesses."""
+    wants = WriteRequest(ONE, PROMPT, most=40, sampling=Sampling(logprobs=2))
+    async with server(writing_data, stages="none") as world:
+        whole = await written(world, wants)
+        assert isinstance(whole.outcome, WrittenText)
+        stops = (whole.outcome.text[30:34],)
+        plain, before = await written(world, replace(wants, stops=stops)), used(world, "acme")
+
+    def guess(answer: Answer, most: int, least: float) -> list[int]:
+        answer._guesses = Guesses(0)
+        return whole.answer.ids[len(answer.ids) : -1][:7]
+
+    monkeypatch.setattr(Answer, "guess", guess)
+    async with server(writing_data) as world:
+        again = await written(world, wants)
+        draft = await written(world, replace(wants, stops=stops))
+        assert used(world, "acme") == before
+    for mine, theirs in ((again, whole), (draft, plain)):
+        assert isinstance(mine.outcome, WrittenText)
+        assert isinstance(theirs.outcome, WrittenText)
+        same = replace(mine.outcome, timing=theirs.outcome.timing, cached_tokens=theirs.outcome.cached_tokens)
+        assert same == theirs.outcome
+    assert draft.outcome.finish == "stop"
+    assert len(draft.answer.written) > draft.count == plain.count, "the step went on"
 
 
 async def test_damage_is_told_by_its_domain_and_the_log_names_the_file(

@@ -22,7 +22,7 @@ class Model:
         self.running: list[tuple[str, list[int], list[int], list[int]]] = []
         """Owner, ids, pages, and the number of ids that are written."""
         self.dropped: set[str] = set()
-        self.seen_shared = self.seen_full = 0
+        self.seen_shared = self.seen_full = self.seen_wrong = 0
 
     def join(self) -> None:
         owner = f"v{self.draw.randrange(3)}-{len(self.dropped)}"
@@ -40,17 +40,24 @@ class Model:
         if not count:
             ids += [self.draw.randrange(3) for _ in range(self.draw.randrange(20))]
             return
-        room = self.arena.room
-        if not self.arena.extend(pages, done[0] + count):
-            assert -(-(done[0] + count) // PAGE) - len(pages) > room == self.arena.room
+        guessed = list[int]()
+        if done[0] + count == len(ids):
+            guessed = [self.draw.randrange(3) for _ in range(self.draw.choice([0, 0, 1, 4, 20]))]
+        room, most = self.arena.room, done[0] + count + len(guessed)
+        if not self.arena.extend(pages, most):
+            assert -(-most // PAGE) - len(pages) > room == self.arena.room
             self.seen_full += 1
             return
-        for at in range(done[0], done[0] + count):
+        read = ids + guessed
+        for at in range(done[0], most):
             page = pages[at // PAGE]
             sharing = [other for other in self.running if page in other[2]]
             assert len(sharing) == 1, "a page that others read is written"
-            self.content[page] = owner, tuple(ids[: at + 1])
-        done[0] += count
+            self.content[page] = owner, tuple(read[: at + 1])
+        true = self.draw.randint(0, len(guessed))
+        self.seen_wrong += (done[0] + count + true) // PAGE < (most - 1) // PAGE
+        ids += guessed[:true]
+        done[0] += count + true
         if owner not in self.dropped:
             self.arena.keep(owner, ids[: done[0]], pages)
 
@@ -75,7 +82,11 @@ class Model:
             assert len(set(pages)) == len(pages)
             for i, page in enumerate(pages[: -(-done[0] // PAGE)]):
                 end = min((i + 1) * PAGE, done[0])
-                assert self.content[page] == (owner, tuple(ids[:end]))
+                whose, there = self.content[page]
+                assert (whose, there[:end]) == (owner, tuple(ids[:end]))
+                assert len(there) == end or end == done[0], (
+                    "only what was guessed wrongly lies behind the ids"
+                )
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -91,6 +102,7 @@ def test_no_page_is_lost_or_shared_wrongly(seed: int) -> None:
         model.check()
     assert model.seen_shared > 3
     assert model.seen_full > 3
+    assert model.seen_wrong > 3, "wrong guesses have filled pages"
     for _, _, pages, _ in model.running:
         model.arena.end(pages)
     model.arena.drop(lambda owner: True)

@@ -137,7 +137,7 @@ class Lab:
         rows, parts = [], []
         for told, count in work:
             rows.append(self.lower(torch.tensor([told.ids]))[0, told.done : told.done + count])
-            parts.append(Part(told.done, count, told.pages, told.module, wants_scores=True))
+            parts.append(Part(told.done, count, told.pages, told.module, scored=1))
             told.done += count
         given = self.executor.step(torch.cat(rows), parts)
         vocab, found = self.decoder.shape.vocab, matrix_of(given)

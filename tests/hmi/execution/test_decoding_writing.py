@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Collection, Hashable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -14,12 +15,15 @@ from torch import Tensor
 from hmi.engine.schedule.turns import Turns
 from hmi.errors import InvalidInput
 from hmi.execution.decoding.base import PAGE, Between
-from hmi.execution.decoding.writing import Answer, RowsOf, Shares, Writing
+from hmi.execution.decoding.guesses import Guesses, worth
+from hmi.execution.decoding.sampling import Chosen
+from hmi.execution.decoding.writing import Answer, RowsOf, Shares, Writing, _NoShares
 from hmi.execution.precision import available
 from hmi.model.network.decoder import Decoder, attend_before, rotary
 from hmi.model.sources.causal import CausalLower
 from hmi.model.sources.generative_root import UpperDecoder, split_decoder
 from hmi.model.tenant.modules import LowRankLayer, TenantModule
+from hmi.model.text.guides import Spelling
 from hmi.model.text.sampling import Sampling
 from tests.hmi.execution.test_decoding_steps import BEGIN, MODULES, executor_of, module_of, tiny
 
@@ -64,10 +68,18 @@ def table_of(lower: CausalLower) -> Tensor:
     return rows
 
 
-def writing(parts: Parts, way: str, pages: int, step_rows: int = 64, shares: Shares | None = None) -> Writing:
+def writing(
+    parts: Parts,
+    way: str,
+    pages: int,
+    step_rows: int = 64,
+    shares: Shares | None = None,
+    *,
+    guesses: bool = True,
+) -> Writing:
     lower, upper = parts
     executor = executor_of(way, upper, pages, slots=SLOTS, seed=pages)
-    return Writing(executor, rows_of(lower), step_rows=step_rows, shares=shares)
+    return Writing(executor, rows_of(lower), step_rows=step_rows, shares=shares, guesses=guesses)
 
 
 def rows_of(lower: CausalLower) -> RowsOf:
@@ -76,7 +88,8 @@ def rows_of(lower: CausalLower) -> RowsOf:
     _, table = TABLES[id(lower)]
 
     def found(wanted: Sequence[tuple[Answer, int, int]]) -> Tensor:
-        pairs = [[([0, *a.ids][at]), a.ids[at]] for a, begin, end in wanted for at in range(begin, end)]
+        spans = [(a.span(max(begin - 1, 0), end), begin) for a, begin, end in wanted]
+        pairs = [pair for ids, begin in spans for pair in pairwise(ids if begin else [0, *ids])]
         before, ids = torch.tensor(pairs).T
         return table[before, ids]
 
@@ -90,13 +103,15 @@ def prompts(count: int, seed: int, longest: int = 40) -> Iterator[list[int]]:
 
 
 @torch.inference_mode()
-def run(writer: Writing, answers: Sequence[Answer], seed: int = 0) -> None:
-    """Run to the end. Sequences join one by one, and some before others have ended."""
-    draw, waiting = random.Random(seed), list(answers)
+def run(writer: Writing, answers: Sequence[Answer], seed: int = 0) -> list[tuple[Answer, Chosen | None]]:
+    """Run to the end. Sequences join one by one, and some before others have ended. Returns what each step
+    returns, one after another."""
+    draw, waiting, told = random.Random(seed), list(answers), list[tuple[Answer, Chosen | None]]()
     while waiting or len(writer):
         while waiting and (not len(writer) or draw.random() < 0.6):
             writer.add(waiting.pop(0))
-        writer.step()
+        told += writer.step()
+    return told
 
 
 @torch.inference_mode()
@@ -122,7 +137,7 @@ def check(parts: Parts, answers: Sequence[Answer]) -> None:
 @pytest.mark.parametrize("way", ["plain", "fp32", *DEVICE])
 def test_greedy_answers_are_those_of_full_recomputation(parts: Parts, way: str) -> None:
     """1,000 prompts: with and without modules, in chunks, set back, with known beginnings."""
-    writer = writing(parts, way, pages=48)
+    writer = writing(parts, way, pages=44)
     answers = [
         Answer(f"owner-{i % 4}", prompt, most=1 + i % 20, ends=ENDS, module=MODULES[i % 4])
         for i, prompt in enumerate(prompts(1000 if way == "fp32" else 200, seed=1))
@@ -137,7 +152,7 @@ def test_greedy_answers_are_those_of_full_recomputation(parts: Parts, way: str) 
     assert {answer.ended for answer in answers} == {"end", "length"}
     assert writer.set_back > 10
     assert sum(answer.cached or 0 for answer in answers[100:130]) > 1000
-    assert writer.arena.room == 48
+    assert writer.arena.room == 44
     check(parts, answers)
 
 
@@ -160,6 +175,121 @@ def test_a_text_is_the_same_alone_and_in_any_company(parts: Parts, wants: Sampli
     for answer in alone:
         run(writing(parts, way, 20), [answer])
     assert texts == [[answer.ids for answer in alone]] * 3
+
+
+@pytest.mark.parametrize(
+    "wants",
+    [
+        Sampling(),
+        Sampling(temperature=1.2, top_p=0.9, seed=5, logprobs=2),
+        Sampling(repetition_penalty=1.3, presence_penalty=0.4, frequency_penalty=0.3, logprobs=1),
+        Sampling(temperature=0.8, frequency_penalty=0.5, seed=9),
+    ],
+)
+@pytest.mark.parametrize("right", [0.0, 0.6, 1.0])
+def test_guesses_change_no_text_whether_they_are_right_or_wrong(
+    parts: Parts, monkeypatch: pytest.MonkeyPatch, wants: Sampling, right: float
+) -> None:
+    """Each guessed token is what will be written with the probability `right`. Some texts spell what they
+    must. All are the same alone and together, with few rows a step, and with so few pages that some are set
+    back."""
+    spelled = [list(range(10 + i, 40 + i)) for i in range(3)]
+
+    def answers() -> list[Answer]:
+        guides = [*(Spelling(ids) for ids in spelled), *[None] * 15]
+        return [
+            Answer(i % 4, prompt, 30, ENDS, MODULES[i % 4], wants, guide=guides[i])
+            for i, prompt in enumerate(prompts(18, seed=4))
+        ]
+
+    plain, of, draw = answers(), dict[Answer, Answer](), random.Random(8)
+    wanted = [_chosen(run(writing(parts, "fp32", 20, guesses=False), [each])) for each in plain]
+
+    def guess(answer: Answer, most: int, least: float) -> list[int]:
+        assert 0 < least < 1
+        answer._guesses = Guesses(0)
+        rest = of[answer].ids[len(answer.ids) : -1][:most]
+        return [id if draw.random() < right else draw.randrange(2, 150) for id in rest]
+
+    monkeypatch.setattr(Answer, "guess", guess)
+    for pages, step_rows in ((400, 64), (400, 9), (7, 64)):
+        writer, found = writing(parts, "fp32", pages, step_rows), answers()
+        of.update(zip(found, plain, strict=True))
+        told = run(writer, found, seed=pages)
+        assert [_chosen(each for each in told if each[0] is answer) for answer in found] == wanted
+        assert [(each.ids, each.ended) for each in found] == [(each.ids, each.ended) for each in plain]
+        assert (writer.set_back > 0) == (pages == 7)
+        assert writer.arena.room == pages
+        assert writer.true <= writer.guessed
+        assert (writer.true == writer.guessed) == (right == 1)
+        assert (writer.true > 9) == (right > 0)
+
+
+def _chosen(told: Iterable[tuple[Answer, Chosen | None]]) -> list[Chosen | None]:
+    return [chosen for _, chosen in told]
+
+
+def test_a_step_has_few_guesses_beside_other_tenants_texts_and_none_in_a_full_one(
+    parts: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted: list[tuple[int, float]] = []
+
+    def guess(answer: Answer, most: int, least: float) -> list[int]:
+        wanted.append((most, least))
+        answer._guesses = Guesses(0)
+        return [2] * min(most, 5)
+
+    monkeypatch.setattr(Answer, "guess", guess)
+    ran, run_step = list[int](), Writing._run
+
+    def counted(writer: Writing, chunks: Mapping[Answer, int], between: Between | None) -> object:
+        ran.append(sum(chunks.values()))
+        return run_step(writer, chunks, between)
+
+    monkeypatch.setattr(Writing, "_run", counted)
+    for tenants, step_rows, expected in (
+        ("aaaa", 64, [(15, worth(4)), (10, worth(4)), (5, worth(4))]),
+        ("aaab", 64, [(4, 0.5)]),
+        ("aaaa", 12, [(2, worth(4))]),
+        ("aaaa", 7, []),
+    ):
+        writer = writing(parts, "plain", 40, step_rows)
+        for i, tenant in enumerate(tenants):
+            writer.add(Answer(i, [BEGIN, 2 + i], 30, tenant=tenant))
+        with torch.inference_mode():
+            while min(len(answer.ids) for answer in writer._answers) == 2:
+                writer.step()
+            wanted.clear()
+            ran.clear()
+            writer.step()
+        assert wanted == expected
+        assert ran == [4 + sum(min(most, 5) for most, _ in expected)]
+
+
+def test_a_guess_is_charged_to_its_tenant_if_it_has_come_true(
+    parts: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    charged = list[float]()
+
+    class Noted(_NoShares):
+        def charge(self, tenant: str, rows: float) -> None:
+            charged.append(rows)
+
+    (plain,) = answers = [Answer(0, [BEGIN, 2, 3], 12)]
+    run(writing(parts, "plain", 40, guesses=False), answers)
+    for wrong in (False, True):
+        writer, answer = writing(parts, "plain", 40, shares=Noted()), Answer(0, [BEGIN, 2, 3], 12)
+
+        def guess(answer: Answer, most: int, least: float) -> list[int]:
+            answer._guesses = Guesses(0)
+            return [id + wrong for id in plain.ids[len(answer.ids) : -1]]  # noqa: B023 (called in this turn)
+
+        monkeypatch.setattr(Answer, "guess", guess)
+        charged.clear()
+        run(writer, [answer])
+        assert answer.ids == plain.ids
+        assert sum(charged) == len(plain.ids) - 1, "the last one is not read"
+        assert charged == ([3] + [1] * 11 if wrong else [3, 11])
 
 
 def test_one_that_leaves_frees_its_pages_and_one_that_cannot_end_is_refused(parts: Parts) -> None:
@@ -202,7 +332,7 @@ def test_nothing_is_kept_of_an_owner_that_went_while_its_sequences_ran_or_waited
 def test_what_the_first_step_found_is_told_also_of_a_sequence_that_was_set_back(
     parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    writer, prompt = writing(parts, "plain", pages=8), [BEGIN, *range(2, 55)]
+    writer, prompt = writing(parts, "plain", pages=8, guesses=False), [BEGIN, *range(2, 55)]
     run(writer, [Answer("a", prompt[: 2 * PAGE + 1], 1)])
     begin, found = writer.arena.begin, list[int]()
 

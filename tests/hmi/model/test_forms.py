@@ -121,6 +121,63 @@ def test_an_end_that_its_source_marks_as_no_special_token_is_in_no_text() -> Non
     assert source.encode(["a</end>b"], 99)[0].ids == [2, *said]
 
 
+@pytest.mark.parametrize(("form", "texts"), LANGUAGES)
+def test_what_a_form_says_ahead_is_how_one_of_its_texts_goes_on(
+    form: Form, texts: set[str], guides: Guides
+) -> None:
+    """Looking ahead changes nothing: the guide allows the same tokens as one that was not asked."""
+    source = guides._source
+    pieces = bytes_of(source)
+    allowed = {text.encode() for text in texts or form.choices or ()}
+    draw, seen = random.Random(2), 0
+    for _ in range(25):
+        guide, other, said = guides.guide(form), guides.guide(form), b""
+        while not guide.ended:
+            ahead = guide.ahead()
+            text = said + b"".join(pieces[id] for id in ahead)
+            assert any(each.startswith(text) for each in allowed)
+            seen += len(ahead)
+            may = [[id for id in range(500) if each.allows(id)] for each in (guide, other)]
+            assert may[0] == may[1]
+            chosen = draw.choice(ahead[:1] or may[0])
+            if not guide.allows(chosen):
+                chosen = draw.choice(may[0])
+            for each in (guide, other):
+                each.take(chosen)
+            if chosen in source.ends:
+                break
+            said += pieces[chosen]
+        assert said in allowed
+    assert seen > 9 or form.regex, "nothing of that regular expression is sure"
+
+
+def test_json_goes_on_ahead_with_the_spaces_that_most_models_write(guides: Guides) -> None:
+    wants = {"count": {"type": "integer"}, "kind": {"enum": ["small", "large"]}}
+    schema = {"type": "object", "properties": wants, "required": [*wants], "additionalProperties": False}
+    guide, text = guides.guide(Form(json_schema=schema)), ""
+    said = [""]
+    for piece in ("{", ' "', 'count": ', "17", ", ", '"kind": "', "s"):
+        for id in guides._ids_of(piece):
+            guide.take(id)
+        text += piece
+        said.append(guides._source.decode(guide.ahead()))
+    assert said[1:] == ['"count": ', 'count": ', "", "", '"kind": "', "", 'mall"}']
+    beginning = guides._source.decode(guides.guide(Form(json_schema=schema)).ahead())
+    assert beginning == '{"count": '
+
+
+def test_a_form_that_is_dear_to_look_ahead_in_is_not_asked_again(
+    guides: Guides, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    form = Form(choices=("good film", "bad plot"))
+    for dearest, more in ((1.0, True), (-1.0, False)):
+        monkeypatch.setattr("hmi.model.text.guides.DEAREST_AHEAD_S", dearest)
+        guide = guides.guide(form)
+        guide.ahead()
+        guide.take(guides._ids_of("good film")[0])
+        assert bool(guide.ahead()) == more
+
+
 DEEP: Any = {}
 for _ in range(70):
     DEEP = {"items": DEEP}
