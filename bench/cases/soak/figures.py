@@ -31,8 +31,6 @@ def figures(plan: SoakPlan, kept: RunFile) -> Iterator[Figure]:
     entries = kept.all()
     yield from _sums([record for _, record in entries if "counts" in record])
     yield from _ends(entries)
-    for apart in [record["told_apart"] for _, record in entries if "told_apart" in record][-1:]:
-        yield Figure("prompts_that_tell_versions_apart", round(apart, 3), "of them")
     for number, (_, run) in enumerate(groupby(entries, lambda entry: entry[0]["run"]), 1):
         yield from _run(plan, number, [*run])
 
@@ -61,13 +59,18 @@ def _ends(entries: Sequence[Entry]) -> Iterator[Figure]:
         yield Figure(f"wrong_exit_after_{way}", wrong, "servers", 0, False, len(mine))
         longest = max(record["stop_s"] for record in mine)
         yield Figure(f"longest_end_after_{way}", longest, "s", STOP_GOAL_S, False, len(mine))
-    lacking = [change for _, record in kills for change in record["lacking"]]
-    logged = [each for _, record in entries for each in record.get("tracebacks", ())]
-    for name, faults in (("acknowledged_changes_lost", lacking), ("tracebacks", logged)):
-        yield Figure(name, len(faults), "", 0, False, why="; ".join(faults[:5]) or None)
+    for title, name in (("acknowledged_changes_lost", "lacking"), ("tracebacks", "tracebacks")):
+        those = [record[name] for _, record in entries if name in record]
+        faults = [fault for some in those for fault in some]
+        if those:
+            why = "; ".join(faults[:5]) or None
+            yield Figure(title, len(faults), "", 0, False, len(those), why=why)
     for name in IDLE:
         found = [record[name] for _, record in entries if name in record]
-        yield Figure(name, sum(found), "", 0, False, len(found))
+        if found:
+            yield Figure(name, sum(found), "", 0, False, len(found))
+    for apart in [record["told_apart"] for _, record in entries if "told_apart" in record][-1:]:
+        yield Figure("prompts_that_tell_versions_apart", round(apart, 3), "of them")
 
 
 def _run(plan: SoakPlan, number: int, entries: Sequence[Entry]) -> Iterator[Figure]:
