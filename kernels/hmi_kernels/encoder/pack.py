@@ -151,7 +151,7 @@ class MatrixChange:
 
     @property
     def columns(self) -> int:
-        return self.down.shape[0] * self.down.shape[2]
+        return int(self.down.shape[0] * self.down.shape[2])
 
     @property
     def width(self) -> int:
