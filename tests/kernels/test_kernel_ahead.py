@@ -4,7 +4,10 @@ needed."""
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hmi_kernels.encoder import ahead, room
+from hmi_kernels.encoder.product import share, tiles_of
+from hmi_kernels.encoder.tile import VECTORS, passes_of
 
 WORDS = 4
 CHUNK = ahead.LINE * WORDS
@@ -40,3 +43,25 @@ def test_each_part_of_a_module_is_fetched_once_and_runs_take_turns() -> None:
         assert max(t for _, t in told) <= total // panels // CHUNK + 1
         owners = [sum(address >= begin for begin in begins) for address, _ in told[:4]]
         assert owners == ([1, 2, 1, 1] if begin else [1, 3, 1, 3])
+
+
+@pytest.mark.parametrize("rows", [2, 6, 7, 12, 16, 17, 40, 128])
+def test_the_tiles_of_a_panel_fetch_the_panel_behind_it_in_parts(rows: int) -> None:
+    record = np.zeros(room.FIELDS, np.int64)  # there is no module to fetch
+    at, panel, words, tiles = record.ctypes.data, 0x10000, 12, tiles_of(rows)
+    size, lines, left = VECTORS * ahead.LINE * words, list[int](), rows
+    for t in range(tiles):
+        n = share(left, tiles - t)
+        left -= n
+        ahead.set_fetches(at, panel, words, n, t, tiles)
+        for begin, apart in record[room.FETCHES :].reshape(-1, 2).tolist():
+            if apart:
+                assert apart == ahead.LINE
+                lines += [begin + ahead.LINE * i for i in range(passes_of(n) * words)]
+            else:
+                assert begin == at, "a line that is there"
+    behind = range(panel + size, panel + 2 * size, ahead.LINE)
+    assert set(lines) <= {*range(panel + size, panel + 2 * size + size // 2, ahead.LINE)}
+    assert len(set(lines)) == len(lines)
+    if tiles > 1:
+        assert set(behind) <= set(lines)

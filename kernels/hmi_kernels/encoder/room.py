@@ -6,6 +6,7 @@ from typing import Any
 
 from hmi_kernels.encoder import BFLOAT, FLOAT, INT8
 from hmi_kernels.encoder.rowwise import bfloats_to_bytes, floats_to_bytes, to_bfloats
+from hmi_kernels.encoder.tile import FETCH_FIELDS
 from hmi_kernels.jit import get, put, whole
 
 (
@@ -35,10 +36,6 @@ from hmi_kernels.jit import get, put, whole
     FETCH_NEXT,
     FETCH_LEFT,
     FETCH_RATE,
-    FETCHES,
-    _,
-    _,
-    _,
     NEXT_COUNT,
     NEXT_RUNS,
     RUNS,
@@ -47,13 +44,15 @@ from hmi_kernels.jit import get, put, whole
     TILE_CODE,
     NARROW_CODE,
     LOWER_CODE,
-) = range(38)
-FIELDS = 38
+) = range(34)
+FETCHES = 34
+FIELDS = FETCHES + FETCH_FIELDS
 """The operand of the next product: its first row A and bytes from row to row; the same rows as modules read
 them, with words of a row; and CHANGES, what the rows' modules add to that product, in CHANGED or 0. The other
 fields are buffers for the rows of a block of texts, except these: MEANS (`first.turn_queries`), TILE and
 SPARE (rows of a tile), ATTEND (`attention.attend` and `first.attend_turned`), CHANGED, RUNS and QUERY_RUNS
-(records), ZEROS; and the addresses of `tile.tile`, `tile.narrow` and `tile.lower`."""
+(records), ZEROS; the addresses of `tile.tile`, `tile.narrow` and `tile.lower`; and FETCHES, as `tile.tile`
+takes them."""
 
 
 @whole

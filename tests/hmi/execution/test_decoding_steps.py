@@ -86,6 +86,7 @@ def module_of(seed: int, sites: Sequence[str], rank: int) -> TenantModule:
 
 
 MODULES = [None, module_of(1, list(SITES), 8), module_of(2, ["q", "v"], 3), module_of(3, ["k", "gate"], 16)]
+MODULES.append(module_of(4, ["q", "v", "o", "fi", "fo"], 2))
 
 
 def executor_of(way: str, upper: UpperDecoder, pages: int, *, slots: int = 64, seed: int = 0) -> StepExecutor:
@@ -165,7 +166,7 @@ def ids_of(seed: int, length: int) -> list[int]:
 @pytest.mark.parametrize("way", WAYS)
 def test_chunks_of_any_length_give_the_whole_models_scores(decoder: Decoder, way: str) -> None:
     lab, draw = Lab(decoder, way), random.Random(5)
-    running = [lab.told(ids_of(i, 10 + 9 * i), MODULES[i % 4]) for i in range(8)]
+    running = [lab.told(ids_of(i, 10 + 9 * i), MODULES[i % 5]) for i in range(8)]
     ends: dict[int, list[int]] = {i: [] for i in range(8)}
     with torch.inference_mode():
         while any(told.done < len(told.ids) for told in running):
@@ -195,12 +196,15 @@ def test_a_module_as_it_is_stored_gives_the_scores_of_its_fp32_copy(decoder: Dec
         assert (lab.exact(told)[19] - told.scores[0])[1:].abs().max() < near(way)
 
 
+@pytest.mark.parametrize("module", [MODULES[1], MODULES[4]], ids=["wide", "narrow"])
 @pytest.mark.parametrize("way", available())
-def test_a_sequence_has_the_same_bits_in_any_company(decoder: Decoder, way: str) -> None:
+def test_a_sequence_has_the_same_bits_in_any_company(
+    decoder: Decoder, way: str, module: TenantModule
+) -> None:
     alone, crowd = Lab(decoder, way), Lab(decoder, way)
-    ids, module = ids_of(1, 60), MODULES[1]
+    ids = ids_of(1, 60)
     one, same = alone.told(ids, module), crowd.told(ids, module)
-    others = [crowd.told(ids_of(10 + i, 80), MODULES[i % 4]) for i in range(6)]
+    others = [crowd.told(ids_of(10 + i, 80), MODULES[i % 5]) for i in range(6)]
     with torch.inference_mode():
         alone.step([(one, 60)])
         for count in (1, 16, 3, 1, 1, 30, 7, 1):
