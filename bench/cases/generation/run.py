@@ -40,7 +40,8 @@ from hmi.model.tenant.modules import LowRankLayer, TenantModule
 from hmi.model.text.generative import GenerativeTokenizer
 from hmi.model.text.guides import Guide
 from hmi.model.text.sampling import Sampling
-from hmi.modulespec import GATED, Site
+from hmi.modulespec import GATED
+from hmi.training.plans.defaults import WRITING_MODULE
 
 TOGETHER = 16
 """Sequences that write together."""
@@ -48,10 +49,9 @@ PROMPT, WRITTEN, LONG = 64, 24, 512
 """Tokens of a prompt, tokens written after it, and tokens of the prompt that is only read."""
 NEIGHBOUR = 2000
 """Tokens of the prompt beside which the time to a first token is measured."""
-RANK = 8
 GREEDY = Sampling()
-SMALL: tuple[Site, ...] = ("q", "v")
-"""A tenant's module has this rank at these sites, .8 MB on SmolLM2. A large one has all sites, 4.2 MB."""
+MODULE, LARGE = WRITING_MODULE, ModuleSpec(rank=8, sites=GATED)
+"""A tenant's module, the default, takes .9 MB on SmolLM2. A large one takes 4.2 MB."""
 EQUAL = {
     "llama_cpp": {"int8": "q8_0", "bf16": "f16"},
     "ctranslate2": {"int8": "int8", "fp32": "fp32"},
@@ -100,9 +100,8 @@ def run(plan: GenerationPlan, report: Callable[[str], None]) -> Iterator[Figure]
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         why = _add_llama(works, stack, source.folder, folder, prompts, report)
         if plan.peers and why is None:
-            modules = [module_of(upper.shape, len(upper.layers), SMALL, seed) for seed in range(TOGETHER)]
-            spec = ModuleSpec(rank=RANK, sites=SMALL)
-            peers.write_models(_gguf(source.folder), modules, spec, upper.shape, plan.split, folder)
+            modules = [module_of(upper.shape, len(upper.layers), MODULE, seed) for seed in range(TOGETHER)]
+            peers.write_models(_gguf(source.folder), modules, MODULE, upper.shape, plan.split, folder)
         others = peers.opened(plan.peers, None if why else folder, stack, report)
         missing = others.why if why is None else {"llama_cpp": why} | others.why
         yield from _below_best(others.running, lower, upper, prompts)
@@ -128,8 +127,8 @@ def _works(
 ) -> dict[str, Callable[[], float]]:
     """HMI's works by name. Each runs once when it is called, and returns tokens a second."""
     made = partial(module_of, upper.shape, len(upper.layers))
-    modules = [made(SMALL, seed) for seed in range(TOGETHER)]
-    large = [made(GATED, seed) for seed in range(TOGETHER)]
+    modules = [made(MODULE, seed) for seed in range(TOGETHER)]
+    large = [made(LARGE, seed) for seed in range(TOGETHER)]
     looked_up: dict[str, Rows] = {"": found_rows(lower)}
     if plan.split:
         looked_up["_misses_computed"] = partial(computed_rows, lower)
@@ -332,7 +331,7 @@ def _with_forms(
     precision: Precision = "bf16" if "bf16" in available() else "fp32"
     executor = CompiledDecoder(upper, TOGETHER * (PROMPT // PAGE + 3), precision)
     writer = Writing(executor, found_rows(lower), guesses=False)
-    modules = [module_of(upper.shape, len(upper.layers), SMALL, seed) for seed in range(TOGETHER)]
+    modules = [module_of(upper.shape, len(upper.layers), MODULE, seed) for seed in range(TOGETHER)]
 
     def writes(writer: Writing, **given: Any) -> float:
         return _writes(writer, prompts, **given)
@@ -433,8 +432,8 @@ def _llama_writes(peer: LlamaCpp, prompts: Sequence[list[int]]) -> float:
     return len(prompts) * WRITTEN / (time.process_time() - begun)
 
 
-def module_of(shape: DecoderShape, layers: int, sites: Sequence[str], seed: int) -> TenantModule:
-    """Make a random module: a tenant's changes of rank RANK at these sites of each layer."""
+def module_of(shape: DecoderShape, layers: int, spec: ModuleSpec, seed: int) -> TenantModule:
+    """Make a random LoRA of this rank, at these sites of each layer."""
     wide, narrow = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     sizes: dict[str, tuple[int, int]] = dict.fromkeys(GATED, (shape.dim, shape.ffn))
     sizes |= {"q": (shape.dim, wide), "k": (shape.dim, narrow), "v": (shape.dim, narrow)}
@@ -442,11 +441,11 @@ def module_of(shape: DecoderShape, layers: int, sites: Sequence[str], seed: int)
     draw = torch.Generator().manual_seed(seed)
     changes = {
         f"{i}-{site}": LowRankLayer(
-            torch.randn(RANK, sizes[site][0], generator=draw) * sizes[site][0] ** -0.5,
-            0.01 * torch.randn(sizes[site][1], RANK, generator=draw),
+            torch.randn(spec.rank, sizes[site][0], generator=draw) * sizes[site][0] ** -0.5,
+            0.01 * torch.randn(sizes[site][1], spec.rank, generator=draw),
         )
         for i in range(layers)
-        for site in sites
+        for site in spec.all_sites
     }
     return TenantModule(changes).eval().requires_grad_(False)
 

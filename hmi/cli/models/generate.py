@@ -165,4 +165,4 @@ def _figures(answer: dict[str, Any]) -> str:
 
 def _hint(message: str, model: str) -> str:
     """Return a hint to add to an error: the command for a model that writes nothing."""
-    return f", or hmi infer {model}" if "writes no text: POST /infer/" in message else ""
+    return f", or hmi infer {model}" if ": use POST /infer/" in message else ""

@@ -153,4 +153,4 @@ class WrittenPieces(Protocol):
 
 def writes_no_text(model: ModelId, task: Task, instead: str) -> InvalidInput:
     """The error for a model that does not write. instead: the call that asks it."""
-    return InvalidInput(f"{model} is a {task} model, which writes no text: use {instead}", field="model")
+    return InvalidInput(f"{model} is not a generative model, but one of {task}: use {instead}", field="model")
