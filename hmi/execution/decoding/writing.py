@@ -269,7 +269,8 @@ class Writing:
         So a short prompt does not wait for a long one. All such steps together have at most as many rows
         as a step. Returns what `step` does.
         """
-        reading = {answer.tenant for answer, count in self._running.items() if count > 1}
+        running = self._running.items()
+        reading = {answer.tenant for answer, count in running if count - len(answer.guessed) > 1}
         chunks: dict[Answer, int] = {}
         for answer in self._answers:
             count = len(answer.ids) - answer.done
