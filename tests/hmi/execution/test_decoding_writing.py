@@ -418,25 +418,18 @@ def test_a_short_prompt_runs_between_the_layers_of_a_long_ones_step(parts: Parts
 def test_a_short_prompt_runs_between_the_layers_beside_guesses_of_its_own_tenant(
     parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def guess(answer: Answer, most: int, least: float) -> list[int]:
-        answer._guesses = Guesses(0)
-        return [2] * min(most, answer.most - len(answer.written) - 1)
-
-    monkeypatch.setattr(Answer, "guess", guess)
     writer = writing(parts, "plain", pages=20)
     first, second = (Answer(i, [BEGIN, 3, 4], 20, tenant="same") for i in range(2))
     writer.add(first)
     told: list[list[Answer]] = []
-
-    def between() -> None:
-        if not told:
-            assert first.guessed
-            writer.add(second)
-        told.append([answer for answer, _ in writer.let_in()])
-
     with torch.inference_mode():
         writer.step()
-        writer.step(in_short=Between(between))
+        first._guesses = Guesses(23)
+        monkeypatch.setattr(Answer, "guess", lambda *_: [2])
+        between = Between(lambda: told.append([answer for answer, _ in writer.let_in()]))
+        plan = writer._plan
+        monkeypatch.setattr(writer, "_plan", lambda: (plan(), writer.add(second))[0])
+        writer.step(in_short=between)
     assert told[0] == [second]
 
 
