@@ -215,7 +215,8 @@ class Writer:
             self._look_up([part], made)
         except Exception as error:
             if known < end:  # it may be of what is only guessed
-                made[last - (end - known) : last] = torch.nan
+                draft.answer.guessed = []  # nothing is chosen by their rows
+                made[last - (end - known) : last] = 0  # not-a-number could reach the rows before them
                 self._look_up_alone((draft, begin, known, last - (end - known)), made)
                 return
             draft.error = copy_of(error)

@@ -95,10 +95,10 @@ class Answer:
 
     def take_all(self, rows: Sequence[ScoreRow]) -> list[Chosen | None]:
         """Choose the next token by the first row and, as long as a choice is the guessed token, one more by
-        the next row. Returns what `take` does of each."""
+        the next row. Returns what `take` does of each. Rows of guesses that were given up are not read."""
         guessed, known, found = self.guessed, len(self.ids), list[Chosen | None]()
         self.guessed = []
-        for row, guess in zip(rows, [*guessed, None], strict=True):
+        for row, guess in zip(rows, [*guessed, None], strict=False):
             chosen = self.take(row)
             if chosen is None and found:
                 self.ended = None  # the row may be at fault, and is read again as the text's own
@@ -135,7 +135,8 @@ class Answer:
 
 RowsOf = Callable[[Sequence[tuple[Answer, int, int]]], Tensor]
 """A function that looks up or computes rows. It takes sequences, each with the range of its ids (begin, end).
-It returns the rows of those ids (`Answer.span`), float32 [ids, dim], one sequence after another."""
+It returns the rows of those ids (`Answer.span`), float32 [ids, dim], one sequence after another. It may
+give guesses up, by emptying `Answer.guessed`, and return any finite rows for them."""
 
 
 class Shares(Protocol):
@@ -269,7 +270,8 @@ class Writing:
         So a short prompt does not wait for a long one. All such steps together have at most as many rows
         as a step. Returns what `step` does.
         """
-        reading = {answer.tenant for answer, count in self._running.items() if count > 1}
+        running = self._running.items()
+        reading = {answer.tenant for answer, count in running if count - len(answer.guessed) > 1}
         chunks: dict[Answer, int] = {}
         for answer in self._answers:
             count = len(answer.ids) - answer.done

@@ -415,6 +415,24 @@ def test_a_short_prompt_runs_between_the_layers_of_a_long_ones_step(parts: Parts
     assert writer.arena.room == 60
 
 
+def test_a_short_prompt_runs_between_the_layers_beside_guesses_of_its_own_tenant(
+    parts: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = writing(parts, "plain", pages=20)
+    first, second = (Answer(i, [BEGIN, 3, 4], 20, tenant="same") for i in range(2))
+    writer.add(first)
+    told: list[list[Answer]] = []
+    with torch.inference_mode():
+        writer.step()
+        first._guesses = Guesses(23)
+        monkeypatch.setattr(Answer, "guess", lambda *_: [2])
+        between = Between(lambda: told.append([answer for answer, _ in writer.let_in()]))
+        plan = writer._plan
+        monkeypatch.setattr(writer, "_plan", lambda: (plan(), writer.add(second))[0])
+        writer.step(in_short=between)
+    assert told[0] == [second]
+
+
 def test_between_layers_nothing_of_a_running_step_is_set_back_and_no_more_rows_run_than_in_a_step(
     parts: Parts,
 ) -> None:
