@@ -16,7 +16,7 @@ from hmi.engine import TextRequest
 from hmi.errors import Damaged, TooLarge
 from hmi.execution.packed import PackedExecutor, run_rows
 from hmi.model.sources.root import load_root
-from hmi.model.tenant.modules import in_fp32, module_from
+from hmi.model.tenant.modules import module_from
 from hmi.stores.tensors.adapter_pool import AdapterPool
 from tests.e2e.conftest import QUICK, Home, mood_rows
 
@@ -32,7 +32,7 @@ def packed(home: Home) -> PackedExecutor:
 def test_a_module_in_fp16_runs_as_its_copy_in_fp32_does(home: Home) -> None:
     executor = packed(home)
     part = home.bundles().load_task_part(home.manager.registry.model(MOOD).live.artefact)
-    module, whole = part.module, in_fp32(part.module)
+    module, whole = part.module, copy.deepcopy(part.module).float()
     assert {p.dtype for p in module.parameters()} == {torch.float16}
     own = part.size.private
     size = executor.prepare(module)

@@ -15,7 +15,7 @@ from hmi.api.handlers.protocols import write
 from hmi.api.protocols.texts import Texts
 from hmi.core import ModelId
 from hmi.engine.writing import writers
-from hmi.engine.writing.request import WriteRequest, WrittenText
+from hmi.engine.writing.request import WriteRequest
 from hmi.errors import QuotaExceeded
 from hmi.model.text.sampling import Sampling
 from plot_store import Reader
@@ -99,10 +99,11 @@ async def test_what_a_call_waits_for_becomes_less_as_its_texts_end(writing_data:
         wants = [*wanted([LONG], 200), WriteRequest(ONE, "a", 1, index=1)]
         async with world.services.inference.write(wants, ADMINISTRATOR) as texts:
             assert room.taken >= 201
-            async for index, piece in texts:
-                if index == 1 and isinstance(piece, WrittenText):
+            begun: dict[int, Any] = texts._begun  # type: ignore[attr-defined]
+            async for _ in texts:
+                if 1 in texts.done and 0 in begun:
                     break
-            (draft,) = (each for i, each in texts._begun.items() if i == 0)  # type: ignore[attr-defined]
+            draft = begun[0]
             assert room.taken in (0, len(draft.answer.prompt) + 200), "of the first as it was counted"
         assert room.taken == 0
 
