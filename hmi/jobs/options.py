@@ -50,11 +50,12 @@ class FineTuneOptions(Reading):
         description="The most passes over the rows; the best one on held-out rows is kept. None: chosen by "
         "the number of rows.",
     )
-    batch: int = Field(
+    batch: int | None = Field(
         default=RECIPE.batch,
         ge=1,
         le=256,
-        description="Rows of one training step. If it is left out, 8 for a model that writes.",
+        description="Rows of one training step. None: 16; for a model that writes 8, and 4 if its "
+        "completions have more than 10 tokens on average.",
     )
     max_length: int = Field(
         default=RECIPE.max_length,

@@ -9,7 +9,7 @@ from hmi.core import ModuleSpec, Task
 from hmi.errors import InvalidInput
 from hmi.jobs.options import FineTuneOptions, checked_options
 from hmi.modulespec import SITES
-from hmi.training.plans.defaults import WRITING_BATCH, WRITING_DROPOUT, WRITING_LENGTH, WRITING_MODULE
+from hmi.training.plans.defaults import WRITING_DROPOUT, WRITING_LENGTH, WRITING_MODULE
 
 NOT_OF_WRITING = (
     "lexical",
@@ -50,7 +50,7 @@ def settled(
         )
     if given.get("module") is not None or not update:
         given["module"] = _lora(given)
-    given = {"batch": WRITING_BATCH, "dropout": WRITING_DROPOUT, **given}
+    given = {"dropout": WRITING_DROPOUT, **given}
     if not update:
         given.setdefault("max_length", WRITING_LENGTH)
     return given

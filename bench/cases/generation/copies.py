@@ -31,6 +31,7 @@ from hmi.training.data.golds import Completion
 from hmi.training.data.rows import Row
 from hmi.training.fit.early_stopping import train_to_best
 from hmi.training.fit.plan import TrainPlan, plan_writing
+from hmi.training.plans.defaults import BATCH
 from hmi.training.plans.recipe import RECIPE
 from hmi.training.writing.lookup import RowsOf
 from hmi.training.writing.scoring import perplexity, score_written
@@ -72,7 +73,7 @@ def train_copy(
     root = fresh_copy(info, source)
     copy = root.upper
     train, dev = (_texts(root, part) for part in (rows.train, rows.dev))
-    plan = plan_writing(replace(RECIPE, lr=lr, seed=seed), len(train))
+    plan = plan_writing(replace(RECIPE, batch=BATCH, lr=lr, seed=seed), [len(text.answer) for text in train])
     trainer = WritingTrainer(copy, copy, rows_of_copy(copy), plan, train)
     history = train_to_best(
         trainer,

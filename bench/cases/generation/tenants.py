@@ -43,6 +43,7 @@ from hmi.stores.layout import Layout
 from hmi.training.data.golds import Completion
 from hmi.training.data.rows import Row
 from hmi.training.plans.defaults import (
+    LONG_BATCH,
     WRITING_BATCH,
     WRITING_DROPOUT,
     WRITING_EPOCHS,
@@ -131,7 +132,7 @@ def _spec(plan: TenantsPlan, cell: Cell, info: GenerativeRootInfo) -> RunSpec:
     if cell.column != DEDICATED:
         found |= {"split": info.split, "root": info.version, "seed": cell.seed, "test": True}
         found["defaults"] = (
-            f"{title(WRITING_MODULE)}, lr {WRITING_LR:g}, batch {WRITING_BATCH}, "
+            f"{title(WRITING_MODULE)}, lr {WRITING_LR:g}, batch {WRITING_BATCH} or {LONG_BATCH}, "
             f"dropout {WRITING_DROPOUT:g}, {WRITING_EPOCHS} epochs"
         )
         if plan.options:

@@ -58,7 +58,7 @@ def train_writing(
     warnings = [*data.notes, *_too_long(fit, max_length), *size_remarks(dev, data.dev_given)]
     torch.manual_seed(options.seed)
     module = new_module(data.module, root.info.shape, len(root.upper.layers))
-    plan = plan_writing(replace(options.recipe(), module=data.module), len(train))
+    plan = plan_writing(replace(options.recipe(), module=data.module), [len(text.answer) for text in train])
     with ctx.plots.reader(plot) as reader:
         rows_of = rows_from_plot(reader, root.upper.first)
         trainer = WritingTrainer(root.upper, module, rows_of, plan, train)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hmi.core import Task
@@ -10,7 +11,14 @@ from hmi.model.tenant.alignment import MAX_OUTPUTS
 from hmi.model.tenant.artefact import Artefact
 from hmi.model.tenant.heads import head_queries
 from hmi.model.text.lexical import has_alignment, lexical_buckets
-from hmi.training.plans.defaults import WRITING_LR, choose_epochs, default_lr, default_module
+from hmi.training.plans.defaults import (
+    BATCH,
+    WRITING_LR,
+    choose_epochs,
+    choose_writing_batch,
+    default_lr,
+    default_module,
+)
 from hmi.training.plans.recipe import RECIPE, Recipe
 from hmi.training.tasks.transitions import learns_transitions
 
@@ -55,14 +63,15 @@ def plan_training(
     Raises InvalidInput if the recipe asks for transitions that cannot be trained.
     """
     module = recipe.module or default_module(paired=task.paired)
+    batch = recipe.batch or BATCH
     lexical = lexical_buckets(task.name, recipe.lexical)
     aligned = bool(lexical) and task.paired and task.outputs <= MAX_OUTPUTS
     return TrainPlan(
         task.name,
         task.outputs,
         lr=recipe.lr or default_lr(task, module, rows, aligned=aligned),
-        epochs=recipe.epochs or choose_epochs(rows, recipe.batch),
-        batch=recipe.batch,
+        epochs=recipe.epochs or choose_epochs(rows, batch),
+        batch=batch,
         seed=recipe.seed,
         dropout=recipe.dropout,
         weight_decay=recipe.weight_decay,
@@ -78,14 +87,16 @@ def plan_training(
     )
 
 
-def plan_writing(recipe: Recipe, rows: int) -> TrainPlan:
-    """The plan of a language model's training on this many rows."""
+def plan_writing(recipe: Recipe, completions: Sequence[int]) -> TrainPlan:
+    """The plan of a language model's training. completions: the tokens of each row's completion."""
+    rows = len(completions)
+    batch = recipe.batch or choose_writing_batch(sum(completions) / max(1, rows))
     return TrainPlan(
         "generation",
         0,
         lr=recipe.lr or WRITING_LR,
-        epochs=recipe.epochs or choose_epochs(rows, recipe.batch, writing=True),
-        batch=recipe.batch,
+        epochs=recipe.epochs or choose_epochs(rows, batch, writing=True),
+        batch=batch,
         seed=recipe.seed,
         dropout=recipe.dropout,
         weight_decay=recipe.weight_decay,
@@ -103,7 +114,7 @@ def plan_reading(task: TaskKind, artefact: Artefact) -> TrainPlan:
         task.outputs,
         lr=1e-3,
         epochs=1,
-        batch=RECIPE.batch,
+        batch=BATCH,
         seed=0,
         paired=task.paired,
         lexical=0 if table is None else len(table),

@@ -13,6 +13,7 @@ from hmi.core import ModuleSpec
 if TYPE_CHECKING:
     from hmi.model.tasks import TaskKind
 
+BATCH = 16
 EPOCHS = 8
 MIN_STEPS = 200
 """With few rows there are more epochs, to reach this many steps: with fewer, a fresh module under-fits."""
@@ -27,9 +28,12 @@ PAIR_LR = 4e-3
 ALIGNED_LR = 1e-3
 """The highest rate for pairs beside an alignment, which leaves less to learn (docs/design/0027-pairs.md)."""
 WRITING_LR = 2e-3
-"""For a language model. How this and the five below were chosen: docs/benchmarks/2026-11-generation.md."""
-WRITING_BATCH = 8
-"""Twice the steps of a batch of 16 at nearly the same cost. What the default of 16 leaves unlearnt shows."""
+"""For a language model. How this and those below were chosen: docs/benchmarks/2026-11-generation.md."""
+WRITING_BATCH, LONG_BATCH = 8, 4
+"""Smaller than BATCH. They give more steps at nearly the same cost, and fewer steps leave much unlearnt. Long
+completions need the most steps."""
+LONG_COMPLETION = 10
+"""Tokens. With more on average, the end among them, a batch has LONG_BATCH rows."""
 WRITING_DROPOUT = 0.0
 WRITING_EPOCHS = 4
 WRITING_READS = 1_600
@@ -55,6 +59,11 @@ def choose_epochs(rows: int, batch: int, *, writing: bool = False) -> int:
         epochs, least = EPOCHS, -(-MIN_STEPS // steps_an_epoch)
     wanted = max(min(epochs, MANY_STEPS // steps_an_epoch), least)
     return min(MAX_EPOCHS, max(MIN_EPOCHS, wanted))
+
+
+def choose_writing_batch(tokens: float) -> int:
+    """Rows of a step of a language model. tokens: of a completion, on average."""
+    return LONG_BATCH if tokens > LONG_COMPLETION else WRITING_BATCH
 
 
 def default_module(*, paired: bool, writing: bool = False) -> ModuleSpec:

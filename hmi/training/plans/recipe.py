@@ -54,7 +54,7 @@ class Recipe:
     module: ModuleSpec | None = None
     lr: float | None = None
     epochs: int | None = None
-    batch: int = 16
+    batch: int | None = None
     max_length: int = 256
     seed: int = 0
     dropout: float = 0.1

@@ -22,7 +22,7 @@ from hmi.training.data.golds import Gold, SoftLabel, SoftTags
 from hmi.training.data.rows import Row
 from hmi.training.fit.backbones import UpperBackbone
 from hmi.training.fit.early_stopping import History
-from hmi.training.plans.defaults import choose_epochs
+from hmi.training.plans.defaults import BATCH, choose_epochs
 from hmi.training.plans.recipe import Recipe
 from hmi.training.second import probing, teachers
 from hmi.training.second.probing import Embedder, can_probe, contrast_loss, fitted, probe_with
@@ -352,7 +352,7 @@ def test_a_teacher_of_few_tags_takes_several_epochs_as_one(
     sources: list[TeacherSource], task: Task, rows: Any, count: int, together: int
 ) -> None:
     plan, found = teachers._plan(sources[0], lesson_of(task, rows), Recipe(), count)
-    usual = choose_epochs(together * count, Recipe().batch)
+    usual = choose_epochs(together * count, BATCH)
     assert (found, plan.epochs) == (together, together * usual)
     assert plan.patience == together * Recipe().patience
 

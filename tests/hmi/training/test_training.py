@@ -20,7 +20,7 @@ from hmi.model.text.batching import pad_ids
 from hmi.training.fit.backbones import Examples
 from hmi.training.fit.checkpoint import resume_training, write_training
 from hmi.training.fit.early_stopping import Best, History, train_to_best
-from hmi.training.fit.plan import TrainPlan, plan_training
+from hmi.training.fit.plan import TrainPlan, plan_training, plan_writing
 from hmi.training.fit.trainer import tenant_trainer
 from hmi.training.plans.defaults import choose_epochs, default_lr, default_module
 from hmi.training.plans.recipe import Recipe
@@ -115,6 +115,12 @@ def test_epochs_follow_the_data() -> None:
     for batch in (8, 16):
         counts = [choose_epochs(rows, batch, writing=True) for rows in (20, 200, 450, 20_000)]
         assert counts == [12, 8, 4, 4 if batch == 16 else 3]
+
+
+def test_a_language_models_batch_follows_its_completions_unless_it_is_given() -> None:
+    for tokens, batch in (([10, 10], 8), ([10, 11], 4), ([], 8)):
+        assert plan_writing(Recipe(), tokens).batch == batch
+        assert plan_writing(Recipe(batch=16), tokens).batch == 16
 
 
 def test_the_usual_rate_follows_the_task_and_falls_with_rank_and_rows() -> None:
