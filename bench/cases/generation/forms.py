@@ -31,9 +31,9 @@ FORM = Form(
         "minItems": 20,
     }
 )
-"""At least 20 items. No run writes so many tokens, so texts with and without the form are equally long."""
+"""At least 20 items: more than a run writes, so texts with and without the form are equally long."""
 DEAREST = 1.05
-"""The goal: the most that the time with a form may be of the time without."""
+"""The goal: the time with a form may be at most this multiple of the time without."""
 WAYS = {"greedy": Sampling(), "drawn": Sampling(temperature=1.0, top_p=0.95)}
 """The ways of choosing tokens that are measured."""
 Writes = Callable[..., float]
@@ -48,8 +48,8 @@ def figures(
     precision: str,
     runs: int,
 ) -> Iterator[Figure]:
-    """Yield the time of a token with a form over that without: for one sequence, and for a sequence of each
-    module side by side.
+    """Yield the time of a token with a form divided by the time without: for one sequence, and for one
+    sequence of each module, all written together.
 
     writes: writes one text of each module, and returns tokens a second of CPU time. The time includes that of
     the guides' thread. Its arguments are modules, a function that makes a text's guide, and a sampling.

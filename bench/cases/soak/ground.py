@@ -72,7 +72,7 @@ class SoakPlan:
     writing_share: float = 0.2
     """The fraction of calls that ask for a text."""
     kills: int = 0
-    """Servers that are ended by each signal before the load."""
+    """Each signal ends so many servers before the load."""
     load_s: tuple[float, float] = (1.5, 4.0)
     """Least and most seconds under load, after the first answers, before a signal."""
 
@@ -99,8 +99,8 @@ class ClientFigures:
     """What the clients saw in a minute, or in the life of a server that is killed."""
 
     counts: Counter[str] = field(default_factory=Counter)
-    """Calls, checked answers and texts, streams by how they ended, changes by what was changed, and calls of
-    hostile clients by how they ended."""
+    """Calls; checked answers and texts; streams, by how they ended; changes, by kind; hostile calls, by how
+    they ended."""
     refused: Counter[str] = field(default_factory=Counter)
     """Answers other than success to patient clients, by their status and kind."""
     wrong: list[str] = field(default_factory=list)
@@ -116,7 +116,7 @@ class ClientFigures:
     """The server's open connections, as often."""
 
     def record(self) -> dict[str, Any]:
-        """Return what is kept of it, as JSON has it: p50 and p99 of the times, medians of the memory."""
+        """Return the record as JSON: the counts, p50 and p99 of the times, the median of the memory."""
         found: dict[str, Any] = {
             "counts": dict(self.counts),
             "refused": dict(self.refused),
@@ -196,14 +196,15 @@ class Standing:
     """Counts the changes, so that a call knows whether one came between."""
 
     def asked(self) -> Callable[[], set[int]]:
-        """Return a function that says, once the answer is there, which versions may have given it."""
+        """Call this before asking. The function that it returns, called with the answer, gives the versions
+        that may have answered."""
         may, change = set(self.may), self.change
         return lambda: may | self.may if self.change == change else {*range(1, VARIANTS + 1)}
 
     @contextmanager
     def changing(self, to: int) -> Iterator[None]:
-        """Context manager around a call that lets another version answer. If the block ends without an error,
-        the change is acknowledged. If it ends by NotOk, nothing has changed."""
+        """Context manager around a call that changes the version. A block that ends without an error
+        acknowledges the change. A block that ends by NotOk has changed nothing."""
         before = set(self.may)
         self.may.add(to)
         self.change += 1
@@ -219,7 +220,7 @@ class Standing:
 
 @dataclass
 class Soil:
-    """Models with two versions each, and the scores of both by model, version and text."""
+    """Models with two versions each. `right` has the scores by model, version and text."""
 
     home: Home
     texts: list[str]
@@ -252,7 +253,7 @@ def add_versions(home: Home) -> None:
 
 
 async def learn(http: Http, plan: SoakPlan, home: Home) -> Soil:
-    """Ask every version of every model every text, one at a time, and keep the answers.
+    """Send every text to every version of every model, one at a time, and keep the answers.
 
     Waits for the choice of the root's executor first: until then another one answers, whose scores differ.
     """

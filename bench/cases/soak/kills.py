@@ -1,4 +1,4 @@
-"""Servers that are ended by a signal under load, one after another on one data folder."""
+"""Ends servers by a signal under load, one after another on one data folder."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from bench.harness.server import Server, ServerArm, running
 
 CALLERS = 12
 LONG_EVERY, LONG_READERS, LONG_TOKENS = 4, 2, 1500
-"""Of so many servers that are sent SIGTERM, one has so many readers of so long a text: more than a stop waits
-for."""
+"""One of LONG_EVERY servers that get SIGTERM has LONG_READERS readers of LONG_TOKENS tokens. A stop does not
+wait for so long a text."""
 STOP_GOAL_S = 35.0
-"""The longest that a stop may take: the server waits 26 s for answers, and then a few for connections."""
+"""A stop may take so long: the server waits 26 s for answers, then a few seconds for connections."""
 WAIT_S = 90.0
 """The longest wait for a server's first answers, and for its end."""
 AFTER_S = 0.1
-"""Seconds between two calls of a caller, once the server was sent its signal."""
+"""Seconds between two calls of a caller after the server got its signal."""
 
 
 def kill_rounds(
     arm: ServerArm, folder: Path, patient: Patient, report: Report
 ) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    """Run one server after another under load, and end each by a signal. Yields what identifies each round,
-    and its record, once its successor has started: `lacking` is what that lacks.
+    """Run one server after another under load, and end each by a signal. Yields each round's key and record
+    once the next server has started: `lacking` names the changes that the next server lacks.
 
     Raises Unavailable if a server does not start.
     """
@@ -85,7 +85,7 @@ async def _round(server: Server, patient: Patient, way: Signals, number: int) ->
 
 
 async def _answers(patient: Patient) -> None:
-    """Wait until a server has answered, and streams a text, but not for ever."""
+    """Wait until a server has answered and streams a text, for WAIT_S at most."""
     wanted = {"answers", "streams_accepted"} if patient.writing is not None else {"answers"}
     until = time.monotonic() + WAIT_S
     while wanted - patient.seen.counts.keys() and time.monotonic() < until:
@@ -101,7 +101,8 @@ def _ended(process: subprocess.Popen[bytes]) -> int | None:
 
 
 async def _lacking(server: Server, patient: Patient) -> list[str]:
-    """Return the acknowledged changes that a server lacks. What answers now counts from here on."""
+    """Return the acknowledged changes that a server lacks. From here on, the versions that it has are
+    right."""
     lacking = []
     async with connected(server.port) as http:
         for standing in patient.standing:
@@ -113,7 +114,7 @@ async def _lacking(server: Server, patient: Patient) -> list[str]:
 
 
 def tracebacks(server: Server) -> list[str]:
-    """Return the lines of a server's log that a traceback follows, each with the traceback's last line."""
+    """Return each line of a server's log that has a traceback, with the traceback's last line."""
     found, lines = list[str](), server.log.read_text(errors="replace").splitlines()
     for entry in _entries(lines):
         if any("Traceback (most recent call last)" in line for line in entry):

@@ -1,4 +1,4 @@
-"""Runs a soak: signals first, then the load. Its results are kept by the minute."""
+"""Runs a soak: signals first, then the load. It keeps a record of each minute."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from hmi.core import now
 CALLERS = 16
 WATCH_S = 5.0
 Keep = Callable[[dict[str, Any], dict[str, Any]], None]
-"""Keeps a record of this run, by what it is of."""
+"""Keeps a record of this run. The first argument says what it is a record of."""
 IDLE_S = 30.0
 """Longest wait, after the load, until all of IDLE are 0."""
 
 
 def run(plan: SoakPlan, report: Report, out: Path | None = None) -> list[Figure]:
-    """Soak a server. out: a file to which the results are added, a line for each minute and each signal; the
-    figures are those of all lines in it. None: those of this run alone.
+    """Soak a server. out: the run adds a line to this file for each minute and each signal, and the figures
+    are of all lines in it. None: the figures are of this run alone.
 
     Raises HmiError if the language model cannot be imported or a server does not start, StorageFull, Damaged
     (the file).
@@ -65,7 +65,7 @@ def run(plan: SoakPlan, report: Report, out: Path | None = None) -> list[Figure]
 
 
 async def _learned(server: Server, plan: SoakPlan, home: Home) -> Patient:
-    """The callers, who know every right answer."""
+    """Return callers who know every right answer."""
     async with connected(server.port) as http:
         soil = await learn(http, plan, home)
         writing = await learn_texts(http, plan, home) if plan.writers else None
@@ -99,7 +99,8 @@ async def _soak(server: Server, patient: Patient, report: Report, keep: Keep) ->
 
 @asynccontextmanager
 async def _others(patient: Patient, server: Server, report: Report, keep: Keep) -> AsyncIterator[None]:
-    """Change, train and watch the server while the context is open. An error of these ends the soak."""
+    """Context manager: change versions and tenants, train, and watch while it is open. An error ends the
+    soak."""
     works = (
         patient.change_versions(),
         patient.change_tenants(),
@@ -131,7 +132,7 @@ def connections_of(pid: int) -> int:
 
 
 async def _minutes(patient: Patient, report: Report, keep: Keep) -> None:
-    """Keep what each minute had, and tell it. What comes after the last whole one is left to the caller."""
+    """Keep and report a record of each minute. The caller takes what comes after the last whole minute."""
     begun = time.monotonic()
     for minute in itertools.count(1):
         await asyncio.sleep(begun + minute * patient.plan.minute_s - time.monotonic())
@@ -147,7 +148,7 @@ async def _minutes(patient: Patient, report: Report, keep: Keep) -> None:
 
 
 async def _idle(http: Http) -> dict[str, float]:
-    """Return what the server still writes and holds when nobody asks, after a while at most."""
+    """Wait until the server writes and holds nothing, or IDLE_S is over. Returns what it still does."""
     until = time.monotonic() + IDLE_S
     while True:
         metrics = await http.text("/metrics")

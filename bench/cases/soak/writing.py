@@ -1,4 +1,4 @@
-"""The models of a soak that write: what each version writes to each prompt, and streams of texts."""
+"""The models of a soak that write: the right text of each version to each prompt, and readers of streams."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from hmi.training.plans.defaults import WRITING_MODULE
 WRITING_ROOT = "writing"
 PROMPT_WORDS = 12
 WRITING_BYTES = 48 << 20
-"""The server's memory for keys and values: small, so that texts take all of it within the first minutes, and
-pages of old texts make room for new ones."""
+"""The server's memory for keys and values. It is small, so that texts fill it within minutes, and old pages
+must make room for new ones."""
 FIRST_SEED = 2_000_000
 CUT_CHARACTER = "\ufffd"
-"""What a text ends with if its last token ends within a character."""
+"""The last character of a text whose last token ends within a character."""
 
 
 @dataclass
 class WritingSoil:
-    """Models that write, with two versions each, and the text of both by model, version and prompt."""
+    """Models that write, with two versions each. `right` has the text by model, version and prompt."""
 
     prompts: list[str]
     right: dict[tuple[int, int, int], str] = field(default_factory=dict)
@@ -43,7 +43,8 @@ class WritingSoil:
     ) -> str | None:
         """Return the fault of a text, or None if it is right.
 
-        may: the versions that may have written it. version: the one that the answer names, if it came so far.
+        may: the versions that may have written it. version: the one that the answer names; None if the
+        answer broke off before.
         whole: False for the first part of a text, and for one with more tokens than the right ones have.
         """
         path = self.standing[model].path
@@ -100,19 +101,19 @@ async def learn_texts(http: Http, plan: SoakPlan, home: Home) -> WritingSoil:
 
 @dataclass
 class Heard:
-    """A text as it is streamed: what its reader has heard of it so far."""
+    """What a reader has heard of a stream so far."""
 
     text: str = ""
     accepted: bool = False
-    """True once the server has answered with a stream."""
+    """The server has answered with a stream."""
     events: int = 0
     version: int | None = None
     end: str = ""
-    """"end" after the last event of a whole text, the kind of the error after an event that tells one."""
+    """"end" after the last event of a whole text. After an error's event, the kind of the error."""
     improper: str = ""
-    """What the stream must not have done."""
+    """The fault of the stream, if it has one."""
     reason: str | None = None
-    """Why the text ended, as OpenAI's last piece says."""
+    """Why the text ended, by the last piece of OpenAI's stream."""
 
     def native(self, name: str, data: str) -> None:
         """Take an event of HMI's own stream."""
