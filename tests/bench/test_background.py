@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bench.cases.background import figures
-from bench.cases.background.run import SATURATED, Found, Pairs, PhaseFigures
+from bench.cases.background.run import SATURATED, TRAINING, Found, Pairs, PhaseFigures
 from bench.harness.load import LoadFigures
 
 
@@ -21,7 +21,7 @@ FOUND: Found = {
 
 
 def test_rows_say_how_much_worse_each_figure_is_and_judge_the_paced_job() -> None:
-    rows = {row.id: row for row in figures.rows(200.0, FOUND)}
+    rows = {row.id: row for row in figures.rows(TRAINING, 200.0, FOUND)}
     p99 = rows["background_40_paced_p99_over_none"]
     assert (p99.value, p99.ok) == (1.02, True)
     assert p99.why == "95% of resampled pairs: 1.020 to 1.020"

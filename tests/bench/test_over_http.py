@@ -62,13 +62,21 @@ def test_a_soak_finds_no_wrong_answer_or_text(tmp_path: Path, monkeypatch: pytes
         assert rows[f"wrong_exit_after_{way}"].value == 0
 
 
-def test_each_load_is_measured_with_and_without_the_job(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("neighbour", "names"),
+    [(background.TRAINING, ("30_paced", "saturated_nice_only")), (background.WRITING, ("30_writers",))],
+    ids=["training", "writing"],
+)
+def test_each_load_is_measured_with_and_without_its_neighbour(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, neighbour: background.Neighbour, names: tuple[str, ...]
 ) -> None:
     monkeypatch.setattr(http_fleet, "QUICK", tiny_plan(tmp_path))
-    plan = background.BackgroundPlan(0.3, 1, (0.3,), 4, 2, 400, 0.1, quick=True)
+    if neighbour.source:
+        source = write_language_model("llama", tmp_path / "writes", max_position_embeddings=512)
+        neighbour = replace(neighbour, source=str(source))
+    plan = background.BackgroundPlan(0.3, 1, (0.3,), 4, 2, 400, 0.1, neighbour, quick=True)
     capacity, pairs = background.run(plan, lambda _: None)
-    found = _by_id([*figures.rows(capacity, pairs)])
-    for name in ("30_paced", "saturated_nice_only"):
+    found = _by_id([*figures.rows(plan.neighbour, capacity, pairs)])
+    for name in names:
         assert found[f"background_{name}_failed"] == 0
         assert found[f"background_{name}_cpu_over_none"] > 0

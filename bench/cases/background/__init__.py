@@ -1,1 +1,1 @@
-"""`bench background`: how much a background job slows the answers of a server."""
+"""`bench background`: how much a background job, or tenants whose models write, slow a server's answers."""

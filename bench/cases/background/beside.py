@@ -1,16 +1,20 @@
-"""The job that runs beside the calls, and the processor time that it takes."""
+"""What runs beside the calls: a job that trains, or tenants whose models write."""
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from bench.harness.home import ROOT, Home, tenant_of
+from bench.cases.soak.writing import writer_of
+from bench.harness.home import MODEL, ROOT, Home, key_of, tenant_of
 from bench.harness.server import Server, cpu_s
 from hmi.client.sync.client import Client
 from hmi.client.sync.jobs import Job
@@ -24,27 +28,17 @@ TENANT = 0
 """The owner of the jobs."""
 FEW_HELD_OUT = 4
 """So few held-out rows do not end the training early."""
-
-
-@dataclass(frozen=True)
-class Beside:
-    """A job that trains. `pid` is its process."""
-
-    job: Job
-    pid: int
-
-    def cpu_s(self) -> float:
-        """The CPU seconds of its process so far. Raises HmiError if it has ended."""
-        found = cpu_s(self.pid)
-        if not found:
-            raise HmiError(f"the background job ended early: {self.job.status()}")
-        return found
+WRITERS, WRITTEN = 16, 120
+"""Models that write, each one text after another, and the most tokens of a text."""
+logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs each call
+Work = Callable[[], float]
+"""Returns the work that was done beside the calls so far: CPU seconds, or tokens."""
 
 
 @contextmanager
-def training(server: Server, home: Home, texts: Sequence[str], name: str) -> Iterator[Beside]:
-    """Train a model for as long as the context is open. Yields after its first step. Raises HmiError."""
-    logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs each call
+def training(server: Server, home: Home, texts: Sequence[str], name: str) -> Iterator[Work]:
+    """Train a model for as long as the context is open. Yields the job's CPU seconds, after its first step.
+    Raises HmiError."""
     rows = [{"text": text, "label": "ab"[i % 2]} for i, text in enumerate(texts)]
     dev, train = rows[:FEW_HELD_OUT], rows[FEW_HELD_OUT:]
     with Client(f"http://127.0.0.1:{server.port}", key=home.key(TENANT)) as client:
@@ -52,11 +46,46 @@ def training(server: Server, home: Home, texts: Sequence[str], name: str) -> Ite
         job = client.models.create(model, train, domain=ROOT, dev=dev, options=OPTIONS)
         try:
             _until(job, lambda: job.status().progress.phase == "fine-tuning")
-            yield Beside(job, _process_of(job.id))
+            yield partial(_cpu_s, job, _process_of(job.id))
         finally:
             with suppress(HmiError):  # it has ended by itself
                 job.cancel()
             _until(job, lambda: job.status().done)
+
+
+def _cpu_s(job: Job, pid: int) -> float:
+    found = cpu_s(pid)
+    if not found:
+        raise HmiError(f"the background job ended early: {job.status()}")
+    return found
+
+
+@contextmanager
+def writing(server: Server, home: Home, texts: Sequence[str], name: str) -> Iterator[Work]:
+    """Let WRITERS models write for as long as the context is open. Yields the tokens of their texts, once
+    each has ended one. Raises HmiError."""
+    counts, over = [0] * WRITERS, threading.Event()
+
+    def write(i: int) -> None:
+        with Client(f"http://127.0.0.1:{server.port}", key=key_of(writer_of(i))) as client:
+            for text in itertools.cycle(texts[i::WRITERS]):
+                made = client.generate(
+                    f"{writer_of(i)}.{MODEL}", text, max_tokens=WRITTEN, seed=i, temperature=0.7
+                )
+                counts[i] += made.usage.written_tokens
+                if over.is_set():
+                    return
+
+    with ThreadPoolExecutor(WRITERS) as pool:
+        works = [pool.submit(write, i) for i in range(WRITERS)]
+        try:
+            while not all(counts) and not any(work.done() for work in works):
+                time.sleep(POLL_S)
+            yield lambda: float(sum(counts))
+        finally:
+            over.set()
+            for work in works:
+                work.result()
 
 
 def _until(job: Job, done: Callable[[], bool]) -> None:

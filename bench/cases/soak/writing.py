@@ -63,22 +63,23 @@ class WritingSoil:
         return sum(self.right[m, VARIANTS, p] != text for (m, _, p), text in pairs) / len(pairs)
 
 
-def add_writers(home: Home, plan: SoakPlan) -> None:
-    """Import the language model, and make its tenants with two versions of a model each.
+def add_writers(home: Home, source: str, writers: int) -> None:
+    """Import the language model `source`, and make its tenants with two versions of a model each.
 
     Raises HmiError if the import fails, StorageFull.
     """
     with closing(LocalCalls(Settings(data=home.data))) as calls:
-        ended(calls, "/manage/roots", {"root": WRITING_ROOT, "source": plan.source})
+        ended(calls, "/manage/roots", {"root": WRITING_ROOT, "source": source})
         manager = calls.services.manager
         ground = Ground.of(manager, WRITING_ROOT)
         for number in range(1, VARIANTS + 1):
-            seeds = [FIRST_SEED + VARIANTS * i + number for i in range(plan.writers)]
-            made = [HomeModel(_tenant_of(i), seed, WRITING_MODULE, number) for i, seed in enumerate(seeds)]
+            seeds = [FIRST_SEED + VARIANTS * i + number for i in range(writers)]
+            made = [HomeModel(writer_of(i), seed, WRITING_MODULE, number) for i, seed in enumerate(seeds)]
             write_tenants(manager, ground, made)
 
 
-def _tenant_of(i: int) -> str:
+def writer_of(i: int) -> str:
+    """Return the name of a tenant with a model that writes."""
     return f"w{i:05}"
 
 
@@ -87,7 +88,7 @@ async def learn_texts(http: Http, plan: SoakPlan, home: Home) -> WritingSoil:
     words = home.texts().of(None, plan.prompts)
     soil = WritingSoil([" ".join(text.split()[:PROMPT_WORDS]) for text in words])
     for model in range(plan.writers):
-        soil.standing.append(Standing(str(HomeModel(_tenant_of(model), 0).id)))
+        soil.standing.append(Standing(str(HomeModel(writer_of(model), 0).id)))
         path, key = soil.standing[model].path, soil.key(model)
         for version in (1, VARIANTS):
             await http.json("POST", f"/manage/models/{path}/rollback", {"version": version})
