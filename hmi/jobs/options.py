@@ -54,7 +54,7 @@ class FineTuneOptions(Reading):
         default=RECIPE.batch,
         ge=1,
         le=256,
-        description="Rows of one training step. None: 16; for a model that writes 8, and 4 if its "
+        description="Rows of one training step. None: 16; for a model that writes 8, and 2 if its "
         "completions have more than 10 tokens on average.",
     )
     max_length: int = Field(

@@ -29,7 +29,7 @@ ALIGNED_LR = 1e-3
 """The highest rate for pairs beside an alignment, which leaves less to learn (docs/design/0027-pairs.md)."""
 WRITING_LR = 2e-3
 """For a language model. How this and those below were chosen: docs/benchmarks/2026-11-generation.md."""
-WRITING_BATCH, LONG_BATCH = 8, 4
+WRITING_BATCH, LONG_BATCH = 8, 2
 """Smaller than BATCH. They give more steps at nearly the same cost, and fewer steps leave much unlearnt. Long
 completions need the most steps."""
 LONG_COMPLETION = 10

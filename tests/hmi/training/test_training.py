@@ -118,7 +118,7 @@ def test_epochs_follow_the_data() -> None:
 
 
 def test_a_language_models_batch_follows_its_completions_unless_it_is_given() -> None:
-    for tokens, batch in (([10, 10], 8), ([10, 11], 4), ([], 8)):
+    for tokens, batch in (([10, 10], 8), ([10, 11], 2), ([], 8)):
         assert plan_writing(Recipe(), tokens).batch == batch
         assert plan_writing(Recipe(batch=16), tokens).batch == 16
 
