@@ -88,7 +88,16 @@ def index_run(
     direct = index.layout.kind == fmt.DIRECT
     salt, reach = (index.layout.salt, REACH) if index.layout.salt else (PLAIN_SALT, index.layout.cap)
     return ops.IndexRun(
-        info.order, depth, version.schema.code, index.slots, shift, direct, tuple(views), salt, reach
+        info.order,
+        depth,
+        version.schema.code,
+        index.slots,
+        shift,
+        direct,
+        tuple(views),
+        salt,
+        reach,
+        lambda: index.filter,
     )
 
 

@@ -7,12 +7,13 @@ import threading
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 import xxhash
 from hmi_kernels.lookup.layout import Bytes, Keys, row_keys
-from hmi_kernels.lookup.ops import RowsView, check_rows
+from hmi_kernels.lookup.ops import RowsView, check_rows, index_filter
 from numpy.typing import NDArray
 
 from plot_store.ground.errors import Damaged
@@ -171,6 +172,11 @@ class MappedSegment:
         """The slots of an index: uint64 [cap]."""
         assert self.layout.kind != fmt.ROWS
         return self.data.view(np.uint64)
+
+    @cached_property
+    def filter(self) -> Keys:
+        """The filter of an index, uint64 [words, 1]. All chains that end in this index share it."""
+        return index_filter(self.slots)
 
     @property
     def covers(self) -> Iterator[tuple[str, int]]:

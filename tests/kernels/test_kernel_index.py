@@ -8,7 +8,7 @@ from dataclasses import replace
 import kernellab as lab
 import numpy as np
 import pytest
-from hmi_kernels.lookup import layout, ops
+from hmi_kernels.lookup import layout, ops, table
 from hmi_kernels.lookup.layout import Bytes
 
 MASK = (1 << 64) - 1
@@ -179,20 +179,23 @@ def test_candidates_are_the_rows_of_a_look_up_and_no_row_is_read(window: layout.
     assert np.array_equal(ops.candidates(table, tokens, offsets), before)
 
 
-@pytest.mark.parametrize("depth", [1, 2, 5, 9, 70])
-def test_filters_hide_no_level(depth: int) -> None:
-    """Chains of one level, of several that share a filter, and of more than a
-    filter or a word of bits holds."""
+@pytest.mark.parametrize("most", [table.FILTER_BYTES, 1 << 12])
+@pytest.mark.parametrize("depth", [1, 2, 5, 9, 14, 61, 63, 70])
+def test_filters_hide_no_level(depth: int, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chains of one level, of several that share a filter, and of more than a filter or a word of bits
+    holds; filters with all their groups, and with fewer."""
+    monkeypatch.setattr(table, "FILTER_BYTES", most)
     rng = np.random.default_rng(depth)
     runs, everything = [], []
     for level in range(depth):
         grams = rng.integers(0, 40, (30, 3)).astype(np.uint32)
         everything.append(grams)
         runs.append(lab.index_run([rows_of(grams, float(level))], 3, FP32, depth=level))
-    table = ops.level_table(runs, 3, 2)
+    found_in = ops.level_table(runs, 3, 2)
+    assert all(words.nbytes <= most for words in found_in.filters)
     for text in np.concatenate(everything).tolist():
         nearest = next(level for level, grams in enumerate(everything) if (grams == text).all(axis=1).any())
-        _, order, found = lab.lookup(table, [text], 64)
+        _, order, found = lab.lookup(found_in, [text], 64)
         assert (order[1], found[1]) == (3, nearest)
 
 

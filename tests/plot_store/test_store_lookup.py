@@ -56,6 +56,17 @@ def test_look_ups_go_on_after_the_pages_are_let_go(store: Store) -> None:
         reader.let_go()
 
 
+def test_chains_that_end_in_one_index_share_its_filter(store: Store) -> None:
+    root, one, other = (lab.content(i, (150, 30, 5)) for i in range(3))
+    for name, made in (("r", root), ("r/a", one), ("r/b", other)):
+        lab.put(store, name, made)
+    with store.reader("r/a") as reader, store.reader("r/b") as beside:
+        for at, own in ((reader, one), (beside, other)):
+            lab.same_as(at, [lab.entries(own), lab.entries(root)], lab.texts(0))
+        filters = [{words.ctypes.data for words in at._open().table.filters} for at in (reader, beside)]
+        assert len(filters[0] & filters[1]) == 2, "of bigrams and trigrams"
+
+
 def test_get_and_contains_along_the_chain(store: Store) -> None:
     root, branch = lab.content(1), lab.content(2)
     lab.put(store, "r", root)

@@ -223,7 +223,9 @@ def last_filter_at(order: Any, fingerprint: Any) -> Any:
 @inlined
 def prefetch_filters(order: Any, hashed: Any) -> Any:
     """Prefetch what `query_filters` reads."""
-    prefetch(filter_at(order, hashed & LOW32))
+    at = filter_at(order, hashed & LOW32)
+    for line in range(0, max(get(order, LANES), 1), 8):
+        prefetch(at + 8 * line)
     prefetch(last_filter_at(order, hashed & LOW32))
 
 

@@ -26,7 +26,15 @@ from hmi_kernels.lookup.layout import (
     stride,
     words,
 )
-from hmi_kernels.lookup.table import DamagedRow, IndexRun, Ints, LevelTable, RowsView, level_table
+from hmi_kernels.lookup.table import (
+    DamagedRow,
+    IndexRun,
+    Ints,
+    LevelTable,
+    RowsView,
+    index_filter,
+    level_table,
+)
 
 if TYPE_CHECKING:
     from hmi_kernels.lookup import (
@@ -64,6 +72,7 @@ __all__ = [
     "check_rows",
     "encode",
     "find",
+    "index_filter",
     "level_table",
     "lookup",
     "places",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,7 +21,8 @@ else:
     cpu_index = Later("lookup.cpu_index")
 
 Ints = NDArray[np.int64]
-MAX_LANES = 8  # the most levels of a filter with lanes
+MAX_LANES = 60  # the most levels of a filter with lanes: a word has a bit for each, and for the last level
+FILTER_BYTES = 1 << 25  # the most of a filter with lanes: with more levels it has fewer groups
 FILTER_SLOTS = 1 << 22  # an index with more slots gets no filter: it would not be worth the memory
 SLOTS_PER_WORD = 8  # of a filter: six n-grams per word, which gives 1.6% false positives
 
@@ -48,6 +50,8 @@ class IndexRun:
     segments: tuple[RowsView, ...]  # by ordinal
     salt: int = PLAIN_SALT  # of a hash index: odd, below 2**64
     reach: int = REACH  # of a hash index: the slots that are searched, from an n-gram's home slot on
+    # Returns the run's `index_filter`, for chains that end in the same index to share. None: each builds it.
+    filter: Callable[[], Keys] | None = None
 
 
 @dataclass(frozen=True)
@@ -172,7 +176,7 @@ def _filters(runs: Sequence[IndexRun], n: int, bounds: Ints) -> tuple[Ints, tupl
         orders[order, [cpu_index.FIRST, cpu_index.END]] = first, end
         near = [run if _is_filtered(run) else None for run in runs[first : end - 1][:MAX_LANES]]
         if any(near):
-            groups = _filter(near, -(-len(near) // 4) * 4)
+            groups = _filter([run.slots if run else None for run in near], -(-len(near) // 4) * 4)
             unknown = ~sum(1 << lane for lane, run in enumerate(near) if run)
             orders[order, cpu_index.FILTER : cpu_index.LAST_FILTER] = (
                 groups.ctypes.data,
@@ -181,7 +185,7 @@ def _filters(runs: Sequence[IndexRun], n: int, bounds: Ints) -> tuple[Ints, tupl
             )
             filters.append(groups)
         if 0 < end - first < 63 and _is_filtered(runs[end - 1]):
-            words = _filter([runs[end - 1]], 1)
+            words = (runs[end - 1].filter or partial(index_filter, runs[end - 1].slots))()
             orders[order, cpu_index.LAST_FILTER :] = words.ctypes.data, words.size, 1 << (end - 1 - first)
             filters.append(words)
     return orders, tuple(filters)
@@ -201,19 +205,24 @@ def _is_filtered(run: IndexRun) -> bool:
     return not run.direct and run.slots.size <= FILTER_SLOTS
 
 
-def _filter(runs: Sequence[IndexRun | None], lanes: int) -> Keys:
-    """A filter with a lane for each of these indexes, uint64 [groups, lanes]; a lane
-    without an index stays 0."""
-    slots = max(run.slots.size for run in runs if run)
-    groups = _aligned(-(-slots // SLOTS_PER_WORD), lanes)
-    for lane, run in enumerate(runs):
-        if run:
-            cpu_build.fill_filter(run.slots, lane, groups)
+def index_filter(slots: Keys) -> Keys:
+    """The filter of one index, uint64 [words, 1]."""
+    return _filter([slots], 1)
+
+
+def _filter(indexes: Sequence[Keys | None], lanes: int) -> Keys:
+    """A filter with a lane for the slots of each index, uint64 [groups, lanes]; a lane without an index
+    stays 0."""
+    most = max(slots.size for slots in indexes if slots is not None)
+    groups = _aligned(min(-(-most // SLOTS_PER_WORD), FILTER_BYTES // (8 * lanes)), lanes)
+    for lane, slots in enumerate(indexes):
+        if slots is not None:
+            cpu_build.fill_filter(slots, lane, groups)
     return groups
 
 
 def _aligned(groups: int, lanes: int) -> Keys:
-    """Zeros, uint64 [groups, lanes], aligned so that no group crosses a cache line."""
+    """Zeros, uint64 [groups, lanes], aligned so that no group of up to 8 lanes crosses a cache line."""
     room = np.zeros(groups * lanes + 8, np.uint64)
     skip = -room.ctypes.data % 64 // 8
     return room[skip : skip + groups * lanes].reshape(groups, lanes)
