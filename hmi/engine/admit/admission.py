@@ -21,8 +21,8 @@ from hmi.engine.admit.loading import ModelLoader
 from hmi.engine.schedule.turns import Turns
 from hmi.engine.schedule.waiting_budget import WaitingBudget
 from hmi.engine.texts.request import TextRequest
-from hmi.engine.watch.threads import await_all, in_thread, wrap_errors
-from hmi.errors import HmiError, InvalidInput, NotFound, copy_of
+from hmi.engine.watch.threads import await_all, in_thread
+from hmi.errors import HmiError, InvalidInput, NotFound, copy_of, wrap_errors
 from hmi.model.text.batching import Encoded
 from hmi.model.text.beginnings import CHARACTERS_A_TOKEN, GROWTH
 from hmi.model.text.reach import reach

@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+from hmi.errors import wrap_errors
+
 V = TypeVar("V")
 
 
@@ -27,21 +29,3 @@ async def await_all(futures: Sequence[asyncio.Future[V]]) -> list[V]:
         # An error's traceback refers to this frame, and its future to the error. Without this `del` the cycle
         # would stay in memory until the garbage collector runs.
         del futures
-
-
-def wrap_errors(work: Callable[[], V]) -> Callable[[], V]:
-    """Wrap `work` so that it raises only errors that an event loop survives, others as RuntimeError.
-
-    SystemExit would end the event loop. StopIteration would leave the future pending forever. A panic of a
-    Rust library is no Exception, so no handler would catch it.
-    """
-
-    def run() -> V:
-        try:
-            return work()
-        except BaseException as error:
-            if isinstance(error, Exception) and not isinstance(error, StopIteration):
-                raise
-            raise RuntimeError(f"work on a thread was ended by {type(error).__name__}: {error}") from error
-
-    return run

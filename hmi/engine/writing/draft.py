@@ -64,7 +64,7 @@ class Draft(Pieces):
         Called on the compute thread.
         """
         if chosen is None:
-            why = self.error or (self.answer.guide and self.answer.guide.error)
+            why = self.error or self.answer.error or (self.answer.guide and self.answer.guide.error)
             return [why or Damaged(f"model {self.model} gives no scores: roll back or train it again")]
         answer, now = self.answer, time.monotonic()
         self.first = self.first or now

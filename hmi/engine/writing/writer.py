@@ -6,6 +6,7 @@ import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -18,7 +19,7 @@ from hmi.engine.writing.draft import Draft
 from hmi.engine.writing.pieces import Event
 from hmi.engine.writing.request import WrittenPiece
 from hmi.engine.writing.right_of_way import RightOfWay
-from hmi.errors import copy_of
+from hmi.errors import copy_of, wrap_errors
 from hmi.execution.decoding.base import PAGE, Between, StepExecutor
 from hmi.execution.decoding.sampling import Chosen
 from hmi.execution.decoding.writing import Answer, Writing
@@ -170,7 +171,7 @@ class Writer:
             if i and found[i - 1][0] is answer:
                 self._spent.rows[answer.tenant] += 1  # it was a guess, and has come true
             try:
-                mine = draft.heard(chosen)
+                mine = wrap_errors(partial(draft.heard, chosen))()
             except Exception as error:  # such as damage that its last look-up finds: it is its own
                 mine = [error]
             events += [(draft, event) for event in mine]

@@ -19,7 +19,7 @@ from hmi.execution.cuda.layout import Packed, lora_size, pack
 from hmi.execution.cuda.slots import Entry, Slots
 from hmi.execution.cuda.upload import ArrayUpload, Ints
 from hmi.execution.cuda.ways import Ways
-from hmi.execution.decoding.base import PAGE, Between, Part, check_sites
+from hmi.execution.decoding.base import PAGE, Between, Part, check_module
 from hmi.execution.decoding.paged import PagedRows, kept_shape, turns_of
 from hmi.execution.decoding.scores import FEW, Best, HostRow, ScoreRow, first_of
 from hmi.execution.segments import segments_of
@@ -345,7 +345,7 @@ class CudaDecoder:
         """The module in pinned memory, which lives as long as the module does."""
 
         def make() -> tuple[Packed, int]:
-            check_sites(module, len(self._layers))
+            check_module(module, len(self._layers), self.shape)
             made = pack(module, len(self._layers), self.shape, self.dtype, self.device)
             self.slots.watch(made)
             return made, made.data.nbytes

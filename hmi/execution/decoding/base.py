@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hmi.execution.decoding.scores import ScoreRow
-from hmi.model.tenant.modules import LowRankLayer, TenantModule
+from hmi.model.network.shape import DecoderShape
+from hmi.model.tenant.modules import LowRankLayer, TenantModule, sizes_of
 from hmi.modulespec import GATED
 
 PAGE = 16
@@ -67,7 +68,7 @@ class StepExecutor(Protocol):
         ...
 
     def prepare(self, module: TenantModule) -> int:
-        """See `hmi.execution.base.Executor.prepare`."""
+        """See `hmi.execution.base.Executor.prepare`. Raises ValueError as `check_module`."""
         ...
 
     def step(self, x: Tensor, parts: Sequence[Part], between: Between | None = None) -> Sequence[ScoreRow]:
@@ -90,10 +91,16 @@ def counts_of(parts: Sequence[Part]) -> tuple[NDArray[np.int64], NDArray[np.int6
     return counts, np.fromiter(chain.from_iterable(scored), np.int64)
 
 
-def check_sites(module: TenantModule, layers: int) -> None:
-    """Raise ValueError if a module is no LoRA, or has sites that these layers lack."""
+def check_module(module: TenantModule, layers: int, shape: DecoderShape) -> None:
+    """Raise ValueError if a module is no LoRA, or does not fit these layers: it would fail, or change, the
+    whole step."""
     known = {f"{i}-{site}" for i in range(layers) for site in GATED}
     if unknown := set(module.sites) - known:
         raise ValueError(f"the layers have no site {min(unknown)}")
-    if any(not isinstance(c, LowRankLayer) or c.down_bias is not None for c in module.sites.values()):
-        raise ValueError("a language model's module must be a LoRA")
+    for key, change in module.sites.items():
+        if not isinstance(change, LowRankLayer) or change.down_bias is not None:
+            raise ValueError("a language model's module must be a LoRA")
+        size_in, size_out = sizes_of(key.partition("-")[2], shape)
+        found, rank = [tuple(change.down.shape), tuple(change.up.shape)], change.down.numel() // size_in
+        if found != [(rank, size_in), (size_out, rank)]:
+            raise ValueError(f"the change at {key} has the shapes {found}; it maps {size_in} to {size_out}")

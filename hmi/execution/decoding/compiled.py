@@ -9,7 +9,7 @@ import torch
 from hmi_kernels.decoder import ops
 from torch import Tensor, nn
 
-from hmi.execution.decoding.base import PAGE, Between, Part, check_sites, counts_of
+from hmi.execution.decoding.base import PAGE, Between, Part, check_module, counts_of
 from hmi.execution.decoding.scores import HostRow, ScoreRow
 from hmi.execution.precision import KINDS, Precision
 from hmi.model.network.decoder import DecoderLayer, rotary
@@ -57,6 +57,7 @@ class CompiledDecoder:
 
     def _module(self, module: TenantModule) -> ops.Module:
         def make() -> tuple[ops.Module, int]:
+            check_module(module, len(self._layers.addresses), self._shape)
             made = packed_module(module, self._layers)
             return made, made.memory.nbytes
 
@@ -95,10 +96,9 @@ def weights_of(layer: nn.Module, shape: DecoderShape) -> ops.LayerWeights:
 
 
 def packed_module(module: TenantModule, layers: ops.Layers) -> ops.Module:
-    """A copy of a tenant's module in the kernels' layout. Raises ValueError if it is no LoRA of
-    these layers."""
+    """A copy of a tenant's module, a LoRA, in the kernels' layout. Raises ValueError if its sizes are not the
+    layers'."""
     count = len(layers.addresses)
-    check_sites(module, count)
     by_layer: list[dict[str, ops.LowRank]] = [
         {site: _low_rank(change) for site in GATED if (change := module.at(i, site)) is not None}
         for i in range(count)

@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from hmi.execution.decoding.base import PAGE, Between, Part
+from hmi.execution.decoding.base import PAGE, Between, Part, check_module
 from hmi.execution.decoding.paged import PagedRows, kept_shape, place_of, turns_of
 from hmi.execution.decoding.scores import ScoreRow, host_rows
 from hmi.execution.segments import Segment, segments_of
@@ -27,6 +27,7 @@ class PlainDecoder:
 
     def prepare(self, module: TenantModule) -> int:
         """See `StepExecutor.prepare`. A module that is in fp32 already needs no form."""
+        check_module(module, len(self._upper.layers), self._upper.shape)
         return fp32_form_bytes(self, module)
 
     @torch.inference_mode()

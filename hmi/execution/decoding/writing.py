@@ -6,14 +6,15 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Container, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from heapq import heapify, heappop, heapreplace
 from itertools import islice
-from typing import Literal, Protocol
+from typing import Literal, Protocol, TypeVar
 
 import numpy as np
 from torch import Tensor
 
-from hmi.errors import InvalidInput
+from hmi.errors import InvalidInput, wrap_errors
 from hmi.execution.decoding.arena import Arena
 from hmi.execution.decoding.base import PAGE, Between, PagesLost, Part, StepExecutor
 from hmi.execution.decoding.guesses import MOST, Guesses, worth
@@ -23,6 +24,7 @@ from hmi.model.tenant.modules import TenantModule
 from hmi.model.text.guides import Guide
 from hmi.model.text.sampling import Sampling
 
+V = TypeVar("V")
 STEP_ROWS = 128
 """The most rows of a step. Sequences that decode come first; rows of prompts fill up."""
 READING = 4
@@ -64,6 +66,8 @@ class Answer:
     ended: Literal["end", "length", "failed"] | None = field(init=False, default=None)
     """Why the answer ended. end: one of `ends` was chosen, or the guide allows nothing more. length: `most`
     tokens are written. failed: its scores are no numbers, or its guide failed. None: it goes on."""
+    error: Exception | None = field(init=False, default=None)
+    """What its guide, or the choice of its next token, raised. It fails with its next token."""
 
     def __post_init__(self) -> None:
         self.ids = list(self.prompt)
@@ -90,8 +94,13 @@ class Answer:
         if self._guesses is None:
             self._guesses = Guesses(len(self.prompt) + self.most)
         most = min(most, self.most - len(self.written) - 1)  # the last token's keys are not needed
-        form = [] if self.guide is None or most < 1 else self.guide.ahead()
-        return self._guesses.of(self.ids, form, most, least) if most > 0 else []
+        form = None if self.guide is None or most < 1 else self._asked(self.guide.ahead)
+        return self._guesses.of(self.ids, form or (), most, least) if most > 0 else []
+
+    def look(self) -> None:
+        """See `Guide.look`."""
+        if self.guide is not None:
+            self._asked(self.guide.look)
 
     def take_all(self, rows: Sequence[ScoreRow]) -> list[Chosen | None]:
         """Choose the next token by the first row and, as long as a choice is the guessed token, one more by
@@ -100,7 +109,7 @@ class Answer:
         self.guessed = []
         for row, guess in zip(rows, [*guessed, None], strict=False):
             chosen = self.take(row)
-            if chosen is None and found:
+            if chosen is None and found and self.error is None:
                 self.ended = None  # the row may be at fault, and is read again as the text's own
                 break
             found.append(chosen)
@@ -117,20 +126,34 @@ class Answer:
 
         Returns None if the scores are no numbers or the guide fails; the answer has then failed.
         """
+        chosen = None if self.error is not None else self._asked(partial(self._take, row))
+        if chosen is None:
+            self.ended = "failed"
+        return chosen
+
+    def _take(self, row: ScoreRow) -> Chosen | None:
         guide = self.guide
         try:
             chosen = self._sampler.choose(row, guide)
         except ValueError:
-            self.ended = "failed"
             return None
-        self.ids.append(chosen.id)
         if guide is not None:
             guide.take(chosen.id)
+        self.ids.append(chosen.id)
         if chosen.id in self.ends or (guide is not None and guide.ended):
             self.ended = "end"
         elif len(self.written) == self.most:
             self.ended = "length"
         return chosen
+
+    def _asked(self, work: Callable[[], V]) -> V | None:
+        """Do what is this answer's alone. Its error, or its library's panic, fails no other answer of the
+        step."""
+        try:
+            return wrap_errors(work)()
+        except Exception as error:
+            self.error = self.error or error
+            return None
 
 
 RowsOf = Callable[[Sequence[tuple[Answer, int, int]]], Tensor]
@@ -300,8 +323,8 @@ class Writing:
             )
             for answer, count in chunks.items()
         ]
-        guides = [answer.guide for answer, part in zip(chunks, parts, strict=True) if part.scored]
-        looked = self._look([guide for guide in guides if guide is not None])
+        scored = [answer for answer, part in zip(chunks, parts, strict=True) if part.scored]
+        looked = self._look([answer for answer in scored if answer.guide is not None])
         rows = self._rows_of([(answer, answer.done, answer.done + count) for answer, count in chunks.items()])
         arena, found = self.arena, list[tuple[Answer, Chosen | None]]()
         try:
@@ -333,14 +356,14 @@ class Writing:
             self._shares.charge(answer.tenant, true)
         return chosen
 
-    def _look(self, guides: Sequence[Guide]) -> Callable[[], object]:
+    def _look(self, answers: Sequence[Answer]) -> Callable[[], object]:
         """Let guides look on a thread of their own. Returns a function that waits until they have."""
-        if not guides:
+        if not answers:
             return _nothing
 
         def look() -> None:
-            for guide in guides:
-                guide.look()
+            for answer in answers:
+                answer.look()
 
         return self._looking.submit(look).result
 

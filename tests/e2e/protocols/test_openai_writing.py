@@ -142,6 +142,24 @@ def test_response_formats_are_generates_forms(writing_server: ProtocolServer, cl
         client.chat.completions.create(**{**asked, "max_tokens": 1}, response_format={"type": "json_object"})
 
 
+def test_completions_keep_forms_too(writing_server: ProtocolServer, client: openai.OpenAI) -> None:
+    """Each of several prompts keeps it. A form is no field of OpenAI's completions."""
+    pytest.importorskip("llguidance", reason="the [structured] extra is not installed")
+    prompts, form = [PROMPT, "the bad plot"], {"json_schema": {"enum": ["good", "bad", "plot"]}}
+    wanted = [
+        writing_server.written(ONE, prompt=prompt, seed=3, form=form, **ASKED)["text"] for prompt in prompts
+    ]
+    given = {"type": "json_schema", "json_schema": {"name": "word", "schema": form["json_schema"]}}
+    asked: Any = {"model": ONE, "prompt": prompts, "seed": 3, "max_tokens": 20}
+    made = client.completions.create(**asked, extra_body={"response_format": given})
+    assert [choice.text for choice in made.choices] == wanted
+    assert {*wanted} <= {'"good"', '"bad"', '"plot"'}
+    asked |= {"max_tokens": 1, "extra_body": {"response_format": {"type": "json_object"}}}
+    with pytest.raises(openai.BadRequestError, match="does not keep its form") as failed:
+        client.completions.create(**asked)
+    assert failed.value.param == "max_tokens"
+
+
 def test_stop_and_temperature(writing_server: ProtocolServer, client: openai.OpenAI) -> None:
     greedy = writing_server.written(ONE, prompt=PROMPT, max_tokens=20)
     made = client.completions.create(model=ONE, prompt=PROMPT, max_tokens=20, temperature=0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from hmi.engine.writing.request import WriteRequest
 from hmi.execution.decoding.scores import HostRow
 from hmi.execution.decoding.writing import Answer
 from hmi.model.text.form import Form
+from hmi.model.text.guides import FormGuide, Guides
 from hmi.model.text.sampling import Sampling
 from tests.hmi.api.test_generate import MODELS, device, stream, tokenizer_of
 from tests.hmi.execution.test_decoding_sampling import row_of
@@ -295,3 +297,56 @@ async def test_probabilities_of_choices_are_those_of_full_recomputation(writing_
         writer, *_ = world.services.engine._loader.writers()  # type: ignore[attr-defined]
         while writer.drafts or writer.pages[0]:
             await asyncio.sleep(0.01)
+
+
+def _tokenizes_no_more(guide: FormGuide) -> None:
+    """The root's tokenizer raises what it raises for no text, where a guide looks ahead."""
+    ids_of = guide._ids_of
+    guide._ids_of = lambda _: ids_of(None)  # type: ignore[arg-type]
+
+
+def _panics(guide: FormGuide) -> None:
+    """The library's tokenizer panics in Rust where it calls back: that is no Exception."""
+
+    from llguidance import LLTokenizer, TokenizerWrapper
+
+    class Words:
+        bos_token_id, eos_token_id, special_token_ids = None, 0, (0,)
+        tokens = (b" 0", *(bytes([i]) for i in range(256)))
+
+        def __call__(self, text: str) -> list[int]:
+            return [*map(len, [None])]  # type: ignore[list-item, arg-type]
+
+    guide._tokenizer = LLTokenizer(TokenizerWrapper(Words()), n_vocab=257, eos_token=0)
+
+
+def _has_no_state(guide: FormGuide) -> None:
+    """Looking fails, on the thread of guides."""
+    guide._matcher = None  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("broken", [_tokenizes_no_more, _panics, _has_no_state])
+async def test_a_guide_that_raises_ends_its_own_text_alone(
+    writing_data: Path, monkeypatch: pytest.MonkeyPatch, broken: Callable[[FormGuide], None]
+) -> None:
+    """Others of its tenant and of another one, with the same form, are written in the same steps."""
+    form = {"json_schema": {"enum": ["good film, good plot", "good film, bad plot"]}}
+    asked = [(model, {"max_tokens": 60, "form": form, "seed": i}) for i, model in enumerate(MODELS * 2)]
+    made, guide_of = list[FormGuide](), Guides.guide
+
+    def guide(guides: Guides, form: Form) -> FormGuide:
+        made.append(guide_of(guides, form))
+        if len(made) == 3:
+            broken(made[-1])
+        return made[-1]
+
+    async with server(writing_data) as world:
+        whole = [await ask(world, model, **given) for model, given in asked]
+        monkeypatch.setattr(Guides, "guide", guide)
+        texts = await asyncio.gather(*(ask(world, model, **given) for model, given in asked))
+        assert sorted(status for status, _ in texts) == [*[200] * (len(asked) - 1), 500]
+        for (status, answer), (_, wanted) in zip(texts, whole, strict=True):
+            if status == 200:
+                assert answer["text"] == wanted["text"]
+            else:
+                assert answer["error"]["kind"] == "internal"

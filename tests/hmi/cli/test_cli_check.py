@@ -44,6 +44,11 @@ def test_a_check_says_what_a_file_is(tmp_path: Path, capsys: pytest.CaptureFixtu
     tagged = put(tmp_path / "tagged.jsonl", b'{"tokens": ["Anna", "left"], "tags": ["B-PER", "O"]}\n' * 4)
     told = json.loads(hmi(capsys, "check", tagged, "--json"))
     assert told["sample_entities"][0] == [{"label": "PER", "start_word": 0, "end_word": 1}]
+    texts = put(tmp_path / "texts.jsonl", b'{"prompt": "a:", "completion": " b"}\n' * 4)
+    told = hmi(capsys, "check", texts)
+    assert f"next: hmi model create TENANT.MODEL {texts} --domain ROOT --task generation\n" in told
+    assert "hmi root import ROOT SOURCE" in told
+    assert "hmi root import" not in hmi(capsys, "check", good)
     assert "documents of a corpus" in hmi(capsys, "check", put(tmp_path / "text", corpus(10)), "--corpus")
     assert "looks like CSV" in hmi(capsys, "check", good, "--corpus", code=1)
 

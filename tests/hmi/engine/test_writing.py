@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from hmi.api.access.caller import ADMINISTRATOR
 from hmi.config import Settings
@@ -26,10 +27,11 @@ from hmi.execution.decoding.guesses import Guesses
 from hmi.execution.decoding.plain import PlainDecoder
 from hmi.execution.decoding.writing import Answer
 from hmi.manager import Manager
+from hmi.model.tenant.modules import LowRankLayer, TenantModule
 from hmi.model.text.sampling import Sampling
 from plot_store import Reader
 from tests.hmi.labs.api_world import World
-from tests.hmi.labs.writing_lab import PROMPT, server, writing, written
+from tests.hmi.labs.writing_lab import PROMPT, publish, server, writing, written
 
 ONE, TWO, BETA = (ModelId.parse(name) for name in ("acme.one", "acme.two", "beta.one"))
 
@@ -144,6 +146,41 @@ async def test_a_look_up_that_fails_of_a_guess_alone_fails_no_text(
         assert (draft.answer.ids, draft.answer.ended) == (plain.ids, "length")
         assert len(failed) > 9
         assert draft.error is None
+
+
+@pytest.mark.parametrize("way", ["compiled", "torch"])
+@pytest.mark.parametrize("wrong", ["narrow", "one row", "layer"])
+async def test_a_module_that_does_not_fit_its_root_fails_its_own_texts_alone(
+    writing_data: Path, monkeypatch: pytest.MonkeyPatch, way: str, wrong: str
+) -> None:
+    """Such a module comes with a whole file, from a backup of another root. In torch the second of these
+    would be added to every number of a row."""
+    if way == "torch":
+        monkeypatch.setattr(bundles, "step_executor", lambda upper, *_: PlainDecoder(upper, 64))
+    site, size_in, size_out = {
+        "narrow": ("0-q", 96, 128),
+        "one row": ("0-q", 128, 1),
+        "layer": ("9-q", 128, 128),
+    }[wrong]
+    change = LowRankLayer(torch.randn(4, size_in), torch.randn(size_out, 4))
+    manager = Manager(Settings(data=writing_data, job_workers=0))
+    publish(manager, "acme.two", 9, TenantModule({site: change}))
+    manager.close()
+    async with server(writing_data) as world:
+        alone = (await written(world, WriteRequest(BETA, PROMPT, most=60))).answer.ids
+        async with writing(world, WriteRequest(BETA, PROMPT, most=60)) as beside:
+            pieces = aiter(beside)
+            await anext(pieces)
+            ask = {"prompt": PROMPT, "max_tokens": 9}
+            status, answer, _ = await world.call("POST", "/generate/acme.two", ask)
+            assert beside.outcome is None, "it is written meanwhile"
+            async for _ in pieces:
+                pass
+        assert (beside.answer.ids, beside.answer.ended) == (alone, "length")
+        assert (status, answer["error"]["kind"]) == (500, "damaged")
+        assert "does not fit its root" in answer["error"]["message"]
+        status, _, _ = await world.call("POST", "/generate/acme.one", ask)
+        assert status == 200, "the tenant's other models write"
 
 
 async def test_a_step_of_several_tokens_ends_a_text_at_its_stop_string_and_counts_no_more(

@@ -63,12 +63,12 @@ def write_models(base: Path) -> Path:
     return base / "data"
 
 
-def publish(manager: Manager, model: str, seed: int) -> ModelVersion:
-    """Publish a version with a random module, and return it."""
+def publish(manager: Manager, model: str, seed: int, module: TenantModule | None = None) -> ModelVersion:
+    """Publish a version with this module, else a random one, and return it."""
     found = manager.plots.refs()[DOMAIN]
     version = PlotMeta.of(found).root_version
     root = load_generative_root(manager.settings.data / "roots" / "tiny" / version)
-    module = random_module(root, seed)
+    module = module or random_module(root, seed)
     artefact, size = manager.adapters.put(
         Artefact(module.half().state_dict()).joined(), {"task": "generation"}
     )

@@ -73,6 +73,9 @@ class Wanted(Request):
     frequency_penalty: Penalty | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    response_format: AskedForm | None = Field(
+        default=None, description="See `form` of POST /generate. OpenAI has it for chats alone."
+    )
     user: str | None = Field(default=None, description="Ignored.")
     logit_bias: Annotated[Any, refused("leave it out, or use stop")] = None
     top_k: TopK | None = Field(default=None, description=_OURS)
@@ -180,7 +183,6 @@ class ChatBody(Wanted):
     )
     logprobs: bool | None = Field(default=None, description="Tell each token's log-probability.")
     top_logprobs: Logprobs | None = Field(default=None, description="And those of this many best tokens.")
-    response_format: AskedForm | None = Field(default=None, description="See `form` of POST /generate.")
     tools: Annotated[Any, _NO_TOOLS] = None
     tool_choice: Annotated[Any, BeforeValidator(_no_choice)] = None
     parallel_tool_calls: Any = Field(default=None, description="Ignored: models here call no tools.")

@@ -33,7 +33,6 @@ from hmi.api.protocols.texts import Texts
 from hmi.api.protocols.writing import Event, WritingCall, WritingEndpoint, check_writes, sampling_of, stops_of
 from hmi.core import ModelId, Task
 from hmi.engine.writing.request import Finish, TokenIds, TokenScore, WriteRequest, WrittenPiece, WrittenText
-from hmi.model.text.form import Form
 
 DONE = Event("[DONE]")
 _REASONS: dict[Finish, Reason] = {"end": "stop", "stop": "stop", "length": "length"}
@@ -55,7 +54,7 @@ class OpenAIWriting(ABC):
             raise over_limit(field, MOST_TEXTS, "texts in a call", "send several requests")
         temperature = 1.0 if body.temperature is None else body.temperature
         sampling = sampling_of(body, temperature=temperature, logprobs=self.logprobs())
-        form = self.form()
+        form = None if body.response_format is None else body.response_format.form("response_format")
         self.wants = [
             WriteRequest(
                 model,
@@ -99,10 +98,6 @@ class OpenAIWriting(ABC):
     @abstractmethod
     def most(self) -> int | None:
         """See `WriteRequest`."""
-
-    def form(self) -> Form | None:
-        """See `WriteRequest`."""
-        return None
 
     @abstractmethod
     def logprobs(self) -> int | None:
@@ -228,10 +223,6 @@ class Chats(OpenAIWriting):
 
     def most(self) -> int | None:
         return self.body.max_completion_tokens or self.body.max_tokens
-
-    def form(self) -> Form | None:
-        given = self.body.response_format
-        return None if given is None else given.form("response_format")
 
     def logprobs(self) -> int | None:
         return (self.body.top_logprobs or 0) if self.body.logprobs else None
