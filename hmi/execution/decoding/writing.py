@@ -11,7 +11,6 @@ from heapq import heapify, heappop, heapreplace
 from itertools import islice
 from typing import Literal, Protocol, TypeVar
 
-import numpy as np
 from torch import Tensor
 
 from hmi.errors import InvalidInput, wrap_errors
@@ -93,7 +92,8 @@ class Answer:
         """At most `most` tokens that may come next. least: see `Guesses.of`."""
         if self._guesses is None:
             self._guesses = Guesses(len(self.prompt) + self.most)
-        most = min(most, self.most - len(self.written) - 1)  # the last token's keys are not needed
+        left = len(self.prompt) + self.most - len(self.ids)
+        most = min(most, left - 1)  # the last token's keys are not needed
         form = None if self.guide is None or most < 1 else self._asked(self.guide.ahead)
         return self._guesses.of(self.ids, form or (), most, least) if most > 0 else []
 
@@ -142,7 +142,7 @@ class Answer:
         self.ids.append(chosen.id)
         if chosen.id in self.ends or (guide is not None and guide.ended):
             self.ended = "end"
-        elif len(self.written) == self.most:
+        elif len(self.ids) == len(self.prompt) + self.most:
             self.ended = "length"
         return chosen
 
@@ -316,7 +316,7 @@ class Writing:
             Part(
                 answer.done,
                 count,
-                np.array(answer.pages, np.int64),
+                answer.pages,
                 answer.module,
                 scored=max(answer.done + count - len(answer.ids) + 1, 0),
                 scale=answer.scale,
