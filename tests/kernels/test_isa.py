@@ -69,10 +69,13 @@ for counts in ([40, 33], [1, 1], [30, 7], [1, 1]):  # prompts, then single token
     steps.append(x)
     done = [a + b for a, b in zip(done, counts)]
 states = np.concatenate(steps)
-scores, tops = ops.scores(ops.pack_words(isa.FLOAT, draw(vocab, dim), draw(dim), 1e-5), states, room)
+scores, tops, firsts = ops.scores(
+    ops.pack_words(isa.FLOAT, draw(vocab, dim), draw(dim), 1e-5), states, room
+)
 best = [ops.best(row, 5, 1.0, top) for row, top in zip(scores, tops)]
 ids = np.array([ids for ids, _, _ in best], np.float32)
 assert (ids == np.argsort(-scores, 1)[:, :5]).all()
+assert (ids[:, 0] == firsts).all()
 totals = np.array([[*words, total] for _, words, total in best], np.float32)
 found = np.concatenate([states.ravel(), scores[:, 1:vocab].ravel(), totals.ravel()])
 """

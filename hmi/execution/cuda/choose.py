@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
 
-import numpy as np
 import torch
 from hmi_kernels.modules import ops
 from hmi_kernels.modules.device import CupyLauncher, NoDevice
@@ -276,7 +276,7 @@ def _written(executor: StepExecutor, upper: UpperDecoder, modules: Sequence[Tena
     would be most of a row."""
     words, g = upper.scores.weight, torch.Generator().manual_seed(2)
     firsts = [-(-(count + 1) // PAGE) for count in CHUNKS]
-    tables = [np.arange(end - count, end) for count, end in zip(firsts, np.cumsum(firsts), strict=True)]
+    tables = [range(end - count, end) for count, end in zip(firsts, accumulate(firsts), strict=True)]
     found = []
     for begins, counts in (((0,) * len(CHUNKS), CHUNKS), (CHUNKS, (1,) * len(CHUNKS))):
         each = zip(begins, counts, tables, modules, strict=True)

@@ -197,7 +197,7 @@ class _Row:
             return HostRow(self.whole()).best(count, scale)
         return self._ids[:count], self._scores[:count], self._sums[scale]
 
-    def first(self) -> tuple[int, float] | None:
+    def first(self) -> tuple[int, float]:
         """See `ScoreRow.first`."""
         return first_of(self.best(1))
 

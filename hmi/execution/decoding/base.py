@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import accumulate
 from typing import Protocol
 
 import numpy as np
@@ -19,7 +19,7 @@ PAGE = 16
 """Tokens of a page."""
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Part:
     """The tokens of one sequence that a step runs: one if it decodes, or a chunk of its prompt, and then
     guesses of what follows."""
@@ -28,7 +28,7 @@ class Part:
     """The first token's position in the sequence, from 0."""
     count: int
     """The number of tokens."""
-    pages: NDArray[np.int64]
+    pages: Sequence[int]
     """The numbers of the sequence's pages. They hold the keys and values of earlier tokens. They have room
     for those of this part."""
     module: TenantModule | None
@@ -82,12 +82,11 @@ class StepExecutor(Protocol):
         ...
 
 
-def counts_of(parts: Sequence[Part]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the number of rows of each part, and where the rows lie that want scores."""
-    counts = np.array([part.count for part in parts], np.int64)
-    ends = counts.cumsum().tolist()
-    scored = [range(end - part.scored, end) for part, end in zip(parts, ends, strict=True)]
-    return counts, np.fromiter(chain.from_iterable(scored), np.int64)
+def scored_of(parts: Sequence[Part]) -> NDArray[np.int64]:
+    """Return where the rows lie that want scores."""
+    ends = accumulate(part.count for part in parts)
+    rows = [row for part, end in zip(parts, ends, strict=True) for row in range(end - part.scored, end)]
+    return np.array(rows, np.int64)
 
 
 def check_sites(module: TenantModule, layers: int) -> None:

@@ -9,7 +9,7 @@ import torch
 from hmi_kernels.decoder import ops
 from torch import Tensor, nn
 
-from hmi.execution.decoding.base import PAGE, Between, Part, check_sites, counts_of
+from hmi.execution.decoding.base import PAGE, Between, Part, check_sites, scored_of
 from hmi.execution.decoding.scores import HostRow, ScoreRow
 from hmi.execution.precision import KINDS, Precision
 from hmi.model.network.decoder import DecoderLayer, rotary
@@ -45,15 +45,17 @@ class CompiledDecoder:
 
     def step(self, x: Tensor, parts: Sequence[Part], between: Between | None = None) -> Sequence[ScoreRow]:
         """See `StepExecutor.step`."""
-        counts, scored = counts_of(parts)
-        modules = [None if part.module is None else self._module(part.module) for part in parts]
-        begins = [part.begin for part in parts]
-        rows = ops.StepRows(counts.tolist(), begins, [part.pages for part in parts], modules)
+        rows = ops.StepRows(
+            [part.count for part in parts],
+            [part.begin for part in parts],
+            [part.pages for part in parts],
+            [None if part.module is None else self._module(part.module) for part in parts],
+        )
         turns, states = self._turned_to(rows.longest), x.numpy().copy()
         call, flag = (None, None) if between is None else (between.call, between.flag)
         ops.run_layers(self._layers, states, rows, turns, self._kept, self._room, call, flag)
-        scores, tops = ops.scores(self._words, states[scored], self._score_room)
-        return list(map(HostRow, scores, tops))
+        scores, tops, firsts = ops.scores(self._words, states.take(scored_of(parts), 0), self._score_room)
+        return list(map(HostRow, scores, tops, firsts.tolist()))
 
     def _module(self, module: TenantModule) -> ops.Module:
         def make() -> tuple[ops.Module, int]:

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 
 import numpy as np
 import torch
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hmi.execution.batch import rounded
-from hmi.execution.decoding.base import PAGE, Part, counts_of
+from hmi.execution.decoding.base import PAGE, Part, scored_of
 from hmi.model.network.decoder import rotary
 from hmi.model.network.shape import DecoderShape
 from hmi.model.sources.generative_root import UpperDecoder
@@ -116,12 +117,11 @@ class PagedRows:
         """kept: the memory of keys and values, as `kept_shape` says. rows: at least the parts' rows; those
         beyond change nothing. None: there are none beyond. at_once: the most keys that are gathered at a
         time, unless one part has more."""
-        counts, scored = counts_of(parts)
-        self.offsets: list[int] = [0, *counts.cumsum().tolist()]
+        self.offsets: list[int] = [0, *accumulate(part.count for part in parts)]
         """Each part's first row, and the number of all parts' rows."""
         self.count = self.offsets[-1] if rows is None else rows
         """The number of rows with those beyond the parts."""
-        self.scored = scored
+        self.scored: Ints = scored_of(parts)
         """int64: the rows that want scores."""
         self._kept, pages = kept, kept.shape[2] // PAGE - 1
         self.positions: Ints = np.zeros(self.count, np.int64)
@@ -129,14 +129,14 @@ class PagedRows:
         slots = np.full(self.count, pages * PAGE + 1, np.int64)
         tiles: dict[tuple[int, int], list[tuple[Ints, Ints, int]]] = {}
         for part, offset in zip(parts, self.offsets, strict=False):
-            mine = np.arange(part.begin, part.begin + part.count)
+            mine, held = np.arange(part.begin, part.begin + part.count), np.array(part.pages, np.int64)
             self.positions[offset : offset + part.count] = mine
-            slots[offset : offset + part.count] = part.pages[mine // PAGE] * PAGE + mine % PAGE
+            slots[offset : offset + part.count] = held[mine // PAGE] * PAGE + mine % PAGE
             for begin in range(0, part.count, TILE):
                 at = mine[begin : begin + TILE]
                 needed = -(-int(at[-1] + 1) // PAGE)
                 key = 1 << (len(at) - 1).bit_length(), rounded(needed)
-                tiles.setdefault(key, []).append((at, part.pages[:needed], offset + begin))
+                tiles.setdefault(key, []).append((at, held[:needed], offset + begin))
         self._slots = put(slots)
         about = shape.heads // shape.kv_heads, kept.dtype
         self._groups = [

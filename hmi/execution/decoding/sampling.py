@@ -11,6 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import xxhash
@@ -27,8 +28,7 @@ COLD = 1e-5
 NONE = "no word has a score that is a number"
 
 
-@dataclass(frozen=True)
-class Chosen:
+class Chosen(NamedTuple):
     """A chosen token. Log-probabilities are natural, by the model itself: no penalties, no temperature."""
 
     id: int
@@ -93,10 +93,10 @@ class Sampler:
         return HostRow(scores)
 
     def _best(self, row: ScoreRow) -> int:
-        found = row.first()
-        if found is None or not math.isfinite(found[1]):
+        word, score = row.first()
+        if not math.isfinite(score):
             raise ValueError(NONE)
-        return found[0]
+        return word
 
     def _drawn(self, row: ScoreRow) -> int:
         """Draw a word by its probability, and return its id.

@@ -28,8 +28,8 @@ class ScoreRow(Protocol):
         """Return the `count` best words that may be chosen, the best first and of equal ones the lower id."""
         ...
 
-    def first(self) -> tuple[int, float] | None:
-        """Return the best word that may be chosen, of equal ones the lower id, and its score. None: there is
+    def first(self) -> tuple[int, float]:
+        """Return the best word that may be chosen, of equal ones the lower id, and its score; -inf: there is
         none."""
         ...
 
@@ -45,18 +45,23 @@ class ScoreRow(Protocol):
 class HostRow:
     """A `ScoreRow` in the memory of the host."""
 
-    def __init__(self, row: NDArray[np.float32], tops: NDArray[np.float32] | None = None) -> None:
-        """row: float32 [vocab or more]. tops: the greatest of each 64, if they are known."""
-        self._row, self._tops = row, tops
+    def __init__(
+        self, row: NDArray[np.float32], tops: NDArray[np.float32] | None = None, first: int | None = None
+    ) -> None:
+        """row: float32 [vocab or more]. tops: the greatest of each 64, if they are known. first: the best
+        word, if it is known."""
+        self._row, self._tops, self._first = row, tops, first
 
     def best(self, count: int, scale: float = 1.0) -> Best:
         """See `ScoreRow.best`."""
         found: Best = ops.best(self._row, count, scale, self._tops)
         return found
 
-    def first(self) -> tuple[int, float] | None:
+    def first(self) -> tuple[int, float]:
         """See `ScoreRow.first`."""
-        return first_of(self.best(1, 0.0))  # without the sum
+        if self._first is None:
+            return first_of(self.best(1, 0.0))  # without the sum
+        return self._first, self.of(self._first)
 
     def of(self, word: int) -> float:
         """See `ScoreRow.of`."""
@@ -78,10 +83,10 @@ class GuidedRow:
         """See `ScoreRow.best`."""
         return self._host().best(count, scale)
 
-    def first(self) -> tuple[int, float] | None:
+    def first(self) -> tuple[int, float]:
         """See `ScoreRow.first`. All words are looked at only if the best of all may not come."""
         found = self._row.first()
-        return found if found is None or self._guide.allows(found[0]) else self._host().first()
+        return found if self._guide.allows(found[0]) else self._host().first()
 
     def of(self, word: int) -> float:
         """See `ScoreRow.of`."""
@@ -97,10 +102,10 @@ class GuidedRow:
         return self._kept
 
 
-def first_of(best: Best) -> tuple[int, float] | None:
-    """The first of the best words, and its score."""
+def first_of(best: Best) -> tuple[int, float]:
+    """The first of the best words, and its score; -inf if there is none."""
     ids, scores, _ = best
-    return (int(ids[0]), float(scores[0])) if len(ids) else None
+    return (int(ids[0]), float(scores[0])) if len(ids) else (0, -np.inf)
 
 
 def host_rows(scores: Tensor) -> Sequence[ScoreRow]:

@@ -10,7 +10,6 @@ from heapq import heapify, heappop, heapreplace
 from itertools import islice
 from typing import Literal, Protocol
 
-import numpy as np
 from torch import Tensor
 
 from hmi.errors import InvalidInput
@@ -89,7 +88,8 @@ class Answer:
         """At most `most` tokens that may come next. least: see `Guesses.of`."""
         if self._guesses is None:
             self._guesses = Guesses(len(self.prompt) + self.most)
-        most = min(most, self.most - len(self.written) - 1)  # the last token's keys are not needed
+        left = len(self.prompt) + self.most - len(self.ids)
+        most = min(most, left - 1)  # the last token's keys are not needed
         form = [] if self.guide is None or most < 1 else self.guide.ahead()
         return self._guesses.of(self.ids, form, most, least) if most > 0 else []
 
@@ -128,7 +128,7 @@ class Answer:
             guide.take(chosen.id)
         if chosen.id in self.ends or (guide is not None and guide.ended):
             self.ended = "end"
-        elif len(self.written) == self.most:
+        elif len(self.ids) == len(self.prompt) + self.most:
             self.ended = "length"
         return chosen
 
@@ -293,7 +293,7 @@ class Writing:
             Part(
                 answer.done,
                 count,
-                np.array(answer.pages, np.int64),
+                answer.pages,
                 answer.module,
                 scored=max(answer.done + count - len(answer.ids) + 1, 0),
                 scale=answer.scale,

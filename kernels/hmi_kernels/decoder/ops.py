@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, chain
+from operator import add
 
 import numpy as np
 from numpy.typing import NDArray
@@ -274,7 +276,7 @@ class StepRows:
         self,
         counts: Sequence[int],
         begins: Sequence[int],
-        tables: Sequence[NDArray[np.int64]],
+        tables: Sequence[Sequence[int]],
         modules: Sequence[Module | None],
     ) -> None:
         """Sequence i has counts[i] rows, one at least, from position begins[i] on. tables[i]: the numbers
@@ -284,20 +286,25 @@ class StepRows:
             len(table) * PAGE >= begin + count
             for table, begin, count in zip(tables, begins, counts, strict=True)
         )
-        of, starts = np.repeat(np.arange(len(counts)), counts), np.cumsum([0, *counts])[:-1]
-        self.count = len(of)
-        self.positions = np.arange(self.count) - np.repeat(starts - np.array(begins), counts)
-        self.longest = int(self.positions.max()) + 1
+        # Few calls and lists: after a step of kernels all of numpy's code has left the caches.
+        self.count, self.longest = sum(counts), max(map(add, begins, counts))
+        self.positions = np.array(
+            [i for begin, count in zip(begins, counts, strict=True) for i in range(begin, begin + count)]
+        )
+        self._kept = np.array([*chain.from_iterable(tables)], np.int64)
+        first = self._kept.ctypes.data
+        begun = accumulate(map(len, tables), initial=0)
+        self.tables = np.array(
+            [at for i, count in zip(begun, counts, strict=False) for at in [first + 8 * i] * count]
+        )
         self.columns = max((m.columns for m in modules if m is not None), default=16)
-        self._kept = tables
-        self.tables = np.array([table.ctypes.data for table in tables], np.int64)[of]
-        self._modules, self._of = modules, of
+        self._modules = [m for m, count in zip(modules, counts, strict=True) for _ in range(count)]
 
     def records(self, layers: int) -> NDArray[np.int64]:
         """The addresses of the modules' records, int64 [layers, rows]; 0 for no module."""
         none = np.zeros(layers, np.int64)
-        by_sequence = [none if m is None else m.addresses for m in self._modules]
-        return np.stack(by_sequence, axis=1)[:, self._of]
+        by_row = [none if m is None else m.addresses for m in self._modules]
+        return np.ascontiguousarray(np.array(by_row).T)
 
 
 _NEVER = np.zeros(1, np.int64)
@@ -325,8 +332,7 @@ def run_layers(
     assert x.flags.c_contiguous
     assert turns.shape[0] >= rows.longest
     count = len(layers.addresses)
-    records = np.ascontiguousarray(rows.records(count))
-
+    records = rows.records(count)
     often = between is not None and flag is None
     watched = _NEVER if flag is None else flag
 
@@ -365,12 +371,14 @@ def run_layers(
             between()
 
 
-def scores(words: Words, x: Floats, room: Room) -> tuple[Floats, Floats]:
-    """The scores of the next token, and the greatest of each 64: states float32 [rows, dim] after the last
-    layer -> [rows, vocab, up to a multiple of 64], and [rows, a 64th of that]. The score of id 0, no token,
-    and those beyond the vocabulary are -inf. A row's scores have the same bits in every step."""
+def scores(words: Words, x: Floats, room: Room) -> tuple[Floats, Floats, NDArray[np.int64]]:
+    """The scores of the next token, the greatest of each 64, and the id of the greatest, of equal ones the
+    lower: states float32 [rows, dim] after the last layer -> [rows, vocab, up to a multiple of 64], [rows, a
+    64th of that], [rows]. The score of id 0, no token, and those beyond the vocabulary are -inf. A row's
+    scores have the same bits in every step."""
     rows, panels = len(x), -(-words.vocab // COLUMNS)
     out, tops = np.empty((rows, panels * COLUMNS), np.float32), np.empty((rows, panels), np.float32)
+    firsts = np.empty(rows, np.int64)
     if rows:
         assert x.dtype == np.float32
         assert x.flags.c_contiguous
@@ -388,8 +396,9 @@ def scores(words: Words, x: Floats, room: Room) -> tuple[Floats, Floats]:
             record,
             out.ctypes.data,
             tops.ctypes.data,
+            firsts.ctypes.data,
         )
-    return out, tops
+    return out, tops, firsts
 
 
 def best(

@@ -14,7 +14,7 @@ from hmi_kernels.encoder.product import multiply
 from hmi_kernels.encoder.room import operand
 from hmi_kernels.encoder.tile import STRIDE
 from hmi_kernels.encoder.vectors import F32, I64, LANES, Vectors, vectorised
-from hmi_kernels.jit import compiled, get, put, store_u32, whole
+from hmi_kernels.jit import compiled, get, load_f32, put, store_i64, store_u32, whole
 
 GROUP = 64
 """Scores whose greatest is known: those of a panel."""
@@ -38,6 +38,17 @@ def _greatest(v: Vectors, row: Any, groups: Any, out: Any) -> None:
 
 
 @whole
+def _first_of(numbers: Any, count: Any) -> Any:
+    """Return the place of the greatest of so many float32, of equal ones the first. Not-a-number is none."""
+    found, most = 0, load_f32(numbers)
+    for i in range(1, count):
+        x = load_f32(numbers + 4 * i)
+        if x > most or (x == x and most != most):
+            found, most = i, x
+    return found
+
+
+@whole
 def score(
     kind: Any,
     words: Any,
@@ -50,9 +61,11 @@ def score(
     room: Any,
     out: Any,
     tops: Any,
+    firsts: Any,
 ) -> None:
     """out float32 [rows, panels, GROUP] = RMSNorm(x float32 [rows, dim]) · the matrix `words`; tops float32
-    [rows, panels], the greatest of each panel. Word 0, and those from `vocab` on, are -inf."""
+    [rows, panels], the greatest of each panel; firsts int64 [rows], the place of the greatest of all, of
+    equal ones the first. Word 0, and those from `vocab` on, are -inf."""
     panels = (vocab + GROUP - 1) // GROUP
     middle, step = get(room, rooms.MIDDLE), STRIDE * panels
     put(room, rooms.CHANGES, 0)
@@ -71,6 +84,10 @@ def score(
                 for j in range(vocab - GROUP * p, GROUP):
                     store_u32(to + i * step + 4 * j, LEAST)
                 _greatest(to + i * step, 1, tops + 4 * (panels * (begin + i) + p))
+    for i in range(rows):
+        group = _first_of(tops + 4 * panels * i, panels)
+        at = GROUP * group + _first_of(out + i * step + STRIDE * group, GROUP)
+        store_i64(firsts + 8 * i, at)
 
 
 @vectorised(5)

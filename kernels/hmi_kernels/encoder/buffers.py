@@ -28,8 +28,8 @@ class Buffers(ABC):
 
     def fitted(self, needed: tuple[int, ...]) -> int:
         """The address of the record, once its buffers are large enough for these sizes."""
-        if not self._sizes or any(a > b for a, b in zip(needed, self._sizes, strict=True)):
-            sizes = tuple(map(max, needed, self._sizes or needed))
+        sizes = tuple(map(max, needed, self._sizes or needed))
+        if sizes != self._sizes:
             self._sizes = ()  # if memory is short, the next batch must not trust half of the buffers
             places = Places()
             for at, size in self.bytes_of(*sizes).items():

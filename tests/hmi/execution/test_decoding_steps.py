@@ -7,7 +7,7 @@ import copy
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import pytest
@@ -111,7 +111,7 @@ class Told:
 
     ids: list[int]
     module: TenantModule | None
-    pages: np.ndarray[Any, Any]
+    pages: list[int]
     done: int = 0
     scores: list[Tensor] = field(default_factory=list)
 
@@ -131,7 +131,7 @@ class Lab:
     def told(self, ids: list[int], module: TenantModule | None) -> Told:
         count = -(-len(ids) // PAGE)
         pages, self.free = self.free[:count], self.free[count:]
-        return Told(ids, module, np.array(pages, np.int64))
+        return Told(ids, module, pages)
 
     def step(self, work: Sequence[tuple[Told, int]]) -> None:
         """Run the next tokens of sequences, so many of each."""
